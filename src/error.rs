@@ -1,0 +1,146 @@
+//! What can go wrong, by operation.
+
+use std::{error::Error as StdError, fmt, time::Duration};
+
+use crate::{lost::LostReason, protocol::Kind, store::StoreError};
+
+/// A value that watchlock does not accept, refused before anything is sent.
+///
+/// The message names the value and the bound.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{message}")]
+pub struct InvalidInput {
+    message: String,
+}
+
+impl InvalidInput {
+    pub(crate) fn new(message: impl Into<String>) -> Self {
+        Self { message: message.into() }
+    }
+}
+
+/// The server could not be reached, or it refused; [`source`](StdError::source) is the driver's error.
+#[derive(Clone, Debug)]
+pub struct ServerError(StoreError);
+
+impl fmt::Display for ServerError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl StdError for ServerError {
+    fn source(&self) -> Option<&(dyn StdError + 'static)> {
+        self.0.source()
+    }
+}
+
+impl From<StoreError> for ServerError {
+    fn from(error: StoreError) -> Self {
+        Self(error)
+    }
+}
+
+/// The name is in use as something else: another kind of lock, or one of another capacity.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("`{name}` is in use as a {found} of capacity {found_capacity}, and was asked for as a {wanted} of {wanted_capacity}")]
+#[non_exhaustive]
+pub struct UsedOtherwise {
+    /// The name of the lock.
+    pub name: String,
+    /// What it is used as by those who hold it or wait for it now.
+    pub found: Kind,
+    /// The capacity that it has for them.
+    pub found_capacity: u64,
+    /// What was asked for.
+    pub wanted: Kind,
+    /// The capacity that was asked for.
+    pub wanted_capacity: u64,
+}
+
+/// Why a [`LockClient`](crate::LockClient) could not be built.
+#[derive(Clone, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum BuildError {
+    /// A setting is out of its bounds, or two do not fit each other.
+    #[error(transparent)]
+    Invalid(#[from] InvalidInput),
+    /// The server could not be reached, or it refused.
+    #[error(transparent)]
+    Server(#[from] ServerError),
+    /// The change stream is required by the builder, and this server has none to offer.
+    #[error("a change stream is required, and the server is a standalone: start it as a replica set of one node")]
+    NoChangeStream,
+}
+
+/// Why a lock was not acquired.
+#[derive(Clone, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum AcquireError {
+    /// The name or an option is out of its bounds; nothing was sent.
+    #[error(transparent)]
+    Invalid(#[from] InvalidInput),
+    /// The lock was not free in time. No place in the queue is left behind.
+    #[error("`{name}` was not free within {waited:?}")]
+    #[non_exhaustive]
+    Timeout {
+        /// The name of the lock.
+        name: String,
+        /// How long was waited: the timeout that was set.
+        waited: Duration,
+    },
+    /// The name is in use as another kind of lock. Nothing was changed.
+    #[error(transparent)]
+    UsedOtherwise(#[from] UsedOtherwise),
+    /// The server refused.
+    #[error(transparent)]
+    Server(#[from] ServerError),
+    /// The client was shut down.
+    #[error("the lock client was shut down")]
+    Closed,
+}
+
+/// Why a release could not be confirmed. Its lease bounds how long the lock stays taken.
+#[derive(Clone, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ReleaseError {
+    /// The server refused, or could not be reached before the lease ran out.
+    #[error(transparent)]
+    Server(#[from] ServerError),
+}
+
+/// Why a renewal asked for by hand did not succeed.
+#[derive(Clone, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum RenewError {
+    /// The lock is lost.
+    #[error(transparent)]
+    Lost(#[from] LostReason),
+    /// The server could not be reached, or it refused. The lock is still held, up to its present deadline.
+    #[error(transparent)]
+    Server(#[from] ServerError),
+}
+
+/// Why [`run`](crate::Mutex::run) did not run its future to the end.
+#[derive(Clone, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum RunError {
+    /// The lock was not acquired: the future was never started.
+    #[error(transparent)]
+    Acquire(#[from] AcquireError),
+    /// The lock was lost: the future was dropped at its next await point.
+    #[error(transparent)]
+    Lost(#[from] LostReason),
+}
+
+/// Why a lock could not be inspected or broken.
+#[derive(Clone, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum OperateError {
+    /// The name is out of its bounds; nothing was sent.
+    #[error(transparent)]
+    Invalid(#[from] InvalidInput),
+    /// The server could not be reached, or it refused.
+    #[error(transparent)]
+    Server(#[from] ServerError),
+}

@@ -1,0 +1,311 @@
+//! What a holder has in hand.
+
+use std::{fmt, sync::Arc, time::Duration};
+
+use tokio_util::sync::CancellationToken;
+
+use crate::{
+    error::{ReleaseError, RenewError, ServerError},
+    lost::LostReason,
+    protocol::wake::Left,
+    session::{Session, hold::Hold},
+    store::StoreError,
+};
+
+/// A number that is larger than that of every earlier holder of the same lock.
+///
+/// Send it along with what you do under the lock, and let the receiver refuse a smaller number than it has seen: that
+/// keeps out a holder that was frozen, lost the lock without noticing, and goes on.
+///
+/// # Guarantees
+///
+/// Tokens of one name rise strictly over release, expiry, purge of the idle lock and fail-over, and fit 53 bits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct FencingToken(i64);
+
+impl FencingToken {
+    pub(crate) fn new(token: i64) -> Self {
+        Self(token)
+    }
+
+    /// The number, as it is best stored in MongoDB.
+    pub fn as_i64(self) -> i64 {
+        self.0
+    }
+}
+
+impl fmt::Display for FencingToken {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// How safe a lock is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum LockStatus {
+    /// Held, and renewals get through.
+    Held,
+    /// Held, but the last renewal failed or is overdue. Unless one gets through before
+    /// [`safe_for`](LockHandle::safe_for) is over, the lock will be lost.
+    AtRisk,
+    /// Lost, or released.
+    Lost,
+}
+
+/// What `release` found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Released {
+    /// The lock was ours to the end, and is free or handed over now.
+    Released,
+    /// The lock was lost before: somebody else may hold it, and nothing of theirs was touched.
+    WasLost,
+}
+
+/// A held lock.
+///
+/// It is renewed in the background for as long as the handle lives. Dropping it releases the lock in the background;
+/// [`release`](Self::release) does so and tells when it is done.
+///
+/// # Guarantees
+///
+/// - No other handle to the lock is valid, in any process, from the grant until this one is released or lost.
+/// - [`lost`](Self::lost) resolves before the server would give the lock to another because of a missing renewal, even
+///   when the server can't be reached; and within a hop when somebody breaks, overwrites or deletes the lock.
+/// - A lost lock is never acquired again behind the holder's back.
+///
+/// The time is read from this machine's monotonic clock. On Linux that clock stands still while the whole machine is
+/// suspended, so what comes after a suspension is only safe under the [fencing token](Self::token).
+#[must_use = "the lock is released when the handle is dropped"]
+pub struct LockHandle {
+    session: Arc<Session>,
+    hold: Arc<Hold>,
+}
+
+impl LockHandle {
+    pub(crate) fn new(session: Arc<Session>, hold: Arc<Hold>) -> Self {
+        Self { session, hold }
+    }
+
+    /// The name of the lock.
+    pub fn name(&self) -> &str {
+        &self.hold.name
+    }
+
+    /// The fencing token of this grant.
+    pub fn token(&self) -> FencingToken {
+        self.hold.token
+    }
+
+    /// Waits until the lock is lost, and tells why.
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel safe: use it in `select!`, again and again.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let locks = watchlock::LockClient::in_memory();
+    /// # async fn work() {}
+    /// let handle = locks.mutex("invoice-42").acquire().await?;
+    /// tokio::select! {
+    ///     () = work() => {}
+    ///     reason = handle.lost() => return Err(reason.into()),
+    /// }
+    /// handle.release().await?;
+    /// # Ok(()) }
+    /// ```
+    pub async fn lost(&self) -> LostReason {
+        self.hold.lost().await
+    }
+
+    /// Why the lock was lost; `None` while it is held.
+    ///
+    /// Looks at the clock on the spot: what this says is right even if no task of the program has run for a while.
+    pub fn lost_reason(&self) -> Option<LostReason> {
+        self.hold.lost_reason()
+    }
+
+    /// How safe the lock is at present.
+    pub fn status(&self) -> LockStatus {
+        self.hold.status()
+    }
+
+    /// For how long the lock is surely ours, even if the server can't be reached from now on.
+    pub fn safe_for(&self) -> Duration {
+        self.hold.safe_for()
+    }
+
+    /// A token that is cancelled as soon as the lock is no longer ours: when it is lost, released or dropped.
+    pub fn lost_token(&self) -> CancellationToken {
+        // A child: cancelling what the user got must not end the lock.
+        self.hold.ended().child_token()
+    }
+
+    /// A view of this hold for those who work under it.
+    pub fn view(&self) -> LockView {
+        LockView { hold: self.hold.clone() }
+    }
+
+    /// Renews the lock now, beyond what is done in the background, and returns for how long it is safe.
+    ///
+    /// # Errors
+    ///
+    /// [`RenewError::Lost`] when it is lost. [`RenewError::Server`] when the server could not be reached: the lock is
+    /// still held, and renewals go on in the background.
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel safe: the renewal goes on in the background.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let locks = watchlock::LockClient::in_memory();
+    /// let handle = locks.mutex("invoice-42").acquire().await?;
+    /// let safe_for = handle.renew().await?;
+    /// assert!(safe_for > std::time::Duration::from_secs(20));
+    /// # Ok(()) }
+    /// ```
+    pub async fn renew(&self) -> Result<Duration, RenewError> {
+        if let Some(reason) = self.lost_reason() {
+            return Err(reason.into());
+        }
+        let (session, hold) = (self.session.clone(), self.hold.clone());
+        let renewal = tokio::spawn(async move { session.renew_together(&[hold]).await });
+        let renewed = renewal.await.unwrap_or_else(|stopped| Err(StoreError::stopped(stopped)));
+        match (self.lost_reason(), renewed) {
+            (Some(reason), _) => Err(reason.into()),
+            (None, Err(error)) => Err(ServerError::from(error).into()),
+            (None, Ok(())) => Ok(self.safe_for()),
+        }
+    }
+
+    /// Releases the lock: it is handed to the next in the queue, or is free.
+    ///
+    /// # Errors
+    ///
+    /// When the server refuses, or can't be reached until the lease runs out. The lock is not ours any more then
+    /// either, and nobody has it for longer than the rest of its lease.
+    ///
+    /// # Cancel safety
+    ///
+    /// The release goes on in the background when the future is dropped.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let locks = watchlock::LockClient::in_memory();
+    /// use watchlock::Released;
+    ///
+    /// let handle = locks.mutex("invoice-42").acquire().await?;
+    /// assert_eq!(handle.release().await?, Released::Released);
+    /// # Ok(()) }
+    /// ```
+    pub async fn release(self) -> Result<Released, ReleaseError> {
+        // A lost lock is not touched: the entry is not there, or it is taken out in the background.
+        if self.hold.lost_reason().is_some() || !self.hold.lose(LostReason::Released) {
+            return Ok(Released::WasLost);
+        }
+        match self.session.let_go(&self.hold).await {
+            Ok(Ok(Left::Holder)) => Ok(Released::Released),
+            Ok(Ok(_)) => Ok(Released::WasLost),
+            Ok(Err(error)) => Err(error.into()),
+            Err(_) => Ok(Released::WasLost),
+        }
+    }
+}
+
+impl Drop for LockHandle {
+    fn drop(&mut self) {
+        self.session.discard(&self.hold);
+    }
+}
+
+impl fmt::Debug for LockHandle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LockHandle")
+            .field("name", &self.name())
+            .field("token", &self.token().as_i64())
+            .field("status", &self.status())
+            .finish_non_exhaustive()
+    }
+}
+
+/// A view of a held lock, for those who work under it: it can watch the lock, not release it.
+///
+/// # Guarantees
+///
+/// As [`LockHandle`]; a view that outlives the handle says [`LostReason::Released`].
+#[derive(Clone)]
+pub struct LockView {
+    hold: Arc<Hold>,
+}
+
+impl LockView {
+    /// The name of the lock.
+    pub fn name(&self) -> &str {
+        &self.hold.name
+    }
+
+    /// The fencing token of the grant.
+    pub fn token(&self) -> FencingToken {
+        self.hold.token
+    }
+
+    /// As [`LockHandle::lost`].
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel safe.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let locks = watchlock::LockClient::in_memory();
+    /// let handle = locks.mutex("invoice-42").acquire().await?;
+    /// let view = handle.view();
+    /// drop(handle);
+    /// assert_eq!(view.lost().await, watchlock::LostReason::Released);
+    /// # Ok(()) }
+    /// ```
+    pub async fn lost(&self) -> LostReason {
+        self.hold.lost().await
+    }
+
+    /// As [`LockHandle::lost_reason`].
+    pub fn lost_reason(&self) -> Option<LostReason> {
+        self.hold.lost_reason()
+    }
+
+    /// As [`LockHandle::status`].
+    pub fn status(&self) -> LockStatus {
+        self.hold.status()
+    }
+
+    /// As [`LockHandle::safe_for`].
+    pub fn safe_for(&self) -> Duration {
+        self.hold.safe_for()
+    }
+
+    /// As [`LockHandle::lost_token`].
+    pub fn lost_token(&self) -> CancellationToken {
+        self.hold.ended().child_token()
+    }
+}
+
+impl fmt::Debug for LockView {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LockView")
+            .field("name", &self.name())
+            .field("token", &self.token().as_i64())
+            .field("status", &self.status())
+            .finish_non_exhaustive()
+    }
+}

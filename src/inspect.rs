@@ -1,0 +1,120 @@
+//! What can be seen of a lock from outside.
+
+use std::time::{Duration, SystemTime};
+
+use crate::{
+    handle::FencingToken,
+    protocol::{Kind, Owner, ServerTime, State},
+};
+
+/// A lock as its document shows it.
+///
+/// Times are readings of the server's clock. An entry whose `until` has passed is shown for as long as nobody has asked
+/// for the lock since: it is over all the same.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct LockInfo {
+    /// The name of the lock.
+    pub name: String,
+    /// What it is used as.
+    pub kind: Kind,
+    /// How many permits it has.
+    pub capacity: u64,
+    /// The last fencing token that was issued.
+    pub token: FencingToken,
+    /// Who holds it.
+    pub holders: Vec<HolderInfo>,
+    /// Who waits for it, in the order in which they will be served: one, at times two, for each waiting client.
+    pub waiters: Vec<WaiterInfo>,
+}
+
+/// Who holds a lock.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct HolderInfo {
+    /// The fencing token of the grant.
+    pub token: FencingToken,
+    /// How many permits are held.
+    pub permits: u64,
+    /// When it was granted.
+    pub since: SystemTime,
+    /// When the lease ends unless it is renewed.
+    pub until: SystemTime,
+    /// The host of the holder.
+    pub host: String,
+    /// The process id of the holder on its host.
+    pub pid: u32,
+    /// The label of the holder's client.
+    pub label: Option<String>,
+    /// Why it holds the lock, in its own words.
+    pub reason: Option<String>,
+}
+
+/// Who waits for a lock.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct WaiterInfo {
+    /// How many permits are wanted.
+    pub permits: u64,
+    /// When it got in line.
+    pub since: SystemTime,
+    /// The host of the waiter.
+    pub host: String,
+    /// The process id of the waiter on its host.
+    pub pid: u32,
+    /// The label of the waiter's client.
+    pub label: Option<String>,
+    /// Why it wants the lock, in its own words.
+    pub reason: Option<String>,
+}
+
+impl LockInfo {
+    pub(crate) fn new(name: &str, state: &State) -> Self {
+        let holders = state.holders.iter().map(|holder| {
+            let Owner { host, label, reason, .. } = holder.owner.clone();
+            HolderInfo {
+                token: FencingToken::new(holder.token),
+                permits: unsigned(holder.permits),
+                since: system_time(holder.since),
+                until: system_time(holder.until),
+                host,
+                pid: pid(&holder.owner),
+                label,
+                reason,
+            }
+        });
+        let waiters = state.queue.iter().map(|waiter| {
+            let Owner { host, label, reason, .. } = waiter.owner.clone();
+            WaiterInfo {
+                permits: unsigned(waiter.permits),
+                since: system_time(waiter.since),
+                host,
+                pid: pid(&waiter.owner),
+                label,
+                reason,
+            }
+        });
+        Self {
+            name: name.to_owned(),
+            kind: state.kind,
+            capacity: unsigned(state.capacity),
+            token: FencingToken::new(state.token),
+            holders: holders.collect(),
+            waiters: waiters.collect(),
+        }
+    }
+}
+
+fn unsigned(value: i64) -> u64 {
+    u64::try_from(value).unwrap_or(0)
+}
+
+fn pid(owner: &Owner) -> u32 {
+    u32::try_from(owner.pid).unwrap_or(0)
+}
+
+fn system_time(time: ServerTime) -> SystemTime {
+    let millis = Duration::from_millis(time.0.unsigned_abs());
+    let moved = if time.0 >= 0 { SystemTime::UNIX_EPOCH.checked_add(millis) } else { SystemTime::UNIX_EPOCH.checked_sub(millis) };
+    moved.unwrap_or(SystemTime::UNIX_EPOCH)
+}

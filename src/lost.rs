@@ -1,0 +1,27 @@
+//! Why a lock was lost.
+
+/// Why a lock is no longer held.
+///
+/// # Guarantees
+///
+/// A lost lock stays lost: it is never acquired again behind the holder's back. Acquire it anew to go on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
+#[non_exhaustive]
+pub enum LostReason {
+    /// No renewal got through in time: the server was out of reach, or this process was frozen or starved.
+    #[error("the lease ran out before it could be renewed")]
+    Expired,
+    /// Somebody broke the lock with `break_lock`.
+    #[error("the lock was broken by an operator")]
+    Broken,
+    /// Another program changed the lock's document, and we are no longer among the holders.
+    #[error("the lock's document was overwritten")]
+    Overwritten,
+    /// The lock's document, or its whole collection, was deleted.
+    #[error("the lock's document was deleted")]
+    Deleted,
+    /// The lock was released, its handle dropped or its client shut down: what a view or a token of it tells those who
+    /// still have one.
+    #[error("the lock was released")]
+    Released,
+}

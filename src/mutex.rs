@@ -1,0 +1,235 @@
+//! A lock with one holder at a time.
+
+use std::{
+    future::{Future, IntoFuture},
+    pin::Pin,
+    sync::Arc,
+    time::Duration,
+};
+
+use crate::{
+    client::{check_name, check_text, check_timeout},
+    error::{AcquireError, RunError},
+    handle::{LockHandle, LockView},
+    protocol::Kind,
+    session::{Session, line::Wanted},
+};
+
+/// A lock with one holder at a time, among all processes. Made by [`LockClient::mutex`](crate::LockClient::mutex).
+///
+/// # Guarantees
+///
+/// - One valid [`LockHandle`] at a time.
+/// - First come, first served: among the tasks of one client in the order in which they were polled first, and among
+///   clients in the order in which the server's queue got their first waiting task.
+/// - Not re-entrant: a task that acquires what it holds waits for itself.
+///
+/// # Examples
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let locks = watchlock::LockClient::in_memory();
+/// let mutex = locks.mutex("invoice-42");
+/// let handle = mutex.acquire().await?;
+/// // ... bill the invoice ...
+/// handle.release().await?;
+/// # Ok(()) }
+/// ```
+#[derive(Clone, Debug)]
+pub struct Mutex {
+    session: Arc<Session>,
+    name: String,
+}
+
+impl Mutex {
+    pub(crate) fn new(session: Arc<Session>, name: String) -> Self {
+        Self { session, name }
+    }
+
+    /// The name of the lock.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Acquires the lock, waiting for its turn. Await the returned action.
+    ///
+    /// While the server can't be reached it goes on waiting, and asking: set a [`timeout`](Acquire::timeout) to bound
+    /// that too.
+    ///
+    /// # Errors
+    ///
+    /// See [`AcquireError`].
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel safe: when the future is dropped, its place in the queue, or the lock if it was granted in that moment,
+    /// is given back in the background. The place is taken when the future is polled first.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let locks = watchlock::LockClient::in_memory();
+    /// use std::time::Duration;
+    ///
+    /// let handle = locks.mutex("invoice-42").acquire().timeout(Duration::from_secs(5)).reason("billing").await?;
+    /// # Ok(()) }
+    /// ```
+    pub fn acquire(&self) -> Acquire {
+        Acquire { request: Request { mutex: self.clone(), reason: None }, timeout: None }
+    }
+
+    /// Acquires the lock if it is free and nobody waits for it; `None` otherwise. Await the returned action.
+    ///
+    /// It asks the server once (twice when the driver retries), so it returns an error when the server can't be
+    /// reached.
+    ///
+    /// # Errors
+    ///
+    /// See [`AcquireError`]; never [`AcquireError::Timeout`].
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel safe, as [`acquire`](Self::acquire).
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let locks = watchlock::LockClient::in_memory();
+    /// if let Some(handle) = locks.mutex("nightly-job").try_acquire().await? {
+    ///     // ... run the job ...
+    ///     handle.release().await?;
+    /// }
+    /// # Ok(()) }
+    /// ```
+    pub fn try_acquire(&self) -> TryAcquire {
+        TryAcquire { request: Request { mutex: self.clone(), reason: None } }
+    }
+
+    /// Acquires the lock, runs the future that `work` makes, and releases the lock.
+    ///
+    /// When the lock is lost the future is dropped at its next await point, and the loss is returned. The future's
+    /// own output, a `Result` too, is returned as it is.
+    ///
+    /// # Errors
+    ///
+    /// [`RunError::Acquire`] when the lock was not acquired, [`RunError::Lost`] when it was lost on the way. A release
+    /// that can't be confirmed is no error: the work is done, and the lease bounds the rest.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future drops the work's future and releases the lock in the background.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let locks = watchlock::LockClient::in_memory();
+    /// let token = locks.mutex("nightly-job").run(|held| async move { held.token() }).await?;
+    /// assert!(token < locks.mutex("nightly-job").run(|held| async move { held.token() }).await?);
+    /// # Ok(()) }
+    /// ```
+    pub async fn run<F, Fut>(&self, work: F) -> Result<Fut::Output, RunError>
+    where
+        F: FnOnce(LockView) -> Fut,
+        Fut: Future,
+    {
+        let handle = self.acquire().await?;
+        let output = tokio::select! {
+            // The loss first: work that is done at the same moment was not surely done under the lock.
+            biased;
+            reason = handle.lost() => return Err(reason.into()),
+            output = work(handle.view()) => output,
+        };
+        if let Err(error) = handle.release().await {
+            tracing::warn!(name = %self.name, %error, "the release of a lock could not be confirmed");
+        }
+        Ok(output)
+    }
+}
+
+/// What `acquire` and `try_acquire` have in common.
+#[derive(Clone, Debug)]
+struct Request {
+    mutex: Mutex,
+    reason: Option<String>,
+}
+
+impl Request {
+    async fn send(self, wait: bool, timeout: Option<Duration>) -> Result<Option<LockHandle>, AcquireError> {
+        let Mutex { session, name } = self.mutex;
+        check_name(&name)?;
+        if let Some(reason) = &self.reason {
+            check_text("reason", reason)?;
+        }
+        timeout.map_or(Ok(()), check_timeout)?;
+        let owner = session.config.owner(self.reason);
+        let place = session.join(&name, Wanted { kind: Kind::Mutex, capacity: 1, permits: 1, wait, owner });
+        match place.outcome(timeout).await {
+            Some(outcome) => Ok(outcome?.map(|hold| LockHandle::new(session, hold))),
+            None => Err(AcquireError::Timeout { name, waited: timeout.unwrap_or_default() }),
+        }
+    }
+}
+
+/// An acquire that waits. Made by [`Mutex::acquire`]; await it.
+#[derive(Clone, Debug)]
+#[must_use = "an acquire does nothing until it is awaited"]
+pub struct Acquire {
+    request: Request,
+    timeout: Option<Duration>,
+}
+
+impl Acquire {
+    /// Gives up after `timeout` with [`AcquireError::Timeout`]. Zero asks the server and does not wait.
+    pub fn timeout(mut self, timeout: Duration) -> Self {
+        self.timeout = Some(timeout);
+        self
+    }
+
+    /// Why the lock is wanted, up to 1,024 bytes, for people to read.
+    pub fn reason(mut self, reason: impl Into<String>) -> Self {
+        self.request.reason = Some(reason.into());
+        self
+    }
+}
+
+impl IntoFuture for Acquire {
+    type Output = Result<LockHandle, AcquireError>;
+    type IntoFuture = Pin<Box<dyn Future<Output = Self::Output> + Send>>;
+
+    fn into_future(self) -> Self::IntoFuture {
+        Box::pin(async move {
+            let name = self.request.mutex.name.clone();
+            let wait = self.timeout != Some(Duration::ZERO);
+            let timeout = self.timeout.filter(|_| wait);
+            let acquired = self.request.send(wait, timeout).await?;
+            acquired.ok_or(AcquireError::Timeout { name, waited: Duration::ZERO })
+        })
+    }
+}
+
+/// An acquire that does not wait. Made by [`Mutex::try_acquire`]; await it.
+#[derive(Clone, Debug)]
+#[must_use = "a try does nothing until it is awaited"]
+pub struct TryAcquire {
+    request: Request,
+}
+
+impl TryAcquire {
+    /// Why the lock is wanted, up to 1,024 bytes, for people to read.
+    pub fn reason(mut self, reason: impl Into<String>) -> Self {
+        self.request.reason = Some(reason.into());
+        self
+    }
+}
+
+impl IntoFuture for TryAcquire {
+    type Output = Result<Option<LockHandle>, AcquireError>;
+    type IntoFuture = Pin<Box<dyn Future<Output = Self::Output> + Send>>;
+
+    fn into_future(self) -> Self::IntoFuture {
+        Box::pin(self.request.send(false, None))
+    }
+}

@@ -1,0 +1,213 @@
+//! The state of a lock as a BSON document, and back.
+
+use mongodb::bson::{Bson, DateTime, Document, doc};
+
+use super::{Holder, Kind, Owner, ServerTime, State, Waiter};
+
+/// A document under a lock's name that is not the document of a lock.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("field `{field}` {problem}")]
+pub(crate) struct Malformed {
+    field: String,
+    problem: &'static str,
+}
+
+impl From<ServerTime> for Bson {
+    fn from(time: ServerTime) -> Self {
+        Self::DateTime(DateTime::from_millis(time.0))
+    }
+}
+
+impl Owner {
+    pub(crate) fn to_document(&self) -> Document {
+        let mut owner = doc! { "host": &self.host, "pid": self.pid };
+        for (field, value) in [("label", &self.label), ("reason", &self.reason)] {
+            if let Some(value) = value {
+                owner.insert(field, value);
+            }
+        }
+        owner
+    }
+
+    /// Nothing is decided by an owner, so whatever is missing in it is just left empty.
+    fn from_document(owner: Option<&Document>) -> Self {
+        let text = |field| owner.and_then(|owner| owner.get_str(field).ok()).map(str::to_owned);
+        Self {
+            host: text("host").unwrap_or_default(),
+            pid: owner.and_then(|owner| owner.get("pid")).and_then(whole).unwrap_or_default(),
+            label: text("label"),
+            reason: text("reason"),
+        }
+    }
+}
+
+impl State {
+    /// Reads the lock's fields of a document; other fields are passed over.
+    pub(crate) fn from_document(document: &Document) -> Result<Self, Malformed> {
+        let fields = Fields { document, path: "" };
+        let kind = Kind::parse(fields.text("kind")?).ok_or_else(|| fields.malformed("kind", "is no kind of lock"))?;
+        let mut holders = Vec::new();
+        for holder in fields.list("holders")? {
+            let fields = Fields { document: holder, path: "holders." };
+            holders.push(Holder {
+                id: fields.text("id")?.to_owned(),
+                permits: fields.whole("permits")?,
+                token: fields.whole("token")?,
+                since: fields.time("since")?,
+                until: fields.time("until")?,
+                lease: fields.whole("lease")?,
+                owner: Owner::from_document(holder.get_document("owner").ok()),
+            });
+        }
+        let mut queue = Vec::new();
+        for waiter in fields.list("queue")? {
+            let fields = Fields { document: waiter, path: "queue." };
+            queue.push(Waiter {
+                id: fields.text("id")?.to_owned(),
+                permits: fields.whole("permits")?,
+                lease: fields.whole("lease")?,
+                claim: fields.whole("claim")?,
+                since: fields.time("since")?,
+                until: fields.time("until")?,
+                owner: Owner::from_document(waiter.get_document("owner").ok()),
+            });
+        }
+        Ok(Self {
+            kind,
+            capacity: fields.whole("capacity")?,
+            token: fields.whole("token")?,
+            holders,
+            queue,
+            wake: fields.text("wake")?.to_owned(),
+            purge_at: fields.time("purge_at")?,
+        })
+    }
+
+    /// The document of the lock `name`, field for field as the pipelines write it.
+    #[cfg(test)]
+    pub(crate) fn to_document(&self, name: &str) -> Document {
+        let holders: Vec<Bson> = self
+            .holders
+            .iter()
+            .map(|holder| {
+                Bson::from(doc! {
+                    "id": &holder.id, "permits": holder.permits, "token": holder.token,
+                    "since": holder.since, "until": holder.until, "lease": holder.lease,
+                    "owner": holder.owner.to_document(),
+                })
+            })
+            .collect();
+        let queue: Vec<Bson> = self
+            .queue
+            .iter()
+            .map(|waiter| {
+                Bson::from(doc! {
+                    "id": &waiter.id, "permits": waiter.permits, "lease": waiter.lease, "claim": waiter.claim,
+                    "since": waiter.since, "until": waiter.until, "owner": waiter.owner.to_document(),
+                })
+            })
+            .collect();
+        doc! {
+            "_id": name, "kind": self.kind.as_str(), "capacity": self.capacity, "token": self.token,
+            "holders": holders, "queue": queue, "wake": &self.wake, "purge_at": self.purge_at,
+        }
+    }
+}
+
+/// Typed access to the fields of one (sub-)document, with errors that name the path.
+struct Fields<'a> {
+    document: &'a Document,
+    path: &'static str,
+}
+
+impl<'a> Fields<'a> {
+    fn malformed(&self, field: &str, problem: &'static str) -> Malformed {
+        Malformed { field: format!("{}{field}", self.path), problem }
+    }
+
+    fn text(&self, field: &str) -> Result<&'a str, Malformed> {
+        self.document.get_str(field).map_err(|_| self.malformed(field, "is not a string"))
+    }
+
+    fn whole(&self, field: &str) -> Result<i64, Malformed> {
+        let value = self.document.get(field).and_then(whole);
+        value.ok_or_else(|| self.malformed(field, "is not a whole number"))
+    }
+
+    fn time(&self, field: &str) -> Result<ServerTime, Malformed> {
+        let time = self.document.get_datetime(field).map_err(|_| self.malformed(field, "is not a date"))?;
+        Ok(ServerTime(time.timestamp_millis()))
+    }
+
+    fn list(&self, field: &str) -> Result<Vec<&'a Document>, Malformed> {
+        let list = self.document.get_array(field).map_err(|_| self.malformed(field, "is not an array"))?;
+        let documents = list.iter().map(|entry| entry.as_document());
+        documents.map(|entry| entry.ok_or_else(|| self.malformed(field, "has an entry that is no document"))).collect()
+    }
+}
+
+fn whole(value: &Bson) -> Option<i64> {
+    match value {
+        Bson::Int32(value) => Some(i64::from(*value)),
+        Bson::Int64(value) => Some(*value),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn state() -> State {
+        State {
+            kind: Kind::Semaphore,
+            capacity: 3,
+            token: 12,
+            holders: vec![Holder {
+                id: "a-1".into(),
+                permits: 2,
+                token: 12,
+                since: ServerTime(5),
+                until: ServerTime(50),
+                lease: 45,
+                owner: Owner { host: "h".into(), pid: 4, label: None, reason: Some("why".into()) },
+            }],
+            queue: vec![Waiter {
+                id: "b-1".into(),
+                permits: 3,
+                lease: 45,
+                claim: 9,
+                since: ServerTime(6),
+                until: ServerTime(51),
+                owner: Owner::default(),
+            }],
+            wake: "a.1:;".into(),
+            purge_at: ServerTime(1000),
+        }
+    }
+
+    #[test]
+    fn round_trips() {
+        assert_eq!(State::from_document(&state().to_document("x")), Ok(state()));
+    }
+
+    #[test]
+    fn every_missing_or_foreign_field_is_named() {
+        let whole = state().to_document("x");
+        for field in ["kind", "capacity", "token", "holders", "queue", "wake", "purge_at"] {
+            let mut document = whole.clone();
+            document.remove(field);
+            let error = State::from_document(&document).unwrap_err();
+            assert!(error.to_string().contains(&format!("`{field}`")), "{error}");
+            document.insert(field, Bson::Symbol("no".into()));
+            State::from_document(&document).unwrap_err();
+        }
+        for (list, field) in [("holders", "until"), ("holders", "token"), ("queue", "claim"), ("queue", "id")] {
+            let mut document = whole.clone();
+            let entry = document.get_array_mut(list).unwrap()[0].as_document_mut().unwrap();
+            entry.insert(field, Bson::Undefined);
+            let error = State::from_document(&document).unwrap_err();
+            assert!(error.to_string().contains(&format!("`{list}.{field}`")), "{error}");
+        }
+    }
+}

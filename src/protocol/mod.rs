@@ -1,0 +1,47 @@
+//! The lock protocol, without I/O and without a clock.
+//!
+//! # The algorithm
+//!
+//! A lock is one document that holds its own holders and its own queue:
+//!
+//! ```text
+//! { _id: <name>, kind, capacity,
+//!   token:    <the last fencing token issued>,
+//!   holders:  [{ id, permits, token, since, until, lease, owner }],
+//!   queue:    [{ id, permits, lease, claim, since, until, owner }],   // first come, first served; head first
+//!   wake:     <a string, new in every write: see `wake`>,
+//!   purge_at: <when the TTL index may remove the document> }
+//! ```
+//!
+//! A mutex is capacity 1; a semaphore is capacity n; a readers-writer lock is a large capacity of which a reader takes
+//! one and a writer all, exactly as `tokio::sync` builds its own on one semaphore.
+//!
+//! Every [`Operation`] is one atomic write, decided on the server's clock, and ends with the same step, *advance*:
+//! entries whose `until` has passed fall out, and as long as the head of the queue fits the free capacity it becomes a
+//! holder with the next token. A release therefore *hands over inside the same write*; the change event of that write
+//! is the grant. Nobody contends and nothing is retried: one write and one event per hand-over, however many wait. The
+//! queue is served strictly in order, so a large request is not starved by small ones behind it.
+//!
+//! The algorithm exists twice. [`state`] is the specification: pure functions of state, operation and time, which also
+//! run the in-memory store. [`pipeline`] is the same as an aggregation pipeline for the server. A differential test
+//! runs random sequences through both and compares the documents.
+//!
+//! # What each transition guarantees
+//!
+//! - *Exclusion*: only *advance* adds a holder, and only while the permits fit the capacity.
+//! - *Rising tokens*: only *advance* issues a token, always the last one plus one. A release keeps the document, and
+//!   a document created anew starts from the server's clock in microseconds, which no counter can have reached.
+//! - *Idempotence*: a request names its entry. Asking again after a lost answer finds the entry and adds nothing.
+//! - *No revival*: a renewal touches only holders whose `until` lies ahead; a lost lock stays lost.
+//! - *No ghost*: an entry lives until `until` and not longer unless its session says so again.
+
+pub(crate) mod document;
+pub(crate) mod pipeline;
+pub(crate) mod state;
+pub(crate) mod wake;
+
+pub use state::Kind;
+pub(crate) use state::{Holder, Operation, Owner, Request, Requests, ServerTime, State, Waiter};
+
+#[cfg(test)]
+mod differential;

@@ -1,0 +1,311 @@
+//! The specification: the state of one lock and its pure transitions.
+
+use std::{fmt, time::Duration};
+
+use super::wake;
+
+/// A reading of the server's clock, in milliseconds since the Unix epoch (the resolution of a BSON date).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct ServerTime(pub(crate) i64);
+
+impl ServerTime {
+    pub(crate) fn plus_millis(self, millis: i64) -> Self {
+        Self(self.0.saturating_add(millis))
+    }
+
+    /// How far `self` lies ahead of `earlier`; zero when it does not.
+    pub(crate) fn since(self, earlier: Self) -> Duration {
+        Duration::from_millis(u64::try_from(self.0.saturating_sub(earlier.0)).unwrap_or(0))
+    }
+}
+
+/// What a name is used as. One name is one kind with one capacity as long as anybody holds it or waits for it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Kind {
+    /// One holder at a time.
+    Mutex,
+    /// Up to a number of permits at a time.
+    Semaphore,
+    /// Many readers or one writer at a time.
+    RwLock,
+}
+
+impl Kind {
+    /// The name of the kind in the lock's document: `mutex`, `semaphore` or `rwlock`.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Mutex => "mutex",
+            Self::Semaphore => "semaphore",
+            Self::RwLock => "rwlock",
+        }
+    }
+
+    pub(crate) fn parse(text: &str) -> Option<Self> {
+        [Self::Mutex, Self::Semaphore, Self::RwLock].into_iter().find(|kind| kind.as_str() == text)
+    }
+}
+
+impl fmt::Display for Kind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+/// Who an entry belongs to, for people to read: nothing is decided by it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Owner {
+    pub(crate) host: String,
+    pub(crate) pid: i64,
+    pub(crate) label: Option<String>,
+    pub(crate) reason: Option<String>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Holder {
+    pub(crate) id: String,
+    pub(crate) permits: i64,
+    pub(crate) token: i64,
+    pub(crate) since: ServerTime,
+    pub(crate) until: ServerTime,
+    /// What a renewal adds to the server's now, in milliseconds.
+    pub(crate) lease: i64,
+    pub(crate) owner: Owner,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Waiter {
+    pub(crate) id: String,
+    pub(crate) permits: i64,
+    /// The lease of the entry itself, and of the hold it becomes, in milliseconds.
+    pub(crate) lease: i64,
+    /// The first, short lease after a hand-over: what a waiter that died unnoticed costs, in milliseconds.
+    pub(crate) claim: i64,
+    pub(crate) since: ServerTime,
+    pub(crate) until: ServerTime,
+    pub(crate) owner: Owner,
+}
+
+/// The document of one lock.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct State {
+    pub(crate) kind: Kind,
+    pub(crate) capacity: i64,
+    pub(crate) token: i64,
+    pub(crate) holders: Vec<Holder>,
+    pub(crate) queue: Vec<Waiter>,
+    pub(crate) wake: String,
+    pub(crate) purge_at: ServerTime,
+}
+
+/// One atomic step on one lock: entries leave, entries are requested, and the queue advances.
+///
+/// Leaving and requesting in one step is what lets a process hand a lock from one of its tasks to the next with a
+/// single command.
+#[derive(Clone, Debug)]
+pub(crate) struct Operation {
+    /// New for every operation; the first word of `wake`.
+    pub(crate) id: String,
+    /// Entries that go, whether they hold or wait. Unknown ones are passed over.
+    pub(crate) leave: Vec<String>,
+    /// Every present holder is put out and told so.
+    pub(crate) evict: bool,
+    pub(crate) requests: Option<Requests>,
+    /// How long an idle document is kept, in milliseconds after the last `until`.
+    pub(crate) retention: i64,
+}
+
+/// Entries, one at least, wanted in a lock that is used as `kind` with `capacity`.
+#[derive(Clone, Debug)]
+pub(crate) struct Requests {
+    pub(crate) kind: Kind,
+    pub(crate) capacity: i64,
+    pub(crate) entries: Vec<Request>,
+}
+
+#[derive(Clone, Debug)]
+pub(crate) struct Request {
+    pub(crate) id: String,
+    pub(crate) permits: i64,
+    pub(crate) lease: i64,
+    pub(crate) claim: i64,
+    /// Whether to stay in the queue when the request can't be granted at once.
+    pub(crate) wait: bool,
+    pub(crate) owner: Owner,
+}
+
+impl Request {
+    /// A queued entry that has less than this left is refreshed when it is asked for again. Above it a repeated
+    /// request changes nothing, so that polling costs the server no writes.
+    pub(crate) fn refresh_below(&self) -> i64 {
+        self.lease - self.lease / 10
+    }
+}
+
+impl Operation {
+    /// The entries that this operation asks for: they learn of a grant from the answer, so it is not announced to them.
+    pub(crate) fn asks_for(&self, id: &str) -> bool {
+        self.requests.iter().flat_map(|r| &r.entries).any(|entry| entry.id == id)
+    }
+
+    /// Whether the operation may create the document of a lock that has none.
+    pub(crate) fn creates(&self) -> bool {
+        self.requests.is_some()
+    }
+}
+
+/// The first counter of a document created at `now`: microseconds of the server's clock, above every token that an
+/// earlier document of the name can have issued, and below 2^53 until the year 2255.
+pub(crate) fn first_token(now: ServerTime) -> i64 {
+    now.0.saturating_mul(1000)
+}
+
+/// Runs one operation on the lock's document (`None`: there is none) and returns the document afterwards.
+///
+/// A step that changes nothing returns the state as it was, `wake` included: no write, no event.
+pub(crate) fn apply(before: Option<&State>, operation: &Operation, now: ServerTime) -> Option<State> {
+    let Some(original) = before else {
+        let requests = operation.requests.as_ref()?;
+        let fresh = State {
+            kind: requests.kind,
+            capacity: requests.capacity,
+            token: first_token(now),
+            holders: Vec::new(),
+            queue: Vec::new(),
+            wake: String::new(),
+            purge_at: now,
+        };
+        return Some(step(&fresh, operation, now));
+    };
+    Some(step(original, operation, now))
+}
+
+fn step(original: &State, operation: &Operation, now: ServerTime) -> State {
+    let mut state = original.clone();
+    let mut announce = wake::Announcement::default();
+
+    for id in &operation.leave {
+        let found = if original.holders.iter().any(|holder| holder.until > now && holder.id == *id) {
+            wake::Left::Holder
+        } else if original.queue.iter().any(|waiter| waiter.until > now && waiter.id == *id) {
+            wake::Left::Waiter
+        } else {
+            wake::Left::Nowhere
+        };
+        announce.left(found);
+    }
+    state.holders.retain(|holder| {
+        if holder.until <= now {
+            announce.expired(&holder.id);
+            return false;
+        }
+        if operation.leave.contains(&holder.id) {
+            return false;
+        }
+        if operation.evict {
+            announce.evicted(&holder.id);
+        }
+        !operation.evict
+    });
+    state.queue.retain(|waiter| {
+        if waiter.until <= now {
+            announce.expired(&waiter.id);
+        }
+        waiter.until > now && !operation.leave.contains(&waiter.id)
+    });
+
+    if let Some(requests) = &operation.requests {
+        let idle = state.holders.is_empty() && state.queue.is_empty();
+        if idle || (state.kind == requests.kind && state.capacity == requests.capacity) {
+            state.kind = requests.kind;
+            state.capacity = requests.capacity;
+            for entry in &requests.entries {
+                enqueue(&mut state, entry, now);
+            }
+        }
+    }
+    advance(&mut state, operation, now, &mut announce);
+    if let Some(requests) = &operation.requests {
+        state.queue.retain(|waiter| !requests.entries.iter().any(|entry| !entry.wait && entry.id == waiter.id));
+    }
+
+    if state.holders == original.holders && state.queue == original.queue {
+        return original.clone();
+    }
+    state.wake = announce.into_wake(&operation.id);
+    state.purge_at = purge_at(&state, operation.retention, now);
+    state
+}
+
+fn enqueue(state: &mut State, entry: &Request, now: ServerTime) {
+    if state.holders.iter().any(|holder| holder.id == entry.id) {
+        return;
+    }
+    if let Some(waiter) = state.queue.iter_mut().find(|waiter| waiter.id == entry.id) {
+        if waiter.until < now.plus_millis(entry.refresh_below()) {
+            waiter.until = now.plus_millis(entry.lease);
+        }
+        return;
+    }
+    state.queue.push(Waiter {
+        id: entry.id.clone(),
+        permits: entry.permits,
+        lease: entry.lease,
+        claim: entry.claim,
+        since: now,
+        until: now.plus_millis(entry.lease),
+        owner: entry.owner.clone(),
+    });
+}
+
+fn advance(state: &mut State, operation: &Operation, now: ServerTime, announce: &mut wake::Announcement) {
+    let mut held: i64 = state.holders.iter().map(|holder| holder.permits).sum();
+    while let Some(head) = state.queue.first() {
+        if held + head.permits > state.capacity {
+            return;
+        }
+        let head = state.queue.remove(0);
+        held += head.permits;
+        state.token += 1;
+        // Who asks is alive and gets its full lease; who is woken must first show that it is.
+        let asking = operation.asks_for(&head.id);
+        let until = now.plus_millis(if asking { head.lease } else { head.claim });
+        if !asking {
+            announce.granted(&head.id, state.token, until);
+        }
+        state.holders.push(Holder {
+            id: head.id,
+            permits: head.permits,
+            token: state.token,
+            since: now,
+            until,
+            lease: head.lease,
+            owner: head.owner,
+        });
+    }
+}
+
+fn purge_at(state: &State, retention: i64, now: ServerTime) -> ServerTime {
+    let holders = state.holders.iter().map(|holder| holder.until);
+    let waiters = state.queue.iter().map(|waiter| waiter.until);
+    holders.chain(waiters).fold(now, ServerTime::max).plus_millis(retention)
+}
+
+/// Renews the holders named in `ids` that still hold, and says whether that changed anything.
+///
+/// The document stays as it is where none of them holds: a renewal neither revives nor re-creates.
+pub(crate) fn renew(state: &mut State, operation: &str, ids: &[String], retention: i64, now: ServerTime) -> bool {
+    let mut renewed = false;
+    for holder in &mut state.holders {
+        if holder.until > now && ids.contains(&holder.id) {
+            let until = now.plus_millis(holder.lease);
+            renewed |= holder.until != until;
+            holder.until = until;
+        }
+    }
+    if renewed {
+        state.wake = wake::Announcement::default().into_wake(operation);
+        state.purge_at = purge_at(state, retention, now);
+    }
+    renewed
+}

@@ -1,0 +1,148 @@
+//! The `wake` field: who a write concerns, in one root scalar that a change stream can be filtered by.
+//!
+//! `<operation>:<left>;` and then one word per entry that the write granted or put out:
+//!
+//! ```text
+//! 9f2c41d07a35.17:h;4be09a21cc7f-3+1764000000000001@1764000012345;77aa01e4d2b8-9-;
+//! ```
+//!
+//! - `left` has one letter per entry that asked to leave: `h` it held, `q` it waited, `0` it was not there.
+//! - `<id>+<token>@<until>;` was granted; `<id>-;` ran out; `<id>!;` was put out by `break_lock`.
+//!
+//! A session matches `;<session>-`, so it receives just the writes that concern one of its own entries. The entry that
+//! asks is not among the words: it reads its grant in the answer. An array would be easier to read, but a change
+//! stream reports arrays as element diffs, which `$match` can't look into.
+
+use std::fmt::Write as _;
+
+use super::ServerTime;
+
+/// Where an entry was that asked to leave.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Left {
+    Holder,
+    Waiter,
+    Nowhere,
+}
+
+impl Left {
+    pub(crate) const HOLDER: &'static str = "h";
+    pub(crate) const WAITER: &'static str = "q";
+    pub(crate) const NOWHERE: &'static str = "0";
+}
+
+/// What a write tells one entry.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Signal {
+    Granted { token: i64, until: ServerTime },
+    Expired,
+    Evicted,
+}
+
+/// Collects the words of one write.
+///
+/// The order is part of the protocol, as both implementations must write the same document: grants, then what ran
+/// out, then what was put out.
+#[derive(Default)]
+pub(crate) struct Announcement {
+    left: String,
+    granted: String,
+    expired: String,
+    evicted: String,
+}
+
+impl Announcement {
+    pub(crate) fn left(&mut self, left: Left) {
+        self.left.push_str(match left {
+            Left::Holder => Left::HOLDER,
+            Left::Waiter => Left::WAITER,
+            Left::Nowhere => Left::NOWHERE,
+        });
+    }
+
+    pub(crate) fn granted(&mut self, id: &str, token: i64, until: ServerTime) {
+        // Writing to a String can't fail.
+        let _ = write!(self.granted, "{id}+{token}@{};", until.0);
+    }
+
+    pub(crate) fn expired(&mut self, id: &str) {
+        let _ = write!(self.expired, "{id}-;");
+    }
+
+    pub(crate) fn evicted(&mut self, id: &str) {
+        let _ = write!(self.evicted, "{id}!;");
+    }
+
+    pub(crate) fn into_wake(self, operation: &str) -> String {
+        format!("{operation}:{};{}{}{}", self.left, self.granted, self.expired, self.evicted)
+    }
+}
+
+/// The pattern by which a session's change stream selects its writes.
+pub(crate) fn pattern(session: &str) -> String {
+    format!(";{session}-")
+}
+
+/// What became of the entries that `operation` took out, when `wake` is of that operation's write; `None` when the
+/// operation wrote nothing, so that none of them was there.
+pub(crate) fn left(wake: &str, operation: &str) -> Option<Vec<Left>> {
+    let letters = wake.strip_prefix(operation)?.strip_prefix(':')?.split(';').next()?;
+    let left = letters.chars().map(|letter| match letter {
+        'h' => Left::Holder,
+        'q' => Left::Waiter,
+        _ => Left::Nowhere,
+    });
+    Some(left.collect())
+}
+
+/// The words for entries of `session`. What can't be read is passed over: it isn't ours.
+pub(crate) fn signals<'a>(wake: &'a str, session: &'a str) -> impl Iterator<Item = (&'a str, Signal)> {
+    wake.split(';').skip(1).filter_map(move |word| {
+        let sequence = word.strip_prefix(session)?.strip_prefix('-')?;
+        let digits = sequence.find(|c: char| !c.is_ascii_digit()).filter(|digits| *digits > 0)?;
+        let id = &word[..word.len() - sequence.len() + digits];
+        let signal = match &sequence[digits..] {
+            "-" => Signal::Expired,
+            "!" => Signal::Evicted,
+            rest => {
+                let (token, until) = rest.strip_prefix('+')?.split_once('@')?;
+                Signal::Granted { token: token.parse().ok()?, until: ServerTime(until.parse().ok()?) }
+            }
+        };
+        Some((id, signal))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reads_what_it_writes() {
+        let mut announcement = Announcement::default();
+        announcement.left(Left::Holder);
+        announcement.left(Left::Nowhere);
+        announcement.granted("aa-1", 7, ServerTime(99));
+        announcement.expired("aa-2");
+        announcement.evicted("bb-3");
+        let wake = announcement.into_wake("cc.5");
+
+        assert_eq!(left(&wake, "cc.5"), Some(vec![Left::Holder, Left::Nowhere]));
+        assert_eq!(left(&wake, "cc.51"), None);
+        assert_eq!(left(&wake, "cc."), None);
+        let ours: Vec<_> = signals(&wake, "aa").collect();
+        assert_eq!(
+            ours,
+            [("aa-1", Signal::Granted { token: 7, until: ServerTime(99) }), ("aa-2", Signal::Expired)]
+        );
+        assert_eq!(signals(&wake, "bb").collect::<Vec<_>>(), [("bb-3", Signal::Evicted)]);
+        assert!(wake.contains(&pattern("aa")) && !wake.contains(&pattern("cc")));
+    }
+
+    #[test]
+    fn passes_over_what_it_cannot_read() {
+        for wake in ["", ";", "x", "x:;aa-", "x:;aa-+1@2;", "x:;aa-1+;aa-1+x@y;aa-1?;", "x:;aa-1+99999999999999999999@1;"] {
+            assert_eq!(signals(wake, "aa").count(), 0, "{wake}");
+        }
+    }
+}

@@ -1,0 +1,258 @@
+//! The one timer of a session: renews what is held, asks again for what is waited for, and notices deadlines.
+//!
+//! All holds that are due at about the same time are renewed together, in commands of up to a thousand documents. A
+//! renewal that is not answered is no reason to wait: another goes out beside it, as a connection to a frozen or
+//! vanished server can hang for longer than the lease. A failed renewal is not a loss; the deadline is.
+
+use std::{
+    collections::HashSet,
+    sync::{Arc, Weak},
+    time::Duration,
+};
+
+use tokio::{
+    sync::Notify,
+    time::{Instant, sleep_until},
+};
+use tokio_util::sync::CancellationToken;
+
+use super::{
+    Session,
+    clock::offset,
+    hold::Hold,
+    line::{BACKOFF, Line},
+};
+use crate::{
+    protocol::{State, document::Malformed},
+    store::{Renewal, StoreError},
+};
+
+/// Documents in one command: a few hundred kilobytes, and some milliseconds of the server's time.
+const RENEWED_TOGETHER: usize = 1_000;
+
+/// A round takes along what is due within this part of the renewal interval, so that holds acquired at different
+/// times come to be renewed together.
+const TAKEN_ALONG: u32 = 4;
+
+/// Another renewal goes out beside an unanswered one after this part of the renewal interval.
+const BESIDE: u32 = 5;
+
+/// The most renewals that are on their way at once, unanswered ones included.
+const RENEWALS_AT_ONCE: usize = 64;
+
+/// A lock held for longer than this is worth a change stream that tells of its loss. Most critical sections are
+/// shorter, and each open stream costs the server some work for every write.
+const WORTH_WATCHING: Duration = Duration::from_millis(200);
+
+/// How often holders look after a thousand locks while no stream tells of them.
+const LOOK_AFTER: Duration = Duration::from_millis(500);
+
+/// Sleep when nothing is due.
+const NOTHING_DUE: Duration = Duration::from_secs(3600);
+
+/// How often a failed look is repeated; by then a renewal has told more.
+const LOOKS: u32 = 8;
+
+/// Runs until the session ends.
+pub(super) async fn run(session: Weak<Session>, beat: Arc<Notify>, ended: CancellationToken) {
+    loop {
+        let Some(present) = session.upgrade() else { return };
+        let next = present.beat();
+        drop(present);
+        tokio::select! {
+            () = ended.cancelled() => return,
+            () = beat.notified() => {}
+            () = sleep_until(next) => {}
+        }
+    }
+}
+
+/// When the heartbeat is needed for a line.
+pub(super) fn due_at(line: &Line, wants_to_stream: bool) -> Option<Instant> {
+    let holds = line.holds().filter_map(|hold| {
+        let due = hold.renew_at()?.min(hold.deadline());
+        Some(if wants_to_stream { due.min(hold.since + WORTH_WATCHING) } else { due })
+    });
+    line.due_at().into_iter().chain(holds).min()
+}
+
+impl Session {
+    /// Does what is due, and returns when something will be due next.
+    fn beat(self: &Arc<Self>) -> Instant {
+        let now = Instant::now();
+        let interval = self.config.renewal_interval;
+        let (mut asking, mut over, mut renewing) = (Vec::new(), Vec::new(), Vec::new());
+        let mut looked_after = Vec::new();
+        {
+            let mut table = self.table();
+            let holds = || table.lines.by_name.values().flat_map(Line::holds);
+            over.extend(holds().filter(|hold| hold.lost_reason().is_some()).cloned());
+            if holds().any(|hold| hold.renew_at().is_some_and(|at| at <= now)) {
+                let with_it = now + interval / TAKEN_ALONG;
+                renewing.extend(holds().filter(|hold| hold.renew_at().is_some_and(|at| at <= with_it)).cloned());
+            }
+            if holds().any(|hold| hold.since + WORTH_WATCHING <= now) {
+                if self.wants_to_stream() {
+                    self.demand_stream();
+                } else if !table.streaming && table.verify_at.is_none_or(|at| at <= now) {
+                    looked_after.extend(holds().cloned());
+                }
+            }
+            for (name, line) in &table.lines.by_name {
+                if line.due_at().is_some_and(|at| at <= now) {
+                    asking.push(name.clone());
+                }
+            }
+            if !looked_after.is_empty() {
+                let thousands = u32::try_from(looked_after.len() / RENEWED_TOGETHER).unwrap_or(u32::MAX);
+                table.verify_at = Some(now + LOOK_AFTER.saturating_mul(thousands.saturating_add(1)));
+            }
+        }
+        for hold in over {
+            self.feed(&hold.name, |lines, context, _| lines.line(&hold.name).let_go(&hold, None, context));
+        }
+        for name in asking {
+            // Feeding nothing is enough: the line is asked for its next operation.
+            self.feed(&name, |_, _, _| {});
+        }
+        self.renew(renewing, now);
+        self.verify(looked_after);
+
+        let mut table = self.table();
+        let wants_to_stream = self.wants_to_stream();
+        let lines = table.lines.by_name.values().filter_map(|line| due_at(line, wants_to_stream)).min();
+        let holds_any = table.lines.by_name.values().any(|line| line.holds().next().is_some());
+        let look = table.verify_at.filter(|_| holds_any && !table.streaming).map(|at| at.max(now));
+        // What is late in spite of all (a renewal beyond the limit) must not make the heart race.
+        let next = lines.into_iter().chain(look).min().unwrap_or(now + NOTHING_DUE);
+        let next = next.max(now + Duration::from_millis(1));
+        table.beat_at = Some(next);
+        next
+    }
+
+    fn renew(self: &Arc<Self>, holds: Vec<Arc<Hold>>, now: Instant) {
+        let interval = self.config.renewal_interval;
+        for hold in &holds {
+            hold.renewing(now + interval / BESIDE);
+        }
+        for together in holds.chunks(RENEWED_TOGETHER) {
+            {
+                let mut table = self.table();
+                if table.renewals >= RENEWALS_AT_ONCE {
+                    return;
+                }
+                table.renewals += 1;
+            }
+            let (session, together) = (self.clone(), together.to_vec());
+            self.spawn(async move {
+                if let Err(error) = session.renew_together(&together).await {
+                    let source = &error.source;
+                    tracing::debug!(locks = together.len(), %error, %source, "a renewal failed");
+                    let again = Instant::now() + (session.config.renewal_interval / 10).min(BACKOFF.1);
+                    for hold in &together {
+                        hold.failing();
+                        session.renew_again(hold, again);
+                    }
+                }
+                session.table().renewals -= 1;
+            });
+        }
+    }
+
+    /// Renews holds in one command. Which of them are gone is only read when some are.
+    pub(crate) async fn renew_together(self: &Arc<Self>, holds: &[Arc<Hold>]) -> Result<(), StoreError> {
+        let names: HashSet<&String> = holds.iter().map(|hold| &hold.name).collect();
+        let renewal = Renewal {
+            operation: self.ids.operation(),
+            names: names.iter().map(|name| (*name).clone()).collect(),
+            ids: holds.iter().map(|hold| hold.id.clone()).collect(),
+            retention: self.config.retention_millis(),
+        };
+        let sent = Instant::now();
+        let renewed = self.store.renew(&renewal).await?;
+        let renew_at = sent + self.config.renewal_interval;
+        // Documents are counted, not holders: with two of ours in one document a missing one would not show.
+        if renewed == names.len() as u64 && names.len() == holds.len() {
+            for hold in holds {
+                hold.renewed(sent + hold.lease - self.config.skew_margin, renew_at);
+            }
+            return Ok(());
+        }
+        let (documents, exchange) = self.store.read(&renewal.names).await?;
+        for hold in holds {
+            let state = documents.get(&hold.name).and_then(|document| document.as_ref().ok());
+            let holder = state.and_then(|state| state.holders.iter().find(|holder| holder.id == hold.id));
+            if let (Some(holder), Some(now)) = (holder, exchange.now)
+                && let Some(deadline) =
+                    offset(exchange.sent, now, holder.until).checked_sub(self.config.skew_margin)
+            {
+                hold.renewed(deadline, renew_at);
+            }
+            self.compare(hold, documents.get(&hold.name));
+        }
+        Ok(())
+    }
+
+    fn compare(self: &Arc<Self>, hold: &Hold, document: Option<&Result<State, Malformed>>) {
+        self.feed(&hold.name, |lines, _, effects| {
+            if let Some(line) = lines.by_name.get_mut(&hold.name) {
+                line.verified(document, std::slice::from_ref(&hold.id), effects);
+            }
+        });
+    }
+
+    fn renew_again(self: &Arc<Self>, hold: &Hold, at: Instant) {
+        hold.renew_no_later_than(at);
+        self.feed(&hold.name, |_, _, _| {});
+    }
+
+    /// Reads the documents of holds whose state is in doubt. What comes up meanwhile goes into the next reading.
+    pub(super) fn verify(self: &Arc<Self>, holds: Vec<Arc<Hold>>) {
+        if holds.is_empty() {
+            return;
+        }
+        {
+            let mut table = self.table();
+            table.doubted.extend(holds);
+            if std::mem::replace(&mut table.verifying, true) {
+                return;
+            }
+        }
+        let session = self.clone();
+        self.spawn(async move {
+            loop {
+                let doubted = {
+                    let mut table = session.table();
+                    let doubted = std::mem::take(&mut table.doubted);
+                    table.verifying = !doubted.is_empty();
+                    doubted
+                };
+                if doubted.is_empty() {
+                    return;
+                }
+                for together in doubted.chunks(RENEWED_TOGETHER) {
+                    session.verify_together(together).await;
+                }
+            }
+        });
+    }
+
+    async fn verify_together(self: &Arc<Self>, holds: &[Arc<Hold>]) {
+        let names: HashSet<&String> = holds.iter().map(|hold| &hold.name).collect();
+        let names: Vec<String> = names.into_iter().cloned().collect();
+        for look in 0..LOOKS {
+            match self.store.read(&names).await {
+                Ok((documents, _)) => {
+                    for hold in holds {
+                        self.compare(hold, documents.get(&hold.name));
+                    }
+                    return;
+                }
+                Err(error) => {
+                    tracing::debug!(%error, source = %error.source, "held locks could not be read");
+                    tokio::time::sleep(BACKOFF.0.saturating_mul(1 << look)).await;
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,183 @@
+//! One held lock, as its holder sees it.
+
+use std::{
+    sync::{Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use tokio::{
+    sync::Notify,
+    time::{Instant, sleep_until},
+};
+use tokio_util::sync::CancellationToken;
+
+use crate::{handle::FencingToken, handle::LockStatus, lost::LostReason};
+
+/// A grant, with the local deadline up to which it is surely ours.
+///
+/// The deadline is counted on this machine's monotonic clock from before the request was sent, so it comes before the
+/// server's own `until`. Whoever looks at the hold compares the clock with the deadline on the spot: a process that
+/// was frozen sees the loss with its first look, before any task of the session has run.
+#[derive(Debug)]
+pub(crate) struct Hold {
+    pub(crate) id: String,
+    pub(crate) name: String,
+    pub(crate) token: FencingToken,
+    pub(crate) lease: Duration,
+    pub(crate) since: Instant,
+    /// Whether an early request for this entry may still reach the server and put it in once more.
+    pub(crate) uncertain: bool,
+    progress: Mutex<Progress>,
+    changed: Notify,
+    ended: CancellationToken,
+}
+
+#[derive(Debug)]
+struct Progress {
+    deadline: Instant,
+    renew_at: Instant,
+    /// The last renewal failed or has not been answered in time.
+    failing: bool,
+    lost: Option<LostReason>,
+}
+
+/// What a new hold starts with.
+#[derive(Debug)]
+pub(crate) struct Grant {
+    pub(crate) token: i64,
+    pub(crate) deadline: Instant,
+    pub(crate) renew_at: Instant,
+}
+
+impl Hold {
+    pub(crate) fn new(id: String, name: String, lease: Duration, uncertain: bool, grant: &Grant) -> Self {
+        Self {
+            id,
+            name,
+            token: FencingToken::new(grant.token),
+            lease,
+            since: Instant::now(),
+            uncertain,
+            progress: Mutex::new(Progress {
+                deadline: grant.deadline,
+                renew_at: grant.renew_at,
+                failing: false,
+                lost: None,
+            }),
+            changed: Notify::new(),
+            ended: CancellationToken::new(),
+        }
+    }
+
+    /// Waits until the hold is lost.
+    pub(crate) async fn lost(&self) -> LostReason {
+        loop {
+            let mut changed = std::pin::pin!(self.changed.notified());
+            // Registered before the look, so that no change after the look is missed.
+            changed.as_mut().enable();
+            let deadline = match self.look() {
+                Ok(deadline) => deadline,
+                Err(reason) => return reason,
+            };
+            tokio::select! {
+                () = changed => {}
+                () = sleep_until(deadline) => {}
+            }
+        }
+    }
+
+    pub(crate) fn lost_reason(&self) -> Option<LostReason> {
+        self.look().err()
+    }
+
+    pub(crate) fn safe_for(&self) -> Duration {
+        self.look().map_or(Duration::ZERO, |deadline| deadline.saturating_duration_since(Instant::now()))
+    }
+
+    pub(crate) fn status(&self) -> LockStatus {
+        match self.look() {
+            Err(_) => LockStatus::Lost,
+            Ok(_) if self.progress().failing => LockStatus::AtRisk,
+            Ok(_) => LockStatus::Held,
+        }
+    }
+
+    pub(crate) fn ended(&self) -> &CancellationToken {
+        &self.ended
+    }
+
+    pub(crate) fn deadline(&self) -> Instant {
+        self.progress().deadline
+    }
+
+    /// Ends the hold; the first reason stays. Returns whether this was it.
+    pub(crate) fn lose(&self, reason: LostReason) -> bool {
+        let first = {
+            let mut progress = self.progress();
+            let first = progress.lost.is_none();
+            progress.lost.get_or_insert(reason);
+            first
+        };
+        if first {
+            self.changed.notify_waiters();
+            self.ended.cancel();
+        }
+        first
+    }
+
+    /// When it wants to be renewed next, if it still is to be.
+    pub(crate) fn renew_at(&self) -> Option<Instant> {
+        let progress = self.progress();
+        progress.lost.is_none().then_some(progress.renew_at)
+    }
+
+    /// A renewal is under way; unless it is answered another goes out beside it at `again`.
+    pub(crate) fn renewing(&self, again: Instant) {
+        self.progress().renew_at = again;
+    }
+
+    /// A renewal sent so that the lease surely runs until `deadline` was acknowledged.
+    pub(crate) fn renewed(&self, deadline: Instant, renew_at: Instant) {
+        let mut progress = self.progress();
+        // Renewals overtake each other; and what was lost stays lost, however good the news.
+        if deadline > progress.deadline {
+            progress.deadline = deadline;
+            progress.renew_at = renew_at;
+            progress.failing = false;
+            drop(progress);
+            self.changed.notify_waiters();
+        }
+    }
+
+    /// A renewal failed or is overdue: not a loss, as long as the deadline is ahead.
+    pub(crate) fn failing(&self) {
+        self.progress().failing = true;
+    }
+
+    pub(crate) fn renew_no_later_than(&self, at: Instant) {
+        let mut progress = self.progress();
+        progress.renew_at = progress.renew_at.min(at);
+    }
+
+    /// The deadline, or why the hold is over; it is over as soon as the deadline has come.
+    fn look(&self) -> Result<Instant, LostReason> {
+        let deadline = {
+            let progress = self.progress();
+            match progress.lost {
+                Some(reason) => return Err(reason),
+                None => progress.deadline,
+            }
+        };
+        if Instant::now() < deadline {
+            return Ok(deadline);
+        }
+        self.lose(LostReason::Expired);
+        // Somebody else may have been first, with another reason.
+        Err(self.progress().lost.unwrap_or(LostReason::Expired))
+    }
+
+    fn progress(&self) -> MutexGuard<'_, Progress> {
+        // Each change is a plain assignment: nothing is left half-done by a panic.
+        self.progress.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

@@ -1,0 +1,634 @@
+//! The line of one process before one lock: a state machine without I/O.
+//!
+//! At most one operation per name is on its way at a time, so that a leave can never overtake the request it undoes,
+//! and everything that comes up meanwhile goes into the next operation together. The tasks of the process wait in a
+//! local queue. Only its head stands in the server's, so that the document grows with the waiting processes and not
+//! with their tasks; when the process lets go of a hold while its head waits already, the next joins in the same
+//! write. Handing a lock from task to task inside a process thereby costs one command.
+//!
+//! Callers feed in what happened and then ask for the next operation ([`Line::next`]) and for the instant at which the
+//! line wants to be asked again ([`Line::due_at`]). What is owed to the outside comes back as [`Effect`]s, to be
+//! carried out when no lock is held.
+
+use std::{
+    collections::{HashMap, VecDeque},
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use tokio::{sync::oneshot, time::Instant};
+
+use super::{
+    clock::{ServerClock, offset},
+    hold::{Grant, Hold},
+};
+use crate::{
+    client::Config,
+    error::{AcquireError, ServerError, UsedOtherwise},
+    lost::LostReason,
+    protocol::{Kind, Operation, Owner, Request, Requests, State, document::Malformed, wake},
+    store::{Answer, Exchange, Failure, StoreError},
+};
+
+/// A waiter that was woken shows that it is alive by a renewal this long after; until then it holds on the claim lease.
+/// Most critical sections are over by then, and cost no further write.
+const CLAIM_CHECK: Duration = Duration::from_millis(300);
+
+/// When an answer leaves the head nowhere for no reason known, it asks again this much later.
+const ASK_AGAIN: Duration = Duration::from_millis(20);
+
+/// Expiry raises no event, so the head of the queue asks when the holder's lease ends, and everybody behind it this
+/// much later for each place before it, in case those before it are dead.
+const EXPIRY_STAGGER: Duration = Duration::from_millis(25);
+
+/// The most that the stagger adds up to.
+const EXPIRY_STAGGER_MOST: Duration = Duration::from_secs(1);
+
+/// The server's clock has reached a time in milliseconds when it shows the next one.
+const CLOCK_RESOLUTION: Duration = Duration::from_millis(1);
+
+/// Pauses between tries while the server can't be reached: the first, and the longest.
+pub(crate) const BACKOFF: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(1));
+
+/// When the outcome of a request is unknown, its entry is taken out once more after each of these, in case the request
+/// was applied late.
+const SWEEPS: [Duration; 3] = [Duration::from_millis(500), Duration::from_secs(2), Duration::from_secs(10)];
+
+/// How many more than the head one operation asks for, where several fit the capacity at once.
+const ASK_TOGETHER: usize = 64;
+
+/// What became of an acquire.
+pub(crate) type Outcome = Result<Option<Arc<Hold>>, AcquireError>;
+
+/// What became of a release.
+pub(crate) type Left = Result<wake::Left, ServerError>;
+
+/// One task that wants the lock.
+#[derive(Debug)]
+pub(crate) struct Pending {
+    /// By which its future finds it again.
+    pub(crate) key: u64,
+    /// Its entry in the document.
+    pub(crate) id: String,
+    pub(crate) kind: Kind,
+    pub(crate) capacity: i64,
+    pub(crate) permits: i64,
+    /// `false`: a try.
+    pub(crate) wait: bool,
+    pub(crate) owner: Owner,
+    pub(crate) since: Instant,
+    pub(crate) to: oneshot::Sender<Outcome>,
+    /// The server's queue has it, as far as we know.
+    queued: bool,
+    /// A request for it may have been applied, or may still be.
+    uncertain: bool,
+}
+
+impl Pending {
+    pub(crate) fn new(key: u64, id: String, wanted: Wanted, to: oneshot::Sender<Outcome>) -> Self {
+        let Wanted { kind, capacity, permits, wait, owner } = wanted;
+        let since = Instant::now();
+        Self { key, id, kind, capacity, permits, wait, owner, since, to, queued: false, uncertain: false }
+    }
+}
+
+/// What a task wants of a lock.
+#[derive(Clone, Debug)]
+pub(crate) struct Wanted {
+    pub(crate) kind: Kind,
+    pub(crate) capacity: i64,
+    pub(crate) permits: i64,
+    pub(crate) wait: bool,
+    pub(crate) owner: Owner,
+}
+
+/// An entry that is to leave the document.
+#[derive(Debug)]
+struct Leave {
+    id: String,
+    held: bool,
+    to: Option<oneshot::Sender<Left>>,
+    /// An earlier try may have been applied, so that not finding the entry says nothing.
+    uncertain: bool,
+    not_before: Instant,
+    /// When it is left to the server's expiry.
+    give_up: Instant,
+    /// Further times that it is to be taken out, an index into [`SWEEPS`].
+    sweep: usize,
+}
+
+/// Something owed to the outside, to be done when no lock is held.
+#[derive(Debug)]
+pub(crate) enum Effect {
+    Answer(oneshot::Sender<Outcome>, Outcome),
+    Left(oneshot::Sender<Left>, Left),
+    Lost(Arc<Hold>, LostReason),
+}
+
+/// What the line may know of the world outside it.
+#[derive(Debug)]
+pub(crate) struct Context<'a> {
+    pub(crate) now: Instant,
+    pub(crate) config: &'a Config,
+    pub(crate) clock: &'a ServerClock,
+    /// Grants arrive as events, so asking is only the back-stop.
+    pub(crate) streaming: bool,
+    pub(crate) ids: &'a Ids,
+}
+
+/// Makes the ids of a session: of its entries and of its operations.
+#[derive(Debug)]
+pub(crate) struct Ids {
+    session: String,
+    next: AtomicU64,
+}
+
+impl Ids {
+    pub(crate) fn new(session: String) -> Self {
+        Self { session, next: AtomicU64::new(1) }
+    }
+
+    pub(crate) fn session(&self) -> &str {
+        &self.session
+    }
+
+    pub(crate) fn number(&self) -> u64 {
+        self.next.fetch_add(1, Ordering::Relaxed)
+    }
+
+    pub(crate) fn entry(&self) -> String {
+        format!("{}-{}", self.session, self.number())
+    }
+
+    pub(crate) fn operation(&self) -> String {
+        format!("{}.{}", self.session, self.number())
+    }
+
+    fn made(&self, entry: &str) -> bool {
+        entry.strip_prefix(&self.session).is_some_and(|rest| rest.starts_with('-'))
+    }
+}
+
+#[derive(Debug)]
+pub(crate) struct Line {
+    name: String,
+    waiting: VecDeque<Pending>,
+    holds: HashMap<String, Arc<Hold>>,
+    leaving: Vec<Leave>,
+    /// What goes out with the operation that is on its way.
+    under_way: Option<Vec<Leave>>,
+    /// When the head asks again although nothing woke it.
+    ask_at: Option<Instant>,
+    /// Nothing is sent before, as the last try failed.
+    retry_at: Option<Instant>,
+    failures: u32,
+}
+
+impl Line {
+    pub(crate) fn new(name: String) -> Self {
+        Self {
+            name,
+            waiting: VecDeque::new(),
+            holds: HashMap::new(),
+            leaving: Vec::new(),
+            under_way: None,
+            ask_at: None,
+            retry_at: None,
+            failures: 0,
+        }
+    }
+
+    pub(crate) fn is_idle(&self) -> bool {
+        self.waiting.is_empty() && self.holds.is_empty() && self.leaving.is_empty() && self.under_way.is_none()
+    }
+
+    /// Somebody waits for an event: the server's queue has our head.
+    pub(crate) fn is_queued(&self) -> bool {
+        self.waiting.front().is_some_and(|head| head.queued)
+    }
+
+    pub(crate) fn holds(&self) -> impl Iterator<Item = &Arc<Hold>> {
+        self.holds.values()
+    }
+
+    /// A task gets in line. A try that would stand behind somebody has failed already.
+    pub(crate) fn join(&mut self, pending: Pending, effects: &mut Vec<Effect>) {
+        if !pending.wait && !self.waiting.is_empty() {
+            effects.push(Effect::Answer(pending.to, Ok(None)));
+            return;
+        }
+        self.waiting.push_back(pending);
+    }
+
+    /// A task gives up waiting. Returns `false` when it was answered before.
+    pub(crate) fn cancel(&mut self, key: u64, context: &Context<'_>) -> bool {
+        let Some(position) = self.waiting.iter().position(|pending| pending.key == key) else { return false };
+        if let Some(pending) = self.waiting.remove(position) {
+            self.abandon(pending.id, pending.queued, pending.uncertain, context);
+        }
+        true
+    }
+
+    /// Everybody gives up waiting, as the client shuts down.
+    pub(crate) fn close(&mut self, context: &Context<'_>, effects: &mut Vec<Effect>) {
+        while let Some(pending) = self.waiting.pop_front() {
+            self.abandon(pending.id, pending.queued, pending.uncertain, context);
+            effects.push(Effect::Answer(pending.to, Err(AcquireError::Closed)));
+        }
+    }
+
+    /// Takes out the entry of a task that no longer waits, if the server can have it.
+    fn abandon(&mut self, id: String, queued: bool, uncertain: bool, context: &Context<'_>) {
+        // While an operation is on its way its requests can be anywhere: better one leave too many.
+        if queued || uncertain || self.under_way.is_some() {
+            self.leave(id, false, uncertain, None, context);
+        }
+    }
+
+    /// A holder lets go: by release, by drop, or because it lost the lock.
+    pub(crate) fn let_go(&mut self, hold: &Hold, to: Option<oneshot::Sender<Left>>, context: &Context<'_>) {
+        self.holds.remove(&hold.id);
+        self.leave(hold.id.clone(), true, hold.uncertain, to, context);
+    }
+
+    fn leave(
+        &mut self,
+        id: String,
+        held: bool,
+        unsettled: bool,
+        to: Option<oneshot::Sender<Left>>,
+        context: &Context<'_>,
+    ) {
+        self.leaving.push(Leave {
+            id,
+            held,
+            to,
+            uncertain: false,
+            not_before: context.now,
+            give_up: context.now + context.config.lease,
+            sweep: if unsettled { 0 } else { SWEEPS.len() },
+        });
+    }
+
+    /// When the line wants [`Line::next`] to be called, at the latest.
+    pub(crate) fn due_at(&self) -> Option<Instant> {
+        if self.under_way.is_some() {
+            return None;
+        }
+        let head = self.waiting.front().and_then(|head| if head.queued { self.ask_at } else { Some(head.since) });
+        let leaves = self.leaving.iter().map(|leave| leave.not_before).min();
+        let due = head.into_iter().chain(leaves).min()?;
+        Some(self.retry_at.map_or(due, |retry| due.max(retry)))
+    }
+
+    /// The next operation, if there is cause for one; it is then on its way until it is answered or has failed.
+    pub(crate) fn next(&mut self, context: &Context<'_>) -> Option<Operation> {
+        if self.under_way.is_some() || self.retry_at.is_some_and(|retry| context.now < retry) {
+            return None;
+        }
+        let (leaves, later): (Vec<_>, Vec<_>) = std::mem::take(&mut self.leaving)
+            .into_iter()
+            .partition(|leave| leave.not_before <= context.now);
+        self.leaving = later;
+        let asks = self.waiting.front().is_some_and(|head| !head.queued)
+            || (self.is_queued() && self.ask_at.is_none_or(|ask_at| ask_at <= context.now));
+        if leaves.is_empty() && !asks {
+            return None;
+        }
+        let operation = Operation {
+            id: context.ids.operation(),
+            leave: leaves.iter().map(|leave| leave.id.clone()).collect(),
+            evict: false,
+            requests: self.requests(leaves.iter().any(|leave| leave.held), context.config),
+            retention: context.config.retention_millis(),
+        };
+        self.under_way = Some(leaves);
+        Some(operation)
+    }
+
+    /// The head; with it the next in line when a hold is let go; and tries for whoever fits beside them.
+    fn requests(&self, letting_go: bool, config: &Config) -> Option<Requests> {
+        let head = self.waiting.front()?;
+        let mut entries = vec![request(head, head.wait, config)];
+        let mut permits = head.permits;
+        for (position, pending) in self.waiting.iter().enumerate().skip(1).take(ASK_TOGETHER) {
+            if pending.queued {
+                permits += pending.permits;
+                continue;
+            }
+            if (pending.kind, pending.capacity) != (head.kind, head.capacity) {
+                break;
+            }
+            let follows = position == 1 && letting_go && head.queued && pending.wait;
+            permits += pending.permits;
+            if !follows && permits > head.capacity {
+                break;
+            }
+            entries.push(request(pending, follows, config));
+        }
+        Some(Requests { kind: head.kind, capacity: head.capacity, entries })
+    }
+
+    /// The operation was answered.
+    pub(crate) fn answered(
+        &mut self,
+        operation: &Operation,
+        answer: &Answer,
+        context: &Context<'_>,
+        effects: &mut Vec<Effect>,
+    ) {
+        self.failures = 0;
+        self.retry_at = None;
+        let left = answer.state.as_ref().and_then(|state| wake::left(&state.wake, &operation.id)).unwrap_or_default();
+        for (position, leave) in self.under_way.take().unwrap_or_default().into_iter().enumerate() {
+            let found = match left.get(position).copied().unwrap_or(wake::Left::Nowhere) {
+                // Our earlier try took it out: that answer was lost on the way.
+                wake::Left::Nowhere if leave.uncertain => wake::Left::Holder,
+                found => found,
+            };
+            self.left(leave, found, context, effects);
+        }
+        let Some(state) = &answer.state else { return };
+        if let Some(requests) = &operation.requests {
+            for entry in &requests.entries {
+                self.requested(entry, requests, state, &answer.exchange, context, effects);
+            }
+        }
+        self.compare_holds(state, effects);
+        self.take_out_strangers(state, context);
+        self.plan_asking(state, context);
+    }
+
+    fn left(&mut self, leave: Leave, found: wake::Left, context: &Context<'_>, effects: &mut Vec<Effect>) {
+        if let Some(to) = leave.to {
+            effects.push(Effect::Left(to, Ok(found)));
+        }
+        if let Some(pause) = SWEEPS.get(leave.sweep) {
+            let not_before = context.now + *pause;
+            self.leaving.push(Leave { to: None, not_before, sweep: leave.sweep + 1, ..leave });
+        }
+    }
+
+    /// What the document says of one entry that was asked for.
+    fn requested(
+        &mut self,
+        entry: &Request,
+        requests: &Requests,
+        state: &State,
+        exchange: &Exchange,
+        context: &Context<'_>,
+        effects: &mut Vec<Effect>,
+    ) {
+        // Cancelled meanwhile, and then it leaves with the next operation; or granted by an event.
+        let Some(position) = self.waiting.iter().position(|pending| pending.id == entry.id) else { return };
+        if let Some(holder) = state.holders.iter().find(|holder| holder.id == entry.id) {
+            // The server read its clock after we sent, so counting from there on is on the safe side.
+            let safe_until = match exchange.now {
+                Some(now) => Some(offset(exchange.sent, now, holder.until)),
+                None => context.clock.before(holder.until),
+            };
+            let full = holder.until.since(holder.since) >= Duration::from_millis(unsigned(holder.lease));
+            let renew_at = if full { exchange.sent + context.config.renewal_interval } else { check(context) };
+            return self.grant(position, holder.token, safe_until, renew_at, context, effects);
+        }
+        if state.queue.iter().any(|waiter| waiter.id == entry.id) {
+            self.waiting[position].queued = true;
+        } else if !entry.wait {
+            // A try that stands behind others in line was only asked for on the chance.
+            if !self.waiting[position].wait
+                && let Some(pending) = self.waiting.remove(position)
+            {
+                effects.push(Effect::Answer(pending.to, Ok(None)));
+            }
+        } else if (state.kind, state.capacity) != (requests.kind, requests.capacity) {
+            if let Some(pending) = self.waiting.remove(position) {
+                let error = UsedOtherwise {
+                    name: self.name.clone(),
+                    found: state.kind,
+                    found_capacity: unsigned(state.capacity),
+                    wanted: requests.kind,
+                    wanted_capacity: unsigned(requests.capacity),
+                };
+                effects.push(Effect::Answer(pending.to, Err(error.into())));
+            }
+        } else {
+            self.waiting[position].queued = false;
+            self.retry_at = Some(context.now + ASK_AGAIN);
+        }
+    }
+
+    fn grant(
+        &mut self,
+        position: usize,
+        token: i64,
+        safe_until: Option<Instant>,
+        renew_at: Instant,
+        context: &Context<'_>,
+        effects: &mut Vec<Effect>,
+    ) {
+        let deadline = safe_until.and_then(|until| until.checked_sub(context.config.skew_margin));
+        let Some(deadline) = deadline.filter(|deadline| *deadline > context.now) else {
+            // The news came too late to be believed. A new entry, so that what is left of this one can't be mistaken.
+            let pending = &mut self.waiting[position];
+            let stale = std::mem::replace(&mut pending.id, context.ids.entry());
+            pending.queued = false;
+            return self.leave(stale, false, true, None, context);
+        };
+        let Some(pending) = self.waiting.remove(position) else { return };
+        let grant = Grant { token, deadline, renew_at };
+        // The next head, if it is queued already, stands behind ourselves; the answer to our own leave will tell more.
+        let routine = if context.streaming { context.config.renewal_interval } else { context.config.poll_interval.0 };
+        self.ask_at = Some(context.now + routine);
+        let lease = context.config.lease;
+        let hold = Arc::new(Hold::new(pending.id.clone(), self.name.clone(), lease, pending.uncertain, &grant));
+        self.holds.insert(pending.id, hold.clone());
+        effects.push(Effect::Answer(pending.to, Ok(Some(hold))));
+    }
+
+    /// Holds that the document no longer has are lost. A document with a smaller token is older than the hold.
+    fn compare_holds(&mut self, state: &State, effects: &mut Vec<Effect>) {
+        let gone = |_: &String, hold: &mut Arc<Hold>| {
+            hold.token.as_i64() <= state.token && !state.holders.iter().any(|holder| holder.id == hold.id)
+        };
+        for (_, hold) in self.holds.extract_if(gone) {
+            let reason = reason_of_absence(state, &hold.id);
+            effects.push(Effect::Lost(hold, reason));
+        }
+    }
+
+    /// Entries of this session that nobody here knows: requests applied late.
+    fn take_out_strangers(&mut self, state: &State, context: &Context<'_>) {
+        let ids = state.holders.iter().map(|holder| &holder.id).chain(state.queue.iter().map(|waiter| &waiter.id));
+        let strangers: Vec<String> = ids.filter(|id| context.ids.made(id) && !self.knows(id)).cloned().collect();
+        for id in strangers {
+            self.leave(id, false, false, None, context);
+        }
+    }
+
+    fn knows(&self, id: &str) -> bool {
+        self.holds.contains_key(id)
+            || self.waiting.iter().any(|pending| pending.id == id)
+            || self.leaving.iter().any(|leave| leave.id == id)
+    }
+
+    /// Sets when the head asks again, by what it knows of those before it.
+    fn plan_asking(&mut self, state: &State, context: &Context<'_>) {
+        self.ask_at = None;
+        let Some(head) = self.waiting.front().filter(|head| head.queued) else { return };
+        let Some(place) = state.queue.iter().position(|waiter| waiter.id == head.id) else { return };
+        let holders = state.holders.iter().map(|holder| holder.until);
+        let before = state.queue[..place].iter().map(|waiter| waiter.until);
+        let expiry = holders.chain(before).min().and_then(|until| context.clock.after(until)).map(|at| {
+            let stagger = EXPIRY_STAGGER.saturating_mul(u32::try_from(place).unwrap_or(u32::MAX));
+            at + CLOCK_RESOLUTION + stagger.min(EXPIRY_STAGGER_MOST)
+        });
+        let routine = if context.streaming {
+            context.config.renewal_interval
+        } else {
+            poll_interval(context.config, place, context.now.saturating_duration_since(head.since))
+        };
+        let routine = context.now + routine;
+        self.ask_at = Some(expiry.map_or(routine, |expiry| expiry.min(routine)));
+    }
+
+    /// The operation failed.
+    pub(crate) fn failed(
+        &mut self,
+        operation: &Operation,
+        error: &StoreError,
+        context: &Context<'_>,
+        effects: &mut Vec<Effect>,
+    ) {
+        let asked = |pending: &Pending| operation.asks_for(&pending.id);
+        let leaves = self.under_way.take().unwrap_or_default();
+        match error.kind {
+            Failure::Raced => {
+                self.leaving.extend(leaves);
+                return;
+            }
+            Failure::Unavailable => {
+                self.failures += 1;
+                let pause = BACKOFF.0.saturating_mul(2_u32.saturating_pow(self.failures - 1)).min(BACKOFF.1);
+                self.retry_at = Some(context.now + pause);
+                for leave in leaves {
+                    if leave.give_up > context.now {
+                        self.leaving.push(Leave { uncertain: true, ..leave });
+                    } else if let Some(to) = leave.to {
+                        effects.push(Effect::Left(to, Err(error.clone().into())));
+                    }
+                }
+                self.waiting.iter_mut().filter(|pending| asked(pending)).for_each(|pending| pending.uncertain = true);
+            }
+            Failure::Refused => {
+                for to in leaves.into_iter().filter_map(|leave| leave.to) {
+                    effects.push(Effect::Left(to, Err(error.clone().into())));
+                }
+            }
+        }
+        // A waiter asks until it is granted or gives up; a try, and whoever is refused, is told.
+        let refused = error.kind == Failure::Refused;
+        let (told, rest): (VecDeque<_>, VecDeque<_>) = std::mem::take(&mut self.waiting)
+            .into_iter()
+            .partition(|pending| asked(pending) && (refused || !pending.wait));
+        self.waiting = rest;
+        for pending in told {
+            if pending.queued || pending.uncertain {
+                self.leave(pending.id, false, pending.uncertain, None, context);
+            }
+            effects.push(Effect::Answer(pending.to, Err(ServerError::from(error.clone()).into())));
+        }
+    }
+
+    /// A write of somebody else that names one of our entries.
+    pub(crate) fn signalled(
+        &mut self,
+        id: &str,
+        signal: wake::Signal,
+        context: &Context<'_>,
+        effects: &mut Vec<Effect>,
+    ) {
+        let waiting = self.waiting.iter().position(|pending| pending.id == id);
+        match (signal, waiting) {
+            (wake::Signal::Granted { token, until }, Some(position)) => {
+                self.grant(position, token, context.clock.before(until), check(context), context, effects);
+            }
+            (wake::Signal::Granted { .. }, None) => {
+                let leaves = self.under_way.as_ref().is_some_and(|leaves| leaves.iter().any(|leave| leave.id == id));
+                if !leaves && !self.knows(id) {
+                    self.leave(id.to_owned(), true, false, None, context);
+                }
+            }
+            (_, Some(position)) => self.waiting[position].queued = false,
+            (signal, None) => {
+                if let Some(hold) = self.holds.remove(id) {
+                    let evicted = signal == wake::Signal::Evicted;
+                    let reason = if evicted { LostReason::Broken } else { LostReason::Expired };
+                    effects.push(Effect::Lost(hold, reason));
+                }
+            }
+        }
+    }
+
+    /// Whatever is known of the document may be wrong: the head asks, at once.
+    pub(crate) fn doubt(&mut self, context: &Context<'_>) {
+        if self.is_queued() {
+            self.ask_at = Some(context.now);
+        }
+    }
+
+    /// The document was read after every hold in `held` had been granted.
+    pub(crate) fn verified(
+        &mut self,
+        document: Option<&Result<State, Malformed>>,
+        held: &[String],
+        effects: &mut Vec<Effect>,
+    ) {
+        for id in held {
+            let reason = match document {
+                None => LostReason::Deleted,
+                Some(Ok(state)) if state.holders.iter().any(|holder| holder.id == *id) => continue,
+                Some(Ok(state)) => reason_of_absence(state, id),
+                Some(Err(_)) => LostReason::Overwritten,
+            };
+            if let Some(hold) = self.holds.remove(id) {
+                effects.push(Effect::Lost(hold, reason));
+            }
+        }
+    }
+}
+
+/// Why a holder may be missing in the document; only the last write can still be read in it.
+fn reason_of_absence(state: &State, id: &str) -> LostReason {
+    if state.wake.contains(&format!(";{id}!;")) { LostReason::Broken } else { LostReason::Overwritten }
+}
+
+fn request(pending: &Pending, wait: bool, config: &Config) -> Request {
+    Request {
+        id: pending.id.clone(),
+        permits: pending.permits,
+        lease: config.lease_millis(),
+        claim: config.claim_millis(),
+        wait,
+        owner: pending.owner.clone(),
+    }
+}
+
+/// When a hold on a claim lease is renewed first.
+fn check(context: &Context<'_>) -> Instant {
+    context.now + CLAIM_CHECK.min(context.config.claim_lease / 4)
+}
+
+/// The head asks often, who is far back seldom; and everybody the less often the longer it has waited already, as
+/// then the same delay matters less.
+fn poll_interval(config: &Config, place: usize, waited: Duration) -> Duration {
+    let (least, most) = config.poll_interval;
+    let places = u32::try_from(place).unwrap_or(u32::MAX).saturating_add(1);
+    (waited / 50).max(least).saturating_mul(places).min(most)
+}
+
+fn unsigned(value: i64) -> u64 {
+    u64::try_from(value).unwrap_or(0)
+}

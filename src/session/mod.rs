@@ -1,0 +1,457 @@
+//! One session per client: the lines before its locks, one heartbeat for all its holds, one change stream.
+//!
+//! All state is behind one mutex that is never held across an await. Whatever happens (a task joins, a future is
+//! dropped, an answer or an event arrives, a timer fires) is fed to the [`Line`] of the name under the mutex; the
+//! effects are carried out after it is let go; and when the line wants an operation, a task runs it. Operations are
+//! never dropped or timed out: a driver future given up half-way may still be applied, and stalls the connection pool.
+
+pub(crate) mod clock;
+mod heartbeat;
+pub(crate) mod hold;
+pub(crate) mod line;
+mod watcher;
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
+    time::Duration,
+};
+
+use tokio::{
+    runtime::Handle,
+    sync::{Notify, Semaphore, oneshot, watch},
+    time::Instant,
+};
+use tokio_util::sync::CancellationToken;
+
+use crate::{
+    client::Config,
+    error::{AcquireError, ServerError},
+    lost::LostReason,
+    protocol::{Operation, State, wake},
+    store::{Answer, Event, Exchange, Store, StoreError},
+    wake_mode::WakeMode,
+};
+use clock::ServerClock;
+use hold::Hold;
+use line::{Context, Effect, Ids, Line, Outcome, Pending, Wanted};
+
+/// Operations of one client that are on their way at one time, so that a burst of acquires and cancels leaves room in
+/// the connection pool, which is the user's.
+const OPERATIONS_AT_ONCE: usize = 16;
+
+/// The state of one client, shared by its handles and its tasks.
+#[derive(Debug)]
+pub(crate) struct Session {
+    pub(crate) config: Config,
+    pub(crate) store: Store,
+    ids: Ids,
+    table: Mutex<Table>,
+    /// The heartbeat has something to do earlier than it knows.
+    beat: Arc<Notify>,
+    operations: Semaphore,
+    mode: watch::Sender<WakeMode>,
+    /// Whether anybody needs the change stream.
+    demand: watch::Sender<bool>,
+    /// The last line went idle; only of interest to a shutdown.
+    drained: Notify,
+    ended: CancellationToken,
+    started: OnceLock<Handle>,
+}
+
+#[derive(Debug, Default)]
+struct Table {
+    lines: Lines,
+    clock: ServerClock,
+    /// Grants arrive as events.
+    streaming: bool,
+    /// What the heartbeat sleeps up to.
+    beat_at: Option<Instant>,
+    /// Holds whose documents are to be read, and whether that is under way.
+    doubted: Vec<Arc<Hold>>,
+    verifying: bool,
+    /// When the holds are read again while no stream tells of them.
+    verify_at: Option<Instant>,
+    /// Renewals that are on their way.
+    renewals: usize,
+}
+
+/// The lines of all names that this process holds, waits for or leaves.
+#[derive(Debug, Default)]
+struct Lines {
+    by_name: HashMap<String, Line>,
+    closed: bool,
+}
+
+impl Session {
+    pub(crate) fn new(config: Config, store: Store, first: Option<&Exchange>, mode: WakeMode) -> Arc<Self> {
+        let mut clock = ServerClock::default();
+        if let Some(exchange) = first {
+            clock.note(exchange);
+        }
+        let id = uuid::Uuid::new_v4().simple().to_string();
+        Arc::new(Self {
+            config,
+            store,
+            // 64 random bits: unique among all sessions that ever meet in one collection.
+            ids: Ids::new(id[..16].to_owned()),
+            table: Mutex::new(Table { clock, ..Table::default() }),
+            beat: Arc::default(),
+            operations: Semaphore::new(OPERATIONS_AT_ONCE),
+            mode: watch::Sender::new(mode),
+            demand: watch::Sender::new(false),
+            drained: Notify::new(),
+            ended: CancellationToken::new(),
+            started: OnceLock::new(),
+        })
+    }
+
+    /// Starts the session's tasks on the present runtime, the first time that it is needed.
+    fn start(self: &Arc<Self>) -> &Handle {
+        self.started.get_or_init(|| {
+            let runtime = Handle::current();
+            runtime.spawn(heartbeat::run(Arc::downgrade(self), self.beat.clone(), self.ended.clone()));
+            if self.config.wake_source.may_stream() {
+                runtime.spawn(watcher::run(Arc::downgrade(self), self.demand.subscribe(), self.ended.clone()));
+            }
+            let session = self.clone();
+            runtime.spawn(async move {
+                if let Err(error) = session.store.prepare().await {
+                    let source = &error.source;
+                    tracing::warn!(%source, "the index that purges idle locks could not be made; they stay until it is");
+                }
+            });
+            runtime
+        })
+    }
+
+    pub(crate) fn mode(&self) -> watch::Receiver<WakeMode> {
+        self.mode.subscribe()
+    }
+
+    /// Gets in line for `name`; the receiver has the outcome. Dropping the returned place gives it up.
+    pub(crate) fn join(self: &Arc<Self>, name: &str, wanted: Wanted) -> Place {
+        self.start();
+        let (to, outcome) = oneshot::channel();
+        let key = self.ids.number();
+        let pending = Pending::new(key, self.ids.entry(), wanted, to);
+        self.feed(name, |lines, _, effects| {
+            if lines.closed {
+                effects.push(Effect::Answer(pending.to, Err(AcquireError::Closed)));
+            } else {
+                lines.line(name).join(pending, effects);
+            }
+        });
+        Place { session: self.clone(), name: name.to_owned(), key, outcome, answered: false }
+    }
+
+    /// Lets go of a hold; the receiver has what became of it.
+    pub(crate) fn let_go(self: &Arc<Self>, hold: &Hold) -> oneshot::Receiver<line::Left> {
+        let (to, left) = oneshot::channel();
+        self.feed(&hold.name, |lines, context, _| lines.line(&hold.name).let_go(hold, Some(to), context));
+        left
+    }
+
+    /// Feeds something to the lines, carries out what follows from it, and sees to the line of `name`.
+    fn feed(self: &Arc<Self>, name: &str, input: impl FnOnce(&mut Lines, &Context<'_>, &mut Vec<Effect>)) {
+        let mut effects = Vec::new();
+        {
+            let mut table = self.table();
+            let table = &mut *table;
+            let context = self.context(table.streaming, &table.clock);
+            input(&mut table.lines, &context, &mut effects);
+            if let Some(operation) = table.lines.by_name.get_mut(name).and_then(|line| line.next(&context)) {
+                self.spawn(self.clone().run(name.to_owned(), operation));
+            }
+            self.after(table, name);
+        }
+        self.carry_out(effects);
+    }
+
+    /// Keeps the books after a line changed: idle lines go, the heartbeat knows the next instant.
+    fn after(&self, table: &mut Table, name: &str) {
+        let Some(line) = table.lines.by_name.get(name) else { return };
+        if line.is_idle() {
+            table.lines.by_name.remove(name);
+            if table.lines.by_name.is_empty() {
+                self.drained.notify_waiters();
+            }
+            return;
+        }
+        if line.is_queued() {
+            self.demand_stream();
+        }
+        if let Some(at) = heartbeat::due_at(line, self.wants_to_stream())
+            && table.beat_at.is_none_or(|beat_at| at < beat_at)
+        {
+            table.beat_at = Some(at);
+            self.beat.notify_one();
+        }
+    }
+
+    /// Runs operations on one name for as long as its line wants any.
+    async fn run(self: Arc<Self>, name: String, mut operation: Operation) {
+        loop {
+            let answer = {
+                // The semaphore is never closed.
+                let _permit = self.operations.acquire().await;
+                self.store.run(&name, &operation).await
+            };
+            match self.settle(&name, &operation, answer) {
+                Some(next) => operation = next,
+                None => return,
+            }
+        }
+    }
+
+    fn settle(
+        self: &Arc<Self>,
+        name: &str,
+        operation: &Operation,
+        answer: Result<Answer, StoreError>,
+    ) -> Option<Operation> {
+        let mut effects = Vec::new();
+        let next = {
+            let mut table = self.table();
+            let table = &mut *table;
+            if let Ok(answer) = &answer {
+                table.clock.note(&answer.exchange);
+            }
+            let context = self.context(table.streaming, &table.clock);
+            let line = table.lines.by_name.get_mut(name)?;
+            match &answer {
+                Ok(answer) => line.answered(operation, answer, &context, &mut effects),
+                Err(error) => {
+                    let source = &error.source;
+                    tracing::debug!(name, %error, %source, "an operation on a lock failed");
+                    line.failed(operation, error, &context, &mut effects);
+                }
+            }
+            let next = line.next(&context);
+            self.after(table, name);
+            next
+        };
+        self.carry_out(effects);
+        next
+    }
+
+    fn carry_out(self: &Arc<Self>, effects: Vec<Effect>) {
+        for effect in effects {
+            match effect {
+                Effect::Answer(to, outcome) => {
+                    // Nobody waits for it any more: give it back.
+                    if let Err(Ok(Some(hold))) = to.send(outcome) {
+                        self.discard(&hold);
+                    }
+                }
+                Effect::Left(to, left) => {
+                    // Whoever released may well not wait for the answer.
+                    let _ = to.send(left);
+                }
+                Effect::Lost(hold, reason) => {
+                    if hold.lose(reason) {
+                        tracing::warn!(name = %hold.name, token = %hold.token, %reason, "a lock was lost");
+                    }
+                }
+            }
+        }
+    }
+
+    /// Lets go of a hold that nobody will ask about.
+    pub(crate) fn discard(self: &Arc<Self>, hold: &Hold) {
+        if hold.lose(LostReason::Released) {
+            drop(self.let_go(hold));
+        }
+    }
+
+    /// An event of the change stream. Only routes: what is to be done is done by tasks.
+    fn on_event(self: &Arc<Self>, event: &Event) {
+        match event {
+            Event::Addressed { name, wake } => {
+                for (id, signal) in wake::signals(wake, self.ids.session()) {
+                    self.feed(name, |lines, context, effects| {
+                        // A grant of an entry that nobody knows any more: it is taken out again.
+                        let known = lines.by_name.contains_key(name);
+                        if known || matches!(signal, wake::Signal::Granted { .. }) {
+                            lines.line(name).signalled(id, signal, context, effects);
+                        }
+                    });
+                }
+            }
+            Event::Foreign { name } => self.on_doubt(name),
+            Event::Everything => self.on_gap(),
+        }
+    }
+
+    /// The document of `name` may have changed in any way: who waits asks again, who holds is verified.
+    fn on_doubt(self: &Arc<Self>, name: &str) {
+        let mut held = Vec::new();
+        self.feed(name, |lines, context, _| {
+            if let Some(line) = lines.by_name.get_mut(name) {
+                line.doubt(context);
+                held.extend(line.holds().cloned());
+            }
+        });
+        self.verify(held);
+    }
+
+    /// Events may have been missed: the same for every name.
+    fn on_gap(self: &Arc<Self>) {
+        let names: Vec<String> = self.table().lines.by_name.keys().cloned().collect();
+        for name in names {
+            self.on_doubt(&name);
+        }
+    }
+
+    /// Whether the change stream would tell of a loss, if it were open.
+    fn wants_to_stream(&self) -> bool {
+        self.config.wake_source.may_stream() && !*self.demand.borrow()
+    }
+
+    fn demand_stream(&self) {
+        self.demand.send_if_modified(|demand| !std::mem::replace(demand, true));
+    }
+
+    fn set_mode(&self, mode: WakeMode) {
+        let before = self.mode.send_replace(mode);
+        if before != mode {
+            tracing::info!(%mode, "the wake mode changed");
+        }
+    }
+
+    /// Refuses new acquires, lets go of everything, and waits until the server knows, for a lease at most.
+    pub(crate) async fn shut_down(self: &Arc<Self>) {
+        let mut drained = std::pin::pin!(self.drained.notified());
+        drained.as_mut().enable();
+        let (names, holds) = {
+            let mut table = self.table();
+            table.lines.closed = true;
+            let holds: Vec<_> = table.lines.by_name.values().flat_map(Line::holds).cloned().collect();
+            (table.lines.by_name.keys().cloned().collect::<Vec<_>>(), holds)
+        };
+        for name in &names {
+            self.feed(name, |lines, context, effects| lines.line(name).close(context, effects));
+        }
+        holds.iter().for_each(|hold| self.discard(hold));
+        let waits = !self.table().lines.by_name.is_empty();
+        if waits {
+            let _ = tokio::time::timeout(self.config.lease, drained).await;
+        }
+        self.ended.cancel();
+    }
+
+    /// Reads the document of `name`.
+    pub(crate) async fn inspect(self: &Arc<Self>, name: &str) -> Result<Option<State>, ServerError> {
+        let (session, names) = (self.clone(), [name.to_owned()]);
+        let reading = self.start().spawn(async move { session.store.read(&names).await });
+        let read = reading.await.unwrap_or_else(|stopped| Err(StoreError::stopped(stopped)));
+        let (mut documents, _) = read.map_err(ServerError::from)?;
+        let state = documents.remove(name).transpose();
+        state.map_err(|malformed| StoreError::from(malformed).into())
+    }
+
+    /// Puts every holder of `name` out.
+    pub(crate) async fn evict(self: &Arc<Self>, name: &str) -> Result<Option<State>, ServerError> {
+        self.start();
+        let operation = Operation {
+            id: self.ids.operation(),
+            leave: Vec::new(),
+            evict: true,
+            requests: None,
+            retention: self.config.retention_millis(),
+        };
+        let mut pause = line::BACKOFF.0;
+        let deadline = Instant::now() + self.config.lease;
+        loop {
+            let session = self.clone();
+            let (name, operation) = (name.to_owned(), operation.clone());
+            let task = self.start().spawn(async move { session.store.run(&name, &operation).await });
+            match task.await {
+                Ok(Ok(answer)) => return Ok(answer.state),
+                Ok(Err(error)) if error.is_final() || Instant::now() > deadline => return Err(error.into()),
+                Ok(Err(_)) => {}
+                Err(stopped) => return Err(StoreError::stopped(stopped).into()),
+            }
+            tokio::time::sleep(pause).await;
+            pause = (pause * 2).min(line::BACKOFF.1);
+        }
+    }
+
+    fn spawn(self: &Arc<Self>, task: impl Future<Output = ()> + Send + 'static) {
+        // A runtime that is shutting down drops the task; then the lease is the bound.
+        drop(self.start().spawn(task));
+    }
+
+    fn context<'a>(&'a self, streaming: bool, clock: &'a ServerClock) -> Context<'a> {
+        Context { now: Instant::now(), config: &self.config, clock, streaming, ids: &self.ids }
+    }
+
+    fn table(&self) -> MutexGuard<'_, Table> {
+        // The lines are written so that no step panics; should one, the others must go on being renewed.
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        self.ended.cancel();
+    }
+}
+
+impl Lines {
+    fn line(&mut self, name: &str) -> &mut Line {
+        self.by_name.entry(name.to_owned()).or_insert_with(|| Line::new(name.to_owned()))
+    }
+}
+
+/// A place in the line. Dropping it gives it up, and gives back what was granted meanwhile.
+#[derive(Debug)]
+pub(crate) struct Place {
+    session: Arc<Session>,
+    name: String,
+    key: u64,
+    outcome: oneshot::Receiver<Outcome>,
+    answered: bool,
+}
+
+impl Place {
+    /// Waits for the outcome; `None` after `timeout`.
+    pub(crate) async fn outcome(mut self, timeout: Option<Duration>) -> Option<Outcome> {
+        let answered = match timeout {
+            None => (&mut self.outcome).await,
+            Some(timeout) => match tokio::time::timeout(timeout, &mut self.outcome).await {
+                Ok(answered) => answered,
+                Err(_) => {
+                    self.give_up();
+                    // Granted in the very moment: then it is ours, and not too late.
+                    Ok(self.outcome.try_recv().ok()?)
+                }
+            },
+        };
+        self.answered = true;
+        // The sender goes without a word only when the runtime of the session ends.
+        Some(answered.unwrap_or(Err(AcquireError::Closed)))
+    }
+
+    fn give_up(&self) {
+        self.session.feed(&self.name, |lines, context, _| {
+            if let Some(line) = lines.by_name.get_mut(&self.name) {
+                line.cancel(self.key, context);
+            }
+        });
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        if self.answered {
+            return;
+        }
+        self.give_up();
+        // What is sent from here on comes back to the sender, which gives it back to the server.
+        self.outcome.close();
+        if let Ok(Ok(Some(hold))) = self.outcome.try_recv() {
+            self.session.discard(&hold);
+        }
+    }
+}

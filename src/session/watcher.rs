@@ -1,0 +1,167 @@
+//! The one change stream of a session: opened when somebody needs it, re-opened when it breaks or goes silent.
+
+use std::{
+    sync::{Arc, Weak},
+    time::Duration,
+};
+
+use tokio::{sync::watch, time::Instant};
+use tokio_util::sync::CancellationToken;
+
+use super::Session;
+use crate::{
+    store::{AWAIT_TIME, EventStream, Failure, ResumeAt, StoreError},
+    wake_mode::{PollingReason, WakeMode},
+};
+
+/// An open stream gives a sign of life at least once in the await time. One that is overdue by this is dropped: after
+/// a clean shutdown of the primary the driver can wait for its answer for half a minute.
+const OVERDUE: Duration = Duration::from_secs(2);
+
+/// How long opening may take before it is tried anew beside it: selecting a server can hang for 30 s on one that is
+/// gone, although another stands already.
+const OPENING: Duration = Duration::from_secs(2);
+
+/// Pauses between tries to open the stream: the first, and the longest.
+const BACKOFF: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(1));
+
+/// How often it is tried again where the server has no change streams or does not permit them: both can change.
+const UNAVAILABLE: Duration = Duration::from_secs(30);
+
+/// A stream that nobody needs is closed after this, so that short pauses don't cost opening it again.
+const LINGER: Duration = Duration::from_secs(30);
+
+/// Where the watcher stands.
+enum Phase {
+    /// Nobody waits and nobody holds for long: no stream is open.
+    Idle,
+    /// A stream is wanted; it takes up after the last event where that is known.
+    Opening { resume: Option<ResumeAt>, pause: Duration },
+    /// Events arrive.
+    Streaming(Box<EventStream>),
+}
+
+/// Runs until the session ends.
+///
+/// # Recovery
+///
+/// After every opening all waiters ask again and all holds are verified, whatever was missed meanwhile. While no stream
+/// is open the lines poll.
+pub(super) async fn run(session: Weak<Session>, mut demand: watch::Receiver<bool>, ended: CancellationToken) {
+    let steps = async {
+        let mut phase = Phase::Idle;
+        loop {
+            phase = match phase {
+                Phase::Idle => {
+                    if demand.wait_for(|demand| *demand).await.is_err() {
+                        return;
+                    }
+                    Phase::Opening { resume: None, pause: BACKOFF.0 }
+                }
+                Phase::Opening { resume, pause } => {
+                    let Some(session) = session.upgrade() else { return };
+                    session.open_stream(resume, pause).await
+                }
+                Phase::Streaming(stream) => {
+                    let Some(next) = pump(&session, stream).await else { return };
+                    next
+                }
+            };
+        }
+    };
+    tokio::select! {
+        () = ended.cancelled() => {}
+        () = steps => {}
+    }
+}
+
+/// Routes events until the stream ends or nobody needs it; `None` when the session is gone.
+async fn pump(session: &Weak<Session>, mut stream: Box<EventStream>) -> Option<Phase> {
+    let mut needed_at = Instant::now();
+    loop {
+        let batch = tokio::time::timeout(AWAIT_TIME + OVERDUE, stream.next()).await;
+        let session = session.upgrade()?;
+        let error = match batch {
+            Ok(Ok(events)) => {
+                events.iter().for_each(|event| session.on_event(event));
+                if session.needs_stream() {
+                    needed_at = Instant::now();
+                } else if needed_at.elapsed() >= LINGER {
+                    return Some(session.close_stream());
+                }
+                continue;
+            }
+            Ok(Err(error)) => Some(error),
+            // In memory there is nothing to be overdue.
+            Err(_) if matches!(*stream, EventStream::Memory(_)) => continue,
+            Err(_) => None,
+        };
+        let resume = match &error {
+            // What the server refuses to continue (its history is lost, an event is too large) starts from now.
+            Some(error) if error.is_final() => None,
+            _ => stream.resume_at(),
+        };
+        let reason = error.as_ref().map_or_else(|| "no sign of life".to_owned(), |error| error.source.to_string());
+        tracing::info!(reason, "the change stream is re-opened");
+        session.streams(false);
+        session.on_gap();
+        return Some(Phase::Opening { resume, pause: BACKOFF.0 });
+    }
+}
+
+impl Session {
+    async fn open_stream(self: Arc<Self>, resume: Option<ResumeAt>, pause: Duration) -> Phase {
+        let opening = {
+            let (session, resume) = (self.clone(), resume.clone());
+            tokio::spawn(async move { session.store.watch(session.ids.session(), resume.as_ref()).await })
+        };
+        let error = match tokio::time::timeout(OPENING, opening).await {
+            Ok(Ok(Ok(stream))) => {
+                self.streams(true);
+                self.set_mode(WakeMode::ChangeStream);
+                self.on_gap();
+                return Phase::Streaming(Box::new(stream));
+            }
+            Ok(Ok(Err(error))) => Some(error),
+            // The runtime is shutting down, or it takes too long; then it goes on by itself, and is closed unused.
+            Ok(Err(_)) | Err(_) => None,
+        };
+        let reason = error.as_ref().map_or(PollingReason::Interrupted, why_polling);
+        let resume = resume.filter(|_| error.is_none_or(|error| !error.is_final()));
+        self.set_mode(WakeMode::Polling(reason));
+        let pause_now = if reason == PollingReason::Interrupted { pause } else { UNAVAILABLE };
+        let session = Arc::downgrade(&self);
+        drop(self);
+        tokio::time::sleep(pause_now).await;
+        match session.upgrade() {
+            Some(session) if session.needs_stream() => {}
+            Some(session) => return session.close_stream(),
+            None => return Phase::Idle,
+        }
+        Phase::Opening { resume, pause: (pause * 2).min(BACKOFF.1) }
+    }
+
+    fn needs_stream(&self) -> bool {
+        !self.table().lines.by_name.is_empty()
+    }
+
+    fn close_stream(&self) -> Phase {
+        self.streams(false);
+        self.demand.send_replace(false);
+        Phase::Idle
+    }
+
+    fn streams(&self, streaming: bool) {
+        self.table().streaming = streaming;
+    }
+}
+
+/// Codes of the server: an aggregation it has no stage for as it is no replica set (40573, and 40324 for an unknown
+/// stage), and what it does not permit (13).
+fn why_polling(error: &StoreError) -> PollingReason {
+    match (error.kind, error.code()) {
+        (Failure::Refused, Some(40573 | 40324)) => PollingReason::Standalone,
+        (Failure::Refused, Some(13)) => PollingReason::NotPermitted,
+        _ => PollingReason::Interrupted,
+    }
+}

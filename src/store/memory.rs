@@ -1,0 +1,128 @@
+//! Locks in the memory of this process: the protocol's specification run under a mutex, on tokio's clock.
+
+use std::{
+    collections::HashMap,
+    sync::{Mutex, MutexGuard, PoisonError},
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
+
+use tokio::{sync::mpsc, time::Instant};
+
+use super::{Answer, Documents, Event, Exchange, Renewal};
+use crate::protocol::{Operation, ServerTime, State, state, wake};
+
+/// The store behind `LockClient::in_memory`.
+#[derive(Debug)]
+pub(crate) struct MemoryStore {
+    /// What the server's clock would read at `started`; from there on it runs with tokio's clock, which tests can pause.
+    epoch: ServerTime,
+    started: Instant,
+    contents: Mutex<Contents>,
+}
+
+#[derive(Debug, Default)]
+struct Contents {
+    states: HashMap<String, State>,
+    streams: Vec<Subscriber>,
+}
+
+#[derive(Debug)]
+struct Subscriber {
+    pattern: String,
+    events: mpsc::UnboundedSender<Event>,
+}
+
+/// The stream of one session.
+#[derive(Debug)]
+pub(crate) struct MemoryEvents(mpsc::UnboundedReceiver<Event>);
+
+impl MemoryStore {
+    pub(crate) fn new() -> Self {
+        let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO);
+        Self {
+            epoch: ServerTime(i64::try_from(since_epoch.as_millis()).unwrap_or(0)),
+            started: Instant::now(),
+            contents: Mutex::default(),
+        }
+    }
+
+    pub(super) fn run(&self, name: &str, operation: &Operation) -> Answer {
+        let mut contents = self.contents();
+        let exchange = self.exchange();
+        let before = contents.state(name, exchange.1);
+        let after = state::apply(before, operation, exchange.1);
+        if let Some(after) = &after
+            && before != Some(after)
+        {
+            contents.write(name, after.clone());
+        }
+        Answer { state: after, exchange: exchange.0 }
+    }
+
+    pub(super) fn renew(&self, renewal: &Renewal) -> u64 {
+        let mut contents = self.contents();
+        let now = self.now();
+        let mut renewed = 0;
+        for name in &renewal.names {
+            if let Some(mut state) = contents.states.get(name).cloned()
+                && state::renew(&mut state, &renewal.operation, &renewal.ids, renewal.retention, now)
+            {
+                contents.write(name, state);
+                renewed += 1;
+            }
+        }
+        renewed
+    }
+
+    pub(super) fn read(&self, names: &[String]) -> (Documents, Exchange) {
+        let contents = self.contents();
+        let (exchange, now) = self.exchange();
+        let found = names.iter().filter_map(|name| Some((name.clone(), Ok(contents.state(name, now)?.clone()))));
+        (found.collect(), exchange)
+    }
+
+    pub(super) fn watch(&self, session: &str) -> MemoryEvents {
+        let (events, receiver) = mpsc::unbounded_channel();
+        self.contents().streams.push(Subscriber { pattern: wake::pattern(session), events });
+        MemoryEvents(receiver)
+    }
+
+    fn now(&self) -> ServerTime {
+        self.epoch.plus_millis(i64::try_from(self.started.elapsed().as_millis()).unwrap_or(i64::MAX))
+    }
+
+    fn exchange(&self) -> (Exchange, ServerTime) {
+        let instant = Instant::now();
+        let now = self.now();
+        (Exchange { sent: instant, received: instant, now: Some(now) }, now)
+    }
+
+    fn contents(&self) -> MutexGuard<'_, Contents> {
+        // Nothing that runs under the lock leaves the contents half-written.
+        self.contents.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Contents {
+    /// The document of a name, unless a TTL index would have purged it by now.
+    fn state(&self, name: &str, now: ServerTime) -> Option<&State> {
+        self.states.get(name).filter(|state| state.purge_at > now)
+    }
+
+    fn write(&mut self, name: &str, state: State) {
+        self.streams.retain(|stream| {
+            !state.wake.contains(&stream.pattern)
+                || stream.events.send(Event::Addressed { name: name.to_owned(), wake: state.wake.clone() }).is_ok()
+        });
+        self.states.insert(name.to_owned(), state);
+    }
+}
+
+impl MemoryEvents {
+    pub(super) async fn next(&mut self) -> Vec<Event> {
+        let mut events = Vec::new();
+        // The store outlives its streams, so that there is always a sender.
+        self.0.recv_many(&mut events, 64).await;
+        events
+    }
+}

@@ -1,0 +1,198 @@
+//! Where the documents of the locks are: a MongoDB collection, or memory.
+//!
+//! A store runs one operation of the protocol at a time, renews many holders at once, reads, and watches. It decides
+//! nothing about time-outs and retries; that is the session's part.
+
+mod memory;
+mod mongo;
+
+use std::{collections::HashMap, error::Error as StdError, fmt, sync::Arc};
+
+use tokio::time::Instant;
+
+use crate::protocol::{Operation, ServerTime, State, document::Malformed};
+
+pub(crate) use memory::MemoryStore;
+pub(crate) use mongo::{AWAIT_TIME, MongoStore, Topology};
+
+/// A store, by what it is. Both keep the same documents by the same transitions.
+#[derive(Debug)]
+pub(crate) enum Store {
+    Mongo(MongoStore),
+    Memory(MemoryStore),
+}
+
+/// The document after an operation, and when.
+#[derive(Debug)]
+pub(crate) struct Answer {
+    /// `None`: there is no document.
+    pub(crate) state: Option<State>,
+    pub(crate) exchange: Exchange,
+}
+
+/// One exchange with the server: it read `now` on its clock some time after `sent` and before `received` on ours.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Exchange {
+    pub(crate) sent: Instant,
+    pub(crate) received: Instant,
+    /// `None` where the server does not say it: a retried command is answered from the server's record of it.
+    pub(crate) now: Option<ServerTime>,
+}
+
+/// Documents by name. `Err` stands for a document that is not the document of a lock.
+pub(crate) type Documents = HashMap<String, Result<State, Malformed>>;
+
+/// What the change stream says about one document, or about them all.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Event {
+    /// A write of the protocol that names entries of this session in `wake`.
+    Addressed { name: String, wake: String },
+    /// The document was deleted, or written by something that is not the protocol.
+    Foreign { name: String },
+    /// The collection was dropped or renamed, or the stream ended: anything can have happened to any document.
+    Everything,
+}
+
+/// Why an operation failed.
+#[derive(Clone, Debug)]
+pub(crate) struct StoreError {
+    pub(crate) kind: Failure,
+    pub(crate) source: Arc<dyn StdError + Send + Sync>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Failure {
+    /// Two commands created the document at once, and this one lost: nothing was written; ask again.
+    Raced,
+    /// The server can't be reached or is changing its primary. It may have been written; asking again is safe.
+    Unavailable,
+    /// The server refuses: asking again would bring the same answer. Nothing was written.
+    Refused,
+}
+
+impl fmt::Display for StoreError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self.kind {
+            Failure::Raced => "the lock's document was created by two commands at once",
+            Failure::Unavailable => "the server can't be reached",
+            Failure::Refused => "the server refused the operation",
+        })
+    }
+}
+
+impl StdError for StoreError {
+    fn source(&self) -> Option<&(dyn StdError + 'static)> {
+        Some(&*self.source)
+    }
+}
+
+impl StoreError {
+    /// Asking again would bring the same answer.
+    pub(crate) fn is_final(&self) -> bool {
+        self.kind == Failure::Refused
+    }
+
+    /// The server's code for the error, where it is one of the server's.
+    pub(crate) fn code(&self) -> Option<i32> {
+        mongo::code(self.source.downcast_ref()?)
+    }
+
+    /// The task that ran the operation was stopped, as its runtime is shutting down.
+    pub(crate) fn stopped(error: tokio::task::JoinError) -> Self {
+        Self { kind: Failure::Refused, source: Arc::new(error) }
+    }
+}
+
+impl From<Malformed> for StoreError {
+    fn from(malformed: Malformed) -> Self {
+        Self { kind: Failure::Refused, source: Arc::new(NotALock(malformed)) }
+    }
+}
+
+/// A document stands under the lock's name that is not the document of a lock; it is left alone.
+#[derive(Debug, thiserror::Error)]
+#[error("the document of that name is not the document of a lock: {0}")]
+struct NotALock(Malformed);
+
+impl Store {
+    /// Runs one operation on the document `name`, majority-committed.
+    pub(crate) async fn run(&self, name: &str, operation: &Operation) -> Result<Answer, StoreError> {
+        match self {
+            Self::Mongo(store) => store.run(name, operation).await,
+            Self::Memory(store) => Ok(store.run(name, operation)),
+        }
+    }
+
+    /// Renews those of `ids` that still hold a lock of `names`; returns in how many documents.
+    pub(crate) async fn renew(&self, renewal: &Renewal) -> Result<u64, StoreError> {
+        match self {
+            Self::Mongo(store) => store.renew(renewal).await,
+            Self::Memory(store) => Ok(store.renew(renewal)),
+        }
+    }
+
+    /// Reads the majority-committed documents of these names; names without one are left out.
+    pub(crate) async fn read(&self, names: &[String]) -> Result<(Documents, Exchange), StoreError> {
+        match self {
+            Self::Mongo(store) => store.read(names).await,
+            Self::Memory(store) => Ok(store.read(names)),
+        }
+    }
+
+    /// Opens a stream of the events that concern `session`, from now on or from after the last event of `resume`.
+    pub(crate) async fn watch(&self, session: &str, resume: Option<&ResumeAt>) -> Result<EventStream, StoreError> {
+        match self {
+            Self::Mongo(store) => store.watch(session, resume).await.map(EventStream::Mongo),
+            Self::Memory(store) => Ok(EventStream::Memory(store.watch(session))),
+        }
+    }
+
+    /// Prepares the collection: makes the index by which the server purges idle locks.
+    pub(crate) async fn prepare(&self) -> Result<(), StoreError> {
+        match self {
+            Self::Mongo(store) => store.prepare().await,
+            Self::Memory(_) => Ok(()),
+        }
+    }
+}
+
+/// Holders to be renewed in one command.
+#[derive(Clone, Debug)]
+pub(crate) struct Renewal {
+    /// New for every renewal; the first word of `wake`.
+    pub(crate) operation: String,
+    pub(crate) names: Vec<String>,
+    pub(crate) ids: Vec<String>,
+    /// In milliseconds.
+    pub(crate) retention: i64,
+}
+
+/// Where a stream can be taken up again.
+#[derive(Clone, Debug)]
+pub(crate) struct ResumeAt(mongodb::bson::Document);
+
+/// An open change stream.
+pub(crate) enum EventStream {
+    Mongo(mongo::MongoEvents),
+    Memory(memory::MemoryEvents),
+}
+
+impl EventStream {
+    /// The next events; an empty batch is a sign of life. An error ends the stream.
+    ///
+    /// Cancel safe: no event is lost when the future is dropped.
+    pub(crate) async fn next(&mut self) -> Result<Vec<Event>, StoreError> {
+        match self {
+            Self::Mongo(events) => events.next().await,
+            Self::Memory(events) => Ok(events.next().await),
+        }
+    }
+
+    /// Where to take up the stream again after the last batch.
+    pub(crate) fn resume_at(&self) -> Option<ResumeAt> {
+        match self {
+            Self::Mongo(events) => events.resume_at(),
+            Self::Memory(_) => None,
+        }
+    }
+}

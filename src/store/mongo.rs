@@ -1,0 +1,290 @@
+//! Locks in a MongoDB collection. The only place that sends commands.
+
+use std::{sync::Arc, time::Duration};
+
+use futures::{StreamExt, TryStreamExt};
+use mongodb::{
+    Collection, Database, IndexModel,
+    bson::{Bson, Document, doc},
+    error::{Error, ErrorKind, WriteFailure},
+    options::{
+        CollectionOptions, IndexOptions, ReadConcern, ReadPreference, ReturnDocument, SelectionCriteria, WriteConcern,
+    },
+    raw_batch_cursor::RawBatchCursor,
+};
+use tokio::time::Instant;
+
+use super::{Answer, Documents, Event, Exchange, Failure, Renewal, ResumeAt, StoreError};
+use crate::protocol::{Operation, ServerTime, State, pipeline, wake};
+
+/// How long the server may hold an empty `getMore`. A stream silent for longer than this and a margin is taken for
+/// dead, so it is also how soon a stream that silently stopped is noticed; each one costs a command.
+pub(crate) const AWAIT_TIME: Duration = Duration::from_secs(5);
+
+const TTL_INDEX: &str = "watchlock_purge_at";
+
+/// What the server said it is, when it was asked first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Topology {
+    ReplicaSet,
+    Sharded,
+    Standalone,
+}
+
+/// One collection of lock documents.
+#[derive(Debug)]
+pub(crate) struct MongoStore {
+    collection: Collection<Document>,
+    topology: Topology,
+}
+
+impl MongoStore {
+    /// Asks the server once what it is and what its clock says.
+    pub(crate) async fn connect(database: &Database, collection: &str) -> Result<(Self, Exchange), StoreError> {
+        let sent = Instant::now();
+        // Asked of whoever may answer for the collection's writes, so that an unreachable primary shows here.
+        let primary = SelectionCriteria::ReadPreference(ReadPreference::Primary);
+        let hello = database.run_command(doc! { "hello": 1 }).selection_criteria(primary.clone()).await?;
+        let now = hello.get_datetime("localTime").ok().map(|now| ServerTime(now.timestamp_millis()));
+        let topology = if hello.contains_key("setName") {
+            Topology::ReplicaSet
+        } else if hello.get_str("msg") == Ok("isdbgrid") {
+            Topology::Sharded
+        } else {
+            Topology::Standalone
+        };
+        // Set here and never inherited: what the user chose for the database is for the user's own data. A grant
+        // that is not majority-committed can be rolled back, and be granted again to another.
+        let options = CollectionOptions::builder()
+            .write_concern(WriteConcern::majority())
+            .read_concern(ReadConcern::majority())
+            .selection_criteria(primary)
+            .build();
+        let collection = database.collection_with_options(collection, options);
+        Ok((Self { collection, topology }, Exchange { sent, received: Instant::now(), now }))
+    }
+
+    pub(crate) fn topology(&self) -> Topology {
+        self.topology
+    }
+
+    pub(super) async fn run(&self, name: &str, operation: &Operation) -> Result<Answer, StoreError> {
+        let sent = Instant::now();
+        let answer = self
+            .collection
+            .find_one_and_update(doc! { "_id": name }, pipeline::operation(operation, &now()))
+            .upsert(operation.creates())
+            .return_document(ReturnDocument::After)
+            .projection(fields())
+            .await;
+        let document = match answer {
+            Ok(document) => document,
+            Err(error) => return Err(self.explain(name, error).await),
+        };
+        let exchange = Exchange { sent, received: Instant::now(), now: document.as_ref().and_then(server_now) };
+        let state = document.map(|document| State::from_document(&document)).transpose();
+        match state {
+            Ok(state) => Ok(Answer { state, exchange }),
+            // A pipeline that only takes entries out leaves a foreign document as it is: nothing of ours is in it.
+            Err(_) if !operation.creates() => Ok(Answer { state: None, exchange }),
+            Err(malformed) => Err(malformed.into()),
+        }
+    }
+
+    pub(super) async fn renew(&self, renewal: &Renewal) -> Result<u64, StoreError> {
+        let update = pipeline::renewal(&renewal.operation, &renewal.ids, renewal.retention, &now());
+        let filter = doc! { "_id": { "$in": &renewal.names }, "holders.id": { "$in": &renewal.ids } };
+        Ok(self.collection.update_many(filter, update).await?.modified_count)
+    }
+
+    pub(super) async fn read(&self, names: &[String]) -> Result<(Documents, Exchange), StoreError> {
+        let sent = Instant::now();
+        let cursor = self.collection.find(doc! { "_id": { "$in": names } }).projection(fields()).await?;
+        let documents: Vec<Document> = cursor.try_collect().await?;
+        let now = documents.first().and_then(server_now);
+        let named = documents.into_iter().filter_map(|document| {
+            let name = document.get_str("_id").ok()?.to_owned();
+            Some((name, State::from_document(&document)))
+        });
+        Ok((named.collect(), Exchange { sent, received: Instant::now(), now }))
+    }
+
+    /// Opens the stream as a plain aggregation and not through the driver's `watch`, whose own resuming can lose
+    /// events unseen (a retried resume starts from now) and whose errors come late: here every gap is known, and every
+    /// batch, empty ones too, is a sign of life.
+    pub(super) async fn watch(&self, session: &str, resume: Option<&ResumeAt>) -> Result<MongoEvents, StoreError> {
+        let mut stream = Document::new();
+        if let Some(ResumeAt(token)) = resume {
+            stream.insert("resumeAfter", token);
+        }
+        let mut stages = vec![doc! { "$changeStream": stream }];
+        stages.extend(concerning(session));
+        let mut cursor = self.collection.aggregate(stages).max_await_time(AWAIT_TIME).batch().await?;
+        // The answer to the aggregation itself: the stream is open as of now.
+        let mut resume_at = resume.cloned();
+        let first = read_batch(&mut cursor, &mut resume_at).await?;
+        Ok(MongoEvents { cursor, first: Some(first), resume_at })
+    }
+
+    pub(super) async fn prepare(&self) -> Result<(), StoreError> {
+        let options =
+            IndexOptions::builder().name(TTL_INDEX.to_owned()).expire_after(Duration::ZERO).build();
+        let index = IndexModel::builder().keys(doc! { "purge_at": 1 }).options(options).build();
+        self.collection.create_index(index).await?;
+        Ok(())
+    }
+
+    /// A server's refusal of a pipeline says little where the reason is a document that is not a lock's.
+    async fn explain(&self, name: &str, error: Error) -> StoreError {
+        let error = StoreError::from(error);
+        if error.kind == Failure::Refused
+            && let Ok(Some(document)) = self.collection.find_one(doc! { "_id": name }).await
+            && let Err(malformed) = State::from_document(&document)
+        {
+            return malformed.into();
+        }
+        error
+    }
+}
+
+fn now() -> Bson {
+    Bson::from("$$NOW")
+}
+
+/// The lock's own fields, and the server's clock as the answer is made.
+fn fields() -> Document {
+    doc! {
+        "kind": 1, "capacity": 1, "token": 1, "holders": 1, "queue": 1, "wake": 1, "purge_at": 1,
+        "_watchlock_now": "$$NOW",
+    }
+}
+
+fn server_now(document: &Document) -> Option<ServerTime> {
+    document.get_datetime("_watchlock_now").ok().map(|now| ServerTime(now.timestamp_millis()))
+}
+
+/// Selects, on the server, what concerns a session: writes that name one of its entries, and whatever is not a write
+/// of the protocol. A pipeline update is reported as an `update` with a delta or as a whole `replace`, as the server
+/// likes, so `wake` is looked for in both.
+fn concerning(session: &str) -> [Document; 2] {
+    let pattern = doc! { "$regex": wake::pattern(session) };
+    const DELTA: &str = "updateDescription.updatedFields.wake";
+    const WHOLE: &str = "fullDocument.wake";
+    [
+        doc! { "$match": { "$or": [
+            { DELTA: &pattern },
+            { WHOLE: &pattern },
+            { "operationType": { "$in": ["update", "replace"] },
+              DELTA: { "$not": { "$type": "string" } }, WHOLE: { "$not": { "$type": "string" } } },
+            { "operationType": { "$nin": ["insert", "update", "replace"] } },
+        ] } },
+        doc! { "$project": {
+            "operationType": 1, "documentKey": 1, "wake": { "$ifNull": [format!("${WHOLE}"), format!("${DELTA}")] },
+        } },
+    ]
+}
+
+/// An open stream; dropping it closes the server's cursor in the background.
+pub(crate) struct MongoEvents {
+    cursor: RawBatchCursor,
+    first: Option<Vec<Event>>,
+    resume_at: Option<ResumeAt>,
+}
+
+impl MongoEvents {
+    pub(super) async fn next(&mut self) -> Result<Vec<Event>, StoreError> {
+        match self.first.take().filter(|events| !events.is_empty()) {
+            Some(events) => Ok(events),
+            None => read_batch(&mut self.cursor, &mut self.resume_at).await,
+        }
+    }
+
+    pub(super) fn resume_at(&self) -> Option<ResumeAt> {
+        self.resume_at.clone()
+    }
+}
+
+async fn read_batch(cursor: &mut RawBatchCursor, at: &mut Option<ResumeAt>) -> Result<Vec<Event>, StoreError> {
+    let Some(batch) = cursor.next().await.transpose()? else {
+        // The server closes the cursor after an invalidating event.
+        *at = None;
+        return Err(Error::custom("the change stream was closed by the server").into());
+    };
+    let mut events = Vec::new();
+    for event in batch.doc_slices()?.into_iter() {
+        let Some(event) = event.map_err(unreadable)?.as_document() else { continue };
+        events.push(read_event(&Document::try_from(event).map_err(unreadable)?));
+    }
+    let token = batch.as_raw_document().get_document("cursor").ok();
+    if let Some(token) = token.and_then(|cursor| cursor.get_document("postBatchResumeToken").ok()) {
+        *at = Document::try_from(token).ok().map(ResumeAt);
+    }
+    Ok(events)
+}
+
+fn read_event(event: &Document) -> Event {
+    let name = event.get_document("documentKey").ok().map(|key| key.get_str("_id"));
+    match (event.get_str("operationType"), name) {
+        (Ok("insert" | "update" | "replace" | "delete"), Some(Ok(name))) => match event.get_str("wake") {
+            Ok(wake) => Event::Addressed { name: name.to_owned(), wake: wake.to_owned() },
+            Err(_) => Event::Foreign { name: name.to_owned() },
+        },
+        // Some other program's document: no lock's name is anything but a string.
+        (Ok("insert" | "update" | "replace" | "delete"), Some(Err(_))) => Event::Foreign { name: String::new() },
+        _ => Event::Everything,
+    }
+}
+
+fn unreadable(error: impl std::error::Error + Send + Sync + 'static) -> StoreError {
+    StoreError { kind: Failure::Unavailable, source: Arc::new(error) }
+}
+
+impl From<Error> for StoreError {
+    fn from(error: Error) -> Self {
+        Self { kind: failure(&error), source: Arc::new(error) }
+    }
+}
+
+/// Sorts the driver's errors. Only what the server certainly refused, and would refuse again, is final: whatever can
+/// come with a fail-over, a cut connection or an overloaded server is not.
+fn failure(error: &Error) -> Failure {
+    if error.contains_label("RetryableWriteError") || error.contains_label("TransientTransactionError") {
+        return Failure::Unavailable;
+    }
+    if let Some(code) = code(error) {
+        return failure_by_code(code);
+    }
+    match &*error.kind {
+        ErrorKind::InvalidArgument { .. }
+        | ErrorKind::Authentication { .. }
+        | ErrorKind::InvalidTlsConfig { .. }
+        | ErrorKind::IncompatibleServer { .. }
+        | ErrorKind::SessionsNotSupported
+        | ErrorKind::Shutdown => Failure::Refused,
+        _ => Failure::Unavailable,
+    }
+}
+
+pub(super) fn code(error: &Error) -> Option<i32> {
+    match &*error.kind {
+        ErrorKind::Command(command) => Some(command.code),
+        ErrorKind::Write(WriteFailure::WriteError(write)) => Some(write.code),
+        _ => None,
+    }
+}
+
+/// Codes of the server: a duplicate key; then those of the driver specifications that come and go with the state of
+/// the replica set or the load of the server.
+fn failure_by_code(code: i32) -> Failure {
+    match code {
+        11000 => Failure::Raced,
+        // HostUnreachable, HostNotFound, NetworkTimeout, ShutdownInProgress, PrimarySteppedDown, SocketException,
+        // NotWritablePrimary, InterruptedAtShutdown, InterruptedDueToReplStateChange, NotPrimaryNoSecondaryOk,
+        // NotPrimaryOrSecondary, ExceededTimeLimit, MaxTimeMSExpired, LockTimeout, WriteConcernFailed, Interrupted,
+        // WriteConflict, CursorKilled, CursorNotFound, NotYetInitialized, LockBusy, ReadConcernMajorityNotAvailableYet
+        6 | 7 | 24 | 43 | 46 | 50 | 64 | 89 | 91 | 94 | 112 | 134 | 189 | 237 | 262 | 9001 | 10107 | 11600 | 11601
+        | 11602 | 13435 | 13436 => Failure::Unavailable,
+        _ => Failure::Refused,
+    }
+}
+

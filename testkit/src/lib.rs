@@ -1,0 +1,37 @@
+//! Real `mongod` servers for watchlock's own tests, examples and benchmarks.
+//!
+//! A [`Cluster`] is a standalone server or a replica set on free loopback ports, with its data in a throw-away
+//! folder. It can be killed, frozen, restarted and stepped down node by node, made to fail commands through a
+//! [`FailPoint`], and reached through a [`Proxy`] that delays, swallows or cuts the traffic. Nothing of it outlives
+//! the process that started it, however that process ends.
+//!
+//! The server itself is found by [`binary::mongod`], which installs one where there is none.
+//!
+//! ```no_run
+//! # async fn example() -> Result<(), Box<dyn std::error::Error>> {
+//! use watchlock_testkit::Cluster;
+//!
+//! let cluster = Cluster::replica_set(3).await?;
+//! let client = cluster.client().await?;
+//! let primary = cluster.primary().await?;
+//! cluster.kill(primary);
+//! # drop(client);
+//! # Ok(())
+//! # }
+//! ```
+
+pub mod binary;
+pub mod shared;
+pub mod signal;
+
+mod cluster;
+mod error;
+mod failpoint;
+mod folder;
+mod node;
+mod proxy;
+
+pub use cluster::{Cluster, ClusterBuilder, uri_or_replica_set};
+pub use error::Error;
+pub use failpoint::FailPoint;
+pub use proxy::Proxy;

@@ -1,0 +1,52 @@
+//! One server for all the tests of a process, and names to keep them apart.
+//!
+//! A server takes a second or more to start, so tests that leave it as they found it share one: each works in a
+//! database of its own, named by [`unique_name`], with a client of its own, as a client belongs to the runtime it
+//! was made in and every `#[tokio::test]` has one.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use tokio::sync::OnceCell;
+
+use crate::Cluster;
+
+/// The replica set of one node that all tests of this process share. Started by whoever asks first.
+///
+/// # Panics
+///
+/// It does not start.
+pub async fn replica_set() -> &'static Cluster {
+    static REPLICA_SET: OnceCell<Cluster> = OnceCell::const_new();
+    REPLICA_SET
+        .get_or_init(async || match Cluster::replica_set(1).await {
+            Ok(cluster) => cluster,
+            Err(error) => panic!("{error}"),
+        })
+        .await
+}
+
+/// The standalone server that all tests of this process share. Started by whoever asks first.
+///
+/// # Panics
+///
+/// It does not start.
+pub async fn standalone() -> &'static Cluster {
+    static STANDALONE: OnceCell<Cluster> = OnceCell::const_new();
+    STANDALONE
+        .get_or_init(async || match Cluster::standalone().await {
+            Ok(cluster) => cluster,
+            Err(error) => panic!("{error}"),
+        })
+        .await
+}
+
+/// A name no other call has returned, in this process or in one that runs at the same time: `prefix`, the process id
+/// and a number. Fit for a database where `prefix` is.
+pub fn unique_name(prefix: &str) -> String {
+    static NEXT: AtomicU64 = AtomicU64::new(0);
+    format!(
+        "{prefix}_{}_{}",
+        std::process::id(),
+        NEXT.fetch_add(1, Ordering::Relaxed)
+    )
+}

