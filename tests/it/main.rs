@@ -1,0 +1,3 @@
+//! watchlock against real servers.
+
+mod mutex;
