@@ -59,7 +59,12 @@ impl Config {
 
     pub(crate) fn owner(&self, reason: Option<String>) -> Owner {
         let pid = i64::from(std::process::id());
-        Owner { host: self.host.clone(), pid, label: self.label.clone(), reason }
+        Owner {
+            host: self.host.clone(),
+            pid,
+            label: self.label.clone(),
+            reason,
+        }
     }
 }
 
@@ -201,7 +206,9 @@ impl LockClientBuilder {
             _ if standalone => WakeMode::Polling(PollingReason::Standalone),
             _ => WakeMode::ChangeStream,
         };
-        Ok(LockClient { session: Session::new(config, Store::Mongo(store), Some(&exchange), mode) })
+        Ok(LockClient {
+            session: Session::new(config, Store::Mongo(store), Some(&exchange), mode),
+        })
     }
 }
 
@@ -212,8 +219,9 @@ impl Settings {
         let claim_lease = self.claim_lease.unwrap_or(lease.min(Duration::from_secs(5)));
         let renewal_interval = self.renewal_interval.unwrap_or(lease / 3);
         let retention = self.retention.unwrap_or(Duration::from_secs(24 * 3600));
-        let (poll_least, poll_most) =
-            self.poll_interval.unwrap_or((Duration::from_millis(10), Duration::from_millis(500)));
+        let (poll_least, poll_most) = self
+            .poll_interval
+            .unwrap_or((Duration::from_millis(10), Duration::from_millis(500)));
 
         at_least("lease", lease, LEASE_LEAST)?;
         at_least("renewal interval", renewal_interval, Duration::from_millis(10))?;
@@ -228,10 +236,17 @@ impl Settings {
         ];
         for (name, value) in all {
             if value > DURATION_MOST {
-                return Err(InvalidInput::new(format!("the {name} of {value:?} is longer than {DURATION_MOST:?}")));
+                return Err(InvalidInput::new(format!(
+                    "the {name} of {value:?} is longer than {DURATION_MOST:?}"
+                )));
             }
         }
-        below("renewal interval", renewal_interval, "lease less the skew margin", lease.saturating_sub(skew_margin))?;
+        below(
+            "renewal interval",
+            renewal_interval,
+            "lease less the skew margin",
+            lease.saturating_sub(skew_margin),
+        )?;
         below("skew margin", skew_margin, "half of the claim lease", claim_lease / 2)?;
         if claim_lease > lease {
             return Err(InvalidInput::new(format!(
@@ -262,14 +277,18 @@ impl Settings {
 
 fn at_least(name: &str, value: Duration, least: Duration) -> Result<(), InvalidInput> {
     if value < least {
-        return Err(InvalidInput::new(format!("the {name} of {value:?} is shorter than {least:?}")));
+        return Err(InvalidInput::new(format!(
+            "the {name} of {value:?} is shorter than {least:?}"
+        )));
     }
     Ok(())
 }
 
 fn below(name: &str, value: Duration, bound_name: &str, bound: Duration) -> Result<(), InvalidInput> {
     if value >= bound {
-        return Err(InvalidInput::new(format!("the {name} of {value:?} is not shorter than the {bound_name}, {bound:?}")));
+        return Err(InvalidInput::new(format!(
+            "the {name} of {value:?} is not shorter than the {bound_name}, {bound:?}"
+        )));
     }
     Ok(())
 }
@@ -286,17 +305,24 @@ fn check_collection(name: &str) -> Result<(), InvalidInput> {
     } else {
         return Ok(());
     };
-    Err(InvalidInput::new(format!("the collection name `{}` {problem}", name.escape_debug())))
+    Err(InvalidInput::new(format!(
+        "the collection name `{}` {problem}",
+        name.escape_debug()
+    )))
 }
 
 /// Names are 1 to 1,024 bytes of any text.
 pub(crate) fn check_name(name: &str) -> Result<(), InvalidInput> {
     if name.is_empty() {
-        return Err(InvalidInput::new("the name of a lock is empty; it must have 1 to 1024 bytes"));
+        return Err(InvalidInput::new(
+            "the name of a lock is empty; it must have 1 to 1024 bytes",
+        ));
     }
     if name.len() > NAME_MOST {
         let length = name.len();
-        return Err(InvalidInput::new(format!("the name of a lock has {length} bytes; it must have 1 to {NAME_MOST}")));
+        return Err(InvalidInput::new(format!(
+            "the name of a lock has {length} bytes; it must have 1 to {NAME_MOST}"
+        )));
     }
     Ok(())
 }
@@ -304,7 +330,9 @@ pub(crate) fn check_name(name: &str) -> Result<(), InvalidInput> {
 pub(crate) fn check_text(what: &str, text: &str) -> Result<(), InvalidInput> {
     if text.len() > TEXT_MOST {
         let length = text.len();
-        return Err(InvalidInput::new(format!("the {what} has {length} bytes; it must have at most {TEXT_MOST}")));
+        return Err(InvalidInput::new(format!(
+            "the {what} has {length} bytes; it must have at most {TEXT_MOST}"
+        )));
     }
     Ok(())
 }
@@ -312,7 +340,9 @@ pub(crate) fn check_text(what: &str, text: &str) -> Result<(), InvalidInput> {
 /// A timeout may be anything from nothing to longer than anybody lives; the clock must be able to add it.
 pub(crate) fn check_timeout(timeout: Duration) -> Result<(), InvalidInput> {
     if timeout > DURATION_MOST {
-        return Err(InvalidInput::new(format!("the timeout of {timeout:?} is longer than {DURATION_MOST:?}")));
+        return Err(InvalidInput::new(format!(
+            "the timeout of {timeout:?} is longer than {DURATION_MOST:?}"
+        )));
     }
     Ok(())
 }
@@ -320,10 +350,10 @@ pub(crate) fn check_timeout(timeout: Duration) -> Result<(), InvalidInput> {
 /// What this machine calls itself: only shown to people.
 fn host() -> String {
     let kernel = std::fs::read_to_string("/proc/sys/kernel/hostname").ok();
-    let name = kernel.or_else(|| std::env::var("HOSTNAME").ok()).or_else(|| std::env::var("COMPUTERNAME").ok());
-    let mut name = name.unwrap_or_default().trim().to_owned();
-    name.truncate(name.floor_char_boundary(256));
-    name
+    let name = kernel
+        .or_else(|| std::env::var("HOSTNAME").ok())
+        .or_else(|| std::env::var("COMPUTERNAME").ok());
+    name.unwrap_or_default().trim().chars().take(256).collect()
 }
 
 /// Makes locks that all processes share which use the same collection.
@@ -342,7 +372,9 @@ pub struct LockClient {
 impl fmt::Debug for LockClient {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         // Not the store: the driver's client shows the user's connection options.
-        f.debug_struct("LockClient").field("config", &self.session.config).finish_non_exhaustive()
+        f.debug_struct("LockClient")
+            .field("config", &self.session.config)
+            .finish_non_exhaustive()
     }
 }
 
@@ -352,7 +384,11 @@ impl LockClient {
     /// Write concern, read concern and read preference are the library's own (majority, majority, primary), whatever
     /// those of `database` are.
     pub fn builder(database: Database) -> LockClientBuilder {
-        LockClientBuilder { database, collection: DEFAULT_COLLECTION.to_owned(), settings: Settings::default() }
+        LockClientBuilder {
+            database,
+            collection: DEFAULT_COLLECTION.to_owned(),
+            settings: Settings::default(),
+        }
     }
 
     /// A client whose locks live in the memory of this process: the same semantics, by the same transitions, without
@@ -370,9 +406,13 @@ impl LockClient {
     /// ```
     pub fn in_memory() -> Self {
         // The defaults are valid.
-        let Ok(config) = Settings::default().validate() else { unreachable_defaults() };
+        let Ok(config) = Settings::default().validate() else {
+            unreachable_defaults()
+        };
         let store = Store::Memory(MemoryStore::new());
-        Self { session: Session::new(config, store, None, WakeMode::ChangeStream) }
+        Self {
+            session: Session::new(config, store, None, WakeMode::ChangeStream),
+        }
     }
 
     /// A mutex: one holder at a time among all processes.
@@ -439,7 +479,11 @@ impl LockClient {
     /// ```
     pub async fn inspect(&self, name: &str) -> Result<Option<LockInfo>, OperateError> {
         check_name(name)?;
-        Ok(self.session.inspect(name).await?.map(|state| LockInfo::new(name, &state)))
+        Ok(self
+            .session
+            .inspect(name)
+            .await?
+            .map(|state| LockInfo::new(name, &state)))
     }
 
     /// Takes the lock `name` away from whoever holds it, and hands it to the next in the queue.
@@ -513,7 +557,12 @@ mod tests {
         let config = settings().validate().unwrap();
         assert_eq!(config.renewal_interval, Duration::from_secs(10));
         assert_eq!(config.skew_margin, Duration::from_secs(1));
-        let short = Settings { lease: Some(LEASE_LEAST), ..settings() }.validate().unwrap();
+        let short = Settings {
+            lease: Some(LEASE_LEAST),
+            ..settings()
+        }
+        .validate()
+        .unwrap();
         assert_eq!(short.skew_margin, Duration::from_millis(50));
         assert_eq!(short.claim_lease, LEASE_LEAST);
     }
@@ -522,20 +571,84 @@ mod tests {
     fn bad_settings_are_refused_with_value_and_bound() {
         let second = Duration::from_secs(1);
         let cases = [
-            (Settings { lease: Some(Duration::ZERO), ..settings() }, ["0ns", "500ms"]),
-            (Settings { lease: Some(Duration::MAX), ..settings() }, ["lease of 184", "31622400s"]),
             (
-                Settings { lease: Some(3 * second), renewal_interval: Some(3 * second), ..settings() },
+                Settings {
+                    lease: Some(Duration::ZERO),
+                    ..settings()
+                },
+                ["0ns", "500ms"],
+            ),
+            (
+                Settings {
+                    lease: Some(Duration::MAX),
+                    ..settings()
+                },
+                ["lease of 184", "31622400s"],
+            ),
+            (
+                Settings {
+                    lease: Some(3 * second),
+                    renewal_interval: Some(3 * second),
+                    ..settings()
+                },
                 ["renewal interval of 3s", "2.7s"],
             ),
-            (Settings { renewal_interval: Some(Duration::ZERO), ..settings() }, ["0ns", "10ms"]),
-            (Settings { claim_lease: Some(31 * second), ..settings() }, ["31s", "30s"]),
-            (Settings { claim_lease: Some(2 * second), ..settings() }, ["skew margin of 1s", "claim lease, 1s"]),
-            (Settings { skew_margin: Some(40 * second), ..settings() }, ["10s", "0ns"]),
-            (Settings { retention: Some(Duration::MAX), ..settings() }, ["retention", "31622400s"]),
-            (Settings { poll_interval: Some((second, Duration::ZERO)), ..settings() }, ["1s", "0ns"]),
-            (Settings { poll_interval: Some((Duration::ZERO, second)), ..settings() }, ["0ns", "1ms"]),
-            (Settings { label: Some("x".repeat(1025)), ..settings() }, ["1025", "1024"]),
+            (
+                Settings {
+                    renewal_interval: Some(Duration::ZERO),
+                    ..settings()
+                },
+                ["0ns", "10ms"],
+            ),
+            (
+                Settings {
+                    claim_lease: Some(31 * second),
+                    ..settings()
+                },
+                ["31s", "30s"],
+            ),
+            (
+                Settings {
+                    claim_lease: Some(2 * second),
+                    ..settings()
+                },
+                ["skew margin of 1s", "claim lease, 1s"],
+            ),
+            (
+                Settings {
+                    skew_margin: Some(40 * second),
+                    ..settings()
+                },
+                ["10s", "0ns"],
+            ),
+            (
+                Settings {
+                    retention: Some(Duration::MAX),
+                    ..settings()
+                },
+                ["retention", "31622400s"],
+            ),
+            (
+                Settings {
+                    poll_interval: Some((second, Duration::ZERO)),
+                    ..settings()
+                },
+                ["1s", "0ns"],
+            ),
+            (
+                Settings {
+                    poll_interval: Some((Duration::ZERO, second)),
+                    ..settings()
+                },
+                ["0ns", "1ms"],
+            ),
+            (
+                Settings {
+                    label: Some("x".repeat(1025)),
+                    ..settings()
+                },
+                ["1025", "1024"],
+            ),
         ];
         for (settings, words) in cases {
             let message = settings.validate().unwrap_err().to_string();

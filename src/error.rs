@@ -15,7 +15,9 @@ pub struct InvalidInput {
 
 impl InvalidInput {
     pub(crate) fn new(message: impl Into<String>) -> Self {
-        Self { message: message.into() }
+        Self {
+            message: message.into(),
+        }
     }
 }
 
@@ -43,7 +45,9 @@ impl From<StoreError> for ServerError {
 
 /// The name is in use as something else: another kind of lock, or one of another capacity.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("`{name}` is in use as a {found} of capacity {found_capacity}, and was asked for as a {wanted} of {wanted_capacity}")]
+#[error(
+    "`{name}` is in use as a {found} of capacity {found_capacity}, and was asked for as a {wanted} of {wanted_capacity}"
+)]
 #[non_exhaustive]
 pub struct UsedOtherwise {
     /// The name of the lock.

@@ -147,7 +147,9 @@ impl LockHandle {
 
     /// A view of this hold for those who work under it.
     pub fn view(&self) -> LockView {
-        LockView { hold: self.hold.clone() }
+        LockView {
+            hold: self.hold.clone(),
+        }
     }
 
     /// Renews the lock now, beyond what is done in the background, and returns for how long it is safe.
@@ -177,7 +179,9 @@ impl LockHandle {
         }
         let (session, hold) = (self.session.clone(), self.hold.clone());
         let renewal = tokio::spawn(async move { session.renew_together(&[hold]).await });
-        let renewed = renewal.await.unwrap_or_else(|stopped| Err(StoreError::stopped(stopped)));
+        let renewed = renewal
+            .await
+            .unwrap_or_else(|stopped| Err(StoreError::stopped(stopped)));
         match (self.lost_reason(), renewed) {
             (Some(reason), _) => Err(reason.into()),
             (None, Err(error)) => Err(ServerError::from(error).into()),

@@ -71,7 +71,9 @@ pub struct WaiterInfo {
 impl LockInfo {
     pub(crate) fn new(name: &str, state: &State) -> Self {
         let holders = state.holders.iter().map(|holder| {
-            let Owner { host, label, reason, .. } = holder.owner.clone();
+            let Owner {
+                host, label, reason, ..
+            } = holder.owner.clone();
             HolderInfo {
                 token: FencingToken::new(holder.token),
                 permits: unsigned(holder.permits),
@@ -84,7 +86,9 @@ impl LockInfo {
             }
         });
         let waiters = state.queue.iter().map(|waiter| {
-            let Owner { host, label, reason, .. } = waiter.owner.clone();
+            let Owner {
+                host, label, reason, ..
+            } = waiter.owner.clone();
             WaiterInfo {
                 permits: unsigned(waiter.permits),
                 since: system_time(waiter.since),
@@ -115,6 +119,10 @@ fn pid(owner: &Owner) -> u32 {
 
 fn system_time(time: ServerTime) -> SystemTime {
     let millis = Duration::from_millis(time.0.unsigned_abs());
-    let moved = if time.0 >= 0 { SystemTime::UNIX_EPOCH.checked_add(millis) } else { SystemTime::UNIX_EPOCH.checked_sub(millis) };
+    let moved = if time.0 >= 0 {
+        SystemTime::UNIX_EPOCH.checked_add(millis)
+    } else {
+        SystemTime::UNIX_EPOCH.checked_sub(millis)
+    };
     moved.unwrap_or(SystemTime::UNIX_EPOCH)
 }

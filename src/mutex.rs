@@ -76,7 +76,13 @@ impl Mutex {
     /// # Ok(()) }
     /// ```
     pub fn acquire(&self) -> Acquire {
-        Acquire { request: Request { mutex: self.clone(), reason: None }, timeout: None }
+        Acquire {
+            request: Request {
+                mutex: self.clone(),
+                reason: None,
+            },
+            timeout: None,
+        }
     }
 
     /// Acquires the lock if it is free and nobody waits for it; `None` otherwise. Await the returned action.
@@ -104,7 +110,12 @@ impl Mutex {
     /// # Ok(()) }
     /// ```
     pub fn try_acquire(&self) -> TryAcquire {
-        TryAcquire { request: Request { mutex: self.clone(), reason: None } }
+        TryAcquire {
+            request: Request {
+                mutex: self.clone(),
+                reason: None,
+            },
+        }
     }
 
     /// Acquires the lock, runs the future that `work` makes, and releases the lock.
@@ -165,10 +176,22 @@ impl Request {
         }
         timeout.map_or(Ok(()), check_timeout)?;
         let owner = session.config.owner(self.reason);
-        let place = session.join(&name, Wanted { kind: Kind::Mutex, capacity: 1, permits: 1, wait, owner });
+        let place = session.join(
+            &name,
+            Wanted {
+                kind: Kind::Mutex,
+                capacity: 1,
+                permits: 1,
+                wait,
+                owner,
+            },
+        );
         match place.outcome(timeout).await {
             Some(outcome) => Ok(outcome?.map(|hold| LockHandle::new(session, hold))),
-            None => Err(AcquireError::Timeout { name, waited: timeout.unwrap_or_default() }),
+            None => Err(AcquireError::Timeout {
+                name,
+                waited: timeout.unwrap_or_default(),
+            }),
         }
     }
 }
@@ -205,7 +228,10 @@ impl IntoFuture for Acquire {
             let wait = self.timeout != Some(Duration::ZERO);
             let timeout = self.timeout.filter(|_| wait);
             let acquired = self.request.send(wait, timeout).await?;
-            acquired.ok_or(AcquireError::Timeout { name, waited: Duration::ZERO })
+            acquired.ok_or(AcquireError::Timeout {
+                name,
+                waited: Duration::ZERO,
+            })
         })
     }
 }

@@ -44,8 +44,26 @@ impl Random {
 /// Strings that would do harm if the server read them as anything but strings.
 fn hostile() -> Vec<String> {
     let mut strings: Vec<String> = [
-        "$$NOW", "$holders", "$$ROOT", "$_watchlock.holders", "a.b", "$", ".", "", "'", "\"", "\\", "{\"$ne\": 1}", "a\0b",
-        "🔒🦀", "\u{202e}", "-", "h;", ";a-1+1@1;", "null", "_watchlock",
+        "$$NOW",
+        "$holders",
+        "$$ROOT",
+        "$_watchlock.holders",
+        "a.b",
+        "$",
+        ".",
+        "",
+        "'",
+        "\"",
+        "\\",
+        "{\"$ne\": 1}",
+        "a\0b",
+        "🔒🦀",
+        "\u{202e}",
+        "-",
+        "h;",
+        ";a-1+1@1;",
+        "null",
+        "_watchlock",
     ]
     .map(str::to_owned)
     .to_vec();
@@ -71,12 +89,21 @@ fn step(random: &mut Random, number: usize, strings: &[String]) -> Step {
         let count = random.below(most + 1);
         // Mostly from the plain ones: they are to meet.
         (0..count)
-            .map(|_| if random.below(8) == 0 { random.pick(&ids).clone() } else { random.pick(&ids[..5]).clone() })
+            .map(|_| {
+                if random.below(8) == 0 {
+                    random.pick(&ids).clone()
+                } else {
+                    random.pick(&ids[..5]).clone()
+                }
+            })
             .collect::<Vec<_>>()
     };
     let operation = format!("{}.{number}", random.pick(&["a", "b", "$c"]));
     if random.below(5) == 0 {
-        return Step::Renew { operation, ids: few(random, 3) };
+        return Step::Renew {
+            operation,
+            ids: few(random, 3),
+        };
     }
     let requests = (random.below(4) != 0).then(|| {
         let (kind, capacity) = *random.pick(&[
@@ -107,16 +134,29 @@ fn step(random: &mut Random, number: usize, strings: &[String]) -> Step {
                 },
             })
             .collect();
-        Requests { kind, capacity, entries }
+        Requests {
+            kind,
+            capacity,
+            entries,
+        }
     });
     let leave = few(random, 2);
-    Step::Run(Operation { id: operation, leave, evict: random.below(12) == 0, requests, retention: 500 })
+    Step::Run(Operation {
+        id: operation,
+        leave,
+        evict: random.below(12) == 0,
+        requests,
+        retention: 500,
+    })
 }
 
 async fn sequence(collection: &Collection<Document>, seed: u64, strings: &[String]) {
     let mut random = Random::new(seed);
     // Two names of a kind would collide, so the hostile ones get the seed as well.
-    let name = format!("{seed}{}", random.pick(strings)).chars().take(512).collect::<String>();
+    let name = format!("{seed}{}", random.pick(strings))
+        .chars()
+        .take(512)
+        .collect::<String>();
     let mut now = ServerTime(1_700_000_000_000 + i64::try_from(random.below(1_000)).unwrap());
     let mut expected: Option<State> = None;
     for number in 0..STEPS {
@@ -134,11 +174,17 @@ async fn sequence(collection: &Collection<Document>, seed: u64, strings: &[Strin
                     .unwrap()
             }
             Step::Renew { operation, ids } => {
-                let renewed = expected.as_mut().is_some_and(|state| state::renew(state, operation, ids, 500, now));
+                let renewed = expected
+                    .as_mut()
+                    .is_some_and(|state| state::renew(state, operation, ids, 500, now));
                 let filter = doc! { "_id": { "$in": [&name] }, "holders.id": { "$in": ids } };
                 let update = pipeline::renewal(operation, ids, 500, &date);
                 let result = collection.update_many(filter, update).await.unwrap();
-                assert_eq!(result.modified_count == 1, renewed, "sequence {seed}, step {number}: {step:?}");
+                assert_eq!(
+                    result.modified_count == 1,
+                    renewed,
+                    "sequence {seed}, step {number}: {step:?}"
+                );
                 collection.find_one(doc! { "_id": &name }).await.unwrap()
             }
         };
@@ -151,9 +197,13 @@ async fn sequence(collection: &Collection<Document>, seed: u64, strings: &[Strin
 async fn pipelines_do_what_the_specification_says() {
     let cluster = shared::standalone().await;
     let client = cluster.client().await.unwrap();
-    let collection = client.database(&shared::unique_name("differential")).collection::<Document>("locks");
+    let collection = client
+        .database(&shared::unique_name("differential"))
+        .collection::<Document>("locks");
     let strings = hostile();
-    stream::iter(0..SEQUENCES).for_each_concurrent(AT_ONCE, |seed| sequence(&collection, seed, &strings)).await;
+    stream::iter(0..SEQUENCES)
+        .for_each_concurrent(AT_ONCE, |seed| sequence(&collection, seed, &strings))
+        .await;
 }
 
 /// A change that writes nothing raises no event and costs no entry in the log.
@@ -175,7 +225,11 @@ async fn a_step_that_changes_nothing_writes_nothing() {
         id: format!("a.{number}"),
         leave: leave.iter().map(|id| (*id).to_owned()).collect(),
         evict: false,
-        requests: Some(Requests { kind: Kind::Mutex, capacity: 1, entries }),
+        requests: Some(Requests {
+            kind: Kind::Mutex,
+            capacity: 1,
+            entries,
+        }),
         retention: 1_000,
     };
     let run = async |operation: Operation| {

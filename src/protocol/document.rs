@@ -34,7 +34,10 @@ impl Owner {
         let text = |field| owner.and_then(|owner| owner.get_str(field).ok()).map(str::to_owned);
         Self {
             host: text("host").unwrap_or_default(),
-            pid: owner.and_then(|owner| owner.get("pid")).and_then(whole).unwrap_or_default(),
+            pid: owner
+                .and_then(|owner| owner.get("pid"))
+                .and_then(whole)
+                .unwrap_or_default(),
             label: text("label"),
             reason: text("reason"),
         }
@@ -48,7 +51,10 @@ impl State {
         let kind = Kind::parse(fields.text("kind")?).ok_or_else(|| fields.malformed("kind", "is no kind of lock"))?;
         let mut holders = Vec::new();
         for holder in fields.list("holders")? {
-            let fields = Fields { document: holder, path: "holders." };
+            let fields = Fields {
+                document: holder,
+                path: "holders.",
+            };
             holders.push(Holder {
                 id: fields.text("id")?.to_owned(),
                 permits: fields.whole("permits")?,
@@ -61,7 +67,10 @@ impl State {
         }
         let mut queue = Vec::new();
         for waiter in fields.list("queue")? {
-            let fields = Fields { document: waiter, path: "queue." };
+            let fields = Fields {
+                document: waiter,
+                path: "queue.",
+            };
             queue.push(Waiter {
                 id: fields.text("id")?.to_owned(),
                 permits: fields.whole("permits")?,
@@ -122,11 +131,16 @@ struct Fields<'a> {
 
 impl<'a> Fields<'a> {
     fn malformed(&self, field: &str, problem: &'static str) -> Malformed {
-        Malformed { field: format!("{}{field}", self.path), problem }
+        Malformed {
+            field: format!("{}{field}", self.path),
+            problem,
+        }
     }
 
     fn text(&self, field: &str) -> Result<&'a str, Malformed> {
-        self.document.get_str(field).map_err(|_| self.malformed(field, "is not a string"))
+        self.document
+            .get_str(field)
+            .map_err(|_| self.malformed(field, "is not a string"))
     }
 
     fn whole(&self, field: &str) -> Result<i64, Malformed> {
@@ -135,14 +149,22 @@ impl<'a> Fields<'a> {
     }
 
     fn time(&self, field: &str) -> Result<ServerTime, Malformed> {
-        let time = self.document.get_datetime(field).map_err(|_| self.malformed(field, "is not a date"))?;
+        let time = self
+            .document
+            .get_datetime(field)
+            .map_err(|_| self.malformed(field, "is not a date"))?;
         Ok(ServerTime(time.timestamp_millis()))
     }
 
     fn list(&self, field: &str) -> Result<Vec<&'a Document>, Malformed> {
-        let list = self.document.get_array(field).map_err(|_| self.malformed(field, "is not an array"))?;
+        let list = self
+            .document
+            .get_array(field)
+            .map_err(|_| self.malformed(field, "is not an array"))?;
         let documents = list.iter().map(|entry| entry.as_document());
-        documents.map(|entry| entry.ok_or_else(|| self.malformed(field, "has an entry that is no document"))).collect()
+        documents
+            .map(|entry| entry.ok_or_else(|| self.malformed(field, "has an entry that is no document")))
+            .collect()
     }
 }
 
@@ -170,7 +192,12 @@ mod tests {
                 since: ServerTime(5),
                 until: ServerTime(50),
                 lease: 45,
-                owner: Owner { host: "h".into(), pid: 4, label: None, reason: Some("why".into()) },
+                owner: Owner {
+                    host: "h".into(),
+                    pid: 4,
+                    label: None,
+                    reason: Some("why".into()),
+                },
             }],
             queue: vec![Waiter {
                 id: "b-1".into(),
@@ -202,7 +229,12 @@ mod tests {
             document.insert(field, Bson::Symbol("no".into()));
             State::from_document(&document).unwrap_err();
         }
-        for (list, field) in [("holders", "until"), ("holders", "token"), ("queue", "claim"), ("queue", "id")] {
+        for (list, field) in [
+            ("holders", "until"),
+            ("holders", "token"),
+            ("queue", "claim"),
+            ("queue", "id"),
+        ] {
             let mut document = whole.clone();
             let entry = document.get_array_mut(list).unwrap()[0].as_document_mut().unwrap();
             entry.insert(field, Bson::Undefined);

@@ -167,8 +167,12 @@ fn enqueue_one(queue: Bson, entry: &Request, now: &Bson) -> Bson {
 
 /// Folds the queue into holders, token, what stays in the queue, and the words for those who did not ask.
 fn advance(operation: &Operation, now: &Bson) -> Bson {
-    let asking: Vec<&str> =
-        operation.requests.iter().flat_map(|requests| &requests.entries).map(|entry| entry.id.as_str()).collect();
+    let asking: Vec<&str> = operation
+        .requests
+        .iter()
+        .flat_map(|requests| &requests.entries)
+        .map(|entry| entry.id.as_str())
+        .collect();
     let asks = Bson::from(doc! { "$in": ["$$this.id", literal(asking)] });
     let capacity = match &operation.requests {
         Some(requests) => Bson::from(doc! { "$cond": [scratch("fits"), requests.capacity, "$capacity"] }),
@@ -222,7 +226,10 @@ fn advance(operation: &Operation, now: &Bson) -> Bson {
 /// Takes out again what asked not to wait.
 fn take_out_tries(operation: &Operation) -> Option<Document> {
     let entries = operation.requests.iter().flat_map(|requests| &requests.entries);
-    let trying: Vec<&str> = entries.filter(|entry| !entry.wait).map(|entry| entry.id.as_str()).collect();
+    let trying: Vec<&str> = entries
+        .filter(|entry| !entry.wait)
+        .map(|entry| entry.id.as_str())
+        .collect();
     if trying.is_empty() {
         return None;
     }
@@ -250,7 +257,12 @@ fn conclude(operation: &Operation, now: &Bson) -> Document {
         literal(format!("{}:", operation.id)), scratch("left"), ";",
         scratch("after.granted"), scratch("expired"), scratch("evicted"),
     ] };
-    let purge = purge_at(scratch("after.holders.until"), scratch("after.queue.until"), operation.retention, now);
+    let purge = purge_at(
+        scratch("after.holders.until"),
+        scratch("after.queue.until"),
+        operation.retention,
+        now,
+    );
     doc! { "$set": {
         "kind": choose("kind", kind),
         "capacity": choose("capacity", capacity),

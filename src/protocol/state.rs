@@ -42,7 +42,9 @@ impl Kind {
     }
 
     pub(crate) fn parse(text: &str) -> Option<Self> {
-        [Self::Mutex, Self::Semaphore, Self::RwLock].into_iter().find(|kind| kind.as_str() == text)
+        [Self::Mutex, Self::Semaphore, Self::RwLock]
+            .into_iter()
+            .find(|kind| kind.as_str() == text)
     }
 }
 
@@ -145,7 +147,10 @@ impl Request {
 impl Operation {
     /// The entries that this operation asks for: they learn of a grant from the answer, so it is not announced to them.
     pub(crate) fn asks_for(&self, id: &str) -> bool {
-        self.requests.iter().flat_map(|r| &r.entries).any(|entry| entry.id == id)
+        self.requests
+            .iter()
+            .flat_map(|r| &r.entries)
+            .any(|entry| entry.id == id)
     }
 
     /// Whether the operation may create the document of a lock that has none.
@@ -185,9 +190,17 @@ fn step(original: &State, operation: &Operation, now: ServerTime) -> State {
     let mut announce = wake::Announcement::default();
 
     for id in &operation.leave {
-        let found = if original.holders.iter().any(|holder| holder.until > now && holder.id == *id) {
+        let found = if original
+            .holders
+            .iter()
+            .any(|holder| holder.until > now && holder.id == *id)
+        {
             wake::Left::Holder
-        } else if original.queue.iter().any(|waiter| waiter.until > now && waiter.id == *id) {
+        } else if original
+            .queue
+            .iter()
+            .any(|waiter| waiter.until > now && waiter.id == *id)
+        {
             wake::Left::Waiter
         } else {
             wake::Left::Nowhere
@@ -226,7 +239,12 @@ fn step(original: &State, operation: &Operation, now: ServerTime) -> State {
     }
     advance(&mut state, operation, now, &mut announce);
     if let Some(requests) = &operation.requests {
-        state.queue.retain(|waiter| !requests.entries.iter().any(|entry| !entry.wait && entry.id == waiter.id));
+        state.queue.retain(|waiter| {
+            !requests
+                .entries
+                .iter()
+                .any(|entry| !entry.wait && entry.id == waiter.id)
+        });
     }
 
     if state.holders == original.holders && state.queue == original.queue {

@@ -74,7 +74,10 @@ impl Announcement {
     }
 
     pub(crate) fn into_wake(self, operation: &str) -> String {
-        format!("{operation}:{};{}{}{}", self.left, self.granted, self.expired, self.evicted)
+        format!(
+            "{operation}:{};{}{}{}",
+            self.left, self.granted, self.expired, self.evicted
+        )
     }
 }
 
@@ -99,14 +102,19 @@ pub(crate) fn left(wake: &str, operation: &str) -> Option<Vec<Left>> {
 pub(crate) fn signals<'a>(wake: &'a str, session: &'a str) -> impl Iterator<Item = (&'a str, Signal)> {
     wake.split(';').skip(1).filter_map(move |word| {
         let sequence = word.strip_prefix(session)?.strip_prefix('-')?;
-        let digits = sequence.find(|c: char| !c.is_ascii_digit()).filter(|digits| *digits > 0)?;
+        let digits = sequence
+            .find(|c: char| !c.is_ascii_digit())
+            .filter(|digits| *digits > 0)?;
         let id = &word[..word.len() - sequence.len() + digits];
         let signal = match &sequence[digits..] {
             "-" => Signal::Expired,
             "!" => Signal::Evicted,
             rest => {
                 let (token, until) = rest.strip_prefix('+')?.split_once('@')?;
-                Signal::Granted { token: token.parse().ok()?, until: ServerTime(until.parse().ok()?) }
+                Signal::Granted {
+                    token: token.parse().ok()?,
+                    until: ServerTime(until.parse().ok()?),
+                }
             }
         };
         Some((id, signal))
@@ -133,7 +141,16 @@ mod tests {
         let ours: Vec<_> = signals(&wake, "aa").collect();
         assert_eq!(
             ours,
-            [("aa-1", Signal::Granted { token: 7, until: ServerTime(99) }), ("aa-2", Signal::Expired)]
+            [
+                (
+                    "aa-1",
+                    Signal::Granted {
+                        token: 7,
+                        until: ServerTime(99)
+                    }
+                ),
+                ("aa-2", Signal::Expired)
+            ]
         );
         assert_eq!(signals(&wake, "bb").collect::<Vec<_>>(), [("bb-3", Signal::Evicted)]);
         assert!(wake.contains(&pattern("aa")) && !wake.contains(&pattern("cc")));
@@ -141,7 +158,15 @@ mod tests {
 
     #[test]
     fn passes_over_what_it_cannot_read() {
-        for wake in ["", ";", "x", "x:;aa-", "x:;aa-+1@2;", "x:;aa-1+;aa-1+x@y;aa-1?;", "x:;aa-1+99999999999999999999@1;"] {
+        for wake in [
+            "",
+            ";",
+            "x",
+            "x:;aa-",
+            "x:;aa-+1@2;",
+            "x:;aa-1+;aa-1+x@y;aa-1?;",
+            "x:;aa-1+99999999999999999999@1;",
+        ] {
             assert_eq!(signals(wake, "aa").count(), 0, "{wake}");
         }
     }

@@ -56,7 +56,11 @@ mod tests {
     use super::*;
 
     fn exchange(sent: Instant, round_trip: u64, now: i64) -> Exchange {
-        Exchange { sent, received: sent + Duration::from_millis(round_trip), now: Some(ServerTime(now)) }
+        Exchange {
+            sent,
+            received: sent + Duration::from_millis(round_trip),
+            now: Some(ServerTime(now)),
+        }
     }
 
     #[tokio::test(start_paused = true)]
@@ -66,7 +70,10 @@ mod tests {
         assert_eq!(clock.before(ServerTime(0)), None);
         clock.note(&exchange(start, 2, 1_000));
         clock.note(&exchange(start, 500, 1_400));
-        assert_eq!(clock.before(ServerTime(1_100)), Some(start + Duration::from_millis(100)));
+        assert_eq!(
+            clock.before(ServerTime(1_100)),
+            Some(start + Duration::from_millis(100))
+        );
         assert_eq!(clock.after(ServerTime(1_100)), Some(start + Duration::from_millis(102)));
         assert!(clock.before(ServerTime(900)) <= Some(start));
 

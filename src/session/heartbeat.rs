@@ -23,6 +23,7 @@ use super::{
     line::{BACKOFF, Line},
 };
 use crate::{
+    lost::LostReason,
     protocol::{State, document::Malformed},
     store::{Renewal, StoreError},
 };
@@ -54,11 +55,14 @@ const NOTHING_DUE: Duration = Duration::from_secs(3600);
 const LOOKS: u32 = 8;
 
 /// Runs until the session ends.
+///
+/// The tasks of a session do not keep it alive, but for as long as entries are still to be taken out: their handles and
+/// futures, and the client too, may be gone before the server could be reached.
 pub(super) async fn run(session: Weak<Session>, beat: Arc<Notify>, ended: CancellationToken) {
     loop {
         let Some(present) = session.upgrade() else { return };
         let next = present.beat();
-        drop(present);
+        let _unfinished = present.is_leaving().then_some(present);
         tokio::select! {
             () = ended.cancelled() => return,
             () = beat.notified() => {}
@@ -71,12 +75,20 @@ pub(super) async fn run(session: Weak<Session>, beat: Arc<Notify>, ended: Cancel
 pub(super) fn due_at(line: &Line, wants_to_stream: bool) -> Option<Instant> {
     let holds = line.holds().filter_map(|hold| {
         let due = hold.renew_at()?.min(hold.deadline());
-        Some(if wants_to_stream { due.min(hold.since + WORTH_WATCHING) } else { due })
+        Some(if wants_to_stream {
+            due.min(hold.since + WORTH_WATCHING)
+        } else {
+            due
+        })
     });
     line.due_at().into_iter().chain(holds).min()
 }
 
 impl Session {
+    fn is_leaving(&self) -> bool {
+        self.table().lines.by_name.values().any(Line::is_leaving)
+    }
+
     /// Does what is due, and returns when something will be due next.
     fn beat(self: &Arc<Self>) -> Instant {
         let now = Instant::now();
@@ -89,7 +101,11 @@ impl Session {
             over.extend(holds().filter(|hold| hold.lost_reason().is_some()).cloned());
             if holds().any(|hold| hold.renew_at().is_some_and(|at| at <= now)) {
                 let with_it = now + interval / TAKEN_ALONG;
-                renewing.extend(holds().filter(|hold| hold.renew_at().is_some_and(|at| at <= with_it)).cloned());
+                renewing.extend(
+                    holds()
+                        .filter(|hold| hold.renew_at().is_some_and(|at| at <= with_it))
+                        .cloned(),
+                );
             }
             if holds().any(|hold| hold.since + WORTH_WATCHING <= now) {
                 if self.wants_to_stream() {
@@ -109,7 +125,12 @@ impl Session {
             }
         }
         for hold in over {
-            self.feed(&hold.name, |lines, context, _| lines.line(&hold.name).let_go(&hold, None, context));
+            if hold.lost_reason() == Some(LostReason::Expired) {
+                super::log_loss(&hold, LostReason::Expired);
+            }
+            self.feed(&hold.name, |lines, context, _| {
+                lines.line(&hold.name).let_go(&hold, None, context)
+            });
         }
         for name in asking {
             // Feeding nothing is enough: the line is asked for its next operation.
@@ -120,9 +141,17 @@ impl Session {
 
         let mut table = self.table();
         let wants_to_stream = self.wants_to_stream();
-        let lines = table.lines.by_name.values().filter_map(|line| due_at(line, wants_to_stream)).min();
+        let lines = table
+            .lines
+            .by_name
+            .values()
+            .filter_map(|line| due_at(line, wants_to_stream))
+            .min();
         let holds_any = table.lines.by_name.values().any(|line| line.holds().next().is_some());
-        let look = table.verify_at.filter(|_| holds_any && !table.streaming).map(|at| at.max(now));
+        let look = table
+            .verify_at
+            .filter(|_| holds_any && !table.streaming)
+            .map(|at| at.max(now));
         // What is late in spite of all (a renewal beyond the limit) must not make the heart race.
         let next = lines.into_iter().chain(look).min().unwrap_or(now + NOTHING_DUE);
         let next = next.max(now + Duration::from_millis(1));
@@ -183,8 +212,7 @@ impl Session {
             let state = documents.get(&hold.name).and_then(|document| document.as_ref().ok());
             let holder = state.and_then(|state| state.holders.iter().find(|holder| holder.id == hold.id));
             if let (Some(holder), Some(now)) = (holder, exchange.now)
-                && let Some(deadline) =
-                    offset(exchange.sent, now, holder.until).checked_sub(self.config.skew_margin)
+                && let Some(deadline) = offset(exchange.sent, now, holder.until).checked_sub(self.config.skew_margin)
             {
                 hold.renewed(deadline, renew_at);
             }

@@ -91,7 +91,9 @@ impl Hold {
     }
 
     pub(crate) fn safe_for(&self) -> Duration {
-        self.look().map_or(Duration::ZERO, |deadline| deadline.saturating_duration_since(Instant::now()))
+        self.look().map_or(Duration::ZERO, |deadline| {
+            deadline.saturating_duration_since(Instant::now())
+        })
     }
 
     pub(crate) fn status(&self) -> LockStatus {

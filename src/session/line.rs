@@ -53,9 +53,16 @@ const CLOCK_RESOLUTION: Duration = Duration::from_millis(1);
 /// Pauses between tries while the server can't be reached: the first, and the longest.
 pub(crate) const BACKOFF: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(1));
 
+/// Losing the race for a new document this often in a row is no race: some other unique index is in the way.
+const RACES: u32 = 8;
+
 /// When the outcome of a request is unknown, its entry is taken out once more after each of these, in case the request
 /// was applied late.
-const SWEEPS: [Duration; 3] = [Duration::from_millis(500), Duration::from_secs(2), Duration::from_secs(10)];
+const SWEEPS: [Duration; 3] = [
+    Duration::from_millis(500),
+    Duration::from_secs(2),
+    Duration::from_secs(10),
+];
 
 /// How many more than the head one operation asks for, where several fit the capacity at once.
 const ASK_TOGETHER: usize = 64;
@@ -89,9 +96,27 @@ pub(crate) struct Pending {
 
 impl Pending {
     pub(crate) fn new(key: u64, id: String, wanted: Wanted, to: oneshot::Sender<Outcome>) -> Self {
-        let Wanted { kind, capacity, permits, wait, owner } = wanted;
+        let Wanted {
+            kind,
+            capacity,
+            permits,
+            wait,
+            owner,
+        } = wanted;
         let since = Instant::now();
-        Self { key, id, kind, capacity, permits, wait, owner, since, to, queued: false, uncertain: false }
+        Self {
+            key,
+            id,
+            kind,
+            capacity,
+            permits,
+            wait,
+            owner,
+            since,
+            to,
+            queued: false,
+            uncertain: false,
+        }
     }
 }
 
@@ -148,7 +173,10 @@ pub(crate) struct Ids {
 
 impl Ids {
     pub(crate) fn new(session: String) -> Self {
-        Self { session, next: AtomicU64::new(1) }
+        Self {
+            session,
+            next: AtomicU64::new(1),
+        }
     }
 
     pub(crate) fn session(&self) -> &str {
@@ -168,7 +196,9 @@ impl Ids {
     }
 
     fn made(&self, entry: &str) -> bool {
-        entry.strip_prefix(&self.session).is_some_and(|rest| rest.starts_with('-'))
+        entry
+            .strip_prefix(&self.session)
+            .is_some_and(|rest| rest.starts_with('-'))
     }
 }
 
@@ -205,6 +235,11 @@ impl Line {
         self.waiting.is_empty() && self.holds.is_empty() && self.leaving.is_empty() && self.under_way.is_none()
     }
 
+    /// Entries are still to be taken out, for tasks that may be gone.
+    pub(crate) fn is_leaving(&self) -> bool {
+        !self.leaving.is_empty() || self.under_way.is_some()
+    }
+
     /// Somebody waits for an event: the server's queue has our head.
     pub(crate) fn is_queued(&self) -> bool {
         self.waiting.front().is_some_and(|head| head.queued)
@@ -225,7 +260,9 @@ impl Line {
 
     /// A task gives up waiting. Returns `false` when it was answered before.
     pub(crate) fn cancel(&mut self, key: u64, context: &Context<'_>) -> bool {
-        let Some(position) = self.waiting.iter().position(|pending| pending.key == key) else { return false };
+        let Some(position) = self.waiting.iter().position(|pending| pending.key == key) else {
+            return false;
+        };
         if let Some(pending) = self.waiting.remove(position) {
             self.abandon(pending.id, pending.queued, pending.uncertain, context);
         }
@@ -278,7 +315,10 @@ impl Line {
         if self.under_way.is_some() {
             return None;
         }
-        let head = self.waiting.front().and_then(|head| if head.queued { self.ask_at } else { Some(head.since) });
+        let head = self
+            .waiting
+            .front()
+            .and_then(|head| if head.queued { self.ask_at } else { Some(head.since) });
         let leaves = self.leaving.iter().map(|leave| leave.not_before).min();
         let due = head.into_iter().chain(leaves).min()?;
         Some(self.retry_at.map_or(due, |retry| due.max(retry)))
@@ -329,7 +369,11 @@ impl Line {
             }
             entries.push(request(pending, follows, config));
         }
-        Some(Requests { kind: head.kind, capacity: head.capacity, entries })
+        Some(Requests {
+            kind: head.kind,
+            capacity: head.capacity,
+            entries,
+        })
     }
 
     /// The operation was answered.
@@ -342,7 +386,11 @@ impl Line {
     ) {
         self.failures = 0;
         self.retry_at = None;
-        let left = answer.state.as_ref().and_then(|state| wake::left(&state.wake, &operation.id)).unwrap_or_default();
+        let left = answer
+            .state
+            .as_ref()
+            .and_then(|state| wake::left(&state.wake, &operation.id))
+            .unwrap_or_default();
         for (position, leave) in self.under_way.take().unwrap_or_default().into_iter().enumerate() {
             let found = match left.get(position).copied().unwrap_or(wake::Left::Nowhere) {
                 // Our earlier try took it out: that answer was lost on the way.
@@ -368,7 +416,12 @@ impl Line {
         }
         if let Some(pause) = SWEEPS.get(leave.sweep) {
             let not_before = context.now + *pause;
-            self.leaving.push(Leave { to: None, not_before, sweep: leave.sweep + 1, ..leave });
+            self.leaving.push(Leave {
+                to: None,
+                not_before,
+                sweep: leave.sweep + 1,
+                ..leave
+            });
         }
     }
 
@@ -383,7 +436,9 @@ impl Line {
         effects: &mut Vec<Effect>,
     ) {
         // Cancelled meanwhile, and then it leaves with the next operation; or granted by an event.
-        let Some(position) = self.waiting.iter().position(|pending| pending.id == entry.id) else { return };
+        let Some(position) = self.waiting.iter().position(|pending| pending.id == entry.id) else {
+            return;
+        };
         if let Some(holder) = state.holders.iter().find(|holder| holder.id == entry.id) {
             // The server read its clock after we sent, so counting from there on is on the safe side.
             let safe_until = match exchange.now {
@@ -391,7 +446,13 @@ impl Line {
                 None => context.clock.before(holder.until),
             };
             let full = holder.until.since(holder.since) >= Duration::from_millis(unsigned(holder.lease));
-            let renew_at = if full { exchange.sent + context.config.renewal_interval } else { check(context) };
+            let renew_at = if full {
+                exchange.sent + context.config.renewal_interval
+            } else {
+                check(context)
+            };
+            let most = context.now + context.config.lease;
+            let safe_until = safe_until.map(|until| until.min(most));
             return self.grant(position, holder.token, safe_until, renew_at, context, effects);
         }
         if state.queue.iter().any(|waiter| waiter.id == entry.id) {
@@ -437,13 +498,29 @@ impl Line {
             pending.queued = false;
             return self.leave(stale, false, true, None, context);
         };
-        let Some(pending) = self.waiting.remove(position) else { return };
-        let grant = Grant { token, deadline, renew_at };
+        let Some(pending) = self.waiting.remove(position) else {
+            return;
+        };
+        let grant = Grant {
+            token,
+            deadline,
+            renew_at,
+        };
         // The next head, if it is queued already, stands behind ourselves; the answer to our own leave will tell more.
-        let routine = if context.streaming { context.config.renewal_interval } else { context.config.poll_interval.0 };
+        let routine = if context.streaming {
+            context.config.renewal_interval
+        } else {
+            context.config.poll_interval.0
+        };
         self.ask_at = Some(context.now + routine);
         let lease = context.config.lease;
-        let hold = Arc::new(Hold::new(pending.id.clone(), self.name.clone(), lease, pending.uncertain, &grant));
+        let hold = Arc::new(Hold::new(
+            pending.id.clone(),
+            self.name.clone(),
+            lease,
+            pending.uncertain,
+            &grant,
+        ));
         self.holds.insert(pending.id, hold.clone());
         effects.push(Effect::Answer(pending.to, Ok(Some(hold))));
     }
@@ -461,8 +538,15 @@ impl Line {
 
     /// Entries of this session that nobody here knows: requests applied late.
     fn take_out_strangers(&mut self, state: &State, context: &Context<'_>) {
-        let ids = state.holders.iter().map(|holder| &holder.id).chain(state.queue.iter().map(|waiter| &waiter.id));
-        let strangers: Vec<String> = ids.filter(|id| context.ids.made(id) && !self.knows(id)).cloned().collect();
+        let ids = state
+            .holders
+            .iter()
+            .map(|holder| &holder.id)
+            .chain(state.queue.iter().map(|waiter| &waiter.id));
+        let strangers: Vec<String> = ids
+            .filter(|id| context.ids.made(id) && !self.knows(id))
+            .cloned()
+            .collect();
         for id in strangers {
             self.leave(id, false, false, None, context);
         }
@@ -477,14 +561,22 @@ impl Line {
     /// Sets when the head asks again, by what it knows of those before it.
     fn plan_asking(&mut self, state: &State, context: &Context<'_>) {
         self.ask_at = None;
-        let Some(head) = self.waiting.front().filter(|head| head.queued) else { return };
-        let Some(place) = state.queue.iter().position(|waiter| waiter.id == head.id) else { return };
+        let Some(head) = self.waiting.front().filter(|head| head.queued) else {
+            return;
+        };
+        let Some(place) = state.queue.iter().position(|waiter| waiter.id == head.id) else {
+            return;
+        };
         let holders = state.holders.iter().map(|holder| holder.until);
         let before = state.queue[..place].iter().map(|waiter| waiter.until);
-        let expiry = holders.chain(before).min().and_then(|until| context.clock.after(until)).map(|at| {
-            let stagger = EXPIRY_STAGGER.saturating_mul(u32::try_from(place).unwrap_or(u32::MAX));
-            at + CLOCK_RESOLUTION + stagger.min(EXPIRY_STAGGER_MOST)
-        });
+        let expiry = holders
+            .chain(before)
+            .min()
+            .and_then(|until| context.clock.after(until))
+            .map(|at| {
+                let stagger = EXPIRY_STAGGER.saturating_mul(u32::try_from(place).unwrap_or(u32::MAX));
+                at + CLOCK_RESOLUTION + stagger.min(EXPIRY_STAGGER_MOST)
+            });
         let routine = if context.streaming {
             context.config.renewal_interval
         } else {
@@ -505,31 +597,41 @@ impl Line {
         let asked = |pending: &Pending| operation.asks_for(&pending.id);
         let leaves = self.under_way.take().unwrap_or_default();
         match error.kind {
-            Failure::Raced => {
+            Failure::Raced if self.failures < RACES => {
+                self.failures += 1;
                 self.leaving.extend(leaves);
                 return;
             }
             Failure::Unavailable => {
                 self.failures += 1;
-                let pause = BACKOFF.0.saturating_mul(2_u32.saturating_pow(self.failures - 1)).min(BACKOFF.1);
+                let pause = BACKOFF
+                    .0
+                    .saturating_mul(2_u32.saturating_pow(self.failures - 1))
+                    .min(BACKOFF.1);
                 self.retry_at = Some(context.now + pause);
                 for leave in leaves {
                     if leave.give_up > context.now {
-                        self.leaving.push(Leave { uncertain: true, ..leave });
+                        self.leaving.push(Leave {
+                            uncertain: true,
+                            ..leave
+                        });
                     } else if let Some(to) = leave.to {
                         effects.push(Effect::Left(to, Err(error.clone().into())));
                     }
                 }
-                self.waiting.iter_mut().filter(|pending| asked(pending)).for_each(|pending| pending.uncertain = true);
+                self.waiting
+                    .iter_mut()
+                    .filter(|pending| asked(pending))
+                    .for_each(|pending| pending.uncertain = true);
             }
-            Failure::Refused => {
+            Failure::Refused | Failure::Raced => {
                 for to in leaves.into_iter().filter_map(|leave| leave.to) {
                     effects.push(Effect::Left(to, Err(error.clone().into())));
                 }
             }
         }
         // A waiter asks until it is granted or gives up; a try, and whoever is refused, is told.
-        let refused = error.kind == Failure::Refused;
+        let refused = error.kind != Failure::Unavailable;
         let (told, rest): (VecDeque<_>, VecDeque<_>) = std::mem::take(&mut self.waiting)
             .into_iter()
             .partition(|pending| asked(pending) && (refused || !pending.wait));
@@ -553,10 +655,17 @@ impl Line {
         let waiting = self.waiting.iter().position(|pending| pending.id == id);
         match (signal, waiting) {
             (wake::Signal::Granted { token, until }, Some(position)) => {
-                self.grant(position, token, context.clock.before(until), check(context), context, effects);
+                // The grant is older than its event, so the claim can't run longer than from now on, wherever the
+                // server's clock was set to since we last heard of it.
+                let most = context.now + context.config.claim_lease;
+                let safe_until = context.clock.before(until).map(|until| until.min(most));
+                self.grant(position, token, safe_until, check(context), context, effects);
             }
             (wake::Signal::Granted { .. }, None) => {
-                let leaves = self.under_way.as_ref().is_some_and(|leaves| leaves.iter().any(|leave| leave.id == id));
+                let leaves = self
+                    .under_way
+                    .as_ref()
+                    .is_some_and(|leaves| leaves.iter().any(|leave| leave.id == id));
                 if !leaves && !self.knows(id) {
                     self.leave(id.to_owned(), true, false, None, context);
                 }
@@ -565,7 +674,11 @@ impl Line {
             (signal, None) => {
                 if let Some(hold) = self.holds.remove(id) {
                     let evicted = signal == wake::Signal::Evicted;
-                    let reason = if evicted { LostReason::Broken } else { LostReason::Expired };
+                    let reason = if evicted {
+                        LostReason::Broken
+                    } else {
+                        LostReason::Expired
+                    };
                     effects.push(Effect::Lost(hold, reason));
                 }
             }
@@ -602,7 +715,11 @@ impl Line {
 
 /// Why a holder may be missing in the document; only the last write can still be read in it.
 fn reason_of_absence(state: &State, id: &str) -> LostReason {
-    if state.wake.contains(&format!(";{id}!;")) { LostReason::Broken } else { LostReason::Overwritten }
+    if state.wake.contains(&format!(";{id}!;")) {
+        LostReason::Broken
+    } else {
+        LostReason::Overwritten
+    }
 }
 
 fn request(pending: &Pending, wait: bool, config: &Config) -> Request {

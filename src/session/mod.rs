@@ -13,6 +13,7 @@ mod watcher;
 
 use std::{
     collections::HashMap,
+    fmt,
     sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
     time::Duration,
 };
@@ -41,7 +42,6 @@ use line::{Context, Effect, Ids, Line, Outcome, Pending, Wanted};
 const OPERATIONS_AT_ONCE: usize = 16;
 
 /// The state of one client, shared by its handles and its tasks.
-#[derive(Debug)]
 pub(crate) struct Session {
     pub(crate) config: Config,
     pub(crate) store: Store,
@@ -95,7 +95,10 @@ impl Session {
             store,
             // 64 random bits: unique among all sessions that ever meet in one collection.
             ids: Ids::new(id[..16].to_owned()),
-            table: Mutex::new(Table { clock, ..Table::default() }),
+            table: Mutex::new(Table {
+                clock,
+                ..Table::default()
+            }),
             beat: Arc::default(),
             operations: Semaphore::new(OPERATIONS_AT_ONCE),
             mode: watch::Sender::new(mode),
@@ -142,13 +145,21 @@ impl Session {
                 lines.line(name).join(pending, effects);
             }
         });
-        Place { session: self.clone(), name: name.to_owned(), key, outcome, answered: false }
+        Place {
+            session: self.clone(),
+            name: name.to_owned(),
+            key,
+            outcome,
+            answered: false,
+        }
     }
 
     /// Lets go of a hold; the receiver has what became of it.
     pub(crate) fn let_go(self: &Arc<Self>, hold: &Hold) -> oneshot::Receiver<line::Left> {
         let (to, left) = oneshot::channel();
-        self.feed(&hold.name, |lines, context, _| lines.line(&hold.name).let_go(hold, Some(to), context));
+        self.feed(&hold.name, |lines, context, _| {
+            lines.line(&hold.name).let_go(hold, Some(to), context)
+        });
         left
     }
 
@@ -170,7 +181,9 @@ impl Session {
 
     /// Keeps the books after a line changed: idle lines go, the heartbeat knows the next instant.
     fn after(&self, table: &mut Table, name: &str) {
-        let Some(line) = table.lines.by_name.get(name) else { return };
+        let Some(line) = table.lines.by_name.get(name) else {
+            return;
+        };
         if line.is_idle() {
             table.lines.by_name.remove(name);
             if table.lines.by_name.is_empty() {
@@ -250,7 +263,7 @@ impl Session {
                 }
                 Effect::Lost(hold, reason) => {
                     if hold.lose(reason) {
-                        tracing::warn!(name = %hold.name, token = %hold.token, %reason, "a lock was lost");
+                        log_loss(&hold, reason);
                     }
                 }
             }
@@ -344,7 +357,9 @@ impl Session {
     pub(crate) async fn inspect(self: &Arc<Self>, name: &str) -> Result<Option<State>, ServerError> {
         let (session, names) = (self.clone(), [name.to_owned()]);
         let reading = self.start().spawn(async move { session.store.read(&names).await });
-        let read = reading.await.unwrap_or_else(|stopped| Err(StoreError::stopped(stopped)));
+        let read = reading
+            .await
+            .unwrap_or_else(|stopped| Err(StoreError::stopped(stopped)));
         let (mut documents, _) = read.map_err(ServerError::from)?;
         let state = documents.remove(name).transpose();
         state.map_err(|malformed| StoreError::from(malformed).into())
@@ -365,7 +380,9 @@ impl Session {
         loop {
             let session = self.clone();
             let (name, operation) = (name.to_owned(), operation.clone());
-            let task = self.start().spawn(async move { session.store.run(&name, &operation).await });
+            let task = self
+                .start()
+                .spawn(async move { session.store.run(&name, &operation).await });
             match task.await {
                 Ok(Ok(answer)) => return Ok(answer.state),
                 Ok(Err(error)) if error.is_final() || Instant::now() > deadline => return Err(error.into()),
@@ -383,12 +400,31 @@ impl Session {
     }
 
     fn context<'a>(&'a self, streaming: bool, clock: &'a ServerClock) -> Context<'a> {
-        Context { now: Instant::now(), config: &self.config, clock, streaming, ids: &self.ids }
+        Context {
+            now: Instant::now(),
+            config: &self.config,
+            clock,
+            streaming,
+            ids: &self.ids,
+        }
     }
 
     fn table(&self) -> MutexGuard<'_, Table> {
         // The lines are written so that no step panics; should one, the others must go on being renewed.
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn log_loss(hold: &Hold, reason: LostReason) {
+    tracing::warn!(name = %hold.name, token = %hold.token, %reason, "a lock was lost");
+}
+
+impl fmt::Debug for Session {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // Not the store: the driver's client shows the user's connection options.
+        f.debug_struct("Session")
+            .field("id", &self.ids.session())
+            .finish_non_exhaustive()
     }
 }
 
@@ -400,7 +436,9 @@ impl Drop for Session {
 
 impl Lines {
     fn line(&mut self, name: &str) -> &mut Line {
-        self.by_name.entry(name.to_owned()).or_insert_with(|| Line::new(name.to_owned()))
+        self.by_name
+            .entry(name.to_owned())
+            .or_insert_with(|| Line::new(name.to_owned()))
     }
 }
 

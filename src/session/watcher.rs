@@ -38,7 +38,7 @@ enum Phase {
     /// A stream is wanted; it takes up after the last event where that is known.
     Opening { resume: Option<ResumeAt>, pause: Duration },
     /// Events arrive.
-    Streaming(Box<EventStream>),
+    Streaming(EventStream),
 }
 
 /// Runs until the session ends.
@@ -56,14 +56,19 @@ pub(super) async fn run(session: Weak<Session>, mut demand: watch::Receiver<bool
                     if demand.wait_for(|demand| *demand).await.is_err() {
                         return;
                     }
-                    Phase::Opening { resume: None, pause: BACKOFF.0 }
+                    Phase::Opening {
+                        resume: None,
+                        pause: BACKOFF.0,
+                    }
                 }
                 Phase::Opening { resume, pause } => {
                     let Some(session) = session.upgrade() else { return };
                     session.open_stream(resume, pause).await
                 }
                 Phase::Streaming(stream) => {
-                    let Some(next) = pump(&session, stream).await else { return };
+                    let Some(next) = pump(&session, stream).await else {
+                        return;
+                    };
                     next
                 }
             };
@@ -76,7 +81,7 @@ pub(super) async fn run(session: Weak<Session>, mut demand: watch::Receiver<bool
 }
 
 /// Routes events until the stream ends or nobody needs it; `None` when the session is gone.
-async fn pump(session: &Weak<Session>, mut stream: Box<EventStream>) -> Option<Phase> {
+async fn pump(session: &Weak<Session>, mut stream: EventStream) -> Option<Phase> {
     let mut needed_at = Instant::now();
     loop {
         let batch = tokio::time::timeout(AWAIT_TIME + OVERDUE, stream.next()).await;
@@ -93,7 +98,7 @@ async fn pump(session: &Weak<Session>, mut stream: Box<EventStream>) -> Option<P
             }
             Ok(Err(error)) => Some(error),
             // In memory there is nothing to be overdue.
-            Err(_) if matches!(*stream, EventStream::Memory(_)) => continue,
+            Err(_) if matches!(stream, EventStream::Memory(_)) => continue,
             Err(_) => None,
         };
         let resume = match &error {
@@ -101,11 +106,16 @@ async fn pump(session: &Weak<Session>, mut stream: Box<EventStream>) -> Option<P
             Some(error) if error.is_final() => None,
             _ => stream.resume_at(),
         };
-        let reason = error.as_ref().map_or_else(|| "no sign of life".to_owned(), |error| error.source.to_string());
+        let reason = error
+            .as_ref()
+            .map_or_else(|| "no sign of life".to_owned(), |error| error.source.to_string());
         tracing::info!(reason, "the change stream is re-opened");
         session.streams(false);
         session.on_gap();
-        return Some(Phase::Opening { resume, pause: BACKOFF.0 });
+        return Some(Phase::Opening {
+            resume,
+            pause: BACKOFF.0,
+        });
     }
 }
 
@@ -120,7 +130,7 @@ impl Session {
                 self.streams(true);
                 self.set_mode(WakeMode::ChangeStream);
                 self.on_gap();
-                return Phase::Streaming(Box::new(stream));
+                return Phase::Streaming(stream);
             }
             Ok(Ok(Err(error))) => Some(error),
             // The runtime is shutting down, or it takes too long; then it goes on by itself, and is closed unused.
@@ -129,7 +139,11 @@ impl Session {
         let reason = error.as_ref().map_or(PollingReason::Interrupted, why_polling);
         let resume = resume.filter(|_| error.is_none_or(|error| !error.is_final()));
         self.set_mode(WakeMode::Polling(reason));
-        let pause_now = if reason == PollingReason::Interrupted { pause } else { UNAVAILABLE };
+        let pause_now = if reason == PollingReason::Interrupted {
+            pause
+        } else {
+            UNAVAILABLE
+        };
         let session = Arc::downgrade(&self);
         drop(self);
         tokio::time::sleep(pause_now).await;
@@ -138,7 +152,10 @@ impl Session {
             Some(session) => return session.close_stream(),
             None => return Phase::Idle,
         }
-        Phase::Opening { resume, pause: (pause * 2).min(BACKOFF.1) }
+        Phase::Opening {
+            resume,
+            pause: (pause * 2).min(BACKOFF.1),
+        }
     }
 
     fn needs_stream(&self) -> bool {

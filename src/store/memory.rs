@@ -56,7 +56,10 @@ impl MemoryStore {
         {
             contents.write(name, after.clone());
         }
-        Answer { state: after, exchange: exchange.0 }
+        Answer {
+            state: after,
+            exchange: exchange.0,
+        }
     }
 
     pub(super) fn renew(&self, renewal: &Renewal) -> u64 {
@@ -77,24 +80,37 @@ impl MemoryStore {
     pub(super) fn read(&self, names: &[String]) -> (Documents, Exchange) {
         let contents = self.contents();
         let (exchange, now) = self.exchange();
-        let found = names.iter().filter_map(|name| Some((name.clone(), Ok(contents.state(name, now)?.clone()))));
+        let found = names
+            .iter()
+            .filter_map(|name| Some((name.clone(), Ok(contents.state(name, now)?.clone()))));
         (found.collect(), exchange)
     }
 
     pub(super) fn watch(&self, session: &str) -> MemoryEvents {
         let (events, receiver) = mpsc::unbounded_channel();
-        self.contents().streams.push(Subscriber { pattern: wake::pattern(session), events });
+        self.contents().streams.push(Subscriber {
+            pattern: wake::pattern(session),
+            events,
+        });
         MemoryEvents(receiver)
     }
 
     fn now(&self) -> ServerTime {
-        self.epoch.plus_millis(i64::try_from(self.started.elapsed().as_millis()).unwrap_or(i64::MAX))
+        self.epoch
+            .plus_millis(i64::try_from(self.started.elapsed().as_millis()).unwrap_or(i64::MAX))
     }
 
     fn exchange(&self) -> (Exchange, ServerTime) {
         let instant = Instant::now();
         let now = self.now();
-        (Exchange { sent: instant, received: instant, now: Some(now) }, now)
+        (
+            Exchange {
+                sent: instant,
+                received: instant,
+                now: Some(now),
+            },
+            now,
+        )
     }
 
     fn contents(&self) -> MutexGuard<'_, Contents> {
@@ -112,7 +128,13 @@ impl Contents {
     fn write(&mut self, name: &str, state: State) {
         self.streams.retain(|stream| {
             !state.wake.contains(&stream.pattern)
-                || stream.events.send(Event::Addressed { name: name.to_owned(), wake: state.wake.clone() }).is_ok()
+                || stream
+                    .events
+                    .send(Event::Addressed {
+                        name: name.to_owned(),
+                        wake: state.wake.clone(),
+                    })
+                    .is_ok()
         });
         self.states.insert(name.to_owned(), state);
     }

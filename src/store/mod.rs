@@ -99,13 +99,19 @@ impl StoreError {
 
     /// The task that ran the operation was stopped, as its runtime is shutting down.
     pub(crate) fn stopped(error: tokio::task::JoinError) -> Self {
-        Self { kind: Failure::Refused, source: Arc::new(error) }
+        Self {
+            kind: Failure::Refused,
+            source: Arc::new(error),
+        }
     }
 }
 
 impl From<Malformed> for StoreError {
     fn from(malformed: Malformed) -> Self {
-        Self { kind: Failure::Refused, source: Arc::new(NotALock(malformed)) }
+        Self {
+            kind: Failure::Refused,
+            source: Arc::new(NotALock(malformed)),
+        }
     }
 }
 
@@ -142,7 +148,7 @@ impl Store {
     /// Opens a stream of the events that concern `session`, from now on or from after the last event of `resume`.
     pub(crate) async fn watch(&self, session: &str, resume: Option<&ResumeAt>) -> Result<EventStream, StoreError> {
         match self {
-            Self::Mongo(store) => store.watch(session, resume).await.map(EventStream::Mongo),
+            Self::Mongo(store) => store.watch(session, resume).await.map(Box::new).map(EventStream::Mongo),
             Self::Memory(store) => Ok(EventStream::Memory(store.watch(session))),
         }
     }
@@ -173,7 +179,7 @@ pub(crate) struct ResumeAt(mongodb::bson::Document);
 
 /// An open change stream.
 pub(crate) enum EventStream {
-    Mongo(mongo::MongoEvents),
+    Mongo(Box<mongo::MongoEvents>),
     Memory(memory::MemoryEvents),
 }
 

@@ -44,8 +44,14 @@ impl MongoStore {
         let sent = Instant::now();
         // Asked of whoever may answer for the collection's writes, so that an unreachable primary shows here.
         let primary = SelectionCriteria::ReadPreference(ReadPreference::Primary);
-        let hello = database.run_command(doc! { "hello": 1 }).selection_criteria(primary.clone()).await?;
-        let now = hello.get_datetime("localTime").ok().map(|now| ServerTime(now.timestamp_millis()));
+        let hello = database
+            .run_command(doc! { "hello": 1 })
+            .selection_criteria(primary.clone())
+            .await?;
+        let now = hello
+            .get_datetime("localTime")
+            .ok()
+            .map(|now| ServerTime(now.timestamp_millis()));
         let topology = if hello.contains_key("setName") {
             Topology::ReplicaSet
         } else if hello.get_str("msg") == Ok("isdbgrid") {
@@ -61,7 +67,14 @@ impl MongoStore {
             .selection_criteria(primary)
             .build();
         let collection = database.collection_with_options(collection, options);
-        Ok((Self { collection, topology }, Exchange { sent, received: Instant::now(), now }))
+        Ok((
+            Self { collection, topology },
+            Exchange {
+                sent,
+                received: Instant::now(),
+                now,
+            },
+        ))
     }
 
     pub(crate) fn topology(&self) -> Topology {
@@ -81,7 +94,11 @@ impl MongoStore {
             Ok(document) => document,
             Err(error) => return Err(self.explain(name, error).await),
         };
-        let exchange = Exchange { sent, received: Instant::now(), now: document.as_ref().and_then(server_now) };
+        let exchange = Exchange {
+            sent,
+            received: Instant::now(),
+            now: document.as_ref().and_then(server_now),
+        };
         let state = document.map(|document| State::from_document(&document)).transpose();
         match state {
             Ok(state) => Ok(Answer { state, exchange }),
@@ -99,14 +116,25 @@ impl MongoStore {
 
     pub(super) async fn read(&self, names: &[String]) -> Result<(Documents, Exchange), StoreError> {
         let sent = Instant::now();
-        let cursor = self.collection.find(doc! { "_id": { "$in": names } }).projection(fields()).await?;
+        let cursor = self
+            .collection
+            .find(doc! { "_id": { "$in": names } })
+            .projection(fields())
+            .await?;
         let documents: Vec<Document> = cursor.try_collect().await?;
         let now = documents.first().and_then(server_now);
         let named = documents.into_iter().filter_map(|document| {
             let name = document.get_str("_id").ok()?.to_owned();
             Some((name, State::from_document(&document)))
         });
-        Ok((named.collect(), Exchange { sent, received: Instant::now(), now }))
+        Ok((
+            named.collect(),
+            Exchange {
+                sent,
+                received: Instant::now(),
+                now,
+            },
+        ))
     }
 
     /// Opens the stream as a plain aggregation and not through the driver's `watch`, whose own resuming can lose
@@ -119,17 +147,31 @@ impl MongoStore {
         }
         let mut stages = vec![doc! { "$changeStream": stream }];
         stages.extend(concerning(session));
-        let mut cursor = self.collection.aggregate(stages).max_await_time(AWAIT_TIME).batch().await?;
+        let mut cursor = self
+            .collection
+            .aggregate(stages)
+            .max_await_time(AWAIT_TIME)
+            .batch()
+            .await?;
         // The answer to the aggregation itself: the stream is open as of now.
         let mut resume_at = resume.cloned();
         let first = read_batch(&mut cursor, &mut resume_at).await?;
-        Ok(MongoEvents { cursor, first: Some(first), resume_at })
+        Ok(MongoEvents {
+            cursor,
+            first: Some(first),
+            resume_at,
+        })
     }
 
     pub(super) async fn prepare(&self) -> Result<(), StoreError> {
-        let options =
-            IndexOptions::builder().name(TTL_INDEX.to_owned()).expire_after(Duration::ZERO).build();
-        let index = IndexModel::builder().keys(doc! { "purge_at": 1 }).options(options).build();
+        let options = IndexOptions::builder()
+            .name(TTL_INDEX.to_owned())
+            .expire_after(Duration::ZERO)
+            .build();
+        let index = IndexModel::builder()
+            .keys(doc! { "purge_at": 1 })
+            .options(options)
+            .build();
         self.collection.create_index(index).await?;
         Ok(())
     }
@@ -160,7 +202,10 @@ fn fields() -> Document {
 }
 
 fn server_now(document: &Document) -> Option<ServerTime> {
-    document.get_datetime("_watchlock_now").ok().map(|now| ServerTime(now.timestamp_millis()))
+    document
+        .get_datetime("_watchlock_now")
+        .ok()
+        .map(|now| ServerTime(now.timestamp_millis()))
 }
 
 /// Selects, on the server, what concerns a session: writes that name one of its entries, and whatever is not a write
@@ -212,7 +257,9 @@ async fn read_batch(cursor: &mut RawBatchCursor, at: &mut Option<ResumeAt>) -> R
     };
     let mut events = Vec::new();
     for event in batch.doc_slices()?.into_iter() {
-        let Some(event) = event.map_err(unreadable)?.as_document() else { continue };
+        let Some(event) = event.map_err(unreadable)?.as_document() else {
+            continue;
+        };
         events.push(read_event(&Document::try_from(event).map_err(unreadable)?));
     }
     let token = batch.as_raw_document().get_document("cursor").ok();
@@ -226,7 +273,10 @@ fn read_event(event: &Document) -> Event {
     let name = event.get_document("documentKey").ok().map(|key| key.get_str("_id"));
     match (event.get_str("operationType"), name) {
         (Ok("insert" | "update" | "replace" | "delete"), Some(Ok(name))) => match event.get_str("wake") {
-            Ok(wake) => Event::Addressed { name: name.to_owned(), wake: wake.to_owned() },
+            Ok(wake) => Event::Addressed {
+                name: name.to_owned(),
+                wake: wake.to_owned(),
+            },
             Err(_) => Event::Foreign { name: name.to_owned() },
         },
         // Some other program's document: no lock's name is anything but a string.
@@ -236,12 +286,18 @@ fn read_event(event: &Document) -> Event {
 }
 
 fn unreadable(error: impl std::error::Error + Send + Sync + 'static) -> StoreError {
-    StoreError { kind: Failure::Unavailable, source: Arc::new(error) }
+    StoreError {
+        kind: Failure::Unavailable,
+        source: Arc::new(error),
+    }
 }
 
 impl From<Error> for StoreError {
     fn from(error: Error) -> Self {
-        Self { kind: failure(&error), source: Arc::new(error) }
+        Self {
+            kind: failure(&error),
+            source: Arc::new(error),
+        }
     }
 }
 
@@ -287,4 +343,3 @@ fn failure_by_code(code: i32) -> Failure {
         _ => Failure::Refused,
     }
 }
-
