@@ -415,6 +415,11 @@ impl LockClient {
         }
     }
 
+    #[cfg(test)]
+    pub(crate) fn config(&self) -> &Config {
+        &self.session.config
+    }
+
     /// A mutex: one holder at a time among all processes.
     ///
     /// Any text of 1 to 1,024 bytes is a name; others are refused when it is acquired. Making a mutex sends nothing.

@@ -1,4 +1,5 @@
-//! Distributed locks for MongoDB whose waiters are woken by a change stream.
+#![doc = include_str!("../README.md")]
+
 mod client;
 mod error;
 mod handle;

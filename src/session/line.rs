@@ -258,15 +258,12 @@ impl Line {
         self.waiting.push_back(pending);
     }
 
-    /// A task gives up waiting. Returns `false` when it was answered before.
-    pub(crate) fn cancel(&mut self, key: u64, context: &Context<'_>) -> bool {
-        let Some(position) = self.waiting.iter().position(|pending| pending.key == key) else {
-            return false;
-        };
-        if let Some(pending) = self.waiting.remove(position) {
+    /// A task gives up waiting, unless it was answered before.
+    pub(crate) fn cancel(&mut self, key: u64, context: &Context<'_>) {
+        let position = self.waiting.iter().position(|pending| pending.key == key);
+        if let Some(pending) = position.and_then(|position| self.waiting.remove(position)) {
             self.abandon(pending.id, pending.queued, pending.uncertain, context);
         }
-        true
     }
 
     /// Everybody gives up waiting, as the client shuts down.
@@ -619,10 +616,13 @@ impl Line {
                         effects.push(Effect::Left(to, Err(error.clone().into())));
                     }
                 }
-                self.waiting
-                    .iter_mut()
-                    .filter(|pending| asked(pending))
-                    .for_each(|pending| pending.uncertain = true);
+                for pending in self.waiting.iter_mut().filter(|pending| asked(pending)) {
+                    pending.uncertain = true;
+                }
+                // Given up while the request was on its way.
+                for leave in self.leaving.iter_mut().filter(|leave| operation.asks_for(&leave.id)) {
+                    leave.sweep = 0;
+                }
             }
             Failure::Refused | Failure::Raced => {
                 for to in leaves.into_iter().filter_map(|leave| leave.to) {
@@ -749,3 +749,6 @@ fn poll_interval(config: &Config, place: usize, waited: Duration) -> Duration {
 fn unsigned(value: i64) -> u64 {
     u64::try_from(value).unwrap_or(0)
 }
+
+#[cfg(test)]
+mod tests;

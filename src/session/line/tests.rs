@@ -1,0 +1,447 @@
+//! The line against the specification of the protocol in place of a server, on paused time.
+
+use std::io;
+
+use super::*;
+use crate::{
+    client::LockClient,
+    protocol::state::{self, ServerTime},
+};
+
+/// One line, and the one document that it is about.
+struct Bench {
+    config: Config,
+    clock: ServerClock,
+    ids: Ids,
+    line: Line,
+    document: Option<State>,
+    started: Instant,
+    streaming: bool,
+    operations: usize,
+    keys: u64,
+}
+
+type Receiver = oneshot::Receiver<Outcome>;
+
+impl Bench {
+    fn new() -> Self {
+        Self {
+            config: LockClient::in_memory().config().clone(),
+            clock: ServerClock::default(),
+            ids: Ids::new("me".to_owned()),
+            line: Line::new("x".to_owned()),
+            document: None,
+            started: Instant::now(),
+            streaming: true,
+            operations: 0,
+            keys: 0,
+        }
+    }
+
+    fn server_now(&self) -> ServerTime {
+        ServerTime(1_000_000 + i64::try_from(self.started.elapsed().as_millis()).unwrap())
+    }
+
+    fn feed<T>(&mut self, input: impl FnOnce(&mut Line, &Context<'_>, &mut Vec<Effect>) -> T) -> (T, Vec<Effect>) {
+        let mut effects = Vec::new();
+        let context = Context {
+            now: Instant::now(),
+            config: &self.config,
+            clock: &self.clock,
+            streaming: self.streaming,
+            ids: &self.ids,
+        };
+        let output = input(&mut self.line, &context, &mut effects);
+        (output, effects)
+    }
+
+    fn join(&mut self, wait: bool) -> (u64, Receiver) {
+        self.join_as(Kind::Mutex, 1, wait)
+    }
+
+    fn join_as(&mut self, kind: Kind, capacity: i64, wait: bool) -> (u64, Receiver) {
+        self.keys += 1;
+        let (to, outcome) = oneshot::channel();
+        let wanted = Wanted {
+            kind,
+            capacity,
+            permits: 1,
+            wait,
+            owner: Owner::default(),
+        };
+        let pending = Pending::new(self.keys, self.ids.entry(), wanted, to);
+        let ((), effects) = self.feed(|line, _, effects| line.join(pending, effects));
+        carry_out(effects);
+        (self.keys, outcome)
+    }
+
+    fn next(&mut self) -> Option<Operation> {
+        self.feed(|line, context, _| line.next(context)).0
+    }
+
+    /// What the server would answer now.
+    fn apply(&mut self, operation: &Operation) -> Answer {
+        self.operations += 1;
+        self.document = state::apply(self.document.as_ref(), operation, self.server_now());
+        let now = Instant::now();
+        let exchange = Exchange {
+            sent: now,
+            received: now,
+            now: Some(self.server_now()),
+        };
+        self.clock.note(&exchange);
+        Answer {
+            state: self.document.clone(),
+            exchange,
+        }
+    }
+
+    fn answered(&mut self, operation: &Operation, answer: &Answer) {
+        let ((), effects) = self.feed(|line, context, effects| line.answered(operation, answer, context, effects));
+        carry_out(effects);
+    }
+
+    fn failed(&mut self, operation: &Operation, kind: Failure) {
+        let error = StoreError {
+            kind,
+            source: Arc::new(io::Error::other("as the test wants it")),
+        };
+        let ((), effects) = self.feed(|line, context, effects| line.failed(operation, &error, context, effects));
+        carry_out(effects);
+    }
+
+    /// Runs operations until the line wants no more.
+    fn settle(&mut self) {
+        while let Some(operation) = self.next() {
+            let answer = self.apply(&operation);
+            self.answered(&operation, &answer);
+        }
+    }
+
+    /// Another session's operation on the document; its announcements reach the line unless they get lost.
+    fn foreign(&mut self, operation: &Operation, announced: bool) {
+        self.document = state::apply(self.document.as_ref(), operation, self.server_now());
+        if announced {
+            self.announce();
+        }
+    }
+
+    fn announce(&mut self) {
+        let wake = self.document.as_ref().unwrap().wake.clone();
+        for (id, signal) in wake::signals(&wake, "me") {
+            let ((), effects) = self.feed(|line, context, effects| line.signalled(id, signal, context, effects));
+            carry_out(effects);
+        }
+    }
+
+    fn let_go(&mut self, hold: &Hold) -> oneshot::Receiver<super::Left> {
+        let (to, left) = oneshot::channel();
+        self.feed(|line, context, _| line.let_go(hold, Some(to), context));
+        left
+    }
+
+    fn ids_in_document(&self) -> Vec<&str> {
+        let state = self.document.as_ref().unwrap();
+        let holders = state.holders.iter().map(|holder| holder.id.as_str());
+        holders
+            .chain(state.queue.iter().map(|waiter| waiter.id.as_str()))
+            .collect()
+    }
+}
+
+fn carry_out(effects: Vec<Effect>) {
+    for effect in effects {
+        match effect {
+            Effect::Answer(to, outcome) => drop(to.send(outcome)),
+            Effect::Left(to, left) => drop(to.send(left)),
+            Effect::Lost(hold, reason) => drop(hold.lose(reason)),
+        }
+    }
+}
+
+fn held(outcome: &mut Receiver) -> Arc<Hold> {
+    outcome
+        .try_recv()
+        .expect("it was answered")
+        .expect("without an error")
+        .expect("with a grant")
+}
+
+fn foreign(id: &str, leave: &[&str], request: Option<&str>) -> Operation {
+    let entry = |id: &str| Request {
+        id: id.to_owned(),
+        permits: 1,
+        lease: 30_000,
+        claim: 5_000,
+        wait: true,
+        owner: Owner::default(),
+    };
+    Operation {
+        id: id.to_owned(),
+        leave: leave.iter().map(|id| (*id).to_owned()).collect(),
+        evict: false,
+        requests: request.map(|id| Requests {
+            kind: Kind::Mutex,
+            capacity: 1,
+            entries: vec![entry(id)],
+        }),
+        retention: 60_000,
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn handing_a_lock_from_task_to_task_costs_one_operation() {
+    let mut bench = Bench::new();
+    let mut outcomes: Vec<_> = (0..50).map(|_| bench.join(true).1).collect();
+    bench.settle();
+    let mut last = 0;
+    for outcome in &mut outcomes {
+        let hold = held(outcome);
+        assert!(hold.token.as_i64() > last, "first come, first served");
+        last = hold.token.as_i64();
+        assert!(bench.document.as_ref().unwrap().queue.len() <= 2);
+        let mut left = bench.let_go(&hold);
+        bench.settle();
+        assert_eq!(left.try_recv().unwrap().unwrap(), wake::Left::Holder);
+    }
+    // One to begin with, one for the second in line, and then one for each hand-over.
+    assert!(bench.operations <= 52, "{} operations", bench.operations);
+    assert!(bench.line.is_idle());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_try_behind_others_fails_without_asking() {
+    let mut bench = Bench::new();
+    let (_, _first) = bench.join(true);
+    let (_, mut tried) = bench.join(false);
+    assert!(tried.try_recv().unwrap().unwrap().is_none());
+    assert_eq!(bench.operations, 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_leave_follows_the_request_it_undoes() {
+    let mut bench = Bench::new();
+    let (key, outcome) = bench.join(true);
+    let request = bench.next().unwrap();
+    bench.feed(|line, context, _| line.cancel(key, context));
+    drop(outcome);
+    assert!(bench.next().is_none(), "nothing overtakes what is on its way");
+    let answer = bench.apply(&request);
+    bench.answered(&request, &answer);
+    assert_eq!(bench.ids_in_document().len(), 1);
+    bench.settle();
+    assert_eq!(bench.ids_in_document().len(), 0);
+    assert!(bench.line.is_idle());
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_was_applied_late_is_swept_out() {
+    for cancelled_early in [true, false] {
+        let mut bench = Bench::new();
+        let (key, outcome) = bench.join(true);
+        let request = bench.next().unwrap();
+        if cancelled_early {
+            bench.feed(|line, context, _| line.cancel(key, context));
+            bench.failed(&request, Failure::Unavailable);
+        } else {
+            bench.failed(&request, Failure::Unavailable);
+            bench.feed(|line, context, _| line.cancel(key, context));
+        }
+        drop(outcome);
+        tokio::time::advance(Duration::from_millis(100)).await;
+        bench.settle();
+        // The first leave came too early: only now the server gets round to the request.
+        bench.apply(&request);
+        assert_eq!(bench.ids_in_document().len(), 1);
+        while !bench.line.is_idle() {
+            let due = bench.line.due_at().expect("there is more to do");
+            tokio::time::sleep_until(due).await;
+            bench.settle();
+        }
+        assert_eq!(bench.ids_in_document().len(), 0);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_release_whose_answer_was_lost_is_a_release() {
+    let mut bench = Bench::new();
+    let (_, mut outcome) = bench.join(true);
+    bench.settle();
+    let hold = held(&mut outcome);
+    let mut left = bench.let_go(&hold);
+    let release = bench.next().unwrap();
+    bench.apply(&release);
+    bench.failed(&release, Failure::Unavailable);
+    left.try_recv().unwrap_err();
+    tokio::time::advance(Duration::from_millis(100)).await;
+    bench.settle();
+    assert_eq!(left.try_recv().unwrap().unwrap(), wake::Left::Holder);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_event_grants_and_the_claim_is_checked_soon() {
+    let mut bench = Bench::new();
+    bench.foreign(&foreign("b.1", &[], Some("b-1")), false);
+    let (_, mut outcome) = bench.join(true);
+    bench.settle();
+    assert_eq!(bench.ids_in_document().len(), 2);
+    bench.foreign(&foreign("b.2", &["b-1"], None), true);
+    let hold = held(&mut outcome);
+    assert!(hold.safe_for() <= bench.config.claim_lease - bench.config.skew_margin);
+    assert_eq!(hold.renew_at(), Some(Instant::now() + CLAIM_CHECK));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_grant_that_comes_too_late_is_not_believed() {
+    let mut bench = Bench::new();
+    bench.foreign(&foreign("b.1", &[], Some("b-1")), false);
+    let (_, mut outcome) = bench.join(true);
+    bench.settle();
+    bench.foreign(&foreign("b.2", &["b-1"], None), false);
+    let stale = bench.ids_in_document()[0].to_owned();
+    // The process was frozen: the claim is over before the event is seen.
+    tokio::time::advance(bench.config.claim_lease).await;
+    bench.announce();
+    outcome.try_recv().unwrap_err();
+    bench.settle();
+    let hold = held(&mut outcome);
+    assert_ne!(hold.id, stale, "under a new entry, with a token of its own");
+    assert!(hold.safe_for() > Duration::from_secs(20));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_grant_is_not_stretched_by_a_server_clock_that_was_set_ahead() {
+    let mut bench = Bench::new();
+    bench.foreign(&foreign("b.1", &[], Some("b-1")), false);
+    let (_, mut outcome) = bench.join(true);
+    bench.settle();
+    let ahead = ServerTime(bench.server_now().0 + 3_600_000);
+    let id = bench.ids_in_document()[1].to_owned();
+    let granted = wake::Signal::Granted {
+        token: 1_000_000_002,
+        until: ahead,
+    };
+    let ((), effects) = bench.feed(|line, context, effects| line.signalled(&id, granted, context, effects));
+    carry_out(effects);
+    assert!(held(&mut outcome).safe_for() <= bench.config.claim_lease);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_hold_that_the_document_no_longer_has_is_lost() {
+    let mut bench = Bench::new();
+    let (_, mut outcome) = bench.join(true);
+    bench.settle();
+    let hold = held(&mut outcome);
+    let id = hold.id.clone();
+    bench.foreign(&foreign("b.1", &[&id], Some("b-1")), false);
+    assert_eq!(hold.lost_reason(), None);
+    // Whatever is asked next brings it to light.
+    let _second = bench.join(true);
+    bench.settle();
+    assert_eq!(hold.lost_reason(), Some(LostReason::Overwritten));
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_answer_older_than_a_grant_does_not_undo_it() {
+    let mut bench = Bench::new();
+    bench.foreign(&foreign("b.1", &[], Some("b-1")), false);
+    let (_, mut outcome) = bench.join(true);
+    let request = bench.next().unwrap();
+    // The answer is on its way while the lock is handed over and the event arrives.
+    let answer = bench.apply(&request);
+    bench.foreign(&foreign("b.2", &["b-1"], None), true);
+    let hold = held(&mut outcome);
+    bench.answered(&request, &answer);
+    assert_eq!(hold.lost_reason(), None);
+    bench.settle();
+    assert_eq!(bench.ids_in_document(), [hold.id.as_str()]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_name_in_use_as_something_else_is_refused_with_both_sides() {
+    let mut bench = Bench::new();
+    bench.foreign(&foreign("b.1", &[], Some("b-1")), false);
+    let before = bench.document.clone();
+    let (_, mut outcome) = bench.join_as(Kind::Semaphore, 5, true);
+    bench.settle();
+    let error = outcome.try_recv().unwrap().unwrap_err().to_string();
+    assert!(
+        error.contains("mutex of capacity 1") && error.contains("semaphore of 5"),
+        "{error}"
+    );
+    assert_eq!(bench.document, before);
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_head_asks_when_the_holder_expires() {
+    let mut bench = Bench::new();
+    bench.foreign(&foreign("b.1", &[], Some("b-1")), false);
+    let (_, mut outcome) = bench.join(true);
+    bench.settle();
+    let started = Instant::now();
+    while outcome.try_recv().is_err() {
+        tokio::time::sleep_until(bench.line.due_at().expect("it asks again")).await;
+        bench.settle();
+    }
+    let waited = started.elapsed();
+    assert!(
+        waited >= Duration::from_secs(30) && waited < Duration::from_millis(30_010),
+        "{waited:?}"
+    );
+    // Three routine questions and the one at the expiry.
+    assert!(bench.operations <= 5, "{} operations", bench.operations);
+}
+
+#[tokio::test(start_paused = true)]
+async fn without_a_stream_the_head_asks_often_and_then_less_often() {
+    let mut bench = Bench::new();
+    bench.streaming = false;
+    bench.foreign(&foreign("b.1", &[], Some("b-1")), false);
+    let _waiting = bench.join(true);
+    bench.settle();
+    let mut pauses = Vec::new();
+    while bench.started.elapsed() < Duration::from_secs(20) {
+        let due = bench.line.due_at().unwrap();
+        pauses.push(due - Instant::now());
+        tokio::time::sleep_until(due).await;
+        bench.settle();
+    }
+    assert_eq!(pauses.first(), Some(&Duration::from_millis(10)));
+    assert!(pauses.last().unwrap() >= &Duration::from_millis(350));
+    assert!(pauses.is_sorted(), "{pauses:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_try_is_told_of_an_outage_and_a_waiter_goes_on() {
+    let mut bench = Bench::new();
+    let (_, mut tried) = bench.join(false);
+    let request = bench.next().unwrap();
+    bench.failed(&request, Failure::Unavailable);
+    assert!(matches!(tried.try_recv().unwrap(), Err(AcquireError::Server(_))));
+
+    let (_, mut waiting) = bench.join(true);
+    for _ in 0..20 {
+        tokio::time::sleep_until(bench.line.due_at().unwrap()).await;
+        let request = bench.next().unwrap();
+        bench.failed(&request, Failure::Unavailable);
+        waiting.try_recv().unwrap_err();
+    }
+    tokio::time::sleep_until(bench.line.due_at().unwrap()).await;
+    bench.settle();
+    held(&mut waiting);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_refusal_and_an_endless_race_are_told() {
+    for (kind, times) in [(Failure::Refused, 1), (Failure::Raced, RACES + 1)] {
+        let mut bench = Bench::new();
+        let (_, mut outcome) = bench.join(true);
+        for _ in 0..times {
+            outcome.try_recv().unwrap_err();
+            let request = bench.next().unwrap();
+            bench.failed(&request, kind);
+        }
+        assert!(matches!(outcome.try_recv().unwrap(), Err(AcquireError::Server(_))));
+        assert!(bench.line.is_idle());
+    }
+}
