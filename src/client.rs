@@ -6,72 +6,19 @@ use mongodb::Database;
 use tokio::sync::watch;
 
 use crate::{
-    error::{BuildError, InvalidInput, OperateError, ServerError},
+    config::{Settings, check_collection, check_name},
+    error::{BuildError, OperateError, ServerError},
+    in_memory::InMemory,
     inspect::LockInfo,
     mutex::Mutex,
-    protocol::Owner,
+    rw_lock::RwLock,
+    semaphore::Semaphore,
     session::Session,
-    store::{MemoryStore, MongoStore, Store, Topology},
+    store::{MongoStore, Store, StoreError, Topology},
     wake_mode::{PollingReason, WakeMode, WakeSource},
 };
 
-/// The longest name of a lock, in bytes. Much longer ones would kill every change stream on the collection.
-const NAME_MOST: usize = 1_024;
-
-/// The longest label or reason, in bytes; they are stored with every entry.
-const TEXT_MOST: usize = 1_024;
-
 const DEFAULT_COLLECTION: &str = "distributed_locks";
-
-/// The shortest lease: below it, a pause of the scheduler or one lost packet costs the lock.
-const LEASE_LEAST: Duration = Duration::from_millis(500);
-
-/// The longest duration of any setting; longer ones are slips, and sums of them would leave what a date can hold.
-const DURATION_MOST: Duration = Duration::from_secs(366 * 24 * 3600);
-
-/// The settings of a client, validated.
-#[derive(Clone, Debug)]
-pub(crate) struct Config {
-    pub(crate) lease: Duration,
-    pub(crate) renewal_interval: Duration,
-    pub(crate) claim_lease: Duration,
-    pub(crate) retention: Duration,
-    pub(crate) skew_margin: Duration,
-    /// The shortest and the longest pause between two tries.
-    pub(crate) poll_interval: (Duration, Duration),
-    pub(crate) wake_source: WakeSource,
-    host: String,
-    label: Option<String>,
-}
-
-impl Config {
-    pub(crate) fn lease_millis(&self) -> i64 {
-        millis(self.lease)
-    }
-
-    pub(crate) fn claim_millis(&self) -> i64 {
-        millis(self.claim_lease)
-    }
-
-    pub(crate) fn retention_millis(&self) -> i64 {
-        millis(self.retention)
-    }
-
-    pub(crate) fn owner(&self, reason: Option<String>) -> Owner {
-        let pid = i64::from(std::process::id());
-        Owner {
-            host: self.host.clone(),
-            pid,
-            label: self.label.clone(),
-            reason,
-        }
-    }
-}
-
-fn millis(duration: Duration) -> i64 {
-    // Bounded by DURATION_MOST.
-    i64::try_from(duration.as_millis()).unwrap_or(i64::MAX)
-}
 
 /// Makes a [`LockClient`]. Made by [`LockClient::builder`].
 ///
@@ -79,25 +26,31 @@ fn millis(duration: Duration) -> i64 {
 #[derive(Clone, Debug)]
 #[must_use = "a builder does nothing until it is built"]
 pub struct LockClientBuilder {
-    database: Database,
+    place: Place,
     collection: String,
     settings: Settings,
 }
 
-/// What the builder has been told; what it has not been told follows from the lease.
-#[derive(Clone, Debug, Default)]
-struct Settings {
-    lease: Option<Duration>,
-    renewal_interval: Option<Duration>,
-    claim_lease: Option<Duration>,
-    retention: Option<Duration>,
-    skew_margin: Option<Duration>,
-    poll_interval: Option<(Duration, Duration)>,
-    wake_source: WakeSource,
-    label: Option<String>,
+/// Where the locks live.
+#[derive(Clone, Debug)]
+enum Place {
+    Database(Database),
+    Memory(InMemory),
 }
 
 impl LockClientBuilder {
+    fn new(place: Place) -> Self {
+        Self {
+            place,
+            collection: DEFAULT_COLLECTION.to_owned(),
+            settings: Settings::default(),
+        }
+    }
+
+    pub(crate) fn in_memory(memory: InMemory) -> Self {
+        Self::new(Place::Memory(memory))
+    }
+
     /// The collection of the locks' documents; `distributed_locks` by default. Leave it to watchlock alone.
     pub fn collection(mut self, name: impl Into<String>) -> Self {
         self.collection = name.into();
@@ -192,13 +145,16 @@ impl LockClientBuilder {
     pub async fn build(self) -> Result<LockClient, BuildError> {
         let config = self.settings.validate()?;
         check_collection(&self.collection)?;
-        let (database, collection) = (self.database, self.collection);
+        let (database, collection) = match self.place {
+            Place::Database(database) => (database, self.collection),
+            Place::Memory(memory) => return Ok(memory.client_with(config)),
+        };
         // Run to its end by itself, as a driver future that is dropped half-way stalls the pool.
         let connecting = tokio::spawn(async move { MongoStore::connect(&database, &collection).await });
-        let (store, exchange) = match connecting.await {
-            Ok(connected) => connected.map_err(ServerError::from)?,
-            Err(stopped) => return Err(ServerError::from(crate::store::StoreError::stopped(stopped)).into()),
-        };
+        let connected = connecting
+            .await
+            .unwrap_or_else(|stopped| Err(StoreError::stopped(stopped)));
+        let (store, exchange) = connected.map_err(ServerError::from)?;
         let standalone = store.topology() == Topology::Standalone;
         let mode = match config.wake_source {
             WakeSource::Polling => WakeMode::Polling(PollingReason::Configured),
@@ -210,150 +166,6 @@ impl LockClientBuilder {
             session: Session::new(config, Store::Mongo(store), Some(&exchange), mode),
         })
     }
-}
-
-impl Settings {
-    fn validate(self) -> Result<Config, InvalidInput> {
-        let lease = self.lease.unwrap_or(Duration::from_secs(30));
-        let skew_margin = self.skew_margin.unwrap_or((lease / 10).min(Duration::from_secs(1)));
-        let claim_lease = self.claim_lease.unwrap_or(lease.min(Duration::from_secs(5)));
-        let renewal_interval = self.renewal_interval.unwrap_or(lease / 3);
-        let retention = self.retention.unwrap_or(Duration::from_secs(24 * 3600));
-        let (poll_least, poll_most) = self
-            .poll_interval
-            .unwrap_or((Duration::from_millis(10), Duration::from_millis(500)));
-
-        at_least("lease", lease, LEASE_LEAST)?;
-        at_least("renewal interval", renewal_interval, Duration::from_millis(10))?;
-        at_least("poll interval", poll_least, Duration::from_millis(1))?;
-        let all = [
-            ("lease", lease),
-            ("skew margin", skew_margin),
-            ("claim lease", claim_lease),
-            ("renewal interval", renewal_interval),
-            ("retention", retention),
-            ("longest poll interval", poll_most),
-        ];
-        for (name, value) in all {
-            if value > DURATION_MOST {
-                return Err(InvalidInput::new(format!(
-                    "the {name} of {value:?} is longer than {DURATION_MOST:?}"
-                )));
-            }
-        }
-        below(
-            "renewal interval",
-            renewal_interval,
-            "lease less the skew margin",
-            lease.saturating_sub(skew_margin),
-        )?;
-        below("skew margin", skew_margin, "half of the claim lease", claim_lease / 2)?;
-        if claim_lease > lease {
-            return Err(InvalidInput::new(format!(
-                "the claim lease of {claim_lease:?} is longer than the lease of {lease:?}"
-            )));
-        }
-        if poll_least > poll_most {
-            return Err(InvalidInput::new(format!(
-                "the shortest poll interval of {poll_least:?} is longer than the longest of {poll_most:?}"
-            )));
-        }
-        if let Some(label) = &self.label {
-            check_text("label", label)?;
-        }
-        Ok(Config {
-            lease,
-            renewal_interval,
-            claim_lease,
-            retention,
-            skew_margin,
-            poll_interval: (poll_least, poll_most),
-            wake_source: self.wake_source,
-            host: host(),
-            label: self.label,
-        })
-    }
-}
-
-fn at_least(name: &str, value: Duration, least: Duration) -> Result<(), InvalidInput> {
-    if value < least {
-        return Err(InvalidInput::new(format!(
-            "the {name} of {value:?} is shorter than {least:?}"
-        )));
-    }
-    Ok(())
-}
-
-fn below(name: &str, value: Duration, bound_name: &str, bound: Duration) -> Result<(), InvalidInput> {
-    if value >= bound {
-        return Err(InvalidInput::new(format!(
-            "the {name} of {value:?} is not shorter than the {bound_name}, {bound:?}"
-        )));
-    }
-    Ok(())
-}
-
-fn check_collection(name: &str) -> Result<(), InvalidInput> {
-    let problem = if name.is_empty() {
-        "is empty"
-    } else if name.len() > 200 {
-        "is longer than 200 bytes"
-    } else if name.contains(['$', '\0']) {
-        "contains `$` or NUL"
-    } else if name.starts_with("system.") || name.starts_with('.') || name.ends_with('.') {
-        "starts with `system.`, or starts or ends with a dot"
-    } else {
-        return Ok(());
-    };
-    Err(InvalidInput::new(format!(
-        "the collection name `{}` {problem}",
-        name.escape_debug()
-    )))
-}
-
-/// Names are 1 to 1,024 bytes of any text.
-pub(crate) fn check_name(name: &str) -> Result<(), InvalidInput> {
-    if name.is_empty() {
-        return Err(InvalidInput::new(
-            "the name of a lock is empty; it must have 1 to 1024 bytes",
-        ));
-    }
-    if name.len() > NAME_MOST {
-        let length = name.len();
-        return Err(InvalidInput::new(format!(
-            "the name of a lock has {length} bytes; it must have 1 to {NAME_MOST}"
-        )));
-    }
-    Ok(())
-}
-
-pub(crate) fn check_text(what: &str, text: &str) -> Result<(), InvalidInput> {
-    if text.len() > TEXT_MOST {
-        let length = text.len();
-        return Err(InvalidInput::new(format!(
-            "the {what} has {length} bytes; it must have at most {TEXT_MOST}"
-        )));
-    }
-    Ok(())
-}
-
-/// A timeout may be anything from nothing to longer than anybody lives; the clock must be able to add it.
-pub(crate) fn check_timeout(timeout: Duration) -> Result<(), InvalidInput> {
-    if timeout > DURATION_MOST {
-        return Err(InvalidInput::new(format!(
-            "the timeout of {timeout:?} is longer than {DURATION_MOST:?}"
-        )));
-    }
-    Ok(())
-}
-
-/// What this machine calls itself: only shown to people.
-fn host() -> String {
-    let kernel = std::fs::read_to_string("/proc/sys/kernel/hostname").ok();
-    let name = kernel
-        .or_else(|| std::env::var("HOSTNAME").ok())
-        .or_else(|| std::env::var("COMPUTERNAME").ok());
-    name.unwrap_or_default().trim().chars().take(256).collect()
 }
 
 /// Makes locks that all processes share which use the same collection.
@@ -384,15 +196,11 @@ impl LockClient {
     /// Write concern, read concern and read preference are the library's own (majority, majority, primary), whatever
     /// those of `database` are.
     pub fn builder(database: Database) -> LockClientBuilder {
-        LockClientBuilder {
-            database,
-            collection: DEFAULT_COLLECTION.to_owned(),
-            settings: Settings::default(),
-        }
+        LockClientBuilder::new(Place::Database(database))
     }
 
-    /// A client whose locks live in the memory of this process: the same semantics, by the same transitions, without
-    /// a server. For tests of your own code; it runs on tokio's clock, which tests can pause.
+    /// A client whose locks live in the memory of this process, for itself alone: [`InMemory`] has more of them share
+    /// their locks.
     ///
     /// # Examples
     ///
@@ -405,19 +213,11 @@ impl LockClient {
     /// # Ok(()) }
     /// ```
     pub fn in_memory() -> Self {
-        // The defaults are valid.
-        let Ok(config) = Settings::default().validate() else {
-            unreachable_defaults()
-        };
-        let store = Store::Memory(MemoryStore::new());
-        Self {
-            session: Session::new(config, store, None, WakeMode::ChangeStream),
-        }
+        InMemory::new().client()
     }
 
-    #[cfg(test)]
-    pub(crate) fn config(&self) -> &Config {
-        &self.session.config
+    pub(crate) fn new(session: Arc<Session>) -> Self {
+        Self { session }
     }
 
     /// A mutex: one holder at a time among all processes.
@@ -425,6 +225,21 @@ impl LockClient {
     /// Any text of 1 to 1,024 bytes is a name; others are refused when it is acquired. Making a mutex sends nothing.
     pub fn mutex(&self, name: impl Into<String>) -> Mutex {
         Mutex::new(self.session.clone(), name.into())
+    }
+
+    /// A semaphore of `permits` permits among all processes.
+    ///
+    /// Names are as for [`mutex`](Self::mutex), and the two share them: one name is one kind of lock. Making a
+    /// semaphore sends nothing; one of no permits is refused when it is acquired.
+    pub fn semaphore(&self, name: impl Into<String>, permits: u32) -> Semaphore {
+        Semaphore::new(self.session.clone(), name.into(), permits)
+    }
+
+    /// A readers-writer lock: many readers or one writer at a time among all processes.
+    ///
+    /// Names are as for [`mutex`](Self::mutex). Making a lock sends nothing.
+    pub fn rw_lock(&self, name: impl Into<String>) -> RwLock {
+        RwLock::new(self.session.clone(), name.into())
     }
 
     /// How waiters are woken at present.
@@ -453,8 +268,10 @@ impl LockClient {
     /// ```
     pub async fn wake_mode_changed(&self, present: WakeMode) -> WakeMode {
         let mut mode: watch::Receiver<WakeMode> = self.session.mode();
-        match mode.wait_for(|mode| *mode != present).await {
-            Ok(mode) => *mode,
+        // Copied out at once: what borrows from the channel must not live across an await.
+        let changed = mode.wait_for(|mode| *mode != present).await.map(|mode| *mode);
+        match changed {
+            Ok(mode) => mode,
             // The sender lives in the session, which `self` keeps alive.
             Err(_) => std::future::pending().await,
         }
@@ -488,7 +305,7 @@ impl LockClient {
             .session
             .inspect(name)
             .await?
-            .map(|state| LockInfo::new(name, &state)))
+            .map(|(state, _)| LockInfo::new(name, &state)))
     }
 
     /// Takes the lock `name` away from whoever holds it, and hands it to the next in the queue.
@@ -541,135 +358,5 @@ impl LockClient {
     /// ```
     pub async fn shutdown(&self) {
         self.session.shut_down().await;
-    }
-}
-
-#[cold]
-fn unreachable_defaults() -> ! {
-    unreachable!("the default settings fit each other")
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn settings() -> Settings {
-        Settings::default()
-    }
-
-    #[test]
-    fn the_defaults_follow_from_the_lease() {
-        let config = settings().validate().unwrap();
-        assert_eq!(config.renewal_interval, Duration::from_secs(10));
-        assert_eq!(config.skew_margin, Duration::from_secs(1));
-        let short = Settings {
-            lease: Some(LEASE_LEAST),
-            ..settings()
-        }
-        .validate()
-        .unwrap();
-        assert_eq!(short.skew_margin, Duration::from_millis(50));
-        assert_eq!(short.claim_lease, LEASE_LEAST);
-    }
-
-    #[test]
-    fn bad_settings_are_refused_with_value_and_bound() {
-        let second = Duration::from_secs(1);
-        let cases = [
-            (
-                Settings {
-                    lease: Some(Duration::ZERO),
-                    ..settings()
-                },
-                ["0ns", "500ms"],
-            ),
-            (
-                Settings {
-                    lease: Some(Duration::MAX),
-                    ..settings()
-                },
-                ["lease of 184", "31622400s"],
-            ),
-            (
-                Settings {
-                    lease: Some(3 * second),
-                    renewal_interval: Some(3 * second),
-                    ..settings()
-                },
-                ["renewal interval of 3s", "2.7s"],
-            ),
-            (
-                Settings {
-                    renewal_interval: Some(Duration::ZERO),
-                    ..settings()
-                },
-                ["0ns", "10ms"],
-            ),
-            (
-                Settings {
-                    claim_lease: Some(31 * second),
-                    ..settings()
-                },
-                ["31s", "30s"],
-            ),
-            (
-                Settings {
-                    claim_lease: Some(2 * second),
-                    ..settings()
-                },
-                ["skew margin of 1s", "claim lease, 1s"],
-            ),
-            (
-                Settings {
-                    skew_margin: Some(40 * second),
-                    ..settings()
-                },
-                ["10s", "0ns"],
-            ),
-            (
-                Settings {
-                    retention: Some(Duration::MAX),
-                    ..settings()
-                },
-                ["retention", "31622400s"],
-            ),
-            (
-                Settings {
-                    poll_interval: Some((second, Duration::ZERO)),
-                    ..settings()
-                },
-                ["1s", "0ns"],
-            ),
-            (
-                Settings {
-                    poll_interval: Some((Duration::ZERO, second)),
-                    ..settings()
-                },
-                ["0ns", "1ms"],
-            ),
-            (
-                Settings {
-                    label: Some("x".repeat(1025)),
-                    ..settings()
-                },
-                ["1025", "1024"],
-            ),
-        ];
-        for (settings, words) in cases {
-            let message = settings.validate().unwrap_err().to_string();
-            assert!(words.iter().all(|word| message.contains(word)), "{message}");
-        }
-    }
-
-    #[test]
-    fn names_are_bounded_in_bytes() {
-        check_name("x").unwrap();
-        check_name(&"é".repeat(512)).unwrap();
-        assert!(check_name("").unwrap_err().to_string().contains("1 to 1024"));
-        assert!(check_name(&"é".repeat(513)).unwrap_err().to_string().contains("1026"));
-        for name in ["", "a$b", "a\0", "system.x", ".a", "a."] {
-            check_collection(name).unwrap_err();
-        }
-        check_collection("a.b").unwrap();
     }
 }

@@ -2,7 +2,11 @@
 
 use std::{error::Error as StdError, fmt, time::Duration};
 
-use crate::{lost::LostReason, protocol::Kind, store::StoreError};
+use crate::{
+    lost::LostReason,
+    protocol::{Kind, State},
+    store::StoreError,
+};
 
 /// A value that watchlock does not accept, refused before anything is sent.
 ///
@@ -60,6 +64,19 @@ pub struct UsedOtherwise {
     pub wanted: Kind,
     /// The capacity that was asked for.
     pub wanted_capacity: u64,
+}
+
+impl UsedOtherwise {
+    pub(crate) fn new(name: &str, found: &State, wanted: Kind, capacity: i64) -> Self {
+        let unsigned = |capacity| u64::try_from(capacity).unwrap_or(0);
+        Self {
+            name: name.to_owned(),
+            found: found.kind,
+            found_capacity: unsigned(found.capacity),
+            wanted,
+            wanted_capacity: unsigned(capacity),
+        }
+    }
 }
 
 /// Why a [`LockClient`](crate::LockClient) could not be built.
@@ -141,6 +158,9 @@ pub enum RunError {
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum OperateError {
+    /// The name is in use as another kind of lock.
+    #[error(transparent)]
+    UsedOtherwise(#[from] UsedOtherwise),
     /// The name is out of its bounds; nothing was sent.
     #[error(transparent)]
     Invalid(#[from] InvalidInput),

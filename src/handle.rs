@@ -98,6 +98,11 @@ impl LockHandle {
         self.hold.token
     }
 
+    /// How many permits are held: 1 of a mutex, what was asked for of a semaphore.
+    pub fn permits(&self) -> u64 {
+        self.hold.permits
+    }
+
     /// Waits until the lock is lost, and tells why.
     ///
     /// # Cancel safety

@@ -1,24 +1,33 @@
 #![doc = include_str!("../README.md")]
 
+mod acquire;
 mod client;
+mod config;
 mod error;
 mod handle;
+mod in_memory;
 mod inspect;
 mod lost;
 mod mutex;
 mod protocol;
+mod rw_lock;
+mod semaphore;
 mod session;
 mod store;
 mod wake_mode;
 
+pub use acquire::{Acquire, TryAcquire};
 pub use client::{LockClient, LockClientBuilder};
 pub use error::{
     AcquireError, BuildError, InvalidInput, OperateError, ReleaseError, RenewError, RunError, ServerError,
     UsedOtherwise,
 };
 pub use handle::{FencingToken, LockHandle, LockStatus, LockView, Released};
+pub use in_memory::InMemory;
 pub use inspect::{HolderInfo, LockInfo, WaiterInfo};
 pub use lost::LostReason;
-pub use mutex::{Acquire, Mutex, TryAcquire};
+pub use mutex::Mutex;
 pub use protocol::Kind;
+pub use rw_lock::RwLock;
+pub use semaphore::Semaphore;
 pub use wake_mode::{PollingReason, WakeMode, WakeSource};

@@ -1,18 +1,13 @@
 //! A lock with one holder at a time.
 
-use std::{
-    future::{Future, IntoFuture},
-    pin::Pin,
-    sync::Arc,
-    time::Duration,
-};
+use std::{future::Future, sync::Arc};
 
 use crate::{
-    client::{check_name, check_text, check_timeout},
-    error::{AcquireError, RunError},
-    handle::{LockHandle, LockView},
+    acquire::{Acquire, Share, TryAcquire},
+    error::RunError,
+    handle::LockView,
     protocol::Kind,
-    session::{Session, line::Wanted},
+    session::Session,
 };
 
 /// A lock with one holder at a time, among all processes. Made by [`LockClient::mutex`](crate::LockClient::mutex).
@@ -76,13 +71,7 @@ impl Mutex {
     /// # Ok(()) }
     /// ```
     pub fn acquire(&self) -> Acquire {
-        Acquire {
-            request: Request {
-                mutex: self.clone(),
-                reason: None,
-            },
-            timeout: None,
-        }
+        Acquire::new(self.share())
     }
 
     /// Acquires the lock if it is free and nobody waits for it; `None` otherwise. Await the returned action.
@@ -110,11 +99,16 @@ impl Mutex {
     /// # Ok(()) }
     /// ```
     pub fn try_acquire(&self) -> TryAcquire {
-        TryAcquire {
-            request: Request {
-                mutex: self.clone(),
-                reason: None,
-            },
+        TryAcquire::new(self.share())
+    }
+
+    fn share(&self) -> Share {
+        Share {
+            session: self.session.clone(),
+            name: self.name.clone(),
+            kind: Kind::Mutex,
+            capacity: 1,
+            permits: 1,
         }
     }
 
@@ -157,105 +151,5 @@ impl Mutex {
             tracing::warn!(name = %self.name, %error, "the release of a lock could not be confirmed");
         }
         Ok(output)
-    }
-}
-
-/// What `acquire` and `try_acquire` have in common.
-#[derive(Clone, Debug)]
-struct Request {
-    mutex: Mutex,
-    reason: Option<String>,
-}
-
-impl Request {
-    async fn send(self, wait: bool, timeout: Option<Duration>) -> Result<Option<LockHandle>, AcquireError> {
-        let Mutex { session, name } = self.mutex;
-        check_name(&name)?;
-        if let Some(reason) = &self.reason {
-            check_text("reason", reason)?;
-        }
-        timeout.map_or(Ok(()), check_timeout)?;
-        let owner = session.config.owner(self.reason);
-        let place = session.join(
-            &name,
-            Wanted {
-                kind: Kind::Mutex,
-                capacity: 1,
-                permits: 1,
-                wait,
-                owner,
-            },
-        );
-        match place.outcome(timeout).await {
-            Some(outcome) => Ok(outcome?.map(|hold| LockHandle::new(session, hold))),
-            None => Err(AcquireError::Timeout {
-                name,
-                waited: timeout.unwrap_or_default(),
-            }),
-        }
-    }
-}
-
-/// An acquire that waits. Made by [`Mutex::acquire`]; await it.
-#[derive(Clone, Debug)]
-#[must_use = "an acquire does nothing until it is awaited"]
-pub struct Acquire {
-    request: Request,
-    timeout: Option<Duration>,
-}
-
-impl Acquire {
-    /// Gives up after `timeout` with [`AcquireError::Timeout`]. Zero asks the server and does not wait.
-    pub fn timeout(mut self, timeout: Duration) -> Self {
-        self.timeout = Some(timeout);
-        self
-    }
-
-    /// Why the lock is wanted, up to 1,024 bytes, for people to read.
-    pub fn reason(mut self, reason: impl Into<String>) -> Self {
-        self.request.reason = Some(reason.into());
-        self
-    }
-}
-
-impl IntoFuture for Acquire {
-    type Output = Result<LockHandle, AcquireError>;
-    type IntoFuture = Pin<Box<dyn Future<Output = Self::Output> + Send>>;
-
-    fn into_future(self) -> Self::IntoFuture {
-        Box::pin(async move {
-            let name = self.request.mutex.name.clone();
-            let wait = self.timeout != Some(Duration::ZERO);
-            let timeout = self.timeout.filter(|_| wait);
-            let acquired = self.request.send(wait, timeout).await?;
-            acquired.ok_or(AcquireError::Timeout {
-                name,
-                waited: Duration::ZERO,
-            })
-        })
-    }
-}
-
-/// An acquire that does not wait. Made by [`Mutex::try_acquire`]; await it.
-#[derive(Clone, Debug)]
-#[must_use = "a try does nothing until it is awaited"]
-pub struct TryAcquire {
-    request: Request,
-}
-
-impl TryAcquire {
-    /// Why the lock is wanted, up to 1,024 bytes, for people to read.
-    pub fn reason(mut self, reason: impl Into<String>) -> Self {
-        self.request.reason = Some(reason.into());
-        self
-    }
-}
-
-impl IntoFuture for TryAcquire {
-    type Output = Result<Option<LockHandle>, AcquireError>;
-    type IntoFuture = Pin<Box<dyn Future<Output = Self::Output> + Send>>;
-
-    fn into_future(self) -> Self::IntoFuture {
-        Box::pin(self.request.send(false, None))
     }
 }

@@ -148,10 +148,8 @@ impl Session {
             .filter_map(|line| due_at(line, wants_to_stream))
             .min();
         let holds_any = table.lines.by_name.values().any(|line| line.holds().next().is_some());
-        let look = table
-            .verify_at
-            .filter(|_| holds_any && !table.streaming)
-            .map(|at| at.max(now));
+        let looks = holds_any && !table.streaming;
+        let look = looks.then(|| table.verify_at.map_or(now + LOOK_AFTER, |at| at.max(now)));
         // What is late in spite of all (a renewal beyond the limit) must not make the heart race.
         let next = lines.into_iter().chain(look).min().unwrap_or(now + NOTHING_DUE);
         let next = next.max(now + Duration::from_millis(1));

@@ -23,6 +23,7 @@ pub(crate) struct Hold {
     pub(crate) id: String,
     pub(crate) name: String,
     pub(crate) token: FencingToken,
+    pub(crate) permits: u64,
     pub(crate) lease: Duration,
     pub(crate) since: Instant,
     /// Whether an early request for this entry may still reach the server and put it in once more.
@@ -36,6 +37,8 @@ pub(crate) struct Hold {
 struct Progress {
     deadline: Instant,
     renew_at: Instant,
+    /// A renewal is on its way that neither got through nor failed so far.
+    unanswered: bool,
     /// The last renewal failed or has not been answered in time.
     failing: bool,
     lost: Option<LostReason>,
@@ -45,22 +48,27 @@ struct Progress {
 #[derive(Debug)]
 pub(crate) struct Grant {
     pub(crate) token: i64,
+    pub(crate) permits: u64,
+    pub(crate) lease: Duration,
+    pub(crate) uncertain: bool,
     pub(crate) deadline: Instant,
     pub(crate) renew_at: Instant,
 }
 
 impl Hold {
-    pub(crate) fn new(id: String, name: String, lease: Duration, uncertain: bool, grant: &Grant) -> Self {
+    pub(crate) fn new(id: String, name: String, grant: &Grant) -> Self {
         Self {
             id,
             name,
             token: FencingToken::new(grant.token),
-            lease,
+            permits: grant.permits,
+            lease: grant.lease,
             since: Instant::now(),
-            uncertain,
+            uncertain: grant.uncertain,
             progress: Mutex::new(Progress {
                 deadline: grant.deadline,
                 renew_at: grant.renew_at,
+                unanswered: false,
                 failing: false,
                 lost: None,
             }),
@@ -77,7 +85,11 @@ impl Hold {
             changed.as_mut().enable();
             let deadline = match self.look() {
                 Ok(deadline) => deadline,
-                Err(reason) => return reason,
+                Err(reason) => {
+                    // Whoever lost it may be about to cancel the token: they are to agree.
+                    self.ended.cancelled().await;
+                    return reason;
+                }
             };
             tokio::select! {
                 () = changed => {}
@@ -135,7 +147,11 @@ impl Hold {
 
     /// A renewal is under way; unless it is answered another goes out beside it at `again`.
     pub(crate) fn renewing(&self, again: Instant) {
-        self.progress().renew_at = again;
+        let mut progress = self.progress();
+        progress.renew_at = again;
+        // This one goes out beside it.
+        progress.failing |= progress.unanswered;
+        progress.unanswered = true;
     }
 
     /// A renewal sent so that the lease surely runs until `deadline` was acknowledged.
@@ -145,6 +161,7 @@ impl Hold {
         if deadline > progress.deadline {
             progress.deadline = deadline;
             progress.renew_at = renew_at;
+            progress.unanswered = false;
             progress.failing = false;
             drop(progress);
             self.changed.notify_waiters();
@@ -153,7 +170,9 @@ impl Hold {
 
     /// A renewal failed or is overdue: not a loss, as long as the deadline is ahead.
     pub(crate) fn failing(&self) {
-        self.progress().failing = true;
+        let mut progress = self.progress();
+        progress.unanswered = false;
+        progress.failing = true;
     }
 
     pub(crate) fn renew_no_later_than(&self, at: Instant) {

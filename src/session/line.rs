@@ -26,7 +26,7 @@ use super::{
     hold::{Grant, Hold},
 };
 use crate::{
-    client::Config,
+    config::Config,
     error::{AcquireError, ServerError, UsedOtherwise},
     lost::LostReason,
     protocol::{Kind, Operation, Owner, Request, Requests, State, document::Malformed, wake},
@@ -463,13 +463,7 @@ impl Line {
             }
         } else if (state.kind, state.capacity) != (requests.kind, requests.capacity) {
             if let Some(pending) = self.waiting.remove(position) {
-                let error = UsedOtherwise {
-                    name: self.name.clone(),
-                    found: state.kind,
-                    found_capacity: unsigned(state.capacity),
-                    wanted: requests.kind,
-                    wanted_capacity: unsigned(requests.capacity),
-                };
+                let error = UsedOtherwise::new(&self.name, state, requests.kind, requests.capacity);
                 effects.push(Effect::Answer(pending.to, Err(error.into())));
             }
         } else {
@@ -500,6 +494,9 @@ impl Line {
         };
         let grant = Grant {
             token,
+            permits: unsigned(pending.permits),
+            lease: context.config.lease,
+            uncertain: pending.uncertain,
             deadline,
             renew_at,
         };
@@ -510,14 +507,7 @@ impl Line {
             context.config.poll_interval.0
         };
         self.ask_at = Some(context.now + routine);
-        let lease = context.config.lease;
-        let hold = Arc::new(Hold::new(
-            pending.id.clone(),
-            self.name.clone(),
-            lease,
-            pending.uncertain,
-            &grant,
-        ));
+        let hold = Arc::new(Hold::new(pending.id.clone(), self.name.clone(), &grant));
         self.holds.insert(pending.id, hold.clone());
         effects.push(Effect::Answer(pending.to, Ok(Some(hold))));
     }

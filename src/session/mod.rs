@@ -26,7 +26,7 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    client::Config,
+    config::Config,
     error::{AcquireError, ServerError},
     lost::LostReason,
     protocol::{Operation, State, wake},
@@ -353,16 +353,19 @@ impl Session {
         self.ended.cancel();
     }
 
-    /// Reads the document of `name`.
-    pub(crate) async fn inspect(self: &Arc<Self>, name: &str) -> Result<Option<State>, ServerError> {
+    /// Reads the document of `name`; with it, the server's clock at that moment.
+    pub(crate) async fn inspect(self: &Arc<Self>, name: &str) -> Result<Option<(State, Exchange)>, ServerError> {
         let (session, names) = (self.clone(), [name.to_owned()]);
         let reading = self.start().spawn(async move { session.store.read(&names).await });
         let read = reading
             .await
             .unwrap_or_else(|stopped| Err(StoreError::stopped(stopped)));
-        let (mut documents, _) = read.map_err(ServerError::from)?;
-        let state = documents.remove(name).transpose();
-        state.map_err(|malformed| StoreError::from(malformed).into())
+        let (mut documents, exchange) = read.map_err(ServerError::from)?;
+        match documents.remove(name) {
+            None => Ok(None),
+            Some(Ok(state)) => Ok(Some((state, exchange))),
+            Some(Err(malformed)) => Err(StoreError::from(malformed).into()),
+        }
     }
 
     /// Puts every holder of `name` out.

@@ -19,7 +19,7 @@ pub(crate) use mongo::{AWAIT_TIME, MongoStore, Topology};
 #[derive(Debug)]
 pub(crate) enum Store {
     Mongo(MongoStore),
-    Memory(MemoryStore),
+    Memory(Arc<MemoryStore>),
 }
 
 /// The document after an operation, and when.

@@ -1,3 +1,6 @@
 //! watchlock against real servers.
 
-mod mutex;
+mod cancel;
+mod everywhere;
+mod failover;
+mod setup;

@@ -4,7 +4,7 @@ use std::io;
 
 use super::*;
 use crate::{
-    client::LockClient,
+    config::Settings,
     protocol::state::{self, ServerTime},
 };
 
@@ -26,7 +26,7 @@ type Receiver = oneshot::Receiver<Outcome>;
 impl Bench {
     fn new() -> Self {
         Self {
-            config: LockClient::in_memory().config().clone(),
+            config: Settings::default().validate().unwrap(),
             clock: ServerClock::default(),
             ids: Ids::new("me".to_owned()),
             line: Line::new("x".to_owned()),

@@ -1,0 +1,347 @@
+//! The settings of a client, and the bounds of all that a user can choose.
+
+use std::time::Duration;
+
+use crate::{error::InvalidInput, protocol::Owner, wake_mode::WakeSource};
+
+/// The longest name of a lock, in bytes. Much longer ones would kill every change stream on the collection.
+const NAME_MOST: usize = 1_024;
+
+/// The longest label or reason, in bytes; they are stored with every entry.
+const TEXT_MOST: usize = 1_024;
+
+/// The shortest lease: below it, a pause of the scheduler or one lost packet costs the lock.
+const LEASE_LEAST: Duration = Duration::from_millis(500);
+
+/// The longest duration of any setting; longer ones are slips, and sums of them would leave what a date can hold.
+const DURATION_MOST: Duration = Duration::from_secs(366 * 24 * 3600);
+
+/// The settings of a client, validated.
+#[derive(Clone, Debug)]
+pub(crate) struct Config {
+    pub(crate) lease: Duration,
+    pub(crate) renewal_interval: Duration,
+    pub(crate) claim_lease: Duration,
+    pub(crate) retention: Duration,
+    pub(crate) skew_margin: Duration,
+    /// The shortest and the longest pause between two tries.
+    pub(crate) poll_interval: (Duration, Duration),
+    pub(crate) wake_source: WakeSource,
+    host: String,
+    label: Option<String>,
+}
+
+impl Config {
+    fn check(&self) -> Result<(), InvalidInput> {
+        let Self {
+            lease,
+            renewal_interval,
+            claim_lease,
+            retention,
+            skew_margin,
+            ..
+        } = *self;
+        let (poll_least, poll_most) = self.poll_interval;
+        at_least("lease", lease, LEASE_LEAST)?;
+        at_least("renewal interval", renewal_interval, Duration::from_millis(10))?;
+        at_least("poll interval", poll_least, Duration::from_millis(1))?;
+        let all = [
+            ("lease", lease),
+            ("skew margin", skew_margin),
+            ("claim lease", claim_lease),
+            ("renewal interval", renewal_interval),
+            ("retention", retention),
+            ("longest poll interval", poll_most),
+        ];
+        for (name, value) in all {
+            at_most(name, value, "longest that is accepted", DURATION_MOST)?;
+        }
+        below(
+            "renewal interval",
+            renewal_interval,
+            "lease less the skew margin",
+            lease.saturating_sub(skew_margin),
+        )?;
+        below("skew margin", skew_margin, "half of the claim lease", claim_lease / 2)?;
+        at_most("claim lease", claim_lease, "lease", lease)?;
+        at_most("shortest poll interval", poll_least, "longest", poll_most)?;
+        self.label.as_ref().map_or(Ok(()), |label| check_text("label", label))
+    }
+
+    pub(crate) fn lease_millis(&self) -> i64 {
+        millis(self.lease)
+    }
+
+    pub(crate) fn claim_millis(&self) -> i64 {
+        millis(self.claim_lease)
+    }
+
+    pub(crate) fn retention_millis(&self) -> i64 {
+        millis(self.retention)
+    }
+
+    pub(crate) fn owner(&self, reason: Option<String>) -> Owner {
+        let pid = i64::from(std::process::id());
+        Owner {
+            host: self.host.clone(),
+            pid,
+            label: self.label.clone(),
+            reason,
+        }
+    }
+}
+
+fn millis(duration: Duration) -> i64 {
+    // Bounded by DURATION_MOST.
+    i64::try_from(duration.as_millis()).unwrap_or(i64::MAX)
+}
+
+/// What the builder has been told; what it has not been told follows from the lease.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Settings {
+    pub(crate) lease: Option<Duration>,
+    pub(crate) renewal_interval: Option<Duration>,
+    pub(crate) claim_lease: Option<Duration>,
+    pub(crate) retention: Option<Duration>,
+    pub(crate) skew_margin: Option<Duration>,
+    pub(crate) poll_interval: Option<(Duration, Duration)>,
+    pub(crate) wake_source: WakeSource,
+    pub(crate) label: Option<String>,
+}
+
+impl Settings {
+    /// The settings, or the first that is out of its bounds.
+    pub(crate) fn validate(self) -> Result<Config, InvalidInput> {
+        let config = self.unchecked();
+        config.check()?;
+        Ok(config)
+    }
+
+    /// The settings, with what was not told: valid if nothing was told.
+    pub(crate) fn unchecked(self) -> Config {
+        let lease = self.lease.unwrap_or(Duration::from_secs(30));
+        Config {
+            lease,
+            renewal_interval: self.renewal_interval.unwrap_or(lease / 3),
+            claim_lease: self.claim_lease.unwrap_or(lease.min(Duration::from_secs(5))),
+            retention: self.retention.unwrap_or(Duration::from_secs(24 * 3600)),
+            skew_margin: self.skew_margin.unwrap_or((lease / 10).min(Duration::from_secs(1))),
+            poll_interval: self
+                .poll_interval
+                .unwrap_or((Duration::from_millis(10), Duration::from_millis(500))),
+            wake_source: self.wake_source,
+            host: host(),
+            label: self.label,
+        }
+    }
+}
+
+fn at_least(name: &str, value: Duration, least: Duration) -> Result<(), InvalidInput> {
+    if value < least {
+        return Err(InvalidInput::new(format!(
+            "the {name} of {value:?} is shorter than {least:?}"
+        )));
+    }
+    Ok(())
+}
+
+fn at_most(name: &str, value: Duration, bound_name: &str, bound: Duration) -> Result<(), InvalidInput> {
+    if value > bound {
+        return Err(InvalidInput::new(format!(
+            "the {name} of {value:?} is longer than the {bound_name}, {bound:?}"
+        )));
+    }
+    Ok(())
+}
+
+fn below(name: &str, value: Duration, bound_name: &str, bound: Duration) -> Result<(), InvalidInput> {
+    if value >= bound {
+        return Err(InvalidInput::new(format!(
+            "the {name} of {value:?} is not shorter than the {bound_name}, {bound:?}"
+        )));
+    }
+    Ok(())
+}
+
+pub(crate) fn check_collection(name: &str) -> Result<(), InvalidInput> {
+    let problem = if name.is_empty() {
+        "is empty"
+    } else if name.len() > 200 {
+        "is longer than 200 bytes"
+    } else if name.contains(['$', '\0']) {
+        "contains `$` or NUL"
+    } else if name.starts_with("system.") || name.starts_with('.') || name.ends_with('.') {
+        "starts with `system.`, or starts or ends with a dot"
+    } else {
+        return Ok(());
+    };
+    Err(InvalidInput::new(format!(
+        "the collection name `{}` {problem}",
+        name.escape_debug()
+    )))
+}
+
+/// Names are 1 to 1,024 bytes of any text.
+pub(crate) fn check_name(name: &str) -> Result<(), InvalidInput> {
+    if name.is_empty() {
+        return Err(InvalidInput::new(
+            "the name of a lock is empty; it must have 1 to 1024 bytes",
+        ));
+    }
+    if name.len() > NAME_MOST {
+        let length = name.len();
+        return Err(InvalidInput::new(format!(
+            "the name of a lock has {length} bytes; it must have 1 to {NAME_MOST}"
+        )));
+    }
+    Ok(())
+}
+
+pub(crate) fn check_text(what: &str, text: &str) -> Result<(), InvalidInput> {
+    if text.len() > TEXT_MOST {
+        let length = text.len();
+        return Err(InvalidInput::new(format!(
+            "the {what} has {length} bytes; it must have at most {TEXT_MOST}"
+        )));
+    }
+    Ok(())
+}
+
+/// A timeout may be anything from nothing to longer than anybody lives; the clock must be able to add it.
+pub(crate) fn check_timeout(timeout: Duration) -> Result<(), InvalidInput> {
+    at_most("timeout", timeout, "longest that is accepted", DURATION_MOST)
+}
+
+/// What this machine calls itself: only shown to people.
+fn host() -> String {
+    let kernel = std::fs::read_to_string("/proc/sys/kernel/hostname").ok();
+    let name = kernel
+        .or_else(|| std::env::var("HOSTNAME").ok())
+        .or_else(|| std::env::var("COMPUTERNAME").ok());
+    name.unwrap_or_default().trim().chars().take(256).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn settings() -> Settings {
+        Settings::default()
+    }
+
+    #[test]
+    fn the_defaults_follow_from_the_lease() {
+        let config = settings().validate().unwrap();
+        assert_eq!(config.renewal_interval, Duration::from_secs(10));
+        assert_eq!(config.skew_margin, Duration::from_secs(1));
+        let short = Settings {
+            lease: Some(LEASE_LEAST),
+            ..settings()
+        }
+        .validate()
+        .unwrap();
+        assert_eq!(short.skew_margin, Duration::from_millis(50));
+        assert_eq!(short.claim_lease, LEASE_LEAST);
+    }
+
+    #[test]
+    fn bad_settings_are_refused_with_value_and_bound() {
+        let second = Duration::from_secs(1);
+        let cases = [
+            (
+                Settings {
+                    lease: Some(Duration::ZERO),
+                    ..settings()
+                },
+                ["0ns", "500ms"],
+            ),
+            (
+                Settings {
+                    lease: Some(Duration::MAX),
+                    ..settings()
+                },
+                ["lease of 184", "31622400s"],
+            ),
+            (
+                Settings {
+                    lease: Some(3 * second),
+                    renewal_interval: Some(3 * second),
+                    ..settings()
+                },
+                ["renewal interval of 3s", "2.7s"],
+            ),
+            (
+                Settings {
+                    renewal_interval: Some(Duration::ZERO),
+                    ..settings()
+                },
+                ["0ns", "10ms"],
+            ),
+            (
+                Settings {
+                    claim_lease: Some(31 * second),
+                    ..settings()
+                },
+                ["31s", "30s"],
+            ),
+            (
+                Settings {
+                    claim_lease: Some(2 * second),
+                    ..settings()
+                },
+                ["skew margin of 1s", "claim lease, 1s"],
+            ),
+            (
+                Settings {
+                    skew_margin: Some(40 * second),
+                    ..settings()
+                },
+                ["10s", "0ns"],
+            ),
+            (
+                Settings {
+                    retention: Some(Duration::MAX),
+                    ..settings()
+                },
+                ["retention", "31622400s"],
+            ),
+            (
+                Settings {
+                    poll_interval: Some((second, Duration::ZERO)),
+                    ..settings()
+                },
+                ["1s", "0ns"],
+            ),
+            (
+                Settings {
+                    poll_interval: Some((Duration::ZERO, second)),
+                    ..settings()
+                },
+                ["0ns", "1ms"],
+            ),
+            (
+                Settings {
+                    label: Some("x".repeat(1025)),
+                    ..settings()
+                },
+                ["1025", "1024"],
+            ),
+        ];
+        for (settings, words) in cases {
+            let message = settings.validate().unwrap_err().to_string();
+            assert!(words.iter().all(|word| message.contains(word)), "{message}");
+        }
+    }
+
+    #[test]
+    fn names_are_bounded_in_bytes() {
+        check_name("x").unwrap();
+        check_name(&"é".repeat(512)).unwrap();
+        assert!(check_name("").unwrap_err().to_string().contains("1 to 1024"));
+        assert!(check_name(&"é".repeat(513)).unwrap_err().to_string().contains("1026"));
+        for name in ["", "a$b", "a\0", "system.x", ".a", "a."] {
+            check_collection(name).unwrap_err();
+        }
+        check_collection("a.b").unwrap();
+    }
+}

@@ -1,0 +1,77 @@
+//! Locks without a server, for tests.
+
+use std::sync::Arc;
+
+use crate::{
+    client::{LockClient, LockClientBuilder},
+    config::{Config, Settings},
+    session::Session,
+    store::{MemoryStore, Store},
+    wake_mode::{PollingReason, WakeMode, WakeSource},
+};
+
+/// Locks in the memory of this process: the same semantics, by the same transitions, without a server.
+///
+/// For tests of your own code. Each client of it is what another process would be to a server; clones share the locks.
+///
+/// # Guarantees
+///
+/// Those of a replica set that never fails. Time is tokio's: with its clock paused, leases run out as the test moves it.
+///
+/// # Examples
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let memory = watchlock::InMemory::new();
+/// let (one, other) = (memory.client(), memory.client());
+/// let handle = one.mutex("invoice-42").acquire().await?;
+/// assert!(other.mutex("invoice-42").try_acquire().await?.is_none());
+/// # handle.release().await?;
+/// # Ok(()) }
+/// ```
+#[derive(Clone, Debug)]
+pub struct InMemory {
+    store: Arc<MemoryStore>,
+}
+
+impl InMemory {
+    /// Memory without any locks.
+    pub fn new() -> Self {
+        Self {
+            store: Arc::new(MemoryStore::new()),
+        }
+    }
+
+    /// A client with the default settings.
+    pub fn client(&self) -> LockClient {
+        self.client_with(Settings::default().unchecked())
+    }
+
+    /// Begins to make a client with other settings. Those that concern a server have no effect.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let lease = std::time::Duration::from_secs(5);
+    /// let locks = watchlock::InMemory::new().builder().lease(lease).build().await?;
+    /// # Ok(()) }
+    /// ```
+    pub fn builder(&self) -> LockClientBuilder {
+        LockClientBuilder::in_memory(self.clone())
+    }
+
+    pub(crate) fn client_with(&self, config: Config) -> LockClient {
+        let mode = match config.wake_source {
+            WakeSource::Polling => WakeMode::Polling(PollingReason::Configured),
+            _ => WakeMode::ChangeStream,
+        };
+        LockClient::new(Session::new(config, Store::Memory(self.store.clone()), None, mode))
+    }
+}
+
+impl Default for InMemory {
+    fn default() -> Self {
+        Self::new()
+    }
+}

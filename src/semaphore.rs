@@ -1,0 +1,198 @@
+//! A lock of a number of permits.
+
+use std::sync::Arc;
+
+use crate::{
+    acquire::{Acquire, Share, TryAcquire},
+    config::check_name,
+    error::{OperateError, UsedOtherwise},
+    protocol::Kind,
+    session::Session,
+};
+
+/// A number of permits that all processes share. Made by [`LockClient::semaphore`](crate::LockClient::semaphore).
+///
+/// # Guarantees
+///
+/// - The permits of all valid handles together are never more than the semaphore has.
+/// - First come, first served, as with a [`Mutex`](crate::Mutex): who wants many is not starved by those who want few,
+///   as these wait behind it although there would be enough for them.
+/// - A holder that died costs its permits for the rest of its lease.
+/// - One name has one number of permits for all who hold it or wait for it; another number is refused with
+///   [`AcquireError::UsedOtherwise`](crate::AcquireError::UsedOtherwise), and changes nothing.
+///
+/// # Changing the number of permits
+///
+/// An idle semaphore takes the number of whoever comes first. To change it in a rolling deploy put the number into the
+/// name (`exports-4`, then `exports-6`) where both may run beside each other for a while; where they must not, let the
+/// new processes try again while they are refused, until the last of the old ones has let go.
+///
+/// # Examples
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let locks = watchlock::LockClient::in_memory();
+/// let exports = locks.semaphore("exports", 4);
+/// let one = exports.acquire().await?;
+/// let two = exports.acquire_many(2).await?;
+/// assert_eq!(exports.available_permits().await?, 1);
+/// # Ok(()) }
+/// ```
+#[derive(Clone, Debug)]
+pub struct Semaphore {
+    session: Arc<Session>,
+    name: String,
+    permits: u32,
+}
+
+impl Semaphore {
+    pub(crate) fn new(session: Arc<Session>, name: String, permits: u32) -> Self {
+        Self { session, name, permits }
+    }
+
+    /// The name of the semaphore.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// How many permits it has, held ones included.
+    pub fn permits(&self) -> u32 {
+        self.permits
+    }
+
+    /// Acquires one permit, waiting for its turn. Await the returned action.
+    ///
+    /// # Errors
+    ///
+    /// See [`AcquireError`](crate::AcquireError).
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel safe, as [`Mutex::acquire`](crate::Mutex::acquire).
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let locks = watchlock::LockClient::in_memory();
+    /// let permit = locks.semaphore("exports", 4).acquire().reason("report 7").await?;
+    /// # Ok(()) }
+    /// ```
+    pub fn acquire(&self) -> Acquire {
+        self.acquire_many(1)
+    }
+
+    /// Acquires `permits` permits at once, waiting for its turn. Await the returned action.
+    ///
+    /// # Errors
+    ///
+    /// See [`AcquireError`](crate::AcquireError); more permits than the semaphore has, and none, are invalid.
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel safe, as [`Mutex::acquire`](crate::Mutex::acquire).
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let locks = watchlock::LockClient::in_memory();
+    /// let permits = locks.semaphore("exports", 4).acquire_many(3).await?;
+    /// assert_eq!(permits.permits(), 3);
+    /// # Ok(()) }
+    /// ```
+    pub fn acquire_many(&self, permits: u32) -> Acquire {
+        Acquire::new(self.share(permits))
+    }
+
+    /// Acquires one permit if there is one and nobody waits; `None` otherwise. Await the returned action.
+    ///
+    /// # Errors
+    ///
+    /// See [`AcquireError`](crate::AcquireError).
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel safe, as [`Mutex::acquire`](crate::Mutex::acquire).
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let locks = watchlock::LockClient::in_memory();
+    /// let exports = locks.semaphore("exports", 1);
+    /// let permit = exports.try_acquire().await?;
+    /// assert!(permit.is_some() && exports.try_acquire().await?.is_none());
+    /// # Ok(()) }
+    /// ```
+    pub fn try_acquire(&self) -> TryAcquire {
+        self.try_acquire_many(1)
+    }
+
+    /// Acquires `permits` permits if there are as many and nobody waits; `None` otherwise. Await the returned action.
+    ///
+    /// # Errors
+    ///
+    /// As [`acquire_many`](Self::acquire_many).
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel safe, as [`Mutex::acquire`](crate::Mutex::acquire).
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let locks = watchlock::LockClient::in_memory();
+    /// let exports = locks.semaphore("exports", 4);
+    /// let most = exports.try_acquire_many(3).await?;
+    /// assert!(exports.try_acquire_many(2).await?.is_none());
+    /// # Ok(()) }
+    /// ```
+    pub fn try_acquire_many(&self, permits: u32) -> TryAcquire {
+        TryAcquire::new(self.share(permits))
+    }
+
+    /// How many permits are free at this moment. By the time you look at it, it may be another number.
+    ///
+    /// # Errors
+    ///
+    /// When the name is out of its bounds or in use as something else, or the server can't be reached.
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel safe: it only reads.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let locks = watchlock::LockClient::in_memory();
+    /// assert_eq!(locks.semaphore("exports", 4).available_permits().await?, 4);
+    /// # Ok(()) }
+    /// ```
+    pub async fn available_permits(&self) -> Result<u32, OperateError> {
+        check_name(&self.name)?;
+        let Some((state, exchange)) = self.session.inspect(&self.name).await? else {
+            return Ok(self.permits);
+        };
+        let live = |until| exchange.now.is_none_or(|now| until > now);
+        let mut holders = state.holders.iter().filter(|holder| live(holder.until)).peekable();
+        let capacity = i64::from(self.permits);
+        if holders.peek().is_some() && (state.kind, state.capacity) != (Kind::Semaphore, capacity) {
+            return Err(UsedOtherwise::new(&self.name, &state, Kind::Semaphore, capacity).into());
+        }
+        let held: i64 = holders.map(|holder| holder.permits).sum();
+        Ok(u32::try_from(capacity - held).unwrap_or(0))
+    }
+
+    fn share(&self, permits: u32) -> Share {
+        Share {
+            session: self.session.clone(),
+            name: self.name.clone(),
+            kind: Kind::Semaphore,
+            capacity: i64::from(self.permits),
+            permits: i64::from(permits),
+        }
+    }
+}

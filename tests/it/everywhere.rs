@@ -1,0 +1,304 @@
+//! The same promises wherever the locks live: on a replica set with its change stream, on a standalone by polling, and
+//! in memory.
+
+use std::time::Duration;
+
+use watchlock::{AcquireError, InMemory, LockClient, LockHandle, LockStatus, LostReason, Released, RunError, WakeMode};
+
+use crate::setup::{Ground, PATIENCE, SOON, eventually, is_vacant, until_waiting, within};
+
+/// Two clients, as two processes would have them, in each of the three places.
+async fn places(name: &str) -> Vec<(LockClient, LockClient)> {
+    let memory = InMemory::new();
+    let (set, alone) = (Ground::replica_set(name).await, Ground::standalone(name).await);
+    vec![
+        (memory.client(), memory.client()),
+        (set.locks().await, set.locks().await),
+        (alone.locks().await, alone.locks().await),
+    ]
+}
+
+/// Waits until `future` is in the server's queue as the `place`th.
+macro_rules! in_line {
+    ($locks:expr, $name:expr, $place:expr, $acquire:expr) => {{
+        let acquire = $acquire;
+        let waiting = tokio::spawn(async move { acquire.await });
+        until_waiting($locks, $name, $place).await;
+        waiting
+    }};
+}
+
+async fn granted(waiting: tokio::task::JoinHandle<Result<LockHandle, AcquireError>>) -> LockHandle {
+    within(PATIENCE, "the grant", waiting).await.unwrap().unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_mutex_is_handed_over_in_order() {
+    for (a, b) in places("order").await {
+        let first = a.mutex("x").acquire().await.unwrap();
+        assert_eq!(first.status(), LockStatus::Held);
+        let second = in_line!(&a, "x", 1, b.mutex("x").acquire());
+        let third = in_line!(&a, "x", 2, a.mutex("x").acquire());
+        assert!(b.mutex("x").try_acquire().await.unwrap().is_none());
+        let mut last = first.token();
+        assert_eq!(first.release().await.unwrap(), Released::Released);
+        for next in [second, third] {
+            let next = granted(next).await;
+            assert!(next.token() > last, "tokens rise");
+            last = next.token();
+            next.release().await.unwrap();
+        }
+        assert!(is_vacant(&a, "x").await);
+        assert!(b.mutex("x").try_acquire().await.unwrap().is_some());
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_wake_mode_tells_how_waiters_are_woken() {
+    let modes: Vec<String> = places("mode")
+        .await
+        .iter()
+        .map(|(a, _)| a.wake_mode().to_string())
+        .collect();
+    assert_eq!(
+        modes,
+        [
+            "change stream",
+            "change stream",
+            "polling, as the server is a standalone"
+        ]
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_timeout_leaves_no_place_in_the_queue() {
+    for (a, b) in places("timeout").await {
+        let held = a.mutex("x").acquire().await.unwrap();
+        for timeout in [Duration::ZERO, Duration::from_millis(30)] {
+            let error = b.mutex("x").acquire().timeout(timeout).await.unwrap_err();
+            assert!(matches!(&error, AcquireError::Timeout { name, waited, .. } if name == "x" && *waited == timeout));
+        }
+        eventually(SOON, "the place is given up", async || {
+            a.inspect("x").await.unwrap().unwrap().waiters.is_empty()
+        })
+        .await;
+        assert_eq!(held.status(), LockStatus::Held);
+        drop(held);
+        let next = within(SOON, "a dropped handle releases", async {
+            b.mutex("x").acquire().await
+        })
+        .await;
+        assert!(next.is_ok());
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn people_can_read_who_holds_and_who_waits() {
+    for (a, b) in places("inspect").await {
+        assert_eq!(a.inspect("x").await.unwrap(), None);
+        let held = a.mutex("x").acquire().reason("the $$NOW of {it}").await.unwrap();
+        let _waiting = in_line!(&a, "x", 1, b.mutex("x").acquire().reason("me too"));
+        let lock = b.inspect("x").await.unwrap().unwrap();
+        assert_eq!((lock.holders.len(), lock.waiters.len()), (1, 1));
+        assert_eq!(lock.holders[0].token, held.token());
+        assert_eq!(lock.holders[0].reason.as_deref(), Some("the $$NOW of {it}"));
+        assert_eq!(lock.holders[0].pid, std::process::id());
+        assert_eq!(lock.waiters[0].reason.as_deref(), Some("me too"));
+        assert!(lock.holders[0].until > lock.holders[0].since);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_broken_lock_is_lost_and_goes_to_the_next() {
+    for (a, b) in places("break").await {
+        let held = a.mutex("x").acquire().await.unwrap();
+        let (view, token) = (held.view(), held.lost_token());
+        let next = in_line!(&a, "x", 1, b.mutex("x").acquire());
+        b.break_lock("x").await.unwrap();
+        let next = granted(next).await;
+        assert_eq!(within(2 * SOON, "the loss", held.lost()).await, LostReason::Broken);
+        assert!(token.is_cancelled());
+        assert_eq!(view.lost_reason(), Some(LostReason::Broken));
+        assert_eq!((held.status(), held.safe_for()), (LockStatus::Lost, Duration::ZERO));
+        assert_eq!(held.release().await.unwrap(), Released::WasLost);
+        // The old holder's release harmed nobody.
+        assert_eq!(next.status(), LockStatus::Held);
+        assert_eq!(b.inspect("x").await.unwrap().unwrap().holders[0].token, next.token());
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn run_releases_and_ends_what_runs_without_the_lock() {
+    for (a, b) in places("run").await {
+        assert_eq!(
+            a.mutex("x").run(|held| async move { held.name().len() }).await.unwrap(),
+            1
+        );
+        assert!(is_vacant(&a, "x").await);
+        let (started, begun) = tokio::sync::oneshot::channel();
+        let mutex = a.mutex("x");
+        let running = tokio::spawn(async move {
+            mutex
+                .run(|_| async {
+                    let _ = started.send(());
+                    std::future::pending::<()>().await;
+                })
+                .await
+        });
+        begun.await.unwrap();
+        b.break_lock("x").await.unwrap();
+        let ended = within(2 * SOON, "the future is dropped", running).await.unwrap();
+        assert!(matches!(ended, Err(RunError::Lost(LostReason::Broken))));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_renewal_by_hand_and_a_shutdown() {
+    for (a, b) in places("shutdown").await {
+        let held = a.mutex("x").acquire().await.unwrap();
+        assert!(held.renew().await.unwrap() > Duration::from_secs(25));
+        let waiting = in_line!(&a, "x", 1, b.mutex("x").acquire());
+        b.shutdown().await;
+        assert!(matches!(waiting.await.unwrap(), Err(AcquireError::Closed)));
+        assert!(matches!(b.mutex("x").acquire().await, Err(AcquireError::Closed)));
+        assert!(a.inspect("x").await.unwrap().unwrap().waiters.is_empty());
+        let view = held.view();
+        a.shutdown().await;
+        assert_eq!(held.lost_reason(), Some(LostReason::Released));
+        assert_eq!(view.lost().await, LostReason::Released);
+        assert!(is_vacant(&a, "x").await);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_semaphore_gives_out_its_permits_and_no_more() {
+    for (a, b) in places("semaphore").await {
+        let (here, there) = (a.semaphore("x", 3), b.semaphore("x", 3));
+        assert_eq!(here.available_permits().await.unwrap(), 3);
+        let two = here.acquire_many(2).await.unwrap();
+        let one = there.acquire().await.unwrap();
+        assert_eq!((two.permits(), here.available_permits().await.unwrap()), (2, 0));
+        assert!(there.try_acquire().await.unwrap().is_none());
+        // Who wants all is not overtaken by who wants one, although there would be one.
+        let all = in_line!(&a, "x", 1, here.acquire_many(3));
+        one.release().await.unwrap();
+        assert!(there.try_acquire().await.unwrap().is_none());
+        let small = in_line!(&a, "x", 2, there.acquire());
+        two.release().await.unwrap();
+        let all = granted(all).await;
+        assert!(!small.is_finished());
+        all.release().await.unwrap();
+        assert_eq!(granted(small).await.permits(), 1);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn permits_for_many_tasks_of_one_client_come_together() {
+    for (a, b) in places("permits").await {
+        let semaphore = a.semaphore("x", 20);
+        let gate = b.semaphore("x", 20).acquire_many(20).await.unwrap();
+        let tasks: Vec<_> = (0..20)
+            .map(|_| {
+                let semaphore = semaphore.clone();
+                tokio::spawn(async move { semaphore.acquire().await.unwrap() })
+            })
+            .collect();
+        until_waiting(&b, "x", 1).await;
+        gate.release().await.unwrap();
+        let mut handles = Vec::new();
+        for task in tasks {
+            handles.push(within(PATIENCE, "the permits", task).await.unwrap());
+        }
+        assert_eq!(semaphore.available_permits().await.unwrap(), 0);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn readers_share_and_a_waiting_writer_comes_before_later_readers() {
+    for (a, b) in places("rw").await {
+        let (here, there) = (a.rw_lock("x"), b.rw_lock("x"));
+        let (one, other) = (here.read().await.unwrap(), there.read().await.unwrap());
+        assert!(there.try_write().await.unwrap().is_none());
+        let writer = in_line!(&a, "x", 1, here.write());
+        assert!(there.try_read().await.unwrap().is_none());
+        let reader = in_line!(&a, "x", 2, there.read());
+        drop((one, other));
+        let writer = granted(writer).await;
+        assert!(!reader.is_finished() && there.try_read().await.unwrap().is_none());
+        writer.release().await.unwrap();
+        let reader = granted(reader).await;
+        assert!(here.try_read().await.unwrap().is_some());
+        assert_eq!(reader.status(), LockStatus::Held);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn one_name_is_one_kind_of_lock_while_it_is_used() {
+    for (a, b) in places("kinds").await {
+        let held = a.semaphore("x", 3).acquire().await.unwrap();
+        let before = a.inspect("x").await.unwrap();
+        let errors = [
+            b.semaphore("x", 4).acquire().await.unwrap_err(),
+            b.mutex("x").acquire().await.unwrap_err(),
+            b.rw_lock("x").read().await.unwrap_err(),
+            b.rw_lock("x").write().timeout(SOON).await.unwrap_err(),
+        ];
+        for error in errors {
+            let AcquireError::UsedOtherwise(error) = error else {
+                panic!("{error}")
+            };
+            assert!(
+                error.to_string().contains("is in use as a semaphore of capacity 3"),
+                "{error}"
+            );
+        }
+        assert!(b.semaphore("x", 4).available_permits().await.is_err());
+        assert_eq!(a.inspect("x").await.unwrap(), before, "nothing was changed");
+        held.release().await.unwrap();
+        // Idle, it is whatever is wanted next.
+        assert!(b.mutex("x").try_acquire().await.unwrap().is_some());
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn as_many_permits_as_there_never_are_can_not_be_asked_for() {
+    for (a, _) in places("bounds").await {
+        for (error, words) in [
+            (
+                a.semaphore("x", 3).acquire_many(4).await.unwrap_err(),
+                "4 permits are asked for; of this semaphore it must be 1 to 3",
+            ),
+            (
+                a.semaphore("x", 3).acquire_many(0).await.unwrap_err(),
+                "0 permits are asked for",
+            ),
+            (
+                a.semaphore("x", 0).try_acquire().await.unwrap_err(),
+                "has 0 permits; it must have at least 1",
+            ),
+        ] {
+            assert!(error.to_string().contains(words), "{error}");
+        }
+        assert_eq!(a.inspect("x").await.unwrap(), None);
+    }
+}
+
+/// Time is tokio's in memory, so that a test can let a lease run out.
+#[tokio::test(start_paused = true)]
+async fn leases_run_out_on_paused_time() {
+    let memory = InMemory::new();
+    let (a, b) = (memory.client(), memory.client());
+    let held = a.mutex("x").acquire().await.unwrap();
+    // Renewed in the background, for as long as it takes.
+    tokio::time::sleep(Duration::from_secs(300)).await;
+    assert_eq!(held.status(), LockStatus::Held);
+    std::mem::forget(held);
+    assert_eq!(b.wake_mode(), WakeMode::ChangeStream);
+    let error = b
+        .mutex("x")
+        .acquire()
+        .timeout(Duration::from_secs(60))
+        .await
+        .unwrap_err();
+    assert!(matches!(error, AcquireError::Timeout { .. }));
+}
