@@ -16,10 +16,10 @@ use super::{Kind, Operation, Owner, Request, Requests, ServerTime, State, pipeli
 
 /// Sequences, and steps in each.
 const SEQUENCES: u64 = 10_000;
-const STEPS: usize = 12;
+const STEPS: usize = 8;
 
 /// Sequences that run side by side.
-const AT_ONCE: usize = 8;
+const AT_ONCE: usize = 16;
 
 /// A small generator (xorshift64*, Marsaglia and Vigna), so that a seed names a sequence.
 struct Random(u64);

@@ -89,6 +89,7 @@ impl State {
             queue,
             wake: fields.text("wake")?.to_owned(),
             purge_at: fields.time("purge_at")?,
+            broken: document.get("broken").and_then(whole),
         })
     }
 
@@ -116,10 +117,14 @@ impl State {
                 })
             })
             .collect();
-        doc! {
+        let mut document = doc! {
             "_id": name, "kind": self.kind.as_str(), "capacity": self.capacity, "token": self.token,
             "holders": holders, "queue": queue, "wake": &self.wake, "purge_at": self.purge_at,
+        };
+        if let Some(broken) = self.broken {
+            document.insert("broken", broken);
         }
+        document
     }
 }
 
@@ -210,6 +215,7 @@ mod tests {
             }],
             wake: "a.1:;".into(),
             purge_at: ServerTime(1000),
+            broken: Some(11),
         }
     }
 

@@ -10,7 +10,8 @@
 //!   holders:  [{ id, permits, token, since, until, lease, owner }],
 //!   queue:    [{ id, permits, lease, claim, since, until, owner }],   // first come, first served; head first
 //!   wake:     <a string, new in every write: see `wake`>,
-//!   purge_at: <when the TTL index may remove the document> }
+//!   purge_at: <when the TTL index may remove the document>,
+//!   broken:   <the largest token that an operator put out, if ever one did> }
 //! ```
 //!
 //! A mutex is capacity 1; a semaphore is capacity n; a readers-writer lock is a large capacity of which a reader takes

@@ -22,7 +22,7 @@ pub(crate) fn operation(operation: &Operation, now: &Bson) -> Vec<Document> {
             "left": { "$concat": operation.leave.iter().map(|id| left(id)).collect::<Vec<_>>() },
             "holders": stay(scratch("holders"), operation, operation.evict),
             "queue": stay(scratch("queue"), operation, false),
-            "evicted": if operation.evict { evicted(operation) } else { Bson::from("") },
+            "evicted": if operation.evict { evicted(operation) } else { doc! { "words": "" } },
         } } },
     ];
     if let Some(requests) = &operation.requests {
@@ -117,9 +117,16 @@ fn stay(list: String, operation: &Operation, evict: bool) -> Bson {
     } })
 }
 
-fn evicted(operation: &Operation) -> Bson {
-    let stays = doc! { "$not": { "$in": ["$$this.id", literal(operation.leave.as_slice())] } };
-    words(&scratch("holders"), stays.into(), "!;")
+/// The words for those put out, and the largest token among them.
+fn evicted(operation: &Operation) -> Document {
+    let stays = Bson::from(doc! { "$not": { "$in": ["$$this.id", literal(operation.leave.as_slice())] } });
+    doc! {
+        "words": words(&scratch("holders"), stays.clone(), "!;"),
+        "token": { "$max": { "$map": {
+            "input": { "$filter": { "input": scratch("holders"), "cond": stays } },
+            "in": "$$this.token",
+        } } },
+    }
 }
 
 /// What the lock is used as: as asked when it is idle or already used so, else as before and then nothing is asked.
@@ -255,7 +262,7 @@ fn conclude(operation: &Operation, now: &Bson) -> Document {
     };
     let wake = doc! { "$concat": [
         literal(format!("{}:", operation.id)), scratch("left"), ";",
-        scratch("after.granted"), scratch("expired"), scratch("evicted"),
+        scratch("after.granted"), scratch("expired"), scratch("evicted.words"),
     ] };
     let purge = purge_at(
         scratch("after.holders.until"),
@@ -263,7 +270,7 @@ fn conclude(operation: &Operation, now: &Bson) -> Document {
         operation.retention,
         now,
     );
-    doc! { "$set": {
+    let mut fields = doc! {
         "kind": choose("kind", kind),
         "capacity": choose("capacity", capacity),
         "token": choose("token", scratch("after.token").into()),
@@ -271,7 +278,12 @@ fn conclude(operation: &Operation, now: &Bson) -> Document {
         "queue": choose("queue", scratch("after.queue").into()),
         "wake": choose("wake", wake.into()),
         "purge_at": choose("purge_at", purge),
-    } }
+    };
+    if operation.evict {
+        let broken = doc! { "$ifNull": [scratch("evicted.token"), "$broken"] };
+        fields.insert("broken", choose("broken", broken.into()));
+    }
+    doc! { "$set": fields }
 }
 
 fn purge_at(holders: String, waiters: String, retention: i64, now: &Bson) -> Bson {

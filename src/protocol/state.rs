@@ -98,6 +98,9 @@ pub(crate) struct State {
     pub(crate) queue: Vec<Waiter>,
     pub(crate) wake: String,
     pub(crate) purge_at: ServerTime,
+    /// The largest token that was put out by an operator: it outlives `wake`, so that whoever only reads the document
+    /// later can still tell why it lost the lock.
+    pub(crate) broken: Option<i64>,
 }
 
 /// One atomic step on one lock: entries leave, entries are requested, and the queue advances.
@@ -179,6 +182,7 @@ pub(crate) fn apply(before: Option<&State>, operation: &Operation, now: ServerTi
             queue: Vec::new(),
             wake: String::new(),
             purge_at: now,
+            broken: None,
         };
         return Some(step(&fresh, operation, now));
     };
@@ -188,6 +192,7 @@ pub(crate) fn apply(before: Option<&State>, operation: &Operation, now: ServerTi
 fn step(original: &State, operation: &Operation, now: ServerTime) -> State {
     let mut state = original.clone();
     let mut announce = wake::Announcement::default();
+    let mut broken = original.broken;
 
     for id in &operation.leave {
         let found = if original
@@ -217,6 +222,7 @@ fn step(original: &State, operation: &Operation, now: ServerTime) -> State {
         }
         if operation.evict {
             announce.evicted(&holder.id);
+            broken = broken.max(Some(holder.token));
         }
         !operation.evict
     });
@@ -250,6 +256,7 @@ fn step(original: &State, operation: &Operation, now: ServerTime) -> State {
     if state.holders == original.holders && state.queue == original.queue {
         return original.clone();
     }
+    state.broken = broken;
     state.wake = announce.into_wake(&operation.id);
     state.purge_at = purge_at(&state, operation.retention, now);
     state

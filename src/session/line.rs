@@ -518,7 +518,7 @@ impl Line {
             hold.token.as_i64() <= state.token && !state.holders.iter().any(|holder| holder.id == hold.id)
         };
         for (_, hold) in self.holds.extract_if(gone) {
-            let reason = reason_of_absence(state, &hold.id);
+            let reason = reason_of_absence(state, &hold);
             effects.push(Effect::Lost(hold, reason));
         }
     }
@@ -689,23 +689,25 @@ impl Line {
         held: &[String],
         effects: &mut Vec<Effect>,
     ) {
+        let state = document.and_then(|document| document.as_ref().ok());
         for id in held {
-            let reason = match document {
-                None => LostReason::Deleted,
-                Some(Ok(state)) if state.holders.iter().any(|holder| holder.id == *id) => continue,
-                Some(Ok(state)) => reason_of_absence(state, id),
-                Some(Err(_)) => LostReason::Overwritten,
-            };
-            if let Some(hold) = self.holds.remove(id) {
-                effects.push(Effect::Lost(hold, reason));
+            if state.is_some_and(|state| state.holders.iter().any(|holder| holder.id == *id)) {
+                continue;
             }
+            let Some(hold) = self.holds.remove(id) else { continue };
+            let reason = match (document, state) {
+                (None, _) => LostReason::Deleted,
+                (Some(_), Some(state)) => reason_of_absence(state, &hold),
+                (Some(_), None) => LostReason::Overwritten,
+            };
+            effects.push(Effect::Lost(hold, reason));
         }
     }
 }
 
-/// Why a holder may be missing in the document; only the last write can still be read in it.
-fn reason_of_absence(state: &State, id: &str) -> LostReason {
-    if state.wake.contains(&format!(";{id}!;")) {
+/// Why a holder is missing in the document.
+fn reason_of_absence(state: &State, hold: &Hold) -> LostReason {
+    if state.broken.is_some_and(|broken| hold.token.as_i64() <= broken) {
         LostReason::Broken
     } else {
         LostReason::Overwritten

@@ -196,7 +196,7 @@ fn now() -> Bson {
 /// The lock's own fields, and the server's clock as the answer is made.
 fn fields() -> Document {
     doc! {
-        "kind": 1, "capacity": 1, "token": 1, "holders": 1, "queue": 1, "wake": 1, "purge_at": 1,
+        "kind": 1, "capacity": 1, "token": 1, "holders": 1, "queue": 1, "wake": 1, "purge_at": 1, "broken": 1,
         "_watchlock_now": "$$NOW",
     }
 }
