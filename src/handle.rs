@@ -1,6 +1,6 @@
 //! What a holder has in hand.
 
-use std::{fmt, sync::Arc, time::Duration};
+use std::{fmt, ops::Deref, sync::Arc, time::Duration};
 
 use tokio_util::sync::CancellationToken;
 
@@ -47,7 +47,7 @@ pub enum LockStatus {
     /// Held, and renewals get through.
     Held,
     /// Held, but the last renewal failed or is overdue. Unless one gets through before
-    /// [`safe_for`](LockHandle::safe_for) is over, the lock will be lost.
+    /// [`safe_for`](LockView::safe_for) is over, the lock will be lost.
     AtRisk,
     /// Lost, or released.
     Lost,
@@ -65,96 +65,36 @@ pub enum Released {
 
 /// A held lock.
 ///
-/// It is renewed in the background for as long as the handle lives. Dropping it releases the lock in the background;
+/// It dereferences to a [`LockView`], which has its name and token and tells of its loss. It is renewed in the
+/// background for as long as the handle lives. Dropping it releases the lock in the background;
 /// [`release`](Self::release) does so and tells when it is done.
 ///
 /// # Guarantees
 ///
 /// - No other handle to the lock is valid, in any process, from the grant until this one is released or lost.
-/// - [`lost`](Self::lost) resolves before the server would give the lock to another because of a missing renewal, even
+/// - [`lost`](LockView::lost) resolves before the server would give the lock to another because of a missing renewal, even
 ///   when the server can't be reached; and within a hop when somebody breaks, overwrites or deletes the lock.
 /// - A lost lock is never acquired again behind the holder's back.
 ///
 /// The time is read from this machine's monotonic clock. On Linux that clock stands still while the whole machine is
-/// suspended, so what comes after a suspension is only safe under the [fencing token](Self::token).
+/// suspended, so what comes after a suspension is only safe under the [fencing token](LockView::token).
 #[must_use = "the lock is released when the handle is dropped"]
 pub struct LockHandle {
     session: Arc<Session>,
-    hold: Arc<Hold>,
+    view: LockView,
 }
 
 impl LockHandle {
     pub(crate) fn new(session: Arc<Session>, hold: Arc<Hold>) -> Self {
-        Self { session, hold }
-    }
-
-    /// The name of the lock.
-    pub fn name(&self) -> &str {
-        &self.hold.name
-    }
-
-    /// The fencing token of this grant.
-    pub fn token(&self) -> FencingToken {
-        self.hold.token
-    }
-
-    /// How many permits are held: 1 of a mutex, what was asked for of a semaphore.
-    pub fn permits(&self) -> u64 {
-        self.hold.permits
-    }
-
-    /// Waits until the lock is lost, and tells why.
-    ///
-    /// # Cancel safety
-    ///
-    /// Cancel safe: use it in `select!`, again and again.
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # let locks = watchlock::LockClient::in_memory();
-    /// # async fn work() {}
-    /// let handle = locks.mutex("invoice-42").acquire().await?;
-    /// tokio::select! {
-    ///     () = work() => {}
-    ///     reason = handle.lost() => return Err(reason.into()),
-    /// }
-    /// handle.release().await?;
-    /// # Ok(()) }
-    /// ```
-    pub async fn lost(&self) -> LostReason {
-        self.hold.lost().await
-    }
-
-    /// Why the lock was lost; `None` while it is held.
-    ///
-    /// Looks at the clock on the spot: what this says is right even if no task of the program has run for a while.
-    pub fn lost_reason(&self) -> Option<LostReason> {
-        self.hold.lost_reason()
-    }
-
-    /// How safe the lock is at present.
-    pub fn status(&self) -> LockStatus {
-        self.hold.status()
-    }
-
-    /// For how long the lock is surely ours, even if the server can't be reached from now on.
-    pub fn safe_for(&self) -> Duration {
-        self.hold.safe_for()
-    }
-
-    /// A token that is cancelled as soon as the lock is no longer ours: when it is lost, released or dropped.
-    pub fn lost_token(&self) -> CancellationToken {
-        // A child: cancelling what the user got must not end the lock.
-        self.hold.ended().child_token()
-    }
-
-    /// A view of this hold for those who work under it.
-    pub fn view(&self) -> LockView {
-        LockView {
-            hold: self.hold.clone(),
+        Self {
+            session,
+            view: LockView { hold },
         }
+    }
+
+    /// A view of this hold for those who work under it; it can be cloned, and outlives the handle.
+    pub fn view(&self) -> LockView {
+        self.view.clone()
     }
 
     /// Renews the lock now, beyond what is done in the background, and returns for how long it is safe.
@@ -230,6 +170,14 @@ impl LockHandle {
     }
 }
 
+impl Deref for LockHandle {
+    type Target = LockView;
+
+    fn deref(&self) -> &LockView {
+        &self.view
+    }
+}
+
 impl Drop for LockHandle {
     fn drop(&mut self) {
         self.session.discard(&self.hold);
@@ -251,6 +199,18 @@ impl fmt::Debug for LockHandle {
 /// # Guarantees
 ///
 /// As [`LockHandle`]; a view that outlives the handle says [`LostReason::Released`].
+///
+/// # Examples
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let locks = watchlock::LockClient::in_memory();
+/// let handle = locks.mutex("invoice-42").acquire().await?;
+/// let view = handle.view();
+/// drop(handle);
+/// assert_eq!(view.lost().await, watchlock::LostReason::Released);
+/// # Ok(()) }
+/// ```
 #[derive(Clone)]
 pub struct LockView {
     hold: Arc<Hold>,
@@ -262,49 +222,60 @@ impl LockView {
         &self.hold.name
     }
 
-    /// The fencing token of the grant.
+    /// The fencing token of this grant.
     pub fn token(&self) -> FencingToken {
         self.hold.token
     }
 
-    /// As [`LockHandle::lost`].
+    /// How many permits are held: 1 of a mutex, what was asked for of a semaphore.
+    pub fn permits(&self) -> u64 {
+        self.hold.permits
+    }
+
+    /// Waits until the lock is lost, and tells why.
     ///
     /// # Cancel safety
     ///
-    /// Cancel safe.
+    /// Cancel safe: use it in `select!`, again and again.
     ///
     /// # Examples
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let locks = watchlock::LockClient::in_memory();
+    /// # async fn work() {}
     /// let handle = locks.mutex("invoice-42").acquire().await?;
-    /// let view = handle.view();
-    /// drop(handle);
-    /// assert_eq!(view.lost().await, watchlock::LostReason::Released);
+    /// tokio::select! {
+    ///     () = work() => {}
+    ///     reason = handle.lost() => return Err(reason.into()),
+    /// }
+    /// handle.release().await?;
     /// # Ok(()) }
     /// ```
     pub async fn lost(&self) -> LostReason {
         self.hold.lost().await
     }
 
-    /// As [`LockHandle::lost_reason`].
+    /// Why the lock was lost; `None` while it is held.
+    ///
+    /// Looks at the clock on the spot: what this says is right even if no task of the program has run for a while.
     pub fn lost_reason(&self) -> Option<LostReason> {
         self.hold.lost_reason()
     }
 
-    /// As [`LockHandle::status`].
+    /// How safe the lock is at present.
     pub fn status(&self) -> LockStatus {
         self.hold.status()
     }
 
-    /// As [`LockHandle::safe_for`].
+    /// For how long the lock is surely ours, even if the server can't be reached from now on.
     pub fn safe_for(&self) -> Duration {
         self.hold.safe_for()
     }
 
-    /// As [`LockHandle::lost_token`].
+    /// A token that is cancelled as soon as the lock is no longer ours: when it is lost, released or dropped.
     pub fn lost_token(&self) -> CancellationToken {
+        // A child: cancelling what the user got must not end the lock.
         self.hold.ended().child_token()
     }
 }

@@ -53,7 +53,7 @@ impl Mutex {
     ///
     /// # Errors
     ///
-    /// See [`AcquireError`].
+    /// See [`AcquireError`](crate::AcquireError).
     ///
     /// # Cancel safety
     ///
@@ -81,7 +81,7 @@ impl Mutex {
     ///
     /// # Errors
     ///
-    /// See [`AcquireError`]; never [`AcquireError::Timeout`].
+    /// See [`AcquireError`](crate::AcquireError); never its time-out.
     ///
     /// # Cancel safety
     ///

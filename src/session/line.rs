@@ -565,7 +565,13 @@ impl Line {
                 at + CLOCK_RESOLUTION + stagger.min(EXPIRY_STAGGER_MOST)
             });
         let routine = if context.streaming {
-            context.config.renewal_interval
+            // Should one before us be granted the lock and be dead, no event tells us: we are to notice when its claim
+            // lease ends.
+            let claims = state.queue[..place]
+                .iter()
+                .map(|waiter| Duration::from_millis(unsigned(waiter.claim)));
+            let soonest = claims.fold(context.config.renewal_interval, Duration::min);
+            soonest.max(context.config.poll_interval.1)
         } else {
             poll_interval(context.config, place, context.now.saturating_duration_since(head.since))
         };
