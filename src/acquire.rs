@@ -12,7 +12,7 @@ use crate::{
     config::{check_name, check_text, check_timeout},
     error::{AcquireError, InvalidInput},
     handle::LockHandle,
-    protocol::Kind,
+    protocol::{Kind, Owner},
     session::{Session, line::Wanted},
 };
 
@@ -31,6 +31,7 @@ pub(crate) struct Share {
 struct Request {
     share: Share,
     reason: Option<String>,
+    value: Option<String>,
 }
 
 impl Request {
@@ -46,6 +47,9 @@ impl Request {
         if let Some(reason) = &self.reason {
             check_text("reason", reason)?;
         }
+        if let Some(value) = &self.value {
+            check_text("value", value)?;
+        }
         timeout.map_or(Ok(()), check_timeout)?;
         if capacity < 1 {
             return Err(
@@ -56,7 +60,10 @@ impl Request {
             let message = format!("{permits} permits are asked for; of this {kind} it must be 1 to {capacity}");
             return Err(InvalidInput::new(message).into());
         }
-        let owner = session.config.owner(self.reason);
+        let owner = Owner {
+            value: self.value,
+            ..session.config.owner(self.reason)
+        };
         let place = session.join(
             &name,
             Wanted {
@@ -88,9 +95,19 @@ pub struct Acquire {
 impl Acquire {
     pub(crate) fn new(share: Share) -> Self {
         Self {
-            request: Request { share, reason: None },
+            request: Request {
+                share,
+                reason: None,
+                value: None,
+            },
             timeout: None,
         }
+    }
+
+    /// What a leader proclaims.
+    pub(crate) fn value(mut self, value: String) -> Self {
+        self.request.value = Some(value);
+        self
     }
 
     /// Gives up after `timeout` with [`AcquireError::Timeout`]. Zero asks the server and does not wait.
@@ -134,7 +151,11 @@ pub struct TryAcquire {
 impl TryAcquire {
     pub(crate) fn new(share: Share) -> Self {
         Self {
-            request: Request { share, reason: None },
+            request: Request {
+                share,
+                reason: None,
+                value: None,
+            },
         }
     }
 

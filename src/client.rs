@@ -7,6 +7,7 @@ use tokio::sync::watch;
 
 use crate::{
     config::{Settings, check_collection, check_name},
+    election::Election,
     error::{BuildError, OperateError, ServerError},
     in_memory::InMemory,
     inspect::LockInfo,
@@ -240,6 +241,13 @@ impl LockClient {
     /// Names are as for [`mutex`](Self::mutex). Making a lock sends nothing.
     pub fn rw_lock(&self, name: impl Into<String>) -> RwLock {
         RwLock::new(self.session.clone(), name.into())
+    }
+
+    /// An election: one leader at a time among all processes.
+    ///
+    /// Names are as for [`mutex`](Self::mutex). Making an election sends nothing.
+    pub fn election(&self, name: impl Into<String>) -> Election {
+        Election::new(self.session.clone(), name.into())
     }
 
     /// How waiters are woken at present.

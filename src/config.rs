@@ -87,6 +87,7 @@ impl Config {
             pid,
             label: self.label.clone(),
             reason,
+            value: None,
         }
     }
 }

@@ -130,10 +130,13 @@ pub enum ReleaseError {
     Server(#[from] ServerError),
 }
 
-/// Why a renewal asked for by hand did not succeed.
+/// Why a renewal or a proclamation did not succeed.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum RenewError {
+    /// A value is out of its bounds; nothing was sent.
+    #[error(transparent)]
+    Invalid(#[from] InvalidInput),
     /// The lock is lost.
     #[error(transparent)]
     Lost(#[from] LostReason),

@@ -92,6 +92,10 @@ impl LockHandle {
         }
     }
 
+    pub(crate) fn hold(&self) -> &Hold {
+        &self.view.hold
+    }
+
     /// A view of this hold for those who work under it; it can be cloned, and outlives the handle.
     pub fn view(&self) -> LockView {
         self.view.clone()

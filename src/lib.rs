@@ -3,6 +3,7 @@
 mod acquire;
 mod client;
 mod config;
+mod election;
 mod error;
 mod handle;
 mod in_memory;
@@ -18,6 +19,7 @@ mod wake_mode;
 
 pub use acquire::{Acquire, TryAcquire};
 pub use client::{LockClient, LockClientBuilder};
+pub use election::{Campaign, Candidacy, Election, Leader, Leaders, Leadership};
 pub use error::{
     AcquireError, BuildError, InvalidInput, OperateError, ReleaseError, RenewError, RunError, ServerError,
     UsedOtherwise,

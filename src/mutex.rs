@@ -14,7 +14,7 @@ use crate::{
 ///
 /// # Guarantees
 ///
-/// - One valid [`LockHandle`] at a time.
+/// - One valid [`LockHandle`](crate::LockHandle) at a time.
 /// - First come, first served: among the tasks of one client in the order in which they were polled first, and among
 ///   clients in the order in which the server's queue got their first waiting task.
 /// - Not re-entrant: a task that acquires what it holds waits for itself.

@@ -131,6 +131,7 @@ fn step(random: &mut Random, number: usize, strings: &[String]) -> Step {
                     pid: 7,
                     label: (random.below(2) == 0).then(|| random.pick(strings).clone()),
                     reason: (random.below(2) == 0).then(|| random.pick(strings).clone()),
+                    value: (random.below(2) == 0).then(|| random.pick(strings).clone()),
                 },
             })
             .collect();
@@ -141,10 +142,12 @@ fn step(random: &mut Random, number: usize, strings: &[String]) -> Step {
         }
     });
     let leave = few(random, 2);
+    let proclaim = (random.below(6) == 0).then(|| (random.pick(&ids).clone(), random.pick(strings).clone()));
     Step::Run(Operation {
         id: operation,
         leave,
         evict: random.below(12) == 0,
+        proclaim,
         requests,
         retention: 500,
     })
@@ -225,6 +228,7 @@ async fn a_step_that_changes_nothing_writes_nothing() {
         id: format!("a.{number}"),
         leave: leave.iter().map(|id| (*id).to_owned()).collect(),
         evict: false,
+        proclaim: None,
         requests: Some(Requests {
             kind: Kind::Mutex,
             capacity: 1,

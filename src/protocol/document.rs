@@ -21,7 +21,7 @@ impl From<ServerTime> for Bson {
 impl Owner {
     pub(crate) fn to_document(&self) -> Document {
         let mut owner = doc! { "host": &self.host, "pid": self.pid };
-        for (field, value) in [("label", &self.label), ("reason", &self.reason)] {
+        for (field, value) in [("label", &self.label), ("reason", &self.reason), ("value", &self.value)] {
             if let Some(value) = value {
                 owner.insert(field, value);
             }
@@ -40,6 +40,7 @@ impl Owner {
                 .unwrap_or_default(),
             label: text("label"),
             reason: text("reason"),
+            value: text("value"),
         }
     }
 }
@@ -88,6 +89,7 @@ impl State {
             holders,
             queue,
             wake: fields.text("wake")?.to_owned(),
+            version: fields.whole("version")?,
             purge_at: fields.time("purge_at")?,
             broken: document.get("broken").and_then(whole),
         })
@@ -119,7 +121,8 @@ impl State {
             .collect();
         let mut document = doc! {
             "_id": name, "kind": self.kind.as_str(), "capacity": self.capacity, "token": self.token,
-            "holders": holders, "queue": queue, "wake": &self.wake, "purge_at": self.purge_at,
+            "holders": holders, "queue": queue, "wake": &self.wake,
+            "version": self.version, "purge_at": self.purge_at,
         };
         if let Some(broken) = self.broken {
             document.insert("broken", broken);
@@ -202,6 +205,7 @@ mod tests {
                     pid: 4,
                     label: None,
                     reason: Some("why".into()),
+                    value: Some("v".into()),
                 },
             }],
             queue: vec![Waiter {
@@ -214,6 +218,7 @@ mod tests {
                 owner: Owner::default(),
             }],
             wake: "a.1:;".into(),
+            version: 40,
             purge_at: ServerTime(1000),
             broken: Some(11),
         }
@@ -227,7 +232,9 @@ mod tests {
     #[test]
     fn every_missing_or_foreign_field_is_named() {
         let whole = state().to_document("x");
-        for field in ["kind", "capacity", "token", "holders", "queue", "wake", "purge_at"] {
+        for field in [
+            "kind", "capacity", "token", "holders", "queue", "wake", "version", "purge_at",
+        ] {
             let mut document = whole.clone();
             document.remove(field);
             let error = State::from_document(&document).unwrap_err();

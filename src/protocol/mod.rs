@@ -10,6 +10,7 @@
 //!   holders:  [{ id, permits, token, since, until, lease, owner }],
 //!   queue:    [{ id, permits, lease, claim, since, until, owner }],   // first come, first served; head first
 //!   wake:     <a string, new in every write: see `wake`>,
+//!   version:  <rises with every write>,
 //!   purge_at: <when the TTL index may remove the document>,
 //!   broken:   <the largest token that an operator put out, if ever one did> }
 //! ```

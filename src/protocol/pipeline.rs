@@ -25,6 +25,9 @@ pub(crate) fn operation(operation: &Operation, now: &Bson) -> Vec<Document> {
             "evicted": if operation.evict { evicted(operation) } else { doc! { "words": "" } },
         } } },
     ];
+    if let Some((id, value)) = &operation.proclaim {
+        stages.push(doc! { "$set": { SCRATCH: { "holders": proclaim(id, value) } } });
+    }
     if let Some(requests) = &operation.requests {
         stages.push(doc! { "$set": { SCRATCH: used_as(requests) } });
         stages.push(doc! { "$set": { SCRATCH: { "queue": enqueue(requests, now) } } });
@@ -42,26 +45,23 @@ pub(crate) fn renewal(operation: &str, ids: &[String], retention: i64, now: &Bso
         { "$gt": ["$$this.until", now] },
         { "$in": ["$$this.id", literal(ids)] },
     ] };
+    let holders = doc! { "$map": { "input": "$holders", "in": { "$cond": [
+        renewed,
+        { "$mergeObjects": ["$$this", { "until": { "$add": [now, "$$this.lease"] } }] },
+        "$$this",
+    ] } } };
+    let renewed = format!("${SCRATCH}");
+    let choose = |field: &str, new: Bson| {
+        let kept = format!("${field}");
+        doc! { "$cond": [{ "$ne": [&renewed, "$holders"] }, new, kept] }
+    };
     vec![
-        doc! { "$set": { SCRATCH: {
-            "$map": { "input": "$holders", "in": { "$cond": [
-                renewed,
-                { "$mergeObjects": ["$$this", { "until": { "$add": [now, "$$this.lease"] } }] },
-                "$$this",
-            ] } },
-        } } },
+        doc! { "$set": { SCRATCH: holders } },
         doc! { "$set": {
-            "wake": { "$cond": [
-                { "$ne": [format!("${SCRATCH}"), "$holders"] },
-                literal(format!("{operation}:;")),
-                "$wake",
-            ] },
-            "purge_at": { "$cond": [
-                { "$ne": [format!("${SCRATCH}"), "$holders"] },
-                purge_at(format!("${SCRATCH}.until"), "$queue.until".into(), retention, now),
-                "$purge_at",
-            ] },
-            "holders": format!("${SCRATCH}"),
+            "wake": choose("wake", literal(format!("{operation}:;"))),
+            "version": choose("version", doc! { "$add": ["$version", 1_i64] }.into()),
+            "purge_at": choose("purge_at", purge_at(format!("{renewed}.until"), "$queue.until".into(), retention, now)),
+            "holders": &renewed,
         } },
         doc! { "$unset": SCRATCH },
     ]
@@ -129,6 +129,15 @@ fn evicted(operation: &Operation) -> Document {
     }
 }
 
+fn proclaim(id: &str, value: &str) -> Bson {
+    let owner = doc! { "$mergeObjects": ["$$this.owner", { "value": literal(value) }] };
+    Bson::from(doc! { "$map": { "input": scratch("holders"), "in": { "$cond": [
+        { "$eq": ["$$this.id", literal(id)] },
+        { "$mergeObjects": ["$$this", { "owner": owner }] },
+        "$$this",
+    ] } } })
+}
+
 /// What the lock is used as: as asked when it is idle or already used so, else as before and then nothing is asked.
 fn used_as(requests: &Requests) -> Document {
     let fits = doc! { "$or": [
@@ -185,7 +194,6 @@ fn advance(operation: &Operation, now: &Bson) -> Bson {
         Some(requests) => Bson::from(doc! { "$cond": [scratch("fits"), requests.capacity, "$capacity"] }),
         None => Bson::from("$capacity"),
     };
-    let first_token = doc! { "$multiply": [{ "$toLong": now }, 1000_i64] };
     let fits = doc! { "$and": [
         { "$not": ["$$value.blocked"] },
         { "$lte": [{ "$add": [{ "$sum": "$$value.holders.permits" }, "$$this.permits"] }, capacity] },
@@ -220,7 +228,7 @@ fn advance(operation: &Operation, now: &Bson) -> Bson {
         "input": scratch("queue"),
         "initialValue": {
             "holders": scratch("holders"),
-            "token": { "$ifNull": ["$token", first_token] },
+            "token": { "$ifNull": ["$token", first_token(now)] },
             "queue": [],
             "blocked": false,
             "granted": "",
@@ -264,6 +272,7 @@ fn conclude(operation: &Operation, now: &Bson) -> Document {
         literal(format!("{}:", operation.id)), scratch("left"), ";",
         scratch("after.granted"), scratch("expired"), scratch("evicted.words"),
     ] };
+    let version = doc! { "$add": [{ "$ifNull": ["$version", first_token(now)] }, 1_i64] };
     let purge = purge_at(
         scratch("after.holders.until"),
         scratch("after.queue.until"),
@@ -277,6 +286,7 @@ fn conclude(operation: &Operation, now: &Bson) -> Document {
         "holders": choose("holders", scratch("after.holders").into()),
         "queue": choose("queue", scratch("after.queue").into()),
         "wake": choose("wake", wake.into()),
+        "version": choose("version", version.into()),
         "purge_at": choose("purge_at", purge),
     };
     if operation.evict {
@@ -284,6 +294,11 @@ fn conclude(operation: &Operation, now: &Bson) -> Document {
         fields.insert("broken", choose("broken", broken.into()));
     }
     doc! { "$set": fields }
+}
+
+/// See [`super::state::first_token`].
+fn first_token(now: &Bson) -> Bson {
+    Bson::from(doc! { "$multiply": [{ "$toLong": now }, 1000_i64] })
 }
 
 fn purge_at(holders: String, waiters: String, retention: i64, now: &Bson) -> Bson {

@@ -29,20 +29,23 @@ pub enum Kind {
     Semaphore,
     /// Many readers or one writer at a time.
     RwLock,
+    /// One leader at a time.
+    Election,
 }
 
 impl Kind {
-    /// The name of the kind in the lock's document: `mutex`, `semaphore` or `rwlock`.
+    /// The name of the kind in the lock's document: `mutex`, `semaphore`, `rwlock` or `election`.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Mutex => "mutex",
             Self::Semaphore => "semaphore",
             Self::RwLock => "rwlock",
+            Self::Election => "election",
         }
     }
 
     pub(crate) fn parse(text: &str) -> Option<Self> {
-        [Self::Mutex, Self::Semaphore, Self::RwLock]
+        [Self::Mutex, Self::Semaphore, Self::RwLock, Self::Election]
             .into_iter()
             .find(|kind| kind.as_str() == text)
     }
@@ -61,6 +64,8 @@ pub(crate) struct Owner {
     pub(crate) pid: i64,
     pub(crate) label: Option<String>,
     pub(crate) reason: Option<String>,
+    /// What a leader proclaims.
+    pub(crate) value: Option<String>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -97,6 +102,8 @@ pub(crate) struct State {
     pub(crate) holders: Vec<Holder>,
     pub(crate) queue: Vec<Waiter>,
     pub(crate) wake: String,
+    /// Rises with every write: of two states of a document, the later has the larger.
+    pub(crate) version: i64,
     pub(crate) purge_at: ServerTime,
     /// The largest token that was put out by an operator: it outlives `wake`, so that whoever only reads the document
     /// later can still tell why it lost the lock.
@@ -115,6 +122,8 @@ pub(crate) struct Operation {
     pub(crate) leave: Vec<String>,
     /// Every present holder is put out and told so.
     pub(crate) evict: bool,
+    /// A holder, by its id, gets another value.
+    pub(crate) proclaim: Option<(String, String)>,
     pub(crate) requests: Option<Requests>,
     /// How long an idle document is kept, in milliseconds after the last `until`.
     pub(crate) retention: i64,
@@ -181,6 +190,7 @@ pub(crate) fn apply(before: Option<&State>, operation: &Operation, now: ServerTi
             holders: Vec::new(),
             queue: Vec::new(),
             wake: String::new(),
+            version: first_token(now),
             purge_at: now,
             broken: None,
         };
@@ -233,6 +243,11 @@ fn step(original: &State, operation: &Operation, now: ServerTime) -> State {
         waiter.until > now && !operation.leave.contains(&waiter.id)
     });
 
+    if let Some((id, value)) = &operation.proclaim
+        && let Some(holder) = state.holders.iter_mut().find(|holder| holder.id == *id)
+    {
+        holder.owner.value = Some(value.clone());
+    }
     if let Some(requests) = &operation.requests {
         let idle = state.holders.is_empty() && state.queue.is_empty();
         if idle || (state.kind == requests.kind && state.capacity == requests.capacity) {
@@ -258,6 +273,7 @@ fn step(original: &State, operation: &Operation, now: ServerTime) -> State {
     }
     state.broken = broken;
     state.wake = announce.into_wake(&operation.id);
+    state.version += 1;
     state.purge_at = purge_at(&state, operation.retention, now);
     state
 }
@@ -330,6 +346,7 @@ pub(crate) fn renew(state: &mut State, operation: &str, ids: &[String], retentio
     }
     if renewed {
         state.wake = wake::Announcement::default().into_wake(operation);
+        state.version += 1;
         state.purge_at = purge_at(state, retention, now);
     }
     renewed

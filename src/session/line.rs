@@ -151,6 +151,8 @@ pub(crate) enum Effect {
     Answer(oneshot::Sender<Outcome>, Outcome),
     Left(oneshot::Sender<Left>, Left),
     Lost(Arc<Hold>, LostReason),
+    /// Whether the document still has it is to be looked up.
+    Doubted(Arc<Hold>),
 }
 
 /// What the line may know of the world outside it.
@@ -210,6 +212,8 @@ pub(crate) struct Line {
     leaving: Vec<Leave>,
     /// What goes out with the operation that is on its way.
     under_way: Option<Vec<Leave>>,
+    /// Something happened to the document since then, so the answer may be older than that.
+    overtaken: bool,
     /// When the head asks again although nothing woke it.
     ask_at: Option<Instant>,
     /// Nothing is sent before, as the last try failed.
@@ -225,6 +229,7 @@ impl Line {
             holds: HashMap::new(),
             leaving: Vec::new(),
             under_way: None,
+            overtaken: false,
             ask_at: None,
             retry_at: None,
             failures: 0,
@@ -339,10 +344,12 @@ impl Line {
             id: context.ids.operation(),
             leave: leaves.iter().map(|leave| leave.id.clone()).collect(),
             evict: false,
+            proclaim: None,
             requests: self.requests(leaves.iter().any(|leave| leave.held), context.config),
             retention: context.config.retention_millis(),
         };
         self.under_way = Some(leaves);
+        self.overtaken = false;
         Some(operation)
     }
 
@@ -405,6 +412,10 @@ impl Line {
         self.compare_holds(state, effects);
         self.take_out_strangers(state, context);
         self.plan_asking(state, context);
+        if self.overtaken {
+            self.doubt(context);
+            effects.extend(self.holds().cloned().map(Effect::Doubted));
+        }
     }
 
     fn left(&mut self, leave: Leave, found: wake::Left, context: &Context<'_>, effects: &mut Vec<Effect>) {
@@ -483,11 +494,8 @@ impl Line {
     ) {
         let deadline = safe_until.and_then(|until| until.checked_sub(context.config.skew_margin));
         let Some(deadline) = deadline.filter(|deadline| *deadline > context.now) else {
-            // The news came too late to be believed. A new entry, so that what is left of this one can't be mistaken.
-            let pending = &mut self.waiting[position];
-            let stale = std::mem::replace(&mut pending.id, context.ids.entry());
-            pending.queued = false;
-            return self.leave(stale, false, true, None, context);
+            // The news came too late to be believed.
+            return self.ask_anew(position, true, context);
         };
         let Some(pending) = self.waiting.remove(position) else {
             return;
@@ -510,6 +518,15 @@ impl Line {
         let hold = Arc::new(Hold::new(pending.id.clone(), self.name.clone(), &grant));
         self.holds.insert(pending.id, hold.clone());
         effects.push(Effect::Answer(pending.to, Ok(Some(hold))));
+    }
+
+    /// The waiter asks again with a new entry, so that whatever is left of this one can't be mistaken for it.
+    fn ask_anew(&mut self, position: usize, unsettled: bool, context: &Context<'_>) {
+        let pending = &mut self.waiting[position];
+        let stale = std::mem::replace(&mut pending.id, context.ids.entry());
+        pending.queued = false;
+        let unsettled = unsettled || pending.uncertain;
+        self.leave(stale, false, unsettled, None, context);
     }
 
     /// Holds that the document no longer has are lost. A document with a smaller token is older than the hold.
@@ -666,7 +683,8 @@ impl Line {
                     self.leave(id.to_owned(), true, false, None, context);
                 }
             }
-            (_, Some(position)) => self.waiting[position].queued = false,
+            // An answer that is on its way may still say of this entry that it waits, or even holds.
+            (_, Some(position)) => self.ask_anew(position, false, context),
             (signal, None) => {
                 if let Some(hold) = self.holds.remove(id) {
                     let evicted = signal == wake::Signal::Evicted;
@@ -683,6 +701,7 @@ impl Line {
 
     /// Whatever is known of the document may be wrong: the head asks, at once.
     pub(crate) fn doubt(&mut self, context: &Context<'_>) {
+        self.overtaken = self.under_way.is_some();
         if self.is_queued() {
             self.ask_at = Some(context.now);
         }

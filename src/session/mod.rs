@@ -6,6 +6,7 @@
 //! never dropped or timed out: a driver future given up half-way may still be applied, and stalls the connection pool.
 
 pub(crate) mod clock;
+pub(crate) mod follow;
 mod heartbeat;
 pub(crate) mod hold;
 pub(crate) mod line;
@@ -261,6 +262,7 @@ impl Session {
                     // Whoever released may well not wait for the answer.
                     let _ = to.send(left);
                 }
+                Effect::Doubted(hold) => self.verify(vec![hold]),
                 Effect::Lost(hold, reason) => {
                     if hold.lose(reason) {
                         log_loss(&hold, reason);
@@ -370,27 +372,60 @@ impl Session {
 
     /// Puts every holder of `name` out.
     pub(crate) async fn evict(self: &Arc<Self>, name: &str) -> Result<Option<State>, ServerError> {
-        self.start();
         let operation = Operation {
+            evict: true,
+            ..self.operation()
+        };
+        self.operate(name, operation, Instant::now() + self.config.lease).await
+    }
+
+    /// Gives a holder another value; `false` when it holds no more.
+    pub(crate) async fn proclaim(self: &Arc<Self>, hold: &Hold, value: String) -> Result<bool, ServerError> {
+        let proclaim = Some((hold.id.clone(), value.clone()));
+        let operation = Operation {
+            proclaim,
+            ..self.operation()
+        };
+        let state = self.operate(&hold.name, operation, hold.deadline()).await?;
+        let holder = state
+            .iter()
+            .flat_map(|state| &state.holders)
+            .find(|holder| holder.id == hold.id);
+        Ok(holder.is_some_and(|holder| holder.owner.value == Some(value)))
+    }
+
+    fn operation(&self) -> Operation {
+        Operation {
             id: self.ids.operation(),
             leave: Vec::new(),
-            evict: true,
+            evict: false,
+            proclaim: None,
             requests: None,
             retention: self.config.retention_millis(),
-        };
+        }
+    }
+
+    /// Runs an operation that can be run twice, again and again until it gets through, up to `deadline`.
+    async fn operate(
+        self: &Arc<Self>,
+        name: &str,
+        operation: Operation,
+        deadline: Instant,
+    ) -> Result<Option<State>, ServerError> {
         let mut pause = line::BACKOFF.0;
-        let deadline = Instant::now() + self.config.lease;
         loop {
             let session = self.clone();
             let (name, operation) = (name.to_owned(), operation.clone());
-            let task = self
+            let running = self
                 .start()
                 .spawn(async move { session.store.run(&name, &operation).await });
-            match task.await {
-                Ok(Ok(answer)) => return Ok(answer.state),
-                Ok(Err(error)) if error.is_final() || Instant::now() > deadline => return Err(error.into()),
-                Ok(Err(_)) => {}
-                Err(stopped) => return Err(StoreError::stopped(stopped).into()),
+            match running
+                .await
+                .unwrap_or_else(|stopped| Err(StoreError::stopped(stopped)))
+            {
+                Ok(answer) => return Ok(answer.state),
+                Err(error) if error.is_final() || Instant::now() > deadline => return Err(error.into()),
+                Err(_) => {}
             }
             tokio::time::sleep(pause).await;
             pause = (pause * 2).min(line::BACKOFF.1);

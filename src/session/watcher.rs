@@ -10,7 +10,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::Session;
 use crate::{
-    store::{AWAIT_TIME, EventStream, Failure, ResumeAt, StoreError},
+    store::{AWAIT_TIME, Event, Failure, ResumeAt, StoreError, Stream},
     wake_mode::{PollingReason, WakeMode},
 };
 
@@ -38,7 +38,7 @@ enum Phase {
     /// A stream is wanted; it takes up after the last event where that is known.
     Opening { resume: Option<ResumeAt>, pause: Duration },
     /// Events arrive.
-    Streaming(EventStream),
+    Streaming(Stream<Event>),
 }
 
 /// Runs until the session ends.
@@ -81,7 +81,7 @@ pub(super) async fn run(session: Weak<Session>, mut demand: watch::Receiver<bool
 }
 
 /// Routes events until the stream ends or nobody needs it; `None` when the session is gone.
-async fn pump(session: &Weak<Session>, mut stream: EventStream) -> Option<Phase> {
+async fn pump(session: &Weak<Session>, mut stream: Stream<Event>) -> Option<Phase> {
     let mut needed_at = Instant::now();
     loop {
         let batch = tokio::time::timeout(AWAIT_TIME + OVERDUE, stream.next()).await;
@@ -98,7 +98,7 @@ async fn pump(session: &Weak<Session>, mut stream: EventStream) -> Option<Phase>
             }
             Ok(Err(error)) => Some(error),
             // In memory there is nothing to be overdue.
-            Err(_) if matches!(stream, EventStream::Memory(_)) => continue,
+            Err(_) if matches!(stream, Stream::Memory(_)) => continue,
             Err(_) => None,
         };
         let resume = match &error {
@@ -111,6 +111,7 @@ async fn pump(session: &Weak<Session>, mut stream: EventStream) -> Option<Phase>
             .map_or_else(|| "no sign of life".to_owned(), |error| error.source.to_string());
         tracing::info!(reason, "the change stream is re-opened");
         session.streams(false);
+        session.set_mode(WakeMode::Polling(PollingReason::Interrupted));
         session.on_gap();
         return Some(Phase::Opening {
             resume,

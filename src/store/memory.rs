@@ -8,7 +8,7 @@ use std::{
 
 use tokio::{sync::mpsc, time::Instant};
 
-use super::{Answer, Documents, Event, Exchange, Renewal};
+use super::{Answer, Documents, Event, Exchange, Renewal, Sighting};
 use crate::protocol::{Operation, ServerTime, State, state, wake};
 
 /// The store behind `LockClient::in_memory`.
@@ -23,18 +23,15 @@ pub(crate) struct MemoryStore {
 #[derive(Debug, Default)]
 struct Contents {
     states: HashMap<String, State>,
-    streams: Vec<Subscriber>,
+    /// Sessions, by the pattern of what is addressed to them.
+    sessions: Vec<(String, mpsc::UnboundedSender<Event>)>,
+    /// Followers, by the name of the document.
+    followers: Vec<(String, mpsc::UnboundedSender<Sighting>)>,
 }
 
+/// An open stream.
 #[derive(Debug)]
-struct Subscriber {
-    pattern: String,
-    events: mpsc::UnboundedSender<Event>,
-}
-
-/// The stream of one session.
-#[derive(Debug)]
-pub(crate) struct MemoryEvents(mpsc::UnboundedReceiver<Event>);
+pub(crate) struct MemoryStream<T>(mpsc::UnboundedReceiver<T>);
 
 impl MemoryStore {
     pub(crate) fn new() -> Self {
@@ -86,13 +83,16 @@ impl MemoryStore {
         (found.collect(), exchange)
     }
 
-    pub(super) fn watch(&self, session: &str) -> MemoryEvents {
+    pub(super) fn watch(&self, session: &str) -> MemoryStream<Event> {
         let (events, receiver) = mpsc::unbounded_channel();
-        self.contents().streams.push(Subscriber {
-            pattern: wake::pattern(session),
-            events,
-        });
-        MemoryEvents(receiver)
+        self.contents().sessions.push((wake::pattern(session), events));
+        MemoryStream(receiver)
+    }
+
+    pub(super) fn follow(&self, name: &str) -> MemoryStream<Sighting> {
+        let (sightings, receiver) = mpsc::unbounded_channel();
+        self.contents().followers.push((name.to_owned(), sightings));
+        MemoryStream(receiver)
     }
 
     fn now(&self) -> ServerTime {
@@ -126,22 +126,31 @@ impl Contents {
     }
 
     fn write(&mut self, name: &str, state: State) {
-        self.streams.retain(|stream| {
-            !state.wake.contains(&stream.pattern)
-                || stream
-                    .events
-                    .send(Event::Addressed {
-                        name: name.to_owned(),
-                        wake: state.wake.clone(),
-                    })
-                    .is_ok()
+        let event = Event::Addressed {
+            name: name.to_owned(),
+            wake: state.wake.clone(),
+        };
+        self.sessions.retain(|(pattern, events)| {
+            if state.wake.contains(pattern) {
+                events.send(event.clone()).is_ok()
+            } else {
+                !events.is_closed()
+            }
+        });
+        let sighting = Sighting::State(Box::new(state.clone()));
+        self.followers.retain(|(followed, sightings)| {
+            if followed == name {
+                sightings.send(sighting.clone()).is_ok()
+            } else {
+                !sightings.is_closed()
+            }
         });
         self.states.insert(name.to_owned(), state);
     }
 }
 
-impl MemoryEvents {
-    pub(super) async fn next(&mut self) -> Vec<Event> {
+impl<T> MemoryStream<T> {
+    pub(super) async fn next(&mut self) -> Vec<T> {
         let mut events = Vec::new();
         // The store outlives its streams, so that there is always a sender.
         self.0.recv_many(&mut events, 64).await;

@@ -146,10 +146,18 @@ impl Store {
     }
 
     /// Opens a stream of the events that concern `session`, from now on or from after the last event of `resume`.
-    pub(crate) async fn watch(&self, session: &str, resume: Option<&ResumeAt>) -> Result<EventStream, StoreError> {
+    pub(crate) async fn watch(&self, session: &str, resume: Option<&ResumeAt>) -> Result<Stream<Event>, StoreError> {
         match self {
-            Self::Mongo(store) => store.watch(session, resume).await.map(Box::new).map(EventStream::Mongo),
-            Self::Memory(store) => Ok(EventStream::Memory(store.watch(session))),
+            Self::Mongo(store) => store.watch(session, resume).await.map(Box::new).map(Stream::Mongo),
+            Self::Memory(store) => Ok(Stream::Memory(store.watch(session))),
+        }
+    }
+
+    /// Opens a stream of whatever happens to the document `name`, likewise.
+    pub(crate) async fn follow(&self, name: &str, resume: Option<&ResumeAt>) -> Result<Stream<Sighting>, StoreError> {
+        match self {
+            Self::Mongo(store) => store.follow(name, resume).await.map(Box::new).map(Stream::Mongo),
+            Self::Memory(store) => Ok(Stream::Memory(store.follow(name))),
         }
     }
 
@@ -177,27 +185,37 @@ pub(crate) struct Renewal {
 #[derive(Clone, Debug)]
 pub(crate) struct ResumeAt(mongodb::bson::Document);
 
-/// An open change stream.
-pub(crate) enum EventStream {
-    Mongo(Box<mongo::MongoEvents>),
-    Memory(memory::MemoryEvents),
+/// What a stream says about one document.
+#[derive(Clone, Debug)]
+pub(crate) enum Sighting {
+    State(Box<State>),
+    /// The document was deleted.
+    Gone,
+    /// The document must be read to know.
+    Unclear,
 }
 
-impl EventStream {
+/// An open change stream.
+pub(crate) enum Stream<T> {
+    Mongo(Box<mongo::MongoStream<T>>),
+    Memory(memory::MemoryStream<T>),
+}
+
+impl<T> Stream<T> {
     /// The next events; an empty batch is a sign of life. An error ends the stream.
     ///
     /// Cancel safe: no event is lost when the future is dropped.
-    pub(crate) async fn next(&mut self) -> Result<Vec<Event>, StoreError> {
+    pub(crate) async fn next(&mut self) -> Result<Vec<T>, StoreError> {
         match self {
-            Self::Mongo(events) => events.next().await,
-            Self::Memory(events) => Ok(events.next().await),
+            Self::Mongo(stream) => stream.next().await,
+            Self::Memory(stream) => Ok(stream.next().await),
         }
     }
 
     /// Where to take up the stream again after the last batch.
     pub(crate) fn resume_at(&self) -> Option<ResumeAt> {
         match self {
-            Self::Mongo(events) => events.resume_at(),
+            Self::Mongo(stream) => stream.resume_at(),
             Self::Memory(_) => None,
         }
     }

@@ -14,7 +14,7 @@ use mongodb::{
 };
 use tokio::time::Instant;
 
-use super::{Answer, Documents, Event, Exchange, Failure, Renewal, ResumeAt, StoreError};
+use super::{Answer, Documents, Event, Exchange, Failure, Renewal, ResumeAt, Sighting, StoreError};
 use crate::protocol::{Operation, ServerTime, State, pipeline, wake};
 
 /// How long the server may hold an empty `getMore`. A stream silent for longer than this and a margin is taken for
@@ -140,27 +140,52 @@ impl MongoStore {
     /// Opens the stream as a plain aggregation and not through the driver's `watch`, whose own resuming can lose
     /// events unseen (a retried resume starts from now) and whose errors come late: here every gap is known, and every
     /// batch, empty ones too, is a sign of life.
-    pub(super) async fn watch(&self, session: &str, resume: Option<&ResumeAt>) -> Result<MongoEvents, StoreError> {
-        let mut stream = Document::new();
+    pub(super) async fn watch(
+        &self,
+        session: &str,
+        resume: Option<&ResumeAt>,
+    ) -> Result<MongoStream<Event>, StoreError> {
+        self.stream(Document::new(), concerning(session), read_event, resume)
+            .await
+    }
+
+    /// Opens a stream of whatever happens to the document `name`.
+    pub(super) async fn follow(
+        &self,
+        name: &str,
+        resume: Option<&ResumeAt>,
+    ) -> Result<MongoStream<Sighting>, StoreError> {
+        let options = doc! { "fullDocument": "updateLookup" };
+        self.stream(options, about(name), read_sighting, resume).await
+    }
+
+    async fn stream<T>(
+        &self,
+        mut options: Document,
+        selection: [Document; 2],
+        read: fn(&Document) -> T,
+        resume: Option<&ResumeAt>,
+    ) -> Result<MongoStream<T>, StoreError> {
         if let Some(ResumeAt(token)) = resume {
-            stream.insert("resumeAfter", token);
+            options.insert("resumeAfter", token);
         }
-        let mut stages = vec![doc! { "$changeStream": stream }];
-        stages.extend(concerning(session));
-        let mut cursor = self
+        let mut stages = vec![doc! { "$changeStream": options }];
+        stages.extend(selection);
+        let cursor = self
             .collection
             .aggregate(stages)
             .max_await_time(AWAIT_TIME)
             .batch()
             .await?;
         // The answer to the aggregation itself: the stream is open as of now.
-        let mut resume_at = resume.cloned();
-        let first = read_batch(&mut cursor, &mut resume_at).await?;
-        Ok(MongoEvents {
+        let mut stream = MongoStream {
             cursor,
-            first: Some(first),
-            resume_at,
-        })
+            read,
+            first: None,
+            resume_at: resume.cloned(),
+        };
+        stream.first = Some(stream.read_batch().await?);
+        Ok(stream)
     }
 
     pub(super) async fn prepare(&self) -> Result<(), StoreError> {
@@ -196,7 +221,8 @@ fn now() -> Bson {
 /// The lock's own fields, and the server's clock as the answer is made.
 fn fields() -> Document {
     doc! {
-        "kind": 1, "capacity": 1, "token": 1, "holders": 1, "queue": 1, "wake": 1, "purge_at": 1, "broken": 1,
+        "kind": 1, "capacity": 1, "token": 1, "holders": 1, "queue": 1, "wake": 1, "version": 1, "purge_at": 1,
+        "broken": 1,
         "_watchlock_now": "$$NOW",
     }
 }
@@ -229,44 +255,68 @@ fn concerning(session: &str) -> [Document; 2] {
     ]
 }
 
+/// Selects what happens to one document, and to the collection.
+fn about(name: &str) -> [Document; 2] {
+    [
+        doc! { "$match": { "$or": [
+            { "documentKey._id": { "$eq": name } },
+            { "operationType": { "$nin": ["insert", "update", "replace", "delete"] } },
+        ] } },
+        doc! { "$project": { "operationType": 1, "fullDocument": 1 } },
+    ]
+}
+
 /// An open stream; dropping it closes the server's cursor in the background.
-pub(crate) struct MongoEvents {
+pub(crate) struct MongoStream<T> {
     cursor: RawBatchCursor,
-    first: Option<Vec<Event>>,
+    read: fn(&Document) -> T,
+    first: Option<Vec<T>>,
     resume_at: Option<ResumeAt>,
 }
 
-impl MongoEvents {
-    pub(super) async fn next(&mut self) -> Result<Vec<Event>, StoreError> {
+impl<T> MongoStream<T> {
+    pub(super) async fn next(&mut self) -> Result<Vec<T>, StoreError> {
         match self.first.take().filter(|events| !events.is_empty()) {
             Some(events) => Ok(events),
-            None => read_batch(&mut self.cursor, &mut self.resume_at).await,
+            None => self.read_batch().await,
         }
     }
 
     pub(super) fn resume_at(&self) -> Option<ResumeAt> {
         self.resume_at.clone()
     }
+
+    async fn read_batch(&mut self) -> Result<Vec<T>, StoreError> {
+        let Some(batch) = self.cursor.next().await.transpose()? else {
+            // The server closes the cursor after an invalidating event.
+            self.resume_at = None;
+            return Err(Error::custom("the change stream was closed by the server").into());
+        };
+        let mut events = Vec::new();
+        for event in batch.doc_slices()?.into_iter() {
+            let Some(event) = event.map_err(unreadable)?.as_document() else {
+                continue;
+            };
+            events.push((self.read)(&Document::try_from(event).map_err(unreadable)?));
+        }
+        let cursor = batch.as_raw_document().get_document("cursor").ok();
+        if let Some(token) = cursor.and_then(|cursor| cursor.get_document("postBatchResumeToken").ok()) {
+            self.resume_at = Document::try_from(token).ok().map(ResumeAt);
+        }
+        Ok(events)
+    }
 }
 
-async fn read_batch(cursor: &mut RawBatchCursor, at: &mut Option<ResumeAt>) -> Result<Vec<Event>, StoreError> {
-    let Some(batch) = cursor.next().await.transpose()? else {
-        // The server closes the cursor after an invalidating event.
-        *at = None;
-        return Err(Error::custom("the change stream was closed by the server").into());
-    };
-    let mut events = Vec::new();
-    for event in batch.doc_slices()?.into_iter() {
-        let Some(event) = event.map_err(unreadable)?.as_document() else {
-            continue;
-        };
-        events.push(read_event(&Document::try_from(event).map_err(unreadable)?));
+fn read_sighting(event: &Document) -> Sighting {
+    match (
+        event.get_str("operationType"),
+        event.get_document("fullDocument").map(State::from_document),
+    ) {
+        (Ok("delete"), _) => Sighting::Gone,
+        (Ok("insert" | "update" | "replace"), Ok(Ok(state))) => Sighting::State(Box::new(state)),
+        // Deleted or overwritten since, or the collection is: the document must be read.
+        _ => Sighting::Unclear,
     }
-    let token = batch.as_raw_document().get_document("cursor").ok();
-    if let Some(token) = token.and_then(|cursor| cursor.get_document("postBatchResumeToken").ok()) {
-        *at = Document::try_from(token).ok().map(ResumeAt);
-    }
-    Ok(events)
 }
 
 fn read_event(event: &Document) -> Event {

@@ -1,8 +1,9 @@
 //! The same promises wherever the locks live: on a replica set with its change stream, on a standalone by polling, and
 //! in memory.
 
-use std::time::Duration;
+use std::{ops::ControlFlow, time::Duration};
 
+use futures::StreamExt;
 use watchlock::{AcquireError, InMemory, LockClient, LockHandle, LockStatus, LostReason, Released, RunError, WakeMode};
 
 use crate::setup::{Ground, PATIENCE, SOON, eventually, is_vacant, until_waiting, within};
@@ -280,6 +281,96 @@ async fn as_many_permits_as_there_never_are_can_not_be_asked_for() {
             assert!(error.to_string().contains(words), "{error}");
         }
         assert_eq!(a.inspect("x").await.unwrap(), None);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn leaders_follow_each_other_and_are_observed() {
+    for (a, b) in places("election").await {
+        let (here, there) = (a.election("x"), b.election("x"));
+        let mut leaders = there.observe();
+        let mut next = async || {
+            within(PATIENCE, "the next leader", leaders.next())
+                .await
+                .unwrap()
+                .unwrap()
+        };
+        assert_eq!(next().await, None);
+        let first = here.campaign("first").reason("to test").await.unwrap();
+        let leader = next().await.unwrap();
+        assert_eq!(
+            (leader.value.as_str(), leader.token, leader.pid),
+            ("first", first.token(), std::process::id())
+        );
+        assert_eq!(there.leader().await.unwrap(), Some(leader));
+
+        first.proclaim("still $first").await.unwrap();
+        assert_eq!(next().await.unwrap().value, "still $first");
+        let second = in_line!(&a, "x", 1, there.campaign("second"));
+        assert_eq!(first.resign().await.unwrap(), Released::Released);
+        let second = within(PATIENCE, "the second leader", second).await.unwrap().unwrap();
+        let leader = next().await.unwrap();
+        assert_eq!((leader.value.as_str(), leader.token), ("second", second.token()));
+
+        a.break_lock("x").await.unwrap();
+        assert_eq!(next().await, None);
+        within(2 * SOON, "the loss", second.lost()).await;
+        second.proclaim("too late").await.unwrap_err();
+        assert_eq!(here.leader().await.unwrap(), None);
+        let error = here.campaign("x".repeat(1025)).await.unwrap_err().to_string();
+        assert!(error.contains("1025") && error.contains("1024"), "{error}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_runs_an_election_leads_again_after_a_loss() {
+    for (a, b) in places("terms").await {
+        let election = a.election("x");
+        let (terms, mut told) = tokio::sync::mpsc::unbounded_channel();
+        let running = tokio::spawn(async move {
+            let mut count = 0;
+            let lead = |leading: watchlock::LockView| {
+                count += 1;
+                let (term, terms) = (count, terms.clone());
+                async move {
+                    terms.send(leading.token()).unwrap();
+                    match term {
+                        1 => std::future::pending().await,
+                        2 => ControlFlow::Continue(()),
+                        _ => ControlFlow::Break("done"),
+                    }
+                }
+            };
+            election.run("me", lead).await
+        });
+        let first = told.recv().await.unwrap();
+        b.break_lock("x").await.unwrap();
+        let second = within(PATIENCE, "a second term", told.recv()).await.unwrap();
+        let third = within(PATIENCE, "a third term", told.recv()).await.unwrap();
+        assert!(first < second && second < third);
+        assert_eq!(within(PATIENCE, "the end", running).await.unwrap().unwrap(), "done");
+        assert!(is_vacant(&a, "x").await);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn callbacks_tell_of_terms() {
+    for (a, b) in places("callbacks").await {
+        let (tell, mut told) = tokio::sync::mpsc::unbounded_channel();
+        let tell_lost = tell.clone();
+        let candidacy = a.election("x").stand(
+            "me",
+            move |leading| tell.send(format!("elected {}", leading.name())).unwrap(),
+            move |reason| tell_lost.send(reason.to_string()).unwrap(),
+        );
+        let mut next = async || within(PATIENCE, "a callback", told.recv()).await.unwrap();
+        assert_eq!(next().await, "elected x");
+        b.break_lock("x").await.unwrap();
+        assert_eq!(next().await, "the lock was broken by an operator");
+        assert_eq!(next().await, "elected x");
+        candidacy.withdraw().await.unwrap();
+        assert_eq!(next().await, "the lock was released");
+        assert!(is_vacant(&b, "x").await);
     }
 }
 

@@ -155,6 +155,7 @@ fn carry_out(effects: Vec<Effect>) {
             Effect::Answer(to, outcome) => drop(to.send(outcome)),
             Effect::Left(to, left) => drop(to.send(left)),
             Effect::Lost(hold, reason) => drop(hold.lose(reason)),
+            Effect::Doubted(_) => {}
         }
     }
 }
@@ -180,6 +181,7 @@ fn foreign(id: &str, leave: &[&str], request: Option<&str>) -> Operation {
         id: id.to_owned(),
         leave: leave.iter().map(|id| (*id).to_owned()).collect(),
         evict: false,
+        proclaim: None,
         requests: request.map(|id| Requests {
             kind: Kind::Mutex,
             capacity: 1,
@@ -444,4 +446,37 @@ async fn a_refusal_and_an_endless_race_are_told() {
         assert!(matches!(outcome.try_recv().unwrap(), Err(AcquireError::Server(_))));
         assert!(bench.line.is_idle());
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_deletion_that_overtakes_the_answer_is_not_forgotten() {
+    let mut bench = Bench::new();
+    bench.foreign(&foreign("other.1", &[], Some("other-1")), true);
+    let (_, mut outcome) = bench.join(true);
+    let operation = bench.next().expect("it asks");
+    let answer = bench.apply(&operation);
+    // The event of the deletion arrives before the answer that the waiter is queued.
+    bench.document = None;
+    bench.feed(|line, context, _| line.doubt(context));
+    bench.answered(&operation, &answer);
+    bench.settle();
+    held(&mut outcome);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_grant_that_was_broken_before_its_answer_arrives_is_none() {
+    let mut bench = Bench::new();
+    let (_, mut outcome) = bench.join(true);
+    let operation = bench.next().expect("it asks");
+    let answer = bench.apply(&operation);
+    let breaking = Operation {
+        evict: true,
+        ..foreign("other.1", &[], None)
+    };
+    bench.foreign(&breaking, true);
+    bench.answered(&operation, &answer);
+    assert!(outcome.try_recv().is_err(), "the grant was broken");
+    bench.settle();
+    let hold = held(&mut outcome);
+    assert_eq!(bench.ids_in_document(), [hold.id.as_str()]);
 }

@@ -1,0 +1,509 @@
+//! One leader at a time.
+
+use std::{
+    fmt,
+    future::{Future, IntoFuture},
+    ops::{ControlFlow, Deref},
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll},
+    time::{Duration, SystemTime},
+};
+
+use futures::Stream;
+use tokio::sync::mpsc;
+use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
+
+use crate::{
+    acquire::{Acquire, Share},
+    config::{check_name, check_text},
+    error::{AcquireError, OperateError, ReleaseError, RenewError, ServerError},
+    handle::{FencingToken, LockHandle, LockView, Released},
+    inspect::{HolderInfo, LockInfo},
+    lost::LostReason,
+    protocol::{Kind, State},
+    session::{
+        Session,
+        follow::{Sight, follow},
+    },
+};
+
+/// Chooses one leader among all processes. Made by [`LockClient::election`](crate::LockClient::election).
+///
+/// Who campaigns waits for its turn to lead; whoever leads may proclaim a value (an address, a version) that all can
+/// read. Underneath it is a [`Mutex`](crate::Mutex), with the same promises.
+///
+/// # Guarantees
+///
+/// - One valid [`Leadership`] at a time. A leader that died is followed by the next within its lease.
+/// - [`Leadership::resign`] hands over at once.
+/// - [`observe`](Self::observe) tells of every leader, in order.
+///
+/// # Examples
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let locks = watchlock::LockClient::in_memory();
+/// let election = locks.election("scheduler");
+/// let leadership = election.campaign("10.0.0.7:8080").await?;
+/// assert_eq!(election.leader().await?.expect("there is one").value, "10.0.0.7:8080");
+/// leadership.resign().await?;
+/// # Ok(()) }
+/// ```
+#[derive(Clone, Debug)]
+pub struct Election {
+    session: Arc<Session>,
+    name: String,
+}
+
+/// Who leads.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Leader {
+    /// What it proclaims.
+    pub value: String,
+    /// The fencing token of its leadership.
+    pub token: FencingToken,
+    /// When it was elected, by the server's clock.
+    pub since: SystemTime,
+    /// The host of the leader.
+    pub host: String,
+    /// The process id of the leader on its host.
+    pub pid: u32,
+    /// The label of the leader's client.
+    pub label: Option<String>,
+}
+
+impl Leader {
+    fn of(name: &str, state: &State) -> Option<Self> {
+        let value = state.holders.first()?.owner.value.clone();
+        let HolderInfo {
+            token,
+            since,
+            host,
+            pid,
+            label,
+            ..
+        } = LockInfo::new(name, state).holders.into_iter().next()?;
+        Some(Self {
+            value: value.unwrap_or_default(),
+            token,
+            since,
+            host,
+            pid,
+            label,
+        })
+    }
+}
+
+impl Election {
+    pub(crate) fn new(session: Arc<Session>, name: String) -> Self {
+        Self { session, name }
+    }
+
+    /// The name of the election.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Campaigns until elected, proclaiming `value` (up to 1,024 bytes) from then on. Await the returned action.
+    ///
+    /// # Errors
+    ///
+    /// See [`AcquireError`].
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel safe, as [`Mutex::acquire`](crate::Mutex::acquire): dropping the future ends the campaign.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let locks = watchlock::LockClient::in_memory();
+    /// let leadership = locks.election("scheduler").campaign("node 7").await?;
+    /// tokio::select! {
+    ///     () = async { /* lead */ } => {}
+    ///     reason = leadership.lost() => println!("no longer the leader: {reason}"),
+    /// }
+    /// # Ok(()) }
+    /// ```
+    pub fn campaign(&self, value: impl Into<String>) -> Campaign {
+        let share = Share {
+            session: self.session.clone(),
+            name: self.name.clone(),
+            kind: Kind::Election,
+            capacity: 1,
+            permits: 1,
+        };
+        Campaign {
+            session: self.session.clone(),
+            acquire: Acquire::new(share).value(value.into()),
+        }
+    }
+
+    /// Who leads at this moment; `None` when nobody does.
+    ///
+    /// # Errors
+    ///
+    /// When the name is out of its bounds, or the server can't be reached.
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel safe: it only reads.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let locks = watchlock::LockClient::in_memory();
+    /// assert_eq!(locks.election("scheduler").leader().await?, None);
+    /// # Ok(()) }
+    /// ```
+    pub async fn leader(&self) -> Result<Option<Leader>, OperateError> {
+        check_name(&self.name)?;
+        let Some((mut state, exchange)) = self.session.inspect(&self.name).await? else {
+            return Ok(None);
+        };
+        state
+            .holders
+            .retain(|holder| exchange.now.is_none_or(|now| holder.until > now));
+        Ok(Leader::of(&self.name, &state))
+    }
+
+    /// Observes who leads: the present leader first, then every change: another leader, another value, none.
+    ///
+    /// No change is missed while the change stream is up, nor over a stream that broke and could be taken up where it
+    /// broke. While only polling is possible, a leader that led for less than the longest poll interval can be missed.
+    ///
+    /// # Errors
+    ///
+    /// The stream ends after an error that the server would repeat, and with the client's shutdown. While the server
+    /// can't be reached it waits.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let locks = watchlock::LockClient::in_memory();
+    /// use futures::StreamExt;
+    ///
+    /// let election = locks.election("scheduler");
+    /// let mut leaders = election.observe();
+    /// assert!(leaders.next().await.expect("it goes on")?.is_none());
+    /// let leadership = election.campaign("node 7").await?;
+    /// assert_eq!(leaders.next().await.expect("it goes on")?.expect("a leader").value, "node 7");
+    /// # Ok(()) }
+    /// ```
+    pub fn observe(&self) -> Leaders {
+        let sights = match check_name(&self.name) {
+            Ok(()) => Ok(follow(&self.session, self.name.clone())),
+            Err(error) => Err(Some(OperateError::from(error))),
+        };
+        Leaders {
+            name: self.name.clone(),
+            sights,
+            last: None,
+        }
+    }
+
+    /// Leads again and again: campaigns, runs the future that `lead` makes for as long as it leads, and campaigns anew
+    /// when the leadership is lost.
+    ///
+    /// When the leadership is lost the future is dropped at its next await point. When the future comes to its end the
+    /// leader resigns: after [`ControlFlow::Continue`] it campaigns again, after [`ControlFlow::Break`] it returns.
+    ///
+    /// # Errors
+    ///
+    /// See [`AcquireError`].
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future drops the present `lead` future, and resigns in the background.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let locks = watchlock::LockClient::in_memory();
+    /// use std::ops::ControlFlow;
+    ///
+    /// let mut terms = 0;
+    /// let last = locks
+    ///     .election("scheduler")
+    ///     .run("node 7", |leading| {
+    ///         terms += 1;
+    ///         let done = terms == 3;
+    ///         async move { if done { ControlFlow::Break(leading.token()) } else { ControlFlow::Continue(()) } }
+    ///     })
+    ///     .await?;
+    /// # Ok(()) }
+    /// ```
+    pub async fn run<T, F, Fut>(&self, value: impl Into<String>, mut lead: F) -> Result<T, AcquireError>
+    where
+        F: FnMut(LockView) -> Fut,
+        Fut: Future<Output = ControlFlow<T>>,
+    {
+        let value = value.into();
+        loop {
+            let leadership = self.campaign(&value).await?;
+            let led = tokio::select! {
+                biased;
+                _ = leadership.lost() => continue,
+                led = lead(leadership.view()) => led,
+            };
+            if let Err(error) = leadership.resign().await {
+                tracing::warn!(name = %self.name, %error, "a resignation could not be confirmed");
+            }
+            if let ControlFlow::Break(output) = led {
+                return Ok(output);
+            }
+        }
+    }
+
+    /// Leads in the background, with callbacks: `elected` when a term begins, `lost` when it ends.
+    ///
+    /// Ends, and resigns, when the returned [`Candidacy`] is withdrawn, or dropped: then without a further callback. Call
+    /// it on a tokio runtime. An error of a campaign ends it, and is returned by [`Candidacy::withdraw`].
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let locks = watchlock::LockClient::in_memory();
+    /// let candidacy = locks.election("scheduler").stand(
+    ///     "node 7",
+    ///     |leading| println!("elected, token {}", leading.token()),
+    ///     |reason| println!("no longer the leader: {reason}"),
+    /// );
+    /// candidacy.withdraw().await?;
+    /// # Ok(()) }
+    /// ```
+    pub fn stand(
+        &self,
+        value: impl Into<String>,
+        mut elected: impl FnMut(LockView) + Send + 'static,
+        mut lost: impl FnMut(LostReason) + Send + 'static,
+    ) -> Candidacy {
+        let (election, value) = (self.clone(), value.into());
+        let withdrawn = CancellationToken::new();
+        let until = withdrawn.clone();
+        let task = tokio::spawn(async move {
+            loop {
+                let leadership = tokio::select! {
+                    biased;
+                    () = until.cancelled() => return Ok(()),
+                    leadership = election.campaign(&value) => leadership?,
+                };
+                elected(leadership.view());
+                tokio::select! {
+                    reason = leadership.lost() => lost(reason),
+                    () = until.cancelled() => {
+                        lost(LostReason::Released);
+                        // What could not be confirmed is bounded by the lease.
+                        let _ = leadership.resign().await;
+                        return Ok(());
+                    }
+                }
+            }
+        });
+        Candidacy {
+            withdrawn,
+            task: AbortOnDropHandle::new(task),
+        }
+    }
+}
+
+/// A standing candidate. Made by [`Election::stand`]; dropping it ends the candidacy, and resigns in the background.
+#[must_use = "the candidacy ends when it is dropped"]
+#[derive(Debug)]
+pub struct Candidacy {
+    withdrawn: CancellationToken,
+    task: AbortOnDropHandle<Result<(), AcquireError>>,
+}
+
+impl Candidacy {
+    /// Resigns if it leads, and ends the candidacy.
+    ///
+    /// # Errors
+    ///
+    /// Why the candidacy had ended already, if an error ended it.
+    ///
+    /// # Cancel safety
+    ///
+    /// The candidacy ends all the same when the future is dropped.
+    ///
+    /// # Examples
+    ///
+    /// See [`Election::stand`].
+    pub async fn withdraw(self) -> Result<(), AcquireError> {
+        self.withdrawn.cancel();
+        // A callback that panicked has been reported by the runtime.
+        self.task.await.unwrap_or(Ok(()))
+    }
+}
+
+/// A campaign; await it. Made by [`Election::campaign`].
+#[derive(Clone, Debug)]
+#[must_use = "a campaign does nothing until it is awaited"]
+pub struct Campaign {
+    session: Arc<Session>,
+    acquire: Acquire,
+}
+
+impl Campaign {
+    /// Gives up after `timeout` with [`AcquireError::Timeout`]. Zero asks the server and does not wait.
+    pub fn timeout(mut self, timeout: Duration) -> Self {
+        self.acquire = self.acquire.timeout(timeout);
+        self
+    }
+
+    /// Why it wants to lead, up to 1,024 bytes, for people to read.
+    pub fn reason(mut self, reason: impl Into<String>) -> Self {
+        self.acquire = self.acquire.reason(reason);
+        self
+    }
+}
+
+impl IntoFuture for Campaign {
+    type Output = Result<Leadership, AcquireError>;
+    type IntoFuture = Pin<Box<dyn Future<Output = Self::Output> + Send>>;
+
+    fn into_future(self) -> Self::IntoFuture {
+        Box::pin(async move {
+            let handle = self.acquire.await?;
+            Ok(Leadership {
+                session: self.session,
+                handle,
+            })
+        })
+    }
+}
+
+/// To be the leader.
+///
+/// It dereferences to a [`LockView`], which has the token and tells of the loss. Dropping it resigns in the background.
+///
+/// # Guarantees
+///
+/// As [`LockHandle`].
+#[must_use = "the leader resigns when its leadership is dropped"]
+pub struct Leadership {
+    session: Arc<Session>,
+    handle: LockHandle,
+}
+
+impl Leadership {
+    /// A view of the leadership for those who work under it; as [`LockHandle::view`].
+    pub fn view(&self) -> LockView {
+        self.handle.view()
+    }
+
+    /// Proclaims another value, up to 1,024 bytes.
+    ///
+    /// # Errors
+    ///
+    /// [`RenewError::Lost`] when the leadership is lost; nothing is proclaimed then. [`RenewError::Server`] when the
+    /// server refuses or can't be reached.
+    ///
+    /// # Cancel safety
+    ///
+    /// Whether the value is proclaimed is open when the future is dropped.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let locks = watchlock::LockClient::in_memory();
+    /// let election = locks.election("scheduler");
+    /// let leadership = election.campaign("starting").await?;
+    /// leadership.proclaim("ready").await?;
+    /// assert_eq!(election.leader().await?.expect("there is one").value, "ready");
+    /// # Ok(()) }
+    /// ```
+    pub async fn proclaim(&self, value: impl Into<String>) -> Result<(), RenewError> {
+        let value = value.into();
+        check_text("value", &value)?;
+        if let Some(reason) = self.lost_reason() {
+            return Err(reason.into());
+        }
+        let proclaimed = self.session.proclaim(self.handle.hold(), value).await?;
+        match self.lost_reason() {
+            Some(reason) => Err(reason.into()),
+            None if proclaimed => Ok(()),
+            // The watch over the hold has not found out yet.
+            None => Err(LostReason::Overwritten.into()),
+        }
+    }
+
+    /// Resigns: the next candidate leads at once.
+    ///
+    /// # Errors
+    ///
+    /// As [`LockHandle::release`].
+    ///
+    /// # Cancel safety
+    ///
+    /// The resignation goes on in the background when the future is dropped.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let locks = watchlock::LockClient::in_memory();
+    /// locks.election("scheduler").campaign("node 7").await?.resign().await?;
+    /// # Ok(()) }
+    /// ```
+    pub async fn resign(self) -> Result<Released, ReleaseError> {
+        self.handle.release().await
+    }
+}
+
+impl Deref for Leadership {
+    type Target = LockView;
+
+    fn deref(&self) -> &LockView {
+        &self.handle
+    }
+}
+
+impl fmt::Debug for Leadership {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Leadership").field(&self.handle).finish()
+    }
+}
+
+/// The leaders of an election, one after the other: a stream. Made by [`Election::observe`].
+#[must_use = "a stream does nothing unless it is polled"]
+#[derive(Debug)]
+pub struct Leaders {
+    name: String,
+    /// `Err`: what is wrong with the name, until it has been told.
+    sights: Result<mpsc::Receiver<Sight>, Option<OperateError>>,
+    last: Option<Option<Leader>>,
+}
+
+impl Stream for Leaders {
+    type Item = Result<Option<Leader>, OperateError>;
+
+    fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        let this = &mut *self;
+        let sights = match &mut this.sights {
+            Ok(sights) => sights,
+            Err(error) => return Poll::Ready(error.take().map(Err)),
+        };
+        loop {
+            let state = match std::task::ready!(sights.poll_recv(context)) {
+                Some(Ok(state)) => state,
+                Some(Err(error)) => return Poll::Ready(Some(Err(ServerError::into(error)))),
+                None => return Poll::Ready(None),
+            };
+            let leader = state.and_then(|state| Leader::of(&this.name, &state));
+            // Renewals and candidates in line change nothing for an observer.
+            if this.last.as_ref() != Some(&leader) {
+                this.last = Some(leader.clone());
+                return Poll::Ready(Some(Ok(leader)));
+            }
+        }
+    }
+}
