@@ -11,12 +11,14 @@ use crate::{
     error::{BuildError, OperateError, ServerError},
     in_memory::InMemory,
     inspect::LockInfo,
+    list::List,
     mutex::Mutex,
     rw_lock::RwLock,
     semaphore::Semaphore,
     session::Session,
     store::{MongoStore, Store, StoreError, Topology},
     wake_mode::{PollingReason, WakeMode, WakeSource},
+    watch::LockEvents,
 };
 
 const DEFAULT_COLLECTION: &str = "distributed_locks";
@@ -314,6 +316,60 @@ impl LockClient {
             .inspect(name)
             .await?
             .map(|(state, _)| LockInfo::new(name, &state)))
+    }
+
+    /// Lists locks, sorted by name. Set conditions on the returned action, and await it.
+    ///
+    /// # Errors
+    ///
+    /// When the server can't be reached, or it refuses.
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel safe: it only reads.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let locks = watchlock::LockClient::in_memory();
+    /// let handle = locks.mutex("invoice-42").acquire().await?;
+    /// let held = locks.list().prefix("invoice-").held(true).await?;
+    /// assert_eq!(held[0].name, "invoice-42");
+    /// # Ok(()) }
+    /// ```
+    pub fn list(&self) -> List {
+        List::new(self.session.clone())
+    }
+
+    /// What happens to the lock `name`, as it happens: a stream of grants, releases, expiries and breaks. It begins with
+    /// a grant for each present holder.
+    ///
+    /// No event is missed while the change stream is up, nor over a stream that broke and could be taken up where it
+    /// broke. While only polling is possible, a lock held for less than the longest poll interval can be missed.
+    ///
+    /// # Errors
+    ///
+    /// The stream ends after an error that the server would repeat, and with the client's shutdown. While the server
+    /// can't be reached it waits.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let locks = watchlock::LockClient::in_memory();
+    /// use futures::StreamExt;
+    /// use watchlock::LockEvent;
+    ///
+    /// let handle = locks.mutex("invoice-42").acquire().await?;
+    /// let mut events = locks.watch("invoice-42");
+    /// assert!(matches!(events.next().await, Some(Ok(LockEvent::Granted { .. }))));
+    /// handle.release().await?;
+    /// assert!(matches!(events.next().await, Some(Ok(LockEvent::Released { .. }))));
+    /// # Ok(()) }
+    /// ```
+    pub fn watch(&self, name: &str) -> LockEvents {
+        LockEvents::new(&self.session, name)
     }
 
     /// Takes the lock `name` away from whoever holds it, and hands it to the next in the queue.

@@ -18,14 +18,15 @@ use crate::{
     acquire::{Acquire, Share},
     config::{check_name, check_text},
     error::{AcquireError, OperateError, ReleaseError, RenewError, ServerError},
-    handle::{FencingToken, LockHandle, LockView, Released},
+    handle::{LockHandle, LockView, Released},
     inspect::{HolderInfo, LockInfo},
-    lost::LostReason,
     protocol::{Kind, State},
     session::{
         Session,
         follow::{Sight, follow},
     },
+    status::LostReason,
+    token::FencingToken,
 };
 
 /// Chooses one leader among all processes. Made by [`LockClient::election`](crate::LockClient::election).

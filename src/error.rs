@@ -3,8 +3,8 @@
 use std::{error::Error as StdError, fmt, time::Duration};
 
 use crate::{
-    lost::LostReason,
     protocol::{Kind, State},
+    status::LostReason,
     store::StoreError,
 };
 

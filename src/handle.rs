@@ -6,52 +6,12 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     error::{ReleaseError, RenewError, ServerError},
-    lost::LostReason,
     protocol::wake::Left,
     session::{Session, hold::Hold},
+    status::{LockStatus, LostReason},
     store::StoreError,
+    token::FencingToken,
 };
-
-/// A number that is larger than that of every earlier holder of the same lock.
-///
-/// Send it along with what you do under the lock, and let the receiver refuse a smaller number than it has seen: that
-/// keeps out a holder that was frozen, lost the lock without noticing, and goes on.
-///
-/// # Guarantees
-///
-/// Tokens of one name rise strictly over release, expiry, purge of the idle lock and fail-over, and fit 53 bits.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct FencingToken(i64);
-
-impl FencingToken {
-    pub(crate) fn new(token: i64) -> Self {
-        Self(token)
-    }
-
-    /// The number, as it is best stored in MongoDB.
-    pub fn as_i64(self) -> i64 {
-        self.0
-    }
-}
-
-impl fmt::Display for FencingToken {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
-    }
-}
-
-/// How safe a lock is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum LockStatus {
-    /// Held, and renewals get through.
-    Held,
-    /// Held, but the last renewal failed or is overdue. Unless one gets through before
-    /// [`safe_for`](LockView::safe_for) is over, the lock will be lost.
-    AtRisk,
-    /// Lost, or released.
-    Lost,
-}
 
 /// What `release` found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

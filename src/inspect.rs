@@ -3,8 +3,8 @@
 use std::time::{Duration, SystemTime};
 
 use crate::{
-    handle::FencingToken,
     protocol::{Kind, Owner, ServerTime, State},
+    token::FencingToken,
 };
 
 /// A lock as its document shows it.
@@ -48,6 +48,8 @@ pub struct HolderInfo {
     pub label: Option<String>,
     /// Why it holds the lock, in its own words.
     pub reason: Option<String>,
+    /// What it proclaims, if it is the leader of an election.
+    pub value: Option<String>,
 }
 
 /// Who waits for a lock.
@@ -72,17 +74,22 @@ impl LockInfo {
     pub(crate) fn new(name: &str, state: &State) -> Self {
         let holders = state.holders.iter().map(|holder| {
             let Owner {
-                host, label, reason, ..
+                host,
+                label,
+                reason,
+                value,
+                ..
             } = holder.owner.clone();
             HolderInfo {
                 token: FencingToken::new(holder.token),
                 permits: unsigned(holder.permits),
-                since: system_time(holder.since),
-                until: system_time(holder.until),
+                since: SystemTime::from(holder.since),
+                until: SystemTime::from(holder.until),
                 host,
                 pid: pid(&holder.owner),
                 label,
                 reason,
+                value,
             }
         });
         let waiters = state.queue.iter().map(|waiter| {
@@ -91,7 +98,7 @@ impl LockInfo {
             } = waiter.owner.clone();
             WaiterInfo {
                 permits: unsigned(waiter.permits),
-                since: system_time(waiter.since),
+                since: SystemTime::from(waiter.since),
                 host,
                 pid: pid(&waiter.owner),
                 label,
@@ -117,12 +124,14 @@ fn pid(owner: &Owner) -> u32 {
     u32::try_from(owner.pid).unwrap_or(0)
 }
 
-fn system_time(time: ServerTime) -> SystemTime {
-    let millis = Duration::from_millis(time.0.unsigned_abs());
-    let moved = if time.0 >= 0 {
-        SystemTime::UNIX_EPOCH.checked_add(millis)
-    } else {
-        SystemTime::UNIX_EPOCH.checked_sub(millis)
-    };
-    moved.unwrap_or(SystemTime::UNIX_EPOCH)
+impl From<ServerTime> for SystemTime {
+    fn from(time: ServerTime) -> Self {
+        let millis = Duration::from_millis(time.0.unsigned_abs());
+        let moved = if time.0 >= 0 {
+            Self::UNIX_EPOCH.checked_add(millis)
+        } else {
+            Self::UNIX_EPOCH.checked_sub(millis)
+        };
+        moved.unwrap_or(Self::UNIX_EPOCH)
+    }
 }

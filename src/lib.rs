@@ -8,14 +8,17 @@ mod error;
 mod handle;
 mod in_memory;
 mod inspect;
-mod lost;
+mod list;
 mod mutex;
 mod protocol;
 mod rw_lock;
 mod semaphore;
 mod session;
+mod status;
 mod store;
+mod token;
 mod wake_mode;
+mod watch;
 
 pub use acquire::{Acquire, TryAcquire};
 pub use client::{LockClient, LockClientBuilder};
@@ -24,12 +27,16 @@ pub use error::{
     AcquireError, BuildError, InvalidInput, OperateError, ReleaseError, RenewError, RunError, ServerError,
     UsedOtherwise,
 };
-pub use handle::{FencingToken, LockHandle, LockStatus, LockView, Released};
+pub use handle::{LockHandle, LockView, Released};
 pub use in_memory::InMemory;
 pub use inspect::{HolderInfo, LockInfo, WaiterInfo};
-pub use lost::LostReason;
+pub use list::List;
+
 pub use mutex::Mutex;
 pub use protocol::Kind;
 pub use rw_lock::RwLock;
 pub use semaphore::Semaphore;
+pub use status::{LockStatus, LostReason};
+pub use token::FencingToken;
 pub use wake_mode::{PollingReason, WakeMode, WakeSource};
+pub use watch::{LockEvent, LockEvents};

@@ -23,8 +23,8 @@ use super::{
     line::{BACKOFF, Line},
 };
 use crate::{
-    lost::LostReason,
     protocol::{State, document::Malformed},
+    status::LostReason,
     store::{Renewal, StoreError},
 };
 

@@ -11,7 +11,10 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-use crate::{handle::FencingToken, handle::LockStatus, lost::LostReason};
+use crate::{
+    status::{LockStatus, LostReason},
+    token::FencingToken,
+};
 
 /// A grant, with the local deadline up to which it is surely ours.
 ///

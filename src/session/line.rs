@@ -28,8 +28,8 @@ use super::{
 use crate::{
     config::Config,
     error::{AcquireError, ServerError, UsedOtherwise},
-    lost::LostReason,
     protocol::{Kind, Operation, Owner, Request, Requests, State, document::Malformed, wake},
+    status::LostReason,
     store::{Answer, Exchange, Failure, StoreError},
 };
 

@@ -22,6 +22,7 @@ use std::{
 use tokio::{
     runtime::Handle,
     sync::{Notify, Semaphore, oneshot, watch},
+    task::JoinHandle,
     time::Instant,
 };
 use tokio_util::sync::CancellationToken;
@@ -29,8 +30,8 @@ use tokio_util::sync::CancellationToken;
 use crate::{
     config::Config,
     error::{AcquireError, ServerError},
-    lost::LostReason,
     protocol::{Operation, State, wake},
+    status::LostReason,
     store::{Answer, Event, Exchange, Store, StoreError},
     wake_mode::WakeMode,
 };
@@ -430,6 +431,14 @@ impl Session {
             tokio::time::sleep(pause).await;
             pause = (pause * 2).min(line::BACKOFF.1);
         }
+    }
+
+    /// Spawns what must come to its end whoever waits for it.
+    pub(crate) fn spawn_for<T: Send + 'static>(
+        self: &Arc<Self>,
+        task: impl Future<Output = T> + Send + 'static,
+    ) -> JoinHandle<T> {
+        self.start().spawn(task)
     }
 
     fn spawn(self: &Arc<Self>, task: impl Future<Output = ()> + Send + 'static) {

@@ -83,6 +83,16 @@ impl MemoryStore {
         (found.collect(), exchange)
     }
 
+    pub(super) fn list(&self) -> (Vec<(String, State)>, Option<ServerTime>) {
+        let contents = self.contents();
+        let now = self.now();
+        let states = contents.states.iter().filter(|(_, state)| state.purge_at > now);
+        (
+            states.map(|(name, state)| (name.clone(), state.clone())).collect(),
+            Some(now),
+        )
+    }
+
     pub(super) fn watch(&self, session: &str) -> MemoryStream<Event> {
         let (events, receiver) = mpsc::unbounded_channel();
         self.contents().sessions.push((wake::pattern(session), events));

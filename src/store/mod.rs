@@ -10,7 +10,7 @@ use std::{collections::HashMap, error::Error as StdError, fmt, sync::Arc};
 
 use tokio::time::Instant;
 
-use crate::protocol::{Operation, ServerTime, State, document::Malformed};
+use crate::protocol::{Kind, Operation, ServerTime, State, document::Malformed};
 
 pub(crate) use memory::MemoryStore;
 pub(crate) use mongo::{AWAIT_TIME, MongoStore, Topology};
@@ -145,6 +145,17 @@ impl Store {
         }
     }
 
+    /// Reads all documents that can match; with them, the server's clock. What is no lock is passed over.
+    pub(crate) async fn list(
+        &self,
+        selection: &Selection,
+    ) -> Result<(Vec<(String, State)>, Option<ServerTime>), StoreError> {
+        match self {
+            Self::Mongo(store) => store.list(selection).await,
+            Self::Memory(store) => Ok(store.list()),
+        }
+    }
+
     /// Opens a stream of the events that concern `session`, from now on or from after the last event of `resume`.
     pub(crate) async fn watch(&self, session: &str, resume: Option<&ResumeAt>) -> Result<Stream<Event>, StoreError> {
         match self {
@@ -168,6 +179,16 @@ impl Store {
             Self::Memory(_) => Ok(()),
         }
     }
+}
+
+/// Which documents are listed: every condition that is set must be met.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Selection {
+    /// How the name begins.
+    pub(crate) prefix: String,
+    pub(crate) kind: Option<Kind>,
+    /// Whether it has holders.
+    pub(crate) held: Option<bool>,
 }
 
 /// Holders to be renewed in one command.

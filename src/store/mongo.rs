@@ -14,7 +14,7 @@ use mongodb::{
 };
 use tokio::time::Instant;
 
-use super::{Answer, Documents, Event, Exchange, Failure, Renewal, ResumeAt, Sighting, StoreError};
+use super::{Answer, Documents, Event, Exchange, Failure, Renewal, ResumeAt, Selection, Sighting, StoreError};
 use crate::protocol::{Operation, ServerTime, State, pipeline, wake};
 
 /// How long the server may hold an empty `getMore`. A stream silent for longer than this and a margin is taken for
@@ -135,6 +135,30 @@ impl MongoStore {
                 now,
             },
         ))
+    }
+
+    pub(super) async fn list(
+        &self,
+        selection: &Selection,
+    ) -> Result<(Vec<(String, State)>, Option<ServerTime>), StoreError> {
+        // No text that begins with the prefix comes after this, but for those that go on with this very character.
+        let mut query =
+            doc! { "_id": { "$gte": &selection.prefix, "$lte": format!("{}\u{10ffff}", selection.prefix) } };
+        if let Some(kind) = selection.kind {
+            query.insert("kind", kind.as_str());
+        }
+        if selection.held == Some(true) {
+            query.insert("holders.0", doc! { "$exists": true });
+        }
+        let mut cursor = self.collection.find(query).projection(fields()).await?;
+        let (mut found, mut now) = (Vec::new(), None);
+        while let Some(document) = cursor.try_next().await? {
+            now = server_now(&document).or(now);
+            if let (Ok(name), Ok(state)) = (document.get_str("_id"), State::from_document(&document)) {
+                found.push((name.to_owned(), state));
+            }
+        }
+        Ok((found, now))
     }
 
     /// Opens the stream as a plain aggregation and not through the driver's `watch`, whose own resuming can lose

@@ -4,7 +4,9 @@
 use std::{ops::ControlFlow, time::Duration};
 
 use futures::StreamExt;
-use watchlock::{AcquireError, InMemory, LockClient, LockHandle, LockStatus, LostReason, Released, RunError, WakeMode};
+use watchlock::{
+    AcquireError, InMemory, LockClient, LockEvent, LockHandle, LockStatus, LostReason, Released, RunError, WakeMode,
+};
 
 use crate::setup::{Ground, PATIENCE, SOON, eventually, is_vacant, until_waiting, within};
 
@@ -371,6 +373,61 @@ async fn callbacks_tell_of_terms() {
         candidacy.withdraw().await.unwrap();
         assert_eq!(next().await, "the lock was released");
         assert!(is_vacant(&b, "x").await);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn watchers_see_grants_releases_breaks_and_expiries() {
+    for (a, b) in places("watch").await {
+        let mut events = b.watch("x");
+        let mut next = async || {
+            within(PATIENCE, "the next event", events.next())
+                .await
+                .unwrap()
+                .unwrap()
+        };
+        let held = a.mutex("x").acquire().reason("first").await.unwrap();
+        let LockEvent::Granted { holder, .. } = next().await else {
+            panic!("no grant")
+        };
+        assert_eq!((holder.reason.as_deref(), holder.token), (Some("first"), held.token()));
+        let token = held.token();
+        held.release().await.unwrap();
+        assert!(matches!(next().await, LockEvent::Released { token: released, .. } if released == token));
+        let held = a.mutex("x").acquire().await.unwrap();
+        assert!(matches!(next().await, LockEvent::Granted { .. }));
+        b.break_lock("x").await.unwrap();
+        assert!(matches!(next().await, LockEvent::Broken { token, .. } if token == held.token()));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn locks_are_found_by_what_is_known_of_them() {
+    for (a, _) in places("list").await {
+        let names = async |list: watchlock::List| -> Vec<String> {
+            list.await.unwrap().into_iter().map(|lock| lock.name).collect()
+        };
+        let _held = [
+            a.mutex("job-1").acquire().await.unwrap(),
+            a.semaphore("job-2", 3).acquire().await.unwrap(),
+        ];
+        a.mutex("job-3").acquire().await.unwrap().release().await.unwrap();
+        let _other = a.mutex("other-$[").acquire().await.unwrap();
+        assert_eq!(names(a.list()).await, ["job-1", "job-2", "job-3", "other-$["]);
+        assert_eq!(names(a.list().prefix("job-")).await, ["job-1", "job-2", "job-3"]);
+        assert_eq!(names(a.list().prefix("job-").held(true)).await, ["job-1", "job-2"]);
+        assert_eq!(names(a.list().held(false)).await, ["job-3"]);
+        assert_eq!(names(a.list().kind(watchlock::Kind::Semaphore)).await, ["job-2"]);
+        assert_eq!(names(a.list().prefix("other-$[")).await, ["other-$["]);
+        assert_eq!(names(a.list().owner("nobody")).await, [""; 0]);
+        let host = a.inspect("job-1").await.unwrap().unwrap().holders[0].host.clone();
+        assert_eq!(names(a.list().owner(host)).await, ["job-1", "job-2", "other-$["]);
+        assert_eq!(names(a.list().older_than(Duration::from_secs(60))).await, [""; 0]);
+        let older = Duration::ZERO;
+        eventually(SOON, "some time passes", async || {
+            names(a.list().older_than(older)).await.len() == 3
+        })
+        .await;
     }
 }
 

@@ -1,4 +1,17 @@
-//! Why a lock was lost.
+//! How a hold stands.
+
+/// How safe a lock is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum LockStatus {
+    /// Held, and renewals get through.
+    Held,
+    /// Held, but the last renewal failed or is overdue. Unless one gets through before
+    /// [`safe_for`](crate::LockView::safe_for) is over, the lock will be lost.
+    AtRisk,
+    /// Lost, or released.
+    Lost,
+}
 
 /// Why a lock is no longer held.
 ///

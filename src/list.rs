@@ -1,0 +1,121 @@
+//! Finding locks.
+
+use std::{
+    future::{Future, IntoFuture},
+    pin::Pin,
+    sync::Arc,
+    time::{Duration, SystemTime},
+};
+
+use crate::{
+    error::{OperateError, ServerError},
+    inspect::LockInfo,
+    protocol::{Kind, State},
+    session::Session,
+    store::{Selection, StoreError},
+};
+
+/// Lists locks; await it. Made by [`LockClient::list`](crate::LockClient::list).
+///
+/// Every condition that is set must be met. Documents that are not those of locks are passed over.
+#[derive(Clone, Debug)]
+#[must_use = "a listing does nothing until it is awaited"]
+pub struct List {
+    session: Arc<Session>,
+    filter: Filter,
+}
+
+/// What is listed: what the store selects, and what is looked for in that.
+#[derive(Clone, Debug, Default)]
+struct Filter {
+    selection: Selection,
+    owner: Option<String>,
+    older_than: Option<Duration>,
+}
+
+impl Filter {
+    /// Whether the lock meets every condition. What a server has selected before is selected again.
+    fn matches(&self, lock: &LockInfo, now: SystemTime) -> bool {
+        let owned = |owner: &String| {
+            let is = |host: &String, label: &Option<String>| host == owner || label.as_ref() == Some(owner);
+            lock.holders.iter().any(|holder| is(&holder.host, &holder.label))
+        };
+        let old = |age: Duration| {
+            lock.holders
+                .iter()
+                .any(|holder| now.duration_since(holder.since).is_ok_and(|held| held > age))
+        };
+        lock.name.starts_with(&self.selection.prefix)
+            && self.selection.kind.is_none_or(|kind| kind == lock.kind)
+            && self.selection.held.is_none_or(|held| held != lock.holders.is_empty())
+            && self.owner.as_ref().is_none_or(owned)
+            && self.older_than.is_none_or(old)
+    }
+}
+
+impl List {
+    pub(crate) fn new(session: Arc<Session>) -> Self {
+        Self {
+            session,
+            filter: Filter::default(),
+        }
+    }
+
+    /// Only locks whose name begins with this.
+    pub fn prefix(mut self, prefix: impl Into<String>) -> Self {
+        self.filter.selection.prefix = prefix.into();
+        self
+    }
+
+    /// Only locks of this kind.
+    pub fn kind(mut self, kind: Kind) -> Self {
+        self.filter.selection.kind = Some(kind);
+        self
+    }
+
+    /// Only locks that somebody holds, or that nobody does.
+    pub fn held(mut self, held: bool) -> Self {
+        self.filter.selection.held = Some(held);
+        self
+    }
+
+    /// Only locks of which a holder's label or host is this.
+    pub fn owner(mut self, owner: impl Into<String>) -> Self {
+        self.filter.owner = Some(owner.into());
+        self
+    }
+
+    /// Only locks that some holder has held for longer than this, by the server's clock.
+    pub fn older_than(mut self, age: Duration) -> Self {
+        self.filter.older_than = Some(age);
+        self
+    }
+}
+
+impl IntoFuture for List {
+    type Output = Result<Vec<LockInfo>, OperateError>;
+    type IntoFuture = Pin<Box<dyn Future<Output = Self::Output> + Send>>;
+
+    /// Sorted by name. Holders whose lease is over are left out.
+    fn into_future(self) -> Self::IntoFuture {
+        Box::pin(async move {
+            let Self { session, filter } = self;
+            let (reader, selected) = (session.clone(), filter.selection.clone());
+            let reading = session.spawn_for(async move { reader.store.list(&selected).await });
+            let read = reading
+                .await
+                .unwrap_or_else(|stopped| Err(StoreError::stopped(stopped)));
+            let (found, now) = read.map_err(ServerError::from)?;
+            let mut locks: Vec<_> = found
+                .into_iter()
+                .map(|(name, mut state): (String, State)| {
+                    state.holders.retain(|holder| now.is_none_or(|now| holder.until > now));
+                    LockInfo::new(&name, &state)
+                })
+                .filter(|lock| filter.matches(lock, now.map_or_else(SystemTime::now, SystemTime::from)))
+                .collect();
+            locks.sort_by(|one, other| one.name.cmp(&other.name));
+            Ok(locks)
+        })
+    }
+}

@@ -1,0 +1,31 @@
+//! Fencing tokens.
+
+use std::fmt;
+
+/// A number that is larger than that of every earlier holder of the same lock.
+///
+/// Send it along with what you do under the lock, and let the receiver refuse a smaller number than it has seen: that
+/// keeps out a holder that was frozen, lost the lock without noticing, and goes on.
+///
+/// # Guarantees
+///
+/// Tokens of one name rise strictly over release, expiry, purge of the idle lock and fail-over, and fit 53 bits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct FencingToken(i64);
+
+impl FencingToken {
+    pub(crate) fn new(token: i64) -> Self {
+        Self(token)
+    }
+
+    /// The number, as it is best stored in MongoDB.
+    pub fn as_i64(self) -> i64 {
+        self.0
+    }
+}
+
+impl fmt::Display for FencingToken {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
