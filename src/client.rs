@@ -397,7 +397,11 @@ impl LockClient {
     /// ```
     pub async fn break_lock(&self, name: &str) -> Result<Option<LockInfo>, OperateError> {
         check_name(name)?;
-        Ok(self.session.evict(name).await?.map(|state| LockInfo::new(name, &state)))
+        if let Some(state) = self.session.evict(name).await? {
+            return Ok(Some(LockInfo::new(name, &state)));
+        }
+        // Nobody held it.
+        self.inspect(name).await
     }
 
     /// Ends the client: acquires fail with [`AcquireError::Closed`](crate::AcquireError::Closed), what is held is

@@ -95,10 +95,10 @@ impl LockEvents {
             self.events.push_back(match &state {
                 None => LockEvent::Deleted { token },
                 Some(state) if state.broken.is_some_and(|broken| gone.token <= broken) => LockEvent::Broken { token },
-                // Left out as its time has come, in a document that is the same; or put out by the next operation.
+                // Left out as its time has come, or put out by a write after that.
                 Some(state)
-                    if self.last.as_ref().is_some_and(|last| last.version == state.version)
-                        || state.wake.contains(&format!(";{}-;", gone.id)) =>
+                    if gone.until.0.saturating_mul(1000) <= state.version
+                        || self.last.as_ref().is_some_and(|last| last.version == state.version) =>
                 {
                     LockEvent::Expired { token }
                 }

@@ -102,7 +102,7 @@ pub(crate) struct State {
     pub(crate) holders: Vec<Holder>,
     pub(crate) queue: Vec<Waiter>,
     pub(crate) wake: String,
-    /// Rises with every write: of two states of a document, the later has the larger.
+    /// Rises with every write: of two states of a document, the later has the larger. See [`next_version`].
     pub(crate) version: i64,
     pub(crate) purge_at: ServerTime,
     /// The largest token that was put out by an operator: it outlives `wake`, so that whoever only reads the document
@@ -120,6 +120,10 @@ pub(crate) struct Operation {
     pub(crate) id: String,
     /// Entries that go, whether they hold or wait. Unknown ones are passed over.
     pub(crate) leave: Vec<String>,
+    /// The capacity of the lock that all of these entries are in, where it is known.
+    ///
+    /// As long as one of them is there it is the document's: a capacity changes only while a lock is idle.
+    pub(crate) leave_capacity: Option<i64>,
     /// Every present holder is put out and told so.
     pub(crate) evict: bool,
     /// A holder, by its id, gets another value.
@@ -130,6 +134,9 @@ pub(crate) struct Operation {
 }
 
 /// Entries, one at least, wanted in a lock that is used as `kind` with `capacity`.
+///
+/// They go together with entries that leave only where these are of the same use: where the lock turns out to be used
+/// otherwise nothing is changed at all, and none of those can be there.
 #[derive(Clone, Debug)]
 pub(crate) struct Requests {
     pub(crate) kind: Kind,
@@ -145,6 +152,8 @@ pub(crate) struct Request {
     pub(crate) claim: i64,
     /// Whether to stay in the queue when the request can't be granted at once.
     pub(crate) wait: bool,
+    /// It was never sent before, so it can't be there, and is not looked for.
+    pub(crate) fresh: bool,
     pub(crate) owner: Owner,
 }
 
@@ -169,6 +178,30 @@ impl Operation {
     pub(crate) fn creates(&self) -> bool {
         self.requests.is_some()
     }
+
+    /// The capacity that the document has when the operation applies, where it is known.
+    pub(crate) fn capacity(&self) -> Option<i64> {
+        self.requests
+            .as_ref()
+            .map(|requests| requests.capacity)
+            .or(self.leave_capacity)
+    }
+
+    /// Whether it can come to nothing, and then is to write nothing: a try, or a question asked again.
+    pub(crate) fn may_change_nothing(&self) -> bool {
+        let entries = self.requests.iter().flat_map(|requests| &requests.entries);
+        self.leave.is_empty() && entries.into_iter().any(|entry| !entry.wait || !entry.fresh)
+    }
+
+    /// Whether it has anything to do with a document.
+    fn concerns(&self, state: &State) -> bool {
+        let holds = |id: &String| state.holders.iter().any(|holder| holder.id == *id);
+        let waits = |id: &String| state.queue.iter().any(|waiter| waiter.id == *id);
+        self.creates()
+            || self.leave.iter().any(|id| holds(id) || waits(id))
+            || self.proclaim.as_ref().is_some_and(|(id, _)| holds(id))
+            || (self.evict && !state.holders.is_empty())
+    }
 }
 
 /// The first counter of a document created at `now`: microseconds of the server's clock, above every token that an
@@ -177,83 +210,76 @@ pub(crate) fn first_token(now: ServerTime) -> i64 {
     now.0.saturating_mul(1000)
 }
 
+/// The version of a document written at `now`: the time in microseconds, or the next number where that is no progress.
+/// A hybrid logical clock (Kulkarni and others, 2014): it orders the writes, and tells when they were.
+pub(crate) fn next_version(version: i64, now: ServerTime) -> i64 {
+    (version + 1).max(now.0.saturating_mul(1000))
+}
+
 /// Runs one operation on the lock's document (`None`: there is none) and returns the document afterwards.
 ///
 /// A step that changes nothing returns the state as it was, `wake` included: no write, no event.
 pub(crate) fn apply(before: Option<&State>, operation: &Operation, now: ServerTime) -> Option<State> {
-    let Some(original) = before else {
-        let requests = operation.requests.as_ref()?;
-        let fresh = State {
-            kind: requests.kind,
-            capacity: requests.capacity,
-            token: first_token(now),
-            holders: Vec::new(),
-            queue: Vec::new(),
-            wake: String::new(),
-            version: first_token(now),
-            purge_at: now,
-            broken: None,
-        };
-        return Some(step(&fresh, operation, now));
-    };
-    Some(step(original, operation, now))
+    match (before, &operation.requests) {
+        (Some(original), _) if !operation.concerns(original) => Some(original.clone()),
+        (Some(original), _) => Some(step(original, operation, now)),
+        (None, None) => None,
+        (None, Some(requests)) => {
+            let fresh = State {
+                kind: requests.kind,
+                capacity: requests.capacity,
+                token: first_token(now),
+                holders: Vec::new(),
+                queue: Vec::new(),
+                wake: String::new(),
+                version: 0,
+                purge_at: now,
+                broken: None,
+            };
+            Some(step(&fresh, operation, now))
+        }
+    }
 }
 
 fn step(original: &State, operation: &Operation, now: ServerTime) -> State {
     let mut state = original.clone();
     let mut announce = wake::Announcement::default();
-    let mut broken = original.broken;
 
     for id in &operation.leave {
-        let found = if original
-            .holders
-            .iter()
-            .any(|holder| holder.until > now && holder.id == *id)
-        {
+        announce.left(if original.holders.iter().any(|holder| holder.id == *id) {
             wake::Left::Holder
-        } else if original
-            .queue
-            .iter()
-            .any(|waiter| waiter.until > now && waiter.id == *id)
-        {
+        } else if original.queue.iter().any(|waiter| waiter.id == *id) {
             wake::Left::Waiter
         } else {
             wake::Left::Nowhere
-        };
-        announce.left(found);
+        });
     }
-    state.holders.retain(|holder| {
-        if holder.until <= now {
-            announce.expired(&holder.id);
-            return false;
-        }
-        if operation.leave.contains(&holder.id) {
-            return false;
-        }
-        if operation.evict {
-            announce.evicted(&holder.id);
-            broken = broken.max(Some(holder.token));
-        }
-        !operation.evict
-    });
-    state.queue.retain(|waiter| {
-        if waiter.until <= now {
-            announce.expired(&waiter.id);
-        }
-        waiter.until > now && !operation.leave.contains(&waiter.id)
-    });
-
+    state
+        .holders
+        .retain(|holder| holder.until > now && !operation.leave.contains(&holder.id));
+    state
+        .queue
+        .retain(|waiter| waiter.until > now && !operation.leave.contains(&waiter.id));
     if let Some((id, value)) = &operation.proclaim
         && let Some(holder) = state.holders.iter_mut().find(|holder| holder.id == *id)
     {
         holder.owner.value = Some(value.clone());
     }
+    if operation.evict {
+        state.holders.clear();
+        original.holders.iter().for_each(|holder| announce.evicted(&holder.id));
+        state.broken = original.holders.iter().map(|holder| holder.token).max();
+    }
+
     if let Some(requests) = &operation.requests {
         let idle = state.holders.is_empty() && state.queue.is_empty();
-        if idle || (state.kind == requests.kind && state.capacity == requests.capacity) {
-            state.kind = requests.kind;
-            state.capacity = requests.capacity;
-            for entry in &requests.entries {
+        if !idle && (state.kind, state.capacity) != (requests.kind, requests.capacity) {
+            return original.clone();
+        }
+        state.kind = requests.kind;
+        state.capacity = requests.capacity;
+        for known in [true, false] {
+            for entry in requests.entries.iter().filter(|entry| entry.fresh != known) {
                 enqueue(&mut state, entry, now);
             }
         }
@@ -268,21 +294,24 @@ fn step(original: &State, operation: &Operation, now: ServerTime) -> State {
         });
     }
 
-    if state.holders == original.holders && state.queue == original.queue {
+    if operation.may_change_nothing() && state.holders == original.holders && state.queue == original.queue {
         return original.clone();
     }
-    state.broken = broken;
     state.wake = announce.into_wake(&operation.id);
-    state.version += 1;
+    state.version = next_version(original.version, now);
     state.purge_at = purge_at(&state, operation.retention, now);
     state
 }
 
 fn enqueue(state: &mut State, entry: &Request, now: ServerTime) {
-    if state.holders.iter().any(|holder| holder.id == entry.id) {
+    if !entry.fresh && state.holders.iter().any(|holder| holder.id == entry.id) {
         return;
     }
-    if let Some(waiter) = state.queue.iter_mut().find(|waiter| waiter.id == entry.id) {
+    let known = state
+        .queue
+        .iter_mut()
+        .find(|waiter| !entry.fresh && waiter.id == entry.id);
+    if let Some(waiter) = known {
         if waiter.until < now.plus_millis(entry.refresh_below()) {
             waiter.until = now.plus_millis(entry.lease);
         }
@@ -346,7 +375,7 @@ pub(crate) fn renew(state: &mut State, operation: &str, ids: &[String], retentio
     }
     if renewed {
         state.wake = wake::Announcement::default().into_wake(operation);
-        state.version += 1;
+        state.version = next_version(state.version, now);
         state.purge_at = purge_at(state, retention, now);
     }
     renewed

@@ -3,11 +3,12 @@
 //! `<operation>:<left>;` and then one word per entry that the write granted or put out:
 //!
 //! ```text
-//! 9f2c41d07a35.17:h;4be09a21cc7f-3+1764000000000001@1764000012345;77aa01e4d2b8-9-;
+//! 9f2c41d07a35.17:h;4be09a21cc7f-3+1764000000000001@1764000012345;77aa01e4d2b8-9!;
 //! ```
 //!
 //! - `left` has one letter per entry that asked to leave: `h` it held, `q` it waited, `0` it was not there.
-//! - `<id>+<token>@<until>;` was granted; `<id>-;` ran out; `<id>!;` was put out by `break_lock`.
+//! - `<id>+<token>@<until>;` was granted; `<id>!;` was put out by `break_lock`. What ran out is not named: its holder
+//!   has known it before the server.
 //!
 //! A session matches `;<session>-`, so it receives just the writes that concern one of its own entries. The entry that
 //! asks is not among the words: it reads its grant in the answer. An array would be easier to read, but a change
@@ -35,19 +36,17 @@ impl Left {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Signal {
     Granted { token: i64, until: ServerTime },
-    Expired,
     Evicted,
 }
 
 /// Collects the words of one write.
 ///
-/// The order is part of the protocol, as both implementations must write the same document: grants, then what ran
-/// out, then what was put out.
+/// The order is part of the protocol, as both implementations must write the same document: grants, then who was put
+/// out.
 #[derive(Default)]
 pub(crate) struct Announcement {
     left: String,
     granted: String,
-    expired: String,
     evicted: String,
 }
 
@@ -65,19 +64,12 @@ impl Announcement {
         let _ = write!(self.granted, "{id}+{token}@{};", until.0);
     }
 
-    pub(crate) fn expired(&mut self, id: &str) {
-        let _ = write!(self.expired, "{id}-;");
-    }
-
     pub(crate) fn evicted(&mut self, id: &str) {
         let _ = write!(self.evicted, "{id}!;");
     }
 
     pub(crate) fn into_wake(self, operation: &str) -> String {
-        format!(
-            "{operation}:{};{}{}{}",
-            self.left, self.granted, self.expired, self.evicted
-        )
+        format!("{operation}:{};{}{}", self.left, self.granted, self.evicted)
     }
 }
 
@@ -107,7 +99,6 @@ pub(crate) fn signals<'a>(wake: &'a str, session: &'a str) -> impl Iterator<Item
             .filter(|digits| *digits > 0)?;
         let id = &word[..word.len() - sequence.len() + digits];
         let signal = match &sequence[digits..] {
-            "-" => Signal::Expired,
             "!" => Signal::Evicted,
             rest => {
                 let (token, until) = rest.strip_prefix('+')?.split_once('@')?;
@@ -131,7 +122,7 @@ mod tests {
         announcement.left(Left::Holder);
         announcement.left(Left::Nowhere);
         announcement.granted("aa-1", 7, ServerTime(99));
-        announcement.expired("aa-2");
+        announcement.evicted("aa-2");
         announcement.evicted("bb-3");
         let wake = announcement.into_wake("cc.5");
 
@@ -149,7 +140,7 @@ mod tests {
                         until: ServerTime(99)
                     }
                 ),
-                ("aa-2", Signal::Expired)
+                ("aa-2", Signal::Evicted)
             ]
         );
         assert_eq!(signals(&wake, "bb").collect::<Vec<_>>(), [("bb-3", Signal::Evicted)]);

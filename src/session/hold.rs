@@ -11,6 +11,7 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
+use super::line::Use;
 use crate::{
     status::{LockStatus, LostReason},
     token::FencingToken,
@@ -26,6 +27,7 @@ pub(crate) struct Hold {
     pub(crate) id: String,
     pub(crate) name: String,
     pub(crate) token: FencingToken,
+    pub(crate) used: Use,
     pub(crate) permits: u64,
     pub(crate) lease: Duration,
     pub(crate) since: Instant,
@@ -51,6 +53,7 @@ struct Progress {
 #[derive(Debug)]
 pub(crate) struct Grant {
     pub(crate) token: i64,
+    pub(crate) used: Use,
     pub(crate) permits: u64,
     pub(crate) lease: Duration,
     pub(crate) uncertain: bool,
@@ -64,6 +67,7 @@ impl Hold {
             id,
             name,
             token: FencingToken::new(grant.token),
+            used: grant.used,
             permits: grant.permits,
             lease: grant.lease,
             since: Instant::now(),

@@ -88,6 +88,8 @@ pub(crate) struct Pending {
     pub(crate) owner: Owner,
     pub(crate) since: Instant,
     pub(crate) to: oneshot::Sender<Outcome>,
+    /// A request for it has been sent.
+    sent: bool,
     /// The server's queue has it, as far as we know.
     queued: bool,
     /// A request for it may have been applied, or may still be.
@@ -95,6 +97,10 @@ pub(crate) struct Pending {
 }
 
 impl Pending {
+    fn used(&self) -> Use {
+        (self.kind, self.capacity)
+    }
+
     pub(crate) fn new(key: u64, id: String, wanted: Wanted, to: oneshot::Sender<Outcome>) -> Self {
         let Wanted {
             kind,
@@ -114,6 +120,7 @@ impl Pending {
             owner,
             since,
             to,
+            sent: false,
             queued: false,
             uncertain: false,
         }
@@ -130,10 +137,15 @@ pub(crate) struct Wanted {
     pub(crate) owner: Owner,
 }
 
+/// What a name is used as: the kind and its capacity.
+pub(crate) type Use = (Kind, i64);
+
 /// An entry that is to leave the document.
 #[derive(Debug)]
 struct Leave {
     id: String,
+    /// What the lock was used as by it, where that is known.
+    used: Option<Use>,
     held: bool,
     to: Option<oneshot::Sender<Left>>,
     /// An earlier try may have been applied, so that not finding the entry says nothing.
@@ -267,35 +279,38 @@ impl Line {
     pub(crate) fn cancel(&mut self, key: u64, context: &Context<'_>) {
         let position = self.waiting.iter().position(|pending| pending.key == key);
         if let Some(pending) = position.and_then(|position| self.waiting.remove(position)) {
-            self.abandon(pending.id, pending.queued, pending.uncertain, context);
+            self.abandon(pending, context);
         }
     }
 
     /// Everybody gives up waiting, as the client shuts down.
     pub(crate) fn close(&mut self, context: &Context<'_>, effects: &mut Vec<Effect>) {
         while let Some(pending) = self.waiting.pop_front() {
-            self.abandon(pending.id, pending.queued, pending.uncertain, context);
-            effects.push(Effect::Answer(pending.to, Err(AcquireError::Closed)));
+            let to = self.abandon(pending, context);
+            effects.push(Effect::Answer(to, Err(AcquireError::Closed)));
         }
     }
 
-    /// Takes out the entry of a task that no longer waits, if the server can have it.
-    fn abandon(&mut self, id: String, queued: bool, uncertain: bool, context: &Context<'_>) {
-        // While an operation is on its way its requests can be anywhere: better one leave too many.
-        if queued || uncertain || self.under_way.is_some() {
-            self.leave(id, false, uncertain, None, context);
+    /// Takes out the entry of a task that no longer waits, if the server can have it. Returns where to answer it.
+    fn abandon(&mut self, pending: Pending, context: &Context<'_>) -> oneshot::Sender<Outcome> {
+        // While an operation is on its way its requests can be anywhere.
+        if pending.queued || pending.uncertain || (pending.sent && self.under_way.is_some()) {
+            let used = Some(pending.used());
+            self.leave(pending.id, used, false, pending.uncertain, None, context);
         }
+        pending.to
     }
 
     /// A holder lets go: by release, by drop, or because it lost the lock.
     pub(crate) fn let_go(&mut self, hold: &Hold, to: Option<oneshot::Sender<Left>>, context: &Context<'_>) {
         self.holds.remove(&hold.id);
-        self.leave(hold.id.clone(), true, hold.uncertain, to, context);
+        self.leave(hold.id.clone(), Some(hold.used), true, hold.uncertain, to, context);
     }
 
     fn leave(
         &mut self,
         id: String,
+        used: Option<Use>,
         held: bool,
         unsettled: bool,
         to: Option<oneshot::Sender<Left>>,
@@ -303,6 +318,7 @@ impl Line {
     ) {
         self.leaving.push(Leave {
             id,
+            used,
             held,
             to,
             uncertain: false,
@@ -340,12 +356,21 @@ impl Line {
         if leaves.is_empty() && !asks {
             return None;
         }
+        let used = leaves.first().and_then(|leave| leave.used);
+        let used = used.filter(|used| leaves.iter().all(|leave| leave.used == Some(*used)));
+        let together = leaves.is_empty() || self.waiting.front().map(Pending::used) == used;
+        let letting_go = leaves.iter().any(|leave| leave.held);
         let operation = Operation {
             id: context.ids.operation(),
             leave: leaves.iter().map(|leave| leave.id.clone()).collect(),
+            leave_capacity: used.map(|(_, capacity)| capacity),
             evict: false,
             proclaim: None,
-            requests: self.requests(leaves.iter().any(|leave| leave.held), context.config),
+            requests: if together {
+                self.requests(letting_go, context.config)
+            } else {
+                None
+            },
             retention: context.config.retention_millis(),
         };
         self.under_way = Some(leaves);
@@ -354,28 +379,29 @@ impl Line {
     }
 
     /// The head; with it the next in line when a hold is let go; and tries for whoever fits beside them.
-    fn requests(&self, letting_go: bool, config: &Config) -> Option<Requests> {
+    fn requests(&mut self, letting_go: bool, config: &Config) -> Option<Requests> {
         let head = self.waiting.front()?;
-        let mut entries = vec![request(head, head.wait, config)];
-        let mut permits = head.permits;
-        for (position, pending) in self.waiting.iter().enumerate().skip(1).take(ASK_TOGETHER) {
-            if pending.queued {
-                permits += pending.permits;
+        let (used, head_queued) = (head.used(), head.queued);
+        let mut entries = Vec::new();
+        let mut permits = 0;
+        for (position, pending) in self.waiting.iter_mut().enumerate().take(ASK_TOGETHER) {
+            if pending.used() != used {
+                break;
+            }
+            permits += pending.permits;
+            if position > 0 && pending.queued {
                 continue;
             }
-            if (pending.kind, pending.capacity) != (head.kind, head.capacity) {
+            let follows = position == 1 && letting_go && head_queued && pending.wait;
+            if position > 0 && !follows && permits > used.1 {
                 break;
             }
-            let follows = position == 1 && letting_go && head.queued && pending.wait;
-            permits += pending.permits;
-            if !follows && permits > head.capacity {
-                break;
-            }
-            entries.push(request(pending, follows, config));
+            entries.push(request(pending, pending.wait && (position == 0 || follows), config));
+            pending.sent = true;
         }
         Some(Requests {
-            kind: head.kind,
-            capacity: head.capacity,
+            kind: used.0,
+            capacity: used.1,
             entries,
         })
     }
@@ -502,6 +528,7 @@ impl Line {
         };
         let grant = Grant {
             token,
+            used: pending.used(),
             permits: unsigned(pending.permits),
             lease: context.config.lease,
             uncertain: pending.uncertain,
@@ -524,9 +551,10 @@ impl Line {
     fn ask_anew(&mut self, position: usize, unsettled: bool, context: &Context<'_>) {
         let pending = &mut self.waiting[position];
         let stale = std::mem::replace(&mut pending.id, context.ids.entry());
-        pending.queued = false;
+        let used = Some(pending.used());
         let unsettled = unsettled || pending.uncertain;
-        self.leave(stale, false, unsettled, None, context);
+        (pending.sent, pending.queued) = (false, false);
+        self.leave(stale, used, false, unsettled, None, context);
     }
 
     /// Holds that the document no longer has are lost. A document with a smaller token is older than the hold.
@@ -552,7 +580,7 @@ impl Line {
             .cloned()
             .collect();
         for id in strangers {
-            self.leave(id, false, false, None, context);
+            self.leave(id, Some((state.kind, state.capacity)), false, false, None, context);
         }
     }
 
@@ -582,13 +610,17 @@ impl Line {
                 at + CLOCK_RESOLUTION + stagger.min(EXPIRY_STAGGER_MOST)
             });
         let routine = if context.streaming {
-            // Should one before us be granted the lock and be dead, no event tells us: we are to notice when its claim
-            // lease ends.
-            let claims = state.queue[..place]
-                .iter()
-                .map(|waiter| Duration::from_millis(unsigned(waiter.claim)));
-            let soonest = claims.fold(context.config.renewal_interval, Duration::min);
-            soonest.max(context.config.poll_interval.1)
+            // Should the head be granted the lock and be dead, no event tells: the next in line is to notice when its
+            // claim lease ends. Who stands further back is served by that.
+            let claim = state
+                .queue
+                .first()
+                .filter(|_| place == 1)
+                .map(|head| unsigned(head.claim));
+            let claim = claim.map(|claim| Duration::from_millis(claim).max(context.config.poll_interval.1));
+            claim.map_or(context.config.renewal_interval, |claim| {
+                claim.min(context.config.renewal_interval)
+            })
         } else {
             poll_interval(context.config, place, context.now.saturating_duration_since(head.since))
         };
@@ -650,10 +682,8 @@ impl Line {
             .partition(|pending| asked(pending) && (refused || !pending.wait));
         self.waiting = rest;
         for pending in told {
-            if pending.queued || pending.uncertain {
-                self.leave(pending.id, false, pending.uncertain, None, context);
-            }
-            effects.push(Effect::Answer(pending.to, Err(ServerError::from(error.clone()).into())));
+            let to = self.abandon(pending, context);
+            effects.push(Effect::Answer(to, Err(ServerError::from(error.clone()).into())));
         }
     }
 
@@ -680,20 +710,14 @@ impl Line {
                     .as_ref()
                     .is_some_and(|leaves| leaves.iter().any(|leave| leave.id == id));
                 if !leaves && !self.knows(id) {
-                    self.leave(id.to_owned(), true, false, None, context);
+                    self.leave(id.to_owned(), None, true, false, None, context);
                 }
             }
             // An answer that is on its way may still say of this entry that it waits, or even holds.
-            (_, Some(position)) => self.ask_anew(position, false, context),
-            (signal, None) => {
+            (wake::Signal::Evicted, Some(position)) => self.ask_anew(position, false, context),
+            (wake::Signal::Evicted, None) => {
                 if let Some(hold) = self.holds.remove(id) {
-                    let evicted = signal == wake::Signal::Evicted;
-                    let reason = if evicted {
-                        LostReason::Broken
-                    } else {
-                        LostReason::Expired
-                    };
-                    effects.push(Effect::Lost(hold, reason));
+                    effects.push(Effect::Lost(hold, LostReason::Broken));
                 }
             }
         }
@@ -746,6 +770,7 @@ fn request(pending: &Pending, wait: bool, config: &Config) -> Request {
         lease: config.lease_millis(),
         claim: config.claim_millis(),
         wait,
+        fresh: !pending.sent,
         owner: pending.owner.clone(),
     }
 }

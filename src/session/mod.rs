@@ -399,6 +399,7 @@ impl Session {
         Operation {
             id: self.ids.operation(),
             leave: Vec::new(),
+            leave_capacity: None,
             evict: false,
             proclaim: None,
             requests: None,

@@ -85,7 +85,10 @@ impl MongoStore {
         let sent = Instant::now();
         let answer = self
             .collection
-            .find_one_and_update(doc! { "_id": name }, pipeline::operation(operation, &now()))
+            .find_one_and_update(
+                pipeline::selection(name, operation),
+                pipeline::operation(operation, &now()),
+            )
             .upsert(operation.creates())
             .return_document(ReturnDocument::After)
             .projection(fields())

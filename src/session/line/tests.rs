@@ -175,11 +175,13 @@ fn foreign(id: &str, leave: &[&str], request: Option<&str>) -> Operation {
         lease: 30_000,
         claim: 5_000,
         wait: true,
+        fresh: true,
         owner: Owner::default(),
     };
     Operation {
         id: id.to_owned(),
         leave: leave.iter().map(|id| (*id).to_owned()).collect(),
+        leave_capacity: None,
         evict: false,
         proclaim: None,
         requests: request.map(|id| Requests {
