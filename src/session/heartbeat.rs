@@ -209,10 +209,12 @@ impl Session {
         for hold in holds {
             let state = documents.get(&hold.name).and_then(|document| document.as_ref().ok());
             let holder = state.and_then(|state| state.holders.iter().find(|holder| holder.id == hold.id));
-            if let (Some(holder), Some(now)) = (holder, exchange.now)
-                && let Some(deadline) = offset(exchange.sent, now, holder.until).checked_sub(self.config.skew_margin)
-            {
-                hold.renewed(deadline, renew_at);
+            if let (Some(holder), Some(now)) = (holder, exchange.now) {
+                // What was read may be a later renewal that is not committed yet: this one is, and no more.
+                let until = offset(exchange.sent, now, holder.until).min(sent + hold.lease);
+                if let Some(deadline) = until.checked_sub(self.config.skew_margin) {
+                    hold.renewed(deadline, renew_at);
+                }
             }
             self.compare(hold, documents.get(&hold.name));
         }

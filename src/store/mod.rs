@@ -137,7 +137,7 @@ impl Store {
         }
     }
 
-    /// Reads the majority-committed documents of these names; names without one are left out.
+    /// Reads the documents of these names as they are now; names without one are left out.
     pub(crate) async fn read(&self, names: &[String]) -> Result<(Documents, Exchange), StoreError> {
         match self {
             Self::Mongo(store) => store.read(names).await,

@@ -117,13 +117,12 @@ impl MongoStore {
         Ok(self.collection.update_many(filter, update).await?.modified_count)
     }
 
+    /// Reads what the primary has now. The majority's view can lag behind a write that was acknowledged already, and a
+    /// hold that had just been granted would be taken for lost.
     pub(super) async fn read(&self, names: &[String]) -> Result<(Documents, Exchange), StoreError> {
         let sent = Instant::now();
-        let cursor = self
-            .collection
-            .find(doc! { "_id": { "$in": names } })
-            .projection(fields())
-            .await?;
+        let find = self.collection.find(doc! { "_id": { "$in": names } });
+        let cursor = find.projection(fields()).read_concern(ReadConcern::local()).await?;
         let documents: Vec<Document> = cursor.try_collect().await?;
         let now = documents.first().and_then(server_now);
         let named = documents.into_iter().filter_map(|document| {
@@ -153,7 +152,8 @@ impl MongoStore {
         if selection.held == Some(true) {
             query.insert("holders.0", doc! { "$exists": true });
         }
-        let mut cursor = self.collection.find(query).projection(fields()).await?;
+        let find = self.collection.find(query).projection(fields());
+        let mut cursor = find.read_concern(ReadConcern::local()).await?;
         let (mut found, mut now) = (Vec::new(), None);
         while let Some(document) = cursor.try_next().await? {
             now = server_now(&document).or(now);
