@@ -13,6 +13,10 @@ const TEXT_MOST: usize = 1_024;
 /// The shortest lease: below it, a pause of the scheduler or one lost packet costs the lock.
 const LEASE_LEAST: Duration = Duration::from_millis(500);
 
+/// The shortest retention of idle locks, and the longest claim lease: the server must not purge a document in which a
+/// waiter has just been let in.
+const RETENTION_LEAST: Duration = Duration::from_secs(60);
+
 /// The longest duration of any setting; longer ones are slips, and sums of them would leave what a date can hold.
 const DURATION_MOST: Duration = Duration::from_secs(366 * 24 * 3600);
 
@@ -45,6 +49,7 @@ impl Config {
         at_least("lease", lease, LEASE_LEAST)?;
         at_least("renewal interval", renewal_interval, Duration::from_millis(10))?;
         at_least("poll interval", poll_least, Duration::from_millis(1))?;
+        at_least("retention", retention, RETENTION_LEAST)?;
         let all = [
             ("lease", lease),
             ("skew margin", skew_margin),
@@ -64,6 +69,7 @@ impl Config {
         )?;
         below("skew margin", skew_margin, "half of the claim lease", claim_lease / 2)?;
         at_most("claim lease", claim_lease, "lease", lease)?;
+        at_most("claim lease", claim_lease, "longest that is accepted", RETENTION_LEAST)?;
         at_most("shortest poll interval", poll_least, "longest", poll_most)?;
         self.label.as_ref().map_or(Ok(()), |label| check_text("label", label))
     }
@@ -76,8 +82,11 @@ impl Config {
         millis(self.claim_lease)
     }
 
-    pub(crate) fn retention_millis(&self) -> i64 {
-        millis(self.retention)
+    /// How long a document is kept after a write: while an entry can be live in it, and then as an idle one.
+    ///
+    /// A write can also let in another's waiter, for a claim lease; none is longer than the shortest retention.
+    pub(crate) fn keep_millis(&self) -> i64 {
+        millis(self.lease) + millis(self.retention)
     }
 
     pub(crate) fn owner(&self, reason: Option<String>) -> Owner {

@@ -97,7 +97,7 @@ impl LockEvents {
                 Some(state) if state.broken.is_some_and(|broken| gone.token <= broken) => LockEvent::Broken { token },
                 // Left out as its time has come, or put out by a write after that.
                 Some(state)
-                    if gone.until.0.saturating_mul(1000) <= state.version
+                    if gone.until <= state.at
                         || self.last.as_ref().is_some_and(|last| last.version == state.version) =>
                 {
                     LockEvent::Expired { token }

@@ -154,8 +154,10 @@ fn step(random: &mut Random, number: usize, strings: &[String], state: Option<&S
         evict: false,
         proclaim: None,
         requests,
-        retention: 500,
+        alone: false,
+        keep: 500,
     };
+    let one_fresh = |requests: &Requests| matches!(&requests.entries[..], [entry] if entry.fresh);
     // As they are in use: an operation that leaves and requests is of one kind of lock, an eviction is alone.
     let used = state.map(|state| (state.kind, state.capacity));
     let wanted = operation
@@ -175,11 +177,24 @@ fn step(random: &mut Random, number: usize, strings: &[String], state: Option<&S
             requests: None,
             ..operation
         },
+        2..5 if operation.leave.len() == 1 && used.is_some_and(|(_, capacity)| capacity == 1) => Operation {
+            requests: None,
+            leave_capacity: Some(1),
+            alone: true,
+            ..operation
+        },
         2..5 => Operation {
             requests: None,
             leave_capacity: used.map(|(_, capacity)| capacity),
             ..operation
         },
+        5..7 if wanted.is_some_and(|(_, capacity)| capacity == 1) && operation.requests.iter().any(one_fresh) => {
+            Operation {
+                leave: Vec::new(),
+                alone: true,
+                ..operation
+            }
+        }
         _ if wanted.is_some() && wanted != used => Operation {
             leave: Vec::new(),
             ..operation
@@ -287,7 +302,8 @@ async fn a_step_that_changes_nothing_writes_nothing() {
             capacity: 1,
             entries,
         }),
-        retention: 1_000,
+        alone: false,
+        keep: 1_000,
     };
     let run = async |operation: Operation| {
         collection

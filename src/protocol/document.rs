@@ -59,11 +59,12 @@ impl State {
             holders.push(Holder {
                 id: fields.text("id")?.to_owned(),
                 permits: fields.whole("permits")?,
-                token: fields.whole("token")?,
+                lease: fields.whole("lease")?,
+                claim: fields.whole("claim")?,
                 since: fields.time("since")?,
                 until: fields.time("until")?,
-                lease: fields.whole("lease")?,
                 owner: Owner::from_document(holder.get_document("owner").ok()),
+                token: fields.whole("token")?,
             });
         }
         let mut queue = Vec::new();
@@ -90,6 +91,7 @@ impl State {
             queue,
             wake: fields.text("wake")?.to_owned(),
             version: fields.whole("version")?,
+            at: fields.time("at")?,
             purge_at: fields.time("purge_at")?,
             broken: document.get("broken").and_then(whole),
         })
@@ -103,9 +105,9 @@ impl State {
             .iter()
             .map(|holder| {
                 Bson::from(doc! {
-                    "id": &holder.id, "permits": holder.permits, "token": holder.token,
-                    "since": holder.since, "until": holder.until, "lease": holder.lease,
-                    "owner": holder.owner.to_document(),
+                    "id": &holder.id, "permits": holder.permits, "lease": holder.lease, "claim": holder.claim,
+                    "since": holder.since, "until": holder.until, "owner": holder.owner.to_document(),
+                    "token": holder.token,
                 })
             })
             .collect();
@@ -122,7 +124,7 @@ impl State {
         let mut document = doc! {
             "_id": name, "kind": self.kind.as_str(), "capacity": self.capacity, "token": self.token,
             "holders": holders, "queue": queue, "wake": &self.wake,
-            "version": self.version, "purge_at": self.purge_at,
+            "version": self.version, "at": self.at, "purge_at": self.purge_at,
         };
         if let Some(broken) = self.broken {
             document.insert("broken", broken);
@@ -200,6 +202,7 @@ mod tests {
                 since: ServerTime(5),
                 until: ServerTime(50),
                 lease: 45,
+                claim: 9,
                 owner: Owner {
                     host: "h".into(),
                     pid: 4,
@@ -219,6 +222,7 @@ mod tests {
             }],
             wake: "a.1:;".into(),
             version: 40,
+            at: ServerTime(7),
             purge_at: ServerTime(1000),
             broken: Some(11),
         }

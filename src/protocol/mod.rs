@@ -7,10 +7,11 @@
 //! ```text
 //! { _id: <name>, kind, capacity,
 //!   token:    <the last fencing token issued>,
-//!   holders:  [{ id, permits, token, since, until, lease, owner }],
+//!   holders:  [{ id, permits, lease, claim, since, until, owner, token }],
 //!   queue:    [{ id, permits, lease, claim, since, until, owner }],   // first come, first served; head first
 //!   wake:     <a string, new in every write: see `wake`>,
-//!   version:  <rises with every write>,
+//!   version:  <counts the writes>,
+//!   at:       <when it was written last>,
 //!   purge_at: <when the TTL index may remove the document>,
 //!   broken:   <the largest token that an operator put out, if ever one did> }
 //! ```

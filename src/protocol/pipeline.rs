@@ -20,6 +20,18 @@ pub(crate) fn selection(name: &str, operation: &Operation) -> Document {
     if operation.creates() {
         return selection;
     }
+    if operation.alone {
+        if let Some(requests) = &operation.requests {
+            selection.insert("kind", requests.kind.as_str());
+            selection.insert("capacity", requests.capacity);
+        }
+        match operation.leave.first() {
+            Some(id) => selection.insert("holders.id", id),
+            None => selection.insert("holders", doc! { "$size": 0 }),
+        };
+        selection.insert("queue", doc! { "$size": 0 });
+        return selection;
+    }
     let mut concerned = Vec::new();
     if !operation.leave.is_empty() {
         concerned.push(doc! { "holders.id": { "$in": &operation.leave } });
@@ -38,6 +50,9 @@ pub(crate) fn selection(name: &str, operation: &Operation) -> Document {
 /// The pipeline of [`super::state::apply`] for a document that is selected. `now` is the server's clock, `"$$NOW"`,
 /// except in tests.
 pub(crate) fn operation(operation: &Operation, now: &Bson) -> Vec<Document> {
+    if operation.alone {
+        return vec![doc! { "$set": alone(operation, now) }];
+    }
     let mut holders = stay("$holders", operation, now);
     if let Some((id, value)) = &operation.proclaim {
         holders = proclaim(holders, id, value);
@@ -57,33 +72,43 @@ pub(crate) fn operation(operation: &Operation, now: &Bson) -> Vec<Document> {
     vec![doc! { "$replaceWith": bind(variables, decided) }]
 }
 
+/// The only entry comes or goes, and that is all.
+fn alone(operation: &Operation, now: &Bson) -> Document {
+    let entries = operation.requests.iter().flat_map(|requests| &requests.entries);
+    let token = doc! { "$add": ["$token", 1_i64] };
+    let holders: Vec<Document> = entries
+        .map(|entry| {
+            let mut holder = waiter(entry, now);
+            holder.insert("token", &token);
+            holder
+        })
+        .collect();
+    let left = if operation.leave.is_empty() { "" } else { Left::HOLDER };
+    let mut fields = doc! { "wake": literal(format!("{}:{left};", operation.id)) };
+    if !holders.is_empty() {
+        fields.insert("token", token);
+    }
+    fields.insert("holders", holders);
+    fields.extend(stamp(operation.keep, now));
+    fields
+}
+
 /// The pipeline of [`super::state::renew`], for all documents at once that hold one of `ids`.
-pub(crate) fn renewal(operation: &str, ids: &[String], retention: i64, now: &Bson) -> Vec<Document> {
+pub(crate) fn renewal(operation: &str, ids: &[String], keep: i64, now: &Bson) -> Vec<Document> {
     let renewed = doc! { "$and": [
         { "$gt": ["$$this.until", now] },
         { "$in": ["$$this.id", literal(ids)] },
     ] };
     let until = doc! { "$add": [now, "$$this.lease"] };
-    let after = doc! {
-        "holders": { "$map": { "input": "$holders", "in": cond(
-            renewed,
-            doc! { "$mergeObjects": ["$$this", { "until": until }] },
-            "$$this",
-        ) } },
-        "queue": "$queue",
-    };
-    let fields = doc! {
-        "holders": "$$after.holders",
-        "wake": literal(format!("{operation}:;")),
-        "version": version(now),
-        "purge_at": purge_at(retention, now),
-    };
-    let written = cond(
-        doc! { "$ne": ["$$after.holders", "$holders"] },
-        merged(fields),
-        "$$ROOT",
-    );
-    vec![doc! { "$replaceWith": bind(doc! { "after": after }, written) }]
+    let holders = doc! { "$map": { "input": "$holders", "in": cond(
+        renewed,
+        doc! { "$mergeObjects": ["$$this", { "until": until }] },
+        "$$this",
+    ) } };
+    let mut fields = doc! { "holders": "$$holders", "wake": literal(format!("{operation}:;")) };
+    fields.extend(stamp(keep, now));
+    let written = cond(doc! { "$ne": ["$$holders", "$holders"] }, merged(fields), "$$ROOT");
+    vec![doc! { "$replaceWith": bind(doc! { "holders": holders }, written) }]
 }
 
 fn literal(value: impl Into<Bson>) -> Bson {
@@ -252,12 +277,9 @@ fn fold(queue: Bson, capacity: Option<i64>, operation: &Operation, now: &Bson) -
 
 /// A waiter as a holder: on its full lease if it asks, as it is alive then, else on its claim.
 fn holder(waiter: &str, operation: &Operation, now: &Bson) -> Document {
-    let of = |field: &str| format!("{waiter}.{field}");
-    doc! {
-        "id": of("id"), "permits": of("permits"), "token": "$$token", "since": now,
-        "until": { "$add": [now, if_asking(waiter, operation, of("lease").into(), of("claim").into())] },
-        "lease": of("lease"), "owner": of("owner"),
-    }
+    let of = |field: &str| Bson::from(format!("{waiter}.{field}"));
+    let until = doc! { "$add": [now, if_asking(waiter, operation, of("lease"), of("claim"))] };
+    doc! { "$mergeObjects": [waiter, { "token": "$$token", "since": now, "until": until }] }
 }
 
 fn granted(words: &str, waiter: &str, operation: &Operation, now: &Bson) -> Bson {
@@ -296,9 +318,8 @@ fn write(operation: &Operation, now: &Bson) -> Bson {
         "holders": "$$after.holders",
         "queue": "$$after.queue",
         "wake": { "$concat": wake },
-        "version": version(now),
-        "purge_at": purge_at(operation.retention, now),
     });
+    fields.extend(stamp(operation.keep, now));
     if operation.evict {
         fields.insert("broken", doc! { "$max": "$holders.token" });
     }
@@ -331,18 +352,15 @@ fn token(now: &Bson) -> Bson {
     Bson::from(doc! { "$ifNull": ["$token", micros(now)] })
 }
 
-/// See [`super::state::next_version`].
-fn version(now: &Bson) -> Document {
-    doc! { "$max": [{ "$add": ["$version", 1_i64] }, micros(now)] }
-}
-
 fn micros(now: &Bson) -> Document {
     doc! { "$multiply": [{ "$toLong": now }, 1000_i64] }
 }
 
-fn purge_at(retention: i64, now: &Bson) -> Document {
-    doc! { "$add": [
-        { "$max": [now, { "$max": "$$after.holders.until" }, { "$max": "$$after.queue.until" }] },
-        retention,
-    ] }
+/// What every write renews.
+fn stamp(keep: i64, now: &Bson) -> Document {
+    doc! {
+        "version": { "$add": [{ "$ifNull": ["$version", 0_i64] }, 1_i64] },
+        "at": now,
+        "purge_at": { "$max": ["$purge_at", { "$add": [now, keep] }] },
+    }
 }

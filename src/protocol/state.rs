@@ -72,12 +72,13 @@ pub(crate) struct Owner {
 pub(crate) struct Holder {
     pub(crate) id: String,
     pub(crate) permits: i64,
-    pub(crate) token: i64,
-    pub(crate) since: ServerTime,
-    pub(crate) until: ServerTime,
     /// What a renewal adds to the server's now, in milliseconds.
     pub(crate) lease: i64,
+    pub(crate) claim: i64,
+    pub(crate) since: ServerTime,
+    pub(crate) until: ServerTime,
     pub(crate) owner: Owner,
+    pub(crate) token: i64,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -102,12 +103,28 @@ pub(crate) struct State {
     pub(crate) holders: Vec<Holder>,
     pub(crate) queue: Vec<Waiter>,
     pub(crate) wake: String,
-    /// Rises with every write: of two states of a document, the later has the larger. See [`next_version`].
+    /// Counts the writes.
     pub(crate) version: i64,
+    /// When it was written last.
+    pub(crate) at: ServerTime,
     pub(crate) purge_at: ServerTime,
     /// The largest token that was put out by an operator: it outlives `wake`, so that whoever only reads the document
     /// later can still tell why it lost the lock.
     pub(crate) broken: Option<i64>,
+}
+
+impl State {
+    /// Whether this is an earlier state of the document than `other`. A document created anew counts from one again.
+    pub(crate) fn is_before(&self, other: &Self) -> bool {
+        self.version < other.version && self.at <= other.at
+    }
+
+    fn stamp(&mut self, keep: i64, now: ServerTime) {
+        self.version += 1;
+        self.at = now;
+        // The longest that anybody asked for: entries of others stay covered.
+        self.purge_at = self.purge_at.max(now.plus_millis(keep));
+    }
 }
 
 /// One atomic step on one lock: entries leave, entries are requested, and the queue advances.
@@ -129,8 +146,12 @@ pub(crate) struct Operation {
     /// A holder, by its id, gets another value.
     pub(crate) proclaim: Option<(String, String)>,
     pub(crate) requests: Option<Requests>,
-    /// How long an idle document is kept, in milliseconds after the last `until`.
-    pub(crate) retention: i64,
+    /// The lock is expected to be idle but for the one entry that leaves or is requested, in a lock of one permit; where
+    /// it is not, nothing is done. An operation that may expect this is several times as cheap for the server.
+    pub(crate) alone: bool,
+    /// How long the document is kept after this write at least, in milliseconds. Longer than the lease of every entry
+    /// that is written by it.
+    pub(crate) keep: i64,
 }
 
 /// Entries, one at least, wanted in a lock that is used as `kind` with `capacity`.
@@ -176,7 +197,7 @@ impl Operation {
 
     /// Whether the operation may create the document of a lock that has none.
     pub(crate) fn creates(&self) -> bool {
-        self.requests.is_some()
+        self.requests.is_some() && !self.alone
     }
 
     /// The capacity that the document has when the operation applies, where it is known.
@@ -194,7 +215,13 @@ impl Operation {
     }
 
     /// Whether it has anything to do with a document.
-    fn concerns(&self, state: &State) -> bool {
+    pub(crate) fn concerns(&self, state: &State) -> bool {
+        if self.alone {
+            let fits = |wanted: &Requests| (wanted.kind, wanted.capacity) == (state.kind, state.capacity);
+            let used = self.requests.as_ref().is_none_or(fits);
+            let leaves = state.holders.iter().map(|holder| &holder.id).eq(&self.leave);
+            return used && leaves && state.queue.is_empty();
+        }
         let holds = |id: &String| state.holders.iter().any(|holder| holder.id == *id);
         let waits = |id: &String| state.queue.iter().any(|waiter| waiter.id == *id);
         self.creates()
@@ -210,19 +237,14 @@ pub(crate) fn first_token(now: ServerTime) -> i64 {
     now.0.saturating_mul(1000)
 }
 
-/// The version of a document written at `now`: the time in microseconds, or the next number where that is no progress.
-/// A hybrid logical clock (Kulkarni and others, 2014): it orders the writes, and tells when they were.
-pub(crate) fn next_version(version: i64, now: ServerTime) -> i64 {
-    (version + 1).max(now.0.saturating_mul(1000))
-}
-
 /// Runs one operation on the lock's document (`None`: there is none) and returns the document afterwards.
 ///
-/// A step that changes nothing returns the state as it was, `wake` included: no write, no event.
+/// A document that the operation does not [concern](Operation::concerns) stays as it is. A step that changes nothing returns the state as it was, `wake` included: no write, no event.
 pub(crate) fn apply(before: Option<&State>, operation: &Operation, now: ServerTime) -> Option<State> {
     match (before, &operation.requests) {
         (Some(original), _) if !operation.concerns(original) => Some(original.clone()),
         (Some(original), _) => Some(step(original, operation, now)),
+        (None, _) if !operation.creates() => None,
         (None, None) => None,
         (None, Some(requests)) => {
             let fresh = State {
@@ -233,6 +255,7 @@ pub(crate) fn apply(before: Option<&State>, operation: &Operation, now: ServerTi
                 queue: Vec::new(),
                 wake: String::new(),
                 version: 0,
+                at: now,
                 purge_at: now,
                 broken: None,
             };
@@ -298,8 +321,7 @@ fn step(original: &State, operation: &Operation, now: ServerTime) -> State {
         return original.clone();
     }
     state.wake = announce.into_wake(&operation.id);
-    state.version = next_version(original.version, now);
-    state.purge_at = purge_at(&state, operation.retention, now);
+    state.stamp(operation.keep, now);
     state
 }
 
@@ -346,25 +368,20 @@ fn advance(state: &mut State, operation: &Operation, now: ServerTime, announce: 
         state.holders.push(Holder {
             id: head.id,
             permits: head.permits,
-            token: state.token,
+            lease: head.lease,
+            claim: head.claim,
             since: now,
             until,
-            lease: head.lease,
             owner: head.owner,
+            token: state.token,
         });
     }
-}
-
-fn purge_at(state: &State, retention: i64, now: ServerTime) -> ServerTime {
-    let holders = state.holders.iter().map(|holder| holder.until);
-    let waiters = state.queue.iter().map(|waiter| waiter.until);
-    holders.chain(waiters).fold(now, ServerTime::max).plus_millis(retention)
 }
 
 /// Renews the holders named in `ids` that still hold, and says whether that changed anything.
 ///
 /// The document stays as it is where none of them holds: a renewal neither revives nor re-creates.
-pub(crate) fn renew(state: &mut State, operation: &str, ids: &[String], retention: i64, now: ServerTime) -> bool {
+pub(crate) fn renew(state: &mut State, operation: &str, ids: &[String], keep: i64, now: ServerTime) -> bool {
     let mut renewed = false;
     for holder in &mut state.holders {
         if holder.until > now && ids.contains(&holder.id) {
@@ -375,8 +392,7 @@ pub(crate) fn renew(state: &mut State, operation: &str, ids: &[String], retentio
     }
     if renewed {
         state.wake = wake::Announcement::default().into_wake(operation);
-        state.version = next_version(state.version, now);
-        state.purge_at = purge_at(state, retention, now);
+        state.stamp(keep, now);
     }
     renewed
 }

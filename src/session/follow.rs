@@ -162,7 +162,7 @@ impl Follower {
     async fn tell(&mut self, state: Option<State>) {
         let state = state.map(|state| self.without_expired(state));
         if let (Some(Some(last)), Some(state)) = (&self.last, &state)
-            && state.version < last.version
+            && state.is_before(last)
         {
             return;
         }

@@ -193,7 +193,7 @@ impl Session {
             operation: self.ids.operation(),
             names: names.iter().map(|name| (*name).clone()).collect(),
             ids: holds.iter().map(|hold| hold.id.clone()).collect(),
-            retention: self.config.retention_millis(),
+            keep: self.config.keep_millis(),
         };
         let sent = Instant::now();
         let renewed = self.store.renew(&renewal).await?;

@@ -44,6 +44,13 @@ const ASK_AGAIN: Duration = Duration::from_millis(20);
 /// much later for each place before it, in case those before it are dead.
 const EXPIRY_STAGGER: Duration = Duration::from_millis(25);
 
+/// A lock that was idle this long ago is expected to be idle still.
+const IDLE_FOR: Duration = Duration::from_secs(10);
+
+/// A holder that was alone this long ago is expected to be alone still: only the shortest critical sections are over by
+/// then, and these are the ones that feel what a release costs.
+const ALONE_FOR: Duration = Duration::from_millis(2);
+
 /// The most that the stagger adds up to.
 const EXPIRY_STAGGER_MOST: Duration = Duration::from_secs(1);
 
@@ -226,6 +233,8 @@ pub(crate) struct Line {
     under_way: Option<Vec<Leave>>,
     /// Something happened to the document since then, so the answer may be older than that.
     overtaken: bool,
+    /// When the document was last seen with nobody in it but ourselves.
+    alone_at: Option<Instant>,
     /// When the head asks again although nothing woke it.
     ask_at: Option<Instant>,
     /// Nothing is sent before, as the last try failed.
@@ -234,7 +243,8 @@ pub(crate) struct Line {
 }
 
 impl Line {
-    pub(crate) fn new(name: String) -> Self {
+    /// `alone_at`: when the document was last seen idle.
+    pub(crate) fn new(name: String, alone_at: Option<Instant>) -> Self {
         Self {
             name,
             waiting: VecDeque::new(),
@@ -242,6 +252,7 @@ impl Line {
             leaving: Vec::new(),
             under_way: None,
             overtaken: false,
+            alone_at,
             ask_at: None,
             retry_at: None,
             failures: 0,
@@ -250,6 +261,11 @@ impl Line {
 
     pub(crate) fn is_idle(&self) -> bool {
         self.waiting.is_empty() && self.holds.is_empty() && self.leaving.is_empty() && self.under_way.is_none()
+    }
+
+    /// When the document was last seen with nobody in it but ourselves; of an idle line: with nobody.
+    pub(crate) fn alone_at(&self) -> Option<Instant> {
+        self.alone_at
     }
 
     /// Entries are still to be taken out, for tasks that may be gone.
@@ -360,6 +376,7 @@ impl Line {
         let used = used.filter(|used| leaves.iter().all(|leave| leave.used == Some(*used)));
         let together = leaves.is_empty() || self.waiting.front().map(Pending::used) == used;
         let letting_go = leaves.iter().any(|leave| leave.held);
+        let alone = self.expects_to_be_alone(&leaves, context.now);
         let operation = Operation {
             id: context.ids.operation(),
             leave: leaves.iter().map(|leave| leave.id.clone()).collect(),
@@ -371,11 +388,34 @@ impl Line {
             } else {
                 None
             },
-            retention: context.config.retention_millis(),
+            alone,
+            keep: context.config.keep_millis(),
         };
         self.under_way = Some(leaves);
         self.overtaken = false;
         Some(operation)
+    }
+
+    /// Whether the one entry that comes or goes is probably the only one.
+    ///
+    /// To be wrong costs another round trip. Before an acquire that is a matter of course; a release that hands over
+    /// must not be late, so there it is expected only where hardly anybody can have got in line.
+    fn expects_to_be_alone(&self, leaves: &[Leave], now: Instant) -> bool {
+        let seen_for = |limit| {
+            self.alone_at
+                .is_some_and(|at| now.saturating_duration_since(at) <= limit)
+        };
+        match (leaves, self.waiting.len()) {
+            ([], 1) => {
+                let head = &self.waiting[0];
+                head.capacity == 1 && !head.sent && seen_for(IDLE_FOR)
+            }
+            ([leave], 0) => {
+                let settled = leave.held && !leave.uncertain && leave.sweep == SWEEPS.len();
+                settled && leave.used.is_some_and(|(_, capacity)| capacity == 1) && seen_for(ALONE_FOR)
+            }
+            _ => false,
+        }
     }
 
     /// The head; with it the next in line when a hold is let go; and tries for whoever fits beside them.
@@ -416,6 +456,19 @@ impl Line {
     ) {
         self.failures = 0;
         self.retry_at = None;
+        self.alone_at = None;
+        if operation.alone && answer.state.is_none() {
+            // There is somebody else, or nothing of ours: nothing was done, and it is asked for in full.
+            self.leaving.extend(self.under_way.take().unwrap_or_default());
+            for pending in self
+                .waiting
+                .iter_mut()
+                .filter(|pending| operation.asks_for(&pending.id))
+            {
+                pending.sent = false;
+            }
+            return;
+        }
         let left = answer
             .state
             .as_ref()
@@ -435,6 +488,8 @@ impl Line {
                 self.requested(entry, requests, state, &answer.exchange, context, effects);
             }
         }
+        let alone = state.queue.is_empty() && state.holders.iter().all(|holder| self.holds.contains_key(&holder.id));
+        self.alone_at = alone.then_some(context.now);
         self.compare_holds(state, effects);
         self.take_out_strangers(state, context);
         self.plan_asking(state, context);
@@ -636,6 +691,7 @@ impl Line {
         context: &Context<'_>,
         effects: &mut Vec<Effect>,
     ) {
+        self.alone_at = None;
         let asked = |pending: &Pending| operation.asks_for(&pending.id);
         let leaves = self.under_way.take().unwrap_or_default();
         match error.kind {

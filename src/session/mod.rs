@@ -43,6 +43,9 @@ use line::{Context, Effect, Ids, Line, Outcome, Pending, Wanted};
 /// the connection pool, which is the user's.
 const OPERATIONS_AT_ONCE: usize = 16;
 
+/// How many idle names are remembered: as many as a service is likely to use again and again.
+const IDLE_REMEMBERED: usize = 1_024;
+
 /// The state of one client, shared by its handles and its tasks.
 pub(crate) struct Session {
     pub(crate) config: Config,
@@ -82,6 +85,8 @@ struct Table {
 #[derive(Debug, Default)]
 struct Lines {
     by_name: HashMap<String, Line>,
+    /// Names without a line whose document was idle when it was last seen, and when that was.
+    idle: HashMap<String, Instant>,
     closed: bool,
 }
 
@@ -187,6 +192,9 @@ impl Session {
             return;
         };
         if line.is_idle() {
+            if let Some(at) = line.alone_at() {
+                table.lines.remember_idle(name, at);
+            }
             table.lines.by_name.remove(name);
             if table.lines.by_name.is_empty() {
                 self.drained.notify_waiters();
@@ -403,7 +411,8 @@ impl Session {
             evict: false,
             proclaim: None,
             requests: None,
-            retention: self.config.retention_millis(),
+            alone: false,
+            keep: self.config.keep_millis(),
         }
     }
 
@@ -486,7 +495,15 @@ impl Lines {
     fn line(&mut self, name: &str) -> &mut Line {
         self.by_name
             .entry(name.to_owned())
-            .or_insert_with(|| Line::new(name.to_owned()))
+            .or_insert_with(|| Line::new(name.to_owned(), self.idle.remove(name)))
+    }
+
+    fn remember_idle(&mut self, name: &str, at: Instant) {
+        if self.idle.len() >= IDLE_REMEMBERED {
+            // Only a hint: what is forgotten costs the server a little more work the next time.
+            self.idle.clear();
+        }
+        self.idle.insert(name.to_owned(), at);
     }
 }
 

@@ -16,7 +16,7 @@ use crate::{
 
 /// An open stream gives a sign of life at least once in the await time. One that is overdue by this is dropped: after
 /// a clean shutdown of the primary the driver can wait for its answer for half a minute.
-const OVERDUE: Duration = Duration::from_secs(2);
+const OVERDUE: Duration = Duration::from_secs(1);
 
 /// How long opening may take before it is tried anew beside it: selecting a server can hang for 30 s on one that is
 /// gone, although another stands already.

@@ -47,12 +47,15 @@ impl MemoryStore {
         let mut contents = self.contents();
         let exchange = self.exchange();
         let before = contents.state(name, exchange.1);
+        let concerned = before.map_or(operation.creates(), |before| operation.concerns(before));
         let after = state::apply(before, operation, exchange.1);
         if let Some(after) = &after
             && before != Some(after)
         {
             contents.write(name, after.clone());
         }
+        // As a server's: what was not selected is not shown.
+        let after = after.filter(|_| concerned);
         Answer {
             state: after,
             exchange: exchange.0,
@@ -65,7 +68,7 @@ impl MemoryStore {
         let mut renewed = 0;
         for name in &renewal.names {
             if let Some(mut state) = contents.states.get(name).cloned()
-                && state::renew(&mut state, &renewal.operation, &renewal.ids, renewal.retention, now)
+                && state::renew(&mut state, &renewal.operation, &renewal.ids, renewal.keep, now)
             {
                 contents.write(name, state);
                 renewed += 1;

@@ -199,7 +199,7 @@ pub(crate) struct Renewal {
     pub(crate) names: Vec<String>,
     pub(crate) ids: Vec<String>,
     /// In milliseconds.
-    pub(crate) retention: i64,
+    pub(crate) keep: i64,
 }
 
 /// Where a stream can be taken up again.

@@ -19,7 +19,7 @@ use crate::protocol::{Operation, ServerTime, State, pipeline, wake};
 
 /// How long the server may hold an empty `getMore`. A stream silent for longer than this and a margin is taken for
 /// dead, so it is also how soon a stream that silently stopped is noticed; each one costs a command.
-pub(crate) const AWAIT_TIME: Duration = Duration::from_secs(5);
+pub(crate) const AWAIT_TIME: Duration = Duration::from_millis(3_500);
 
 const TTL_INDEX: &str = "watchlock_purge_at";
 
@@ -112,7 +112,7 @@ impl MongoStore {
     }
 
     pub(super) async fn renew(&self, renewal: &Renewal) -> Result<u64, StoreError> {
-        let update = pipeline::renewal(&renewal.operation, &renewal.ids, renewal.retention, &now());
+        let update = pipeline::renewal(&renewal.operation, &renewal.ids, renewal.keep, &now());
         let filter = doc! { "_id": { "$in": &renewal.names }, "holders.id": { "$in": &renewal.ids } };
         Ok(self.collection.update_many(filter, update).await?.modified_count)
     }
@@ -248,7 +248,7 @@ fn now() -> Bson {
 /// The lock's own fields, and the server's clock as the answer is made.
 fn fields() -> Document {
     doc! {
-        "kind": 1, "capacity": 1, "token": 1, "holders": 1, "queue": 1, "wake": 1, "version": 1, "purge_at": 1,
+        "kind": 1, "capacity": 1, "token": 1, "holders": 1, "queue": 1, "wake": 1, "version": 1, "at": 1, "purge_at": 1,
         "broken": 1,
         "_watchlock_now": "$$NOW",
     }

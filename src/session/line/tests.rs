@@ -29,7 +29,7 @@ impl Bench {
             config: Settings::default().validate().unwrap(),
             clock: ServerClock::default(),
             ids: Ids::new("me".to_owned()),
-            line: Line::new("x".to_owned()),
+            line: Line::new("x".to_owned(), None),
             document: None,
             started: Instant::now(),
             streaming: true,
@@ -82,6 +82,10 @@ impl Bench {
     /// What the server would answer now.
     fn apply(&mut self, operation: &Operation) -> Answer {
         self.operations += 1;
+        let concerned = self
+            .document
+            .as_ref()
+            .map_or(operation.creates(), |state| operation.concerns(state));
         self.document = state::apply(self.document.as_ref(), operation, self.server_now());
         let now = Instant::now();
         let exchange = Exchange {
@@ -91,7 +95,7 @@ impl Bench {
         };
         self.clock.note(&exchange);
         Answer {
-            state: self.document.clone(),
+            state: self.document.clone().filter(|_| concerned),
             exchange,
         }
     }
@@ -189,7 +193,8 @@ fn foreign(id: &str, leave: &[&str], request: Option<&str>) -> Operation {
             capacity: 1,
             entries: vec![entry(id)],
         }),
-        retention: 60_000,
+        alone: false,
+        keep: 60_000,
     }
 }
 
@@ -481,4 +486,47 @@ async fn a_grant_that_was_broken_before_its_answer_arrives_is_none() {
     bench.settle();
     let hold = held(&mut outcome);
     assert_eq!(bench.ids_in_document(), [hold.id.as_str()]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_expects_to_be_alone_and_is_not_asks_in_full() {
+    let mut bench = Bench::new();
+    let (_, mut outcome) = bench.join(true);
+    bench.settle();
+    let hold = held(&mut outcome);
+    let mut left = bench.let_go(&hold);
+    let release = bench.next().unwrap();
+    assert!(release.alone, "nobody else was seen a moment ago");
+    // Somebody got in line in that moment.
+    bench.foreign(&foreign("b.1", &[], Some("b-1")), false);
+    let answer = bench.apply(&release);
+    assert!(answer.state.is_none());
+    bench.answered(&release, &answer);
+    left.try_recv().unwrap_err();
+    bench.settle();
+    assert_eq!(left.try_recv().unwrap().unwrap(), wake::Left::Holder);
+    assert_eq!(
+        bench.document.as_ref().unwrap().holders[0].id,
+        "b-1",
+        "it was handed over"
+    );
+
+    // The same for an acquire of a lock that was idle when it was last seen.
+    let mut bench = Bench::new();
+    let (_, mut outcome) = bench.join(true);
+    bench.settle();
+    drop(bench.let_go(&held(&mut outcome)));
+    bench.settle();
+    let alone_at = bench.line.alone_at();
+    assert!(alone_at.is_some());
+    bench.line = Line::new("x".to_owned(), alone_at);
+    bench.foreign(&foreign("b.1", &[], Some("b-1")), false);
+    let (_, mut outcome) = bench.join(true);
+    let request = bench.next().unwrap();
+    assert!(request.alone);
+    let answer = bench.apply(&request);
+    bench.answered(&request, &answer);
+    bench.settle();
+    outcome.try_recv().unwrap_err();
+    assert_eq!(bench.document.as_ref().unwrap().queue.len(), 1, "it waits in line");
 }
