@@ -1,0 +1,93 @@
+//! The numbers, their bounds, and how they are shown and saved.
+
+use std::{
+    fmt::{self, Write as _},
+    fs, io,
+    path::{Path, PathBuf},
+};
+
+/// One number of the scoreboard and what it may be at most.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Key {
+    name: &'static str,
+    at_most: f64,
+}
+
+const fn key(name: &'static str, at_most: f64) -> Key {
+    Key { name, at_most }
+}
+
+pub(crate) const HANDOFF_RS1: Key = key("handoff_ratio_rs1", 1.35);
+pub(crate) const HANDOFF_RS3: Key = key("handoff_ratio_rs3", 1.35);
+pub(crate) const UNCONTENDED_RS1: Key = key("uncontended_ratio_rs1", 1.15);
+pub(crate) const UNCONTENDED_RS3: Key = key("uncontended_ratio_rs3", 1.15);
+pub(crate) const COMMANDS_32: Key = key("commands_per_handoff_32", 2.3);
+pub(crate) const GETMORES_32: Key = key("getmores_per_handoff_32", 2.5);
+pub(crate) const COMMANDS_LOCAL: Key = key("commands_per_handoff_local", 1.2);
+pub(crate) const IDLE: Key = key("idle_commands_per_s_50x5", 3.0);
+pub(crate) const RENEW_10K: Key = key("renew_commands_10k", 20.0);
+pub(crate) const LOST_RS1: Key = key("lost_ratio_rs1", 1.5);
+pub(crate) const EXPIRY: Key = key("expiry_wake_ms", 25.0);
+pub(crate) const POLLING: Key = key("polling_handoff_ms", 25.0);
+
+/// What was measured, in the order in which it was.
+#[derive(Debug, Default)]
+pub(crate) struct Board {
+    entries: Vec<Entry>,
+    remarks: Vec<String>,
+}
+
+#[derive(Debug)]
+struct Entry {
+    key: Key,
+    value: f64,
+    /// The figures the value was made from.
+    basis: String,
+}
+
+impl Board {
+    pub(crate) fn enter(&mut self, key: Key, value: f64, basis: String) {
+        self.entries.push(Entry { key, value, basis });
+    }
+
+    /// Something worth knowing that has no bound.
+    pub(crate) fn remark(&mut self, remark: String) {
+        self.remarks.push(remark);
+    }
+
+    /// Writes the numbers to the target directory, wherever that is, as one flat JSON object.
+    pub(crate) fn save(&self) -> io::Result<PathBuf> {
+        // Cargo tells benches of a folder in the target directory only, not of the target directory.
+        let temporary = Path::new(env!("CARGO_TARGET_TMPDIR"));
+        let path = temporary.parent().unwrap_or(temporary).join("scoreboard.json");
+        fs::write(&path, self.json())?;
+        Ok(path)
+    }
+
+    fn json(&self) -> String {
+        // Neither the names nor finite numbers need escaping.
+        let lines = self
+            .entries
+            .iter()
+            .map(|entry| format!("  \"{}\": {:.4}", entry.key.name, entry.value));
+        format!("{{\n{}\n}}\n", lines.collect::<Vec<_>>().join(",\n"))
+    }
+}
+
+impl fmt::Display for Board {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "{:<28} {:>8} {:>8}  {:<5} from", "key", "value", "at most", "")?;
+        for Entry { key, value, basis } in &self.entries {
+            let verdict = if *value <= key.at_most { "ok" } else { "OVER" };
+            writeln!(
+                f,
+                "{:<28} {value:>8.3} {:>8.2}  {verdict:<5} {basis}",
+                key.name, key.at_most
+            )?;
+        }
+        self.remarks.iter().try_for_each(|remark| {
+            f.write_char('\n')?;
+            f.write_str(remark)
+        })
+    }
+}

@@ -1,0 +1,85 @@
+//! What a server has executed, by command.
+
+use std::{collections::BTreeMap, fmt, time::Duration};
+
+use mongodb::{
+    Client,
+    bson::{Bson, Document, doc},
+    options::{ClientOptions, ServerMonitoringMode},
+};
+use watchlock_testkit::Cluster;
+
+use crate::Result;
+
+/// What drivers send to watch over the server and to greet it, whoever uses them and for whatever. Older servers call
+/// it `isMaster`, and the driver uses that name until it knows better.
+const MONITORING: [&str; 3] = ["hello", "isMaster", "ping"];
+
+/// Reads the counters of a cluster's first node, and is not counted itself.
+#[derive(Debug)]
+pub(crate) struct Observer(Client);
+
+impl Observer {
+    pub(crate) async fn new(cluster: &Cluster) -> Result<Self> {
+        let mut options = ClientOptions::parse(cluster.node_uri(0)).await?;
+        // Greets the server once and then not again while anything is measured.
+        options.server_monitoring_mode = Some(ServerMonitoringMode::Poll);
+        options.heartbeat_freq = Some(Duration::from_secs(3_600));
+        let observer = Self(Client::with_options(options)?);
+        observer.read().await?;
+        Ok(observer)
+    }
+
+    /// All of `serverStatus.metrics.commands.*.total`, but for `serverStatus` itself, which nobody else asks for.
+    pub(crate) async fn read(&self) -> Result<Commands> {
+        let status = self.0.database("admin").run_command(doc! { "serverStatus": 1 }).await?;
+        let commands = status.get_document("metrics")?.get_document("commands")?;
+        let counted = commands.iter().filter(|(name, _)| *name != "serverStatus");
+        Ok(Commands(
+            counted
+                .filter_map(|(name, counts)| Some((name.clone(), total(counts.as_document()?))))
+                .collect(),
+        ))
+    }
+}
+
+fn total(counts: &Document) -> i64 {
+    match counts.get("total") {
+        Some(Bson::Int64(total)) => *total,
+        Some(Bson::Int32(total)) => i64::from(*total),
+        _ => 0,
+    }
+}
+
+/// How often each command was executed by a server, whoever sent it.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Commands(BTreeMap<String, i64>);
+
+impl Commands {
+    pub(crate) fn since(&self, earlier: &Self) -> Self {
+        let counts = self
+            .0
+            .iter()
+            .map(|(name, count)| (name.clone(), count - earlier.of(name)));
+        Self(counts.filter(|(_, count)| *count != 0).collect())
+    }
+
+    pub(crate) fn of(&self, name: &str) -> i64 {
+        self.0.get(name).copied().unwrap_or(0)
+    }
+
+    pub(crate) fn all(&self) -> i64 {
+        self.0.values().sum()
+    }
+
+    pub(crate) fn monitoring(&self) -> i64 {
+        MONITORING.iter().map(|name| self.of(name)).sum()
+    }
+}
+
+impl fmt::Display for Commands {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let counts: Vec<String> = self.0.iter().map(|(name, count)| format!("{name} {count}")).collect();
+        f.write_str(&counts.join(", "))
+    }
+}

@@ -1,0 +1,230 @@
+//! How long things take, in rounds that alternate with the raw driver commands they are compared with.
+//!
+//! The machine is shared and its noise comes and goes, so every round of a lock has a raw neighbour.
+
+use std::time::Duration;
+
+use futures::TryStreamExt;
+use mongodb::{
+    Collection,
+    bson::{Document, doc},
+};
+use tokio::{
+    sync::mpsc,
+    time::{Instant, sleep},
+};
+use watchlock::{LostReason, Released, WakeMode};
+use watchlock_testkit::Cluster;
+
+use crate::{
+    Result,
+    peer::Peer,
+    samples::{Compared, Samples},
+};
+
+/// Rounds that are thrown away: connections are made, streams opened, and the server gets to know its queries.
+const WARM_UP: usize = 30;
+
+/// The shortest lease there is, for the holder that dies.
+const SHORT_LEASE: Duration = Duration::from_millis(500);
+
+/// A change stream of one client that notes when an event came in, and another client whose writes make the events.
+#[derive(Debug)]
+struct Hop {
+    sender: Collection<Document>,
+    received: mpsc::UnboundedReceiver<Instant>,
+}
+
+impl Hop {
+    async fn between(sender: &Peer, receiver: &Peer) -> Result<Self> {
+        let sender = sender.raw();
+        sender
+            .update_one(doc! { "_id": "hop" }, doc! { "$set": { "round": 0 } })
+            .upsert(true)
+            .await?;
+        let mut stream = receiver.raw().watch().await?;
+        let (to, received) = mpsc::unbounded_channel();
+        tokio::spawn(async move {
+            while let Ok(Some(_)) = stream.try_next().await {
+                if to.send(Instant::now()).is_err() {
+                    return;
+                }
+            }
+        });
+        Ok(Self { sender, received })
+    }
+
+    /// From the write's being sent to the event's being received.
+    async fn once(&mut self) -> Result<Duration> {
+        let sent = Instant::now();
+        self.sender
+            .update_one(doc! { "_id": "hop" }, doc! { "$inc": { "round": 1 } })
+            .await?;
+        let received = self.received.recv().await.ok_or("the raw change stream ended")?;
+        Ok(received - sent)
+    }
+}
+
+/// `acquire` and `release` of a free lock, beside the least that any lock in a document does.
+pub(crate) async fn uncontended(cluster: &Cluster, rounds: usize) -> Result<Compared> {
+    let peer = Peer::new(cluster).await?;
+    let (raw, mutex) = (peer.raw(), peer.locks.mutex("uncontended"));
+    let mut compared = Compared::default();
+    for round in 0..WARM_UP + rounds {
+        let sent = Instant::now();
+        raw.find_one_and_update(doc! { "_id": "free" }, doc! { "$set": { "holder": 1 } })
+            .upsert(true)
+            .await?;
+        raw.delete_one(doc! { "_id": "free" }).await?;
+        let raw = sent.elapsed();
+
+        let sent = Instant::now();
+        let handle = mutex.acquire().await?;
+        expect_released(handle.release().await?)?;
+        let lock = sent.elapsed();
+
+        if round >= WARM_UP {
+            compared.raw.push(raw);
+            compared.lock.push(lock);
+        }
+    }
+    peer.locks.shutdown().await;
+    Ok(compared)
+}
+
+/// From `release` being called to `acquire` having returned in another client that stands in the queue.
+pub(crate) async fn handoff(cluster: &Cluster, rounds: usize) -> Result<Compared> {
+    let (holder, waiter, observer) = (
+        Peer::new(cluster).await?,
+        Peer::new(cluster).await?,
+        Peer::new(cluster).await?,
+    );
+    let mut hop = Hop::between(&holder, &waiter).await?;
+    let mut compared = Compared::default();
+    for round in 0..WARM_UP + rounds {
+        let raw = hop.once().await?;
+        let lock = hand_over(&holder, &waiter, &observer, Duration::ZERO).await?;
+        if waiter.locks.wake_mode() != WakeMode::ChangeStream {
+            return Err(format!("the waiter is woken by {}", waiter.locks.wake_mode()).into());
+        }
+        if round >= WARM_UP {
+            compared.raw.push(raw);
+            compared.lock.push(lock);
+        }
+    }
+    for peer in [holder, waiter, observer] {
+        peer.locks.shutdown().await;
+    }
+    Ok(compared)
+}
+
+/// The same without a change stream, for a waiter that has waited for 50 to 100 ms.
+pub(crate) async fn polling_handoff(cluster: &Cluster, rounds: usize) -> Result<Samples> {
+    let (holder, waiter, observer) = (
+        Peer::new(cluster).await?,
+        Peer::new(cluster).await?,
+        Peer::new(cluster).await?,
+    );
+    let mut samples = Samples::default();
+    for round in 0..rounds {
+        // Spread out, so that the release does not always meet the same moment between two polls.
+        let spread = u64::try_from(round * 17 % 50)?;
+        samples.push(hand_over(&holder, &waiter, &observer, Duration::from_millis(50 + spread)).await?);
+    }
+    Ok(samples)
+}
+
+async fn hand_over(holder: &Peer, waiter: &Peer, observer: &Peer, waited: Duration) -> Result<Duration> {
+    let held = holder.locks.mutex("handed over").acquire().await?;
+    let waiting = waiter.wait_for("handed over");
+    observer.until_queued("handed over", 1).await?;
+    sleep(waited).await;
+
+    let called = Instant::now();
+    expect_released(held.release().await?)?;
+    let acquired = waiting.await??;
+    expect_released(acquired.handle.release().await?)?;
+    Ok(acquired.at - called)
+}
+
+/// From `break_lock` being called to `lost` having resolved in the holder.
+pub(crate) async fn lost(cluster: &Cluster, rounds: usize) -> Result<Compared> {
+    let (operator, holder) = (Peer::new(cluster).await?, Peer::new(cluster).await?);
+    let mut hop = Hop::between(&operator, &holder).await?;
+    let mutex = holder.locks.mutex("broken");
+    // No stream is opened for a holder before it has held for some time; from then on it stays open.
+    let held = mutex.acquire().await?;
+    sleep(Duration::from_secs(1)).await;
+    held.release().await?;
+
+    let mut compared = Compared::default();
+    for round in 0..WARM_UP + rounds {
+        let raw = hop.once().await?;
+        let held = mutex.acquire().await?;
+        let losing = tokio::spawn(async move { (held.lost().await, Instant::now()) });
+        // So that the holder is listening already.
+        sleep(Duration::from_millis(2)).await;
+        let called = Instant::now();
+        operator.locks.break_lock("broken").await?;
+        let (reason, at) = losing.await?;
+        if reason != LostReason::Broken {
+            return Err(format!("a broken lock was lost for another reason: {reason}").into());
+        }
+        if round >= WARM_UP {
+            compared.raw.push(raw);
+            compared.lock.push(at - called);
+        }
+    }
+    for peer in [operator, holder] {
+        peer.locks.shutdown().await;
+    }
+    Ok(compared)
+}
+
+/// From the end of a dead holder's lease, on the server's clock, to `acquire` having returned in a waiter.
+///
+/// Servers and clients are on one machine, so the server's clock is the system's.
+pub(crate) async fn expiry(cluster: &Cluster, rounds: usize) -> Result<Samples> {
+    let (waiter, observer) = (Peer::new(cluster).await?, Peer::new(cluster).await?);
+    let mut samples = Samples::default();
+    for _ in 0..rounds {
+        let uri = cluster.uri();
+        tokio::task::spawn_blocking(move || acquire_and_die(&uri, "expired")).await??;
+        let waiting = waiter.wait_for("expired");
+        let lock = observer.until_queued("expired", 1).await?;
+        let until = lock
+            .holders
+            .first()
+            .ok_or("nobody holds the lock of the dead holder")?
+            .until;
+        let acquired = waiting.await??;
+        samples.push(acquired.at_clock.duration_since(until)?);
+        expect_released(acquired.handle.release().await?)?;
+    }
+    for peer in [waiter, observer] {
+        peer.locks.shutdown().await;
+    }
+    Ok(samples)
+}
+
+/// Ends as a killed process does: with its runtime everything stops that would renew or release the lock.
+fn acquire_and_die(uri: &str, name: &str) -> Result<()> {
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(1)
+        .enable_all()
+        .build()?;
+    runtime.block_on(async {
+        let peer = Peer::with_lease(uri, SHORT_LEASE).await?;
+        std::mem::forget(peer.locks.mutex(name).acquire().await?);
+        Ok::<_, Box<dyn std::error::Error + Send + Sync>>(())
+    })?;
+    runtime.shutdown_background();
+    Ok(())
+}
+
+fn expect_released(released: Released) -> Result<()> {
+    if released != Released::Released {
+        return Err("a lock was lost while it was measured".into());
+    }
+    Ok(())
+}

@@ -1,0 +1,234 @@
+//! How many commands a server executes for many clients, tasks or locks. Each has a server of its own.
+
+use std::{fmt, time::Duration};
+
+use futures::{StreamExt, TryStreamExt, stream};
+use tokio::{
+    task::JoinSet,
+    time::{Instant, sleep},
+};
+use watchlock::{LockClient, LockHandle};
+use watchlock_testkit::Cluster;
+
+use crate::{
+    Result,
+    counters::{Commands, Observer},
+    peer::Peer,
+};
+
+/// Rounds of each contender that are not counted: streams are opened, indexes made.
+const WARM_UP: usize = 3;
+
+/// Rounds of each contender that are counted.
+const ROUNDS: usize = 20;
+
+/// How long waiters have to get where they stay.
+const SETTLING: Duration = Duration::from_secs(5);
+
+/// A multiple of every interval that is at work: of the streams (5 s), the drivers' and the heartbeat (10 s).
+const IDLE_FOR: Duration = Duration::from_secs(30);
+
+const LOCKS: usize = 10_000;
+
+const LEASE: Duration = Duration::from_secs(30);
+
+/// The default for that lease.
+const RENEWAL_INTERVAL: Duration = Duration::from_secs(10);
+
+/// Renewal rounds that are counted.
+const RENEWAL_ROUNDS: u32 = 3;
+
+/// Lock clients that each stand for a process.
+pub(crate) async fn many_clients(cluster: &Cluster, count: usize) -> Result<Vec<LockClient>> {
+    let peers: Vec<Peer> = stream::iter(0..count)
+        .then(|_| Peer::new(cluster))
+        .try_collect()
+        .await?;
+    Ok(peers.into_iter().map(|peer| peer.locks).collect())
+}
+
+/// One lock client, to be used by many tasks.
+pub(crate) async fn many_tasks(cluster: &Cluster, count: usize) -> Result<Vec<LockClient>> {
+    Ok(vec![Peer::new(cluster).await?.locks; count])
+}
+
+/// What it took to hand a lock round.
+#[derive(Debug)]
+pub(crate) struct Contention {
+    handoffs: usize,
+    elapsed: Duration,
+    commands: Commands,
+}
+
+/// Has all contenders acquire and release one mutex again and again, each in a task.
+pub(crate) async fn contention(cluster: &Cluster, contenders: Vec<LockClient>) -> Result<Contention> {
+    let observer = Observer::new(cluster).await?;
+    contend(&contenders, WARM_UP).await?;
+    let before = observer.read().await?;
+    let begun = Instant::now();
+    contend(&contenders, ROUNDS).await?;
+    let elapsed = begun.elapsed();
+    let commands = observer.read().await?.since(&before);
+    Ok(Contention {
+        handoffs: contenders.len() * ROUNDS,
+        elapsed,
+        commands,
+    })
+}
+
+async fn contend(contenders: &[LockClient], rounds: usize) -> Result<()> {
+    let mut tasks: JoinSet<Result<()>> = JoinSet::new();
+    for contender in contenders {
+        let mutex = contender.mutex("contended");
+        tasks.spawn(async move {
+            for _ in 0..rounds {
+                mutex.acquire().await?.release().await?;
+            }
+            Ok(())
+        });
+    }
+    while let Some(ended) = tasks.join_next().await {
+        ended??;
+    }
+    Ok(())
+}
+
+impl Contention {
+    /// Everything but `getMore` and what drivers do to watch over the server.
+    pub(crate) fn commands_per_handoff(&self) -> f64 {
+        let commands = self.commands.all() - self.commands.of("getMore") - self.commands.monitoring();
+        float(commands) / self.handoffs()
+    }
+
+    pub(crate) fn getmores_per_handoff(&self) -> f64 {
+        float(self.commands.of("getMore")) / self.handoffs()
+    }
+
+    pub(crate) fn handoffs_per_second(&self) -> f64 {
+        self.handoffs() / self.elapsed.as_secs_f64()
+    }
+
+    fn handoffs(&self) -> f64 {
+        float(i64::try_from(self.handoffs).unwrap_or(i64::MAX))
+    }
+}
+
+impl fmt::Display for Contention {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{} hand-overs: {}; without getMore, hello, ping",
+            self.handoffs, self.commands
+        )
+    }
+}
+
+/// What waiting costs.
+#[derive(Debug)]
+pub(crate) struct Idle {
+    elapsed: Duration,
+    commands: Commands,
+}
+
+/// Fifty tasks of five clients wait for what a sixth holds.
+pub(crate) async fn idle(cluster: &Cluster) -> Result<Idle> {
+    let observer = Observer::new(cluster).await?;
+    let holder = Peer::new(cluster).await?;
+    let held = holder.locks.mutex("held").acquire().await?;
+    let clients = many_clients(cluster, 5).await?;
+    let mut waiters = JoinSet::new();
+    for client in clients.iter().flat_map(|client| std::iter::repeat_n(client, 10)) {
+        let mutex = client.mutex("held");
+        waiters.spawn(async move { mutex.acquire().await.map(drop) });
+    }
+    holder.until_queued("held", clients.len()).await?;
+    sleep(SETTLING).await;
+
+    let before = observer.read().await?;
+    let begun = Instant::now();
+    sleep(IDLE_FOR).await;
+    let elapsed = begun.elapsed();
+    let commands = observer.read().await?.since(&before);
+    if let Some(reason) = held.lost_reason() {
+        return Err(format!("the lock that all wait for was lost: {reason}").into());
+    }
+    if let Some(ended) = waiters.try_join_next() {
+        return Err(format!("a waiter did not wait: {ended:?}").into());
+    }
+    Ok(Idle { elapsed, commands })
+}
+
+impl Idle {
+    /// Everything, the drivers' monitors included, but for the holder's renewals: nobody else sends an `update`.
+    pub(crate) fn commands_per_second(&self) -> f64 {
+        float(self.commands.all() - self.commands.of("update")) / self.elapsed.as_secs_f64()
+    }
+}
+
+impl fmt::Display for Idle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{:.0} s of 6 clients: {}; without the holder's update",
+            self.elapsed.as_secs_f64(),
+            self.commands
+        )
+    }
+}
+
+/// What holding many locks costs.
+#[derive(Debug)]
+pub(crate) struct Renewals {
+    acquired_in: Duration,
+    lost: usize,
+    commands: Commands,
+}
+
+/// One client holds ten thousand locks.
+pub(crate) async fn renewals(cluster: &Cluster) -> Result<Renewals> {
+    let observer = Observer::new(cluster).await?;
+    let holder = Peer::with_lease(&cluster.uri(), LEASE).await?;
+    let begun = Instant::now();
+    let names = stream::iter(0..LOCKS).map(|number| holder.locks.mutex(format!("lock {number}")));
+    let acquiring = names
+        .map(|mutex| async move { mutex.acquire().await })
+        .buffer_unordered(64);
+    let held: Vec<LockHandle> = acquiring.try_collect().await?;
+    let acquired_in = begun.elapsed();
+    // Locks that were acquired one after the other are drawn together by their first renewal.
+    sleep(RENEWAL_INTERVAL).await;
+
+    let before = observer.read().await?;
+    sleep(RENEWAL_INTERVAL * RENEWAL_ROUNDS).await;
+    let commands = observer.read().await?.since(&before);
+    let lost = held.iter().filter(|handle| handle.lost_reason().is_some()).count();
+    // Ten thousand releases would be of no use to anybody: the server ends here.
+    held.into_iter().for_each(std::mem::forget);
+    Ok(Renewals {
+        acquired_in,
+        lost,
+        commands,
+    })
+}
+
+impl Renewals {
+    pub(crate) fn commands_per_round(&self) -> f64 {
+        float(self.commands.of("update") + self.commands.of("find")) / f64::from(RENEWAL_ROUNDS)
+    }
+}
+
+impl fmt::Display for Renewals {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (seconds, lost) = (self.acquired_in.as_secs_f64(), self.lost);
+        write!(
+            f,
+            "{RENEWAL_ROUNDS} rounds: {}; acquired in {seconds:.1} s, {lost} lost; update, find",
+            self.commands
+        )
+    }
+}
+
+#[expect(clippy::cast_precision_loss, reason = "counts of this size are exact")]
+fn float(count: i64) -> f64 {
+    count as f64
+}

@@ -1,0 +1,156 @@
+//! What a lock costs beside the raw driver commands it is made of, measured in the same run.
+//!
+//! `cargo bench --bench scoreboard` starts its own servers, prints a table and writes `scoreboard.json` to the target
+//! directory. A number beyond its bound is shown and is no failure: the machine may be busy.
+
+mod board;
+mod counters;
+mod latency;
+mod load;
+mod peer;
+mod samples;
+
+use std::{error::Error, time::Instant};
+
+use board::Board;
+use load::{Contention, Idle, Renewals};
+use samples::{Compared, Samples};
+use watchlock_testkit::Cluster;
+
+/// Whatever goes wrong ends the run: there is nothing to be saved of a measurement on a server that does not answer.
+type Result<T> = std::result::Result<T, Box<dyn Error + Send + Sync>>;
+
+/// Rounds of one comparison on one node, where a round takes a few milliseconds.
+const ROUNDS_RS1: usize = 500;
+
+/// Rounds on three nodes, where every write waits for another node.
+const ROUNDS_RS3: usize = 300;
+
+/// Rounds on a standalone server, where the waiter waits for up to 100 ms each time.
+const ROUNDS_POLLING: usize = 100;
+
+/// Rounds with a holder that dies, which take a lease each.
+const ROUNDS_EXPIRY: usize = 15;
+
+#[tokio::main]
+async fn main() -> Result<()> {
+    // `cargo test --all-targets` runs benches too, without this argument and without the patience.
+    if !std::env::args().any(|argument| argument == "--bench") {
+        println!("the scoreboard is measured by `cargo bench --bench scoreboard`");
+        return Ok(());
+    }
+    let begun = Instant::now();
+    let mut board = Board::default();
+    one_node(&mut board).await?;
+    three_nodes(&mut board).await?;
+    standalone(&mut board).await?;
+    contention(&mut board).await?;
+    steady_state(&mut board).await?;
+    println!(
+        "{board}\n\nmeasured in {:.0} s, written to {}",
+        begun.elapsed().as_secs_f64(),
+        board.save()?.display()
+    );
+    Ok(())
+}
+
+async fn one_node(board: &mut Board) -> Result<()> {
+    let cluster = start(Cluster::replica_set(1), "one node").await?;
+    // First, as no stream is open on the server yet.
+    let uncontended = latency::uncontended(&cluster, ROUNDS_RS1).await?;
+    board.compare(board::UNCONTENDED_RS1, &uncontended, "findOneAndUpdate + deleteOne");
+    let handoff = latency::handoff(&cluster, ROUNDS_RS1).await?;
+    board.compare(board::HANDOFF_RS1, &handoff, "hop");
+    let lost = latency::lost(&cluster, ROUNDS_RS1).await?;
+    board.compare(board::LOST_RS1, &lost, "hop");
+    let expiry = latency::expiry(&cluster, ROUNDS_EXPIRY).await?;
+    board.enter(board::EXPIRY, expiry.median(), expiry.to_string());
+
+    board.note("raw hop, one node", &handoff.raw);
+    board.note("hand-over, one node", &handoff.lock);
+    board.note("raw findOneAndUpdate + deleteOne, one node", &uncontended.raw);
+    board.note("acquire + release, one node", &uncontended.lock);
+    Ok(())
+}
+
+async fn three_nodes(board: &mut Board) -> Result<()> {
+    let cluster = start(Cluster::replica_set(3), "three nodes").await?;
+    let uncontended = latency::uncontended(&cluster, ROUNDS_RS3).await?;
+    board.compare(board::UNCONTENDED_RS3, &uncontended, "findOneAndUpdate + deleteOne");
+    let handoff = latency::handoff(&cluster, ROUNDS_RS3).await?;
+    board.compare(board::HANDOFF_RS3, &handoff, "hop");
+
+    board.note("raw hop, three nodes", &handoff.raw);
+    board.note("hand-over, three nodes", &handoff.lock);
+    board.note("raw findOneAndUpdate + deleteOne, three nodes", &uncontended.raw);
+    board.note("acquire + release, three nodes", &uncontended.lock);
+    Ok(())
+}
+
+async fn standalone(board: &mut Board) -> Result<()> {
+    let cluster = start(Cluster::standalone(), "a standalone").await?;
+    let polling = latency::polling_handoff(&cluster, ROUNDS_POLLING).await?;
+    board.enter(board::POLLING, polling.median(), polling.to_string());
+    Ok(())
+}
+
+async fn contention(board: &mut Board) -> Result<()> {
+    let cluster = start(Cluster::replica_set(1), "32 clients in contention").await?;
+    let clients = load::many_clients(&cluster, 32).await?;
+    let contention = load::contention(&cluster, clients).await?;
+    board.enter(
+        board::COMMANDS_32,
+        contention.commands_per_handoff(),
+        contention.to_string(),
+    );
+    board.enter(
+        board::GETMORES_32,
+        contention.getmores_per_handoff(),
+        String::from("(the same run)"),
+    );
+    board.remark(format!(
+        "32 clients in contention: {:.0} hand-overs/s",
+        contention.handoffs_per_second()
+    ));
+
+    let cluster = start(Cluster::replica_set(1), "50 tasks of one client in contention").await?;
+    let clients = load::many_tasks(&cluster, 50).await?;
+    let local: Contention = load::contention(&cluster, clients).await?;
+    board.enter(board::COMMANDS_LOCAL, local.commands_per_handoff(), local.to_string());
+    board.remark(format!(
+        "50 tasks of one client: {:.0} hand-overs/s",
+        local.handoffs_per_second()
+    ));
+    Ok(())
+}
+
+/// Both only count commands over a long time, so one does not disturb the other.
+async fn steady_state(board: &mut Board) -> Result<()> {
+    let waited = start(Cluster::replica_set(1), "50 waiters of 5 clients").await?;
+    let held = start(Cluster::replica_set(1), "10,000 locks of one client").await?;
+    let (idle, renewals): (Result<Idle>, Result<Renewals>) = tokio::join!(load::idle(&waited), load::renewals(&held));
+    let (idle, renewals) = (idle?, renewals?);
+    board.enter(board::IDLE, idle.commands_per_second(), idle.to_string());
+    board.enter(board::RENEW_10K, renewals.commands_per_round(), renewals.to_string());
+    Ok(())
+}
+
+/// Starts a cluster and says what comes next: the run takes minutes.
+async fn start(
+    cluster: impl Future<Output = std::result::Result<Cluster, watchlock_testkit::Error>>,
+    what: &str,
+) -> Result<Cluster> {
+    eprintln!("measuring {what} ...");
+    Ok(cluster.await?)
+}
+
+impl Board {
+    fn compare(&mut self, key: board::Key, compared: &Compared, raw: &str) {
+        let (lock, floor) = (compared.lock.median(), compared.raw.median());
+        self.enter(key, lock / floor, format!("{lock:.3} ms / {floor:.3} ms raw {raw}"));
+    }
+
+    fn note(&mut self, what: &str, samples: &Samples) {
+        self.remark(format!("{what}: {samples}"));
+    }
+}

@@ -1,0 +1,92 @@
+//! What stands for one process: a driver's client and a lock client of its own.
+
+use std::time::{Duration, SystemTime};
+
+use mongodb::{
+    Client, Collection,
+    bson::Document,
+    options::{CollectionOptions, WriteConcern},
+};
+use tokio::{
+    task::JoinHandle,
+    time::{Instant, sleep, timeout},
+};
+use watchlock::{LockClient, LockHandle, LockInfo};
+use watchlock_testkit::Cluster;
+
+use crate::Result;
+
+const DATABASE: &str = "scoreboard";
+
+/// Within this a waiter stands in the queue, or something is wrong.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+#[derive(Debug)]
+pub(crate) struct Peer {
+    pub(crate) driver: Client,
+    pub(crate) locks: LockClient,
+}
+
+impl Peer {
+    pub(crate) async fn new(cluster: &Cluster) -> Result<Self> {
+        Self::of(cluster.client().await?, None).await
+    }
+
+    pub(crate) async fn with_lease(uri: &str, lease: Duration) -> Result<Self> {
+        Self::of(Client::with_uri_str(uri).await?, Some(lease)).await
+    }
+
+    async fn of(driver: Client, lease: Option<Duration>) -> Result<Self> {
+        let mut builder = LockClient::builder(driver.database(DATABASE));
+        if let Some(lease) = lease {
+            builder = builder.lease(lease);
+        }
+        Ok(Self {
+            locks: builder.build().await?,
+            driver,
+        })
+    }
+
+    /// The collection of the raw commands, beside the one of the locks and with the same write concern.
+    pub(crate) fn raw(&self) -> Collection<Document> {
+        let options = CollectionOptions::builder()
+            .write_concern(WriteConcern::majority())
+            .build();
+        self.driver.database(DATABASE).collection_with_options("raw", options)
+    }
+
+    /// Begins to wait for `name` in a task of its own.
+    pub(crate) fn wait_for(&self, name: &str) -> JoinHandle<Result<Acquired>> {
+        let mutex = self.locks.mutex(name);
+        tokio::spawn(async move {
+            let handle = mutex.acquire().await?;
+            Ok(Acquired {
+                at: Instant::now(),
+                at_clock: SystemTime::now(),
+                handle,
+            })
+        })
+    }
+
+    /// Waits until `waiters` stand in the server's queue, and returns what the lock looks like then.
+    pub(crate) async fn until_queued(&self, name: &str, waiters: usize) -> Result<LockInfo> {
+        let queued = async {
+            loop {
+                match self.locks.inspect(name).await? {
+                    Some(lock) if lock.waiters.len() >= waiters => return Ok(lock),
+                    _ => sleep(Duration::from_millis(1)).await,
+                }
+            }
+        };
+        timeout(PATIENCE, queued).await?
+    }
+}
+
+/// What a waiter comes back with.
+#[derive(Debug)]
+pub(crate) struct Acquired {
+    pub(crate) at: Instant,
+    /// The same instant on the clock that this machine's servers read too.
+    pub(crate) at_clock: SystemTime,
+    pub(crate) handle: LockHandle,
+}
