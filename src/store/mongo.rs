@@ -54,7 +54,7 @@ impl MongoStore {
             .map(|now| ServerTime(now.timestamp_millis()));
         let topology = if hello.contains_key("setName") {
             Topology::ReplicaSet
-        } else if hello.get_str("msg") == Ok("isdbgrid") {
+        } else if hello.get_str("msg").is_ok_and(|message| message == "isdbgrid") {
             Topology::Sharded
         } else {
             Topology::Standalone
