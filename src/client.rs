@@ -68,8 +68,11 @@ impl LockClientBuilder {
         self
     }
 
-    /// How often held locks are renewed; a third of the lease by default. It must be shorter than the lease less the
+    /// How often held locks are renewed; a fifth of the lease by default. It must be shorter than the lease less the
     /// skew margin.
+    ///
+    /// What is left of the lease when the primary fails at the worst moment is the lease less this: it must outlast the
+    /// election (10 to 12 s by MongoDB's defaults, 20 s when it has to be repeated) and the first commit after it.
     pub fn renewal_interval(mut self, interval: Duration) -> Self {
         self.settings.renewal_interval = Some(interval);
         self

@@ -132,7 +132,7 @@ impl Settings {
         let lease = self.lease.unwrap_or(Duration::from_secs(30));
         Config {
             lease,
-            renewal_interval: self.renewal_interval.unwrap_or(lease / 3),
+            renewal_interval: self.renewal_interval.unwrap_or(lease / 5),
             claim_lease: self.claim_lease.unwrap_or(lease.min(Duration::from_secs(5))),
             retention: self.retention.unwrap_or(Duration::from_secs(24 * 3600)),
             skew_margin: self.skew_margin.unwrap_or((lease / 10).min(Duration::from_secs(1))),
@@ -242,7 +242,7 @@ mod tests {
     #[test]
     fn the_defaults_follow_from_the_lease() {
         let config = settings().validate().unwrap();
-        assert_eq!(config.renewal_interval, Duration::from_secs(10));
+        assert_eq!(config.renewal_interval, Duration::from_secs(6));
         assert_eq!(config.skew_margin, Duration::from_secs(1));
         let short = Settings {
             lease: Some(LEASE_LEAST),
@@ -306,7 +306,7 @@ mod tests {
                     skew_margin: Some(40 * second),
                     ..settings()
                 },
-                ["10s", "0ns"],
+                ["6s", "0ns"],
             ),
             (
                 Settings {

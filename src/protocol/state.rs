@@ -57,6 +57,9 @@ impl fmt::Display for Kind {
     }
 }
 
+/// What a name is used as: the kind, and its capacity.
+pub(crate) type Use = (Kind, i64);
+
 /// Who an entry belongs to, for people to read: nothing is decided by it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Owner {

@@ -21,7 +21,7 @@ const BEHIND: usize = 64;
 const OPENING: Duration = Duration::from_secs(2);
 
 /// As with the session's own stream, one that gives no sign of life for this long after it should have is re-opened.
-const OVERDUE: Duration = Duration::from_secs(2);
+const OVERDUE: Duration = Duration::from_secs(1);
 
 /// How long before the stream is tried again where it could not be opened; polled meanwhile.
 const POLLED: Duration = Duration::from_secs(5);

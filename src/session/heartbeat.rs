@@ -208,7 +208,7 @@ impl Session {
         let (documents, exchange) = self.store.read(&renewal.names).await?;
         for hold in holds {
             let state = documents.get(&hold.name).and_then(|document| document.as_ref().ok());
-            let holder = state.and_then(|state| state.holders.iter().find(|holder| holder.id == hold.id));
+            let holder = state.and_then(|state| state.holders.iter().find(|holder| hold.is(holder)));
             if let (Some(holder), Some(now)) = (holder, exchange.now) {
                 // What was read may be a later renewal that is not committed yet: this one is, and no more.
                 let until = offset(exchange.sent, now, holder.until).min(sent + hold.lease);
@@ -222,9 +222,9 @@ impl Session {
     }
 
     fn compare(self: &Arc<Self>, hold: &Hold, document: Option<&Result<State, Malformed>>) {
-        self.feed(&hold.name, |lines, _, effects| {
+        self.feed(&hold.name, |lines, context, effects| {
             if let Some(line) = lines.by_name.get_mut(&hold.name) {
-                line.verified(document, std::slice::from_ref(&hold.id), effects);
+                line.verified(document, std::slice::from_ref(&hold.id), context, effects);
             }
         });
     }

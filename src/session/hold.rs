@@ -11,8 +11,8 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-use super::line::Use;
 use crate::{
+    protocol::{Holder, Use},
     status::{LockStatus, LostReason},
     token::FencingToken,
 };
@@ -82,6 +82,12 @@ impl Hold {
             changed: Notify::new(),
             ended: CancellationToken::new(),
         }
+    }
+
+    /// Whether the document's holder is this hold. The entry alone does not tell: where it was put out and a request for
+    /// it was still on its way, it is granted anew, which is another hold that nobody has.
+    pub(crate) fn is(&self, holder: &Holder) -> bool {
+        holder.id == self.id && holder.token == self.token.as_i64()
     }
 
     /// Waits until the hold is lost.

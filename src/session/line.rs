@@ -12,10 +12,7 @@
 
 use std::{
     collections::{HashMap, VecDeque},
-    sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering},
-    },
+    sync::Arc,
     time::Duration,
 };
 
@@ -24,11 +21,12 @@ use tokio::{sync::oneshot, time::Instant};
 use super::{
     clock::{ServerClock, offset},
     hold::{Grant, Hold},
+    ids::Ids,
 };
 use crate::{
     config::Config,
     error::{AcquireError, ServerError, UsedOtherwise},
-    protocol::{Kind, Operation, Owner, Request, Requests, State, document::Malformed, wake},
+    protocol::{Kind, Operation, Owner, Request, Requests, State, Use, document::Malformed, wake},
     status::LostReason,
     store::{Answer, Exchange, Failure, StoreError},
 };
@@ -144,9 +142,6 @@ pub(crate) struct Wanted {
     pub(crate) owner: Owner,
 }
 
-/// What a name is used as: the kind and its capacity.
-pub(crate) type Use = (Kind, i64);
-
 /// An entry that is to leave the document.
 #[derive(Debug)]
 struct Leave {
@@ -183,44 +178,6 @@ pub(crate) struct Context<'a> {
     /// Grants arrive as events, so asking is only the back-stop.
     pub(crate) streaming: bool,
     pub(crate) ids: &'a Ids,
-}
-
-/// Makes the ids of a session: of its entries and of its operations.
-#[derive(Debug)]
-pub(crate) struct Ids {
-    session: String,
-    next: AtomicU64,
-}
-
-impl Ids {
-    pub(crate) fn new(session: String) -> Self {
-        Self {
-            session,
-            next: AtomicU64::new(1),
-        }
-    }
-
-    pub(crate) fn session(&self) -> &str {
-        &self.session
-    }
-
-    pub(crate) fn number(&self) -> u64 {
-        self.next.fetch_add(1, Ordering::Relaxed)
-    }
-
-    pub(crate) fn entry(&self) -> String {
-        format!("{}-{}", self.session, self.number())
-    }
-
-    pub(crate) fn operation(&self) -> String {
-        format!("{}.{}", self.session, self.number())
-    }
-
-    fn made(&self, entry: &str) -> bool {
-        entry
-            .strip_prefix(&self.session)
-            .is_some_and(|rest| rest.starts_with('-'))
-    }
 }
 
 #[derive(Debug)]
@@ -592,7 +549,7 @@ impl Line {
         };
         // The next head, if it is queued already, stands behind ourselves; the answer to our own leave will tell more.
         let routine = if context.streaming {
-            context.config.renewal_interval
+            refresh(context.config)
         } else {
             context.config.poll_interval.0
         };
@@ -615,7 +572,7 @@ impl Line {
     /// Holds that the document no longer has are lost. A document with a smaller token is older than the hold.
     fn compare_holds(&mut self, state: &State, effects: &mut Vec<Effect>) {
         let gone = |_: &String, hold: &mut Arc<Hold>| {
-            hold.token.as_i64() <= state.token && !state.holders.iter().any(|holder| holder.id == hold.id)
+            hold.token.as_i64() <= state.token && !state.holders.iter().any(|holder| hold.is(holder))
         };
         for (_, hold) in self.holds.extract_if(gone) {
             let reason = reason_of_absence(state, &hold);
@@ -673,9 +630,7 @@ impl Line {
                 .filter(|_| place == 1)
                 .map(|head| unsigned(head.claim));
             let claim = claim.map(|claim| Duration::from_millis(claim).max(context.config.poll_interval.1));
-            claim.map_or(context.config.renewal_interval, |claim| {
-                claim.min(context.config.renewal_interval)
-            })
+            claim.map_or(refresh(context.config), |claim| claim.min(refresh(context.config)))
         } else {
             poll_interval(context.config, place, context.now.saturating_duration_since(head.since))
         };
@@ -792,20 +747,27 @@ impl Line {
         &mut self,
         document: Option<&Result<State, Malformed>>,
         held: &[String],
+        context: &Context<'_>,
         effects: &mut Vec<Effect>,
     ) {
         let state = document.and_then(|document| document.as_ref().ok());
         for id in held {
-            if state.is_some_and(|state| state.holders.iter().any(|holder| holder.id == *id)) {
+            let Some(hold) = self.holds.get(id).cloned() else {
+                continue;
+            };
+            if state.is_some_and(|state| state.holders.iter().any(|holder| hold.is(holder))) {
                 continue;
             }
-            let Some(hold) = self.holds.remove(id) else { continue };
+            self.holds.remove(id);
             let reason = match (document, state) {
                 (None, _) => LostReason::Deleted,
                 (Some(_), Some(state)) => reason_of_absence(state, &hold),
                 (Some(_), None) => LostReason::Overwritten,
             };
             effects.push(Effect::Lost(hold, reason));
+            if let Some(state) = state {
+                self.take_out_strangers(state, context);
+            }
         }
     }
 }
@@ -829,6 +791,11 @@ fn request(pending: &Pending, wait: bool, config: &Config) -> Request {
         fresh: !pending.sent,
         owner: pending.owner.clone(),
     }
+}
+
+/// How often a place in the queue is confirmed: also the back-stop should an event be lost.
+fn refresh(config: &Config) -> Duration {
+    config.lease / 2
 }
 
 /// When a hold on a claim lease is renewed first.

@@ -9,6 +9,7 @@ pub(crate) mod clock;
 pub(crate) mod follow;
 mod heartbeat;
 pub(crate) mod hold;
+mod ids;
 pub(crate) mod line;
 mod watcher;
 
@@ -37,11 +38,12 @@ use crate::{
 };
 use clock::ServerClock;
 use hold::Hold;
-use line::{Context, Effect, Ids, Line, Outcome, Pending, Wanted};
+use ids::Ids;
+use line::{Context, Effect, Line, Outcome, Pending, Wanted};
 
 /// Operations of one client that are on their way at one time, so that a burst of acquires and cancels leaves room in
-/// the connection pool, which is the user's.
-const OPERATIONS_AT_ONCE: usize = 16;
+/// the connection pool, which is the user's; the driver's has ten connections by default.
+const OPERATIONS_AT_ONCE: usize = 6;
 
 /// How many idle names are remembered: as many as a service is likely to use again and again.
 const IDLE_REMEMBERED: usize = 1_024;

@@ -19,7 +19,7 @@ use crate::protocol::{Operation, ServerTime, State, pipeline, wake};
 
 /// How long the server may hold an empty `getMore`. A stream silent for longer than this and a margin is taken for
 /// dead, so it is also how soon a stream that silently stopped is noticed; each one costs a command.
-pub(crate) const AWAIT_TIME: Duration = Duration::from_millis(3_500);
+pub(crate) const AWAIT_TIME: Duration = Duration::from_secs(4);
 
 const TTL_INDEX: &str = "watchlock_purge_at";
 

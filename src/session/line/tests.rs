@@ -530,3 +530,28 @@ async fn who_expects_to_be_alone_and_is_not_asks_in_full() {
     outcome.try_recv().unwrap_err();
     assert_eq!(bench.document.as_ref().unwrap().queue.len(), 1, "it waits in line");
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_request_that_arrives_after_its_grant_was_broken_leaves_no_ghost() {
+    let mut bench = Bench::new();
+    bench.foreign(&foreign("other.1", &[], Some("other-1")), true);
+    let (_, mut outcome) = bench.join(true);
+    bench.settle();
+    // It asks once more, and the request takes its time.
+    bench.feed(|line, context, _| line.doubt(context));
+    let operation = bench.next().expect("it asks");
+    bench.foreign(&foreign("other.2", &["other-1"], None), true);
+    let hold = held(&mut outcome);
+    // The lock is broken, of which nothing is heard yet, and then the request puts the entry in again.
+    let breaking = Operation {
+        evict: true,
+        ..foreign("other.3", &[], None)
+    };
+    bench.foreign(&breaking, false);
+    let answer = bench.apply(&operation);
+    assert_eq!(bench.ids_in_document(), [hold.id.as_str()]);
+    bench.answered(&operation, &answer);
+    assert!(hold.lost_reason().is_some(), "the grant was broken");
+    bench.settle();
+    assert!(bench.ids_in_document().is_empty(), "nobody has the second grant");
+}
