@@ -3,4 +3,10 @@
 mod cancel;
 mod everywhere;
 mod failover;
+mod faults;
+mod input;
+mod polling;
+mod privileges;
+mod process;
 mod setup;
+mod stream;

@@ -1,0 +1,930 @@
+//! What a fail-over costs: no healthy holder its lock, no waiter more than time, and nobody the exclusion.
+//!
+//! One replica set of three nodes, with MongoDB's default election timeout of 10 s and watchlock's default lease of
+//! 30 s, goes through the four ways in which a primary can go, one after the other. Throughout, clients of their own
+//! contend for one lock, one client keeps a lock, and another waits for it.
+
+use std::{
+    collections::HashMap,
+    fmt,
+    sync::{
+        Arc, Mutex, MutexGuard,
+        atomic::{AtomicU32, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use futures::future::{join_all, select_all};
+use mongodb::{
+    Client,
+    bson::{Document, doc},
+    event::{EventHandler, command::CommandEvent},
+    options::{ClientOptions, WriteConcern},
+};
+use tokio::{
+    task::{JoinHandle, JoinSet},
+    time::{sleep, sleep_until, timeout},
+};
+use tokio_util::sync::CancellationToken;
+use watchlock::{FencingToken, LockClient, LockHandle, LockStatus, Released, WakeMode};
+use watchlock_testkit::{Cluster, shared};
+
+/// How many clients contend.
+const CONTENDERS: usize = 4;
+
+/// How long the machine may take to elect a new primary for the promises about that to apply.
+const ELECTED_IN_TIME: Duration = Duration::from_secs(15);
+
+/// How soon after the new primary stands the change streams are open again; and how soon after it commits its first
+/// write, before which it can't answer, waiters are served.
+const BACK: Duration = Duration::from_secs(5);
+
+/// How soon a stream that is silent is taken for dead: after 4.5 s. The driver takes 10 to 20 s to notice.
+const STREAM_DEAD: Duration = Duration::from_secs(7);
+
+/// How long the driver hangs on a request to a frozen server, at the most, before it asks the new primary.
+const HANGS: Duration = Duration::from_secs(20);
+
+/// A hand-over that took longer was not brought about by an event: without one a waiter asks when the claim lease (5 s)
+/// or the next routine question (15 s) is due. On a busy machine an event can take its time.
+const BY_EVENT: Duration = Duration::from_secs(1);
+
+/// The defaults.
+const LEASE: Duration = Duration::from_secs(30);
+const SKEW_MARGIN: Duration = Duration::from_secs(1);
+const RENEWAL_INTERVAL: Duration = Duration::from_secs(6);
+
+const FREEZE: Duration = Duration::from_secs(40);
+
+/// How soon after a fault before an imminent renewal a holder knows that its lock is at risk: the renewal and a fifth of
+/// the renewal interval later, when another goes out beside it.
+const TOLD_OF_RISK: Duration = Duration::from_secs(5);
+
+/// Anything that must come to pass some time, and is no promise by itself.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+const POLL: Duration = Duration::from_millis(5);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Fault {
+    SteppedDown,
+    ShutDown,
+    Frozen,
+    Killed,
+}
+
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::SteppedDown => "stepped down",
+            Self::ShutDown => "shut down",
+            Self::Frozen => "frozen",
+            Self::Killed => "killed",
+        })
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn fail_overs_cost_no_healthy_holder_its_lock_and_no_waiter_its_turn() {
+    let scene = Scene::new().await;
+    for fault in [Fault::SteppedDown, Fault::ShutDown, Fault::Frozen, Fault::Killed] {
+        if std::env::var("ONLY").is_ok_and(|only| only != fault.to_string()) {
+            continue;
+        }
+        scene.fail_over(fault).await;
+    }
+}
+
+/// The servers and who watches them.
+struct Scene {
+    cluster: Cluster,
+    database: String,
+    /// Straight to each node.
+    nodes: Vec<Client>,
+    start: Instant,
+}
+
+/// A lock client on a driver client of its own, as another process would have it.
+struct Process {
+    name: String,
+    locks: LockClient,
+    renewals: Arc<Renewals>,
+    modes: Arc<Mutex<Vec<(Instant, WakeMode)>>>,
+    _observer: Aborted,
+}
+
+/// The renewals of one client, as its driver reports them.
+#[derive(Debug, Default)]
+struct Renewals {
+    sent: AtomicU32,
+    answered: AtomicU32,
+    failed: AtomicU32,
+}
+
+impl Renewals {
+    fn note(&self, event: &CommandEvent) {
+        let (name, counter) = match event {
+            CommandEvent::Started(event) => (&event.command_name, &self.sent),
+            CommandEvent::Succeeded(event) => (&event.command_name, &self.answered),
+            CommandEvent::Failed(event) => (&event.command_name, &self.failed),
+            _ => return,
+        };
+        // The library sends no other updates.
+        if name == "update" {
+            counter.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    fn take(&self) -> [u32; 3] {
+        [&self.sent, &self.answered, &self.failed].map(|counter| counter.swap(0, Ordering::Relaxed))
+    }
+}
+
+/// A task that ends with its owner.
+struct Aborted(JoinHandle<()>);
+
+impl Drop for Aborted {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+impl Scene {
+    async fn new() -> Self {
+        let cluster = Cluster::replica_set(3).await.unwrap();
+        let nodes = join_all((0..cluster.len()).map(|i| cluster.node_client(i))).await;
+        let nodes = nodes.into_iter().map(Result::unwrap).collect();
+        Self {
+            cluster,
+            database: shared::unique_name("failover"),
+            nodes,
+            start: Instant::now(),
+        }
+    }
+
+    async fn process(&self, name: &str) -> Process {
+        let renewals = Arc::new(Renewals::default());
+        let mut options = ClientOptions::parse(self.cluster.uri()).await.unwrap();
+        let notes = renewals.clone();
+        options.command_event_handler = Some(EventHandler::callback(move |event| notes.note(&event)));
+        let client = Client::with_options(options).unwrap();
+        let locks = LockClient::builder(client.database(&self.database))
+            .label(name)
+            .build()
+            .await
+            .unwrap();
+        let modes = Arc::new(Mutex::new(vec![(Instant::now(), locks.wake_mode())]));
+        let (observed, log) = (locks.clone(), modes.clone());
+        let observer = tokio::spawn(async move {
+            let mut mode = observed.wake_mode();
+            loop {
+                mode = observed.wake_mode_changed(mode).await;
+                locked(&log).push((Instant::now(), mode));
+            }
+        });
+        Process {
+            name: name.to_owned(),
+            locks,
+            renewals,
+            modes,
+            _observer: Aborted(observer),
+        }
+    }
+
+    /// Has the primary go, sees everybody through it, and puts the replica set together again.
+    async fn fail_over(&self, fault: Fault) {
+        self.cluster.wait_until_ready(PATIENCE).await.unwrap();
+        // New ones each time, so that their streams are open on the primary that goes.
+        let contention = Contention::start(self, fault).await;
+        let mut keepers = Keepers::start(self, fault).await;
+        contention.at_full_speed().await;
+        if matches!(fault, Fault::Frozen | Fault::Killed) {
+            keepers.have_the_least_time_left().await;
+        }
+        let old = self.cluster.primary().await.unwrap();
+        println!(
+            "-- the primary is {fault}, {:.1?} after the start",
+            self.start.elapsed()
+        );
+        let watch = keepers.watch();
+
+        let struck = Instant::now();
+        let deadline = keepers.deadline();
+        let (stood, ()) = tokio::join!(
+            async {
+                let (new, standing) = self.new_primary(old).await;
+                // Its waiter gets it as soon as the waiter's stream is back.
+                keepers.start_relay();
+                let committing = self.majority_write(new).await;
+                let moments = Moments {
+                    struck,
+                    deadline,
+                    standing,
+                    committing,
+                };
+                let elected_in = standing.duration_since(struck);
+                println!(
+                    "{fault}: new primary after {elected_in:.2?}; it commits {}",
+                    moments.since(committing)
+                );
+                let relayed = keepers.first_relay(fault, &moments).await;
+                (new, moments, relayed, contention.resumed(standing).await)
+            },
+            self.strike(fault, old)
+        );
+        let (new, moments, relayed, resumed) = stood;
+        println!("{fault}: the first contender was served {}", moments.since(resumed));
+
+        // A frozen node keeps others from acknowledging at once: only with their heartbeats, every 2 s.
+        self.at_full_speed(new).await;
+        println!(
+            "{fault}: majority writes are as fast as ever {}",
+            moments.since(Instant::now())
+        );
+        keepers.relay_to_and_fro(fault).await;
+        contention.at_full_speed().await;
+        if fault == Fault::Frozen {
+            // The time for which it is frozen is the fault itself.
+            sleep_until((struck + FREEZE).into()).await;
+            self.cluster.thaw(old).unwrap();
+            let thawed = Instant::now();
+            self.cluster.wait_until_ready(PATIENCE).await.unwrap();
+            println!("{fault}: thawed, and a secondary {:.2?} later", thawed.elapsed());
+            contention.at_full_speed().await;
+        }
+        keepers.hand_over(fault, &watch, &moments).await;
+        contention.report(fault, &moments);
+        for process in contention.processes.iter().chain(&keepers.processes) {
+            process.stream_is_back(fault, &moments);
+        }
+        contention.finish(self).await;
+        keepers.finish(self).await;
+        if matches!(fault, Fault::ShutDown | Fault::Killed) {
+            self.cluster.restart(old).await.unwrap();
+        }
+        let answered = match fault {
+            Fault::Frozen => moments.committing.max(struck + HANGS),
+            _ => moments.committing,
+        };
+        assert!(
+            resumed <= answered + BACK,
+            "{fault}: contenders went on {}",
+            moments.since(resumed)
+        );
+        assert!(
+            relayed <= answered + BACK,
+            "{fault}: the relay was handed over {}",
+            moments.since(relayed)
+        );
+    }
+
+    /// Waits until the new primary acknowledges a write that was sent at once.
+    async fn majority_write(&self, node: usize) -> Instant {
+        let collection = self.nodes[node].database("probe").collection::<Document>("probe");
+        let write = collection.insert_one(doc! {}).write_concern(WriteConcern::majority());
+        timeout(PATIENCE, write).await.expect("a majority").unwrap();
+        Instant::now()
+    }
+
+    async fn at_full_speed(&self, node: usize) {
+        let start = Instant::now();
+        let mut fast = 0;
+        while fast < 5 {
+            assert!(start.elapsed() < PATIENCE, "majority writes stay slow");
+            let sent = Instant::now();
+            let took = self.majority_write(node).await - sent;
+            fast = if took < Duration::from_millis(200) { fast + 1 } else { 0 };
+        }
+    }
+
+    async fn strike(&self, fault: Fault, node: usize) {
+        match fault {
+            Fault::SteppedDown => self.cluster.step_down(node, 10).await.unwrap(),
+            Fault::ShutDown => self.cluster.shut_down(node).await.unwrap(),
+            Fault::Frozen => self.cluster.freeze(node).unwrap(),
+            Fault::Killed => self.cluster.kill(node),
+        }
+    }
+
+    /// Waits until one of the other nodes says that it is the primary.
+    async fn new_primary(&self, old: usize) -> (usize, Instant) {
+        let others = self.nodes.iter().enumerate().filter(|(i, _)| *i != old);
+        let standing = others.map(|(i, node)| {
+            Box::pin(async move {
+                loop {
+                    let hello = node.database("admin").run_command(doc! { "hello": 1 }).await;
+                    if hello.is_ok_and(|hello| hello.get_bool("isWritablePrimary").unwrap_or(false)) {
+                        return (i, Instant::now());
+                    }
+                    sleep(POLL).await;
+                }
+            })
+        });
+        let (standing, ..) = timeout(PATIENCE, select_all(standing)).await.expect("a new primary");
+        standing
+    }
+}
+
+/// The turning points of a fault.
+#[derive(Clone, Copy, Debug)]
+struct Moments {
+    struck: Instant,
+    /// Up to which the keeper has its lock if no renewal gets through any more.
+    deadline: Instant,
+    /// Another node says that it is the primary.
+    standing: Instant,
+    /// It acknowledges the first write by majority: no request can be answered before.
+    committing: Instant,
+}
+
+impl Moments {
+    /// Whether the servers gave holders a chance to keep their locks.
+    fn are_in_time(&self) -> bool {
+        self.standing - self.struck <= ELECTED_IN_TIME && self.committing + Duration::from_secs(1) < self.deadline
+    }
+
+    fn since(&self, instant: Instant) -> String {
+        if instant >= self.standing {
+            format!("{:.2?} after the new primary stood", instant - self.standing)
+        } else {
+            format!("{:.2?} before the new primary stood", self.standing - instant)
+        }
+    }
+}
+
+/// What the contenders did, in one process and on one clock.
+#[derive(Debug, Default)]
+struct Log {
+    grants: Mutex<Vec<Grant>>,
+    /// Of each contender.
+    longest_wait: Mutex<HashMap<usize, Duration>>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Grant {
+    token: FencingToken,
+    contender: usize,
+    seen: Instant,
+    /// From the first to the last instant at which the handle said that the lock was not lost.
+    valid: Option<(Instant, Instant)>,
+    /// When the release was asked for, when it returned, and what it said.
+    released: Option<(Instant, Instant, Released)>,
+}
+
+impl Grant {
+    /// Looks at the handle: what it says holds for the instant before it was asked.
+    fn look(&mut self, handle: &LockHandle) -> bool {
+        let before = Instant::now();
+        if handle.lost_reason().is_some() {
+            return false;
+        }
+        self.valid = Some((self.valid.map_or(before, |(from, _)| from), before));
+        true
+    }
+}
+
+/// Clients that acquire one lock, hold it for some milliseconds and release it, again and again.
+struct Contention {
+    processes: Vec<Process>,
+    tasks: JoinSet<()>,
+    log: Arc<Log>,
+    stop: CancellationToken,
+}
+
+const HOT: &str = "hot";
+
+impl Contention {
+    async fn start(scene: &Scene, fault: Fault) -> Self {
+        let (log, stop) = (Arc::new(Log::default()), CancellationToken::new());
+        let mut tasks = JoinSet::new();
+        let mut processes = Vec::new();
+        for contender in 0..CONTENDERS {
+            let process = scene.process(&format!("{fault}, contender {contender}")).await;
+            tasks.spawn(contend(process.locks.clone(), contender, log.clone(), stop.clone()));
+            processes.push(process);
+        }
+        Self {
+            processes,
+            tasks,
+            log,
+            stop,
+        }
+    }
+
+    /// Waits until every contender was handed the lock by event, again and again.
+    async fn at_full_speed(&self) {
+        let start = Instant::now();
+        let mut served = [0; CONTENDERS];
+        while served.iter().any(|times| *times < 3) {
+            assert!(
+                start.elapsed() < PATIENCE,
+                "the contenders were served {served:?} times since"
+            );
+            sleep(POLL).await;
+            served = [0; CONTENDERS];
+            for hop in self
+                .hops()
+                .iter()
+                .filter(|hop| hop.released >= start && hop.took() < BY_EVENT)
+            {
+                served[hop.contender] += 1;
+            }
+        }
+    }
+
+    /// When a contender got the lock, after the new primary stood.
+    async fn resumed(&self, standing: Instant) -> Instant {
+        loop {
+            let grants = self.grants();
+            if let Some(grant) = grants.iter().find(|grant| grant.seen > standing) {
+                return grant.seen;
+            }
+            assert!(
+                standing.elapsed() < PATIENCE,
+                "no contender got the lock any more: {:?}",
+                grants.last()
+            );
+            sleep(POLL).await;
+        }
+    }
+
+    /// In the order of the tokens.
+    fn grants(&self) -> Vec<Grant> {
+        let mut grants = locked(&self.log.grants).clone();
+        grants.sort_by_key(|grant| grant.token);
+        grants
+    }
+
+    /// The hand-overs from one contender to another.
+    fn hops(&self) -> Vec<Hop> {
+        let grants = self.grants();
+        let pairs = grants.windows(2).filter(|pair| pair[0].contender != pair[1].contender);
+        pairs
+            .filter_map(|pair| {
+                let (released, returned, _) = pair[0].released?;
+                Some(Hop {
+                    contender: pair[1].contender,
+                    released,
+                    returned,
+                    granted: pair[1].seen,
+                })
+            })
+            .collect()
+    }
+
+    /// No two handles were valid at one time, and tokens rose in the order of the grants.
+    fn audit(&self) {
+        let grants = self.grants();
+        let mut valid_until: Option<(Instant, Grant)> = None;
+        for pair in grants.windows(2) {
+            assert!(pair[0].token < pair[1].token, "one token was given twice: {pair:?}");
+            assert!(
+                pair[0].seen < pair[1].seen,
+                "a larger token was given earlier: {pair:?}"
+            );
+        }
+        for grant in grants {
+            let Some((from, to)) = grant.valid else { continue };
+            if let Some((until, before)) = valid_until {
+                assert!(
+                    until < from,
+                    "two handles were valid at one time: {before:?} and {grant:?}"
+                );
+            }
+            valid_until = Some((to, grant));
+        }
+    }
+
+    fn report(&self, fault: Fault, moments: &Moments) {
+        let Moments { struck, committing, .. } = *moments;
+        let grants: Vec<_> = self.grants().into_iter().filter(|grant| grant.seen > struck).collect();
+        let (mut pause, mut last) = (Duration::ZERO, struck);
+        for grant in &grants {
+            pause = pause.max(grant.seen - last);
+            last = grant.seen;
+        }
+        let lost = grants
+            .iter()
+            .filter(|grant| matches!(grant.released, Some((_, _, Released::WasLost))))
+            .count();
+        println!(
+            "{fault}: {} grants since, {lost} of them lost; the longest time without one was {pause:.2?}",
+            grants.len()
+        );
+        for hop in self
+            .hops()
+            .iter()
+            .filter(|hop| hop.granted > struck && hop.took() > Duration::from_millis(500))
+        {
+            println!(
+                "{fault}:   slow hand-over to contender {}: {}; release asked {}, returned {}",
+                hop.contender,
+                moments.since(hop.granted),
+                moments.since(hop.released),
+                moments.since(hop.returned)
+            );
+        }
+        let waits = locked(&self.log.longest_wait);
+        for contender in 0..CONTENDERS {
+            let hops = self.hops();
+            let by_event = hops
+                .iter()
+                .find(|hop| hop.contender == contender && hop.released > committing && hop.took() < BY_EVENT);
+            println!(
+                "{fault}:   contender {contender} waited {:.2?} at the most; served by event again: {}",
+                waits[&contender],
+                by_event.map_or("never".to_owned(), |hop| moments.since(hop.granted))
+            );
+        }
+    }
+
+    async fn finish(mut self, scene: &Scene) {
+        self.stop.cancel();
+        while let Some(ended) = self.tasks.join_next().await {
+            ended.unwrap();
+        }
+        self.audit();
+        let idle = idle(scene, HOT).await;
+        println!("`{HOT}` is idle {idle:.2?} after the last contender stopped");
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Hop {
+    contender: usize,
+    released: Instant,
+    returned: Instant,
+    granted: Instant,
+}
+
+impl Hop {
+    fn took(&self) -> Duration {
+        self.granted.saturating_duration_since(self.released)
+    }
+}
+
+async fn contend(locks: LockClient, contender: usize, log: Arc<Log>, stop: CancellationToken) {
+    let mutex = locks.mutex(HOT);
+    while !stop.is_cancelled() {
+        let asked = Instant::now();
+        let handle = mutex
+            .acquire()
+            .await
+            .unwrap_or_else(|error| panic!("contender {contender}: {error:?}"));
+        let seen = Instant::now();
+        let mut grant = Grant {
+            token: handle.token(),
+            contender,
+            seen,
+            valid: None,
+            released: None,
+        };
+        grant.look(&handle);
+        let place = {
+            let mut longest = locked(&log.longest_wait);
+            let longest = longest.entry(contender).or_default();
+            *longest = (*longest).max(seen - asked);
+            let mut grants = locked(&log.grants);
+            grants.push(grant);
+            grants.len() - 1
+        };
+        // Some work.
+        for _ in 0..3 {
+            sleep(Duration::from_millis(1)).await;
+            grant.look(&handle);
+        }
+        grant.look(&handle);
+        locked(&log.grants)[place] = grant;
+        let asked = Instant::now();
+        let released = handle
+            .release()
+            .await
+            .unwrap_or_else(|error| panic!("contender {contender}: {error:?}"));
+        grant.released = Some((asked, Instant::now(), released));
+        locked(&log.grants)[place] = grant;
+    }
+}
+
+/// Two clients: one keeps a lock that the other waits for, and hands another lock to it and back.
+struct Keepers {
+    processes: [Process; 2],
+    kept: Option<LockHandle>,
+    waits_to_keep: Option<JoinHandle<(LockHandle, Instant)>>,
+    relay: Option<LockHandle>,
+    waits_for_relay: Option<JoinHandle<(LockHandle, Instant)>>,
+    relaying: Option<JoinHandle<(Released, Duration)>>,
+}
+
+const KEPT: &str = "kept";
+const RELAY: &str = "relay";
+const RELAYS: usize = 20;
+
+/// What the keeper's handle showed all the time.
+struct Watch {
+    seen: Arc<Mutex<Seen>>,
+    _observer: Aborted,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Seen {
+    least_safe_for: Duration,
+    /// Since when it was at risk.
+    at_risk: Option<Instant>,
+    /// The last instant at which it said that the lock was not lost.
+    held: Instant,
+}
+
+impl Keepers {
+    /// Both locks are held by the first, and waited for by the second.
+    async fn start(scene: &Scene, fault: Fault) -> Self {
+        let keeper = scene.process(&format!("{fault}, keeper")).await;
+        let waiter = scene.process(&format!("{fault}, waiter")).await;
+        let kept = keeper.locks.mutex(KEPT).acquire().await.unwrap();
+        let relay = keeper.locks.mutex(RELAY).acquire().await.unwrap();
+        Self {
+            kept: Some(kept),
+            waits_to_keep: Some(waiter.waiting(KEPT).await),
+            relay: Some(relay),
+            waits_for_relay: Some(waiter.waiting(RELAY).await),
+            relaying: None,
+            processes: [keeper, waiter],
+        }
+    }
+
+    /// The worst moment for a fault that takes an election timeout is just before a renewal.
+    async fn have_the_least_time_left(&self) {
+        let kept = self.kept.as_ref().unwrap();
+        let start = Instant::now();
+        let nearly_due = LEASE - SKEW_MARGIN - RENEWAL_INTERVAL + Duration::from_millis(300);
+        while kept.safe_for() > nearly_due {
+            assert!(start.elapsed() < PATIENCE, "renewed too early: {:?}", kept.safe_for());
+            sleep(POLL).await;
+        }
+        for process in &self.processes {
+            process.renewals.take();
+        }
+    }
+
+    /// Up to which the lock is surely kept without another renewal.
+    fn deadline(&self) -> Instant {
+        let safe_for = self.kept.as_ref().unwrap().safe_for();
+        Instant::now() + safe_for
+    }
+
+    fn watch(&self) -> Watch {
+        let view = self.kept.as_ref().unwrap().view();
+        let seen = Arc::new(Mutex::new(Seen {
+            least_safe_for: Duration::MAX,
+            at_risk: None,
+            held: Instant::now(),
+        }));
+        let noted = seen.clone();
+        let observer = tokio::spawn(async move {
+            loop {
+                {
+                    let mut seen = locked(&noted);
+                    let before = Instant::now();
+                    if view.lost_reason().is_none() {
+                        seen.held = before;
+                    }
+                    seen.least_safe_for = seen.least_safe_for.min(view.safe_for());
+                    if view.status() == LockStatus::AtRisk {
+                        seen.at_risk.get_or_insert_with(Instant::now);
+                    }
+                }
+                sleep(POLL).await;
+            }
+        });
+        Watch {
+            seen,
+            _observer: Aborted(observer),
+        }
+    }
+
+    /// Releases the relay; its waiter has been waiting all along.
+    fn start_relay(&mut self) {
+        let held = self.relay.take().unwrap();
+        self.relaying = Some(tokio::spawn(async move {
+            let asked = Instant::now();
+            (held.release().await.unwrap(), asked.elapsed())
+        }));
+    }
+
+    /// Waits until the one that waited all along has the relay, and returns when it had.
+    async fn first_relay(&mut self, fault: Fault, moments: &Moments) -> Instant {
+        let waiting = self.waits_for_relay.take().unwrap();
+        let (relay, granted) = timeout(PATIENCE, waiting).await.expect("the relay").unwrap();
+        self.relay = Some(relay);
+        let release = self.relaying.take().unwrap();
+        let (released, took) = timeout(PATIENCE, release).await.expect("the release").unwrap();
+        println!(
+            "{fault}: the waiter had the relay {}; its release took {took:.2?}: {released:?}",
+            moments.since(granted)
+        );
+        granted
+    }
+
+    /// Hands the relay to and fro, and sees that events do it.
+    async fn relay_to_and_fro(&mut self, fault: Fault) {
+        let mut latencies = Vec::new();
+        let mut held = self.relay.take().unwrap();
+        // While majority writes were slow a claim lease may have run out before it could be renewed.
+        if let Some(reason) = held.lost_reason() {
+            println!("{fault}: the waiter lost the relay meanwhile: {reason}");
+            let again = timeout(PATIENCE, self.processes[1].locks.mutex(RELAY).acquire())
+                .await
+                .expect("the relay")
+                .unwrap();
+            assert!(
+                again.token() > held.token(),
+                "{fault}: {:?} after {:?}",
+                again.token(),
+                held.token()
+            );
+            held = again;
+        }
+        for relay in 0..RELAYS {
+            let waiting = self.processes[relay % 2].waiting(RELAY).await;
+            let token = held.token();
+            let asked = Instant::now();
+            let release = tokio::spawn(held.release());
+            let (next, granted) = timeout(PATIENCE, waiting).await.expect("the relay").unwrap();
+            latencies.push(granted - asked);
+            assert!(next.token() > token, "{fault}: {:?} after {token:?}", next.token());
+            held = next;
+            let released = release.await.unwrap().unwrap();
+            assert_eq!(released, Released::Released, "{fault}, relay {relay}");
+        }
+        for process in &self.processes {
+            assert_eq!(
+                process.locks.wake_mode(),
+                WakeMode::ChangeStream,
+                "{fault}: {}",
+                process.name
+            );
+        }
+        latencies.sort();
+        let (median, most) = (latencies[latencies.len() / 2], latencies[latencies.len() - 1]);
+        println!("{fault}: further relays took {median:.1?} (median), {most:.1?} (most)");
+        assert!(
+            most < BY_EVENT,
+            "{fault}: a relay was not handed over by event: {latencies:.1?}"
+        );
+        self.relay = Some(held);
+    }
+
+    /// The keeper still has its lock, and hands it to the one that waited all the while.
+    async fn hand_over(&mut self, fault: Fault, watch: &Watch, moments: &Moments) {
+        let kept = self.kept.take().unwrap();
+        let lost = kept.lost_reason();
+        let Seen {
+            least_safe_for,
+            at_risk,
+            held,
+        } = *locked(&watch.seen);
+        let [sent, answered, failed] = self.processes[0].renewals.take();
+        println!(
+            "{fault}: the keeper's lock was safe for {least_safe_for:.1?} at the least, and at risk {:.1?} after the \
+             fault; {sent} renewals were sent, {answered} answered, {failed} failed",
+            at_risk.map(|at| at - moments.struck)
+        );
+        let without_primary = moments.standing - moments.struck;
+        if without_primary > TOLD_OF_RISK {
+            assert!(
+                at_risk.is_some_and(|at| at - moments.struck < TOLD_OF_RISK),
+                "{fault}: the keeper was not told in time that its lock was at risk"
+            );
+        }
+        if !moments.are_in_time() {
+            println!("{fault}: too late for holders to be promised that they keep their locks");
+        }
+        assert!(
+            lost.is_none() || !moments.are_in_time(),
+            "{fault}: the keeper lost its lock: {lost:?}"
+        );
+        assert!(
+            moments.standing < moments.deadline || held <= moments.deadline,
+            "{fault}: the keeper was told {:?} after its deadline that the lock is lost",
+            held - moments.deadline
+        );
+        let waiting = self.waits_to_keep.take().unwrap();
+        let token = kept.token();
+        let asked = Instant::now();
+        if lost.is_none() {
+            assert!(
+                !waiting.is_finished(),
+                "{fault}: the waiter has the lock that the keeper still holds"
+            );
+            assert_eq!(kept.release().await.unwrap(), Released::Released);
+        }
+        let (next, granted) = timeout(PATIENCE, waiting).await.expect("the kept lock").unwrap();
+        let took = granted.saturating_duration_since(asked);
+        assert!(held < granted, "{fault}: two handles were valid at one time");
+        match &lost {
+            None => println!("{fault}: the waiter had the kept lock {took:.1?} after its release"),
+            Some(reason) => println!(
+                "{fault}: the keeper lost its lock ({reason}); {:.2?} later the waiter had it",
+                granted - held
+            ),
+        }
+        assert!(next.token() > token);
+        // Granted while majority writes were slow it may be lost again, but not when it was handed over just now.
+        let lost_again = next.lost_reason();
+        assert!(
+            lost.is_some() || lost_again.is_none(),
+            "{fault}: lost as soon as granted: {lost_again:?}"
+        );
+        assert!(
+            lost.is_some() || took < BY_EVENT,
+            "{fault}: the kept lock was not handed over by event: {took:?}"
+        );
+        self.kept = Some(next);
+    }
+
+    async fn finish(self, scene: &Scene) {
+        drop((self.kept, self.relay));
+        for name in [KEPT, RELAY] {
+            let idle = idle(scene, name).await;
+            println!("`{name}` is idle {idle:.2?} after its last handle was dropped");
+        }
+    }
+}
+
+impl Process {
+    /// Waits for a lock, and stands in its queue.
+    async fn waiting(&self, name: &str) -> JoinHandle<(LockHandle, Instant)> {
+        let mutex = self.locks.mutex(name);
+        let waiting = tokio::spawn(async move { (mutex.acquire().await.unwrap(), Instant::now()) });
+        let start = Instant::now();
+        loop {
+            let lock = self.locks.inspect(name).await.unwrap().unwrap();
+            if waiting.is_finished()
+                || lock
+                    .waiters
+                    .iter()
+                    .any(|waiter| waiter.label.as_ref() == Some(&self.name))
+            {
+                return waiting;
+            }
+            assert!(
+                start.elapsed() < PATIENCE,
+                "{} does not stand in the queue: {lock:?}",
+                self.name
+            );
+        }
+    }
+
+    /// The change stream, if it was interrupted at all, was open again in time; and a silent one was taken for dead.
+    fn stream_is_back(&self, fault: Fault, moments: &Moments) {
+        let modes = locked(&self.modes);
+        let since: Vec<_> = modes.iter().filter(|(at, _)| *at > moments.struck).collect();
+        let (Some((broken, _)), Some((back, mode))) = (since.first(), since.last()) else {
+            println!("{}: its stream was not interrupted", self.name);
+            assert_ne!(fault, Fault::Frozen, "{}: its stream was silent", self.name);
+            return;
+        };
+        let noticed = *broken - moments.struck;
+        println!(
+            "{}: noticed {noticed:.2?} after the fault; {mode} {}",
+            self.name,
+            moments.since(*back)
+        );
+        assert!(
+            noticed < STREAM_DEAD,
+            "{}: noticed {noticed:?} after the fault",
+            self.name
+        );
+        assert_eq!(*mode, WakeMode::ChangeStream, "{}", self.name);
+        let bound = moments.standing + BACK;
+        assert!(
+            *back <= bound,
+            "{}: its stream was back {}",
+            self.name,
+            moments.since(*back)
+        );
+    }
+}
+
+/// Waits until nobody holds the lock or waits for it; that takes no longer than the lease of an entry left behind.
+async fn idle(scene: &Scene, name: &str) -> Duration {
+    let start = Instant::now();
+    let client = scene.cluster.client().await.unwrap();
+    let locks = client
+        .database(&scene.database)
+        .collection::<Document>("distributed_locks");
+    loop {
+        let lock = locks.find_one(doc! { "_id": name }).await.unwrap().unwrap();
+        if ["holders", "queue"]
+            .iter()
+            .all(|list| lock.get_array(list).unwrap().is_empty())
+        {
+            return start.elapsed();
+        }
+        assert!(start.elapsed() < LEASE, "`{name}` is not idle: {lock}");
+        sleep(POLL).await;
+    }
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+}

@@ -1,0 +1,248 @@
+//! Bad input, refused before anything is sent; and odd input, which is not bad.
+
+use std::time::Duration;
+
+use mongodb::{Client, bson::doc};
+use watchlock::{AcquireError, BuildError, InvalidInput, LockClient, LockClientBuilder, OperateError, WakeSource};
+use watchlock_testkit::shared;
+
+use crate::setup::{Ground, SOON, eventually, info, is_vacant, until_waiting, within};
+
+fn refused(error: &AcquireError) -> &InvalidInput {
+    match error {
+        AcquireError::Invalid(invalid) => invalid,
+        error => panic!("{error:?}"),
+    }
+}
+
+/// Whatever is sent gets no answer, so whatever answers has sent nothing.
+#[tokio::test(flavor = "multi_thread")]
+async fn bad_names_reasons_and_timeouts_are_refused_before_anything_is_sent() {
+    let ground = Ground::replica_set("names").await;
+    let proxy = shared::replica_set().await.proxy(0).unwrap();
+    let locks = ground.through(proxy.uri()).locks().await;
+    proxy.black_hole();
+    let checks = async {
+        for (name, words) in [
+            (String::new(), ["empty", "1 to 1024"]),
+            ("x".repeat(1025), ["1025", "1 to 1024"]),
+        ] {
+            let mutex = locks.mutex(&name);
+            let errors = [
+                mutex.acquire().await.unwrap_err(),
+                mutex.acquire().timeout(Duration::ZERO).await.unwrap_err(),
+                mutex.try_acquire().await.unwrap_err(),
+            ];
+            let mut messages: Vec<_> = errors.iter().map(|error| refused(error).to_string()).collect();
+            for error in [
+                locks.inspect(&name).await.unwrap_err(),
+                locks.break_lock(&name).await.unwrap_err(),
+            ] {
+                assert!(matches!(error, OperateError::Invalid(_)), "{error:?}");
+                messages.push(error.to_string());
+            }
+            for message in messages {
+                assert!(words.iter().all(|word| message.contains(word)), "{message}");
+            }
+        }
+        let mutex = locks.mutex("x");
+        // 1,025 bytes in 513 letters.
+        let long = format!("{}x", "é".repeat(512));
+        let error = mutex.acquire().reason(&long).await.unwrap_err();
+        assert!(
+            ["reason", "1025", "1024"]
+                .iter()
+                .all(|word| refused(&error).to_string().contains(word)),
+            "{error}"
+        );
+        let error = mutex.try_acquire().reason(&long).await.unwrap_err();
+        refused(&error);
+        let error = mutex.acquire().timeout(Duration::MAX).await.unwrap_err();
+        assert!(
+            ["timeout", "184", "31622400s"]
+                .iter()
+                .all(|word| refused(&error).to_string().contains(word)),
+            "{error}"
+        );
+    };
+    within(SOON, "nothing is waited for", checks).await;
+    // The black hole is one: what is well-formed gets no answer.
+    let sent = locks
+        .mutex("x")
+        .acquire()
+        .timeout(Duration::from_millis(200))
+        .await
+        .unwrap_err();
+    assert!(matches!(sent, AcquireError::Timeout { .. }), "{sent}");
+    proxy.heal();
+    let documents = ground.documents().await;
+    let nameless = doc! { "_id": { "$ne": "x" } };
+    assert_eq!(documents.count_documents(nameless).await.unwrap(), 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn bad_settings_are_refused_before_anything_is_sent() {
+    // Nobody listens there, and the driver would look for half a minute.
+    let client = Client::with_uri_str("mongodb://127.0.0.1:1/?serverSelectionTimeoutMS=30000")
+        .await
+        .unwrap();
+    let builder = || LockClient::builder(client.database("any"));
+    let second = Duration::from_secs(1);
+    let cases: [(LockClientBuilder, &[&str]); 14] = [
+        (builder().lease(Duration::ZERO), &["lease", "0ns", "500ms"]),
+        (
+            builder().lease(Duration::from_millis(499)),
+            &["lease", "499ms", "500ms"],
+        ),
+        (builder().lease(Duration::MAX), &["lease", "31622400s"]),
+        (
+            builder().lease(3 * second).renewal_interval(3 * second),
+            &["renewal interval", "3s", "2.7s"],
+        ),
+        (
+            builder().renewal_interval(Duration::ZERO),
+            &["renewal interval", "0ns", "10ms"],
+        ),
+        (builder().claim_lease(31 * second), &["claim lease", "31s", "30s"]),
+        (builder().claim_lease(Duration::ZERO), &["claim lease", "0ns"]),
+        (builder().skew_margin(Duration::MAX), &["skew margin", "31622400s"]),
+        (builder().retention(Duration::MAX), &["retention", "31622400s"]),
+        (
+            builder().poll_interval(second, Duration::ZERO),
+            &["poll interval", "1s", "0ns"],
+        ),
+        (
+            builder().poll_interval(Duration::ZERO, second),
+            &["poll interval", "0ns", "1ms"],
+        ),
+        (builder().label("x".repeat(1025)), &["label", "1025", "1024"]),
+        (builder().collection(""), &["collection", "empty"]),
+        (builder().collection("a$b"), &["collection", "a$b", "`$`"]),
+    ];
+    let checks = async {
+        for (builder, words) in cases {
+            let error = builder.build().await.unwrap_err();
+            let BuildError::Invalid(invalid) = error else {
+                panic!("{error:?}")
+            };
+            let message = invalid.to_string();
+            assert!(words.iter().all(|word| message.contains(word)), "{message}: {words:?}");
+        }
+    };
+    within(SOON, "nothing is waited for", checks).await;
+    // And an address where nobody listens is one.
+    let client = Client::with_uri_str("mongodb://127.0.0.1:1/?serverSelectionTimeoutMS=200")
+        .await
+        .unwrap();
+    let error = LockClient::builder(client.database("any")).build().await.unwrap_err();
+    assert!(matches!(error, BuildError::Server(_)), "{error:?}");
+}
+
+/// Names that are something else to the server, or to whoever is careless with strings.
+fn odd_names() -> Vec<String> {
+    let mut names: Vec<String> = [
+        "$$NOW",
+        "$holders",
+        "$$ROOT",
+        "$",
+        "a.b",
+        ".",
+        "..",
+        "a.$b",
+        "_id",
+        "\0",
+        "a\0b",
+        "'",
+        "\"",
+        "\\",
+        "{ $ne: 1 }",
+        " ",
+        "\n",
+        ";",
+        "x;-",
+        ":h;",
+        "🔒",
+        "e\u{301}",
+        "ﷺ",
+        "\u{202e}abc",
+        "null",
+        "0",
+        "/",
+        "%2e",
+        "x-1+1@1;",
+    ]
+    .map(str::to_owned)
+    .into();
+    names.push("🔒".repeat(256));
+    names.push("$".repeat(1024));
+    names.push("\0".repeat(1024));
+    names
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn odd_names_labels_and_reasons_work_from_end_to_end() {
+    let ground = Ground::replica_set("odd").await;
+    let holder = ground.builder().await.label("$$NOW").build().await.unwrap();
+    let waiter = ground.builder().await.label("$holders.id").build().await.unwrap();
+    for name in odd_names() {
+        let held = holder.mutex(&name).acquire().reason(&name).await.unwrap();
+        assert_eq!(held.name(), name);
+        assert!(
+            waiter.mutex(&name).try_acquire().reason(&name).await.unwrap().is_none(),
+            "{name:?}"
+        );
+        let (mutex, reason) = (waiter.mutex(&name), name.clone());
+        let waiting = tokio::spawn(async move { mutex.acquire().reason(reason).await.unwrap() });
+        until_waiting(&holder, &name, 1).await;
+        let lock = info(&holder, &name).await.unwrap();
+        let (is, waits) = (&lock.holders[0], &lock.waiters[0]);
+        assert_eq!(
+            (lock.name.as_str(), is.label.as_deref(), is.reason.as_ref()),
+            (&*name, Some("$$NOW"), Some(&name))
+        );
+        assert_eq!(
+            (waits.label.as_deref(), waits.reason.as_ref()),
+            (Some("$holders.id"), Some(&name))
+        );
+        let token = held.token();
+        held.release().await.unwrap();
+        let next = within(SOON, &name, waiting).await.unwrap();
+        assert!(next.token() > token, "{name:?}");
+        holder.break_lock(&name).await.unwrap();
+        within(SOON, &name, next.lost()).await;
+        eventually(SOON, &name, async || is_vacant(&holder, &name).await).await;
+    }
+    // One document each, by its name.
+    let names = ground.documents().await.distinct("_id", doc! {}).await.unwrap();
+    assert_eq!(names.len(), odd_names().len());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_empty_reason_and_the_shortest_settings_are_fine() {
+    let ground = Ground::replica_set("shortest").await;
+    let locks = ground
+        .builder()
+        .await
+        .lease(Duration::from_millis(500))
+        .skew_margin(Duration::ZERO)
+        .poll_interval(Duration::from_millis(1), Duration::from_millis(1))
+        .wake_source(WakeSource::Polling)
+        .collection("a.b")
+        .label("")
+        .build()
+        .await
+        .unwrap();
+    let handle = locks.mutex("x").acquire().reason("").timeout(SOON).await.unwrap();
+    let lock = info(&locks, "x").await.unwrap();
+    assert_eq!(
+        (lock.holders[0].reason.as_deref(), lock.holders[0].label.as_deref()),
+        (Some(""), Some(""))
+    );
+    // Kept beyond its lease by renewals.
+    let until = lock.holders[0].until;
+    eventually(2 * SOON, "renewed", async || {
+        info(&locks, "x").await.unwrap().holders[0].until > until
+    })
+    .await;
+    handle.release().await.unwrap();
+}
