@@ -181,7 +181,9 @@ impl LockClientBuilder {
 ///
 /// # Guarantees
 ///
-/// Dropping the last clone and the last handle ends the session's tasks. Handles keep the session alive.
+/// Dropping the last clone and the last handle ends the session's tasks, when what was held is released. Handles keep
+/// the session alive. As with the driver's client, its tasks run on the tokio runtime on which it was used first: build
+/// one for each runtime.
 #[derive(Clone)]
 pub struct LockClient {
     session: Arc<Session>,
@@ -348,8 +350,13 @@ impl LockClient {
     /// What happens to the lock `name`, as it happens: a stream of grants, releases, expiries and breaks. It begins with
     /// a grant for each present holder.
     ///
-    /// No event is missed while the change stream is up, nor over a stream that broke and could be taken up where it
-    /// broke. While only polling is possible, a lock held for less than the longest poll interval can be missed.
+    /// How it stands in the end always comes, also over a stream that broke: it is taken up where it broke. What lasted
+    /// for less than a hop (about a millisecond; while polling, the longest poll interval) may be skipped: the server
+    /// looks the document up when it reports a change of some of its fields.
+    ///
+    /// # Panics
+    ///
+    /// When the client was not used yet and this is called outside a tokio runtime.
     ///
     /// # Errors
     ///
@@ -382,7 +389,8 @@ impl LockClient {
     ///
     /// # Errors
     ///
-    /// When the name is out of its bounds, or the server refuses or can't be reached for the time of a lease.
+    /// When the name is out of its bounds, or the server refuses or can't be reached. Whether the lock is broken is open
+    /// then: look before you try again, as somebody else may hold it by now.
     ///
     /// # Cancel safety
     ///

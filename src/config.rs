@@ -17,6 +17,9 @@ const LEASE_LEAST: Duration = Duration::from_millis(500);
 /// waiter has just been let in.
 const RETENTION_LEAST: Duration = Duration::from_secs(60);
 
+/// The shortest skew margin: a BSON date has milliseconds, and so has a lease as the server counts it.
+const SKEW_LEAST: Duration = Duration::from_millis(5);
+
 /// The longest duration of any setting; longer ones are slips, and sums of them would leave what a date can hold.
 const DURATION_MOST: Duration = Duration::from_secs(366 * 24 * 3600);
 
@@ -50,6 +53,7 @@ impl Config {
         at_least("renewal interval", renewal_interval, Duration::from_millis(10))?;
         at_least("poll interval", poll_least, Duration::from_millis(1))?;
         at_least("retention", retention, RETENTION_LEAST)?;
+        at_least("skew margin", skew_margin, SKEW_LEAST)?;
         let all = [
             ("lease", lease),
             ("skew margin", skew_margin),

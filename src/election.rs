@@ -38,7 +38,7 @@ use crate::{
 ///
 /// - One valid [`Leadership`] at a time. A leader that died is followed by the next within its lease.
 /// - [`Leadership::resign`] hands over at once.
-/// - [`observe`](Self::observe) tells of every leader, in order.
+/// - [`observe`](Self::observe) tells of the leaders, in order.
 ///
 /// # Examples
 ///
@@ -174,8 +174,13 @@ impl Election {
 
     /// Observes who leads: the present leader first, then every change: another leader, another value, none.
     ///
-    /// No change is missed while the change stream is up, nor over a stream that broke and could be taken up where it
-    /// broke. While only polling is possible, a leader that led for less than the longest poll interval can be missed.
+    /// The latest leader always comes, also over a stream that broke: it is taken up where it broke. Who led, or what
+    /// was proclaimed, for less than a hop (about a millisecond; while polling, the longest poll interval) may be skipped:
+    /// the server looks the document up when it reports a change of some of its fields.
+    ///
+    /// # Panics
+    ///
+    /// When the client was not used yet and this is called outside a tokio runtime.
     ///
     /// # Errors
     ///

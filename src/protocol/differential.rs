@@ -12,7 +12,7 @@ use mongodb::{
 };
 use watchlock_testkit::shared;
 
-use super::{Kind, Operation, Owner, Request, Requests, ServerTime, State, pipeline, state};
+use super::{Expects, Kind, Operation, Owner, Request, Requests, ServerTime, State, pipeline, state};
 
 /// Sequences, and steps in each.
 const SEQUENCES: u64 = 10_000;
@@ -154,7 +154,7 @@ fn step(random: &mut Random, number: usize, strings: &[String], state: Option<&S
         evict: false,
         proclaim: None,
         requests,
-        alone: false,
+        expects: Expects::Nothing,
         keep: 500,
     };
     let one_fresh = |requests: &Requests| matches!(&requests.entries[..], [entry] if entry.fresh);
@@ -180,7 +180,7 @@ fn step(random: &mut Random, number: usize, strings: &[String], state: Option<&S
         2..5 if operation.leave.len() == 1 && used.is_some_and(|(_, capacity)| capacity == 1) => Operation {
             requests: None,
             leave_capacity: Some(1),
-            alone: true,
+            expects: *random.pick(&[Expects::Alone, Expects::Holding]),
             ..operation
         },
         2..5 => Operation {
@@ -191,7 +191,7 @@ fn step(random: &mut Random, number: usize, strings: &[String], state: Option<&S
         5..7 if wanted.is_some_and(|(_, capacity)| capacity == 1) && operation.requests.iter().any(one_fresh) => {
             Operation {
                 leave: Vec::new(),
-                alone: true,
+                expects: Expects::Alone,
                 ..operation
             }
         }
@@ -302,7 +302,7 @@ async fn a_step_that_changes_nothing_writes_nothing() {
             capacity: 1,
             entries,
         }),
-        alone: false,
+        expects: Expects::Nothing,
         keep: 1_000,
     };
     let run = async |operation: Operation| {

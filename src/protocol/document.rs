@@ -182,6 +182,12 @@ fn whole(value: &Bson) -> Option<i64> {
     match value {
         Bson::Int32(value) => Some(i64::from(*value)),
         Bson::Int64(value) => Some(*value),
+        // A number that somebody set by hand in a shell.
+        #[allow(
+            clippy::cast_possible_truncation,
+            reason = "whole, and within what a double holds exactly"
+        )]
+        Bson::Double(value) if value.fract() == 0.0 && value.abs() < 9e15 => Some(*value as i64),
         _ => None,
     }
 }

@@ -44,7 +44,7 @@ pub(crate) mod state;
 pub(crate) mod wake;
 
 pub use state::Kind;
-pub(crate) use state::{Holder, Operation, Owner, Request, Requests, ServerTime, State, Use, Waiter};
+pub(crate) use state::{Expects, Holder, Operation, Owner, Request, Requests, ServerTime, State, Use, Waiter};
 
 #[cfg(test)]
 mod differential;

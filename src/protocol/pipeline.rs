@@ -9,7 +9,7 @@
 
 use mongodb::bson::{Bson, Document, doc};
 
-use super::{Operation, Request, Requests, wake::Left};
+use super::{Expects, Operation, Request, Requests, wake::Left};
 
 /// Longer than any queue: `$slice` from a position on wants a length.
 const ALL: i64 = 1 << 30;
@@ -20,7 +20,7 @@ pub(crate) fn selection(name: &str, operation: &Operation) -> Document {
     if operation.creates() {
         return selection;
     }
-    if operation.alone {
+    if operation.expects != Expects::Nothing {
         if let Some(requests) = &operation.requests {
             selection.insert("kind", requests.kind.as_str());
             selection.insert("capacity", requests.capacity);
@@ -29,7 +29,9 @@ pub(crate) fn selection(name: &str, operation: &Operation) -> Document {
             Some(id) => selection.insert("holders.id", id),
             None => selection.insert("holders", doc! { "$size": 0 }),
         };
-        selection.insert("queue", doc! { "$size": 0 });
+        if operation.expects == Expects::Alone {
+            selection.insert("queue", doc! { "$size": 0 });
+        }
         return selection;
     }
     let mut concerned = Vec::new();
@@ -50,8 +52,11 @@ pub(crate) fn selection(name: &str, operation: &Operation) -> Document {
 /// The pipeline of [`super::state::apply`] for a document that is selected. `now` is the server's clock, `"$$NOW"`,
 /// except in tests.
 pub(crate) fn operation(operation: &Operation, now: &Bson) -> Vec<Document> {
-    if operation.alone {
+    if operation.expects == Expects::Alone {
         return vec![doc! { "$set": alone(operation, now) }];
+    }
+    if is_plain(operation) {
+        return vec![doc! { "$replaceWith": plain(operation, now) }];
     }
     let mut holders = stay("$holders", operation, now);
     if let Some((id, value)) = &operation.proclaim {
@@ -99,7 +104,8 @@ pub(crate) fn renewal(operation: &str, ids: &[String], keep: i64, now: &Bson) ->
         { "$gt": ["$$this.until", now] },
         { "$in": ["$$this.id", literal(ids)] },
     ] };
-    let until = doc! { "$add": [now, "$$this.lease"] };
+    // Renewals overtake each other, and the server's clock is read when a command begins.
+    let until = doc! { "$max": ["$$this.until", { "$add": [now, "$$this.lease"] }] };
     let holders = doc! { "$map": { "input": "$holders", "in": cond(
         renewed,
         doc! { "$mergeObjects": ["$$this", { "until": until }] },
@@ -202,6 +208,57 @@ fn waiter(entry: &Request, now: &Bson) -> Document {
     }
 }
 
+/// One holder leaves a lock of one permit, or entries come for the first time: what nearly all operations are.
+fn is_plain(operation: &Operation) -> bool {
+    let comes = operation.leave.is_empty() && !operation.may_change_nothing() && operation.capacity() == Some(1);
+    let asks = operation.requests.is_some() && !operation.evict && operation.proclaim.is_none();
+    operation.expects == Expects::Holding || (comes && asks)
+}
+
+/// As in general, but shorter: there is no holder or one, and something changes for certain.
+fn plain(operation: &Operation, now: &Bson) -> Bson {
+    let leaves = operation.expects == Expects::Holding;
+    let holders = if leaves {
+        Bson::Array(Vec::new())
+    } else {
+        "$$holders".into()
+    };
+    let lets_in = if leaves {
+        doc! { "$ne": ["$$all", []] }
+    } else {
+        // Something has come, so somebody can be let in.
+        doc! { "$eq": ["$$holders", []] }
+    };
+    let left = if leaves { Left::HOLDER } else { "" };
+    let wake = format!("{}:{left};", operation.id);
+    let granted = bind(
+        doc! { "head": { "$arrayElemAt": ["$$all", 0] }, "token": { "$add": [token(now), 1_i64] } },
+        doc! {
+            "token": "$$token",
+            "holders": [holder("$$head", operation, now)],
+            "queue": { "$slice": ["$$all", 1, ALL] },
+            "wake": granted(literal(wake.as_str()), "$$head", operation, now),
+        },
+    );
+    let unchanged = doc! { "holders": holders, "queue": "$$all", "wake": literal(wake) };
+    let used = operation.requests.iter().map(|requests| {
+        doc! { "kind": requests.kind.as_str(), "capacity": requests.capacity }
+    });
+    let mut parts = vec![Bson::from("$$ROOT")];
+    parts.extend(used.map(Bson::from));
+    parts.push(cond(lets_in, granted, unchanged));
+    parts.push(stamp(operation.keep, now).into());
+    let written = bind(doc! { "all": enqueue(operation, now) }, doc! { "$mergeObjects": parts });
+    let mut variables = doc! { "queue": stay("$queue", operation, now) };
+    match &operation.requests {
+        None => bind(variables, written),
+        Some(requests) => {
+            variables.insert("holders", stay("$holders", operation, now));
+            bind(variables, cond(used_as(requests), written, "$$ROOT"))
+        }
+    }
+}
+
 /// Holders, queue and token after the head of the queue was let in as long as it fits, and the words for those who
 /// did not ask.
 fn advance(operation: &Operation, now: &Bson) -> Bson {
@@ -236,7 +293,7 @@ fn advance_by_one(operation: &Operation, now: &Bson) -> Bson {
             "holders": [holder("$$head", operation, now)],
             "token": "$$token",
             "queue": { "$slice": ["$$all", 1, ALL] },
-            "granted": granted("", "$$head", operation, now),
+            "granted": granted("".into(), "$$head", operation, now),
         },
     );
     let unchanged = doc! { "holders": "$$holders", "token": token(now), "queue": "$$all", "granted": "" };
@@ -256,7 +313,7 @@ fn fold(queue: Bson, capacity: Option<i64>, operation: &Operation, now: &Bson) -
             "token": "$$token",
             "queue": "$$value.queue",
             "blocked": false,
-            "granted": granted("$$value.granted", "$$this", operation, now),
+            "granted": granted("$$value.granted".into(), "$$this", operation, now),
         },
     );
     let waits = doc! {
@@ -282,12 +339,12 @@ fn holder(waiter: &str, operation: &Operation, now: &Bson) -> Document {
     doc! { "$mergeObjects": [waiter, { "token": "$$token", "since": now, "until": until }] }
 }
 
-fn granted(words: &str, waiter: &str, operation: &Operation, now: &Bson) -> Bson {
+fn granted(words: Bson, waiter: &str, operation: &Operation, now: &Bson) -> Bson {
     let until = doc! { "$add": [now, format!("{waiter}.claim")] };
     let word = doc! { "$concat": [
-        words, format!("{waiter}.id"), "+", { "$toString": "$$token" }, "@", { "$toString": { "$toLong": until } }, ";",
+        &words, format!("{waiter}.id"), "+", { "$toString": "$$token" }, "@", { "$toString": { "$toLong": until } }, ";",
     ] };
-    if_asking(waiter, operation, words.into(), word.into())
+    if_asking(waiter, operation, words, word.into())
 }
 
 fn if_asking(waiter: &str, operation: &Operation, yes: Bson, no: Bson) -> Bson {
@@ -349,7 +406,8 @@ fn evicted() -> Bson {
 
 /// The last token; see [`super::state::first_token`].
 fn token(now: &Bson) -> Bson {
-    Bson::from(doc! { "$ifNull": ["$token", micros(now)] })
+    // Whoever set it by hand in a shell has made it a double.
+    Bson::from(doc! { "$toLong": { "$ifNull": ["$token", micros(now)] } })
 }
 
 fn micros(now: &Bson) -> Document {

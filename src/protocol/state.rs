@@ -149,12 +149,22 @@ pub(crate) struct Operation {
     /// A holder, by its id, gets another value.
     pub(crate) proclaim: Option<(String, String)>,
     pub(crate) requests: Option<Requests>,
-    /// The lock is expected to be idle but for the one entry that leaves or is requested, in a lock of one permit; where
-    /// it is not, nothing is done. An operation that may expect this is several times as cheap for the server.
-    pub(crate) alone: bool,
+    /// What the operation may take for granted; where it is wrong, nothing is done.
+    pub(crate) expects: Expects,
     /// How long the document is kept after this write at least, in milliseconds. Longer than the lease of every entry
     /// that is written by it.
     pub(crate) keep: i64,
+}
+
+/// What is expected of the document of a lock of one permit. The less an operation has to be prepared for, the less it
+/// costs the server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Expects {
+    Nothing,
+    /// The one entry that leaves is the holder.
+    Holding,
+    /// Nobody is there but for the one entry that leaves as the holder, or comes.
+    Alone,
 }
 
 /// Entries, one at least, wanted in a lock that is used as `kind` with `capacity`.
@@ -200,7 +210,7 @@ impl Operation {
 
     /// Whether the operation may create the document of a lock that has none.
     pub(crate) fn creates(&self) -> bool {
-        self.requests.is_some() && !self.alone
+        self.requests.is_some() && self.expects == Expects::Nothing
     }
 
     /// The capacity that the document has when the operation applies, where it is known.
@@ -219,11 +229,12 @@ impl Operation {
 
     /// Whether it has anything to do with a document.
     pub(crate) fn concerns(&self, state: &State) -> bool {
-        if self.alone {
+        if self.expects != Expects::Nothing {
             let fits = |wanted: &Requests| (wanted.kind, wanted.capacity) == (state.kind, state.capacity);
             let used = self.requests.as_ref().is_none_or(fits);
             let leaves = state.holders.iter().map(|holder| &holder.id).eq(&self.leave);
-            return used && leaves && state.queue.is_empty();
+            let alone = self.expects == Expects::Holding || state.queue.is_empty();
+            return used && leaves && alone;
         }
         let holds = |id: &String| state.holders.iter().any(|holder| holder.id == *id);
         let waits = |id: &String| state.queue.iter().any(|waiter| waiter.id == *id);
@@ -388,7 +399,8 @@ pub(crate) fn renew(state: &mut State, operation: &str, ids: &[String], keep: i6
     let mut renewed = false;
     for holder in &mut state.holders {
         if holder.until > now && ids.contains(&holder.id) {
-            let until = now.plus_millis(holder.lease);
+            // Renewals overtake each other, and none is to take away what another gave.
+            let until = holder.until.max(now.plus_millis(holder.lease));
             renewed |= holder.until != until;
             holder.until = until;
         }
@@ -398,4 +410,42 @@ pub(crate) fn renew(state: &mut State, operation: &str, ids: &[String], keep: i6
         state.stamp(keep, now);
     }
     renewed
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Unanswered renewals are sent again beside, so an old one can come after a new one.
+    #[test]
+    fn a_renewal_never_shortens() {
+        let request = Request {
+            id: "a-1".to_owned(),
+            permits: 1,
+            lease: 100,
+            claim: 10,
+            wait: true,
+            fresh: true,
+            owner: Owner::default(),
+        };
+        let operation = Operation {
+            id: "a.1".to_owned(),
+            leave: Vec::new(),
+            leave_capacity: None,
+            evict: false,
+            proclaim: None,
+            requests: Some(Requests {
+                kind: Kind::Mutex,
+                capacity: 1,
+                entries: vec![request],
+            }),
+            expects: Expects::Nothing,
+            keep: 1_000,
+        };
+        let mut state = apply(None, &operation, ServerTime(0)).expect("it is created");
+        let ids = ["a-1".to_owned()];
+        assert!(renew(&mut state, "a.2", &ids, 1_000, ServerTime(50)));
+        assert!(!renew(&mut state, "a.3", &ids, 1_000, ServerTime(20)));
+        assert_eq!(state.holders[0].until, ServerTime(150));
+    }
 }

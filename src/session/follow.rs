@@ -21,7 +21,7 @@ const BEHIND: usize = 64;
 const OPENING: Duration = Duration::from_secs(2);
 
 /// As with the session's own stream, one that gives no sign of life for this long after it should have is re-opened.
-const OVERDUE: Duration = Duration::from_secs(1);
+const OVERDUE: Duration = Duration::from_millis(500);
 
 /// How long before the stream is tried again where it could not be opened; polled meanwhile.
 const POLLED: Duration = Duration::from_secs(5);
@@ -31,8 +31,8 @@ pub(crate) type Sight = Result<Option<State>, ServerError>;
 
 /// Follows a name until the receiver is dropped or the client shuts down. The present state comes first.
 ///
-/// No state is skipped as long as the stream is up, and it is taken up where it broke. An error that the server would
-/// repeat ends the sequence.
+/// The latest state always comes, and the stream is taken up where it broke; states that last for less than a hop may be
+/// skipped. An error that the server would repeat ends the sequence.
 pub(crate) fn follow(session: &Arc<Session>, name: String) -> mpsc::Receiver<Sight> {
     let (to, sights) = mpsc::channel(BEHIND);
     let follower = Follower {

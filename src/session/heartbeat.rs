@@ -33,10 +33,13 @@ const RENEWED_TOGETHER: usize = 1_000;
 
 /// A round takes along what is due within this part of the renewal interval, so that holds acquired at different
 /// times come to be renewed together.
-const TAKEN_ALONG: u32 = 4;
+const TAKEN_ALONG: u32 = 2;
 
 /// Another renewal goes out beside an unanswered one after this part of the renewal interval.
 const BESIDE: u32 = 5;
+
+/// However little time is left, so many renewals do no good.
+const SOONEST: Duration = Duration::from_millis(50);
 
 /// The most renewals that are on their way at once, unanswered ones included.
 const RENEWALS_AT_ONCE: usize = 64;
@@ -55,14 +58,11 @@ const NOTHING_DUE: Duration = Duration::from_secs(3600);
 const LOOKS: u32 = 8;
 
 /// Runs until the session ends.
-///
-/// The tasks of a session do not keep it alive, but for as long as entries are still to be taken out: their handles and
-/// futures, and the client too, may be gone before the server could be reached.
 pub(super) async fn run(session: Weak<Session>, beat: Arc<Notify>, ended: CancellationToken) {
     loop {
         let Some(present) = session.upgrade() else { return };
         let next = present.beat();
-        let _unfinished = present.is_leaving().then_some(present);
+        drop(present);
         tokio::select! {
             () = ended.cancelled() => return,
             () = beat.notified() => {}
@@ -85,10 +85,6 @@ pub(super) fn due_at(line: &Line, wants_to_stream: bool) -> Option<Instant> {
 }
 
 impl Session {
-    fn is_leaving(&self) -> bool {
-        self.table().lines.by_name.values().any(Line::is_leaving)
-    }
-
     /// Does what is due, and returns when something will be due next.
     fn beat(self: &Arc<Self>) -> Instant {
         let now = Instant::now();
@@ -98,7 +94,9 @@ impl Session {
         {
             let mut table = self.table();
             let holds = || table.lines.by_name.values().flat_map(Line::holds);
-            over.extend(holds().filter(|hold| hold.lost_reason().is_some()).cloned());
+            // Whoever released one lets go of it, and waits to hear what became of it.
+            let is_over = |hold: &&Arc<Hold>| hold.lost_reason().is_some_and(|reason| reason != LostReason::Released);
+            over.extend(holds().filter(is_over).cloned());
             if holds().any(|hold| hold.renew_at().is_some_and(|at| at <= now)) {
                 let with_it = now + interval / TAKEN_ALONG;
                 renewing.extend(
@@ -147,9 +145,15 @@ impl Session {
             .values()
             .filter_map(|line| due_at(line, wants_to_stream))
             .min();
-        let holds_any = table.lines.by_name.values().any(|line| line.holds().next().is_some());
-        let looks = holds_any && !table.streaming;
-        let look = looks.then(|| table.verify_at.map_or(now + LOOK_AFTER, |at| at.max(now)));
+        let oldest = table
+            .lines
+            .by_name
+            .values()
+            .flat_map(Line::holds)
+            .map(|hold| hold.since)
+            .min();
+        let oldest = oldest.filter(|_| !table.streaming && !wants_to_stream);
+        let look = oldest.map(|since| (since + WORTH_WATCHING).max(table.verify_at.unwrap_or(now)));
         // What is late in spite of all (a renewal beyond the limit) must not make the heart race.
         let next = lines.into_iter().chain(look).min().unwrap_or(now + NOTHING_DUE);
         let next = next.max(now + Duration::from_millis(1));
@@ -160,7 +164,9 @@ impl Session {
     fn renew(self: &Arc<Self>, holds: Vec<Arc<Hold>>, now: Instant) {
         let interval = self.config.renewal_interval;
         for hold in &holds {
-            hold.renewing(now + interval / BESIDE);
+            // In time for the deadline, be it that of a claim.
+            let left = hold.deadline().saturating_duration_since(now);
+            hold.renewing(now + (interval / BESIDE).min(left / 3).max(SOONEST));
         }
         for together in holds.chunks(RENEWED_TOGETHER) {
             {

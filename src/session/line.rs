@@ -26,7 +26,7 @@ use super::{
 use crate::{
     config::Config,
     error::{AcquireError, ServerError, UsedOtherwise},
-    protocol::{Kind, Operation, Owner, Request, Requests, State, Use, document::Malformed, wake},
+    protocol::{Expects, Kind, Operation, Owner, Request, Requests, State, Use, document::Malformed, wake},
     status::LostReason,
     store::{Answer, Exchange, Failure, StoreError},
 };
@@ -97,6 +97,8 @@ pub(crate) struct Pending {
     sent: bool,
     /// The server's queue has it, as far as we know.
     queued: bool,
+    /// The last token that had been issued when it was seen in the queue: its own will be larger.
+    above: i64,
     /// A request for it may have been applied, or may still be.
     uncertain: bool,
 }
@@ -127,6 +129,7 @@ impl Pending {
             to,
             sent: false,
             queued: false,
+            above: 0,
             uncertain: false,
         }
     }
@@ -225,9 +228,15 @@ impl Line {
         self.alone_at
     }
 
-    /// Entries are still to be taken out, for tasks that may be gone.
-    pub(crate) fn is_leaving(&self) -> bool {
-        !self.leaving.is_empty() || self.under_way.is_some()
+    /// When entries are to be taken out next that no operation on its way takes out.
+    pub(crate) fn leaves_at(&self) -> Option<Instant> {
+        let at = self
+            .leaving
+            .iter()
+            .map(|leave| leave.not_before)
+            .min()
+            .filter(|_| self.under_way.is_none())?;
+        Some(self.retry_at.map_or(at, |retry| at.max(retry)))
     }
 
     /// Somebody waits for an event: the server's queue has our head.
@@ -333,7 +342,7 @@ impl Line {
         let used = used.filter(|used| leaves.iter().all(|leave| leave.used == Some(*used)));
         let together = leaves.is_empty() || self.waiting.front().map(Pending::used) == used;
         let letting_go = leaves.iter().any(|leave| leave.held);
-        let alone = self.expects_to_be_alone(&leaves, context.now);
+        let expects = self.expects(&leaves, context.now);
         let operation = Operation {
             id: context.ids.operation(),
             leave: leaves.iter().map(|leave| leave.id.clone()).collect(),
@@ -345,7 +354,7 @@ impl Line {
             } else {
                 None
             },
-            alone,
+            expects,
             keep: context.config.keep_millis(),
         };
         self.under_way = Some(leaves);
@@ -353,25 +362,30 @@ impl Line {
         Some(operation)
     }
 
-    /// Whether the one entry that comes or goes is probably the only one.
+    /// What the next operation may take for granted.
     ///
     /// To be wrong costs another round trip. Before an acquire that is a matter of course; a release that hands over
-    /// must not be late, so there it is expected only where hardly anybody can have got in line.
-    fn expects_to_be_alone(&self, leaves: &[Leave], now: Instant) -> bool {
-        let seen_for = |limit| {
+    /// must not be late, so nobody is expected in line only where hardly anybody can have got there.
+    fn expects(&self, leaves: &[Leave], now: Instant) -> Expects {
+        let alone_for = |limit| {
             self.alone_at
                 .is_some_and(|at| now.saturating_duration_since(at) <= limit)
         };
         match (leaves, self.waiting.len()) {
             ([], 1) => {
                 let head = &self.waiting[0];
-                head.capacity == 1 && !head.sent && seen_for(IDLE_FOR)
+                let alone = head.capacity == 1 && !head.sent && alone_for(IDLE_FOR);
+                if alone { Expects::Alone } else { Expects::Nothing }
             }
             ([leave], 0) => {
                 let settled = leave.held && !leave.uncertain && leave.sweep == SWEEPS.len();
-                settled && leave.used.is_some_and(|(_, capacity)| capacity == 1) && seen_for(ALONE_FOR)
+                match leave.used {
+                    Some((_, 1)) if settled && alone_for(ALONE_FOR) => Expects::Alone,
+                    Some((_, 1)) if settled => Expects::Holding,
+                    _ => Expects::Nothing,
+                }
             }
-            _ => false,
+            _ => Expects::Nothing,
         }
     }
 
@@ -414,7 +428,7 @@ impl Line {
         self.failures = 0;
         self.retry_at = None;
         self.alone_at = None;
-        if operation.alone && answer.state.is_none() {
+        if operation.expects == Expects::Alone && answer.state.is_none() {
             // There is somebody else, or nothing of ours: nothing was done, and it is asked for in full.
             self.leaving.extend(self.under_way.take().unwrap_or_default());
             for pending in self
@@ -502,18 +516,19 @@ impl Line {
             return self.grant(position, holder.token, safe_until, renew_at, context, effects);
         }
         if state.queue.iter().any(|waiter| waiter.id == entry.id) {
-            self.waiting[position].queued = true;
+            let pending = &mut self.waiting[position];
+            (pending.queued, pending.above) = (true, state.token);
+        } else if (state.kind, state.capacity) != (requests.kind, requests.capacity) {
+            if let Some(pending) = self.waiting.remove(position) {
+                let error = UsedOtherwise::new(&self.name, state, requests.kind, requests.capacity);
+                effects.push(Effect::Answer(pending.to, Err(error.into())));
+            }
         } else if !entry.wait {
             // A try that stands behind others in line was only asked for on the chance.
             if !self.waiting[position].wait
                 && let Some(pending) = self.waiting.remove(position)
             {
                 effects.push(Effect::Answer(pending.to, Ok(None)));
-            }
-        } else if (state.kind, state.capacity) != (requests.kind, requests.capacity) {
-            if let Some(pending) = self.waiting.remove(position) {
-                let error = UsedOtherwise::new(&self.name, state, requests.kind, requests.capacity);
-                effects.push(Effect::Answer(pending.to, Err(error.into())));
             }
         } else {
             self.waiting[position].queued = false;
@@ -565,7 +580,8 @@ impl Line {
         let stale = std::mem::replace(&mut pending.id, context.ids.entry());
         let used = Some(pending.used());
         let unsettled = unsettled || pending.uncertain;
-        (pending.sent, pending.queued) = (false, false);
+        // Not as a first request: these go to the end, behind those that were only tried beside it.
+        (pending.sent, pending.queued, pending.above) = (true, false, 0);
         self.leave(stale, used, false, unsettled, None, context);
     }
 
@@ -632,10 +648,14 @@ impl Line {
             let claim = claim.map(|claim| Duration::from_millis(claim).max(context.config.poll_interval.1));
             claim.map_or(refresh(context.config), |claim| claim.min(refresh(context.config)))
         } else {
-            poll_interval(context.config, place, context.now.saturating_duration_since(head.since))
+            // A grant is to be seen while its claim runs.
+            let interval = poll_interval(context.config, place, context.now.saturating_duration_since(head.since));
+            interval.min(context.config.claim_lease / 4)
         };
         let routine = context.now + routine;
-        self.ask_at = Some(expiry.map_or(routine, |expiry| expiry.min(routine)));
+        let soonest = context.now + context.config.poll_interval.0;
+        // Never at once: a new primary's clock can be behind the one by which the expiry was reckoned.
+        self.ask_at = Some(expiry.map_or(routine, |expiry| expiry.min(routine)).max(soonest));
     }
 
     /// The operation failed.
@@ -692,7 +712,9 @@ impl Line {
             .into_iter()
             .partition(|pending| asked(pending) && (refused || !pending.wait));
         self.waiting = rest;
-        for pending in told {
+        for mut pending in told {
+            // What can't be read may have been written.
+            pending.uncertain |= error.is_malformed();
             let to = self.abandon(pending, context);
             effects.push(Effect::Answer(to, Err(ServerError::from(error.clone()).into())));
         }
@@ -708,6 +730,8 @@ impl Line {
     ) {
         let waiting = self.waiting.iter().position(|pending| pending.id == id);
         match (signal, waiting) {
+            // An event that comes late: that grant is over, and it has got in line again.
+            (wake::Signal::Granted { token, .. }, Some(position)) if token <= self.waiting[position].above => {}
             (wake::Signal::Granted { token, until }, Some(position)) => {
                 // The grant is older than its event, so the claim can't run longer than from now on, wherever the
                 // server's clock was set to since we last heard of it.

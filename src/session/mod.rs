@@ -31,7 +31,7 @@ use tokio_util::sync::CancellationToken;
 use crate::{
     config::Config,
     error::{AcquireError, ServerError},
-    protocol::{Operation, State, wake},
+    protocol::{Expects, Operation, State, wake},
     status::LostReason,
     store::{Answer, Event, Exchange, Store, StoreError},
     wake_mode::WakeMode,
@@ -224,7 +224,16 @@ impl Session {
             };
             match self.settle(&name, &operation, answer) {
                 Some(next) => operation = next,
-                None => return,
+                None => break,
+            }
+        }
+        // What is still to be taken out has nobody else: its handles and futures, and the client too, may be gone, and
+        // with them the session but for this task.
+        let leaves_at = self.table().lines.by_name.get(&name).and_then(Line::leaves_at);
+        if let Some(at) = leaves_at {
+            tokio::select! {
+                () = tokio::time::sleep_until(at) => self.feed(&name, |_, _, _| {}),
+                () = self.ended.cancelled() => {}
             }
         }
     }
@@ -381,13 +390,13 @@ impl Session {
         }
     }
 
-    /// Puts every holder of `name` out.
+    /// Puts every holder of `name` out. Not repeated when its outcome is unknown: it could be those who came after.
     pub(crate) async fn evict(self: &Arc<Self>, name: &str) -> Result<Option<State>, ServerError> {
         let operation = Operation {
             evict: true,
             ..self.operation()
         };
-        self.operate(name, operation, Instant::now() + self.config.lease).await
+        self.operate(name, operation, None).await
     }
 
     /// Gives a holder another value; `false` when it holds no more.
@@ -397,7 +406,7 @@ impl Session {
             proclaim,
             ..self.operation()
         };
-        let state = self.operate(&hold.name, operation, hold.deadline()).await?;
+        let state = self.operate(&hold.name, operation, Some(hold.deadline())).await?;
         let holder = state
             .iter()
             .flat_map(|state| &state.holders)
@@ -413,17 +422,17 @@ impl Session {
             evict: false,
             proclaim: None,
             requests: None,
-            alone: false,
+            expects: Expects::Nothing,
             keep: self.config.keep_millis(),
         }
     }
 
-    /// Runs an operation that can be run twice, again and again until it gets through, up to `deadline`.
+    /// Runs an operation; one that can be run twice again and again until it gets through, up to a deadline.
     async fn operate(
         self: &Arc<Self>,
         name: &str,
         operation: Operation,
-        deadline: Instant,
+        deadline: Option<Instant>,
     ) -> Result<Option<State>, ServerError> {
         let mut pause = line::BACKOFF.0;
         loop {
@@ -437,7 +446,9 @@ impl Session {
                 .unwrap_or_else(|stopped| Err(StoreError::stopped(stopped)))
             {
                 Ok(answer) => return Ok(answer.state),
-                Err(error) if error.is_final() || Instant::now() > deadline => return Err(error.into()),
+                Err(error) if error.is_final() || deadline.is_none_or(|deadline| Instant::now() > deadline) => {
+                    return Err(error.into());
+                }
                 Err(_) => {}
             }
             tokio::time::sleep(pause).await;

@@ -16,7 +16,7 @@ use crate::{
 
 /// An open stream gives a sign of life at least once in the await time. One that is overdue by this is dropped: after
 /// a clean shutdown of the primary the driver can wait for its answer for half a minute.
-const OVERDUE: Duration = Duration::from_secs(1);
+const OVERDUE: Duration = Duration::from_millis(500);
 
 /// How long opening may take before it is tried anew beside it: selecting a server can hang for 30 s on one that is
 /// gone, although another stands already.
@@ -91,8 +91,10 @@ async fn pump(session: &Weak<Session>, mut stream: Stream<Event>) -> Option<Phas
                 events.iter().for_each(|event| session.on_event(event));
                 if session.needs_stream() {
                     needed_at = Instant::now();
-                } else if needed_at.elapsed() >= LINGER {
-                    return Some(session.close_stream());
+                } else if needed_at.elapsed() >= LINGER
+                    && let Some(idle) = session.close_stream()
+                {
+                    return Some(idle);
                 }
                 continue;
             }
@@ -148,10 +150,11 @@ impl Session {
         let session = Arc::downgrade(&self);
         drop(self);
         tokio::time::sleep(pause_now).await;
-        match session.upgrade() {
-            Some(session) if session.needs_stream() => {}
-            Some(session) => return session.close_stream(),
-            None => return Phase::Idle,
+        let Some(session) = session.upgrade() else {
+            return Phase::Idle;
+        };
+        if let Some(idle) = session.close_stream() {
+            return idle;
         }
         Phase::Opening {
             resume,
@@ -163,10 +166,16 @@ impl Session {
         !self.table().lines.by_name.is_empty()
     }
 
-    fn close_stream(&self) -> Phase {
-        self.streams(false);
+    /// Lets the stream go, unless somebody has come to need it.
+    fn close_stream(&self) -> Option<Phase> {
+        // Who comes to need it says so under the same lock.
+        let mut table = self.table();
+        if !table.lines.by_name.is_empty() {
+            return None;
+        }
+        table.streaming = false;
         self.demand.send_replace(false);
-        Phase::Idle
+        Some(Phase::Idle)
     }
 
     fn streams(&self, streaming: bool) {

@@ -92,6 +92,11 @@ impl StoreError {
         self.kind == Failure::Refused
     }
 
+    /// The document is not that of a lock.
+    pub(crate) fn is_malformed(&self) -> bool {
+        self.source.is::<NotALock>()
+    }
+
     /// The server's code for the error, where it is one of the server's.
     pub(crate) fn code(&self) -> Option<i32> {
         mongo::code(self.source.downcast_ref()?)

@@ -19,7 +19,7 @@ use crate::protocol::{Operation, ServerTime, State, pipeline, wake};
 
 /// How long the server may hold an empty `getMore`. A stream silent for longer than this and a margin is taken for
 /// dead, so it is also how soon a stream that silently stopped is noticed; each one costs a command.
-pub(crate) const AWAIT_TIME: Duration = Duration::from_secs(4);
+pub(crate) const AWAIT_TIME: Duration = Duration::from_millis(4_750);
 
 const TTL_INDEX: &str = "watchlock_purge_at";
 
@@ -411,12 +411,13 @@ pub(super) fn code(error: &Error) -> Option<i32> {
 fn failure_by_code(code: i32) -> Failure {
     match code {
         11000 => Failure::Raced,
-        // HostUnreachable, HostNotFound, NetworkTimeout, ShutdownInProgress, PrimarySteppedDown, SocketException,
-        // NotWritablePrimary, InterruptedAtShutdown, InterruptedDueToReplStateChange, NotPrimaryNoSecondaryOk,
-        // NotPrimaryOrSecondary, ExceededTimeLimit, MaxTimeMSExpired, LockTimeout, WriteConcernFailed, Interrupted,
-        // WriteConflict, CursorKilled, CursorNotFound, NotYetInitialized, LockBusy, ReadConcernMajorityNotAvailableYet
-        6 | 7 | 24 | 43 | 46 | 50 | 64 | 89 | 91 | 94 | 112 | 134 | 189 | 237 | 262 | 9001 | 10107 | 11600 | 11601
-        | 11602 | 13435 | 13436 => Failure::Unavailable,
+        // HostUnreachable, HostNotFound, LockTimeout, CursorNotFound, LockBusy, MaxTimeMSExpired, WriteConcernFailed,
+        // NetworkTimeout, ShutdownInProgress, NotYetInitialized, WriteConflict, ReadConcernMajorityNotAvailableYet,
+        // QueryPlanKilled, PrimarySteppedDown, NetworkInterfaceExceededTimeLimit, CursorKilled, ExceededTimeLimit,
+        // ConnectionPoolExpired, TemporarilyUnavailable, SocketException, NotWritablePrimary, InterruptedAtShutdown,
+        // Interrupted, InterruptedDueToReplStateChange, NotPrimaryNoSecondaryOk, NotPrimaryOrSecondary
+        6 | 7 | 24 | 43 | 46 | 50 | 64 | 89 | 91 | 94 | 112 | 134 | 175 | 189 | 202 | 237 | 262 | 317 | 365 | 9001
+        | 10107 | 11600 | 11601 | 11602 | 13435 | 13436 => Failure::Unavailable,
         _ => Failure::Refused,
     }
 }

@@ -5,7 +5,10 @@ use std::io;
 use super::*;
 use crate::{
     config::Settings,
-    protocol::state::{self, ServerTime},
+    protocol::{
+        Expects,
+        state::{self, ServerTime},
+    },
 };
 
 /// One line, and the one document that it is about.
@@ -193,7 +196,7 @@ fn foreign(id: &str, leave: &[&str], request: Option<&str>) -> Operation {
             capacity: 1,
             entries: vec![entry(id)],
         }),
-        alone: false,
+        expects: Expects::Nothing,
         keep: 60_000,
     }
 }
@@ -496,7 +499,7 @@ async fn who_expects_to_be_alone_and_is_not_asks_in_full() {
     let hold = held(&mut outcome);
     let mut left = bench.let_go(&hold);
     let release = bench.next().unwrap();
-    assert!(release.alone, "nobody else was seen a moment ago");
+    assert!(release.expects == Expects::Alone, "nobody else was seen a moment ago");
     // Somebody got in line in that moment.
     bench.foreign(&foreign("b.1", &[], Some("b-1")), false);
     let answer = bench.apply(&release);
@@ -523,7 +526,7 @@ async fn who_expects_to_be_alone_and_is_not_asks_in_full() {
     bench.foreign(&foreign("b.1", &[], Some("b-1")), false);
     let (_, mut outcome) = bench.join(true);
     let request = bench.next().unwrap();
-    assert!(request.alone);
+    assert!(request.expects == Expects::Alone);
     let answer = bench.apply(&request);
     bench.answered(&request, &answer);
     bench.settle();
