@@ -287,6 +287,25 @@ async fn a_write_that_was_applied_and_not_confirmed_is_undone_or_owned() {
     }
 }
 
+/// Nothing is left of the client but the task that takes its entry out.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_release_is_repeated_although_handle_and_client_are_gone() {
+    let (cluster, _turn) = faulty().await;
+    for (_, ground) in both_ways(cluster, "gone") {
+        let other = ground.locks().await;
+        let locks = ground.by_name().locks().await;
+        let handle = locks.mutex("x").acquire().await.unwrap();
+        // The driver's own second try fails as well.
+        let cut = doc! { "closeConnection": true };
+        let point = fail(cluster, &ground, times(3), "findAndModify", cut).await;
+        drop((handle, locks));
+        let seen = point.wait_entered(3, PATIENCE).await;
+        eventually(2 * SOON, "it is released", async || is_vacant(&other, "x").await).await;
+        seen.unwrap();
+        point.off().await.unwrap();
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn in_a_black_hole_the_loss_is_known_before_the_server_gives_the_lock_away() {
     let ground = Ground::replica_set("hole").await;

@@ -88,7 +88,7 @@ async fn bad_settings_are_refused_before_anything_is_sent() {
         .unwrap();
     let builder = || LockClient::builder(client.database("any"));
     let second = Duration::from_secs(1);
-    let cases: [(LockClientBuilder, &[&str]); 14] = [
+    let cases: [(LockClientBuilder, &[&str]); 17] = [
         (builder().lease(Duration::ZERO), &["lease", "0ns", "500ms"]),
         (
             builder().lease(Duration::from_millis(499)),
@@ -106,6 +106,12 @@ async fn bad_settings_are_refused_before_anything_is_sent() {
         (builder().claim_lease(31 * second), &["claim lease", "31s", "30s"]),
         (builder().claim_lease(Duration::ZERO), &["claim lease", "0ns"]),
         (builder().skew_margin(Duration::MAX), &["skew margin", "31622400s"]),
+        (builder().skew_margin(Duration::ZERO), &["skew margin", "0ns", "5ms"]),
+        (builder().retention(59 * second), &["retention", "59s", "60s"]),
+        (
+            builder().lease(90 * second).claim_lease(61 * second),
+            &["claim lease", "61s", "60s"],
+        ),
         (builder().retention(Duration::MAX), &["retention", "31622400s"]),
         (
             builder().poll_interval(second, Duration::ZERO),
@@ -224,7 +230,7 @@ async fn an_empty_reason_and_the_shortest_settings_are_fine() {
         .builder()
         .await
         .lease(Duration::from_millis(500))
-        .skew_margin(Duration::ZERO)
+        .skew_margin(Duration::from_millis(5))
         .poll_interval(Duration::from_millis(1), Duration::from_millis(1))
         .wake_source(WakeSource::Polling)
         .collection("a.b")
