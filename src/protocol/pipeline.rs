@@ -217,46 +217,56 @@ fn is_plain(operation: &Operation) -> bool {
 
 /// As in general, but shorter: there is no holder or one, and something changes for certain.
 fn plain(operation: &Operation, now: &Bson) -> Bson {
-    let leaves = operation.expects == Expects::Holding;
-    let holders = if leaves {
-        Bson::Array(Vec::new())
-    } else {
-        "$$holders".into()
-    };
-    let lets_in = if leaves {
-        doc! { "$ne": ["$$all", []] }
-    } else {
-        // Something has come, so somebody can be let in.
-        doc! { "$eq": ["$$holders", []] }
-    };
-    let left = if leaves { Left::HOLDER } else { "" };
-    let wake = format!("{}:{left};", operation.id);
-    let granted = bind(
-        doc! { "head": { "$arrayElemAt": ["$$all", 0] }, "token": { "$add": [token(now), 1_i64] } },
+    match &operation.requests {
+        Some(requests) => comes(operation, requests, now),
+        None => goes(operation, now),
+    }
+}
+
+/// The holder goes, and who is first in line becomes the holder.
+fn goes(operation: &Operation, now: &Bson) -> Bson {
+    let wake = literal(format!("{}:{};", operation.id, Left::HOLDER));
+    let token = doc! { "$add": ["$token", 1_i64] };
+    let unchanged = doc! { "holders": [], "queue": [], "wake": &wake };
+    let after = cond(
+        doc! { "$eq": ["$$queue", []] },
+        unchanged,
+        let_in("$$queue", token, wake, operation, now),
+    );
+    let written = doc! { "$mergeObjects": ["$$ROOT", after, stamp(operation.keep, now)] };
+    let live = doc! { "$gt": ["$$this.until", now] };
+    let queue = doc! { "$filter": { "input": { "$ifNull": ["$queue", []] }, "cond": live } };
+    bind(doc! { "queue": queue }, written)
+}
+
+/// Somebody comes, and who is then first in line becomes the holder if there is none.
+fn comes(operation: &Operation, requests: &Requests, now: &Bson) -> Bson {
+    let wake = literal(format!("{}:;", operation.id));
+    let token = doc! { "$add": [token(now), 1_i64] };
+    let unchanged = doc! { "holders": "$$holders", "queue": "$$all", "wake": &wake };
+    let after = cond(
+        doc! { "$eq": ["$$holders", []] },
+        let_in("$$all", token, wake, operation, now),
+        unchanged,
+    );
+    let used = doc! { "kind": requests.kind.as_str(), "capacity": requests.capacity };
+    let written = doc! { "$mergeObjects": ["$$ROOT", used, after, stamp(operation.keep, now)] };
+    let written = bind(doc! { "all": enqueue(operation, now) }, written);
+    let variables = doc! { "holders": stay("$holders", operation, now), "queue": stay("$queue", operation, now) };
+    bind(variables, cond(used_as(requests), written, "$$ROOT"))
+}
+
+/// The first of a list that is not empty is the holder, and the others are the queue.
+fn let_in(list: &str, token: Document, wake: Bson, operation: &Operation, now: &Bson) -> Bson {
+    bind(
+        doc! { "head": { "$arrayElemAt": [list, 0] }, "token": token },
         doc! {
             "token": "$$token",
             "holders": [holder("$$head", operation, now)],
-            "queue": { "$slice": ["$$all", 1, ALL] },
-            "wake": granted(literal(wake.as_str()), "$$head", operation, now),
+            "queue": { "$slice": [list, 1, ALL] },
+            "wake": granted(wake, "$$head", operation),
         },
-    );
-    let unchanged = doc! { "holders": holders, "queue": "$$all", "wake": literal(wake) };
-    let used = operation.requests.iter().map(|requests| {
-        doc! { "kind": requests.kind.as_str(), "capacity": requests.capacity }
-    });
-    let mut parts = vec![Bson::from("$$ROOT")];
-    parts.extend(used.map(Bson::from));
-    parts.push(cond(lets_in, granted, unchanged));
-    parts.push(stamp(operation.keep, now).into());
-    let written = bind(doc! { "all": enqueue(operation, now) }, doc! { "$mergeObjects": parts });
-    let mut variables = doc! { "queue": stay("$queue", operation, now) };
-    match &operation.requests {
-        None => bind(variables, written),
-        Some(requests) => {
-            variables.insert("holders", stay("$holders", operation, now));
-            bind(variables, cond(used_as(requests), written, "$$ROOT"))
-        }
-    }
+    )
 }
 
 /// Holders, queue and token after the head of the queue was let in as long as it fits, and the words for those who
@@ -293,7 +303,7 @@ fn advance_by_one(operation: &Operation, now: &Bson) -> Bson {
             "holders": [holder("$$head", operation, now)],
             "token": "$$token",
             "queue": { "$slice": ["$$all", 1, ALL] },
-            "granted": granted("".into(), "$$head", operation, now),
+            "granted": granted("".into(), "$$head", operation),
         },
     );
     let unchanged = doc! { "holders": "$$holders", "token": token(now), "queue": "$$all", "granted": "" };
@@ -313,7 +323,7 @@ fn fold(queue: Bson, capacity: Option<i64>, operation: &Operation, now: &Bson) -
             "token": "$$token",
             "queue": "$$value.queue",
             "blocked": false,
-            "granted": granted("$$value.granted".into(), "$$this", operation, now),
+            "granted": granted("$$value.granted".into(), "$$this", operation),
         },
     );
     let waits = doc! {
@@ -339,11 +349,8 @@ fn holder(waiter: &str, operation: &Operation, now: &Bson) -> Document {
     doc! { "$mergeObjects": [waiter, { "token": "$$token", "since": now, "until": until }] }
 }
 
-fn granted(words: Bson, waiter: &str, operation: &Operation, now: &Bson) -> Bson {
-    let until = doc! { "$add": [now, format!("{waiter}.claim")] };
-    let word = doc! { "$concat": [
-        &words, format!("{waiter}.id"), "+", { "$toString": "$$token" }, "@", { "$toString": { "$toLong": until } }, ";",
-    ] };
+fn granted(words: Bson, waiter: &str, operation: &Operation) -> Bson {
+    let word = doc! { "$concat": [&words, format!("{waiter}.id"), "+", { "$toString": "$$token" }, ";"] };
     if_asking(waiter, operation, words, word.into())
 }
 
@@ -406,8 +413,7 @@ fn evicted() -> Bson {
 
 /// The last token; see [`super::state::first_token`].
 fn token(now: &Bson) -> Bson {
-    // Whoever set it by hand in a shell has made it a double.
-    Bson::from(doc! { "$toLong": { "$ifNull": ["$token", micros(now)] } })
+    Bson::from(doc! { "$ifNull": ["$token", micros(now)] })
 }
 
 fn micros(now: &Bson) -> Document {

@@ -377,7 +377,7 @@ fn advance(state: &mut State, operation: &Operation, now: ServerTime, announce: 
         let asking = operation.asks_for(&head.id);
         let until = now.plus_millis(if asking { head.lease } else { head.claim });
         if !asking {
-            announce.granted(&head.id, state.token, until);
+            announce.granted(&head.id, state.token);
         }
         state.holders.push(Holder {
             id: head.id,

@@ -3,11 +3,11 @@
 //! `<operation>:<left>;` and then one word per entry that the write granted or put out:
 //!
 //! ```text
-//! 9f2c41d07a35.17:h;4be09a21cc7f-3+1764000000000001@1764000012345;77aa01e4d2b8-9!;
+//! 9f2c41d07a35.17:h;4be09a21cc7f-3+1764000000000001;77aa01e4d2b8-9!;
 //! ```
 //!
 //! - `left` has one letter per entry that asked to leave: `h` it held, `q` it waited, `0` it was not there.
-//! - `<id>+<token>@<until>;` was granted; `<id>!;` was put out by `break_lock`. What ran out is not named: its holder
+//! - `<id>+<token>;` was granted, on its claim lease; `<id>!;` was put out by `break_lock`. What ran out is not named: its holder
 //!   has known it before the server.
 //!
 //! A session matches `;<session>-`, so it receives just the writes that concern one of its own entries. The entry that
@@ -15,8 +15,6 @@
 //! stream reports arrays as element diffs, which `$match` can't look into.
 
 use std::fmt::Write as _;
-
-use super::ServerTime;
 
 /// Where an entry was that asked to leave.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,7 +33,7 @@ impl Left {
 /// What a write tells one entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Signal {
-    Granted { token: i64, until: ServerTime },
+    Granted { token: i64 },
     Evicted,
 }
 
@@ -59,9 +57,9 @@ impl Announcement {
         });
     }
 
-    pub(crate) fn granted(&mut self, id: &str, token: i64, until: ServerTime) {
+    pub(crate) fn granted(&mut self, id: &str, token: i64) {
         // Writing to a String can't fail.
-        let _ = write!(self.granted, "{id}+{token}@{};", until.0);
+        let _ = write!(self.granted, "{id}+{token};");
     }
 
     pub(crate) fn evicted(&mut self, id: &str) {
@@ -100,13 +98,9 @@ pub(crate) fn signals<'a>(wake: &'a str, session: &'a str) -> impl Iterator<Item
         let id = &word[..word.len() - sequence.len() + digits];
         let signal = match &sequence[digits..] {
             "!" => Signal::Evicted,
-            rest => {
-                let (token, until) = rest.strip_prefix('+')?.split_once('@')?;
-                Signal::Granted {
-                    token: token.parse().ok()?,
-                    until: ServerTime(until.parse().ok()?),
-                }
-            }
+            rest => Signal::Granted {
+                token: rest.strip_prefix('+')?.parse().ok()?,
+            },
         };
         Some((id, signal))
     })
@@ -121,7 +115,7 @@ mod tests {
         let mut announcement = Announcement::default();
         announcement.left(Left::Holder);
         announcement.left(Left::Nowhere);
-        announcement.granted("aa-1", 7, ServerTime(99));
+        announcement.granted("aa-1", 7);
         announcement.evicted("aa-2");
         announcement.evicted("bb-3");
         let wake = announcement.into_wake("cc.5");
@@ -132,16 +126,7 @@ mod tests {
         let ours: Vec<_> = signals(&wake, "aa").collect();
         assert_eq!(
             ours,
-            [
-                (
-                    "aa-1",
-                    Signal::Granted {
-                        token: 7,
-                        until: ServerTime(99)
-                    }
-                ),
-                ("aa-2", Signal::Evicted)
-            ]
+            [("aa-1", Signal::Granted { token: 7 }), ("aa-2", Signal::Evicted)]
         );
         assert_eq!(signals(&wake, "bb").collect::<Vec<_>>(), [("bb-3", Signal::Evicted)]);
         assert!(wake.contains(&pattern("aa")) && !wake.contains(&pattern("cc")));
@@ -156,7 +141,7 @@ mod tests {
             "x:;aa-",
             "x:;aa-+1@2;",
             "x:;aa-1+;aa-1+x@y;aa-1?;",
-            "x:;aa-1+99999999999999999999@1;",
+            "x:;aa-1+99999999999999999999;",
         ] {
             assert_eq!(signals(wake, "aa").count(), 0, "{wake}");
         }

@@ -26,7 +26,7 @@ use super::{
 use crate::{
     config::Config,
     error::{AcquireError, ServerError, UsedOtherwise},
-    protocol::{Expects, Kind, Operation, Owner, Request, Requests, State, Use, document::Malformed, wake},
+    protocol::{Expects, Kind, Operation, Owner, Request, Requests, ServerTime, State, Use, document::Malformed, wake},
     status::LostReason,
     store::{Answer, Exchange, Failure, StoreError},
 };
@@ -720,21 +720,23 @@ impl Line {
         }
     }
 
-    /// A write of somebody else that names one of our entries.
+    /// A write of somebody else, at a time, that names one of our entries.
     pub(crate) fn signalled(
         &mut self,
         id: &str,
         signal: wake::Signal,
+        at: ServerTime,
         context: &Context<'_>,
         effects: &mut Vec<Effect>,
     ) {
         let waiting = self.waiting.iter().position(|pending| pending.id == id);
         match (signal, waiting) {
             // An event that comes late: that grant is over, and it has got in line again.
-            (wake::Signal::Granted { token, .. }, Some(position)) if token <= self.waiting[position].above => {}
-            (wake::Signal::Granted { token, until }, Some(position)) => {
+            (wake::Signal::Granted { token }, Some(position)) if token <= self.waiting[position].above => {}
+            (wake::Signal::Granted { token }, Some(position)) => {
                 // The grant is older than its event, so the claim can't run longer than from now on, wherever the
                 // server's clock was set to since we last heard of it.
+                let until = at.plus_millis(context.config.claim_millis());
                 let most = context.now + context.config.claim_lease;
                 let safe_until = context.clock.before(until).map(|until| until.min(most));
                 self.grant(position, token, safe_until, check(context), context, effects);

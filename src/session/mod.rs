@@ -302,13 +302,13 @@ impl Session {
     /// An event of the change stream. Only routes: what is to be done is done by tasks.
     fn on_event(self: &Arc<Self>, event: &Event) {
         match event {
-            Event::Addressed { name, wake } => {
+            Event::Addressed { name, wake, at } => {
                 for (id, signal) in wake::signals(wake, self.ids.session()) {
                     self.feed(name, |lines, context, effects| {
                         // A grant of an entry that nobody knows any more: it is taken out again.
                         let known = lines.by_name.contains_key(name);
                         if known || matches!(signal, wake::Signal::Granted { .. }) {
-                            lines.line(name).signalled(id, signal, context, effects);
+                            lines.line(name).signalled(id, signal, *at, context, effects);
                         }
                     });
                 }

@@ -142,6 +142,7 @@ impl Contents {
         let event = Event::Addressed {
             name: name.to_owned(),
             wake: state.wake.clone(),
+            at: state.at,
         };
         self.sessions.retain(|(pattern, events)| {
             if state.wake.contains(pattern) {

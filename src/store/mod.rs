@@ -45,8 +45,8 @@ pub(crate) type Documents = HashMap<String, Result<State, Malformed>>;
 /// What the change stream says about one document, or about them all.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Event {
-    /// A write of the protocol that names entries of this session in `wake`.
-    Addressed { name: String, wake: String },
+    /// A write of the protocol, at a time, that names entries of this session in `wake`.
+    Addressed { name: String, wake: String, at: ServerTime },
     /// The document was deleted, or written by something that is not the protocol.
     Foreign { name: String },
     /// The collection was dropped or renamed, or the stream ended: anything can have happened to any document.

@@ -277,7 +277,9 @@ fn concerning(session: &str) -> [Document; 2] {
             { "operationType": { "$nin": ["insert", "update", "replace"] } },
         ] } },
         doc! { "$project": {
-            "operationType": 1, "documentKey": 1, "wake": { "$ifNull": [format!("${WHOLE}"), format!("${DELTA}")] },
+            "operationType": 1, "documentKey": 1,
+            "wake": { "$ifNull": ["$fullDocument.wake", "$updateDescription.updatedFields.wake"] },
+            "at": { "$ifNull": ["$fullDocument.at", "$updateDescription.updatedFields.at"] },
         } },
     ]
 }
@@ -349,13 +351,16 @@ fn read_sighting(event: &Document) -> Sighting {
 fn read_event(event: &Document) -> Event {
     let name = event.get_document("documentKey").ok().map(|key| key.get_str("_id"));
     match (event.get_str("operationType"), name) {
-        (Ok("insert" | "update" | "replace" | "delete"), Some(Ok(name))) => match event.get_str("wake") {
-            Ok(wake) => Event::Addressed {
-                name: name.to_owned(),
-                wake: wake.to_owned(),
-            },
-            Err(_) => Event::Foreign { name: name.to_owned() },
-        },
+        (Ok("insert" | "update" | "replace" | "delete"), Some(Ok(name))) => {
+            match (event.get_str("wake"), event.get_datetime("at")) {
+                (Ok(wake), Ok(at)) => Event::Addressed {
+                    name: name.to_owned(),
+                    wake: wake.to_owned(),
+                    at: ServerTime(at.timestamp_millis()),
+                },
+                _ => Event::Foreign { name: name.to_owned() },
+            }
+        }
         // Some other program's document: no lock's name is anything but a string.
         (Ok("insert" | "update" | "replace" | "delete"), Some(Err(_))) => Event::Foreign { name: String::new() },
         _ => Event::Everything,

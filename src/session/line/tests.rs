@@ -134,9 +134,10 @@ impl Bench {
     }
 
     fn announce(&mut self) {
-        let wake = self.document.as_ref().unwrap().wake.clone();
+        let state = self.document.as_ref().unwrap();
+        let (wake, at) = (state.wake.clone(), state.at);
         for (id, signal) in wake::signals(&wake, "me") {
-            let ((), effects) = self.feed(|line, context, effects| line.signalled(id, signal, context, effects));
+            let ((), effects) = self.feed(|line, context, effects| line.signalled(id, signal, at, context, effects));
             carry_out(effects);
         }
     }
@@ -329,11 +330,8 @@ async fn a_grant_is_not_stretched_by_a_server_clock_that_was_set_ahead() {
     bench.settle();
     let ahead = ServerTime(bench.server_now().0 + 3_600_000);
     let id = bench.ids_in_document()[1].to_owned();
-    let granted = wake::Signal::Granted {
-        token: 1_000_000_002,
-        until: ahead,
-    };
-    let ((), effects) = bench.feed(|line, context, effects| line.signalled(&id, granted, context, effects));
+    let granted = wake::Signal::Granted { token: 1_000_000_002 };
+    let ((), effects) = bench.feed(|line, context, effects| line.signalled(&id, granted, ahead, context, effects));
     carry_out(effects);
     assert!(held(&mut outcome).safe_for() <= bench.config.claim_lease);
 }
