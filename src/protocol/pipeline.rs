@@ -3,9 +3,10 @@
 //! Only operators of MongoDB 4.4 are used. Whatever a user can choose (names, owners, reasons) and every id goes in
 //! under `$literal`, so that no string is ever read as an expression or a field path.
 //!
-//! What a pipeline costs the server is mostly its size (about 0.07 ms a kilobyte, against 0.25 ms for a trivial
-//! command), so each operation sends just what it needs: a release is chosen by its filter and compares nothing, a first
-//! request looks nothing up, and where one holder is all there can be the queue needs no folding.
+//! What a pipeline costs the server is mostly its size (about 0.1 ms a kilobyte, against 0.25 ms for a trivial command),
+//! so each operation sends just what it needs: a release compares nothing, a first request looks nothing up, and where
+//! one holder is all there can be the queue needs no folding. A filter by more than `_id` costs as much again, as the
+//! server then plans a query; so the frequent operations decide in the pipeline whether there is anything to do.
 
 use mongodb::bson::{Bson, Document, doc};
 
@@ -14,24 +15,10 @@ use super::{Expects, Operation, Request, Requests, wake::Left};
 /// Longer than any queue: `$slice` from a position on wants a length.
 const ALL: i64 = 1 << 30;
 
-/// Selects the document if the operation has anything to do there; one that may create it must not be choosy.
+/// Selects the document; for the operations that are rare, only if there is anything to do in it.
 pub(crate) fn selection(name: &str, operation: &Operation) -> Document {
     let mut selection = doc! { "_id": name };
-    if operation.creates() {
-        return selection;
-    }
-    if operation.expects != Expects::Nothing {
-        if let Some(requests) = &operation.requests {
-            selection.insert("kind", requests.kind.as_str());
-            selection.insert("capacity", requests.capacity);
-        }
-        match operation.leave.first() {
-            Some(id) => selection.insert("holders.id", id),
-            None => selection.insert("holders", doc! { "$size": 0 }),
-        };
-        if operation.expects == Expects::Alone {
-            selection.insert("queue", doc! { "$size": 0 });
-        }
+    if operation.creates() || operation.expects != Expects::Nothing {
         return selection;
     }
     let mut concerned = Vec::new();
@@ -53,10 +40,19 @@ pub(crate) fn selection(name: &str, operation: &Operation) -> Document {
 /// except in tests.
 pub(crate) fn operation(operation: &Operation, now: &Bson) -> Vec<Document> {
     if operation.expects == Expects::Alone {
-        return vec![doc! { "$set": alone(operation, now) }];
+        let as_expected = cond(is_alone(operation), merged(alone(operation, now)), "$$ROOT");
+        return vec![doc! { "$replaceWith": as_expected }];
     }
-    if is_plain(operation) {
-        return vec![doc! { "$replaceWith": plain(operation, now) }];
+    if operation.expects == Expects::Holding {
+        let holds = doc! { "$eq": ["$holders.id", literal(operation.leave.as_slice())] };
+        return vec![doc! { "$replaceWith": cond(holds, goes(operation, now), "$$ROOT") }];
+    }
+    if let Some(requests) = operation
+        .requests
+        .as_ref()
+        .filter(|requests| comes_plainly(operation, requests))
+    {
+        return vec![doc! { "$replaceWith": comes(operation, requests, now) }];
     }
     let mut holders = stay("$holders", operation, now);
     if let Some((id, value)) = &operation.proclaim {
@@ -75,6 +71,17 @@ pub(crate) fn operation(operation: &Operation, now: &Bson) -> Vec<Document> {
     };
     let variables = doc! { "holders": holders, "queue": stay("$queue", operation, now) };
     vec![doc! { "$replaceWith": bind(variables, decided) }]
+}
+
+/// As [`Operation::concerns`] says it of one that expects to be alone.
+fn is_alone(operation: &Operation) -> Document {
+    match &operation.requests {
+        None => doc! { "$eq": [["$holders.id", "$queue"], [literal(operation.leave.as_slice()), []]] },
+        Some(requests) => doc! { "$eq": [
+            ["$kind", "$capacity", "$holders", "$queue"],
+            [requests.kind.as_str(), requests.capacity, [], []],
+        ] },
+    }
 }
 
 /// The only entry comes or goes, and that is all.
@@ -208,19 +215,9 @@ fn waiter(entry: &Request, now: &Bson) -> Document {
     }
 }
 
-/// One holder leaves a lock of one permit, or entries come for the first time: what nearly all operations are.
-fn is_plain(operation: &Operation) -> bool {
-    let comes = operation.leave.is_empty() && !operation.may_change_nothing() && operation.capacity() == Some(1);
-    let asks = operation.requests.is_some() && !operation.evict && operation.proclaim.is_none();
-    operation.expects == Expects::Holding || (comes && asks)
-}
-
-/// As in general, but shorter: there is no holder or one, and something changes for certain.
-fn plain(operation: &Operation, now: &Bson) -> Bson {
-    match &operation.requests {
-        Some(requests) => comes(operation, requests, now),
-        None => goes(operation, now),
-    }
+/// Entries come for the first time to a lock of one permit: what most requests are.
+fn comes_plainly(operation: &Operation, requests: &Requests) -> bool {
+    requests.capacity == 1 && operation.leave.is_empty() && !operation.may_change_nothing()
 }
 
 /// The holder goes, and who is first in line becomes the holder.

@@ -227,8 +227,13 @@ impl Operation {
         self.leave.is_empty() && entries.into_iter().any(|entry| !entry.wait || !entry.fresh)
     }
 
+    /// Whether the document is selected by the operation's filter.
+    pub(crate) fn selects(&self, state: &State) -> bool {
+        self.expects != Expects::Nothing || self.concerns(state)
+    }
+
     /// Whether it has anything to do with a document.
-    pub(crate) fn concerns(&self, state: &State) -> bool {
+    fn concerns(&self, state: &State) -> bool {
         if self.expects != Expects::Nothing {
             let fits = |wanted: &Requests| (wanted.kind, wanted.capacity) == (state.kind, state.capacity);
             let used = self.requests.as_ref().is_none_or(fits);
@@ -253,7 +258,8 @@ pub(crate) fn first_token(now: ServerTime) -> i64 {
 
 /// Runs one operation on the lock's document (`None`: there is none) and returns the document afterwards.
 ///
-/// A document that the operation does not [concern](Operation::concerns) stays as it is. A step that changes nothing returns the state as it was, `wake` included: no write, no event.
+/// A document that the operation does not concern stays as it is. A step that changes nothing returns the state as it
+/// was, `wake` included: no write, no event.
 pub(crate) fn apply(before: Option<&State>, operation: &Operation, now: ServerTime) -> Option<State> {
     match (before, &operation.requests) {
         (Some(original), _) if !operation.concerns(original) => Some(original.clone()),

@@ -428,7 +428,9 @@ impl Line {
         self.failures = 0;
         self.retry_at = None;
         self.alone_at = None;
-        if operation.expects == Expects::Alone && answer.state.is_none() {
+        let wake = answer.state.as_ref().map(|state| &state.wake);
+        let done = wake.is_some_and(|wake| wake::left(wake, &operation.id).is_some());
+        if operation.expects == Expects::Alone && !done {
             // There is somebody else, or nothing of ours: nothing was done, and it is asked for in full.
             self.leaving.extend(self.under_way.take().unwrap_or_default());
             for pending in self

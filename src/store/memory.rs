@@ -47,14 +47,14 @@ impl MemoryStore {
         let mut contents = self.contents();
         let exchange = self.exchange();
         let before = contents.state(name, exchange.1);
-        let concerned = before.map_or(operation.creates(), |before| operation.concerns(before));
+        // As a server's: what its filter does not select is not shown.
+        let concerned = before.is_none_or(|before| operation.selects(before));
         let after = state::apply(before, operation, exchange.1);
         if let Some(after) = &after
             && before != Some(after)
         {
             contents.write(name, after.clone());
         }
-        // As a server's: what was not selected is not shown.
         let after = after.filter(|_| concerned);
         Answer {
             state: after,

@@ -354,13 +354,12 @@ async fn grants_wake_as_deltas_and_as_whole_documents() {
 /// The fields of the lock after the head of its queue has been granted it.
 fn granted(before: &Document, token: i64) -> Document {
     let waiter = before.get_array("queue").unwrap()[0].as_document().unwrap().clone();
-    let until = DateTime::from_millis(DateTime::now().timestamp_millis() + 5_000);
-    let id = waiter.get_str("id").unwrap();
-    let wake = format!("somebody.1:h;{id}+{token}@{};", until.timestamp_millis());
-    let mut holder = waiter.clone();
-    holder.remove("claim");
-    holder.extend(doc! { "token": token, "since": DateTime::now(), "until": until });
-    doc! { "token": token, "holders": [holder], "queue": Bson::Array(Vec::new()), "wake": wake }
+    let now = DateTime::now();
+    let until = DateTime::from_millis(now.timestamp_millis() + 5_000);
+    let wake = format!("somebody.1:h;{}+{token};", waiter.get_str("id").unwrap());
+    let mut holder = waiter;
+    holder.extend(doc! { "since": now, "until": until, "token": token });
+    doc! { "token": token, "holders": [holder], "queue": Bson::Array(Vec::new()), "wake": wake, "at": now }
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -85,10 +85,7 @@ impl Bench {
     /// What the server would answer now.
     fn apply(&mut self, operation: &Operation) -> Answer {
         self.operations += 1;
-        let concerned = self
-            .document
-            .as_ref()
-            .map_or(operation.creates(), |state| operation.concerns(state));
+        let selected = self.document.as_ref().is_none_or(|state| operation.selects(state));
         self.document = state::apply(self.document.as_ref(), operation, self.server_now());
         let now = Instant::now();
         let exchange = Exchange {
@@ -98,7 +95,7 @@ impl Bench {
         };
         self.clock.note(&exchange);
         Answer {
-            state: self.document.clone().filter(|_| concerned),
+            state: self.document.clone().filter(|_| selected),
             exchange,
         }
     }
@@ -501,7 +498,7 @@ async fn who_expects_to_be_alone_and_is_not_asks_in_full() {
     // Somebody got in line in that moment.
     bench.foreign(&foreign("b.1", &[], Some("b-1")), false);
     let answer = bench.apply(&release);
-    assert!(answer.state.is_none());
+    assert!(wake::left(&answer.state.as_ref().unwrap().wake, &release.id).is_none());
     bench.answered(&release, &answer);
     left.try_recv().unwrap_err();
     bench.settle();
