@@ -221,7 +221,7 @@ async fn a_dropped_client_leaves_no_stream_no_connection_and_no_entry() {
         let operations = ground.operations(&watching).await;
         let of_clients = operations
             .iter()
-            .filter(|operation| operation.get_str("appName") == Ok(&ground.database));
+            .filter(|operation| operation.get_str("appName").is_ok_and(|name| name == ground.database));
         of_clients.filter(|operation| !is_monitor(operation)).count()
     };
     {

@@ -239,9 +239,9 @@ async fn a_request_that_outlives_its_connection_is_undone() {
         }
         eventually(PATIENCE, &case, async || {
             let operations = ground.operations(&admin).await;
-            !operations
-                .iter()
-                .any(|operation| operation.get_str("type") == Ok("op") && is_find_and_modify(operation))
+            !operations.iter().any(|operation| {
+                operation.get_str("type").is_ok_and(|kind| kind == "op") && is_find_and_modify(operation)
+            })
         })
         .await;
         assert!(
@@ -424,7 +424,7 @@ async fn a_lock_that_is_broken_while_its_holder_asks_once_more_is_free() {
         let operations = ground.operations(&driver).await;
         !operations
             .iter()
-            .any(|operation| operation.get_str("type") == Ok("op") && is_find_and_modify(operation))
+            .any(|operation| operation.get_str("type").is_ok_and(|kind| kind == "op") && is_find_and_modify(operation))
     })
     .await;
     eventually(SOON, "nobody holds", async || is_vacant(&other, "x").await).await;

@@ -136,9 +136,9 @@ async fn a_stream_whose_operation_is_killed_comes_back() {
                 let mut running = None;
                 eventually(PATIENCE, "the stream waits", async || {
                     let operations = scene.ground.operations(&scene.admin).await;
-                    let waiting = operations
-                        .iter()
-                        .find(|operation| stream_id(operation) == Some(old) && operation.get_str("type") == Ok("op"));
+                    let waiting = operations.iter().find(|operation| {
+                        stream_id(operation) == Some(old) && operation.get_str("type").is_ok_and(|kind| kind == "op")
+                    });
                     running = waiting.and_then(|operation| operation.get("opid")).cloned();
                     running.is_some()
                 })
