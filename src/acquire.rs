@@ -85,6 +85,9 @@ impl Request {
 }
 
 /// An acquire that waits for its turn; await it. Made by [`Mutex::acquire`](crate::Mutex::acquire).
+///
+/// It is an action and not yet a future: where one is wanted (`tokio::spawn`, `pin!`, `join_all`) write
+/// `.into_future()`, from [`IntoFuture`]. A pinned future that is polled again and again keeps its place in the queue.
 #[derive(Clone)]
 #[must_use = "an acquire does nothing until it is awaited"]
 pub struct Acquire {
@@ -110,7 +113,8 @@ impl Acquire {
         self
     }
 
-    /// Gives up after `timeout` with [`AcquireError::Timeout`]. Zero asks the server and does not wait.
+    /// Gives up after `timeout` with [`AcquireError::Timeout`]; at most 366 days. Zero asks the server and does not wait
+    /// for the lock; as a try, it takes as long as the driver takes to answer.
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = Some(timeout);
         self

@@ -17,7 +17,7 @@ use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
 use crate::{
     acquire::{Acquire, Share},
     config::{check_name, check_text},
-    error::{AcquireError, OperateError, ReleaseError, RenewError, ServerError},
+    error::{AcquireError, OperateError, ReleaseError, RenewError, ServerError, UsedOtherwise},
     handle::{LockHandle, LockView, Released},
     inspect::{HolderInfo, LockInfo},
     protocol::{Kind, State},
@@ -77,7 +77,13 @@ pub struct Leader {
 
 impl Leader {
     fn of(name: &str, state: &State) -> Option<Self> {
-        let value = state.holders.first()?.owner.value.clone();
+        let value = state
+            .holders
+            .first()
+            .filter(|_| state.kind == Kind::Election)?
+            .owner
+            .value
+            .clone();
         let HolderInfo {
             token,
             since,
@@ -147,7 +153,7 @@ impl Election {
     ///
     /// # Errors
     ///
-    /// When the name is out of its bounds, or the server can't be reached.
+    /// When the name is out of its bounds or in use as something else, or the server can't be reached.
     ///
     /// # Cancel safety
     ///
@@ -169,6 +175,9 @@ impl Election {
         state
             .holders
             .retain(|holder| exchange.now.is_none_or(|now| holder.until > now));
+        if !state.holders.is_empty() && state.kind != Kind::Election {
+            return Err(UsedOtherwise::new(&self.name, &state, Kind::Election, 1).into());
+        }
         Ok(Leader::of(&self.name, &state))
     }
 

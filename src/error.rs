@@ -125,7 +125,7 @@ pub enum AcquireError {
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ReleaseError {
-    /// The server refused, or could not be reached before the lease ran out.
+    /// The server refused, or could not be reached for the time of a lease.
     #[error(transparent)]
     Server(#[from] ServerError),
 }

@@ -88,9 +88,11 @@ impl LockHandle {
         }
         let (session, hold) = (self.session.clone(), self.hold.clone());
         let renewal = tokio::spawn(async move { session.renew_together(&[hold]).await });
-        let renewed = renewal
-            .await
-            .unwrap_or_else(|stopped| Err(StoreError::stopped(stopped)));
+        // A renewal can hang in the driver for longer than the lease.
+        let renewed = tokio::select! {
+            renewed = renewal => renewed.unwrap_or_else(|stopped| Err(StoreError::stopped(stopped))),
+            reason = self.lost() => return Err(reason.into()),
+        };
         match (self.lost_reason(), renewed) {
             (Some(reason), _) => Err(reason.into()),
             (None, Err(error)) => Err(ServerError::from(error).into()),
@@ -102,8 +104,8 @@ impl LockHandle {
     ///
     /// # Errors
     ///
-    /// When the server refuses, or can't be reached until the lease runs out. The lock is not ours any more then
-    /// either, and nobody has it for longer than the rest of its lease.
+    /// When the server refuses, or can't be reached for the time of a lease. The lock is not ours any more then either,
+    /// and nobody has it for longer than the rest of its lease.
     ///
     /// # Cancel safety
     ///
@@ -121,15 +123,23 @@ impl LockHandle {
     /// # Ok(()) }
     /// ```
     pub async fn release(self) -> Result<Released, ReleaseError> {
-        // A lost lock is not touched: the entry is not there, or it is taken out in the background.
-        if self.hold.lost_reason().is_some() || !self.hold.lose(LostReason::Released) {
+        match self.hold().lost_reason() {
+            // By the shutdown of the client.
+            Some(LostReason::Released) => return Ok(Released::Released),
+            // A lost lock is not touched: the entry is not there, or it is taken out in the background.
+            Some(_) => return Ok(Released::WasLost),
+            None => {}
+        }
+        if !self.hold().lose(LostReason::Released) {
             return Ok(Released::WasLost);
         }
-        match self.session.let_go(&self.hold).await {
-            Ok(Ok(Left::Holder)) => Ok(Released::Released),
-            Ok(Ok(_)) => Ok(Released::WasLost),
-            Ok(Err(error)) => Err(error.into()),
-            Err(_) => Ok(Released::WasLost),
+        let left = self.session.let_go(self.hold());
+        match tokio::time::timeout(self.session.config.lease, left).await {
+            Ok(Ok(Ok(Left::Holder))) => Ok(Released::Released),
+            Ok(Ok(Err(error))) => Err(error.into()),
+            Ok(Ok(Ok(_)) | Err(_)) => Ok(Released::WasLost),
+            // It goes on in the background.
+            Err(_) => Err(ServerError::from(StoreError::overdue()).into()),
         }
     }
 }
@@ -233,6 +243,8 @@ impl LockView {
     }
 
     /// For how long the lock is surely ours, even if the server can't be reached from now on.
+    ///
+    /// Right after a hand-over that is the claim lease, until the first renewal a few hundred milliseconds later.
     pub fn safe_for(&self) -> Duration {
         self.hold.safe_for()
     }

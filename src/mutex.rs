@@ -77,7 +77,8 @@ impl Mutex {
     /// Acquires the lock if it is free and nobody waits for it; `None` otherwise. Await the returned action.
     ///
     /// It asks the server once (twice when the driver retries), so it returns an error when the server can't be
-    /// reached.
+    /// reached: after the driver's server selection timeout (30 s unless set), or longer when the server hangs. To bound
+    /// that, put it into `tokio::time::timeout`.
     ///
     /// # Errors
     ///

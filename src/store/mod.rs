@@ -6,7 +6,7 @@
 mod memory;
 mod mongo;
 
-use std::{collections::HashMap, error::Error as StdError, fmt, sync::Arc};
+use std::{collections::HashMap, error::Error as StdError, fmt, io, sync::Arc};
 
 use tokio::time::Instant;
 
@@ -90,6 +90,15 @@ impl StoreError {
     /// Asking again would bring the same answer.
     pub(crate) fn is_final(&self) -> bool {
         self.kind == Failure::Refused
+    }
+
+    /// There was no answer in time.
+    pub(crate) fn overdue() -> Self {
+        let source = io::Error::new(io::ErrorKind::TimedOut, "no answer within the time of a lease");
+        Self {
+            kind: Failure::Unavailable,
+            source: Arc::new(source),
+        }
     }
 
     /// The document is not that of a lock.

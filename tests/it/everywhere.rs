@@ -256,6 +256,7 @@ async fn one_name_is_one_kind_of_lock_while_it_is_used() {
             );
         }
         assert!(b.semaphore("x", 4).available_permits().await.is_err());
+        assert!(b.election("x").leader().await.is_err());
         assert_eq!(a.inspect("x").await.unwrap(), before, "nothing was changed");
         held.release().await.unwrap();
         // Idle, it is whatever is wanted next.
