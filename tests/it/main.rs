@@ -5,6 +5,7 @@ mod everywhere;
 mod failover;
 mod faults;
 mod input;
+mod multi;
 mod polling;
 mod privileges;
 mod process;
