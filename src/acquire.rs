@@ -10,6 +10,7 @@ use std::{
 
 use crate::{
     config::{check_name, check_text, check_timeout},
+    contention::Contention,
     error::{AcquireError, InvalidInput},
     handle::LockHandle,
     protocol::{Kind, Owner},
@@ -32,10 +33,30 @@ struct Request {
     share: Share,
     reason: Option<String>,
     value: Option<String>,
+    reentrant: bool,
+}
+
+/// What becomes of a request that can't be granted at once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Otherwise {
+    Wait,
+    /// `None`.
+    Nothing,
+    /// [`AcquireError::Held`].
+    Tell,
 }
 
 impl Request {
-    async fn send(self, wait: bool, timeout: Option<Duration>) -> Result<Option<LockHandle>, AcquireError> {
+    fn new(share: Share) -> Self {
+        Self {
+            share,
+            reason: None,
+            value: None,
+            reentrant: false,
+        }
+    }
+
+    async fn send(self, otherwise: Otherwise, timeout: Option<Duration>) -> Result<Option<LockHandle>, AcquireError> {
         let Share {
             session,
             name,
@@ -60,6 +81,21 @@ impl Request {
             let message = format!("{permits} permits are asked for; of this {kind} it must be 1 to {capacity}");
             return Err(InvalidInput::new(message).into());
         }
+        if self.reentrant && kind == Kind::Semaphore {
+            let message = format!(
+                "the semaphore `{}` is asked for re-entrantly, which means nothing: ask for more permits",
+                name.escape_debug()
+            );
+            return Err(InvalidInput::new(message).into());
+        }
+        if timeout == Some(Duration::ZERO) {
+            return Err(AcquireError::Timeout {
+                name,
+                waited: Duration::ZERO,
+                contention: None,
+                source: None,
+            });
+        }
         let owner = Owner {
             value: self.value,
             ..session.config.owner(self.reason)
@@ -70,17 +106,14 @@ impl Request {
                 kind,
                 capacity,
                 permits,
-                wait,
+                wait: otherwise == Otherwise::Wait,
+                tell: otherwise == Otherwise::Tell,
+                reentrant: self.reentrant,
                 owner,
             },
         );
-        match place.outcome(timeout).await {
-            Some(outcome) => Ok(outcome?.map(|hold| LockHandle::new(session, hold))),
-            None => Err(AcquireError::Timeout {
-                name,
-                waited: timeout.unwrap_or_default(),
-            }),
-        }
+        let hold = place.outcome(timeout).await?;
+        Ok(hold.map(|hold| LockHandle::new(session, hold)))
     }
 }
 
@@ -98,11 +131,7 @@ pub struct Acquire {
 impl Acquire {
     pub(crate) fn new(share: Share) -> Self {
         Self {
-            request: Request {
-                share,
-                reason: None,
-                value: None,
-            },
+            request: Request::new(share),
             timeout: None,
         }
     }
@@ -115,6 +144,8 @@ impl Acquire {
 
     /// Gives up after `timeout` with [`AcquireError::Timeout`]; at most 366 days. Zero asks the server and does not wait
     /// for the lock; as a try, it takes as long as the driver takes to answer.
+    ///
+    /// The error tells who held the lock and how many would have come before us, or that the server did not answer.
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = Some(timeout);
         self
@@ -123,6 +154,43 @@ impl Acquire {
     /// Why the lock is wanted, up to 1,024 bytes, for people to read.
     pub fn reason(mut self, reason: impl Into<String>) -> Self {
         self.request.reason = Some(reason.into());
+        self
+    }
+
+    /// Shares the hold of this client, if it has one already: the lock is not waited for then, and the handle is one
+    /// more to the same hold.
+    ///
+    /// All handles to a hold have the same token and are lost together. The lock is released with the last of them,
+    /// in whatever order they go. The first reason that was given stays.
+    ///
+    /// # By client, not by task
+    ///
+    /// Whatever task of this client asks re-entrantly gets in beside the one that holds the lock, also while it waits for
+    /// it: the exclusion is among clients then, and the tasks must agree with each other. A client of its own for
+    /// each of those who are to exclude one another is the way out, or an acquire that is not re-entrant, which is the
+    /// default.
+    ///
+    /// Only the same share is shared: of a readers-writer lock a reader gets in beside a reader, though a writer
+    /// waits, and a writer beside a writer. Whoever holds it to read and asks to write waits for itself. A semaphore
+    /// refuses.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let locks = watchlock::LockClient::in_memory();
+    /// use watchlock::Released;
+    ///
+    /// let mutex = locks.mutex("invoice-42");
+    /// let outer = mutex.acquire().await?;
+    /// let inner = mutex.acquire().reentrant().await?;
+    /// assert_eq!(inner.token(), outer.token());
+    /// assert_eq!(outer.release().await?, Released::StillHeld);
+    /// assert_eq!(inner.release().await?, Released::Released);
+    /// # Ok(()) }
+    /// ```
+    pub fn reentrant(mut self) -> Self {
+        self.request.reentrant = true;
         self
     }
 }
@@ -134,12 +202,22 @@ impl IntoFuture for Acquire {
     fn into_future(self) -> Self::IntoFuture {
         Box::pin(async move {
             let name = self.request.share.name.clone();
-            let wait = self.timeout != Some(Duration::ZERO);
-            let timeout = self.timeout.filter(|_| wait);
-            let acquired = self.request.send(wait, timeout).await?;
-            acquired.ok_or(AcquireError::Timeout {
+            let acquired = if self.timeout == Some(Duration::ZERO) {
+                self.request.send(Otherwise::Tell, None).await
+            } else {
+                self.request.send(Otherwise::Wait, self.timeout).await
+            };
+            let contention = match acquired {
+                Ok(Some(handle)) => return Ok(handle),
+                Ok(None) => None,
+                Err(AcquireError::Held { contention, .. }) => Some(contention),
+                Err(error) => return Err(error),
+            };
+            Err(AcquireError::Timeout {
                 name,
                 waited: Duration::ZERO,
+                contention,
+                source: None,
             })
         })
     }
@@ -150,16 +228,14 @@ impl IntoFuture for Acquire {
 #[must_use = "a try does nothing until it is awaited"]
 pub struct TryAcquire {
     request: Request,
+    timeout: Option<Duration>,
 }
 
 impl TryAcquire {
     pub(crate) fn new(share: Share) -> Self {
         Self {
-            request: Request {
-                share,
-                reason: None,
-                value: None,
-            },
+            request: Request::new(share),
+            timeout: None,
         }
     }
 
@@ -168,6 +244,77 @@ impl TryAcquire {
         self.request.reason = Some(reason.into());
         self
     }
+
+    /// Gives up when the server has not answered after `timeout`, with [`AcquireError::Timeout`]; at most 366 days, and
+    /// zero gives up before anything is sent.
+    ///
+    /// Without it a try takes as long as the driver takes to answer: while the server can't be reached, its server
+    /// selection timeout (30 s unless set), and longer when the server hangs. What was asked goes on in the
+    /// background, and is taken back when the server has got round to it.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let locks = watchlock::LockClient::in_memory();
+    /// use std::time::Duration;
+    ///
+    /// let maybe = locks.mutex("nightly-job").try_acquire().timeout(Duration::from_secs(2)).await?;
+    /// # assert!(maybe.is_some());
+    /// # Ok(()) }
+    /// ```
+    pub fn timeout(mut self, timeout: Duration) -> Self {
+        self.timeout = Some(timeout);
+        self
+    }
+
+    /// As [`Acquire::reentrant`]: a hold of this client will do.
+    pub fn reentrant(mut self) -> Self {
+        self.request.reentrant = true;
+        self
+    }
+
+    /// Tries, and fails with [`AcquireError::Held`] where the lock is not free, which tells who has it. Set other options
+    /// before.
+    ///
+    /// # Errors
+    ///
+    /// See [`AcquireError`].
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel safe, as [`Mutex::acquire`](crate::Mutex::acquire).
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let locks = watchlock::LockClient::in_memory();
+    /// use watchlock::AcquireError;
+    ///
+    /// let handle = locks.mutex("nightly-job").acquire().reason("night of the 3rd").await?;
+    /// match locks.mutex("nightly-job").try_acquire().or_held().await {
+    ///     Err(AcquireError::Held { contention, .. }) => {
+    ///         assert_eq!(contention.holders[0].reason.as_deref(), Some("night of the 3rd"));
+    ///         println!("somebody is at it already: {contention}");
+    ///     }
+    ///     other => println!("{other:?}"),
+    /// }
+    /// # Ok(()) }
+    /// ```
+    pub async fn or_held(self) -> Result<LockHandle, AcquireError> {
+        let name = self.request.share.name.clone();
+        let tried = self.send(Otherwise::Tell).await?;
+        // Who asks to be told is never answered with nothing.
+        tried.ok_or(AcquireError::Held {
+            name,
+            contention: Box::new(Contention::behind(0)),
+        })
+    }
+
+    async fn send(self, otherwise: Otherwise) -> Result<Option<LockHandle>, AcquireError> {
+        self.request.send(otherwise, self.timeout).await
+    }
 }
 
 impl IntoFuture for TryAcquire {
@@ -175,7 +322,7 @@ impl IntoFuture for TryAcquire {
     type IntoFuture = Pin<Box<dyn Future<Output = Self::Output> + Send>>;
 
     fn into_future(self) -> Self::IntoFuture {
-        Box::pin(self.request.send(false, None))
+        Box::pin(self.send(Otherwise::Nothing))
     }
 }
 
@@ -199,6 +346,9 @@ impl fmt::Debug for Acquire {
 
 impl fmt::Debug for TryAcquire {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("TryAcquire").field("request", &self.request).finish()
+        f.debug_struct("TryAcquire")
+            .field("request", &self.request)
+            .field("timeout", &self.timeout)
+            .finish()
     }
 }

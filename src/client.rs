@@ -12,7 +12,6 @@ use crate::{
     in_memory::InMemory,
     inspect::LockInfo,
     list::List,
-    multi::MultiLock,
     mutex::Mutex,
     rw_lock::RwLock,
     semaphore::Semaphore,
@@ -185,6 +184,16 @@ impl LockClientBuilder {
 /// Dropping the last clone and the last handle ends the session's tasks, when what was held is released. Handles keep
 /// the session alive. As with the driver's client, its tasks run on the tokio runtime on which it was used first: build
 /// one for each runtime.
+///
+/// # How long a call may take
+///
+/// An acquire has its [`timeout`](crate::Acquire::timeout), and so has a [try](crate::TryAcquire::timeout);
+/// [`LockHandle::release`](crate::LockHandle::release) and [`shutdown`](Self::shutdown) give up after the time of a
+/// lease, [`LockHandle::renew`](crate::LockHandle::renew) when the lock is lost. Everything else that asks the server
+/// (`inspect`, `list`, `break_lock`, `leader`, `available_permits`, `proclaim`, `build`) takes as long as the driver does:
+/// while the server can't be reached its server selection timeout, 30 s unless set, and longer when the server hangs. Put
+/// these into `tokio::time::timeout` as you like: what is sent runs in a task of its own, so that no command of the driver
+/// is given up half-way.
 #[derive(Clone)]
 pub struct LockClient {
     session: Arc<Session>,
@@ -256,14 +265,6 @@ impl LockClient {
     /// Names are as for [`mutex`](Self::mutex). Making an election sends nothing.
     pub fn election(&self, name: impl Into<String>) -> Election {
         Election::new(self.session.clone(), name.into())
-    }
-
-    /// Several mutexes, held together or not at all, whatever the order in which they are named.
-    ///
-    /// Names are as for [`mutex`](Self::mutex); 1 to 128, each once. Making a multi-lock sends nothing.
-    pub fn multi(&self, names: impl IntoIterator<Item = impl Into<String>>) -> MultiLock {
-        let names = names.into_iter().map(Into::into).collect();
-        MultiLock::new(self.session.clone(), names)
     }
 
     /// How waiters are woken at present.
@@ -403,7 +404,7 @@ impl LockClient {
     ///
     /// # Cancel safety
     ///
-    /// Whether the lock is broken is open when the future is dropped.
+    /// Whether the lock is broken is open when the future is dropped: what was sent runs to its end.
     ///
     /// # Examples
     ///

@@ -3,8 +3,9 @@
 use std::{error::Error as StdError, fmt, time::Duration};
 
 use crate::{
+    contention::Contention,
     protocol::{Kind, State},
-    status::{LostPart, LostReason},
+    status::LostReason,
     store::StoreError,
 };
 
@@ -102,13 +103,30 @@ pub enum AcquireError {
     #[error(transparent)]
     Invalid(#[from] InvalidInput),
     /// The lock was not free in time. No place in the queue is left behind.
-    #[error("`{name}` was not free within {waited:?}")]
+    ///
+    /// With a [`source`](StdError::source) it was the server that did not answer, so that nothing is known of the lock as
+    /// it is now; without one it was answered to the last, and the lock was taken.
+    #[error("{}", Overdue { name, waited: *waited, contention: contention.as_deref(), answered: source.is_none() })]
     #[non_exhaustive]
     Timeout {
         /// The name of the lock.
         name: String,
         /// How long was waited: the timeout that was set.
         waited: Duration,
+        /// Who held it and who waited before us, as far as the server has said; `None` when it never answered.
+        contention: Option<Box<Contention>>,
+        /// Why the server did not answer in the end, where that is so.
+        source: Option<ServerError>,
+    },
+    /// The lock was not free at once, and whoever tried it wanted to know who has it:
+    /// [`TryAcquire::or_held`](crate::TryAcquire::or_held).
+    #[error("`{}` is not free: {contention}", name.escape_debug())]
+    #[non_exhaustive]
+    Held {
+        /// The name of the lock.
+        name: String,
+        /// Who holds it and who waits for it.
+        contention: Box<Contention>,
     },
     /// The name is in use as another kind of lock. Nothing was changed.
     #[error(transparent)]
@@ -119,6 +137,35 @@ pub enum AcquireError {
     /// The client was shut down.
     #[error("the lock client was shut down")]
     Closed,
+}
+
+/// The message of a timeout, by what was heard of the server.
+struct Overdue<'a> {
+    name: &'a str,
+    waited: Duration,
+    contention: Option<&'a Contention>,
+    answered: bool,
+}
+
+impl fmt::Display for Overdue<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (name, waited) = (self.name.escape_debug(), self.waited);
+        match (self.contention, self.answered) {
+            (None, true) => write!(f, "`{name}` was not free within {waited:?}"),
+            (Some(contention), true) => write!(f, "`{name}` was not free within {waited:?}: {contention}"),
+            (None, false) => {
+                write!(
+                    f,
+                    "`{name}` was not acquired within {waited:?}: the server did not answer"
+                )
+            }
+            (Some(contention), false) => write!(
+                f,
+                "`{name}` was not acquired within {waited:?}: the server did not answer any more; \
+                 when it last did, the lock was {contention}"
+            ),
+        }
+    }
 }
 
 /// Why a release could not be confirmed. Its lease bounds how long the lock stays taken.
@@ -155,18 +202,6 @@ pub enum RunError {
     /// The lock was lost: the future was dropped at its next await point.
     #[error(transparent)]
     Lost(#[from] LostReason),
-}
-
-/// Why [`MultiLock::run`](crate::MultiLock::run) did not run its future to the end.
-#[derive(Clone, Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum MultiRunError {
-    /// The locks were not acquired: the future was never started.
-    #[error(transparent)]
-    Acquire(#[from] AcquireError),
-    /// One of the locks was lost: the future was dropped at its next await point.
-    #[error(transparent)]
-    Lost(#[from] LostPart),
 }
 
 /// Why a lock could not be inspected or broken.

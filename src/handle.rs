@@ -7,7 +7,10 @@ use tokio_util::sync::CancellationToken;
 use crate::{
     error::{ReleaseError, RenewError, ServerError},
     protocol::wake::Left,
-    session::{Session, hold::Hold},
+    session::{
+        Session,
+        hold::{Hold, Remains},
+    },
     status::{LockStatus, LostReason},
     store::StoreError,
     token::FencingToken,
@@ -19,6 +22,9 @@ use crate::{
 pub enum Released {
     /// The lock was ours to the end, and is free or handed over now.
     Released,
+    /// This handle is gone, and the lock is still held by another handle of this client that came of a re-entrant acquire
+    /// ([`Acquire::reentrant`](crate::Acquire::reentrant)). It is released with the last of them.
+    StillHeld,
     /// The lock was lost before: somebody else may hold it, and nothing of theirs was touched.
     WasLost,
 }
@@ -31,7 +37,8 @@ pub enum Released {
 ///
 /// # Guarantees
 ///
-/// - No other handle to the lock is valid, in any process, from the grant until this one is released or lost.
+/// - No other handle to the lock is valid, in any process, from the grant until this one is released or lost; but for
+///   those of the same client that were [asked for re-entrantly](crate::Acquire::reentrant).
 /// - [`lost`](LockView::lost) resolves before the server would give the lock to another because of a missing renewal, even
 ///   when the server can't be reached; and within a hop when somebody breaks, overwrites or deletes the lock.
 /// - A lost lock is never acquired again behind the holder's back.
@@ -42,6 +49,8 @@ pub enum Released {
 pub struct LockHandle {
     session: Arc<Session>,
     view: LockView,
+    /// It counts among the handles of the hold no more.
+    gone: bool,
 }
 
 impl LockHandle {
@@ -49,6 +58,7 @@ impl LockHandle {
         Self {
             session,
             view: LockView { hold },
+            gone: false,
         }
     }
 
@@ -102,6 +112,8 @@ impl LockHandle {
 
     /// Releases the lock: it is handed to the next in the queue, or is free.
     ///
+    /// Where the lock was re-entered, only the release of the last of its handles does so, and sends anything.
+    ///
     /// # Errors
     ///
     /// When the server refuses, or can't be reached for the time of a lease. The lock is not ours any more then either,
@@ -122,16 +134,15 @@ impl LockHandle {
     /// assert_eq!(handle.release().await?, Released::Released);
     /// # Ok(()) }
     /// ```
-    pub async fn release(self) -> Result<Released, ReleaseError> {
-        match self.hold().lost_reason() {
+    pub async fn release(mut self) -> Result<Released, ReleaseError> {
+        self.gone = true;
+        match self.hold().exit() {
+            Remains::Nothing => {}
+            Remains::Held => return Ok(Released::StillHeld),
             // By the shutdown of the client.
-            Some(LostReason::Released) => return Ok(Released::Released),
+            Remains::Lost(LostReason::Released) => return Ok(Released::Released),
             // A lost lock is not touched: the entry is not there, or it is taken out in the background.
-            Some(_) => return Ok(Released::WasLost),
-            None => {}
-        }
-        if !self.hold().lose(LostReason::Released) {
-            return Ok(Released::WasLost);
+            Remains::Lost(_) => return Ok(Released::WasLost),
         }
         let left = self.session.let_go(self.hold());
         match tokio::time::timeout(self.session.config.lease, left).await {
@@ -154,7 +165,9 @@ impl Deref for LockHandle {
 
 impl Drop for LockHandle {
     fn drop(&mut self) {
-        self.session.discard(&self.hold);
+        if !self.gone {
+            self.session.discard(self.hold());
+        }
     }
 }
 

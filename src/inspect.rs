@@ -3,7 +3,7 @@
 use std::time::{Duration, SystemTime};
 
 use crate::{
-    protocol::{Kind, Owner, ServerTime, State},
+    protocol::{Holder, Kind, Owner, ServerTime, State},
     token::FencingToken,
 };
 
@@ -70,28 +70,32 @@ pub struct WaiterInfo {
     pub reason: Option<String>,
 }
 
+impl HolderInfo {
+    pub(crate) fn new(holder: &Holder) -> Self {
+        let Owner {
+            host,
+            label,
+            reason,
+            value,
+            ..
+        } = holder.owner.clone();
+        Self {
+            token: FencingToken::new(holder.token),
+            permits: unsigned(holder.permits),
+            since: SystemTime::from(holder.since),
+            until: SystemTime::from(holder.until),
+            host,
+            pid: pid(&holder.owner),
+            label,
+            reason,
+            value,
+        }
+    }
+}
+
 impl LockInfo {
     pub(crate) fn new(name: &str, state: &State) -> Self {
-        let holders = state.holders.iter().map(|holder| {
-            let Owner {
-                host,
-                label,
-                reason,
-                value,
-                ..
-            } = holder.owner.clone();
-            HolderInfo {
-                token: FencingToken::new(holder.token),
-                permits: unsigned(holder.permits),
-                since: SystemTime::from(holder.since),
-                until: SystemTime::from(holder.until),
-                host,
-                pid: pid(&holder.owner),
-                label,
-                reason,
-                value,
-            }
-        });
+        let holders = state.holders.iter().map(HolderInfo::new);
         let waiters = state.queue.iter().map(|waiter| {
             let Owner {
                 host, label, reason, ..

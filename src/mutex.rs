@@ -17,7 +17,7 @@ use crate::{
 /// - One valid [`LockHandle`](crate::LockHandle) at a time.
 /// - First come, first served: among the tasks of one client in the order in which they were polled first, and among
 ///   clients in the order in which the server's queue got their first waiting task.
-/// - Not re-entrant: a task that acquires what it holds waits for itself.
+/// - Not re-entrant unless that is [asked for](Acquire::reentrant): a task that acquires what it holds waits for itself.
 ///
 /// # Examples
 ///
@@ -77,12 +77,12 @@ impl Mutex {
     /// Acquires the lock if it is free and nobody waits for it; `None` otherwise. Await the returned action.
     ///
     /// It asks the server once (twice when the driver retries), so it returns an error when the server can't be
-    /// reached: after the driver's server selection timeout (30 s unless set), or longer when the server hangs. To bound
-    /// that, put it into `tokio::time::timeout`.
+    /// reached: after the driver's server selection timeout (30 s unless set), or longer when the server hangs. Set a
+    /// [`timeout`](TryAcquire::timeout) to bound that; with [`or_held`](TryAcquire::or_held) it tells who has the lock.
     ///
     /// # Errors
     ///
-    /// See [`AcquireError`](crate::AcquireError); never its time-out.
+    /// See [`AcquireError`](crate::AcquireError).
     ///
     /// # Cancel safety
     ///

@@ -46,7 +46,20 @@ struct Progress {
     unanswered: bool,
     /// The last renewal failed or has not been answered in time.
     failing: bool,
+    /// How many handles there are to it: more than one where it was re-entered.
+    handles: usize,
     lost: Option<LostReason>,
+}
+
+/// What is left of a hold when one of its handles goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Remains {
+    /// Other handles.
+    Held,
+    /// Nothing: it was the last, and the hold is to be given back.
+    Nothing,
+    /// It was lost before.
+    Lost(LostReason),
 }
 
 /// What a new hold starts with.
@@ -77,6 +90,7 @@ impl Hold {
                 renew_at: grant.renew_at,
                 unanswered: false,
                 failing: false,
+                handles: 1,
                 lost: None,
             }),
             changed: Notify::new(),
@@ -146,10 +160,47 @@ impl Hold {
             first
         };
         if first {
-            self.changed.notify_waiters();
-            self.ended.cancel();
+            self.announce();
         }
         first
+    }
+
+    /// One more handle to it, unless it is over.
+    ///
+    /// Decided together with its loss and with the going of its last handle: what is over is never entered again.
+    pub(crate) fn enter(&self) -> bool {
+        if self.look().is_err() {
+            return false;
+        }
+        let mut progress = self.progress();
+        let held = progress.lost.is_none();
+        progress.handles += usize::from(held);
+        held
+    }
+
+    /// A handle goes; with the last one the hold is over.
+    pub(crate) fn exit(&self) -> Remains {
+        if let Err(reason) = self.look() {
+            return Remains::Lost(reason);
+        }
+        {
+            let mut progress = self.progress();
+            if let Some(reason) = progress.lost {
+                return Remains::Lost(reason);
+            }
+            progress.handles = progress.handles.saturating_sub(1);
+            if progress.handles > 0 {
+                return Remains::Held;
+            }
+            progress.lost = Some(LostReason::Released);
+        }
+        self.announce();
+        Remains::Nothing
+    }
+
+    fn announce(&self) {
+        self.changed.notify_waiters();
+        self.ended.cancel();
     }
 
     /// When it wants to be renewed next, if it still is to be.

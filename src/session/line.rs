@@ -12,6 +12,7 @@
 
 use std::{
     collections::{HashMap, VecDeque},
+    io,
     sync::Arc,
     time::Duration,
 };
@@ -25,6 +26,7 @@ use super::{
 };
 use crate::{
     config::Config,
+    contention::{Contention, Sighting},
     error::{AcquireError, ServerError, UsedOtherwise},
     protocol::{Expects, Kind, Operation, Owner, Request, Requests, ServerTime, State, Use, document::Malformed, wake},
     status::LostReason,
@@ -69,6 +71,9 @@ const SWEEPS: [Duration; 3] = [
     Duration::from_secs(10),
 ];
 
+/// A server that has not answered for this long is not merely slow.
+const UNANSWERED: Duration = Duration::from_secs(1);
+
 /// How many more than the head one operation asks for, where several fit the capacity at once.
 const ASK_TOGETHER: usize = 64;
 
@@ -90,6 +95,9 @@ pub(crate) struct Pending {
     pub(crate) permits: i64,
     /// `false`: a try.
     pub(crate) wait: bool,
+    /// Of a try: its failure is to tell who holds the lock.
+    tell: bool,
+    reentrant: bool,
     pub(crate) owner: Owner,
     pub(crate) since: Instant,
     pub(crate) to: oneshot::Sender<Outcome>,
@@ -114,6 +122,8 @@ impl Pending {
             capacity,
             permits,
             wait,
+            tell,
+            reentrant,
             owner,
         } = wanted;
         let since = Instant::now();
@@ -124,6 +134,8 @@ impl Pending {
             capacity,
             permits,
             wait,
+            tell,
+            reentrant,
             owner,
             since,
             to,
@@ -141,8 +153,46 @@ pub(crate) struct Wanted {
     pub(crate) kind: Kind,
     pub(crate) capacity: i64,
     pub(crate) permits: i64,
+    /// `false`: a try.
     pub(crate) wait: bool,
+    /// Of a try: it fails with [`AcquireError::Held`] and not with `None`.
+    pub(crate) tell: bool,
+    /// A hold of this client in the same use will do.
+    pub(crate) reentrant: bool,
     pub(crate) owner: Owner,
+}
+
+/// How a task stood in line, by what was heard last.
+#[derive(Debug)]
+pub(crate) struct Standing {
+    seen: Option<Seen>,
+    /// How many come before it.
+    before: usize,
+    trouble: Option<StoreError>,
+    age: Duration,
+}
+
+/// What the server said last.
+#[derive(Clone, Debug)]
+struct Seen {
+    state: Arc<State>,
+    as_of: ServerTime,
+    at: Instant,
+}
+
+impl Standing {
+    /// Apart from the line, as it copies what it tells.
+    pub(crate) fn tell(self, ids: &Ids) -> (Option<Contention>, Option<StoreError>) {
+        let contention = self.seen.map(|seen| {
+            let sighting = Sighting {
+                state: &seen.state,
+                as_of: seen.as_of,
+                age: self.age,
+            };
+            Contention::new(&sighting, self.before, |id| ids.made(id))
+        });
+        (contention, self.trouble)
+    }
 }
 
 /// An entry that is to leave the document.
@@ -191,6 +241,12 @@ pub(crate) struct Line {
     leaving: Vec<Leave>,
     /// What goes out with the operation that is on its way.
     under_way: Option<Vec<Leave>>,
+    /// When that operation was sent, or last one was.
+    sent_at: Option<Instant>,
+    /// What the server said last to those who wait now. Only kept while somebody waits.
+    seen: Option<Seen>,
+    /// Why the last operation failed, if it did.
+    trouble: Option<StoreError>,
     /// Something happened to the document since then, so the answer may be older than that.
     overtaken: bool,
     /// When the document was last seen with nobody in it but ourselves.
@@ -211,6 +267,9 @@ impl Line {
             holds: HashMap::new(),
             leaving: Vec::new(),
             under_way: None,
+            sent_at: None,
+            seen: None,
+            trouble: None,
             overtaken: false,
             alone_at,
             ask_at: None,
@@ -249,19 +308,116 @@ impl Line {
     }
 
     /// A task gets in line. A try that would stand behind somebody has failed already.
-    pub(crate) fn join(&mut self, pending: Pending, effects: &mut Vec<Effect>) {
+    pub(crate) fn join(&mut self, pending: Pending, context: &Context<'_>, effects: &mut Vec<Effect>) {
+        if let Some(hold) = self.reenter(&pending) {
+            effects.push(Effect::Answer(pending.to, Ok(Some(hold))));
+            return;
+        }
         if !pending.wait && !self.waiting.is_empty() {
-            effects.push(Effect::Answer(pending.to, Ok(None)));
+            let contention = pending.tell.then(|| {
+                let standing = self.standing(self.waiting.len(), context);
+                let before = standing.before;
+                standing
+                    .tell(context.ids)
+                    .0
+                    .unwrap_or_else(|| Contention::behind(before))
+            });
+            let denied = self.denied(contention);
+            effects.push(Effect::Answer(pending.to, denied));
             return;
         }
         self.waiting.push_back(pending);
     }
 
-    /// A task gives up waiting, unless it was answered before.
-    pub(crate) fn cancel(&mut self, key: u64, context: &Context<'_>) {
-        let position = self.waiting.iter().position(|pending| pending.key == key);
-        if let Some(pending) = position.and_then(|position| self.waiting.remove(position)) {
+    /// A hold of this client in which the task may join, with a handle more.
+    ///
+    /// Re-entrancy is by client, and only into the very same share: as many permits of the same kind. So a reader gets in
+    /// although a writer waits, which would else wait for the reader; and a reader never becomes a writer.
+    fn reenter(&self, pending: &Pending) -> Option<Arc<Hold>> {
+        if !pending.reentrant {
+            return None;
+        }
+        let mut holds: Vec<&Arc<Hold>> = self
+            .holds
+            .values()
+            .filter(|hold| hold.used == pending.used() && hold.permits == unsigned(pending.permits))
+            .collect();
+        // The oldest that is not over.
+        holds.sort_unstable_by_key(|hold| hold.token);
+        holds.into_iter().find(|hold| hold.enter()).cloned()
+    }
+
+    /// Those in line who may join a hold that was granted since.
+    fn let_reenter(&mut self, context: &Context<'_>, effects: &mut Vec<Effect>) {
+        let mut position = 0;
+        while let Some(pending) = self.waiting.get(position) {
+            let Some(hold) = self.reenter(pending) else {
+                position += 1;
+                continue;
+            };
+            if let Some(pending) = self.waiting.remove(position) {
+                let to = self.abandon(pending, context);
+                effects.push(Effect::Answer(to, Ok(Some(hold))));
+            }
+        }
+    }
+
+    /// A task gives up waiting, unless it was answered before. Returns how it stood.
+    pub(crate) fn cancel(&mut self, key: u64, context: &Context<'_>) -> Option<Standing> {
+        let position = self.waiting.iter().position(|pending| pending.key == key)?;
+        let standing = self.standing(position, context);
+        if let Some(pending) = self.waiting.remove(position) {
             self.abandon(pending, context);
+        }
+        Some(standing)
+    }
+
+    /// What is known of the lock to who stands in the line of this process behind so many others.
+    fn standing(&self, position: usize, context: &Context<'_>) -> Standing {
+        let since = |at: Instant| context.now.saturating_duration_since(at);
+        let ahead = self.seen.as_ref().map_or(0, |seen| {
+            let head = self.waiting.front().map(|head| head.id.as_str());
+            let queue = seen.state.queue.iter().map(|waiter| waiter.id.as_str());
+            queue
+                .take_while(|id| Some(*id) != head)
+                .filter(|id| !context.ids.made(id))
+                .count()
+        });
+        // An operation can hang for longer than anybody wants to wait, so there need not be an error yet.
+        let unanswered = || {
+            let for_long = since(self.sent_at.filter(|_| self.under_way.is_some())?);
+            (self.seen.is_none() || for_long >= UNANSWERED).then(|| unanswered(for_long))
+        };
+        Standing {
+            before: position + ahead,
+            trouble: self.trouble.clone().or_else(unanswered),
+            age: self.seen.as_ref().map_or(Duration::ZERO, |seen| since(seen.at)),
+            seen: self.seen.clone(),
+        }
+    }
+
+    /// Keeps an answer for those who wait, should they give up.
+    pub(crate) fn remember(&mut self, answer: Answer, context: &Context<'_>) {
+        self.trouble = None;
+        if self.waiting.is_empty() {
+            self.seen = None;
+        } else if let Some(state) = answer.state {
+            self.seen = Some(Seen {
+                as_of: answer.exchange.now.unwrap_or(state.at),
+                state: Arc::new(state),
+                at: context.now,
+            });
+        }
+    }
+
+    /// What a try is told that came to nothing.
+    fn denied(&self, contention: Option<Contention>) -> Outcome {
+        match contention {
+            None => Ok(None),
+            Some(contention) => Err(AcquireError::Held {
+                name: self.name.clone(),
+                contention: Box::new(contention),
+            }),
         }
     }
 
@@ -358,6 +514,7 @@ impl Line {
             keep: context.config.keep_millis(),
         };
         self.under_way = Some(leaves);
+        self.sent_at = Some(context.now);
         self.overtaken = false;
         Some(operation)
     }
@@ -461,6 +618,7 @@ impl Line {
                 self.requested(entry, requests, state, &answer.exchange, context, effects);
             }
         }
+        self.let_reenter(context, effects);
         let alone = state.queue.is_empty() && state.holders.iter().all(|holder| self.holds.contains_key(&holder.id));
         self.alone_at = alone.then_some(context.now);
         self.compare_holds(state, effects);
@@ -530,7 +688,19 @@ impl Line {
             if !self.waiting[position].wait
                 && let Some(pending) = self.waiting.remove(position)
             {
-                effects.push(Effect::Answer(pending.to, Ok(None)));
+                let sighting = Sighting {
+                    state,
+                    as_of: exchange.now.unwrap_or(state.at),
+                    age: Duration::ZERO,
+                };
+                let others = state
+                    .queue
+                    .iter()
+                    .filter(|waiter| !context.ids.made(&waiter.id))
+                    .count();
+                let tell = || Contention::new(&sighting, position + others, |id| context.ids.made(id));
+                let denied = self.denied(pending.tell.then(tell));
+                effects.push(Effect::Answer(pending.to, denied));
             }
         } else {
             self.waiting[position].queued = false;
@@ -573,6 +743,8 @@ impl Line {
         self.ask_at = Some(context.now + routine);
         let hold = Arc::new(Hold::new(pending.id.clone(), self.name.clone(), &grant));
         self.holds.insert(pending.id, hold.clone());
+        // What was seen before is over.
+        self.seen = None;
         effects.push(Effect::Answer(pending.to, Ok(Some(hold))));
     }
 
@@ -671,6 +843,7 @@ impl Line {
         self.alone_at = None;
         let asked = |pending: &Pending| operation.asks_for(&pending.id);
         let leaves = self.under_way.take().unwrap_or_default();
+        self.trouble = (error.kind == Failure::Unavailable).then(|| error.clone());
         match error.kind {
             Failure::Raced if self.failures < RACES => {
                 self.failures += 1;
@@ -742,6 +915,7 @@ impl Line {
                 let most = context.now + context.config.claim_lease;
                 let safe_until = context.clock.before(until).map(|until| until.min(most));
                 self.grant(position, token, safe_until, check(context), context, effects);
+                self.let_reenter(context, effects);
             }
             (wake::Signal::Granted { .. }, None) => {
                 let leaves = self
@@ -806,6 +980,15 @@ fn reason_of_absence(state: &State, hold: &Hold) -> LostReason {
         LostReason::Broken
     } else {
         LostReason::Overwritten
+    }
+}
+
+/// What is known of a server that has not answered so far.
+fn unanswered(for_long: Duration) -> StoreError {
+    let source = io::Error::new(io::ErrorKind::TimedOut, format!("no answer for {for_long:?}"));
+    StoreError {
+        kind: Failure::Unavailable,
+        source: Arc::new(source),
     }
 }
 

@@ -37,9 +37,9 @@ use crate::{
     wake_mode::WakeMode,
 };
 use clock::ServerClock;
-use hold::Hold;
+use hold::{Hold, Remains};
 use ids::Ids;
-use line::{Context, Effect, Line, Outcome, Pending, Wanted};
+use line::{Context, Effect, Line, Outcome, Pending, Standing, Wanted};
 
 /// Operations of one client that are on their way at one time, so that a burst of acquires and cancels leaves room in
 /// the connection pool, which is the user's; the driver's has ten connections by default.
@@ -147,11 +147,11 @@ impl Session {
         let (to, outcome) = oneshot::channel();
         let key = self.ids.number();
         let pending = Pending::new(key, self.ids.entry(), wanted, to);
-        self.feed(name, |lines, _, effects| {
+        self.feed(name, |lines, context, effects| {
             if lines.closed {
                 effects.push(Effect::Answer(pending.to, Err(AcquireError::Closed)));
             } else {
-                lines.line(name).join(pending, effects);
+                lines.line(name).join(pending, context, effects);
             }
         });
         Place {
@@ -253,12 +253,15 @@ impl Session {
             }
             let context = self.context(table.streaming, &table.clock);
             let line = table.lines.by_name.get_mut(name)?;
-            match &answer {
-                Ok(answer) => line.answered(operation, answer, &context, &mut effects),
+            match answer {
+                Ok(answer) => {
+                    line.answered(operation, &answer, &context, &mut effects);
+                    line.remember(answer, &context);
+                }
                 Err(error) => {
                     let source = &error.source;
                     tracing::debug!(name, %error, %source, "an operation on a lock failed");
-                    line.failed(operation, error, &context, &mut effects);
+                    line.failed(operation, &error, &context, &mut effects);
                 }
             }
             let next = line.next(&context);
@@ -292,9 +295,9 @@ impl Session {
         }
     }
 
-    /// Lets go of a hold that nobody will ask about.
+    /// Drops a handle that nobody will ask about, and lets go of the hold if it was the last.
     pub(crate) fn discard(self: &Arc<Self>, hold: &Hold) {
-        if hold.lose(LostReason::Released) {
+        if hold.exit() == Remains::Nothing {
             drop(self.let_go(hold));
         }
     }
@@ -367,7 +370,12 @@ impl Session {
         for name in &names {
             self.feed(name, |lines, context, effects| lines.line(name).close(context, effects));
         }
-        holds.iter().for_each(|hold| self.discard(hold));
+        for hold in &holds {
+            // However many handles it has.
+            if hold.lose(LostReason::Released) {
+                drop(self.let_go(hold));
+            }
+        }
         let waits = !self.table().lines.by_name.is_empty();
         if waits {
             let _ = tokio::time::timeout(self.config.lease, drained).await;
@@ -531,30 +539,45 @@ pub(crate) struct Place {
 }
 
 impl Place {
-    /// Waits for the outcome; `None` after `timeout`.
-    pub(crate) async fn outcome(mut self, timeout: Option<Duration>) -> Option<Outcome> {
+    /// Waits for the outcome, for `timeout` at most.
+    pub(crate) async fn outcome(mut self, timeout: Option<Duration>) -> Outcome {
         let answered = match timeout {
             None => (&mut self.outcome).await,
             Some(timeout) => match tokio::time::timeout(timeout, &mut self.outcome).await {
                 Ok(answered) => answered,
                 Err(_) => {
-                    self.give_up();
-                    // Granted in the very moment: then it is ours, and not too late.
-                    Ok(self.outcome.try_recv().ok()?)
+                    let standing = self.give_up();
+                    match self.outcome.try_recv() {
+                        // Granted in the very moment: then it is ours, and not too late.
+                        Ok(answered) => Ok(answered),
+                        Err(_) => return Err(self.overdue(timeout, standing)),
+                    }
                 }
             },
         };
         self.answered = true;
         // The sender goes without a word only when the runtime of the session ends.
-        Some(answered.unwrap_or(Err(AcquireError::Closed)))
+        answered.unwrap_or(Err(AcquireError::Closed))
     }
 
-    fn give_up(&self) {
+    fn overdue(&self, waited: Duration, standing: Option<Standing>) -> AcquireError {
+        let (contention, trouble) = standing.map_or((None, None), |standing| standing.tell(&self.session.ids));
+        AcquireError::Timeout {
+            name: self.name.clone(),
+            waited,
+            contention: contention.map(Box::new),
+            source: trouble.map(ServerError::from),
+        }
+    }
+
+    fn give_up(&self) -> Option<Standing> {
+        let mut standing = None;
         self.session.feed(&self.name, |lines, context, _| {
             if let Some(line) = lines.by_name.get_mut(&self.name) {
-                line.cancel(self.key, context);
+                standing = line.cancel(self.key, context);
             }
         });
+        standing
     }
 }
 

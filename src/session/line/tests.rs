@@ -2,7 +2,7 @@
 
 use std::io;
 
-use super::*;
+use super::{super::hold::Remains, *};
 use crate::{
     config::Settings,
     protocol::{
@@ -63,19 +63,31 @@ impl Bench {
     }
 
     fn join_as(&mut self, kind: Kind, capacity: i64, wait: bool) -> (u64, Receiver) {
-        self.keys += 1;
-        let (to, outcome) = oneshot::channel();
-        let wanted = Wanted {
+        self.join_for(Wanted {
             kind,
             capacity,
             permits: 1,
             wait,
+            tell: false,
+            reentrant: false,
             owner: Owner::default(),
-        };
+        })
+    }
+
+    fn join_for(&mut self, wanted: Wanted) -> (u64, Receiver) {
+        self.keys += 1;
+        let (to, outcome) = oneshot::channel();
         let pending = Pending::new(self.keys, self.ids.entry(), wanted, to);
-        let ((), effects) = self.feed(|line, _, effects| line.join(pending, effects));
+        let ((), effects) = self.feed(|line, context, effects| line.join(pending, context, effects));
         carry_out(effects);
         (self.keys, outcome)
+    }
+
+    /// Gives up, and tells how it stood.
+    fn give_up(&mut self, key: u64) -> (Option<Contention>, Option<StoreError>) {
+        let (standing, effects) = self.feed(|line, context, _| line.cancel(key, context));
+        carry_out(effects);
+        standing.expect("it waits").tell(&self.ids)
     }
 
     fn next(&mut self) -> Option<Operation> {
@@ -101,7 +113,12 @@ impl Bench {
     }
 
     fn answered(&mut self, operation: &Operation, answer: &Answer) {
-        let ((), effects) = self.feed(|line, context, effects| line.answered(operation, answer, context, effects));
+        let ((), effects) = self.feed(|line, context, effects| {
+            line.answered(operation, answer, context, effects);
+            let state = answer.state.clone();
+            let exchange = answer.exchange;
+            line.remember(Answer { state, exchange }, context);
+        });
         carry_out(effects);
     }
 
@@ -552,4 +569,220 @@ async fn a_request_that_arrives_after_its_grant_was_broken_leaves_no_ghost() {
     assert!(hold.lost_reason().is_some(), "the grant was broken");
     bench.settle();
     assert!(bench.ids_in_document().is_empty(), "nobody has the second grant");
+}
+
+fn try_told() -> Wanted {
+    Wanted {
+        kind: Kind::Mutex,
+        capacity: 1,
+        permits: 1,
+        wait: false,
+        tell: true,
+        reentrant: false,
+        owner: Owner::default(),
+    }
+}
+
+fn reentrant() -> Wanted {
+    Wanted {
+        wait: true,
+        tell: false,
+        reentrant: true,
+        ..try_told()
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_gives_up_is_told_who_holds_and_how_many_come_before() {
+    let mut bench = Bench::new();
+    bench.foreign(&foreign("b.1", &[], Some("b-1")), false);
+    bench.foreign(&foreign("b.2", &[], Some("b-2")), false);
+    let (first, _first) = bench.join(true);
+    let (second, _second) = bench.join(true);
+    bench.settle();
+    tokio::time::advance(Duration::from_secs(3)).await;
+    let (contention, trouble) = bench.give_up(second);
+    let contention = contention.unwrap();
+    assert!(trouble.is_none());
+    // The one of the other client, and ours before it.
+    assert_eq!((contention.waiting_before, contention.held_here), (2, false));
+    assert_eq!(
+        contention.holders[0].token.as_i64(),
+        bench.document.as_ref().unwrap().token
+    );
+    assert_eq!(contention.age, Duration::from_secs(3));
+    assert_eq!(bench.give_up(first).0.unwrap().waiting_before, 1);
+    bench.settle();
+    assert!(bench.line.seen.is_none(), "nobody waits any more");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_try_is_told_who_holds_and_that_it_is_oneself() {
+    let mut bench = Bench::new();
+    let (_, mut outcome) = bench.join(true);
+    bench.settle();
+    let hold = held(&mut outcome);
+    let told = |outcome: &mut Receiver| match outcome.try_recv().unwrap() {
+        Err(AcquireError::Held { name, contention }) if name == "x" => contention,
+        other => panic!("{other:?}"),
+    };
+    let (_, mut tried) = bench.join_for(try_told());
+    bench.settle();
+    let contention = told(&mut tried);
+    assert!(contention.held_here && contention.holders[0].token == hold.token);
+    assert_eq!(contention.waiting_before, 0);
+    // Behind a task that the server has not answered yet, and then behind the same one in line.
+    let _waiting = bench.join(true);
+    let (_, mut tried) = bench.join_for(try_told());
+    let contention = told(&mut tried);
+    assert_eq!((contention.holders.len(), contention.waiting_before), (0, 1));
+    bench.settle();
+    let (_, mut tried) = bench.join_for(try_told());
+    let contention = told(&mut tried);
+    assert_eq!((contention.holders.len(), contention.waiting_before), (1, 1));
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_outage_does_not_read_like_contention() {
+    // Never answered: an error, and before there is one.
+    let mut bench = Bench::new();
+    let (key, _outcome) = bench.join(true);
+    let request = bench.next().unwrap();
+    tokio::time::advance(Duration::from_millis(30)).await;
+    bench.failed(&request, Failure::Unavailable);
+    let (contention, trouble) = bench.give_up(key);
+    assert!(contention.is_none());
+    assert_eq!(trouble.unwrap().source.to_string(), "as the test wants it");
+
+    let mut bench = Bench::new();
+    let (key, _outcome) = bench.join(true);
+    bench.next().unwrap();
+    tokio::time::advance(Duration::from_millis(30)).await;
+    let (contention, trouble) = bench.give_up(key);
+    assert!(contention.is_none());
+    assert_eq!(trouble.unwrap().source.to_string(), "no answer for 30ms");
+
+    // Answered, and then no more.
+    for fails in [true, false] {
+        let mut bench = Bench::new();
+        bench.foreign(&foreign("b.1", &[], Some("b-1")), false);
+        let (key, _outcome) = bench.join(true);
+        bench.settle();
+        bench.feed(|line, context, _| line.doubt(context));
+        let again = bench.next().unwrap();
+        tokio::time::advance(UNANSWERED).await;
+        if fails {
+            bench.failed(&again, Failure::Unavailable);
+        }
+        let (contention, trouble) = bench.give_up(key);
+        assert_eq!(contention.unwrap().holders.len(), 1);
+        assert!(trouble.is_some());
+    }
+
+    // Answered again: what was before is no trouble now.
+    let mut bench = Bench::new();
+    bench.foreign(&foreign("b.1", &[], Some("b-1")), false);
+    let (key, _outcome) = bench.join(true);
+    let request = bench.next().unwrap();
+    bench.failed(&request, Failure::Unavailable);
+    tokio::time::sleep_until(bench.line.due_at().unwrap()).await;
+    bench.settle();
+    let (contention, trouble) = bench.give_up(key);
+    assert!(contention.is_some() && trouble.is_none());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_hold_is_entered_again_only_where_that_is_asked_for() {
+    let mut bench = Bench::new();
+    let (_, mut outer) = bench.join(true);
+    bench.settle();
+    let outer = held(&mut outer);
+    let operations = bench.operations;
+    let (_, mut inner) = bench.join_for(reentrant());
+    let inner = held(&mut inner);
+    assert!(Arc::ptr_eq(&inner, &outer));
+    assert_eq!(bench.operations, operations, "nothing is sent for it");
+    let (_, mut other) = bench.join(true);
+    // Behind one that waits, too.
+    let (_, mut third) = bench.join_for(reentrant());
+    bench.settle();
+    other.try_recv().unwrap_err();
+    assert!(Arc::ptr_eq(&held(&mut third), &outer));
+    assert_eq!([outer.exit(), inner.exit()], [Remains::Held, Remains::Held]);
+    assert_eq!(outer.lost_reason(), None);
+    assert_eq!(outer.exit(), Remains::Nothing);
+    assert_eq!(outer.exit(), Remains::Lost(LostReason::Released));
+
+    // Its last handle has gone, and the line has not heard of that.
+    let (_, mut late) = bench.join_for(reentrant());
+    late.try_recv().unwrap_err();
+    drop(bench.let_go(&outer));
+    bench.settle();
+    let other = held(&mut other);
+    assert!(
+        Arc::ptr_eq(&held(&mut late), &other),
+        "it enters the next hold of this client"
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn whoever_waits_re_entrantly_enters_the_first_hold_of_the_client() {
+    for by_event in [true, false] {
+        let mut bench = Bench::new();
+        bench.foreign(&foreign("b.1", &[], Some("b-1")), false);
+        let (_, mut first) = bench.join(true);
+        let (_, mut plain) = bench.join(true);
+        let (_, mut entering) = bench.join_for(reentrant());
+        bench.settle();
+        bench.foreign(&foreign("b.2", &["b-1"], None), by_event);
+        if !by_event {
+            bench.feed(|line, context, _| line.doubt(context));
+            bench.settle();
+        }
+        let first = held(&mut first);
+        assert!(Arc::ptr_eq(&held(&mut entering), &first));
+        plain.try_recv().unwrap_err();
+        bench.settle();
+        assert_eq!([first.exit(), first.exit()], [Remains::Held, Remains::Nothing]);
+        drop(bench.let_go(&first));
+        bench.settle();
+        let plain = held(&mut plain);
+        assert_eq!(bench.ids_in_document(), [plain.id.as_str()], "no entry is left behind");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_is_lost_is_never_entered_again() {
+    let mut bench = Bench::new();
+    let (_, mut outer) = bench.join(true);
+    bench.settle();
+    let outer = held(&mut outer);
+    tokio::time::advance(bench.config.lease).await;
+    let (_, mut late) = bench.join_for(reentrant());
+    assert_eq!(outer.lost_reason(), Some(LostReason::Expired));
+    bench.settle();
+    let anew = held(&mut late);
+    assert!(anew.token > outer.token);
+}
+
+#[tokio::test(start_paused = true)]
+async fn only_the_same_share_is_entered() {
+    let reader = Wanted {
+        kind: Kind::RwLock,
+        capacity: 10,
+        ..reentrant()
+    };
+    let writer = Wanted {
+        permits: 10,
+        ..reader.clone()
+    };
+    let mut bench = Bench::new();
+    let (_, mut reading) = bench.join_for(reader.clone());
+    bench.settle();
+    let reading = held(&mut reading);
+    let (_, mut writing) = bench.join_for(writer);
+    bench.settle();
+    writing.try_recv().unwrap_err();
+    let (_, mut again) = bench.join_for(reader);
+    assert!(Arc::ptr_eq(&held(&mut again), &reading), "although a writer waits");
 }

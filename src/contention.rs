@@ -1,0 +1,200 @@
+//! What stood in the way of an acquire.
+
+use std::{
+    fmt,
+    time::{Duration, SystemTime},
+};
+
+use crate::{
+    inspect::HolderInfo,
+    protocol::{ServerTime, State},
+};
+
+/// Holders that a message names; a readers-writer lock can have hundreds.
+const NAMED: usize = 3;
+
+/// News younger than this is told as if it were of this moment.
+const RECENT: Duration = Duration::from_secs(1);
+
+/// Why a lock was not free: who held it, and how many come before us. In
+/// [`AcquireError::Held`](crate::AcquireError::Held) and [`AcquireError::Timeout`](crate::AcquireError::Timeout).
+///
+/// It is what the server said last while we waited; nothing more was asked for it. A waiter that is woken by the change
+/// stream asks seldom, so it can be as old as half of the lease: [`age`](Self::age) says how old.
+///
+/// Its `Display` is a sentence for people, without the name of the lock: ``held by billing (host-a, process 4711) for 12s,
+/// because of "monthly run"; 2 wait before us``.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Contention {
+    /// Who held the lock, or its permits. Empty where others only stood in line before us, or where a task of this
+    /// client did and the server has not answered it yet.
+    pub holders: Vec<HolderInfo>,
+    /// How many would have been served before us: 0 says that we were next. It counts the clients in the server's queue
+    /// and, as a client has but one place there, the tasks of this client.
+    pub waiting_before: usize,
+    /// Whether this very client was among the holders. A lock is not re-entrant unless that is asked for: see
+    /// [`Acquire::reentrant`](crate::Acquire::reentrant).
+    pub held_here: bool,
+    /// When the server said so, by its own clock.
+    pub as_of: SystemTime,
+    /// How long before the error that was.
+    pub age: Duration,
+}
+
+/// What the server said last, and when.
+#[derive(Debug)]
+pub(crate) struct Sighting<'a> {
+    pub(crate) state: &'a State,
+    pub(crate) as_of: ServerTime,
+    pub(crate) age: Duration,
+}
+
+impl Contention {
+    pub(crate) fn new(sighting: &Sighting<'_>, waiting_before: usize, ours: impl Fn(&str) -> bool) -> Self {
+        let holders = &sighting.state.holders;
+        Self {
+            holders: holders.iter().map(HolderInfo::new).collect(),
+            waiting_before,
+            held_here: holders.iter().any(|holder| ours(&holder.id)),
+            as_of: sighting.as_of.into(),
+            age: sighting.age,
+        }
+    }
+
+    /// All that is known is that tasks of this client wait already.
+    pub(crate) fn behind(waiting_before: usize) -> Self {
+        Self {
+            holders: Vec::new(),
+            waiting_before,
+            held_here: false,
+            as_of: SystemTime::now(),
+            age: Duration::ZERO,
+        }
+    }
+
+    fn holder(&self, holder: &HolderInfo, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let HolderInfo { host, pid, .. } = holder;
+        match &holder.label {
+            Some(label) => write!(f, "{} ({host}, process {pid})", label.escape_debug())?,
+            None => write!(f, "process {pid} on {host}")?,
+        }
+        let held_for = self.as_of.duration_since(holder.since).unwrap_or(Duration::ZERO);
+        write!(f, " for {:?}", rounded(held_for))?;
+        if let Some(reason) = &holder.reason {
+            write!(f, ", because of {reason:?}")?;
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Display for Contention {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (number, holder) in self.holders.iter().take(NAMED).enumerate() {
+            f.write_str(if number == 0 { "held by " } else { "; and by " })?;
+            self.holder(holder, f)?;
+        }
+        if self.held_here {
+            f.write_str(if self.holders.len() == 1 {
+                ", which is this very client"
+            } else {
+                "; this very client is one of them"
+            })?;
+        }
+        let more = self.holders.len().saturating_sub(NAMED);
+        if more > 0 {
+            write!(f, "; and by {more} more")?;
+        }
+        if !self.holders.is_empty() && self.waiting_before > 0 {
+            f.write_str("; ")?;
+        }
+        match self.waiting_before {
+            0 if self.holders.is_empty() => f.write_str("nobody held it any more, and we were next")?,
+            0 => {}
+            1 => f.write_str("1 waits before us")?,
+            before => write!(f, "{before} wait before us")?,
+        }
+        if self.age >= RECENT {
+            write!(f, " (as of {:?} ago)", rounded(self.age))?;
+        }
+        Ok(())
+    }
+}
+
+/// For people: seconds, or milliseconds where it is less than one.
+fn rounded(duration: Duration) -> Duration {
+    if duration < Duration::from_secs(1) {
+        Duration::from_millis(u64::try_from(duration.as_millis()).unwrap_or(0))
+    } else {
+        Duration::from_secs(duration.as_secs())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::protocol::{Holder, Kind, Owner};
+
+    fn holder(id: &str, label: Option<&str>, reason: Option<&str>) -> Holder {
+        Holder {
+            id: id.to_owned(),
+            permits: 1,
+            lease: 30_000,
+            claim: 5_000,
+            since: ServerTime(1_000),
+            until: ServerTime(31_000),
+            owner: Owner {
+                host: "host-a".to_owned(),
+                pid: 4711,
+                label: label.map(str::to_owned),
+                reason: reason.map(str::to_owned),
+                ..Owner::default()
+            },
+            token: 7,
+        }
+    }
+
+    fn told(holders: Vec<Holder>, before: usize, age: Duration) -> String {
+        let state = State {
+            kind: Kind::Mutex,
+            capacity: 1,
+            token: 7,
+            holders,
+            queue: Vec::new(),
+            wake: String::new(),
+            version: 1,
+            at: ServerTime(1_000),
+            purge_at: ServerTime(1_000_000),
+            broken: None,
+        };
+        let sighting = Sighting {
+            state: &state,
+            as_of: ServerTime(13_400),
+            age,
+        };
+        Contention::new(&sighting, before, |id| id.starts_with("us-")).to_string()
+    }
+
+    #[test]
+    fn tells_who_holds_and_how_many_come_before_us() {
+        let billing = holder("a-1", Some("billing"), Some("monthly run"));
+        assert_eq!(
+            told(vec![billing.clone()], 2, Duration::ZERO),
+            "held by billing (host-a, process 4711) for 12s, because of \"monthly run\"; 2 wait before us"
+        );
+        assert_eq!(
+            told(vec![holder("us-1", None, None)], 0, Duration::from_millis(3_200)),
+            "held by process 4711 on host-a for 12s, which is this very client (as of 3s ago)"
+        );
+        let many = vec![
+            billing,
+            holder("a-2", None, None),
+            holder("a-3", None, None),
+            holder("us-4", None, None),
+        ];
+        assert!(told(many, 1, Duration::ZERO).ends_with(
+            "; and by process 4711 on host-a for 12s; this very client is one of them; and by 1 more; 1 waits before us"
+        ));
+        assert_eq!(told(Vec::new(), 1, Duration::ZERO), "1 waits before us");
+    }
+}
