@@ -12,6 +12,7 @@ use crate::{
     in_memory::InMemory,
     inspect::LockInfo,
     list::List,
+    multi::MultiLock,
     mutex::Mutex,
     rw_lock::RwLock,
     semaphore::Semaphore,
@@ -265,6 +266,14 @@ impl LockClient {
     /// Names are as for [`mutex`](Self::mutex). Making an election sends nothing.
     pub fn election(&self, name: impl Into<String>) -> Election {
         Election::new(self.session.clone(), name.into())
+    }
+
+    /// Several mutexes, held together or not at all, whatever the order in which they are named.
+    ///
+    /// Names are as for [`mutex`](Self::mutex); 1 to 128, each once. Making a multi-lock sends nothing.
+    pub fn multi(&self, names: impl IntoIterator<Item = impl Into<String>>) -> MultiLock {
+        let names = names.into_iter().map(Into::into).collect();
+        MultiLock::new(self.session.clone(), names)
     }
 
     /// How waiters are woken at present.

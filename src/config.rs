@@ -7,6 +7,9 @@ use crate::{error::InvalidInput, protocol::Owner, wake_mode::WakeSource};
 /// The longest name of a lock, in bytes. Much longer ones would kill every change stream on the collection.
 const NAME_MOST: usize = 1_024;
 
+/// The most names of one multi-lock: each costs a round trip before the lock is held, one after the other.
+const NAMES_MOST: usize = 128;
+
 /// The longest label or reason, in bytes; they are stored with every entry.
 const TEXT_MOST: usize = 1_024;
 
@@ -206,6 +209,24 @@ pub(crate) fn check_name(name: &str) -> Result<(), InvalidInput> {
         let length = name.len();
         return Err(InvalidInput::new(format!(
             "the name of a lock has {length} bytes; it must have 1 to {NAME_MOST}"
+        )));
+    }
+    Ok(())
+}
+
+/// The names of a multi-lock, sorted: some, not too many, and each once.
+pub(crate) fn check_names(names: &[String]) -> Result<(), InvalidInput> {
+    if !(1..=NAMES_MOST).contains(&names.len()) {
+        let count = names.len();
+        return Err(InvalidInput::new(format!(
+            "the multi-lock has {count} names; it must have 1 to {NAMES_MOST}"
+        )));
+    }
+    names.iter().try_for_each(|name| check_name(name))?;
+    if let Some(twice) = names.windows(2).find(|pair| pair[0] == pair[1]) {
+        let name = twice[0].escape_debug();
+        return Err(InvalidInput::new(format!(
+            "`{name}` is named more than once; each name of a multi-lock must be given once"
         )));
     }
     Ok(())

@@ -5,7 +5,7 @@ use std::{error::Error as StdError, fmt, time::Duration};
 use crate::{
     contention::Contention,
     protocol::{Kind, State},
-    status::LostReason,
+    status::{LostPart, LostReason},
     store::StoreError,
 };
 
@@ -202,6 +202,18 @@ pub enum RunError {
     /// The lock was lost: the future was dropped at its next await point.
     #[error(transparent)]
     Lost(#[from] LostReason),
+}
+
+/// Why [`MultiLock::run`](crate::MultiLock::run) did not run its future to the end.
+#[derive(Clone, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum MultiRunError {
+    /// The locks were not acquired: the future was never started.
+    #[error(transparent)]
+    Acquire(#[from] AcquireError),
+    /// One of the locks was lost: the future was dropped at its next await point.
+    #[error(transparent)]
+    Lost(#[from] LostPart),
 }
 
 /// Why a lock could not be inspected or broken.

@@ -10,6 +10,7 @@ mod handle;
 mod in_memory;
 mod inspect;
 mod list;
+mod multi;
 mod mutex;
 mod protocol;
 mod rw_lock;
@@ -26,19 +27,19 @@ pub use client::{LockClient, LockClientBuilder};
 pub use contention::Contention;
 pub use election::{Campaign, Candidacy, Election, Leader, Leaders, Leadership};
 pub use error::{
-    AcquireError, BuildError, InvalidInput, OperateError, ReleaseError, RenewError, RunError, ServerError,
-    UsedOtherwise,
+    AcquireError, BuildError, InvalidInput, MultiRunError, OperateError, ReleaseError, RenewError, RunError,
+    ServerError, UsedOtherwise,
 };
 pub use handle::{LockHandle, LockView, Released};
 pub use in_memory::InMemory;
 pub use inspect::{HolderInfo, LockInfo, WaiterInfo};
 pub use list::List;
-
+pub use multi::{MultiAcquire, MultiHandle, MultiLock, MultiView, TryMultiAcquire};
 pub use mutex::Mutex;
 pub use protocol::Kind;
 pub use rw_lock::RwLock;
 pub use semaphore::Semaphore;
-pub use status::{LockStatus, LostReason};
+pub use status::{LockStatus, LostPart, LostReason};
 pub use token::FencingToken;
 pub use wake_mode::{PollingReason, WakeMode, WakeSource};
 pub use watch::{LockEvent, LockEvents};

@@ -38,3 +38,14 @@ pub enum LostReason {
     #[error("the lock was released")]
     Released,
 }
+
+/// Which part of a [`MultiLock`](crate::MultiLock) is no longer held, and why.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, thiserror::Error)]
+#[error("`{name}` is lost: {reason}")]
+#[non_exhaustive]
+pub struct LostPart {
+    /// The name of the lock.
+    pub name: String,
+    /// Why it was lost.
+    pub reason: LostReason,
+}

@@ -11,7 +11,7 @@ use watchlock::{
 use crate::setup::{Ground, PATIENCE, SOON, eventually, is_vacant, until_waiting, within};
 
 /// Two clients, as two processes would have them, in each of the three places.
-async fn places(name: &str) -> Vec<(LockClient, LockClient)> {
+pub(crate) async fn places(name: &str) -> Vec<(LockClient, LockClient)> {
     let memory = InMemory::new();
     let (set, alone) = (Ground::replica_set(name).await, Ground::standalone(name).await);
     vec![

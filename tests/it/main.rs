@@ -6,6 +6,7 @@ mod failover;
 mod faults;
 mod identity;
 mod input;
+mod multi;
 mod polling;
 mod privileges;
 mod process;

@@ -68,6 +68,10 @@ impl Ground {
         self.with(&format!("appName={}", self.database))
     }
 
+    pub(crate) fn uri(&self) -> &str {
+        &self.uri
+    }
+
     /// A fresh client of the driver.
     pub(crate) async fn driver(&self) -> Client {
         Client::with_options(ClientOptions::parse(&self.uri).await.unwrap()).unwrap()

@@ -1,0 +1,585 @@
+//! Several mutexes, all or nothing.
+//!
+//! Every client takes the names in one order, that of their bytes, and holds only names that come before the one it
+//! waits for. Whoever waits for the largest name that anybody waits for, waits for somebody who works: there is no circle,
+//! whatever the orders in which the names were given. The order is kept also when a part is lost on the way: what comes
+//! after it is given back before it is waited for again.
+
+use std::{
+    fmt,
+    future::{Future, IntoFuture},
+    ops::Deref,
+    pin::Pin,
+    sync::{Arc, OnceLock},
+    time::Duration,
+};
+
+use futures::{StreamExt, future::join_all, stream::FuturesUnordered};
+use tokio::{runtime::Handle, time::Instant};
+use tokio_util::sync::CancellationToken;
+
+use crate::{
+    config::{check_names, check_text, check_timeout},
+    error::{AcquireError, InvalidInput, MultiRunError, ReleaseError},
+    handle::{LockHandle, LockView, Released},
+    mutex::Mutex,
+    session::Session,
+    status::{LockStatus, LostPart, LostReason},
+    token::FencingToken,
+};
+
+/// Several mutexes that are held together or not at all. Made by [`LockClient::multi`](crate::LockClient::multi).
+///
+/// Each part is the [`Mutex`](crate::Mutex) of its name, for everybody: who holds `locks.mutex("a")` keeps a multi-lock
+/// of `a` and `b` waiting, and the other way round.
+///
+/// # Guarantees
+///
+/// - From the grant until the handle is released or lost, every part is held; it is lost when any part is lost.
+/// - Multi-locks never dead-lock among each other, whatever the orders in which their names are given, as all take them
+///   in one order: sorted by their bytes. With mutexes they do not either where these are acquired one at a time, or in
+///   the same order. Not re-entrant: who holds one of the names waits for itself.
+/// - A part that is lost while others are still waited for is not taken for held: what comes after it in the order is
+///   given back, and it is waited for anew, within the same timeout.
+/// - Parts that are held already are renewed while the others are waited for.
+///
+/// # What contention does
+///
+/// It waits in one queue at a time, first come, first served, and holds the smaller names meanwhile: of two multi-locks
+/// with a name in common, whoever is granted the smallest common one first has them all first. There is no further
+/// fairness across names, and while it waits for its last name it keeps others from its first, without working. So give
+/// names for which many wait a place late in the order, and use few names and hold them shortly.
+///
+/// # Cost
+///
+/// One round trip a name where all are free, one after the other; the release goes out for all at once. It is renewed
+/// together with the other locks of the client. At most 128 names.
+///
+/// # Examples
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let locks = watchlock::LockClient::in_memory();
+/// let accounts = locks.multi(["account-7", "account-3"]);
+/// let handle = accounts.acquire().await?;
+/// assert!(locks.mutex("account-3").try_acquire().await?.is_none());
+/// // ... transfer ...
+/// handle.release().await?;
+/// # Ok(()) }
+/// ```
+#[derive(Clone)]
+pub struct MultiLock {
+    session: Arc<Session>,
+    /// Sorted.
+    names: Vec<String>,
+}
+
+impl MultiLock {
+    pub(crate) fn new(session: Arc<Session>, mut names: Vec<String>) -> Self {
+        names.sort_unstable();
+        Self { session, names }
+    }
+
+    /// The names, in the order in which they are acquired.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.names.iter().map(String::as_str)
+    }
+
+    /// Acquires all parts, waiting for each in turn. Await the returned action.
+    ///
+    /// # Errors
+    ///
+    /// See [`AcquireError`]. No names, more than 128, and a name that is given twice are invalid; nothing is sent then.
+    /// After any error nothing is held: what was, is given back in the background.
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel safe: when the future is dropped, its place in the queue and the parts that it held are given back in the
+    /// background. The first place is taken when the future is polled first.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let locks = watchlock::LockClient::in_memory();
+    /// use std::time::Duration;
+    ///
+    /// let handle = locks.multi(["b", "a"]).acquire().timeout(Duration::from_secs(5)).reason("transfer").await?;
+    /// assert_eq!(handle.tokens().map(|(name, _)| name).collect::<Vec<_>>(), ["a", "b"]);
+    /// # Ok(()) }
+    /// ```
+    pub fn acquire(&self) -> MultiAcquire {
+        MultiAcquire {
+            request: self.request(),
+            timeout: None,
+        }
+    }
+
+    /// Acquires all parts if every one is free and nobody waits for any; `None` otherwise. Await the returned action.
+    ///
+    /// It asks for one after the other, and where one is taken gives back in the background what it took before. For
+    /// that moment others may find those taken.
+    ///
+    /// # Errors
+    ///
+    /// As [`acquire`](Self::acquire), but for the time-out.
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel safe, as [`acquire`](Self::acquire).
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let locks = watchlock::LockClient::in_memory();
+    /// let other = locks.mutex("b").acquire().await?;
+    /// assert!(locks.multi(["a", "b"]).try_acquire().await?.is_none());
+    /// assert!(locks.mutex("a").try_acquire().await?.is_some());
+    /// # Ok(()) }
+    /// ```
+    pub fn try_acquire(&self) -> TryMultiAcquire {
+        TryMultiAcquire {
+            request: self.request(),
+        }
+    }
+
+    fn request(&self) -> Request {
+        Request {
+            session: self.session.clone(),
+            names: self.names.clone(),
+            reason: None,
+        }
+    }
+
+    /// Acquires all parts, runs the future that `work` makes, and releases them; as [`Mutex::run`](crate::Mutex::run).
+    ///
+    /// # Errors
+    ///
+    /// [`MultiRunError::Acquire`] when they were not acquired, [`MultiRunError::Lost`] when one was lost on the way: the
+    /// future was dropped at its next await point. A release that can't be confirmed is no error.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future drops the work's future and releases all parts in the background.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let locks = watchlock::LockClient::in_memory();
+    /// let moved = locks.multi(["a", "b"]).run(|held| async move { held.token("a") }).await?;
+    /// assert!(moved.is_some());
+    /// # Ok(()) }
+    /// ```
+    pub async fn run<F, Fut>(&self, work: F) -> Result<Fut::Output, MultiRunError>
+    where
+        F: FnOnce(MultiView) -> Fut,
+        Fut: Future,
+    {
+        let handle = self.acquire().await?;
+        let output = tokio::select! {
+            // The loss first: work that is done at the same moment was not surely done under the locks.
+            biased;
+            part = handle.lost() => return Err(part.into()),
+            output = work(handle.view()) => output,
+        };
+        if let Err(error) = handle.release().await {
+            tracing::warn!(names = ?self.names, %error, "the release of a multi-lock could not be confirmed");
+        }
+        Ok(output)
+    }
+}
+
+/// What the two actions have in common.
+#[derive(Clone)]
+struct Request {
+    session: Arc<Session>,
+    /// Sorted.
+    names: Vec<String>,
+    reason: Option<String>,
+}
+
+impl Request {
+    fn check(&self) -> Result<(), InvalidInput> {
+        check_names(&self.names)?;
+        self.reason
+            .as_ref()
+            .map_or(Ok(()), |reason| check_text("reason", reason))
+    }
+
+    /// Waits for one name after the other, up to `timeout` in all.
+    async fn acquire(self, timeout: Option<Duration>) -> Result<MultiHandle, AcquireError> {
+        self.check()?;
+        timeout.map_or(Ok(()), check_timeout)?;
+        // Zero is for each part what it is for a mutex: to ask, and not to wait.
+        let deadline = timeout
+            .filter(|timeout| !timeout.is_zero())
+            .map(|timeout| Instant::now() + timeout);
+        let mut held: Vec<LockHandle> = Vec::with_capacity(self.names.len());
+        loop {
+            // One that was lost meanwhile is to be waited for anew, and nothing that comes after it may be held then.
+            if let Some(lost) = held.iter().position(|part| part.lost_reason().is_some()) {
+                held.truncate(lost);
+            }
+            let Some(name) = self.names.get(held.len()) else {
+                return Ok(MultiHandle::new(held));
+            };
+            let left = deadline.map_or(timeout, |at| Some(at.saturating_duration_since(Instant::now())));
+            if deadline.is_some() && left == Some(Duration::ZERO) {
+                return Err(AcquireError::Timeout {
+                    name: name.clone(),
+                    waited: timeout.unwrap_or_default(),
+                    contention: None,
+                    source: None,
+                });
+            }
+            let mut acquire = Mutex::new(self.session.clone(), name.clone()).acquire();
+            if let Some(left) = left {
+                acquire = acquire.timeout(left);
+            }
+            if let Some(reason) = &self.reason {
+                acquire = acquire.reason(reason);
+            }
+            tokio::select! {
+                biased;
+                () = any_lost(held.iter().map(Deref::deref)) => {}
+                acquired = acquire => held.push(acquired.map_err(|error| in_all(error, timeout))?),
+            }
+        }
+    }
+
+    /// Asks for one name after the other, until one is not free.
+    async fn try_acquire(self) -> Result<Option<MultiHandle>, AcquireError> {
+        self.check()?;
+        let mut held = Vec::with_capacity(self.names.len());
+        for name in self.names {
+            let mut acquire = Mutex::new(self.session.clone(), name).try_acquire();
+            if let Some(reason) = &self.reason {
+                acquire = acquire.reason(reason);
+            }
+            match acquire.await? {
+                Some(part) => held.push(part),
+                None => return Ok(None),
+            }
+        }
+        let whole = held.iter().all(|part| part.lost_reason().is_none());
+        Ok(whole.then(|| MultiHandle::new(held)))
+    }
+}
+
+/// A part was not free in what was left of the timeout: tells of the whole.
+fn in_all(mut error: AcquireError, timeout: Option<Duration>) -> AcquireError {
+    if let (AcquireError::Timeout { waited, .. }, Some(timeout)) = (&mut error, timeout) {
+        *waited = timeout;
+    }
+    error
+}
+
+/// Waits until any of the parts is lost; for ever when there are none.
+async fn any_lost(parts: impl Iterator<Item = &LockView>) {
+    let mut losses: FuturesUnordered<_> = parts.map(LockView::lost).collect();
+    if losses.next().await.is_none() {
+        std::future::pending::<()>().await;
+    }
+}
+
+/// An acquire of several locks that waits for its turn; await it. Made by [`MultiLock::acquire`].
+///
+/// It is an action, as [`Acquire`](crate::Acquire).
+#[derive(Clone)]
+#[must_use = "an acquire does nothing until it is awaited"]
+pub struct MultiAcquire {
+    request: Request,
+    timeout: Option<Duration>,
+}
+
+impl MultiAcquire {
+    /// Gives up after `timeout` in all, with [`AcquireError::Timeout`] for the name that was not free; at most 366 days.
+    /// Zero asks the server and does not wait for the locks.
+    pub fn timeout(mut self, timeout: Duration) -> Self {
+        self.timeout = Some(timeout);
+        self
+    }
+
+    /// Why the locks are wanted, up to 1,024 bytes, for people to read.
+    pub fn reason(mut self, reason: impl Into<String>) -> Self {
+        self.request.reason = Some(reason.into());
+        self
+    }
+}
+
+impl IntoFuture for MultiAcquire {
+    type Output = Result<MultiHandle, AcquireError>;
+    type IntoFuture = Pin<Box<dyn Future<Output = Self::Output> + Send>>;
+
+    fn into_future(self) -> Self::IntoFuture {
+        Box::pin(self.request.acquire(self.timeout))
+    }
+}
+
+/// An acquire of several locks that does not wait; await it. Made by [`MultiLock::try_acquire`].
+#[derive(Clone)]
+#[must_use = "a try does nothing until it is awaited"]
+pub struct TryMultiAcquire {
+    request: Request,
+}
+
+impl TryMultiAcquire {
+    /// Why the locks are wanted, up to 1,024 bytes, for people to read.
+    pub fn reason(mut self, reason: impl Into<String>) -> Self {
+        self.request.reason = Some(reason.into());
+        self
+    }
+}
+
+impl IntoFuture for TryMultiAcquire {
+    type Output = Result<Option<MultiHandle>, AcquireError>;
+    type IntoFuture = Pin<Box<dyn Future<Output = Self::Output> + Send>>;
+
+    fn into_future(self) -> Self::IntoFuture {
+        Box::pin(self.request.try_acquire())
+    }
+}
+
+/// Several held locks.
+///
+/// It dereferences to a [`MultiView`], which has the tokens and tells of a loss. All parts are renewed in the background
+/// for as long as the handle lives. Dropping it releases them in the background; [`release`](Self::release) does so and
+/// tells when it is done.
+///
+/// # Guarantees
+///
+/// Those of [`LockHandle`] for every part.
+#[must_use = "the locks are released when the handle is dropped"]
+pub struct MultiHandle {
+    parts: Vec<LockHandle>,
+    view: MultiView,
+}
+
+impl MultiHandle {
+    fn new(parts: Vec<LockHandle>) -> Self {
+        let view = MultiView {
+            held: Arc::new(Held {
+                parts: parts.iter().map(LockHandle::view).collect(),
+                runtime: Handle::current(),
+                lost: OnceLock::new(),
+                ended: OnceLock::new(),
+            }),
+        };
+        Self { parts, view }
+    }
+
+    /// A view of these holds for those who work under them; it can be cloned, and outlives the handle.
+    pub fn view(&self) -> MultiView {
+        self.view.clone()
+    }
+
+    /// Releases all parts at once. [`Released::WasLost`] when any was lost before, whatever became of the others;
+    /// [`Released::StillHeld`] when another task of this client has re-entered any.
+    ///
+    /// # Errors
+    ///
+    /// As [`LockHandle::release`], when the release of any part could not be confirmed.
+    ///
+    /// # Cancel safety
+    ///
+    /// The releases go on in the background when the future is dropped.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let locks = watchlock::LockClient::in_memory();
+    /// use watchlock::Released;
+    ///
+    /// let handle = locks.multi(["a", "b"]).acquire().await?;
+    /// assert_eq!(handle.release().await?, Released::Released);
+    /// # Ok(()) }
+    /// ```
+    pub async fn release(self) -> Result<Released, ReleaseError> {
+        let released = join_all(self.parts.into_iter().map(LockHandle::release)).await;
+        if released
+            .iter()
+            .any(|part| part.as_ref().is_ok_and(|part| *part == Released::WasLost))
+        {
+            return Ok(Released::WasLost);
+        }
+        // What another task of this client entered is held on, and whoever wants to know that all is free learns of it.
+        let still_held = released
+            .iter()
+            .any(|part| part.as_ref().is_ok_and(|part| *part == Released::StillHeld));
+        let released_all = if still_held {
+            Released::StillHeld
+        } else {
+            Released::Released
+        };
+        released.into_iter().find(Result::is_err).unwrap_or(Ok(released_all))
+    }
+}
+
+impl Deref for MultiHandle {
+    type Target = MultiView;
+
+    fn deref(&self) -> &MultiView {
+        &self.view
+    }
+}
+
+/// A view of several held locks, for those who work under them: it can watch them, not release them.
+///
+/// # Guarantees
+///
+/// As [`MultiHandle`]; a view that outlives the handle says [`LostReason::Released`].
+#[derive(Clone)]
+pub struct MultiView {
+    held: Arc<Held>,
+}
+
+struct Held {
+    /// Sorted by name; never empty.
+    parts: Vec<LockView>,
+    runtime: Handle,
+    /// The first loss that was seen stays, as that of a single lock does.
+    lost: OnceLock<LostPart>,
+    ended: OnceLock<CancellationToken>,
+}
+
+impl MultiView {
+    /// The parts, in the order of their names.
+    pub fn parts(&self) -> impl Iterator<Item = &LockView> {
+        self.held.parts.iter()
+    }
+
+    /// The part of this name.
+    pub fn part(&self, name: &str) -> Option<&LockView> {
+        let found = self.held.parts.binary_search_by(|part| part.name().cmp(name));
+        found.ok().map(|position| &self.held.parts[position])
+    }
+
+    /// The fencing token of the part of this name. Tokens of different names have nothing to do with each other.
+    pub fn token(&self, name: &str) -> Option<FencingToken> {
+        self.part(name).map(LockView::token)
+    }
+
+    /// The names and their fencing tokens, in the order of the names.
+    pub fn tokens(&self) -> impl Iterator<Item = (&str, FencingToken)> {
+        self.parts().map(|part| (part.name(), part.token()))
+    }
+
+    /// Waits until any part is lost, and tells which and why.
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel safe: use it in `select!`, again and again.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let locks = watchlock::LockClient::in_memory();
+    /// let handle = locks.multi(["a", "b"]).acquire().await?;
+    /// locks.break_lock("b").await?;
+    /// let part = handle.lost().await;
+    /// assert_eq!((part.name.as_str(), part.reason), ("b", watchlock::LostReason::Broken));
+    /// # Ok(()) }
+    /// ```
+    pub async fn lost(&self) -> LostPart {
+        loop {
+            if let Some(part) = self.lost_part() {
+                return part;
+            }
+            any_lost(self.parts()).await;
+        }
+    }
+
+    /// Which part was lost and why; `None` while all are held. Where several are, the one that was seen first.
+    ///
+    /// Looks at the clock on the spot, as [`LockView::lost_reason`].
+    pub fn lost_part(&self) -> Option<LostPart> {
+        if let Some(lost) = self.held.lost.get() {
+            return Some(lost.clone());
+        }
+        let losses = || {
+            self.parts()
+                .filter_map(|part| part.lost_reason().map(|reason| (part, reason)))
+        };
+        // The release of the others says less than what was lost before it.
+        let (part, reason) = losses()
+            .find(|(_, reason)| *reason != LostReason::Released)
+            .or_else(|| losses().next())?;
+        let name = part.name().to_owned();
+        Some(self.held.lost.get_or_init(|| LostPart { name, reason }).clone())
+    }
+
+    /// How safe the locks are at present: as the part that is least so.
+    pub fn status(&self) -> LockStatus {
+        if self.lost_part().is_some() {
+            return LockStatus::Lost;
+        }
+        let mut statuses = self.parts().map(LockView::status);
+        statuses
+            .find(|status| *status != LockStatus::Held)
+            .unwrap_or(LockStatus::Held)
+    }
+
+    /// For how long all parts are surely ours, even if the server can't be reached from now on.
+    pub fn safe_for(&self) -> Duration {
+        self.parts().map(LockView::safe_for).min().unwrap_or_default()
+    }
+
+    /// A token that is cancelled as soon as any part is no longer ours: when it is lost, released or dropped; and when
+    /// the runtime ends, as nobody renews them any more then.
+    pub fn lost_token(&self) -> CancellationToken {
+        let ended = self.held.ended.get_or_init(|| {
+            let ended = CancellationToken::new();
+            let (view, guard) = (self.clone(), ended.clone().drop_guard());
+            // Ends with the hold. It is dropped with the runtime, and with it the guard.
+            drop(self.held.runtime.spawn(async move {
+                view.lost().await;
+                drop(guard);
+            }));
+            ended
+        });
+        if self.lost_part().is_some() {
+            ended.cancel();
+        }
+        // A child: cancelling what the user got must not cancel that of others.
+        ended.child_token()
+    }
+}
+
+impl fmt::Debug for MultiLock {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("MultiLock").field(&self.names).finish()
+    }
+}
+
+impl fmt::Debug for MultiAcquire {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("MultiAcquire")
+            .field("names", &self.request.names)
+            .field("timeout", &self.timeout)
+            .finish()
+    }
+}
+
+impl fmt::Debug for TryMultiAcquire {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("TryMultiAcquire")
+            .field("names", &self.request.names)
+            .finish()
+    }
+}
+
+impl fmt::Debug for MultiHandle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("MultiHandle").field(&self.view.held.parts).finish()
+    }
+}
+
+impl fmt::Debug for MultiView {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("MultiView").field(&self.held.parts).finish()
+    }
+}
