@@ -13,12 +13,12 @@ use tokio::{
     sync::mpsc,
     time::{Instant, sleep},
 };
-use watchlock::{LostReason, Released, WakeMode};
+use watchlock::{Acquire, LostReason, Released, WakeMode};
 use watchlock_testkit::Cluster;
 
 use crate::{
     Result,
-    peer::Peer,
+    peer::{Peer, wait},
     samples::{Compared, Samples},
 };
 
@@ -92,59 +92,155 @@ pub(crate) async fn uncontended(cluster: &Cluster, rounds: usize) -> Result<Comp
     Ok(compared)
 }
 
+/// One that holds, one that waits in the queue for it, and one that looks whether it does.
+#[derive(Debug)]
+struct Trio {
+    holder: Peer,
+    waiter: Peer,
+    observer: Peer,
+}
+
+impl Trio {
+    async fn of(cluster: &Cluster) -> Result<Self> {
+        Ok(Self {
+            holder: Peer::new(cluster).await?,
+            waiter: Peer::new(cluster).await?,
+            observer: Peer::new(cluster).await?,
+        })
+    }
+
+    /// From `release` being called by who got `held` to `wanted` having returned in the other client.
+    async fn hand_over(&self, name: &str, held: Acquire, wanted: Acquire, waited: Duration) -> Result<Duration> {
+        let held = held.await?;
+        let waiting = wait(wanted);
+        self.observer.until_queued(name, 1).await?;
+        sleep(waited).await;
+
+        let called = Instant::now();
+        expect_released(held.release().await?)?;
+        let acquired = waiting.await??;
+        expect_released(acquired.handle.release().await?)?;
+        Ok(acquired.at - called)
+    }
+
+    /// Rounds of a hand-over, each beside a raw hop the same way.
+    async fn compare(
+        &self,
+        rounds: usize,
+        mut hand_over: impl AsyncFnMut(usize) -> Result<Duration>,
+    ) -> Result<Compared> {
+        let mut hop = Hop::between(&self.holder, &self.waiter).await?;
+        let mut compared = Compared::default();
+        for round in 0..WARM_UP + rounds {
+            let raw = hop.once().await?;
+            let lock = hand_over(round).await?;
+            let mode = self.waiter.locks.wake_mode();
+            if mode != WakeMode::ChangeStream {
+                return Err(format!("the waiter is woken by {mode}").into());
+            }
+            if round >= WARM_UP {
+                compared.raw.push(raw);
+                compared.lock.push(lock);
+            }
+        }
+        Ok(compared)
+    }
+
+    async fn shutdown(self) {
+        for peer in [self.holder, self.waiter, self.observer] {
+            peer.locks.shutdown().await;
+        }
+    }
+}
+
 /// From `release` being called to `acquire` having returned in another client that stands in the queue.
 pub(crate) async fn handoff(cluster: &Cluster, rounds: usize) -> Result<Compared> {
-    let (holder, waiter, observer) = (
-        Peer::new(cluster).await?,
-        Peer::new(cluster).await?,
-        Peer::new(cluster).await?,
-    );
-    let mut hop = Hop::between(&holder, &waiter).await?;
-    let mut compared = Compared::default();
-    for round in 0..WARM_UP + rounds {
-        let raw = hop.once().await?;
-        let lock = hand_over(&holder, &waiter, &observer, Duration::ZERO).await?;
-        if waiter.locks.wake_mode() != WakeMode::ChangeStream {
-            return Err(format!("the waiter is woken by {}", waiter.locks.wake_mode()).into());
-        }
-        if round >= WARM_UP {
-            compared.raw.push(raw);
-            compared.lock.push(lock);
-        }
-    }
-    for peer in [holder, waiter, observer] {
-        peer.locks.shutdown().await;
-    }
+    let trio = Trio::of(cluster).await?;
+    let name = "handed over";
+    let (held, wanted) = (trio.holder.locks.mutex(name), trio.waiter.locks.mutex(name));
+    let one = async |_| {
+        trio.hand_over(name, held.acquire(), wanted.acquire(), Duration::ZERO)
+            .await
+    };
+    let compared = trio.compare(rounds, one).await?;
+    trio.shutdown().await;
     Ok(compared)
 }
 
-/// The same without a change stream, for a waiter that has waited for 50 to 100 ms.
+/// The same of a readers-writer lock: from a writer to a reader, and from a reader to a writer, in turns.
+pub(crate) async fn rw_lock_handoff(cluster: &Cluster, rounds: usize) -> Result<Compared> {
+    let trio = Trio::of(cluster).await?;
+    let name = "read and written";
+    let (held, wanted) = (trio.holder.locks.rw_lock(name), trio.waiter.locks.rw_lock(name));
+    let one = async |round: usize| {
+        let (held, wanted) = if round.is_multiple_of(2) {
+            (held.write(), wanted.read())
+        } else {
+            (held.read(), wanted.write())
+        };
+        trio.hand_over(name, held, wanted, Duration::ZERO).await
+    };
+    let compared = trio.compare(rounds, one).await?;
+    trio.shutdown().await;
+    Ok(compared)
+}
+
+/// The same of the last of four permits, while others hold the other three.
+pub(crate) async fn semaphore_handoff(cluster: &Cluster, rounds: usize) -> Result<Compared> {
+    let trio = Trio::of(cluster).await?;
+    let name = "one of four";
+    let semaphore = |peer: &Peer| peer.locks.semaphore(name, 4);
+    let mut others = Vec::new();
+    for _ in 0..3 {
+        others.push(semaphore(&trio.observer).acquire().await?);
+    }
+    let (held, wanted) = (semaphore(&trio.holder), semaphore(&trio.waiter));
+    let one = async |_| {
+        trio.hand_over(name, held.acquire(), wanted.acquire(), Duration::ZERO)
+            .await
+    };
+    let compared = trio.compare(rounds, one).await?;
+    for other in others {
+        expect_released(other.release().await?)?;
+    }
+    trio.shutdown().await;
+    Ok(compared)
+}
+
+/// From `resign` being called to the next leader's `campaign` having returned.
+pub(crate) async fn election_failover(cluster: &Cluster, rounds: usize) -> Result<Compared> {
+    let trio = Trio::of(cluster).await?;
+    let name = "led";
+    let (led, wanted) = (trio.holder.locks.election(name), trio.waiter.locks.election(name));
+    let one = async |_| {
+        let leading = led.campaign("the present one").await?;
+        let campaign = wanted.campaign("the next one");
+        let next = tokio::spawn(async move { campaign.await.map(|leading| (leading, Instant::now())) });
+        trio.observer.until_queued(name, 1).await?;
+
+        let called = Instant::now();
+        expect_released(leading.resign().await?)?;
+        let (leading, at) = next.await??;
+        expect_released(leading.resign().await?)?;
+        Ok(at - called)
+    };
+    let compared = trio.compare(rounds, one).await?;
+    trio.shutdown().await;
+    Ok(compared)
+}
+
+/// A mutex without a change stream, for a waiter that has waited for 50 to 100 ms.
 pub(crate) async fn polling_handoff(cluster: &Cluster, rounds: usize) -> Result<Samples> {
-    let (holder, waiter, observer) = (
-        Peer::new(cluster).await?,
-        Peer::new(cluster).await?,
-        Peer::new(cluster).await?,
-    );
+    let trio = Trio::of(cluster).await?;
+    let name = "handed over";
+    let (held, wanted) = (trio.holder.locks.mutex(name), trio.waiter.locks.mutex(name));
     let mut samples = Samples::default();
     for round in 0..rounds {
         // Spread out, so that the release does not always meet the same moment between two polls.
-        let spread = u64::try_from(round * 17 % 50)?;
-        samples.push(hand_over(&holder, &waiter, &observer, Duration::from_millis(50 + spread)).await?);
+        let waited = Duration::from_millis(50 + u64::try_from(round * 17 % 50)?);
+        samples.push(trio.hand_over(name, held.acquire(), wanted.acquire(), waited).await?);
     }
     Ok(samples)
-}
-
-async fn hand_over(holder: &Peer, waiter: &Peer, observer: &Peer, waited: Duration) -> Result<Duration> {
-    let held = holder.locks.mutex("handed over").acquire().await?;
-    let waiting = waiter.wait_for("handed over");
-    observer.until_queued("handed over", 1).await?;
-    sleep(waited).await;
-
-    let called = Instant::now();
-    expect_released(held.release().await?)?;
-    let acquired = waiting.await??;
-    expect_released(acquired.handle.release().await?)?;
-    Ok(acquired.at - called)
 }
 
 /// From `break_lock` being called to `lost` having resolved in the holder.
@@ -190,7 +286,7 @@ pub(crate) async fn expiry(cluster: &Cluster, rounds: usize) -> Result<Samples> 
     for _ in 0..rounds {
         let uri = cluster.uri();
         tokio::task::spawn_blocking(move || acquire_and_die(&uri, "expired")).await??;
-        let waiting = waiter.wait_for("expired");
+        let waiting = wait(waiter.locks.mutex("expired").acquire());
         let lock = observer.until_queued("expired", 1).await?;
         let until = lock
             .holders

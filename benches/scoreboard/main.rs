@@ -2,6 +2,9 @@
 //!
 //! `cargo bench --bench scoreboard` starts its own servers, prints a table and writes `scoreboard.json` to the target
 //! directory. A number beyond its bound is shown and is no failure: the machine may be busy.
+//!
+//! `cargo bench --bench scoreboard -- one_node` measures a part of it, which is then not written. The parts are
+//! `one_node`, `three_nodes`, `standalone`, `contention` and `steady_state`.
 
 mod board;
 mod counters;
@@ -32,6 +35,8 @@ const ROUNDS_POLLING: usize = 100;
 /// Rounds with a holder that dies, which take a lease each.
 const ROUNDS_EXPIRY: usize = 15;
 
+const PARTS: [&str; 5] = ["one_node", "three_nodes", "standalone", "contention", "steady_state"];
+
 #[tokio::main]
 async fn main() -> Result<()> {
     // `cargo test --all-targets` runs benches too, without this argument and without the patience.
@@ -39,18 +44,36 @@ async fn main() -> Result<()> {
         println!("the scoreboard is measured by `cargo bench --bench scoreboard`");
         return Ok(());
     }
+    let parts: Vec<String> = std::env::args()
+        .skip(1)
+        .filter(|argument| argument != "--bench")
+        .collect();
+    if let Some(unknown) = parts.iter().find(|part| !PARTS.contains(&part.as_str())) {
+        return Err(format!(
+            "`{unknown}` is no part of the scoreboard; the parts are {}",
+            PARTS.join(", ")
+        )
+        .into());
+    }
     let begun = Instant::now();
     let mut board = Board::default();
-    one_node(&mut board).await?;
-    three_nodes(&mut board).await?;
-    standalone(&mut board).await?;
-    contention(&mut board).await?;
-    steady_state(&mut board).await?;
-    println!(
-        "{board}\n\nmeasured in {:.0} s, written to {}",
-        begun.elapsed().as_secs_f64(),
-        board.save()?.display()
-    );
+    for part in PARTS {
+        if !parts.is_empty() && !parts.iter().any(|wanted| wanted == part) {
+            continue;
+        }
+        match part {
+            "one_node" => one_node(&mut board).await?,
+            "three_nodes" => three_nodes(&mut board).await?,
+            "standalone" => standalone(&mut board).await?,
+            "contention" => contention(&mut board).await?,
+            _ => steady_state(&mut board).await?,
+        }
+    }
+    println!("{board}\n\nmeasured in {:.0} s", begun.elapsed().as_secs_f64());
+    // What is not all of it is not to be taken for it.
+    if parts.is_empty() {
+        println!("written to {}", board.save()?.display());
+    }
     Ok(())
 }
 
@@ -63,11 +86,20 @@ async fn one_node(board: &mut Board) -> Result<()> {
     board.compare(board::HANDOFF_RS1, &handoff, "hop");
     let lost = latency::lost(&cluster, ROUNDS_RS1).await?;
     board.compare(board::LOST_RS1, &lost, "hop");
+    let rw_lock = latency::rw_lock_handoff(&cluster, ROUNDS_RS1).await?;
+    board.compare(board::RW_LOCK_RS1, &rw_lock, "hop");
+    let semaphore = latency::semaphore_handoff(&cluster, ROUNDS_RS1).await?;
+    board.compare(board::SEMAPHORE_RS1, &semaphore, "hop");
+    let election = latency::election_failover(&cluster, ROUNDS_RS1).await?;
+    board.compare(board::ELECTION_RS1, &election, "hop");
     let expiry = latency::expiry(&cluster, ROUNDS_EXPIRY).await?;
     board.enter(board::EXPIRY, expiry.median(), expiry.to_string());
 
     board.note("raw hop, one node", &handoff.raw);
     board.note("hand-over, one node", &handoff.lock);
+    board.note("readers-writer lock, one node", &rw_lock.lock);
+    board.note("semaphore, one node", &semaphore.lock);
+    board.note("election, one node", &election.lock);
     board.note("raw findOneAndUpdate + deleteOne, one node", &uncontended.raw);
     board.note("acquire + release, one node", &uncontended.lock);
     Ok(())

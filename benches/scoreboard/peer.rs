@@ -11,7 +11,7 @@ use tokio::{
     task::JoinHandle,
     time::{Instant, sleep, timeout},
 };
-use watchlock::{LockClient, LockHandle, LockInfo};
+use watchlock::{Acquire, LockClient, LockHandle, LockInfo};
 use watchlock_testkit::Cluster;
 
 use crate::Result;
@@ -55,19 +55,6 @@ impl Peer {
         self.driver.database(DATABASE).collection_with_options("raw", options)
     }
 
-    /// Begins to wait for `name` in a task of its own.
-    pub(crate) fn wait_for(&self, name: &str) -> JoinHandle<Result<Acquired>> {
-        let mutex = self.locks.mutex(name);
-        tokio::spawn(async move {
-            let handle = mutex.acquire().await?;
-            Ok(Acquired {
-                at: Instant::now(),
-                at_clock: SystemTime::now(),
-                handle,
-            })
-        })
-    }
-
     /// Waits until `waiters` stand in the server's queue, and returns what the lock looks like then.
     pub(crate) async fn until_queued(&self, name: &str, waiters: usize) -> Result<LockInfo> {
         let queued = async {
@@ -80,6 +67,18 @@ impl Peer {
         };
         timeout(PATIENCE, queued).await?
     }
+}
+
+/// Begins to wait in a task of its own.
+pub(crate) fn wait(acquire: Acquire) -> JoinHandle<Result<Acquired>> {
+    tokio::spawn(async move {
+        let handle = acquire.await?;
+        Ok(Acquired {
+            at: Instant::now(),
+            at_clock: SystemTime::now(),
+            handle,
+        })
+    })
 }
 
 /// What a waiter comes back with.
