@@ -15,8 +15,9 @@ use mongodb::{
 };
 use tokio::{sync::mpsc, time::sleep};
 use watchlock::{LockClient, LockHandle};
+use watchlock_testkit::stage::{Result, Server};
 
-use crate::{Result, Server, random_between};
+use crate::{locks, random_between};
 
 type Events = ChangeStream<ChangeStreamEvent<Document>>;
 
@@ -133,9 +134,9 @@ struct Relay {
 impl Relay {
     async fn start(server: &Server) -> Result<Self> {
         let [holder, waiter, spectator] = [
-            server.locks(|builder| builder.label("left")).await?,
-            server.locks(|builder| builder.label("right")).await?,
-            server.locks(|builder| builder.label("spectator")).await?,
+            locks(server, |builder| builder.label("left")).await?,
+            locks(server, |builder| builder.label("right")).await?,
+            locks(server, |builder| builder.label("spectator")).await?,
         ];
         let held = holder.mutex(LOCK).acquire().await?;
         Ok(Self {

@@ -8,8 +8,12 @@ use mongodb::{
 };
 use tokio::time::sleep;
 use watchlock::{HolderInfo, LockClient};
+use watchlock_testkit::stage::{
+    Crew, Result, Server,
+    moment::{clock, millis, since},
+};
 
-use crate::{Result, Server, crew::Crew, event::Event, worker};
+use crate::{event::Event, locks, worker};
 
 const WORKERS: usize = 3;
 
@@ -28,8 +32,8 @@ const COLLECTION: &str = "distributed_locks";
 /// Plays the scenes.
 pub(crate) async fn tell(server: &Server) -> Result<()> {
     let database = server.connect().await?;
-    let locks = server.locks(|builder| builder.label("spectator")).await?;
-    let crew = Crew::start(WORKERS, server)?;
+    let locks = locks(server, |builder| builder.label("spectator")).await?;
+    let crew = Crew::start((1..=WORKERS).map(|number| format!("worker-{number}")), server)?;
     let mut story = Story {
         crew,
         locks,
@@ -41,11 +45,11 @@ pub(crate) async fn tell(server: &Server) -> Result<()> {
     story.contend().await?;
     story.kill_a_holder().await?;
     story.delete_the_document().await?;
-    story.crew.dismiss().await
+    story.crew.dismiss_all().await
 }
 
 struct Story {
-    crew: Crew,
+    crew: Crew<Event>,
     locks: LockClient,
     collection: Collection<Document>,
     /// The last token that was seen.
@@ -250,25 +254,4 @@ fn say(text: &str) {
 
 fn tokens(before: i64, after: i64) -> String {
     format!("the token rose by {}", after - before)
-}
-
-/// Zero where the clock was set back in between.
-fn since(earlier: SystemTime, later: SystemTime) -> Duration {
-    later.duration_since(earlier).unwrap_or_default()
-}
-
-fn millis(duration: Duration) -> String {
-    format!("{:.2} ms", duration.as_secs_f64() * 1e3)
-}
-
-/// The time of the day.
-fn clock(time: SystemTime) -> String {
-    let since_epoch = time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-    let (seconds, millis) = (since_epoch.as_secs() % 86_400, since_epoch.subsec_millis());
-    format!(
-        "{:02}:{:02}:{:02}.{millis:03}",
-        seconds / 3600,
-        seconds / 60 % 60,
-        seconds % 60
-    )
 }

@@ -23,6 +23,7 @@
 pub mod binary;
 pub mod shared;
 pub mod signal;
+pub mod stage;
 
 mod cluster;
 mod error;
