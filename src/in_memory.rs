@@ -29,6 +29,35 @@ use crate::{
 /// # handle.release().await?;
 /// # Ok(()) }
 /// ```
+///
+/// On tokio's paused clock (its feature `test-util`) days go by in no time: while all tasks wait, time moves on to what
+/// comes next, and leases are renewed as they would be. `tokio::time::advance` leaps instead: what a process sees that
+/// was frozen meanwhile.
+///
+/// ```
+/// use std::time::Duration;
+/// use tokio::time::{advance, sleep};
+/// use watchlock::{InMemory, LostReason};
+///
+/// // What `#[tokio::test(start_paused = true)]` does.
+/// # #[tokio::main(flavor = "current_thread", start_paused = true)]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let memory = InMemory::new();
+/// let one = memory.builder().lease(Duration::from_secs(30)).build().await?;
+/// let other = memory.client();
+/// let handle = one.mutex("invoice-42").acquire().await?;
+///
+/// // A day's work: the lock is renewed in the background.
+/// sleep(Duration::from_secs(24 * 3600)).await;
+/// assert_eq!(handle.lost_reason(), None);
+///
+/// // A pause longer than the lease.
+/// advance(Duration::from_secs(31)).await;
+/// assert_eq!(handle.lost_reason(), Some(LostReason::Expired));
+/// let next = other.mutex("invoice-42").acquire().await?;
+/// assert!(next.token() > handle.token());
+/// # Ok(()) }
+/// ```
 #[derive(Clone, Debug)]
 pub struct InMemory {
     store: Arc<MemoryStore>,

@@ -7,7 +7,7 @@ use mongodb::{
     bson::{Bson, DateTime, Document, doc},
 };
 use tokio::runtime::Runtime;
-use watchlock::{LockClient, LockStatus, PollingReason, WakeMode, WakeSource};
+use watchlock::{AcquireError, LockClient, LockStatus, PollingReason, WakeMode, WakeSource};
 
 use crate::setup::{
     COLLECTION, Dice, Ground, PATIENCE, SOON, eventually, faulty, info, pause, stream_id, stream_options, until_mode,
@@ -385,4 +385,26 @@ async fn clients_are_served_in_the_order_in_which_they_came() {
         assert!(token > last);
         last = token;
     }
+}
+
+/// A client of the driver waits at its shutdown for whoever has a cursor open.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_driver_can_be_shut_down_after_the_locks() {
+    let ground = Ground::replica_set("shutdown").await;
+    let holder = ground.locks().await;
+    let held = holder.mutex("x").acquire().await.unwrap();
+    let driver = ground.driver().await;
+    let locks = LockClient::builder(driver.database(&ground.database))
+        .build()
+        .await
+        .unwrap();
+    let waiting = tokio::spawn(locks.mutex("x").acquire().into_future());
+    until_waiting(&holder, "x", 1).await;
+    until_mode(&locks, PATIENCE, |mode| mode == WakeMode::ChangeStream).await;
+
+    locks.shutdown().await;
+    within(PATIENCE, "the driver's shutdown", driver.shutdown().into_future()).await;
+    let waited = within(PATIENCE, "the end of the wait", waiting).await.unwrap();
+    assert!(matches!(waited, Err(AcquireError::Closed)), "{waited:?}");
+    held.release().await.unwrap();
 }
