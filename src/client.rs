@@ -161,8 +161,8 @@ impl LockClientBuilder {
         let connected = connecting
             .await
             .unwrap_or_else(|stopped| Err(StoreError::stopped(stopped)));
-        let (store, exchange) = connected.map_err(ServerError::from)?;
-        let standalone = store.topology() == Topology::Standalone;
+        let (store, topology, exchange) = connected.map_err(ServerError::from)?;
+        let standalone = topology == Topology::Standalone;
         let mode = match config.wake_source {
             WakeSource::Polling => WakeMode::Polling(PollingReason::Configured),
             WakeSource::ChangeStream if standalone => return Err(BuildError::NoChangeStream),

@@ -1,25 +1,26 @@
 //! The pipelines, run by a real server, against the specification.
 //!
 //! Random sequences of operations and renewals, with time moved on and back at will, are applied to the pure
-//! transitions and to a collection; after every step the two documents must be the same, to the bit. Each `findAnd
-//! Modify` is a step, many documents go side by side.
+//! transitions and to a collection; after every step the two documents must be the same, to the bit. Many sequences go
+//! side by side, each with a document of its own.
 
-use futures::{StreamExt, stream};
+use std::collections::HashMap;
+
+use futures::{StreamExt, TryStreamExt};
 use mongodb::{
-    Collection,
     bson::{Bson, Document, doc},
     options::ReturnDocument,
 };
 use watchlock_testkit::shared;
 
-use super::{Expects, Kind, Operation, Owner, Request, Requests, ServerTime, State, pipeline, state};
+use super::{Expects, Kind, Location, Operation, Owner, Request, Requests, ServerTime, State, Use, pipeline, state};
 
 /// Sequences, and steps in each.
 const SEQUENCES: u64 = 10_000;
 const STEPS: usize = 8;
 
-/// Sequences that run side by side.
-const AT_ONCE: usize = 16;
+/// Sequences whose steps go in one command.
+const TOGETHER: usize = 250;
 
 /// A small generator (xorshift64*, Marsaglia and Vigna), so that a seed names a sequence.
 struct Random(u64);
@@ -63,6 +64,7 @@ fn hostile() -> Vec<String> {
         "h;",
         ";a-1+1@1;",
         "null",
+        "a.b",
         "_watchlock",
     ]
     .map(str::to_owned)
@@ -79,7 +81,7 @@ enum Step {
 }
 
 /// Ids are few, so that entries meet themselves again; some of them are hostile.
-fn step(random: &mut Random, number: usize, strings: &[String], state: Option<&State>) -> Step {
+fn step(random: &mut Random, number: usize, setup: &Setup, strings: &[String], state: Option<&State>) -> Step {
     let known = |id: &String| {
         state.is_some_and(|state| {
             state.holders.iter().any(|holder| holder.id == *id) || state.queue.iter().any(|waiter| waiter.id == *id)
@@ -111,14 +113,7 @@ fn step(random: &mut Random, number: usize, strings: &[String], state: Option<&S
         };
     }
     let requests = (random.below(4) != 0).then(|| {
-        let (kind, capacity) = *random.pick(&[
-            (Kind::Mutex, 1),
-            (Kind::Mutex, 1),
-            (Kind::Semaphore, 3),
-            (Kind::Semaphore, 3),
-            (Kind::Semaphore, 4),
-            (Kind::RwLock, 1 << 20),
-        ]);
+        let (kind, capacity) = *random.pick(setup.uses);
         let mut wanted = few(random, 2);
         wanted.push(random.pick(&ids).clone());
         wanted.sort();
@@ -203,76 +198,235 @@ fn step(random: &mut Random, number: usize, strings: &[String], state: Option<&S
     })
 }
 
-async fn sequence(collection: &Collection<Document>, seed: u64, strings: &[String]) {
-    let mut random = Random::new(seed);
-    // Two names of a kind would collide, so the hostile ones get the seed as well.
-    let name = format!("{seed}{}", random.pick(strings))
-        .chars()
-        .take(512)
-        .collect::<String>();
-    let mut now = ServerTime(1_700_000_000_000 + i64::try_from(random.below(1_000)).unwrap());
-    let mut expected: Option<State> = None;
-    for number in 0..STEPS {
-        now = now.plus_millis(i64::try_from(random.below(16)).unwrap() - 1);
-        let date = Bson::from(now);
-        let step = step(&mut random, number, strings, expected.as_ref());
-        if let Step::Run(operation) = &step
-            && operation.leave.is_empty()
-            && operation.requests.is_none()
-            && operation.proclaim.is_none()
-            && !operation.evict
-        {
-            continue;
+/// One sequence on its way, and what its document must be.
+struct Sequence {
+    seed: u64,
+    random: Random,
+    id: Bson,
+    now: ServerTime,
+    expected: Option<State>,
+    /// The user's part of the document; there is none where the document is the lock's alone.
+    users: Option<Document>,
+}
+
+impl Sequence {
+    fn new(seed: u64, setup: &Setup, strings: &[String]) -> Self {
+        let mut random = Random::new(seed);
+        // Two names of a kind would collide, so the hostile ones get the seed as well.
+        let name = format!("{seed}{}", random.pick(strings));
+        let id = Bson::from(name.chars().take(512).collect::<String>());
+        let users = (!setup.at.is_root()).then(|| {
+            let text = random.pick(strings).clone();
+            let mut document = doc! { "_id": &id, "text": text, "list": [1, { "holders": 2 }] };
+            // The way to the lock may be there, or a part of it.
+            match random.below(3) {
+                0 => {}
+                1 => drop(document.insert("a", doc! { "holders": 3, "text": random.pick(strings) })),
+                _ => drop(document.insert("a", doc! { "b": { "c": 4 }, "token": "x" })),
+            }
+            document
+        });
+        let now = ServerTime(1_700_000_000_000 + i64::try_from(random.below(1_000)).unwrap());
+        Self {
+            seed,
+            random,
+            id,
+            now,
+            expected: None,
+            users,
         }
-        let found = match &step {
+    }
+
+    /// Takes a step by the specification; returns it as an update for the server.
+    fn step(&mut self, number: usize, setup: &Setup, strings: &[String]) -> Option<(Step, Document)> {
+        self.now = self.now.plus_millis(i64::try_from(self.random.below(16)).unwrap() - 1);
+        let date = Bson::from(self.now);
+        let step = step(&mut self.random, number, setup, strings, self.expected.as_ref());
+        let (query, update, upsert) = match &step {
+            Step::Run(operation)
+                if operation.leave.is_empty()
+                    && operation.requests.is_none()
+                    && operation.proclaim.is_none()
+                    && !operation.evict =>
+            {
+                return None;
+            }
             Step::Run(operation) => {
-                expected = state::apply(expected.as_ref(), operation, now);
-                let answer = collection
-                    .find_one_and_update(
-                        pipeline::selection(&name, operation),
-                        pipeline::operation(operation, &date),
-                    )
-                    .upsert(operation.creates())
-                    .return_document(ReturnDocument::After)
-                    .await
-                    .unwrap();
-                // Not selected is left as it is.
-                match answer {
-                    None => collection.find_one(doc! { "_id": &name }).await.unwrap(),
-                    answered => answered,
+                let free = self.expected.as_ref().is_none_or(|state| state.is_free(self.now));
+                self.expected = state::apply(self.expected.as_ref(), operation, self.now);
+                match &operation.requests {
+                    // What would be a claim, with its own filter and pipeline.
+                    Some(requests) if !setup.at.is_root() && free && is_claim(operation) => (
+                        doc! { "$and": [{ "_id": &self.id }, pipeline::free(&setup.at, &date)] },
+                        pipeline::claim(&setup.at, operation, requests, &date),
+                        false,
+                    ),
+                    _ => (
+                        pipeline::selection(&setup.at, &self.id, operation),
+                        pipeline::operation(&setup.at, operation, &date),
+                        operation.creates() && setup.at.is_root(),
+                    ),
                 }
             }
             Step::Renew { operation, ids } => {
-                let renewed = expected
-                    .as_mut()
-                    .is_some_and(|state| state::renew(state, operation, ids, 500, now));
-                let filter = doc! { "_id": { "$in": [&name] }, "holders.id": { "$in": ids } };
-                let update = pipeline::renewal(operation, ids, 500, &date);
-                let result = collection.update_many(filter, update).await.unwrap();
-                assert_eq!(
-                    result.modified_count == 1,
-                    renewed,
-                    "sequence {seed}, step {number}: {step:?}"
-                );
-                collection.find_one(doc! { "_id": &name }).await.unwrap()
+                if let Some(state) = &mut self.expected {
+                    state::renew(state, operation, ids, 500, self.now);
+                }
+                (
+                    doc! { "_id": &self.id, setup.at.key("holders.id"): { "$in": ids } },
+                    pipeline::renewal(&setup.at, operation, ids, 500, &date),
+                    false,
+                )
             }
         };
-        let expected = expected.as_ref().map(|state| state.to_document(&name));
-        assert_eq!(found, expected, "sequence {seed}, step {number}: {step:?}");
+        Some((step, doc! { "q": query, "u": update, "upsert": upsert }))
+    }
+
+    /// The document as the server must have it.
+    fn document(&self, setup: &Setup) -> Option<Document> {
+        let name = self.id.as_str().unwrap();
+        let Some(users) = &self.users else {
+            return self.expected.as_ref().map(|state| state.to_document(name));
+        };
+        let mut document = users.clone();
+        if let Some(state) = &self.expected {
+            let mut lock = state.to_document(name);
+            lock.remove("_id");
+            let (parents, last) = setup.at.path().rsplit_once('.').unwrap_or(("", setup.at.path()));
+            let mut parent = &mut document;
+            for segment in parents.split_terminator('.') {
+                if !parent.contains_key(segment) {
+                    parent.insert(segment, Document::new());
+                }
+                parent = parent.get_document_mut(segment).unwrap();
+            }
+            // What else the user has there stays, before it.
+            match parent.get_document_mut(last) {
+                Ok(present) => present.extend(lock),
+                Err(_) => drop(parent.insert(last, lock)),
+            }
+        }
+        Some(document)
     }
 }
 
-#[tokio::test]
-async fn pipelines_do_what_the_specification_says() {
+fn is_claim(operation: &Operation) -> bool {
+    let entries = operation.requests.as_ref().map(|requests| &requests.entries[..]);
+    operation.creates() && operation.leave.is_empty() && matches!(entries, Some([entry]) if entry.fresh)
+}
+
+/// What a run of sequences is about.
+struct Setup {
+    at: Location,
+    /// What the names are used as: mostly the first.
+    uses: &'static [Use],
+}
+
+/// Runs sequences side by side, a step of all of them in one command.
+async fn run(setup: &Setup, seeds: std::ops::Range<u64>) {
     let cluster = shared::standalone().await;
     let client = cluster.client().await.unwrap();
-    let collection = client
-        .database(&shared::unique_name("differential"))
-        .collection::<Document>("locks");
+    let database = client.database(&shared::unique_name("differential"));
+    let collection = database.collection::<Document>("locks");
     let strings = hostile();
-    stream::iter(0..SEQUENCES)
-        .for_each_concurrent(AT_ONCE, |seed| sequence(&collection, seed, &strings))
-        .await;
+    let seeds: Vec<u64> = seeds.collect();
+    for together in seeds.chunks(TOGETHER) {
+        let mut sequences: Vec<_> = together
+            .iter()
+            .map(|seed| Sequence::new(*seed, setup, &strings))
+            .collect();
+        let users: Vec<_> = sequences.iter().filter_map(|sequence| sequence.users.clone()).collect();
+        if !users.is_empty() {
+            collection.insert_many(users).await.unwrap();
+        }
+        for number in 0..STEPS {
+            let mut updates = Vec::new();
+            let mut taken = Vec::new();
+            for sequence in &mut sequences {
+                let step = sequence.step(number, setup, &strings);
+                taken.push(step.map(|(step, update)| {
+                    updates.push(update);
+                    step
+                }));
+            }
+            let answer = database
+                .run_command(doc! { "update": "locks", "updates": updates, "ordered": false })
+                .await
+                .unwrap();
+            assert_eq!(answer.get("writeErrors"), None);
+            let ids: Vec<&Bson> = sequences.iter().map(|sequence| &sequence.id).collect();
+            let found: Vec<Document> = collection
+                .find(doc! { "_id": { "$in": ids } })
+                .await
+                .unwrap()
+                .try_collect()
+                .await
+                .unwrap();
+            let mut found: HashMap<String, Document> = found
+                .into_iter()
+                .map(|document| (document.get_str("_id").unwrap().to_owned(), document))
+                .collect();
+            for (sequence, step) in sequences.iter().zip(&taken) {
+                let found = found.remove(sequence.id.as_str().unwrap());
+                let seed = sequence.seed;
+                assert_eq!(
+                    found,
+                    sequence.document(setup),
+                    "sequence {seed}, step {number}: {step:?}"
+                );
+            }
+        }
+    }
+}
+
+const MIXED: &[Use] = &[
+    (Kind::Mutex, 1),
+    (Kind::Semaphore, 3),
+    (Kind::RwLock, 1 << 20),
+    (Kind::Semaphore, 4),
+];
+
+#[tokio::test]
+async fn pipelines_do_what_the_specification_says_of_mixed_uses() {
+    let at = Location::default();
+    run(&Setup { at, uses: MIXED }, 0..SEQUENCES).await;
+}
+
+#[tokio::test]
+async fn pipelines_do_what_the_specification_says_of_mutexes() {
+    let at = Location::default();
+    let uses = &[(Kind::Mutex, 1)];
+    run(&Setup { at, uses }, 0..SEQUENCES).await;
+}
+
+#[tokio::test]
+async fn pipelines_do_what_the_specification_says_of_elections() {
+    let at = Location::default();
+    let uses = &[(Kind::Election, 1)];
+    run(&Setup { at, uses }, SEQUENCES..2 * SEQUENCES).await;
+}
+
+#[tokio::test]
+async fn pipelines_do_what_the_specification_says_of_semaphores() {
+    let at = Location::default();
+    let uses = &[(Kind::Semaphore, 3)];
+    run(&Setup { at, uses }, 0..SEQUENCES).await;
+}
+
+#[tokio::test]
+async fn pipelines_do_what_the_specification_says_of_readers_and_writers() {
+    let at = Location::default();
+    let uses = &[(Kind::RwLock, 1 << 20)];
+    run(&Setup { at, uses }, 0..SEQUENCES).await;
+}
+
+#[tokio::test]
+async fn pipelines_do_what_the_specification_says_of_locks_in_documents() {
+    let uses = &[(Kind::Document, 1)];
+    for (path, seeds) in [("watchlock", 0..SEQUENCES / 2), ("a.b", SEQUENCES / 2..SEQUENCES)] {
+        let at = Location::under(path);
+        run(&Setup { at, uses }, seeds).await;
+    }
 }
 
 /// A change that writes nothing raises no event and costs no entry in the log.
@@ -308,8 +462,8 @@ async fn a_step_that_changes_nothing_writes_nothing() {
     let run = async |operation: Operation| {
         collection
             .find_one_and_update(
-                pipeline::selection("x", &operation),
-                pipeline::operation(&operation, &"$$NOW".into()),
+                pipeline::selection(&Location::default(), &"x".into(), &operation),
+                pipeline::operation(&Location::default(), &operation, &"$$NOW".into()),
             )
             .upsert(true)
             .return_document(ReturnDocument::After)

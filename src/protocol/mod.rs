@@ -39,10 +39,12 @@
 //! - *No ghost*: an entry lives until `until` and not longer unless its session says so again.
 
 pub(crate) mod document;
+pub(crate) mod location;
 pub(crate) mod pipeline;
 pub(crate) mod state;
 pub(crate) mod wake;
 
+pub(crate) use location::Location;
 pub use state::Kind;
 pub(crate) use state::{Expects, Holder, Operation, Owner, Request, Requests, ServerTime, State, Use, Waiter};
 

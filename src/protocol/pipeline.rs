@@ -10,27 +10,27 @@
 
 use mongodb::bson::{Bson, Document, doc};
 
-use super::{Expects, Operation, Request, Requests, wake::Left};
+use super::{Expects, Operation, Request, Requests, location::Location, wake::Left};
 
 /// Longer than any queue: `$slice` from a position on wants a length.
 const ALL: i64 = 1 << 30;
 
 /// Selects the document; for the operations that are rare, only if there is anything to do in it.
-pub(crate) fn selection(name: &str, operation: &Operation) -> Document {
-    let mut selection = doc! { "_id": name };
+pub(crate) fn selection(at: &Location, id: &Bson, operation: &Operation) -> Document {
+    let mut selection = doc! { "_id": id };
     if operation.creates() || operation.expects != Expects::Nothing {
         return selection;
     }
     let mut concerned = Vec::new();
     if !operation.leave.is_empty() {
-        concerned.push(doc! { "holders.id": { "$in": &operation.leave } });
-        concerned.push(doc! { "queue.id": { "$in": &operation.leave } });
+        concerned.push(doc! { at.key("holders.id"): { "$in": &operation.leave } });
+        concerned.push(doc! { at.key("queue.id"): { "$in": &operation.leave } });
     }
     if let Some((id, _)) = &operation.proclaim {
-        concerned.push(doc! { "holders.id": { "$in": [id] } });
+        concerned.push(doc! { at.key("holders.id"): { "$in": [id] } });
     }
     if operation.evict {
-        concerned.push(doc! { "holders.0": { "$exists": true } });
+        concerned.push(doc! { at.key("holders.0"): { "$exists": true } });
     }
     selection.insert("$or", concerned);
     selection
@@ -38,30 +38,34 @@ pub(crate) fn selection(name: &str, operation: &Operation) -> Document {
 
 /// The pipeline of [`super::state::apply`] for a document that is selected. `now` is the server's clock, `"$$NOW"`,
 /// except in tests.
-pub(crate) fn operation(operation: &Operation, now: &Bson) -> Vec<Document> {
+pub(crate) fn operation(at: &Location, operation: &Operation, now: &Bson) -> Vec<Document> {
     if operation.expects == Expects::Alone {
-        let as_expected = cond(is_alone(operation), merged(alone(operation, now)), "$$ROOT");
+        let as_expected = cond(
+            is_alone(at, operation),
+            at.merged([alone(at, operation, now).into()]),
+            "$$ROOT",
+        );
         return vec![doc! { "$replaceWith": as_expected }];
     }
     if operation.expects == Expects::Holding {
-        let holds = doc! { "$eq": ["$holders.id", literal(operation.leave.as_slice())] };
-        return vec![doc! { "$replaceWith": cond(holds, goes(operation, now), "$$ROOT") }];
+        let holds = doc! { "$eq": [at.value("holders.id"), literal(operation.leave.as_slice())] };
+        return vec![doc! { "$replaceWith": cond(holds, goes(at, operation, now), "$$ROOT") }];
     }
     if let Some(requests) = operation
         .requests
         .as_ref()
         .filter(|requests| comes_plainly(operation, requests))
     {
-        return vec![doc! { "$replaceWith": comes(operation, requests, now) }];
+        return vec![doc! { "$replaceWith": comes(at, operation, requests, now) }];
     }
-    let mut holders = stay("$holders", operation, now);
+    let mut holders = stay(at.value("holders"), operation, now);
     if let Some((id, value)) = &operation.proclaim {
         holders = proclaim(holders, id, value);
     }
     // Variables: what is left of holders and queue, then both after the queue has advanced.
-    let written = bind(doc! { "after": advance(operation, now) }, write(operation, now));
+    let written = bind(doc! { "after": advance(at, operation, now) }, write(at, operation, now));
     let decided = match &operation.requests {
-        Some(requests) => cond(used_as(requests), written, "$$ROOT"),
+        Some(requests) => cond(used_as(at, requests), written, "$$ROOT"),
         None => written,
     };
     let holders = if operation.evict {
@@ -69,25 +73,31 @@ pub(crate) fn operation(operation: &Operation, now: &Bson) -> Vec<Document> {
     } else {
         holders
     };
-    let variables = doc! { "holders": holders, "queue": stay("$queue", operation, now) };
+    let variables = doc! { "holders": holders, "queue": stay(at.value("queue"), operation, now) };
     vec![doc! { "$replaceWith": bind(variables, decided) }]
 }
 
 /// As [`Operation::concerns`] says it of one that expects to be alone.
-fn is_alone(operation: &Operation) -> Document {
+fn is_alone(at: &Location, operation: &Operation) -> Document {
     match &operation.requests {
-        None => doc! { "$eq": [["$holders.id", "$queue"], [literal(operation.leave.as_slice()), []]] },
+        None => {
+            doc! { "$eq": [[at.value("holders.id"), at.value("queue")], [literal(operation.leave.as_slice()), []]] }
+        }
         Some(requests) => doc! { "$eq": [
-            ["$kind", "$capacity", "$holders", "$queue"],
+            [at.value("kind"), at.value("capacity"), at.value("holders"), at.value("queue")],
             [requests.kind.as_str(), requests.capacity, [], []],
         ] },
     }
 }
 
 /// The only entry comes or goes, and that is all.
-fn alone(operation: &Operation, now: &Bson) -> Document {
+fn alone(at: &Location, operation: &Operation, now: &Bson) -> Document {
+    come(at, operation, doc! { "$add": [at.value("token"), 1_i64] }, now)
+}
+
+/// What is asked for is held, by itself; with this token.
+fn come(at: &Location, operation: &Operation, token: Document, now: &Bson) -> Document {
     let entries = operation.requests.iter().flat_map(|requests| &requests.entries);
-    let token = doc! { "$add": ["$token", 1_i64] };
     let holders: Vec<Document> = entries
         .map(|entry| {
             let mut holder = waiter(entry, now);
@@ -101,26 +111,45 @@ fn alone(operation: &Operation, now: &Bson) -> Document {
         fields.insert("token", token);
     }
     fields.insert("holders", holders);
-    fields.extend(stamp(operation.keep, now));
+    fields.extend(stamp(at, operation.keep, now));
     fields
 }
 
+/// Selects the documents whose lock nobody holds and nobody waits for, those without one among them.
+pub(crate) fn free(at: &Location, now: &Bson) -> Document {
+    // The latest end of any entry; there is none where there is no entry, and that comes before every date.
+    let last = doc! { "$max": [{ "$max": at.value("holders.until") }, { "$max": at.value("queue.until") }] };
+    doc! { "$expr": { "$lte": [last, now] } }
+}
+
+/// The pipeline of [`super::state::apply`] for an operation with one fresh request, and for a document that is selected
+/// by [`free`].
+pub(crate) fn claim(at: &Location, operation: &Operation, requests: &Requests, now: &Bson) -> Vec<Document> {
+    let mut fields = come(at, operation, doc! { "$add": [token(at, now), 1_i64] }, now);
+    fields.extend(doc! { "kind": requests.kind.as_str(), "capacity": requests.capacity, "queue": [] });
+    vec![doc! { "$replaceWith": at.merged([fields.into()]) }]
+}
+
 /// The pipeline of [`super::state::renew`], for all documents at once that hold one of `ids`.
-pub(crate) fn renewal(operation: &str, ids: &[String], keep: i64, now: &Bson) -> Vec<Document> {
+pub(crate) fn renewal(at: &Location, operation: &str, ids: &[String], keep: i64, now: &Bson) -> Vec<Document> {
     let renewed = doc! { "$and": [
         { "$gt": ["$$this.until", now] },
         { "$in": ["$$this.id", literal(ids)] },
     ] };
     // Renewals overtake each other, and the server's clock is read when a command begins.
     let until = doc! { "$max": ["$$this.until", { "$add": [now, "$$this.lease"] }] };
-    let holders = doc! { "$map": { "input": "$holders", "in": cond(
+    let holders = doc! { "$map": { "input": at.value("holders"), "in": cond(
         renewed,
         doc! { "$mergeObjects": ["$$this", { "until": until }] },
         "$$this",
     ) } };
     let mut fields = doc! { "holders": "$$holders", "wake": literal(format!("{operation}:;")) };
-    fields.extend(stamp(keep, now));
-    let written = cond(doc! { "$ne": ["$$holders", "$holders"] }, merged(fields), "$$ROOT");
+    fields.extend(stamp(at, keep, now));
+    let written = cond(
+        doc! { "$ne": ["$$holders", at.value("holders")] },
+        at.merged([fields.into()]),
+        "$$ROOT",
+    );
     vec![doc! { "$replaceWith": bind(doc! { "holders": holders }, written) }]
 }
 
@@ -136,12 +165,8 @@ fn cond(condition: impl Into<Bson>, then: impl Into<Bson>, or: impl Into<Bson>) 
     Bson::from(doc! { "$cond": [condition.into(), then.into(), or.into()] })
 }
 
-fn merged(fields: Document) -> Bson {
-    Bson::from(doc! { "$mergeObjects": ["$$ROOT", fields] })
-}
-
 /// The entries of a list whose time is not over and that do not leave.
-fn stay(list: &str, operation: &Operation, now: &Bson) -> Bson {
+fn stay(list: String, operation: &Operation, now: &Bson) -> Bson {
     let live = doc! { "$gt": ["$$this.until", now] };
     let stays = if operation.leave.is_empty() {
         live
@@ -161,9 +186,9 @@ fn proclaim(holders: Bson, id: &str, value: &str) -> Bson {
 }
 
 /// The lock is idle, or used as it is asked for.
-fn used_as(requests: &Requests) -> Document {
+fn used_as(at: &Location, requests: &Requests) -> Document {
     doc! { "$or": [
-        { "$eq": [["$kind", "$capacity"], [requests.kind.as_str(), requests.capacity]] },
+        { "$eq": [[at.value("kind"), at.value("capacity")], [requests.kind.as_str(), requests.capacity]] },
         { "$eq": [["$$holders", "$$queue"], [[], []]] },
     ] }
 }
@@ -221,25 +246,25 @@ fn comes_plainly(operation: &Operation, requests: &Requests) -> bool {
 }
 
 /// The holder goes, and who is first in line becomes the holder.
-fn goes(operation: &Operation, now: &Bson) -> Bson {
+fn goes(at: &Location, operation: &Operation, now: &Bson) -> Bson {
     let wake = literal(format!("{}:{};", operation.id, Left::HOLDER));
-    let token = doc! { "$add": ["$token", 1_i64] };
+    let token = doc! { "$add": [at.value("token"), 1_i64] };
     let unchanged = doc! { "holders": [], "queue": [], "wake": &wake };
     let after = cond(
         doc! { "$eq": ["$$queue", []] },
         unchanged,
         let_in("$$queue", token, wake, operation, now),
     );
-    let written = doc! { "$mergeObjects": ["$$ROOT", after, stamp(operation.keep, now)] };
+    let written = at.merged([after, stamp(at, operation.keep, now).into()]);
     let live = doc! { "$gt": ["$$this.until", now] };
-    let queue = doc! { "$filter": { "input": { "$ifNull": ["$queue", []] }, "cond": live } };
+    let queue = doc! { "$filter": { "input": { "$ifNull": [at.value("queue"), []] }, "cond": live } };
     bind(doc! { "queue": queue }, written)
 }
 
 /// Somebody comes, and who is then first in line becomes the holder if there is none.
-fn comes(operation: &Operation, requests: &Requests, now: &Bson) -> Bson {
+fn comes(at: &Location, operation: &Operation, requests: &Requests, now: &Bson) -> Bson {
     let wake = literal(format!("{}:;", operation.id));
-    let token = doc! { "$add": [token(now), 1_i64] };
+    let token = doc! { "$add": [token(at, now), 1_i64] };
     let unchanged = doc! { "holders": "$$holders", "queue": "$$all", "wake": &wake };
     let after = cond(
         doc! { "$eq": ["$$holders", []] },
@@ -247,10 +272,11 @@ fn comes(operation: &Operation, requests: &Requests, now: &Bson) -> Bson {
         unchanged,
     );
     let used = doc! { "kind": requests.kind.as_str(), "capacity": requests.capacity };
-    let written = doc! { "$mergeObjects": ["$$ROOT", used, after, stamp(operation.keep, now)] };
+    let written = at.merged([used.into(), after, stamp(at, operation.keep, now).into()]);
     let written = bind(doc! { "all": enqueue(operation, now) }, written);
-    let variables = doc! { "holders": stay("$holders", operation, now), "queue": stay("$queue", operation, now) };
-    bind(variables, cond(used_as(requests), written, "$$ROOT"))
+    let variables =
+        doc! { "holders": stay(at.value("holders"), operation, now), "queue": stay(at.value("queue"), operation, now) };
+    bind(variables, cond(used_as(at, requests), written, "$$ROOT"))
 }
 
 /// The first of a list that is not empty is the holder, and the others are the queue.
@@ -268,11 +294,11 @@ fn let_in(list: &str, token: Document, wake: Bson, operation: &Operation, now: &
 
 /// Holders, queue and token after the head of the queue was let in as long as it fits, and the words for those who
 /// did not ask.
-fn advance(operation: &Operation, now: &Bson) -> Bson {
+fn advance(at: &Location, operation: &Operation, now: &Bson) -> Bson {
     let queue = enqueue(operation, now);
     let mut after = match operation.capacity() {
-        Some(1) => bind(doc! { "all": queue }, advance_by_one(operation, now)),
-        capacity => fold(queue, capacity, operation, now),
+        Some(1) => bind(doc! { "all": queue }, advance_by_one(at, operation, now)),
+        capacity => fold(at, queue, capacity, operation, now),
     };
     let entries = operation.requests.iter().flat_map(|requests| &requests.entries);
     let trying: Vec<&str> = entries
@@ -292,10 +318,10 @@ fn advance(operation: &Operation, now: &Bson) -> Bson {
 }
 
 /// Where there is but one permit, the head is let in if nobody holds, and nobody else can be.
-fn advance_by_one(operation: &Operation, now: &Bson) -> Bson {
+fn advance_by_one(at: &Location, operation: &Operation, now: &Bson) -> Bson {
     let lets_in = doc! { "$and": [{ "$eq": ["$$holders", []] }, { "$ne": ["$$all", []] }] };
     let granted = bind(
-        doc! { "head": { "$arrayElemAt": ["$$all", 0] }, "token": { "$add": [token(now), 1_i64] } },
+        doc! { "head": { "$arrayElemAt": ["$$all", 0] }, "token": { "$add": [token(at, now), 1_i64] } },
         doc! {
             "holders": [holder("$$head", operation, now)],
             "token": "$$token",
@@ -303,12 +329,12 @@ fn advance_by_one(operation: &Operation, now: &Bson) -> Bson {
             "granted": granted("".into(), "$$head", operation),
         },
     );
-    let unchanged = doc! { "holders": "$$holders", "token": token(now), "queue": "$$all", "granted": "" };
+    let unchanged = doc! { "holders": "$$holders", "token": token(at, now), "queue": "$$all", "granted": "" };
     cond(lets_in, granted, unchanged)
 }
 
-fn fold(queue: Bson, capacity: Option<i64>, operation: &Operation, now: &Bson) -> Bson {
-    let capacity = capacity.map_or(Bson::from("$capacity"), Bson::from);
+fn fold(at: &Location, queue: Bson, capacity: Option<i64>, operation: &Operation, now: &Bson) -> Bson {
+    let capacity = capacity.map_or(Bson::from(at.value("capacity")), Bson::from);
     let fits = doc! { "$and": [
         { "$not": ["$$value.blocked"] },
         { "$lte": [{ "$add": [{ "$sum": "$$value.holders.permits" }, "$$this.permits"] }, capacity] },
@@ -333,7 +359,7 @@ fn fold(queue: Bson, capacity: Option<i64>, operation: &Operation, now: &Bson) -
     Bson::from(doc! { "$reduce": {
         "input": queue,
         "initialValue": {
-            "holders": "$$holders", "token": token(now), "queue": [], "blocked": false, "granted": "",
+            "holders": "$$holders", "token": token(at, now), "queue": [], "blocked": false, "granted": "",
         },
         "in": cond(fits, lets_in, waits),
     } })
@@ -362,17 +388,17 @@ fn if_asking(waiter: &str, operation: &Operation, yes: Bson, no: Bson) -> Bson {
 
 /// The document as it is to be, or as it was where nothing came of it: the server logs no write and raises no event
 /// for a document that stays the same.
-fn write(operation: &Operation, now: &Bson) -> Bson {
+fn write(at: &Location, operation: &Operation, now: &Bson) -> Bson {
     let mut fields = Document::new();
     if let Some(requests) = &operation.requests {
         fields.insert("kind", requests.kind.as_str());
         fields.insert("capacity", requests.capacity);
     }
     let mut wake = vec![literal(format!("{}:", operation.id))];
-    wake.extend(operation.leave.iter().map(|id| left(id)));
+    wake.extend(operation.leave.iter().map(|id| left(at, id)));
     wake.extend([Bson::from(";"), Bson::from("$$after.granted")]);
     if operation.evict {
-        wake.push(evicted());
+        wake.push(evicted(at));
     }
     fields.extend(doc! {
         "token": "$$after.token",
@@ -380,37 +406,37 @@ fn write(operation: &Operation, now: &Bson) -> Bson {
         "queue": "$$after.queue",
         "wake": { "$concat": wake },
     });
-    fields.extend(stamp(operation.keep, now));
+    fields.extend(stamp(at, operation.keep, now));
     if operation.evict {
-        fields.insert("broken", doc! { "$max": "$holders.token" });
+        fields.insert("broken", doc! { "$max": at.value("holders.token") });
     }
     if !operation.may_change_nothing() {
-        return merged(fields);
+        return at.merged([fields.into()]);
     }
-    let changed = doc! { "$ne": [["$$after.holders", "$$after.queue"], ["$holders", "$queue"]] };
-    cond(changed, merged(fields), "$$ROOT")
+    let changed = doc! { "$ne": [["$$after.holders", "$$after.queue"], [at.value("holders"), at.value("queue")]] };
+    cond(changed, at.merged([fields.into()]), "$$ROOT")
 }
 
-fn left(id: &str) -> Bson {
-    let there = |list: &str| doc! { "$in": [literal(id), list] };
+fn left(at: &Location, id: &str) -> Bson {
+    let there = |list: String| doc! { "$in": [literal(id), list] };
     cond(
-        there("$holders.id"),
+        there(at.value("holders.id")),
         Left::HOLDER,
-        cond(there("$queue.id"), Left::WAITER, Left::NOWHERE),
+        cond(there(at.value("queue.id")), Left::WAITER, Left::NOWHERE),
     )
 }
 
-fn evicted() -> Bson {
+fn evicted(at: &Location) -> Bson {
     Bson::from(doc! { "$reduce": {
-        "input": "$holders",
+        "input": at.value("holders"),
         "initialValue": "",
         "in": { "$concat": ["$$value", "$$this.id", "!;"] },
     } })
 }
 
 /// The last token; see [`super::state::first_token`].
-fn token(now: &Bson) -> Bson {
-    Bson::from(doc! { "$ifNull": ["$token", micros(now)] })
+fn token(at: &Location, now: &Bson) -> Bson {
+    Bson::from(doc! { "$ifNull": [at.value("token"), micros(now)] })
 }
 
 fn micros(now: &Bson) -> Document {
@@ -418,10 +444,10 @@ fn micros(now: &Bson) -> Document {
 }
 
 /// What every write renews.
-fn stamp(keep: i64, now: &Bson) -> Document {
+fn stamp(at: &Location, keep: i64, now: &Bson) -> Document {
     doc! {
-        "version": { "$add": [{ "$ifNull": ["$version", 0_i64] }, 1_i64] },
+        "version": { "$add": [{ "$ifNull": [at.value("version"), 0_i64] }, 1_i64] },
         "at": now,
-        "purge_at": { "$max": ["$purge_at", { "$add": [now, keep] }] },
+        "purge_at": { "$max": [at.value("purge_at"), { "$add": [now, keep] }] },
     }
 }

@@ -31,23 +31,32 @@ pub enum Kind {
     RwLock,
     /// One leader at a time.
     Election,
+    /// A document of the user's own, with one holder at a time.
+    Document,
 }
 
 impl Kind {
-    /// The name of the kind in the lock's document: `mutex`, `semaphore`, `rwlock` or `election`.
+    /// The name of the kind in the lock's document: `mutex`, `semaphore`, `rwlock`, `election` or `document`.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Mutex => "mutex",
             Self::Semaphore => "semaphore",
             Self::RwLock => "rwlock",
             Self::Election => "election",
+            Self::Document => "document",
         }
     }
 
     pub(crate) fn parse(text: &str) -> Option<Self> {
-        [Self::Mutex, Self::Semaphore, Self::RwLock, Self::Election]
-            .into_iter()
-            .find(|kind| kind.as_str() == text)
+        [
+            Self::Mutex,
+            Self::Semaphore,
+            Self::RwLock,
+            Self::Election,
+            Self::Document,
+        ]
+        .into_iter()
+        .find(|kind| kind.as_str() == text)
     }
 }
 
@@ -120,6 +129,14 @@ impl State {
     /// Whether this is an earlier state of the document than `other`. A document created anew counts from one again.
     pub(crate) fn is_before(&self, other: &Self) -> bool {
         self.version < other.version && self.at <= other.at
+    }
+
+    /// Whether nobody holds it or waits for it.
+    #[cfg(test)]
+    pub(crate) fn is_free(&self, now: ServerTime) -> bool {
+        let holders = self.holders.iter().map(|holder| holder.until);
+        let waiters = self.queue.iter().map(|waiter| waiter.until);
+        holders.chain(waiters).all(|until| until <= now)
     }
 
     fn stamp(&mut self, keep: i64, now: ServerTime) {

@@ -71,6 +71,9 @@ impl Announcement {
     }
 }
 
+/// The pattern of a write by which somebody went and nobody was let in.
+pub(crate) const FREEING: &str = "^[^+]*[hq!][^+]*$";
+
 /// The pattern by which a session's change stream selects its writes.
 pub(crate) fn pattern(session: &str) -> String {
     format!(";{session}-")

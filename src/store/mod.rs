@@ -5,9 +5,11 @@
 
 mod memory;
 mod mongo;
+pub(crate) mod name;
 
 use std::{collections::HashMap, error::Error as StdError, fmt, io, sync::Arc};
 
+use mongodb::{bson::Document, options::UpdateModifications};
 use tokio::time::Instant;
 
 use crate::protocol::{Kind, Operation, ServerTime, State, document::Malformed};
@@ -111,6 +113,14 @@ impl StoreError {
         mongo::code(self.source.downcast_ref()?)
     }
 
+    /// The store can't do that.
+    fn unsupported() -> Self {
+        Self {
+            kind: Failure::Refused,
+            source: Arc::new(io::Error::from(io::ErrorKind::Unsupported)),
+        }
+    }
+
     /// The task that ran the operation was stopped, as its runtime is shutting down.
     pub(crate) fn stopped(error: tokio::task::JoinError) -> Self {
         Self {
@@ -186,6 +196,67 @@ impl Store {
         }
     }
 
+    /// Opens a stream that tells whenever a document may have become free to be claimed.
+    pub(crate) async fn watch_free(&self, resume: Option<&ResumeAt>) -> Result<Stream<()>, StoreError> {
+        match self {
+            Self::Mongo(store) => store.watch_free(resume).await.map(Box::new).map(Stream::Mongo),
+            Self::Memory(_) => Err(StoreError::unsupported()),
+        }
+    }
+
+    /// Locks any document that is wanted and free, and returns it; `None` when there is none.
+    pub(crate) async fn claim(&self, wanted: &Wanted, operation: &Operation) -> Result<Option<Claimed>, StoreError> {
+        match self {
+            Self::Mongo(store) => store.claim(wanted, operation).await,
+            Self::Memory(_) => Err(StoreError::unsupported()),
+        }
+    }
+
+    /// When the first of the wanted documents is free again, should nobody renew; `None` when there is none.
+    pub(crate) async fn free_at(&self, wanted: &Wanted) -> Result<Option<(ServerTime, Exchange)>, StoreError> {
+        match self {
+            Self::Mongo(store) => store.free_at(wanted).await,
+            Self::Memory(_) => Err(StoreError::unsupported()),
+        }
+    }
+
+    /// The names of the wanted documents in which this entry is a holder.
+    pub(crate) async fn held_by(&self, wanted: &Wanted, entry: &str) -> Result<Vec<String>, StoreError> {
+        match self {
+            Self::Mongo(store) => store.held_by(wanted, entry).await,
+            Self::Memory(_) => Err(StoreError::unsupported()),
+        }
+    }
+
+    /// The user's part of a document as it is now.
+    pub(crate) async fn fetch(&self, name: &str) -> Result<Option<Document>, StoreError> {
+        match self {
+            Self::Mongo(store) => store.fetch(name).await,
+            Self::Memory(_) => Err(StoreError::unsupported()),
+        }
+    }
+
+    /// Changes the user's part of a document, and returns it, if this entry holds it under this token; `None` otherwise.
+    pub(crate) async fn change(
+        &self,
+        name: &str,
+        holder: (&str, i64),
+        update: UpdateModifications,
+    ) -> Result<Option<Document>, StoreError> {
+        match self {
+            Self::Mongo(store) => store.change(name, holder, update).await,
+            Self::Memory(_) => Err(StoreError::unsupported()),
+        }
+    }
+
+    /// Deletes a document if this entry holds it under this token, and says whether it did.
+    pub(crate) async fn delete(&self, name: &str, holder: (&str, i64)) -> Result<bool, StoreError> {
+        match self {
+            Self::Mongo(store) => store.delete(name, holder).await,
+            Self::Memory(_) => Err(StoreError::unsupported()),
+        }
+    }
+
     /// Prepares the collection: makes the index by which the server purges idle locks.
     pub(crate) async fn prepare(&self) -> Result<(), StoreError> {
         match self {
@@ -193,6 +264,23 @@ impl Store {
             Self::Memory(_) => Ok(()),
         }
     }
+}
+
+/// Which documents of the user's own are wanted, and which of them first.
+#[derive(Clone, Debug)]
+pub(crate) struct Wanted {
+    pub(crate) filter: Document,
+    pub(crate) sort: Option<Document>,
+}
+
+/// A document of the user's own that was claimed.
+#[derive(Debug)]
+pub(crate) struct Claimed {
+    pub(crate) name: String,
+    /// The user's part of it.
+    pub(crate) document: Document,
+    pub(crate) state: State,
+    pub(crate) exchange: Exchange,
 }
 
 /// Which documents are listed: every condition that is set must be met.

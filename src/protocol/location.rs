@@ -1,0 +1,124 @@
+//! Where in a document the fields of its lock are.
+
+use mongodb::bson::{Bson, Document, doc};
+
+/// At the root of the document, as in the collection of the locks; or in a sub-document of the user's own.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Location {
+    /// The path with a dot at its end; empty for the root.
+    prefix: String,
+}
+
+impl Location {
+    /// Under a path, as `a.b`: the lock is the sub-document `b` of the sub-document `a`.
+    pub(crate) fn under(path: &str) -> Self {
+        Self {
+            prefix: format!("{path}."),
+        }
+    }
+
+    pub(crate) fn is_root(&self) -> bool {
+        self.prefix.is_empty()
+    }
+
+    /// The path of the lock's sub-document; empty for the root.
+    pub(crate) fn path(&self) -> &str {
+        self.prefix.strip_suffix('.').unwrap_or_default()
+    }
+
+    /// A field of the lock as filters and projections name it: `a.b.holders`.
+    pub(crate) fn key(&self, field: &str) -> String {
+        format!("{}{field}", self.prefix)
+    }
+
+    /// The value of a field of the lock in an expression: `$a.b.holders`.
+    pub(crate) fn value(&self, field: &str) -> String {
+        format!("${}{field}", self.prefix)
+    }
+
+    /// The path's segments; none at the root.
+    pub(crate) fn segments(&self) -> impl DoubleEndedIterator<Item = &str> {
+        self.prefix.split_terminator('.')
+    }
+
+    /// The lock's sub-document, where there is one.
+    pub(crate) fn lock<'a>(&self, document: &'a Document) -> Option<&'a Document> {
+        let mut segments = self.segments();
+        segments.try_fold(document, |document, segment| document.get_document(segment).ok())
+    }
+
+    /// Takes the lock's sub-document out, so that the rest is the user's.
+    pub(crate) fn take_lock(&self, document: &mut Document) -> Option<Document> {
+        let mut segments: Vec<&str> = self.segments().collect();
+        let last = segments.pop()?;
+        let parent = segments
+            .into_iter()
+            .try_fold(document, |document, segment| document.get_document_mut(segment).ok())?;
+        match parent.remove(last)? {
+            Bson::Document(lock) => Some(lock),
+            _ => None,
+        }
+    }
+
+    /// An expression for the whole document with these set in its lock, and nothing else touched.
+    pub(crate) fn merged(&self, fields: impl IntoIterator<Item = Bson>) -> Bson {
+        let mut segments: Vec<&str> = self.segments().collect();
+        let mut inputs = vec![self.whole(segments.len())];
+        inputs.extend(fields);
+        let mut merged = doc! { "$mergeObjects": inputs };
+        while let Some(segment) = segments.pop() {
+            let outer = self.whole(segments.len());
+            merged = doc! { "$mergeObjects": [outer, { segment: merged }] };
+        }
+        Bson::from(merged)
+    }
+
+    /// The sub-document that so many segments lead to.
+    fn whole(&self, depth: usize) -> Bson {
+        if depth == 0 {
+            return Bson::from("$$ROOT");
+        }
+        let path: Vec<&str> = self.segments().take(depth).collect();
+        Bson::from(format!("${}", path.join(".")))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_root_is_the_document_itself() {
+        let root = Location::default();
+        let mut document = doc! { "_id": 1, "token": 2 };
+        assert_eq!(
+            (root.key("token"), root.value("token")),
+            ("token".into(), "$token".into())
+        );
+        assert_eq!(root.lock(&document), Some(&document));
+        assert_eq!(root.take_lock(&mut document), None);
+        assert_eq!(
+            root.merged([Bson::from(doc! { "x": 1 })]),
+            Bson::from(doc! { "$mergeObjects": ["$$ROOT", { "x": 1 }] })
+        );
+    }
+
+    #[test]
+    fn a_path_leads_into_sub_documents() {
+        let nested = Location::under("a.b");
+        let mut document = doc! { "_id": 1, "a": { "c": 3, "b": { "token": 2 } } };
+        assert_eq!(
+            (nested.key("token"), nested.value("token")),
+            ("a.b.token".into(), "$a.b.token".into())
+        );
+        assert_eq!(nested.lock(&document), Some(&doc! { "token": 2 }));
+        assert_eq!(nested.take_lock(&mut document), Some(doc! { "token": 2 }));
+        assert_eq!(document, doc! { "_id": 1, "a": { "c": 3 } });
+        assert_eq!(nested.lock(&document), None);
+        let inner = doc! { "$mergeObjects": ["$a.b", { "x": 1 }] };
+        assert_eq!(
+            nested.merged([Bson::from(doc! { "x": 1 })]),
+            Bson::from(doc! { "$mergeObjects": ["$$ROOT", { "a": { "$mergeObjects": ["$a", { "b": inner }] } }] })
+        );
+    }
+}

@@ -1,0 +1,60 @@
+//! What an error of the driver says about the operation that it ended.
+
+use std::sync::Arc;
+
+use mongodb::error::{Error, ErrorKind, WriteFailure};
+
+use crate::store::{Failure, StoreError};
+
+impl From<Error> for StoreError {
+    fn from(error: Error) -> Self {
+        Self {
+            kind: failure(&error),
+            source: Arc::new(error),
+        }
+    }
+}
+
+/// Sorts the driver's errors. Only what the server certainly refused, and would refuse again, is final: whatever can
+/// come with a fail-over, a cut connection or an overloaded server is not.
+fn failure(error: &Error) -> Failure {
+    if error.contains_label("RetryableWriteError") || error.contains_label("TransientTransactionError") {
+        return Failure::Unavailable;
+    }
+    if let Some(code) = code(error) {
+        return failure_by_code(code);
+    }
+    match &*error.kind {
+        ErrorKind::InvalidArgument { .. }
+        | ErrorKind::Authentication { .. }
+        | ErrorKind::InvalidTlsConfig { .. }
+        | ErrorKind::IncompatibleServer { .. }
+        | ErrorKind::SessionsNotSupported
+        | ErrorKind::Shutdown => Failure::Refused,
+        _ => Failure::Unavailable,
+    }
+}
+
+pub(in crate::store) fn code(error: &Error) -> Option<i32> {
+    match &*error.kind {
+        ErrorKind::Command(command) => Some(command.code),
+        ErrorKind::Write(WriteFailure::WriteError(write)) => Some(write.code),
+        _ => None,
+    }
+}
+
+/// Codes of the server: a duplicate key; then those of the driver specifications that come and go with the state of
+/// the replica set or the load of the server.
+fn failure_by_code(code: i32) -> Failure {
+    match code {
+        11000 => Failure::Raced,
+        // HostUnreachable, HostNotFound, LockTimeout, CursorNotFound, LockBusy, MaxTimeMSExpired, WriteConcernFailed,
+        // NetworkTimeout, ShutdownInProgress, NotYetInitialized, WriteConflict, ReadConcernMajorityNotAvailableYet,
+        // QueryPlanKilled, PrimarySteppedDown, NetworkInterfaceExceededTimeLimit, CursorKilled, ExceededTimeLimit,
+        // ConnectionPoolExpired, TemporarilyUnavailable, SocketException, NotWritablePrimary, InterruptedAtShutdown,
+        // Interrupted, InterruptedDueToReplStateChange, NotPrimaryNoSecondaryOk, NotPrimaryOrSecondary
+        6 | 7 | 24 | 43 | 46 | 50 | 64 | 89 | 91 | 94 | 112 | 134 | 175 | 189 | 202 | 237 | 262 | 317 | 365 | 9001
+        | 10107 | 11600 | 11601 | 11602 | 13435 | 13436 => Failure::Unavailable,
+        _ => Failure::Refused,
+    }
+}
