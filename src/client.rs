@@ -1,19 +1,24 @@
 //! The client: one per process, from which all locks are made.
 
-use std::{fmt, sync::Arc, time::Duration};
+use std::{
+    fmt,
+    sync::{Arc, Mutex, PoisonError, Weak},
+    time::Duration,
+};
 
-use mongodb::Database;
+use mongodb::{Collection, Database};
 use tokio::sync::watch;
 
 use crate::{
     config::{Settings, check_collection, check_name},
+    documents::DocumentLocks,
     election::Election,
     error::{BuildError, OperateError, ServerError},
     in_memory::InMemory,
     inspect::LockInfo,
     list::List,
     multi::MultiLock,
-    mutex::Mutex,
+    mutex,
     rw_lock::RwLock,
     semaphore::Semaphore,
     session::Session,
@@ -169,9 +174,12 @@ impl LockClientBuilder {
             _ if standalone => WakeMode::Polling(PollingReason::Standalone),
             _ => WakeMode::ChangeStream,
         };
-        Ok(LockClient {
-            session: Session::new(config, Store::Mongo(store), Some(&exchange), mode),
-        })
+        Ok(LockClient::new(Session::new(
+            config,
+            Store::Mongo(store),
+            Some(&exchange),
+            mode,
+        )))
     }
 }
 
@@ -198,6 +206,8 @@ impl LockClientBuilder {
 #[derive(Clone)]
 pub struct LockClient {
     session: Arc<Session>,
+    /// Sessions over the user's own collections: they end with this client.
+    others: Arc<Mutex<Vec<Weak<Session>>>>,
 }
 
 impl fmt::Debug for LockClient {
@@ -236,14 +246,31 @@ impl LockClient {
     }
 
     pub(crate) fn new(session: Arc<Session>) -> Self {
-        Self { session }
+        Self {
+            session,
+            others: Arc::default(),
+        }
+    }
+
+    /// A session of this client's with another store.
+    pub(crate) fn session_over(&self, store: Store) -> Arc<Session> {
+        let config = self.session.config.clone();
+        let mode = match config.wake_source {
+            WakeSource::Polling => WakeMode::Polling(PollingReason::Configured),
+            _ => self.wake_mode(),
+        };
+        let session = Session::new(config, store, None, mode);
+        let mut others = self.others.lock().unwrap_or_else(PoisonError::into_inner);
+        others.retain(|other| other.strong_count() > 0);
+        others.push(Arc::downgrade(&session));
+        session
     }
 
     /// A mutex: one holder at a time among all processes.
     ///
     /// Any text of 1 to 1,024 bytes is a name; others are refused when it is acquired. Making a mutex sends nothing.
-    pub fn mutex(&self, name: impl Into<String>) -> Mutex {
-        Mutex::new(self.session.clone(), name.into())
+    pub fn mutex(&self, name: impl Into<String>) -> mutex::Mutex {
+        mutex::Mutex::new(self.session.clone(), name.into())
     }
 
     /// A semaphore of `permits` permits among all processes.
@@ -274,6 +301,14 @@ impl LockClient {
     pub fn multi(&self, names: impl IntoIterator<Item = impl Into<String>>) -> MultiLock {
         let names = names.into_iter().map(Into::into).collect();
         MultiLock::new(self.session.clone(), names)
+    }
+
+    /// Locks for the documents of a collection of yours, in place; see [`DocumentLocks`].
+    ///
+    /// They have the settings of this client, and end with its [`shutdown`](Self::shutdown). Of the collection's own
+    /// settings none matters: reads and writes are made with the library's own concerns. Making them sends nothing.
+    pub fn documents<T: Send + Sync>(&self, collection: Collection<T>) -> DocumentLocks<T> {
+        DocumentLocks::new(self.clone(), collection.clone_with_type())
     }
 
     /// How waiters are woken at present.
@@ -455,6 +490,11 @@ impl LockClient {
     /// # Ok(()) }
     /// ```
     pub async fn shutdown(&self) {
-        self.session.shut_down().await;
+        let others: Vec<_> = {
+            let others = self.others.lock().unwrap_or_else(PoisonError::into_inner);
+            others.iter().filter_map(Weak::upgrade).collect()
+        };
+        let sessions = others.iter().chain([&self.session]);
+        futures::future::join_all(sessions.map(Session::shut_down)).await;
     }
 }

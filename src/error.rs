@@ -1,6 +1,6 @@
 //! What can go wrong, by operation.
 
-use std::{error::Error as StdError, fmt, time::Duration};
+use std::{error::Error as StdError, fmt, sync::Arc, time::Duration};
 
 use crate::{
     contention::Contention,
@@ -134,6 +134,23 @@ pub enum AcquireError {
     /// The server refused.
     #[error(transparent)]
     Server(#[from] ServerError),
+    /// There is no document with this `_id` to be locked. Only of [`DocumentLocks`](crate::DocumentLocks).
+    #[error("there is no document {name} to be locked")]
+    #[non_exhaustive]
+    NoDocument {
+        /// The `_id` that was asked for, as text.
+        name: String,
+    },
+    /// A document was locked, and could not be read as what it was asked for; it is given back.
+    /// Only of [`DocumentLocks`](crate::DocumentLocks).
+    #[error("the document {name} could not be read")]
+    #[non_exhaustive]
+    Unreadable {
+        /// The `_id` of the document, as text.
+        name: String,
+        /// What is wrong with it.
+        source: Arc<dyn StdError + Send + Sync>,
+    },
     /// The client was shut down.
     #[error("the lock client was shut down")]
     Closed,
@@ -190,6 +207,28 @@ pub enum RenewError {
     /// The server could not be reached, or it refused. The lock is still held, up to its present deadline.
     #[error(transparent)]
     Server(#[from] ServerError),
+}
+
+/// Why a locked document was not changed or deleted.
+#[derive(Clone, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum DocumentError {
+    /// The update would touch the lock; nothing was sent.
+    #[error(transparent)]
+    Invalid(#[from] InvalidInput),
+    /// The lock is lost; nothing was written.
+    #[error(transparent)]
+    Lost(#[from] LostReason),
+    /// The server could not be reached, and it may have been written; or it refused.
+    #[error(transparent)]
+    Server(#[from] ServerError),
+    /// The document was updated, and can't be read any more as what was asked for.
+    #[error("the updated document could not be read")]
+    #[non_exhaustive]
+    Unreadable {
+        /// What is wrong with it.
+        source: Arc<dyn StdError + Send + Sync>,
+    },
 }
 
 /// Why [`run`](crate::Mutex::run) did not run its future to the end.

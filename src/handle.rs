@@ -62,7 +62,7 @@ impl LockHandle {
         }
     }
 
-    pub(crate) fn hold(&self) -> &Hold {
+    pub(crate) fn hold(&self) -> &Arc<Hold> {
         &self.view.hold
     }
 

@@ -4,6 +4,7 @@ mod acquire;
 mod client;
 mod config;
 mod contention;
+mod documents;
 mod election;
 mod error;
 mod handle;
@@ -25,10 +26,11 @@ mod watch;
 pub use acquire::{Acquire, TryAcquire};
 pub use client::{LockClient, LockClientBuilder};
 pub use contention::Contention;
+pub use documents::{AcquireDocument, Claim, DocumentHandle, DocumentLocks, TryAcquireDocument, TryClaim};
 pub use election::{Campaign, Candidacy, Election, Leader, Leaders, Leadership};
 pub use error::{
-    AcquireError, BuildError, InvalidInput, MultiRunError, OperateError, ReleaseError, RenewError, RunError,
-    ServerError, UsedOtherwise,
+    AcquireError, BuildError, DocumentError, InvalidInput, MultiRunError, OperateError, ReleaseError, RenewError,
+    RunError, ServerError, UsedOtherwise,
 };
 pub use handle::{LockHandle, LockView, Released};
 pub use in_memory::InMemory;

@@ -30,7 +30,7 @@ pub enum LostReason {
     /// Another program changed the lock's document, and we are no longer among the holders.
     #[error("the lock's document was overwritten")]
     Overwritten,
-    /// The lock's document, or its whole collection, was deleted.
+    /// The lock's document, or its whole collection, was deleted; or the lock in a document of the user's own was.
     #[error("the lock's document was deleted")]
     Deleted,
     /// The lock was released, its handle dropped or its client shut down: what a view or a token of it tells those who

@@ -271,7 +271,7 @@ impl Session {
         });
     }
 
-    async fn verify_together(self: &Arc<Self>, holds: &[Arc<Hold>]) {
+    pub(super) async fn verify_together(self: &Arc<Self>, holds: &[Arc<Hold>]) {
         let names: HashSet<&String> = holds.iter().map(|hold| &hold.name).collect();
         let names: Vec<String> = names.into_iter().cloned().collect();
         for look in 0..LOOKS {

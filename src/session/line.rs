@@ -55,7 +55,7 @@ const ALONE_FOR: Duration = Duration::from_millis(2);
 const EXPIRY_STAGGER_MOST: Duration = Duration::from_secs(1);
 
 /// The server's clock has reached a time in milliseconds when it shows the next one.
-const CLOCK_RESOLUTION: Duration = Duration::from_millis(1);
+pub(super) const CLOCK_RESOLUTION: Duration = Duration::from_millis(1);
 
 /// Pauses between tries while the server can't be reached: the first, and the longest.
 pub(crate) const BACKOFF: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(1));
@@ -65,7 +65,7 @@ const RACES: u32 = 8;
 
 /// When the outcome of a request is unknown, its entry is taken out once more after each of these, in case the request
 /// was applied late.
-const SWEEPS: [Duration; 3] = [
+pub(super) const SWEEPS: [Duration; 3] = [
     Duration::from_millis(500),
     Duration::from_secs(2),
     Duration::from_secs(10),
@@ -445,6 +445,21 @@ impl Line {
         self.leave(hold.id.clone(), Some(hold.used), true, hold.uncertain, to, context);
     }
 
+    /// A hold that was not waited for here.
+    pub(crate) fn hold(&mut self, hold: Arc<Hold>) {
+        self.holds.insert(hold.id.clone(), hold);
+    }
+
+    /// A hold that is gone from the document, as we know.
+    pub(crate) fn forget(&mut self, id: &str) {
+        self.holds.remove(id);
+    }
+
+    /// An entry that nobody here holds or waits for is to leave.
+    pub(crate) fn take_out(&mut self, id: String, used: Use, context: &Context<'_>) {
+        self.leave(id, Some(used), true, false, None, context);
+    }
+
     fn leave(
         &mut self,
         id: String,
@@ -612,7 +627,11 @@ impl Line {
             };
             self.left(leave, found, context, effects);
         }
-        let Some(state) = &answer.state else { return };
+        let Some(state) = &answer.state else {
+            // A document that may not be made.
+            self.missing(operation, effects);
+            return;
+        };
         if let Some(requests) = &operation.requests {
             for entry in &requests.entries {
                 self.requested(entry, requests, state, &answer.exchange, context, effects);
@@ -627,6 +646,18 @@ impl Line {
         if self.overtaken {
             self.doubt(context);
             effects.extend(self.holds().cloned().map(Effect::Doubted));
+        }
+    }
+
+    /// There is no document to lock.
+    fn missing(&mut self, operation: &Operation, effects: &mut Vec<Effect>) {
+        let (missing, waiting): (VecDeque<_>, VecDeque<_>) = std::mem::take(&mut self.waiting)
+            .into_iter()
+            .partition(|pending| operation.expects == Expects::Nothing && operation.asks_for(&pending.id));
+        self.waiting = waiting;
+        for pending in missing {
+            let name = self.name.clone();
+            effects.push(Effect::Answer(pending.to, Err(AcquireError::NoDocument { name })));
         }
     }
 
@@ -1005,7 +1036,7 @@ fn request(pending: &Pending, wait: bool, config: &Config) -> Request {
 }
 
 /// How often a place in the queue is confirmed: also the back-stop should an event be lost.
-fn refresh(config: &Config) -> Duration {
+pub(super) fn refresh(config: &Config) -> Duration {
     config.lease / 2
 }
 
@@ -1016,7 +1047,7 @@ fn check(context: &Context<'_>) -> Instant {
 
 /// The head asks often, who is far back seldom; and everybody the less often the longer it has waited already, as
 /// then the same delay matters less.
-fn poll_interval(config: &Config, place: usize, waited: Duration) -> Duration {
+pub(super) fn poll_interval(config: &Config, place: usize, waited: Duration) -> Duration {
     let (least, most) = config.poll_interval;
     let places = u32::try_from(place).unwrap_or(u32::MAX).saturating_add(1);
     (waited / 50).max(least).saturating_mul(places).min(most)

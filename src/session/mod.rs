@@ -10,6 +10,7 @@ pub(crate) mod follow;
 mod heartbeat;
 pub(crate) mod hold;
 mod ids;
+mod in_place;
 pub(crate) mod line;
 mod watcher;
 
@@ -39,6 +40,7 @@ use crate::{
 use clock::ServerClock;
 use hold::{Hold, Remains};
 use ids::Ids;
+use in_place::Claims;
 use line::{Context, Effect, Line, Outcome, Pending, Standing, Wanted};
 
 /// Operations of one client that are on their way at one time, so that a burst of acquires and cancels leaves room in
@@ -57,6 +59,7 @@ pub(crate) struct Session {
     /// The heartbeat has something to do earlier than it knows.
     beat: Arc<Notify>,
     operations: Semaphore,
+    claims: Claims,
     mode: watch::Sender<WakeMode>,
     /// Whether anybody needs the change stream.
     demand: watch::Sender<bool>,
@@ -110,6 +113,7 @@ impl Session {
             }),
             beat: Arc::default(),
             operations: Semaphore::new(OPERATIONS_AT_ONCE),
+            claims: Claims::default(),
             mode: watch::Sender::new(mode),
             demand: watch::Sender::new(false),
             drained: Notify::new(),

@@ -228,6 +228,14 @@ impl Store {
         }
     }
 
+    /// The path of the locks in the documents of the user's own; empty where the documents are the locks.
+    pub(crate) fn path(&self) -> &str {
+        match self {
+            Self::Mongo(store) => store.path(),
+            Self::Memory(_) => "",
+        }
+    }
+
     /// The user's part of a document as it is now.
     pub(crate) async fn fetch(&self, name: &str) -> Result<Option<Document>, StoreError> {
         match self {

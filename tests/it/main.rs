@@ -1,6 +1,7 @@
 //! watchlock against real servers.
 
 mod cancel;
+mod documents;
 mod everywhere;
 mod failover;
 mod faults;

@@ -93,6 +93,10 @@ impl MongoStore {
         Ok(names.filter_map(|id| name::of_document(&self.location, id)).collect())
     }
 
+    pub(in crate::store) fn path(&self) -> &str {
+        self.location.path()
+    }
+
     /// The user's part of a document, as the primary has it now.
     pub(in crate::store) async fn fetch(&self, name: &str) -> Result<Option<Document>, StoreError> {
         let find = self

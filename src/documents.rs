@@ -1,0 +1,297 @@
+//! Locking the documents of the user's own collection in place.
+
+mod action;
+mod check;
+mod handle;
+mod read;
+
+use std::{
+    fmt,
+    marker::PhantomData,
+    sync::{Arc, OnceLock},
+};
+
+use mongodb::{
+    Collection,
+    bson::{Bson, Document},
+};
+
+use crate::{
+    client::LockClient,
+    config::check_name,
+    error::{InvalidInput, OperateError},
+    inspect::LockInfo,
+    session::Session,
+    store::{MongoStore, Store, name},
+};
+use check::{check_id, check_path};
+
+pub use action::{AcquireDocument, Claim, TryAcquireDocument, TryClaim};
+pub use handle::DocumentHandle;
+
+/// The field of the documents in which their locks are.
+const DEFAULT_FIELD: &str = "watchlock";
+
+/// Locks the documents of a collection of yours, in place. Made by [`LockClient::documents`].
+///
+/// The lock of a document is a sub-document of it, by default its field `watchlock`: nothing else is needed, no other
+/// collection and no clean-up, as the lock goes with its document. Documents without that field are free. `T` is what
+/// the documents are read as; it need not know of the field.
+///
+/// Make one for each collection and clone it: it has one change stream on the collection, opened while somebody waits or
+/// holds for long, and one heartbeat for all that it holds, with the settings of the client.
+///
+/// # Guarantees
+///
+/// - One valid [`DocumentHandle`] for a document at a time, with the promises of a [`LockHandle`](crate::LockHandle):
+///   renewal, [`lost`](crate::LockView::lost), fencing tokens. The lock of a holder that died is free after its lease.
+/// - [`acquire`](Self::acquire) is first come, first served. [`claim`](Self::claim) takes documents that nobody holds
+///   and nobody waits for.
+/// - [`DocumentHandle::update`] and [`DocumentHandle::delete`] are done while the lock is held or not at all.
+/// - No field but that of the lock is ever touched.
+///
+/// Nothing hinders other programs from changing a locked document; what they change beside the lock does no harm to it.
+/// A document that is replaced as a whole loses its lock, and its holder is told so: update fields instead.
+///
+/// # Examples
+///
+/// Workers that share the events of a collection:
+///
+/// ```no_run
+/// # async fn example(client: mongodb::Client, locks: watchlock::LockClient) -> Result<(), Box<dyn std::error::Error>> {
+/// use mongodb::bson::doc;
+///
+/// #[derive(serde::Deserialize)]
+/// struct Event {
+///     customer: String,
+/// }
+///
+/// let events = locks.documents(client.database("app").collection::<Event>("events"));
+/// loop {
+///     let event = events.claim(doc! { "done": false }).sort(doc! { "created": 1 }).await?;
+///     println!("processing an event of {}", event.document().customer);
+///     event.update(doc! { "$set": { "done": true } }).await?;
+///     event.release().await?;
+/// }
+/// # }
+/// ```
+pub struct DocumentLocks<T> {
+    locks: LockClient,
+    collection: Collection<Document>,
+    path: String,
+    session: Arc<OnceLock<Arc<Session>>>,
+    read_as: PhantomData<fn() -> T>,
+}
+
+impl<T> DocumentLocks<T> {
+    pub(crate) fn new(locks: LockClient, collection: Collection<Document>) -> Self {
+        Self {
+            locks,
+            collection,
+            path: DEFAULT_FIELD.to_owned(),
+            session: Arc::default(),
+            read_as: PhantomData,
+        }
+    }
+
+    /// Where in the documents the locks are; `watchlock` by default. All who lock the collection must say the same.
+    ///
+    /// With dots it is a path: `shipping.lock` is the field `lock` of the sub-document `shipping`, so that parts of one
+    /// document can be locked by themselves. What leads to it must be sub-documents, and is made where it is missing.
+    /// It is checked when something is locked.
+    #[must_use = "the locks under another field are returned"]
+    pub fn field(self, path: impl Into<String>) -> Self {
+        Self {
+            path: path.into(),
+            session: Arc::default(),
+            ..self
+        }
+    }
+
+    /// Acquires the lock of the document with this `_id`, waiting for its turn. Await the returned action.
+    ///
+    /// The document is read when the lock is held, with one more round trip.
+    ///
+    /// # Errors
+    ///
+    /// As [`Mutex::acquire`](crate::Mutex::acquire); and
+    /// [`AcquireError::NoDocument`](crate::AcquireError::NoDocument) when there is no such document, or it was deleted
+    /// meanwhile.
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel safe, as [`Mutex::acquire`](crate::Mutex::acquire).
+    ///
+    /// # Examples
+    ///
+    /// ```no_run
+    /// # async fn example(orders: watchlock::DocumentLocks<mongodb::bson::Document>) -> Result<(), Box<dyn std::error::Error>> {
+    /// let order = orders.acquire("order-7").timeout(std::time::Duration::from_secs(5)).await?;
+    /// println!("{}", order.document());
+    /// # Ok(()) }
+    /// ```
+    pub fn acquire(&self, id: impl Into<Bson>) -> AcquireDocument<T> {
+        AcquireDocument::new(self.clone(), id.into())
+    }
+
+    /// Acquires the lock of the document with this `_id` if it is free and nobody waits for it; `None` otherwise.
+    /// Await the returned action.
+    ///
+    /// # Errors
+    ///
+    /// As [`acquire`](Self::acquire); never its time-out.
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel safe, as [`acquire`](Self::acquire).
+    ///
+    /// # Examples
+    ///
+    /// ```no_run
+    /// # async fn example(orders: watchlock::DocumentLocks<mongodb::bson::Document>) -> Result<(), Box<dyn std::error::Error>> {
+    /// if let Some(order) = orders.try_acquire(7).await? {
+    ///     println!("{}", order.document());
+    /// }
+    /// # Ok(()) }
+    /// ```
+    pub fn try_acquire(&self, id: impl Into<Bson>) -> TryAcquireDocument<T> {
+        TryAcquireDocument::new(self.clone(), id.into())
+    }
+
+    /// Locks any document that matches the filter and is free, and reads it, in one atomic step; waits until there is
+    /// one. Await the returned action.
+    ///
+    /// Who waits is woken when a document is released, inserted or changed, and tries again then, as it does when a lease
+    /// runs out. Claims of one client for the same filter and sort take turns; among clients it is chance who is first.
+    /// An index that serves the filter (and the sort) serves the claim.
+    ///
+    /// # Errors
+    ///
+    /// See [`AcquireError`](crate::AcquireError). A filter that the server does not accept is its
+    /// [`AcquireError::Server`](crate::AcquireError::Server).
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel safe: a document that was claimed in that moment is given back in the background.
+    ///
+    /// # Examples
+    ///
+    /// See [`DocumentLocks`].
+    pub fn claim(&self, filter: Document) -> Claim<T> {
+        Claim::new(self.clone(), filter)
+    }
+
+    /// Locks any document that matches the filter and is free, and reads it, in one atomic step; `None` when there is
+    /// none. Await the returned action.
+    ///
+    /// # Errors
+    ///
+    /// As [`claim`](Self::claim); never its time-out.
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel safe, as [`claim`](Self::claim).
+    ///
+    /// # Examples
+    ///
+    /// ```no_run
+    /// # async fn example(events: watchlock::DocumentLocks<mongodb::bson::Document>) -> Result<(), Box<dyn std::error::Error>> {
+    /// use mongodb::bson::doc;
+    ///
+    /// while let Some(event) = events.try_claim(doc! { "done": false }).await? {
+    ///     event.delete().await?;
+    /// }
+    /// # Ok(()) }
+    /// ```
+    pub fn try_claim(&self, filter: Document) -> TryClaim<T> {
+        TryClaim::new(self.clone(), filter)
+    }
+
+    /// Who holds the lock of the document with this `_id` and who waits for it; `None` when it was never locked, or there
+    /// is no such document.
+    ///
+    /// # Errors
+    ///
+    /// When the `_id` or the field is out of its bounds, the server can't be reached, or the field is not a lock.
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel safe: it only reads.
+    ///
+    /// # Examples
+    ///
+    /// ```no_run
+    /// # async fn example(orders: watchlock::DocumentLocks<mongodb::bson::Document>) -> Result<(), Box<dyn std::error::Error>> {
+    /// if let Some(lock) = orders.inspect("order-7").await? {
+    ///     println!("{} wait for it", lock.waiters.len());
+    /// }
+    /// # Ok(()) }
+    /// ```
+    pub async fn inspect(&self, id: impl Into<Bson>) -> Result<Option<LockInfo>, OperateError> {
+        let (session, name) = self.place(&id.into())?;
+        let read = session.inspect(&name).await?;
+        Ok(read.map(|(state, _)| LockInfo::new(&name, &state)))
+    }
+
+    /// Takes the lock of the document with this `_id` away from its holder, and hands it to the next in the queue. Returns
+    /// how the lock stands now; `None` when nobody held it.
+    ///
+    /// # Errors
+    ///
+    /// As [`inspect`](Self::inspect). When the server does not answer, it may have been broken.
+    ///
+    /// # Cancel safety
+    ///
+    /// It goes on in the background when the future is dropped.
+    ///
+    /// # Examples
+    ///
+    /// ```no_run
+    /// # async fn example(orders: watchlock::DocumentLocks<mongodb::bson::Document>) -> Result<(), Box<dyn std::error::Error>> {
+    /// orders.break_lock("order-7").await?;
+    /// # Ok(()) }
+    /// ```
+    pub async fn break_lock(&self, id: impl Into<Bson>) -> Result<Option<LockInfo>, OperateError> {
+        let (session, name) = self.place(&id.into())?;
+        let state = session.evict(&name).await?;
+        Ok(state.map(|state| LockInfo::new(&name, &state)))
+    }
+
+    /// The session, and under which name it knows the document.
+    fn place(&self, id: &Bson) -> Result<(&Arc<Session>, String), InvalidInput> {
+        check_id(id)?;
+        let name = name::of_id(id);
+        check_name(&name)?;
+        Ok((self.session()?, name))
+    }
+
+    fn session(&self) -> Result<&Arc<Session>, InvalidInput> {
+        check_path(&self.path)?;
+        Ok(self.session.get_or_init(|| {
+            let store = Store::Mongo(MongoStore::in_place(&self.collection, &self.path));
+            self.locks.session_over(store)
+        }))
+    }
+}
+
+impl<T> Clone for DocumentLocks<T> {
+    fn clone(&self) -> Self {
+        Self {
+            locks: self.locks.clone(),
+            collection: self.collection.clone(),
+            path: self.path.clone(),
+            session: self.session.clone(),
+            read_as: PhantomData,
+        }
+    }
+}
+
+impl<T> fmt::Debug for DocumentLocks<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // Not the collection: the driver's client shows the user's connection options.
+        f.debug_struct("DocumentLocks")
+            .field("namespace", &self.collection.namespace().to_string())
+            .field("field", &self.path)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,300 @@
+//! The actions by which documents are locked.
+
+use std::{
+    fmt,
+    future::{Future, IntoFuture},
+    pin::Pin,
+    sync::Arc,
+    time::Duration,
+};
+
+use mongodb::bson::{Bson, Document};
+use serde::de::DeserializeOwned;
+
+use super::{DocumentHandle, DocumentLocks, read::read_as};
+use crate::{
+    acquire::{Acquire, Share, TryAcquire},
+    config::{check_text, check_timeout},
+    error::{AcquireError, ServerError},
+    handle::LockHandle,
+    protocol::Kind,
+    session::Session,
+    store::Wanted,
+};
+
+type Action<O> = Pin<Box<dyn Future<Output = Result<O, AcquireError>> + Send>>;
+
+/// An acquire of one document that waits for its turn; await it. Made by [`DocumentLocks::acquire`].
+#[must_use = "an acquire does nothing until it is awaited"]
+pub struct AcquireDocument<T> {
+    locks: DocumentLocks<T>,
+    id: Bson,
+    timeout: Option<Duration>,
+    reason: Option<String>,
+}
+
+impl<T> AcquireDocument<T> {
+    pub(super) fn new(locks: DocumentLocks<T>, id: Bson) -> Self {
+        Self {
+            locks,
+            id,
+            timeout: None,
+            reason: None,
+        }
+    }
+
+    /// Gives up after `timeout` with [`AcquireError::Timeout`]; as [`Acquire::timeout`](crate::Acquire::timeout).
+    pub fn timeout(mut self, timeout: Duration) -> Self {
+        self.timeout = Some(timeout);
+        self
+    }
+
+    /// Why the lock is wanted, up to 1,024 bytes, for people to read.
+    pub fn reason(mut self, reason: impl Into<String>) -> Self {
+        self.reason = Some(reason.into());
+        self
+    }
+}
+
+impl<T: DeserializeOwned + Send + Sync + 'static> IntoFuture for AcquireDocument<T> {
+    type Output = Result<DocumentHandle<T>, AcquireError>;
+    type IntoFuture = Action<DocumentHandle<T>>;
+
+    fn into_future(self) -> Self::IntoFuture {
+        Box::pin(async move {
+            let (session, name) = self.locks.place(&self.id)?;
+            let mut acquire = Acquire::new(share(session, name));
+            if let Some(timeout) = self.timeout {
+                acquire = acquire.timeout(timeout);
+            }
+            if let Some(reason) = self.reason {
+                acquire = acquire.reason(reason);
+            }
+            let handle = acquire.await?;
+            fetched(session, handle, self.id).await
+        })
+    }
+}
+
+/// An acquire of one document that does not wait; await it. Made by [`DocumentLocks::try_acquire`].
+#[must_use = "a try does nothing until it is awaited"]
+pub struct TryAcquireDocument<T> {
+    locks: DocumentLocks<T>,
+    id: Bson,
+    reason: Option<String>,
+}
+
+impl<T> TryAcquireDocument<T> {
+    pub(super) fn new(locks: DocumentLocks<T>, id: Bson) -> Self {
+        Self {
+            locks,
+            id,
+            reason: None,
+        }
+    }
+
+    /// Why the lock is wanted, up to 1,024 bytes, for people to read.
+    pub fn reason(mut self, reason: impl Into<String>) -> Self {
+        self.reason = Some(reason.into());
+        self
+    }
+}
+
+impl<T: DeserializeOwned + Send + Sync + 'static> IntoFuture for TryAcquireDocument<T> {
+    type Output = Result<Option<DocumentHandle<T>>, AcquireError>;
+    type IntoFuture = Action<Option<DocumentHandle<T>>>;
+
+    fn into_future(self) -> Self::IntoFuture {
+        Box::pin(async move {
+            let (session, name) = self.locks.place(&self.id)?;
+            let mut acquire = TryAcquire::new(share(session, name));
+            if let Some(reason) = self.reason {
+                acquire = acquire.reason(reason);
+            }
+            match acquire.await? {
+                Some(handle) => fetched(session, handle, self.id).await.map(Some),
+                None => Ok(None),
+            }
+        })
+    }
+}
+
+fn share(session: &Arc<Session>, name: String) -> Share {
+    Share {
+        session: session.clone(),
+        name,
+        kind: Kind::Document,
+        capacity: 1,
+        permits: 1,
+    }
+}
+
+async fn fetched<T: DeserializeOwned>(
+    session: &Arc<Session>,
+    handle: LockHandle,
+    id: Bson,
+) -> Result<DocumentHandle<T>, AcquireError> {
+    let Some(document) = session.fetch(handle.name()).await? else {
+        let name = handle.name().to_owned();
+        return Err(AcquireError::NoDocument { name });
+    };
+    read(session, handle, id, &document)
+}
+
+/// The handle with its document; what can't be read is released with the handle.
+fn read<T: DeserializeOwned>(
+    session: &Arc<Session>,
+    handle: LockHandle,
+    id: Bson,
+    document: &Document,
+) -> Result<DocumentHandle<T>, AcquireError> {
+    match read_as(document) {
+        Ok(document) => Ok(DocumentHandle::new(session.clone(), handle, id, document)),
+        Err(source) => Err(AcquireError::Unreadable {
+            name: handle.name().to_owned(),
+            source,
+        }),
+    }
+}
+
+/// A claim that waits for a document that is free; await it. Made by [`DocumentLocks::claim`].
+#[must_use = "a claim does nothing until it is awaited"]
+pub struct Claim<T> {
+    locks: DocumentLocks<T>,
+    wanted: Wanted,
+    timeout: Option<Duration>,
+    reason: Option<String>,
+}
+
+impl<T> Claim<T> {
+    pub(super) fn new(locks: DocumentLocks<T>, filter: Document) -> Self {
+        Self {
+            locks,
+            wanted: Wanted { filter, sort: None },
+            timeout: None,
+            reason: None,
+        }
+    }
+
+    /// Which of the documents comes first, as in the driver's `find_one_and_update`.
+    pub fn sort(mut self, sort: Document) -> Self {
+        self.wanted.sort = Some(sort);
+        self
+    }
+
+    /// Gives up after `timeout` with [`AcquireError::Timeout`]; at most 366 days. Zero asks once.
+    pub fn timeout(mut self, timeout: Duration) -> Self {
+        self.timeout = Some(timeout);
+        self
+    }
+
+    /// Why the document is wanted, up to 1,024 bytes, for people to read.
+    pub fn reason(mut self, reason: impl Into<String>) -> Self {
+        self.reason = Some(reason.into());
+        self
+    }
+}
+
+impl<T: DeserializeOwned + Send + Sync + 'static> IntoFuture for Claim<T> {
+    type Output = Result<DocumentHandle<T>, AcquireError>;
+    type IntoFuture = Action<DocumentHandle<T>>;
+
+    fn into_future(self) -> Self::IntoFuture {
+        Box::pin(async move {
+            let timeout = self.timeout;
+            timeout.map_or(Ok(()), check_timeout)?;
+            let name = self.locks.collection.namespace().to_string();
+            let waits = timeout != Some(Duration::ZERO);
+            let mut failing = None;
+            let claiming = claim(&self.locks, self.wanted, self.reason, waits, &mut failing);
+            let claimed = match timeout.filter(|_| waits) {
+                // Dropping a claim gives back what it got in that moment.
+                Some(timeout) => tokio::time::timeout(timeout, claiming).await.unwrap_or(Ok(None)),
+                None => claiming.await,
+            };
+            claimed?.ok_or_else(|| AcquireError::Timeout {
+                name: format!("a document of {name}"),
+                waited: timeout.unwrap_or_default(),
+                contention: None,
+                source: failing,
+            })
+        })
+    }
+}
+
+/// A claim that does not wait; await it. Made by [`DocumentLocks::try_claim`].
+#[must_use = "a claim does nothing until it is awaited"]
+pub struct TryClaim<T> {
+    locks: DocumentLocks<T>,
+    wanted: Wanted,
+    reason: Option<String>,
+}
+
+impl<T> TryClaim<T> {
+    pub(super) fn new(locks: DocumentLocks<T>, filter: Document) -> Self {
+        Self {
+            locks,
+            wanted: Wanted { filter, sort: None },
+            reason: None,
+        }
+    }
+
+    /// Which of the documents comes first, as in the driver's `find_one_and_update`.
+    pub fn sort(mut self, sort: Document) -> Self {
+        self.wanted.sort = Some(sort);
+        self
+    }
+
+    /// Why the document is wanted, up to 1,024 bytes, for people to read.
+    pub fn reason(mut self, reason: impl Into<String>) -> Self {
+        self.reason = Some(reason.into());
+        self
+    }
+}
+
+impl<T: DeserializeOwned + Send + Sync + 'static> IntoFuture for TryClaim<T> {
+    type Output = Result<Option<DocumentHandle<T>>, AcquireError>;
+    type IntoFuture = Action<Option<DocumentHandle<T>>>;
+
+    fn into_future(self) -> Self::IntoFuture {
+        Box::pin(async move { claim(&self.locks, self.wanted, self.reason, false, &mut None).await })
+    }
+}
+
+async fn claim<T: DeserializeOwned>(
+    locks: &DocumentLocks<T>,
+    wanted: Wanted,
+    reason: Option<String>,
+    waits: bool,
+    failing: &mut Option<ServerError>,
+) -> Result<Option<DocumentHandle<T>>, AcquireError> {
+    if let Some(reason) = &reason {
+        check_text("reason", reason)?;
+    }
+    let session = locks.session()?;
+    let owner = session.config.owner(reason);
+    let Some(given) = session.claim(wanted, owner, waits, failing).await? else {
+        return Ok(None);
+    };
+    let (Some(hold), document) = given.take() else {
+        return Ok(None);
+    };
+    let handle = LockHandle::new(session.clone(), hold);
+    let id = document.get("_id").cloned().unwrap_or(Bson::Null);
+    read(session, handle, id, &document).map(Some)
+}
+
+macro_rules! debug_as_request {
+    ($($action:ident: $what:ident),*) => {$(
+        impl<T> fmt::Debug for $action<T> {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.debug_struct(stringify!($action))
+                    .field("locks", &self.locks)
+                    .field(stringify!($what), &self.$what)
+                    .finish_non_exhaustive()
+            }
+        }
+    )*};
+}
+
+debug_as_request!(AcquireDocument: id, TryAcquireDocument: id, Claim: wanted, TryClaim: wanted);

@@ -1,0 +1,108 @@
+//! What is accepted of ids, paths and updates.
+
+use mongodb::{
+    bson::{Bson, Document},
+    options::UpdateModifications,
+};
+
+use crate::error::InvalidInput;
+
+/// The `_id` of a document: what would be read as an operator or a pattern is none, and no document can have it.
+pub(crate) fn check_id(id: &Bson) -> Result<(), InvalidInput> {
+    let operator = |document: &Document| document.keys().any(|key| key.starts_with('$'));
+    let kind = match id {
+        Bson::Array(_) => "an array",
+        Bson::RegularExpression(_) => "a regular expression",
+        Bson::Undefined => "undefined",
+        Bson::Document(document) if operator(document) => "a document with operators",
+        _ => return Ok(()),
+    };
+    Err(InvalidInput::new(format!(
+        "the id {id} is {kind}; no document has such an `_id`"
+    )))
+}
+
+/// The path of the locks in documents: 1 to 16 names of fields with dots between them, 200 bytes at most.
+pub(crate) fn check_path(path: &str) -> Result<(), InvalidInput> {
+    let problem = if path.len() > 200 {
+        "is longer than 200 bytes"
+    } else if path.contains('\0') {
+        "contains NUL"
+    } else if path.split('.').count() > 16 {
+        "has more than 16 parts"
+    } else if path.split('.').any(str::is_empty) {
+        "has an empty part"
+    } else if path.split('.').any(|part| part.starts_with('$')) {
+        "has a part that starts with `$`"
+    } else if path
+        .split('.')
+        .any(|part| part.bytes().all(|byte| byte.is_ascii_digit()))
+    {
+        "has a number for a part, which would be a place in an array"
+    } else if path.split('.').next() == Some("_id") {
+        "is in the `_id`"
+    } else {
+        return Ok(());
+    };
+    let path = path.escape_debug();
+    Err(InvalidInput::new(format!("the field `{path}` for the locks {problem}")))
+}
+
+/// An update of a document of the user's own leaves the lock under `path` alone.
+pub(crate) fn check_update(update: &UpdateModifications, path: &str) -> Result<(), InvalidInput> {
+    let touches = |field: &str| {
+        let within = |one: &str, other: &str| {
+            one.strip_prefix(other)
+                .is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
+        };
+        within(field, path) || within(path, field)
+    };
+    let mut problem = None;
+    match update {
+        UpdateModifications::Document(operators) => {
+            if operators.is_empty() {
+                problem = Some("it is empty".to_owned());
+            }
+            for (operator, fields) in operators {
+                let fields = fields.as_document();
+                if !operator.starts_with('$') || fields.is_none() {
+                    problem = Some(format!("`{}` is no update operator", operator.escape_debug()));
+                }
+                for (field, value) in fields.into_iter().flatten() {
+                    let renamed = value.as_str().filter(|_| operator == "$rename");
+                    if touches(field) || renamed.is_some_and(touches) {
+                        problem = Some(format!(
+                            "`{operator}` of `{}` would touch the lock",
+                            field.escape_debug()
+                        ));
+                    }
+                }
+            }
+        }
+        UpdateModifications::Pipeline(stages) => {
+            for (stage, value) in stages.iter().flatten() {
+                let fields: Vec<&str> = match (stage.as_str(), value) {
+                    ("$set" | "$addFields", Bson::Document(fields)) => fields.keys().map(String::as_str).collect(),
+                    ("$unset", Bson::String(field)) => vec![field],
+                    ("$unset", Bson::Array(fields)) => fields.iter().filter_map(Bson::as_str).collect(),
+                    _ => {
+                        problem = Some(format!(
+                            "the stage `{}` is none of `$set`, `$addFields` and `$unset`",
+                            stage.escape_debug()
+                        ));
+                        continue;
+                    }
+                };
+                if let Some(field) = fields.into_iter().find(|field| touches(field)) {
+                    problem = Some(format!("`{stage}` of `{}` would touch the lock", field.escape_debug()));
+                }
+            }
+        }
+        _ => problem = Some("it is of a kind that is not known".to_owned()),
+    }
+    problem.map_or(Ok(()), |problem| {
+        Err(InvalidInput::new(format!(
+            "the update of a document locked in `{path}` is refused: {problem}"
+        )))
+    })
+}

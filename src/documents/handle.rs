@@ -1,0 +1,170 @@
+//! What a holder of a document has in hand.
+
+use std::{fmt, ops::Deref, sync::Arc};
+
+use mongodb::{bson::Bson, options::UpdateModifications};
+use serde::de::DeserializeOwned;
+
+use super::{check::check_update, read::read_as};
+use crate::{
+    error::{DocumentError, ReleaseError},
+    handle::{LockHandle, LockView, Released},
+    session::Session,
+};
+
+/// A locked document.
+///
+/// It dereferences to a [`LockView`], which has the fencing token and tells of a loss; [`LockView::name`] is the `_id` as
+/// text. It is renewed in the background for as long as the handle lives, and dropping it releases the document.
+///
+/// # Guarantees
+///
+/// Those of a [`LockHandle`](crate::LockHandle); and what is written with [`update`](Self::update) and
+/// [`delete`](Self::delete) is written under the lock: the server looks at the lock in the same atomic step.
+#[must_use = "the document is released when the handle is dropped"]
+pub struct DocumentHandle<T> {
+    session: Arc<Session>,
+    handle: LockHandle,
+    id: Bson,
+    document: T,
+}
+
+impl<T> DocumentHandle<T> {
+    pub(super) fn new(session: Arc<Session>, handle: LockHandle, id: Bson, document: T) -> Self {
+        Self {
+            session,
+            handle,
+            id,
+            document,
+        }
+    }
+
+    /// The document as it was when it was locked, or right after.
+    pub fn document(&self) -> &T {
+        &self.document
+    }
+
+    /// The `_id` of the document.
+    pub fn id(&self) -> &Bson {
+        &self.id
+    }
+
+    /// A view of the lock for those who work under it, as [`LockHandle::view`](crate::LockHandle::view).
+    pub fn view(&self) -> LockView {
+        self.handle.view()
+    }
+
+    /// Deletes the document if it is still locked by this handle, and with it the lock: the handle is then released.
+    ///
+    /// # Errors
+    ///
+    /// [`DocumentError::Lost`] when the lock was lost before: nothing was deleted. [`DocumentError::Server`] when the
+    /// server could not be reached (it may have been deleted) or refused.
+    ///
+    /// # Cancel safety
+    ///
+    /// It goes on in the background when the future is dropped.
+    ///
+    /// # Examples
+    ///
+    /// ```no_run
+    /// # async fn example(events: watchlock::DocumentLocks<mongodb::bson::Document>) -> Result<(), Box<dyn std::error::Error>> {
+    /// let event = events.claim(mongodb::bson::doc! { "kind": "mail" }).await?;
+    /// event.delete().await?;
+    /// # Ok(()) }
+    /// ```
+    pub async fn delete(&self) -> Result<(), DocumentError> {
+        self.still_held()?;
+        if self.session.delete(self.handle.hold()).await? {
+            return Ok(());
+        }
+        Err(self.lost_it().await)
+    }
+
+    /// Releases the document: its lock is handed to the next in the queue, or is free.
+    ///
+    /// # Errors
+    ///
+    /// As [`LockHandle::release`](crate::LockHandle::release).
+    ///
+    /// # Cancel safety
+    ///
+    /// The release goes on in the background when the future is dropped.
+    ///
+    /// # Examples
+    ///
+    /// See [`DocumentLocks`](crate::DocumentLocks).
+    pub async fn release(self) -> Result<Released, ReleaseError> {
+        self.handle.release().await
+    }
+
+    /// The handle of the lock alone, and the document.
+    pub fn into_parts(self) -> (LockHandle, T) {
+        (self.handle, self.document)
+    }
+
+    fn still_held(&self) -> Result<(), DocumentError> {
+        self.lost_reason().map_or(Ok(()), |reason| Err(reason.into()))
+    }
+
+    /// The server says that this handle holds no more; what it was is looked up.
+    async fn lost_it(&self) -> DocumentError {
+        self.session.give_up(self.handle.hold()).await.into()
+    }
+}
+
+impl<T: DeserializeOwned> DocumentHandle<T> {
+    /// Updates the document if it is still locked by this handle, and returns it as it is then.
+    ///
+    /// `update` is a document of update operators or an aggregation pipeline; it must leave the lock's field alone.
+    ///
+    /// # Errors
+    ///
+    /// [`DocumentError::Invalid`] when the update would touch the lock, or replaces the document: nothing was sent.
+    /// [`DocumentError::Lost`] when the lock was lost before: nothing was changed. [`DocumentError::Server`] when the
+    /// server could not be reached (it may have been changed: the update is not repeated beyond the driver's own retry)
+    /// or refused. [`DocumentError::Unreadable`] when the document was changed and can't be read as a `T`.
+    ///
+    /// # Cancel safety
+    ///
+    /// It goes on in the background when the future is dropped.
+    ///
+    /// # Examples
+    ///
+    /// ```no_run
+    /// # async fn example(events: watchlock::DocumentLocks<mongodb::bson::Document>) -> Result<(), Box<dyn std::error::Error>> {
+    /// use mongodb::bson::doc;
+    ///
+    /// let event = events.claim(doc! { "done": false }).await?;
+    /// let updated = event.update(doc! { "$set": { "done": true }, "$inc": { "tries": 1 } }).await?;
+    /// assert!(updated.get_bool("done")?);
+    /// # Ok(()) }
+    /// ```
+    pub async fn update(&self, update: impl Into<UpdateModifications>) -> Result<T, DocumentError> {
+        let update = update.into();
+        check_update(&update, self.session.store.path())?;
+        self.still_held()?;
+        match self.session.change(self.handle.hold(), update).await? {
+            Some(document) => read_as(&document).map_err(|source| DocumentError::Unreadable { source }),
+            None => Err(self.lost_it().await),
+        }
+    }
+}
+
+impl<T> Deref for DocumentHandle<T> {
+    type Target = LockView;
+
+    fn deref(&self) -> &LockView {
+        &self.handle
+    }
+}
+
+impl<T> fmt::Debug for DocumentHandle<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("DocumentHandle")
+            .field("id", &self.id)
+            .field("token", &self.token().as_i64())
+            .field("status", &self.status())
+            .finish_non_exhaustive()
+    }
+}

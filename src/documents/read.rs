@@ -1,0 +1,50 @@
+//! Documents as the user's types.
+
+use std::{error::Error as StdError, sync::Arc};
+
+use mongodb::bson::Document;
+use serde::de::DeserializeOwned;
+
+/// Why a document can't be read as a type.
+type Unreadable = Arc<dyn StdError + Send + Sync>;
+
+/// Reads a document as the driver's typed collections do.
+pub(super) fn read_as<T: DeserializeOwned>(document: &Document) -> Result<T, Unreadable> {
+    let mut bytes = Vec::new();
+    let written = document.to_writer(&mut bytes);
+    written.map_err(|error| -> Unreadable { Arc::new(error) })?;
+    bson::read(&bytes)
+}
+
+/// The function that reads a type from BSON has another name in each major of the `bson` crate, and which of them the
+/// driver has is known to the whole build only. A name that a glob import in a block does not bring is looked up
+/// outside the block; so each name has a stand-in, that is never called where the crate has it.
+mod bson {
+    #![allow(dead_code, unused_imports, clippy::wildcard_imports)]
+
+    use std::sync::Arc;
+
+    use serde::de::DeserializeOwned;
+
+    use super::Unreadable;
+
+    pub(super) fn read<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Unreadable> {
+        use mongodb::bson::*;
+        deserialize_from_slice(bytes).map_err(|error| -> Unreadable { Arc::new(error) })
+    }
+
+    /// Of bson 3.
+    fn deserialize_from_slice<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, StandIn> {
+        use mongodb::bson::*;
+        from_slice(bytes).map_err(|error| StandIn(Arc::new(error)))
+    }
+
+    /// Of bson 2.
+    fn from_slice<T: DeserializeOwned>(_: &[u8]) -> Result<T, std::fmt::Error> {
+        Err(std::fmt::Error)
+    }
+
+    #[derive(Debug, thiserror::Error)]
+    #[error(transparent)]
+    struct StandIn(Unreadable);
+}

@@ -1,0 +1,634 @@
+//! Locking the documents of the user's own collection, on a replica set and on a standalone.
+
+use std::{collections::HashSet, future::IntoFuture as _, sync::Arc, time::Duration};
+
+use mongodb::{
+    Collection,
+    bson::{Bson, DateTime, Document, doc, oid::ObjectId},
+};
+use serde::Deserialize;
+use tokio::sync::Mutex;
+use watchlock::{AcquireError, DocumentError, DocumentHandle, DocumentLocks, LockClient, LostReason, Released};
+
+use crate::setup::{Ground, PATIENCE, SOON, eventually, faulty, within};
+
+/// Two clients, and the collection as its owner sees it.
+struct Scene {
+    ground: Ground,
+    a: LockClient,
+    b: LockClient,
+    events: Collection<Document>,
+}
+
+impl Scene {
+    async fn on(ground: Ground) -> Self {
+        Self {
+            a: ground.locks().await,
+            b: ground.locks().await,
+            events: ground.driver().await.database(&ground.database).collection("events"),
+            ground,
+        }
+    }
+
+    /// On a replica set and on a standalone.
+    async fn everywhere(name: &str) -> [Self; 2] {
+        [
+            Self::on(Ground::replica_set(name).await).await,
+            Self::on(Ground::standalone(name).await).await,
+        ]
+    }
+
+    fn locks(&self) -> (DocumentLocks<Document>, DocumentLocks<Document>) {
+        (
+            self.a.documents(self.events.clone()),
+            self.b.documents(self.events.clone()),
+        )
+    }
+
+    async fn find(&self, id: impl Into<Bson>) -> Document {
+        self.events.find_one(doc! { "_id": id.into() }).await.unwrap().unwrap()
+    }
+}
+
+/// How many wait in the document's queue.
+async fn waiting(locks: &DocumentLocks<Document>, id: impl Into<Bson>) -> usize {
+    locks.inspect(id).await.unwrap().map_or(0, |lock| lock.waiters.len())
+}
+
+fn lock_of(document: &Document) -> &Document {
+    document.get_document("watchlock").unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_document_is_locked_in_place_and_handed_over_in_order() {
+    for scene in Scene::everywhere("doc_order").await {
+        let (a, b) = scene.locks();
+        let before = doc! { "_id": 7, "text": "$$NOW", "nested": { "holders": [1, "x"] }, "wake": 3 };
+        scene.events.insert_one(&before).await.unwrap();
+        let first = a.acquire(7).reason("first").await.unwrap();
+        assert_eq!((first.document(), first.id()), (&before, &Bson::Int32(7)));
+        assert!(
+            b.try_acquire(7_i64).await.unwrap().is_none(),
+            "numbers are compared as the server does"
+        );
+        let second = tokio::spawn(b.acquire(7).into_future());
+        eventually(PATIENCE, "it waits", async || waiting(&a, 7).await == 1).await;
+        let third = tokio::spawn(a.acquire(7).into_future());
+        let lock = a.inspect(7).await.unwrap().unwrap();
+        assert_eq!(lock.holders[0].reason.as_deref(), Some("first"));
+        let mut last = first.token();
+        assert_eq!(first.release().await.unwrap(), Released::Released);
+        for next in [second, third] {
+            let next = within(PATIENCE, "the grant", next).await.unwrap().unwrap();
+            assert!(next.token() > last);
+            last = next.token();
+            assert_eq!(next.document(), &before);
+            next.release().await.unwrap();
+        }
+        let mut after = scene.find(7).await;
+        assert!(lock_of(&after).get_array("holders").unwrap().is_empty());
+        after.remove("watchlock");
+        assert_eq!(after, before, "no field of the user's is touched");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn ids_are_of_any_type() {
+    let scene = Scene::on(Ground::replica_set("doc_ids").await).await;
+    let (a, b) = scene.locks();
+    let ids = [
+        Bson::from("7"),
+        Bson::from(""),
+        Bson::from("\"\n\u{0}\u{202e}'$"),
+        Bson::from(7),
+        Bson::from(ObjectId::new()),
+        Bson::from(DateTime::from_millis(7)),
+        Bson::from(1.5),
+        Bson::from(doc! { "tenant": "a.b", "number": 7 }),
+        Bson::Null,
+        Bson::from("x".repeat(1_000)),
+    ];
+    let mut held = Vec::new();
+    for id in &ids {
+        scene
+            .events
+            .insert_one(doc! { "_id": id.clone(), "of": id.to_string() })
+            .await
+            .unwrap();
+        let handle = a.acquire(id.clone()).await.unwrap();
+        assert_eq!(handle.document().get_str("of").unwrap(), id.to_string());
+        held.push(handle);
+    }
+    for (id, handle) in ids.iter().zip(held) {
+        assert!(b.try_acquire(id.clone()).await.unwrap().is_none(), "{id}");
+        let waiter = tokio::spawn(b.acquire(id.clone()).into_future());
+        eventually(PATIENCE, "it waits", async || waiting(&a, id.clone()).await == 1).await;
+        handle.release().await.unwrap();
+        let _next = within(PATIENCE, "the grant", waiter).await.unwrap().unwrap();
+    }
+}
+
+/// The server tells of a write to a large document by its changes, under keys with dots, and of one to a small document
+/// by the whole of it: either way the news comes at once, and not with the next routine look, after 15 s.
+#[tokio::test(flavor = "multi_thread")]
+async fn news_come_by_deltas_and_by_whole_documents() {
+    let scene = Scene::on(Ground::replica_set("doc_delta").await).await;
+    let soon = SOON * 5;
+    let mut id = 0;
+    for padding in [0, 100_000] {
+        for path in ["lock", "state.lock", "state.of.it.lock"] {
+            id += 1;
+            let document =
+                doc! { "_id": id, "free": false, "state": { "padding": "x".repeat(padding), "list": [1, 2] } };
+            scene.events.insert_one(document).await.unwrap();
+            let a = scene.a.documents::<Document>(scene.events.clone()).field(path);
+            let b = scene.b.documents::<Document>(scene.events.clone()).field(path);
+            let held = a.acquire(id).await.unwrap();
+            let waiter = tokio::spawn(b.acquire(id).into_future());
+            eventually(PATIENCE, "it waits", async || waiting(&a, id).await == 1).await;
+            held.release().await.unwrap();
+            let held = within(soon, "the hand-over", waiter).await.unwrap().unwrap();
+            let waiter = tokio::spawn(a.claim(doc! { "_id": id }).into_future());
+            tokio::time::sleep(SOON / 10).await;
+            held.release().await.unwrap();
+            let held = within(soon, "the claim", waiter).await.unwrap().unwrap();
+            b.break_lock(id).await.unwrap();
+            assert_eq!(within(soon, "the break", held.lost()).await, LostReason::Broken);
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_claim_takes_the_first_that_is_free() {
+    for scene in Scene::everywhere("claim").await {
+        let (a, b) = scene.locks();
+        for (id, age) in [(1, 30), (2, 50), (3, 40), (4, 99)] {
+            scene
+                .events
+                .insert_one(doc! { "_id": id, "age": age, "done": id == 4 })
+                .await
+                .unwrap();
+        }
+        let claim = |locks: &DocumentLocks<Document>| locks.try_claim(doc! { "done": false }).sort(doc! { "age": -1 });
+        let first = claim(&a).reason("mine").await.unwrap().unwrap();
+        assert_eq!(first.document(), &doc! { "_id": 2, "age": 50, "done": false });
+        assert!(b.try_acquire(2).await.unwrap().is_none());
+        let second = claim(&b).await.unwrap().unwrap();
+        assert_eq!(second.id(), &Bson::Int32(3));
+        // Somebody holds 1 and somebody waits for it; when the holder goes it is not up for claims.
+        let held = a.acquire(1).await.unwrap();
+        let waiter = tokio::spawn(b.acquire(1).into_future());
+        eventually(PATIENCE, "it waits", async || waiting(&a, 1).await == 1).await;
+        assert!(claim(&a).await.unwrap().is_none());
+        held.release().await.unwrap();
+        let waiter = within(PATIENCE, "the grant", waiter).await.unwrap().unwrap();
+        assert!(claim(&a).await.unwrap().is_none());
+        waiter.release().await.unwrap();
+        let third = claim(&a).await.unwrap().unwrap();
+        assert_eq!(third.id(), &Bson::Int32(1));
+        assert!(third.token() > first.token());
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_claim_waits_until_a_document_is_free() {
+    for scene in Scene::everywhere("claim_waits").await {
+        let (a, b) = scene.locks();
+        let pending = doc! { "state": "pending" };
+        let timeout = Duration::from_millis(50);
+        let error = b.claim(pending.clone()).timeout(timeout).await.unwrap_err();
+        assert!(
+            matches!(&error, AcquireError::Timeout { waited, .. } if *waited == timeout),
+            "{error}"
+        );
+
+        let claim = || tokio::spawn(b.claim(pending.clone()).into_future());
+        let got = async |claiming: tokio::task::JoinHandle<Result<DocumentHandle<Document>, AcquireError>>,
+                         what: &str| { within(PATIENCE, what, claiming).await.unwrap().unwrap() };
+        // One is inserted.
+        let claiming = claim();
+        tokio::time::sleep(timeout).await;
+        scene
+            .events
+            .insert_one(doc! { "_id": 1, "state": "pending" })
+            .await
+            .unwrap();
+        let handle = got(claiming, "an insertion").await;
+        // One is released.
+        let claiming = claim();
+        tokio::time::sleep(timeout).await;
+        handle.release().await.unwrap();
+        let handle = got(claiming, "a release").await;
+        // One is changed so that it matches.
+        let claiming = claim();
+        scene
+            .events
+            .insert_one(doc! { "_id": 2, "state": "new" })
+            .await
+            .unwrap();
+        tokio::time::sleep(timeout).await;
+        let change = doc! { "$set": { "state": "pending" } };
+        scene.events.update_one(doc! { "_id": 2 }, change).await.unwrap();
+        let other = got(claiming, "a change").await;
+        assert_eq!(other.id(), &Bson::Int32(2));
+        // One is broken.
+        let claiming = claim();
+        tokio::time::sleep(timeout).await;
+        a.break_lock(1).await.unwrap();
+        let broken = got(claiming, "a break").await;
+        assert_eq!(broken.id(), &Bson::Int32(1));
+        assert_eq!(within(SOON * 3, "the loss", handle.lost()).await, LostReason::Broken);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_lease_of_a_dead_holder_ends_in_place() {
+    for scene in Scene::everywhere("stale").await {
+        scene.events.insert_one(doc! { "_id": 1 }).await.unwrap();
+        scene.events.insert_one(doc! { "_id": 2 }).await.unwrap();
+        // As it is left by a process that died: written by one, with nobody to renew it.
+        let dead = scene.ground.locks_for(Duration::from_millis(1_500)).await;
+        let lease = async |id: i32| {
+            let until = DateTime::from_millis(DateTime::now().timestamp_millis() + 1_000);
+            let held = dead
+                .documents::<Document>(scene.events.clone())
+                .acquire(id)
+                .await
+                .unwrap();
+            held.release().await.unwrap();
+            let holder = doc! {
+                "id": "dead-1", "permits": 1_i64, "lease": 1_000_i64, "claim": 500_i64, "token": 5_i64,
+                "since": DateTime::now(), "until": until, "owner": { "host": "h", "pid": 1_i64 },
+            };
+            let left = doc! { "$set": { "watchlock.holders": [holder] } };
+            scene.events.update_one(doc! { "_id": id }, left).await.unwrap();
+        };
+        let (a, b) = scene.locks();
+        lease(1).await;
+        assert!(a.try_acquire(1).await.unwrap().is_none());
+        let _held = within(PATIENCE, "the take-over", a.acquire(1).into_future())
+            .await
+            .unwrap();
+        lease(2).await;
+        assert!(b.try_claim(doc! { "_id": 2 }).await.unwrap().is_none());
+        let _claimed = within(PATIENCE, "the claim", b.claim(doc! { "_id": 2 }).into_future())
+            .await
+            .unwrap();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_held_document_is_renewed_and_its_loss_is_told() {
+    for scene in Scene::everywhere("doc_lost").await {
+        let lease = Duration::from_millis(1_500);
+        let short = scene.ground.locks_for(lease).await;
+        let locks = short.documents::<Document>(scene.events.clone()).field("state.lock");
+        let other = scene.b.documents::<Document>(scene.events.clone()).field("state.lock");
+        for id in 1..=5 {
+            scene
+                .events
+                .insert_one(doc! { "_id": id, "state": { "name": "new" } })
+                .await
+                .unwrap();
+        }
+        let held: Vec<_> = [
+            locks.acquire(1).await.unwrap(),
+            locks.claim(doc! { "_id": 2 }).await.unwrap(),
+            locks.acquire(3).await.unwrap(),
+            locks.claim(doc! { "_id": 4 }).await.unwrap(),
+            locks.acquire(5).await.unwrap(),
+        ]
+        .into();
+        tokio::time::sleep(lease * 2).await;
+        for handle in &held {
+            assert_eq!(handle.lost_reason(), None, "{}", handle.name());
+            assert!(other.try_acquire(handle.id().clone()).await.unwrap().is_none());
+        }
+        // What the user changes beside the lock does no harm.
+        let beside = doc! { "$set": { "state.name": "changed", "state.lockable": true, "list": [1] } };
+        scene.events.update_many(doc! {}, beside).await.unwrap();
+        let soon = SOON * 3;
+        other.break_lock(1).await.unwrap();
+        assert_eq!(within(soon, "broken", held[0].lost()).await, LostReason::Broken);
+        scene
+            .events
+            .update_one(doc! { "_id": 2 }, doc! { "$set": { "state": 7 } })
+            .await
+            .unwrap();
+        assert_eq!(
+            within(soon, "a parent is overwritten", held[1].lost()).await,
+            LostReason::Deleted
+        );
+        scene.events.delete_one(doc! { "_id": 3 }).await.unwrap();
+        assert_eq!(within(soon, "deleted", held[2].lost()).await, LostReason::Deleted);
+        scene
+            .events
+            .replace_one(doc! { "_id": 4 }, doc! { "x": 1 })
+            .await
+            .unwrap();
+        assert_eq!(within(soon, "replaced", held[3].lost()).await, LostReason::Deleted);
+        assert_eq!(held[4].lost_reason(), None);
+        assert_eq!(
+            held[4]
+                .update(doc! { "$set": { "x": 1 } })
+                .await
+                .unwrap()
+                .get_i32("x")
+                .unwrap(),
+            1
+        );
+        let cleared = doc! { "$set": { "state.lock.holders": [] } };
+        scene.events.update_one(doc! { "_id": 5 }, cleared).await.unwrap();
+        assert_eq!(within(soon, "cleared", held[4].lost()).await, LostReason::Overwritten);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn updates_are_done_under_the_lock_or_not_at_all() {
+    for scene in Scene::everywhere("doc_update").await {
+        let (a, b) = scene.locks();
+        scene.events.insert_one(doc! { "_id": 1, "n": 1 }).await.unwrap();
+        let held = a.claim(doc! { "n": 1 }).await.unwrap();
+        let updated = held.update(doc! { "$inc": { "n": 1 } }).await.unwrap();
+        assert_eq!(updated, doc! { "_id": 1, "n": 2 });
+        let updated = held
+            .update(vec![
+                doc! { "$set": { "m": { "$add": ["$n", 1] } } },
+                doc! { "$unset": "n" },
+            ])
+            .await
+            .unwrap();
+        assert_eq!(updated, doc! { "_id": 1, "m": 3 });
+        assert_eq!(held.lost_reason(), None);
+        // The server knows before the holder does: it is another client that polls, and looks seldom.
+        b.break_lock(1).await.unwrap();
+        let next = b.acquire(1).await.unwrap();
+        let error = held.update(doc! { "$set": { "m": 9 } }).await.unwrap_err();
+        assert!(matches!(error, DocumentError::Lost(LostReason::Broken)), "{error:?}");
+        let error = held.delete().await.unwrap_err();
+        assert!(matches!(error, DocumentError::Lost(LostReason::Broken)), "{error:?}");
+        assert_eq!(scene.find(1).await.get_i32("m").unwrap(), 3);
+        assert_eq!(held.release().await.unwrap(), Released::WasLost);
+        // A waiter of a document that is deleted is told so.
+        let waiter = tokio::spawn(a.acquire(1).into_future());
+        eventually(PATIENCE, "it waits", async || waiting(&b, 1).await == 1).await;
+        let view = next.view();
+        next.delete().await.unwrap();
+        assert_eq!(next.release().await.unwrap(), Released::Released);
+        assert!(matches!(view.lost().await, LostReason::Released | LostReason::Deleted));
+        let error = within(PATIENCE, "the news", waiter).await.unwrap().unwrap_err();
+        assert!(
+            matches!(&error, AcquireError::NoDocument { name, .. } if name == "1"),
+            "{error}"
+        );
+        assert_eq!(scene.events.count_documents(doc! {}).await.unwrap(), 0);
+    }
+}
+
+#[derive(Debug, Deserialize, PartialEq)]
+#[serde(deny_unknown_fields)]
+struct Strict {
+    #[serde(rename = "_id")]
+    id: i32,
+    key: ObjectId,
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn documents_are_read_as_any_type() {
+    let scene = Scene::on(Ground::replica_set("doc_type").await).await;
+    let locks = scene.a.documents(scene.events.clone_with_type::<Strict>());
+    let key = ObjectId::new();
+    scene.events.insert_one(doc! { "_id": 1, "key": key }).await.unwrap();
+    scene.events.insert_one(doc! { "_id": 2, "key": "none" }).await.unwrap();
+    let held = locks.claim(doc! { "_id": 1 }).await.unwrap();
+    assert_eq!(held.document(), &Strict { id: 1, key });
+    held.release().await.unwrap();
+    assert_eq!(locks.acquire(1).await.unwrap().document(), &Strict { id: 1, key });
+    // What can't be read is given back.
+    let errors = [
+        locks.acquire(2).await.unwrap_err(),
+        locks.claim(doc! { "_id": 2 }).await.unwrap_err(),
+    ];
+    for error in errors {
+        assert!(
+            matches!(&error, AcquireError::Unreadable { name, .. } if name == "2"),
+            "{error}"
+        );
+        assert!(std::error::Error::source(&error).is_some());
+    }
+    eventually(SOON, "it is free", async || {
+        let lock = locks.inspect(2).await.unwrap().unwrap();
+        lock.holders.is_empty() && lock.waiters.is_empty()
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[allow(
+    clippy::unnecessary_fallible_conversions,
+    reason = "what a pattern is made from differs between the majors of bson"
+)]
+async fn bad_input_is_refused_before_anything_is_sent() {
+    let ground = Ground::replica_set("doc_input").await;
+    let scene = Scene::on(ground).await;
+    let (locks, _) = scene.locks();
+    for (path, word) in [
+        ("", "empty part"),
+        ("a..b", "empty part"),
+        ("$a", "`$`"),
+        ("a.0", "number"),
+        ("_id.x", "`_id`"),
+        ("a\0", "NUL"),
+        (&"x".repeat(201), "200 bytes"),
+    ] {
+        let error = scene
+            .a
+            .documents::<Document>(scene.events.clone())
+            .field(path)
+            .try_claim(doc! {})
+            .await;
+        let error = error.unwrap_err();
+        assert!(
+            matches!(error, AcquireError::Invalid(_)) && error.to_string().contains(word),
+            "{error}"
+        );
+    }
+    for id in [
+        Bson::from(doc! { "$ne": 1 }),
+        Bson::from(vec![1]),
+        Bson::RegularExpression(mongodb::bson::Regex {
+            pattern: ".".try_into().unwrap(),
+            options: "".try_into().unwrap(),
+        }),
+        Bson::Undefined,
+        Bson::from("x".repeat(2_000)),
+    ] {
+        let error = locks.acquire(id).await.unwrap_err();
+        assert!(matches!(error, AcquireError::Invalid(_)), "{error}");
+    }
+    assert!(matches!(
+        locks.acquire(1).timeout(Duration::MAX).await,
+        Err(AcquireError::Invalid(_))
+    ));
+    assert!(matches!(
+        locks.claim(doc! {}).timeout(Duration::MAX).await,
+        Err(AcquireError::Invalid(_))
+    ));
+    assert!(matches!(
+        locks.claim(doc! {}).reason("x".repeat(1_025)).await,
+        Err(AcquireError::Invalid(_))
+    ));
+    let missing = locks.acquire("none").await.unwrap_err();
+    assert!(
+        matches!(&missing, AcquireError::NoDocument { name, .. } if name == "\"none\""),
+        "{missing}"
+    );
+    assert_eq!(
+        scene.events.count_documents(doc! {}).await.unwrap(),
+        0,
+        "nothing was made"
+    );
+    let refused = locks.try_claim(doc! { "$nonsense": 1 }).await.unwrap_err();
+    assert!(matches!(refused, AcquireError::Server(_)), "{refused}");
+
+    scene.events.insert_one(doc! { "_id": 1, "n": 1 }).await.unwrap();
+    let held = locks.acquire(1).await.unwrap();
+    for update in [
+        doc! {},
+        doc! { "n": 2 },
+        doc! { "$set": { "watchlock": 1 } },
+        doc! { "$unset": { "watchlock.holders": 1 } },
+        doc! { "$rename": { "n": "watchlock" } },
+        doc! { "$set": 3 },
+    ] {
+        let error = held.update(update.clone()).await.unwrap_err();
+        assert!(matches!(error, DocumentError::Invalid(_)), "{update}: {error}");
+    }
+    for stage in [
+        doc! { "$replaceWith": { "x": 1 } },
+        doc! { "$unset": ["n", "watchlock"] },
+        doc! { "$set": { "watchlock.token": 1 } },
+        doc! { "$project": { "n": 1 } },
+    ] {
+        let error = held.update(vec![stage.clone()]).await.unwrap_err();
+        assert!(matches!(error, DocumentError::Invalid(_)), "{stage}: {error}");
+    }
+    // Beside it is allowed, be it named alike.
+    held.update(doc! { "$set": { "watchlocked": 1 } }).await.unwrap();
+    assert_eq!(scene.find(1).await.get_i32("n").unwrap(), 1);
+    // What stands in the lock's place and is no lock stays there.
+    scene
+        .events
+        .insert_one(doc! { "_id": 2, "watchlock": "mine" })
+        .await
+        .unwrap();
+    let refused = locks.acquire(2).await.unwrap_err();
+    assert!(matches!(refused, AcquireError::Server(_)), "{refused}");
+    assert_eq!(scene.find(2).await.get_str("watchlock").unwrap(), "mine");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn many_workers_share_a_collection() {
+    for scene in Scene::everywhere("doc_workers").await {
+        let documents: Vec<_> = (0..60).map(|id| doc! { "_id": id, "state": "pending" }).collect();
+        scene.events.insert_many(documents).await.unwrap();
+        let (a, b) = scene.locks();
+        let done = Arc::new(Mutex::new(Vec::new()));
+        let at_work = Arc::new(Mutex::new(HashSet::new()));
+        let mut workers = Vec::new();
+        for number in 0..8 {
+            let locks = if number % 2 == 0 { a.clone() } else { b.clone() };
+            let (done, at_work) = (done.clone(), at_work.clone());
+            workers.push(tokio::spawn(async move {
+                while let Some(held) = locks.try_claim(doc! { "state": "pending" }).await.unwrap() {
+                    let id = held.id().as_i32().unwrap();
+                    assert!(at_work.lock().await.insert(id), "{id} is at work twice");
+                    tokio::task::yield_now().await;
+                    held.update(doc! { "$set": { "state": "done" } }).await.unwrap();
+                    assert!(at_work.lock().await.remove(&id));
+                    done.lock().await.push(id);
+                    held.release().await.unwrap();
+                }
+            }));
+        }
+        for worker in workers {
+            within(PATIENCE, "the work", worker).await.unwrap();
+        }
+        let mut done = done.lock().await.clone();
+        done.sort_unstable();
+        assert_eq!(done, (0..60).collect::<Vec<_>>());
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn claims_that_are_dropped_leave_nothing_behind() {
+    for scene in Scene::everywhere("claim_drop").await {
+        let documents: Vec<_> = (0..5).map(|id| doc! { "_id": id }).collect();
+        scene.events.insert_many(documents).await.unwrap();
+        let (a, b) = scene.locks();
+        for micros in (0..60).map(|step| step * 100) {
+            let claiming = a.claim(doc! {}).into_future();
+            // Given up somewhere on its way.
+            let _ = tokio::time::timeout(Duration::from_micros(micros), claiming).await;
+        }
+        eventually(SOON * 3, "all are free", async || {
+            let held = doc! { "watchlock.holders.0": { "$exists": true } };
+            scene.events.count_documents(held).await.unwrap() == 0
+        })
+        .await;
+        let mut held = Vec::new();
+        for _ in 0..5 {
+            held.push(b.try_claim(doc! {}).await.unwrap().unwrap());
+        }
+        // One that waits, and is given up.
+        let waiting = a.claim(doc! {}).timeout(Duration::from_millis(40)).await;
+        assert!(matches!(waiting, Err(AcquireError::Timeout { .. })));
+        drop(held);
+        scene.a.shutdown().await;
+        assert!(matches!(
+            a.try_claim(doc! {}).await,
+            Ok(None) | Err(AcquireError::Closed)
+        ));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_claim_whose_answer_is_lost_is_taken_back() {
+    let (cluster, _turn) = faulty().await;
+    let scene = Scene::on(Ground::on(cluster, "claim_lost_answer").by_name()).await;
+    scene.events.insert_one(doc! { "_id": 1 }).await.unwrap();
+    let (a, b) = scene.locks();
+    a.try_claim(doc! { "_id": 0 }).await.unwrap();
+    // The write is done, and neither answer to it (the driver asks twice) says so.
+    let data = doc! {
+        "failCommands": ["findAndModify"], "closeConnection": false, "appName": &scene.ground.database,
+        "writeConcernError": { "code": 64, "errmsg": "timed out", "errorLabels": ["RetryableWriteError"] },
+    };
+    let fault = cluster.fail_commands(0, doc! { "times": 2 }, data).await.unwrap();
+    let claimed = a.try_claim(doc! { "_id": 1 }).await;
+    assert!(matches!(claimed, Err(AcquireError::Server(_))), "{claimed:?}");
+    fault.off().await.unwrap();
+    let _held = within(SOON * 5, "it is free again", b.claim(doc! { "_id": 1 }).into_future())
+        .await
+        .unwrap();
+    // Who waits goes on by itself.
+    let data = doc! { "failCommands": ["findAndModify"], "errorCode": 262, "appName": &scene.ground.database };
+    scene.events.insert_one(doc! { "_id": 2 }).await.unwrap();
+    let fault = cluster.fail_commands(0, doc! { "times": 5 }, data).await.unwrap();
+    let _held = within(SOON * 5, "the claim", a.claim(doc! { "_id": 2 }).into_future())
+        .await
+        .unwrap();
+    drop(fault);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_client_ends_what_it_holds_in_documents() {
+    let scene = Scene::on(Ground::replica_set("doc_shutdown").await).await;
+    scene.events.insert_one(doc! { "_id": 1 }).await.unwrap();
+    let (a, b) = scene.locks();
+    let held = a.acquire(1).await.unwrap();
+    scene.a.shutdown().await;
+    assert_eq!(held.lost_reason(), Some(LostReason::Released));
+    assert!(b.try_acquire(1).await.unwrap().is_some());
+    assert!(matches!(a.acquire(1).await, Err(AcquireError::Closed)));
+}
