@@ -125,6 +125,51 @@ impl LockClientBuilder {
         self
     }
 
+    /// A name that this process keeps over its restarts, of 1 to 1,024 bytes: with it, it takes its own locks back at once.
+    ///
+    /// What a process held that was killed stays taken for the rest of its lease. One that comes back under the same owner
+    /// id need not wait for that: its acquire (or try) of such a lock puts out whatever earlier clients of the id hold there
+    /// or wait for, and has the lock, in one write and under a new token, before those who waited behind. Of a
+    /// semaphore all permits of the earlier ones come free, and what is asked for now comes first in line. A
+    /// [claim](crate::DocumentLocks::claim) takes only what is free.
+    ///
+    /// # One client at a time
+    ///
+    /// **Two clients that live at the same time must not have the same owner id: the one that was built later takes the
+    /// locks of the earlier one away whenever it acquires them.** The earlier one learns it at once, as
+    /// [`LostReason::Adopted`](crate::LostReason::Adopted), and the fencing token is larger; but what it was doing under
+    /// the lock is cut off as by a crash, and until the news has come (within a hop; a second or so while polling; its lease
+    /// at the most, where it can't reach the server) both believe that they hold it, as after a
+    /// [`break_lock`](LockClient::break_lock). So make it of what there is but once: the name of the instance and not of the
+    /// service, as `billing-3` of a stateful set; not a host name where several run on a host. With a rolling deploy that
+    /// starts the new before it stops the old, the new one takes over. Tasks of one client never take from each
+    /// other.
+    ///
+    /// Which client is the later one is decided by the server's clock when each was built: not at all where a new primary's
+    /// clock is behind the old one's by more than passed in between; then the lock is waited for as any other.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// use watchlock::{InMemory, LostReason};
+    ///
+    /// let memory = InMemory::new();
+    /// let before = memory.builder().owner_id("billing-3").build().await?;
+    /// let held = before.mutex("invoice-42").acquire().await?;
+    ///
+    /// // It is started anew, and does not wait for the lease of its former self.
+    /// let after = memory.builder().owner_id("billing-3").build().await?;
+    /// let again = after.mutex("invoice-42").acquire().await?;
+    /// assert!(again.token() > held.token());
+    /// assert_eq!(held.lost().await, LostReason::Adopted);
+    /// # Ok(()) }
+    /// ```
+    pub fn owner_id(mut self, id: impl Into<String>) -> Self {
+        self.settings.owner_id = Some(id.into());
+        self
+    }
+
     /// Checks the settings and asks the server once what it is.
     ///
     /// Nothing is written. The collection and its index are made when the first lock is acquired.

@@ -1,8 +1,15 @@
 //! The settings of a client, and the bounds of all that a user can choose.
 
-use std::time::Duration;
+use std::{
+    sync::atomic::{AtomicI64, Ordering},
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
 
-use crate::{error::InvalidInput, protocol::Owner, wake_mode::WakeSource};
+use crate::{
+    error::InvalidInput,
+    protocol::{Identity, Owner, ServerTime},
+    wake_mode::WakeSource,
+};
 
 /// The longest name of a lock, in bytes. Much longer ones would kill every change stream on the collection.
 const NAME_MOST: usize = 1_024;
@@ -39,6 +46,9 @@ pub(crate) struct Config {
     pub(crate) wake_source: WakeSource,
     host: String,
     label: Option<String>,
+    owner_id: Option<String>,
+    /// Once the client has begun.
+    identity: Option<Identity>,
 }
 
 impl Config {
@@ -78,7 +88,29 @@ impl Config {
         at_most("claim lease", claim_lease, "lease", lease)?;
         at_most("claim lease", claim_lease, "longest that is accepted", RETENTION_LEAST)?;
         at_most("shortest poll interval", poll_least, "longest", poll_most)?;
-        self.label.as_ref().map_or(Ok(()), |label| check_text("label", label))
+        self.label.as_ref().map_or(Ok(()), |label| check_text("label", label))?;
+        match &self.owner_id {
+            Some(id) if id.is_empty() => Err(InvalidInput::new(format!(
+                "the owner id is empty; it must have 1 to {TEXT_MOST} bytes"
+            ))),
+            Some(id) => check_text("owner id", id),
+            None => Ok(()),
+        }
+    }
+
+    /// The client begins at this time by the server's clock: from now on it is an incarnation of its owner. All sessions of
+    /// one client are the same incarnation.
+    pub(crate) fn begin(&mut self, now: Option<ServerTime>) {
+        if self.identity.is_some() {
+            return;
+        }
+        let wall = || SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO);
+        let now = now.map_or_else(|| millis(wall()), |now| now.0);
+        self.identity = self.owner_id.clone().map(|id| Identity {
+            id,
+            // Clients that one process makes within a millisecond are told apart by their order.
+            born: now.saturating_mul(1_000) + BORN_HERE.fetch_add(1, Ordering::Relaxed) % 1_000,
+        });
     }
 
     pub(crate) fn lease_millis(&self) -> i64 {
@@ -104,9 +136,13 @@ impl Config {
             label: self.label.clone(),
             reason,
             value: None,
+            identity: self.identity.clone(),
         }
     }
 }
+
+/// How many clients with an owner id this process has made.
+static BORN_HERE: AtomicI64 = AtomicI64::new(0);
 
 fn millis(duration: Duration) -> i64 {
     // Bounded by DURATION_MOST.
@@ -124,6 +160,7 @@ pub(crate) struct Settings {
     pub(crate) poll_interval: Option<(Duration, Duration)>,
     pub(crate) wake_source: WakeSource,
     pub(crate) label: Option<String>,
+    pub(crate) owner_id: Option<String>,
 }
 
 impl Settings {
@@ -149,6 +186,8 @@ impl Settings {
             wake_source: self.wake_source,
             host: host(),
             label: self.label,
+            owner_id: self.owner_id,
+            identity: None,
         }
     }
 }
@@ -360,6 +399,20 @@ mod tests {
                     ..settings()
                 },
                 ["1025", "1024"],
+            ),
+            (
+                Settings {
+                    owner_id: Some(String::new()),
+                    ..settings()
+                },
+                ["owner id is empty", "1 to 1024"],
+            ),
+            (
+                Settings {
+                    owner_id: Some("x".repeat(1025)),
+                    ..settings()
+                },
+                ["owner id has 1025", "1024"],
             ),
         ];
         for (settings, words) in cases {

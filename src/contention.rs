@@ -166,6 +166,7 @@ mod tests {
             at: ServerTime(1_000),
             purge_at: ServerTime(1_000_000),
             broken: None,
+            adopted: Vec::new(),
         };
         let sighting = Sighting {
             state: &state,

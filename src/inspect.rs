@@ -50,6 +50,8 @@ pub struct HolderInfo {
     pub reason: Option<String>,
     /// What it proclaims, if it is the leader of an election.
     pub value: Option<String>,
+    /// The [`owner_id`](crate::LockClientBuilder::owner_id) of the holder's client.
+    pub owner_id: Option<String>,
 }
 
 /// Who waits for a lock.
@@ -68,6 +70,8 @@ pub struct WaiterInfo {
     pub label: Option<String>,
     /// Why it wants the lock, in its own words.
     pub reason: Option<String>,
+    /// The [`owner_id`](crate::LockClientBuilder::owner_id) of the waiter's client.
+    pub owner_id: Option<String>,
 }
 
 impl HolderInfo {
@@ -77,6 +81,7 @@ impl HolderInfo {
             label,
             reason,
             value,
+            identity,
             ..
         } = holder.owner.clone();
         Self {
@@ -89,6 +94,7 @@ impl HolderInfo {
             label,
             reason,
             value,
+            owner_id: identity.map(|identity| identity.id),
         }
     }
 }
@@ -98,7 +104,11 @@ impl LockInfo {
         let holders = state.holders.iter().map(HolderInfo::new);
         let waiters = state.queue.iter().map(|waiter| {
             let Owner {
-                host, label, reason, ..
+                host,
+                label,
+                reason,
+                identity,
+                ..
             } = waiter.owner.clone();
             WaiterInfo {
                 permits: unsigned(waiter.permits),
@@ -107,6 +117,7 @@ impl LockInfo {
                 pid: pid(&waiter.owner),
                 label,
                 reason,
+                owner_id: identity.map(|identity| identity.id),
             }
         });
         Self {

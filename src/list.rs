@@ -37,8 +37,10 @@ impl Filter {
     /// Whether the lock meets every condition. What a server has selected before is selected again.
     fn matches(&self, lock: &LockInfo, now: SystemTime) -> bool {
         let owned = |owner: &String| {
-            let is = |host: &String, label: &Option<String>| host == owner || label.as_ref() == Some(owner);
-            lock.holders.iter().any(|holder| is(&holder.host, &holder.label))
+            lock.holders.iter().any(|holder| {
+                let names = [Some(&holder.host), holder.label.as_ref(), holder.owner_id.as_ref()];
+                names.contains(&Some(owner))
+            })
         };
         let old = |age: Duration| {
             lock.holders
@@ -79,7 +81,7 @@ impl List {
         self
     }
 
-    /// Only locks of which a holder's label or host is this.
+    /// Only locks of which a holder's label, owner id or host is this.
     pub fn owner(mut self, owner: impl Into<String>) -> Self {
         self.filter.owner = Some(owner.into());
         self

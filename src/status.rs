@@ -27,6 +27,10 @@ pub enum LostReason {
     /// Somebody broke the lock with `break_lock`.
     #[error("the lock was broken by an operator")]
     Broken,
+    /// A later incarnation of this owner took the lock over: another client under the same
+    /// [`owner_id`](crate::LockClientBuilder::owner_id).
+    #[error("the lock was taken over by a later client of the same owner id")]
+    Adopted,
     /// Another program changed the lock's document, and we are no longer among the holders.
     #[error("the lock's document was overwritten")]
     Overwritten,

@@ -51,6 +51,13 @@ pub enum LockEvent {
         /// The token of its grant.
         token: FencingToken,
     },
+    /// A later incarnation of the holder took the lock over, under the same
+    /// [`owner_id`](crate::LockClientBuilder::owner_id).
+    #[non_exhaustive]
+    Adopted {
+        /// The token of the grant that it took.
+        token: FencingToken,
+    },
     /// The lock's document was deleted, or overwritten by something that is no lock, while it was held.
     #[non_exhaustive]
     Deleted {
@@ -94,6 +101,7 @@ impl LockEvents {
             let token = FencingToken::new(gone.token);
             self.events.push_back(match &state {
                 None => LockEvent::Deleted { token },
+                Some(state) if state.adopted.contains(&gone.token) => LockEvent::Adopted { token },
                 Some(state) if state.broken.is_some_and(|broken| gone.token <= broken) => LockEvent::Broken { token },
                 // Left out as its time has come, or put out by a write after that.
                 Some(state)

@@ -81,6 +81,7 @@ impl<T: DeserializeOwned + Send + Sync + 'static> IntoFuture for AcquireDocument
 pub struct TryAcquireDocument<T> {
     locks: DocumentLocks<T>,
     id: Bson,
+    timeout: Option<Duration>,
     reason: Option<String>,
 }
 
@@ -89,8 +90,15 @@ impl<T> TryAcquireDocument<T> {
         Self {
             locks,
             id,
+            timeout: None,
             reason: None,
         }
+    }
+
+    /// Gives up when the server has not answered after `timeout`; as [`TryAcquire::timeout`](crate::TryAcquire::timeout).
+    pub fn timeout(mut self, timeout: Duration) -> Self {
+        self.timeout = Some(timeout);
+        self
     }
 
     /// Why the lock is wanted, up to 1,024 bytes, for people to read.
@@ -108,6 +116,9 @@ impl<T: DeserializeOwned + Send + Sync + 'static> IntoFuture for TryAcquireDocum
         Box::pin(async move {
             let (session, name) = self.locks.place(&self.id)?;
             let mut acquire = TryAcquire::new(share(session, name));
+            if let Some(timeout) = self.timeout {
+                acquire = acquire.timeout(timeout);
+            }
             if let Some(reason) = self.reason {
                 acquire = acquire.reason(reason);
             }

@@ -13,7 +13,9 @@ use mongodb::{
 };
 use watchlock_testkit::shared;
 
-use super::{Expects, Kind, Location, Operation, Owner, Request, Requests, ServerTime, State, Use, pipeline, state};
+use super::{
+    Expects, Identity, Kind, Location, Operation, Owner, Request, Requests, ServerTime, State, Use, pipeline, state,
+};
 
 /// Sequences, and steps in each.
 const SEQUENCES: u64 = 10_000;
@@ -105,6 +107,14 @@ fn step(random: &mut Random, number: usize, setup: &Setup, strings: &[String], s
             })
             .collect::<Vec<_>>()
     };
+    // Few owners, some of them hostile, and few incarnations: they are to meet too.
+    let identity = |random: &mut Random| {
+        let owners = ["worker", "$$NOW", "$holders.owner.id"];
+        (random.below(3) != 0).then(|| Identity {
+            id: (*random.pick(&owners)).to_owned(),
+            born: i64::try_from(random.below(4)).unwrap(),
+        })
+    };
     let operation = format!("{}.{number}", random.pick(&["a", "b", "$c"]));
     if random.below(5) == 0 {
         return Step::Renew {
@@ -133,6 +143,7 @@ fn step(random: &mut Random, number: usize, setup: &Setup, strings: &[String], s
                     label: (random.below(2) == 0).then(|| random.pick(strings).clone()),
                     reason: (random.below(2) == 0).then(|| random.pick(strings).clone()),
                     value: (random.below(2) == 0).then(|| random.pick(strings).clone()),
+                    identity: identity(random),
                 },
             })
             .collect();
@@ -140,6 +151,7 @@ fn step(random: &mut Random, number: usize, setup: &Setup, strings: &[String], s
             kind,
             capacity,
             entries,
+            adopts: identity(random),
         }
     });
     let operation = Operation {
@@ -187,6 +199,10 @@ fn step(random: &mut Random, number: usize, setup: &Setup, strings: &[String], s
             Operation {
                 leave: Vec::new(),
                 expects: Expects::Alone,
+                requests: operation.requests.map(|requests| Requests {
+                    adopts: None,
+                    ..requests
+                }),
                 ..operation
             }
         }
@@ -312,7 +328,8 @@ impl Sequence {
 
 fn is_claim(operation: &Operation) -> bool {
     let entries = operation.requests.as_ref().map(|requests| &requests.entries[..]);
-    operation.creates() && operation.leave.is_empty() && matches!(entries, Some([entry]) if entry.fresh)
+    let adopts = operation.requests.iter().any(|requests| requests.adopts.is_some());
+    operation.creates() && operation.leave.is_empty() && !adopts && matches!(entries, Some([entry]) if entry.fresh)
 }
 
 /// What a run of sequences is about.
@@ -455,6 +472,7 @@ async fn a_step_that_changes_nothing_writes_nothing() {
             kind: Kind::Mutex,
             capacity: 1,
             entries,
+            adopts: None,
         }),
         expects: Expects::Nothing,
         keep: 1_000,

@@ -2,7 +2,7 @@
 
 use mongodb::bson::{Bson, DateTime, Document, doc};
 
-use super::{Holder, Kind, Owner, ServerTime, State, Waiter};
+use super::{Holder, Identity, Kind, Owner, ServerTime, State, Waiter};
 
 /// A document under a lock's name that is not the document of a lock.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -26,18 +26,29 @@ impl Owner {
                 owner.insert(field, value);
             }
         }
+        if let Some(Identity { id, born }) = &self.identity {
+            owner.insert("id", id);
+            owner.insert("born", *born);
+        }
         owner
     }
 
-    /// Nothing is decided by an owner, so whatever is missing in it is just left empty.
+    /// Nothing is decided by what is read of an owner, so whatever is missing in it is just left empty.
     fn from_document(owner: Option<&Document>) -> Self {
         let text = |field| owner.and_then(|owner| owner.get_str(field).ok()).map(str::to_owned);
+        let number = |field| {
+            owner
+                .and_then(|owner| owner.get(field))
+                .and_then(whole)
+                .unwrap_or_default()
+        };
         Self {
             host: text("host").unwrap_or_default(),
-            pid: owner
-                .and_then(|owner| owner.get("pid"))
-                .and_then(whole)
-                .unwrap_or_default(),
+            pid: number("pid"),
+            identity: text("id").map(|id| Identity {
+                id,
+                born: number("born"),
+            }),
             label: text("label"),
             reason: text("reason"),
             value: text("value"),
@@ -94,6 +105,10 @@ impl State {
             at: fields.time("at")?,
             purge_at: fields.time("purge_at")?,
             broken: document.get("broken").and_then(whole),
+            adopted: document
+                .get_array("adopted")
+                .map(|tokens| tokens.iter().filter_map(whole).collect())
+                .unwrap_or_default(),
         })
     }
 
@@ -128,6 +143,9 @@ impl State {
         };
         if let Some(broken) = self.broken {
             document.insert("broken", broken);
+        }
+        if !self.adopted.is_empty() {
+            document.insert("adopted", &self.adopted);
         }
         document
     }
@@ -215,6 +233,10 @@ mod tests {
                     label: None,
                     reason: Some("why".into()),
                     value: Some("v".into()),
+                    identity: Some(Identity {
+                        id: "worker".into(),
+                        born: 3,
+                    }),
                 },
             }],
             queue: vec![Waiter {
@@ -231,6 +253,7 @@ mod tests {
             at: ServerTime(7),
             purge_at: ServerTime(1000),
             broken: Some(11),
+            adopted: vec![9, 10],
         }
     }
 

@@ -13,7 +13,8 @@
 //!   version:  <counts the writes>,
 //!   at:       <when it was written last>,
 //!   purge_at: <when the TTL index may remove the document>,
-//!   broken:   <the largest token that an operator put out, if ever one did> }
+//!   broken:   <the largest token that an operator put out, if ever one did>,
+//!   adopted:  <the tokens that the last adoption put out, if ever there was one> }
 //! ```
 //!
 //! A mutex is capacity 1; a semaphore is capacity n; a readers-writer lock is a large capacity of which a reader takes
@@ -36,6 +37,9 @@
 //!   a document created anew starts from the server's clock in microseconds, which no counter can have reached.
 //! - *Idempotence*: a request names its entry. Asking again after a lost answer finds the entry and adds nothing.
 //! - *No revival*: a renewal touches only holders whose `until` lies ahead; a lost lock stays lost.
+//! - *Adoption*: a request under a stable owner id puts out what earlier incarnations of that owner have in the document,
+//!   in the same write, and takes the place of those that held: at the head of the queue, with a token of its own. Which
+//!   of two incarnations is the earlier is decided by the server's clock when each began.
 //! - *No ghost*: an entry lives until `until` and not longer unless its session says so again.
 
 pub(crate) mod document;
@@ -46,7 +50,9 @@ pub(crate) mod wake;
 
 pub(crate) use location::Location;
 pub use state::Kind;
-pub(crate) use state::{Expects, Holder, Operation, Owner, Request, Requests, ServerTime, State, Use, Waiter};
+pub(crate) use state::{
+    Expects, Holder, Identity, Operation, Owner, Request, Requests, ServerTime, State, Use, Waiter,
+};
 
 #[cfg(test)]
 mod differential;

@@ -10,7 +10,7 @@
 
 use mongodb::bson::{Bson, Document, doc};
 
-use super::{Expects, Operation, Request, Requests, location::Location, wake::Left};
+use super::{Expects, Identity, Operation, Request, Requests, location::Location, wake::Left};
 
 /// Longer than any queue: `$slice` from a position on wants a length.
 const ALL: i64 = 1 << 30;
@@ -74,7 +74,32 @@ pub(crate) fn operation(at: &Location, operation: &Operation, now: &Bson) -> Vec
         holders
     };
     let variables = doc! { "holders": holders, "queue": stay(at.value("queue"), operation, now) };
-    vec![doc! { "$replaceWith": bind(variables, decided) }]
+    let mut whole = bind(variables, decided);
+    if let Some(identity) = adopts(operation) {
+        whole = bind(doc! { "adopted": superseded(at, identity, now) }, whole);
+    }
+    vec![doc! { "$replaceWith": whole }]
+}
+
+fn adopts(operation: &Operation) -> Option<&Identity> {
+    operation.requests.as_ref()?.adopts.as_ref()
+}
+
+/// The entries of earlier incarnations, holders first. Only these have a token.
+fn superseded(at: &Location, identity: &Identity, now: &Bson) -> Bson {
+    let entries = |list| doc! { "$ifNull": [at.value(list), []] };
+    Bson::from(doc! { "$filter": {
+        "input": { "$concatArrays": [entries("holders"), entries("queue")] },
+        "cond": { "$and": [
+            { "$gt": ["$$this.until", now] },
+            { "$eq": ["$$this.owner.id", literal(identity.id.as_str())] },
+            { "$lt": ["$$this.owner.born", identity.born] },
+        ] },
+    } })
+}
+
+fn adopts_a_hold() -> Document {
+    doc! { "$ne": ["$$adopted.token", []] }
 }
 
 /// As [`Operation::concerns`] says it of one that expects to be alone.
@@ -167,12 +192,14 @@ fn cond(condition: impl Into<Bson>, then: impl Into<Bson>, or: impl Into<Bson>) 
 
 /// The entries of a list whose time is not over and that do not leave.
 fn stay(list: String, operation: &Operation, now: &Bson) -> Bson {
-    let live = doc! { "$gt": ["$$this.until", now] };
-    let stays = if operation.leave.is_empty() {
-        live
-    } else {
-        doc! { "$and": [live, { "$not": { "$in": ["$$this.id", literal(operation.leave.as_slice())] } }] }
-    };
+    let mut stays = doc! { "$gt": ["$$this.until", now] };
+    let among = |ids: Bson| doc! { "$not": { "$in": ["$$this.id", ids] } };
+    if !operation.leave.is_empty() {
+        stays = doc! { "$and": [stays, among(literal(operation.leave.as_slice()))] };
+    }
+    if adopts(operation).is_some() {
+        stays = doc! { "$and": [stays, among("$$adopted.id".into())] };
+    }
     Bson::from(doc! { "$filter": { "input": { "$ifNull": [list, []] }, "cond": stays } })
 }
 
@@ -193,8 +220,21 @@ fn used_as(at: &Location, requests: &Requests) -> Document {
     ] }
 }
 
-/// The queue with what is asked for at its end.
+/// The queue with what is asked for at its end, or before it where that adopts a hold.
 fn enqueue(operation: &Operation, now: &Bson) -> Bson {
+    let queue = enqueue_last(operation, now);
+    if adopts(operation).is_none() {
+        return queue;
+    }
+    let others = doc! { "$size": "$$queue" };
+    let first = doc! { "$concatArrays": [
+        { "$slice": ["$$asked", &others, ALL] },
+        { "$slice": ["$$asked", &others] },
+    ] };
+    bind(doc! { "asked": queue }, cond(adopts_a_hold(), first, "$$asked"))
+}
+
+fn enqueue_last(operation: &Operation, now: &Bson) -> Bson {
     let mut queue = Bson::from("$$queue");
     let requests = operation.requests.iter().flat_map(|requests| &requests.entries);
     let (fresh, known): (Vec<_>, Vec<_>) = requests.partition(|entry| entry.fresh);
@@ -242,7 +282,7 @@ fn waiter(entry: &Request, now: &Bson) -> Document {
 
 /// Entries come for the first time to a lock of one permit: what most requests are.
 fn comes_plainly(operation: &Operation, requests: &Requests) -> bool {
-    requests.capacity == 1 && operation.leave.is_empty() && !operation.may_change_nothing()
+    requests.capacity == 1 && operation.leave.is_empty() && requests.adopts.is_none() && !operation.may_change_nothing()
 }
 
 /// The holder goes, and who is first in line becomes the holder.
@@ -398,7 +438,12 @@ fn write(at: &Location, operation: &Operation, now: &Bson) -> Bson {
     wake.extend(operation.leave.iter().map(|id| left(at, id)));
     wake.extend([Bson::from(";"), Bson::from("$$after.granted")]);
     if operation.evict {
-        wake.push(evicted(at));
+        wake.push(put_out(at.value("holders"), "!;"));
+    }
+    if adopts(operation).is_some() {
+        wake.push(put_out("$$adopted".to_owned(), "~;"));
+        // What is missing stays so.
+        fields.insert("adopted", cond(adopts_a_hold(), "$$adopted.token", at.value("adopted")));
     }
     fields.extend(doc! {
         "token": "$$after.token",
@@ -426,11 +471,12 @@ fn left(at: &Location, id: &str) -> Bson {
     )
 }
 
-fn evicted(at: &Location) -> Bson {
+/// The words for entries that were put out.
+fn put_out(list: String, mark: &str) -> Bson {
     Bson::from(doc! { "$reduce": {
-        "input": at.value("holders"),
+        "input": list,
         "initialValue": "",
-        "in": { "$concat": ["$$value", "$$this.id", "!;"] },
+        "in": { "$concat": ["$$value", "$$this.id", mark] },
     } })
 }
 

@@ -69,7 +69,7 @@ impl fmt::Display for Kind {
 /// What a name is used as: the kind, and its capacity.
 pub(crate) type Use = (Kind, i64);
 
-/// Who an entry belongs to, for people to read: nothing is decided by it.
+/// Who an entry belongs to, for people to read: nothing is decided by it but by its identity.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Owner {
     pub(crate) host: String,
@@ -78,6 +78,26 @@ pub(crate) struct Owner {
     pub(crate) reason: Option<String>,
     /// What a leader proclaims.
     pub(crate) value: Option<String>,
+    pub(crate) identity: Option<Identity>,
+}
+
+/// Who an owner is over its restarts, and which of its incarnations.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Identity {
+    pub(crate) id: String,
+    /// The server's clock when this incarnation began, in microseconds: of two, the one with the larger is the younger.
+    pub(crate) born: i64,
+}
+
+impl Identity {
+    /// Whether the entry is that of an earlier incarnation.
+    ///
+    /// Never the other way round, and never its own: so a request of a dead incarnation that is applied late takes
+    /// nothing from the living one, and of two that live at once only the younger takes.
+    fn supersedes(&self, owner: &Owner) -> bool {
+        let other = owner.identity.as_ref();
+        other.is_some_and(|other| other.id == self.id && other.born < self.born)
+    }
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -123,6 +143,8 @@ pub(crate) struct State {
     /// The largest token that was put out by an operator: it outlives `wake`, so that whoever only reads the document
     /// later can still tell why it lost the lock.
     pub(crate) broken: Option<i64>,
+    /// The tokens that were put out by the last adoption, likewise.
+    pub(crate) adopted: Vec<i64>,
 }
 
 impl State {
@@ -193,6 +215,9 @@ pub(crate) struct Requests {
     pub(crate) kind: Kind,
     pub(crate) capacity: i64,
     pub(crate) entries: Vec<Request>,
+    /// Entries of earlier incarnations of this owner are put out; where one of them held, what is asked for comes first
+    /// in the queue. Not together with an expectation.
+    pub(crate) adopts: Option<Identity>,
 }
 
 #[derive(Clone, Debug)]
@@ -295,6 +320,7 @@ pub(crate) fn apply(before: Option<&State>, operation: &Operation, now: ServerTi
                 at: now,
                 purge_at: now,
                 broken: None,
+                adopted: Vec::new(),
             };
             Some(step(&fresh, operation, now))
         }
@@ -314,12 +340,29 @@ fn step(original: &State, operation: &Operation, now: ServerTime) -> State {
             wake::Left::Nowhere
         });
     }
+    let adopts = operation
+        .requests
+        .as_ref()
+        .and_then(|requests| requests.adopts.as_ref());
+    let superseded = |owner: &Owner| adopts.is_some_and(|identity| identity.supersedes(owner));
+    let mut adopted = Vec::new();
+    for holder in &original.holders {
+        if holder.until > now && superseded(&holder.owner) {
+            adopted.push(holder.token);
+            announce.adopted(&holder.id);
+        }
+    }
+    for waiter in &original.queue {
+        if waiter.until > now && superseded(&waiter.owner) {
+            announce.adopted(&waiter.id);
+        }
+    }
     state
         .holders
-        .retain(|holder| holder.until > now && !operation.leave.contains(&holder.id));
+        .retain(|holder| holder.until > now && !operation.leave.contains(&holder.id) && !superseded(&holder.owner));
     state
         .queue
-        .retain(|waiter| waiter.until > now && !operation.leave.contains(&waiter.id));
+        .retain(|waiter| waiter.until > now && !operation.leave.contains(&waiter.id) && !superseded(&waiter.owner));
     if let Some((id, value)) = &operation.proclaim
         && let Some(holder) = state.holders.iter_mut().find(|holder| holder.id == *id)
     {
@@ -338,10 +381,16 @@ fn step(original: &State, operation: &Operation, now: ServerTime) -> State {
         }
         state.kind = requests.kind;
         state.capacity = requests.capacity;
+        let others = state.queue.len();
         for known in [true, false] {
             for entry in requests.entries.iter().filter(|entry| entry.fresh != known) {
                 enqueue(&mut state, entry, now);
             }
+        }
+        if !adopted.is_empty() {
+            // Who comes takes the place of who held.
+            state.queue.rotate_left(others);
+            state.adopted = adopted;
         }
     }
     advance(&mut state, operation, now, &mut announce);
@@ -461,6 +510,7 @@ mod tests {
                 kind: Kind::Mutex,
                 capacity: 1,
                 entries: vec![request],
+                adopts: None,
             }),
             expects: Expects::Nothing,
             keep: 1_000,

@@ -7,8 +7,8 @@
 //! ```
 //!
 //! - `left` has one letter per entry that asked to leave: `h` it held, `q` it waited, `0` it was not there.
-//! - `<id>+<token>;` was granted, on its claim lease; `<id>!;` was put out by `break_lock`. What ran out is not named: its holder
-//!   has known it before the server.
+//! - `<id>+<token>;` was granted, on its claim lease; `<id>!;` was put out by `break_lock`, and `<id>~;` by a later
+//!   incarnation of its owner. What ran out is not named: its holder has known it before the server.
 //!
 //! A session matches `;<session>-`, so it receives just the writes that concern one of its own entries. The entry that
 //! asks is not among the words: it reads its grant in the answer. An array would be easier to read, but a change
@@ -35,17 +35,19 @@ impl Left {
 pub(crate) enum Signal {
     Granted { token: i64 },
     Evicted,
+    Adopted,
 }
 
 /// Collects the words of one write.
 ///
 /// The order is part of the protocol, as both implementations must write the same document: grants, then who was put
-/// out.
+/// out by an operator, then who was by its successor.
 #[derive(Default)]
 pub(crate) struct Announcement {
     left: String,
     granted: String,
     evicted: String,
+    adopted: String,
 }
 
 impl Announcement {
@@ -66,8 +68,18 @@ impl Announcement {
         let _ = write!(self.evicted, "{id}!;");
     }
 
+    pub(crate) fn adopted(&mut self, id: &str) {
+        let _ = write!(self.adopted, "{id}~;");
+    }
+
     pub(crate) fn into_wake(self, operation: &str) -> String {
-        format!("{operation}:{};{}{}", self.left, self.granted, self.evicted)
+        let Self {
+            left,
+            granted,
+            evicted,
+            adopted,
+        } = self;
+        format!("{operation}:{left};{granted}{evicted}{adopted}")
     }
 }
 
@@ -101,6 +113,7 @@ pub(crate) fn signals<'a>(wake: &'a str, session: &'a str) -> impl Iterator<Item
         let id = &word[..word.len() - sequence.len() + digits];
         let signal = match &sequence[digits..] {
             "!" => Signal::Evicted,
+            "~" => Signal::Adopted,
             rest => Signal::Granted {
                 token: rest.strip_prefix('+')?.parse().ok()?,
             },
@@ -121,6 +134,7 @@ mod tests {
         announcement.granted("aa-1", 7);
         announcement.evicted("aa-2");
         announcement.evicted("bb-3");
+        announcement.adopted("bb-4");
         let wake = announcement.into_wake("cc.5");
 
         assert_eq!(left(&wake, "cc.5"), Some(vec![Left::Holder, Left::Nowhere]));
@@ -131,7 +145,10 @@ mod tests {
             ours,
             [("aa-1", Signal::Granted { token: 7 }), ("aa-2", Signal::Evicted)]
         );
-        assert_eq!(signals(&wake, "bb").collect::<Vec<_>>(), [("bb-3", Signal::Evicted)]);
+        assert_eq!(
+            signals(&wake, "bb").collect::<Vec<_>>(),
+            [("bb-3", Signal::Evicted), ("bb-4", Signal::Adopted)]
+        );
         assert!(wake.contains(&pattern("aa")) && !wake.contains(&pattern("cc")));
     }
 

@@ -195,6 +195,8 @@ impl Session {
             kind: USED.0,
             capacity: USED.1,
             entries: vec![entry],
+            // Only what is free is claimed.
+            adopts: None,
         };
         let operation = Operation {
             requests: Some(requests),

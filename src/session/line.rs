@@ -521,7 +521,8 @@ impl Line {
             evict: false,
             proclaim: None,
             requests: if together {
-                self.requests(letting_go, context.config)
+                // Nobody is there whose place could be taken, where nobody is expected.
+                self.requests(letting_go, expects == Expects::Nothing, context.config)
             } else {
                 None
             },
@@ -562,10 +563,13 @@ impl Line {
     }
 
     /// The head; with it the next in line when a hold is let go; and tries for whoever fits beside them.
-    fn requests(&mut self, letting_go: bool, config: &Config) -> Option<Requests> {
+    ///
+    /// What asks for the first time puts earlier incarnations of its owner out; who is in line already has done so.
+    fn requests(&mut self, letting_go: bool, adopting: bool, config: &Config) -> Option<Requests> {
         let head = self.waiting.front()?;
         let (used, head_queued) = (head.used(), head.queued);
         let mut entries = Vec::new();
+        let mut adopts = None;
         let mut permits = 0;
         for (position, pending) in self.waiting.iter_mut().enumerate().take(ASK_TOGETHER) {
             if pending.used() != used {
@@ -581,11 +585,15 @@ impl Line {
             }
             entries.push(request(pending, pending.wait && (position == 0 || follows), config));
             pending.sent = true;
+            if adopting && !pending.queued {
+                adopts = pending.owner.identity.clone();
+            }
         }
         Some(Requests {
             kind: used.0,
             capacity: used.1,
             entries,
+            adopts,
         })
     }
 
@@ -958,10 +966,16 @@ impl Line {
                 }
             }
             // An answer that is on its way may still say of this entry that it waits, or even holds.
-            (wake::Signal::Evicted, Some(position)) => self.ask_anew(position, false, context),
-            (wake::Signal::Evicted, None) => {
+            (wake::Signal::Evicted | wake::Signal::Adopted, Some(position)) => {
+                self.ask_anew(position, false, context);
+            }
+            (wake::Signal::Evicted | wake::Signal::Adopted, None) => {
                 if let Some(hold) = self.holds.remove(id) {
-                    effects.push(Effect::Lost(hold, LostReason::Broken));
+                    let reason = match signal {
+                        wake::Signal::Adopted => LostReason::Adopted,
+                        _ => LostReason::Broken,
+                    };
+                    effects.push(Effect::Lost(hold, reason));
                 }
             }
         }
@@ -1007,7 +1021,9 @@ impl Line {
 
 /// Why a holder is missing in the document.
 fn reason_of_absence(state: &State, hold: &Hold) -> LostReason {
-    if state.broken.is_some_and(|broken| hold.token.as_i64() <= broken) {
+    if state.adopted.contains(&hold.token.as_i64()) {
+        LostReason::Adopted
+    } else if state.broken.is_some_and(|broken| hold.token.as_i64() <= broken) {
         LostReason::Broken
     } else {
         LostReason::Overwritten

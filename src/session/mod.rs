@@ -96,7 +96,8 @@ struct Lines {
 }
 
 impl Session {
-    pub(crate) fn new(config: Config, store: Store, first: Option<&Exchange>, mode: WakeMode) -> Arc<Self> {
+    pub(crate) fn new(mut config: Config, store: Store, first: Option<&Exchange>, mode: WakeMode) -> Arc<Self> {
+        config.begin(first.and_then(|exchange| exchange.now));
         let mut clock = ServerClock::default();
         if let Some(exchange) = first {
             clock.note(exchange);

@@ -234,7 +234,7 @@ impl MongoStore {
         }
         doc! {
             "kind": 1, "capacity": 1, "token": 1, "holders": 1, "queue": 1, "wake": 1, "version": 1, "at": 1,
-            "purge_at": 1, "broken": 1,
+            "purge_at": 1, "broken": 1, "adopted": 1,
             NOW: "$$NOW",
         }
     }

@@ -2,10 +2,42 @@
 
 use std::{error::Error as _, time::Duration};
 
-use watchlock::{AcquireError, InMemory, LockClient, LockHandle, LockStatus, LostReason, Released};
+use futures::StreamExt;
+use mongodb::bson::{Document, doc};
+use watchlock::{
+    AcquireError, InMemory, LockClient, LockClientBuilder, LockEvent, LockHandle, LockStatus, LostReason, Released,
+    WakeSource,
+};
 use watchlock_testkit::shared;
 
 use crate::setup::{Ground, PATIENCE, SOON, eventually, info, is_vacant, until_waiting, within};
+
+/// Builders for two incarnations of an owner and for somebody else, in each of the three places, and polling on a
+/// replica set.
+async fn owners(name: &str) -> Vec<[LockClientBuilder; 3]> {
+    let memory = InMemory::new();
+    let (set, alone) = (Ground::replica_set(name).await, Ground::standalone(name).await);
+    let mut owners = vec![[memory.builder(), memory.builder(), memory.builder()]];
+    for (ground, source) in [
+        (&set, WakeSource::Auto),
+        (&alone, WakeSource::Auto),
+        (&set, WakeSource::Polling),
+    ] {
+        let builders = [ground.builder().await, ground.builder().await, ground.builder().await];
+        let collection = format!("{source:?}");
+        owners.push(builders.map(|builder| builder.wake_source(source).collection(&collection)));
+    }
+    owners
+        .into_iter()
+        .map(|[one, two, other]| {
+            [
+                one.owner_id("worker-3"),
+                two.owner_id("worker-3"),
+                other.owner_id("worker-4"),
+            ]
+        })
+        .collect()
+}
 
 /// Two clients with labels, as two processes would have them, in each of the three places.
 async fn places(name: &str) -> Vec<(LockClient, LockClient)> {
@@ -247,5 +279,106 @@ async fn entering_and_leaving_at_once_leaves_one_valid_hold() {
             .await
             .unwrap();
         assert_eq!(info(&b, "x").await.unwrap().holders[0].token, other.token());
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_holder_that_lives_loses_its_lock_to_its_later_self() {
+    for [before, after, other] in owners("adopted").await {
+        let before = before.build().await.unwrap();
+        let other = other.build().await.unwrap();
+        let held = before.mutex("x").acquire().await.unwrap();
+        let mutex = other.mutex("x");
+        let waiting = tokio::spawn(async move { mutex.acquire().await.unwrap() });
+        until_waiting(&other, "x", 1).await;
+        let mut events = other.watch("x");
+        assert!(matches!(events.next().await, Some(Ok(LockEvent::Granted { .. }))));
+
+        let after = after.build().await.unwrap();
+        let again = within(PATIENCE, "at once", after.mutex("x").acquire().into_future())
+            .await
+            .unwrap();
+        assert!(again.token() > held.token());
+        assert_eq!(within(2 * SOON, "the loss", held.lost()).await, LostReason::Adopted);
+        let event = within(2 * SOON, "the event", events.next()).await.unwrap().unwrap();
+        assert!(
+            matches!(event, LockEvent::Adopted { token, .. } if token == held.token()),
+            "{event:?}"
+        );
+        assert_eq!(held.release().await.unwrap(), Released::WasLost);
+        let lock = info(&other, "x").await.unwrap();
+        assert_eq!(lock.holders[0].owner_id.as_deref(), Some("worker-3"));
+        assert_eq!(lock.waiters[0].owner_id.as_deref(), Some("worker-4"));
+        assert_eq!(other.list().owner("worker-3").await.unwrap().len(), 1);
+
+        // The earlier one takes nothing back, nor does anybody from itself.
+        for locks in [&before, &after, &other] {
+            assert!(locks.mutex("x").try_acquire().await.unwrap().is_none());
+        }
+        assert_eq!(again.status(), LockStatus::Held);
+        again.release().await.unwrap();
+        let next = within(PATIENCE, "who waited", waiting).await.unwrap();
+        assert!(next.token() > lock.token);
+        // Of one that was released there is nothing to take: it is waited for.
+        assert!(after.mutex("x").try_acquire().await.unwrap().is_none());
+        assert_eq!(next.status(), LockStatus::Held);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn locks_in_documents_are_adopted_too_and_one_client_is_one_owner() {
+    let ground = Ground::replica_set("papers").await;
+    let database = ground.driver().await.database(&ground.database);
+    let papers = database.collection::<Document>("papers");
+    papers.insert_one(doc! { "_id": 1, "text": "kept" }).await.unwrap();
+    let owner = async || ground.builder().await.owner_id("worker-3").build().await.unwrap();
+
+    let before = owner().await;
+    let held = before.documents(papers.clone()).acquire(1).await.unwrap();
+    // In a session of its own, and the same client.
+    assert!(before.documents(papers.clone()).try_acquire(1).await.unwrap().is_none());
+    let after = owner().await;
+    let again = after
+        .documents(papers.clone())
+        .acquire(1)
+        .timeout(PATIENCE)
+        .await
+        .unwrap();
+    assert!(again.token() > held.token());
+    assert_eq!(within(2 * SOON, "the loss", held.lost()).await, LostReason::Adopted);
+    assert!(before.documents(papers.clone()).try_acquire(1).await.unwrap().is_none());
+    again.update(doc! { "$set": { "done": true } }).await.unwrap();
+    again.release().await.unwrap();
+    let paper = papers.find_one(doc! {}).await.unwrap().unwrap();
+    assert!(paper.get_str("text").is_ok_and(|text| text == "kept"));
+    assert!(paper.get_bool("done").is_ok_and(|done| done));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn all_permits_of_the_former_self_come_free() {
+    for [before, after, other] in owners("permits").await {
+        let before = before.build().await.unwrap();
+        let other = other.build().await.unwrap();
+        let permits = |locks: &LockClient| locks.semaphore("x", 4);
+        let (one, two) = (
+            permits(&before).acquire().await.unwrap(),
+            permits(&before).acquire_many(2).await.unwrap(),
+        );
+        let theirs = permits(&other).acquire().await.unwrap();
+        let semaphore = permits(&other);
+        let waiting = tokio::spawn(async move { semaphore.acquire_many(2).await.unwrap() });
+        until_waiting(&other, "x", 1).await;
+
+        let after = after.build().await.unwrap();
+        let again = permits(&after).acquire().timeout(PATIENCE).await.unwrap();
+        for lost in [&one, &two] {
+            assert_eq!(within(2 * SOON, "the loss", lost.lost()).await, LostReason::Adopted);
+        }
+        let next = within(PATIENCE, "there are two left for who waited", waiting)
+            .await
+            .unwrap();
+        assert!(next.token() > again.token(), "it came first");
+        assert_eq!(theirs.status(), LockStatus::Held);
+        assert_eq!(permits(&other).available_permits().await.unwrap(), 0);
     }
 }

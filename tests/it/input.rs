@@ -88,7 +88,7 @@ async fn bad_settings_are_refused_before_anything_is_sent() {
         .unwrap();
     let builder = || LockClient::builder(client.database("any"));
     let second = Duration::from_secs(1);
-    let cases: [(LockClientBuilder, &[&str]); 17] = [
+    let cases: [(LockClientBuilder, &[&str]); 19] = [
         (builder().lease(Duration::ZERO), &["lease", "0ns", "500ms"]),
         (
             builder().lease(Duration::from_millis(499)),
@@ -122,6 +122,8 @@ async fn bad_settings_are_refused_before_anything_is_sent() {
             &["poll interval", "0ns", "1ms"],
         ),
         (builder().label("x".repeat(1025)), &["label", "1025", "1024"]),
+        (builder().owner_id("x".repeat(1025)), &["owner id", "1025", "1024"]),
+        (builder().owner_id(""), &["owner id", "empty", "1024"]),
         (builder().collection(""), &["collection", "empty"]),
         (builder().collection("a$b"), &["collection", "a$b", "`$`"]),
     ];

@@ -42,7 +42,7 @@ fn child_process() {
         }
         std::process::exit(1);
     });
-    let [uri, database, lease, claim] = task.split('|').collect::<Vec<_>>()[..] else {
+    let [uri, database, lease, claim, owner] = task.split('|').collect::<Vec<_>>()[..] else {
         panic!("{task}")
     };
     let [lease, claim] = [lease, claim].map(|millis| Duration::from_millis(millis.parse().unwrap()));
@@ -53,7 +53,11 @@ fn child_process() {
         .unwrap();
     let acquire = async {
         let client = Client::with_uri_str(uri).await.unwrap();
-        let locks = LockClient::builder(client.database(database))
+        let mut builder = LockClient::builder(client.database(database));
+        if !owner.is_empty() {
+            builder = builder.owner_id(owner);
+        }
+        let locks = builder
             .lease(lease)
             .claim_lease(claim)
             .skew_margin(SKEW)
@@ -104,12 +108,22 @@ struct Process {
 
 impl Process {
     async fn start(ground: &Ground, lease: Duration, claim: Duration) -> Self {
+        Self::start_as(ground, lease, claim, "").await
+    }
+
+    /// Under an owner id.
+    async fn start_as(ground: &Ground, lease: Duration, claim: Duration, owner: &str) -> Self {
         let uri = shared::replica_set().await.uri();
         let mut child = Command::new(env::current_exe().unwrap())
             .args(["process::child_process", "--exact", "--nocapture"])
             .env(
                 TASK,
-                format!("{uri}|{}|{}|{}", ground.database, lease.as_millis(), claim.as_millis()),
+                format!(
+                    "{uri}|{}|{}|{}|{owner}",
+                    ground.database,
+                    lease.as_millis(),
+                    claim.as_millis()
+                ),
             )
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
@@ -260,4 +274,45 @@ async fn a_waiter_that_was_killed_costs_the_claim_lease_at_most() {
     // It was the dead one's turn, and its entry was honoured.
     assert!(start.elapsed() > claim - SKEW, "{:?}", start.elapsed());
     assert_eq!(next.status(), LockStatus::Held);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_killed_holder_that_is_started_again_has_its_lock_back_at_once() {
+    // For ever, as this test goes.
+    let lease = Duration::from_secs(60);
+    let ground = Ground::replica_set("again").await;
+    let locks = ground.locks().await;
+    let mut before = Process::start_as(&ground, lease, lease, "worker-3").await;
+    let token: i64 = before.hears("acquired").await.parse().unwrap();
+    let mutex = locks.mutex(NAME);
+    let waiting = tokio::spawn(async move { mutex.acquire().await.unwrap() });
+    until_waiting(&locks, NAME, 1).await;
+
+    before.kill();
+    let dead = info(&locks, NAME).await.unwrap().holders[0].clone();
+    assert_eq!((dead.pid, dead.owner_id.as_deref()), (before.pid(), Some("worker-3")));
+    let mut again = Process::start_as(&ground, lease, lease, "worker-3").await;
+    let next: i64 = again.hears("acquired").await.parse().unwrap();
+    assert!(next > token);
+    assert!(
+        SystemTime::now() < dead.until,
+        "before the lease of its former self has run out"
+    );
+    let lock = info(&locks, NAME).await.unwrap();
+    let holders: Vec<_> = lock
+        .holders
+        .iter()
+        .map(|holder| (holder.pid, holder.token.as_i64()))
+        .collect();
+    assert_eq!(holders, [(again.pid(), next)]);
+    assert_eq!(lock.waiters.len(), 1, "who waited keeps its place behind");
+
+    // Another worker is not its former self.
+    let mut other = Process::start_as(&ground, lease, lease, "worker-4").await;
+    until_waiting(&locks, NAME, 2).await;
+    writeln!(again.orders, "release").unwrap();
+    assert_eq!(again.hears("released").await, "Released");
+    let turn = within(PATIENCE, "who waited", waiting).await.unwrap();
+    turn.release().await.unwrap();
+    other.hears("acquired").await;
 }
