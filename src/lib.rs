@@ -1,4 +1,5 @@
 #![doc = include_str!("../README.md")]
+#![cfg_attr(docsrs, feature(doc_cfg))]
 
 mod acquire;
 mod client;
@@ -19,6 +20,9 @@ mod semaphore;
 mod session;
 mod status;
 mod store;
+#[cfg(feature = "sync")]
+#[cfg_attr(docsrs, doc(cfg(feature = "sync")))]
+pub mod sync;
 mod token;
 mod wake_mode;
 mod watch;

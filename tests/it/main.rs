@@ -13,3 +13,5 @@ mod privileges;
 mod process;
 mod setup;
 mod stream;
+#[cfg(feature = "sync")]
+mod sync;

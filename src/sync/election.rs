@@ -1,0 +1,214 @@
+//! One leader at a time.
+
+use std::ops::{ControlFlow, Deref};
+
+use futures::StreamExt;
+
+use super::{LockView, block_on, enter};
+use crate::{
+    election::{Campaign, Leader},
+    error::{AcquireError, OperateError, ReleaseError, RenewError},
+    handle::Released,
+};
+
+/// Chooses one leader among all processes: [`watchlock::Election`] for threads.
+///
+/// [`watchlock::Election`]: crate::Election
+///
+/// # Examples
+///
+/// ```
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let locks = watchlock::sync::LockClient::in_memory();
+/// let election = locks.election("scheduler");
+/// let leadership = election.campaign("10.0.0.7:8080").run()?;
+/// assert_eq!(election.leader()?.expect("there is one").value, "10.0.0.7:8080");
+/// leadership.resign()?;
+/// # Ok(()) }
+/// ```
+#[derive(Clone, Debug)]
+pub struct Election {
+    election: crate::Election,
+}
+
+impl Election {
+    pub(super) fn new(election: crate::Election) -> Self {
+        Self { election }
+    }
+
+    /// The name of the election.
+    pub fn name(&self) -> &str {
+        self.election.name()
+    }
+
+    /// Campaigns until elected, proclaiming `value` from then on. [`run`](Campaign::run) the returned action.
+    pub fn campaign(&self, value: impl Into<String>) -> Campaign {
+        self.election.campaign(value)
+    }
+
+    /// Who leads at this moment; `None` when nobody does.
+    ///
+    /// # Errors
+    ///
+    /// When the name is out of its bounds or in use as something else, or the server can't be reached.
+    ///
+    /// # Panics
+    ///
+    /// On a thread of an async runtime; see [`sync`](crate::sync#panics).
+    pub fn leader(&self) -> Result<Option<Leader>, OperateError> {
+        block_on(self.election.leader())
+    }
+
+    /// Observes who leads: an iterator that blocks until there is something to tell. As
+    /// [`Election::observe`](crate::Election::observe), with the same errors.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let locks = watchlock::sync::LockClient::in_memory();
+    /// let election = locks.election("scheduler");
+    /// let mut leaders = election.observe();
+    /// assert!(leaders.next().expect("it goes on")?.is_none());
+    /// let leadership = election.campaign("node 7").run()?;
+    /// assert_eq!(leaders.next().expect("it goes on")?.expect("a leader").value, "node 7");
+    /// # Ok(()) }
+    /// ```
+    pub fn observe(&self) -> Leaders {
+        let _entered = enter();
+        Leaders {
+            leaders: self.election.observe(),
+        }
+    }
+
+    /// Leads again and again: campaigns, does the work, resigns, and campaigns anew after [`ControlFlow::Continue`];
+    /// returns after [`ControlFlow::Break`].
+    ///
+    /// Nothing stops a thread from outside: when the leadership is lost the work is to find out by its
+    /// [`lost_reason`](LockView::lost_reason), and to return. To lead beside other work, run it on a thread of its own.
+    ///
+    /// # Errors
+    ///
+    /// See [`AcquireError`].
+    ///
+    /// # Panics
+    ///
+    /// On a thread of an async runtime; see [`sync`](crate::sync#panics).
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let locks = watchlock::sync::LockClient::in_memory();
+    /// use std::ops::ControlFlow;
+    ///
+    /// let mut jobs = vec!["backup", "report"];
+    /// let last = locks.election("scheduler").run("node 7", |leading| {
+    ///     while leading.lost_reason().is_none() {
+    ///         let Some(job) = jobs.pop() else { return ControlFlow::Break(leading.token()) };
+    ///         println!("{job}");
+    ///     }
+    ///     ControlFlow::Continue(())
+    /// })?;
+    /// # Ok(()) }
+    /// ```
+    pub fn run<T>(
+        &self,
+        value: impl Into<String>,
+        mut lead: impl FnMut(LockView) -> ControlFlow<T>,
+    ) -> Result<T, AcquireError> {
+        let value = value.into();
+        loop {
+            let leadership = self.campaign(&value).run()?;
+            let led = lead(leadership.view());
+            if let Err(error) = leadership.resign() {
+                tracing::warn!(name = self.name(), %error, "a resignation could not be confirmed");
+            }
+            if let ControlFlow::Break(output) = led {
+                return Ok(output);
+            }
+        }
+    }
+}
+
+/// To be the leader: [`watchlock::Leadership`] for threads. Dropping it resigns in the background.
+///
+/// [`watchlock::Leadership`]: crate::Leadership
+#[must_use = "the leader resigns when its leadership is dropped"]
+#[derive(Debug)]
+pub struct Leadership {
+    leadership: crate::Leadership,
+    view: LockView,
+}
+
+impl Leadership {
+    pub(super) fn new(leadership: crate::Leadership) -> Self {
+        let view = LockView::new(leadership.view());
+        Self { leadership, view }
+    }
+
+    /// The same leadership for async code.
+    pub fn as_async(&self) -> &crate::Leadership {
+        &self.leadership
+    }
+
+    /// A view of the leadership for those who work under it.
+    pub fn view(&self) -> LockView {
+        self.view.clone()
+    }
+
+    /// Proclaims another value; as [`Leadership::proclaim`](crate::Leadership::proclaim).
+    ///
+    /// # Errors
+    ///
+    /// [`RenewError::Lost`] when the leadership is lost; nothing is proclaimed then. [`RenewError::Server`] when the
+    /// server refuses or can't be reached.
+    ///
+    /// # Panics
+    ///
+    /// On a thread of an async runtime; see [`sync`](crate::sync#panics).
+    pub fn proclaim(&self, value: impl Into<String>) -> Result<(), RenewError> {
+        block_on(self.leadership.proclaim(value))
+    }
+
+    /// Resigns: the next candidate leads at once.
+    ///
+    /// # Errors
+    ///
+    /// As [`LockHandle::release`](super::LockHandle::release).
+    ///
+    /// # Panics
+    ///
+    /// On a thread of an async runtime; see [`sync`](crate::sync#panics).
+    pub fn resign(self) -> Result<Released, ReleaseError> {
+        block_on(self.leadership.resign())
+    }
+}
+
+impl Deref for Leadership {
+    type Target = LockView;
+
+    fn deref(&self) -> &LockView {
+        &self.view
+    }
+}
+
+/// The leaders of an election, one after the other: an iterator that blocks until there is something to tell. Made by
+/// [`Election::observe`].
+///
+/// # Panics
+///
+/// `next` panics on a thread of an async runtime; see [`sync`](crate::sync#panics).
+#[must_use = "an iterator does nothing unless it is asked for the next item"]
+#[derive(Debug)]
+pub struct Leaders {
+    leaders: crate::Leaders,
+}
+
+impl Iterator for Leaders {
+    type Item = Result<Option<Leader>, OperateError>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        block_on(self.leaders.next())
+    }
+}

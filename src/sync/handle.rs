@@ -1,0 +1,189 @@
+//! What a holder has in hand.
+
+use std::{ops::Deref, time::Duration};
+
+use super::block_on;
+use crate::{
+    error::{ReleaseError, RenewError},
+    handle::Released,
+    status::{LockStatus, LostReason},
+    token::FencingToken,
+};
+
+/// A held lock: [`watchlock::LockHandle`] for threads.
+///
+/// It dereferences to a [`LockView`], and is renewed in the background whatever the threads of the program do. Dropping it
+/// releases the lock in the background, without blocking.
+///
+/// [`watchlock::LockHandle`]: crate::LockHandle
+#[must_use = "the lock is released when the handle is dropped"]
+#[derive(Debug)]
+pub struct LockHandle {
+    handle: crate::LockHandle,
+    view: LockView,
+}
+
+impl LockHandle {
+    pub(super) fn new(handle: crate::LockHandle) -> Self {
+        let view = LockView::new(handle.view());
+        Self { handle, view }
+    }
+
+    /// The same handle for async code.
+    pub fn as_async(&self) -> &crate::LockHandle {
+        &self.handle
+    }
+
+    /// A view of this hold for those who work under it; it can be cloned, and outlives the handle.
+    pub fn view(&self) -> LockView {
+        self.view.clone()
+    }
+
+    /// Renews the lock now, and returns for how long it is safe; as [`LockHandle::renew`](crate::LockHandle::renew).
+    ///
+    /// # Errors
+    ///
+    /// [`RenewError::Lost`] when it is lost. [`RenewError::Server`] when the server could not be reached: the lock is
+    /// still held, and renewals go on in the background.
+    ///
+    /// # Panics
+    ///
+    /// On a thread of an async runtime; see [`sync`](crate::sync#panics).
+    pub fn renew(&self) -> Result<Duration, RenewError> {
+        block_on(self.handle.renew())
+    }
+
+    /// Releases the lock, and blocks until it is done; as [`LockHandle::release`](crate::LockHandle::release).
+    ///
+    /// # Errors
+    ///
+    /// When the server refuses, or can't be reached for the time of a lease. The lock is not ours any more then either.
+    ///
+    /// # Panics
+    ///
+    /// On a thread of an async runtime; see [`sync`](crate::sync#panics).
+    pub fn release(self) -> Result<Released, ReleaseError> {
+        block_on(self.handle.release())
+    }
+}
+
+impl Deref for LockHandle {
+    type Target = LockView;
+
+    fn deref(&self) -> &LockView {
+        &self.view
+    }
+}
+
+/// A view of a held lock, for those who work under it: [`watchlock::LockView`] for threads.
+///
+/// [`watchlock::LockView`]: crate::LockView
+///
+/// # Examples
+///
+/// Work in steps, and look between them:
+///
+/// ```
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let locks = watchlock::sync::LockClient::in_memory();
+/// let handle = locks.mutex("invoice-42").acquire().run()?;
+/// for step in 0..3 {
+///     if let Some(reason) = handle.lost_reason() {
+///         return Err(reason.into());
+///     }
+///     // ... the step, under the fencing token ...
+/// }
+/// handle.release()?;
+/// # Ok(()) }
+/// ```
+///
+/// Or have a thread of its own wait for the loss:
+///
+/// ```
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let locks = watchlock::sync::LockClient::in_memory();
+/// let handle = locks.mutex("invoice-42").acquire().run()?;
+/// let view = handle.view();
+/// let guard = std::thread::spawn(move || println!("no longer held: {}", view.lost()));
+/// handle.release()?;
+/// guard.join().expect("it ends with the hold");
+/// # Ok(()) }
+/// ```
+#[derive(Clone, Debug)]
+pub struct LockView {
+    view: crate::LockView,
+}
+
+impl LockView {
+    pub(super) fn new(view: crate::LockView) -> Self {
+        Self { view }
+    }
+
+    /// The same view for async code.
+    pub fn as_async(&self) -> &crate::LockView {
+        &self.view
+    }
+
+    /// The name of the lock.
+    pub fn name(&self) -> &str {
+        self.view.name()
+    }
+
+    /// The fencing token of this grant.
+    pub fn token(&self) -> FencingToken {
+        self.view.token()
+    }
+
+    /// How many permits are held: 1 of a mutex, what was asked for of a semaphore.
+    pub fn permits(&self) -> u64 {
+        self.view.permits()
+    }
+
+    /// Blocks until the lock is lost, and tells why.
+    ///
+    /// # Panics
+    ///
+    /// On a thread of an async runtime; see [`sync`](crate::sync#panics).
+    pub fn lost(&self) -> LostReason {
+        block_on(self.view.lost())
+    }
+
+    /// Blocks until the lock is lost, or `limit` is over: then `None`, and it is still held.
+    ///
+    /// # Panics
+    ///
+    /// On a thread of an async runtime; see [`sync`](crate::sync#panics).
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let locks = watchlock::sync::LockClient::in_memory();
+    /// use std::time::Duration;
+    /// use watchlock::LostReason;
+    ///
+    /// let handle = locks.mutex("stuck").acquire().run()?;
+    /// assert_eq!(handle.lost_within(Duration::from_millis(10)), None);
+    /// locks.break_lock("stuck")?;
+    /// assert_eq!(handle.lost_within(Duration::from_secs(5)), Some(LostReason::Broken));
+    /// # Ok(()) }
+    /// ```
+    pub fn lost_within(&self, limit: Duration) -> Option<LostReason> {
+        block_on(async { tokio::time::timeout(limit, self.view.lost()).await.ok() })
+    }
+
+    /// Why the lock was lost; `None` while it is held. It does not block, and looks at the clock on the spot.
+    pub fn lost_reason(&self) -> Option<LostReason> {
+        self.view.lost_reason()
+    }
+
+    /// How safe the lock is at present.
+    pub fn status(&self) -> LockStatus {
+        self.view.status()
+    }
+
+    /// For how long the lock is surely ours; as [`LockView::safe_for`](crate::LockView::safe_for).
+    pub fn safe_for(&self) -> Duration {
+        self.view.safe_for()
+    }
+}

@@ -1,0 +1,90 @@
+//! The same without async: calls that block the thread until they are done. With the feature `sync`, which switches on
+//! the driver's own feature of that name.
+//!
+//! It reads as the driver's synchronous API: what is awaited there is [`run`](crate::Acquire::run) here. The actions are
+//! the same ones, with the same options; the types of this module are thin wrappers around those of the crate, with the
+//! same guarantees. Their documentation says here what differs, and refers to them for the rest.
+//!
+//! # Connecting
+//!
+//! A [`LockClient`] is made from the driver's `mongodb::Database`, as a `mongodb::sync::Database` does not give out the
+//! connections beneath it. The other way round it does: make one client, and have the synchronous one from it.
+//!
+//! ```no_run
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! use mongodb::options::ClientOptions;
+//! use watchlock::sync::LockClient;
+//!
+//! let options = ClientOptions::parse("mongodb://localhost:27017/?replicaSet=rs0").run()?;
+//! let client = mongodb::Client::with_options(options)?;
+//! let locks = LockClient::builder(client.database("app")).label("billing").build()?;
+//! // For your own work, over the same connections.
+//! let app = mongodb::sync::Client::from(client).database("app");
+//!
+//! let handle = locks.mutex("invoice-42").acquire().reason("monthly run").run()?;
+//! // ... bill the invoice, in time: see `LockView::lost_reason` and `LockView::safe_for` ...
+//! handle.release()?;
+//! locks.shutdown();
+//! # Ok(()) }
+//! ```
+//!
+//! # In the background
+//!
+//! Two threads of a runtime of the library's own renew what is held, wake who waits, and carry out what was dropped,
+//! whatever the threads of the program do. They are started by the first call, and end with the process: call
+//! [`LockClient::shutdown`] before that.
+//!
+//! # Panics
+//!
+//! As with the driver's synchronous API, every call that blocks panics on a thread of an async runtime, whose other tasks
+//! it would block: there, use the types of the crate itself, or `tokio::task::spawn_blocking`. So does the first call if
+//! the system refuses to start the threads. Dropping a handle blocks nowhere.
+
+mod actions;
+mod client;
+mod election;
+mod handle;
+mod multi;
+mod mutex;
+mod rw_lock;
+mod semaphore;
+mod watch;
+
+use std::sync::LazyLock;
+
+use tokio::runtime::{Builder, EnterGuard, Runtime};
+
+pub use client::{LockClient, LockClientBuilder};
+pub use election::{Election, Leaders, Leadership};
+pub use handle::{LockHandle, LockView};
+pub use multi::{MultiHandle, MultiLock, MultiView};
+pub use mutex::Mutex;
+pub use rw_lock::RwLock;
+pub use semaphore::Semaphore;
+pub use watch::LockEvents;
+
+/// One works, and where that is busy with a large answer of the server the other goes on renewing.
+const THREADS: usize = 2;
+
+static RUNTIME: LazyLock<Runtime> = LazyLock::new(|| {
+    let mut builder = Builder::new_multi_thread();
+    let built = builder
+        .worker_threads(THREADS)
+        .thread_name("watchlock")
+        .enable_all()
+        .build();
+    match built {
+        Ok(runtime) => runtime,
+        Err(error) => panic!("the threads in the background could not be started: {error}"),
+    }
+});
+
+/// Runs the future on this thread, and waits for it.
+fn block_on<F: Future>(future: F) -> F::Output {
+    RUNTIME.block_on(future)
+}
+
+/// For calls that do not wait, but start tasks.
+fn enter() -> EnterGuard<'static> {
+    RUNTIME.enter()
+}

@@ -1,0 +1,192 @@
+//! Several mutexes, all or nothing.
+
+use std::{ops::Deref, time::Duration};
+
+use super::{LockView, block_on};
+use crate::{
+    error::{MultiRunError, ReleaseError},
+    handle::Released,
+    multi::{MultiAcquire, TryMultiAcquire},
+    status::{LockStatus, LostPart},
+    token::FencingToken,
+};
+
+/// Several mutexes that are held together or not at all: [`watchlock::MultiLock`] for threads.
+///
+/// [`watchlock::MultiLock`]: crate::MultiLock
+///
+/// # Examples
+///
+/// ```
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let locks = watchlock::sync::LockClient::in_memory();
+/// let handle = locks.multi(["account-7", "account-3"]).acquire().run()?;
+/// assert!(locks.mutex("account-3").try_acquire().run()?.is_none());
+/// // ... transfer ...
+/// handle.release()?;
+/// # Ok(()) }
+/// ```
+#[derive(Clone, Debug)]
+pub struct MultiLock {
+    multi: crate::MultiLock,
+}
+
+impl MultiLock {
+    pub(super) fn new(multi: crate::MultiLock) -> Self {
+        Self { multi }
+    }
+
+    /// The names, in the order in which they are acquired.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.multi.names()
+    }
+
+    /// Acquires all parts, waiting for each in turn. [`run`](MultiAcquire::run) the returned action.
+    pub fn acquire(&self) -> MultiAcquire {
+        self.multi.acquire()
+    }
+
+    /// Acquires all parts if every one is free and nobody waits for any. [`run`](TryMultiAcquire::run) the returned
+    /// action.
+    pub fn try_acquire(&self) -> TryMultiAcquire {
+        self.multi.try_acquire()
+    }
+
+    /// Acquires all parts, does the work, and releases them; as [`Mutex::run`](super::Mutex::run).
+    ///
+    /// # Errors
+    ///
+    /// [`MultiRunError::Acquire`] when they were not acquired, [`MultiRunError::Lost`] when one was lost before the work
+    /// came to its end.
+    ///
+    /// # Panics
+    ///
+    /// On a thread of an async runtime; see [`sync`](crate::sync#panics).
+    pub fn run<T>(&self, work: impl FnOnce(MultiView) -> T) -> Result<T, MultiRunError> {
+        let handle = self.acquire().run()?;
+        let output = work(handle.view());
+        if let Some(part) = handle.lost_part() {
+            return Err(part.into());
+        }
+        if let Err(error) = handle.release() {
+            tracing::warn!(multi = ?self.multi, %error, "the release of a multi-lock could not be confirmed");
+        }
+        Ok(output)
+    }
+}
+
+/// Several held locks: [`watchlock::MultiHandle`] for threads. Dropping it releases them in the background.
+///
+/// [`watchlock::MultiHandle`]: crate::MultiHandle
+#[must_use = "the locks are released when the handle is dropped"]
+#[derive(Debug)]
+pub struct MultiHandle {
+    handle: crate::MultiHandle,
+    view: MultiView,
+}
+
+impl MultiHandle {
+    pub(super) fn new(handle: crate::MultiHandle) -> Self {
+        let view = MultiView { view: handle.view() };
+        Self { handle, view }
+    }
+
+    /// The same handle for async code.
+    pub fn as_async(&self) -> &crate::MultiHandle {
+        &self.handle
+    }
+
+    /// A view of these holds for those who work under them; it can be cloned, and outlives the handle.
+    pub fn view(&self) -> MultiView {
+        self.view.clone()
+    }
+
+    /// Releases all parts, and blocks until it is done; as [`MultiHandle::release`](crate::MultiHandle::release).
+    ///
+    /// # Errors
+    ///
+    /// As [`LockHandle::release`](super::LockHandle::release), when the release of any part could not be confirmed.
+    ///
+    /// # Panics
+    ///
+    /// On a thread of an async runtime; see [`sync`](crate::sync#panics).
+    pub fn release(self) -> Result<Released, ReleaseError> {
+        block_on(self.handle.release())
+    }
+}
+
+impl Deref for MultiHandle {
+    type Target = MultiView;
+
+    fn deref(&self) -> &MultiView {
+        &self.view
+    }
+}
+
+/// A view of several held locks, for those who work under them: [`watchlock::MultiView`] for threads.
+///
+/// [`watchlock::MultiView`]: crate::MultiView
+#[derive(Clone, Debug)]
+pub struct MultiView {
+    view: crate::MultiView,
+}
+
+impl MultiView {
+    /// The same view for async code.
+    pub fn as_async(&self) -> &crate::MultiView {
+        &self.view
+    }
+
+    /// The parts, in the order of their names.
+    pub fn parts(&self) -> impl Iterator<Item = LockView> {
+        self.view.parts().cloned().map(LockView::new)
+    }
+
+    /// The part of this name.
+    pub fn part(&self, name: &str) -> Option<LockView> {
+        self.view.part(name).cloned().map(LockView::new)
+    }
+
+    /// The fencing token of the part of this name.
+    pub fn token(&self, name: &str) -> Option<FencingToken> {
+        self.view.token(name)
+    }
+
+    /// The names and their fencing tokens, in the order of the names.
+    pub fn tokens(&self) -> impl Iterator<Item = (&str, FencingToken)> {
+        self.view.tokens()
+    }
+
+    /// Blocks until any part is lost, and tells which and why.
+    ///
+    /// # Panics
+    ///
+    /// On a thread of an async runtime; see [`sync`](crate::sync#panics).
+    pub fn lost(&self) -> LostPart {
+        block_on(self.view.lost())
+    }
+
+    /// Blocks until any part is lost, or `limit` is over: then `None`, and all are still held.
+    ///
+    /// # Panics
+    ///
+    /// On a thread of an async runtime; see [`sync`](crate::sync#panics).
+    pub fn lost_within(&self, limit: Duration) -> Option<LostPart> {
+        block_on(async { tokio::time::timeout(limit, self.view.lost()).await.ok() })
+    }
+
+    /// Which part was lost and why; `None` while all are held. It does not block, and looks at the clock on the spot.
+    pub fn lost_part(&self) -> Option<LostPart> {
+        self.view.lost_part()
+    }
+
+    /// How safe the locks are at present: as the part that is least so.
+    pub fn status(&self) -> LockStatus {
+        self.view.status()
+    }
+
+    /// For how long all parts are surely ours.
+    pub fn safe_for(&self) -> Duration {
+        self.view.safe_for()
+    }
+}

@@ -1,0 +1,85 @@
+//! A lock with one holder at a time.
+
+use super::LockView;
+use crate::{
+    acquire::{Acquire, TryAcquire},
+    error::RunError,
+};
+
+/// A lock with one holder at a time, among all processes: [`watchlock::Mutex`] for threads.
+///
+/// The threads of a process wait in line as the tasks of an async one do.
+///
+/// [`watchlock::Mutex`]: crate::Mutex
+///
+/// # Examples
+///
+/// ```
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let locks = watchlock::sync::LockClient::in_memory();
+/// let mutex = locks.mutex("invoice-42");
+/// let handle = mutex.acquire().run()?;
+/// // ... bill the invoice ...
+/// handle.release()?;
+/// # Ok(()) }
+/// ```
+#[derive(Clone, Debug)]
+pub struct Mutex {
+    mutex: crate::Mutex,
+}
+
+impl Mutex {
+    pub(super) fn new(mutex: crate::Mutex) -> Self {
+        Self { mutex }
+    }
+
+    /// The name of the lock.
+    pub fn name(&self) -> &str {
+        self.mutex.name()
+    }
+
+    /// Acquires the lock, waiting for its turn. [`run`](Acquire::run) the returned action.
+    pub fn acquire(&self) -> Acquire {
+        self.mutex.acquire()
+    }
+
+    /// Acquires the lock if it is free and nobody waits for it. [`run`](TryAcquire::run) the returned action.
+    pub fn try_acquire(&self) -> TryAcquire {
+        self.mutex.try_acquire()
+    }
+
+    /// Acquires the lock, does the work, and releases the lock.
+    ///
+    /// Nothing stops a thread from outside: when the lock is lost the work goes on, unless it looks at the
+    /// [`lost_reason`](LockView::lost_reason) itself and returns.
+    ///
+    /// # Errors
+    ///
+    /// [`RunError::Acquire`] when the lock was not acquired, [`RunError::Lost`] when it was lost before the work came to
+    /// its end; what the work returned is dropped then. A release that can't be confirmed is no error.
+    ///
+    /// # Panics
+    ///
+    /// On a thread of an async runtime; see [`sync`](crate::sync#panics). When the work panics the lock is released.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let locks = watchlock::sync::LockClient::in_memory();
+    /// let token = locks.mutex("nightly-job").run(|held| held.token())?;
+    /// assert!(token < locks.mutex("nightly-job").run(|held| held.token())?);
+    /// # Ok(()) }
+    /// ```
+    pub fn run<T>(&self, work: impl FnOnce(LockView) -> T) -> Result<T, RunError> {
+        let handle = self.acquire().run()?;
+        let output = work(handle.view());
+        if let Some(reason) = handle.lost_reason() {
+            return Err(reason.into());
+        }
+        if let Err(error) = handle.release() {
+            tracing::warn!(name = self.name(), %error, "the release of a lock could not be confirmed");
+        }
+        Ok(output)
+    }
+}

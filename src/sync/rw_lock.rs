@@ -1,0 +1,55 @@
+//! A lock of many readers or one writer.
+
+use crate::acquire::{Acquire, TryAcquire};
+
+/// A lock of many readers or one writer, among all processes: [`watchlock::RwLock`] for threads.
+///
+/// [`watchlock::RwLock`]: crate::RwLock
+///
+/// # Examples
+///
+/// ```
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let locks = watchlock::sync::LockClient::in_memory();
+/// let prices = locks.rw_lock("prices");
+/// let (one, other) = (prices.read().run()?, prices.read().run()?);
+/// assert!(prices.try_write().run()?.is_none());
+/// drop((one, other));
+/// let write = prices.write().run()?;
+/// # Ok(()) }
+/// ```
+#[derive(Clone, Debug)]
+pub struct RwLock {
+    lock: crate::RwLock,
+}
+
+impl RwLock {
+    pub(super) fn new(lock: crate::RwLock) -> Self {
+        Self { lock }
+    }
+
+    /// The name of the lock.
+    pub fn name(&self) -> &str {
+        self.lock.name()
+    }
+
+    /// Acquires the lock to read, waiting for its turn. [`run`](Acquire::run) the returned action.
+    pub fn read(&self) -> Acquire {
+        self.lock.read()
+    }
+
+    /// Acquires the lock to write, waiting for its turn. [`run`](Acquire::run) the returned action.
+    pub fn write(&self) -> Acquire {
+        self.lock.write()
+    }
+
+    /// As [`read`](Self::read), if nobody is in the way. [`run`](TryAcquire::run) the returned action.
+    pub fn try_read(&self) -> TryAcquire {
+        self.lock.try_read()
+    }
+
+    /// As [`write`](Self::write), if nobody is in the way. [`run`](TryAcquire::run) the returned action.
+    pub fn try_write(&self) -> TryAcquire {
+        self.lock.try_write()
+    }
+}

@@ -1,0 +1,76 @@
+//! A lock of a number of permits.
+
+use super::block_on;
+use crate::{
+    acquire::{Acquire, TryAcquire},
+    error::OperateError,
+};
+
+/// A number of permits that all processes share: [`watchlock::Semaphore`] for threads.
+///
+/// [`watchlock::Semaphore`]: crate::Semaphore
+///
+/// # Examples
+///
+/// ```
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let locks = watchlock::sync::LockClient::in_memory();
+/// let exports = locks.semaphore("exports", 4);
+/// let two = exports.acquire_many(2).run()?;
+/// assert_eq!(exports.available_permits()?, 2);
+/// # Ok(()) }
+/// ```
+#[derive(Clone, Debug)]
+pub struct Semaphore {
+    semaphore: crate::Semaphore,
+}
+
+impl Semaphore {
+    pub(super) fn new(semaphore: crate::Semaphore) -> Self {
+        Self { semaphore }
+    }
+
+    /// The name of the semaphore.
+    pub fn name(&self) -> &str {
+        self.semaphore.name()
+    }
+
+    /// How many permits it has, held ones included.
+    pub fn permits(&self) -> u32 {
+        self.semaphore.permits()
+    }
+
+    /// Acquires one permit, waiting for its turn. [`run`](Acquire::run) the returned action.
+    pub fn acquire(&self) -> Acquire {
+        self.semaphore.acquire()
+    }
+
+    /// Acquires `permits` permits at once, waiting for its turn. [`run`](Acquire::run) the returned action.
+    pub fn acquire_many(&self, permits: u32) -> Acquire {
+        self.semaphore.acquire_many(permits)
+    }
+
+    /// Acquires one permit if there is one and nobody waits. [`run`](TryAcquire::run) the returned action.
+    pub fn try_acquire(&self) -> TryAcquire {
+        self.semaphore.try_acquire()
+    }
+
+    /// Acquires `permits` permits if there are as many and nobody waits. [`run`](TryAcquire::run) the returned action.
+    pub fn try_acquire_many(&self, permits: u32) -> TryAcquire {
+        self.semaphore.try_acquire_many(permits)
+    }
+
+    /// How many permits are free at this moment; as
+    /// [`Semaphore::available_permits`](crate::Semaphore::available_permits).
+    ///
+    /// # Errors
+    ///
+    /// When the name is out of its bounds or in use as something else, or the server can't be reached.
+    ///
+    /// # Panics
+    ///
+    /// On a thread of an async runtime; see [`sync`](crate::sync#panics).
+    pub fn available_permits(&self) -> Result<u32, OperateError> {
+        block_on(self.semaphore.available_permits())
+    }
+}

@@ -1,0 +1,441 @@
+//! The blocking API, from threads that have no runtime.
+
+use std::{
+    env,
+    ops::ControlFlow,
+    panic::AssertUnwindSafe,
+    process::Command,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+        mpsc,
+    },
+    thread,
+    time::{Duration, Instant},
+};
+
+use mongodb::{
+    Client,
+    bson::{Document, doc},
+    options::ClientOptions,
+};
+use watchlock::{
+    AcquireError, BuildError, InMemory, LockEvent, LockStatus, LostReason, MultiRunError, OperateError, Released,
+    RenewError, RunError,
+    sync::{LockClient, LockClientBuilder},
+};
+
+use crate::setup::{COLLECTION, Ground, PATIENCE, SOON};
+
+/// The test kit's servers are started by async code, which is over when this returns: the tests have no runtime.
+fn prepared<T>(future: impl Future<Output = T>) -> T {
+    tokio::runtime::Runtime::new().unwrap().block_on(future)
+}
+
+fn driver(ground: &Ground) -> Client {
+    Client::with_options(ClientOptions::parse(ground.uri()).run().unwrap()).unwrap()
+}
+
+fn builder(ground: &Ground) -> LockClientBuilder {
+    LockClient::builder(driver(ground).database(&ground.database))
+}
+
+fn locks(ground: &Ground) -> LockClient {
+    builder(ground).build().unwrap()
+}
+
+/// Two clients, as two processes would have them, in each of the three places.
+fn places(name: &str) -> Vec<(LockClient, LockClient)> {
+    let memory = InMemory::new();
+    let (set, alone) = prepared(async { (Ground::replica_set(name).await, Ground::standalone(name).await) });
+    vec![
+        (memory.client().into(), memory.client().into()),
+        (locks(&set), locks(&set)),
+        (locks(&alone), locks(&alone)),
+    ]
+}
+
+fn eventually(limit: Duration, what: &str, mut holds: impl FnMut() -> bool) {
+    let start = Instant::now();
+    loop {
+        let began = start.elapsed();
+        if holds() {
+            return;
+        }
+        assert!(began < limit, "not within {limit:?}: {what}");
+        thread::sleep(Duration::from_millis(2));
+    }
+}
+
+fn is_vacant(locks: &LockClient, name: &str) -> bool {
+    let lock = locks.inspect(name).unwrap();
+    lock.is_none_or(|lock| lock.holders.is_empty() && lock.waiters.is_empty())
+}
+
+fn until_waiting(locks: &LockClient, name: &str, count: usize) {
+    eventually(PATIENCE, "all wait", || {
+        let lock = locks.inspect(name).unwrap();
+        lock.is_some_and(|lock| lock.waiters.len() == count)
+    });
+}
+
+/// The output of the thread, which must come within `limit`.
+fn within<T: Send + 'static>(limit: Duration, what: &str, work: impl FnOnce() -> T + Send + 'static) -> T {
+    let (to, output) = mpsc::channel();
+    let _detached = thread::spawn(move || to.send(work()));
+    match output.recv_timeout(limit) {
+        Ok(output) => output,
+        Err(error) => panic!("not within {limit:?}: {what}: {error}"),
+    }
+}
+
+#[test]
+fn threads_of_two_clients_take_turns() {
+    for (a, b) in places("sync_turns") {
+        let (inside, done) = (Arc::new(AtomicBool::new(false)), mpsc::channel());
+        for locks in [&a, &b] {
+            for _ in 0..6 {
+                let (mutex, inside, done) = (locks.mutex("x"), inside.clone(), done.0.clone());
+                thread::spawn(move || {
+                    for _ in 0..4 {
+                        let handle = mutex.acquire().timeout(PATIENCE).run().unwrap();
+                        assert!(!inside.swap(true, Ordering::SeqCst), "held twice");
+                        thread::yield_now();
+                        inside.store(false, Ordering::SeqCst);
+                        let token = handle.token();
+                        assert_eq!(handle.release().unwrap(), Released::Released);
+                        done.send(token).unwrap();
+                    }
+                });
+            }
+        }
+        let mut tokens: Vec<_> = (0..48)
+            .map(|_| done.1.recv_timeout(2 * PATIENCE).expect("everybody gets through"))
+            .collect();
+        tokens.sort_unstable();
+        tokens.dedup();
+        assert_eq!(tokens.len(), 48);
+        assert!(is_vacant(&a, "x"));
+    }
+}
+
+#[test]
+fn a_waiting_thread_is_handed_the_lock() {
+    for (a, b) in places("sync_handed") {
+        let held = a.mutex("x").acquire().reason("to test").run().unwrap();
+        assert_eq!((held.name(), held.permits(), held.status()), ("x", 1, LockStatus::Held));
+        assert!(held.renew().unwrap() > Duration::from_secs(25) && held.safe_for() > Duration::from_secs(20));
+        let holder = &b.inspect("x").unwrap().unwrap().holders[0];
+        assert_eq!(
+            (holder.token, holder.reason.as_deref()),
+            (held.token(), Some("to test"))
+        );
+        assert!(b.mutex("x").try_acquire().run().unwrap().is_none());
+        let mutex = b.mutex("x");
+        let waiting = thread::spawn(move || mutex.acquire().run().unwrap());
+        until_waiting(&a, "x", 1);
+        let token = held.token();
+        assert_eq!(held.release().unwrap(), Released::Released);
+        let next = within(PATIENCE, "the grant", || waiting.join().unwrap());
+        assert!(next.token() > token);
+    }
+}
+
+#[test]
+fn a_timeout_leaves_no_place_in_the_queue() {
+    for (a, b) in places("sync_timeout") {
+        let held = a.mutex("x").acquire().run().unwrap();
+        for timeout in [Duration::ZERO, Duration::from_millis(30)] {
+            let error = b.mutex("x").acquire().timeout(timeout).run().unwrap_err();
+            assert!(
+                matches!(&error, AcquireError::Timeout { waited, .. } if *waited == timeout),
+                "{error}"
+            );
+        }
+        eventually(SOON, "the place is given up", || {
+            a.inspect("x").unwrap().unwrap().waiters.is_empty()
+        });
+        assert_eq!(held.lost_reason(), None);
+    }
+}
+
+#[test]
+fn a_blocked_thread_learns_of_the_loss() {
+    for (a, b) in places("sync_lost") {
+        let held = a.mutex("x").acquire().run().unwrap();
+        assert_eq!(held.lost_within(Duration::from_millis(20)), None);
+        let view = held.view();
+        let blocked = thread::spawn(move || view.lost());
+        b.break_lock("x").unwrap();
+        assert_eq!(
+            within(2 * SOON, "the loss", || blocked.join().unwrap()),
+            LostReason::Broken
+        );
+        assert_eq!(held.lost_within(Duration::MAX), Some(LostReason::Broken));
+        assert_eq!((held.status(), held.safe_for()), (LockStatus::Lost, Duration::ZERO));
+        assert!(matches!(held.renew(), Err(RenewError::Lost(LostReason::Broken))));
+        assert_eq!(held.release().unwrap(), Released::WasLost);
+    }
+}
+
+#[test]
+fn dropping_a_handle_releases_the_lock() {
+    for (a, b) in places("sync_drop") {
+        let held = a.mutex("x").acquire().run().unwrap();
+        let view = held.view();
+        let mutex = b.mutex("x");
+        let waiting = thread::spawn(move || mutex.acquire().run().unwrap());
+        until_waiting(&b, "x", 1);
+        drop(held);
+        assert_eq!(view.lost_reason(), Some(LostReason::Released));
+        drop(within(PATIENCE, "the next has it", || waiting.join().unwrap()));
+        eventually(SOON, "free", || is_vacant(&a, "x"));
+    }
+}
+
+/// In a process of its own, as in this one the threads of other tests drive what is to go on by itself. Time has to pass
+/// there: that is what the lock must outlast.
+#[test]
+fn a_lock_is_renewed_while_the_only_thread_sleeps() {
+    const SERVER: &str = "WATCHLOCK_TEST_SERVER";
+    let Ok(uri) = env::var(SERVER) else {
+        let ground = prepared(Ground::replica_set("sync_renewed"));
+        let alone = Command::new(env::current_exe().unwrap())
+            .args(["sync::a_lock_is_renewed_while_the_only_thread_sleeps", "--exact"])
+            .env(SERVER, ground.uri())
+            .output()
+            .unwrap();
+        let told = String::from_utf8_lossy(&alone.stdout);
+        assert!(alone.status.success() && told.contains("1 passed"), "{told}");
+        return;
+    };
+    let (ground, lease) = (Ground::at(uri, "sync_renewed"), Duration::from_secs(2));
+    let (locks, other) = (builder(&ground).lease(lease).build().unwrap(), locks(&ground));
+    let held = locks.mutex("x").acquire().run().unwrap();
+    thread::sleep(3 * lease);
+    assert_eq!(held.status(), LockStatus::Held);
+    assert!(other.mutex("x").try_acquire().run().unwrap().is_none());
+    let lock = other.inspect("x").unwrap().unwrap();
+    assert_eq!(lock.holders[0].token, held.token());
+    assert_eq!(held.release().unwrap(), Released::Released);
+}
+
+#[test]
+fn run_does_the_work_under_the_lock() {
+    for (a, b) in places("sync_run") {
+        let work = |held: watchlock::sync::LockView| {
+            assert!(b.mutex("x").try_acquire().run().unwrap().is_none());
+            held.token()
+        };
+        let token = a.mutex("x").run(work).unwrap();
+        assert!(token < a.mutex("x").run(work).unwrap());
+        assert!(is_vacant(&b, "x"));
+
+        let lost = a.mutex("x").run(|held| {
+            b.break_lock("x").unwrap();
+            held.lost()
+        });
+        assert!(matches!(lost, Err(RunError::Lost(LostReason::Broken))), "{lost:?}");
+        let unwound = std::panic::catch_unwind(AssertUnwindSafe(|| a.mutex("x").run(|_| panic!("on purpose"))));
+        assert!(unwound.is_err());
+        eventually(SOON, "released as it unwinds", || is_vacant(&b, "x"));
+    }
+}
+
+#[test]
+fn every_kind_of_lock_works_without_async() {
+    for (a, b) in places("sync_kinds") {
+        let permits = a.semaphore("semaphore", 3);
+        let two = permits.acquire_many(2).run().unwrap();
+        assert_eq!(
+            (permits.permits(), two.permits(), permits.available_permits().unwrap()),
+            (3, 2, 1)
+        );
+        let last = b.semaphore("semaphore", 3).try_acquire().run().unwrap();
+        assert!(last.is_some() && permits.try_acquire_many(1).run().unwrap().is_none());
+        let error = b.semaphore("semaphore", 4).available_permits().unwrap_err();
+        assert!(matches!(error, OperateError::UsedOtherwise(_)), "{error}");
+
+        let (here, there) = (a.rw_lock("rw"), b.rw_lock("rw"));
+        let (one, other) = (here.read().run().unwrap(), there.try_read().run().unwrap());
+        assert!(other.is_some() && there.try_write().run().unwrap().is_none());
+        assert_eq!(one.release().unwrap(), Released::Released);
+        assert_eq!(other.unwrap().release().unwrap(), Released::Released);
+        assert!(here.write().timeout(PATIENCE).run().is_ok());
+
+        let names = || ["z", "x", "y"];
+        let multi = a.multi(names());
+        assert_eq!(multi.names().collect::<Vec<_>>(), ["x", "y", "z"]);
+        let held = multi.acquire().timeout(PATIENCE).run().unwrap();
+        assert!(b.multi(names()).try_acquire().run().unwrap().is_none());
+        assert_eq!(held.tokens().count(), 3);
+        assert_eq!(held.part("y").map(|part| part.token()), held.token("y"));
+        assert_eq!(
+            (held.status(), held.lost_within(Duration::from_millis(5))),
+            (LockStatus::Held, None)
+        );
+        b.break_lock("y").unwrap();
+        let lost = held.lost_within(2 * SOON).unwrap();
+        assert_eq!((lost.name.as_str(), lost.reason), ("y", LostReason::Broken));
+        assert_eq!(held.release().unwrap(), Released::WasLost);
+        assert_eq!(multi.run(|held| held.parts().count()).unwrap(), 3);
+        let lost = multi.run(|held| {
+            b.break_lock("z").unwrap();
+            held.lost()
+        });
+        assert!(
+            matches!(&lost, Err(MultiRunError::Lost(part)) if part.name == "z"),
+            "{lost:?}"
+        );
+
+        // What is left when the other parts of the lost one are given back in the background.
+        eventually(SOON, "the permits are all that is held", || {
+            let held = a.list().held(true).run().unwrap();
+            held.iter().map(|lock| lock.name.as_str()).eq(["semaphore"])
+        });
+    }
+}
+
+#[test]
+fn leaders_are_elected_and_observed_by_threads() {
+    for (a, b) in places("sync_election") {
+        let (here, there) = (a.election("x"), b.election("x"));
+        let (tell, told) = mpsc::channel();
+        let observed = there.observe();
+        thread::spawn(move || {
+            for leader in observed {
+                let value = leader.unwrap().map(|leader| leader.value);
+                if tell.send(value).is_err() {
+                    return;
+                }
+            }
+        });
+        let next = || told.recv_timeout(PATIENCE).expect("a change of leaders");
+        assert_eq!(next(), None);
+        let first = here.campaign("first").reason("to test").run().unwrap();
+        assert_eq!(next().as_deref(), Some("first"));
+        assert_eq!(there.leader().unwrap().unwrap().token, first.token());
+        first.proclaim("still first").unwrap();
+        assert_eq!(next().as_deref(), Some("still first"));
+        assert!(there.campaign("second").timeout(Duration::ZERO).run().is_err());
+        assert_eq!(first.resign().unwrap(), Released::Released);
+        assert_eq!(next(), None);
+
+        let mut terms = 0;
+        let last = there.run("again", |leading| {
+            terms += 1;
+            if terms == 1 {
+                a.break_lock("x").unwrap();
+                assert_eq!(leading.lost_within(2 * SOON), Some(LostReason::Broken));
+                return ControlFlow::Continue(());
+            }
+            assert_eq!(leading.lost_reason(), None);
+            ControlFlow::Break(leading.token())
+        });
+        assert!(last.unwrap() < here.campaign("").run().unwrap().token());
+        assert_eq!(terms, 2);
+    }
+}
+
+#[test]
+fn events_are_iterated_and_end_with_the_client() {
+    for (a, b) in places("sync_watch") {
+        let (tell, told) = mpsc::channel();
+        let events = b.watch("x");
+        let watching = thread::spawn(move || events.map(Result::unwrap).for_each(|event| tell.send(event).unwrap()));
+        let next = || told.recv_timeout(PATIENCE).expect("an event");
+        let held = a.mutex("x").acquire().run().unwrap();
+        assert!(matches!(next(), LockEvent::Granted { holder, .. } if holder.token == held.token()));
+        held.release().unwrap();
+        assert!(matches!(next(), LockEvent::Released { .. }));
+        let held = a.mutex("x").acquire().run().unwrap();
+        assert!(matches!(next(), LockEvent::Granted { .. }));
+        b.break_lock("x").unwrap();
+        assert!(matches!(next(), LockEvent::Broken { token, .. } if token == held.token()));
+        b.shutdown();
+        within(SOON, "the iterator ends", || watching.join().unwrap());
+    }
+}
+
+#[test]
+fn a_shutdown_releases_and_ends_what_waits() {
+    for (a, b) in places("sync_shutdown") {
+        let held = a.mutex("x").acquire().run().unwrap();
+        let mutex = b.mutex("x");
+        let waiting = thread::spawn(move || mutex.acquire().run());
+        until_waiting(&a, "x", 1);
+        b.shutdown();
+        let ended = within(SOON, "the wait ends", || waiting.join().unwrap());
+        assert!(matches!(ended, Err(AcquireError::Closed)), "{ended:?}");
+        a.shutdown();
+        assert_eq!(held.lost(), LostReason::Released);
+        assert!(is_vacant(&b, "x"));
+    }
+}
+
+#[test]
+fn bad_input_is_refused() {
+    let locks = LockClient::in_memory();
+    let errors = [
+        locks.mutex("").acquire().run().unwrap_err(),
+        locks.mutex("x").acquire().timeout(Duration::MAX).run().unwrap_err(),
+        locks.semaphore("x", 0).try_acquire().run().unwrap_err(),
+        locks.multi([""; 0]).acquire().run().unwrap_err(),
+        locks.election("x").campaign("x".repeat(1025)).run().unwrap_err(),
+    ];
+    for error in errors {
+        assert!(matches!(error, AcquireError::Invalid(_)), "{error:?}");
+    }
+    assert!(matches!(locks.watch("").next(), Some(Err(OperateError::Invalid(_)))));
+    assert!(matches!(
+        locks.election("").observe().next(),
+        Some(Err(OperateError::Invalid(_)))
+    ));
+    let built = LockClientBuilder::from(InMemory::new().builder())
+        .lease(Duration::ZERO)
+        .build();
+    assert!(matches!(built, Err(BuildError::Invalid(_))), "{built:?}");
+}
+
+#[test]
+fn the_driver_s_client_for_threads_can_share_the_connections() {
+    let ground = prepared(Ground::replica_set("sync_driver"));
+    let client = driver(&ground);
+    let locks = LockClient::builder(client.database(&ground.database)).build().unwrap();
+    let held = locks.mutex("x").acquire().run().unwrap();
+    let documents = mongodb::sync::Client::from(client)
+        .database(&ground.database)
+        .collection::<Document>(COLLECTION);
+    let found = documents.find_one(doc! { "_id": "x" }).run().unwrap().unwrap();
+    assert!(found.get_i64("token").is_ok_and(|token| token == held.token().as_i64()));
+    held.release().unwrap();
+}
+
+/// As with the driver: a call that blocks panics on a thread of a runtime. What does not block does not.
+#[tokio::test(flavor = "multi_thread")]
+async fn in_an_async_runtime_only_blocking_threads_may_block() {
+    let memory = InMemory::new();
+    let (locks, other) = (LockClient::from(memory.client()), memory.client());
+    let mutex = locks.mutex("x");
+    let blocked = tokio::spawn(async move { mutex.acquire().run().map(drop) }).await;
+    assert!(blocked.unwrap_err().is_panic());
+    assert_eq!(other.inspect("x").await.unwrap(), None, "it was not begun");
+
+    let mutex = locks.mutex("x");
+    let held = tokio::task::spawn_blocking(move || mutex.acquire().run())
+        .await
+        .unwrap()
+        .unwrap();
+    assert_eq!(held.lost_reason(), None);
+    assert!(other.mutex("x").try_acquire().await.unwrap().is_none());
+    drop(held);
+    let next = crate::setup::within(SOON, "a handle dropped among tasks releases", async {
+        other.mutex("x").acquire().await
+    })
+    .await;
+    assert!(next.is_ok());
+    drop(next);
+    // The same client, for tasks.
+    let held = locks.as_async().mutex("x").acquire().await.unwrap();
+    assert_eq!(held.release().await.unwrap(), Released::Released);
+}
