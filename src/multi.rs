@@ -20,6 +20,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     config::{check_names, check_text, check_timeout},
+    contention::Contention,
     error::{AcquireError, InvalidInput, MultiRunError, ReleaseError},
     handle::{LockHandle, LockView, Released},
     mutex::Mutex,
@@ -122,7 +123,7 @@ impl MultiLock {
     ///
     /// # Errors
     ///
-    /// As [`acquire`](Self::acquire), but for the time-out.
+    /// As [`acquire`](Self::acquire).
     ///
     /// # Cancel safety
     ///
@@ -141,6 +142,7 @@ impl MultiLock {
     pub fn try_acquire(&self) -> TryMultiAcquire {
         TryMultiAcquire {
             request: self.request(),
+            timeout: None,
         }
     }
 
@@ -201,8 +203,9 @@ struct Request {
 }
 
 impl Request {
-    fn check(&self) -> Result<(), InvalidInput> {
+    fn check(&self, timeout: Option<Duration>) -> Result<(), InvalidInput> {
         check_names(&self.names)?;
+        timeout.map_or(Ok(()), check_timeout)?;
         self.reason
             .as_ref()
             .map_or(Ok(()), |reason| check_text("reason", reason))
@@ -210,8 +213,7 @@ impl Request {
 
     /// Waits for one name after the other, up to `timeout` in all.
     async fn acquire(self, timeout: Option<Duration>) -> Result<MultiHandle, AcquireError> {
-        self.check()?;
-        timeout.map_or(Ok(()), check_timeout)?;
+        self.check(timeout)?;
         // Zero is for each part what it is for a mutex: to ask, and not to wait.
         let deadline = timeout
             .filter(|timeout| !timeout.is_zero())
@@ -225,17 +227,11 @@ impl Request {
             let Some(name) = self.names.get(held.len()) else {
                 return Ok(MultiHandle::new(held));
             };
-            let left = deadline.map_or(timeout, |at| Some(at.saturating_duration_since(Instant::now())));
-            if deadline.is_some() && left == Some(Duration::ZERO) {
-                return Err(AcquireError::Timeout {
-                    name: name.clone(),
-                    waited: timeout.unwrap_or_default(),
-                    contention: None,
-                    source: None,
-                });
-            }
             let mut acquire = Mutex::new(self.session.clone(), name.clone()).acquire();
-            if let Some(left) = left {
+            if let Some(left) = deadline.map_or(timeout, |at| Some(until(at))) {
+                if deadline.is_some() && left.is_zero() {
+                    return Err(overdue(name.clone(), timeout));
+                }
                 acquire = acquire.timeout(left);
             }
             if let Some(reason) = &self.reason {
@@ -249,22 +245,43 @@ impl Request {
         }
     }
 
-    /// Asks for one name after the other, until one is not free.
-    async fn try_acquire(self) -> Result<Option<MultiHandle>, AcquireError> {
-        self.check()?;
-        let mut held = Vec::with_capacity(self.names.len());
-        for name in self.names {
-            let mut acquire = Mutex::new(self.session.clone(), name).try_acquire();
+    /// Asks for one name after the other, until one is not free: then [`AcquireError::Held`].
+    async fn try_acquire(self, timeout: Option<Duration>) -> Result<MultiHandle, AcquireError> {
+        self.check(timeout)?;
+        let deadline = timeout.map(|timeout| Instant::now() + timeout);
+        let mut held: Vec<LockHandle> = Vec::with_capacity(self.names.len());
+        for name in &self.names {
+            let mut acquire = Mutex::new(self.session.clone(), name.clone()).try_acquire();
+            if let Some(deadline) = deadline {
+                acquire = acquire.timeout(until(deadline));
+            }
             if let Some(reason) = &self.reason {
                 acquire = acquire.reason(reason);
             }
-            match acquire.await? {
-                Some(part) => held.push(part),
-                None => return Ok(None),
-            }
+            held.push(acquire.or_held().await.map_err(|error| in_all(error, timeout))?);
         }
-        let whole = held.iter().all(|part| part.lost_reason().is_none());
-        Ok(whole.then(|| MultiHandle::new(held)))
+        match held.iter().find(|part| part.lost_reason().is_some()) {
+            None => Ok(MultiHandle::new(held)),
+            // It was taken from us meanwhile.
+            Some(lost) => Err(AcquireError::Held {
+                name: lost.name().to_owned(),
+                contention: Box::new(Contention::behind(0)),
+            }),
+        }
+    }
+}
+
+fn until(deadline: Instant) -> Duration {
+    deadline.saturating_duration_since(Instant::now())
+}
+
+/// The timeout is over before the name was asked for.
+fn overdue(name: String, timeout: Option<Duration>) -> AcquireError {
+    AcquireError::Timeout {
+        name,
+        waited: timeout.unwrap_or_default(),
+        contention: None,
+        source: None,
     }
 }
 
@@ -323,6 +340,7 @@ impl IntoFuture for MultiAcquire {
 #[must_use = "a try does nothing until it is awaited"]
 pub struct TryMultiAcquire {
     request: Request,
+    timeout: Option<Duration>,
 }
 
 impl TryMultiAcquire {
@@ -331,6 +349,41 @@ impl TryMultiAcquire {
         self.request.reason = Some(reason.into());
         self
     }
+
+    /// Gives up when the server has not answered for all after `timeout`, as [`TryAcquire::timeout`].
+    ///
+    /// [`TryAcquire::timeout`]: crate::TryAcquire::timeout
+    pub fn timeout(mut self, timeout: Duration) -> Self {
+        self.timeout = Some(timeout);
+        self
+    }
+
+    /// Tries, and fails with [`AcquireError::Held`] for the first name that is not free, which tells who has it. Set other
+    /// options before.
+    ///
+    /// # Errors
+    ///
+    /// See [`AcquireError`].
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel safe, as [`MultiLock::acquire`].
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let locks = watchlock::LockClient::in_memory();
+    /// use watchlock::AcquireError;
+    ///
+    /// let other = locks.mutex("b").acquire().reason("audit").await?;
+    /// let error = locks.multi(["a", "b"]).try_acquire().or_held().await.unwrap_err();
+    /// assert!(matches!(error, AcquireError::Held { name, .. } if name == "b"));
+    /// # Ok(()) }
+    /// ```
+    pub async fn or_held(self) -> Result<MultiHandle, AcquireError> {
+        self.request.try_acquire(self.timeout).await
+    }
 }
 
 impl IntoFuture for TryMultiAcquire {
@@ -338,7 +391,13 @@ impl IntoFuture for TryMultiAcquire {
     type IntoFuture = Pin<Box<dyn Future<Output = Self::Output> + Send>>;
 
     fn into_future(self) -> Self::IntoFuture {
-        Box::pin(self.request.try_acquire())
+        Box::pin(async move {
+            match self.or_held().await {
+                Ok(handle) => Ok(Some(handle)),
+                Err(AcquireError::Held { .. }) => Ok(None),
+                Err(error) => Err(error),
+            }
+        })
     }
 }
 
@@ -568,6 +627,7 @@ impl fmt::Debug for TryMultiAcquire {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("TryMultiAcquire")
             .field("names", &self.request.names)
+            .field("timeout", &self.timeout)
             .finish()
     }
 }

@@ -178,7 +178,13 @@ async fn a_try_takes_nothing_when_a_part_is_taken() {
     for (a, b) in places("multi_try").await {
         for taken in NAMES {
             let other = a.mutex(taken).acquire().await.unwrap();
-            assert!(b.multi(NAMES).try_acquire().await.unwrap().is_none());
+            let multi = b.multi(NAMES);
+            assert!(multi.try_acquire().await.unwrap().is_none());
+            let error = multi.try_acquire().timeout(PATIENCE).or_held().await.unwrap_err();
+            let AcquireError::Held { name, contention, .. } = error else {
+                panic!("{error:?}")
+            };
+            assert_eq!((name.as_str(), contention.holders[0].token), (taken, other.token()));
             eventually(SOON, "the rest is given back", async || {
                 held(&a, &NAMES).await == [taken]
             })
@@ -450,6 +456,7 @@ async fn bad_names_are_refused_before_anything_is_sent() {
                 multi.acquire().await.unwrap_err(),
                 multi.acquire().timeout(Duration::ZERO).await.unwrap_err(),
                 multi.try_acquire().await.unwrap_err(),
+                multi.try_acquire().or_held().await.unwrap_err(),
                 run,
             ] {
                 assert!(matches!(error, AcquireError::Invalid(_)), "{error:?}");
@@ -464,10 +471,30 @@ async fn bad_names_are_refused_before_anything_is_sent() {
         ] {
             assert!(error.to_string().contains("the reason has 1025 bytes"), "{error}");
         }
-        let error = multi.acquire().timeout(Duration::MAX).await.unwrap_err();
-        assert!(error.to_string().contains("the timeout of 184"), "{error}");
+        for error in [
+            multi.acquire().timeout(Duration::MAX).await.unwrap_err(),
+            multi.try_acquire().timeout(Duration::MAX).await.unwrap_err(),
+        ] {
+            assert!(error.to_string().contains("the timeout of 184"), "{error}");
+        }
     };
     within(SOON, "nothing is waited for", checks).await;
+    // What is well-formed is sent, and is bounded by its timeout when the server does not answer.
+    let timeout = Duration::from_millis(100);
+    for error in [
+        locks.multi(["a", "b"]).acquire().timeout(timeout).await.unwrap_err(),
+        locks
+            .multi(["a", "b"])
+            .try_acquire()
+            .timeout(timeout)
+            .await
+            .unwrap_err(),
+    ] {
+        assert!(
+            matches!(&error, AcquireError::Timeout { waited, .. } if *waited == timeout),
+            "{error}"
+        );
+    }
     proxy.heal();
     // The most that there can be.
     let handle = ground.locks().await.multi(numbered(128)).acquire().await.unwrap();
