@@ -62,6 +62,19 @@ impl TryAcquire {
     pub fn run(self) -> Result<Option<LockHandle>, AcquireError> {
         Ok(block_on(self.into_future())?.map(LockHandle::new))
     }
+
+    /// As [`or_held`](Self::or_held), on this thread.
+    ///
+    /// # Errors
+    ///
+    /// See [`AcquireError`].
+    ///
+    /// # Panics
+    ///
+    /// On a thread of an async runtime; see [`sync`](crate::sync#panics).
+    pub fn run_or_held(self) -> Result<LockHandle, AcquireError> {
+        block_on(self.or_held()).map(LockHandle::new)
+    }
 }
 
 impl MultiAcquire {
@@ -91,6 +104,19 @@ impl TryMultiAcquire {
     /// On a thread of an async runtime; see [`sync`](crate::sync#panics).
     pub fn run(self) -> Result<Option<MultiHandle>, AcquireError> {
         Ok(block_on(self.into_future())?.map(MultiHandle::new))
+    }
+
+    /// As [`or_held`](Self::or_held), on this thread.
+    ///
+    /// # Errors
+    ///
+    /// See [`AcquireError`].
+    ///
+    /// # Panics
+    ///
+    /// On a thread of an async runtime; see [`sync`](crate::sync#panics).
+    pub fn run_or_held(self) -> Result<MultiHandle, AcquireError> {
+        block_on(self.or_held()).map(MultiHandle::new)
     }
 }
 

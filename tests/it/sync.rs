@@ -131,6 +131,10 @@ fn a_waiting_thread_is_handed_the_lock() {
             (held.token(), Some("to test"))
         );
         assert!(b.mutex("x").try_acquire().run().unwrap().is_none());
+        let error = b.mutex("x").try_acquire().run_or_held().unwrap_err();
+        assert!(error.to_string().contains("to test"), "{error}");
+        let inner = a.mutex("x").acquire().reentrant().run().unwrap();
+        assert_eq!(inner.release().unwrap(), Released::StillHeld);
         let mutex = b.mutex("x");
         let waiting = thread::spawn(move || mutex.acquire().run().unwrap());
         until_waiting(&a, "x", 1);
@@ -268,6 +272,11 @@ fn every_kind_of_lock_works_without_async() {
         assert_eq!(multi.names().collect::<Vec<_>>(), ["x", "y", "z"]);
         let held = multi.acquire().timeout(PATIENCE).run().unwrap();
         assert!(b.multi(names()).try_acquire().run().unwrap().is_none());
+        let error = b.multi(names()).try_acquire().run_or_held().unwrap_err();
+        assert!(
+            matches!(&error, AcquireError::Held { name, .. } if name == "x"),
+            "{error}"
+        );
         assert_eq!(held.tokens().count(), 3);
         assert_eq!(held.part("y").map(|part| part.token()), held.token("y"));
         assert_eq!(
