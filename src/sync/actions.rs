@@ -1,8 +1,11 @@
 //! What is awaited elsewhere, run on this thread.
 
-use super::{LockHandle, MultiHandle, block_on, election::Leadership};
+use serde::de::DeserializeOwned;
+
+use super::{DocumentHandle, LockHandle, MultiHandle, block_on, election::Leadership};
 use crate::{
     acquire::{Acquire, TryAcquire},
+    documents::{AcquireDocument, Claim, TryAcquireDocument, TryClaim},
     election::Campaign,
     error::{AcquireError, OperateError},
     inspect::LockInfo,
@@ -132,6 +135,66 @@ impl Campaign {
     /// On a thread of an async runtime; see [`sync`](crate::sync#panics).
     pub fn run(self) -> Result<Leadership, AcquireError> {
         block_on(self.into_future()).map(Leadership::new)
+    }
+}
+
+impl<T: DeserializeOwned + Send + Sync + 'static> AcquireDocument<T> {
+    /// Acquires on this thread, and blocks it until the document is locked; instead of awaiting the action.
+    ///
+    /// # Errors
+    ///
+    /// See [`AcquireError`].
+    ///
+    /// # Panics
+    ///
+    /// On a thread of an async runtime; see [`sync`](crate::sync#panics).
+    pub fn run(self) -> Result<DocumentHandle<T>, AcquireError> {
+        block_on(self.into_future()).map(DocumentHandle::new)
+    }
+}
+
+impl<T: DeserializeOwned + Send + Sync + 'static> TryAcquireDocument<T> {
+    /// Tries on this thread, and blocks it until the server has answered; instead of awaiting the action.
+    ///
+    /// # Errors
+    ///
+    /// See [`AcquireError`].
+    ///
+    /// # Panics
+    ///
+    /// On a thread of an async runtime; see [`sync`](crate::sync#panics).
+    pub fn run(self) -> Result<Option<DocumentHandle<T>>, AcquireError> {
+        Ok(block_on(self.into_future())?.map(DocumentHandle::new))
+    }
+}
+
+impl<T: DeserializeOwned + Send + Sync + 'static> Claim<T> {
+    /// Claims on this thread, and blocks it until there is a document that is free; instead of awaiting the action.
+    ///
+    /// # Errors
+    ///
+    /// See [`AcquireError`].
+    ///
+    /// # Panics
+    ///
+    /// On a thread of an async runtime; see [`sync`](crate::sync#panics).
+    pub fn run(self) -> Result<DocumentHandle<T>, AcquireError> {
+        block_on(self.into_future()).map(DocumentHandle::new)
+    }
+}
+
+impl<T: DeserializeOwned + Send + Sync + 'static> TryClaim<T> {
+    /// Tries on this thread, and blocks it until the server has answered; instead of awaiting the action.
+    ///
+    /// # Errors
+    ///
+    /// See [`AcquireError`].
+    ///
+    /// # Panics
+    ///
+    /// On a thread of an async runtime; see [`sync`](crate::sync#panics).
+    pub fn run(self) -> Result<Option<DocumentHandle<T>>, AcquireError> {
+        Ok(block_on(self.into_future())?.map(DocumentHandle::new))
     }
 }
 

@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use mongodb::Database;
+use mongodb::{Collection, Database};
 
-use super::{Election, LockEvents, MultiLock, Mutex, RwLock, Semaphore, block_on, enter};
+use super::{DocumentLocks, Election, LockEvents, MultiLock, Mutex, RwLock, Semaphore, block_on, enter};
 use crate::{
     error::{BuildError, OperateError},
     inspect::LockInfo,
@@ -179,6 +179,12 @@ impl LockClient {
     /// Several mutexes, held together or not at all; as [`LockClient::multi`](crate::LockClient::multi).
     pub fn multi(&self, names: impl IntoIterator<Item = impl Into<String>>) -> MultiLock {
         MultiLock::new(self.client.multi(names))
+    }
+
+    /// Locks for the documents of a collection of yours, in place; as
+    /// [`LockClient::documents`](crate::LockClient::documents).
+    pub fn documents<T: Send + Sync>(&self, collection: Collection<T>) -> DocumentLocks<T> {
+        DocumentLocks::new(self.client.documents(collection))
     }
 
     /// How waiters are woken at present; as [`LockClient::wake_mode`](crate::LockClient::wake_mode).

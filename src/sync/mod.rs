@@ -42,6 +42,7 @@
 
 mod actions;
 mod client;
+mod documents;
 mod election;
 mod handle;
 mod multi;
@@ -55,6 +56,7 @@ use std::sync::LazyLock;
 use tokio::runtime::{Builder, EnterGuard, Runtime};
 
 pub use client::{LockClient, LockClientBuilder};
+pub use documents::{DocumentHandle, DocumentLocks};
 pub use election::{Election, Leaders, Leadership};
 pub use handle::{LockHandle, LockView};
 pub use multi::{MultiHandle, MultiLock, MultiView};

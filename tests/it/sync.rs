@@ -306,6 +306,56 @@ fn every_kind_of_lock_works_without_async() {
 }
 
 #[test]
+fn documents_are_locked_in_place_by_threads() {
+    for ground in prepared(async {
+        [
+            Ground::replica_set("sync_docs").await,
+            Ground::standalone("sync_docs").await,
+        ]
+    }) {
+        let client = driver(&ground);
+        let own = client.database(&ground.database).collection::<Document>("own");
+        let plain = mongodb::sync::Client::from(client)
+            .database(&ground.database)
+            .collection::<Document>("own");
+        plain
+            .insert_many([doc! { "_id": 1, "done": false }, doc! { "_id": 2, "done": false }])
+            .run()
+            .unwrap();
+        let (a, b) = (locks(&ground), locks(&ground));
+        let (here, there) = (a.documents(own.clone()).field("lock"), b.documents(own).field("lock"));
+        let filter = || doc! { "done": false };
+        let first = here.claim(filter()).sort(doc! { "_id": 1 }).run().unwrap();
+        assert_eq!(
+            (first.id(), first.document().get_bool("done").unwrap()),
+            (&1.into(), false)
+        );
+        assert!(there.try_acquire(1).run().unwrap().is_none());
+        let second = there.acquire(2).timeout(PATIENCE).run().unwrap();
+        assert!(here.try_claim(filter()).run().unwrap().is_none());
+        assert!(here.claim(filter()).timeout(Duration::ZERO).run().is_err());
+        assert!(
+            first
+                .update(doc! { "$set": { "done": true } })
+                .unwrap()
+                .get_bool("done")
+                .unwrap()
+        );
+        assert_eq!(first.release().unwrap(), Released::Released);
+
+        here.break_lock(2).unwrap();
+        assert_eq!(second.lost_within(2 * SOON), Some(LostReason::Broken));
+        assert!(second.delete().is_err());
+        let (handle, document) = here.try_claim(filter()).run().unwrap().unwrap().into_parts();
+        assert!(document.get_i32("_id").is_ok_and(|id| id == 2));
+        assert_eq!(there.inspect(2).unwrap().unwrap().holders[0].token, handle.token());
+        handle.release().unwrap();
+        there.acquire(2).run().unwrap().delete().unwrap();
+        assert_eq!(plain.count_documents(doc! {}).run().unwrap(), 1);
+    }
+}
+
+#[test]
 fn leaders_are_elected_and_observed_by_threads() {
     for (a, b) in places("sync_election") {
         let (here, there) = (a.election("x"), b.election("x"));

@@ -1,0 +1,215 @@
+//! Locking the documents of the user's own collection in place.
+
+use std::{fmt, ops::Deref};
+
+use mongodb::{
+    bson::{Bson, Document},
+    options::UpdateModifications,
+};
+use serde::de::DeserializeOwned;
+
+use super::{LockHandle, LockView, block_on};
+use crate::{
+    documents::{AcquireDocument, Claim, TryAcquireDocument, TryClaim},
+    error::{DocumentError, OperateError, ReleaseError},
+    handle::Released,
+    inspect::LockInfo,
+};
+
+/// Locks the documents of a collection of yours, in place: [`watchlock::DocumentLocks`] for threads.
+///
+/// [`watchlock::DocumentLocks`]: crate::DocumentLocks
+///
+/// # Examples
+///
+/// ```no_run
+/// # fn example(client: mongodb::Client, locks: watchlock::sync::LockClient) -> Result<(), Box<dyn std::error::Error>> {
+/// use mongodb::bson::{Document, doc};
+///
+/// let events = locks.documents(client.database("app").collection::<Document>("events"));
+/// loop {
+///     let event = events.claim(doc! { "done": false }).sort(doc! { "created": 1 }).run()?;
+///     println!("processing {}", event.document());
+///     event.update(doc! { "$set": { "done": true } })?;
+///     event.release()?;
+/// }
+/// # }
+/// ```
+pub struct DocumentLocks<T> {
+    documents: crate::DocumentLocks<T>,
+}
+
+impl<T> DocumentLocks<T> {
+    pub(super) fn new(documents: crate::DocumentLocks<T>) -> Self {
+        Self { documents }
+    }
+
+    /// Where in the documents the locks are; as [`DocumentLocks::field`](crate::DocumentLocks::field).
+    #[must_use = "the locks under another field are returned"]
+    pub fn field(self, path: impl Into<String>) -> Self {
+        Self::new(self.documents.field(path))
+    }
+
+    /// Acquires the lock of the document with this `_id`, waiting for its turn. [`run`](AcquireDocument::run) the returned
+    /// action.
+    pub fn acquire(&self, id: impl Into<Bson>) -> AcquireDocument<T> {
+        self.documents.acquire(id)
+    }
+
+    /// Acquires the lock of the document with this `_id` if it is free and nobody waits for it.
+    /// [`run`](TryAcquireDocument::run) the returned action.
+    pub fn try_acquire(&self, id: impl Into<Bson>) -> TryAcquireDocument<T> {
+        self.documents.try_acquire(id)
+    }
+
+    /// Locks any document that matches the filter and is free, and waits until there is one. [`run`](Claim::run) the
+    /// returned action.
+    pub fn claim(&self, filter: Document) -> Claim<T> {
+        self.documents.claim(filter)
+    }
+
+    /// Locks any document that matches the filter and is free. [`run`](TryClaim::run) the returned action.
+    pub fn try_claim(&self, filter: Document) -> TryClaim<T> {
+        self.documents.try_claim(filter)
+    }
+
+    /// Who holds the lock of the document with this `_id` and who waits for it; as
+    /// [`DocumentLocks::inspect`](crate::DocumentLocks::inspect).
+    ///
+    /// # Errors
+    ///
+    /// When the `_id` or the field is out of its bounds, the server can't be reached, or the field is not a lock.
+    ///
+    /// # Panics
+    ///
+    /// On a thread of an async runtime; see [`sync`](crate::sync#panics).
+    pub fn inspect(&self, id: impl Into<Bson>) -> Result<Option<LockInfo>, OperateError> {
+        block_on(self.documents.inspect(id))
+    }
+
+    /// Takes the lock of the document with this `_id` away from its holder; as
+    /// [`DocumentLocks::break_lock`](crate::DocumentLocks::break_lock).
+    ///
+    /// # Errors
+    ///
+    /// As [`inspect`](Self::inspect). When the server does not answer, it may have been broken.
+    ///
+    /// # Panics
+    ///
+    /// On a thread of an async runtime; see [`sync`](crate::sync#panics).
+    pub fn break_lock(&self, id: impl Into<Bson>) -> Result<Option<LockInfo>, OperateError> {
+        block_on(self.documents.break_lock(id))
+    }
+}
+
+impl<T> Clone for DocumentLocks<T> {
+    fn clone(&self) -> Self {
+        Self::new(self.documents.clone())
+    }
+}
+
+impl<T> fmt::Debug for DocumentLocks<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.documents.fmt(f)
+    }
+}
+
+/// A locked document: [`watchlock::DocumentHandle`] for threads. Dropping it releases the document in the background.
+///
+/// [`watchlock::DocumentHandle`]: crate::DocumentHandle
+#[must_use = "the document is released when the handle is dropped"]
+pub struct DocumentHandle<T> {
+    handle: crate::DocumentHandle<T>,
+    view: LockView,
+}
+
+impl<T> DocumentHandle<T> {
+    pub(super) fn new(handle: crate::DocumentHandle<T>) -> Self {
+        let view = LockView::new(handle.view());
+        Self { handle, view }
+    }
+
+    /// The same handle for async code.
+    pub fn as_async(&self) -> &crate::DocumentHandle<T> {
+        &self.handle
+    }
+
+    /// The document as it was when it was locked, or right after.
+    pub fn document(&self) -> &T {
+        self.handle.document()
+    }
+
+    /// The `_id` of the document.
+    pub fn id(&self) -> &Bson {
+        self.handle.id()
+    }
+
+    /// A view of the lock for those who work under it.
+    pub fn view(&self) -> LockView {
+        self.view.clone()
+    }
+
+    /// Deletes the document if it is still locked by this handle; as
+    /// [`DocumentHandle::delete`](crate::DocumentHandle::delete).
+    ///
+    /// # Errors
+    ///
+    /// [`DocumentError::Lost`] when the lock was lost before: nothing was deleted. [`DocumentError::Server`] when the
+    /// server could not be reached (it may have been deleted) or refused.
+    ///
+    /// # Panics
+    ///
+    /// On a thread of an async runtime; see [`sync`](crate::sync#panics).
+    pub fn delete(&self) -> Result<(), DocumentError> {
+        block_on(self.handle.delete())
+    }
+
+    /// Releases the document, and blocks until it is done.
+    ///
+    /// # Errors
+    ///
+    /// As [`LockHandle::release`].
+    ///
+    /// # Panics
+    ///
+    /// On a thread of an async runtime; see [`sync`](crate::sync#panics).
+    pub fn release(self) -> Result<Released, ReleaseError> {
+        block_on(self.handle.release())
+    }
+
+    /// The handle of the lock alone, and the document.
+    pub fn into_parts(self) -> (LockHandle, T) {
+        let (handle, document) = self.handle.into_parts();
+        (LockHandle::new(handle), document)
+    }
+}
+
+impl<T: DeserializeOwned> DocumentHandle<T> {
+    /// Updates the document if it is still locked by this handle, and returns it as it is then; as
+    /// [`DocumentHandle::update`](crate::DocumentHandle::update), with the same errors.
+    ///
+    /// # Errors
+    ///
+    /// See [`DocumentError`].
+    ///
+    /// # Panics
+    ///
+    /// On a thread of an async runtime; see [`sync`](crate::sync#panics).
+    pub fn update(&self, update: impl Into<UpdateModifications>) -> Result<T, DocumentError> {
+        block_on(self.handle.update(update))
+    }
+}
+
+impl<T> Deref for DocumentHandle<T> {
+    type Target = LockView;
+
+    fn deref(&self) -> &LockView {
+        &self.view
+    }
+}
+
+impl<T> fmt::Debug for DocumentHandle<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.handle.fmt(f)
+    }
+}
