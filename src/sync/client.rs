@@ -80,6 +80,11 @@ impl LockClientBuilder {
         self.with(|builder| builder.label(label))
     }
 
+    /// See [`LockClientBuilder::owner_id`](crate::LockClientBuilder::owner_id).
+    pub fn owner_id(self, id: impl Into<String>) -> Self {
+        self.with(|builder| builder.owner_id(id))
+    }
+
     /// Checks the settings and asks the server once what it is.
     ///
     /// # Errors
