@@ -24,7 +24,7 @@ use crate::{
     session::Session,
     store::{MongoStore, Store, StoreError, Topology},
     wake_mode::{PollingReason, WakeMode, WakeSource},
-    watch::LockEvents,
+    watch::{AllLockEvents, LockEvents},
 };
 
 const DEFAULT_COLLECTION: &str = "distributed_locks";
@@ -479,6 +479,40 @@ impl LockClient {
     /// ```
     pub fn watch(&self, name: &str) -> LockEvents {
         LockEvents::new(&self.session, name)
+    }
+
+    /// What happens to every lock of the collection, as it happens: the events of [`watch`](Self::watch), each with the
+    /// name of its lock, by one change stream. It begins with a grant for each present holder of each lock.
+    ///
+    /// The promises are those of [`watch`](Self::watch). Each renewal of each lock is seen too and passed over, so it is
+    /// for operators and not for every process of an application.
+    ///
+    /// # Panics
+    ///
+    /// When the client was not used yet and this is called outside a tokio runtime.
+    ///
+    /// # Errors
+    ///
+    /// As those of [`watch`](Self::watch).
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let locks = watchlock::LockClient::in_memory();
+    /// use futures::StreamExt;
+    /// use watchlock::LockEvent;
+    ///
+    /// let mut events = locks.watch_all();
+    /// let handle = locks.mutex("invoice-42").acquire().await?;
+    /// let (name, event) = events.next().await.expect("the client lives")?;
+    /// assert_eq!(name, "invoice-42");
+    /// assert!(matches!(event, LockEvent::Granted { .. }));
+    /// # handle.release().await?;
+    /// # Ok(()) }
+    /// ```
+    pub fn watch_all(&self) -> AllLockEvents {
+        AllLockEvents::new(&self.session)
     }
 
     /// Takes the lock `name` away from whoever holds it, and hands it to the next in the queue.

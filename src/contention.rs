@@ -54,7 +54,10 @@ impl Contention {
     pub(crate) fn new(sighting: &Sighting<'_>, waiting_before: usize, ours: impl Fn(&str) -> bool) -> Self {
         let holders = &sighting.state.holders;
         Self {
-            holders: holders.iter().map(HolderInfo::new).collect(),
+            holders: holders
+                .iter()
+                .map(|holder| HolderInfo::new(sighting.state, holder))
+                .collect(),
             waiting_before,
             held_here: holders.iter().any(|holder| ours(&holder.id)),
             as_of: sighting.as_of.into(),
@@ -74,7 +77,7 @@ impl Contention {
     }
 
     fn holder(&self, holder: &HolderInfo, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let HolderInfo { host, pid, .. } = holder;
+        let (host, pid) = (holder.host.escape_debug(), holder.pid);
         match &holder.label {
             Some(label) => write!(f, "{} ({host}, process {pid})", label.escape_debug())?,
             None => write!(f, "process {pid} on {host}")?,

@@ -17,13 +17,13 @@ use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
 use crate::{
     acquire::{Acquire, Share},
     config::{check_name, check_text},
-    error::{AcquireError, OperateError, ReleaseError, RenewError, ServerError, UsedOtherwise},
+    error::{AcquireError, OperateError, ReleaseError, RenewError, UsedOtherwise},
     handle::{LockHandle, LockView, Released},
     inspect::{HolderInfo, LockInfo},
     protocol::{Kind, State},
     session::{
         Session,
-        follow::{Sight, follow},
+        follow::{Scope, Sight, follow},
     },
     status::LostReason,
     token::FencingToken,
@@ -212,7 +212,7 @@ impl Election {
     /// ```
     pub fn observe(&self) -> Leaders {
         let sights = match check_name(&self.name) {
-            Ok(()) => Ok(follow(&self.session, self.name.clone())),
+            Ok(()) => Ok(follow(&self.session, Scope::One(self.name.clone()))),
             Err(error) => Err(Some(OperateError::from(error))),
         };
         Leaders {
@@ -509,8 +509,8 @@ impl Stream for Leaders {
         };
         loop {
             let state = match std::task::ready!(sights.poll_recv(context)) {
-                Some(Ok(state)) => state,
-                Some(Err(error)) => return Poll::Ready(Some(Err(ServerError::into(error)))),
+                Some(Ok((_, state))) => state,
+                Some(Err(error)) => return Poll::Ready(Some(Err(error.into()))),
                 None => return Poll::Ready(None),
             };
             let leader = state.and_then(|state| Leader::of(&this.name, &state));

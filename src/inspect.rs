@@ -1,6 +1,9 @@
 //! What can be seen of a lock from outside.
 
-use std::time::{Duration, SystemTime};
+use std::{
+    fmt,
+    time::{Duration, SystemTime},
+};
 
 use crate::{
     protocol::{Holder, Kind, Owner, ServerTime, State},
@@ -36,6 +39,8 @@ pub struct HolderInfo {
     pub token: FencingToken,
     /// How many permits are held.
     pub permits: u64,
+    /// As what a readers-writer lock is held; `None` of every other kind.
+    pub access: Option<Access>,
     /// When it was granted.
     pub since: SystemTime,
     /// When the lease ends unless it is renewed.
@@ -60,6 +65,8 @@ pub struct HolderInfo {
 pub struct WaiterInfo {
     /// How many permits are wanted.
     pub permits: u64,
+    /// As what a readers-writer lock is wanted; `None` of every other kind.
+    pub access: Option<Access>,
     /// When it got in line.
     pub since: SystemTime,
     /// The host of the waiter.
@@ -74,8 +81,38 @@ pub struct WaiterInfo {
     pub owner_id: Option<String>,
 }
 
+/// As what a readers-writer lock is held or wanted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Access {
+    /// By a reader, beside others.
+    Read,
+    /// By a writer, alone.
+    Write,
+}
+
+impl Access {
+    /// The permits tell: a reader takes one, and a writer all.
+    fn of(state: &State, permits: i64) -> Option<Self> {
+        (state.kind == Kind::RwLock).then_some(if permits < state.capacity {
+            Self::Read
+        } else {
+            Self::Write
+        })
+    }
+}
+
+impl fmt::Display for Access {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Read => "reader",
+            Self::Write => "writer",
+        })
+    }
+}
+
 impl HolderInfo {
-    pub(crate) fn new(holder: &Holder) -> Self {
+    pub(crate) fn new(state: &State, holder: &Holder) -> Self {
         let Owner {
             host,
             label,
@@ -87,6 +124,7 @@ impl HolderInfo {
         Self {
             token: FencingToken::new(holder.token),
             permits: unsigned(holder.permits),
+            access: Access::of(state, holder.permits),
             since: SystemTime::from(holder.since),
             until: SystemTime::from(holder.until),
             host,
@@ -101,7 +139,7 @@ impl HolderInfo {
 
 impl LockInfo {
     pub(crate) fn new(name: &str, state: &State) -> Self {
-        let holders = state.holders.iter().map(HolderInfo::new);
+        let holders = state.holders.iter().map(|holder| HolderInfo::new(state, holder));
         let waiters = state.queue.iter().map(|waiter| {
             let Owner {
                 host,
@@ -112,6 +150,7 @@ impl LockInfo {
             } = waiter.owner.clone();
             WaiterInfo {
                 permits: unsigned(waiter.permits),
+                access: Access::of(state, waiter.permits),
                 since: SystemTime::from(waiter.since),
                 host,
                 pid: pid(&waiter.owner),
@@ -128,6 +167,58 @@ impl LockInfo {
             holders: holders.collect(),
             waiters: waiters.collect(),
         }
+    }
+}
+
+/// One line: ``mutex `invoice-42`, held by billing (web-1, process 4711) under token 7, 2 waiting``.
+impl fmt::Display for LockInfo {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} `{}`, ", self.kind, self.name.escape_debug())?;
+        if self.holders.is_empty() {
+            f.write_str("free")?;
+        }
+        for (position, holder) in self.holders.iter().enumerate() {
+            let lead = if position == 0 { "held by " } else { ", " };
+            write!(f, "{lead}{holder}")?;
+        }
+        match self.waiters.len() {
+            0 => Ok(()),
+            waiting => write!(f, ", {waiting} waiting"),
+        }
+    }
+}
+
+/// One line: `billing (web-1, process 4711) under token 7`.
+impl fmt::Display for HolderInfo {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        who(f, self.label.as_deref(), &self.host, self.pid)?;
+        share(f, self.access, self.permits)?;
+        write!(f, " under token {}", self.token)
+    }
+}
+
+/// One line: `billing (web-1, process 4711)`.
+impl fmt::Display for WaiterInfo {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        who(f, self.label.as_deref(), &self.host, self.pid)?;
+        share(f, self.access, self.permits)
+    }
+}
+
+/// What others wrote may hold anything, and is to be shown on terminals: control characters are escaped.
+fn who(f: &mut fmt::Formatter<'_>, label: Option<&str>, host: &str, pid: u32) -> fmt::Result {
+    let host = host.escape_debug();
+    match label {
+        Some(label) => write!(f, "{} ({host}, process {pid})", label.escape_debug()),
+        None => write!(f, "process {pid} on {host}"),
+    }
+}
+
+fn share(f: &mut fmt::Formatter<'_>, access: Option<Access>, permits: u64) -> fmt::Result {
+    match access {
+        Some(access) => write!(f, " as {access}"),
+        None if permits != 1 => write!(f, " with {permits} permits"),
+        None => Ok(()),
     }
 }
 

@@ -38,7 +38,7 @@ pub use error::{
 };
 pub use handle::{LockHandle, LockView, Released};
 pub use in_memory::InMemory;
-pub use inspect::{HolderInfo, LockInfo, WaiterInfo};
+pub use inspect::{Access, HolderInfo, LockInfo, WaiterInfo};
 pub use list::List;
 pub use multi::{MultiAcquire, MultiHandle, MultiLock, MultiView, TryMultiAcquire};
 pub use mutex::Mutex;
@@ -48,4 +48,4 @@ pub use semaphore::Semaphore;
 pub use status::{LockStatus, LostPart, LostReason};
 pub use token::FencingToken;
 pub use wake_mode::{PollingReason, WakeMode, WakeSource};
-pub use watch::{LockEvent, LockEvents};
+pub use watch::{AllLockEvents, LockEvent, LockEvents};

@@ -1,5 +1,7 @@
 //! How a hold stands.
 
+use std::fmt;
+
 /// How safe a lock is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
@@ -11,6 +13,16 @@ pub enum LockStatus {
     AtRisk,
     /// Lost, or released.
     Lost,
+}
+
+impl fmt::Display for LockStatus {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Held => "held",
+            Self::AtRisk => "at risk",
+            Self::Lost => "lost",
+        })
+    }
 }
 
 /// Why a lock is no longer held.

@@ -1,7 +1,8 @@
 //! What happens to one lock, as it happens.
 
 use std::{
-    collections::VecDeque,
+    collections::{HashMap, VecDeque},
+    fmt,
     pin::Pin,
     task::{Context, Poll},
 };
@@ -11,12 +12,12 @@ use tokio::sync::mpsc;
 
 use crate::{
     config::check_name,
-    error::{OperateError, ServerError},
+    error::OperateError,
     inspect::{HolderInfo, LockInfo},
     protocol::State,
     session::{
         Session,
-        follow::{Sight, follow},
+        follow::{Scope, Sight, follow},
     },
     token::FencingToken,
 };
@@ -66,6 +67,25 @@ pub enum LockEvent {
     },
 }
 
+impl fmt::Display for LockEvent {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Granted { holder, waiting } => {
+                write!(f, "granted to {holder}")?;
+                match waiting {
+                    0 => Ok(()),
+                    waiting => write!(f, ", {waiting} waiting"),
+                }
+            }
+            Self::Released { token } => write!(f, "released, token {token}"),
+            Self::Expired { token } => write!(f, "expired, token {token}"),
+            Self::Adopted { token } => write!(f, "adopted, token {token}"),
+            Self::Broken { token } => write!(f, "broken, token {token}"),
+            Self::Deleted { token } => write!(f, "deleted, token {token}"),
+        }
+    }
+}
+
 /// The events of one lock: a stream. Made by [`LockClient::watch`](crate::LockClient::watch).
 #[must_use = "a stream does nothing unless it is polled"]
 #[derive(Debug)]
@@ -80,7 +100,7 @@ pub struct LockEvents {
 impl LockEvents {
     pub(crate) fn new(session: &std::sync::Arc<Session>, name: &str) -> Self {
         let sights = match check_name(name) {
-            Ok(()) => Ok(follow(session, name.to_owned())),
+            Ok(()) => Ok(follow(session, Scope::One(name.to_owned()))),
             Err(error) => Err(Some(error.into())),
         };
         Self {
@@ -90,41 +110,40 @@ impl LockEvents {
             events: VecDeque::new(),
         }
     }
+}
 
-    fn see(&mut self, state: Option<State>) {
-        let before = self.last.as_ref().map_or(&[][..], |last| &last.holders);
-        let after = state.as_ref().map_or(&[][..], |state| &state.holders);
-        for gone in before
-            .iter()
-            .filter(|holder| after.iter().all(|other| other.id != holder.id))
-        {
-            let token = FencingToken::new(gone.token);
-            self.events.push_back(match &state {
-                None => LockEvent::Deleted { token },
-                Some(state) if state.adopted.contains(&gone.token) => LockEvent::Adopted { token },
-                Some(state) if state.broken.is_some_and(|broken| gone.token <= broken) => LockEvent::Broken { token },
-                // Left out as its time has come, or put out by a write after that.
-                Some(state)
-                    if gone.until <= state.at
-                        || self.last.as_ref().is_some_and(|last| last.version == state.version) =>
-                {
-                    LockEvent::Expired { token }
-                }
-                Some(_) => LockEvent::Released { token },
+/// What happened between two states of a lock's document.
+fn between(name: &str, last: Option<&State>, state: Option<&State>) -> Vec<LockEvent> {
+    let mut events = Vec::new();
+    let before = last.map_or(&[][..], |last| &last.holders);
+    let after = state.map_or(&[][..], |state| &state.holders);
+    for gone in before
+        .iter()
+        .filter(|holder| after.iter().all(|other| other.id != holder.id))
+    {
+        let token = FencingToken::new(gone.token);
+        events.push(match state {
+            None => LockEvent::Deleted { token },
+            Some(state) if state.adopted.contains(&gone.token) => LockEvent::Adopted { token },
+            Some(state) if state.broken.is_some_and(|broken| gone.token <= broken) => LockEvent::Broken { token },
+            // Left out as its time has come, or put out by a write after that.
+            Some(state) if gone.until <= state.at || last.is_some_and(|last| last.version == state.version) => {
+                LockEvent::Expired { token }
+            }
+            Some(_) => LockEvent::Released { token },
+        });
+    }
+    if let Some(state) = state {
+        let holders = LockInfo::new(name, state).holders;
+        let known = |token: FencingToken| before.iter().any(|holder| holder.token == token.as_i64());
+        for holder in holders.into_iter().filter(|holder| !known(holder.token)) {
+            events.push(LockEvent::Granted {
+                holder,
+                waiting: state.queue.len(),
             });
         }
-        if let Some(state) = &state {
-            let holders = LockInfo::new(&self.name, state).holders;
-            let known = |token: FencingToken| before.iter().any(|holder| holder.token == token.as_i64());
-            for holder in holders.into_iter().filter(|holder| !known(holder.token)) {
-                self.events.push_back(LockEvent::Granted {
-                    holder,
-                    waiting: state.queue.len(),
-                });
-            }
-        }
-        self.last = state;
     }
+    events
 }
 
 impl Stream for LockEvents {
@@ -141,8 +160,58 @@ impl Stream for LockEvents {
                 Err(error) => return Poll::Ready(error.take().map(Err)),
             };
             match std::task::ready!(sights.poll_recv(context)) {
-                Some(Ok(state)) => this.see(state),
-                Some(Err(error)) => return Poll::Ready(Some(Err(ServerError::into(error)))),
+                Some(Ok((_, state))) => {
+                    this.events
+                        .extend(between(&this.name, this.last.as_ref(), state.as_ref()));
+                    this.last = state;
+                }
+                Some(Err(error)) => return Poll::Ready(Some(Err(error.into()))),
+                None => return Poll::Ready(None),
+            }
+        }
+    }
+}
+
+/// The events of all locks, each with the name of its lock: a stream. Made by
+/// [`LockClient::watch_all`](crate::LockClient::watch_all).
+#[must_use = "a stream does nothing unless it is polled"]
+#[derive(Debug)]
+pub struct AllLockEvents {
+    sights: mpsc::Receiver<Sight>,
+    last: HashMap<String, State>,
+    events: VecDeque<(String, LockEvent)>,
+}
+
+impl AllLockEvents {
+    pub(crate) fn new(session: &std::sync::Arc<Session>) -> Self {
+        Self {
+            sights: follow(session, Scope::All),
+            last: HashMap::new(),
+            events: VecDeque::new(),
+        }
+    }
+}
+
+impl Stream for AllLockEvents {
+    type Item = Result<(String, LockEvent), OperateError>;
+
+    fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        let this = &mut *self;
+        loop {
+            if let Some(event) = this.events.pop_front() {
+                return Poll::Ready(Some(Ok(event)));
+            }
+            match std::task::ready!(this.sights.poll_recv(context)) {
+                Some(Ok((name, state))) => {
+                    let events = between(&name, this.last.get(&name), state.as_ref());
+                    this.events
+                        .extend(events.into_iter().map(|event| (name.clone(), event)));
+                    match state {
+                        Some(state) => this.last.insert(name, state),
+                        None => this.last.remove(&name),
+                    };
+                }
+                Some(Err(error)) => return Poll::Ready(Some(Err(error.into()))),
                 None => return Poll::Ready(None),
             }
         }

@@ -1,6 +1,6 @@
-//! Following one name: what its document shows over time, for observers.
+//! Following one name or all: what the documents show over time, for observers.
 
-use std::{sync::Arc, time::Duration};
+use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use tokio::{
     sync::mpsc,
@@ -11,7 +11,7 @@ use super::Session;
 use crate::{
     error::ServerError,
     protocol::State,
-    store::{AWAIT_TIME, ResumeAt, Sighting, StoreError, Stream},
+    store::{AWAIT_TIME, Exchange, NamedSighting, ResumeAt, Selection, Sighting, StoreError, Stream},
 };
 
 /// States that an observer may lag behind before the follower waits for it.
@@ -26,20 +26,39 @@ const OVERDUE: Duration = Duration::from_millis(500);
 /// How long before the stream is tried again where it could not be opened; polled meanwhile.
 const POLLED: Duration = Duration::from_secs(5);
 
-/// The document's state whenever it changed, holders whose lease is over left out; `None`: there is no document.
-pub(crate) type Sight = Result<Option<State>, ServerError>;
+/// A document's name, and its state whenever it changed, holders whose lease is over left out; `None`: there is no
+/// document.
+pub(crate) type Sight = Result<(String, Option<State>), ServerError>;
 
-/// Follows a name until the receiver is dropped or the client shuts down. The present state comes first.
+/// What is followed.
+#[derive(Clone, Debug)]
+pub(crate) enum Scope {
+    /// One name, whether there is a document or not.
+    One(String),
+    /// All names of which there are documents.
+    All,
+}
+
+impl Scope {
+    fn name(&self) -> Option<&str> {
+        match self {
+            Self::One(name) => Some(name),
+            Self::All => None,
+        }
+    }
+}
+
+/// Follows names until the receiver is dropped or the client shuts down. The present states come first.
 ///
 /// The latest state always comes, and the stream is taken up where it broke; states that last for less than a hop may be
 /// skipped. An error that the server would repeat ends the sequence.
-pub(crate) fn follow(session: &Arc<Session>, name: String) -> mpsc::Receiver<Sight> {
+pub(crate) fn follow(session: &Arc<Session>, scope: Scope) -> mpsc::Receiver<Sight> {
     let (to, sights) = mpsc::channel(BEHIND);
     let follower = Follower {
         session: session.clone(),
-        name,
+        scope,
         to,
-        last: None,
+        last: HashMap::new(),
     };
     session.spawn(async move {
         let ended = follower.session.ended.clone();
@@ -55,10 +74,10 @@ pub(crate) fn follow(session: &Arc<Session>, name: String) -> mpsc::Receiver<Sig
 
 struct Follower {
     session: Arc<Session>,
-    name: String,
+    scope: Scope,
     to: mpsc::Sender<Sight>,
-    /// What was told last.
-    last: Option<Option<State>>,
+    /// What was told last, by name. Where all are followed, names without a document are left out.
+    last: HashMap<String, Option<State>>,
 }
 
 impl Follower {
@@ -77,22 +96,23 @@ impl Follower {
                     return;
                 }
                 Err(error) => {
-                    tracing::debug!(name = %self.name, %error, source = %error.source, "a name could not be read");
+                    let (scope, source) = (&self.scope, &error.source);
+                    tracing::debug!(?scope, %error, %source, "what is followed could not be read");
                     tokio::time::sleep(self.session.config.poll_interval.1).await;
                 }
             }
         }
     }
 
-    async fn open(&self, resume: Option<ResumeAt>) -> Option<Stream<Sighting>> {
+    async fn open(&self, resume: Option<ResumeAt>) -> Option<Stream<NamedSighting>> {
         if !self.session.config.wake_source.may_stream() {
             return None;
         }
-        let (session, name) = (self.session.clone(), self.name.clone());
+        let (session, scope) = (self.session.clone(), self.scope.clone());
         let opening = tokio::spawn(async move {
-            match session.store.follow(&name, resume.as_ref()).await {
+            match session.store.follow(scope.name(), resume.as_ref()).await {
                 // Its history is lost: from now on, then.
-                Err(error) if error.is_final() && resume.is_some() => session.store.follow(&name, None).await,
+                Err(error) if error.is_final() && resume.is_some() => session.store.follow(scope.name(), None).await,
                 opened => opened,
             }
         });
@@ -100,7 +120,7 @@ impl Follower {
     }
 
     /// Tells what the stream tells; returns where to take it up when it ends.
-    async fn pump(&mut self, mut stream: Stream<Sighting>) -> Result<Option<ResumeAt>, StoreError> {
+    async fn pump(&mut self, mut stream: Stream<NamedSighting>) -> Result<Option<ResumeAt>, StoreError> {
         // Read after the stream was opened, so that nothing falls between.
         self.look().await?;
         loop {
@@ -108,14 +128,14 @@ impl Follower {
             let batch = tokio::select! {
                 batch = tokio::time::timeout(AWAIT_TIME + OVERDUE, stream.next()) => batch,
                 () = until(expiry) => {
-                    self.look().await?;
+                    self.look_at(self.due()).await?;
                     continue;
                 }
             };
             match batch {
                 Ok(Ok(sightings)) => {
-                    for sighting in sightings {
-                        self.sighted(sighting).await?;
+                    for (name, sighting) in sightings {
+                        self.sighted(name, sighting).await?;
                     }
                 }
                 Ok(Err(error)) if error.is_final() => return Ok(None),
@@ -137,40 +157,75 @@ impl Follower {
         Ok(None)
     }
 
-    async fn sighted(&mut self, sighting: Sighting) -> Result<(), StoreError> {
-        match sighting {
-            Sighting::State(state) => self.tell(Some(*state)).await,
-            Sighting::Gone => self.tell(None).await,
-            Sighting::Unclear => self.look().await?,
+    async fn sighted(&mut self, name: Option<String>, sighting: Sighting) -> Result<(), StoreError> {
+        match (name, sighting) {
+            (Some(name), Sighting::State(state)) => self.tell(name, Some(*state)).await,
+            (Some(name), Sighting::Gone) => self.tell(name, None).await,
+            (Some(name), Sighting::Unclear) => self.look_at(vec![name]).await?,
+            (None, _) => self.look().await?,
         }
         Ok(())
     }
 
+    /// Reads all that is followed.
     async fn look(&mut self) -> Result<(), StoreError> {
-        let (session, names) = (self.session.clone(), [self.name.clone()]);
-        let reading = tokio::spawn(async move { session.store.read(&names).await });
+        if let Scope::One(name) = &self.scope {
+            return self.look_at(vec![name.clone()]).await;
+        }
+        let session = self.session.clone();
+        let sent = Instant::now();
+        let listing = tokio::spawn(async move { session.store.list(&Selection::default()).await });
+        let (listed, now) = listing
+            .await
+            .unwrap_or_else(|stopped| Err(StoreError::stopped(stopped)))?;
+        let received = Instant::now();
+        self.session.table().clock.note(&Exchange { sent, received, now });
+        let listed: HashMap<String, State> = listed.into_iter().collect();
+        let gone = self.last.keys().filter(|name| !listed.contains_key(*name));
+        for name in gone.cloned().collect::<Vec<_>>() {
+            self.tell(name, None).await;
+        }
+        for (name, state) in listed {
+            self.tell(name, Some(state)).await;
+        }
+        Ok(())
+    }
+
+    async fn look_at(&mut self, names: Vec<String>) -> Result<(), StoreError> {
+        let (session, read) = (self.session.clone(), names.clone());
+        let reading = tokio::spawn(async move { session.store.read(&read).await });
         let (mut documents, exchange) = reading
             .await
             .unwrap_or_else(|stopped| Err(StoreError::stopped(stopped)))?;
         self.session.table().clock.note(&exchange);
-        // What stands there and is no lock holds nothing.
-        self.tell(documents.remove(&self.name).and_then(Result::ok)).await;
+        for name in names {
+            // What stands there and is no lock holds nothing.
+            let state = documents.remove(&name).and_then(Result::ok);
+            self.tell(name, state).await;
+        }
         Ok(())
     }
 
     /// Tells a state, unless it is older than what was told last, or the same for an observer.
-    async fn tell(&mut self, state: Option<State>) {
+    async fn tell(&mut self, name: String, state: Option<State>) {
         let state = state.map(|state| self.without_expired(state));
-        if let (Some(Some(last)), Some(state)) = (&self.last, &state)
+        let last = self.last.get(&name);
+        if let (Some(Some(last)), Some(state)) = (last, &state)
             && state.is_before(last)
         {
             return;
         }
-        if self.last.as_ref() != Some(&state) {
-            // The follower ends with its receiver.
-            let _ = self.to.send(Ok(state.clone())).await;
-            self.last = Some(state);
+        if last == Some(&state) {
+            return;
         }
+        let sight = (name.clone(), state.clone());
+        if state.is_none() && matches!(self.scope, Scope::All) {
+            self.last.remove(&name);
+        } else {
+            self.last.insert(name, state);
+        }
+        // The follower ends with its receiver.
+        let _ = self.to.send(Ok(sight)).await;
     }
 
     fn without_expired(&self, mut state: State) -> State {
@@ -184,9 +239,24 @@ impl Follower {
 
     /// When the next lease of a holder is over, which no event tells.
     fn expiry(&self) -> Option<Instant> {
-        let state = self.last.as_ref()?.as_ref()?;
-        let until = state.holders.iter().map(|holder| holder.until).min()?;
+        let states = self.last.values().flatten();
+        let until = states
+            .flat_map(|state| &state.holders)
+            .map(|holder| holder.until)
+            .min()?;
         self.session.table().clock.after(until)
+    }
+
+    /// The names of which the lease of a holder is over.
+    fn due(&self) -> Vec<String> {
+        let now = Instant::now();
+        let table = self.session.table();
+        let over = |until| table.clock.after(until).is_some_and(|over| over <= now);
+        let states = self.last.iter().filter(|(_, state)| {
+            let mut holders = state.iter().flat_map(|state| &state.holders);
+            holders.any(|holder| over(holder.until))
+        });
+        states.map(|(name, _)| name.clone()).collect()
     }
 }
 

@@ -67,6 +67,8 @@ pub(crate) struct Session {
     drained: Notify,
     ended: CancellationToken,
     started: OnceLock<Handle>,
+    /// Filled when the index has been asked for.
+    prepared: OnceLock<()>,
 }
 
 #[derive(Debug, Default)]
@@ -120,6 +122,7 @@ impl Session {
             drained: Notify::new(),
             ended: CancellationToken::new(),
             started: OnceLock::new(),
+            prepared: OnceLock::new(),
         })
     }
 
@@ -127,19 +130,33 @@ impl Session {
     fn start(self: &Arc<Self>) -> &Handle {
         self.started.get_or_init(|| {
             let runtime = Handle::current();
-            runtime.spawn(heartbeat::run(Arc::downgrade(self), self.beat.clone(), self.ended.clone()));
+            runtime.spawn(heartbeat::run(
+                Arc::downgrade(self),
+                self.beat.clone(),
+                self.ended.clone(),
+            ));
             if self.config.wake_source.may_stream() {
-                runtime.spawn(watcher::run(Arc::downgrade(self), self.demand.subscribe(), self.ended.clone()));
+                runtime.spawn(watcher::run(
+                    Arc::downgrade(self),
+                    self.demand.subscribe(),
+                    self.ended.clone(),
+                ));
             }
+            runtime
+        })
+    }
+
+    /// Makes the index, the first time that a lock is wanted: who only looks at locks writes nothing.
+    fn prepare(self: &Arc<Self>) {
+        self.prepared.get_or_init(|| {
             let session = self.clone();
-            runtime.spawn(async move {
+            self.spawn(async move {
                 if let Err(error) = session.store.prepare().await {
                     let source = &error.source;
                     tracing::warn!(%source, "the index that purges idle locks could not be made; they stay until it is");
                 }
             });
-            runtime
-        })
+        });
     }
 
     pub(crate) fn mode(&self) -> watch::Receiver<WakeMode> {
@@ -148,7 +165,7 @@ impl Session {
 
     /// Gets in line for `name`; the receiver has the outcome. Dropping the returned place gives it up.
     pub(crate) fn join(self: &Arc<Self>, name: &str, wanted: Wanted) -> Place {
-        self.start();
+        self.prepare();
         let (to, outcome) = oneshot::channel();
         let key = self.ids.number();
         let pending = Pending::new(key, self.ids.entry(), wanted, to);

@@ -8,7 +8,7 @@ use std::{
 
 use tokio::{sync::mpsc, time::Instant};
 
-use super::{Answer, Documents, Event, Exchange, Renewal, Sighting};
+use super::{Answer, Documents, Event, Exchange, NamedSighting, Renewal, Sighting};
 use crate::protocol::{Operation, ServerTime, State, state, wake};
 
 /// The store behind `LockClient::in_memory`.
@@ -25,8 +25,8 @@ struct Contents {
     states: HashMap<String, State>,
     /// Sessions, by the pattern of what is addressed to them.
     sessions: Vec<(String, mpsc::UnboundedSender<Event>)>,
-    /// Followers, by the name of the document.
-    followers: Vec<(String, mpsc::UnboundedSender<Sighting>)>,
+    /// Followers, by the name of the document; `None` follows all.
+    followers: Vec<(Option<String>, mpsc::UnboundedSender<NamedSighting>)>,
 }
 
 /// An open stream.
@@ -102,9 +102,9 @@ impl MemoryStore {
         MemoryStream(receiver)
     }
 
-    pub(super) fn follow(&self, name: &str) -> MemoryStream<Sighting> {
+    pub(super) fn follow(&self, name: Option<&str>) -> MemoryStream<NamedSighting> {
         let (sightings, receiver) = mpsc::unbounded_channel();
-        self.contents().followers.push((name.to_owned(), sightings));
+        self.contents().followers.push((name.map(str::to_owned), sightings));
         MemoryStream(receiver)
     }
 
@@ -153,8 +153,8 @@ impl Contents {
         });
         let sighting = Sighting::State(Box::new(state.clone()));
         self.followers.retain(|(followed, sightings)| {
-            if followed == name {
-                sightings.send(sighting.clone()).is_ok()
+            if followed.as_deref().is_none_or(|followed| followed == name) {
+                sightings.send((Some(name.to_owned()), sighting.clone())).is_ok()
             } else {
                 !sightings.is_closed()
             }

@@ -188,8 +188,12 @@ impl Store {
         }
     }
 
-    /// Opens a stream of whatever happens to the document `name`, likewise.
-    pub(crate) async fn follow(&self, name: &str, resume: Option<&ResumeAt>) -> Result<Stream<Sighting>, StoreError> {
+    /// Opens a stream of whatever happens to the document `name`, or to any of them, likewise.
+    pub(crate) async fn follow(
+        &self,
+        name: Option<&str>,
+        resume: Option<&ResumeAt>,
+    ) -> Result<Stream<NamedSighting>, StoreError> {
         match self {
             Self::Mongo(store) => store.follow(name, resume).await.map(Box::new).map(Stream::Mongo),
             Self::Memory(store) => Ok(Stream::Memory(store.follow(name))),
@@ -315,6 +319,9 @@ pub(crate) struct Renewal {
 /// Where a stream can be taken up again.
 #[derive(Clone, Debug)]
 pub(crate) struct ResumeAt(mongodb::bson::Document);
+
+/// What a stream says, and about which document; `None`: about them all.
+pub(crate) type NamedSighting = (Option<String>, Sighting);
 
 /// What a stream says about one document.
 #[derive(Clone, Debug)]

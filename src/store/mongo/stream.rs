@@ -12,7 +12,7 @@ use mongodb::{
 use super::{AWAIT_TIME, MongoStore};
 use crate::{
     protocol::{Location, ServerTime, State, wake},
-    store::{Event, Failure, ResumeAt, Sighting, StoreError, name},
+    store::{Event, Failure, NamedSighting, ResumeAt, Sighting, StoreError, name},
 };
 
 impl MongoStore {
@@ -34,18 +34,19 @@ impl MongoStore {
         self.stream(Document::new(), selection, read, resume).await
     }
 
-    /// Opens a stream of whatever happens to the document `name`.
+    /// Opens a stream of whatever happens to the document `name`, or to any.
     pub(in crate::store) async fn follow(
         &self,
-        name: &str,
+        name: Option<&str>,
         resume: Option<&ResumeAt>,
-    ) -> Result<MongoStream<Sighting>, StoreError> {
+    ) -> Result<MongoStream<NamedSighting>, StoreError> {
         let read = {
             let location = self.location.clone();
             move |event: &Document| read_sighting(&location, event)
         };
         let options = doc! { "fullDocument": "updateLookup" };
-        let selection = about(&name::id_of(&self.location, name), &self.location);
+        let id = name.map(|name| name::id_of(&self.location, name));
+        let selection = about(id.as_ref(), &self.location);
         self.stream(options, selection, read, resume).await
     }
 
@@ -182,19 +183,22 @@ fn touched(location: &Location) -> Document {
     ] }
 }
 
-/// Selects what happens to one document, and to the collection.
-fn about(id: &Bson, location: &Location) -> Vec<Document> {
-    let mut stages = vec![doc! { "$match": { "$or": [
-        { "documentKey._id": { "$eq": id } },
-        { "operationType": { "$nin": ["insert", "update", "replace", "delete"] } },
-    ] } }];
+/// Selects what happens to one document, or to any, and to the collection.
+fn about(id: Option<&Bson>, location: &Location) -> Vec<Document> {
+    let mut stages = Vec::new();
+    stages.extend(id.map(|id| {
+        doc! { "$match": { "$or": [
+            { "documentKey._id": { "$eq": id } },
+            { "operationType": { "$nin": ["insert", "update", "replace", "delete"] } },
+        ] } }
+    }));
     // Of a document of the user's own only the lock is sent.
     let shown = if location.is_root() {
         "fullDocument".to_owned()
     } else {
         format!("fullDocument.{}", location.path())
     };
-    stages.push(doc! { "$project": { "operationType": 1, shown: 1 } });
+    stages.push(doc! { "$project": { "operationType": 1, "documentKey": 1, shown: 1 } });
     stages
 }
 
@@ -239,18 +243,21 @@ impl<T> MongoStream<T> {
     }
 }
 
-fn read_sighting(location: &Location, event: &Document) -> Sighting {
+fn read_sighting(location: &Location, event: &Document) -> NamedSighting {
+    let id = event.get_document("documentKey").ok().and_then(|key| key.get("_id"));
+    let name = id.and_then(|id| name::of_document(location, id));
     let state = event
         .get_document("fullDocument")
         .ok()
         .and_then(|document| location.lock(document))
         .map(State::from_document);
-    match (event.get_str("operationType"), state) {
+    let sighting = match (event.get_str("operationType"), state) {
         (Ok("delete"), _) => Sighting::Gone,
         (Ok("insert" | "update" | "replace"), Some(Ok(state))) => Sighting::State(Box::new(state)),
         // Deleted or overwritten since, or the collection is: the document must be read.
         _ => Sighting::Unclear,
-    }
+    };
+    (name, sighting)
 }
 
 fn read_event(location: &Location, event: &Document) -> Event {
