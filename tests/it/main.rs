@@ -1,6 +1,7 @@
 //! watchlock against real servers.
 
 mod cancel;
+mod cli;
 mod documents;
 mod everywhere;
 mod failover;

@@ -16,10 +16,10 @@ use watchlock_testkit::Cluster;
 
 use crate::setup::{COLLECTION, Ground, PATIENCE, SOON, eventually, faulty, until_mode, until_waiting, within};
 
-const PASSWORD: &str = "aSecretOfThisTest";
+pub(crate) const PASSWORD: &str = "aSecretOfThisTest";
 
 /// The least role, as the README has it.
-const LEAST: [&str; 4] = ["find", "insert", "update", "changeStream"];
+pub(crate) const LEAST: [&str; 4] = ["find", "insert", "update", "changeStream"];
 
 /// A replica set that asks who one is.
 async fn cluster() -> &'static Cluster {
@@ -30,7 +30,7 @@ async fn cluster() -> &'static Cluster {
 }
 
 /// A user who may do nothing but `actions`, and on the locks' collection alone.
-async fn user(prefix: &str, actions: &[&str]) -> (Ground, Database) {
+pub(crate) async fn user(prefix: &str, actions: &[&str]) -> (Ground, Database) {
     let cluster = cluster().await;
     let ground = Ground::on(cluster, prefix);
     let database = cluster.client().await.unwrap().database(&ground.database);

@@ -1,0 +1,250 @@
+//! What stands on the command line.
+
+use std::{ffi::OsString, time::Duration};
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap_complete::Shell;
+use watchlock::Kind;
+
+use crate::{connection::Connection, exit};
+
+/// Run commands under distributed locks that live in MongoDB; see who holds and who waits.
+///
+/// The server is named by MONGODB_URI, or by --uri. Prefer the variable where the connection string has a password:
+/// everybody on the machine can read the arguments of a process.
+#[derive(Debug, Parser)]
+#[command(name = "watchlock", version, after_help = exit::TABLE, max_term_width = 120)]
+pub(crate) struct Arguments {
+    #[command(flatten)]
+    pub(crate) connection: Connection,
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    Run(Run),
+    Ls(List),
+    Show(Show),
+    Watch(Watch),
+    Break(Break),
+    Doctor(Doctor),
+    /// Print the completions of a shell
+    ///
+    /// For bash: watchlock completions bash > ~/.local/share/bash-completion/completions/watchlock
+    Completions {
+        /// The shell
+        shell: Shell,
+    },
+    /// Print the manual page, of watchlock or of one of its commands
+    ///
+    /// To read it: watchlock man | man -l -
+    Man {
+        /// A command of watchlock
+        command: Option<String>,
+    },
+}
+
+/// Run a command while holding a lock
+///
+/// Waits for its turn, first come, first served; runs the command; releases the lock when the command has ended, however
+/// it ended. Exits with the code of the command, or with 128 and the number of the signal that ended it.
+///
+/// The command finds the fencing token of its grant in WATCHLOCK_TOKEN, a number that rises with every grant, and the name
+/// of the lock in WATCHLOCK_NAME. Its standard input and outputs are those of watchlock.
+///
+/// When the lock is lost (its lease could not be renewed, or an operator broke it) the command is terminated, together
+/// with what it started: by SIGTERM, and by SIGKILL what is left after --grace. On Linux that reaches every descendant,
+/// elsewhere the process group, or at a terminal the command alone. On Linux the command is killed when watchlock itself
+/// is killed; what the command started is not.
+///
+/// SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1 and SIGUSR2 are passed on. At a terminal the command stays in the foreground,
+/// so it can read from the terminal, and ^C, ^\ and ^Z reach it as if watchlock were not there (^Z stops watchlock too:
+/// the lock is lost when its lease ends). Elsewhere the command gets a process group of its own, and the signals that mean
+/// an end (INT, TERM, HUP, QUIT) go to the whole group. Signals that watchlock was told to ignore (nohup) stay ignored.
+///
+/// The lock is held until the command itself ends, and not for what it leaves running in the background.
+#[derive(Args, Debug)]
+#[command(after_help = exit::TABLE)]
+pub(crate) struct Run {
+    /// The name of the lock: any text of 1 to 1,024 bytes
+    #[arg(value_parser = lock_name)]
+    pub(crate) name: String,
+    /// Do not wait: exit with 75 when the lock is not free
+    #[arg(long = "try", short = 'n', conflicts_with = "timeout")]
+    pub(crate) once: bool,
+    /// Wait for the lock for so long at most (5s, 2m), and then exit with 75
+    #[arg(long, short = 't', value_name = "DURATION", value_parser = duration)]
+    pub(crate) timeout: Option<Duration>,
+    /// Take permits of a semaphore that has N of them, instead of a mutex
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) semaphore: Option<u32>,
+    /// How many permits of the semaphore to take
+    #[arg(long, value_name = "N", default_value_t = 1, requires = "semaphore", value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) permits: u32,
+    /// Hold a readers-writer lock as one of its readers
+    #[arg(long, conflicts_with_all = ["semaphore", "write"])]
+    pub(crate) read: bool,
+    /// Hold a readers-writer lock as its writer
+    #[arg(long, conflicts_with = "semaphore")]
+    pub(crate) write: bool,
+    /// Why the lock is held, for others to read [default: the command line; "" for nothing]
+    #[arg(long, value_name = "TEXT")]
+    pub(crate) reason: Option<String>,
+    /// Who holds the lock, for others to read, beside host and process id
+    #[arg(long, value_name = "TEXT", env = "WATCHLOCK_LABEL")]
+    pub(crate) label: Option<String>,
+    /// A name of this job that stays the same: a later run under it takes the lock from an earlier one at once
+    ///
+    /// It is for a job that is started again after a crash and must not wait for the lease of its former self. A former run
+    /// that lives loses the lock, so no two jobs may have the same.
+    #[arg(long, value_name = "TEXT")]
+    pub(crate) owner_id: Option<String>,
+    /// How long the lock outlives the last sign of life of watchlock
+    #[arg(long, value_name = "DURATION", default_value = "30s", value_parser = duration)]
+    pub(crate) lease: Duration,
+    /// How long the command has to end after SIGTERM when the lock is lost, before SIGKILL
+    #[arg(long, value_name = "DURATION", default_value = "5s", value_parser = duration)]
+    pub(crate) grace: Duration,
+    /// The command and its arguments
+    #[arg(last = true, required = true, value_name = "COMMAND")]
+    pub(crate) command: Vec<OsString>,
+}
+
+/// List locks, with who holds them and how many wait
+///
+/// With --json: an array of locks, each as of `watchlock show`.
+#[derive(Args, Debug)]
+pub(crate) struct List {
+    #[command(flatten)]
+    pub(crate) output: Output,
+    /// Only locks of this kind
+    #[arg(long)]
+    pub(crate) kind: Option<KindName>,
+    /// Only locks that somebody holds
+    #[arg(long, conflicts_with = "free")]
+    pub(crate) held: bool,
+    /// Only locks that nobody holds
+    #[arg(long)]
+    pub(crate) free: bool,
+    /// Only locks of which a holder's label, host or owner id is this
+    #[arg(long, value_name = "TEXT")]
+    pub(crate) owner: Option<String>,
+    /// Only locks whose name begins with this
+    #[arg(long, value_name = "TEXT")]
+    pub(crate) prefix: Option<String>,
+    /// Only locks that some holder has held for longer than this (10m, 2h)
+    #[arg(long, value_name = "DURATION", value_parser = duration)]
+    pub(crate) older_than: Option<Duration>,
+}
+
+/// Show one lock: who holds it, since when, until when, and why; who waits
+///
+/// With --json, one object, or null where there is no trace of the lock:
+///
+///   name, kind (mutex, semaphore, rwlock, election), capacity (permits; null of an rwlock), token (the last that was
+///   issued), holders, waiters (in the order in which they are served).
+///
+///   A holder has token, access (read or write of an rwlock, else null), permits (null of an rwlock), since, until, host,
+///   pid, label, reason, value (what a leader proclaims), owner_id. A waiter has access, permits, since, host, pid, label,
+///   reason, owner_id.
+///
+/// Times are RFC 3339 in UTC, by the server's clock. What is not known is null.
+#[derive(Args, Debug)]
+pub(crate) struct Show {
+    #[command(flatten)]
+    pub(crate) output: Output,
+    /// The name of the lock
+    #[arg(value_parser = lock_name)]
+    pub(crate) name: String,
+}
+
+/// Watch what happens to one lock or to all, as it happens
+///
+/// At a terminal: a full-screen view that is left with q. Else one line for each event, beginning with a grant for each
+/// present holder. It is driven by a change stream, and by polling where the server has none.
+///
+/// With --json, one object in a line for each event: at (when it was seen, by this machine's clock, RFC 3339 in UTC), lock,
+/// event (granted, released, expired, adopted, broken, deleted), token, holder (of granted, as of `watchlock show`; else null),
+/// waiting (how many clients wait after a grant; else null).
+#[derive(Args, Debug)]
+pub(crate) struct Watch {
+    #[command(flatten)]
+    pub(crate) output: Output,
+    /// Lines instead of the full-screen view, at a terminal too
+    #[arg(long)]
+    pub(crate) plain: bool,
+    /// The name of the lock; all locks if it is left out
+    #[arg(value_parser = lock_name)]
+    pub(crate) name: Option<String>,
+}
+
+/// Take a lock away from whoever holds it, and hand it to the next who waits
+///
+/// Its holders learn of it at once. At a terminal it asks first.
+///
+/// With --json, one object: name, broken (the holders that were put out, as of `watchlock show`), lock (as it stands
+/// afterwards, or null).
+#[derive(Args, Debug)]
+pub(crate) struct Break {
+    #[command(flatten)]
+    pub(crate) output: Output,
+    /// Do not ask
+    #[arg(long, short = 'y')]
+    pub(crate) yes: bool,
+    /// The name of the lock
+    #[arg(value_parser = lock_name)]
+    pub(crate) name: String,
+}
+
+/// Look whether server, privileges, clocks and index are as they should be, and say what to do where not
+///
+/// Nothing is written. Exits with 1 when something is wrong, and with 69 or 77 when the server does not answer or does not
+/// let the user in; a warning is not wrong.
+///
+/// With --json, one object: healthy (true or false), checks. A check has name (server, version, topology, privileges,
+/// clock, member-clocks, wake-mode, index), status (ok, warning, problem, unknown), found, advice (or null).
+#[derive(Args, Debug)]
+pub(crate) struct Doctor {
+    #[command(flatten)]
+    pub(crate) output: Output,
+}
+
+#[derive(Args, Clone, Copy, Debug)]
+pub(crate) struct Output {
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// The kinds by the names that they have in JSON.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub(crate) enum KindName {
+    Mutex,
+    Semaphore,
+    Rwlock,
+    Election,
+}
+
+impl From<KindName> for Kind {
+    fn from(name: KindName) -> Self {
+        match name {
+            KindName::Mutex => Self::Mutex,
+            KindName::Semaphore => Self::Semaphore,
+            KindName::Rwlock => Self::RwLock,
+            KindName::Election => Self::Election,
+        }
+    }
+}
+
+/// The library refuses the same, but only once there is a connection.
+fn lock_name(text: &str) -> Result<String, String> {
+    match text.len() {
+        1..=1_024 => Ok(text.to_owned()),
+        length => Err(format!("it has {length} bytes; a name must have 1 to 1024")),
+    }
+}
+
+fn duration(text: &str) -> Result<Duration, String> {
+    humantime::parse_duration(text).map_err(|error| format!("{error}; write it as 500ms, 5s, 2m or 1h 30m"))
+}

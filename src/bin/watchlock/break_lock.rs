@@ -1,0 +1,99 @@
+//! `watchlock break`.
+
+use std::{
+    io::{self, BufRead as _, IsTerminal as _, Write as _},
+    process::ExitCode,
+};
+
+use serde::Serialize;
+use watchlock::{FencingToken, HolderInfo, LockInfo};
+
+use crate::{
+    arguments::Break,
+    connection::Connection,
+    exit::{Failure, Outcome, say},
+    json,
+    show::no_trace,
+    text::plain,
+};
+
+#[derive(Debug, Serialize)]
+struct Broken<'a> {
+    name: &'a str,
+    broken: Vec<json::Holder<'a>>,
+    lock: Option<json::Lock<'a>>,
+}
+
+pub(crate) async fn break_lock(connection: &Connection, arguments: Break) -> Outcome {
+    let Break { output, yes, name } = arguments;
+    if !yes && !io::stdin().is_terminal() {
+        return Err(Failure::usage(
+            "nobody can be asked here, so breaking a lock needs --yes",
+        ));
+    }
+    let place = connection.prompt().await?;
+    let locks = place.locks().await?;
+    let Some(before) = locks.inspect(&name).await? else {
+        say(&no_trace(&name));
+        return Ok(ExitCode::FAILURE);
+    };
+    if before.holders.is_empty() {
+        say(&format!("nobody holds `{}`", plain(&name)));
+        return Ok(ExitCode::FAILURE);
+    }
+    if !yes {
+        if !confirmed(&before)? {
+            say("nothing was broken");
+            return Ok(ExitCode::FAILURE);
+        }
+        // It may have changed hands while somebody thought about it.
+        let now = locks.inspect(&name).await?;
+        if now.as_ref().map(tokens) != Some(tokens(&before)) {
+            say(&format!(
+                "`{}` has changed hands meanwhile; nothing was broken",
+                plain(&name)
+            ));
+            return Ok(ExitCode::FAILURE);
+        }
+    }
+    let after = locks.break_lock(&name).await?;
+    let remaining = after.as_ref().map(tokens).unwrap_or_default();
+    let broken: Vec<&HolderInfo> = before
+        .holders
+        .iter()
+        .filter(|holder| !remaining.contains(&holder.token))
+        .collect();
+    if output.json {
+        json::print(&Broken {
+            name: &name,
+            broken: broken.into_iter().map(json::Holder::from).collect(),
+            lock: after.as_ref().map(json::Lock::from),
+        })?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let mut out = io::stdout().lock();
+    for holder in broken {
+        writeln!(out, "put out: {holder}")?;
+    }
+    if let Some(after) = after {
+        writeln!(out, "now: {after}")?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn tokens(lock: &LockInfo) -> Vec<FencingToken> {
+    lock.holders.iter().map(|holder| holder.token).collect()
+}
+
+fn confirmed(lock: &LockInfo) -> Result<bool, Failure> {
+    let mut err = io::stderr().lock();
+    // If nobody reads the question, nobody answers it.
+    let _ = write!(err, "{lock}\nTake it away? [y/N] ");
+    let _ = err.flush();
+    let mut answer = String::new();
+    io::stdin()
+        .lock()
+        .read_line(&mut answer)
+        .map_err(|error| Failure::internal(format!("the answer can't be read: {error}")))?;
+    Ok(["y", "yes"].contains(&answer.trim().to_lowercase().as_str()))
+}

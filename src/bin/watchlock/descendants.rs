@@ -1,0 +1,74 @@
+//! The processes that come from this one, as `/proc` tells.
+
+#[cfg(target_os = "linux")]
+use std::{collections::HashMap, fs};
+
+use rustix::process::Pid;
+
+/// Every living descendant, those included that have left the process group or have lost their parent: an orphan becomes
+/// a child of this process, which has asked for that.
+#[cfg(target_os = "linux")]
+pub(crate) fn living() -> Vec<Pid> {
+    let mut children: HashMap<i32, Vec<i32>> = HashMap::new();
+    for entry in fs::read_dir("/proc").into_iter().flatten().flatten() {
+        let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else {
+            continue;
+        };
+        // It may have gone meanwhile.
+        let Ok(stat) = fs::read_to_string(entry.path().join("stat")) else {
+            continue;
+        };
+        if let Some(parent) = living_parent(&stat) {
+            children.entry(parent).or_default().push(pid);
+        }
+    }
+    let mut found = Vec::new();
+    let mut parents = vec![rustix::process::getpid().as_raw_nonzero().get()];
+    while let Some(parent) = parents.pop() {
+        // Taken out, so that even numbers that make no sense come to an end.
+        for child in children.remove(&parent).unwrap_or_default() {
+            parents.push(child);
+            found.extend(Pid::from_raw(child));
+        }
+    }
+    found
+}
+
+#[cfg(not(target_os = "linux"))]
+pub(crate) fn living() -> Vec<Pid> {
+    Vec::new()
+}
+
+/// The parent, unless the process has ended and only waits to be looked after: `pid (name) state parent …`, where the name
+/// may hold anything.
+#[cfg(target_os = "linux")]
+fn living_parent(stat: &str) -> Option<i32> {
+    let (_, rest) = stat.rsplit_once(") ")?;
+    let mut fields = rest.split(' ');
+    let state = fields.next()?;
+    let parent = fields.next()?.parse().ok()?;
+    (!["Z", "X", "x"].contains(&state)).then_some(parent)
+}
+
+#[cfg(all(test, target_os = "linux"))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reads_what_the_kernel_writes() {
+        assert_eq!(living_parent("7 (sh) S 3 7 7 0"), Some(3));
+        assert_eq!(living_parent("7 (a ) Z 1 (b) R 12 7"), Some(12));
+        assert_eq!(living_parent("7 (sh) Z 3 7"), None);
+        assert_eq!(living_parent("7 (sh)"), None);
+    }
+
+    #[test]
+    fn finds_its_children() {
+        let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+        let pid = Pid::from_child(&child);
+        assert!(living().contains(&pid));
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert!(!living().contains(&pid));
+    }
+}

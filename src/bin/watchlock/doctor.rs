@@ -1,0 +1,445 @@
+//! `watchlock doctor`.
+
+use std::{
+    fmt::Write as _,
+    io::{self, Write as _},
+    process::ExitCode,
+    sync::Arc,
+    time::Duration,
+};
+
+use futures::TryStreamExt as _;
+use mongodb::{
+    Collection,
+    bson::{Bson, Document, doc},
+    error::{Error, ErrorKind},
+    options::{ReadPreference, SelectionCriteria},
+};
+use serde::Serialize;
+use watchlock::{WakeMode, WakeSource};
+
+use crate::{
+    arguments::Doctor,
+    clock::{self, Offset},
+    connection::{Connection, Place, to_its_end},
+    exit::{Failure, Outcome},
+    json,
+    text::{plain, span_of},
+};
+
+/// The oldest server that has the operators that are used.
+const OLDEST: (i32, i32) = (4, 4);
+
+/// By how much the clocks of a replica set's members may differ: the default skew margin.
+const SKEW: Duration = Duration::from_secs(1);
+
+/// What the library does to the collection, and what for.
+const ACTIONS: [(&str, &str); 5] = [
+    ("find", "nothing works without it"),
+    ("insert", "nothing can be acquired without it"),
+    ("update", "nothing can be acquired without it"),
+    ("changeStream", "without it watchlock polls"),
+    (
+        "createIndex",
+        "without it somebody else must make the index that purges idle locks",
+    ),
+];
+
+/// Those without which nothing works.
+const NEEDED: usize = 3;
+
+/// Unauthorized.
+const UNAUTHORIZED: i32 = 13;
+
+/// What was looked at. The names are part of the promise of `--json`.
+#[derive(Debug, Serialize)]
+struct Check {
+    name: &'static str,
+    status: Status,
+    found: String,
+    advice: Option<String>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+enum Status {
+    Ok,
+    /// It works, but less well than it could.
+    Warning,
+    Problem,
+    /// It could not be seen.
+    Unknown,
+}
+
+#[derive(Debug, Serialize)]
+struct Report {
+    healthy: bool,
+    checks: Vec<Check>,
+}
+
+impl Check {
+    fn new(name: &'static str, status: Status, found: impl Into<String>) -> Self {
+        Self {
+            name,
+            status,
+            found: found.into(),
+            advice: None,
+        }
+    }
+
+    fn ok(name: &'static str, found: impl Into<String>) -> Self {
+        Self::new(name, Status::Ok, found)
+    }
+
+    fn advice(mut self, advice: impl Into<String>) -> Self {
+        self.advice = Some(advice.into());
+        self
+    }
+}
+
+pub(crate) async fn doctor(connection: &Connection, arguments: Doctor) -> Outcome {
+    let place = connection.prompt().await?;
+    // Checked as every command does, before anything is sent.
+    let (checks, failure) = match place.builder().wake_source(WakeSource::Auto).build().await {
+        Ok(locks) => (look(&place, locks.wake_mode()).await?, None),
+        Err(watchlock::BuildError::Server(error)) => {
+            let failure = Failure::from(error);
+            (vec![unreachable(&failure)], Some(failure))
+        }
+        Err(error) => return Err(error.into()),
+    };
+    let healthy = checks.iter().all(|check| check.status != Status::Problem);
+    if arguments.output.json {
+        json::print(&Report { healthy, checks })?;
+    } else {
+        io::stdout().lock().write_all(in_full(&checks).as_bytes())?;
+    }
+    match failure {
+        Some(failure) => Err(failure.told()),
+        None if healthy => Ok(ExitCode::SUCCESS),
+        None => Ok(ExitCode::FAILURE),
+    }
+}
+
+fn unreachable(failure: &Failure) -> Check {
+    Check::new("server", Status::Problem, failure.message()).advice(
+        "look at the address in the connection string, at user and password, and whether the server runs and can be reached \
+         from this machine; a replica set must have a primary",
+    )
+}
+
+async fn look(place: &Place, mode: WakeMode) -> Result<Vec<Check>, Failure> {
+    let primary = SelectionCriteria::ReadPreference(ReadPreference::Primary);
+    let asked = to_its_end(clock::ask(place.database.clone(), primary)).await?;
+    let (offset, hello) = match asked {
+        Ok(answer) => answer,
+        Err(error) => return Ok(vec![unreachable(&Failure::driver(&error))]),
+    };
+    let mut checks = vec![Check::ok(
+        "server",
+        format!("answers within {}", span_of(offset.within * 2)),
+    )];
+    checks.push(version(place).await?);
+    checks.push(topology(&hello));
+    checks.push(privileges(place).await?);
+    checks.push(own_clock(offset));
+    checks.extend(member_clocks(place, &hello).await?);
+    checks.push(wake_mode(place, mode).await?);
+    checks.push(index(place).await?);
+    Ok(checks)
+}
+
+async fn version(place: &Place) -> Result<Check, Failure> {
+    let database = place.database.clone();
+    let answer = to_its_end(async move { database.run_command(doc! { "buildInfo": 1 }).await }).await?;
+    let told = answer.as_ref().ok().and_then(|told| {
+        let numbers = told.get_array("versionArray").ok()?;
+        let number = |at: usize| numbers.get(at).and_then(Bson::as_i32);
+        Some(((number(0)?, number(1)?), told.get_str("version").ok()?))
+    });
+    Ok(match told {
+        Some((version, text)) if version >= OLDEST => Check::ok("version", format!("MongoDB {}", plain(text))),
+        Some((_, text)) => Check::new("version", Status::Problem, format!("MongoDB {}", plain(text)))
+            .advice("watchlock needs MongoDB 4.4 or newer: upgrade the server"),
+        None => unseen("version", answer.err().as_ref()),
+    })
+}
+
+fn topology(hello: &Document) -> Check {
+    if let Ok(name) = hello.get_str("setName") {
+        let members = hello.get_array("hosts").map_or(1, Vec::len);
+        let plural = if members == 1 { "member" } else { "members" };
+        return Check::ok(
+            "topology",
+            format!("replica set {} of {members} {plural} with data", plain(name)),
+        );
+    }
+    if hello.get_str("msg").is_ok_and(|message| message == "isdbgrid") {
+        return Check::new("topology", Status::Warning, "sharded cluster").advice(
+            "locks are safe here, but an idle shard can delay wake-ups by seconds: where that matters keep the locks in a \
+             replica set of their own",
+        );
+    }
+    Check::new("topology", Status::Warning, "standalone server").advice(
+        "locks are safe here, but waiters poll: start the server with --replSet and call rs.initiate() once; one member is \
+         enough for change streams",
+    )
+}
+
+async fn privileges(place: &Place) -> Result<Check, Failure> {
+    let database = place.database.clone();
+    let status = doc! { "connectionStatus": 1, "showPrivileges": true };
+    let answer = to_its_end(async move { database.run_command(status).await }).await?;
+    let info = answer
+        .as_ref()
+        .ok()
+        .and_then(|answer| answer.get_document("authInfo").ok());
+    let Some(info) = info else {
+        return Ok(unseen("privileges", answer.err().as_ref()));
+    };
+    if info.get_array("authenticatedUsers").map_or(0, Vec::len) == 0 {
+        return anybody(place).await;
+    }
+    let given = info
+        .get_array("authenticatedUserPrivileges")
+        .map_or(&[][..], |given| given);
+    let has = |action: &str| {
+        given
+            .iter()
+            .filter_map(Bson::as_document)
+            .any(|one| grants(one, place, action))
+    };
+    let missing: Vec<_> = ACTIONS.iter().filter(|(action, _)| !has(action)).collect();
+    if missing.is_empty() {
+        let all = ACTIONS.map(|(action, _)| action).join(", ");
+        return Ok(Check::ok("privileges", format!("all that are used: {all}")));
+    }
+    let needed = &ACTIONS[..NEEDED];
+    let status = if missing.iter().any(|lacking| needed.contains(lacking)) {
+        Status::Problem
+    } else {
+        Status::Warning
+    };
+    let names: Vec<_> = missing.iter().map(|(action, _)| *action).collect();
+    let reasons: Vec<_> = missing.iter().map(|(action, why)| format!("{action}: {why}")).collect();
+    let (database, collection) = (place.database.name(), &place.collection);
+    Ok(
+        Check::new("privileges", status, format!("missing: {}", names.join(", "))).advice(format!(
+            "grant the user a role with these actions on {database}.{collection} ({})",
+            reasons.join("; ")
+        )),
+    )
+}
+
+/// Nobody has logged in: either everybody may do everything, or nobody may do anything.
+async fn anybody(place: &Place) -> Result<Check, Failure> {
+    let collection = documents(place);
+    let found = to_its_end(async move { collection.find_one(doc! {}).await }).await?;
+    Ok(match found {
+        Ok(_) => Check::ok(
+            "privileges",
+            "the server does not ask who connects, so everything is permitted",
+        ),
+        Err(error) if code(&error) == Some(UNAUTHORIZED) => Check::new(
+            "privileges",
+            Status::Problem,
+            "the server wants to know who connects, and nobody has logged in",
+        )
+        .advice("put user, password and authSource into the connection string, in MONGODB_URI"),
+        Err(error) => Check::new(
+            "privileges",
+            Status::Problem,
+            format!("the locks can't be read: {}", error.kind),
+        ),
+    })
+}
+
+/// Whether a privilege covers an action on the locks' collection.
+fn grants(privilege: &Document, place: &Place, action: &str) -> bool {
+    let Ok(resource) = privilege.get_document("resource") else {
+        return false;
+    };
+    let any = resource.get_bool("anyResource").unwrap_or(false);
+    // An empty text stands for all.
+    let covers = |field: &str, name: &str| resource.get_str(field).is_ok_and(|it| it.is_empty() || it == name);
+    let actions = privilege.get_array("actions").map_or(&[][..], |actions| actions);
+    (any || covers("db", place.database.name()) && covers("collection", &place.collection))
+        && actions.iter().any(|given| {
+            given
+                .as_str()
+                .is_some_and(|given| given == action || given == "anyAction")
+        })
+}
+
+fn own_clock(offset: Offset) -> Check {
+    let found = describe(offset);
+    if Duration::from_millis(offset.millis.unsigned_abs()) <= SKEW + offset.within {
+        return Check::ok("clock", format!("this machine's clock: {found}"));
+    }
+    Check::new("clock", Status::Warning, format!("this machine's clock: {found}")).advice(
+        "locks do not depend on it, as the server's clock decides and holders count on the monotonic clock; but logs are hard \
+         to compare: synchronize it (NTP)",
+    )
+}
+
+/// `3ms behind the server's, give or take 1ms`.
+fn describe(offset: Offset) -> String {
+    let distance = span_of(Duration::from_millis(offset.millis.unsigned_abs()));
+    let side = if offset.millis >= 0 { "behind" } else { "ahead of" };
+    format!(
+        "{distance} {side} the server's, give or take {}",
+        span_of(offset.within)
+    )
+}
+
+/// A new primary whose clock is ahead ends leases early, so the members' clocks matter.
+async fn member_clocks(place: &Place, hello: &Document) -> Result<Option<Check>, Failure> {
+    let members = hello.get_array("hosts").map_or(&[][..], |hosts| hosts);
+    if members.len() < 2 {
+        return Ok(None);
+    }
+    let (mut offsets, mut silent) = (Vec::new(), Vec::new());
+    for member in members.iter().filter_map(Bson::as_str) {
+        let wanted = member.to_lowercase();
+        let that = SelectionCriteria::Predicate(Arc::new(move |server| {
+            server.address().to_string().to_lowercase() == wanted
+        }));
+        match to_its_end(clock::ask(place.database.clone(), that)).await? {
+            Ok((offset, _)) => offsets.push((member, offset)),
+            Err(_) => silent.push(member),
+        }
+    }
+    let first = offsets.iter().min_by_key(|(_, offset)| offset.millis);
+    let last = offsets.iter().max_by_key(|(_, offset)| offset.millis);
+    let (Some((slow, least)), Some((fast, most))) = (first, last) else {
+        return Ok(Some(unseen("member-clocks", None)));
+    };
+    let millis = most.millis.saturating_sub(least.millis).unsigned_abs();
+    let (apart, within) = (Duration::from_millis(millis), most.within + least.within);
+    let found = format!(
+        "the members' clocks differ by {}, give or take {}",
+        span_of(apart),
+        span_of(within)
+    );
+    if apart > SKEW + within {
+        let advice = format!(
+            "{fast} is ahead of {slow} by more than the default skew margin of {}: after a fail-over a lock could be given away \
+             while its holder believes in it. Synchronize the members' clocks (NTP), or have all clients built with a larger \
+             skew margin",
+            span_of(SKEW)
+        );
+        return Ok(Some(Check::new("member-clocks", Status::Problem, found).advice(advice)));
+    }
+    if silent.is_empty() {
+        return Ok(Some(Check::ok("member-clocks", found)));
+    }
+    let found = format!("{found}; no answer from {}", silent.join(", "));
+    Ok(Some(Check::new("member-clocks", Status::Warning, found).advice(
+        "look after the members that do not answer: grants wait for a majority",
+    )))
+}
+
+/// Opens a change stream, as waiters do.
+async fn wake_mode(place: &Place, mode: WakeMode) -> Result<Check, Failure> {
+    if let WakeMode::Polling(reason) = mode {
+        let advice = "change streams need a replica set; see topology";
+        return Ok(Check::new("wake-mode", Status::Warning, format!("polling, {reason}")).advice(advice));
+    }
+    let collection = documents(place);
+    // Dropped once it is open: the driver closes it.
+    let opened = to_its_end(async move { collection.watch().await.map(drop) }).await?;
+    Ok(match opened {
+        Ok(()) => Check::ok("wake-mode", "change stream: waiters are woken at once"),
+        Err(error) => {
+            let advice = match code(&error) {
+                Some(UNAUTHORIZED) => "grant the user the actions find and changeStream on the collection",
+                _ => "watchlock polls until the stream can be opened; the reason is that of the server",
+            };
+            Check::new(
+                "wake-mode",
+                Status::Warning,
+                format!("polling, as no change stream can be opened: {}", error.kind),
+            )
+            .advice(advice)
+        }
+    })
+}
+
+async fn index(place: &Place) -> Result<Check, Failure> {
+    let collection = documents(place);
+    let listed = to_its_end(async move { collection.list_indexes().await?.try_collect::<Vec<_>>().await }).await?;
+    let make = format!(
+        "idle locks are never purged without it: db.getSiblingDB({:?}).getCollection({:?}).createIndex({{ purge_at: 1 }}, \
+         {{ expireAfterSeconds: 0 }})",
+        place.database.name(),
+        place.collection
+    );
+    let indexes = match listed {
+        Ok(indexes) => indexes,
+        // NamespaceNotFound.
+        Err(error) if code(&error) == Some(26) => {
+            return Ok(Check::ok(
+                "index",
+                "no lock was ever acquired here; the collection and its index are made with the first",
+            ));
+        }
+        Err(error) if code(&error) == Some(UNAUTHORIZED) => {
+            return Ok(unseen("index", Some(&error))
+                .advice("it takes the action listIndexes to see it, which nothing else of watchlock needs"));
+        }
+        Err(error) => return Ok(unseen("index", Some(&error))),
+    };
+    let of_ours = indexes.iter().find(|index| {
+        let mut keys = index.keys.keys();
+        keys.next().is_some_and(|key| key == "purge_at") && keys.next().is_none()
+    });
+    let expiry = of_ours.map(|index| index.options.as_ref().and_then(|options| options.expire_after));
+    Ok(match expiry {
+        Some(Some(Duration::ZERO)) => Check::ok("index", "idle locks are purged by the TTL index on purge_at"),
+        Some(Some(other)) => Check::new(
+            "index",
+            Status::Warning,
+            format!("the TTL index on purge_at waits for another {}", span_of(other)),
+        )
+        .advice("harmless, but idle locks stay longer than their retention; it should have expireAfterSeconds: 0"),
+        Some(None) => Check::new("index", Status::Warning, "the index on purge_at is not a TTL index")
+            .advice(format!("drop it, and make it anew: {make}")),
+        None => Check::new("index", Status::Warning, "there is no TTL index on purge_at").advice(make),
+    })
+}
+
+fn unseen(name: &'static str, error: Option<&Error>) -> Check {
+    let why = error.map(|error| format!(": {}", error.kind)).unwrap_or_default();
+    Check::new(name, Status::Unknown, format!("it can't be seen{why}"))
+}
+
+fn documents(place: &Place) -> Collection<Document> {
+    place.database.collection(&place.collection)
+}
+
+fn code(error: &Error) -> Option<i32> {
+    match &*error.kind {
+        ErrorKind::Command(command) => Some(command.code),
+        _ => None,
+    }
+}
+
+fn in_full(checks: &[Check]) -> String {
+    let width = checks.iter().map(|check| check.name.len()).max().unwrap_or(0);
+    let mut text = String::new();
+    for check in checks {
+        let status = match check.status {
+            Status::Ok => "ok",
+            Status::Warning => "warning",
+            Status::Problem => "PROBLEM",
+            Status::Unknown => "unknown",
+        };
+        let (name, found) = (check.name, plain(&check.found));
+        // Writing to a String can't fail.
+        let _ = writeln!(text, "{status:8} {name:width$}  {found}");
+        if let Some(advice) = &check.advice {
+            let _ = writeln!(text, "{:8} {:width$}  -> {}", "", "", plain(advice));
+        }
+    }
+    text
+}

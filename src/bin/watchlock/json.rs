@@ -1,0 +1,154 @@
+//! JSON: the names of the fields are part of the command line's promise.
+
+use std::{
+    io::{self, Write},
+    time::SystemTime,
+};
+
+use serde::Serialize;
+use watchlock::{Access, HolderInfo, Kind, LockEvent, LockInfo, WaiterInfo};
+
+use crate::text;
+
+#[derive(Debug, Serialize)]
+pub(crate) struct Lock<'a> {
+    name: &'a str,
+    kind: &'static str,
+    capacity: Option<u64>,
+    token: i64,
+    holders: Vec<Holder<'a>>,
+    waiters: Vec<Waiter<'a>>,
+}
+
+#[derive(Debug, Serialize)]
+pub(crate) struct Holder<'a> {
+    token: i64,
+    access: Option<&'static str>,
+    permits: Option<u64>,
+    since: String,
+    until: String,
+    host: &'a str,
+    pid: u32,
+    label: Option<&'a str>,
+    reason: Option<&'a str>,
+    value: Option<&'a str>,
+    owner_id: Option<&'a str>,
+}
+
+#[derive(Debug, Serialize)]
+pub(crate) struct Waiter<'a> {
+    access: Option<&'static str>,
+    permits: Option<u64>,
+    since: String,
+    host: &'a str,
+    pid: u32,
+    label: Option<&'a str>,
+    reason: Option<&'a str>,
+    owner_id: Option<&'a str>,
+}
+
+#[derive(Debug, Serialize)]
+pub(crate) struct Event<'a> {
+    at: String,
+    lock: &'a str,
+    event: &'static str,
+    token: i64,
+    holder: Option<Holder<'a>>,
+    waiting: Option<usize>,
+}
+
+impl<'a> From<&'a LockInfo> for Lock<'a> {
+    fn from(lock: &'a LockInfo) -> Self {
+        Self {
+            name: &lock.name,
+            kind: lock.kind.as_str(),
+            // That of a readers-writer lock only says how it is built.
+            capacity: (lock.kind != Kind::RwLock).then_some(lock.capacity),
+            token: lock.token.as_i64(),
+            holders: lock.holders.iter().map(Holder::from).collect(),
+            waiters: lock.waiters.iter().map(Waiter::from).collect(),
+        }
+    }
+}
+
+impl<'a> From<&'a HolderInfo> for Holder<'a> {
+    fn from(holder: &'a HolderInfo) -> Self {
+        Self {
+            token: holder.token.as_i64(),
+            access: holder.access.map(access),
+            permits: holder.access.is_none().then_some(holder.permits),
+            since: text::time(holder.since),
+            until: text::time(holder.until),
+            host: &holder.host,
+            pid: holder.pid,
+            label: holder.label.as_deref(),
+            reason: holder.reason.as_deref(),
+            value: holder.value.as_deref(),
+            owner_id: holder.owner_id.as_deref(),
+        }
+    }
+}
+
+impl<'a> From<&'a WaiterInfo> for Waiter<'a> {
+    fn from(waiter: &'a WaiterInfo) -> Self {
+        Self {
+            access: waiter.access.map(access),
+            permits: waiter.access.is_none().then_some(waiter.permits),
+            since: text::time(waiter.since),
+            host: &waiter.host,
+            pid: waiter.pid,
+            label: waiter.label.as_deref(),
+            reason: waiter.reason.as_deref(),
+            owner_id: waiter.owner_id.as_deref(),
+        }
+    }
+}
+
+impl<'a> Event<'a> {
+    /// `None`: of a kind that this program does not know.
+    pub(crate) fn new(at: SystemTime, lock: &'a str, event: &'a LockEvent) -> Option<Self> {
+        let (word, token) = match event {
+            LockEvent::Granted { holder, .. } => ("granted", holder.token),
+            LockEvent::Released { token, .. } => ("released", *token),
+            LockEvent::Expired { token, .. } => ("expired", *token),
+            LockEvent::Adopted { token, .. } => ("adopted", *token),
+            LockEvent::Broken { token, .. } => ("broken", *token),
+            LockEvent::Deleted { token, .. } => ("deleted", *token),
+            _ => return None,
+        };
+        let (holder, waiting) = match event {
+            LockEvent::Granted { holder, waiting, .. } => (Some(Holder::from(holder)), Some(*waiting)),
+            _ => (None, None),
+        };
+        Some(Self {
+            at: text::time(at),
+            lock,
+            event: word,
+            token: token.as_i64(),
+            holder,
+            waiting,
+        })
+    }
+}
+
+fn access(access: Access) -> &'static str {
+    match access {
+        Access::Write => "write",
+        _ => "read",
+    }
+}
+
+/// One document, for a program or for somebody who looks at it.
+pub(crate) fn print(value: &impl Serialize) -> io::Result<()> {
+    let mut out = io::stdout().lock();
+    serde_json::to_writer_pretty(&mut out, value)?;
+    writeln!(out)
+}
+
+/// One object in a line of its own, sent at once.
+pub(crate) fn print_line(value: &impl Serialize) -> io::Result<()> {
+    let mut out = io::stdout().lock();
+    serde_json::to_writer(&mut out, value)?;
+    writeln!(out)?;
+    out.flush()
+}

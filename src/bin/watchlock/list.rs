@@ -1,0 +1,106 @@
+//! `watchlock ls`.
+
+use std::{
+    io::{self, Write as _},
+    process::ExitCode,
+    time::SystemTime,
+};
+
+use watchlock::{HolderInfo, LockInfo};
+
+use crate::{
+    arguments::List,
+    clock::Offset,
+    connection::Connection,
+    exit::{Failure, Outcome, say},
+    json, text,
+};
+
+pub(crate) async fn list(connection: &Connection, arguments: List) -> Outcome {
+    let place = connection.prompt().await?;
+    let locks = place.locks().await?;
+    let mut list = locks.list();
+    if let Some(kind) = arguments.kind {
+        list = list.kind(kind.into());
+    }
+    if arguments.held || arguments.free {
+        list = list.held(arguments.held);
+    }
+    if let Some(owner) = arguments.owner {
+        list = list.owner(owner);
+    }
+    if let Some(prefix) = arguments.prefix {
+        list = list.prefix(prefix);
+    }
+    if let Some(age) = arguments.older_than {
+        list = list.older_than(age);
+    }
+    let found = list.await?;
+    if arguments.output.json {
+        let found: Vec<_> = found.iter().map(json::Lock::from).collect();
+        json::print(&found)?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    if found.is_empty() {
+        say(&format!("no locks in {}.{}", place.database.name(), place.collection));
+        return Ok(ExitCode::SUCCESS);
+    }
+    let now = Offset::measure(&place).await?.now();
+    print(&found, now)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn print(found: &[LockInfo], now: SystemTime) -> Result<(), Failure> {
+    let rows: Vec<_> = found.iter().flat_map(|lock| rows(lock, now)).collect();
+    let headings = ["NAME", "KIND", "HELD BY", "FOR", "LEFT", "TOKEN", "WAITING", "WHY"];
+    io::stdout().lock().write_all(text::table(headings, &rows).as_bytes())?;
+    Ok(())
+}
+
+/// One row for each holder, so that a line is whole to whoever searches the output; one for a free lock.
+fn rows(lock: &LockInfo, now: SystemTime) -> Vec<[String; 8]> {
+    let row = |holder: Option<&HolderInfo>| {
+        let [by, held, left, token, why] = holder.map_or_else(
+            || ["-"; 5].map(str::to_owned),
+            |holder| {
+                [
+                    who(holder),
+                    text::span(holder.since, now),
+                    text::span(now, holder.until),
+                    holder.token.to_string(),
+                    why(holder),
+                ]
+            },
+        );
+        let (name, kind) = (text::plain(&lock.name), lock.kind.to_string());
+        [name, kind, by, held, left, token, lock.waiters.len().to_string(), why]
+    };
+    match &lock.holders[..] {
+        [] => vec![row(None)],
+        holders => holders.iter().map(|holder| row(Some(holder))).collect(),
+    }
+}
+
+/// Short: `billing@web-1:4711 (writer)`.
+pub(crate) fn who(holder: &HolderInfo) -> String {
+    let share = match (holder.access, holder.permits) {
+        (Some(access), _) => format!(" ({access})"),
+        (None, 1) => String::new(),
+        (None, permits) => format!(" ({permits} permits)"),
+    };
+    short(holder.label.as_deref(), &holder.host, holder.pid) + &share
+}
+
+pub(crate) fn short(label: Option<&str>, host: &str, pid: u32) -> String {
+    let host = text::plain(host);
+    match label {
+        Some(label) => format!("{}@{host}:{pid}", text::plain(label)),
+        None => format!("{host}:{pid}"),
+    }
+}
+
+/// What a leader proclaims, or why the lock is held.
+pub(crate) fn why(holder: &HolderInfo) -> String {
+    let said = holder.value.as_ref().or(holder.reason.as_ref());
+    said.map_or_else(|| "-".to_owned(), |said| text::plain(said))
+}

@@ -1,0 +1,84 @@
+//! `watchlock`: runs commands under distributed locks, and shows and mends the locks of a collection.
+
+#[cfg(not(unix))]
+compile_error!("the command line passes Unix signals on, so it is for Unix alone; the library is not");
+
+mod arguments;
+mod break_lock;
+mod clock;
+mod connection;
+mod descendants;
+mod doctor;
+mod exit;
+mod json;
+mod list;
+mod manual;
+mod process;
+mod run;
+mod screen;
+mod show;
+mod signals;
+mod text;
+mod watch;
+
+use std::process::ExitCode;
+
+use clap::Parser as _;
+
+use crate::{
+    arguments::{Arguments, Command},
+    exit::{Failure, Outcome, USAGE},
+};
+
+fn main() -> ExitCode {
+    // The step between `watchlock run` and its command: see `process`.
+    let mut words = std::env::args_os().skip(1);
+    if words.next().is_some_and(|word| word == process::STEP) {
+        return process::step(words).into();
+    }
+    let arguments = match Arguments::try_parse() {
+        Ok(arguments) => arguments,
+        Err(told) => {
+            // Nobody may be there to read it.
+            let _ = told.print();
+            return if told.use_stderr() {
+                USAGE.into()
+            } else {
+                ExitCode::SUCCESS
+            };
+        }
+    };
+    match dispatch(arguments) {
+        Ok(code) => code,
+        Err(failure) => failure.tell(),
+    }
+}
+
+fn dispatch(arguments: Arguments) -> Outcome {
+    let Arguments { connection, command } = arguments;
+    match command {
+        Command::Completions { shell } => return manual::completions(shell),
+        Command::Man { command } => return manual::page(command.as_deref()),
+        _ => {}
+    }
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()
+        .map_err(|error| Failure::internal(format!("no threads can be started: {error}")))?;
+    // On this very thread: the command is to die with the thread that started it.
+    let outcome = runtime.block_on(async {
+        match command {
+            Command::Run(run) => run::run(&connection, run).await,
+            Command::Ls(list) => list::list(&connection, list).await,
+            Command::Show(show) => show::show(&connection, show).await,
+            Command::Watch(watch) => watch::watch(&connection, watch).await,
+            Command::Break(break_lock) => break_lock::break_lock(&connection, break_lock).await,
+            Command::Doctor(doctor) => doctor::doctor(&connection, doctor).await,
+            Command::Completions { .. } | Command::Man { .. } => Ok(ExitCode::SUCCESS),
+        }
+    });
+    // What still runs only reads, and must not hold up the end.
+    runtime.shutdown_background();
+    outcome
+}

@@ -1,0 +1,46 @@
+//! What is generated from the definition of the command line: completions and manual pages.
+
+use std::{
+    io::{self, Write as _},
+    process::ExitCode,
+};
+
+use clap::CommandFactory as _;
+use clap_complete::Shell;
+
+use crate::{
+    arguments::Arguments,
+    exit::{Failure, Outcome},
+};
+
+pub(crate) fn completions(shell: Shell) -> Outcome {
+    // Into memory first, as the generator panics where it can't write.
+    let mut script = Vec::new();
+    clap_complete::generate(shell, &mut Arguments::command(), "watchlock", &mut script);
+    io::stdout().lock().write_all(&script)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+pub(crate) fn page(command: Option<&str>) -> Outcome {
+    let mut whole = Arguments::command();
+    // Hands the options for the connection on to the commands.
+    whole.build();
+    let described = match command {
+        None => whole,
+        Some(name) => {
+            let known: Vec<_> = whole
+                .get_subcommands()
+                .map(|known| known.get_name().to_owned())
+                .collect();
+            let found = whole.find_subcommand(name).cloned();
+            found.ok_or_else(|| {
+                let (name, known) = (name.escape_debug(), known.join(", "));
+                Failure::usage(format!("`{name}` is no command of watchlock; there are {known}"))
+            })?
+        }
+    };
+    let mut page = Vec::new();
+    clap_mangen::Man::new(described).render(&mut page)?;
+    io::stdout().lock().write_all(&page)?;
+    Ok(ExitCode::SUCCESS)
+}

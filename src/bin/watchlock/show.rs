@@ -1,0 +1,89 @@
+//! `watchlock show`.
+
+use std::{
+    fmt::Write as _,
+    io::{self, Write as _},
+    process::ExitCode,
+    time::SystemTime,
+};
+
+use watchlock::{Kind, LockInfo};
+
+use crate::{
+    arguments::Show,
+    clock::Offset,
+    connection::Connection,
+    exit::{Outcome, say},
+    json,
+    text::{plain, span, time},
+};
+
+pub(crate) async fn show(connection: &Connection, arguments: Show) -> Outcome {
+    let place = connection.prompt().await?;
+    let lock = place.locks().await?.inspect(&arguments.name).await?;
+    if arguments.output.json {
+        json::print(&lock.as_ref().map(json::Lock::from))?;
+    }
+    let Some(lock) = lock else {
+        say(&no_trace(&arguments.name));
+        return Ok(ExitCode::FAILURE);
+    };
+    if !arguments.output.json {
+        let now = Offset::measure(&place).await?.now();
+        io::stdout().lock().write_all(in_full(&lock, now).as_bytes())?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+pub(crate) fn no_trace(name: &str) -> String {
+    format!(
+        "there is no trace of a lock `{}`: nobody holds it or waits for it",
+        plain(name)
+    )
+}
+
+/// Writing to a String can't fail.
+fn in_full(lock: &LockInfo, now: SystemTime) -> String {
+    let mut text = String::new();
+    let _ = writeln!(text, "name    {}", plain(&lock.name));
+    let _ = match lock.kind {
+        Kind::Semaphore => writeln!(text, "kind    semaphore of {} permits", lock.capacity),
+        kind => writeln!(text, "kind    {kind}"),
+    };
+    let _ = writeln!(text, "token   {}, the last that was issued", lock.token);
+    if lock.holders.is_empty() {
+        let _ = writeln!(text, "holder  nobody");
+    }
+    for holder in &lock.holders {
+        let _ = writeln!(text, "holder  {holder}");
+        let (since, until) = (time(holder.since), time(holder.until));
+        let _ = writeln!(text, "          since  {since}, {} ago", span(holder.since, now));
+        let _ = if holder.until > now {
+            writeln!(
+                text,
+                "          until  {until}, in {}, unless renewed",
+                span(now, holder.until)
+            )
+        } else {
+            let over = span(holder.until, now);
+            writeln!(
+                text,
+                "          until  {until}: the lease is over, {over} ago; the next who asks gets the lock"
+            )
+        };
+        said(&mut text, "leads ", holder.value.as_deref());
+        said(&mut text, "why   ", holder.reason.as_deref());
+    }
+    for (position, waiter) in lock.waiters.iter().enumerate() {
+        let lead = format!("waiter  {}. {waiter}", position + 1);
+        let _ = writeln!(text, "{lead}, for {}", span(waiter.since, now));
+        said(&mut text, "why   ", waiter.reason.as_deref());
+    }
+    text
+}
+
+fn said(text: &mut String, what: &str, said: Option<&str>) {
+    if let Some(said) = said {
+        let _ = writeln!(text, "          {what} {}", plain(said));
+    }
+}

@@ -1,0 +1,104 @@
+//! Text for people: tables, times, and what others wrote.
+
+use std::{
+    fmt::Write as _,
+    time::{Duration, SystemTime},
+};
+
+/// The last millisecond of the year 9999; what lies beyond has no form in RFC 3339.
+const LAST: u64 = 253_402_300_799_999;
+
+/// RFC 3339 in UTC. A time that has no such form is brought to the nearest that has.
+pub(crate) fn time(time: SystemTime) -> String {
+    let millis = time
+        .duration_since(SystemTime::UNIX_EPOCH)
+        .map_or(0, |since| u64::try_from(since.as_millis()).unwrap_or(LAST));
+    let shown = SystemTime::UNIX_EPOCH + Duration::from_millis(millis.min(LAST));
+    humantime::format_rfc3339_millis(shown).to_string()
+}
+
+/// How long it is from `from` to `to`, with the two largest units: `350ms`, `12s`, `3m 5s`, `2h 10m`, `4days 3h`.
+pub(crate) fn span(from: SystemTime, to: SystemTime) -> String {
+    span_of(to.duration_since(from).unwrap_or_default())
+}
+
+pub(crate) fn span_of(duration: Duration) -> String {
+    let rounded = if duration < Duration::from_secs(1) {
+        Duration::from_millis(u64::try_from(duration.as_millis()).unwrap_or(0))
+    } else {
+        Duration::from_secs(duration.as_secs())
+    };
+    let whole = humantime::format_duration(rounded).to_string();
+    let mut words = whole.split(' ');
+    match (words.next(), words.next()) {
+        (Some(first), Some(second)) => format!("{first} {second}"),
+        _ => whole,
+    }
+}
+
+/// What somebody else wrote, as it may be shown on a terminal: control characters are escaped.
+pub(crate) fn plain(text: &str) -> String {
+    let mut shown = String::with_capacity(text.len());
+    for character in text.chars() {
+        if character.is_control() {
+            // Writing to a String can't fail.
+            let _ = write!(shown, "{}", character.escape_debug());
+        } else {
+            shown.push(character);
+        }
+    }
+    shown
+}
+
+/// Lines of cells below headings, each column as wide as its widest cell.
+pub(crate) fn table<const N: usize>(headings: [&str; N], rows: &[[String; N]]) -> String {
+    let mut widths = headings.map(|heading| heading.chars().count());
+    for row in rows {
+        for (width, cell) in widths.iter_mut().zip(row) {
+            *width = (*width).max(cell.chars().count());
+        }
+    }
+    let mut text = String::new();
+    for row in std::iter::once(&headings.map(str::to_owned)).chain(rows) {
+        let mut line = String::new();
+        for (width, cell) in widths.iter().zip(row) {
+            let _ = write!(line, "{cell:width$}  ");
+        }
+        text.push_str(line.trim_end());
+        text.push('\n');
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_of_all_ages_have_a_form() {
+        let epoch = SystemTime::UNIX_EPOCH;
+        assert_eq!(time(epoch + Duration::from_millis(1_500)), "1970-01-01T00:00:01.500Z");
+        assert_eq!(time(epoch - Duration::from_secs(1)), "1970-01-01T00:00:00.000Z");
+        assert_eq!(
+            time(epoch + Duration::from_millis(u64::MAX / 2)),
+            "9999-12-31T23:59:59.999Z"
+        );
+    }
+
+    #[test]
+    fn spans_have_two_units() {
+        let spans = [0, 350, 1_999, 185_000, 7_800_000].map(|millis| span_of(Duration::from_millis(millis)));
+        assert_eq!(spans, ["0s", "350ms", "1s", "3m 5s", "2h 10m"]);
+    }
+
+    #[test]
+    fn what_others_wrote_does_no_harm() {
+        assert_eq!(plain("é `\"x\"` \u{1b}[2J\n"), "é `\"x\"` \\u{1b}[2J\\n");
+    }
+
+    #[test]
+    fn columns_are_aligned() {
+        let rows = [["ä".to_owned(), "x y".to_owned()], ["bcd".to_owned(), String::new()]];
+        assert_eq!(table(["A", "B"], &rows), "A    B\nä    x y\nbcd\n");
+    }
+}

@@ -1,0 +1,161 @@
+//! `watchlock doctor`.
+
+use mongodb::bson::doc;
+use serde_json::{Value, json};
+use watchlock_testkit::Cluster;
+
+use super::{bare, done, watchlock};
+use crate::{
+    privileges::{LEAST, PASSWORD, user},
+    setup::{COLLECTION, Ground, PATIENCE, eventually},
+};
+
+/// What the report says, by the name of the check.
+fn status<'a>(report: &'a Value, name: &str) -> &'a str {
+    let checks = report["checks"].as_array().unwrap();
+    let check = checks.iter().find(|check| check["name"] == name);
+    let check = check.unwrap_or_else(|| panic!("{name} is not in {report}"));
+    assert_eq!(check.as_object().unwrap().len(), 4, "{check}");
+    let status = check["status"].as_str().unwrap();
+    // Whoever is told of trouble is told what to do.
+    assert_eq!(check["advice"].is_string(), status != "ok", "{check}");
+    assert!(!check["found"].as_str().unwrap().is_empty(), "{check}");
+    status
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_replica_set_is_well() {
+    let ground = Ground::replica_set("cli_doctor").await;
+    let report = watchlock(&ground, ["doctor", "--json"]).await.expect(0).json();
+    assert_eq!(report["healthy"], json!(true));
+    for name in [
+        "server",
+        "version",
+        "topology",
+        "privileges",
+        "clock",
+        "wake-mode",
+        "index",
+    ] {
+        assert_eq!(status(&report, name), "ok", "{name}");
+    }
+    // With the first lock comes the index; whoever takes it away is told so.
+    let locks = ground.locks().await;
+    let _held = locks.mutex("x").acquire().await.unwrap();
+    let documents = ground.documents().await;
+    eventually(PATIENCE, "the index", async || {
+        documents.list_index_names().await.unwrap().len() == 2
+    })
+    .await;
+    let report = watchlock(&ground, ["doctor", "--json"]).await.expect(0).json();
+    assert_eq!(status(&report, "index"), "ok");
+    documents.drop_indexes().await.unwrap();
+    let report = watchlock(&ground, ["doctor", "--json"]).await.expect(0).json();
+    assert_eq!(status(&report, "index"), "warning");
+    let told = watchlock(&ground, ["doctor"]).await.expect(0);
+    assert!(
+        told.out
+            .contains("createIndex({ purge_at: 1 }, { expireAfterSeconds: 0 })"),
+        "{told:?}"
+    );
+    let modify = doc! { "createIndexes": COLLECTION, "indexes": [
+        { "key": { "purge_at": 1 }, "name": "slow", "expireAfterSeconds": 60 },
+    ] };
+    let database = ground.driver().await.database(&ground.database);
+    database.run_command(modify).await.unwrap();
+    let told = watchlock(&ground, ["doctor"]).await.expect(0);
+    assert!(told.out.contains("another 1m"), "{told:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_standalone_is_a_warning() {
+    let ground = Ground::standalone("cli_doctor").await;
+    let report = watchlock(&ground, ["doctor", "--json"]).await.expect(0).json();
+    assert_eq!(report["healthy"], json!(true));
+    assert_eq!(
+        (status(&report, "topology"), status(&report, "wake-mode")),
+        ("warning", "warning")
+    );
+    let told = watchlock(&ground, ["doctor"]).await.expect(0);
+    assert!(told.out.contains("--replSet"), "{told:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_clocks_of_all_members_are_compared() {
+    let cluster = Cluster::replica_set(3).await.unwrap();
+    let ground = Ground::on(&cluster, "cli_members");
+    let report = watchlock(&ground, ["doctor", "--json"]).await.expect(0).json();
+    assert_eq!(
+        (status(&report, "member-clocks"), status(&report, "topology")),
+        ("ok", "ok")
+    );
+    let secondary = (0..3).find(|node| *node != 0).unwrap();
+    let secondary = if cluster.primary().await.unwrap() == secondary {
+        0
+    } else {
+        secondary
+    };
+    cluster.kill(secondary);
+    let report = watchlock(&ground, ["doctor", "--json"]).await.expect(0).json();
+    assert_eq!(status(&report, "member-clocks"), "warning");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn missing_privileges_are_named() {
+    let report = async |ground: &Ground, code: i32| {
+        let report = watchlock(ground, ["doctor", "--json"]).await.expect(code);
+        assert!(!format!("{report:?}").contains(PASSWORD), "{report:?}");
+        report.json()
+    };
+    let all = [&LEAST[..], &["createIndex"]].concat();
+    let (ground, _) = user("cli_all", &all).await;
+    let found = report(&ground, 0).await;
+    assert_eq!(
+        (status(&found, "privileges"), status(&found, "wake-mode")),
+        ("ok", "ok")
+    );
+    // To see the index is not among the least.
+    assert_eq!(status(&found, "index"), "unknown");
+
+    let (ground, _) = user("cli_blind", &["find", "insert", "update"]).await;
+    let found = report(&ground, 0).await;
+    assert_eq!(
+        (status(&found, "privileges"), status(&found, "wake-mode")),
+        ("warning", "warning")
+    );
+
+    for missing in ["find", "insert", "update"] {
+        let given: Vec<&str> = all.iter().copied().filter(|action| *action != missing).collect();
+        let (ground, _) = user("cli_lacking", &given).await;
+        let found = report(&ground, 1).await;
+        assert_eq!(found["healthy"], json!(false));
+        assert_eq!(status(&found, "privileges"), "problem");
+        assert!(found.to_string().contains(&format!("missing: {missing}")), "{found}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn whoever_is_not_let_in_is_told_so() {
+    let (ground, _) = user("cli_stranger", &LEAST).await;
+    // A wrong password.
+    let uri = ground.uri().replace(PASSWORD, &format!("{PASSWORD}x"));
+    for command in ["doctor", "ls"] {
+        let told = done(bare().env("MONGODB_URI", &uri).args([command, "--database", "x"]))
+            .await
+            .expect(77);
+        assert!(!format!("{told:?}").contains(PASSWORD), "{told:?}");
+    }
+    // No password.
+    let (scheme, rest) = ground.uri().split_once("://").unwrap();
+    let uri = format!(
+        "{scheme}://{}",
+        rest.split_once('@').unwrap().1.split('&').next().unwrap()
+    );
+    let told = done(bare().env("MONGODB_URI", &uri).args(["doctor", "--database", "x"]))
+        .await
+        .expect(1);
+    assert!(told.out.contains("nobody has logged in"), "{told:?}");
+    done(bare().env("MONGODB_URI", &uri).args(["ls", "--database", "x"]))
+        .await
+        .expect(77);
+}

@@ -1,0 +1,164 @@
+//! The program `watchlock`, against real servers.
+
+mod doctor;
+mod operate;
+mod run;
+
+use std::{
+    ffi::OsStr,
+    process::{ExitStatus, Stdio},
+    time::Duration,
+};
+
+use tokio::{
+    io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader, Lines},
+    process::{Child, ChildStderr, ChildStdin, ChildStdout, Command},
+};
+
+use crate::setup::{Ground, PATIENCE, eventually, within};
+
+/// What a run of the program left.
+#[derive(Debug)]
+struct Done {
+    code: i32,
+    out: String,
+    err: String,
+}
+
+impl Done {
+    /// Fails unless the program ended as it should; returns what it wrote.
+    fn expect(self, code: i32) -> Self {
+        assert_eq!(self.code, code, "{self:?}");
+        self
+    }
+
+    fn json(&self) -> serde_json::Value {
+        serde_json::from_str(&self.out).unwrap_or_else(|error| panic!("{error}: {self:?}"))
+    }
+}
+
+/// The program, told where the locks are in the way that keeps secrets out of the list of processes.
+fn program(ground: &Ground) -> Command {
+    let mut program = bare();
+    program
+        .env("MONGODB_URI", ground.uri())
+        .env("WATCHLOCK_DATABASE", &ground.database);
+    program
+}
+
+fn bare() -> Command {
+    let mut program = Command::new(env!("CARGO_BIN_EXE_watchlock"));
+    for name in [
+        "MONGODB_URI",
+        "WATCHLOCK_DATABASE",
+        "WATCHLOCK_COLLECTION",
+        "WATCHLOCK_LABEL",
+    ] {
+        program.env_remove(name);
+    }
+    program.kill_on_drop(true).stdin(Stdio::null());
+    program
+}
+
+async fn watchlock(ground: &Ground, arguments: impl IntoIterator<Item = impl AsRef<OsStr>>) -> Done {
+    done(program(ground).args(arguments)).await
+}
+
+async fn done(program: &mut Command) -> Done {
+    let output = within(PATIENCE, "the program", program.output()).await.unwrap();
+    Done {
+        code: output.status.code().expect("it exits by itself"),
+        out: String::from_utf8(output.stdout).unwrap(),
+        err: String::from_utf8(output.stderr).unwrap(),
+    }
+}
+
+/// The program as it runs, and what it writes.
+struct Started {
+    child: Child,
+    input: Option<ChildStdin>,
+    lines: Lines<BufReader<ChildStdout>>,
+    err: ChildStderr,
+}
+
+impl Started {
+    fn new(program: &mut Command) -> Self {
+        let program = program
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
+        let mut child = program.spawn().unwrap();
+        Self {
+            input: child.stdin.take(),
+            lines: BufReader::new(child.stdout.take().unwrap()).lines(),
+            err: child.stderr.take().unwrap(),
+            child,
+        }
+    }
+
+    fn run(ground: &Ground, arguments: &[&str]) -> Self {
+        Self::new(program(ground).args(arguments))
+    }
+
+    fn pid(&self) -> u32 {
+        self.child.id().expect("it runs")
+    }
+
+    /// The next line that it, or the command that it runs, writes.
+    async fn line(&mut self) -> String {
+        let line = within(PATIENCE, "a line", self.lines.next_line()).await.unwrap();
+        line.expect("there is more to come")
+    }
+
+    async fn type_in(&mut self, text: &str) {
+        self.input.as_mut().unwrap().write_all(text.as_bytes()).await.unwrap();
+    }
+
+    async fn status(&mut self) -> ExitStatus {
+        within(PATIENCE, "the program ends", self.child.wait()).await.unwrap()
+    }
+
+    /// Waits for its end.
+    async fn done(mut self) -> Done {
+        drop(self.input.take());
+        let status = self.status().await;
+        let (mut out, mut err) = (String::new(), String::new());
+        let read = async {
+            while let Some(line) = self.lines.next_line().await.unwrap() {
+                out.push_str(&line);
+                out.push('\n');
+            }
+            self.err.read_to_string(&mut err).await.unwrap();
+        };
+        // Nothing that it started may keep its outputs.
+        within(PATIENCE, "its outputs are closed", read).await;
+        Done {
+            code: status.code().expect("it exits by itself"),
+            out,
+            err,
+        }
+    }
+}
+
+fn signal(name: &str, pid: u32) {
+    let sent = std::process::Command::new("sh")
+        .args(["-c", r#"kill -s "$1" "$2""#, "sh", name, &pid.to_string()])
+        .status()
+        .unwrap();
+    assert!(sent.success(), "SIG{name} to {pid}");
+}
+
+/// Waits until the process is gone, or is one that has ended and is only not looked after yet.
+async fn until_gone(pid: u32) {
+    eventually(PATIENCE, "the process is gone", async || {
+        let alive = std::process::Command::new("sh")
+            .args(["-c", r#"ps -o stat= -p "$1" | grep -qv Z"#, "sh", &pid.to_string()])
+            .status()
+            .unwrap();
+        !alive.success()
+    })
+    .await;
+}
+
+/// A lease that no test outlives.
+const LONG: Duration = Duration::from_secs(30);

@@ -1,0 +1,406 @@
+//! `ls`, `show`, `watch`, `break`, and what all commands have in common.
+
+use std::{process::Stdio, time::Duration};
+
+use serde_json::{Value, json};
+use watchlock::{LostReason, Released};
+
+use super::{Started, bare, done, program, watchlock};
+use crate::{
+    privileges::PASSWORD,
+    setup::{Ground, PATIENCE, SOON, until_waiting, within},
+};
+
+/// The fields of an object, in their order.
+fn fields(value: &Value) -> Vec<&str> {
+    let mut fields: Vec<_> = value.as_object().unwrap().keys().map(String::as_str).collect();
+    fields.sort_unstable();
+    fields
+}
+
+fn sorted<const N: usize>(mut names: [&str; N]) -> Vec<&str> {
+    names.sort_unstable();
+    names.to_vec()
+}
+
+const LOCK: [&str; 6] = ["name", "kind", "capacity", "token", "holders", "waiters"];
+const HOLDER: [&str; 11] = [
+    "token", "access", "permits", "since", "until", "host", "pid", "label", "reason", "value", "owner_id",
+];
+const WAITER: [&str; 8] = [
+    "access", "permits", "since", "host", "pid", "label", "reason", "owner_id",
+];
+
+#[tokio::test(flavor = "multi_thread")]
+async fn locks_are_listed_by_what_is_asked() {
+    let ground = Ground::replica_set("cli_ls").await;
+    let locks = ground.builder().await.label("billing").build().await.unwrap();
+    let _a = locks.mutex("app-a").acquire().reason("the reason").await.unwrap();
+    let b = locks.semaphore("app-b", 3).acquire_many(2).await.unwrap();
+    let _c = locks.rw_lock("other").write().await.unwrap();
+    let _d = locks.election("vote").campaign("node 7").await.unwrap();
+    assert_eq!(b.release().await.unwrap(), Released::Released);
+
+    let names = async |arguments: &[&str]| -> Vec<String> {
+        let listed = watchlock(&ground, [&["ls", "--json"], arguments].concat())
+            .await
+            .expect(0);
+        let listed = listed.json();
+        let locks = listed.as_array().unwrap();
+        locks
+            .iter()
+            .map(|lock| lock["name"].as_str().unwrap().to_owned())
+            .collect()
+    };
+    assert_eq!(names(&[]).await, ["app-a", "app-b", "other", "vote"]);
+    assert_eq!(names(&["--held"]).await, ["app-a", "other", "vote"]);
+    assert_eq!(names(&["--free"]).await, ["app-b"]);
+    assert_eq!(names(&["--prefix", "app-"]).await, ["app-a", "app-b"]);
+    assert_eq!(names(&["--kind", "rwlock"]).await, ["other"]);
+    assert_eq!(names(&["--owner", "billing", "--kind", "mutex"]).await, ["app-a"]);
+    assert_eq!(names(&["--owner", "nobody"]).await, [""; 0]);
+    assert_eq!(names(&["--older-than", "1h"]).await, [""; 0]);
+    assert_eq!(names(&["--older-than", "0s", "--prefix", "app-"]).await, ["app-a"]);
+
+    let told = watchlock(&ground, ["ls"]).await.expect(0);
+    for words in ["the reason", "(writer)", "billing@", "node 7"] {
+        assert!(told.out.contains(words), "{words}: {told:?}");
+    }
+    // A writer is not told as so many permits.
+    assert!(!told.out.contains("1073741824"), "{told:?}");
+    let starts: Vec<_> = told
+        .out
+        .lines()
+        .map(|line| line.split_whitespace().next().unwrap())
+        .collect();
+    assert_eq!(starts, ["NAME", "app-a", "app-b", "other", "vote"]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn one_lock_is_shown_in_full() {
+    let ground = Ground::replica_set("cli_show").await;
+    let locks = ground.builder().await.label("billing").build().await.unwrap();
+    let held = locks.rw_lock("x").write().reason("a \u{1b}[2J test").await.unwrap();
+    let other = ground.locks().await;
+    let waiting = tokio::spawn(async move { other.rw_lock("x").read().await });
+    until_waiting(&locks, "x", 1).await;
+
+    let shown = watchlock(&ground, ["show", "x", "--json"]).await.expect(0).json();
+    assert_eq!(fields(&shown), sorted(LOCK));
+    let (holder, waiter) = (&shown["holders"][0], &shown["waiters"][0]);
+    assert_eq!((fields(holder), fields(waiter)), (sorted(HOLDER), sorted(WAITER)));
+    assert_eq!((&shown["kind"], &shown["capacity"]), (&json!("rwlock"), &Value::Null));
+    assert_eq!(holder["token"], json!(held.token().as_i64()));
+    assert_eq!(
+        (&holder["access"], &waiter["access"]),
+        (&json!("write"), &json!("read"))
+    );
+    assert_eq!(
+        (&holder["permits"], &holder["label"]),
+        (&Value::Null, &json!("billing"))
+    );
+    assert_eq!(holder["pid"], json!(std::process::id()));
+    for time in [&holder["since"], &holder["until"], &waiter["since"]] {
+        let time = time.as_str().unwrap();
+        assert!(
+            time.len() == 24 && time.starts_with("20") && time.ends_with('Z'),
+            "{time}"
+        );
+    }
+
+    let told = watchlock(&ground, ["show", "x"]).await.expect(0);
+    assert!(
+        told.out.contains("as writer") && told.out.contains("as reader"),
+        "{told:?}"
+    );
+    // What others wrote is not obeyed by the terminal.
+    assert!(told.out.contains(r"a \u{1b}[2J test"), "{told:?}");
+
+    assert_eq!(
+        watchlock(&ground, ["show", "y", "--json"]).await.expect(1).json(),
+        Value::Null
+    );
+    let told = watchlock(&ground, ["show", "y"]).await.expect(1);
+    assert!(told.out.is_empty() && told.err.contains("`y`"), "{told:?}");
+    drop(held);
+    drop(waiting.await);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_only_looks_writes_nothing() {
+    let ground = Ground::replica_set("cli_look").await;
+    watchlock(&ground, ["ls"]).await.expect(0);
+    watchlock(&ground, ["show", "x"]).await.expect(1);
+    watchlock(&ground, ["break", "--yes", "x"]).await.expect(1);
+    watchlock(&ground, ["doctor"]).await.expect(0);
+    let database = ground.driver().await.database(&ground.database);
+    assert_eq!(database.list_collection_names().await.unwrap(), [""; 0]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lock_is_broken() {
+    let ground = Ground::replica_set("cli_break").await;
+    let locks = ground.locks().await;
+    let held = locks.mutex("x").acquire().await.unwrap();
+    // Nobody is there to be asked.
+    let told = watchlock(&ground, ["break", "x"]).await.expect(64);
+    assert!(told.err.contains("--yes"), "{told:?}");
+    assert_eq!(held.lost_reason(), None);
+
+    let told = watchlock(&ground, ["break", "x", "--yes", "--json"])
+        .await
+        .expect(0)
+        .json();
+    assert_eq!(within(SOON, "the loss", held.lost()).await, LostReason::Broken);
+    assert_eq!(fields(&told), sorted(["name", "broken", "lock"]));
+    assert_eq!(fields(&told["broken"][0]), sorted(HOLDER));
+    assert_eq!(told["broken"][0]["token"], json!(held.token().as_i64()));
+    assert_eq!(told["lock"]["holders"], json!([]));
+
+    let told = watchlock(&ground, ["break", "x", "--yes"]).await.expect(1);
+    assert!(told.err.contains("nobody holds"), "{told:?}");
+    let told = watchlock(&ground, ["break", "y", "--yes"]).await.expect(1);
+    assert!(told.err.contains("no trace"), "{told:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn events_are_told_as_they_happen() {
+    for ground in [
+        Ground::replica_set("cli_watch").await,
+        Ground::standalone("cli_watch").await,
+    ] {
+        let locks = ground.locks().await;
+        let first = locks.mutex("x").acquire().reason("why not").await.unwrap();
+        let mut all = Started::run(&ground, &["watch"]);
+        let mut one = Started::run(&ground, &["watch", "x", "--json"]);
+        let told = all.line().await;
+        assert!(
+            told.contains("  x  granted to ") && told.ends_with(": why not"),
+            "{told}"
+        );
+        let event: Value = serde_json::from_str(&one.line().await).unwrap();
+        assert_eq!(
+            fields(&event),
+            sorted(["at", "lock", "event", "token", "holder", "waiting"])
+        );
+        assert_eq!(fields(&event["holder"]), sorted(HOLDER));
+        assert_eq!((&event["event"], &event["lock"]), (&json!("granted"), &json!("x")));
+
+        let token = first.token().as_i64();
+        assert_eq!(first.release().await.unwrap(), Released::Released);
+        assert!(all.line().await.ends_with(&format!("  x  released, token {token}")));
+        let event: Value = serde_json::from_str(&one.line().await).unwrap();
+        assert_eq!((&event["event"], &event["token"]), (&json!("released"), &json!(token)));
+        assert_eq!((&event["holder"], &event["waiting"]), (&Value::Null, &Value::Null));
+
+        // One that the other does not watch.
+        let other = locks.mutex("y").acquire().await.unwrap();
+        assert!(all.line().await.contains("  y  granted to "));
+        locks.break_lock("y").await.unwrap();
+        assert!(
+            all.line()
+                .await
+                .ends_with(&format!("  y  broken, token {}", other.token()))
+        );
+        let brief = ground.locks_for(Duration::from_millis(500)).await;
+        let handle = brief.mutex("x").acquire().await.unwrap();
+        assert!(all.line().await.contains("  x  granted to "));
+        ground
+            .documents()
+            .await
+            .delete_many(mongodb::bson::doc! {})
+            .await
+            .unwrap();
+        assert!(
+            all.line()
+                .await
+                .ends_with(&format!("  x  deleted, token {}", handle.token()))
+        );
+        for started in [all, one] {
+            super::signal("TERM", started.pid());
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_reader_that_has_read_enough_is_no_trouble() {
+    let ground = Ground::replica_set("cli_pipe").await;
+    let locks = ground.locks().await;
+    let _held = locks.mutex("x").acquire().await.unwrap();
+    for arguments in [
+        &["ls"][..],
+        &["show", "x"],
+        &["ls", "--json"],
+        &["watch"],
+        &["man"],
+        &["completions", "zsh"],
+        &["doctor"],
+    ] {
+        let mut program = program(&ground);
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        program.args(arguments).stdout(writer).stderr(Stdio::piped());
+        let child = program.spawn().unwrap();
+        // It holds the pipe's other end.
+        drop(program);
+        let output = within(PATIENCE, "the end", child.wait_with_output()).await.unwrap();
+        assert_eq!(
+            (output.status.code(), &output.stderr[..]),
+            (Some(0), &b""[..]),
+            "{arguments:?}"
+        );
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_out_of_reach_is_told_without_secrets() {
+    for uri in [
+        format!("mongodb://locker:{PASSWORD}@127.0.0.1:1/app?serverSelectionTimeoutMS=200"),
+        format!("mongodb://locker:{PASSWORD}@127.0.0.1:1/app?serverSelectionTimeoutMS=200&directConnection=true"),
+    ] {
+        for arguments in [
+            &["ls"][..],
+            &["show", "x"],
+            &["watch"],
+            &["break", "x", "--yes"],
+            &["doctor"],
+            &["doctor", "--json"],
+            &["run", "x", "--", "true"],
+            &["run", "--try", "x", "--", "true"],
+        ] {
+            let told = done(bare().env("MONGODB_URI", &uri).args(arguments)).await.expect(69);
+            let all = format!("{told:?}");
+            assert!(
+                !all.contains(PASSWORD) && all.contains("127.0.0.1"),
+                "{arguments:?}: {all}"
+            );
+        }
+    }
+    // What can't be read as a connection string could quote the password.
+    for uri in [
+        format!("mongodb://locker:{PASSWORD}/x@127.0.0.1/app"),
+        format!("mongodb://locker:{PASSWORD}%@127.0.0.1/app"),
+        format!("mongo://locker:{PASSWORD}@127.0.0.1/app"),
+        format!("mongodb://127.0.0.1/app?proxyPassword={PASSWORD}"),
+    ] {
+        let told = done(bare().env("MONGODB_URI", &uri).arg("ls")).await.expect(64);
+        assert!(!format!("{told:?}").contains(PASSWORD), "{told:?}");
+        let told = done(bare().args(["ls", "--uri", &uri])).await.expect(64);
+        assert!(!format!("{told:?}").contains(PASSWORD), "{told:?}");
+    }
+    let help = done(
+        bare()
+            .env("MONGODB_URI", format!("mongodb://:{PASSWORD}@x"))
+            .args(["run", "--help"]),
+    )
+    .await;
+    assert!(
+        !format!("{help:?}").contains(PASSWORD) && help.out.contains("MONGODB_URI"),
+        "{help:?}"
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn bad_input_is_told_with_its_value_and_its_bound() {
+    let long = "n".repeat(1_025);
+    // Nothing is sent: nobody is there.
+    let nobody = "mongodb://127.0.0.1:1/app";
+    let cases: [(&[&str], &[&str]); 18] = [
+        (&["run", "", "--", "true"], &["0 bytes", "1 to 1024"]),
+        (&["run", &long, "--", "true"], &["1025 bytes", "1 to 1024"]),
+        (&["show", &long], &["1025 bytes"]),
+        (&["run", "x"], &["COMMAND"]),
+        (&["run", "x", "--lease", "1ms", "--", "true"], &["1ms", "500ms"]),
+        (
+            &["run", "x", "--lease", "soon", "--", "true"],
+            &["soon", "500ms, 5s, 2m"],
+        ),
+        (&["run", "x", "--timeout", "-1s", "--", "true"], &["-1"]),
+        (&["run", "x", "--semaphore", "0", "--", "true"], &["0", "1.."]),
+        (&["run", "x", "--permits", "2", "--", "true"], &["--semaphore"]),
+        (&["run", "x", "--read", "--write", "--", "true"], &["--read", "--write"]),
+        (
+            &["run", "x", "--try", "--timeout", "1s", "--", "true"],
+            &["--try", "--timeout"],
+        ),
+        (
+            &["ls", "--kind", "lock"],
+            &["lock", "mutex, semaphore, rwlock, election"],
+        ),
+        (&["ls", "--held", "--free"], &["--held", "--free"]),
+        (&["ls", "--collection", "a$b"], &["a$b", "`$`"]),
+        (&["ls", "--database", "a.b"], &["a.b", "contains"]),
+        (&["frobnicate"], &["frobnicate"]),
+        (&["man", "frobnicate"], &["frobnicate", "doctor"]),
+        (&[], &["Usage"]),
+    ];
+    for (arguments, words) in cases {
+        let told = done(bare().env("MONGODB_URI", nobody).args(arguments)).await.expect(64);
+        assert!(told.out.is_empty(), "{told:?}");
+        assert!(
+            words.iter().all(|word| told.err.contains(word)),
+            "{words:?}: {}",
+            told.err
+        );
+    }
+    // No database is named.
+    let told = done(bare().arg("ls")).await.expect(64);
+    assert!(told.err.contains("--database"), "{told:?}");
+    let told = done(bare().env("MONGODB_URI", "localhost").arg("ls")).await.expect(64);
+    assert!(told.err.contains("scheme"), "{told:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn permits_beyond_the_semaphore_are_refused() {
+    let ground = Ground::replica_set("cli_permits").await;
+    let told = watchlock(
+        &ground,
+        ["run", "x", "--semaphore", "2", "--permits", "3", "--", "true"],
+    )
+    .await
+    .expect(64);
+    assert!(told.err.contains('3') && told.err.contains("1 to 2"), "{told:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_document_that_is_no_lock_is_told_from_a_server_that_is_gone() {
+    let ground = Ground::replica_set("cli_foreign").await;
+    let foreign = mongodb::bson::doc! { "_id": "x", "holders": 5 };
+    ground.documents().await.insert_one(foreign).await.unwrap();
+    for arguments in [
+        &["show", "x"][..],
+        &["run", "x", "--", "true"],
+        &["break", "--yes", "x"],
+    ] {
+        let told = watchlock(&ground, arguments).await.expect(65);
+        assert!(told.err.contains("not the document of a lock"), "{told:?}");
+    }
+    watchlock(&ground, ["ls"]).await.expect(0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn completions_and_manual_pages_are_generated() {
+    for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
+        let script = done(bare().args(["completions", shell])).await.expect(0);
+        assert!(
+            script.out.contains("watchlock") && script.out.contains("doctor"),
+            "{shell}"
+        );
+    }
+    let page = done(bare().arg("man")).await.expect(0);
+    assert!(
+        page.out.contains(".TH watchlock 1") && page.out.contains("76"),
+        "{page:?}"
+    );
+    let page = done(bare().args(["man", "run"])).await.expect(0);
+    assert!(
+        page.out.contains("watchlock\\-run") && page.out.contains("WATCHLOCK_TOKEN"),
+        "{page:?}"
+    );
+    for arguments in [&["--help"][..], &["run", "--help"]] {
+        let help = done(bare().args(arguments)).await.expect(0);
+        assert!(help.out.contains("Exit codes") && help.out.contains("76"), "{help:?}");
+    }
+    let version = done(bare().arg("--version")).await.expect(0);
+    assert_eq!(version.out, format!("watchlock {}\n", env!("CARGO_PKG_VERSION")));
+}

@@ -1,0 +1,350 @@
+//! `watchlock run`.
+
+use watchlock::Released;
+use watchlock_testkit::{shared, signal as process_signal};
+
+use super::{LONG, Started, done, program, signal, until_gone, watchlock};
+use crate::setup::{Ground, PATIENCE, SOON, eventually, is_vacant, until_waiting, within};
+
+/// A command that is bound to be there for a while, and says when it is there.
+const LASTING: &str = "echo $$; exec sleep 300";
+
+#[tokio::test(flavor = "multi_thread")]
+async fn it_exits_with_the_code_of_its_command() {
+    let ground = Ground::replica_set("cli_code").await;
+    let locks = ground.locks().await;
+    for code in [0, 1, 3, 255] {
+        let script = format!("exit {code}");
+        watchlock(&ground, ["run", "x", "--", "sh", "-c", &script])
+            .await
+            .expect(code);
+        assert!(is_vacant(&locks, "x").await);
+    }
+    watchlock(&ground, ["run", "x", "--", "sh", "-c", "kill -KILL $$"])
+        .await
+        .expect(137);
+    assert!(is_vacant(&locks, "x").await);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_cannot_be_started_gives_the_lock_back() {
+    let ground = Ground::replica_set("cli_start").await;
+    let told = watchlock(&ground, ["run", "x", "--", "./no-such-command"])
+        .await
+        .expect(127);
+    assert!(told.err.contains("./no-such-command"), "{told:?}");
+    let told = watchlock(&ground, ["run", "x", "--", "/"]).await.expect(126);
+    assert!(told.err.contains("/:"), "{told:?}");
+    assert!(is_vacant(&ground.locks().await, "x").await);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_command_finds_token_and_name() {
+    let ground = Ground::replica_set("cli_token").await;
+    let script = r#"printf '%s %s' "$WATCHLOCK_TOKEN" "$WATCHLOCK_NAME""#;
+    let mut last = 0;
+    for _ in 0..3 {
+        let told = watchlock(&ground, ["run", "a b", "--", "sh", "-c", script])
+            .await
+            .expect(0);
+        let (token, name) = told.out.split_once(' ').unwrap();
+        let token: i64 = token.parse().unwrap();
+        assert!(token > last && name == "a b", "{told:?}");
+        last = token;
+    }
+    let lock = ground.locks().await.inspect("a b").await.unwrap().unwrap();
+    assert_eq!(lock.token.as_i64(), last);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn runs_exclude_each_other() {
+    for ground in [
+        Ground::replica_set("cli_exclude").await,
+        Ground::standalone("cli_exclude").await,
+    ] {
+        let folder = std::env::temp_dir().join(shared::unique_name("watchlock_cli"));
+        // Fails where the folder is there already: while another is in.
+        let script = r#"mkdir "$0" && sleep 0.05 && rmdir "$0""#;
+        let runs = (0..6).map(|_| {
+            let mut program = program(&ground);
+            program.args(["run", "x", "--", "sh", "-c", script]).arg(&folder);
+            tokio::spawn(async move { done(&mut program).await })
+        });
+        for run in runs.collect::<Vec<_>>() {
+            run.await.unwrap().expect(0);
+        }
+        // Without the lock it does not go well, or this test shows nothing.
+        std::fs::create_dir(&folder).unwrap();
+        watchlock(&ground, ["run", "x", "--", "mkdir", folder.to_str().unwrap()])
+            .await
+            .expect(1);
+        std::fs::remove_dir(&folder).unwrap();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_taken_lock_is_refused_or_waited_for() {
+    let ground = Ground::replica_set("cli_try").await;
+    let locks = ground.locks().await;
+    let held = locks.mutex("x").acquire().reason("a test").await.unwrap();
+    let told = watchlock(&ground, ["run", "--try", "x", "--", "echo", "ran"])
+        .await
+        .expect(75);
+    assert!(told.out.is_empty() && told.err.contains("a test"), "{told:?}");
+    let told = watchlock(&ground, ["run", "--timeout", "200ms", "x", "--", "echo", "ran"])
+        .await
+        .expect(75);
+    assert!(told.out.is_empty() && told.err.contains("200ms"), "{told:?}");
+    // Its name is that of a mutex.
+    let told = watchlock(&ground, ["run", "--try", "--semaphore", "2", "x", "--", "echo", "ran"])
+        .await
+        .expect(65);
+    assert!(told.out.is_empty() && told.err.contains("semaphore"), "{told:?}");
+
+    let waiting = Started::run(&ground, &["run", "--timeout", "1m", "x", "--", "echo", "ran"]);
+    until_waiting(&locks, "x", 1).await;
+    assert_eq!(held.release().await.unwrap(), Released::Released);
+    assert_eq!(waiting.done().await.expect(0).out, "ran\n");
+    assert!(is_vacant(&locks, "x").await);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn semaphores_and_readers_and_writers() {
+    let ground = Ground::replica_set("cli_kinds").await;
+    let semaphore = [
+        "run",
+        "--semaphore",
+        "3",
+        "--permits",
+        "2",
+        "s",
+        "--",
+        "sh",
+        "-c",
+        LASTING,
+    ];
+    let mut two = Started::run(&ground, &semaphore);
+    two.line().await;
+    watchlock(&ground, ["run", "--try", "--semaphore", "3", "s", "--", "true"])
+        .await
+        .expect(0);
+    watchlock(
+        &ground,
+        ["run", "--try", "--semaphore", "3", "--permits", "2", "s", "--", "true"],
+    )
+    .await
+    .expect(75);
+
+    let mut reader = Started::run(&ground, &["run", "--read", "rw", "--", "sh", "-c", LASTING]);
+    reader.line().await;
+    watchlock(&ground, ["run", "--try", "--read", "rw", "--", "true"])
+        .await
+        .expect(0);
+    watchlock(&ground, ["run", "--try", "--write", "rw", "--", "true"])
+        .await
+        .expect(75);
+    let listed = watchlock(&ground, ["ls", "--kind", "rwlock"]).await.expect(0);
+    assert!(listed.out.contains("(reader)"), "{listed:?}");
+    for started in [two, reader] {
+        signal("TERM", started.pid());
+        started.done().await.expect(143);
+    }
+    watchlock(&ground, ["run", "--try", "--write", "rw", "--", "true"])
+        .await
+        .expect(0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn signals_are_passed_on() {
+    let ground = Ground::replica_set("cli_signals").await;
+    let locks = ground.locks().await;
+    for name in ["INT", "TERM", "HUP", "QUIT", "USR1", "USR2"] {
+        let script = format!("trap 'echo {name}; exit 7' {name}; echo ready; while :; do sleep 0.02; done");
+        let mut started = Started::run(&ground, &["run", "x", "--", "sh", "-c", &script]);
+        assert_eq!(started.line().await, "ready");
+        signal(name, started.pid());
+        assert_eq!(started.done().await.expect(7).out, format!("{name}\n"));
+        assert!(is_vacant(&locks, "x").await, "{name}");
+    }
+    let mut started = Started::run(&ground, &["run", "x", "--", "sh", "-c", LASTING]);
+    started.line().await;
+    signal("TERM", started.pid());
+    started.done().await.expect(143);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn ignored_signals_stay_ignored() {
+    let ground = Ground::replica_set("cli_nohup").await;
+    // As nohup does it.
+    let script = r#"trap '' HUP; exec "$0" run x -- sh -c 'echo ready; read line; echo "$line"'"#;
+    let mut program = program(&ground);
+    let path = program.as_std().get_program().to_owned();
+    let mut shell = tokio::process::Command::new("sh");
+    shell.args(["-c", script]).arg(path).kill_on_drop(true);
+    shell.envs(
+        program
+            .as_std()
+            .get_envs()
+            .filter_map(|(name, value)| Some((name, value?))),
+    );
+    program = shell;
+    let mut started = Started::new(&mut program);
+    assert_eq!(started.line().await, "ready");
+    signal("HUP", started.pid());
+    started.type_in("here\n").await;
+    assert_eq!(started.done().await.expect(0).out, "here\n");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lock_is_released_when_its_command_is_killed() {
+    let ground = Ground::replica_set("cli_killed").await;
+    let locks = ground.locks().await;
+    let mut started = Started::run(&ground, &["run", "x", "--", "sh", "-c", LASTING]);
+    let command: u32 = started.line().await.parse().unwrap();
+    let mutex = locks.mutex("x");
+    let waiting = tokio::spawn(async move { mutex.acquire().await.unwrap() });
+    until_waiting(&locks, "x", 1).await;
+    process_signal::kill(command).unwrap();
+    started.done().await.expect(137);
+    let next = within(SOON, "the hand-over", waiting).await.unwrap();
+    assert_eq!(next.release().await.unwrap(), Released::Released);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn whoever_is_told_to_end_while_it_waits_leaves_the_queue() {
+    let ground = Ground::replica_set("cli_leave").await;
+    let locks = ground.locks().await;
+    let held = locks.mutex("x").acquire().await.unwrap();
+    for (name, code) in [("TERM", 143), ("INT", 130)] {
+        let started = Started::run(&ground, &["run", "x", "--", "echo", "ran"]);
+        until_waiting(&locks, "x", 1).await;
+        signal(name, started.pid());
+        assert_eq!(started.done().await.expect(code).out, "");
+        assert_eq!(locks.inspect("x").await.unwrap().unwrap().waiters, []);
+    }
+    assert_eq!(held.release().await.unwrap(), Released::Released);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lost_lock_ends_the_command_and_what_it_started() {
+    for ground in [
+        Ground::replica_set("cli_lost").await,
+        Ground::standalone("cli_lost").await,
+    ] {
+        let locks = ground.locks().await;
+        // One child in a session of its own, one whose parent has ended, and all deaf to SIGTERM.
+        let script =
+            "trap '' TERM; setsid sleep 300 & echo $!; (sleep 300 & echo $!); sleep 300 & echo $!; echo $$; wait";
+        let arguments = ["run", "--grace", "100ms", "x", "--", "sh", "-c", script];
+        let mut started = Started::run(&ground, &arguments);
+        let mut pids: Vec<u32> = Vec::new();
+        for _ in 0..4 {
+            pids.push(started.line().await.parse().unwrap());
+        }
+        locks.break_lock("x").await.unwrap();
+        let told = started.done().await.expect(76);
+        assert!(told.err.contains("broken by an operator"), "{told:?}");
+        for pid in pids {
+            until_gone(pid).await;
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_command_may_clean_up_when_its_lock_is_lost() {
+    let ground = Ground::replica_set("cli_grace").await;
+    let script = "trap 'echo cleaned; exit 0' TERM; echo ready; while :; do sleep 0.02; done";
+    let mut started = Started::run(&ground, &["run", "--grace", "1m", "x", "--", "sh", "-c", script]);
+    started.line().await;
+    ground.locks().await.break_lock("x").await.unwrap();
+    assert_eq!(started.done().await.expect(76).out, "cleaned\n");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_frozen_program_ends_its_command_when_it_thaws() {
+    let ground = Ground::replica_set("cli_frozen").await;
+    let locks = ground.locks().await;
+    let arguments = [
+        "run", "--lease", "1s", "--grace", "100ms", "x", "--", "sh", "-c", LASTING,
+    ];
+    let mut started = Started::run(&ground, &arguments);
+    let command: u32 = started.line().await.parse().unwrap();
+    process_signal::freeze(started.pid()).unwrap();
+    let next = within(PATIENCE, "the lease runs out", locks.mutex("x").acquire().into_future())
+        .await
+        .unwrap();
+    process_signal::thaw(started.pid()).unwrap();
+    started.done().await.expect(76);
+    until_gone(command).await;
+    // What is not ours any more was not touched.
+    assert_eq!(next.release().await.unwrap(), Released::Released);
+}
+
+#[cfg(target_os = "linux")]
+#[tokio::test(flavor = "multi_thread")]
+async fn a_command_does_not_outlive_a_program_that_is_killed() {
+    let ground = Ground::replica_set("cli_orphan").await;
+    let mut started = Started::run(&ground, &["run", "x", "--", "sh", "-c", LASTING]);
+    let command: u32 = started.line().await.parse().unwrap();
+    process_signal::kill(started.pid()).unwrap();
+    started.status().await;
+    until_gone(command).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_job_that_is_started_again_takes_its_lock_back() {
+    let ground = Ground::replica_set("cli_owner").await;
+    let arguments = ["run", "--owner-id", "job-1", "x", "--", "sh", "-c", LASTING];
+    let mut killed = Started::run(&ground, &arguments);
+    killed.line().await;
+    process_signal::kill(killed.pid()).unwrap();
+    killed.status().await;
+    watchlock(&ground, ["run", "--try", "x", "--", "true"]).await.expect(75);
+
+    let mut again = Started::run(&ground, &arguments);
+    again.line().await;
+    // Nobody may run twice at the same time under one id; whoever does loses.
+    let next = ["run", "--try", "--owner-id", "job-1", "x", "--", "true"];
+    watchlock(&ground, next).await.expect(0);
+    again.done().await.expect(76);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_that_comes_back_finds_the_command_at_work() {
+    let cluster = watchlock_testkit::Cluster::replica_set(1).await.unwrap();
+    let ground = Ground::on(&cluster, "cli_outage");
+    let lease = format!("{}s", LONG.as_secs());
+    let script = "echo ready; read line; echo done";
+    let mut started = Started::run(&ground, &["run", "--lease", &lease, "x", "--", "sh", "-c", script]);
+    assert_eq!(started.line().await, "ready");
+    cluster.kill(0);
+    cluster.restart(0).await.unwrap();
+    cluster.wait_until_ready(PATIENCE).await.unwrap();
+    started.type_in("\n").await;
+    assert_eq!(started.done().await.expect(0).out, "done\n");
+    let locks = ground.locks().await;
+    eventually(PATIENCE, "the lock is free", async || is_vacant(&locks, "x").await).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_reason_is_the_command_line_unless_it_is_told() {
+    let ground = Ground::replica_set("cli_reason").await;
+    let locks = ground.locks().await;
+    let reason = async |arguments: &[&str]| {
+        let script = ["x", "--", "sh", "-c", LASTING];
+        let mut started = Started::run(&ground, &[&["run"], arguments, &script].concat());
+        started.line().await;
+        let holder = locks.inspect("x").await.unwrap().unwrap().holders.remove(0);
+        signal("TERM", started.pid());
+        started.done().await.expect(143);
+        (holder.reason, holder.label)
+    };
+    let line = format!("sh -c {LASTING}");
+    assert_eq!(reason(&[]).await, (Some(line), None));
+    let told = reason(&["--reason", "monthly run", "--label", "billing"]).await;
+    assert_eq!(told, (Some("monthly run".to_owned()), Some("billing".to_owned())));
+    assert_eq!(reason(&["--reason", ""]).await, (None, None));
+    // Longer than the library accepts, with a character across the bound.
+    let long = "é".repeat(2_000);
+    watchlock(&ground, ["run", "x", "--", "true", &long]).await.expect(0);
+}
