@@ -45,6 +45,8 @@ const POLL: Duration = Duration::from_millis(20);
 pub struct Cluster {
     // Dropped in this order: servers first, then the folder they write to.
     nodes: Vec<Node>,
+    /// Before the nodes, in the same order, where everybody has to go through one.
+    proxies: Vec<Proxy>,
     replica_set: bool,
     auth: bool,
     folder: Folder,
@@ -57,6 +59,7 @@ pub struct ClusterBuilder {
     nodes: usize,
     replica_set: bool,
     auth: bool,
+    proxied: bool,
     args: Vec<String>,
     election_timeout: Option<Duration>,
 }
@@ -80,6 +83,14 @@ impl ClusterBuilder {
     /// Off by default. A replica set of several nodes takes an election timeout longer to start with it.
     pub fn auth(mut self, auth: bool) -> Self {
         self.auth = auth;
+        self
+    }
+
+    /// Whether a proxy stands before every node, [telling apart](Proxy::telling_apart) who connects: the members of a
+    /// replica set know each other, and are known to its clients, by the proxies' addresses. See
+    /// [`Cluster::network`]. Off by default.
+    pub fn proxied(mut self, proxied: bool) -> Self {
+        self.proxied = proxied;
         self
     }
 
@@ -119,8 +130,15 @@ impl ClusterBuilder {
             Node::start(program, folder, args.clone())
         }))
         .await?;
+        let proxies = if self.proxied {
+            let proxies = nodes.iter().map(|node| Proxy::telling_apart(node.addr()));
+            proxies.collect::<io::Result<_>>()?
+        } else {
+            Vec::new()
+        };
         let cluster = Cluster {
             nodes,
+            proxies,
             replica_set: self.replica_set,
             auth: self.auth,
             folder,
@@ -174,6 +192,7 @@ impl Cluster {
             nodes: 1,
             replica_set: false,
             auth: false,
+            proxied: false,
             args: Vec::new(),
             election_timeout: None,
         }
@@ -216,6 +235,19 @@ impl Cluster {
         self.nodes[i].addr()
     }
 
+    /// Where others find node `i`: its proxy, if it has one.
+    fn public_addr(&self, i: usize) -> SocketAddr {
+        self.proxies.get(i).map_or_else(|| self.addr(i), Proxy::addr)
+    }
+
+    /// The proxy that stands before node `i`, where the cluster is [`proxied`](ClusterBuilder::proxied): whatever comes
+    /// to the node goes through it, from clients and other nodes, but for what this cluster does itself and for clients
+    /// of [`node_uri`](Self::node_uri). What the node sends to others goes through theirs.
+    #[must_use]
+    pub fn network(&self, i: usize) -> Option<&Proxy> {
+        self.proxies.get(i)
+    }
+
     /// The id of the process that is node `i`, if it is running, frozen or not.
     #[must_use]
     pub fn pid(&self, i: usize) -> Option<u32> {
@@ -226,9 +258,9 @@ impl Cluster {
     #[must_use]
     pub fn uri(&self) -> String {
         if !self.replica_set {
-            return self.node_uri(0);
+            return self.direct_uri(self.public_addr(0));
         }
-        let hosts: Vec<String> = self.nodes.iter().map(|node| node.addr().to_string()).collect();
+        let hosts: Vec<String> = (0..self.len()).map(|i| self.public_addr(i).to_string()).collect();
         self.uri_of(&hosts.join(","), &format!("replicaSet={SET_NAME}"), self.auth)
     }
 
@@ -443,11 +475,9 @@ impl Cluster {
 
     /// Makes a replica set of the nodes.
     async fn initiate(&self, election_timeout: Option<Duration>) -> Result<(), Error> {
-        let members: Vec<Bson> = self
-            .nodes
-            .iter()
+        let members: Vec<Bson> = (0..self.len())
             .zip(0_i32..)
-            .map(|(node, id)| doc! { "_id": id, "host": node.addr().to_string() }.into())
+            .map(|(node, id)| doc! { "_id": id, "host": self.public_addr(node).to_string() }.into())
             .collect();
         let mut settings = Document::new();
         if let Some(election_timeout) = election_timeout {

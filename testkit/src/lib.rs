@@ -30,9 +30,10 @@ mod error;
 mod failpoint;
 mod folder;
 mod node;
+mod origin;
 mod proxy;
 
 pub use cluster::{Cluster, ClusterBuilder, uri_or_replica_set};
 pub use error::Error;
 pub use failpoint::FailPoint;
-pub use proxy::Proxy;
+pub use proxy::{Proxy, Trouble};

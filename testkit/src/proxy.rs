@@ -1,6 +1,7 @@
 //! A TCP proxy that stands in for a bad network.
 
 use std::{
+    collections::HashMap,
     io,
     net::{Ipv4Addr, SocketAddr, TcpListener as StdListener},
     thread::{self, JoinHandle},
@@ -16,6 +17,8 @@ use tokio::{
     sync::{mpsc, watch},
     time::{Instant, sleep, sleep_until},
 };
+
+use crate::origin;
 
 /// The most bytes that travel as one chunk.
 const CHUNK: usize = 64 * 1024;
@@ -37,9 +40,30 @@ pub struct Proxy {
     thread: Option<JoinHandle<()>>,
 }
 
-/// What the network is like at the moment.
-#[derive(Clone, Copy, Debug, Default)]
+/// What is wrong between one process and the server. See the methods of [`Proxy`] for what each means.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Trouble {
+    /// As [`Proxy::set_delay`].
+    Delay(Duration),
+    /// As [`Proxy::black_hole`].
+    BlackHole,
+    /// As [`Proxy::black_hole_replies`].
+    BlackHoleReplies,
+    /// As [`Proxy::cut`].
+    Cut,
+}
+
+/// What the network is like at the moment: for everybody, and for some processes by their ids.
+#[derive(Clone, Debug, Default)]
 struct Network {
+    all: Path,
+    from: HashMap<u32, Path>,
+}
+
+/// What the way to the server is like.
+#[derive(Clone, Copy, Debug, Default)]
+struct Path {
     delay: Duration,
     hold_requests: bool,
     hold_replies: bool,
@@ -68,11 +92,34 @@ enum Cargo {
 }
 
 impl Network {
+    /// The way of a connection from the process `origin`, where that is known.
+    fn path(&self, origin: Option<u32>) -> Path {
+        let Some(own) = origin.and_then(|pid| self.from.get(&pid)) else {
+            return self.all;
+        };
+        Path {
+            delay: self.all.delay + own.delay,
+            hold_requests: self.all.hold_requests || own.hold_requests,
+            hold_replies: self.all.hold_replies || own.hold_replies,
+            refuse: self.all.refuse || own.refuse,
+            cuts: self.all.cuts + own.cuts,
+        }
+    }
+}
+
+impl Path {
     fn holds(&self, direction: Direction) -> bool {
         match direction {
             Direction::Requests => self.hold_requests,
             Direction::Replies => self.hold_replies,
         }
+    }
+
+    fn heal(&mut self) {
+        *self = Self {
+            cuts: self.cuts,
+            ..Self::default()
+        };
     }
 }
 
@@ -83,6 +130,20 @@ impl Proxy {
     ///
     /// There is no port or no thread to be had.
     pub fn before(server: SocketAddr) -> io::Result<Self> {
+        Self::start(server, false)
+    }
+
+    /// As [`before`](Self::before), but with an eye on which process each connection comes from, so that there can be
+    /// [`trouble`](Self::trouble) for some of them. On Linux only, as `/proc` tells; elsewhere nobody is known.
+    ///
+    /// # Errors
+    ///
+    /// There is no port or no thread to be had.
+    pub fn telling_apart(server: SocketAddr) -> io::Result<Self> {
+        Self::start(server, true)
+    }
+
+    fn start(server: SocketAddr, tells_apart: bool) -> io::Result<Self> {
         let listener = StdListener::bind((Ipv4Addr::LOCALHOST, 0))?;
         listener.set_nonblocking(true)?;
         let addr = listener.local_addr()?;
@@ -97,7 +158,7 @@ impl Proxy {
                 // Leaving `block_on` drops the runtime, and with it every connection.
                 runtime.block_on(async {
                     tokio::select! {
-                        () = accept(listener, server, state) => {}
+                        () = accept(listener, server, state, tells_apart) => {}
                         _ = stopped.wait_for(|stop| *stop) => {}
                     }
                 });
@@ -125,7 +186,7 @@ impl Proxy {
 
     /// Has every chunk of bytes arrive that much later, in each direction. The order is kept.
     pub fn set_delay(&self, delay: Duration) {
-        self.network.send_modify(|network| network.delay = delay);
+        self.network.send_modify(|network| network.all.delay = delay);
     }
 
     /// Lets nothing through in either direction, as if the cable had been pulled: open connections stay open and
@@ -133,8 +194,8 @@ impl Proxy {
     /// included, arrives after [`heal`](Self::heal).
     pub fn black_hole(&self) {
         self.network.send_modify(|network| {
-            network.hold_requests = true;
-            network.hold_replies = true;
+            network.all.hold_requests = true;
+            network.all.hold_replies = true;
         });
     }
 
@@ -142,8 +203,8 @@ impl Proxy {
     /// until [`heal`](Self::heal).
     pub fn black_hole_replies(&self) {
         self.network.send_modify(|network| {
-            network.hold_requests = false;
-            network.hold_replies = true;
+            network.all.hold_requests = false;
+            network.all.hold_replies = true;
         });
     }
 
@@ -151,18 +212,48 @@ impl Proxy {
     /// immediate `heal` only the connections of this moment are lost.
     pub fn cut(&self) {
         self.network.send_modify(|network| {
-            network.refuse = true;
-            network.cuts += 1;
+            network.all.refuse = true;
+            network.all.cuts += 1;
         });
     }
 
     /// Back to a network without faults or delay. What was held back is delivered.
     pub fn heal(&self) {
         self.network.send_modify(|network| {
-            *network = Network {
-                cuts: network.cuts,
-                ..Network::default()
-            };
+            network.all.heal();
+            network.from.values_mut().for_each(Path::heal);
+        });
+    }
+
+    /// Makes trouble for the connections of one process, those it has and those to come, until [`heal`](Self::heal) or
+    /// [`heal_for`](Self::heal_for). Needs a proxy that is [`telling_apart`](Self::telling_apart).
+    pub fn trouble(&self, pid: u32, trouble: Trouble) {
+        self.network.send_modify(|network| {
+            let path = network.from.entry(pid).or_default();
+            match trouble {
+                Trouble::Delay(delay) => path.delay = delay,
+                Trouble::BlackHole => {
+                    path.hold_requests = true;
+                    path.hold_replies = true;
+                }
+                Trouble::BlackHoleReplies => {
+                    path.hold_requests = false;
+                    path.hold_replies = true;
+                }
+                Trouble::Cut => {
+                    path.refuse = true;
+                    path.cuts += 1;
+                }
+            }
+        });
+    }
+
+    /// Ends the trouble of one process.
+    pub fn heal_for(&self, pid: u32) {
+        self.network.send_modify(|network| {
+            if let Some(path) = network.from.get_mut(&pid) {
+                path.heal();
+            }
         });
     }
 }
@@ -176,17 +267,27 @@ impl Drop for Proxy {
     }
 }
 
-async fn accept(listener: StdListener, server: SocketAddr, network: watch::Receiver<Network>) {
+async fn accept(listener: StdListener, server: SocketAddr, network: watch::Receiver<Network>, tells_apart: bool) {
     let Ok(listener) = TcpListener::from_std(listener) else {
         return;
     };
     loop {
         match listener.accept().await {
-            Ok((client, _)) => {
-                let now = *network.borrow();
-                if !now.refuse {
-                    tokio::spawn(serve(client, server, network.clone(), now.cuts));
-                }
+            Ok((client, peer)) => {
+                let network = network.clone();
+                tokio::spawn(async move {
+                    // Reading `/proc` takes milliseconds, in which the others are not to wait.
+                    let origin = if tells_apart {
+                        let asked = tokio::task::spawn_blocking(move || origin::of_port(peer.port()));
+                        asked.await.ok().flatten()
+                    } else {
+                        None
+                    };
+                    let now = network.borrow().path(origin);
+                    if !now.refuse {
+                        serve(client, server, network, origin, now.cuts).await;
+                    }
+                });
             }
             // Out of file descriptors, most likely: others will have been closed in a moment.
             Err(_) => sleep(Duration::from_millis(10)).await,
@@ -195,12 +296,18 @@ async fn accept(listener: StdListener, server: SocketAddr, network: watch::Recei
 }
 
 /// Serves one connection until both ends have closed it, one is gone, or it is cut.
-async fn serve(client: TcpStream, server: SocketAddr, mut network: watch::Receiver<Network>, cuts: u64) {
+async fn serve(
+    client: TcpStream,
+    server: SocketAddr,
+    mut network: watch::Receiver<Network>,
+    origin: Option<u32>,
+    cuts: u64,
+) {
     let mut on_the_way = network.clone();
     let pass = async {
         // The handshake of TCP does not get through a black hole either.
         on_the_way
-            .wait_for(|network| !network.hold_requests)
+            .wait_for(|network| !network.path(origin).hold_requests)
             .await
             .map_err(io::Error::other)?;
         let server = TcpStream::connect(server).await?;
@@ -210,15 +317,15 @@ async fn serve(client: TcpStream, server: SocketAddr, mut network: watch::Receiv
         let (from_client, to_client) = client.into_split();
         let (from_server, to_server) = server.into_split();
         tokio::try_join!(
-            forward(from_client, to_server, Direction::Requests, on_the_way.clone()),
-            forward(from_server, to_client, Direction::Replies, on_the_way),
+            forward(from_client, to_server, Direction::Requests, origin, on_the_way.clone()),
+            forward(from_server, to_client, Direction::Replies, origin, on_the_way),
         )?;
         io::Result::Ok(())
     };
     tokio::select! {
         // A connection that fails just goes; both sockets are dropped here.
         _ = pass => {}
-        _ = network.wait_for(|network| network.cuts != cuts) => {}
+        _ = network.wait_for(|network| network.path(origin).cuts != cuts) => {}
     }
 }
 
@@ -227,6 +334,7 @@ async fn forward(
     mut from: OwnedReadHalf,
     mut to: OwnedWriteHalf,
     direction: Direction,
+    origin: Option<u32>,
     network: watch::Receiver<Network>,
 ) -> io::Result<()> {
     let (sender, mut receiver) = mpsc::channel(IN_FLIGHT);
@@ -241,7 +349,7 @@ async fn forward(
                 Err(_) => Cargo::Reset,
             };
             let last = !matches!(cargo, Cargo::Bytes(_));
-            let due = Instant::now() + network.borrow().delay;
+            let due = Instant::now() + network.borrow().path(origin).delay;
             if sender.send((due, cargo)).await.is_err() || last {
                 // The sender is not dropped before the function ends, but nothing is received after the last cargo.
                 return io::Result::Ok(());
@@ -252,7 +360,7 @@ async fn forward(
         while let Some((due, cargo)) = receiver.recv().await {
             sleep_until(due).await;
             state
-                .wait_for(|network| !network.holds(direction))
+                .wait_for(|network| !network.path(origin).holds(direction))
                 .await
                 .map_err(io::Error::other)?;
             match cargo {

@@ -3,7 +3,8 @@
 use std::{
     fs,
     future::Future,
-    io::{BufRead, BufReader},
+    io::{self, BufRead, BufReader},
+    net::SocketAddr,
     os::unix::process::CommandExt,
     path::{Path, PathBuf},
     process::{Command, Stdio},
@@ -20,7 +21,7 @@ use tokio::{
     net::{TcpListener, TcpStream},
     time::{sleep, timeout},
 };
-use watchlock_testkit::{Cluster, FailPoint, Proxy, shared, shared::unique_name, signal};
+use watchlock_testkit::{Cluster, FailPoint, Proxy, Trouble, shared, shared::unique_name, signal};
 
 /// Far longer than anything here takes. Only a failing test waits that long.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -261,8 +262,12 @@ async fn fail_points_strike_until_they_are_off() {
 
 /// A server that sends back what it gets, with a proxy before it.
 async fn echo() -> Proxy {
+    echo_behind(Proxy::before).await
+}
+
+async fn echo_behind(proxy: fn(SocketAddr) -> io::Result<Proxy>) -> Proxy {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let proxy = Proxy::before(listener.local_addr().unwrap()).unwrap();
+    let proxy = proxy(listener.local_addr().unwrap()).unwrap();
     tokio::spawn(async move {
         while let Ok((mut stream, _)) = listener.accept().await {
             tokio::spawn(async move {
@@ -398,6 +403,63 @@ async fn a_cut_closes_old_connections_and_new_ones() {
     assert_eq!(receive(&mut last, 1).await, b"e");
     drop(proxy);
     assert!(is_closed(&mut last).await);
+}
+
+#[tokio::test]
+async fn trouble_strikes_one_process_and_no_other() {
+    let proxy = echo_behind(Proxy::telling_apart).await;
+    let (own, other) = (std::process::id(), 1);
+    let mut stream = TcpStream::connect(proxy.addr()).await.unwrap();
+    proxy.trouble(other, Trouble::BlackHole);
+    stream.write_all(b"one").await.unwrap();
+    assert_eq!(receive(&mut stream, 3).await, b"one");
+
+    proxy.trouble(own, Trouble::BlackHole);
+    stream.write_all(b"two").await.unwrap();
+    assert_silent(&mut stream).await;
+    proxy.heal_for(other);
+    assert_silent(&mut stream).await;
+    proxy.heal_for(own);
+    assert_eq!(receive(&mut stream, 3).await, b"two");
+
+    proxy.trouble(other, Trouble::Cut);
+    stream.write_all(b"three").await.unwrap();
+    assert_eq!(receive(&mut stream, 5).await, b"three");
+    proxy.trouble(own, Trouble::Cut);
+    assert!(is_closed(&mut stream).await);
+    let mut refused = TcpStream::connect(proxy.addr()).await.unwrap();
+    assert!(is_closed(&mut refused).await);
+    proxy.heal();
+    let mut stream = TcpStream::connect(proxy.addr()).await.unwrap();
+    stream.write_all(b"four").await.unwrap();
+    assert_eq!(receive(&mut stream, 4).await, b"four");
+}
+
+#[tokio::test]
+async fn an_isolated_primary_is_replaced_and_comes_back() {
+    let cluster = Cluster::builder()
+        .replica_set(3)
+        .proxied(true)
+        .election_timeout(Duration::from_secs(2))
+        .start()
+        .await
+        .unwrap();
+    write(&cluster.client().await.unwrap()).await.unwrap();
+    let old = cluster.primary().await.unwrap();
+    let pids: Vec<u32> = (0..3).map(|node| cluster.pid(node).unwrap()).collect();
+    for node in (0..3).filter(|node| *node != old) {
+        cluster.network(old).unwrap().trouble(pids[node], Trouble::BlackHole);
+        cluster.network(node).unwrap().trouble(pids[old], Trouble::BlackHole);
+    }
+    let resigned = cluster.node_client(old).await.unwrap();
+    eventually("the old primary resigns", async || {
+        !hello(&resigned).await.get_bool("isWritablePrimary").unwrap()
+    })
+    .await;
+    let new = cluster.primary().await.unwrap();
+    assert_ne!(new, old);
+    (0..3).for_each(|node| cluster.network(node).unwrap().heal());
+    cluster.wait_until_ready(Duration::from_secs(60)).await.unwrap();
 }
 
 #[test]

@@ -1,0 +1,103 @@
+//! The command line.
+
+use std::{
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use lexopt::{
+    Arg::{Long, Short, Value},
+    Parser, ValueExt,
+};
+
+use crate::{Result, client, director::Play, history::HISTORY};
+
+pub(crate) const HELP: &str = "\
+Faults of every kind against watchlock on a replica set of three, and a judge of what came of it.
+
+usage: watchlock-chaos [--minutes N | --seconds N] [--seed S]
+       watchlock-chaos schedule [--seed S] [--bursts N]
+       watchlock-chaos judge --folder F
+
+  --minutes N    how long faults go on (1 if not given); the last burst is finished
+  --seconds N    the same in seconds
+  --seed S       which faults; by the clock if not given
+  --folder F     where the histories go, or are; target/chaos/<seed> if not given
+  --sabotage ignore-loss
+                 clients go on when their lock is lost: the judge has to find it
+
+It ends with 0 if every promise was kept, with 1 if one was broken, and with 2 if it could not run.
+";
+
+/// What is asked for.
+pub(crate) enum Command {
+    Help,
+    Schedule { seed: u64, bursts: u64 },
+    Judge { folder: PathBuf },
+    Client(client::Options),
+    Play(Play),
+}
+
+impl Command {
+    pub(crate) fn parse() -> Result<Self> {
+        let mut parser = Parser::from_env();
+        let mut command = None;
+        let (mut seed, mut lasts, mut bursts, mut folder) = (None, None, 10, None::<PathBuf>);
+        let (mut uri, mut database, mut label, mut ignores_loss) = (None, None, None, false);
+        while let Some(argument) = parser.next()? {
+            match argument {
+                Short('h') | Long("help") => return Ok(Self::Help),
+                Long("seed") => seed = Some(parser.value()?.parse()?),
+                Long("minutes") => lasts = Some(Duration::from_secs(60 * parser.value()?.parse::<u64>()?)),
+                Long("seconds") => lasts = Some(Duration::from_secs(parser.value()?.parse()?)),
+                Long("bursts") => bursts = parser.value()?.parse()?,
+                Long("folder") => folder = Some(parser.value()?.into()),
+                Long("uri") => uri = Some(parser.value()?.string()?),
+                Long("database") => database = Some(parser.value()?.string()?),
+                Long("label") => label = Some(parser.value()?.string()?),
+                Long("sabotage") => match parser.value()?.string()?.as_str() {
+                    "ignore-loss" => ignores_loss = true,
+                    other => return Err(format!("there is no sabotage `{other}`: `ignore-loss` is all").into()),
+                },
+                Value(value) if command.is_none() => command = Some(value.string()?),
+                _ => return Err(argument.unexpected().into()),
+            }
+        }
+        let seed = seed.unwrap_or_else(|| crate::clock::now() / 1_000 % 1_000_000);
+        let in_target = || Path::new("target").join("chaos").join(seed.to_string());
+        Ok(match command.as_deref() {
+            None => Self::Play(Play {
+                seed,
+                lasts: lasts.unwrap_or(Duration::from_secs(60)),
+                folder: folder.unwrap_or_else(in_target),
+                ignores_loss,
+            }),
+            Some("schedule") => Self::Schedule { seed, bursts },
+            Some("judge") => Self::Judge {
+                folder: folder.ok_or("`judge` needs --folder")?,
+            },
+            Some("client") => {
+                let label: String = label.ok_or("`client` needs --label")?;
+                Self::Client(client::Options {
+                    uri: uri.ok_or("`client` needs --uri")?,
+                    database: database.ok_or("`client` needs --database")?,
+                    seed,
+                    history: folder
+                        .ok_or("`client` needs --folder")?
+                        .join(format!("{label}{HISTORY}")),
+                    label,
+                    ignores_loss,
+                })
+            }
+            Some(other) => return Err(format!("there is no command `{other}`; try --help").into()),
+        })
+    }
+}
+
+impl Play {
+    /// The command line that runs the same faults again.
+    pub(crate) fn again(&self) -> String {
+        let (seconds, seed) = (self.lasts.as_secs(), self.seed);
+        format!("cargo run --release -p watchlock-chaos -- --seconds {seconds} --seed {seed}")
+    }
+}

@@ -1,0 +1,480 @@
+//! One client process: several tasks that acquire, hold and let go, and write down all of it.
+
+use std::{
+    path::PathBuf,
+    pin::Pin,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use mongodb::{
+    Client, Database,
+    bson::{Document, doc},
+    options::ClientOptions,
+};
+use tokio::{
+    io::AsyncReadExt,
+    sync::watch,
+    time::{sleep, timeout},
+};
+use watchlock::{
+    AcquireError, DocumentError, DocumentHandle, DocumentLocks, Leadership, LockClient, LockHandle, LockView,
+    OperateError, ReleaseError, Released,
+};
+
+use crate::{
+    Result,
+    clock::now,
+    locks::{ALL, JOBS, Kind, LOCKS, Lock, Share},
+    random::Random,
+    record::{End, Log, Record, What},
+};
+
+/// How long a lock outlives its holder. Short, so that leases do run out in a burst of faults.
+pub(crate) const LEASE: Duration = Duration::from_secs(2);
+
+/// The first lease of a waiter that was handed the lock.
+pub(crate) const CLAIM_LEASE: Duration = Duration::from_secs(1);
+
+/// How many tasks of one client contend.
+const TASKS: usize = 4;
+
+/// The pause between two looks. What is not seen in between is covered by what `safe_for` said.
+const LOOK: Duration = Duration::from_millis(25);
+
+/// How a client is to be.
+#[derive(Clone, Debug)]
+pub(crate) struct Options {
+    pub(crate) uri: String,
+    pub(crate) database: String,
+    pub(crate) label: String,
+    pub(crate) seed: u64,
+    pub(crate) history: PathBuf,
+    /// To go on after the loss of a lock as if nothing had happened. The judge has to find it.
+    pub(crate) ignores_loss: bool,
+}
+
+/// What is held, of whatever kind.
+#[derive(Debug)]
+enum Held {
+    Lock(LockHandle),
+    Leader(Leadership),
+    Document(Box<DocumentHandle<Document>>),
+}
+
+impl Held {
+    fn view(&self) -> LockView {
+        match self {
+            Self::Lock(handle) => handle.view(),
+            Self::Leader(leadership) => leadership.view(),
+            Self::Document(handle) => handle.view(),
+        }
+    }
+
+    async fn release(self) -> Result<Released, ReleaseError> {
+        match self {
+            Self::Lock(handle) => handle.release().await,
+            Self::Leader(leadership) => leadership.resign().await,
+            Self::Document(handle) => handle.release().await,
+        }
+    }
+}
+
+/// How an acquire is made.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Way {
+    /// It gives up by itself.
+    Waits(Duration),
+    /// It is dropped, if it is still on its way.
+    Dropped(Duration),
+    Tries,
+}
+
+/// One operation to be.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Plan {
+    pub(crate) lock: Lock,
+    pub(crate) share: Share,
+    pub(crate) way: Way,
+    /// How long it is held.
+    pub(crate) hold: Duration,
+    /// It is released, and not dropped.
+    pub(crate) releases: bool,
+}
+
+/// What the tasks of one process share.
+#[derive(Debug)]
+pub(crate) struct Actor {
+    client: Client,
+    locks: LockClient,
+    jobs: DocumentLocks<Document>,
+    label: String,
+    log: Log,
+    ops: AtomicU64,
+    ignores_loss: bool,
+}
+
+/// Runs a client until its standard input is closed.
+pub(crate) async fn run(options: Options) -> Result<()> {
+    let (stop, stopping) = watch::channel(false);
+    let seed = options.seed;
+    let actor = Arc::new(Actor::start(options).await?);
+    let tasks: Vec<_> = (0..TASKS)
+        .map(|task| {
+            let (actor, mut stopping) = (actor.clone(), stopping.clone());
+            tokio::spawn(async move { actor.play(task, Random::new(seed, task as u64), &mut stopping).await })
+        })
+        .collect();
+
+    // Whatever comes, it is the end of it that counts.
+    let mut rest = Vec::new();
+    let _ = tokio::io::stdin().read_to_end(&mut rest).await;
+    stop.send_replace(true);
+    for task in tasks {
+        task.await?;
+    }
+    actor.end().await;
+    Ok(())
+}
+
+impl Actor {
+    pub(crate) async fn start(options: Options) -> Result<Self> {
+        let log = Log::open(&options.history)?;
+        let database = connect(&options.uri, &options.database, &options.label).await?;
+        let locks = loop {
+            let builder = LockClient::builder(database.clone())
+                .collection(LOCKS)
+                .lease(LEASE)
+                .claim_lease(CLAIM_LEASE)
+                .label(&options.label);
+            match builder.build().await {
+                Ok(locks) => break locks,
+                // It may be started in the middle of a fault.
+                Err(error) => eprintln!("{}: {error}", options.label),
+            }
+        };
+        let wake_mode = format!("{:?}", locks.wake_mode());
+        log.write(&Record {
+            at: now(),
+            op: 0,
+            what: What::Ready { wake_mode },
+        });
+        Ok(Self {
+            client: database.client().clone(),
+            jobs: locks.documents(database.collection(JOBS)),
+            locks,
+            label: options.label,
+            log,
+            ops: AtomicU64::new(0),
+            ignores_loss: options.ignores_loss,
+        })
+    }
+
+    /// Puts the holder of a lock out.
+    pub(crate) async fn break_lock(&self, name: &str) -> std::result::Result<(), OperateError> {
+        if name.starts_with("document") {
+            self.jobs.break_lock(name).await?;
+        } else {
+            self.locks.break_lock(name).await?;
+        }
+        Ok(())
+    }
+
+    /// Gives back what is held.
+    pub(crate) async fn end(&self) {
+        self.locks.shutdown().await;
+        // It closes the change streams at the server.
+        self.client.clone().shutdown().await;
+        self.log(0, now(), What::Farewell);
+    }
+
+    fn log(&self, op: u64, at: u64, what: What) {
+        self.log.write(&Record { at, op, what });
+    }
+
+    /// One operation after the other.
+    async fn play(&self, task: usize, mut random: Random, stopping: &mut watch::Receiver<bool>) {
+        while !*stopping.borrow() {
+            let lock = random.pick(&ALL);
+            let share = match lock.kind {
+                Kind::Semaphore => Share::permits(random.pick(&[1, 1, 1, 2])),
+                Kind::RwLock if random.chance(75) => Share::reader(),
+                Kind::RwLock => Share::writer(),
+                kind => Share::whole(kind),
+            };
+            let way = match random.within(0..100) {
+                0..65 => Way::Waits(random.millis(500..15_000)),
+                65..82 => Way::Dropped(random.millis(0..1_500)),
+                _ => Way::Tries,
+            };
+            let hold = match random.within(0..100) {
+                0..50 => random.millis(0..30),
+                50..85 => random.millis(30..400),
+                _ => random.millis(400..4_000),
+            };
+            let plan = Plan {
+                lock,
+                share,
+                way,
+                hold,
+                releases: random.chance(75),
+            };
+            let pause = random.millis(0..150);
+            self.operate(task, plan, stopping).await;
+            sleep(pause).await;
+        }
+    }
+
+    /// Acquires, holds and lets go. An acquire that is on its way when all is to stop is dropped.
+    ///
+    /// There is no await between the request's line and the first poll of the acquire, and the runtime has one thread: the
+    /// order of the lines is the order in which the tasks get in line.
+    pub(crate) async fn operate(&self, task: usize, plan: Plan, stopping: &mut watch::Receiver<bool>) {
+        let Plan {
+            lock,
+            share,
+            way,
+            hold,
+            releases,
+        } = plan;
+        let op = self.ops.fetch_add(1, Ordering::Relaxed) + 1;
+        let mut open = Open {
+            actor: self,
+            op,
+            ended: false,
+        };
+        let acquire = self.acquire(lock.name, share, way, format!("{}#{op}", self.label));
+        let (name, waits) = (lock.name.to_owned(), !matches!(way, Way::Tries));
+        self.log(
+            op,
+            now(),
+            What::Request {
+                name,
+                share,
+                task,
+                waits,
+            },
+        );
+        let patience = match way {
+            Way::Dropped(after) => after,
+            // Tries of documents have no timeout of their own.
+            Way::Tries => Duration::from_secs(30),
+            // To be seen by the judge, if it does not end by itself.
+            Way::Waits(_) => Duration::MAX,
+        };
+        let acquired = tokio::select! {
+            biased;
+            acquired = timeout(patience, acquire) => acquired.ok(),
+            _ = stopping.wait_for(|stop| *stop) => None,
+        };
+        let held = match acquired {
+            // `Open` says so when it is dropped.
+            None => return,
+            Some(Ok(Some(held))) => held,
+            Some(Ok(None)) => return open.end(End::NotFree, None),
+            Some(Err(AcquireError::Timeout { .. })) => return open.end(End::TimedOut, None),
+            Some(Err(error)) => return open.end(End::Failed, Some(error.to_string())),
+        };
+
+        let view = held.view();
+        let token = view.token().as_i64();
+        let (at, safe_for) = (now(), view.safe_for());
+        if view.lost_reason().is_some() {
+            open.ended = true;
+            return self.log(op, now(), What::GrantedTooLate { token });
+        }
+        self.log(
+            op,
+            at,
+            What::Granted {
+                token,
+                safe_for: nanos(safe_for),
+            },
+        );
+
+        if !self.hold(op, &view, hold).await {
+            open.ended = true;
+            return;
+        }
+        if let Held::Document(handle) = &held
+            && !self.count_up(op, handle).await
+        {
+            open.ended = true;
+            return;
+        }
+        open.ended = true;
+        self.log(op, now(), What::LettingGo { released: releases });
+        if releases {
+            let outcome = match held.release().await {
+                Ok(outcome) => format!("{outcome:?}"),
+                Err(error) => format!("failed: {error}"),
+            };
+            self.log(op, now(), What::LetGo { outcome });
+        }
+    }
+
+    /// Looks at the lock again and again, and once more at the end. Returns whether it is still held.
+    async fn hold(&self, op: u64, view: &LockView, hold: Duration) -> bool {
+        let end = tokio::time::Instant::now() + hold;
+        loop {
+            let left = end.saturating_duration_since(tokio::time::Instant::now());
+            let told = tokio::select! {
+                biased;
+                reason = view.lost(), if !self.ignores_loss => Some(reason),
+                () = sleep(left.min(LOOK)) => None,
+            };
+            let (at, safe_for) = (now(), view.safe_for());
+            match view.lost_reason() {
+                None if told.is_some() => {
+                    let text = format!("lost() said {told:?} and lost_reason() says nothing");
+                    self.log(op, at, What::Complaint { text });
+                }
+                Some(reason) if !self.ignores_loss => {
+                    self.log(
+                        op,
+                        at,
+                        What::Lost {
+                            reason: format!("{reason:?}"),
+                        },
+                    );
+                    return false;
+                }
+                _ => self.log(
+                    op,
+                    at,
+                    What::Look {
+                        safe_for: nanos(safe_for),
+                    },
+                ),
+            }
+            if left.is_zero() {
+                return true;
+            }
+        }
+    }
+
+    /// What the lock of a document is for: reads a number, adds one and writes it back, under the lock. Returns whether it
+    /// is still held.
+    async fn count_up(&self, op: u64, handle: &DocumentHandle<Document>) -> bool {
+        let count = handle.document().get_i64("count").unwrap_or(-1) + 1;
+        self.log(op, now(), What::Writing { count });
+        let written = match handle.update(doc! { "$set": { "count": count } }).await {
+            Ok(_) => Some(true),
+            Err(DocumentError::Lost(reason)) => {
+                self.log(op, now(), What::Wrote { written: Some(false) });
+                self.log(
+                    op,
+                    now(),
+                    What::Lost {
+                        reason: format!("{reason:?}"),
+                    },
+                );
+                return false;
+            }
+            Err(_) => None,
+        };
+        self.log(op, now(), What::Wrote { written });
+        true
+    }
+
+    fn acquire(
+        &self,
+        name: &'static str,
+        share: Share,
+        way: Way,
+        reason: String,
+    ) -> Pin<Box<dyn Future<Output = Result<Option<Held>, AcquireError>> + Send + '_>> {
+        let limit = match way {
+            Way::Waits(timeout) => timeout,
+            // Much longer than it waits before it is dropped.
+            Way::Dropped(_) => Duration::from_secs(60),
+            Way::Tries => Duration::from_secs(10),
+        };
+        let tries = matches!(way, Way::Tries);
+        if share.kind == Kind::Document {
+            return Box::pin(async move {
+                let handle = if tries {
+                    self.jobs.try_acquire(name).reason(reason).await?
+                } else {
+                    Some(self.jobs.acquire(name).timeout(limit).reason(reason).await?)
+                };
+                Ok(handle.map(|handle| Held::Document(Box::new(handle))))
+            });
+        }
+        if share.kind == Kind::Election {
+            // There is no try: asking without waiting comes closest.
+            let limit = if tries { Duration::ZERO } else { limit };
+            let campaign = self
+                .locks
+                .election(name)
+                .campaign(&self.label)
+                .timeout(limit)
+                .reason(reason);
+            return Box::pin(async move { Ok(Some(Held::Leader(campaign.await?))) });
+        }
+        let (mutex, lock) = (self.locks.mutex(name), self.locks.rw_lock(name));
+        let semaphore = self.locks.semaphore(name, share.capacity);
+        if tries {
+            let try_acquire = match share.kind {
+                Kind::Semaphore => semaphore.try_acquire_many(share.permits),
+                Kind::RwLock if share.is_exclusive() => lock.try_write(),
+                Kind::RwLock => lock.try_read(),
+                _ => mutex.try_acquire(),
+            };
+            let try_acquire = try_acquire.timeout(limit).reason(reason);
+            return Box::pin(async move { Ok(try_acquire.await?.map(Held::Lock)) });
+        }
+        let acquire = match share.kind {
+            Kind::Semaphore => semaphore.acquire_many(share.permits),
+            Kind::RwLock if share.is_exclusive() => lock.write(),
+            Kind::RwLock => lock.read(),
+            _ => mutex.acquire(),
+        };
+        let acquire = acquire.timeout(limit).reason(reason);
+        Box::pin(async move { Ok(Some(Held::Lock(acquire.await?))) })
+    }
+}
+
+/// An operation that has not come to its end; dropped before, it was cancelled.
+#[derive(Debug)]
+struct Open<'a> {
+    actor: &'a Actor,
+    op: u64,
+    ended: bool,
+}
+
+impl Open<'_> {
+    fn end(mut self, how: End, error: Option<String>) {
+        self.ended = true;
+        self.actor.log(self.op, now(), What::Ended { how, error });
+    }
+}
+
+impl Drop for Open<'_> {
+    fn drop(&mut self) {
+        if !self.ended {
+            self.actor.log(
+                self.op,
+                now(),
+                What::Ended {
+                    how: End::Cancelled,
+                    error: None,
+                },
+            );
+        }
+    }
+}
+
+/// The database, through connections that the server knows by the label.
+pub(crate) async fn connect(uri: &str, database: &str, label: &str) -> Result<Database> {
+    let mut options = ClientOptions::parse(uri).await?;
+    options.app_name = Some(label.to_owned());
+    Ok(Client::with_options(options)?.database(database))
+}
+
+fn nanos(duration: Duration) -> u64 {
+    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
+}

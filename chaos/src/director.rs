@@ -1,0 +1,248 @@
+//! A whole run: bursts of faults, pauses in which all has to come right, and the judgement.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
+
+use futures::future::join_all;
+use mongodb::bson::{DateTime, Document, doc};
+use tokio::{
+    sync::watch,
+    time::{Instant, sleep},
+};
+use watchlock_testkit::Cluster;
+
+use crate::{
+    Result,
+    client::{Actor, LEASE, Options, Plan, Way, connect},
+    clock::wall_ahead,
+    history::{HISTORY, History, JOURNAL, SERVERS},
+    journal::Note,
+    judge::{self, Case, IDLE, PROBE},
+    locks::{ALL, JOBS, Kind, LOCKS, PERMITS, Share},
+    oplog::Reader,
+    record::Log,
+    schedule::Burst,
+    stage::{Stage, Stream},
+    summary::Summary,
+    timeline,
+};
+
+/// The database of every run.
+const DATABASE: &str = "chaos";
+
+/// How long the director waits for a lock when the cluster is whole: longer than all clients' leases together.
+const PROBE_PATIENCE: Duration = Duration::from_secs(60);
+
+/// How long change streams of clients that are gone may stay open: the server looks after the connection of a waiting
+/// `getMore` only now and then.
+const STREAM_PATIENCE: Duration = Duration::from_secs(30);
+
+/// Without hearing from the primary for so long, the others elect another.
+const ELECTION_TIMEOUT: Duration = Duration::from_secs(3);
+
+/// How many pictures are drawn.
+const PICTURES: usize = 10;
+
+/// What is asked for.
+#[derive(Clone, Debug)]
+pub(crate) struct Play {
+    pub(crate) seed: u64,
+    pub(crate) lasts: Duration,
+    pub(crate) folder: PathBuf,
+    pub(crate) ignores_loss: bool,
+}
+
+/// Runs and judges. Returns whether no promise was broken.
+pub(crate) async fn run(play: Play) -> Result<bool> {
+    if play.folder.exists() {
+        fs::remove_dir_all(&play.folder)?;
+    }
+    fs::create_dir_all(&play.folder)?;
+    println!("seed {}: the cluster starts", play.seed);
+    let cluster = Cluster::builder()
+        .replica_set(crate::schedule::NODES)
+        .proxied(true)
+        .election_timeout(ELECTION_TIMEOUT)
+        .start()
+        .await?;
+    let jobs = connect(&cluster.uri(), DATABASE, "director")
+        .await?
+        .collection::<Document>(JOBS);
+    let documents = ALL.iter().filter(|lock| lock.kind == Kind::Document);
+    jobs.insert_many(documents.map(|lock| doc! { "_id": lock.name, "count": 0_i64 }))
+        .await?;
+
+    let journal = Log::open(&play.folder.join(JOURNAL))?;
+    let probe = Arc::new(
+        Actor::start(Options {
+            uri: cluster.uri(),
+            database: DATABASE.to_owned(),
+            label: "director".to_owned(),
+            seed: play.seed,
+            history: play.folder.join(format!("director{HISTORY}")),
+            ignores_loss: false,
+        })
+        .await?,
+    );
+    let stage = Arc::new(Stage::new(
+        cluster,
+        DATABASE.to_owned(),
+        play.folder.clone(),
+        journal,
+        play.seed,
+        play.ignores_loss,
+        probe.clone(),
+    ));
+    perform(&play, &stage, &probe).await?;
+    drop((stage, probe));
+    judge(&play.folder)
+}
+
+async fn perform(play: &Play, stage: &Arc<Stage>, probe: &Actor) -> Result<()> {
+    let servers = Log::open(&play.folder.join(SERVERS))?;
+    let mut reader = Reader::new(DATABASE);
+    let clock = || {
+        stage.note(Note::Clock {
+            ahead: i64::try_from(wall_ahead()).unwrap_or(0),
+        })
+    };
+    clock();
+    stage.fill().await?;
+
+    let start = Instant::now();
+    let mut faults = 0;
+    for number in 0.. {
+        let burst = Burst::of(play.seed, number);
+        println!("burst {number}, after {} s\n{burst}", start.elapsed().as_secs());
+        let inflicted = burst.faults.into_iter().map(|planned| {
+            faults += 1;
+            let (stage, fault) = (stage.clone(), faults);
+            tokio::spawn(async move { stage.inflict(fault, planned).await })
+        });
+        for inflicted in inflicted.collect::<Vec<_>>() {
+            inflicted.await?;
+        }
+        stage.make_whole().await?;
+        look(probe, PROBE, Way::Waits(PROBE_PATIENCE)).await;
+        clock();
+        read(stage, &mut reader, &servers).await?;
+        if start.elapsed() > play.lasts {
+            break;
+        }
+    }
+
+    let whole_since = DateTime::now().timestamp_millis();
+    stage.dismiss().await?;
+    // What is left of those that were killed.
+    sleep(LEASE + Duration::from_secs(1)).await;
+    stage.note(Note::Silence);
+    look(probe, IDLE, Way::Tries).await;
+    probe.end().await;
+    clock();
+    read(stage, &mut reader, &servers).await?;
+    leftovers(stage, whole_since).await
+}
+
+/// Acquires every lock whole, all at the same time.
+async fn look(probe: &Actor, task: usize, way: Way) {
+    let (_never, stopping) = watch::channel(false);
+    let looks = ALL.into_iter().map(|lock| {
+        let share = match lock.kind {
+            Kind::Semaphore => Share::permits(PERMITS),
+            Kind::RwLock => Share::writer(),
+            kind => Share::whole(kind),
+        };
+        let plan = Plan {
+            lock,
+            share,
+            way,
+            hold: Duration::ZERO,
+            releases: true,
+        };
+        let mut stopping = stopping.clone();
+        async move { probe.operate(task, plan, &mut stopping).await }
+    });
+    join_all(looks).await;
+}
+
+async fn read(stage: &Stage, reader: &mut Reader, servers: &Log) -> Result<()> {
+    let primary = stage.cluster.primary().await?;
+    reader.read(&stage.cluster.node_client(primary).await?, servers).await
+}
+
+/// Notes what is there although everybody has gone. Since `whole_since`, by the servers' clock, nobody has been disturbed.
+async fn leftovers(stage: &Stage, whole_since: i64) -> Result<()> {
+    let database = stage.cluster.client().await?.database(DATABASE);
+    for (collection, path) in [(LOCKS, ""), (JOBS, "watchlock.")] {
+        let taken = ["holders", "queue"].map(|field| doc! { format!("{path}{field}.0"): { "$exists": true } });
+        let taken = doc! { "$or": taken.to_vec() };
+        for name in database
+            .collection::<Document>(collection)
+            .distinct("_id", taken)
+            .await?
+        {
+            stage.note(Note::Remains {
+                text: format!("{name} of `{collection}` has holders or waiters"),
+            });
+        }
+    }
+    let deadline = Instant::now() + STREAM_PATIENCE;
+    loop {
+        // Who was killed, or cut off, between two reads of its stream can't tell the server that it is not wanted any more:
+        // the server closes it in its own time. All others have been closed by those who opened them.
+        let (abandoned, open): (Vec<Stream>, Vec<Stream>) = stage
+            .streams()
+            .await?
+            .into_iter()
+            .partition(|stream| stream.idle_since.is_some_and(|since| since < whole_since));
+        if open.is_empty() || Instant::now() > deadline {
+            for Stream {
+                node,
+                collection,
+                idle_since,
+                of,
+                ..
+            } in open
+            {
+                let idle = idle_since.map_or("being read".to_owned(), |since| {
+                    format!("idle since {} ms after the last fault", since - whole_since)
+                });
+                let text = format!("a change stream on `{collection}` is open on node {node} {of}, {idle}");
+                stage.note(Note::Remains { text });
+            }
+            stage.note(Note::Abandoned {
+                streams: abandoned.len(),
+            });
+            return Ok(());
+        }
+        sleep(Duration::from_millis(200)).await;
+    }
+}
+
+/// Judges what is in a folder, and prints and draws what came of it. Returns whether no promise was broken.
+pub(crate) fn judge(folder: &Path) -> Result<bool> {
+    let history = History::read(folder)?;
+    let case = Case::new(&history);
+    let (violations, judged) = case.judge();
+    for (name, text) in judge::edn(&case) {
+        fs::write(folder.join(format!("{name}.edn")), text)?;
+    }
+    for (number, violation) in violations.iter().take(PICTURES).enumerate() {
+        fs::write(
+            folder.join(format!("violation-{number}.svg")),
+            timeline::draw(&case, violation),
+        )?;
+    }
+    let summary = Summary {
+        history: &history,
+        violations: &violations,
+        judged,
+        folder,
+    };
+    println!("{summary}");
+    Ok(violations.is_empty())
+}

@@ -1,0 +1,48 @@
+//! What the director notes: the faults as they came, the ends of clients, and how the clocks stand to each other.
+
+use serde::{Deserialize, Serialize};
+
+use crate::clock::Moment;
+
+/// One line; `at` is read before what it stands by, unless it says otherwise.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Entry {
+    pub(crate) at: Moment,
+    #[serde(flatten)]
+    pub(crate) note: Note,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "note", rename_all = "snake_case")]
+pub(crate) enum Note {
+    /// How far the clock on the wall is ahead of the monotonic one, in nanoseconds.
+    Clock { ahead: i64 },
+    /// A fault begins.
+    Began {
+        fault: usize,
+        kind: String,
+        text: String,
+        /// The locks that it takes away from their holders.
+        takes: Vec<String>,
+    },
+    /// It could not be had, as another was in its way: after the fact.
+    Missed { fault: usize, why: String },
+    /// It is over: after the fact.
+    Over { fault: usize },
+    /// A client process was started.
+    Started { client: String },
+    /// A client is killed.
+    Killed { client: String },
+    /// A client was told to end, and did or did not: after the fact.
+    Dismissed { client: String, problem: Option<String> },
+    /// The cluster is whole again: after the fact.
+    Whole,
+    /// All clients have ended and all leases have run out: after the fact.
+    Silence,
+    /// Something that nobody should have left behind: after the fact.
+    Remains { text: String },
+    /// Change streams of clients that were killed or cut off, which the servers close in their own time.
+    Abandoned { streams: usize },
+    /// Something is wrong with the run itself.
+    Trouble { text: String },
+}

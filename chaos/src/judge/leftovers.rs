@@ -1,0 +1,131 @@
+//! Ends: of operations, of clients, of the run.
+
+use std::collections::{BTreeMap, HashSet};
+
+use super::{Case, IDLE, PROBE, Promise, Violation};
+use crate::journal::Note;
+
+/// Every operation of a client that was not killed has an end, and so has the client.
+pub(super) fn ended(case: &Case<'_>) -> Vec<Violation> {
+    let killed: HashSet<&str> = notes(case)
+        .filter_map(|(_, note)| match note {
+            Note::Killed { client } => Some(client.as_str()),
+            _ => None,
+        })
+        .collect();
+    let open = case
+        .history
+        .operations
+        .iter()
+        .filter(|operation| !operation.is_over() && !killed.contains(operation.client.as_str()));
+    let open = open.map(|operation| Violation {
+        promise: Promise::Ended,
+        text: format!("{} never came to an end", operation.reason()),
+        at: operation.requested,
+        name: Some(operation.name.clone()),
+    });
+    let ends = notes(case).filter_map(|(at, note)| match note {
+        Note::Dismissed {
+            client,
+            problem: Some(problem),
+        } => Some(Violation {
+            promise: Promise::Ended,
+            text: format!("{client}: {problem}"),
+            at,
+            name: None,
+        }),
+        _ => None,
+    });
+    open.chain(ends).collect()
+}
+
+/// Every probe of a whole cluster was granted.
+pub(super) fn progress(case: &Case<'_>) -> Vec<Violation> {
+    let probes = case
+        .history
+        .operations
+        .iter()
+        .filter(|operation| operation.task == PROBE);
+    let failed = probes.filter(|operation| operation.grant.is_none());
+    failed
+        .map(|operation| Violation {
+            promise: Promise::Progress,
+            text: format!(
+                "{} was not to be had: {:?} {}",
+                operation.name,
+                operation.ended,
+                operation.error.as_deref().unwrap_or_default()
+            ),
+            at: operation.requested,
+            name: Some(operation.name.clone()),
+        })
+        .collect()
+}
+
+/// At the end every lock is free at once, and nothing was found that should not be there.
+pub(super) fn remains(case: &Case<'_>) -> Vec<Violation> {
+    let last = case
+        .history
+        .operations
+        .iter()
+        .filter(|operation| operation.task == IDLE);
+    let taken = last
+        .filter(|operation| operation.grant.is_none())
+        .map(|operation| Violation {
+            promise: Promise::NothingLeft,
+            text: format!("{} was not idle at the end: {:?}", operation.name, operation.ended),
+            at: operation.requested,
+            name: Some(operation.name.clone()),
+        });
+    let found = notes(case).filter_map(|(at, note)| match note {
+        Note::Remains { text } => Some(Violation {
+            promise: Promise::NothingLeft,
+            text: text.clone(),
+            at,
+            name: None,
+        }),
+        _ => None,
+    });
+    taken.chain(found).collect()
+}
+
+/// Each write under a document's lock counts a number up that was read under it: no number is written twice.
+pub(super) fn guarded_writes(case: &Case<'_>) -> Vec<Violation> {
+    let mut written: BTreeMap<(&str, i64), super::Held<'_>> = BTreeMap::new();
+    let mut violations = Vec::new();
+    for held in case.held() {
+        let Some((count, Some(true))) = held.operation.wrote else {
+            continue;
+        };
+        if let Some(other) = written.insert((&held.operation.name, count), held) {
+            let text = format!(
+                "{} and {} both counted up to {count}",
+                other.describe(),
+                held.describe()
+            );
+            violations.push(case.violation(Promise::GuardedWrites, held, held.grant.from, text));
+        }
+    }
+    violations
+}
+
+/// What clients and the director say themselves.
+pub(super) fn complaints(case: &Case<'_>) -> Vec<Violation> {
+    let complaint = |text, at| Violation {
+        promise: Promise::Complaint,
+        text,
+        at,
+        name: None,
+    };
+    let clients = case.history.complaints.iter();
+    let clients = clients.map(|(client, at, text)| complaint(format!("{client}: {text}"), *at));
+    let run = notes(case).filter_map(|(at, note)| match note {
+        Note::Trouble { text } => Some(complaint(text.clone(), at)),
+        _ => None,
+    });
+    clients.chain(run).collect()
+}
+
+fn notes<'a>(case: &Case<'a>) -> impl Iterator<Item = (u64, &'a Note)> {
+    case.history.journal.iter().map(|entry| (entry.at, &entry.note))
+}

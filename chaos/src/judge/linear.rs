@@ -1,0 +1,282 @@
+//! An external judge: the linearizability tester of `stateright`, with a lock as its specification.
+//!
+//! Of every lock that only one can hold the history is put to it as operations that overlap in time: an acquire that
+//! returns a token, and the end of that hold. It looks for *one* order of them, each at some moment between its begin and
+//! its end, in which a plain sequential lock gives the same answers.
+//!
+//! - A release that was acknowledged lies between its call and its return.
+//! - Every other end (a handle dropped, lost, or gone with its process) lies somewhere after the last moment at which the
+//!   hold was claimed, and before the next grant returned. That is all that a lease says.
+//! - Acquires that got nothing are left out: nothing is seen of them.
+//!
+//! The search is exponential at its worst, so a history is cut where nothing overlaps: what is known of the lock there,
+//! free or held under which token, is the beginning of the next part. And as all orders in which the tokens do not rise
+//! are wrong, only the next token is tried.
+
+use std::{collections::BTreeMap, fmt::Write, rc::Rc};
+
+use stateright::semantics::{ConsistencyTester, LinearizabilityTester, SequentialSpec};
+
+use super::{Case, Held, Promise, Violation};
+use crate::clock::Moment;
+
+/// The most operations of one part that are put to the tester.
+const PART_MOST: usize = 400;
+
+/// How much was put to the external judge.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Judged {
+    pub(crate) operations: usize,
+    pub(crate) parts: usize,
+    /// Operations in parts that are too long.
+    pub(crate) left_out: usize,
+}
+
+/// A lock as one program would have it.
+#[derive(Clone, Debug, PartialEq)]
+struct Sequential {
+    holder: Option<i64>,
+    /// The tokens that are still to be issued: those of the history, in rising order.
+    tokens: Rc<[i64]>,
+    issued: usize,
+    last: i64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Operation {
+    Acquire,
+    Leave(i64),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Answer {
+    Token(i64),
+    Left,
+    /// What the lock says to what can't be.
+    Refused,
+}
+
+impl SequentialSpec for Sequential {
+    type Op = Operation;
+    type Ret = Answer;
+
+    fn invoke(&mut self, operation: &Operation) -> Answer {
+        match (*operation, self.holder) {
+            (Operation::Acquire, None) => {
+                let next = self.tokens.get(self.issued);
+                let Some(token) = next.filter(|token| **token > self.last) else {
+                    return Answer::Refused;
+                };
+                self.last = *token;
+                self.issued += 1;
+                self.holder = Some(*token);
+                Answer::Token(*token)
+            }
+            (Operation::Leave(token), Some(holder)) if token == holder => {
+                self.holder = None;
+                Answer::Left
+            }
+            _ => Answer::Refused,
+        }
+    }
+}
+
+/// An operation with its begin and end.
+#[derive(Clone, Debug)]
+struct Interval {
+    /// Who does one thing after the other.
+    process: usize,
+    operation: Operation,
+    answer: Answer,
+    from: Moment,
+    to: Moment,
+    who: String,
+}
+
+/// Puts all locks that only one can hold to the judge.
+pub(super) fn check(case: &Case<'_>) -> (Vec<Violation>, Judged) {
+    let (mut violations, mut judged) = (Vec::new(), Judged::default());
+    for (name, held) in exclusive(case) {
+        let (mut holder, mut last) = (None, 0);
+        for part in parts(intervals(case, &held)) {
+            judged.parts += 1;
+            judged.operations += part.len();
+            let tokens = tokens(&part);
+            let begin = Sequential {
+                holder,
+                tokens: tokens.clone(),
+                issued: 0,
+                last,
+            };
+            last = tokens.last().map_or(last, |token| last.max(*token));
+            holder = after(holder, &part);
+            if part.len() > PART_MOST {
+                judged.left_out += part.len();
+                continue;
+            }
+            if !is_linearizable(begin, &part) {
+                let (first, last) = (&part[0], &part[part.len() - 1]);
+                violations.push(Violation {
+                    promise: Promise::Linearizable,
+                    text: format!("{name}: no lock does what was seen from {} to {}", first.who, last.who),
+                    at: first.from,
+                    name: Some(name.to_owned()),
+                });
+            }
+        }
+    }
+    (violations, judged)
+}
+
+fn exclusive<'a>(case: &Case<'a>) -> BTreeMap<&'a str, Vec<Held<'a>>> {
+    let mut by_name = case.held_by_name();
+    by_name.retain(|_, held| held.iter().all(|held| held.operation.share.capacity == 1));
+    by_name
+}
+
+/// The operations of a lock, in the order of their begins.
+fn intervals(case: &Case<'_>, held: &[Held<'_>]) -> Vec<Interval> {
+    let mut processes = BTreeMap::new();
+    let mut fresh = held.len();
+    let mut intervals = Vec::new();
+    for one in held {
+        let count = processes.len();
+        let process = *processes
+            .entry((&one.operation.client, one.operation.task))
+            .or_insert(count);
+        let token = one.grant.token;
+        let who = one.describe();
+        intervals.push(Interval {
+            process,
+            operation: Operation::Acquire,
+            answer: Answer::Token(token),
+            from: one.operation.requested,
+            to: one.grant.from,
+            who: who.clone(),
+        });
+        let released = one.grant.let_go.as_ref().and_then(|let_go| {
+            let (at, outcome) = let_go.outcome.as_ref()?;
+            (outcome == "Released" && case.void(*one).is_none()).then_some((let_go.at, *at))
+        });
+        let (process, from, to) = match released {
+            Some((from, to)) => (process, from, to),
+            None => {
+                // Before the next grant returned. With none the lock is not seen again.
+                let later = held.iter().filter(|next| next.grant.token > token);
+                let Some(to) = later.map(|next| next.grant.from).min() else {
+                    continue;
+                };
+                fresh += 1;
+                let from = case.claimed_until(*one).unwrap_or(one.operation.requested);
+                // Where that lies before the claim's end, exclusion is broken, and this is not to hide it.
+                (fresh, from, to.max(from + 1))
+            }
+        };
+        let operation = Operation::Leave(token);
+        intervals.push(Interval {
+            process,
+            operation,
+            answer: Answer::Left,
+            from,
+            to,
+            who,
+        });
+    }
+    intervals.sort_by_key(|interval| interval.from);
+    intervals
+}
+
+/// Cuts a history where nothing overlaps.
+fn parts(intervals: Vec<Interval>) -> Vec<Vec<Interval>> {
+    let mut parts: Vec<Vec<Interval>> = Vec::new();
+    let mut end = 0;
+    for interval in intervals {
+        let from = interval.from;
+        let reaches = interval.to;
+        match parts.last_mut() {
+            Some(part) if from <= end => part.push(interval),
+            _ => parts.push(vec![interval]),
+        }
+        end = end.max(reaches);
+    }
+    parts
+}
+
+fn tokens(part: &[Interval]) -> Rc<[i64]> {
+    let mut tokens: Vec<i64> = part
+        .iter()
+        .filter_map(|interval| match interval.answer {
+            Answer::Token(token) => Some(token),
+            _ => None,
+        })
+        .collect();
+    tokens.sort_unstable();
+    tokens.into()
+}
+
+/// Who holds the lock after a part, as everything in it is over.
+fn after(holder: Option<i64>, part: &[Interval]) -> Option<i64> {
+    let left = |token: i64| {
+        part.iter()
+            .any(|interval| interval.operation == Operation::Leave(token))
+    };
+    let issued = tokens(part);
+    issued.last().copied().or(holder).filter(|token| !left(*token))
+}
+
+fn is_linearizable(begin: Sequential, part: &[Interval]) -> bool {
+    // Begins and ends in their order; at the same moment the begin comes first, which makes them overlap.
+    let begins = part
+        .iter()
+        .enumerate()
+        .map(|(index, interval)| (interval.from, 0, index));
+    let ends = part.iter().enumerate().map(|(index, interval)| (interval.to, 1, index));
+    let mut moments: Vec<_> = begins.chain(ends).collect();
+    moments.sort_unstable();
+    let mut tester = LinearizabilityTester::new(begin);
+    for (_, end, index) in moments {
+        let interval = &part[index];
+        let told = if end == 1 {
+            tester.on_return(interval.process, interval.answer)
+        } else {
+            tester.on_invoke(interval.process, interval.operation)
+        };
+        if told.is_err() {
+            return false;
+        }
+    }
+    tester.is_consistent()
+}
+
+/// The same history for other checkers: one map a line, as Jepsen's Knossos and Porcupine's converters read it.
+pub(crate) fn edn(case: &Case<'_>) -> BTreeMap<String, String> {
+    let mut files = BTreeMap::new();
+    for (name, held) in exclusive(case) {
+        let mut lines = Vec::new();
+        for interval in intervals(case, &held) {
+            let (f, asked, answered) = match (interval.operation, interval.answer) {
+                (Operation::Acquire, Answer::Token(token)) => (":acquire", "nil".to_owned(), token),
+                (Operation::Leave(token), _) => (":release", token.to_string(), token),
+                (Operation::Acquire, _) => continue,
+            };
+            let process = interval.process;
+            lines.push((
+                interval.from,
+                0,
+                format!("{{:process {process}, :type :invoke, :f {f}, :value {asked}"),
+            ));
+            lines.push((
+                interval.to,
+                1,
+                format!("{{:process {process}, :type :ok, :f {f}, :value {answered}"),
+            ));
+        }
+        lines.sort();
+        let mut text = String::new();
+        for (index, (at, _, line)) in lines.iter().enumerate() {
+            let _ = writeln!(text, "{line}, :time {at}, :index {index}}}");
+        }
+        files.insert(name.to_owned(), text);
+    }
+    files
+}

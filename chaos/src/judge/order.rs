@@ -1,0 +1,47 @@
+//! Whose turn it is in one client.
+
+use std::collections::{BTreeMap, HashMap};
+
+use super::{Case, Held, Promise, Violation};
+
+/// The tasks of one client that wait for one lock are granted it in the order in which they began to wait.
+///
+/// The first grant of an entry counts, by the servers' log: one that its client never saw, as it was cut off until the
+/// claim lease had run out, has had its turn.
+pub(super) fn turn(case: &Case<'_>) -> Vec<Violation> {
+    let mut first: HashMap<(&str, &str), i64> = HashMap::new();
+    for version in &case.history.versions {
+        for holder in version.state.iter().flat_map(|state| &state.holders) {
+            if let Some(token) = holder.token {
+                let known = first.entry((&version.name, &holder.reason)).or_insert(token);
+                *known = token.min(*known);
+            }
+        }
+    }
+    let mut lines: BTreeMap<(&str, &str), Vec<(Held<'_>, i64)>> = BTreeMap::new();
+    for held in case.held().into_iter().filter(|held| held.operation.waits) {
+        let operation = held.operation;
+        let reason = operation.reason();
+        let token = first.get(&(operation.name.as_str(), reason.as_str())).copied();
+        lines
+            .entry((&operation.client, &operation.name))
+            .or_default()
+            .push((held, token.unwrap_or(held.grant.token)));
+    }
+    let mut violations = Vec::new();
+    for mut line in lines.into_values() {
+        line.sort_by_key(|(held, _)| held.operation.number);
+        for pair in line.windows(2) {
+            let [(earlier, before), (later, after)] = [pair[0], pair[1]];
+            if before > after {
+                let text = format!(
+                    "{} was granted after {}, which asked later",
+                    earlier.describe(),
+                    later.describe()
+                );
+                violations.push(case.violation(Promise::Turn, earlier, earlier.grant.from, text));
+            }
+        }
+    }
+    violations
+}

@@ -1,0 +1,120 @@
+//! What the servers' log shows.
+
+use std::collections::HashMap;
+
+use super::{Case, Promise, Violation};
+use crate::{
+    clock::MILLI,
+    oplog::{State, Version},
+};
+
+/// How far a moment of the servers' clock may be off when it is put beside one of ours: their clock has milliseconds,
+/// and the two clocks of the machine drift a little between two measurements.
+const TOLERANCE: u64 = 3 * MILLI;
+
+/// Every grant is in the log; and no handle ever called itself safe beyond the end that its lease has there.
+pub(super) fn lost_in_time(case: &Case<'_>) -> Vec<Violation> {
+    let mut violations = Vec::new();
+    for held in case.held() {
+        let Some(until) = case.until.get(&(held.operation.name.as_str(), held.grant.token)) else {
+            let text = format!("{} is not in the servers' log", held.describe());
+            violations.push(case.violation(Promise::Durable, held, held.grant.from, text));
+            continue;
+        };
+        let promised = held.grant.valid_until.unwrap_or(0).max(held.grant.promised_until);
+        if held.grant.valid_until.is_some() && promised > until + TOLERANCE {
+            let beyond = (promised - until) / MILLI;
+            let text = format!(
+                "{} called itself safe until {beyond} ms after the end of its lease",
+                held.describe()
+            );
+            violations.push(case.violation(Promise::LostInTime, held, *until, text));
+        }
+    }
+    violations
+}
+
+/// The documents themselves never hold more than there is room for, and their tokens only rise.
+pub(super) fn capacity(case: &Case<'_>) -> Vec<Violation> {
+    let mut violations = Vec::new();
+    let mut tokens: HashMap<&str, i64> = HashMap::new();
+    for version in &case.history.versions {
+        let Some(state) = &version.state else { continue };
+        let found = |promise, text| at_servers(case, promise, version, text);
+        let taken: i64 = state.holders.iter().map(|holder| holder.permits).sum();
+        if taken > state.capacity {
+            let text = format!("{taken} permits of {} are held in the document", state.capacity);
+            violations.push(found(Promise::Exclusion, text));
+        }
+        let before = tokens.insert(&version.name, state.token).unwrap_or(0);
+        if state.token < before {
+            let text = format!("the document's token fell from {before} to {}", state.token);
+            violations.push(found(Promise::Tokens, text));
+        }
+        if state
+            .holders
+            .iter()
+            .any(|holder| holder.token.is_none_or(|token| token > state.token))
+        {
+            let text = "a holder has a token that was not issued".to_owned();
+            violations.push(found(Promise::Tokens, text));
+        }
+    }
+    violations
+}
+
+/// Nobody becomes a holder while a live entry before it stays in the queue, and nobody changes places.
+pub(super) fn queue(case: &Case<'_>) -> Vec<Violation> {
+    let mut violations = Vec::new();
+    let mut before: HashMap<&str, &Version> = HashMap::new();
+    for version in &case.history.versions {
+        let Some(earlier) = before.insert(&version.name, version) else {
+            continue;
+        };
+        if let (Some(from), Some(to)) = (&earlier.state, &version.state)
+            && earlier.epoch == version.epoch
+            && let Some(text) = overtaken(from, to, version.at)
+        {
+            violations.push(at_servers(case, Promise::Queue, version, text));
+        }
+    }
+    violations
+}
+
+fn overtaken(from: &State, to: &State, at: i64) -> Option<String> {
+    let place = |state: &State, id: &str| state.queue.iter().position(|waiter| waiter.id == id);
+    let granted = to
+        .holders
+        .iter()
+        .filter(|holder| from.holders.iter().all(|other| other.id != holder.id));
+    for holder in granted {
+        // Who was not in the queue comes after all that were.
+        let position = place(from, &holder.id).unwrap_or(from.queue.len());
+        let passed = from.queue[..position]
+            .iter()
+            .find(|waiter| waiter.until > at && place(to, &waiter.id).is_some());
+        if let Some(passed) = passed {
+            return Some(format!(
+                "{} was granted before {}, who came first",
+                holder.reason, passed.reason
+            ));
+        }
+    }
+    // An entry that had run out may have come back, and is a new one then.
+    let stayed: Vec<usize> = to
+        .queue
+        .iter()
+        .filter_map(|waiter| place(from, &waiter.id))
+        .filter(|place| from.queue[*place].until > at)
+        .collect();
+    (!stayed.is_sorted()).then(|| "entries of the queue changed places".to_owned())
+}
+
+fn at_servers(case: &Case<'_>, promise: Promise, version: &Version, text: String) -> Violation {
+    Violation {
+        promise,
+        text,
+        at: case.history.moment(version.at),
+        name: Some(version.name.clone()),
+    }
+}

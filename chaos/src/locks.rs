@@ -1,0 +1,120 @@
+//! The locks that the clients contend for.
+
+use serde::{Deserialize, Serialize};
+
+/// The collection of the locks' documents.
+pub(crate) const LOCKS: &str = "distributed_locks";
+
+/// The collection whose documents are locked in place.
+pub(crate) const JOBS: &str = "jobs";
+
+/// The field of those documents in which their locks are.
+pub(crate) const FIELD: &str = "watchlock";
+
+/// How many permits the semaphore has.
+pub(crate) const PERMITS: u32 = 3;
+
+/// What a writer takes of a readers-writer lock in the eyes of the judge: more than there are readers.
+const WRITER: u32 = 1_000_000;
+
+/// What is locked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Kind {
+    Mutex,
+    Semaphore,
+    RwLock,
+    Election,
+    Document,
+}
+
+/// One of the locks. None goes by the name of another, of whatever kind.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Lock {
+    pub(crate) name: &'static str,
+    pub(crate) kind: Kind,
+}
+
+/// All of them. Few, so that there is contention.
+pub(crate) const ALL: [Lock; 8] = [
+    Lock {
+        name: "mutex-0",
+        kind: Kind::Mutex,
+    },
+    Lock {
+        name: "mutex-1",
+        kind: Kind::Mutex,
+    },
+    Lock {
+        name: "semaphore-0",
+        kind: Kind::Semaphore,
+    },
+    Lock {
+        name: "rwlock-0",
+        kind: Kind::RwLock,
+    },
+    Lock {
+        name: "rwlock-1",
+        kind: Kind::RwLock,
+    },
+    Lock {
+        name: "election-0",
+        kind: Kind::Election,
+    },
+    Lock {
+        name: "document-0",
+        kind: Kind::Document,
+    },
+    Lock {
+        name: "document-1",
+        kind: Kind::Document,
+    },
+];
+
+/// What is asked for of a lock: so many permits of so many.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Share {
+    pub(crate) kind: Kind,
+    pub(crate) permits: u32,
+    pub(crate) capacity: u32,
+}
+
+impl Share {
+    /// The whole of a lock that only one can have.
+    pub(crate) fn whole(kind: Kind) -> Self {
+        Self {
+            kind,
+            permits: 1,
+            capacity: 1,
+        }
+    }
+
+    pub(crate) fn permits(permits: u32) -> Self {
+        Self {
+            kind: Kind::Semaphore,
+            permits,
+            capacity: PERMITS,
+        }
+    }
+
+    pub(crate) fn reader() -> Self {
+        Self {
+            kind: Kind::RwLock,
+            permits: 1,
+            capacity: WRITER,
+        }
+    }
+
+    pub(crate) fn writer() -> Self {
+        Self {
+            kind: Kind::RwLock,
+            permits: WRITER,
+            capacity: WRITER,
+        }
+    }
+
+    /// Whether nobody else can have any of it meanwhile.
+    pub(crate) fn is_exclusive(self) -> bool {
+        self.permits == self.capacity
+    }
+}

@@ -1,0 +1,120 @@
+//! What a client tells of itself, one JSON document a line.
+//!
+//! # What a line says
+//!
+//! `at` is a reading of the machine's monotonic clock, and it is *taken before* that which it stands by:
+//!
+//! - `request`: before the acquire is polled for the first time.
+//! - `granted` and `look`: before [`lost_reason`](watchlock::LockView::lost_reason) was asked, which then said `None`.
+//!   The handle was valid when it was asked, later than `at`; a handle does not become valid again, and it had been
+//!   returned before. So it was valid at `at`, *however long the process was frozen between the reading, the question and
+//!   the writing of the line*. Whatever is derived from looks is proved: there are no false alarms.
+//! - `safe_for`, asked in the same way, is a promise about the time after the look: until `at` plus `safe_for` nobody else
+//!   gets the lock, unless it is given back or a foreign hand takes it. That closes the gaps between looks, and the time
+//!   after the last look of a process that was frozen or killed: there is no blind spot either.
+//! - `letting_go`: before the release is called, or the handle dropped. Nothing is claimed from there on.
+//! - `lost`: before the question that was answered with a reason. Nothing was claimed then but what earlier looks had
+//!   been promised.
+//!
+//! Every line goes to the file with one `write` as it comes up: a process that is killed simply ends, and leaves at worst
+//! half a line.
+
+use std::{
+    fs::{File, OpenOptions},
+    io::{self, Write},
+    path::Path,
+    sync::{Mutex, PoisonError},
+};
+
+use serde::{Deserialize, Serialize};
+
+use crate::{clock::Moment, locks::Share};
+
+/// One line.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Record {
+    pub(crate) at: Moment,
+    /// Which of the client's operations.
+    pub(crate) op: u64,
+    #[serde(flatten)]
+    pub(crate) what: What,
+}
+
+/// What happened.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "what", rename_all = "snake_case")]
+pub(crate) enum What {
+    /// The client is ready.
+    Ready { wake_mode: String },
+    /// An acquire is about to be polled for the first time.
+    Request {
+        name: String,
+        share: Share,
+        task: usize,
+        waits: bool,
+    },
+    /// It returned a handle that is valid.
+    Granted { token: i64, safe_for: u64 },
+    /// It returned a handle that was lost already.
+    GrantedTooLate { token: i64 },
+    /// The handle is still valid.
+    Look { safe_for: u64 },
+    /// The handle is not valid any more.
+    Lost { reason: String },
+    /// The handle is about to be released or dropped.
+    LettingGo { released: bool },
+    /// The release has returned.
+    LetGo { outcome: String },
+    /// The acquire ended without a handle.
+    Ended { how: End, error: Option<String> },
+    /// The locked document is about to be counted up.
+    Writing { count: i64 },
+    /// It was, or it was not for sure, or nobody knows.
+    Wrote { written: Option<bool> },
+    /// Something is not as it has to be, and needs no judge.
+    Complaint { text: String },
+    /// All has been given back; the process ends.
+    Farewell,
+}
+
+/// How an acquire ended that got nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum End {
+    TimedOut,
+    NotFree,
+    Cancelled,
+    Failed,
+}
+
+/// Where the records of one process go.
+#[derive(Debug)]
+pub(crate) struct Log(Mutex<File>);
+
+impl Log {
+    /// Adds to the file, which is made where there is none.
+    pub(crate) fn open(path: &Path) -> io::Result<Self> {
+        let file = OpenOptions::new().create(true).append(true).open(path)?;
+        Ok(Self(Mutex::new(file)))
+    }
+
+    /// # Panics
+    ///
+    /// The disk is full or gone: a history with a hole must not be judged.
+    pub(crate) fn write(&self, line: &impl Serialize) {
+        let mut text = serde_json::to_string(line).expect("records are plain");
+        text.push('\n');
+        let mut file = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        file.write_all(text.as_bytes()).expect("the history can't be written");
+    }
+}
+
+/// Reads lines back. The last is left out where its process was killed while it wrote.
+pub(crate) fn read<T: for<'a> Deserialize<'a>>(path: &Path) -> io::Result<Vec<T>> {
+    let text = std::fs::read_to_string(path)?;
+    let whole = text.rfind('\n').map_or("", |end| &text[..end]);
+    let lines = whole
+        .lines()
+        .map(|line| serde_json::from_str(line).map_err(io::Error::other));
+    lines.collect()
+}

@@ -1,0 +1,441 @@
+//! The cluster and the client processes, and the faults that are done to them.
+
+use std::{env, path::PathBuf, process::Stdio, sync::Arc, time::Duration};
+
+use futures::{TryStreamExt, future::join_all};
+use mongodb::bson::{Bson, Document, doc};
+use tokio::{
+    process::{Child, Command},
+    sync::Mutex,
+    time::{sleep, timeout},
+};
+use watchlock_testkit::{Cluster, FailPoint, Trouble, signal};
+
+use crate::{
+    Result,
+    client::Actor,
+    clock::now,
+    journal::{Entry, Note},
+    locks::{ALL, LOCKS},
+    record::Log,
+    schedule::{CLIENTS, Failure, Fault, NODES, Network, Node, Planned},
+};
+
+/// How long a fault that needs a server's answer may take before it is given up.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// How long the cluster may take to be whole again.
+const RECOVERY: Duration = Duration::from_secs(120);
+
+/// How long a client may take to give back what it has and end.
+const FAREWELL: Duration = Duration::from_secs(60);
+
+/// Where the play is.
+#[derive(Debug)]
+pub(crate) struct Stage {
+    pub(crate) cluster: Cluster,
+    pub(crate) database: String,
+    pub(crate) folder: PathBuf,
+    pub(crate) journal: Log,
+    seed: u64,
+    ignores_loss: bool,
+    clients: Vec<Mutex<Slot>>,
+    operator: Arc<Actor>,
+}
+
+/// The place of one client: when its process is killed another takes it.
+#[derive(Debug)]
+struct Slot {
+    child: Option<Child>,
+    label: String,
+    incarnation: u64,
+}
+
+/// A change stream as its server sees it.
+#[derive(Clone, Debug)]
+pub(crate) struct Stream {
+    pub(crate) node: usize,
+    pub(crate) collection: String,
+    id: i64,
+    /// Whose it is, where the server says so.
+    pub(crate) of: String,
+    /// When it was read last, by the server's clock in milliseconds; `None` while it is being read.
+    pub(crate) idle_since: Option<i64>,
+}
+
+/// What ends a fault.
+#[derive(Debug)]
+enum Remedy {
+    Nothing,
+    Restart(usize),
+    Thaw(usize),
+    Client(usize),
+    ThawClient(u32),
+    /// The ways from a process to nodes.
+    Ways(Vec<(usize, u32)>),
+    FailPoints(Vec<FailPoint>),
+}
+
+impl Stage {
+    pub(crate) fn new(
+        cluster: Cluster,
+        database: String,
+        folder: PathBuf,
+        journal: Log,
+        seed: u64,
+        ignores_loss: bool,
+        operator: Arc<Actor>,
+    ) -> Self {
+        let slot = |_| {
+            Mutex::new(Slot {
+                child: None,
+                label: String::new(),
+                incarnation: 0,
+            })
+        };
+        let clients = (0..CLIENTS).map(slot).collect();
+        Self {
+            cluster,
+            database,
+            folder,
+            journal,
+            seed,
+            ignores_loss,
+            clients,
+            operator,
+        }
+    }
+
+    pub(crate) fn note(&self, note: Note) {
+        self.journal.write(&Entry { at: now(), note });
+    }
+
+    /// Starts a process for every place that has none.
+    pub(crate) async fn fill(&self) -> Result<()> {
+        for index in 0..self.clients.len() {
+            self.start_client(index).await?;
+        }
+        Ok(())
+    }
+
+    async fn start_client(&self, index: usize) -> Result<()> {
+        let mut slot = self.clients[index].lock().await;
+        if slot.child.is_some() {
+            return Ok(());
+        }
+        slot.incarnation += 1;
+        slot.label = format!("client-{index}.{}", slot.incarnation);
+        self.note(Note::Started {
+            client: slot.label.clone(),
+        });
+        let seed = self.seed ^ (u64::try_from(index)? << 32) ^ (slot.incarnation << 48);
+        let mut command = Command::new(env::current_exe()?);
+        command
+            .arg("client")
+            .args([
+                "--uri",
+                &self.cluster.uri(),
+                "--database",
+                &self.database,
+                "--label",
+                &slot.label,
+            ])
+            .args(["--seed", &seed.to_string(), "--folder"])
+            .arg(&self.folder)
+            .stdin(Stdio::piped())
+            .kill_on_drop(true);
+        if self.ignores_loss {
+            command.args(["--sabotage", "ignore-loss"]);
+        }
+        slot.child = Some(command.spawn()?);
+        Ok(())
+    }
+
+    /// Lets a fault come, last and go.
+    pub(crate) async fn inflict(&self, fault: usize, planned: Planned) {
+        sleep(planned.after).await;
+        let takes = ALL.into_iter().filter(|lock| planned.fault.takes(*lock));
+        self.note(Note::Began {
+            fault,
+            kind: planned.fault.kind().to_owned(),
+            text: planned.fault.to_string(),
+            takes: takes.map(|lock| lock.name.to_owned()).collect(),
+        });
+        match self.apply(planned.fault).await {
+            Ok(remedy) => {
+                if !matches!(remedy, Remedy::Nothing) {
+                    sleep(planned.lasts).await;
+                }
+                self.remedy(remedy).await;
+                self.note(Note::Over { fault });
+            }
+            Err(error) => self.note(Note::Missed {
+                fault,
+                why: error.to_string(),
+            }),
+        }
+    }
+
+    async fn apply(&self, fault: Fault) -> Result<Remedy> {
+        Ok(match fault {
+            Fault::KillNode(node) => {
+                let node = self.find(node).await?;
+                self.cluster.kill(node);
+                Remedy::Restart(node)
+            }
+            Fault::FreezeNode(node) => {
+                let node = self.find(node).await?;
+                self.cluster.freeze(node)?;
+                Remedy::Thaw(node)
+            }
+            Fault::ShutDownNode(node) => {
+                let node = self.find(node).await?;
+                self.cluster.shut_down(node).await?;
+                Remedy::Restart(node)
+            }
+            Fault::StepDown => {
+                let primary = self.find(Node::Primary).await?;
+                timeout(PATIENCE, self.cluster.step_down(primary, 3)).await??;
+                Remedy::Nothing
+            }
+            Fault::KillClient(client) => {
+                let mut slot = self.clients[client].lock().await;
+                let mut child = slot.child.take().ok_or("it has been killed already")?;
+                self.note(Note::Killed {
+                    client: slot.label.clone(),
+                });
+                child.kill().await?;
+                Remedy::Client(client)
+            }
+            Fault::FreezeClient(client) => {
+                let pid = self.client_pid(client).await?;
+                tokio::task::spawn_blocking(move || signal::freeze(pid)).await??;
+                Remedy::ThawClient(pid)
+            }
+            Fault::ClientNetwork(client, to, network) => {
+                let pid = self.client_pid(client).await?;
+                let nodes = match to {
+                    Some(node) => vec![self.find(node).await?],
+                    None => (0..NODES).collect(),
+                };
+                self.disturb(nodes.into_iter().map(|node| (node, pid)).collect(), network)?
+            }
+            Fault::NodeNetwork(from, to, network) => {
+                let (from, to) = (self.find(from).await?, self.find(to).await?);
+                let pid = self.cluster.pid(from).ok_or("it is not running")?;
+                self.disturb(vec![(to, pid)], network)?
+            }
+            Fault::Isolate(node) => {
+                let node = self.find(node).await?;
+                let own = self.cluster.pid(node).ok_or("it is not running")?;
+                let others = (0..NODES).filter(|other| *other != node);
+                let ways = others.flat_map(|other| {
+                    let inward = self.cluster.pid(other).map(|pid| (node, pid));
+                    [Some((other, own)), inward].into_iter().flatten()
+                });
+                self.disturb(ways.collect(), Network::BlackHole)?
+            }
+            Fault::KillCursors => {
+                let killed = timeout(PATIENCE, self.kill_cursors()).await??;
+                if killed == 0 {
+                    return Err("there are none".into());
+                }
+                Remedy::Nothing
+            }
+            Fault::DropCollection => {
+                let client = self.cluster.client().await?;
+                let collection = client.database(&self.database).collection::<Document>(LOCKS);
+                timeout(PATIENCE, async move { collection.drop().await }).await??;
+                Remedy::Nothing
+            }
+            Fault::Break(name) => {
+                let operator = self.operator.clone();
+                timeout(PATIENCE, tokio::spawn(async move { operator.break_lock(name).await })).await???;
+                Remedy::Nothing
+            }
+            Fault::FailCommand(command, failure) => {
+                let mut data = doc! { "failCommands": [command] };
+                match failure {
+                    Failure::Closed => data.insert("closeConnection", true),
+                    Failure::Refused(code) => data.insert("errorCode", code),
+                    Failure::WriteConcern(code) => {
+                        data.insert("writeConcernError", doc! { "code": code, "errmsg": "chaos" })
+                    }
+                    Failure::Late(millis) => {
+                        data.insert("blockConnection", true);
+                        data.insert("blockTimeMS", i64::try_from(millis)?)
+                    }
+                };
+                // A failed command here and there, as one that always fails is only an outage.
+                let mode = doc! { "activationProbability": 0.5 };
+                let up = (0..NODES).filter(|node| self.cluster.pid(*node).is_some());
+                let on = up.map(|node| timeout(PATIENCE, self.cluster.fail_commands(node, mode.clone(), data.clone())));
+                Remedy::FailPoints(join_all(on).await.into_iter().flatten().flatten().collect())
+            }
+        })
+    }
+
+    fn disturb(&self, ways: Vec<(usize, u32)>, network: Network) -> Result<Remedy> {
+        for &(node, pid) in &ways {
+            let proxy = self.cluster.network(node).ok_or("there is no proxy")?;
+            let trouble = match network {
+                Network::BlackHole => Trouble::BlackHole,
+                Network::NoReplies => Trouble::BlackHoleReplies,
+                Network::Cut | Network::CutOnce => Trouble::Cut,
+                Network::Delay(millis) => Trouble::Delay(Duration::from_millis(millis)),
+            };
+            proxy.trouble(pid, trouble);
+            if network == Network::CutOnce {
+                proxy.heal_for(pid);
+            }
+        }
+        Ok(Remedy::Ways(ways))
+    }
+
+    async fn remedy(&self, remedy: Remedy) {
+        // What fails here has been remedied by another fault's end, or will be when all is made whole.
+        match remedy {
+            Remedy::Nothing => {}
+            Remedy::Restart(node) => drop(self.cluster.restart(node).await),
+            Remedy::Thaw(node) => drop(self.cluster.thaw(node)),
+            Remedy::Client(client) => {
+                if let Err(error) = self.start_client(client).await {
+                    self.note(Note::Trouble {
+                        text: error.to_string(),
+                    });
+                }
+            }
+            Remedy::ThawClient(pid) => {
+                let _ = tokio::task::spawn_blocking(move || signal::thaw(pid)).await;
+            }
+            Remedy::Ways(ways) => {
+                for (node, pid) in ways {
+                    if let Some(proxy) = self.cluster.network(node) {
+                        proxy.heal_for(pid);
+                    }
+                }
+            }
+            Remedy::FailPoints(points) => {
+                // A frozen node does not hear of it; see `make_whole`.
+                let off = points.into_iter().map(|point| timeout(PATIENCE, point.off()));
+                let _ = join_all(off).await;
+            }
+        }
+    }
+
+    /// Undoes whatever is left of the faults, and waits until the cluster is whole and every client there.
+    pub(crate) async fn make_whole(&self) -> Result<()> {
+        for node in 0..NODES {
+            if let Some(proxy) = self.cluster.network(node) {
+                proxy.heal();
+            }
+            if self.cluster.pid(node).is_some() {
+                self.cluster.thaw(node)?;
+            } else {
+                self.cluster.restart(node).await?;
+            }
+            // It may have been frozen when it was to be switched off.
+            let client = self.cluster.node_client(node).await?;
+            client
+                .database("admin")
+                .run_command(doc! { "configureFailPoint": "failCommand", "mode": "off" })
+                .await?;
+        }
+        self.fill().await?;
+        self.cluster.wait_until_ready(RECOVERY).await?;
+        self.note(Note::Whole);
+        Ok(())
+    }
+
+    /// Tells every client to give back what it has and to end, and waits for that.
+    pub(crate) async fn dismiss(&self) -> Result<()> {
+        let farewells = self.clients.iter().map(async |slot| -> Result<()> {
+            let mut slot = slot.lock().await;
+            let Some(mut child) = slot.child.take() else {
+                return Ok(());
+            };
+            drop(child.stdin.take());
+            let problem = match timeout(FAREWELL, child.wait()).await {
+                Ok(status) => Some(status?)
+                    .filter(|status| !status.success())
+                    .map(|status| status.to_string()),
+                Err(_) => {
+                    child.kill().await?;
+                    Some(format!("it did not end within {FAREWELL:?}"))
+                }
+            };
+            self.note(Note::Dismissed {
+                client: slot.label.clone(),
+                problem,
+            });
+            Ok(())
+        });
+        join_all(farewells).await.into_iter().collect()
+    }
+
+    /// The change streams that are open on any node.
+    pub(crate) async fn streams(&self) -> Result<Vec<Stream>> {
+        let mut found = Vec::new();
+        for node in (0..NODES).filter(|node| self.cluster.pid(*node).is_some()) {
+            let client = self.cluster.node_client(node).await?;
+            let look = [doc! { "$currentOp": { "idleCursors": true, "allUsers": true } }];
+            let mut operations = client.database("admin").aggregate(look).await?;
+            while let Some(operation) = operations.try_next().await? {
+                let Ok(cursor) = operation.get_document("cursor") else {
+                    continue;
+                };
+                let pipeline = cursor
+                    .get_document("originatingCommand")
+                    .and_then(|command| command.get_array("pipeline"));
+                let stream = pipeline.is_ok_and(|pipeline| {
+                    let first = pipeline.first().and_then(Bson::as_document);
+                    first.is_some_and(|stage| stage.contains_key("$changeStream"))
+                });
+                let namespace = operation.get_str("ns").unwrap_or_default();
+                let ours = namespace.strip_prefix(&format!("{}.", self.database));
+                if let (true, Some(collection), Ok(id)) = (stream, ours, cursor.get_i64("cursorId")) {
+                    let idle = operation.get_str("type").is_ok_and(|kind| kind == "idleCursor");
+                    let used = cursor.get_datetime("lastAccessDate").ok();
+                    found.push(Stream {
+                        node,
+                        collection: collection.to_owned(),
+                        id,
+                        of: operation.get_str("appName").unwrap_or_default().to_owned(),
+                        idle_since: used.filter(|_| idle).map(|used| used.timestamp_millis()),
+                    });
+                }
+            }
+        }
+        Ok(found)
+    }
+
+    async fn kill_cursors(&self) -> Result<usize> {
+        let streams = self.streams().await?;
+        for Stream {
+            node, collection, id, ..
+        } in &streams
+        {
+            let client = self.cluster.node_client(*node).await?;
+            let command = doc! { "killCursors": collection, "cursors": [*id] };
+            client.database(&self.database).run_command(command).await?;
+        }
+        Ok(streams.len())
+    }
+
+    /// Which node it is at this moment.
+    async fn find(&self, node: Node) -> Result<usize> {
+        let primary = self.cluster.wait_for_primary(Duration::from_secs(3)).await;
+        match node {
+            Node::Primary => Ok(primary?),
+            Node::Other(index) => {
+                let others: Vec<usize> = (0..NODES).filter(|node| primary.as_ref().ok() != Some(node)).collect();
+                Ok(others[index % others.len()])
+            }
+        }
+    }
+
+    async fn client_pid(&self, client: usize) -> Result<u32> {
+        let slot = self.clients[client].lock().await;
+        Ok(slot.child.as_ref().and_then(Child::id).ok_or("it has been killed")?)
+    }
+}

@@ -1,0 +1,182 @@
+//! A time-line of one lock around a moment, as a picture.
+
+use std::{collections::BTreeMap, fmt::Write};
+
+use crate::{
+    clock::{MILLI, Moment, SECOND},
+    journal::Note,
+    judge::{Case, Violation},
+};
+
+/// How much of the time before and after is shown.
+const AROUND: Moment = 6 * SECOND;
+
+const LEFT: f64 = 170.0;
+const WIDTH: f64 = 1_200.0;
+const ROW: f64 = 22.0;
+const TOP: f64 = 90.0;
+
+/// Draws what happened to a lock around a violation: a row for each task, a row for each fault.
+pub(crate) fn draw(case: &Case<'_>, violation: &Violation) -> String {
+    let view = View {
+        start: violation.at.saturating_sub(AROUND),
+        end: violation.at + AROUND,
+    };
+    let name = violation.name.as_deref();
+    let mut rows: BTreeMap<(&str, usize), String> = BTreeMap::new();
+    for operation in &case.history.operations {
+        if name.is_some_and(|name| name != operation.name) {
+            continue;
+        }
+        let grant = operation.grant.as_ref();
+        let over = grant.map(|grant| grant.from).or(operation.ended.map(|(at, _)| at));
+        let row = &mut String::new();
+        view.bar(
+            row,
+            operation.requested,
+            over,
+            "waits",
+            &format!("{} waits", operation.reason()),
+        );
+        if let Some(grant) = grant {
+            let title = format!("{} token {}", operation.reason(), grant.token);
+            let held = crate::judge::Held { operation, grant };
+            view.bar(
+                row,
+                grant.from,
+                case.claimed_until(held),
+                "claimed",
+                &format!("{title}: said to be safe"),
+            );
+            view.bar(row, grant.from, grant.valid_until, "valid", &format!("{title}: valid"));
+            view.text(row, grant.from, &grant.token.to_string());
+            if let Some((at, reason)) = &grant.lost {
+                view.mark(row, *at, "lost", &format!("{title}: lost, {reason}"));
+            }
+            if let Some(let_go) = &grant.let_go {
+                view.mark(row, let_go.at, "left", &format!("{title}: let go"));
+            }
+        }
+        if !row.is_empty() {
+            rows.entry((&operation.client, operation.task))
+                .or_default()
+                .push_str(row);
+        }
+    }
+
+    let mut body = String::new();
+    let mut y = TOP;
+    for ((client, task), row) in rows {
+        let label = format!("{client} task {task}");
+        let _ = writeln!(
+            body,
+            "<g transform=\"translate(0 {y})\"><text x=\"8\" y=\"14\">{label}</text>\n{row}</g>"
+        );
+        y += ROW;
+    }
+    y += ROW / 2.0;
+    for (begin, end, text) in faults(case) {
+        let mut row = String::new();
+        view.bar(&mut row, begin, end.or(Some(begin + 20 * MILLI)), "fault", &text);
+        if !row.is_empty() {
+            let x = view.x(begin.max(view.start)) + 3.0;
+            let text = escape(&text);
+            let _ = writeln!(
+                body,
+                "<g transform=\"translate(0 {y})\">{row}<text x=\"{x}\" y=\"14\">{text}</text></g>"
+            );
+            y += ROW;
+        }
+    }
+    let mut axis = String::new();
+    for second in 0..=(view.end - view.start) / SECOND {
+        let at = view.start + second * SECOND;
+        let (x, offset) = (
+            view.x(at),
+            (i128::from(at) - i128::from(violation.at)) / i128::from(SECOND),
+        );
+        let _ = writeln!(
+            axis,
+            "<line class=\"axis\" x1=\"{x}\" x2=\"{x}\" y1=\"70\" y2=\"{y}\"/>"
+        );
+        let _ = writeln!(axis, "<text x=\"{x}\" y=\"64\">{offset:+} s</text>");
+    }
+    let x = view.x(violation.at);
+    let (promise, text) = (escape(&violation.promise.to_string()), escape(&violation.text));
+    let (width, height) = (LEFT + WIDTH + 20.0, y + ROW);
+    format!(
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{width}\" height=\"{height}\" font-family=\"sans-serif\" \
+         font-size=\"11\">\n<style>.waits {{ fill: #ccc }} .claimed {{ fill: #bfe3bf }} .valid {{ fill: #3a9d3a }} \
+         .fault {{ fill: #f3c9a5 }} .lost {{ fill: #d00 }} .left {{ fill: #06c }} .axis {{ stroke: #ddd }} \
+         .here {{ stroke: #d00 }}</style>\n<rect width=\"100%\" height=\"100%\" fill=\"#fff\"/>\n\
+         <text x=\"8\" y=\"20\" font-size=\"14\">{promise}</text>\n<text x=\"8\" y=\"38\">{text}</text>\n\
+         {axis}<line class=\"here\" x1=\"{x}\" x2=\"{x}\" y1=\"70\" y2=\"{y}\"/>\n{body}</svg>\n"
+    )
+}
+
+/// The faults with their begins and ends.
+fn faults(case: &Case<'_>) -> Vec<(Moment, Option<Moment>, String)> {
+    let journal = &case.history.journal;
+    let begun = journal.iter().filter_map(|entry| match &entry.note {
+        Note::Began { fault, text, .. } => Some((entry.at, *fault, text)),
+        _ => None,
+    });
+    begun
+        .map(|(begin, fault, text)| {
+            let end = journal.iter().find_map(|entry| match &entry.note {
+                Note::Over { fault: of } | Note::Missed { fault: of, .. } if *of == fault => Some(entry.at),
+                _ => None,
+            });
+            (begin, end, text.clone())
+        })
+        .collect()
+}
+
+/// What is seen.
+struct View {
+    start: Moment,
+    end: Moment,
+}
+
+impl View {
+    #[expect(clippy::cast_precision_loss, reason = "a pixel is many nanoseconds")]
+    fn x(&self, at: Moment) -> f64 {
+        let at = at.clamp(self.start, self.end) - self.start;
+        (LEFT + WIDTH * at as f64 / (self.end - self.start) as f64).round()
+    }
+
+    fn bar(&self, row: &mut String, from: Moment, to: Option<Moment>, class: &str, title: &str) {
+        let to = to.unwrap_or(self.end);
+        if to < self.start || from > self.end || to < from {
+            return;
+        }
+        let (x, title) = (self.x(from), escape(title));
+        let width = (self.x(to) - x).max(1.0);
+        let _ = writeln!(
+            row,
+            "<rect class=\"{class}\" x=\"{x}\" y=\"3\" width=\"{width}\" height=\"16\"><title>{title}</title></rect>"
+        );
+    }
+
+    fn mark(&self, row: &mut String, at: Moment, class: &str, title: &str) {
+        if (self.start..self.end).contains(&at) {
+            let (x, title) = (self.x(at), escape(title));
+            let _ = writeln!(
+                row,
+                "<rect class=\"{class}\" x=\"{x}\" y=\"1\" width=\"3\" height=\"20\"><title>{title}</title></rect>"
+            );
+        }
+    }
+
+    fn text(&self, row: &mut String, at: Moment, text: &str) {
+        if (self.start..self.end).contains(&at) {
+            // The last digits tell tokens apart.
+            let short = &text[text.len().saturating_sub(5)..];
+            let _ = writeln!(row, "<text x=\"{}\" y=\"15\">{short}</text>", self.x(at) + 2.0);
+        }
+    }
+}
+
+fn escape(text: &str) -> String {
+    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")
+}
