@@ -13,9 +13,8 @@ mod race;
 mod story;
 mod worker;
 
-use std::{process::ExitCode, time::Duration};
+use std::process::ExitCode;
 
-use uuid::Uuid;
 use watchlock::{LockClient, LockClientBuilder, WakeSource};
 use watchlock_testkit::stage::{self, Result, Server};
 
@@ -34,12 +33,4 @@ async fn scenes(server: Server) -> Result<()> {
 async fn locks(server: &Server, configure: impl FnOnce(LockClientBuilder) -> LockClientBuilder) -> Result<LockClient> {
     let builder = LockClient::builder(server.connect().await?).wake_source(WakeSource::ChangeStream);
     Ok(configure(builder).build().await?)
-}
-
-/// Some duration between two, each as likely as any other.
-fn random_between(least: Duration, most: Duration) -> Duration {
-    // The first field of a random UUID is all random, and saves the example a dependency.
-    let (bits, ..) = Uuid::new_v4().as_fields();
-    let fraction = f64::from(bits) / f64::from(u32::MAX);
-    least + (most - least).mul_f64(fraction)
 }

@@ -15,9 +15,9 @@ use mongodb::{
 };
 use tokio::{sync::mpsc, time::sleep};
 use watchlock::{LockClient, LockHandle};
-use watchlock_testkit::stage::{Result, Server};
+use watchlock_testkit::stage::{Result, Server, chance};
 
-use crate::{locks, random_between};
+use crate::locks;
 
 type Events = ChangeStream<ChangeStreamEvent<Document>>;
 
@@ -213,12 +213,12 @@ async fn poll_once(holder: Collection<Document>, waiter: Collection<Document>, l
     let wanted = lock.clone();
     let waiting = tokio::spawn(async move {
         while !try_insert(&waiter, &wanted).await? {
-            sleep(random_between(POLL.0, POLL.1)).await;
+            sleep(chance::between(POLL.0, POLL.1)).await;
         }
         Ok::<_, mongodb::error::Error>(Instant::now())
     });
     // At any point of the waiter's sleep, with the same probability.
-    sleep(random_between(POLL.1, 2 * POLL.1)).await;
+    sleep(chance::between(POLL.1, 2 * POLL.1)).await;
     let released_at = Instant::now();
     holder.delete_one(lock).await?;
     Ok(waiting.await?? - released_at)

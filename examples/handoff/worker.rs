@@ -4,9 +4,9 @@ use std::time::{Duration, SystemTime};
 
 use tokio::time::sleep;
 use watchlock::{LockClient, LockHandle};
-use watchlock_testkit::stage::{Part, Result, say};
+use watchlock_testkit::stage::{Part, Result, chance, say};
 
-use crate::{event::Event, locks, random_between};
+use crate::{event::Event, locks};
 
 /// The name of the lock.
 pub(crate) const LOCK: &str = "invoice-42";
@@ -44,7 +44,7 @@ async fn hold(handle: LockHandle) -> Result<()> {
         at: SystemTime::now(),
     })?;
     tokio::select! {
-        () = sleep(random_between(WORK.0, WORK.1)) => {
+        () = sleep(chance::between(WORK.0, WORK.1)) => {
             say(Event::Releases { at: SystemTime::now() })?;
             handle.release().await?;
         }

@@ -25,6 +25,7 @@ const FAREWELL: Duration = Duration::from_secs(8);
 #[derive(Debug)]
 pub struct Crew<E> {
     members: Vec<Member>,
+    tell: mpsc::UnboundedSender<(usize, Heard<E>)>,
     heard: mpsc::UnboundedReceiver<(usize, Heard<E>)>,
 }
 
@@ -59,25 +60,40 @@ impl<E: FromStr + Send + 'static> Crew<E> {
     /// A process can't be started.
     pub fn start<L: Into<String>>(labels: impl IntoIterator<Item = L>, server: &Server) -> Result<Self> {
         let (tell, heard) = mpsc::unbounded_channel();
-        let mut members = Vec::new();
-        for (index, label) in labels.into_iter().enumerate() {
-            let label = label.into();
-            let mut child = Command::new(env::current_exe()?)
-                .args([ARGUMENT, &label, &server.database])
-                .env("MONGODB_URI", &server.uri)
-                .stdin(Stdio::piped())
-                .stdout(Stdio::piped())
-                .kill_on_drop(true)
-                .spawn()?;
-            let output = child.stdout.take().ok_or("a process has no standard output")?;
-            tokio::spawn(listen(index, output, tell.clone()));
-            members.push(Member {
-                label,
-                child,
-                state: State::Playing,
-            });
+        let mut crew = Self {
+            members: Vec::new(),
+            tell,
+            heard,
+        };
+        for label in labels {
+            crew.hire(label, server)?;
         }
-        Ok(Self { members, heard })
+        Ok(crew)
+    }
+
+    /// Starts this program once more, and returns the index of the label. A label may come again: it is how a process
+    /// is known to people that was killed and started anew.
+    ///
+    /// # Errors
+    ///
+    /// The process can't be started.
+    pub fn hire(&mut self, label: impl Into<String>, server: &Server) -> Result<usize> {
+        let (index, label) = (self.members.len(), label.into());
+        let mut child = Command::new(env::current_exe()?)
+            .args([ARGUMENT, &label, &server.database])
+            .env("MONGODB_URI", &server.uri)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .kill_on_drop(true)
+            .spawn()?;
+        let output = child.stdout.take().ok_or("a process has no standard output")?;
+        tokio::spawn(listen(index, output, self.tell.clone()));
+        self.members.push(Member {
+            label,
+            child,
+            state: State::Playing,
+        });
+        Ok(index)
     }
 
     /// What a process tells next, and the index of its label. What a killed one had told before is passed over.
@@ -92,8 +108,9 @@ impl<E: FromStr + Send + 'static> Crew<E> {
     pub async fn next(&mut self) -> Result<(usize, E)> {
         loop {
             let heard = timeout(PATIENCE, self.heard.recv()).await;
+            // The crew has a sender of its own.
             let Some((index, heard)) = heard.map_err(|_| "the processes fell silent")? else {
-                return Err("all processes have ended".into());
+                return Err("nobody is left to be heard".into());
             };
             let Member { label, state, .. } = &self.members[index];
             match heard {

@@ -4,6 +4,7 @@
 //! An example calls [`play`] with what its first process does, the scenes, and with what those do that the scenes
 //! start through a [`Crew`], the parts.
 
+pub mod chance;
 pub mod moment;
 
 mod crew;

@@ -1,9 +1,16 @@
 //! Moments that one process tells another, and how they are shown to people.
 //!
 //! All processes run on one machine, so the wall clock is one clock for all of them, and unlike `Instant` it can be
-//! written down.
+//! written down. It can also be set; where a moment is evidence, [`uptime`] is the clock.
 
 use std::time::{Duration, SystemTime};
+
+/// What the machine's monotonic clock reads: one clock for all its processes, that nobody can set.
+pub fn uptime() -> Duration {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    let seconds = Duration::from_secs(u64::try_from(now.tv_sec).unwrap_or(0));
+    seconds + Duration::from_nanos(u64::try_from(now.tv_nsec).unwrap_or(0))
+}
 
 /// A moment as one word, in nanoseconds.
 pub fn to_word(moment: SystemTime) -> String {

@@ -1,0 +1,71 @@
+//! A process that works off the queue.
+
+use std::time::Duration;
+
+use mongodb::bson::doc;
+use tokio::time::sleep;
+use watchlock::{DocumentError, DocumentHandle, DocumentLocks, LockClient};
+use watchlock_testkit::stage::{Part, Result, chance, say};
+
+use crate::{
+    journal::Journal,
+    news::News,
+    queue::{self, Event},
+};
+
+/// Short, as the death of a worker costs its event this long, and somebody is watching. Real ones are better off with
+/// the default, 30 s: it is also how long an outage of the server a holder survives.
+pub(crate) const LEASE: Duration = Duration::from_secs(1);
+
+/// How long it takes to process an event.
+const WORK: (Duration, Duration) = (Duration::from_millis(40), Duration::from_millis(120));
+
+/// Works until it is dismissed.
+pub(crate) async fn work(part: Part) -> Result<()> {
+    let database = part.server.connect().await?;
+    let journal = Journal::of(&database);
+    let locks = LockClient::builder(database.clone())
+        .lease(LEASE)
+        .label(&part.label)
+        .build()
+        .await?;
+    let events = locks.documents(queue::events(&database));
+    let worked = tokio::select! {
+        worked = drain(&events, &journal, &part.label) => worked,
+        _ = part.dismissed => Ok(()),
+    };
+    // Gives back what is held, so that nobody has to wait for a lease to run out.
+    locks.shutdown().await;
+    worked
+}
+
+async fn drain(events: &DocumentLocks<Event>, journal: &Journal, label: &str) -> Result<()> {
+    loop {
+        // The first that is open and that nobody holds. Waits until there is one.
+        let event = events.claim(queue::open()).sort(doc! { "_id": 1 }).await?;
+        process(&event, journal, label).await?;
+        event.release().await?;
+    }
+}
+
+async fn process(event: &DocumentHandle<Event>, journal: &Journal, label: &str) -> Result<()> {
+    let (id, token) = (event.document().id, event.token().as_i64());
+    let entry = journal.begin(event, label).await?;
+    say(News::Took { event: id, token })?;
+
+    // The work.
+    sleep(chance::between(WORK.0, WORK.1)).await;
+
+    // Made only if the lock is still held at that moment, by the server's reckoning.
+    let done = doc! { "$set": { "done": true, "by": label, "token": token }, "$inc": { "times": 1 } };
+    match event.update(done).await {
+        Ok(_) => {
+            journal.end(entry).await?;
+            say(News::Finished { event: id })?;
+        }
+        // Too late: it is another's by now.
+        Err(DocumentError::Lost(_)) => say(News::Refused { event: id })?,
+        Err(error) => return Err(error.into()),
+    }
+    Ok(())
+}
