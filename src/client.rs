@@ -11,12 +11,13 @@ use tokio::sync::watch;
 
 use crate::{
     config::{Settings, check_collection, check_name},
-    documents::DocumentLocks,
+    documents::{self, DocumentLocks},
     election::Election,
     error::{BuildError, OperateError, ServerError},
     in_memory::InMemory,
     inspect::LockInfo,
     list::List,
+    memory_collection::MemoryCollection,
     multi::MultiLock,
     mutex,
     rw_lock::RwLock,
@@ -300,9 +301,10 @@ impl LockClient {
     /// A session of this client's with another store.
     pub(crate) fn session_over(&self, store: Store) -> Arc<Session> {
         let config = self.session.config.clone();
-        let mode = match config.wake_source {
-            WakeSource::Polling => WakeMode::Polling(PollingReason::Configured),
-            _ => self.wake_mode(),
+        let mode = match (config.wake_source, &store) {
+            (WakeSource::Polling, _) => WakeMode::Polling(PollingReason::Configured),
+            (_, Store::Mongo(_)) => self.wake_mode(),
+            _ => WakeMode::ChangeStream,
         };
         let session = Session::new(config, store, None, mode);
         let mut others = self.others.lock().unwrap_or_else(PoisonError::into_inner);
@@ -353,7 +355,31 @@ impl LockClient {
     /// They have the settings of this client, and end with its [`shutdown`](Self::shutdown). Of the collection's own
     /// settings none matters: reads and writes are made with the library's own concerns. Making them sends nothing.
     pub fn documents<T: Send + Sync>(&self, collection: Collection<T>) -> DocumentLocks<T> {
-        DocumentLocks::new(self.clone(), collection.clone_with_type())
+        DocumentLocks::new(self.clone(), documents::Place::Mongo(collection.clone_with_type()))
+    }
+
+    /// The same for the documents of a collection in memory, for tests: see [`MemoryCollection`].
+    ///
+    /// Each client is what another process would be, wherever its other locks are.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// use mongodb::bson::{Document, doc};
+    /// use watchlock::{LockClient, MemoryCollection};
+    ///
+    /// let orders = MemoryCollection::new();
+    /// orders.insert_one(doc! { "_id": "order-7" })?;
+    /// let one = LockClient::in_memory().documents_in_memory::<Document>(&orders);
+    /// let other = LockClient::in_memory().documents_in_memory::<Document>(&orders);
+    /// let order = one.acquire("order-7").await?;
+    /// assert!(other.try_acquire("order-7").await?.is_none());
+    /// # order.release().await?;
+    /// # Ok(()) }
+    /// ```
+    pub fn documents_in_memory<T>(&self, collection: &MemoryCollection) -> DocumentLocks<T> {
+        DocumentLocks::new(self.clone(), documents::Place::Memory(collection.documents().clone()))
     }
 
     /// How waiters are woken at present.

@@ -22,17 +22,19 @@ use crate::{
     error::{InvalidInput, OperateError},
     inspect::LockInfo,
     session::Session,
-    store::{MongoStore, Store, name},
+    store::{MemoryDocuments, MemoryInPlace, MongoStore, Store, name},
 };
-use check::{check_id, check_path};
+use check::check_path;
 
 pub use action::{AcquireDocument, Claim, TryAcquireDocument, TryClaim};
+pub(crate) use check::check_id;
 pub use handle::DocumentHandle;
 
 /// The field of the documents in which their locks are.
 const DEFAULT_FIELD: &str = "watchlock";
 
-/// Locks the documents of a collection of yours, in place. Made by [`LockClient::documents`].
+/// Locks the documents of a collection of yours, in place. Made by [`LockClient::documents`], and for tests
+/// without a server by [`LockClient::documents_in_memory`].
 ///
 /// The lock of a document is a sub-document of it, by default its field `watchlock`: nothing else is needed, no other
 /// collection and no clean-up, as the lock goes with its document. Documents without that field are free. `T` is what
@@ -77,17 +79,33 @@ const DEFAULT_FIELD: &str = "watchlock";
 /// ```
 pub struct DocumentLocks<T> {
     locks: LockClient,
-    collection: Collection<Document>,
+    place: Place,
     path: String,
     session: Arc<OnceLock<Arc<Session>>>,
     read_as: PhantomData<fn() -> T>,
 }
 
+/// Where the documents are.
+#[derive(Clone)]
+pub(crate) enum Place {
+    Mongo(Collection<Document>),
+    Memory(Arc<MemoryDocuments>),
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Mongo(collection) => collection.namespace().fmt(f),
+            Self::Memory(_) => f.write_str("a collection in memory"),
+        }
+    }
+}
+
 impl<T> DocumentLocks<T> {
-    pub(crate) fn new(locks: LockClient, collection: Collection<Document>) -> Self {
+    pub(crate) fn new(locks: LockClient, place: Place) -> Self {
         Self {
             locks,
-            collection,
+            place,
             path: DEFAULT_FIELD.to_owned(),
             session: Arc::default(),
             read_as: PhantomData,
@@ -124,8 +142,12 @@ impl<T> DocumentLocks<T> {
     ///
     /// # Examples
     ///
-    /// ```no_run
-    /// # async fn example(orders: watchlock::DocumentLocks<mongodb::bson::Document>) -> Result<(), Box<dyn std::error::Error>> {
+    /// ```
+    /// # use mongodb::bson::{Document, doc};
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let memory = watchlock::MemoryCollection::new();
+    /// # memory.insert_one(doc! { "_id": "order-7" })?;
+    /// # let orders = watchlock::LockClient::in_memory().documents_in_memory::<Document>(&memory);
     /// let order = orders.acquire("order-7").timeout(std::time::Duration::from_secs(5)).await?;
     /// println!("{}", order.document());
     /// # Ok(()) }
@@ -147,8 +169,12 @@ impl<T> DocumentLocks<T> {
     ///
     /// # Examples
     ///
-    /// ```no_run
-    /// # async fn example(orders: watchlock::DocumentLocks<mongodb::bson::Document>) -> Result<(), Box<dyn std::error::Error>> {
+    /// ```
+    /// # use mongodb::bson::{Document, doc};
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let memory = watchlock::MemoryCollection::new();
+    /// # memory.insert_one(doc! { "_id": 7 })?;
+    /// # let orders = watchlock::LockClient::in_memory().documents_in_memory::<Document>(&memory);
     /// if let Some(order) = orders.try_acquire(7).await? {
     ///     println!("{}", order.document());
     /// }
@@ -194,13 +220,17 @@ impl<T> DocumentLocks<T> {
     ///
     /// # Examples
     ///
-    /// ```no_run
-    /// # async fn example(events: watchlock::DocumentLocks<mongodb::bson::Document>) -> Result<(), Box<dyn std::error::Error>> {
-    /// use mongodb::bson::doc;
-    ///
+    /// ```
+    /// # use mongodb::bson::{Document, doc};
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let memory = watchlock::MemoryCollection::new();
+    /// # memory.insert_one(doc! { "done": false })?;
+    /// # memory.insert_one(doc! { "done": true })?;
+    /// # let events = watchlock::LockClient::in_memory().documents_in_memory::<Document>(&memory);
     /// while let Some(event) = events.try_claim(doc! { "done": false }).await? {
     ///     event.delete().await?;
     /// }
+    /// # assert_eq!(memory.find(doc! {})?.len(), 1);
     /// # Ok(()) }
     /// ```
     pub fn try_claim(&self, filter: Document) -> TryClaim<T> {
@@ -220,8 +250,13 @@ impl<T> DocumentLocks<T> {
     ///
     /// # Examples
     ///
-    /// ```no_run
-    /// # async fn example(orders: watchlock::DocumentLocks<mongodb::bson::Document>) -> Result<(), Box<dyn std::error::Error>> {
+    /// ```
+    /// # use mongodb::bson::{Document, doc};
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let memory = watchlock::MemoryCollection::new();
+    /// # memory.insert_one(doc! { "_id": "order-7" })?;
+    /// # let orders = watchlock::LockClient::in_memory().documents_in_memory::<Document>(&memory);
+    /// # let order = orders.acquire("order-7").await?;
     /// if let Some(lock) = orders.inspect("order-7").await? {
     ///     println!("{} wait for it", lock.waiters.len());
     /// }
@@ -246,9 +281,15 @@ impl<T> DocumentLocks<T> {
     ///
     /// # Examples
     ///
-    /// ```no_run
-    /// # async fn example(orders: watchlock::DocumentLocks<mongodb::bson::Document>) -> Result<(), Box<dyn std::error::Error>> {
+    /// ```
+    /// # use mongodb::bson::{Document, doc};
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let memory = watchlock::MemoryCollection::new();
+    /// # memory.insert_one(doc! { "_id": "order-7" })?;
+    /// # let orders = watchlock::LockClient::in_memory().documents_in_memory::<Document>(&memory);
+    /// let order = orders.acquire("order-7").await?;
     /// orders.break_lock("order-7").await?;
+    /// assert_eq!(order.lost().await, watchlock::LostReason::Broken);
     /// # Ok(()) }
     /// ```
     pub async fn break_lock(&self, id: impl Into<Bson>) -> Result<Option<LockInfo>, OperateError> {
@@ -268,7 +309,10 @@ impl<T> DocumentLocks<T> {
     fn session(&self) -> Result<&Arc<Session>, InvalidInput> {
         check_path(&self.path)?;
         Ok(self.session.get_or_init(|| {
-            let store = Store::Mongo(MongoStore::in_place(&self.collection, &self.path));
+            let store = match &self.place {
+                Place::Mongo(collection) => Store::Mongo(MongoStore::in_place(collection, &self.path)),
+                Place::Memory(documents) => Store::MemoryInPlace(MemoryInPlace::new(documents, &self.path)),
+            };
             self.locks.session_over(store)
         }))
     }
@@ -278,7 +322,7 @@ impl<T> Clone for DocumentLocks<T> {
     fn clone(&self) -> Self {
         Self {
             locks: self.locks.clone(),
-            collection: self.collection.clone(),
+            place: self.place.clone(),
             path: self.path.clone(),
             session: self.session.clone(),
             read_as: PhantomData,
@@ -290,7 +334,7 @@ impl<T> fmt::Debug for DocumentLocks<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         // Not the collection: the driver's client shows the user's connection options.
         f.debug_struct("DocumentLocks")
-            .field("namespace", &self.collection.namespace().to_string())
+            .field("namespace", &self.place.to_string())
             .field("field", &self.path)
             .finish_non_exhaustive()
     }

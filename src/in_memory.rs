@@ -13,6 +13,7 @@ use crate::{
 /// Locks in the memory of this process: the same semantics, by the same transitions, without a server.
 ///
 /// For tests of your own code. Each client of it is what another process would be to a server; clones share the locks.
+/// Documents to be locked in place are in a [`MemoryCollection`](crate::MemoryCollection).
 ///
 /// # Guarantees
 ///

@@ -214,7 +214,7 @@ impl<T: DeserializeOwned + Send + Sync + 'static> IntoFuture for Claim<T> {
         Box::pin(async move {
             let timeout = self.timeout;
             timeout.map_or(Ok(()), check_timeout)?;
-            let name = self.locks.collection.namespace().to_string();
+            let name = self.locks.place.to_string();
             let waits = timeout != Some(Duration::ZERO);
             let mut failing = None;
             let claiming = claim(&self.locks, self.wanted, self.reason, waits, &mut failing);

@@ -67,10 +67,15 @@ impl<T> DocumentHandle<T> {
     ///
     /// # Examples
     ///
-    /// ```no_run
-    /// # async fn example(events: watchlock::DocumentLocks<mongodb::bson::Document>) -> Result<(), Box<dyn std::error::Error>> {
-    /// let event = events.claim(mongodb::bson::doc! { "kind": "mail" }).await?;
+    /// ```
+    /// # use mongodb::bson::{Document, doc};
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let memory = watchlock::MemoryCollection::new();
+    /// # memory.insert_one(doc! { "kind": "mail" })?;
+    /// # let events = watchlock::LockClient::in_memory().documents_in_memory::<Document>(&memory);
+    /// let event = events.claim(doc! { "kind": "mail" }).await?;
     /// event.delete().await?;
+    /// # assert!(memory.find(doc! {})?.is_empty());
     /// # Ok(()) }
     /// ```
     pub async fn delete(&self) -> Result<(), DocumentError> {
@@ -131,10 +136,12 @@ impl<T: DeserializeOwned> DocumentHandle<T> {
     ///
     /// # Examples
     ///
-    /// ```no_run
-    /// # async fn example(events: watchlock::DocumentLocks<mongodb::bson::Document>) -> Result<(), Box<dyn std::error::Error>> {
-    /// use mongodb::bson::doc;
-    ///
+    /// ```
+    /// # use mongodb::bson::{Document, doc};
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let memory = watchlock::MemoryCollection::new();
+    /// # memory.insert_one(doc! { "done": false })?;
+    /// # let events = watchlock::LockClient::in_memory().documents_in_memory::<Document>(&memory);
     /// let event = events.claim(doc! { "done": false }).await?;
     /// let updated = event.update(doc! { "$set": { "done": true }, "$inc": { "tries": 1 } }).await?;
     /// assert!(updated.get_bool("done")?);

@@ -115,6 +115,13 @@ impl State {
     /// The document of the lock `name`, field for field as the pipelines write it.
     #[cfg(test)]
     pub(crate) fn to_document(&self, name: &str) -> Document {
+        let mut document = doc! { "_id": name };
+        document.extend(self.fields());
+        document
+    }
+
+    /// The lock's fields, as the pipelines write them.
+    pub(crate) fn fields(&self) -> Document {
         let holders: Vec<Bson> = self
             .holders
             .iter()
@@ -137,7 +144,7 @@ impl State {
             })
             .collect();
         let mut document = doc! {
-            "_id": name, "kind": self.kind.as_str(), "capacity": self.capacity, "token": self.token,
+            "kind": self.kind.as_str(), "capacity": self.capacity, "token": self.token,
             "holders": holders, "queue": queue, "wake": &self.wake,
             "version": self.version, "at": self.at, "purge_at": self.purge_at,
         };

@@ -60,6 +60,21 @@ impl Location {
         }
     }
 
+    /// Sets fields of the lock's sub-document, which is made where it is missing; `false` where something else is in its
+    /// place.
+    pub(crate) fn set_lock(&self, document: &mut Document, fields: Document) -> bool {
+        let mut inner = document;
+        for segment in self.segments() {
+            let entry = inner.entry(segment.to_owned());
+            match entry.or_insert_with(|| Bson::Document(Document::new())) {
+                Bson::Document(document) => inner = document,
+                _ => return false,
+            }
+        }
+        inner.extend(fields);
+        true
+    }
+
     /// An expression for the whole document with these set in its lock, and nothing else touched.
     pub(crate) fn merged(&self, fields: impl IntoIterator<Item = Bson>) -> Bson {
         let mut segments: Vec<&str> = self.segments().collect();

@@ -55,4 +55,4 @@ pub(crate) use state::{
 };
 
 #[cfg(test)]
-mod differential;
+pub(crate) mod differential;

@@ -154,7 +154,6 @@ impl State {
     }
 
     /// Whether nobody holds it or waits for it.
-    #[cfg(test)]
     pub(crate) fn is_free(&self, now: ServerTime) -> bool {
         let holders = self.holders.iter().map(|holder| holder.until);
         let waiters = self.queue.iter().map(|waiter| waiter.until);

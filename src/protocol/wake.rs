@@ -86,6 +86,11 @@ impl Announcement {
 /// The pattern of a write by which somebody went and nobody was let in.
 pub(crate) const FREEING: &str = "^[^+]*[hq!][^+]*$";
 
+/// Whether it is of such a write.
+pub(crate) fn is_freeing(wake: &str) -> bool {
+    !wake.contains('+') && wake.contains(['h', 'q', '!'])
+}
+
 /// The pattern by which a session's change stream selects its writes.
 pub(crate) fn pattern(session: &str) -> String {
     format!(";{session}-")

@@ -1,22 +1,50 @@
 //! Locks in the memory of this process: the protocol's specification run under a mutex, on tokio's clock.
 
+mod clock;
+#[cfg(test)]
+mod differential;
+mod documents;
+mod matching;
+mod order;
+mod updating;
+
 use std::{
     collections::HashMap,
-    sync::{Mutex, MutexGuard, PoisonError},
-    time::{Duration, SystemTime, UNIX_EPOCH},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-use tokio::{sync::mpsc, time::Instant};
+use tokio::{sync::mpsc, time::timeout};
 
-use super::{Answer, Documents, Event, Exchange, NamedSighting, Renewal, Sighting};
+use super::{AWAIT_TIME, Answer, Documents, Event, Exchange, Failure, NamedSighting, Renewal, Sighting, StoreError};
 use crate::protocol::{Operation, ServerTime, State, state, wake};
+use clock::Clock;
+
+pub(crate) use documents::{MemoryDocuments, MemoryInPlace};
+
+/// What a server would do and memory does not know, or what a server would refuse too.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub(crate) struct Refused(String);
+
+impl Refused {
+    fn new(problem: impl Into<String>) -> Self {
+        Self(problem.into())
+    }
+}
+
+impl From<Refused> for StoreError {
+    fn from(refused: Refused) -> Self {
+        Self {
+            kind: Failure::Refused,
+            source: Arc::new(refused),
+        }
+    }
+}
 
 /// The store behind `LockClient::in_memory`.
 #[derive(Debug)]
 pub(crate) struct MemoryStore {
-    /// What the server's clock would read at `started`; from there on it runs with tokio's clock, which tests can pause.
-    epoch: ServerTime,
-    started: Instant,
+    clock: Clock,
     contents: Mutex<Contents>,
 }
 
@@ -35,17 +63,15 @@ pub(crate) struct MemoryStream<T>(mpsc::UnboundedReceiver<T>);
 
 impl MemoryStore {
     pub(crate) fn new() -> Self {
-        let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO);
         Self {
-            epoch: ServerTime(i64::try_from(since_epoch.as_millis()).unwrap_or(0)),
-            started: Instant::now(),
+            clock: Clock::start(),
             contents: Mutex::default(),
         }
     }
 
     pub(super) fn run(&self, name: &str, operation: &Operation) -> Answer {
         let mut contents = self.contents();
-        let exchange = self.exchange();
+        let exchange = self.clock.exchange();
         let before = contents.state(name, exchange.1);
         // As a server's: what its filter does not select is not shown.
         let concerned = before.is_none_or(|before| operation.selects(before));
@@ -64,7 +90,7 @@ impl MemoryStore {
 
     pub(super) fn renew(&self, renewal: &Renewal) -> u64 {
         let mut contents = self.contents();
-        let now = self.now();
+        let now = self.clock.now();
         let mut renewed = 0;
         for name in &renewal.names {
             if let Some(mut state) = contents.states.get(name).cloned()
@@ -79,7 +105,7 @@ impl MemoryStore {
 
     pub(super) fn read(&self, names: &[String]) -> (Documents, Exchange) {
         let contents = self.contents();
-        let (exchange, now) = self.exchange();
+        let (exchange, now) = self.clock.exchange();
         let found = names
             .iter()
             .filter_map(|name| Some((name.clone(), Ok(contents.state(name, now)?.clone()))));
@@ -88,7 +114,7 @@ impl MemoryStore {
 
     pub(super) fn list(&self) -> (Vec<(String, State)>, Option<ServerTime>) {
         let contents = self.contents();
-        let now = self.now();
+        let now = self.clock.now();
         let states = contents.states.iter().filter(|(_, state)| state.purge_at > now);
         (
             states.map(|(name, state)| (name.clone(), state.clone())).collect(),
@@ -106,24 +132,6 @@ impl MemoryStore {
         let (sightings, receiver) = mpsc::unbounded_channel();
         self.contents().followers.push((name.map(str::to_owned), sightings));
         MemoryStream(receiver)
-    }
-
-    fn now(&self) -> ServerTime {
-        self.epoch
-            .plus_millis(i64::try_from(self.started.elapsed().as_millis()).unwrap_or(i64::MAX))
-    }
-
-    fn exchange(&self) -> (Exchange, ServerTime) {
-        let instant = Instant::now();
-        let now = self.now();
-        (
-            Exchange {
-                sent: instant,
-                received: instant,
-                now: Some(now),
-            },
-            now,
-        )
     }
 
     fn contents(&self) -> MutexGuard<'_, Contents> {
@@ -166,8 +174,8 @@ impl Contents {
 impl<T> MemoryStream<T> {
     pub(super) async fn next(&mut self) -> Vec<T> {
         let mut events = Vec::new();
-        // The store outlives its streams, so that there is always a sender.
-        self.0.recv_many(&mut events, 64).await;
+        // The store outlives its streams, so that there is always a sender. Silence is told, as by a server.
+        let _ = timeout(AWAIT_TIME, self.0.recv_many(&mut events, 64)).await;
         events
     }
 }

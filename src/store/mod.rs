@@ -14,14 +14,15 @@ use tokio::time::Instant;
 
 use crate::protocol::{Kind, Operation, ServerTime, State, document::Malformed};
 
-pub(crate) use memory::MemoryStore;
+pub(crate) use memory::{MemoryDocuments, MemoryInPlace, MemoryStore, Refused};
 pub(crate) use mongo::{AWAIT_TIME, MongoStore, Topology};
 
-/// A store, by what it is. Both keep the same documents by the same transitions.
+/// A store, by what it is. All keep the same documents by the same transitions.
 #[derive(Debug)]
 pub(crate) enum Store {
     Mongo(MongoStore),
     Memory(Arc<MemoryStore>),
+    MemoryInPlace(MemoryInPlace),
 }
 
 /// The document after an operation, and when.
@@ -113,7 +114,7 @@ impl StoreError {
         mongo::code(self.source.downcast_ref()?)
     }
 
-    /// The store can't do that.
+    /// The store can't do that: it is of locks by themselves or of locks in documents, and the other is asked for.
     fn unsupported() -> Self {
         Self {
             kind: Failure::Refused,
@@ -150,6 +151,7 @@ impl Store {
         match self {
             Self::Mongo(store) => store.run(name, operation).await,
             Self::Memory(store) => Ok(store.run(name, operation)),
+            Self::MemoryInPlace(store) => store.run(name, operation),
         }
     }
 
@@ -158,6 +160,7 @@ impl Store {
         match self {
             Self::Mongo(store) => store.renew(renewal).await,
             Self::Memory(store) => Ok(store.renew(renewal)),
+            Self::MemoryInPlace(store) => store.renew(renewal),
         }
     }
 
@@ -166,6 +169,7 @@ impl Store {
         match self {
             Self::Mongo(store) => store.read(names).await,
             Self::Memory(store) => Ok(store.read(names)),
+            Self::MemoryInPlace(store) => Ok(store.read(names)),
         }
     }
 
@@ -177,6 +181,8 @@ impl Store {
         match self {
             Self::Mongo(store) => store.list(selection).await,
             Self::Memory(store) => Ok(store.list()),
+            // Nobody lists the locks in documents.
+            Self::MemoryInPlace(_) => Err(StoreError::unsupported()),
         }
     }
 
@@ -185,6 +191,7 @@ impl Store {
         match self {
             Self::Mongo(store) => store.watch(session, resume).await.map(Box::new).map(Stream::Mongo),
             Self::Memory(store) => Ok(Stream::Memory(store.watch(session))),
+            Self::MemoryInPlace(store) => Ok(Stream::Memory(store.watch(session))),
         }
     }
 
@@ -197,6 +204,8 @@ impl Store {
         match self {
             Self::Mongo(store) => store.follow(name, resume).await.map(Box::new).map(Stream::Mongo),
             Self::Memory(store) => Ok(Stream::Memory(store.follow(name))),
+            // Nobody follows the locks in documents.
+            Self::MemoryInPlace(_) => Err(StoreError::unsupported()),
         }
     }
 
@@ -204,6 +213,7 @@ impl Store {
     pub(crate) async fn watch_free(&self, resume: Option<&ResumeAt>) -> Result<Stream<()>, StoreError> {
         match self {
             Self::Mongo(store) => store.watch_free(resume).await.map(Box::new).map(Stream::Mongo),
+            Self::MemoryInPlace(store) => Ok(Stream::Memory(store.watch_free())),
             Self::Memory(_) => Err(StoreError::unsupported()),
         }
     }
@@ -212,6 +222,7 @@ impl Store {
     pub(crate) async fn claim(&self, wanted: &Wanted, operation: &Operation) -> Result<Option<Claimed>, StoreError> {
         match self {
             Self::Mongo(store) => store.claim(wanted, operation).await,
+            Self::MemoryInPlace(store) => store.claim(wanted, operation),
             Self::Memory(_) => Err(StoreError::unsupported()),
         }
     }
@@ -220,6 +231,7 @@ impl Store {
     pub(crate) async fn free_at(&self, wanted: &Wanted) -> Result<Option<(ServerTime, Exchange)>, StoreError> {
         match self {
             Self::Mongo(store) => store.free_at(wanted).await,
+            Self::MemoryInPlace(store) => store.free_at(wanted),
             Self::Memory(_) => Err(StoreError::unsupported()),
         }
     }
@@ -228,6 +240,7 @@ impl Store {
     pub(crate) async fn held_by(&self, wanted: &Wanted, entry: &str) -> Result<Vec<String>, StoreError> {
         match self {
             Self::Mongo(store) => store.held_by(wanted, entry).await,
+            Self::MemoryInPlace(store) => store.held_by(wanted, entry),
             Self::Memory(_) => Err(StoreError::unsupported()),
         }
     }
@@ -236,6 +249,7 @@ impl Store {
     pub(crate) fn path(&self) -> &str {
         match self {
             Self::Mongo(store) => store.path(),
+            Self::MemoryInPlace(store) => store.path(),
             Self::Memory(_) => "",
         }
     }
@@ -244,6 +258,7 @@ impl Store {
     pub(crate) async fn fetch(&self, name: &str) -> Result<Option<Document>, StoreError> {
         match self {
             Self::Mongo(store) => store.fetch(name).await,
+            Self::MemoryInPlace(store) => Ok(store.fetch(name)),
             Self::Memory(_) => Err(StoreError::unsupported()),
         }
     }
@@ -257,6 +272,7 @@ impl Store {
     ) -> Result<Option<Document>, StoreError> {
         match self {
             Self::Mongo(store) => store.change(name, holder, update).await,
+            Self::MemoryInPlace(store) => store.change(name, holder, &update),
             Self::Memory(_) => Err(StoreError::unsupported()),
         }
     }
@@ -265,6 +281,7 @@ impl Store {
     pub(crate) async fn delete(&self, name: &str, holder: (&str, i64)) -> Result<bool, StoreError> {
         match self {
             Self::Mongo(store) => store.delete(name, holder).await,
+            Self::MemoryInPlace(store) => Ok(store.delete(name, holder)),
             Self::Memory(_) => Err(StoreError::unsupported()),
         }
     }
@@ -273,7 +290,7 @@ impl Store {
     pub(crate) async fn prepare(&self) -> Result<(), StoreError> {
         match self {
             Self::Mongo(store) => store.prepare().await,
-            Self::Memory(_) => Ok(()),
+            Self::Memory(_) | Self::MemoryInPlace(_) => Ok(()),
         }
     }
 }

@@ -9,6 +9,7 @@ use crate::{
     error::{BuildError, OperateError},
     inspect::LockInfo,
     list::List,
+    memory_collection::MemoryCollection,
     wake_mode::{WakeMode, WakeSource},
 };
 
@@ -190,6 +191,12 @@ impl LockClient {
     /// [`LockClient::documents`](crate::LockClient::documents).
     pub fn documents<T: Send + Sync>(&self, collection: Collection<T>) -> DocumentLocks<T> {
         DocumentLocks::new(self.client.documents(collection))
+    }
+
+    /// The same for the documents of a collection in memory; as
+    /// [`LockClient::documents_in_memory`](crate::LockClient::documents_in_memory).
+    pub fn documents_in_memory<T>(&self, collection: &MemoryCollection) -> DocumentLocks<T> {
+        DocumentLocks::new(self.client.documents_in_memory(collection))
     }
 
     /// How waiters are woken at present; as [`LockClient::wake_mode`](crate::LockClient::wake_mode).

@@ -1,23 +1,38 @@
-//! Locking the documents of the user's own collection, on a replica set and on a standalone.
+//! Locking the documents of the user's own collection, on a replica set, on a standalone, and in memory.
 
-use std::{collections::HashSet, future::IntoFuture as _, sync::Arc, time::Duration};
+use std::{collections::HashSet, error::Error as _, future::IntoFuture as _, sync::Arc, time::Duration};
 
+use futures::TryStreamExt;
 use mongodb::{
     Collection,
     bson::{Bson, DateTime, Document, doc, oid::ObjectId},
 };
 use serde::Deserialize;
 use tokio::sync::Mutex;
-use watchlock::{AcquireError, DocumentError, DocumentHandle, DocumentLocks, LockClient, LostReason, Released};
+use watchlock::{
+    AcquireError, DocumentError, DocumentHandle, DocumentLocks, InMemory, LockClient, LostReason, MemoryCollection,
+    Released,
+};
 
 use crate::setup::{Ground, PATIENCE, SOON, eventually, faulty, within};
 
 /// Two clients, and the collection as its owner sees it.
 struct Scene {
-    ground: Ground,
     a: LockClient,
     b: LockClient,
-    events: Collection<Document>,
+    place: Place,
+    events: Events,
+}
+
+enum Place {
+    Server(Ground),
+    Memory(InMemory),
+}
+
+/// What other programs do to the collection, which do not heed the locks.
+enum Events {
+    Server(Collection<Document>),
+    Memory(MemoryCollection),
 }
 
 impl Scene {
@@ -25,30 +40,101 @@ impl Scene {
         Self {
             a: ground.locks().await,
             b: ground.locks().await,
-            events: ground.driver().await.database(&ground.database).collection("events"),
-            ground,
+            events: Events::Server(ground.driver().await.database(&ground.database).collection("events")),
+            place: Place::Server(ground),
         }
     }
 
-    /// On a replica set and on a standalone.
-    async fn everywhere(name: &str) -> [Self; 2] {
+    fn in_memory() -> Self {
+        let memory = InMemory::new();
+        Self {
+            a: memory.client(),
+            b: memory.client(),
+            events: Events::Memory(MemoryCollection::new()),
+            place: Place::Memory(memory),
+        }
+    }
+
+    /// On a replica set, on a standalone, and in memory.
+    async fn everywhere(name: &str) -> [Self; 3] {
         [
             Self::on(Ground::replica_set(name).await).await,
             Self::on(Ground::standalone(name).await).await,
+            Self::in_memory(),
         ]
     }
 
+    /// On a replica set and in memory.
+    async fn streaming(name: &str) -> [Self; 2] {
+        [Self::on(Ground::replica_set(name).await).await, Self::in_memory()]
+    }
+
     fn locks(&self) -> (DocumentLocks<Document>, DocumentLocks<Document>) {
-        (
-            self.a.documents(self.events.clone()),
-            self.b.documents(self.events.clone()),
-        )
+        (self.locks_of(&self.a), self.locks_of(&self.b))
+    }
+
+    fn locks_of<T: Send + Sync>(&self, client: &LockClient) -> DocumentLocks<T> {
+        match &self.events {
+            Events::Server(events) => client.documents(events.clone_with_type()),
+            Events::Memory(events) => client.documents_in_memory(events),
+        }
+    }
+
+    /// A client with another lease.
+    async fn client_for(&self, lease: Duration) -> LockClient {
+        let builder = match &self.place {
+            Place::Server(ground) => ground.builder().await,
+            Place::Memory(memory) => memory.builder(),
+        };
+        builder.lease(lease).build().await.unwrap()
     }
 
     async fn find(&self, id: impl Into<Bson>) -> Document {
-        self.events.find_one(doc! { "_id": id.into() }).await.unwrap().unwrap()
+        let mut found = self.events.find(doc! { "_id": id.into() }).await;
+        assert_eq!(found.len(), 1);
+        found.remove(0)
     }
 }
+
+impl Events {
+    async fn insert(&self, document: Document) {
+        match self {
+            Self::Server(events) => drop(events.insert_one(document).await.unwrap()),
+            Self::Memory(events) => drop(events.insert_one(document).unwrap()),
+        }
+    }
+
+    async fn update(&self, filter: Document, update: Document) {
+        match self {
+            Self::Server(events) => drop(events.update_many(filter, update).await.unwrap()),
+            Self::Memory(events) => drop(events.update_many(filter, update).unwrap()),
+        }
+    }
+
+    async fn replace(&self, id: i32, replacement: Document) {
+        match self {
+            Self::Server(events) => drop(events.replace_one(doc! { "_id": id }, replacement).await.unwrap()),
+            Self::Memory(events) => drop(events.replace_one(id, replacement).unwrap()),
+        }
+    }
+
+    async fn delete(&self, filter: Document) {
+        match self {
+            Self::Server(events) => drop(events.delete_many(filter).await.unwrap()),
+            Self::Memory(events) => drop(events.delete_many(filter).unwrap()),
+        }
+    }
+
+    async fn find(&self, filter: Document) -> Vec<Document> {
+        match self {
+            Self::Server(events) => events.find(filter).await.unwrap().try_collect().await.unwrap(),
+            Self::Memory(events) => events.find(filter).unwrap(),
+        }
+    }
+}
+
+/// A claim on its way.
+type Claiming = tokio::task::JoinHandle<Result<DocumentHandle<Document>, AcquireError>>;
 
 /// How many wait in the document's queue.
 async fn waiting(locks: &DocumentLocks<Document>, id: impl Into<Bson>) -> usize {
@@ -64,7 +150,7 @@ async fn a_document_is_locked_in_place_and_handed_over_in_order() {
     for scene in Scene::everywhere("doc_order").await {
         let (a, b) = scene.locks();
         let before = doc! { "_id": 7, "text": "$$NOW", "nested": { "holders": [1, "x"] }, "wake": 3 };
-        scene.events.insert_one(&before).await.unwrap();
+        scene.events.insert(before.clone()).await;
         let first = a.acquire(7).reason("first").await.unwrap();
         assert_eq!((first.document(), first.id()), (&before, &Bson::Int32(7)));
         assert!(
@@ -94,37 +180,37 @@ async fn a_document_is_locked_in_place_and_handed_over_in_order() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn ids_are_of_any_type() {
-    let scene = Scene::on(Ground::replica_set("doc_ids").await).await;
-    let (a, b) = scene.locks();
-    let ids = [
-        Bson::from("7"),
-        Bson::from(""),
-        Bson::from("\"\n\u{0}\u{202e}'$"),
-        Bson::from(7),
-        Bson::from(ObjectId::new()),
-        Bson::from(DateTime::from_millis(7)),
-        Bson::from(1.5),
-        Bson::from(doc! { "tenant": "a.b", "number": 7 }),
-        Bson::Null,
-        Bson::from("x".repeat(1_000)),
-    ];
-    let mut held = Vec::new();
-    for id in &ids {
-        scene
-            .events
-            .insert_one(doc! { "_id": id.clone(), "of": id.to_string() })
-            .await
-            .unwrap();
-        let handle = a.acquire(id.clone()).await.unwrap();
-        assert_eq!(handle.document().get_str("of").unwrap(), id.to_string());
-        held.push(handle);
-    }
-    for (id, handle) in ids.iter().zip(held) {
-        assert!(b.try_acquire(id.clone()).await.unwrap().is_none(), "{id}");
-        let waiter = tokio::spawn(b.acquire(id.clone()).into_future());
-        eventually(PATIENCE, "it waits", async || waiting(&a, id.clone()).await == 1).await;
-        handle.release().await.unwrap();
-        let _next = within(PATIENCE, "the grant", waiter).await.unwrap().unwrap();
+    for scene in Scene::streaming("doc_ids").await {
+        let (a, b) = scene.locks();
+        let ids = [
+            Bson::from("7"),
+            Bson::from(""),
+            Bson::from("\"\n\u{0}\u{202e}'$"),
+            Bson::from(7),
+            Bson::from(ObjectId::new()),
+            Bson::from(DateTime::from_millis(7)),
+            Bson::from(1.5),
+            Bson::from(doc! { "tenant": "a.b", "number": 7 }),
+            Bson::Null,
+            Bson::from("x".repeat(1_000)),
+        ];
+        let mut held = Vec::new();
+        for id in &ids {
+            scene
+                .events
+                .insert(doc! { "_id": id.clone(), "of": id.to_string() })
+                .await;
+            let handle = a.acquire(id.clone()).await.unwrap();
+            assert_eq!(handle.document().get_str("of").unwrap(), id.to_string());
+            held.push(handle);
+        }
+        for (id, handle) in ids.iter().zip(held) {
+            assert!(b.try_acquire(id.clone()).await.unwrap().is_none(), "{id}");
+            let waiter = tokio::spawn(b.acquire(id.clone()).into_future());
+            eventually(PATIENCE, "it waits", async || waiting(&a, id.clone()).await == 1).await;
+            handle.release().await.unwrap();
+            let _next = within(PATIENCE, "the grant", waiter).await.unwrap().unwrap();
+        }
     }
 }
 
@@ -140,9 +226,9 @@ async fn news_come_by_deltas_and_by_whole_documents() {
             id += 1;
             let document =
                 doc! { "_id": id, "free": false, "state": { "padding": "x".repeat(padding), "list": [1, 2] } };
-            scene.events.insert_one(document).await.unwrap();
-            let a = scene.a.documents::<Document>(scene.events.clone()).field(path);
-            let b = scene.b.documents::<Document>(scene.events.clone()).field(path);
+            scene.events.insert(document).await;
+            let a = scene.locks_of::<Document>(&scene.a).field(path);
+            let b = scene.locks_of::<Document>(&scene.b).field(path);
             let held = a.acquire(id).await.unwrap();
             let waiter = tokio::spawn(b.acquire(id).into_future());
             eventually(PATIENCE, "it waits", async || waiting(&a, id).await == 1).await;
@@ -165,9 +251,8 @@ async fn a_claim_takes_the_first_that_is_free() {
         for (id, age) in [(1, 30), (2, 50), (3, 40), (4, 99)] {
             scene
                 .events
-                .insert_one(doc! { "_id": id, "age": age, "done": id == 4 })
-                .await
-                .unwrap();
+                .insert(doc! { "_id": id, "age": age, "done": id == 4 })
+                .await;
         }
         let claim = |locks: &DocumentLocks<Document>| locks.try_claim(doc! { "done": false }).sort(doc! { "age": -1 });
         let first = claim(&a).reason("mine").await.unwrap().unwrap();
@@ -203,16 +288,11 @@ async fn a_claim_waits_until_a_document_is_free() {
         );
 
         let claim = || tokio::spawn(b.claim(pending.clone()).into_future());
-        let got = async |claiming: tokio::task::JoinHandle<Result<DocumentHandle<Document>, AcquireError>>,
-                         what: &str| { within(PATIENCE, what, claiming).await.unwrap().unwrap() };
+        let got = async |claiming: Claiming, what: &str| within(PATIENCE, what, claiming).await.unwrap().unwrap();
         // One is inserted.
         let claiming = claim();
         tokio::time::sleep(timeout).await;
-        scene
-            .events
-            .insert_one(doc! { "_id": 1, "state": "pending" })
-            .await
-            .unwrap();
+        scene.events.insert(doc! { "_id": 1, "state": "pending" }).await;
         let handle = got(claiming, "an insertion").await;
         // One is released.
         let claiming = claim();
@@ -221,14 +301,10 @@ async fn a_claim_waits_until_a_document_is_free() {
         let handle = got(claiming, "a release").await;
         // One is changed so that it matches.
         let claiming = claim();
-        scene
-            .events
-            .insert_one(doc! { "_id": 2, "state": "new" })
-            .await
-            .unwrap();
+        scene.events.insert(doc! { "_id": 2, "state": "new" }).await;
         tokio::time::sleep(timeout).await;
         let change = doc! { "$set": { "state": "pending" } };
-        scene.events.update_one(doc! { "_id": 2 }, change).await.unwrap();
+        scene.events.update(doc! { "_id": 2 }, change).await;
         let other = got(claiming, "a change").await;
         assert_eq!(other.id(), &Bson::Int32(2));
         // One is broken.
@@ -244,24 +320,20 @@ async fn a_claim_waits_until_a_document_is_free() {
 #[tokio::test(flavor = "multi_thread")]
 async fn the_lease_of_a_dead_holder_ends_in_place() {
     for scene in Scene::everywhere("stale").await {
-        scene.events.insert_one(doc! { "_id": 1 }).await.unwrap();
-        scene.events.insert_one(doc! { "_id": 2 }).await.unwrap();
+        scene.events.insert(doc! { "_id": 1 }).await;
+        scene.events.insert(doc! { "_id": 2 }).await;
         // As it is left by a process that died: written by one, with nobody to renew it.
-        let dead = scene.ground.locks_for(Duration::from_millis(1_500)).await;
+        let dead = scene.client_for(Duration::from_millis(1_500)).await;
         let lease = async |id: i32| {
             let until = DateTime::from_millis(DateTime::now().timestamp_millis() + 1_000);
-            let held = dead
-                .documents::<Document>(scene.events.clone())
-                .acquire(id)
-                .await
-                .unwrap();
+            let held = scene.locks_of::<Document>(&dead).acquire(id).await.unwrap();
             held.release().await.unwrap();
             let holder = doc! {
                 "id": "dead-1", "permits": 1_i64, "lease": 1_000_i64, "claim": 500_i64, "token": 5_i64,
                 "since": DateTime::now(), "until": until, "owner": { "host": "h", "pid": 1_i64 },
             };
             let left = doc! { "$set": { "watchlock.holders": [holder] } };
-            scene.events.update_one(doc! { "_id": id }, left).await.unwrap();
+            scene.events.update(doc! { "_id": id }, left).await;
         };
         let (a, b) = scene.locks();
         lease(1).await;
@@ -281,15 +353,14 @@ async fn the_lease_of_a_dead_holder_ends_in_place() {
 async fn a_held_document_is_renewed_and_its_loss_is_told() {
     for scene in Scene::everywhere("doc_lost").await {
         let lease = Duration::from_millis(1_500);
-        let short = scene.ground.locks_for(lease).await;
-        let locks = short.documents::<Document>(scene.events.clone()).field("state.lock");
-        let other = scene.b.documents::<Document>(scene.events.clone()).field("state.lock");
+        let short = scene.client_for(lease).await;
+        let locks = scene.locks_of::<Document>(&short).field("state.lock");
+        let other = scene.locks_of::<Document>(&scene.b).field("state.lock");
         for id in 1..=5 {
             scene
                 .events
-                .insert_one(doc! { "_id": id, "state": { "name": "new" } })
-                .await
-                .unwrap();
+                .insert(doc! { "_id": id, "state": { "name": "new" } })
+                .await;
         }
         let held: Vec<_> = [
             locks.acquire(1).await.unwrap(),
@@ -306,26 +377,21 @@ async fn a_held_document_is_renewed_and_its_loss_is_told() {
         }
         // What the user changes beside the lock does no harm.
         let beside = doc! { "$set": { "state.name": "changed", "state.lockable": true, "list": [1] } };
-        scene.events.update_many(doc! {}, beside).await.unwrap();
+        scene.events.update(doc! {}, beside).await;
         let soon = SOON * 3;
         other.break_lock(1).await.unwrap();
         assert_eq!(within(soon, "broken", held[0].lost()).await, LostReason::Broken);
         scene
             .events
-            .update_one(doc! { "_id": 2 }, doc! { "$set": { "state": 7 } })
-            .await
-            .unwrap();
+            .update(doc! { "_id": 2 }, doc! { "$set": { "state": 7 } })
+            .await;
         assert_eq!(
             within(soon, "a parent is overwritten", held[1].lost()).await,
             LostReason::Deleted
         );
-        scene.events.delete_one(doc! { "_id": 3 }).await.unwrap();
+        scene.events.delete(doc! { "_id": 3 }).await;
         assert_eq!(within(soon, "deleted", held[2].lost()).await, LostReason::Deleted);
-        scene
-            .events
-            .replace_one(doc! { "_id": 4 }, doc! { "x": 1 })
-            .await
-            .unwrap();
+        scene.events.replace(4, doc! { "x": 1 }).await;
         assert_eq!(within(soon, "replaced", held[3].lost()).await, LostReason::Deleted);
         assert_eq!(held[4].lost_reason(), None);
         assert_eq!(
@@ -338,7 +404,7 @@ async fn a_held_document_is_renewed_and_its_loss_is_told() {
             1
         );
         let cleared = doc! { "$set": { "state.lock.holders": [] } };
-        scene.events.update_one(doc! { "_id": 5 }, cleared).await.unwrap();
+        scene.events.update(doc! { "_id": 5 }, cleared).await;
         assert_eq!(within(soon, "cleared", held[4].lost()).await, LostReason::Overwritten);
     }
 }
@@ -347,17 +413,27 @@ async fn a_held_document_is_renewed_and_its_loss_is_told() {
 async fn updates_are_done_under_the_lock_or_not_at_all() {
     for scene in Scene::everywhere("doc_update").await {
         let (a, b) = scene.locks();
-        scene.events.insert_one(doc! { "_id": 1, "n": 1 }).await.unwrap();
+        scene.events.insert(doc! { "_id": 1, "n": 1 }).await;
         let held = a.claim(doc! { "n": 1 }).await.unwrap();
         let updated = held.update(doc! { "$inc": { "n": 1 } }).await.unwrap();
         assert_eq!(updated, doc! { "_id": 1, "n": 2 });
-        let updated = held
+        let by_pipeline = held
             .update(vec![
                 doc! { "$set": { "m": { "$add": ["$n", 1] } } },
                 doc! { "$unset": "n" },
             ])
-            .await
-            .unwrap();
+            .await;
+        let updated = match (&scene.place, by_pipeline) {
+            (Place::Server(_), updated) => updated.unwrap(),
+            (Place::Memory(_), Err(DocumentError::Server(refused))) => {
+                let why = refused.source().unwrap().to_string();
+                assert!(why.contains("pipeline"), "{why}");
+                held.update(doc! { "$set": { "m": 3 }, "$unset": { "n": 1 } })
+                    .await
+                    .unwrap()
+            }
+            (Place::Memory(_), other) => panic!("{other:?}"),
+        };
         assert_eq!(updated, doc! { "_id": 1, "m": 3 });
         assert_eq!(held.lost_reason(), None);
         // The server knows before the holder does: it is another client that polls, and looks seldom.
@@ -381,7 +457,7 @@ async fn updates_are_done_under_the_lock_or_not_at_all() {
             matches!(&error, AcquireError::NoDocument { name, .. } if name == "1"),
             "{error}"
         );
-        assert_eq!(scene.events.count_documents(doc! {}).await.unwrap(), 0);
+        assert!(scene.events.find(doc! {}).await.is_empty());
     }
 }
 
@@ -395,32 +471,33 @@ struct Strict {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn documents_are_read_as_any_type() {
-    let scene = Scene::on(Ground::replica_set("doc_type").await).await;
-    let locks = scene.a.documents(scene.events.clone_with_type::<Strict>());
-    let key = ObjectId::new();
-    scene.events.insert_one(doc! { "_id": 1, "key": key }).await.unwrap();
-    scene.events.insert_one(doc! { "_id": 2, "key": "none" }).await.unwrap();
-    let held = locks.claim(doc! { "_id": 1 }).await.unwrap();
-    assert_eq!(held.document(), &Strict { id: 1, key });
-    held.release().await.unwrap();
-    assert_eq!(locks.acquire(1).await.unwrap().document(), &Strict { id: 1, key });
-    // What can't be read is given back.
-    let errors = [
-        locks.acquire(2).await.unwrap_err(),
-        locks.claim(doc! { "_id": 2 }).await.unwrap_err(),
-    ];
-    for error in errors {
-        assert!(
-            matches!(&error, AcquireError::Unreadable { name, .. } if name == "2"),
-            "{error}"
-        );
-        assert!(std::error::Error::source(&error).is_some());
+    for scene in Scene::streaming("doc_type").await {
+        let locks = scene.locks_of::<Strict>(&scene.a);
+        let key = ObjectId::new();
+        scene.events.insert(doc! { "_id": 1, "key": key }).await;
+        scene.events.insert(doc! { "_id": 2, "key": "none" }).await;
+        let held = locks.claim(doc! { "_id": 1 }).await.unwrap();
+        assert_eq!(held.document(), &Strict { id: 1, key });
+        held.release().await.unwrap();
+        assert_eq!(locks.acquire(1).await.unwrap().document(), &Strict { id: 1, key });
+        // What can't be read is given back.
+        let errors = [
+            locks.acquire(2).await.unwrap_err(),
+            locks.claim(doc! { "_id": 2 }).await.unwrap_err(),
+        ];
+        for error in errors {
+            assert!(
+                matches!(&error, AcquireError::Unreadable { name, .. } if name == "2"),
+                "{error}"
+            );
+            assert!(std::error::Error::source(&error).is_some());
+        }
+        eventually(SOON, "it is free", async || {
+            let lock = locks.inspect(2).await.unwrap().unwrap();
+            lock.holders.is_empty() && lock.waiters.is_empty()
+        })
+        .await;
     }
-    eventually(SOON, "it is free", async || {
-        let lock = locks.inspect(2).await.unwrap().unwrap();
-        lock.holders.is_empty() && lock.waiters.is_empty()
-    })
-    .await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -429,109 +506,102 @@ async fn documents_are_read_as_any_type() {
     reason = "what a pattern is made from differs between the majors of bson"
 )]
 async fn bad_input_is_refused_before_anything_is_sent() {
-    let ground = Ground::replica_set("doc_input").await;
-    let scene = Scene::on(ground).await;
-    let (locks, _) = scene.locks();
-    for (path, word) in [
-        ("", "empty part"),
-        ("a..b", "empty part"),
-        ("$a", "`$`"),
-        ("a.0", "number"),
-        ("_id.x", "`_id`"),
-        ("a\0", "NUL"),
-        (&"x".repeat(201), "200 bytes"),
-    ] {
-        let error = scene
-            .a
-            .documents::<Document>(scene.events.clone())
-            .field(path)
-            .try_claim(doc! {})
-            .await;
-        let error = error.unwrap_err();
+    for scene in Scene::streaming("doc_input").await {
+        let (locks, _) = scene.locks();
+        for (path, word) in [
+            ("", "empty part"),
+            ("a..b", "empty part"),
+            ("$a", "`$`"),
+            ("a.0", "number"),
+            ("_id.x", "`_id`"),
+            ("a\0", "NUL"),
+            (&"x".repeat(201), "200 bytes"),
+        ] {
+            let error = scene
+                .locks_of::<Document>(&scene.a)
+                .field(path)
+                .try_claim(doc! {})
+                .await;
+            let error = error.unwrap_err();
+            assert!(
+                matches!(error, AcquireError::Invalid(_)) && error.to_string().contains(word),
+                "{error}"
+            );
+        }
+        for id in [
+            Bson::from(doc! { "$ne": 1 }),
+            Bson::from(vec![1]),
+            Bson::RegularExpression(mongodb::bson::Regex {
+                pattern: ".".try_into().unwrap(),
+                options: "".try_into().unwrap(),
+            }),
+            Bson::Undefined,
+            Bson::from("x".repeat(2_000)),
+        ] {
+            let error = locks.acquire(id).await.unwrap_err();
+            assert!(matches!(error, AcquireError::Invalid(_)), "{error}");
+        }
+        assert!(matches!(
+            locks.acquire(1).timeout(Duration::MAX).await,
+            Err(AcquireError::Invalid(_))
+        ));
+        assert!(matches!(
+            locks.claim(doc! {}).timeout(Duration::MAX).await,
+            Err(AcquireError::Invalid(_))
+        ));
+        assert!(matches!(
+            locks.claim(doc! {}).reason("x".repeat(1_025)).await,
+            Err(AcquireError::Invalid(_))
+        ));
+        let missing = locks.acquire("none").await.unwrap_err();
         assert!(
-            matches!(error, AcquireError::Invalid(_)) && error.to_string().contains(word),
-            "{error}"
+            matches!(&missing, AcquireError::NoDocument { name, .. } if name == "\"none\""),
+            "{missing}"
         );
-    }
-    for id in [
-        Bson::from(doc! { "$ne": 1 }),
-        Bson::from(vec![1]),
-        Bson::RegularExpression(mongodb::bson::Regex {
-            pattern: ".".try_into().unwrap(),
-            options: "".try_into().unwrap(),
-        }),
-        Bson::Undefined,
-        Bson::from("x".repeat(2_000)),
-    ] {
-        let error = locks.acquire(id).await.unwrap_err();
-        assert!(matches!(error, AcquireError::Invalid(_)), "{error}");
-    }
-    assert!(matches!(
-        locks.acquire(1).timeout(Duration::MAX).await,
-        Err(AcquireError::Invalid(_))
-    ));
-    assert!(matches!(
-        locks.claim(doc! {}).timeout(Duration::MAX).await,
-        Err(AcquireError::Invalid(_))
-    ));
-    assert!(matches!(
-        locks.claim(doc! {}).reason("x".repeat(1_025)).await,
-        Err(AcquireError::Invalid(_))
-    ));
-    let missing = locks.acquire("none").await.unwrap_err();
-    assert!(
-        matches!(&missing, AcquireError::NoDocument { name, .. } if name == "\"none\""),
-        "{missing}"
-    );
-    assert_eq!(
-        scene.events.count_documents(doc! {}).await.unwrap(),
-        0,
-        "nothing was made"
-    );
-    let refused = locks.try_claim(doc! { "$nonsense": 1 }).await.unwrap_err();
-    assert!(matches!(refused, AcquireError::Server(_)), "{refused}");
+        assert!(scene.events.find(doc! {}).await.is_empty(), "nothing was made");
+        let refused = locks.try_claim(doc! { "$nonsense": 1 }).await.unwrap_err();
+        assert!(matches!(refused, AcquireError::Server(_)), "{refused}");
 
-    scene.events.insert_one(doc! { "_id": 1, "n": 1 }).await.unwrap();
-    let held = locks.acquire(1).await.unwrap();
-    for update in [
-        doc! {},
-        doc! { "n": 2 },
-        doc! { "$set": { "watchlock": 1 } },
-        doc! { "$unset": { "watchlock.holders": 1 } },
-        doc! { "$rename": { "n": "watchlock" } },
-        doc! { "$set": 3 },
-    ] {
-        let error = held.update(update.clone()).await.unwrap_err();
-        assert!(matches!(error, DocumentError::Invalid(_)), "{update}: {error}");
+        scene.events.insert(doc! { "_id": 1, "n": 1 }).await;
+        let held = locks.acquire(1).await.unwrap();
+        for update in [
+            doc! {},
+            doc! { "n": 2 },
+            doc! { "$set": { "watchlock": 1 } },
+            doc! { "$unset": { "watchlock.holders": 1 } },
+            doc! { "$rename": { "n": "watchlock" } },
+            doc! { "$set": 3 },
+        ] {
+            let error = held.update(update.clone()).await.unwrap_err();
+            assert!(matches!(error, DocumentError::Invalid(_)), "{update}: {error}");
+        }
+        for stage in [
+            doc! { "$replaceWith": { "x": 1 } },
+            doc! { "$unset": ["n", "watchlock"] },
+            doc! { "$set": { "watchlock.token": 1 } },
+            doc! { "$project": { "n": 1 } },
+        ] {
+            let error = held.update(vec![stage.clone()]).await.unwrap_err();
+            assert!(matches!(error, DocumentError::Invalid(_)), "{stage}: {error}");
+        }
+        // Beside it is allowed, be it named alike.
+        held.update(doc! { "$set": { "watchlocked": 1 } }).await.unwrap();
+        assert_eq!(scene.find(1).await.get_i32("n").unwrap(), 1);
+        // What stands in the lock's place and is no lock stays there.
+        scene.events.insert(doc! { "_id": 2, "watchlock": "mine" }).await;
+        let refused = locks.acquire(2).await.unwrap_err();
+        assert!(matches!(refused, AcquireError::Server(_)), "{refused}");
+        assert_eq!(scene.find(2).await.get_str("watchlock").unwrap(), "mine");
     }
-    for stage in [
-        doc! { "$replaceWith": { "x": 1 } },
-        doc! { "$unset": ["n", "watchlock"] },
-        doc! { "$set": { "watchlock.token": 1 } },
-        doc! { "$project": { "n": 1 } },
-    ] {
-        let error = held.update(vec![stage.clone()]).await.unwrap_err();
-        assert!(matches!(error, DocumentError::Invalid(_)), "{stage}: {error}");
-    }
-    // Beside it is allowed, be it named alike.
-    held.update(doc! { "$set": { "watchlocked": 1 } }).await.unwrap();
-    assert_eq!(scene.find(1).await.get_i32("n").unwrap(), 1);
-    // What stands in the lock's place and is no lock stays there.
-    scene
-        .events
-        .insert_one(doc! { "_id": 2, "watchlock": "mine" })
-        .await
-        .unwrap();
-    let refused = locks.acquire(2).await.unwrap_err();
-    assert!(matches!(refused, AcquireError::Server(_)), "{refused}");
-    assert_eq!(scene.find(2).await.get_str("watchlock").unwrap(), "mine");
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn many_workers_share_a_collection() {
     for scene in Scene::everywhere("doc_workers").await {
         let documents: Vec<_> = (0..60).map(|id| doc! { "_id": id, "state": "pending" }).collect();
-        scene.events.insert_many(documents).await.unwrap();
+        for document in documents {
+            scene.events.insert(document).await;
+        }
         let (a, b) = scene.locks();
         let done = Arc::new(Mutex::new(Vec::new()));
         let at_work = Arc::new(Mutex::new(HashSet::new()));
@@ -564,7 +634,9 @@ async fn many_workers_share_a_collection() {
 async fn claims_that_are_dropped_leave_nothing_behind() {
     for scene in Scene::everywhere("claim_drop").await {
         let documents: Vec<_> = (0..5).map(|id| doc! { "_id": id }).collect();
-        scene.events.insert_many(documents).await.unwrap();
+        for document in documents {
+            scene.events.insert(document).await;
+        }
         let (a, b) = scene.locks();
         for micros in (0..60).map(|step| step * 100) {
             let claiming = a.claim(doc! {}).into_future();
@@ -572,8 +644,8 @@ async fn claims_that_are_dropped_leave_nothing_behind() {
             let _ = tokio::time::timeout(Duration::from_micros(micros), claiming).await;
         }
         eventually(SOON * 3, "all are free", async || {
-            let held = doc! { "watchlock.holders.0": { "$exists": true } };
-            scene.events.count_documents(held).await.unwrap() == 0
+            let held = doc! { "watchlock.holders.id": { "$exists": true } };
+            scene.events.find(held).await.is_empty()
         })
         .await;
         let mut held = Vec::new();
@@ -595,13 +667,15 @@ async fn claims_that_are_dropped_leave_nothing_behind() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_claim_whose_answer_is_lost_is_taken_back() {
     let (cluster, _turn) = faulty().await;
-    let scene = Scene::on(Ground::on(cluster, "claim_lost_answer").by_name()).await;
-    scene.events.insert_one(doc! { "_id": 1 }).await.unwrap();
+    let ground = Ground::on(cluster, "claim_lost_answer").by_name();
+    let name = ground.database.clone();
+    let scene = Scene::on(ground).await;
+    scene.events.insert(doc! { "_id": 1 }).await;
     let (a, b) = scene.locks();
     a.try_claim(doc! { "_id": 0 }).await.unwrap();
     // The write is done, and neither answer to it (the driver asks twice) says so.
     let data = doc! {
-        "failCommands": ["findAndModify"], "closeConnection": false, "appName": &scene.ground.database,
+        "failCommands": ["findAndModify"], "closeConnection": false, "appName": &name,
         "writeConcernError": { "code": 64, "errmsg": "timed out", "errorLabels": ["RetryableWriteError"] },
     };
     let fault = cluster.fail_commands(0, doc! { "times": 2 }, data).await.unwrap();
@@ -612,8 +686,8 @@ async fn a_claim_whose_answer_is_lost_is_taken_back() {
         .await
         .unwrap();
     // Who waits goes on by itself.
-    let data = doc! { "failCommands": ["findAndModify"], "errorCode": 262, "appName": &scene.ground.database };
-    scene.events.insert_one(doc! { "_id": 2 }).await.unwrap();
+    let data = doc! { "failCommands": ["findAndModify"], "errorCode": 262, "appName": &name };
+    scene.events.insert(doc! { "_id": 2 }).await;
     let fault = cluster.fail_commands(0, doc! { "times": 5 }, data).await.unwrap();
     let _held = within(SOON * 5, "the claim", a.claim(doc! { "_id": 2 }).into_future())
         .await
@@ -623,12 +697,156 @@ async fn a_claim_whose_answer_is_lost_is_taken_back() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_client_ends_what_it_holds_in_documents() {
-    let scene = Scene::on(Ground::replica_set("doc_shutdown").await).await;
-    scene.events.insert_one(doc! { "_id": 1 }).await.unwrap();
+    for scene in Scene::streaming("doc_shutdown").await {
+        scene.events.insert(doc! { "_id": 1 }).await;
+        let (a, b) = scene.locks();
+        let held = a.acquire(1).await.unwrap();
+        scene.a.shutdown().await;
+        assert_eq!(held.lost_reason(), Some(LostReason::Released));
+        assert!(b.try_acquire(1).await.unwrap().is_some());
+        assert!(matches!(a.acquire(1).await, Err(AcquireError::Closed)));
+    }
+}
+
+/// Of a filter, a sort and an update, in memory.
+#[tokio::test]
+async fn what_memory_does_not_know_is_named() {
+    let scene = Scene::in_memory();
+    let (locks, _) = scene.locks();
+    // Though there is nothing to be matched.
+    let regex = doc! { "$or": [{ "a": { "$not": { "$regex": "x" } } }] };
+    for (refused, word) in [
+        (locks.try_claim(regex.clone()).await, "`$regex`"),
+        (locks.claim(regex).await.map(Some), "`$regex`"),
+        (locks.try_claim(doc! { "$expr": true }).await, "`$expr`"),
+        (locks.try_claim(doc! { "a.0": 1 }).await, "`a.0`"),
+        (
+            locks
+                .try_claim(doc! {})
+                .sort(doc! { "a": { "$meta": "textScore" } })
+                .await,
+            "$meta",
+        ),
+    ] {
+        let Err(AcquireError::Server(refused)) = refused else {
+            panic!("{refused:?}")
+        };
+        let why = refused.source().unwrap().to_string();
+        assert!(why.contains(word), "{why}");
+    }
+    scene.events.insert(doc! { "_id": 1, "list": [1, 2] }).await;
+    let held = locks.acquire(1).await.unwrap();
+    for (update, word) in [
+        (doc! { "$bit": { "a": { "and": 1 } } }, "`$bit`"),
+        (doc! { "$push": { "list": { "$each": [3] } } }, "`$push`"),
+        (doc! { "$set": { "list.0": 3 } }, "`list.0`"),
+        (doc! { "$inc": { "list": 1 } }, "`list`"),
+    ] {
+        let Err(DocumentError::Server(refused)) = held.update(update).await else {
+            panic!("it is not refused")
+        };
+        let why = refused.source().unwrap().to_string();
+        assert!(why.contains(word), "{why}");
+    }
+    assert_eq!(held.lost_reason(), None);
+    assert_eq!(
+        held.update(doc! { "$inc": { "n": 1 } }).await.unwrap(),
+        doc! { "_id": 1, "list": [1, 2], "n": 1 }
+    );
+}
+
+/// With the clock paused days go by at once.
+#[tokio::test(start_paused = true)]
+async fn time_in_memory_is_the_tests() {
+    let lease = Duration::from_secs(30);
+    let scene = Scene::in_memory();
     let (a, b) = scene.locks();
+    scene.events.insert(doc! { "_id": 1, "done": false }).await;
+    let held = a.claim(doc! { "done": false }).await.unwrap();
+    // It is renewed for as long as its holder lives.
+    tokio::time::sleep(lease * 1_000).await;
+    assert_eq!(held.lost_reason(), None);
+    let waiting = b.claim(doc! { "done": false }).timeout(lease * 1_000).await;
+    assert!(matches!(waiting, Err(AcquireError::Timeout { .. })), "{waiting:?}");
+
+    // Its holder stalls for longer than the lease, and another takes over.
+    tokio::time::advance(lease * 2).await;
+    let next = b.try_claim(doc! { "done": false }).await.unwrap().unwrap();
+    assert!(next.token() > held.token());
+    let late = held.update(doc! { "$set": { "done": true } }).await.unwrap_err();
+    assert!(matches!(late, DocumentError::Lost(LostReason::Expired)), "{late:?}");
+    assert!(matches!(held.delete().await, Err(DocumentError::Lost(_))));
+    assert!(!scene.find(1).await.get_bool("done").unwrap());
+
+    // What a dead process left is taken over the moment that its lease has run out.
+    next.release().await.unwrap();
+    let since = tokio::time::Instant::now();
+    let document = scene.find(1).await;
+    let until = lock_of(&document).get_datetime("at").unwrap();
+    let until = DateTime::from_millis(until.timestamp_millis() + 20_000);
+    let dead = doc! {
+        "id": "dead-1", "permits": 1_i64, "lease": 20_000_i64, "claim": 500_i64, "token": 5_i64,
+        "since": DateTime::now(), "until": until, "owner": { "host": "h", "pid": 1_i64 },
+    };
+    scene
+        .events
+        .update(doc! {}, doc! { "$set": { "watchlock.holders": [dead] } })
+        .await;
+    assert!(b.try_claim(doc! {}).await.unwrap().is_none());
+    let _held = b.claim(doc! {}).await.unwrap();
+    let waited = since.elapsed();
+    assert!(
+        waited >= Duration::from_secs(20) && waited < Duration::from_millis(20_100),
+        "{waited:?}"
+    );
+}
+
+/// Not with the next look: on the paused clock that would be seconds later.
+#[tokio::test(start_paused = true)]
+async fn claims_in_memory_are_woken_at_once() {
+    let scene = Scene::in_memory();
+    let (a, b) = scene.locks();
+    let second = Duration::from_secs(1);
+    let claim = async || {
+        let claiming = tokio::spawn(b.claim(doc! { "open": true }).into_future());
+        tokio::time::sleep(second).await;
+        (claiming, tokio::time::Instant::now())
+    };
+    let woken = async |(claiming, since): (Claiming, tokio::time::Instant), what: &str| {
+        let handle = claiming.await.unwrap().unwrap();
+        let waited = since.elapsed();
+        assert!(waited < Duration::from_millis(20), "{what}: {waited:?}");
+        handle
+    };
+    let claiming = claim().await;
+    scene.events.insert(doc! { "_id": 1, "open": true }).await;
+    woken(claiming, "an insertion").await.release().await.unwrap();
+
     let held = a.acquire(1).await.unwrap();
-    scene.a.shutdown().await;
-    assert_eq!(held.lost_reason(), Some(LostReason::Released));
-    assert!(b.try_acquire(1).await.unwrap().is_some());
-    assert!(matches!(a.acquire(1).await, Err(AcquireError::Closed)));
+    let claiming = claim().await;
+    held.release().await.unwrap();
+    let broken = woken(claiming, "a release").await;
+
+    let claiming = claim().await;
+    a.break_lock(1).await.unwrap();
+    let held = woken(claiming, "a break").await;
+    assert_eq!(broken.lost_reason(), Some(LostReason::Broken));
+
+    scene.events.insert(doc! { "_id": 2, "open": false }).await;
+    let claiming = claim().await;
+    scene
+        .events
+        .update(doc! { "_id": 2 }, doc! { "$set": { "open": true } })
+        .await;
+    let other = woken(claiming, "a change").await;
+
+    // By a holder, too.
+    other.update(doc! { "$set": { "open": false } }).await.unwrap();
+    other.release().await.unwrap();
+    let claiming = claim().await;
+    held.update(doc! { "$set": { "open": false } }).await.unwrap();
+    let another = a.acquire(2).await.unwrap();
+    another.update(doc! { "$set": { "open": true } }).await.unwrap();
+    another.release().await.unwrap();
+    woken(claiming, "a change by a holder").await;
 }

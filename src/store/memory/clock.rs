@@ -1,0 +1,43 @@
+//! The server's clock, in memory.
+
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use tokio::time::Instant;
+
+use crate::{protocol::ServerTime, store::Exchange};
+
+/// Reads as the wall clock did when it was made; from there on it runs with tokio's clock, which tests can pause.
+#[derive(Debug)]
+pub(super) struct Clock {
+    epoch: ServerTime,
+    started: Instant,
+}
+
+impl Clock {
+    pub(super) fn start() -> Self {
+        let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO);
+        Self {
+            epoch: ServerTime(i64::try_from(since_epoch.as_millis()).unwrap_or(0)),
+            started: Instant::now(),
+        }
+    }
+
+    pub(super) fn now(&self) -> ServerTime {
+        self.epoch
+            .plus_millis(i64::try_from(self.started.elapsed().as_millis()).unwrap_or(i64::MAX))
+    }
+
+    /// An exchange that takes no time, and what the clock reads in it.
+    pub(super) fn exchange(&self) -> (Exchange, ServerTime) {
+        let instant = Instant::now();
+        let now = self.now();
+        (
+            Exchange {
+                sent: instant,
+                received: instant,
+                now: Some(now),
+            },
+            now,
+        )
+    }
+}
