@@ -49,6 +49,10 @@ struct Progress {
     /// How many handles there are to it: more than one where it was re-entered.
     handles: usize,
     lost: Option<LostReason>,
+    /// Deletions of the document by its holder that are on their way: that it is gone is theirs to tell.
+    deleting: usize,
+    /// It was seen that the document is gone, while one was.
+    gone: bool,
 }
 
 /// What is left of a hold when one of its handles goes.
@@ -92,6 +96,8 @@ impl Hold {
                 failing: false,
                 handles: 1,
                 lost: None,
+                deleting: 0,
+                gone: false,
             }),
             changed: Notify::new(),
             ended: CancellationToken::new(),
@@ -155,6 +161,10 @@ impl Hold {
     pub(crate) fn lose(&self, reason: LostReason) -> bool {
         let first = {
             let mut progress = self.progress();
+            if progress.deleting > 0 && reason == LostReason::Deleted {
+                progress.gone = true;
+                return false;
+            }
             let first = progress.lost.is_none();
             progress.lost.get_or_insert(reason);
             first
@@ -163,6 +173,25 @@ impl Hold {
             self.announce();
         }
         first
+    }
+
+    /// Its holder is about to delete the document. The news of it can be here before the answer.
+    pub(crate) fn begin_deleting(&self) {
+        self.progress().deleting += 1;
+    }
+
+    /// The answer is here, or there is none. Where the holder did not delete it, it was somebody else.
+    pub(crate) fn end_deleting(&self, deleted: bool) {
+        let gone = {
+            let mut progress = self.progress();
+            progress.deleting = progress.deleting.saturating_sub(1);
+            progress.gone && progress.deleting == 0
+        };
+        if deleted {
+            self.lose(LostReason::Released);
+        } else if gone {
+            self.lose(LostReason::Deleted);
+        }
     }
 
     /// One more handle to it, unless it is over.
@@ -264,5 +293,47 @@ impl Hold {
     fn progress(&self) -> MutexGuard<'_, Progress> {
         // Each change is a plain assignment: nothing is left half-done by a panic.
         self.progress.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::protocol::Kind;
+
+    fn hold() -> Hold {
+        let later = Instant::now() + Duration::from_secs(30);
+        let grant = Grant {
+            token: 1,
+            used: (Kind::Document, 1),
+            permits: 1,
+            lease: Duration::from_secs(30),
+            uncertain: false,
+            deadline: later,
+            renew_at: later,
+        };
+        Hold::new("a-1".to_owned(), "7".to_owned(), &grant)
+    }
+
+    #[tokio::test]
+    async fn the_news_of_a_deletion_can_come_before_its_answer() {
+        for (deleted, reason) in [(true, LostReason::Released), (false, LostReason::Deleted)] {
+            let hold = hold();
+            hold.begin_deleting();
+            assert!(!hold.lose(LostReason::Deleted));
+            assert_eq!(hold.lost_reason(), None);
+            hold.end_deleting(deleted);
+            assert_eq!(hold.lost().await, reason);
+        }
+        // Another reason is one at once; and who does not delete is told of a deletion at once.
+        let (broken, robbed) = (hold(), hold());
+        broken.begin_deleting();
+        assert!(broken.lose(LostReason::Broken));
+        broken.end_deleting(false);
+        assert_eq!(broken.lost_reason(), Some(LostReason::Broken));
+        robbed.begin_deleting();
+        robbed.end_deleting(false);
+        assert_eq!(robbed.lost_reason(), None);
+        assert!(robbed.lose(LostReason::Deleted));
     }
 }

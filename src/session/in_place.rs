@@ -341,13 +341,14 @@ impl Session {
         let (session, held) = (self.clone(), hold.clone());
         let deleting = self.spawn_for(async move {
             let holder = (held.id.as_str(), held.token.as_i64());
-            let deleted = session.store.delete(&held.name, holder).await?;
-            if deleted {
+            held.begin_deleting();
+            let deleted = session.store.delete(&held.name, holder).await;
+            if matches!(deleted, Ok(true)) {
                 // Gone with its document: there is nothing to take out.
                 session.feed(&held.name, |lines, _, _| lines.line(&held.name).forget(&held.id));
-                held.lose(LostReason::Released);
             }
-            Ok(deleted)
+            held.end_deleting(matches!(deleted, Ok(true)));
+            deleted
         });
         let deleted = deleting
             .await
