@@ -7,6 +7,7 @@ use crate::{
     protocol::{Kind, State},
     status::{LostPart, LostReason},
     store::StoreError,
+    token::FencingToken,
 };
 
 /// A value that watchlock does not accept, refused before anything is sent.
@@ -268,4 +269,95 @@ pub enum OperateError {
     /// The server could not be reached, or it refused.
     #[error(transparent)]
     Server(#[from] ServerError),
+}
+
+/// A write was refused, as the document has been written under a larger token: the lock has been somebody else's since.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the document was written under fencing token {stored}, and ours is {ours}")]
+#[non_exhaustive]
+pub struct Fenced {
+    /// The token in the document.
+    pub stored: FencingToken,
+    /// The token of the write that was refused.
+    pub ours: FencingToken,
+}
+
+/// Why a write under a [`Fence`](crate::Fence) was not done.
+#[derive(Clone, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum FenceError {
+    /// The update, the document or the filter is not fit for a fence; nothing was sent.
+    #[error(transparent)]
+    Invalid(#[from] InvalidInput),
+    /// The document has been written under a larger token. Nothing was written.
+    #[error(transparent)]
+    Fenced(#[from] Fenced),
+    /// There is something else in the document where the token is to be. Nothing was written.
+    #[error("the field `{field}` of the document can't have a fencing token, as there is something else: {found}")]
+    #[non_exhaustive]
+    Occupied {
+        /// Where the token is to be.
+        field: String,
+        /// What is there, or in the place of the sub-document that it should be in.
+        found: String,
+    },
+    /// The server could not be reached, or it refused; whether the document was written is for the driver's error to
+    /// say. To write it again under the same token is no harm to the fence.
+    #[error("the server did not do the write")]
+    Server(#[source] mongodb::error::Error),
+}
+
+/// As the driver's own error, so that `?` works within its `and_run`: the driver's error itself where it is one, with
+/// its labels; else a custom error that [`get_custom`](mongodb::error::Error::get_custom) gives back.
+impl From<FenceError> for mongodb::error::Error {
+    fn from(error: FenceError) -> Self {
+        match error {
+            FenceError::Server(error) => error,
+            error => Self::custom(error),
+        }
+    }
+}
+
+/// Why a transaction could not be guarded by a lock.
+#[derive(Clone, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum GuardError {
+    /// The lock is lost. The transaction can't be committed any more.
+    #[error("the transaction was aborted: {0}")]
+    Lost(LostReason),
+    /// The transaction sees the data of a time before the lock was acquired. It can't be committed any more; run it
+    /// again. The source has the label `TransientTransactionError`.
+    #[error("the transaction was aborted, as it began before the lock was acquired")]
+    Outdated(#[source] mongodb::error::Error),
+    /// No transaction is going on in the session.
+    #[error("no transaction was started in the session")]
+    NotInTransaction,
+    /// A standalone server has no transactions.
+    #[error("the server is a standalone, which has no transactions: start it as a replica set of one node")]
+    Standalone,
+    /// Locks in memory have no part in transactions.
+    #[error("locks in memory have no transactions")]
+    InMemory,
+    /// The server could not be reached, or it refused. With the label `TransientTransactionError` the transaction may
+    /// be run again: the lock was written by somebody, a renewal among others, since the transaction began.
+    #[error("the server did not accept the guard")]
+    Server(#[source] mongodb::error::Error),
+}
+
+impl From<LostReason> for GuardError {
+    fn from(reason: LostReason) -> Self {
+        Self::Lost(reason)
+    }
+}
+
+/// As the driver's own error, so that `?` works within its `and_run`: the driver's error itself where it is one, with
+/// its labels, so that a transaction that may be run again is; else a custom error that
+/// [`get_custom`](mongodb::error::Error::get_custom) gives back.
+impl From<GuardError> for mongodb::error::Error {
+    fn from(error: GuardError) -> Self {
+        match error {
+            GuardError::Server(error) | GuardError::Outdated(error) => error,
+            error => Self::custom(error),
+        }
+    }
 }

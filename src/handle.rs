@@ -1,6 +1,11 @@
 //! What a holder has in hand.
 
-use std::{fmt, ops::Deref, sync::Arc, time::Duration};
+use std::{
+    fmt,
+    ops::Deref,
+    sync::{Arc, Weak},
+    time::Duration,
+};
 
 use tokio_util::sync::CancellationToken;
 
@@ -55,9 +60,13 @@ pub struct LockHandle {
 
 impl LockHandle {
     pub(crate) fn new(session: Arc<Session>, hold: Arc<Hold>) -> Self {
+        let view = LockView {
+            hold,
+            session: Arc::downgrade(&session),
+        };
         Self {
             session,
-            view: LockView { hold },
+            view,
             gone: false,
         }
     }
@@ -201,6 +210,8 @@ impl fmt::Debug for LockHandle {
 #[derive(Clone)]
 pub struct LockView {
     hold: Arc<Hold>,
+    /// A view that outlives handles and clients keeps nothing alive.
+    session: Weak<Session>,
 }
 
 impl LockView {
@@ -266,6 +277,10 @@ impl LockView {
     pub fn lost_token(&self) -> CancellationToken {
         // A child: cancelling what the user got must not end the lock.
         self.hold.ended().child_token()
+    }
+
+    pub(crate) fn parts(&self) -> (&Arc<Hold>, Option<Arc<Session>>) {
+        (&self.hold, self.session.upgrade())
     }
 }
 

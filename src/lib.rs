@@ -8,6 +8,8 @@ mod contention;
 mod documents;
 mod election;
 mod error;
+mod fence;
+mod guard;
 mod handle;
 mod in_memory;
 mod inspect;
@@ -34,9 +36,10 @@ pub use contention::Contention;
 pub use documents::{AcquireDocument, Claim, DocumentHandle, DocumentLocks, TryAcquireDocument, TryClaim};
 pub use election::{Campaign, Candidacy, Election, Leader, Leaders, Leadership};
 pub use error::{
-    AcquireError, BuildError, DocumentError, InvalidInput, MultiRunError, OperateError, ReleaseError, RenewError,
-    RunError, ServerError, UsedOtherwise,
+    AcquireError, BuildError, DocumentError, FenceError, Fenced, GuardError, InvalidInput, MultiRunError, OperateError,
+    ReleaseError, RenewError, RunError, ServerError, UsedOtherwise,
 };
+pub use fence::{Fence, FencedDelete, FencedInsert, FencedUpdate};
 pub use handle::{LockHandle, LockView, Released};
 pub use in_memory::InMemory;
 pub use inspect::{Access, HolderInfo, LockInfo, WaiterInfo};

@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use mongodb::bson::Bson;
+
 /// A number that is larger than that of every earlier holder of the same lock.
 ///
 /// Send it along with what you do under the lock, and let the receiver refuse a smaller number than it has seen: that
@@ -27,5 +29,17 @@ impl FencingToken {
 impl fmt::Display for FencingToken {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.fmt(f)
+    }
+}
+
+impl From<FencingToken> for i64 {
+    fn from(token: FencingToken) -> Self {
+        token.0
+    }
+}
+
+impl From<FencingToken> for Bson {
+    fn from(token: FencingToken) -> Self {
+        Self::Int64(token.0)
     }
 }

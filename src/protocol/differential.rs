@@ -80,6 +80,7 @@ fn hostile() -> Vec<String> {
 enum Step {
     Run(Operation),
     Renew { operation: String, ids: Vec<String> },
+    Guard { operation: String, id: String, token: i64 },
 }
 
 /// Ids are few, so that entries meet themselves again; some of them are hostile.
@@ -120,6 +121,16 @@ fn step(random: &mut Random, number: usize, setup: &Setup, strings: &[String], s
         return Step::Renew {
             operation,
             ids: few(random, 3),
+        };
+    }
+    if let Some(holder) = state.and_then(|state| state.holders.last())
+        && random.below(8) == 0
+    {
+        let another = random.pick(&ids);
+        return Step::Guard {
+            operation,
+            id: (*random.pick(&[&holder.id, &holder.id, another])).clone(),
+            token: holder.token - i64::from(random.below(4) == 0),
         };
     }
     let requests = (random.below(4) != 0).then(|| {
@@ -291,6 +302,16 @@ impl Sequence {
                 (
                     doc! { "_id": &self.id, setup.at.key("holders.id"): { "$in": ids } },
                     pipeline::renewal(&setup.at, operation, ids, 500, &date),
+                    false,
+                )
+            }
+            Step::Guard { operation, id, token } => {
+                if let Some(state) = &mut self.expected {
+                    state::guard(state, operation, (id, *token), 500, self.now);
+                }
+                (
+                    pipeline::holding(&setup.at, &self.id, (id, *token), &date),
+                    pipeline::guard(&setup.at, operation, id, 500, &date),
                     false,
                 )
             }

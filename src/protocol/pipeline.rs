@@ -178,6 +178,34 @@ pub(crate) fn renewal(at: &Location, operation: &str, ids: &[String], keep: i64,
     vec![doc! { "$replaceWith": bind(doc! { "holders": holders }, written) }]
 }
 
+/// Selects the document while a holder with this id and token holds it.
+pub(crate) fn holding(at: &Location, document: &Bson, (id, token): (&str, i64), now: &Bson) -> Document {
+    let holders = at.value("holders");
+    let holders = cond(doc! { "$isArray": &holders }, holders, Bson::Array(Vec::new()));
+    let live = doc! { "$filter": { "input": holders, "cond": { "$gt": ["$$this.until", now] } } };
+    doc! {
+        "_id": document,
+        at.key("holders"): { "$elemMatch": { "id": id, "token": token } },
+        "$expr": bind(doc! { "live": live }, doc! { "$in": [literal(id), "$$live.id"] }),
+    }
+}
+
+/// The pipeline of [`super::state::renew`] for one holder in a document that is selected by [`holding`], except that it
+/// writes even where the lease is as long already.
+pub(crate) fn guard(at: &Location, operation: &str, id: &str, keep: i64, now: &Bson) -> Vec<Document> {
+    let until = doc! { "$max": ["$$this.until", { "$add": [now, "$$this.lease"] }] };
+    let mut fields = doc! {
+        "holders": { "$map": { "input": at.value("holders"), "in": cond(
+            doc! { "$eq": ["$$this.id", literal(id)] },
+            doc! { "$mergeObjects": ["$$this", { "until": until }] },
+            "$$this",
+        ) } },
+        "wake": literal(format!("{operation}:;")),
+    };
+    fields.extend(stamp(at, keep, now));
+    vec![doc! { "$replaceWith": at.merged([fields.into()]) }]
+}
+
 fn literal(value: impl Into<Bson>) -> Bson {
     Bson::from(doc! { "$literal": value.into() })
 }

@@ -483,6 +483,21 @@ pub(crate) fn renew(state: &mut State, operation: &str, ids: &[String], keep: i6
     renewed
 }
 
+/// Renews the holder `id` if it holds under this token, and says whether it does; with a write in any case then.
+///
+/// It is a step of a transaction of the user's, which memory has none of: here to be compared with the pipeline.
+#[cfg(test)]
+pub(crate) fn guard(state: &mut State, operation: &str, (id, token): (&str, i64), keep: i64, now: ServerTime) -> bool {
+    let holds = |holder: &&mut Holder| holder.id == id && holder.token == token && holder.until > now;
+    let Some(holder) = state.holders.iter_mut().find(holds) else {
+        return false;
+    };
+    holder.until = holder.until.max(now.plus_millis(holder.lease));
+    state.wake = wake::Announcement::default().into_wake(operation);
+    state.stamp(keep, now);
+    true
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

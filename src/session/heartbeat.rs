@@ -163,12 +163,19 @@ impl Session {
 
     fn renew(self: &Arc<Self>, holds: Vec<Arc<Hold>>, now: Instant) {
         let interval = self.config.renewal_interval;
+        // A renewal of what a transaction has written hangs until that ends: the others are not to wait for it.
+        let (guarded, holds): (Vec<_>, Vec<_>) = holds.into_iter().partition(|hold| hold.is_guarded());
         for hold in &holds {
             // In time for the deadline, be it that of a claim.
             let left = hold.deadline().saturating_duration_since(now);
             hold.renewing(now + (interval / BESIDE).min(left / 3).max(SOONEST));
         }
-        for together in holds.chunks(RENEWED_TOGETHER) {
+        for hold in &guarded {
+            // And as it is known why there is no answer, few are to hang, each with a connection of the pool.
+            let left = hold.deadline().saturating_duration_since(now);
+            hold.renewing(now + (left / 2).max(interval));
+        }
+        for together in holds.chunks(RENEWED_TOGETHER).chain(guarded.chunks(1)) {
             {
                 let mut table = self.table();
                 if table.renewals >= RENEWALS_AT_ONCE {
@@ -208,6 +215,7 @@ impl Session {
         if renewed == names.len() as u64 && names.len() == holds.len() {
             for hold in holds {
                 hold.renewed(sent + hold.lease - self.config.skew_margin, renew_at);
+                hold.answered(sent);
             }
             return Ok(());
         }
@@ -220,6 +228,7 @@ impl Session {
                 let until = offset(exchange.sent, now, holder.until).min(sent + hold.lease);
                 if let Some(deadline) = until.checked_sub(self.config.skew_margin) {
                     hold.renewed(deadline, renew_at);
+                    hold.answered(sent);
                 }
             }
             self.compare(hold, documents.get(&hold.name));
@@ -227,7 +236,7 @@ impl Session {
         Ok(())
     }
 
-    fn compare(self: &Arc<Self>, hold: &Hold, document: Option<&Result<State, Malformed>>) {
+    pub(super) fn compare(self: &Arc<Self>, hold: &Hold, document: Option<&Result<State, Malformed>>) {
         self.feed(&hold.name, |lines, context, effects| {
             if let Some(line) = lines.by_name.get_mut(&hold.name) {
                 line.verified(document, std::slice::from_ref(&hold.id), context, effects);

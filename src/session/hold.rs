@@ -48,6 +48,8 @@ struct Progress {
     failing: bool,
     /// How many handles there are to it: more than one where it was re-entered.
     handles: usize,
+    /// When it was made part of a transaction that may not have ended yet.
+    guarded_at: Option<Instant>,
     lost: Option<LostReason>,
     /// Deletions of the document by its holder that are on their way: that it is gone is theirs to tell.
     deleting: usize,
@@ -95,6 +97,7 @@ impl Hold {
                 unanswered: false,
                 failing: false,
                 handles: 1,
+                guarded_at: None,
                 lost: None,
                 deleting: 0,
                 gone: false,
@@ -266,6 +269,21 @@ impl Hold {
         let mut progress = self.progress();
         progress.unanswered = false;
         progress.failing = true;
+    }
+
+    /// It becomes part of a transaction: as long as that is open, renewals are not answered.
+    pub(crate) fn guarded_at(&self, at: Instant) {
+        self.progress().guarded_at = Some(at);
+    }
+
+    pub(crate) fn is_guarded(&self) -> bool {
+        self.progress().guarded_at.is_some()
+    }
+
+    /// A renewal sent at that time was answered, so no transaction from before it is open any more.
+    pub(crate) fn answered(&self, sent: Instant) {
+        let mut progress = self.progress();
+        progress.guarded_at = progress.guarded_at.filter(|guarded_at| *guarded_at >= sent);
     }
 
     pub(crate) fn renew_no_later_than(&self, at: Instant) {

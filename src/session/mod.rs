@@ -7,6 +7,7 @@
 
 pub(crate) mod clock;
 pub(crate) mod follow;
+mod guard;
 mod heartbeat;
 pub(crate) mod hold;
 mod ids;

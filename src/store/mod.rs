@@ -15,7 +15,7 @@ use tokio::time::Instant;
 use crate::protocol::{Kind, Operation, ServerTime, State, document::Malformed};
 
 pub(crate) use memory::{MemoryDocuments, MemoryInPlace, MemoryStore, Refused};
-pub(crate) use mongo::{AWAIT_TIME, MongoStore, Topology};
+pub(crate) use mongo::{AWAIT_TIME, MongoStore, Topology, abort, is_in_transaction};
 
 /// A store, by what it is. All keep the same documents by the same transitions.
 #[derive(Debug)]
@@ -120,6 +120,14 @@ impl StoreError {
             kind: Failure::Refused,
             source: Arc::new(io::Error::from(io::ErrorKind::Unsupported)),
         }
+    }
+
+    /// The driver's error, or the error as one of the driver's.
+    pub(crate) fn into_driver_error(self) -> mongodb::error::Error {
+        let source = self.source.downcast_ref::<mongodb::error::Error>();
+        source
+            .cloned()
+            .unwrap_or_else(|| mongodb::error::Error::custom(self.to_string()))
     }
 
     /// The task that ran the operation was stopped, as its runtime is shutting down.
@@ -329,6 +337,18 @@ pub(crate) struct Renewal {
     pub(crate) operation: String,
     pub(crate) names: Vec<String>,
     pub(crate) ids: Vec<String>,
+    /// In milliseconds.
+    pub(crate) keep: i64,
+}
+
+/// A holder to be made part of a transaction.
+#[derive(Clone, Debug)]
+pub(crate) struct Guarding<'a> {
+    /// New for every guard; the first word of `wake`.
+    pub(crate) operation: String,
+    pub(crate) name: &'a str,
+    /// The entry's id and token.
+    pub(crate) holder: (&'a str, i64),
     /// In milliseconds.
     pub(crate) keep: i64,
 }

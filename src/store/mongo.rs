@@ -1,6 +1,7 @@
 //! Locks in a MongoDB collection. The only place that sends commands.
 
 mod failure;
+mod guard;
 mod in_place;
 mod stream;
 
@@ -21,6 +22,7 @@ use super::{Answer, Documents, Exchange, Failure, Renewal, Selection, StoreError
 use crate::protocol::{Location, Operation, ServerTime, State, pipeline};
 
 pub(in crate::store) use failure::code;
+pub(crate) use guard::{abort, is_in_transaction};
 pub(in crate::store) use stream::MongoStream;
 
 /// How long the server may hold an empty `getMore`. A stream silent for longer than this and a margin is taken for

@@ -6,6 +6,7 @@ mod documents;
 mod everywhere;
 mod failover;
 mod faults;
+mod fencing;
 mod identity;
 mod input;
 mod multi;

@@ -11,7 +11,7 @@ use mongodb::{
     options::IndexOptions,
 };
 use tokio::sync::OnceCell;
-use watchlock::{AcquireError, LockClient, LostReason, PollingReason, Released, WakeMode};
+use watchlock::{AcquireError, Fence, FenceError, LockClient, LostReason, PollingReason, Released, WakeMode};
 use watchlock_testkit::Cluster;
 
 use crate::setup::{COLLECTION, Ground, PATIENCE, SOON, eventually, faulty, until_mode, until_waiting, within};
@@ -66,6 +66,44 @@ async fn works(ground: &Ground, mode: WakeMode) {
     assert_eq!(within(2 * SOON, "the loss", next.lost()).await, LostReason::Broken);
     assert!(a.mutex("y").try_acquire().await.unwrap().is_some());
     assert_eq!((a.wake_mode(), b.wake_mode()), (mode, mode));
+}
+
+/// A guard needs nothing but the least role; a fence reads and updates the documents that it guards.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_least_role_is_enough_for_a_guard() {
+    let (ground, database) = user("guard", &LEAST).await;
+    let resource = doc! { "db": &ground.database, "collection": "data" };
+    let privilege = doc! { "resource": resource, "actions": ["find", "update"] };
+    let grant = doc! { "grantPrivilegesToRole": "locker", "privileges": [privilege] };
+    database.run_command(grant).await.unwrap();
+    database.collection("data").insert_one(doc! { "_id": 1 }).await.unwrap();
+
+    let client = ground.driver().await;
+    let locks = LockClient::builder(client.database(&ground.database))
+        .build()
+        .await
+        .unwrap();
+    let handle = locks.mutex("x").acquire().await.unwrap();
+    let data = client.database(&ground.database).collection::<Document>("data");
+    let mut session = client.start_session().await.unwrap();
+    session.start_transaction().await.unwrap();
+    let update = doc! { "$set": { "written": true } };
+    let written = handle
+        .fence()
+        .update_one(&data, doc! { "_id": 1 }, update)
+        .session(&mut session);
+    assert_eq!(written.await.unwrap().matched_count, 1);
+    handle.guard(&mut session).await.unwrap();
+    session.commit_transaction().await.unwrap();
+    let smaller = Fence::new(1).update_one(&data, doc! { "_id": 1 }, doc! {}).await;
+    assert!(matches!(smaller, Err(FenceError::Fenced(_))), "{smaller:?}");
+
+    // A refused guard ends the transaction, for which nothing is needed either.
+    session.start_transaction().await.unwrap();
+    let view = handle.view();
+    handle.release().await.unwrap();
+    view.guard(&mut session).await.unwrap_err();
+    session.commit_transaction().await.unwrap_err();
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -16,7 +16,7 @@ use watchlock_testkit::{shared, signal};
 use crate::setup::{Ground, PATIENCE, SOON, eventually, info, until_streaming, until_waiting, within};
 
 /// Where a child finds its task. Without it, its test is none.
-const TASK: &str = "WATCHLOCK_TEST_CHILD";
+pub(crate) const TASK: &str = "WATCHLOCK_TEST_CHILD";
 
 /// How the lines begin that are for the parent, among those of the test harness.
 const MARK: &str = "child: ";
@@ -93,16 +93,16 @@ fn child_process() {
     }
 }
 
-fn say(what: &str) {
+pub(crate) fn say(what: &str) {
     let mut out = std::io::stdout().lock();
     writeln!(out, "{MARK}{what}").unwrap();
     out.flush().unwrap();
 }
 
 /// A child, killed when it is dropped.
-struct Process {
+pub(crate) struct Process {
     child: Child,
-    orders: ChildStdin,
+    pub(crate) orders: ChildStdin,
     lines: Receiver<String>,
 }
 
@@ -114,17 +114,20 @@ impl Process {
     /// Under an owner id.
     async fn start_as(ground: &Ground, lease: Duration, claim: Duration, owner: &str) -> Self {
         let uri = shared::replica_set().await.uri();
+        let task = format!(
+            "{uri}|{}|{}|{}|{owner}",
+            ground.database,
+            lease.as_millis(),
+            claim.as_millis()
+        );
+        Self::run("process::child_process", task).await
+    }
+
+    /// Starts this very program anew, for one of its tests to be the child.
+    pub(crate) async fn run(test: &str, task: String) -> Self {
         let mut child = Command::new(env::current_exe().unwrap())
-            .args(["process::child_process", "--exact", "--nocapture"])
-            .env(
-                TASK,
-                format!(
-                    "{uri}|{}|{}|{}|{owner}",
-                    ground.database,
-                    lease.as_millis(),
-                    claim.as_millis()
-                ),
-            )
+            .args([test, "--exact", "--nocapture"])
+            .env(TASK, task)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
@@ -145,7 +148,7 @@ impl Process {
     }
 
     /// What the child says next, which must begin with `what`; returns the rest.
-    async fn hears(&mut self, what: &str) -> String {
+    pub(crate) async fn hears(&mut self, what: &str) -> String {
         let mut heard = None;
         eventually(PATIENCE, what, async || {
             heard = self.lines.try_recv().ok();
@@ -160,7 +163,7 @@ impl Process {
             .to_owned()
     }
 
-    fn pid(&self) -> u32 {
+    pub(crate) fn pid(&self) -> u32 {
         self.child.id()
     }
 

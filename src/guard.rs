@@ -1,0 +1,95 @@
+//! Transactions that can only be committed while a lock is held.
+
+use mongodb::ClientSession;
+
+use crate::{
+    error::GuardError,
+    handle::LockView,
+    status::LostReason,
+    store::{abort, is_in_transaction},
+};
+
+impl LockView {
+    /// Makes the lock a condition of the transaction that is going on in `session`: it can be committed only if the lock
+    /// is held at that moment.
+    ///
+    /// The session must be of the driver's client that the lock client was built with. The locks may be in another
+    /// database than the data.
+    ///
+    /// # Guarantees
+    ///
+    /// - A transaction that was guarded and is committed was committed while the lock was held under this very token.
+    ///   The guard writes to the lock's document within the transaction (a renewal). The server lets nobody else write
+    ///   to that document until the transaction ends, and whoever takes over or breaks the lock has to. So even where
+    ///   the lease runs out by the server's clock between the guard and the commit, the next holder comes after the
+    ///   commit. And where somebody had written to the document since the transaction began to read, the server
+    ///   refuses the guard.
+    /// - After an error the transaction can't be committed, even if the error is overlooked: it is ended on the server.
+    ///   (Not where the server could not be reached and never heard of the guard.)
+    /// - The guard tells nobody anything: where the transaction is aborted it was never there. It does not count as a
+    ///   renewal for [`safe_for`](LockView::safe_for) either.
+    ///
+    /// # When to call it
+    ///
+    /// Last, right before the commit. From the guard to the end of the transaction whoever wants the lock's document has
+    /// to wait: those who queue up, release or break it, and the renewals in the background. Of a mutex that is nobody
+    /// who would get anything in that time; but a transaction that stays open for longer than the lease costs the lock,
+    /// and where others have permits of the same semaphore, theirs too. Let no release be awaited before the commit.
+    ///
+    /// A transaction sees the data as of its first operation. A renewal in the background, or somebody who queues up,
+    /// between that and the guard is a conflict: the error has the label `TransientTransactionError` and the transaction
+    /// is to be run again, which the driver's `and_run` and `and_run2` do by themselves. Where that comes too often,
+    /// guard first instead: then there can be no conflict, and whoever wants the lock waits for the whole transaction,
+    /// which should be short.
+    ///
+    /// # Errors
+    ///
+    /// [`GuardError::Lost`] when the lock is lost. [`GuardError::Outdated`] and [`GuardError::Server`] keep the driver's
+    /// error. Within the driver's `and_run`, `?` makes any of them the driver's own error: one that may be tried again is
+    /// tried again, and the others are found with [`get_custom`](mongodb::error::Error::get_custom).
+    ///
+    /// # Cancel safety
+    ///
+    /// As with any operation of a transaction: when the future is dropped, abort the transaction.
+    ///
+    /// # Examples
+    ///
+    /// ```no_run
+    /// # async fn example(client: mongodb::Client, locks: watchlock::LockClient) -> Result<(), Box<dyn std::error::Error>> {
+    /// use mongodb::bson::{Document, doc};
+    /// use watchlock::GuardError;
+    ///
+    /// let accounts = client.database("app").collection::<Document>("accounts");
+    /// let handle = locks.mutex("transfers").acquire().await?;
+    /// let mut session = client.start_session().await?;
+    /// let transferred = session
+    ///     .start_transaction()
+    ///     .and_run2(async |session| {
+    ///         let from = accounts.update_one(doc! { "_id": "a" }, doc! { "$inc": { "balance": -10 } });
+    ///         from.session(&mut *session).await?;
+    ///         let to = accounts.update_one(doc! { "_id": "b" }, doc! { "$inc": { "balance": 10 } });
+    ///         to.session(&mut *session).await?;
+    ///         Ok(handle.guard(session).await?)
+    ///     })
+    ///     .await;
+    /// match transferred {
+    ///     Ok(()) => println!("committed, and the lock was held"),
+    ///     Err(error) => match error.get_custom::<GuardError>() {
+    ///         Some(refused) => println!("nothing was written: {refused}"),
+    ///         None => return Err(error.into()),
+    ///     },
+    /// }
+    /// # Ok(()) }
+    /// ```
+    pub async fn guard(&self, session: &mut ClientSession) -> Result<(), GuardError> {
+        match self.parts() {
+            (hold, Some(locks)) => locks.guard(hold, session).await,
+            (_, None) if !is_in_transaction(session).await => Err(GuardError::NotInTransaction),
+            // Nobody is left who could hold it.
+            (hold, None) => {
+                abort(session).await;
+                Err(GuardError::Lost(hold.lost_reason().unwrap_or(LostReason::Released)))
+            }
+        }
+    }
+}
