@@ -15,6 +15,7 @@ use crate::{
     handle::LockHandle,
     protocol::{Kind, Owner},
     session::{Session, line::Wanted},
+    telemetry::Attempt,
 };
 
 /// What a kind of lock wants of the engine: so many permits of so many under a name.
@@ -56,6 +57,70 @@ impl Request {
         }
     }
 
+    /// Refuses what is out of its bounds, before anything is sent.
+    fn check(&self, timeout: Option<Duration>) -> Result<(), InvalidInput> {
+        let Share {
+            name,
+            kind,
+            capacity,
+            permits,
+            ..
+        } = &self.share;
+        check_name(name)?;
+        if let Some(reason) = &self.reason {
+            check_text("reason", reason)?;
+        }
+        if let Some(value) = &self.value {
+            check_text("value", value)?;
+        }
+        timeout.map_or(Ok(()), check_timeout)?;
+        if *capacity < 1 {
+            let message = format!("the {kind} has {capacity} permits; it must have at least 1");
+            return Err(InvalidInput::new(message));
+        }
+        if !(1..=*capacity).contains(permits) {
+            let message = format!("{permits} permits are asked for; of this {kind} it must be 1 to {capacity}");
+            return Err(InvalidInput::new(message));
+        }
+        if self.reentrant && *kind == Kind::Semaphore {
+            let message = format!(
+                "the semaphore `{}` is asked for re-entrantly, which means nothing: ask for more permits",
+                name.escape_debug()
+            );
+            return Err(InvalidInput::new(message));
+        }
+        Ok(())
+    }
+
+    fn attempt(&self, waits: bool) -> Attempt {
+        let Share {
+            name, kind, permits, ..
+        } = &self.share;
+        Attempt::begin(Some(name), *kind, *permits, waits, self.reason.as_deref())
+    }
+
+    /// Waits for the lock, and where it is not to be waited for asks once.
+    async fn wait(self, timeout: Option<Duration>) -> Result<LockHandle, AcquireError> {
+        let name = self.share.name.clone();
+        let acquired = if timeout == Some(Duration::ZERO) {
+            self.send(Otherwise::Tell, None).await
+        } else {
+            self.send(Otherwise::Wait, timeout).await
+        };
+        let contention = match acquired {
+            Ok(Some(handle)) => return Ok(handle),
+            Ok(None) => None,
+            Err(AcquireError::Held { contention, .. }) => Some(contention),
+            Err(error) => return Err(error),
+        };
+        Err(AcquireError::Timeout {
+            name,
+            waited: Duration::ZERO,
+            contention,
+            source: None,
+        })
+    }
+
     async fn send(self, otherwise: Otherwise, timeout: Option<Duration>) -> Result<Option<LockHandle>, AcquireError> {
         let Share {
             session,
@@ -64,30 +129,6 @@ impl Request {
             capacity,
             permits,
         } = self.share;
-        check_name(&name)?;
-        if let Some(reason) = &self.reason {
-            check_text("reason", reason)?;
-        }
-        if let Some(value) = &self.value {
-            check_text("value", value)?;
-        }
-        timeout.map_or(Ok(()), check_timeout)?;
-        if capacity < 1 {
-            return Err(
-                InvalidInput::new(format!("the {kind} has {capacity} permits; it must have at least 1")).into(),
-            );
-        }
-        if !(1..=capacity).contains(&permits) {
-            let message = format!("{permits} permits are asked for; of this {kind} it must be 1 to {capacity}");
-            return Err(InvalidInput::new(message).into());
-        }
-        if self.reentrant && kind == Kind::Semaphore {
-            let message = format!(
-                "the semaphore `{}` is asked for re-entrantly, which means nothing: ask for more permits",
-                name.escape_debug()
-            );
-            return Err(InvalidInput::new(message).into());
-        }
         if timeout == Some(Duration::ZERO) {
             return Err(AcquireError::Timeout {
                 name,
@@ -201,24 +242,10 @@ impl IntoFuture for Acquire {
 
     fn into_future(self) -> Self::IntoFuture {
         Box::pin(async move {
-            let name = self.request.share.name.clone();
-            let acquired = if self.timeout == Some(Duration::ZERO) {
-                self.request.send(Otherwise::Tell, None).await
-            } else {
-                self.request.send(Otherwise::Wait, self.timeout).await
-            };
-            let contention = match acquired {
-                Ok(Some(handle)) => return Ok(handle),
-                Ok(None) => None,
-                Err(AcquireError::Held { contention, .. }) => Some(contention),
-                Err(error) => return Err(error),
-            };
-            Err(AcquireError::Timeout {
-                name,
-                waited: Duration::ZERO,
-                contention,
-                source: None,
-            })
+            self.request.check(self.timeout)?;
+            let attempt = self.request.attempt(self.timeout != Some(Duration::ZERO));
+            let acquiring = self.request.wait(self.timeout);
+            attempt.follow(acquiring, |handle| Some(handle.hold().granted())).await
         })
     }
 }
@@ -313,7 +340,12 @@ impl TryAcquire {
     }
 
     async fn send(self, otherwise: Otherwise) -> Result<Option<LockHandle>, AcquireError> {
-        self.request.send(otherwise, self.timeout).await
+        self.request.check(self.timeout)?;
+        let attempt = self.request.attempt(false);
+        let trying = self.request.send(otherwise, self.timeout);
+        attempt
+            .follow(trying, |handle| handle.as_ref().map(|handle| handle.hold().granted()))
+            .await
     }
 }
 

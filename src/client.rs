@@ -24,6 +24,7 @@ use crate::{
     semaphore::Semaphore,
     session::Session,
     store::{MongoStore, Store, StoreError, Topology},
+    telemetry,
     wake_mode::{PollingReason, WakeMode, WakeSource},
     watch::{AllLockEvents, LockEvents},
 };
@@ -212,7 +213,9 @@ impl LockClientBuilder {
         let connected = connecting
             .await
             .unwrap_or_else(|stopped| Err(StoreError::stopped(stopped)));
-        let (store, topology, exchange) = connected.map_err(ServerError::from)?;
+        let (store, topology, exchange) = connected
+            .inspect_err(|error| telemetry::operation_failed("connect", None, error))
+            .map_err(ServerError::from)?;
         let standalone = topology == Topology::Standalone;
         let mode = match config.wake_source {
             WakeSource::Polling => WakeMode::Polling(PollingReason::Configured),

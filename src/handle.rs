@@ -18,6 +18,7 @@ use crate::{
     },
     status::{LockStatus, LostReason},
     store::StoreError,
+    telemetry,
     token::FencingToken,
 };
 
@@ -145,7 +146,9 @@ impl LockHandle {
     /// ```
     pub async fn release(mut self) -> Result<Released, ReleaseError> {
         self.gone = true;
-        match self.hold().exit() {
+        let remains = self.hold().exit();
+        self.hold().tell_end();
+        match remains {
             Remains::Nothing => {}
             Remains::Held => return Ok(Released::StillHeld),
             // By the shutdown of the client.
@@ -156,11 +159,16 @@ impl LockHandle {
         let left = self.session.let_go(self.hold());
         match tokio::time::timeout(self.session.config.lease, left).await {
             Ok(Ok(Ok(Left::Holder))) => Ok(Released::Released),
-            Ok(Ok(Err(error))) => Err(error.into()),
+            Ok(Ok(Err(error))) => Err(self.unconfirmed(error)),
             Ok(Ok(Ok(_)) | Err(_)) => Ok(Released::WasLost),
             // It goes on in the background.
-            Err(_) => Err(ServerError::from(StoreError::overdue()).into()),
+            Err(_) => Err(self.unconfirmed(StoreError::overdue().into())),
         }
+    }
+
+    fn unconfirmed(&self, error: ServerError) -> ReleaseError {
+        telemetry::release_failed(self.name(), &error);
+        error.into()
     }
 }
 

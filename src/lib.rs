@@ -17,6 +17,8 @@ mod list;
 mod memory_collection;
 mod multi;
 mod mutex;
+#[doc = include_str!("../docs/observability.md")]
+pub mod observability {}
 mod protocol;
 mod rw_lock;
 mod semaphore;
@@ -26,6 +28,7 @@ mod store;
 #[cfg(feature = "sync")]
 #[cfg_attr(docsrs, doc(cfg(feature = "sync")))]
 pub mod sync;
+mod telemetry;
 mod token;
 mod wake_mode;
 mod watch;

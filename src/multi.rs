@@ -186,9 +186,8 @@ impl MultiLock {
             part = handle.lost() => return Err(part.into()),
             output = work(handle.view()) => output,
         };
-        if let Err(error) = handle.release().await {
-            tracing::warn!(names = ?self.names, %error, "the release of a multi-lock could not be confirmed");
-        }
+        // An event tells of what could not be confirmed.
+        let _ = handle.release().await;
         Ok(output)
     }
 }

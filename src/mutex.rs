@@ -148,9 +148,8 @@ impl Mutex {
             reason = handle.lost() => return Err(reason.into()),
             output = work(handle.view()) => output,
         };
-        if let Err(error) = handle.release().await {
-            tracing::warn!(name = %self.name, %error, "the release of a lock could not be confirmed");
-        }
+        // An event tells of what could not be confirmed.
+        let _ = handle.release().await;
         Ok(output)
     }
 }

@@ -20,6 +20,7 @@ use crate::{
     protocol::Kind,
     session::Session,
     store::Wanted,
+    telemetry::Attempt,
 };
 
 type Action<O> = Pin<Box<dyn Future<Output = Result<O, AcquireError>> + Send>>;
@@ -214,21 +215,25 @@ impl<T: DeserializeOwned + Send + Sync + 'static> IntoFuture for Claim<T> {
         Box::pin(async move {
             let timeout = self.timeout;
             timeout.map_or(Ok(()), check_timeout)?;
-            let name = self.locks.place.to_string();
             let waits = timeout != Some(Duration::ZERO);
-            let mut failing = None;
-            let claiming = claim(&self.locks, self.wanted, self.reason, waits, &mut failing);
-            let claimed = match timeout.filter(|_| waits) {
-                // Dropping a claim gives back what it got in that moment.
-                Some(timeout) => tokio::time::timeout(timeout, claiming).await.unwrap_or(Ok(None)),
-                None => claiming.await,
+            let attempt = attempt(self.reason.as_deref(), waits)?;
+            let claiming = async move {
+                let name = self.locks.place.to_string();
+                let mut failing = None;
+                let claiming = claim(&self.locks, self.wanted, self.reason, waits, &mut failing);
+                let claimed = match timeout.filter(|_| waits) {
+                    // Dropping a claim gives back what it got in that moment.
+                    Some(timeout) => tokio::time::timeout(timeout, claiming).await.unwrap_or(Ok(None)),
+                    None => claiming.await,
+                };
+                claimed?.ok_or_else(|| AcquireError::Timeout {
+                    name: format!("a document of {name}"),
+                    waited: timeout.unwrap_or_default(),
+                    contention: None,
+                    source: failing,
+                })
             };
-            claimed?.ok_or_else(|| AcquireError::Timeout {
-                name: format!("a document of {name}"),
-                waited: timeout.unwrap_or_default(),
-                contention: None,
-                source: failing,
-            })
+            attempt.follow(claiming, |handle| Some(handle.granted())).await
         })
     }
 }
@@ -268,8 +273,20 @@ impl<T: DeserializeOwned + Send + Sync + 'static> IntoFuture for TryClaim<T> {
     type IntoFuture = Action<Option<DocumentHandle<T>>>;
 
     fn into_future(self) -> Self::IntoFuture {
-        Box::pin(async move { claim(&self.locks, self.wanted, self.reason, false, &mut None).await })
+        Box::pin(async move {
+            let attempt = attempt(self.reason.as_deref(), false)?;
+            let claiming = async move { claim(&self.locks, self.wanted, self.reason, false, &mut None).await };
+            attempt
+                .follow(claiming, |handle| handle.as_ref().map(DocumentHandle::granted))
+                .await
+        })
     }
+}
+
+/// Checks the reason, which is told to observers as it is.
+fn attempt(reason: Option<&str>, waits: bool) -> Result<Attempt, AcquireError> {
+    reason.map_or(Ok(()), |reason| check_text("reason", reason))?;
+    Ok(Attempt::begin(None, Kind::Document, 1, waits, reason))
 }
 
 async fn claim<T: DeserializeOwned>(
@@ -279,9 +296,6 @@ async fn claim<T: DeserializeOwned>(
     waits: bool,
     failing: &mut Option<ServerError>,
 ) -> Result<Option<DocumentHandle<T>>, AcquireError> {
-    if let Some(reason) = &reason {
-        check_text("reason", reason)?;
-    }
     let session = locks.session()?;
     let owner = session.config.owner(reason);
     let Some(given) = session.claim(wanted, owner, waits, failing).await? else {

@@ -10,6 +10,7 @@ use crate::{
     error::{DocumentError, ReleaseError},
     handle::{LockHandle, LockView, Released},
     session::Session,
+    telemetry::Granted,
 };
 
 /// A locked document.
@@ -37,6 +38,10 @@ impl<T> DocumentHandle<T> {
             id,
             document,
         }
+    }
+
+    pub(super) fn granted(&self) -> Granted<'_> {
+        self.handle.hold().granted()
     }
 
     /// The document as it was when it was locked, or right after.

@@ -95,11 +95,7 @@ impl Follower {
                     let _ = self.to.send(Err(error.into())).await;
                     return;
                 }
-                Err(error) => {
-                    let (scope, source) = (&self.scope, &error.source);
-                    tracing::debug!(?scope, %error, %source, "what is followed could not be read");
-                    tokio::time::sleep(self.session.config.poll_interval.1).await;
-                }
+                Err(_) => tokio::time::sleep(self.session.config.poll_interval.1).await,
             }
         }
     }

@@ -8,7 +8,7 @@ use mongodb::{
 };
 use tokio::time::Instant;
 
-use super::{Session, hold::Hold, log_loss};
+use super::{Session, hold::Hold};
 use crate::{
     error::GuardError,
     status::LostReason,
@@ -93,9 +93,8 @@ impl Session {
         let holds = |until| exchange.now.is_some_and(|now| now < until);
         if !holders.any(|holder| hold.is(holder) && holds(holder.until)) {
             // The server's clock is further ahead than the skew margin allows for.
-            if hold.lose(LostReason::Expired) {
-                log_loss(hold, LostReason::Expired);
-            }
+            hold.lose(LostReason::Expired);
+            hold.tell_end();
             return hold.lost_reason().unwrap_or(LostReason::Expired).into();
         }
         // It is held, and the transaction does not see it yet. What the server says to the next command of a transaction

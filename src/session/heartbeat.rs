@@ -26,6 +26,7 @@ use crate::{
     protocol::{State, document::Malformed},
     status::LostReason,
     store::{Renewal, StoreError},
+    telemetry,
 };
 
 /// Documents in one command: a few hundred kilobytes, and some milliseconds of the server's time.
@@ -123,9 +124,7 @@ impl Session {
             }
         }
         for hold in over {
-            if hold.lost_reason() == Some(LostReason::Expired) {
-                super::log_loss(&hold, LostReason::Expired);
-            }
+            hold.tell_end();
             self.feed(&hold.name, |lines, context, _| {
                 lines.line(&hold.name).let_go(&hold, None, context)
             });
@@ -185,9 +184,7 @@ impl Session {
             }
             let (session, together) = (self.clone(), together.to_vec());
             self.spawn(async move {
-                if let Err(error) = session.renew_together(&together).await {
-                    let source = &error.source;
-                    tracing::debug!(locks = together.len(), %error, %source, "a renewal failed");
+                if session.renew_together(&together).await.is_err() {
                     let again = Instant::now() + (session.config.renewal_interval / 10).min(BACKOFF.1);
                     for hold in &together {
                         hold.failing();
@@ -199,8 +196,16 @@ impl Session {
         }
     }
 
-    /// Renews holds in one command. Which of them are gone is only read when some are.
+    /// Renews holds in one command.
     pub(crate) async fn renew_together(self: &Arc<Self>, holds: &[Arc<Hold>]) -> Result<(), StoreError> {
+        self.renew_once(holds)
+            .await
+            .map(telemetry::renewed)
+            .inspect_err(|error| telemetry::renewal_failed(holds.len(), error))
+    }
+
+    /// Renews, and returns how many were. Which of them are gone is only read when some are.
+    async fn renew_once(self: &Arc<Self>, holds: &[Arc<Hold>]) -> Result<u64, StoreError> {
         let names: HashSet<&String> = holds.iter().map(|hold| &hold.name).collect();
         let renewal = Renewal {
             operation: self.ids.operation(),
@@ -217,9 +222,10 @@ impl Session {
                 hold.renewed(sent + hold.lease - self.config.skew_margin, renew_at);
                 hold.answered(sent);
             }
-            return Ok(());
+            return Ok(renewed);
         }
         let (documents, exchange) = self.store.read(&renewal.names).await?;
+        let mut renewed = 0;
         for hold in holds {
             let state = documents.get(&hold.name).and_then(|document| document.as_ref().ok());
             let holder = state.and_then(|state| state.holders.iter().find(|holder| hold.is(holder)));
@@ -229,11 +235,12 @@ impl Session {
                 if let Some(deadline) = until.checked_sub(self.config.skew_margin) {
                     hold.renewed(deadline, renew_at);
                     hold.answered(sent);
+                    renewed += 1;
                 }
             }
             self.compare(hold, documents.get(&hold.name));
         }
-        Ok(())
+        Ok(renewed)
     }
 
     pub(super) fn compare(self: &Arc<Self>, hold: &Hold, document: Option<&Result<State, Malformed>>) {
@@ -291,10 +298,7 @@ impl Session {
                     }
                     return;
                 }
-                Err(error) => {
-                    tracing::debug!(%error, source = %error.source, "held locks could not be read");
-                    tokio::time::sleep(BACKOFF.0.saturating_mul(1 << look)).await;
-                }
+                Err(_) => tokio::time::sleep(BACKOFF.0.saturating_mul(1 << look)).await,
             }
         }
     }

@@ -14,6 +14,7 @@ use tokio_util::sync::CancellationToken;
 use crate::{
     protocol::{Holder, Use},
     status::{LockStatus, LostReason},
+    telemetry::{self, Granted, How},
     token::FencingToken,
 };
 
@@ -55,6 +56,17 @@ struct Progress {
     deleting: usize,
     /// It was seen that the document is gone, while one was.
     gone: bool,
+    over_at: Option<Instant>,
+    told: Told,
+}
+
+/// What observers know of a hold.
+#[derive(Clone, Copy, Debug)]
+enum Told {
+    /// Nothing, as nobody has it so far; and how it was granted.
+    Nothing(How),
+    Granted,
+    Over,
 }
 
 /// What is left of a hold when one of its handles goes.
@@ -76,6 +88,7 @@ pub(crate) struct Grant {
     pub(crate) permits: u64,
     pub(crate) lease: Duration,
     pub(crate) uncertain: bool,
+    pub(crate) how: How,
     pub(crate) deadline: Instant,
     pub(crate) renew_at: Instant,
 }
@@ -101,6 +114,8 @@ impl Hold {
                 lost: None,
                 deleting: 0,
                 gone: false,
+                over_at: None,
+                told: Told::Nothing(grant.how),
             }),
             changed: Notify::new(),
             ended: CancellationToken::new(),
@@ -169,7 +184,9 @@ impl Hold {
                 return false;
             }
             let first = progress.lost.is_none();
-            progress.lost.get_or_insert(reason);
+            if first {
+                progress.end(reason);
+            }
             first
         };
         if first {
@@ -224,10 +241,45 @@ impl Hold {
             if progress.handles > 0 {
                 return Remains::Held;
             }
-            progress.lost = Some(LostReason::Released);
+            progress.end(LostReason::Released);
         }
         self.announce();
         Remains::Nothing
+    }
+
+    /// Somebody has it from now on, as is to be told. Of those who share a hold the first brings how it was granted.
+    pub(crate) fn granted(&self) -> Granted<'_> {
+        let mut progress = self.progress();
+        let how = match progress.told {
+            Told::Nothing(how) => {
+                progress.told = Told::Granted;
+                how
+            }
+            Told::Granted | Told::Over => How::Reentered,
+        };
+        Granted {
+            lock: &self.name,
+            kind: self.used.0,
+            token: self.token,
+            how,
+        }
+    }
+
+    /// Tells observers that it is over, if it is: once, and only those who know that it was granted.
+    ///
+    /// To be called whenever it may be over and no mutex is held, as whoever found out first may have held one.
+    pub(crate) fn tell_end(&self) {
+        let Err(reason) = self.look() else { return };
+        let over_at = {
+            let mut progress = self.progress();
+            if !matches!(progress.told, Told::Granted) {
+                return;
+            }
+            progress.told = Told::Over;
+            progress.over_at
+        };
+        let held = over_at.map_or(Duration::ZERO, |at| at.saturating_duration_since(self.since));
+        telemetry::ended(&self.name, self.used.0, self.token, reason, held);
     }
 
     fn announce(&self) {
@@ -314,6 +366,15 @@ impl Hold {
     }
 }
 
+impl Progress {
+    fn end(&mut self, reason: LostReason) {
+        // Nobody may have looked when the deadline came.
+        let expired = reason == LostReason::Expired;
+        self.over_at = Some(if expired { self.deadline } else { Instant::now() });
+        self.lost = Some(reason);
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -329,6 +390,7 @@ mod tests {
             uncertain: false,
             deadline: later,
             renew_at: later,
+            how: How::AtOnce,
         };
         Hold::new("a-1".to_owned(), "7".to_owned(), &grant)
     }

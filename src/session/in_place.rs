@@ -29,6 +29,7 @@ use crate::{
     protocol::{Kind, Operation, Owner, Request, Requests},
     status::LostReason,
     store::{AWAIT_TIME, Claimed, ResumeAt, StoreError, Wanted},
+    telemetry::{self, How, StreamOf},
 };
 
 /// What a document is locked as.
@@ -120,7 +121,7 @@ impl Session {
         // As long as there is enough for all, nobody waits for anybody.
         let nobody_waits = turn.try_lock().is_ok();
         if nobody_waits || !wait {
-            match self.claim_once(&wanted, &owner).await {
+            match self.claim_once(&wanted, &owner, How::AtOnce).await {
                 Ok(None) if wait => {}
                 Err(error) if wait && !error.is_final() => *failing = Some(error.into()),
                 Ok(claimed) => return Ok(claimed),
@@ -132,9 +133,10 @@ impl Session {
         let mut freed = self.claims.freed.subscribe();
         self.watch_free();
         let mut pause = line::BACKOFF.0;
+        let mut how = How::Asking;
         loop {
             let streaming = freed.borrow_and_update().streaming;
-            let again = match self.claim_once(&wanted, &owner).await {
+            let again = match self.claim_once(&wanted, &owner, how).await {
                 Ok(Some(given)) => return Ok(Some(given)),
                 Err(error) if error.is_final() => return Err(ServerError::from(error).into()),
                 Err(error) => {
@@ -148,12 +150,12 @@ impl Session {
             };
             *failing = None;
             pause = line::BACKOFF.0;
-            tokio::select! {
+            how = tokio::select! {
                 // The sender is the session's own.
-                _ = freed.changed() => {}
-                () = sleep_until(again) => {}
+                _ = freed.changed() => How::Event,
+                () = sleep_until(again) => How::Asking,
                 () = self.ended.cancelled() => return Err(AcquireError::Closed),
-            }
+            };
         }
     }
 
@@ -172,15 +174,25 @@ impl Session {
         over.map_or(routine, |over| over.min(routine)).max(soonest)
     }
 
-    async fn claim_once(self: &Arc<Self>, wanted: &Arc<Wanted>, owner: &Owner) -> Result<Option<Given>, StoreError> {
+    async fn claim_once(
+        self: &Arc<Self>,
+        wanted: &Arc<Wanted>,
+        owner: &Owner,
+        how: How,
+    ) -> Result<Option<Given>, StoreError> {
         let (session, wanted, owner) = (self.clone(), wanted.clone(), owner.clone());
-        let claiming = self.spawn_for(async move { session.run_claim(wanted, owner).await });
+        let claiming = self.spawn_for(async move { session.run_claim(wanted, owner, how).await });
         claiming
             .await
             .unwrap_or_else(|stopped| Err(StoreError::stopped(stopped)))
     }
 
-    async fn run_claim(self: Arc<Self>, wanted: Arc<Wanted>, owner: Owner) -> Result<Option<Given>, StoreError> {
+    async fn run_claim(
+        self: Arc<Self>,
+        wanted: Arc<Wanted>,
+        owner: Owner,
+        how: How,
+    ) -> Result<Option<Given>, StoreError> {
         let id = self.ids.claim();
         let entry = Request {
             id: id.clone(),
@@ -208,7 +220,7 @@ impl Session {
             self.store.claim(&wanted, &operation).await
         };
         match answer {
-            Ok(Some(claimed)) => Ok(self.claimed(&id, claimed)),
+            Ok(Some(claimed)) => Ok(self.claimed(&id, claimed, how)),
             Ok(None) => {
                 self.ids.settled(&id);
                 Ok(None)
@@ -216,7 +228,6 @@ impl Session {
             Err(error) => {
                 self.ids.settled(&id);
                 if !error.is_final() {
-                    tracing::debug!(%error, source = %error.source, "a claim failed");
                     self.spawn(self.clone().take_out(wanted, id));
                 }
                 Err(error)
@@ -225,7 +236,7 @@ impl Session {
     }
 
     /// Enters a claimed document among what is held; `None` when the news came too late to be believed.
-    fn claimed(self: &Arc<Self>, id: &str, claimed: Claimed) -> Option<Given> {
+    fn claimed(self: &Arc<Self>, id: &str, claimed: Claimed, how: How) -> Option<Given> {
         let Claimed {
             name,
             document,
@@ -248,6 +259,7 @@ impl Session {
                     permits: 1,
                     lease: context.config.lease,
                     uncertain: false,
+                    how,
                     deadline,
                     renew_at: exchange.sent + context.config.renewal_interval,
                 };
@@ -348,6 +360,9 @@ impl Session {
                 session.feed(&held.name, |lines, _, _| lines.line(&held.name).forget(&held.id));
             }
             held.end_deleting(matches!(deleted, Ok(true)));
+            if matches!(deleted, Ok(true)) {
+                held.tell_end();
+            }
             deleted
         });
         let deleted = deleting
@@ -364,6 +379,7 @@ impl Session {
             .spawn_for(async move { session.verify_together(&[held]).await })
             .await;
         hold.lose(LostReason::Expired);
+        hold.tell_end();
         hold.lost_reason().unwrap_or(LostReason::Expired)
     }
 }
@@ -377,7 +393,8 @@ async fn pump(session: Weak<Session>) {
         if opening.unwatched() {
             return;
         }
-        let opened = opening.store.watch_free(resume.take().as_ref()).await;
+        let from = resume.take();
+        let opened = opening.store.watch_free(from.as_ref()).await;
         // Whatever was missed meanwhile: everybody tries again.
         opening.freed(opened.is_ok());
         drop(opening);
@@ -389,19 +406,27 @@ async fn pump(session: Weak<Session>) {
                 continue;
             }
         };
+        telemetry::stream_opened(StreamOf::Claims, from.is_some());
         pause = line::BACKOFF.0;
         let mut needed_at = Instant::now();
         loop {
             let batch = tokio::time::timeout(AWAIT_TIME + OVERDUE, stream.next()).await;
             let Some(session) = session.upgrade() else { return };
-            match batch {
-                Ok(Ok(events)) if events.is_empty() => {}
-                Ok(Ok(_)) => session.freed(true),
-                Ok(Err(error)) if error.is_final() => break,
-                Ok(Err(_)) | Err(_) => {
-                    resume = stream.resume_at();
-                    break;
+            let error = match batch {
+                Ok(Ok(events)) if events.is_empty() => None,
+                Ok(Ok(_)) => {
+                    session.freed(true);
+                    None
                 }
+                Ok(Err(error)) => Some(Some(error)),
+                Err(_) => Some(None),
+            };
+            if let Some(error) = error {
+                telemetry::stream_interrupted(StreamOf::Claims, error.as_ref());
+                resume = stream
+                    .resume_at()
+                    .filter(|_| error.is_none_or(|error| !error.is_final()));
+                break;
             }
             if session.claims.freed.receiver_count() > 0 {
                 needed_at = Instant::now();

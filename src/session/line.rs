@@ -31,6 +31,7 @@ use crate::{
     protocol::{Expects, Kind, Operation, Owner, Request, Requests, ServerTime, State, Use, document::Malformed, wake},
     status::LostReason,
     store::{Answer, Exchange, Failure, StoreError},
+    telemetry::How,
 };
 
 /// A waiter that was woken shows that it is alive by a renewal this long after; until then it holds on the claim lease.
@@ -109,6 +110,8 @@ pub(crate) struct Pending {
     above: i64,
     /// A request for it may have been applied, or may still be.
     uncertain: bool,
+    /// How a grant would come that is heard of now.
+    how: How,
 }
 
 impl Pending {
@@ -143,6 +146,7 @@ impl Pending {
             queued: false,
             above: 0,
             uncertain: false,
+            how: How::AtOnce,
         }
     }
 }
@@ -627,12 +631,14 @@ impl Line {
             .as_ref()
             .and_then(|state| wake::left(&state.wake, &operation.id))
             .unwrap_or_default();
+        let mut let_go = false;
         for (position, leave) in self.under_way.take().unwrap_or_default().into_iter().enumerate() {
             let found = match left.get(position).copied().unwrap_or(wake::Left::Nowhere) {
                 // Our earlier try took it out: that answer was lost on the way.
                 wake::Left::Nowhere if leave.uncertain => wake::Left::Holder,
                 found => found,
             };
+            let_go |= found == wake::Left::Holder;
             self.left(leave, found, context, effects);
         }
         let Some(state) = &answer.state else {
@@ -641,6 +647,13 @@ impl Line {
             return;
         };
         if let Some(requests) = &operation.requests {
+            if let_go {
+                let asked = |pending: &&mut Pending| operation.asks_for(&pending.id);
+                self.waiting
+                    .iter_mut()
+                    .filter(asked)
+                    .for_each(|pending| pending.how = How::Local);
+            }
             for entry in &requests.entries {
                 self.requested(entry, requests, state, &answer.exchange, context, effects);
             }
@@ -714,6 +727,7 @@ impl Line {
             let safe_until = safe_until.map(|until| until.min(most));
             return self.grant(position, holder.token, safe_until, renew_at, context, effects);
         }
+        self.waiting[position].how = How::Asking;
         if state.queue.iter().any(|waiter| waiter.id == entry.id) {
             let pending = &mut self.waiting[position];
             (pending.queued, pending.above) = (true, state.token);
@@ -770,6 +784,7 @@ impl Line {
             permits: unsigned(pending.permits),
             lease: context.config.lease,
             uncertain: pending.uncertain,
+            how: pending.how,
             deadline,
             renew_at,
         };
@@ -795,6 +810,7 @@ impl Line {
         let unsettled = unsettled || pending.uncertain;
         // Not as a first request: these go to the end, behind those that were only tried beside it.
         (pending.sent, pending.queued, pending.above) = (true, false, 0);
+        pending.how = How::Asking;
         self.leave(stale, used, false, unsettled, None, context);
     }
 
@@ -953,6 +969,7 @@ impl Line {
                 let until = at.plus_millis(context.config.claim_millis());
                 let most = context.now + context.config.claim_lease;
                 let safe_until = context.clock.before(until).map(|until| until.min(most));
+                self.waiting[position].how = How::Event;
                 self.grant(position, token, safe_until, check(context), context, effects);
                 self.let_reenter(context, effects);
             }

@@ -36,6 +36,7 @@ use crate::{
     protocol::{Expects, Operation, State, wake},
     status::LostReason,
     store::{Answer, Event, Exchange, Store, StoreError},
+    telemetry,
     wake_mode::WakeMode,
 };
 use clock::ServerClock;
@@ -101,6 +102,7 @@ struct Lines {
 impl Session {
     pub(crate) fn new(mut config: Config, store: Store, first: Option<&Exchange>, mode: WakeMode) -> Arc<Self> {
         config.begin(first.and_then(|exchange| exchange.now));
+        telemetry::session_began(mode);
         let mut clock = ServerClock::default();
         if let Some(exchange) = first {
             clock.note(exchange);
@@ -153,8 +155,7 @@ impl Session {
             let session = self.clone();
             self.spawn(async move {
                 if let Err(error) = session.store.prepare().await {
-                    let source = &error.source;
-                    tracing::warn!(%source, "the index that purges idle locks could not be made; they stay until it is");
+                    telemetry::index_missing(&error);
                 }
             });
         });
@@ -208,7 +209,7 @@ impl Session {
             }
             self.after(table, name);
         }
-        self.carry_out(effects);
+        self.carry_out(name, effects);
     }
 
     /// Keeps the books after a line changed: idle lines go, the heartbeat knows the next instant.
@@ -282,8 +283,6 @@ impl Session {
                     line.remember(answer, &context);
                 }
                 Err(error) => {
-                    let source = &error.source;
-                    tracing::debug!(name, %error, %source, "an operation on a lock failed");
                     line.failed(operation, &error, &context, &mut effects);
                 }
             }
@@ -291,11 +290,11 @@ impl Session {
             self.after(table, name);
             next
         };
-        self.carry_out(effects);
+        self.carry_out(name, effects);
         next
     }
 
-    fn carry_out(self: &Arc<Self>, effects: Vec<Effect>) {
+    fn carry_out(self: &Arc<Self>, name: &str, effects: Vec<Effect>) {
         for effect in effects {
             match effect {
                 Effect::Answer(to, outcome) => {
@@ -306,13 +305,14 @@ impl Session {
                 }
                 Effect::Left(to, left) => {
                     // Whoever released may well not wait for the answer.
-                    let _ = to.send(left);
+                    if let Err(Err(error)) = to.send(left) {
+                        telemetry::release_failed(name, &error);
+                    }
                 }
                 Effect::Doubted(hold) => self.verify(vec![hold]),
                 Effect::Lost(hold, reason) => {
-                    if hold.lose(reason) {
-                        log_loss(&hold, reason);
-                    }
+                    hold.lose(reason);
+                    hold.tell_end();
                 }
             }
         }
@@ -320,7 +320,9 @@ impl Session {
 
     /// Drops a handle that nobody will ask about, and lets go of the hold if it was the last.
     pub(crate) fn discard(self: &Arc<Self>, hold: &Hold) {
-        if hold.exit() == Remains::Nothing {
+        let remains = hold.exit();
+        hold.tell_end();
+        if remains == Remains::Nothing {
             drop(self.let_go(hold));
         }
     }
@@ -376,7 +378,7 @@ impl Session {
     fn set_mode(&self, mode: WakeMode) {
         let before = self.mode.send_replace(mode);
         if before != mode {
-            tracing::info!(%mode, "the wake mode changed");
+            telemetry::wake_mode(before, mode);
         }
     }
 
@@ -396,6 +398,7 @@ impl Session {
         for hold in &holds {
             // However many handles it has.
             if hold.lose(LostReason::Released) {
+                hold.tell_end();
                 drop(self.let_go(hold));
             }
         }
@@ -427,7 +430,9 @@ impl Session {
             evict: true,
             ..self.operation()
         };
-        self.operate(name, operation, None).await
+        let state = self.operate(name, operation, None).await?;
+        telemetry::broke(name);
+        Ok(state)
     }
 
     /// Gives a holder another value; `false` when it holds no more.
@@ -516,10 +521,6 @@ impl Session {
     }
 }
 
-fn log_loss(hold: &Hold, reason: LostReason) {
-    tracing::warn!(name = %hold.name, token = %hold.token, %reason, "a lock was lost");
-}
-
 impl fmt::Debug for Session {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         // Not the store: the driver's client shows the user's connection options.
@@ -532,6 +533,8 @@ impl fmt::Debug for Session {
 impl Drop for Session {
     fn drop(&mut self) {
         self.ended.cancel();
+        let mode = *self.mode.borrow();
+        telemetry::session_ended(mode);
     }
 }
 

@@ -11,6 +11,7 @@ use tokio_util::sync::CancellationToken;
 use super::Session;
 use crate::{
     store::{AWAIT_TIME, Event, Failure, ResumeAt, StoreError, Stream},
+    telemetry::{self, StreamOf},
     wake_mode::{PollingReason, WakeMode},
 };
 
@@ -108,10 +109,7 @@ async fn pump(session: &Weak<Session>, mut stream: Stream<Event>) -> Option<Phas
             Some(error) if error.is_final() => None,
             _ => stream.resume_at(),
         };
-        let reason = error
-            .as_ref()
-            .map_or_else(|| "no sign of life".to_owned(), |error| error.source.to_string());
-        tracing::info!(reason, "the change stream is re-opened");
+        telemetry::stream_interrupted(StreamOf::Locks, error.as_ref());
         session.streams(false);
         session.set_mode(WakeMode::Polling(PollingReason::Interrupted));
         session.on_gap();
@@ -130,6 +128,7 @@ impl Session {
         };
         let error = match tokio::time::timeout(OPENING, opening).await {
             Ok(Ok(Ok(stream))) => {
+                telemetry::stream_opened(StreamOf::Locks, resume.is_some());
                 self.streams(true);
                 self.set_mode(WakeMode::ChangeStream);
                 self.on_gap();

@@ -12,7 +12,10 @@ use std::{collections::HashMap, error::Error as StdError, fmt, io, sync::Arc};
 use mongodb::{bson::Document, options::UpdateModifications};
 use tokio::time::Instant;
 
-use crate::protocol::{Kind, Operation, ServerTime, State, document::Malformed};
+use crate::{
+    protocol::{Kind, Operation, ServerTime, State, document::Malformed},
+    telemetry,
+};
 
 pub(crate) use memory::{MemoryDocuments, MemoryInPlace, MemoryStore, Refused};
 pub(crate) use mongo::{AWAIT_TIME, MongoStore, Topology, abort, is_in_transaction};
@@ -114,6 +117,11 @@ impl StoreError {
         mongo::code(self.source.downcast_ref()?)
     }
 
+    /// The server's name for that code, where it has said it.
+    pub(crate) fn code_name(&self) -> Option<&str> {
+        mongo::code_name(self.source.downcast_ref()?)
+    }
+
     /// The store can't do that: it is of locks by themselves or of locks in documents, and the other is asked for.
     fn unsupported() -> Self {
         Self {
@@ -161,6 +169,7 @@ impl Store {
             Self::Memory(store) => Ok(store.run(name, operation)),
             Self::MemoryInPlace(store) => store.run(name, operation),
         }
+        .inspect_err(|error| telemetry::operation_failed(telemetry::purpose(operation), Some(name), error))
     }
 
     /// Renews those of `ids` that still hold a lock of `names`; returns in how many documents.
@@ -170,6 +179,7 @@ impl Store {
             Self::Memory(store) => Ok(store.renew(renewal)),
             Self::MemoryInPlace(store) => store.renew(renewal),
         }
+        .inspect_err(|error| telemetry::operation_failed("renew", None, error))
     }
 
     /// Reads the documents of these names as they are now; names without one are left out.
@@ -179,6 +189,7 @@ impl Store {
             Self::Memory(store) => Ok(store.read(names)),
             Self::MemoryInPlace(store) => Ok(store.read(names)),
         }
+        .inspect_err(|error| telemetry::operation_failed("read", None, error))
     }
 
     /// Reads all documents that can match; with them, the server's clock. What is no lock is passed over.
@@ -192,6 +203,7 @@ impl Store {
             // Nobody lists the locks in documents.
             Self::MemoryInPlace(_) => Err(StoreError::unsupported()),
         }
+        .inspect_err(|error| telemetry::operation_failed("list", None, error))
     }
 
     /// Opens a stream of the events that concern `session`, from now on or from after the last event of `resume`.
@@ -201,6 +213,7 @@ impl Store {
             Self::Memory(store) => Ok(Stream::Memory(store.watch(session))),
             Self::MemoryInPlace(store) => Ok(Stream::Memory(store.watch(session))),
         }
+        .inspect_err(|error| telemetry::operation_failed("watch", None, error))
     }
 
     /// Opens a stream of whatever happens to the document `name`, or to any of them, likewise.
@@ -215,6 +228,7 @@ impl Store {
             // Nobody follows the locks in documents.
             Self::MemoryInPlace(_) => Err(StoreError::unsupported()),
         }
+        .inspect_err(|error| telemetry::operation_failed("follow", name, error))
     }
 
     /// Opens a stream that tells whenever a document may have become free to be claimed.
@@ -224,6 +238,7 @@ impl Store {
             Self::MemoryInPlace(store) => Ok(Stream::Memory(store.watch_free())),
             Self::Memory(_) => Err(StoreError::unsupported()),
         }
+        .inspect_err(|error| telemetry::operation_failed("watch", None, error))
     }
 
     /// Locks any document that is wanted and free, and returns it; `None` when there is none.
@@ -233,6 +248,7 @@ impl Store {
             Self::MemoryInPlace(store) => store.claim(wanted, operation),
             Self::Memory(_) => Err(StoreError::unsupported()),
         }
+        .inspect_err(|error| telemetry::operation_failed("claim", None, error))
     }
 
     /// When the first of the wanted documents is free again, should nobody renew; `None` when there is none.
@@ -242,6 +258,7 @@ impl Store {
             Self::MemoryInPlace(store) => store.free_at(wanted),
             Self::Memory(_) => Err(StoreError::unsupported()),
         }
+        .inspect_err(|error| telemetry::operation_failed("read", None, error))
     }
 
     /// The names of the wanted documents in which this entry is a holder.
@@ -251,6 +268,7 @@ impl Store {
             Self::MemoryInPlace(store) => store.held_by(wanted, entry),
             Self::Memory(_) => Err(StoreError::unsupported()),
         }
+        .inspect_err(|error| telemetry::operation_failed("read", None, error))
     }
 
     /// The path of the locks in the documents of the user's own; empty where the documents are the locks.
@@ -269,6 +287,7 @@ impl Store {
             Self::MemoryInPlace(store) => Ok(store.fetch(name)),
             Self::Memory(_) => Err(StoreError::unsupported()),
         }
+        .inspect_err(|error| telemetry::operation_failed("read", Some(name), error))
     }
 
     /// Changes the user's part of a document, and returns it, if this entry holds it under this token; `None` otherwise.
@@ -283,6 +302,7 @@ impl Store {
             Self::MemoryInPlace(store) => store.change(name, holder, &update),
             Self::Memory(_) => Err(StoreError::unsupported()),
         }
+        .inspect_err(|error| telemetry::operation_failed("update", Some(name), error))
     }
 
     /// Deletes a document if this entry holds it under this token, and says whether it did.
@@ -292,6 +312,7 @@ impl Store {
             Self::MemoryInPlace(store) => Ok(store.delete(name, holder)),
             Self::Memory(_) => Err(StoreError::unsupported()),
         }
+        .inspect_err(|error| telemetry::operation_failed("delete", Some(name), error))
     }
 
     /// Prepares the collection: makes the index by which the server purges idle locks.
@@ -300,6 +321,7 @@ impl Store {
             Self::Mongo(store) => store.prepare().await,
             Self::Memory(_) | Self::MemoryInPlace(_) => Ok(()),
         }
+        .inspect_err(|error| telemetry::operation_failed("index", None, error))
     }
 }
 

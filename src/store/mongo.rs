@@ -21,7 +21,7 @@ use tokio::time::Instant;
 use super::{Answer, Documents, Exchange, Failure, Renewal, Selection, StoreError, name};
 use crate::protocol::{Location, Operation, ServerTime, State, pipeline};
 
-pub(in crate::store) use failure::code;
+pub(in crate::store) use failure::{code, code_name};
 pub(crate) use guard::{abort, is_in_transaction};
 pub(in crate::store) use stream::MongoStream;
 

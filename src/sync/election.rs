@@ -121,9 +121,8 @@ impl Election {
         loop {
             let leadership = self.campaign(&value).run()?;
             let led = lead(leadership.view());
-            if let Err(error) = leadership.resign() {
-                tracing::warn!(name = self.name(), %error, "a resignation could not be confirmed");
-            }
+            // An event tells of what could not be confirmed.
+            let _ = leadership.resign();
             if let ControlFlow::Break(output) = led {
                 return Ok(output);
             }

@@ -68,9 +68,8 @@ impl MultiLock {
         if let Some(part) = handle.lost_part() {
             return Err(part.into());
         }
-        if let Err(error) = handle.release() {
-            tracing::warn!(multi = ?self.multi, %error, "the release of a multi-lock could not be confirmed");
-        }
+        // An event tells of what could not be confirmed.
+        let _ = handle.release();
         Ok(output)
     }
 }

@@ -77,9 +77,8 @@ impl Mutex {
         if let Some(reason) = handle.lost_reason() {
             return Err(reason.into());
         }
-        if let Err(error) = handle.release() {
-            tracing::warn!(name = self.name(), %error, "the release of a lock could not be confirmed");
-        }
+        // An event tells of what could not be confirmed.
+        let _ = handle.release();
         Ok(output)
     }
 }

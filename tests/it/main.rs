@@ -17,3 +17,4 @@ mod setup;
 mod stream;
 #[cfg(feature = "sync")]
 mod sync;
+mod telemetry;

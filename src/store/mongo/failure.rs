@@ -43,6 +43,16 @@ pub(in crate::store) fn code(error: &Error) -> Option<i32> {
     }
 }
 
+/// The server's name for the code, where it has said it.
+pub(in crate::store) fn code_name(error: &Error) -> Option<&str> {
+    let name = match &*error.kind {
+        ErrorKind::Command(command) => Some(&command.code_name),
+        ErrorKind::Write(WriteFailure::WriteError(write)) => write.code_name.as_ref(),
+        _ => None,
+    };
+    name.map(String::as_str).filter(|name| !name.is_empty())
+}
+
 /// Codes of the server: a duplicate key; then those of the driver specifications that come and go with the state of
 /// the replica set or the load of the server.
 fn failure_by_code(code: i32) -> Failure {

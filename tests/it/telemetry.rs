@@ -1,0 +1,637 @@
+//! What operators see: spans, events and numbers, as docs/observability.md tells them.
+//!
+//! Everything runs on the thread of the test, as subscriber and recorder are that thread's.
+
+use std::{
+    collections::BTreeMap,
+    fmt::Debug,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use mongodb::{Client, bson::doc};
+use tokio::task::JoinHandle;
+use tracing::{
+    Event, Level, Metadata, Subscriber,
+    field::{Field, Visit},
+    span,
+    subscriber::DefaultGuard,
+};
+use tracing_subscriber::{
+    layer::{Context, Layer, SubscriberExt},
+    registry::LookupSpan,
+};
+use watchlock::{AcquireError, InMemory, LockClient, LockHandle, LostReason, Mutex as LockMutex, WakeMode, WakeSource};
+
+use crate::setup::{COLLECTION, Ground, PATIENCE, eventually, until_streaming, until_waiting, within};
+
+const DOCUMENTED: &str = include_str!("../../docs/observability.md");
+
+/// A span that ended, or an event.
+#[derive(Clone, Debug, PartialEq)]
+struct Told {
+    name: &'static str,
+    level: Level,
+    fields: Fields,
+}
+
+type Fields = BTreeMap<&'static str, String>;
+
+impl Told {
+    fn field(&self, name: &str) -> &str {
+        self.fields.get(name).unwrap_or_else(|| panic!("no {name} in {self:?}"))
+    }
+
+    fn assert_fields(&self, names: &[&str]) {
+        let fields: Vec<_> = self.fields.keys().copied().filter(|name| *name != "message").collect();
+        assert_eq!(fields, names, "{self:?}");
+    }
+}
+
+/// Notes all that watchlock tells on this thread, at every level.
+#[derive(Clone, Debug, Default)]
+struct Ear(Arc<Mutex<Vec<Told>>>);
+
+impl Ear {
+    fn listen() -> (Self, DefaultGuard) {
+        let ear = Self::default();
+        let subscriber = tracing_subscriber::registry().with(ear.clone());
+        (ear, tracing::subscriber::set_default(subscriber))
+    }
+
+    fn heard(&self) -> Vec<Told> {
+        self.0.lock().unwrap().clone()
+    }
+
+    fn all(&self, name: &str) -> Vec<Told> {
+        self.heard().into_iter().filter(|told| told.name == name).collect()
+    }
+
+    /// The only one of that name.
+    fn only(&self, name: &str) -> Told {
+        match &self.all(name)[..] {
+            [told] => told.clone(),
+            _ => panic!("not one {name} in {:#?}", self.heard()),
+        }
+    }
+
+    async fn until(&self, name: &str) {
+        eventually(PATIENCE, name, async || !self.all(name).is_empty()).await;
+    }
+
+    fn hears(&self, metadata: &Metadata<'_>) -> bool {
+        let ours = metadata.target() == "watchlock";
+        assert!(ours || !metadata.target().starts_with("watchlock::"), "{metadata:?}");
+        ours
+    }
+
+    /// That nothing was told that is not documented.
+    fn assert_documented(&self) {
+        let heard = self.heard();
+        assert!(!heard.is_empty());
+        for told in heard {
+            assert!(DOCUMENTED.contains(&format!("`{}`", told.name)), "{told:?}");
+            for (field, value) in &told.fields {
+                let text = match *field {
+                    "message" => format!("| {value} |"),
+                    field => format!("`{field}`"),
+                };
+                assert!(DOCUMENTED.contains(&text), "{text} of {told:?}");
+            }
+        }
+    }
+}
+
+struct Writing<'a>(&'a mut Fields);
+
+impl Visit for Writing<'_> {
+    fn record_str(&mut self, field: &Field, value: &str) {
+        self.0.insert(field.name(), value.to_owned());
+    }
+
+    fn record_debug(&mut self, field: &Field, value: &dyn Debug) {
+        self.0.insert(field.name(), format!("{value:?}"));
+    }
+}
+
+impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for Ear {
+    fn on_new_span(&self, attributes: &span::Attributes<'_>, id: &span::Id, context: Context<'_, S>) {
+        if self.hears(attributes.metadata()) {
+            let mut fields = Fields::new();
+            attributes.record(&mut Writing(&mut fields));
+            context.span(id).unwrap().extensions_mut().insert(fields);
+        }
+    }
+
+    fn on_record(&self, id: &span::Id, values: &span::Record<'_>, context: Context<'_, S>) {
+        if let Some(fields) = context.span(id).unwrap().extensions_mut().get_mut::<Fields>() {
+            values.record(&mut Writing(fields));
+        }
+    }
+
+    fn on_close(&self, id: span::Id, context: Context<'_, S>) {
+        let span = context.span(&id).unwrap();
+        if let Some(fields) = span.extensions_mut().remove::<Fields>() {
+            self.0.lock().unwrap().push(Told {
+                name: span.name(),
+                level: *span.metadata().level(),
+                fields,
+            });
+        }
+    }
+
+    fn on_event(&self, event: &Event<'_>, context: Context<'_, S>) {
+        let metadata = event.metadata();
+        if !self.hears(metadata) {
+            return;
+        }
+        let mut fields = Fields::new();
+        event.record(&mut Writing(&mut fields));
+        let name = metadata.name();
+        // Those that belong to an acquire are told in its span.
+        let acquiring = context
+            .event_span(event)
+            .is_some_and(|span| span.name() == "watchlock.acquire");
+        let of_acquire = ["watchlock.granted", "watchlock.timed_out", "watchlock.not_acquired"].contains(&name);
+        assert!(acquiring || !of_acquire, "{name} outside of its span");
+        self.0.lock().unwrap().push(Told {
+            name,
+            level: *metadata.level(),
+            fields,
+        });
+    }
+}
+
+/// Two clients of one memory, woken in that way.
+async fn pair(source: WakeSource) -> (LockClient, LockClient) {
+    let memory = InMemory::new();
+    let client = || memory.builder().wake_source(source).build();
+    (client().await.unwrap(), client().await.unwrap())
+}
+
+/// A task that waits for the lock, in the server's queue.
+async fn in_line(locks: &LockClient, mutex: LockMutex) -> JoinHandle<Result<LockHandle, AcquireError>> {
+    let waiting = tokio::spawn(async move { mutex.acquire().await });
+    until_waiting(locks, "x", 1).await;
+    waiting
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_grant_and_a_release_are_told() {
+    let (ear, _listening) = Ear::listen();
+    let locks = LockClient::in_memory();
+    let handle = locks
+        .semaphore("x", 3)
+        .acquire_many(2)
+        .reason("night of the 3rd")
+        .await
+        .unwrap();
+    let token = handle.token().to_string();
+    tokio::time::advance(Duration::from_millis(150)).await;
+    handle.release().await.unwrap();
+
+    let span = ear.only("watchlock.acquire");
+    span.assert_fields(&["how", "kind", "lock", "outcome", "permits", "reason", "token", "waits"]);
+    assert_eq!(span.level, Level::INFO);
+    let fields = ["lock", "kind", "permits", "waits", "reason", "outcome", "how", "token"].map(|name| span.field(name));
+    let expected = [
+        "x",
+        "semaphore",
+        "2",
+        "true",
+        "night of the 3rd",
+        "granted",
+        "at_once",
+        &token,
+    ];
+    assert_eq!(fields, expected);
+
+    let granted = ear.only("watchlock.granted");
+    granted.assert_fields(&["how", "kind", "lock", "token", "waited_ms"]);
+    assert_eq!(granted.level, Level::DEBUG);
+    assert_eq!((granted.field("how"), granted.field("token")), ("at_once", &*token));
+
+    let released = ear.only("watchlock.released");
+    released.assert_fields(&["held_ms", "kind", "lock", "token"]);
+    assert_eq!(released.level, Level::DEBUG);
+    assert_eq!(released.field("held_ms").parse::<f64>().unwrap(), 150.0);
+    assert!(ear.all("watchlock.lost").is_empty());
+    ear.assert_documented();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_hand_over_tells_how_it_came() {
+    let ways = [
+        (WakeSource::Auto, false, "event"),
+        (WakeSource::Polling, false, "asking"),
+        (WakeSource::Polling, true, "local"),
+    ];
+    for (source, same, how) in ways {
+        let (a, b) = pair(source).await;
+        let held = a.mutex("x").acquire().await.unwrap();
+        let (ear, _listening) = Ear::listen();
+        let waiting = in_line(&a, if same { a.mutex("x") } else { b.mutex("x") }).await;
+        held.release().await.unwrap();
+        let next = waiting.await.unwrap().unwrap();
+        let granted = ear.only("watchlock.granted");
+        assert_eq!((granted.field("how"), granted.field("lock")), (how, "x"));
+        assert_eq!(ear.only("watchlock.acquire").field("how"), how);
+        drop(next);
+        // Of the holder before, and of the one that was dropped.
+        assert_eq!(ear.all("watchlock.released").len(), 2);
+        ear.assert_documented();
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_hold_that_is_entered_again_is_granted_to_each_and_released_once() {
+    let (ear, _listening) = Ear::listen();
+    let locks = LockClient::in_memory();
+    let outer = locks.mutex("x").acquire().await.unwrap();
+    let inner = locks.mutex("x").acquire().reentrant().await.unwrap();
+    outer.release().await.unwrap();
+    assert!(ear.all("watchlock.released").is_empty());
+    drop(inner);
+    let granted: Vec<_> = ear
+        .all("watchlock.granted")
+        .iter()
+        .map(|told| told.field("how").to_owned())
+        .collect();
+    assert_eq!(granted, ["at_once", "reentered"]);
+    ear.only("watchlock.released");
+    ear.assert_documented();
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_came_to_nothing_tells_why() {
+    let (a, b) = pair(WakeSource::Auto).await;
+    let _held = a.mutex("x").acquire().reason("of the holder").await.unwrap();
+    let (ear, _listening) = Ear::listen();
+
+    let overdue = b
+        .mutex("x")
+        .acquire()
+        .timeout(Duration::from_millis(70))
+        .reason("of the waiter")
+        .await;
+    assert!(matches!(overdue, Err(AcquireError::Timeout { .. })));
+    assert_eq!(ear.only("watchlock.acquire").field("outcome"), "timeout");
+    let timed_out = ear.only("watchlock.timed_out");
+    timed_out.assert_fields(&["answered", "kind", "lock", "waited_ms"]);
+    assert_eq!(timed_out.level, Level::INFO);
+    assert_eq!((timed_out.field("answered"), timed_out.field("lock")), ("true", "x"));
+    assert!(timed_out.field("waited_ms").parse::<f64>().unwrap() >= 70.0);
+
+    assert!(b.mutex("x").try_acquire().await.unwrap().is_none());
+    b.mutex("x").try_acquire().or_held().await.unwrap_err();
+    b.semaphore("x", 2).acquire().await.unwrap_err();
+    in_line(&a, b.mutex("x")).await.abort();
+    ear.until("watchlock.not_acquired").await;
+    let outcomes = || -> Vec<String> {
+        let told = ear.all("watchlock.not_acquired");
+        told.iter().map(|told| told.field("outcome").to_owned()).collect()
+    };
+    eventually(PATIENCE, "the task is gone", async || outcomes().len() == 4).await;
+    assert_eq!(outcomes(), ["busy", "busy", "used_otherwise", "cancelled"]);
+    b.shutdown().await;
+    b.mutex("x").acquire().await.unwrap_err();
+    assert_eq!(outcomes().last().unwrap(), "closed");
+    let told = &ear.all("watchlock.not_acquired")[0];
+    told.assert_fields(&["kind", "lock", "outcome", "waited_ms"]);
+    assert_eq!(told.level, Level::DEBUG);
+
+    // Refused before anything is sent.
+    let before = ear.heard().len();
+    a.mutex("n".repeat(2_000)).acquire().await.unwrap_err();
+    assert_eq!(ear.heard().len(), before);
+    ear.assert_documented();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_broken_lock_is_told_on_both_sides() {
+    let (ear, _listening) = Ear::listen();
+    let (a, b) = pair(WakeSource::Auto).await;
+    let held = a.mutex("x").acquire().await.unwrap();
+    // The stream is open when somebody has held for a while.
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    b.break_lock("x").await.unwrap();
+    assert_eq!(held.lost().await, LostReason::Broken);
+    let broke = ear.only("watchlock.broke");
+    broke.assert_fields(&["lock"]);
+    assert_eq!((broke.level, broke.field("lock")), (Level::INFO, "x"));
+    drop(held);
+    let lost = ear.only("watchlock.lost");
+    lost.assert_fields(&["held_ms", "kind", "lock", "reason", "token"]);
+    assert_eq!(
+        (lost.level, lost.field("reason"), lost.field("lock")),
+        (Level::WARN, "broken", "x")
+    );
+    assert!(ear.all("watchlock.released").is_empty());
+    ear.assert_documented();
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_expiry_is_told_with_the_time_it_was_held() {
+    let (ear, _listening) = Ear::listen();
+    let locks = InMemory::new()
+        .builder()
+        .lease(Duration::from_secs(10))
+        .build()
+        .await
+        .unwrap();
+    let held = locks.mutex("x").acquire().await.unwrap();
+    // As a process that is frozen for an hour.
+    tokio::time::advance(Duration::from_secs(3600)).await;
+    assert_eq!(held.lost().await, LostReason::Expired);
+    ear.until("watchlock.lost").await;
+    drop(held);
+    let lost = ear.only("watchlock.lost");
+    assert_eq!((lost.level, lost.field("reason")), (Level::WARN, "expired"));
+    let held_ms: f64 = lost.field("held_ms").parse().unwrap();
+    assert!(
+        (8_000.0..10_000.0).contains(&held_ms),
+        "the lease less the skew margin: {held_ms}"
+    );
+    ear.assert_documented();
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_users_write_is_told_where_it_is_said_to_be() {
+    let (ear, _listening) = Ear::listen();
+    let (a, b) = pair(WakeSource::Auto).await;
+    let leading = a
+        .election("x")
+        .campaign("the value")
+        .reason("the reason")
+        .await
+        .unwrap();
+    let campaign = b
+        .election("x")
+        .campaign("another value")
+        .timeout(Duration::from_secs(1));
+    campaign.await.unwrap_err();
+    leading.proclaim("a third value").await.unwrap();
+    leading.resign().await.unwrap();
+    for told in ear.heard() {
+        for (field, text) in &told.fields {
+            assert!(!text.contains("value"), "{told:?}");
+            let documented = told.name == "watchlock.acquire" && *field == "reason";
+            assert!(documented || !text.contains("the reason"), "{told:?}");
+        }
+    }
+    ear.assert_documented();
+}
+
+#[tokio::test]
+async fn no_credentials_are_told_when_a_client_can_not_be_built() {
+    let ground = Ground::standalone("secrets").await;
+    let nowhere = "mongodb://127.0.0.1:1/?serverSelectionTimeoutMS=200".to_owned();
+    // Nobody is there; and somebody who knows no such user.
+    for (uri, error) in [(nowhere, "unavailable"), (ground.uri().to_owned(), "refused")] {
+        let (ear, _listening) = Ear::listen();
+        let uri = uri.replacen("mongodb://", "mongodb://watcher:hunter2@", 1) + "&appName=secretive";
+        let client = Client::with_uri_str(&uri).await.unwrap();
+        LockClient::builder(client.database("app")).build().await.unwrap_err();
+        let failed = ear.only("watchlock.operation_failed");
+        failed.assert_fields(&["error", "operation", "source"]);
+        assert_eq!((failed.field("operation"), failed.field("error")), ("connect", error));
+        for told in ear.heard() {
+            for secret in ["hunter2", "watcher", "mongodb://", "secretive"] {
+                assert!(!format!("{told:?}").contains(secret), "{told:?}");
+            }
+        }
+        ear.assert_documented();
+    }
+}
+
+#[tokio::test]
+async fn what_the_server_refuses_is_told_by_its_code() {
+    let ground = Ground::replica_set("told").await;
+    let database = ground.driver().await.database(&ground.database);
+    // The server says which document it refuses; and an index of the same name, and another one.
+    let validator = doc! { "never": { "$exists": true } };
+    database
+        .create_collection(COLLECTION)
+        .validator(validator)
+        .await
+        .unwrap();
+    let index = mongodb::IndexModel::builder().keys(doc! { "purge_at": 1 }).build();
+    ground.documents().await.create_index(index).await.unwrap();
+
+    let (ear, _listening) = Ear::listen();
+    let locks = ground.locks().await;
+    let refused = locks.mutex("x").acquire().reason("the reason").await.unwrap_err();
+    assert!(matches!(refused, AcquireError::Server(_)), "{refused:?}");
+    ear.until("watchlock.index_missing").await;
+
+    let missing = ear.only("watchlock.index_missing");
+    missing.assert_fields(&["error", "source"]);
+    assert_eq!((missing.level, missing.field("error")), (Level::WARN, "refused"));
+    assert_eq!(missing.field("source"), "IndexOptionsConflict (85)");
+    let failed = ear.all("watchlock.operation_failed");
+    let request = failed.iter().find(|told| told.field("operation") == "request").unwrap();
+    request.assert_fields(&["error", "lock", "operation", "source"]);
+    assert_eq!(
+        (request.level, request.field("source")),
+        (Level::DEBUG, "DocumentValidationFailure (121)")
+    );
+    assert_eq!(ear.only("watchlock.acquire").field("outcome"), "failed");
+    let events = ear.heard().into_iter().filter(|told| told.name != "watchlock.acquire");
+    events.for_each(|told| assert!(!format!("{told:?}").contains("the reason"), "{told:?}"));
+    ear.assert_documented();
+}
+
+#[tokio::test]
+async fn a_stream_that_breaks_is_told_and_so_is_the_wake_mode() {
+    let ground = Ground::replica_set("toldstream").await;
+    let (holder, waiter, admin) = (ground.locks().await, ground.locks().await, ground.driver().await);
+    let held = holder.mutex("x").acquire().await.unwrap();
+    let (ear, _listening) = Ear::listen();
+    let waiting = in_line(&holder, waiter.mutex("x")).await;
+    until_streaming(&ground, &admin, 2).await;
+    eventually(PATIENCE, "the waiter's stream is interrupted", async || {
+        let streams = ground.streams(&admin).await;
+        let kill = doc! { "killCursors": COLLECTION, "cursors": streams };
+        // Where there is none just now, there is nothing to be killed.
+        let _ = admin.database(&ground.database).run_command(kill).await;
+        ear.all("watchlock.stream_interrupted").len() >= 2
+    })
+    .await;
+    eventually(PATIENCE, "both stream again", async || {
+        [&holder, &waiter]
+            .iter()
+            .all(|locks| locks.wake_mode() == WakeMode::ChangeStream)
+    })
+    .await;
+    held.release().await.unwrap();
+    let next = within(PATIENCE, "the grant", waiting).await.unwrap().unwrap();
+    next.release().await.unwrap();
+
+    let interrupted = &ear.all("watchlock.stream_interrupted")[0];
+    interrupted.assert_fields(&["error", "source", "stream"]);
+    assert_eq!((interrupted.level, interrupted.field("stream")), (Level::INFO, "locks"));
+    let modes = ear.all("watchlock.wake_mode");
+    assert!(
+        modes
+            .iter()
+            .any(|told| told.fields.get("reason").is_some_and(|reason| reason == "interrupted"))
+    );
+    let back = modes.last().unwrap();
+    back.assert_fields(&["mode"]);
+    assert_eq!((back.level, back.field("mode")), (Level::INFO, "change_stream"));
+    let opened = ear.all("watchlock.stream_opened");
+    opened[0].assert_fields(&["resumed", "stream"]);
+    assert!(opened.iter().any(|told| told.field("resumed") == "true"));
+    ear.assert_documented();
+}
+
+#[cfg(feature = "metrics")]
+mod numbers {
+    use metrics_util::{
+        MetricKind,
+        debugging::{DebugValue, DebuggingRecorder, Snapshotter},
+    };
+
+    use super::*;
+
+    /// What the metrics come to, in the manner of Prometheus.
+    struct Board {
+        snapshotter: Snapshotter,
+        values: BTreeMap<String, f64>,
+    }
+
+    impl Board {
+        /// Of a recorder that records what comes from this thread, until the guard is dropped.
+        fn of(recorder: &DebuggingRecorder) -> (Self, metrics::LocalRecorderGuard<'_>) {
+            let board = Self {
+                snapshotter: recorder.snapshotter(),
+                values: BTreeMap::new(),
+            };
+            (board, metrics::set_default_local_recorder(recorder))
+        }
+
+        /// Takes in what came since the last look; all of it must be documented.
+        fn look(&mut self) {
+            // A snapshot resets the recorder, so each has what was added.
+            for (key, _, description, value) in self.snapshotter.snapshot().into_vec() {
+                let (kind, key) = key.into_parts();
+                let kind = match kind {
+                    MetricKind::Counter => "counter",
+                    MetricKind::Gauge => "gauge",
+                    MetricKind::Histogram => "histogram",
+                };
+                let mut labels = Vec::new();
+                let row = format!("| `{}` | {kind} |", key.name());
+                assert!(DOCUMENTED.contains(&row), "{row}");
+                assert!(description.is_some(), "{key} is not described");
+                for (label, value) in key.labels().map(|label| (label.key(), label.value())) {
+                    assert!(DOCUMENTED.contains(&format!("`{label}`")), "{key}");
+                    assert!(value.is_empty() || DOCUMENTED.contains(&format!("`{value}`")), "{key}");
+                    labels.push(format!("{label}={value}"));
+                }
+                let id = format!("{}{{{}}}", key.name(), labels.join(","));
+                match value {
+                    DebugValue::Counter(more) => self.add(id, more as f64),
+                    DebugValue::Gauge(more) => self.add(id, more.into_inner()),
+                    DebugValue::Histogram(times) => {
+                        self.add(format!("{id} sum"), times.iter().map(|time| time.into_inner()).sum());
+                        self.add(format!("{id} count"), times.len() as f64);
+                    }
+                }
+            }
+        }
+
+        fn add(&mut self, id: String, more: f64) {
+            *self.values.entry(id).or_default() += more;
+        }
+
+        /// What it comes to by now; zero where there is nothing.
+        fn value(&mut self, id: &str) -> f64 {
+            self.look();
+            self.values.get(id).copied().unwrap_or_default()
+        }
+
+        fn assert(&mut self, expected: &[(&str, f64)]) {
+            for (id, value) in expected {
+                let found = self.value(id);
+                assert!(
+                    (found - value).abs() < 0.01,
+                    "{id} is {found} and not {value} in {:#?}",
+                    self.values
+                );
+            }
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_life_of_a_lock_is_counted() {
+        let recorder = DebuggingRecorder::new();
+        let (mut board, _recording) = Board::of(&recorder);
+        let (a, b) = pair(WakeSource::Auto).await;
+
+        let held = a.mutex("x").acquire().await.unwrap();
+        let waiting = in_line(&a, b.mutex("x")).await;
+        board.assert(&[
+            ("watchlock_waiting{kind=mutex}", 1.0),
+            ("watchlock_held{kind=mutex}", 1.0),
+            ("watchlock_grants_total{kind=mutex,how=at_once}", 1.0),
+            ("watchlock_sessions{mode=change_stream,reason=}", 2.0),
+        ]);
+
+        tokio::time::sleep(Duration::from_secs(30)).await;
+        held.release().await.unwrap();
+        let next = waiting.await.unwrap().unwrap();
+        let again = b.mutex("x").acquire().reentrant().await.unwrap();
+        assert!(b.mutex("x").try_acquire().await.unwrap().is_none());
+        let waiting = a.mutex("x").acquire().timeout(Duration::from_secs(2));
+        waiting.await.unwrap_err();
+        in_line(&a, a.mutex("x")).await.abort();
+        board.assert(&[("watchlock_held{kind=mutex}", 1.0)]);
+        a.break_lock("x").await.unwrap();
+        next.lost().await;
+        drop((next, again));
+        board.assert(&[
+            ("watchlock_acquires_total{kind=mutex,outcome=granted}", 3.0),
+            ("watchlock_acquires_total{kind=mutex,outcome=busy}", 1.0),
+            ("watchlock_acquires_total{kind=mutex,outcome=timeout}", 1.0),
+            ("watchlock_acquires_total{kind=mutex,outcome=cancelled}", 1.0),
+            ("watchlock_wait_seconds{kind=mutex,outcome=timeout} count", 1.0),
+            ("watchlock_wait_seconds{kind=mutex,outcome=timeout} sum", 2.0),
+            ("watchlock_waiting{kind=mutex}", 0.0),
+            ("watchlock_held{kind=mutex}", 0.0),
+            ("watchlock_grants_total{kind=mutex,how=event}", 1.0),
+            ("watchlock_grants_total{kind=mutex,how=reentered}", 1.0),
+            ("watchlock_hold_seconds{kind=mutex,end=released} count", 1.0),
+            ("watchlock_hold_seconds{kind=mutex,end=broken} count", 1.0),
+            ("watchlock_losses_total{kind=mutex,reason=broken}", 1.0),
+            ("watchlock_breaks_total{}", 1.0),
+        ]);
+        assert!(board.value("watchlock_renewals_total{outcome=renewed}") >= 4.0);
+        assert!(board.value("watchlock_hold_seconds{kind=mutex,end=released} sum") >= 30.0);
+        assert!(
+            !board.values.keys().any(|id| id.contains("=x")),
+            "no label is the name of a lock"
+        );
+
+        drop((a, b));
+        eventually(PATIENCE, "the sessions are gone", async || {
+            board.value("watchlock_sessions{mode=change_stream,reason=}") == 0.0
+        })
+        .await;
+    }
+
+    #[tokio::test]
+    async fn errors_are_counted_by_operation() {
+        let recorder = DebuggingRecorder::new();
+        let (mut board, _recording) = Board::of(&recorder);
+        // It describes what is counted.
+        let _locks = LockClient::in_memory();
+        let uri = "mongodb://127.0.0.1:1/?serverSelectionTimeoutMS=100";
+        let client = Client::with_uri_str(uri).await.unwrap();
+        LockClient::builder(client.database("app")).build().await.unwrap_err();
+        board.assert(&[(
+            "watchlock_operation_errors_total{operation=connect,error=unavailable}",
+            1.0,
+        )]);
+    }
+}
