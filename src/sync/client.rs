@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use mongodb::{Collection, Database};
 
-use super::{DocumentLocks, Election, LockEvents, MultiLock, Mutex, RwLock, Semaphore, block_on, enter};
+use super::{AllLockEvents, DocumentLocks, Election, LockEvents, MultiLock, Mutex, RwLock, Semaphore, block_on, enter};
 use crate::{
     error::{BuildError, OperateError},
     inspect::LockInfo,
@@ -236,6 +236,13 @@ impl LockClient {
     pub fn watch(&self, name: &str) -> LockEvents {
         let _entered = enter();
         LockEvents::new(self.client.watch(name))
+    }
+
+    /// What happens to every lock of the collection: as [`watch`](Self::watch), each event with the name of its lock. As
+    /// [`LockClient::watch_all`](crate::LockClient::watch_all), with the same errors.
+    pub fn watch_all(&self) -> AllLockEvents {
+        let _entered = enter();
+        AllLockEvents::new(self.client.watch_all())
     }
 
     /// Takes the lock `name` away from whoever holds it; as [`LockClient::break_lock`](crate::LockClient::break_lock).

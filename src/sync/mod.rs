@@ -63,7 +63,7 @@ pub use multi::{MultiHandle, MultiLock, MultiView};
 pub use mutex::Mutex;
 pub use rw_lock::RwLock;
 pub use semaphore::Semaphore;
-pub use watch::LockEvents;
+pub use watch::{AllLockEvents, LockEvents};
 
 /// One works, and where that is busy with a large answer of the server the other goes on renewing.
 const THREADS: usize = 2;

@@ -47,3 +47,41 @@ impl Iterator for LockEvents {
         block_on(self.events.next())
     }
 }
+
+/// The events of all locks, each with the name of its lock: an iterator that blocks until there is something to tell. Made
+/// by [`LockClient::watch_all`](super::LockClient::watch_all).
+///
+/// # Panics
+///
+/// `next` panics on a thread of an async runtime; see [`sync`](crate::sync#panics).
+///
+/// # Examples
+///
+/// ```
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let locks = watchlock::sync::LockClient::in_memory();
+/// let handle = locks.mutex("invoice-42").acquire().run()?;
+/// let (name, _) = locks.watch_all().next().expect("the client lives")?;
+/// assert_eq!(name, "invoice-42");
+/// # handle.release()?;
+/// # Ok(()) }
+/// ```
+#[derive(Debug)]
+#[must_use = "an iterator does nothing unless it is advanced"]
+pub struct AllLockEvents {
+    events: crate::AllLockEvents,
+}
+
+impl AllLockEvents {
+    pub(super) fn new(events: crate::AllLockEvents) -> Self {
+        Self { events }
+    }
+}
+
+impl Iterator for AllLockEvents {
+    type Item = Result<(String, LockEvent), OperateError>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        block_on(self.events.next())
+    }
+}

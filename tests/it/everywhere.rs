@@ -1,9 +1,13 @@
 //! The same promises wherever the locks live: on a replica set with its change stream, on a standalone by polling, and
 //! in memory.
 
-use std::{ops::ControlFlow, time::Duration};
+use std::{
+    ops::ControlFlow,
+    time::{Duration, SystemTime},
+};
 
 use futures::StreamExt;
+use mongodb::bson::doc;
 use watchlock::{
     AcquireError, InMemory, LockClient, LockEvent, LockHandle, LockStatus, LostReason, Released, RunError,
 };
@@ -399,6 +403,80 @@ async fn watchers_see_grants_releases_breaks_and_expiries() {
         assert!(matches!(next().await, LockEvent::Granted { .. }));
         b.break_lock("x").await.unwrap();
         assert!(matches!(next().await, LockEvent::Broken { token, .. } if token == held.token()));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn one_watcher_sees_all_locks() {
+    for (a, b) in places("watch_all").await {
+        let before = a.rw_lock("first").write().await.unwrap();
+        let mut events = b.watch_all();
+        let mut next = async || {
+            let next = within(PATIENCE, "the next event", events.next()).await;
+            let (name, event) = next.unwrap().unwrap();
+            format!("{name} {event}")
+        };
+        // What is held already comes first, and a writer is not so many permits.
+        let told = next().await;
+        assert!(
+            told.starts_with("first granted to ") && told.contains(" as writer "),
+            "{told}"
+        );
+        let held = a.semaphore("second", 3).acquire_many(2).await.unwrap();
+        let told = next().await;
+        assert!(
+            told.starts_with("second granted to ") && told.contains(" with 2 permits "),
+            "{told}"
+        );
+        let token = before.token();
+        before.release().await.unwrap();
+        assert_eq!(next().await, format!("first released, token {token}"));
+        b.break_lock("second").await.unwrap();
+        assert_eq!(next().await, format!("second broken, token {}", held.token()));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn one_watcher_sees_leases_run_out_and_documents_go() {
+    for ground in [
+        Ground::replica_set("watch_end").await,
+        Ground::standalone("watch_end").await,
+    ] {
+        let locks = ground.locks().await;
+        let mut events = locks.watch_all();
+        let mut next = async |what: &str| {
+            let next = within(PATIENCE, what, events.next()).await;
+            let (name, event) = next.unwrap().unwrap();
+            format!("{name} {event}")
+        };
+        // Held by nobody that lives: nothing is written when its lease ends.
+        let (at, until) = (SystemTime::now(), SystemTime::now() + Duration::from_secs(3600));
+        let date = |time: SystemTime| mongodb::bson::DateTime::from(time);
+        let held = locks.mutex("other").acquire().await.unwrap();
+        assert!(next("a grant").await.starts_with("other granted"));
+        let owner = doc! { "host": "gone", "pid": 1_i64 };
+        let holder = doc! {
+            "id": "gone-1", "permits": 1_i64, "token": 7_i64, "lease": 1_000_i64, "claim": 1_000_i64,
+            "since": date(at), "until": date(until), "owner": owner,
+        };
+        let lock = doc! {
+            "_id": "dead", "kind": "mutex", "capacity": 1_i64, "token": 7_i64, "holders": [holder], "queue": [],
+            "wake": "gone:;", "version": 1_i64, "at": date(at), "purge_at": date(at + Duration::from_secs(3600)),
+        };
+        let documents = ground.documents().await;
+        documents.insert_one(lock).await.unwrap();
+        assert_eq!(
+            next("a foreign grant").await,
+            "dead granted to process 1 on gone under token 7"
+        );
+        let soon = doc! { "$set": { "holders.0.until": date(SystemTime::now()) } };
+        documents.update_one(doc! { "_id": "dead" }, soon).await.unwrap();
+        assert_eq!(next("an expiry").await, "dead expired, token 7");
+        documents.delete_one(doc! { "_id": "other" }).await.unwrap();
+        assert_eq!(
+            next("a deletion").await,
+            format!("other deleted, token {}", held.token())
+        );
     }
 }
 

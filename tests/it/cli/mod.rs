@@ -3,6 +3,7 @@
 mod doctor;
 mod operate;
 mod run;
+mod terminal;
 
 use std::{
     ffi::OsStr,

@@ -175,24 +175,20 @@ async fn signals_are_passed_on() {
 #[tokio::test(flavor = "multi_thread")]
 async fn ignored_signals_stay_ignored() {
     let ground = Ground::replica_set("cli_nohup").await;
-    // As nohup does it.
-    let script = r#"trap '' HUP; exec "$0" run x -- sh -c 'echo ready; read line; echo "$line"'"#;
-    let mut program = program(&ground);
-    let path = program.as_std().get_program().to_owned();
+    // As nohup does it. What is sent later and obeyed shows that the other was not.
+    let command = "trap 'echo usr1; exit 0' USR1; echo ready; while :; do sleep 0.02; done";
+    let script = r#"trap '' HUP; exec "$W" run x -- sh -c "$0""#;
+    let program = program(&ground);
     let mut shell = tokio::process::Command::new("sh");
-    shell.args(["-c", script]).arg(path).kill_on_drop(true);
-    shell.envs(
-        program
-            .as_std()
-            .get_envs()
-            .filter_map(|(name, value)| Some((name, value?))),
-    );
-    program = shell;
-    let mut started = Started::new(&mut program);
+    shell.args(["-c", script, command]).kill_on_drop(true);
+    shell.env("W", program.as_std().get_program());
+    let environment = program.as_std().get_envs();
+    shell.envs(environment.filter_map(|(name, value)| Some((name, value?))));
+    let mut started = Started::new(&mut shell);
     assert_eq!(started.line().await, "ready");
     signal("HUP", started.pid());
-    started.type_in("here\n").await;
-    assert_eq!(started.done().await.expect(0).out, "here\n");
+    signal("USR1", started.pid());
+    assert_eq!(started.done().await.expect(0).out, "usr1\n");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -1,0 +1,285 @@
+//! The program at a terminal: the full-screen view, the keyboard, and questions.
+
+use std::{
+    fs::File,
+    io::{Read as _, Write as _},
+    os::fd::OwnedFd,
+    sync::{Arc, Mutex, PoisonError},
+    thread,
+};
+
+use rustix::{
+    pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt},
+    termios::{Termios, Winsize, tcgetattr, tcsetwinsize},
+};
+use tokio::process::{Child, Command};
+use watchlock::{LockClient, LostReason};
+
+use super::{program, signal, until_gone};
+use crate::setup::{Ground, PATIENCE, SOON, eventually, is_vacant, until_waiting, within};
+
+/// What restores a terminal: the other screen is left, and the cursor is shown.
+const RESTORED: &str = "\u{1b}[?1049l\u{1b}[?25h";
+
+/// A terminal with a program in its foreground.
+struct Terminal {
+    child: Child,
+    keyboard: File,
+    /// Our own end of what the program has, so that its settings can be looked at when it has gone.
+    settings: File,
+    before: Termios,
+    shown: Arc<Mutex<Vec<u8>>>,
+}
+
+impl Terminal {
+    /// Runs a script of the shell with the program as `$W`, in a session of its own at a terminal of its own.
+    fn new(ground: &Ground, script: &str) -> Self {
+        let master = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).unwrap();
+        grantpt(&master).unwrap();
+        unlockpt(&master).unwrap();
+        let path = ptsname(&master, Vec::new()).unwrap();
+        let open = || {
+            let mut options = File::options();
+            // Ours is never the terminal of this process.
+            std::os::unix::fs::OpenOptionsExt::custom_flags(&mut options, OpenptFlags::NOCTTY.bits() as i32);
+            options.read(true).write(true).open(path.to_str().unwrap()).unwrap()
+        };
+        let settings = open();
+        let size = Winsize {
+            ws_row: 24,
+            ws_col: 120,
+            ws_xpixel: 0,
+            ws_ypixel: 0,
+        };
+        tcsetwinsize(&settings, size).unwrap();
+        let before = tcgetattr(&settings).unwrap();
+
+        let program = program(ground);
+        let mut session = Command::new("setsid");
+        session.args(["--ctty", "--wait", "sh", "-c", script]);
+        session.env("W", program.as_std().get_program()).env("TERM", "xterm");
+        let environment = program.as_std().get_envs();
+        session.envs(environment.filter_map(|(name, value)| Some((name, value?))));
+        session.stdin(open()).stdout(open()).stderr(open()).kill_on_drop(true);
+        let child = session.spawn().unwrap();
+
+        let shown = Arc::new(Mutex::new(Vec::new()));
+        let (mut screen, told) = (File::from(copy(&master)), shown.clone());
+        thread::spawn(move || {
+            let mut part = [0; 4096];
+            // An error when nobody has the other end any more.
+            while let Ok(length @ 1..) = screen.read(&mut part) {
+                let mut told = told.lock().unwrap_or_else(PoisonError::into_inner);
+                told.extend_from_slice(&part[..length]);
+            }
+        });
+        Self {
+            child,
+            keyboard: File::from(master),
+            settings,
+            before,
+            shown,
+        }
+    }
+
+    fn shown(&self) -> String {
+        let shown = self.shown.lock().unwrap_or_else(PoisonError::into_inner);
+        String::from_utf8_lossy(&shown).into_owned()
+    }
+
+    async fn until_shown(&self, text: &str) {
+        eventually(PATIENCE, text, async || self.shown().contains(text)).await;
+    }
+
+    fn type_in(&mut self, keys: &str) {
+        self.keyboard.write_all(keys.as_bytes()).unwrap();
+    }
+
+    /// Waits for the end; returns the code, and all that was shown.
+    async fn end(&mut self) -> (Option<i32>, String) {
+        let status = within(PATIENCE, "the end", self.child.wait()).await.unwrap();
+        // What is written is shown a moment later.
+        let mark = "that was all";
+        writeln!(&self.settings, "{mark}").unwrap();
+        self.until_shown(mark).await;
+        let shown = self.shown();
+        (status.code(), shown[..shown.find(mark).unwrap()].to_owned())
+    }
+
+    /// Whether the terminal is set as it was at first.
+    fn is_as_before(&self) -> bool {
+        let now = tcgetattr(&self.settings).unwrap();
+        let of = |settings: &Termios| (settings.local_modes, settings.input_modes, settings.output_modes);
+        of(&now) == of(&self.before)
+    }
+}
+
+fn copy(descriptor: &OwnedFd) -> OwnedFd {
+    descriptor.try_clone().unwrap()
+}
+
+async fn held(locks: &LockClient) -> watchlock::LockHandle {
+    locks.mutex("nightly-7").acquire().reason("a-reason").await.unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_view_is_left_by_any_way_out_and_leaves_the_terminal_as_it_was() {
+    let ground = Ground::replica_set("cli_screen").await;
+    let locks = ground.locks().await;
+    let _held = held(&locks).await;
+    for way_out in ["q", "\u{1b}", "\u{3}", "TERM", "HUP"] {
+        let mut terminal = Terminal::new(&ground, "exec $W watch");
+        terminal.until_shown("nightly-7").await;
+        terminal.until_shown("a-reason").await;
+        assert!(!terminal.is_as_before(), "keys are read one by one");
+        if way_out.len() > 1 {
+            let pids = children(terminal.child.id().unwrap());
+            signal(way_out, pids[0]);
+        } else {
+            terminal.type_in(way_out);
+        }
+        let (code, shown) = terminal.end().await;
+        assert_eq!(code, Some(0), "{way_out:?}: {shown}");
+        assert!(shown.trim_end().ends_with(RESTORED), "{way_out:?}: {shown:?}");
+        assert!(terminal.is_as_before(), "{way_out:?}");
+    }
+}
+
+/// The processes that a process has started: `setsid` starts the shell where it can't become it.
+fn children(of: u32) -> Vec<u32> {
+    let listed = std::process::Command::new("ps")
+        .args(["-o", "pid=", "--ppid", &of.to_string()])
+        .output()
+        .unwrap();
+    let listed = String::from_utf8(listed.stdout).unwrap();
+    let found: Vec<u32> = listed.split_whitespace().map(|pid| pid.parse().unwrap()).collect();
+    if found.is_empty() { vec![of] } else { found }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_view_follows_what_happens() {
+    let ground = Ground::replica_set("cli_live").await;
+    let locks = ground.locks().await;
+    locks.mutex("quiet").acquire().await.unwrap().release().await.unwrap();
+    let mut terminal = Terminal::new(&ground, "exec $W watch");
+    terminal.until_shown("WAITING").await;
+    let held = held(&locks).await;
+    terminal.until_shown("nightly-7").await;
+    let other = ground.builder().await.label("the-waiter").build().await.unwrap();
+    let waiting = tokio::spawn(async move { other.mutex("nightly-7").acquire().await.unwrap() });
+    // No event tells of those who get in line.
+    terminal.until_shown("the-waiter@").await;
+    held.release().await.unwrap();
+    terminal.until_shown("released,").await;
+    let next = waiting.await.unwrap();
+    next.release().await.unwrap();
+    // A free lock is shown if one asks for it.
+    assert!(!terminal.shown().contains("quiet"));
+    terminal.type_in("f");
+    terminal.until_shown("quiet").await;
+    terminal.type_in("q");
+    assert_eq!(terminal.end().await.0, Some(0));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_keyboard_is_the_command_s() {
+    let ground = Ground::replica_set("cli_keyboard").await;
+    let mut terminal = Terminal::new(
+        &ground,
+        r#"exec $W run x -- sh -c 'echo ready; read line; echo "got <$line>"'"#,
+    );
+    terminal.until_shown("ready").await;
+    terminal.type_in("hello\n");
+    let (code, shown) = terminal.end().await;
+    assert!(code == Some(0) && shown.contains("got <hello>"), "{shown}");
+
+    // ^C goes to all in the foreground.
+    let mut terminal = Terminal::new(
+        &ground,
+        r#"exec $W run x -- sh -c 'trap "exit 9" INT; echo ready; while :; do sleep 0.02; done'"#,
+    );
+    terminal.until_shown("ready").await;
+    terminal.type_in("\u{3}");
+    let (code, shown) = terminal.end().await;
+    assert_eq!(code, Some(9), "{shown}");
+
+    // So it is not passed on as well: it would come twice. This command is not in the foreground; what is sent later
+    // to the program alone shows that the first was not passed on.
+    let mut terminal = Terminal::new(
+        &ground,
+        r#"exec $W run x -- setsid sh -c 'trap "exit 5" INT; trap "exit 6" USR1; echo "pid $PPID here"; while :; do sleep 0.02; done'"#,
+    );
+    terminal.until_shown(" here").await;
+    terminal.type_in("\u{3}");
+    terminal.until_shown("^C").await;
+    signal("USR1", number(&terminal.shown()));
+    let (code, shown) = terminal.end().await;
+    assert_eq!(code, Some(6), "{shown}");
+    assert!(is_vacant(&ground.locks().await, "x").await);
+}
+
+/// The process id that a command has told.
+fn number(shown: &str) -> u32 {
+    let told = shown.split("pid ").nth(1).unwrap();
+    told.split(' ').next().unwrap().parse().unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lost_lock_ends_the_command_and_not_its_neighbours_at_the_terminal() {
+    let ground = Ground::replica_set("cli_neighbours").await;
+    let script =
+        r#"$W run --grace 100ms x -- sh -c 'trap "" TERM; sleep 300 & echo "pid $! here"; wait'; echo "code $? told""#;
+    let mut terminal = Terminal::new(&ground, script);
+    terminal.until_shown(" here").await;
+    let pid = number(&terminal.shown());
+    ground.locks().await.break_lock("x").await.unwrap();
+    let (code, shown) = terminal.end().await;
+    assert!(code == Some(0) && shown.contains("code 76 told"), "{shown}");
+    until_gone(pid).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn whoever_waits_at_a_terminal_is_told_for_whom() {
+    let ground = Ground::replica_set("cli_patience").await;
+    let locks = ground.locks().await;
+    let held = held(&locks).await;
+    let mut terminal = Terminal::new(&ground, "exec $W run nightly-7 -- echo ran");
+    until_waiting(&locks, "nightly-7", 1).await;
+    terminal
+        .until_shown("waiting for the mutex `nightly-7`, held by process")
+        .await;
+    held.release().await.unwrap();
+    let (code, shown) = terminal.end().await;
+    assert!(code == Some(0) && shown.contains("ran"), "{shown}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lock_is_only_broken_when_that_is_confirmed() {
+    let ground = Ground::replica_set("cli_confirm").await;
+    let locks = ground.locks().await;
+    let first = held(&locks).await;
+    for answer in ["n\n", "\n", "\u{4}"] {
+        let mut terminal = Terminal::new(&ground, "exec $W break nightly-7");
+        terminal.until_shown("[y/N]").await;
+        terminal.type_in(answer);
+        let (code, shown) = terminal.end().await;
+        assert!(code == Some(1) && shown.contains("nothing was broken"), "{shown}");
+    }
+    assert_eq!(first.lost_reason(), None);
+
+    // It is asked for one holder, and there is another when the answer comes.
+    let mut terminal = Terminal::new(&ground, "exec $W break nightly-7");
+    terminal.until_shown("[y/N]").await;
+    first.release().await.unwrap();
+    let second = held(&locks).await;
+    terminal.type_in("y\n");
+    let (code, shown) = terminal.end().await;
+    assert!(code == Some(1) && shown.contains("changed hands"), "{shown}");
+    assert_eq!(second.lost_reason(), None);
+
+    let mut terminal = Terminal::new(&ground, "exec $W break nightly-7");
+    terminal.until_shown("[y/N]").await;
+    terminal.type_in("y\n");
+    assert_eq!(terminal.end().await.0, Some(0));
+    assert_eq!(within(SOON, "the loss", second.lost()).await, LostReason::Broken);
+}
