@@ -201,6 +201,12 @@ fn step(random: &mut Random, number: usize, setup: &Setup, strings: &[String], s
             expects: *random.pick(&[Expects::Alone, Expects::Holding]),
             ..operation
         },
+        2..4 if operation.leave.len() == 1 => Operation {
+            requests: None,
+            leave_capacity: used.map(|(_, capacity)| capacity),
+            expects: Expects::Holding,
+            ..operation
+        },
         2..5 => Operation {
             requests: None,
             leave_capacity: used.map(|(_, capacity)| capacity),

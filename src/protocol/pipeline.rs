@@ -48,8 +48,11 @@ pub(crate) fn operation(at: &Location, operation: &Operation, now: &Bson) -> Vec
         return vec![doc! { "$replaceWith": as_expected }];
     }
     if operation.expects == Expects::Holding {
-        let holds = doc! { "$eq": [at.value("holders.id"), literal(operation.leave.as_slice())] };
-        return vec![doc! { "$replaceWith": cond(holds, goes(at, operation, now), "$$ROOT") }];
+        let (holds, gone) = match operation.leave_capacity {
+            Some(1) => (is_holder(at, operation), goes(at, operation, now)),
+            capacity => (is_among(at, operation), goes_from_among(at, operation, capacity, now)),
+        };
+        return vec![doc! { "$replaceWith": cond(holds, gone, "$$ROOT") }];
     }
     if let Some(requests) = operation
         .requests
@@ -113,6 +116,19 @@ fn is_alone(at: &Location, operation: &Operation) -> Document {
             [requests.kind.as_str(), requests.capacity, [], []],
         ] },
     }
+}
+
+/// What leaves is the one holder there is.
+fn is_holder(at: &Location, operation: &Operation) -> Document {
+    doc! { "$eq": [at.value("holders.id"), literal(operation.leave.as_slice())] }
+}
+
+/// What leaves is one of the holders.
+fn is_among(at: &Location, operation: &Operation) -> Document {
+    doc! { "$setIsSubset": [
+        literal(operation.leave.as_slice()),
+        { "$ifNull": [at.value("holders.id"), []] },
+    ] }
 }
 
 /// The only entry comes or goes, and that is all.
@@ -329,6 +345,24 @@ fn goes(at: &Location, operation: &Operation, now: &Bson) -> Bson {
     bind(doc! { "queue": queue }, written)
 }
 
+/// One of the holders goes, and who is first in line comes in as long as it fits.
+fn goes_from_among(at: &Location, operation: &Operation, capacity: Option<i64>, now: &Bson) -> Bson {
+    let wake = literal(format!("{}:{};", operation.id, Left::HOLDER));
+    let live = doc! { "$gt": ["$$this.until", now] };
+    let queue = doc! { "$filter": { "input": { "$ifNull": [at.value("queue"), []] }, "cond": live } };
+    let token = at.value("token").into();
+    let after = fold(
+        queue.into(),
+        token,
+        ("wake", wake),
+        capacity_of(at, capacity),
+        operation,
+        now,
+    );
+    let written = at.merged([after, stamp(at, operation.keep, now).into()]);
+    bind(doc! { "holders": stay(at.value("holders"), operation, now) }, written)
+}
+
 /// Somebody comes, and who is then first in line becomes the holder if there is none.
 fn comes(at: &Location, operation: &Operation, requests: &Requests, now: &Bson) -> Bson {
     let wake = literal(format!("{}:;", operation.id));
@@ -366,7 +400,10 @@ fn advance(at: &Location, operation: &Operation, now: &Bson) -> Bson {
     let queue = enqueue(operation, now);
     let mut after = match operation.capacity() {
         Some(1) => bind(doc! { "all": queue }, advance_by_one(at, operation, now)),
-        capacity => fold(at, queue, capacity, operation, now),
+        capacity => {
+            let capacity = capacity_of(at, capacity);
+            fold(queue, token(at, now), ("granted", "".into()), capacity, operation, now)
+        }
     };
     let entries = operation.requests.iter().flat_map(|requests| &requests.entries);
     let trying: Vec<&str> = entries
@@ -401,10 +438,24 @@ fn advance_by_one(at: &Location, operation: &Operation, now: &Bson) -> Bson {
     cond(lets_in, granted, unchanged)
 }
 
-fn fold(at: &Location, queue: Bson, capacity: Option<i64>, operation: &Operation, now: &Bson) -> Bson {
-    let capacity = capacity.map_or(Bson::from(at.value("capacity")), Bson::from);
+/// The capacity, where it is not known the document's.
+fn capacity_of(at: &Location, capacity: Option<i64>) -> Bson {
+    capacity.map_or(Bson::from(at.value("capacity")), Bson::from)
+}
+
+/// Holders, queue and token after the head of the queue was let in as long as it fits. The words for those who did not
+/// ask follow what the named field begins with.
+fn fold(
+    queue: Bson,
+    token: Bson,
+    (words, first): (&str, Bson),
+    capacity: Bson,
+    operation: &Operation,
+    now: &Bson,
+) -> Bson {
+    // Behind one that has to wait, all wait.
     let fits = doc! { "$and": [
-        { "$not": ["$$value.blocked"] },
+        { "$eq": ["$$value.queue", []] },
         { "$lte": [{ "$add": [{ "$sum": "$$value.holders.permits" }, "$$this.permits"] }, capacity] },
     ] };
     let lets_in = bind(
@@ -412,25 +463,14 @@ fn fold(at: &Location, queue: Bson, capacity: Option<i64>, operation: &Operation
         doc! {
             "holders": { "$concatArrays": ["$$value.holders", [holder("$$this", operation, now)]] },
             "token": "$$token",
-            "queue": "$$value.queue",
-            "blocked": false,
-            "granted": granted("$$value.granted".into(), "$$this", operation),
+            "queue": [],
+            words: granted(format!("$$value.{words}").into(), "$$this", operation),
         },
     );
-    let waits = doc! {
-        "holders": "$$value.holders",
-        "token": "$$value.token",
-        "queue": { "$concatArrays": ["$$value.queue", ["$$this"]] },
-        "blocked": true,
-        "granted": "$$value.granted",
-    };
-    Bson::from(doc! { "$reduce": {
-        "input": queue,
-        "initialValue": {
-            "holders": "$$holders", "token": token(at, now), "queue": [], "blocked": false, "granted": "",
-        },
-        "in": cond(fits, lets_in, waits),
-    } })
+    let queue_on = doc! { "queue": { "$concatArrays": ["$$value.queue", ["$$this"]] } };
+    let waits = doc! { "$mergeObjects": ["$$value", queue_on] };
+    let before = doc! { "holders": "$$holders", "token": token, "queue": [], words: first };
+    Bson::from(doc! { "$reduce": { "input": queue, "initialValue": before, "in": cond(fits, lets_in, waits) } })
 }
 
 /// A waiter as a holder: on its full lease if it asks, as it is alive then, else on its claim.

@@ -194,14 +194,13 @@ pub(crate) struct Operation {
     pub(crate) keep: i64,
 }
 
-/// What is expected of the document of a lock of one permit. The less an operation has to be prepared for, the less it
-/// costs the server.
+/// What is expected of the document. The less an operation has to be prepared for, the less it costs the server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Expects {
     Nothing,
-    /// The one entry that leaves is the holder.
+    /// The one entry that leaves is a holder.
     Holding,
-    /// Nobody is there but for the one entry that leaves as the holder, or comes.
+    /// The lock is of one permit, and nobody is there but for the one entry that leaves as the holder, or comes.
     Alone,
 }
 
@@ -275,14 +274,17 @@ impl Operation {
 
     /// Whether it has anything to do with a document.
     fn concerns(&self, state: &State) -> bool {
-        if self.expects != Expects::Nothing {
-            let fits = |wanted: &Requests| (wanted.kind, wanted.capacity) == (state.kind, state.capacity);
-            let used = self.requests.as_ref().is_none_or(fits);
-            let leaves = state.holders.iter().map(|holder| &holder.id).eq(&self.leave);
-            let alone = self.expects == Expects::Holding || state.queue.is_empty();
-            return used && leaves && alone;
-        }
         let holds = |id: &String| state.holders.iter().any(|holder| holder.id == *id);
+        match self.expects {
+            Expects::Nothing => {}
+            Expects::Holding => return self.leave.iter().all(holds),
+            Expects::Alone => {
+                let fits = |wanted: &Requests| (wanted.kind, wanted.capacity) == (state.kind, state.capacity);
+                let used = self.requests.as_ref().is_none_or(fits);
+                let leaves = state.holders.iter().map(|holder| &holder.id).eq(&self.leave);
+                return used && leaves && state.queue.is_empty();
+            }
+        }
         let waits = |id: &String| state.queue.iter().any(|waiter| waiter.id == *id);
         self.creates()
             || self.leave.iter().any(|id| holds(id) || waits(id))

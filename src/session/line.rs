@@ -558,7 +558,7 @@ impl Line {
                 let settled = leave.held && !leave.uncertain && leave.sweep == SWEEPS.len();
                 match leave.used {
                     Some((_, 1)) if settled && alone_for(ALONE_FOR) => Expects::Alone,
-                    Some((_, 1)) if settled => Expects::Holding,
+                    Some(_) if settled => Expects::Holding,
                     _ => Expects::Nothing,
                 }
             }

@@ -504,6 +504,37 @@ async fn a_grant_that_was_broken_before_its_answer_arrives_is_none() {
     assert_eq!(bench.ids_in_document(), [hold.id.as_str()]);
 }
 
+/// The short release is the one that hands over, of locks of many permits too.
+#[tokio::test(start_paused = true)]
+async fn a_release_of_a_permit_takes_for_granted_that_it_is_held() {
+    let mut bench = Bench::new();
+    let (_, mut first) = bench.join_as(Kind::Semaphore, 2, true);
+    let (_, mut second) = bench.join_as(Kind::Semaphore, 2, true);
+    bench.settle();
+    let (first, second) = (held(&mut first), held(&mut second));
+    let mut waits = foreign("b.1", &[], Some("b-1"));
+    if let Some(requests) = &mut waits.requests {
+        (requests.kind, requests.capacity) = (Kind::Semaphore, 2);
+    }
+    bench.foreign(&waits, false);
+
+    let mut left = bench.let_go(&first);
+    let release = bench.next().unwrap();
+    assert!(release.expects == Expects::Holding);
+    let answer = bench.apply(&release);
+    bench.answered(&release, &answer);
+    bench.settle();
+    assert_eq!(left.try_recv().unwrap().unwrap(), wake::Left::Holder);
+    assert_eq!(bench.ids_in_document(), [second.id.as_str(), "b-1"]);
+
+    // It was put out, and what it had has gone on to somebody else.
+    bench.foreign(&foreign("b.2", &[&second.id], None), false);
+    let mut left = bench.let_go(&second);
+    bench.settle();
+    assert_eq!(left.try_recv().unwrap().unwrap(), wake::Left::Nowhere);
+    assert_eq!(bench.ids_in_document(), ["b-1"]);
+}
+
 #[tokio::test(start_paused = true)]
 async fn who_expects_to_be_alone_and_is_not_asks_in_full() {
     let mut bench = Bench::new();
