@@ -7,6 +7,7 @@
 //! `one_node`, `three_nodes`, `standalone`, `contention` and `steady_state`.
 
 mod board;
+mod claims;
 mod counters;
 mod latency;
 mod load;
@@ -92,6 +93,8 @@ async fn one_node(board: &mut Board) -> Result<()> {
     board.compare(board::SEMAPHORE_RS1, &semaphore, "hop");
     let election = latency::election_failover(&cluster, ROUNDS_RS1).await?;
     board.compare(board::ELECTION_RS1, &election, "hop");
+    let claim = claims::claim(&cluster, ROUNDS_RS1).await?;
+    board.compare(board::CLAIM_RS1, &claim, "findOneAndUpdate + updateOne");
     let expiry = latency::expiry(&cluster, ROUNDS_EXPIRY).await?;
     board.enter(board::EXPIRY, expiry.median(), expiry.to_string());
 
@@ -100,6 +103,8 @@ async fn one_node(board: &mut Board) -> Result<()> {
     board.note("readers-writer lock, one node", &rw_lock.lock);
     board.note("semaphore, one node", &semaphore.lock);
     board.note("election, one node", &election.lock);
+    board.note("raw findOneAndUpdate + updateOne, one node", &claim.raw);
+    board.note("claim + release of a document, one node", &claim.lock);
     board.note("raw findOneAndUpdate + deleteOne, one node", &uncontended.raw);
     board.note("acquire + release, one node", &uncontended.lock);
     Ok(())

@@ -55,6 +55,11 @@ impl Peer {
         self.driver.database(DATABASE).collection_with_options("raw", options)
     }
 
+    /// The collection of documents to be locked in place.
+    pub(crate) fn documents(&self) -> Collection<Document> {
+        self.driver.database(DATABASE).collection("documents")
+    }
+
     /// Waits until `waiters` stand in the server's queue, and returns what the lock looks like then.
     pub(crate) async fn until_queued(&self, name: &str, waiters: usize) -> Result<LockInfo> {
         let queued = async {

@@ -116,6 +116,9 @@ impl Session {
         wait: bool,
         failing: &mut Option<ServerError>,
     ) -> Result<Option<Given>, AcquireError> {
+        if self.table().lines.closed {
+            return Err(AcquireError::Closed);
+        }
         let wanted = Arc::new(wanted);
         let turn = self.claims.turn(&wanted);
         // As long as there is enough for all, nobody waits for anybody.
