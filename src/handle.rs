@@ -110,6 +110,7 @@ impl LockHandle {
         let renewal = tokio::spawn(async move { session.renew_together(&[hold]).await });
         // A renewal can hang in the driver for longer than the lease.
         let renewed = tokio::select! {
+            biased;
             renewed = renewal => renewed.unwrap_or_else(|stopped| Err(StoreError::stopped(stopped))),
             reason = self.lost() => return Err(reason.into()),
         };

@@ -14,7 +14,8 @@ use mongodb::{
 use watchlock_testkit::shared;
 
 use super::{
-    Expects, Identity, Kind, Location, Operation, Owner, Request, Requests, ServerTime, State, Use, pipeline, state,
+    Expects, Identity, Kind, Location, Operation, Owner, Request, Requests, ServerTime, State, Use, pipeline,
+    random::Random, state,
 };
 
 /// Sequences, and steps in each.
@@ -23,26 +24,6 @@ const STEPS: usize = 8;
 
 /// Sequences whose steps go in one command.
 const TOGETHER: usize = 250;
-
-/// A small generator (xorshift64*, Marsaglia and Vigna), so that a seed names a sequence.
-pub(crate) struct Random(u64);
-
-impl Random {
-    pub(crate) fn new(seed: u64) -> Self {
-        Self(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1)
-    }
-
-    pub(crate) fn below(&mut self, bound: u64) -> u64 {
-        self.0 ^= self.0 >> 12;
-        self.0 ^= self.0 << 25;
-        self.0 ^= self.0 >> 27;
-        (self.0.wrapping_mul(0x2545_F491_4F6C_DD1D) >> 33) % bound
-    }
-
-    pub(crate) fn pick<'a, T>(&mut self, from: &'a [T]) -> &'a T {
-        &from[usize::try_from(self.below(from.len() as u64)).unwrap()]
-    }
-}
 
 /// Strings that would do harm if the server read them as anything but strings.
 fn hostile() -> Vec<String> {

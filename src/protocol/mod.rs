@@ -55,4 +55,6 @@ pub(crate) use state::{
 };
 
 #[cfg(test)]
-pub(crate) mod differential;
+mod differential;
+#[cfg(test)]
+pub(crate) mod random;

@@ -5,7 +5,7 @@
 //! vanished server can hang for longer than the lease. A failed renewal is not a loss; the deadline is.
 
 use std::{
-    collections::HashSet,
+    collections::BTreeSet,
     sync::{Arc, Weak},
     time::Duration,
 };
@@ -65,6 +65,7 @@ pub(super) async fn run(session: Weak<Session>, beat: Arc<Notify>, ended: Cancel
         let next = present.beat();
         drop(present);
         tokio::select! {
+            biased;
             () = ended.cancelled() => return,
             () = beat.notified() => {}
             () = sleep_until(next) => {}
@@ -206,7 +207,7 @@ impl Session {
 
     /// Renews, and returns how many were. Which of them are gone is only read when some are.
     async fn renew_once(self: &Arc<Self>, holds: &[Arc<Hold>]) -> Result<u64, StoreError> {
-        let names: HashSet<&String> = holds.iter().map(|hold| &hold.name).collect();
+        let names: BTreeSet<&String> = holds.iter().map(|hold| &hold.name).collect();
         let renewal = Renewal {
             operation: self.ids.operation(),
             names: names.iter().map(|name| (*name).clone()).collect(),
@@ -288,7 +289,7 @@ impl Session {
     }
 
     pub(super) async fn verify_together(self: &Arc<Self>, holds: &[Arc<Hold>]) {
-        let names: HashSet<&String> = holds.iter().map(|hold| &hold.name).collect();
+        let names: BTreeSet<&String> = holds.iter().map(|hold| &hold.name).collect();
         let names: Vec<String> = names.into_iter().cloned().collect();
         for look in 0..LOOKS {
             match self.store.read(&names).await {

@@ -143,6 +143,7 @@ impl Hold {
                 }
             };
             tokio::select! {
+                biased;
                 () = changed => {}
                 () = sleep_until(deadline) => {}
             }

@@ -11,7 +11,7 @@
 //! carried out when no lock is held.
 
 use std::{
-    collections::{HashMap, VecDeque},
+    collections::{BTreeMap, VecDeque},
     io,
     sync::Arc,
     time::Duration,
@@ -241,7 +241,7 @@ pub(crate) struct Context<'a> {
 pub(crate) struct Line {
     name: String,
     waiting: VecDeque<Pending>,
-    holds: HashMap<String, Arc<Hold>>,
+    holds: BTreeMap<String, Arc<Hold>>,
     leaving: Vec<Leave>,
     /// What goes out with the operation that is on its way.
     under_way: Option<Vec<Leave>>,
@@ -268,7 +268,7 @@ impl Line {
         Self {
             name,
             waiting: VecDeque::new(),
-            holds: HashMap::new(),
+            holds: BTreeMap::new(),
             leaving: Vec::new(),
             under_way: None,
             sent_at: None,
@@ -816,10 +816,18 @@ impl Line {
 
     /// Holds that the document no longer has are lost. A document with a smaller token is older than the hold.
     fn compare_holds(&mut self, state: &State, effects: &mut Vec<Effect>) {
-        let gone = |_: &String, hold: &mut Arc<Hold>| {
+        let gone = |hold: &Arc<Hold>| {
             hold.token.as_i64() <= state.token && !state.holders.iter().any(|holder| hold.is(holder))
         };
-        for (_, hold) in self.holds.extract_if(gone) {
+        if !self.holds.values().any(gone) {
+            return;
+        }
+        let (lost, held) = std::mem::take(&mut self.holds)
+            .into_iter()
+            .partition(|(_, hold)| gone(hold));
+        self.holds = held;
+        let lost: BTreeMap<String, Arc<Hold>> = lost;
+        for (_, hold) in lost {
             let reason = reason_of_absence(state, &hold);
             effects.push(Effect::Lost(hold, reason));
         }

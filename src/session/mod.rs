@@ -13,10 +13,12 @@ pub(crate) mod hold;
 mod ids;
 mod in_place;
 pub(crate) mod line;
+#[cfg(test)]
+mod simulation;
 mod watcher;
 
 use std::{
-    collections::HashMap,
+    collections::{BTreeMap, HashMap},
     fmt,
     sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
     time::Duration,
@@ -93,26 +95,30 @@ struct Table {
 /// The lines of all names that this process holds, waits for or leaves.
 #[derive(Debug, Default)]
 struct Lines {
-    by_name: HashMap<String, Line>,
+    by_name: BTreeMap<String, Line>,
     /// Names without a line whose document was idle when it was last seen, and when that was.
     idle: HashMap<String, Instant>,
     closed: bool,
 }
 
 impl Session {
-    pub(crate) fn new(mut config: Config, store: Store, first: Option<&Exchange>, mode: WakeMode) -> Arc<Self> {
+    pub(crate) fn new(config: Config, store: Store, first: Option<&Exchange>, mode: WakeMode) -> Arc<Self> {
+        let id = uuid::Uuid::new_v4().simple().to_string();
+        // 64 random bits: unique among all sessions that ever meet in one collection.
+        Self::of(id[..16].to_owned(), config, store, first, mode)
+    }
+
+    fn of(id: String, mut config: Config, store: Store, first: Option<&Exchange>, mode: WakeMode) -> Arc<Self> {
         config.begin(first.and_then(|exchange| exchange.now));
         telemetry::session_began(mode);
         let mut clock = ServerClock::default();
         if let Some(exchange) = first {
             clock.note(exchange);
         }
-        let id = uuid::Uuid::new_v4().simple().to_string();
         Arc::new(Self {
             config,
             store,
-            // 64 random bits: unique among all sessions that ever meet in one collection.
-            ids: Ids::new(id[..16].to_owned()),
+            ids: Ids::new(id),
             table: Mutex::new(Table {
                 clock,
                 ..Table::default()
@@ -256,6 +262,7 @@ impl Session {
         let leaves_at = self.table().lines.by_name.get(&name).and_then(Line::leaves_at);
         if let Some(at) = leaves_at {
             tokio::select! {
+                biased;
                 () = tokio::time::sleep_until(at) => self.feed(&name, |_, _, _| {}),
                 () = self.ended.cancelled() => {}
             }
@@ -503,6 +510,12 @@ impl Session {
     fn spawn(self: &Arc<Self>, task: impl Future<Output = ()> + Send + 'static) {
         // A runtime that is shutting down drops the task; then the lease is the bound.
         drop(self.start().spawn(task));
+    }
+
+    /// Whether nothing is held, waited for or to be taken out.
+    #[cfg(test)]
+    fn rests(&self) -> bool {
+        self.table().lines.by_name.is_empty()
     }
 
     fn context<'a>(&'a self, streaming: bool, clock: &'a ServerClock) -> Context<'a> {

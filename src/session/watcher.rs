@@ -76,6 +76,7 @@ pub(super) async fn run(session: Weak<Session>, mut demand: watch::Receiver<bool
         }
     };
     tokio::select! {
+        biased;
         () = ended.cancelled() => {}
         () = steps => {}
     }

@@ -63,8 +63,12 @@ pub(crate) struct MemoryStream<T>(mpsc::UnboundedReceiver<T>);
 
 impl MemoryStore {
     pub(crate) fn new() -> Self {
+        Self::at(Clock::start())
+    }
+
+    fn at(clock: Clock) -> Self {
         Self {
-            clock: Clock::start(),
+            clock,
             contents: Mutex::default(),
         }
     }
@@ -103,7 +107,7 @@ impl MemoryStore {
         renewed
     }
 
-    pub(super) fn read(&self, names: &[String]) -> (Documents, Exchange) {
+    pub(crate) fn read(&self, names: &[String]) -> (Documents, Exchange) {
         let contents = self.contents();
         let (exchange, now) = self.clock.exchange();
         let found = names
@@ -112,7 +116,7 @@ impl MemoryStore {
         (found.collect(), exchange)
     }
 
-    pub(super) fn list(&self) -> (Vec<(String, State)>, Option<ServerTime>) {
+    pub(crate) fn list(&self) -> (Vec<(String, State)>, Option<ServerTime>) {
         let contents = self.contents();
         let now = self.clock.now();
         let states = contents.states.iter().filter(|(_, state)| state.purge_at > now);
@@ -132,6 +136,32 @@ impl MemoryStore {
         let (sightings, receiver) = mpsc::unbounded_channel();
         self.contents().followers.push((name.map(str::to_owned), sightings));
         MemoryStream(receiver)
+    }
+
+    /// As if the server's clock read `epoch` now.
+    #[cfg(test)]
+    pub(crate) fn begun(epoch: ServerTime) -> Self {
+        Self::at(Clock::begin(epoch))
+    }
+
+    /// Sets the server's clock ahead of what has passed.
+    #[cfg(test)]
+    pub(crate) fn run_ahead(&self, millis: i64) {
+        self.clock.run_ahead(millis);
+    }
+
+    /// Looks at a document and the clock.
+    #[cfg(test)]
+    pub(crate) fn look(&self, name: &str, look: impl FnOnce(Option<&State>, ServerTime)) {
+        let now = self.clock.now();
+        look(self.contents().state(name, now), now);
+    }
+
+    /// Whether nobody holds anything or waits for it.
+    #[cfg(test)]
+    pub(crate) fn rests(&self) -> bool {
+        let now = self.clock.now();
+        self.contents().states.values().all(|state| state.is_free(now))
     }
 
     fn contents(&self) -> MutexGuard<'_, Contents> {

@@ -6,6 +6,8 @@
 mod memory;
 mod mongo;
 pub(crate) mod name;
+#[cfg(test)]
+pub(crate) mod simulated;
 
 use std::{collections::HashMap, error::Error as StdError, fmt, io, sync::Arc};
 
@@ -26,6 +28,8 @@ pub(crate) enum Store {
     Mongo(MongoStore),
     Memory(Arc<MemoryStore>),
     MemoryInPlace(MemoryInPlace),
+    #[cfg(test)]
+    Simulated(Arc<simulated::Link>),
 }
 
 /// The document after an operation, and when.
@@ -168,6 +172,8 @@ impl Store {
             Self::Mongo(store) => store.run(name, operation).await,
             Self::Memory(store) => Ok(store.run(name, operation)),
             Self::MemoryInPlace(store) => store.run(name, operation),
+            #[cfg(test)]
+            Self::Simulated(link) => link.run(name, operation).await,
         }
         .inspect_err(|error| telemetry::operation_failed(telemetry::purpose(operation), Some(name), error))
     }
@@ -178,6 +184,8 @@ impl Store {
             Self::Mongo(store) => store.renew(renewal).await,
             Self::Memory(store) => Ok(store.renew(renewal)),
             Self::MemoryInPlace(store) => store.renew(renewal),
+            #[cfg(test)]
+            Self::Simulated(link) => link.renew(renewal).await,
         }
         .inspect_err(|error| telemetry::operation_failed("renew", None, error))
     }
@@ -188,6 +196,8 @@ impl Store {
             Self::Mongo(store) => store.read(names).await,
             Self::Memory(store) => Ok(store.read(names)),
             Self::MemoryInPlace(store) => Ok(store.read(names)),
+            #[cfg(test)]
+            Self::Simulated(link) => link.read(names).await,
         }
         .inspect_err(|error| telemetry::operation_failed("read", None, error))
     }
@@ -202,6 +212,8 @@ impl Store {
             Self::Memory(store) => Ok(store.list()),
             // Nobody lists the locks in documents.
             Self::MemoryInPlace(_) => Err(StoreError::unsupported()),
+            #[cfg(test)]
+            Self::Simulated(link) => Ok(link.memory().list()),
         }
         .inspect_err(|error| telemetry::operation_failed("list", None, error))
     }
@@ -212,6 +224,8 @@ impl Store {
             Self::Mongo(store) => store.watch(session, resume).await.map(Box::new).map(Stream::Mongo),
             Self::Memory(store) => Ok(Stream::Memory(store.watch(session))),
             Self::MemoryInPlace(store) => Ok(Stream::Memory(store.watch(session))),
+            #[cfg(test)]
+            Self::Simulated(link) => link.watch(session).await.map(Stream::Simulated),
         }
         .inspect_err(|error| telemetry::operation_failed("watch", None, error))
     }
@@ -227,6 +241,8 @@ impl Store {
             Self::Memory(store) => Ok(Stream::Memory(store.follow(name))),
             // Nobody follows the locks in documents.
             Self::MemoryInPlace(_) => Err(StoreError::unsupported()),
+            #[cfg(test)]
+            Self::Simulated(link) => Ok(Stream::Memory(link.memory().follow(name))),
         }
         .inspect_err(|error| telemetry::operation_failed("follow", name, error))
     }
@@ -236,7 +252,7 @@ impl Store {
         match self {
             Self::Mongo(store) => store.watch_free(resume).await.map(Box::new).map(Stream::Mongo),
             Self::MemoryInPlace(store) => Ok(Stream::Memory(store.watch_free())),
-            Self::Memory(_) => Err(StoreError::unsupported()),
+            _ => Err(StoreError::unsupported()),
         }
         .inspect_err(|error| telemetry::operation_failed("watch", None, error))
     }
@@ -246,7 +262,7 @@ impl Store {
         match self {
             Self::Mongo(store) => store.claim(wanted, operation).await,
             Self::MemoryInPlace(store) => store.claim(wanted, operation),
-            Self::Memory(_) => Err(StoreError::unsupported()),
+            _ => Err(StoreError::unsupported()),
         }
         .inspect_err(|error| telemetry::operation_failed("claim", None, error))
     }
@@ -256,7 +272,7 @@ impl Store {
         match self {
             Self::Mongo(store) => store.free_at(wanted).await,
             Self::MemoryInPlace(store) => store.free_at(wanted),
-            Self::Memory(_) => Err(StoreError::unsupported()),
+            _ => Err(StoreError::unsupported()),
         }
         .inspect_err(|error| telemetry::operation_failed("read", None, error))
     }
@@ -266,7 +282,7 @@ impl Store {
         match self {
             Self::Mongo(store) => store.held_by(wanted, entry).await,
             Self::MemoryInPlace(store) => store.held_by(wanted, entry),
-            Self::Memory(_) => Err(StoreError::unsupported()),
+            _ => Err(StoreError::unsupported()),
         }
         .inspect_err(|error| telemetry::operation_failed("read", None, error))
     }
@@ -276,7 +292,7 @@ impl Store {
         match self {
             Self::Mongo(store) => store.path(),
             Self::MemoryInPlace(store) => store.path(),
-            Self::Memory(_) => "",
+            _ => "",
         }
     }
 
@@ -285,7 +301,7 @@ impl Store {
         match self {
             Self::Mongo(store) => store.fetch(name).await,
             Self::MemoryInPlace(store) => Ok(store.fetch(name)),
-            Self::Memory(_) => Err(StoreError::unsupported()),
+            _ => Err(StoreError::unsupported()),
         }
         .inspect_err(|error| telemetry::operation_failed("read", Some(name), error))
     }
@@ -300,7 +316,7 @@ impl Store {
         match self {
             Self::Mongo(store) => store.change(name, holder, update).await,
             Self::MemoryInPlace(store) => store.change(name, holder, &update),
-            Self::Memory(_) => Err(StoreError::unsupported()),
+            _ => Err(StoreError::unsupported()),
         }
         .inspect_err(|error| telemetry::operation_failed("update", Some(name), error))
     }
@@ -310,7 +326,7 @@ impl Store {
         match self {
             Self::Mongo(store) => store.delete(name, holder).await,
             Self::MemoryInPlace(store) => Ok(store.delete(name, holder)),
-            Self::Memory(_) => Err(StoreError::unsupported()),
+            _ => Err(StoreError::unsupported()),
         }
         .inspect_err(|error| telemetry::operation_failed("delete", Some(name), error))
     }
@@ -319,7 +335,7 @@ impl Store {
     pub(crate) async fn prepare(&self) -> Result<(), StoreError> {
         match self {
             Self::Mongo(store) => store.prepare().await,
-            Self::Memory(_) | Self::MemoryInPlace(_) => Ok(()),
+            _ => Ok(()),
         }
         .inspect_err(|error| telemetry::operation_failed("index", None, error))
     }
@@ -396,6 +412,8 @@ pub(crate) enum Sighting {
 pub(crate) enum Stream<T> {
     Mongo(Box<mongo::MongoStream<T>>),
     Memory(memory::MemoryStream<T>),
+    #[cfg(test)]
+    Simulated(simulated::SimulatedStream<T>),
 }
 
 impl<T> Stream<T> {
@@ -406,6 +424,8 @@ impl<T> Stream<T> {
         match self {
             Self::Mongo(stream) => stream.next().await,
             Self::Memory(stream) => Ok(stream.next().await),
+            #[cfg(test)]
+            Self::Simulated(stream) => stream.next().await,
         }
     }
 
@@ -414,6 +434,8 @@ impl<T> Stream<T> {
         match self {
             Self::Mongo(stream) => stream.resume_at(),
             Self::Memory(_) => None,
+            #[cfg(test)]
+            Self::Simulated(_) => None,
         }
     }
 }

@@ -845,5 +845,5 @@ async fn claims_in_memory_are_woken_at_once() {
     let another = a.acquire(2).await.unwrap();
     another.update(doc! { "$set": { "open": true } }).await.unwrap();
     another.release().await.unwrap();
-    woken(claiming, "a change by a holder").await;
+    let _claimed = woken(claiming, "a change by a holder").await;
 }

@@ -11,20 +11,36 @@ use crate::{protocol::ServerTime, store::Exchange};
 pub(super) struct Clock {
     epoch: ServerTime,
     started: Instant,
+    /// How far a simulated server's clock runs ahead of that, in milliseconds.
+    #[cfg(test)]
+    ahead: std::sync::atomic::AtomicI64,
 }
 
 impl Clock {
     pub(super) fn start() -> Self {
         let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO);
+        Self::begin(ServerTime(i64::try_from(since_epoch.as_millis()).unwrap_or(0)))
+    }
+
+    pub(super) fn begin(epoch: ServerTime) -> Self {
         Self {
-            epoch: ServerTime(i64::try_from(since_epoch.as_millis()).unwrap_or(0)),
+            epoch,
             started: Instant::now(),
+            #[cfg(test)]
+            ahead: Default::default(),
         }
     }
 
+    #[cfg(test)]
+    pub(super) fn run_ahead(&self, millis: i64) {
+        self.ahead.store(millis, std::sync::atomic::Ordering::Relaxed);
+    }
+
     pub(super) fn now(&self) -> ServerTime {
-        self.epoch
-            .plus_millis(i64::try_from(self.started.elapsed().as_millis()).unwrap_or(i64::MAX))
+        let elapsed = i64::try_from(self.started.elapsed().as_millis()).unwrap_or(i64::MAX);
+        #[cfg(test)]
+        let elapsed = elapsed.saturating_add(self.ahead.load(std::sync::atomic::Ordering::Relaxed));
+        self.epoch.plus_millis(elapsed)
     }
 
     /// An exchange that takes no time, and what the clock reads in it.

@@ -1,0 +1,401 @@
+//! The whole client in a simulated world: sessions, heartbeats, watchers and handles over a memory whose every exchange
+//! can be slow, fail, be applied and not answered or be applied late, whose streams break, lose events and go silent,
+//! whose clock jumps, and whose links are cut; on tokio's paused clock, so that an hour takes a moment.
+//!
+//! A seed makes a world. In each of them clients contend for a few locks while everything goes wrong, then the weather
+//! calms down, and in the end all must have come to rest. A failing seed is printed; run it again alone with
+//! `WATCHLOCK_SEED=<seed> cargo test --lib simulation -- --nocapture`.
+//!
+//! # What is checked
+//!
+//! - At every grant: the permits of all handles that believe themselves valid, those aside that an operator has put out,
+//!   fit the capacity.
+//! - Every few moments: whatever believes itself valid is a live holder in the memory too, so a loss is known before
+//!   the server would give the lock away.
+//! - Tokens of a name are never issued twice; those of a mutex rise with each grant.
+//! - Every acquire ends, be it after the weather has calmed down; and then nothing is left: no holder, no waiter, no line.
+
+use std::{
+    collections::BTreeMap,
+    env,
+    fmt::Write as _,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use tokio::{
+    task::JoinSet,
+    time::{Instant, sleep, sleep_until, timeout},
+};
+
+use super::Session;
+use crate::{
+    client::LockClient,
+    config::Settings,
+    error::AcquireError,
+    handle::{LockHandle, LockView},
+    protocol::{ServerTime, State, random::Random},
+    store::{MemoryStore, Store, simulated::Link},
+    wake_mode::WakeMode,
+};
+
+const SEEDS: u64 = 2_000;
+
+const CLIENTS: u64 = 3;
+
+/// Tasks of each client, and what each of them does one after the other.
+const TASKS: u64 = 3;
+const STEPS: u64 = 8;
+
+/// How long the weather is bad.
+const STORM: Duration = Duration::from_secs(60);
+
+/// How often it is compared what is believed with what is.
+const LOOK: Duration = Duration::from_millis(23);
+
+/// How long everything may take after that: a driver that hangs, a lease, the sweeps, and the steps that are left.
+const CALM: Duration = Duration::from_secs(300);
+
+const LEASE: Duration = Duration::from_secs(3);
+
+const SKEW: Duration = Duration::from_millis(300);
+
+/// The locks of the world; a name is one kind.
+const NAMES: [&str; 4] = ["mutex", "semaphore", "rwlock", "election"];
+
+/// What has happened, and who believes what.
+#[derive(Debug, Default)]
+struct World {
+    live: BTreeMap<String, Vec<LockView>>,
+    tokens: BTreeMap<String, Vec<i64>>,
+    /// One line an event; the same for the same seed.
+    log: String,
+    grants: u64,
+    losses: u64,
+}
+
+#[derive(Clone, Debug)]
+struct Observer {
+    world: Arc<Mutex<World>>,
+    memory: Arc<MemoryStore>,
+    begun: Instant,
+    seed: u64,
+}
+
+/// Whether a handle believes in itself, and was not put out by an operator: of that it learns as soon as it can, and no
+/// sooner.
+fn is_to_be_right(view: &LockView, state: Option<&State>) -> bool {
+    let broken = state.and_then(|state| state.broken).unwrap_or(0);
+    view.lost_reason().is_none() && view.token().as_i64() > broken
+}
+
+impl Observer {
+    fn world(&self) -> MutexGuard<'_, World> {
+        self.world.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn note(&self, what: &str) {
+        let at = self.begun.elapsed().as_millis();
+        let _ = writeln!(self.world().log, "{at} {what}");
+    }
+
+    fn fail(&self, why: &str) -> ! {
+        let log = self.world().log.clone();
+        panic!("{log}\nseed {}: {why}", self.seed);
+    }
+
+    /// A handle was granted: nobody else is to believe in one that does not go together with it.
+    fn granted(&self, client: u64, handle: &LockHandle, capacity: u64) {
+        let (name, token) = (handle.name().to_owned(), handle.token().as_i64());
+        self.note(&format!("client {client} has {name} under {token}"));
+        let mut world = self.world();
+        world.grants += 1;
+        let tokens = world.tokens.entry(name.clone()).or_default();
+        let (last, known) = (tokens.iter().max().copied(), tokens.contains(&token));
+        tokens.push(token);
+        let live = world.live.entry(name.clone()).or_default();
+        live.push(handle.view());
+        self.memory
+            .look(&name, |state, _| live.retain(|view| is_to_be_right(view, state)));
+        let held: u64 = live.iter().map(LockView::permits).sum();
+        let tokens_of: Vec<_> = live.iter().map(|view| view.token().as_i64()).collect();
+        drop(world);
+        if held > capacity {
+            self.fail(&format!("{name} is held {held} times at once, under {tokens_of:?}"));
+        }
+        if known || (capacity == 1 && last.is_some_and(|last| token < last)) {
+            self.fail(&format!("{name} was granted under {token} after {last:?}"));
+        }
+    }
+
+    /// Whoever believes in a handle is right.
+    fn compare(&self) {
+        let mut gone = None;
+        for (name, live) in &mut self.world().live {
+            self.memory.look(name, |state, now| {
+                live.retain(|view| is_to_be_right(view, state));
+                for token in live.iter().map(|view| view.token().as_i64()) {
+                    let holds = |state: &State| {
+                        let mut holders = state.holders.iter();
+                        holders.any(|holder| holder.token == token && holder.until > now)
+                    };
+                    if !state.is_some_and(holds) {
+                        gone = Some(format!("{name} under {token} is believed in, and gone: {state:?}"));
+                    }
+                }
+            });
+        }
+        if let Some(gone) = gone {
+            self.fail(&gone);
+        }
+    }
+}
+
+/// A task of a client: it acquires, holds and lets go, in all the ways there are.
+async fn task(client: u64, locks: LockClient, observer: Observer, mut random: Random) {
+    for _ in 0..STEPS {
+        sleep(Duration::from_millis(random.below(3_000))).await;
+        let name = *random.pick(&NAMES);
+        let patience = Duration::from_millis(random.below(10_000));
+        let way = random.below(10);
+        let (acquire, try_acquire, capacity) = match name {
+            "mutex" => (locks.mutex(name).acquire(), locks.mutex(name).try_acquire(), 1),
+            "semaphore" => {
+                let (semaphore, permits) = (
+                    locks.semaphore(name, 3),
+                    1 + u32::try_from(random.below(3)).unwrap_or(0),
+                );
+                (semaphore.acquire_many(permits), semaphore.try_acquire_many(permits), 3)
+            }
+            "rwlock" if random.below(3) == 0 => (locks.rw_lock(name).write(), locks.rw_lock(name).try_write(), 1 << 30),
+            "rwlock" => (locks.rw_lock(name).read(), locks.rw_lock(name).try_read(), 1 << 30),
+            _ => {
+                let election = locks.election(name).campaign("me").timeout(patience).await;
+                match election {
+                    Ok(leadership) => {
+                        observer.note(&format!("client {client} leads under {}", leadership.token()));
+                        sleep(Duration::from_millis(random.below(4_000))).await;
+                        let _ = leadership.resign().await;
+                    }
+                    Err(AcquireError::Timeout { .. }) => {}
+                    Err(error) => observer.fail(&format!("client {client} is refused {name}: {error}")),
+                }
+                continue;
+            }
+        };
+        let outcome = match way {
+            0..4 => acquire.await.map(Some),
+            4..6 => match acquire.timeout(patience).await {
+                Err(AcquireError::Timeout { .. }) => Ok(None),
+                other => other.map(Some),
+            },
+            // Given up by dropping the future.
+            6..8 => timeout(patience, acquire.into_future())
+                .await
+                .map_or(Ok(None), |got| got.map(Some)),
+            _ => match try_acquire.await {
+                // A try is told when the server can't be reached.
+                Err(AcquireError::Server(_)) => Ok(None),
+                other => other,
+            },
+        };
+        let handle = match outcome {
+            Ok(Some(handle)) => handle,
+            Ok(None) => continue,
+            Err(error) => observer.fail(&format!("client {client} is refused {name}: {error}")),
+        };
+        observer.granted(client, &handle, capacity);
+        let token = handle.token();
+        tokio::select! {
+            biased;
+            reason = handle.lost() => {
+                observer.note(&format!("client {client} lost {name} under {token}: {reason}"));
+                observer.world().losses += 1;
+            }
+            () = sleep(Duration::from_millis(random.below(8_000))) => {}
+        }
+        if random.below(4) == 0 {
+            let _ = handle.renew().await;
+        }
+        if random.below(3) == 0 {
+            drop(handle);
+        } else {
+            let released = handle.release().await.map_err(|error| error.to_string());
+            observer.note(&format!("client {client} released {name} under {token}: {released:?}"));
+        }
+    }
+}
+
+/// What goes wrong beside the weather, by the seed: links are cut, an operator breaks locks, the clock jumps.
+async fn misfortune(
+    links: Vec<Arc<Link>>,
+    memory: Arc<MemoryStore>,
+    operator: LockClient,
+    observer: Observer,
+    mut random: Random,
+) {
+    let until = observer.begun + STORM;
+    // Some worlds are spared the one or the other.
+    let (cuts, breaks, jumps) = (random.below(2) == 0, random.below(4) == 0, random.below(2) == 0);
+    while Instant::now() < until {
+        sleep(Duration::from_millis(random.below(8_000))).await;
+        match random.below(3) {
+            0 if cuts => {
+                let link = random.pick(&links).clone();
+                observer.note("a link is cut");
+                link.cut(true);
+                sleep(Duration::from_millis(random.below(8_000))).await;
+                link.cut(false);
+                observer.note("it is mended");
+            }
+            1 if breaks => {
+                let name = *random.pick(&NAMES);
+                observer.note(&format!("{name} is broken"));
+                let _ = operator.break_lock(name).await;
+            }
+            2 if jumps => {
+                // A new primary, whose clock is up to the skew margin ahead of the slowest.
+                let ahead = i64::try_from(random.below(SKEW.as_millis() as u64)).unwrap_or(0);
+                observer.note(&format!("the server's clock is ahead by {ahead} ms"));
+                memory.run_ahead(ahead);
+            }
+            _ => {}
+        }
+    }
+}
+
+fn client(memory: &Arc<MemoryStore>, seed: u64, number: u64) -> (Arc<Link>, Arc<Session>) {
+    let link = Link::new(memory.clone(), seed * 16 + number);
+    let settings = Settings {
+        lease: Some(LEASE),
+        claim_lease: Some(Duration::from_secs(1)),
+        skew_margin: Some(SKEW),
+        ..Settings::default()
+    };
+    let config = settings.validate().unwrap();
+    let store = Store::Simulated(link.clone());
+    let session = Session::of(format!("{number:016x}"), config, store, None, WakeMode::ChangeStream);
+    (link, session)
+}
+
+/// Runs the world of a seed to its end; returns what happened.
+async fn live(seed: u64) -> World {
+    let mut random = Random::new(seed ^ 0x5EED);
+    let memory = Arc::new(MemoryStore::begun(ServerTime(1_700_000_000_000)));
+    let observer = Observer {
+        world: Arc::default(),
+        memory: memory.clone(),
+        begun: Instant::now(),
+        seed,
+    };
+    let (links, sessions): (Vec<_>, Vec<_>) = (0..CLIENTS).map(|number| client(&memory, seed, number)).unzip();
+    // A break whose sender was told that it failed could still be done at any time.
+    let (its_link, operator) = client(&memory, seed, CLIENTS);
+    its_link.calm();
+    let mut tasks = JoinSet::new();
+    for (number, session) in (0..).zip(&sessions) {
+        for _ in 0..TASKS {
+            let locks = LockClient::new(session.clone());
+            let fate = Random::new(random.below(u64::MAX));
+            tasks.spawn(task(number, locks, observer.clone(), fate));
+        }
+    }
+    let fate = Random::new(random.below(u64::MAX));
+    let operator = LockClient::new(operator);
+    let storm = tokio::spawn(misfortune(
+        links.clone(),
+        memory.clone(),
+        operator,
+        observer.clone(),
+        fate,
+    ));
+    let watching = {
+        let observer = observer.clone();
+        tokio::spawn(async move {
+            loop {
+                observer.compare();
+                sleep(LOOK).await;
+            }
+        })
+    };
+    sleep_until(observer.begun + STORM).await;
+    links.iter().for_each(|link| link.calm());
+    storm.await.unwrap();
+    observer.note("the weather calms down");
+    let rest = async {
+        while let Some(ended) = tasks.join_next().await {
+            ended.unwrap();
+        }
+    };
+    if timeout(CALM, rest).await.is_err() {
+        observer.fail("somebody still waits");
+    }
+    // What was given up, lost or sent late is taken out by and by.
+    let rests = async || {
+        while !(sessions.iter().all(|session| session.rests()) && memory.rests()) {
+            sleep(Duration::from_millis(100)).await;
+        }
+    };
+    if timeout(CALM, rests()).await.is_err() {
+        observer.fail(&format!("something is left: {:?}", memory.list().0));
+    }
+    watching.abort();
+    if let Err(ended) = watching.await
+        && ended.is_panic()
+    {
+        std::panic::resume_unwind(ended.into_panic());
+    }
+    let world = std::mem::take(&mut *observer.world());
+    world
+}
+
+fn run(seed: u64) -> World {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_time()
+        .start_paused(true)
+        .build()
+        .unwrap();
+    runtime.block_on(live(seed))
+}
+
+#[test]
+fn every_world_keeps_the_promises() {
+    let seeds: Vec<u64> = match env::var("WATCHLOCK_SEED") {
+        Ok(range) => match range.split_once("..") {
+            Some((from, to)) => (from.parse().expect("a number")..to.parse().expect("a number")).collect(),
+            None => vec![range.parse().expect("a number")],
+        },
+        Err(_) => (0..SEEDS).collect(),
+    };
+    let single = seeds.len() == 1;
+    let (mut grants, mut losses) = (0, 0);
+    let share = seeds.len().div_ceil(2);
+    let worlds: Vec<World> = std::thread::scope(|scope| {
+        let threads: Vec<_> = seeds
+            .chunks(share)
+            .map(|seeds| scope.spawn(|| seeds.iter().map(|seed| run(*seed)).collect::<Vec<_>>()))
+            .collect();
+        // A panic has been printed with its seed by the thread itself.
+        threads
+            .into_iter()
+            .flat_map(|thread| thread.join().expect("a world broke a promise"))
+            .collect()
+    });
+    for world in &worlds {
+        grants += world.grants;
+        losses += world.losses;
+        if single {
+            println!("{}", world.log);
+        }
+    }
+    println!("{} worlds, {grants} grants, {losses} losses", worlds.len());
+    // Worlds in which nothing happens would keep every promise.
+    assert!(grants > 20 * worlds.len() as u64 && (single || losses > worlds.len() as u64));
+}
+
+#[test]
+fn a_seed_is_replayed_to_the_letter() {
+    for seed in [1, 2, 3] {
+        assert_eq!(run(seed).log, run(seed).log);
+    }
+}

@@ -1,0 +1,243 @@
+//! Memory at the far end of a network that does everything that a network and a server can do to a client, by a seed.
+//!
+//! Only for tests. Each client has a link of its own to the one memory.
+
+use std::{
+    collections::VecDeque,
+    io,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+use tokio::time::{Instant, sleep, sleep_until};
+
+use super::{
+    AWAIT_TIME, Answer, Documents, Event, Exchange, Failure, MemoryStore, Renewal, StoreError, memory::MemoryStream,
+};
+use crate::protocol::{Operation, random::Random};
+
+/// How long the driver lets an operation hang on a server that does not answer.
+const HANGS: Duration = Duration::from_secs(20);
+
+/// How late a command can still be applied whose sender has been told that it failed.
+const LATEST: u64 = 8_000;
+
+/// One client's way to the memory.
+#[derive(Debug)]
+pub(crate) struct Link {
+    memory: Arc<MemoryStore>,
+    random: Mutex<Random>,
+    /// Nothing goes wrong any more.
+    calm: AtomicBool,
+    /// Nothing comes through.
+    cut: AtomicBool,
+}
+
+/// What becomes of a command.
+#[derive(Clone, Copy, Debug)]
+enum Fate {
+    /// It is applied after the first time and answered after the second.
+    Answered(Duration, Duration),
+    /// It is applied after the first time, and fails for its sender after the second.
+    AnswerLost(Duration, Duration),
+    /// It fails for its sender after a while, and was never applied.
+    RequestLost(Duration),
+    /// It fails for its sender after the first time, and is applied after the second.
+    AppliedLate(Duration, Duration),
+}
+
+impl Link {
+    pub(crate) fn new(memory: Arc<MemoryStore>, seed: u64) -> Arc<Self> {
+        Arc::new(Self {
+            memory,
+            random: Mutex::new(Random::new(seed)),
+            calm: AtomicBool::new(false),
+            cut: AtomicBool::new(false),
+        })
+    }
+
+    pub(crate) fn calm(&self) {
+        self.calm.store(true, Ordering::Relaxed);
+    }
+
+    /// Cuts the link or mends it.
+    pub(crate) fn cut(&self, cut: bool) {
+        self.cut.store(cut, Ordering::Relaxed);
+    }
+
+    fn is_cut(&self) -> bool {
+        self.cut.load(Ordering::Relaxed)
+    }
+
+    fn random(&self) -> MutexGuard<'_, Random> {
+        self.random.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn fate(&self) -> Fate {
+        let mut random = self.random();
+        let mut millis = |most: u64| Duration::from_millis(random.below(most));
+        let (there, back) = (millis(4), millis(4));
+        let (long, longer) = (millis(2_000), millis(LATEST));
+        if self.is_cut() {
+            return Fate::RequestLost(HANGS);
+        }
+        if self.calm.load(Ordering::Relaxed) {
+            return Fate::Answered(there, back);
+        }
+        match random.below(100) {
+            0..80 => Fate::Answered(there, back),
+            80..85 => Fate::Answered(long, back),
+            85..88 => Fate::Answered(there, long),
+            88..92 => Fate::AnswerLost(there, long),
+            92..96 => Fate::RequestLost(long),
+            96..99 => Fate::AppliedLate(there + back, longer),
+            _ => Fate::AnswerLost(there, HANGS),
+        }
+    }
+
+    /// Sends a command: `apply` is what it does at the other end.
+    async fn send<T>(&self, apply: impl Fn(&MemoryStore) -> T + Send + 'static) -> Result<T, StoreError> {
+        match self.fate() {
+            Fate::Answered(there, back) => {
+                sleep(there).await;
+                // Cut on the way.
+                if self.is_cut() {
+                    sleep(HANGS).await;
+                    return Err(lost());
+                }
+                let answer = apply(&self.memory);
+                sleep(back).await;
+                Ok(answer)
+            }
+            Fate::AnswerLost(there, after) => {
+                sleep(there).await;
+                apply(&self.memory);
+                sleep(after).await;
+                Err(lost())
+            }
+            Fate::RequestLost(after) => {
+                sleep(after).await;
+                Err(lost())
+            }
+            Fate::AppliedLate(after, late) => {
+                let memory = self.memory.clone();
+                tokio::spawn(async move {
+                    sleep(late).await;
+                    apply(&memory);
+                });
+                sleep(after.min(late)).await;
+                Err(lost())
+            }
+        }
+    }
+
+    pub(super) async fn run(&self, name: &str, operation: &Operation) -> Result<Answer, StoreError> {
+        let sent = Instant::now();
+        let (name, operation) = (name.to_owned(), operation.clone());
+        let answer = self.send(move |memory| memory.run(&name, &operation)).await?;
+        Ok(Answer {
+            state: answer.state,
+            exchange: since(sent, &answer.exchange),
+        })
+    }
+
+    pub(super) async fn renew(&self, renewal: &Renewal) -> Result<u64, StoreError> {
+        let renewal = renewal.clone();
+        self.send(move |memory| memory.renew(&renewal)).await
+    }
+
+    pub(super) async fn read(&self, names: &[String]) -> Result<(Documents, Exchange), StoreError> {
+        let sent = Instant::now();
+        let names = names.to_vec();
+        let (documents, exchange) = self.send(move |memory| memory.read(&names)).await?;
+        Ok((documents, since(sent, &exchange)))
+    }
+
+    pub(super) async fn watch(self: &Arc<Self>, session: &str) -> Result<SimulatedStream<Event>, StoreError> {
+        let session = session.to_owned();
+        let inner = self.send(move |memory| memory.watch(&session)).await?;
+        Ok(SimulatedStream {
+            inner,
+            link: self.clone(),
+            on_the_way: VecDeque::new(),
+            breaks_at: None,
+        })
+    }
+
+    pub(super) fn memory(&self) -> &MemoryStore {
+        &self.memory
+    }
+}
+
+/// The exchange as its sender sees it.
+fn since(sent: Instant, exchange: &Exchange) -> Exchange {
+    Exchange {
+        sent,
+        received: Instant::now(),
+        now: exchange.now,
+    }
+}
+
+fn lost() -> StoreError {
+    StoreError {
+        kind: Failure::Unavailable,
+        source: Arc::new(io::Error::from(io::ErrorKind::ConnectionReset)),
+    }
+}
+
+/// A change stream whose events come late, that breaks with events on the way, or goes silent for ever.
+#[derive(Debug)]
+pub(crate) struct SimulatedStream<T> {
+    inner: MemoryStream<T>,
+    link: Arc<Link>,
+    on_the_way: VecDeque<(Instant, T)>,
+    breaks_at: Option<Instant>,
+}
+
+impl<T> SimulatedStream<T> {
+    pub(super) async fn next(&mut self) -> Result<Vec<T>, StoreError> {
+        let empty_at = Instant::now() + AWAIT_TIME;
+        loop {
+            if self.breaks_at.is_none() && !self.link.calm.load(Ordering::Relaxed) {
+                let after = Duration::from_millis(self.link.random().below(20_000));
+                self.breaks_at = Some(Instant::now() + after);
+            }
+            let breaks_at = self.breaks_at.unwrap_or(empty_at + AWAIT_TIME);
+            let arrives_at = self.on_the_way.front().map_or(empty_at, |(at, _)| *at);
+            tokio::select! {
+                biased;
+                () = sleep_until(breaks_at) => {
+                    self.breaks_at = None;
+                    if self.link.calm.load(Ordering::Relaxed) {
+                        continue;
+                    }
+                    self.on_the_way.clear();
+                    if self.link.random().below(4) == 0 {
+                        // Nobody tells that it is dead.
+                        std::future::pending::<()>().await;
+                    }
+                    return Err(lost());
+                }
+                () = sleep_until(arrives_at.min(empty_at)) => {
+                    if self.link.is_cut() {
+                        std::future::pending::<()>().await;
+                    }
+                    let now = Instant::now();
+                    let arrived = self.on_the_way.iter().take_while(|(at, _)| *at <= now).count();
+                    return Ok(self.on_the_way.drain(..arrived).map(|(_, event)| event).collect());
+                }
+                events = self.inner.next() => {
+                    let last = self.on_the_way.back().map(|(at, _)| *at);
+                    for event in events {
+                        let late = Duration::from_millis(self.link.random().below(6));
+                        let at = Instant::now() + late;
+                        self.on_the_way.push_back((last.map_or(at, |last| at.max(last)), event));
+                    }
+                }
+            }
+        }
+    }
+}
