@@ -345,8 +345,7 @@ async fn live(seed: u64) -> World {
     {
         std::panic::resume_unwind(ended.into_panic());
     }
-    let world = std::mem::take(&mut *observer.world());
-    world
+    std::mem::take(&mut *observer.world())
 }
 
 fn run(seed: u64) -> World {
