@@ -10,7 +10,12 @@ use lexopt::{
     Parser, ValueExt,
 };
 
-use crate::{Result, client, director::Play, history::HISTORY};
+use crate::{
+    Result, client,
+    director::Play,
+    history::HISTORY,
+    load::{Crowd, Load},
+};
 
 pub(crate) const HELP: &str = "\
 Faults of every kind against watchlock on a replica set of three, and a judge of what came of it.
@@ -18,11 +23,14 @@ Faults of every kind against watchlock on a replica set of three, and a judge of
 usage: watchlock-chaos [--minutes N | --seconds N] [--seed S]
        watchlock-chaos schedule [--seed S] [--bursts N]
        watchlock-chaos judge --folder F
+       watchlock-chaos load [--waiters N | --processes N] [--seconds N]
 
   --minutes N    how long faults go on (1 if not given); the last burst is finished
   --seconds N    the same in seconds
   --seed S       which faults; by the clock if not given
   --folder F     where the histories go, or are; target/chaos/<seed> if not given
+  --waiters N    many tasks of one client wait for one lock (1000)
+  --processes N  many client processes contend for one lock
   --sabotage ignore-loss
                  clients go on when their lock is lost: the judge has to find it
 
@@ -35,6 +43,7 @@ pub(crate) enum Command {
     Schedule { seed: u64, bursts: u64 },
     Judge { folder: PathBuf },
     Client(client::Options),
+    Load(Load),
     Play(Play),
 }
 
@@ -43,7 +52,8 @@ impl Command {
         let mut parser = Parser::from_env();
         let mut command = None;
         let (mut seed, mut lasts, mut bursts, mut folder) = (None, None, 10, None::<PathBuf>);
-        let (mut uri, mut database, mut label, mut ignores_loss) = (None, None, None, false);
+        let (mut uri, mut database, mut label) = (None, None, None);
+        let (mut ignores_loss, mut contends, mut crowd) = (false, false, Crowd::Waiters(1_000));
         while let Some(argument) = parser.next()? {
             match argument {
                 Short('h') | Long("help") => return Ok(Self::Help),
@@ -55,6 +65,9 @@ impl Command {
                 Long("uri") => uri = Some(parser.value()?.string()?),
                 Long("database") => database = Some(parser.value()?.string()?),
                 Long("label") => label = Some(parser.value()?.string()?),
+                Long("contend") => contends = true,
+                Long("waiters") => crowd = Crowd::Waiters(parser.value()?.parse()?),
+                Long("processes") => crowd = Crowd::Processes(parser.value()?.parse()?),
                 Long("sabotage") => match parser.value()?.string()?.as_str() {
                     "ignore-loss" => ignores_loss = true,
                     other => return Err(format!("there is no sabotage `{other}`: `ignore-loss` is all").into()),
@@ -87,8 +100,14 @@ impl Command {
                         .join(format!("{label}{HISTORY}")),
                     label,
                     ignores_loss,
+                    contends,
                 })
             }
+            Some("load") => Self::Load(Load {
+                crowd,
+                lasts: lasts.unwrap_or(Duration::from_secs(30)),
+                folder: folder.unwrap_or_else(|| Path::new("target").join("chaos").join("load")),
+            }),
             Some(other) => return Err(format!("there is no command `{other}`; try --help").into()),
         })
     }

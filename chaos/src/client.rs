@@ -55,6 +55,8 @@ pub(crate) struct Options {
     pub(crate) history: PathBuf,
     /// To go on after the loss of a lock as if nothing had happened. The judge has to find it.
     pub(crate) ignores_loss: bool,
+    /// One task acquires and releases one lock, as fast as it can.
+    pub(crate) contends: bool,
 }
 
 /// What is held, of whatever kind.
@@ -120,12 +122,18 @@ pub(crate) struct Actor {
 /// Runs a client until its standard input is closed.
 pub(crate) async fn run(options: Options) -> Result<()> {
     let (stop, stopping) = watch::channel(false);
-    let seed = options.seed;
+    let (seed, contends) = (options.seed, options.contends);
     let actor = Arc::new(Actor::start(options).await?);
-    let tasks: Vec<_> = (0..TASKS)
+    let tasks: Vec<_> = (0..if contends { 1 } else { TASKS })
         .map(|task| {
             let (actor, mut stopping) = (actor.clone(), stopping.clone());
-            tokio::spawn(async move { actor.play(task, Random::new(seed, task as u64), &mut stopping).await })
+            tokio::spawn(async move {
+                if contends {
+                    actor.contend(&mut stopping).await;
+                } else {
+                    actor.play(task, Random::new(seed, task as u64), &mut stopping).await;
+                }
+            })
         })
         .collect();
 
@@ -145,11 +153,12 @@ impl Actor {
         let log = Log::open(&options.history)?;
         let database = connect(&options.uri, &options.database, &options.label).await?;
         let locks = loop {
-            let builder = LockClient::builder(database.clone())
+            let mut builder = LockClient::builder(database.clone())
                 .collection(LOCKS)
-                .lease(LEASE)
-                .claim_lease(CLAIM_LEASE)
                 .label(&options.label);
+            if !options.contends {
+                builder = builder.lease(LEASE).claim_lease(CLAIM_LEASE);
+            }
             match builder.build().await {
                 Ok(locks) => break locks,
                 // It may be started in the middle of a fault.
@@ -193,6 +202,20 @@ impl Actor {
 
     fn log(&self, op: u64, at: u64, what: What) {
         self.log.write(&Record { at, op, what });
+    }
+
+    /// Acquires and releases the first of the locks.
+    async fn contend(&self, stopping: &mut watch::Receiver<bool>) {
+        let plan = Plan {
+            lock: ALL[0],
+            share: Share::whole(ALL[0].kind),
+            way: Way::Waits(Duration::from_secs(600)),
+            hold: Duration::ZERO,
+            releases: true,
+        };
+        while !*stopping.borrow() {
+            self.operate(0, plan, stopping).await;
+        }
     }
 
     /// One operation after the other.

@@ -85,6 +85,7 @@ pub(crate) async fn run(play: Play) -> Result<bool> {
             seed: play.seed,
             history: play.folder.join(format!("director{HISTORY}")),
             ignores_loss: false,
+            contends: false,
         })
         .await?,
     );

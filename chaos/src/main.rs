@@ -7,6 +7,7 @@ mod director;
 mod history;
 mod journal;
 mod judge;
+mod load;
 mod locks;
 mod oplog;
 mod random;
@@ -54,6 +55,7 @@ fn act() -> Result<bool> {
             // Standard input may still be waited for by a thread.
             std::process::exit(0)
         }
+        Command::Load(load) => tokio::runtime::Runtime::new()?.block_on(load::run(load)),
         Command::Play(play) => {
             println!("to run it again: {}", play.again());
             tokio::runtime::Runtime::new()?.block_on(director::run(play))

@@ -10,8 +10,9 @@
 //! - Acquires that got nothing are left out: nothing is seen of them.
 //!
 //! The search is exponential at its worst, so a history is cut where nothing overlaps: what is known of the lock there,
-//! free or held under which token, is the beginning of the next part. And as all orders in which the tokens do not rise
-//! are wrong, only the next token is tried.
+//! free or held under which token, is the beginning of the next part. Where the contention never ends a long part is
+//! looked at through windows of successive tokens. And as all orders in which the tokens do not rise are wrong, only the
+//! next token is tried.
 
 use std::{collections::BTreeMap, fmt::Write, rc::Rc};
 
@@ -20,16 +21,17 @@ use stateright::semantics::{ConsistencyTester, LinearizabilityTester, Sequential
 use super::{Case, Held, Promise, Violation};
 use crate::clock::Moment;
 
-/// The most operations of one part that are put to the tester.
-const PART_MOST: usize = 400;
+/// The most operations of one part that are put to the tester at once.
+const PART_MOST: usize = 200;
+
+/// Of longer parts, how many tokens are looked at together.
+const WINDOW: usize = 40;
 
 /// How much was put to the external judge.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Judged {
     pub(crate) operations: usize,
     pub(crate) parts: usize,
-    /// Operations in parts that are too long.
-    pub(crate) left_out: usize,
 }
 
 /// A lock as one program would have it.
@@ -93,6 +95,19 @@ struct Interval {
     who: String,
 }
 
+impl Interval {
+    /// Which hold it begins or ends.
+    fn token(&self) -> i64 {
+        match (self.operation, self.answer) {
+            (Operation::Leave(token), _) | (Operation::Acquire, Answer::Token(token)) => token,
+            (Operation::Acquire, _) => 0,
+        }
+    }
+}
+
+/// The holder and the last token when something begins.
+type Begin = (Option<i64>, i64);
+
 /// Puts all locks that only one can hold to the judge.
 pub(super) fn check(case: &Case<'_>) -> (Vec<Violation>, Judged) {
     let (mut violations, mut judged) = (Vec::new(), Judged::default());
@@ -101,31 +116,46 @@ pub(super) fn check(case: &Case<'_>) -> (Vec<Violation>, Judged) {
         for part in parts(intervals(case, &held)) {
             judged.parts += 1;
             judged.operations += part.len();
-            let tokens = tokens(&part);
-            let begin = Sequential {
-                holder,
-                tokens: tokens.clone(),
-                issued: 0,
-                last,
-            };
-            last = tokens.last().map_or(last, |token| last.max(*token));
+            let begin = (holder, last);
             holder = after(holder, &part);
-            if part.len() > PART_MOST {
-                judged.left_out += part.len();
-                continue;
-            }
-            if !is_linearizable(begin, &part) {
-                let (first, last) = (&part[0], &part[part.len() - 1]);
-                violations.push(Violation {
-                    promise: Promise::Linearizable,
-                    text: format!("{name}: no lock does what was seen from {} to {}", first.who, last.who),
-                    at: first.from,
-                    name: Some(name.to_owned()),
-                });
+            last = tokens(&part).last().map_or(last, |token| last.max(*token));
+            for (begin, window) in windows(begin, part) {
+                if !is_linearizable(begin, &window) {
+                    let (first, last) = (&window[0], &window[window.len() - 1]);
+                    violations.push(Violation {
+                        promise: Promise::Linearizable,
+                        text: format!("{name}: no lock does what was seen from {} to {}", first.who, last.who),
+                        at: first.from,
+                        name: Some(name.to_owned()),
+                    });
+                }
             }
         }
     }
     (violations, judged)
+}
+
+/// What of a part is put to the tester at a time, with the holder and the last token at its begin: all of it, or what
+/// concerns some successive tokens, in windows that overlap by half.
+fn windows(begin: Begin, part: Vec<Interval>) -> Vec<(Begin, Vec<Interval>)> {
+    if part.len() <= PART_MOST {
+        return vec![(begin, part)];
+    }
+    let tokens = tokens(&part);
+    let mut windows = Vec::new();
+    for start in (0..tokens.len()).step_by(WINDOW / 2) {
+        let within = &tokens[start..tokens.len().min(start + WINDOW)];
+        let (first, last) = (within[0], within[within.len() - 1]);
+        // Who is there when the part begins leaves in its first window. The others begin with a free lock, as whoever was
+        // there before has left: the window before has judged that.
+        let (begin, first) = match start.checked_sub(1) {
+            Some(before) => ((None, tokens[before]), first),
+            None => (begin, 0),
+        };
+        let concerned = part.iter().filter(|one| (first..=last).contains(&one.token()));
+        windows.push((begin, concerned.cloned().collect()));
+    }
+    windows
 }
 
 fn exclusive<'a>(case: &Case<'a>) -> BTreeMap<&'a str, Vec<Held<'a>>> {
@@ -183,6 +213,16 @@ fn intervals(case: &Case<'_>, held: &[Held<'_>]) -> Vec<Interval> {
         });
     }
     intervals.sort_by_key(|interval| interval.from);
+    // What a process does at the very moment at which something else of it ended comes after that.
+    let mut ends: BTreeMap<usize, Moment> = BTreeMap::new();
+    for interval in &mut intervals {
+        let end = ends.entry(interval.process).or_default();
+        if interval.from == *end {
+            interval.from += 1;
+            interval.to = interval.to.max(interval.from);
+        }
+        *end = interval.to;
+    }
     intervals
 }
 
@@ -224,7 +264,13 @@ fn after(holder: Option<i64>, part: &[Interval]) -> Option<i64> {
     issued.last().copied().or(holder).filter(|token| !left(*token))
 }
 
-fn is_linearizable(begin: Sequential, part: &[Interval]) -> bool {
+fn is_linearizable((holder, last): Begin, part: &[Interval]) -> bool {
+    let begin = Sequential {
+        holder,
+        tokens: tokens(part),
+        issued: 0,
+        last,
+    };
     // Begins and ends in their order; at the same moment the begin comes first, which makes them overlap.
     let begins = part
         .iter()

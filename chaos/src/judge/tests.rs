@@ -435,6 +435,36 @@ fn what_a_client_complains_of() {
 }
 
 #[test]
+fn contention_without_end_is_judged_through_windows() {
+    const CLIENTS: [&str; 5] = ["a", "b", "c", "d", "e"];
+    let play = |wrong: Option<u64>| {
+        let mut told = Told::default();
+        told.notes(0, Note::Clock { ahead: 0 });
+        // Everybody asks again at once, so that nothing is ever quiet.
+        for turn in 0..150 {
+            let client = CLIENTS[usize::try_from(turn).unwrap() % CLIENTS.len()];
+            let granted = 100 + 10 * turn;
+            let asked = if turn < 5 { 50 } else { granted - 44 };
+            let token = 1_000 + i64::try_from(turn).unwrap();
+            // One that asked after the next had been granted.
+            let asked = if wrong == Some(turn) { granted + 13 } else { asked };
+            let until = i64::try_from(granted).unwrap() + 1_000;
+            told.asks(client, turn + 1, asked, MUTEX());
+            told.gets(client, turn + 1, granted.max(asked + 1), token, 900);
+            told.releases(client, turn + 1, granted.max(asked + 1) + 5);
+            let reason = format!("{client}#{}", turn + 1);
+            told.stands(until - 1_000, token, &[(&reason, token, until)], &[]);
+        }
+        told.breaches()
+    };
+    assert_eq!(play(None), []);
+    assert_eq!(
+        play(Some(90)),
+        [Promise::Exclusion, Promise::Tokens, Promise::Linearizable]
+    );
+}
+
+#[test]
 fn a_history_goes_through_its_file() {
     let folder = std::env::temp_dir().join(format!("watchlock-chaos-{}", std::process::id()));
     std::fs::create_dir_all(&folder).unwrap();
