@@ -193,13 +193,15 @@ async fn leftovers(stage: &Stage, whole_since: i64) -> Result<()> {
     }
     let deadline = Instant::now() + STREAM_PATIENCE;
     loop {
-        // Who was killed, or cut off, between two reads of its stream can't tell the server that it is not wanted any more:
-        // the server closes it in its own time. All others have been closed by those who opened them.
-        let (abandoned, open): (Vec<Stream>, Vec<Stream>) = stage
-            .streams()
-            .await?
-            .into_iter()
-            .partition(|stream| stream.idle_since.is_some_and(|since| since < whole_since));
+        // Who was killed, or cut off, between two reads of its stream can't tell the server that it is not wanted any more.
+        // And the driver tells the primary, also where the stream is on a node that has stepped down and goes on there.
+        // These are closed by their servers when the session is over. All others are to be closed by who opened them.
+        let primary = stage.cluster.primary().await?;
+        let is_abandoned = |stream: &Stream| {
+            let since = stream.idle_since;
+            since.is_some_and(|since| since < whole_since || stream.node != primary)
+        };
+        let (abandoned, open): (Vec<Stream>, Vec<Stream>) = stage.streams().await?.into_iter().partition(is_abandoned);
         if open.is_empty() || Instant::now() > deadline {
             for Stream {
                 node,

@@ -41,7 +41,8 @@ pub(crate) enum Note {
     Silence,
     /// Something that nobody should have left behind: after the fact.
     Remains { text: String },
-    /// Change streams of clients that were killed or cut off, which the servers close in their own time.
+    /// Change streams of clients that were killed or cut off, or on nodes that have stepped down, which the servers close in
+    /// their own time.
     Abandoned { streams: usize },
     /// Something is wrong with the run itself.
     Trouble { text: String },

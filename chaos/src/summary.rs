@@ -115,6 +115,16 @@ impl fmt::Display for Summary<'_> {
         )?;
         writeln!(f, "  {:>7} s", self.seconds())?;
 
+        let abandoned = self.history.journal.iter().find_map(|entry| match entry.note {
+            Note::Abandoned { streams } => Some(streams),
+            _ => None,
+        });
+        if let Some(streams @ 1..) = abandoned {
+            writeln!(
+                f,
+                "  {streams:>7} change streams of the killed, the cut off and the stepped down are left to the servers"
+            )?;
+        }
         writeln!(f, "violations")?;
         writeln!(f, "  {:>7}", self.violations.len())?;
         for Violation { promise, text, .. } in self.violations.iter().take(TOLD) {
