@@ -436,3 +436,40 @@ impl MemoryInPlace {
         document
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use mongodb::bson::doc;
+
+    use super::*;
+
+    /// On its own clock, whatever the holder's says; and be there no other holder.
+    #[tokio::test(start_paused = true)]
+    async fn a_lease_that_ran_out_permits_no_change() {
+        let collection = Arc::new(MemoryDocuments::new());
+        let until = collection.clock.now().plus_millis(1_000);
+        let entry = doc! {
+            "id": "a-1", "permits": 1, "lease": 1_000, "claim": 500, "token": 7, "since": until, "until": until,
+            "owner": {},
+        };
+        let lock = doc! {
+            "kind": "document", "capacity": 1, "token": 7, "holders": [entry], "queue": [], "wake": "", "version": 1,
+            "at": until, "purge_at": until,
+        };
+        collection.insert(doc! { "_id": 1, "lock": lock }).unwrap();
+        let store = MemoryInPlace::new(&collection, "lock");
+        let change = |holder| {
+            let update = UpdateModifications::Document(doc! { "$inc": { "n": 1 } });
+            store.change("1", holder, &update).unwrap()
+        };
+        assert_eq!(change(("a-1", 7)), Some(doc! { "_id": 1, "n": 1 }));
+        assert_eq!(change(("a-1", 6)), None);
+        assert_eq!(change(("a-2", 7)), None);
+        tokio::time::advance(Duration::from_secs(1)).await;
+        assert_eq!(change(("a-1", 7)), None);
+        assert!(!store.delete("1", ("a-1", 7)));
+        assert_eq!(store.fetch("1"), Some(doc! { "_id": 1, "n": 1 }));
+    }
+}
