@@ -13,6 +13,7 @@ use crate::{
     error::GuardError,
     status::LostReason,
     store::{Documents, Exchange, Guarding, MongoStore, Store, StoreError, abort, is_in_transaction},
+    telemetry,
 };
 
 impl Session {
@@ -46,6 +47,7 @@ impl Session {
             Ok(held) => held,
             Err(error) if MongoStore::has_no_transactions(&error) => return Err(GuardError::Standalone),
             Err(error) => {
+                telemetry::operation_failed("guard", Some(&hold.name), &error.clone().into());
                 // What may be tried again is over to the server already; what was never sent is not.
                 if !error.contains_label(TRANSIENT_TRANSACTION_ERROR) {
                     abort(transaction).await;

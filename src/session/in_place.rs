@@ -363,9 +363,7 @@ impl Session {
                 session.feed(&held.name, |lines, _, _| lines.line(&held.name).forget(&held.id));
             }
             held.end_deleting(matches!(deleted, Ok(true)));
-            if matches!(deleted, Ok(true)) {
-                held.tell_end();
-            }
+            held.tell_end();
             deleted
         });
         let deleted = deleting

@@ -11,6 +11,7 @@ use super::{MongoStore, code, now};
 use crate::{
     protocol::pipeline,
     store::{Guarding, name},
+    telemetry,
 };
 
 impl MongoStore {
@@ -64,6 +65,6 @@ pub(crate) async fn abort(transaction: &mut ClientSession) {
     let aborting = admin.run_command(doc! { "abortTransaction": 1 });
     if let Err(error) = aborting.session(transaction).await {
         // Where it was not known to the server before this, there is no such transaction, which is as good.
-        tracing::debug!(%error, "a transaction could not be aborted");
+        telemetry::operation_failed("abort", None, &error.into());
     }
 }
