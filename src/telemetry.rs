@@ -328,7 +328,7 @@ fn failure(error: &StoreError) -> &'static str {
     }
 }
 
-/// What is behind an error: of the server's its code and the name of that, of others the text.
+/// What is behind an error: of the server's its code and the name of that, of others the text, without any answer.
 struct Source<'a>(&'a StoreError);
 
 impl fmt::Display for Source<'_> {
@@ -336,11 +336,34 @@ impl fmt::Display for Source<'_> {
         match (self.0.code_name(), self.0.code()) {
             (Some(name), Some(code)) => write!(f, "{name} ({code})"),
             (None, Some(code)) => write!(f, "code {code}"),
-            (_, None) => self.0.source.fmt(f),
+            (_, None) => self.0.cause().fmt(f),
         }
     }
 }
 
 fn millis(duration: Duration) -> f64 {
     duration.as_secs_f64() * 1e3
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{io, sync::Arc};
+
+    use super::*;
+
+    #[test]
+    fn the_text_of_the_driver_is_told_without_what_surrounds_it() {
+        let driver = mongodb::error::Error::from(io::Error::other("connection reset"));
+        assert!(driver.to_string().contains("server response"), "{driver}");
+        let driver = Source(&driver.into()).to_string();
+        assert!(
+            driver.contains("connection reset") && !driver.contains("server response"),
+            "{driver}"
+        );
+        let other = StoreError {
+            kind: Failure::Unavailable,
+            source: Arc::new(io::Error::other("no answer")),
+        };
+        assert_eq!(Source(&other).to_string(), "no answer");
+    }
 }

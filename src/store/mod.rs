@@ -126,6 +126,14 @@ impl StoreError {
         mongo::code_name(self.source.downcast_ref()?)
     }
 
+    /// What went wrong, without the server's answer, which the driver's text has to the last byte.
+    pub(crate) fn cause(&self) -> &dyn fmt::Display {
+        match self.source.downcast_ref::<mongodb::error::Error>() {
+            Some(error) => &error.kind,
+            None => &self.source,
+        }
+    }
+
     /// The store can't do that: it is of locks by themselves or of locks in documents, and the other is asked for.
     fn unsupported() -> Self {
         Self {

@@ -319,6 +319,7 @@ async fn a_broken_lock_is_told_on_both_sides() {
     let broke = ear.only("watchlock.broke");
     broke.assert_fields(&["lock"]);
     assert_eq!((broke.level, broke.field("lock")), (Level::INFO, "x"));
+    ear.until("watchlock.lost").await;
     drop(held);
     let lost = ear.only("watchlock.lost");
     lost.assert_fields(&["held_ms", "kind", "lock", "reason", "token"]);
