@@ -313,6 +313,10 @@ impl LockClient {
         let mut others = self.others.lock().unwrap_or_else(PoisonError::into_inner);
         others.retain(|other| other.strong_count() > 0);
         others.push(Arc::downgrade(&session));
+        // Under the same lock as the shutdown looks for others, so that none of them escapes it.
+        if self.session.is_closed() {
+            session.close();
+        }
         session
     }
 
@@ -600,6 +604,7 @@ impl LockClient {
     pub async fn shutdown(&self) {
         let others: Vec<_> = {
             let others = self.others.lock().unwrap_or_else(PoisonError::into_inner);
+            self.session.close();
             others.iter().filter_map(Weak::upgrade).collect()
         };
         let sessions = others.iter().chain([&self.session]);

@@ -52,6 +52,13 @@ const DEFAULT_FIELD: &str = "watchlock";
 /// - [`DocumentHandle::update`] and [`DocumentHandle::delete`] are done while the lock is held or not at all.
 /// - No field but that of the lock is ever touched.
 ///
+/// An `_id` is compared as the server compares it, and a whole number of any numeric type is the same `_id`. Where a
+/// collection has a collation of its own, or fractions of different numeric types are in use, ask for an `_id` exactly as it
+/// is stored.
+///
+/// A transaction that writes to a locked document holds up the renewals of its holder until it ends, and with them those of
+/// what that client holds beside it: keep such transactions far shorter than the lease.
+///
 /// Nothing hinders other programs from changing a locked document; what they change beside the lock does no harm to it.
 /// A document that is replaced as a whole loses its lock, and its holder is told so: update fields instead.
 ///

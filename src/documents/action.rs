@@ -10,6 +10,7 @@ use std::{
 
 use mongodb::bson::{Bson, Document};
 use serde::de::DeserializeOwned;
+use tokio::time::Instant;
 
 use super::{DocumentHandle, DocumentLocks, read::read_as};
 use crate::{
@@ -19,7 +20,7 @@ use crate::{
     handle::LockHandle,
     protocol::Kind,
     session::Session,
-    store::Wanted,
+    store::{StoreError, Wanted},
     telemetry::Attempt,
 };
 
@@ -71,8 +72,9 @@ impl<T: DeserializeOwned + Send + Sync + 'static> IntoFuture for AcquireDocument
             if let Some(reason) = self.reason {
                 acquire = acquire.reason(reason);
             }
+            let until = deadline(self.timeout);
             let handle = acquire.await?;
-            fetched(session, handle, self.id).await
+            fetched(session, handle, self.id, self.timeout, until).await
         })
     }
 }
@@ -123,8 +125,9 @@ impl<T: DeserializeOwned + Send + Sync + 'static> IntoFuture for TryAcquireDocum
             if let Some(reason) = self.reason {
                 acquire = acquire.reason(reason);
             }
+            let until = deadline(self.timeout);
             match acquire.await? {
-                Some(handle) => fetched(session, handle, self.id).await.map(Some),
+                Some(handle) => fetched(session, handle, self.id, self.timeout, until).await.map(Some),
                 None => Ok(None),
             }
         })
@@ -141,16 +144,36 @@ fn share(session: &Arc<Session>, name: String) -> Share {
     }
 }
 
+/// When a timeout that begins now is over. One of zero asks once, and takes as long as that takes.
+fn deadline(timeout: Option<Duration>) -> Option<Instant> {
+    Instant::now().checked_add(timeout.filter(|timeout| !timeout.is_zero())?)
+}
+
+/// Reads the document, in what is left of the timeout; whoever is not in time releases it again.
 async fn fetched<T: DeserializeOwned>(
     session: &Arc<Session>,
     handle: LockHandle,
     id: Bson,
+    timeout: Option<Duration>,
+    until: Option<Instant>,
 ) -> Result<DocumentHandle<T>, AcquireError> {
-    let Some(document) = session.fetch(handle.name()).await? else {
-        let name = handle.name().to_owned();
-        return Err(AcquireError::NoDocument { name });
+    let name = handle.name().to_owned();
+    let fetching = session.fetch(&name);
+    let fetched = match until {
+        Some(until) => tokio::time::timeout_at(until, fetching).await.ok(),
+        None => Some(fetching.await),
     };
-    read(session, handle, id, &document)
+    match fetched {
+        Some(Ok(Some(document))) => read(session, handle, id, &document),
+        Some(Ok(None)) => Err(AcquireError::NoDocument { name }),
+        Some(Err(error)) => Err(error.into()),
+        None => Err(AcquireError::Timeout {
+            name,
+            waited: timeout.unwrap_or_default(),
+            contention: None,
+            source: Some(StoreError::overdue().into()),
+        }),
+    }
 }
 
 /// The handle with its document; what can't be read is released with the handle.

@@ -204,7 +204,8 @@ fn step(random: &mut Random, number: usize, setup: &Setup, strings: &[String], s
                 ..operation
             }
         }
-        _ if wanted.is_some() && wanted != used => Operation {
+        // Where there is no lock any more an operation may still be about one that there was.
+        _ if wanted.is_some() && used.is_some() && wanted != used => Operation {
             leave: Vec::new(),
             ..operation
         },

@@ -160,7 +160,15 @@ fn come(at: &Location, operation: &Operation, token: Document, now: &Bson) -> Do
 pub(crate) fn free(at: &Location, now: &Bson) -> Document {
     // The latest end of any entry; there is none where there is no entry, and that comes before every date.
     let last = doc! { "$max": [{ "$max": at.value("holders.until") }, { "$max": at.value("queue.until") }] };
-    doc! { "$expr": { "$lte": [last, now] } }
+    // What leads to the lock, and the lock itself, must be sub-documents or missing: who has something else there has no
+    // lock, and is not to stand in the way of those who have.
+    let segments: Vec<&str> = at.segments().collect();
+    let mut conditions: Vec<Bson> = (1..=segments.len())
+        .map(|depth| format!("${}", segments[..depth].join(".")))
+        .map(|place| Bson::from(doc! { "$in": [{ "$type": place }, ["missing", "null", "object"]] }))
+        .collect();
+    conditions.push(Bson::from(doc! { "$lte": [last, now] }));
+    doc! { "$expr": { "$and": conditions } }
 }
 
 /// The pipeline of [`super::state::apply`] for an operation with one fresh request, and for a document that is selected
@@ -531,7 +539,8 @@ fn write(at: &Location, operation: &Operation, now: &Bson) -> Bson {
 }
 
 fn left(at: &Location, id: &str) -> Bson {
-    let there = |list: String| doc! { "$in": [literal(id), list] };
+    // Who leaves may be told of a lock that is gone.
+    let there = |list: String| doc! { "$in": [literal(id), { "$ifNull": [list, []] }] };
     cond(
         there(at.value("holders.id")),
         Left::HOLDER,

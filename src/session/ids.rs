@@ -50,6 +50,11 @@ impl Ids {
         self.claiming().remove(claim);
     }
 
+    /// Whether claims are on their way.
+    pub(crate) fn is_claiming(&self) -> bool {
+        !self.claiming().is_empty()
+    }
+
     pub(crate) fn operation(&self) -> String {
         format!("{}.{}", self.session, self.number())
     }

@@ -15,7 +15,7 @@ use std::{
 use mongodb::{bson::Document, options::UpdateModifications};
 use tokio::{
     sync::watch,
-    time::{Instant, sleep, sleep_until},
+    time::{Instant, sleep, sleep_until, timeout},
 };
 
 use super::{
@@ -116,20 +116,36 @@ impl Session {
         wait: bool,
         failing: &mut Option<ServerError>,
     ) -> Result<Option<Given>, AcquireError> {
-        if self.table().lines.closed {
-            return Err(AcquireError::Closed);
+        tokio::select! {
+            biased;
+            () = self.closing.cancelled() => Err(AcquireError::Closed),
+            claimed = self.claim_or_wait(wanted, owner, wait, failing) => claimed,
         }
+    }
+
+    async fn claim_or_wait(
+        self: &Arc<Self>,
+        wanted: Wanted,
+        owner: Owner,
+        wait: bool,
+        failing: &mut Option<ServerError>,
+    ) -> Result<Option<Given>, AcquireError> {
+        // Until there is a first answer.
+        *failing = Some(line::unanswered(Duration::ZERO).into());
         let wanted = Arc::new(wanted);
         let turn = self.claims.turn(&wanted);
         // As long as there is enough for all, nobody waits for anybody.
         let nobody_waits = turn.try_lock().is_ok();
         if nobody_waits || !wait {
-            match self.claim_once(&wanted, &owner, How::AtOnce).await {
-                Ok(None) if wait => {}
+            match self.claim_once(&wanted, &owner, How::AtOnce, failing).await {
+                Ok(None) if wait => *failing = None,
                 Err(error) if wait && !error.is_final() => *failing = Some(error.into()),
                 Ok(claimed) => return Ok(claimed),
                 Err(error) => return Err(ServerError::from(error).into()),
             }
+        } else {
+            // Whoever has the turn has been answered.
+            *failing = None;
         }
         let _turn = turn.lock().await;
         let since = Instant::now();
@@ -139,7 +155,7 @@ impl Session {
         let mut how = How::Asking;
         loop {
             let streaming = freed.borrow_and_update().streaming;
-            let again = match self.claim_once(&wanted, &owner, how).await {
+            let again = match self.claim_once(&wanted, &owner, how, failing).await {
                 Ok(Some(given)) => return Ok(Some(given)),
                 Err(error) if error.is_final() => return Err(ServerError::from(error).into()),
                 Err(error) => {
@@ -157,7 +173,6 @@ impl Session {
                 // The sender is the session's own.
                 _ = freed.changed() => How::Event,
                 () = sleep_until(again) => How::Asking,
-                () = self.ended.cancelled() => return Err(AcquireError::Closed),
             };
         }
     }
@@ -182,12 +197,18 @@ impl Session {
         wanted: &Arc<Wanted>,
         owner: &Owner,
         how: How,
+        failing: &mut Option<ServerError>,
     ) -> Result<Option<Given>, StoreError> {
         let (session, wanted, owner) = (self.clone(), wanted.clone(), owner.clone());
-        let claiming = self.spawn_for(async move { session.run_claim(wanted, owner, how).await });
-        claiming
-            .await
-            .unwrap_or_else(|stopped| Err(StoreError::stopped(stopped)))
+        let mut claiming = self.spawn_for(async move { session.run_claim(wanted, owner, how).await });
+        let claimed = match timeout(line::UNANSWERED, &mut claiming).await {
+            Ok(claimed) => claimed,
+            Err(_) => {
+                *failing = Some(line::unanswered(line::UNANSWERED).into());
+                claiming.await
+            }
+        };
+        claimed.unwrap_or_else(|stopped| Err(StoreError::stopped(stopped)))
     }
 
     async fn run_claim(
@@ -196,7 +217,13 @@ impl Session {
         owner: Owner,
         how: How,
     ) -> Result<Option<Given>, StoreError> {
+        // The semaphore is never closed.
+        let _permit = self.operations.acquire().await;
         let id = self.ids.claim();
+        if self.closing.is_cancelled() {
+            self.ids.settled(&id);
+            return Ok(None);
+        }
         let entry = Request {
             id: id.clone(),
             permits: 1,
@@ -217,25 +244,20 @@ impl Session {
             requests: Some(requests),
             ..self.operation()
         };
-        let answer = {
-            // The semaphore is never closed.
-            let _permit = self.operations.acquire().await;
-            self.store.claim(&wanted, &operation).await
-        };
-        match answer {
+        let answer = match self.store.claim(&wanted, &operation).await {
             Ok(Some(claimed)) => Ok(self.claimed(&id, claimed, how)),
-            Ok(None) => {
-                self.ids.settled(&id);
-                Ok(None)
-            }
+            Ok(None) => Ok(None),
             Err(error) => {
-                self.ids.settled(&id);
                 if !error.is_final() {
-                    self.spawn(self.clone().take_out(wanted, id));
+                    self.spawn(self.clone().take_out(wanted, id.clone()));
                 }
                 Err(error)
             }
-        }
+        };
+        self.ids.settled(&id);
+        // A shutdown waits for claims too.
+        self.drained.notify_waiters();
+        answer
     }
 
     /// Enters a claimed document among what is held; `None` when the news came too late to be believed.

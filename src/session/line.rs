@@ -73,7 +73,7 @@ pub(super) const SWEEPS: [Duration; 3] = [
 ];
 
 /// A server that has not answered for this long is not merely slow.
-const UNANSWERED: Duration = Duration::from_secs(1);
+pub(super) const UNANSWERED: Duration = Duration::from_secs(1);
 
 /// How many more than the head one operation asks for, where several fit the capacity at once.
 const ASK_TOGETHER: usize = 64;
@@ -1056,7 +1056,7 @@ fn reason_of_absence(state: &State, hold: &Hold) -> LostReason {
 }
 
 /// What is known of a server that has not answered so far.
-fn unanswered(for_long: Duration) -> StoreError {
+pub(super) fn unanswered(for_long: Duration) -> StoreError {
     let source = io::Error::new(io::ErrorKind::TimedOut, format!("no answer for {for_long:?}"));
     StoreError {
         kind: Failure::Unavailable,

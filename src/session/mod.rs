@@ -69,6 +69,8 @@ pub(crate) struct Session {
     demand: watch::Sender<bool>,
     /// The last line went idle; only of interest to a shutdown.
     drained: Notify,
+    /// Nothing new is acquired any more.
+    closing: CancellationToken,
     ended: CancellationToken,
     started: OnceLock<Handle>,
     /// Filled when the index has been asked for.
@@ -129,6 +131,7 @@ impl Session {
             mode: watch::Sender::new(mode),
             demand: watch::Sender::new(false),
             drained: Notify::new(),
+            closing: CancellationToken::new(),
             ended: CancellationToken::new(),
             started: OnceLock::new(),
             prepared: OnceLock::new(),
@@ -391,11 +394,9 @@ impl Session {
 
     /// Refuses new acquires, lets go of everything, and waits until the server knows, for a lease at most.
     pub(crate) async fn shut_down(self: &Arc<Self>) {
-        let mut drained = std::pin::pin!(self.drained.notified());
-        drained.as_mut().enable();
+        self.close();
         let (names, holds) = {
-            let mut table = self.table();
-            table.lines.closed = true;
+            let table = self.table();
             let holds: Vec<_> = table.lines.by_name.values().flat_map(Line::holds).cloned().collect();
             (table.lines.by_name.keys().cloned().collect::<Vec<_>>(), holds)
         };
@@ -409,11 +410,30 @@ impl Session {
                 drop(self.let_go(hold));
             }
         }
-        let waits = !self.table().lines.by_name.is_empty();
-        if waits {
-            let _ = tokio::time::timeout(self.config.lease, drained).await;
-        }
+        let rest = async {
+            loop {
+                let mut drained = std::pin::pin!(self.drained.notified());
+                // Registered before the look, so that no change after the look is missed.
+                drained.as_mut().enable();
+                if self.table().lines.by_name.is_empty() && !self.ids.is_claiming() {
+                    return;
+                }
+                drained.await;
+            }
+        };
+        // Beyond that the leases have run out.
+        let _ = tokio::time::timeout(self.config.lease, rest).await;
         self.ended.cancel();
+    }
+
+    /// Refuses new acquires and claims.
+    pub(crate) fn close(&self) {
+        self.table().lines.closed = true;
+        self.closing.cancel();
+    }
+
+    pub(crate) fn is_closed(&self) -> bool {
+        self.closing.is_cancelled()
     }
 
     /// Reads the document of `name`; with it, the server's clock at that moment.

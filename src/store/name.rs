@@ -23,10 +23,10 @@ pub(super) fn id_of(location: &Location, name: &str) -> Bson {
     id.unwrap_or_else(|| Bson::from(name))
 }
 
-/// The name of a document of the user's own. Numbers of different types that the server takes for the same `_id` have
-/// the same name.
+/// The name of a document of the user's own. Whole numbers that the server takes for the same `_id`, whatever their types,
+/// have the same name.
 pub(crate) fn of_id(id: &Bson) -> String {
-    match id {
+    match &plain(id) {
         Bson::String(text) => format!("\"{text}\""),
         Bson::ObjectId(id) => format!("ObjectId({id})"),
         Bson::Int32(number) => number.to_string(),
@@ -38,6 +38,35 @@ pub(crate) fn of_id(id: &Bson) -> String {
             let hex: Vec<String> = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
             format!("{ANY}{}", hex.concat())
         }
+    }
+}
+
+/// The same value with every number in one form: a whole one as an `i64`.
+fn plain(value: &Bson) -> Bson {
+    #[allow(
+        clippy::cast_possible_truncation,
+        clippy::cast_precision_loss,
+        reason = "whole, and within what a double holds exactly"
+    )]
+    let whole = |number: f64| (number.fract() == 0.0 && number.abs() < 9e15).then_some(number as i64);
+    match value {
+        Bson::Int32(number) => Bson::Int64(i64::from(*number)),
+        Bson::Double(number) => whole(*number).map_or(Bson::Double(*number), Bson::Int64),
+        Bson::Decimal128(number) => {
+            let text = number.to_string();
+            let (whole, fraction) = text.split_once('.').unwrap_or((&text, ""));
+            let exact = whole
+                .parse()
+                .ok()
+                .filter(|_| fraction.bytes().all(|digit| digit == b'0'));
+            exact.map_or_else(|| value.clone(), Bson::Int64)
+        }
+        Bson::Document(fields) => {
+            let fields = fields.iter().map(|(field, value)| (field.clone(), plain(value)));
+            Bson::Document(fields.collect())
+        }
+        Bson::Array(values) => Bson::Array(values.iter().map(plain).collect()),
+        other => other.clone(),
     }
 }
 
@@ -80,14 +109,22 @@ mod tests {
             Bson::Null,
             Bson::from(DateTime::from_millis(1)),
             Bson::Timestamp(Timestamp { time: 1, increment: 2 }),
-            Bson::from(doc! { "tenant": "é", "number": 7 }),
+            Bson::from(doc! { "tenant": "é", "number": 7_i64 }),
         ];
         let names: std::collections::HashSet<String> = ids.iter().map(of_id).collect();
         assert_eq!(names.len(), ids.len());
         for id in ids {
             assert_eq!(to_id(&of_id(&id)), Some(id));
         }
-        assert_eq!(of_id(&Bson::Int32(7)), of_id(&Bson::Int64(7)));
+        let decimal = |text: &str| Bson::Decimal128(text.parse().unwrap());
+        for same in [Bson::Int32(7), Bson::Double(7.0), decimal("7"), decimal("7.0")] {
+            assert_eq!(of_id(&same), "7");
+            let nested = |number: Bson| of_id(&Bson::from(doc! { "a": { "b": [number] } }));
+            assert_eq!(nested(same), nested(Bson::Int64(7)));
+        }
+        // What is not the same number to the last digit is another document.
+        assert_ne!(of_id(&decimal("7.00000000000000000001")), "7");
+        assert_ne!(of_id(&decimal("1.1")), of_id(&Bson::Double(1.1)));
     }
 
     #[test]

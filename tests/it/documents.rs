@@ -847,3 +847,53 @@ async fn claims_in_memory_are_woken_at_once() {
     another.release().await.unwrap();
     let _claimed = woken(claiming, "a change by a holder").await;
 }
+
+/// What the server takes for the same `_id` is the same document here too, and what is no lock stands in nobody's way.
+#[tokio::test(flavor = "multi_thread")]
+async fn whole_numbers_are_one_id_and_foreign_fields_are_passed_over() {
+    let scene = Scene::on(Ground::replica_set("doc_alike").await).await;
+    let (a, b) = scene.locks();
+    let nested = doc! { "tenant": 1_i32 };
+    scene.events.insert(doc! { "_id": 7.0, "n": 1 }).await;
+    scene.events.insert(doc! { "_id": &nested, "n": 1 }).await;
+    for id in [Bson::from(7), Bson::from(doc! { "tenant": 1_i64 })] {
+        let held = a.acquire(id.clone()).await.unwrap();
+        let waiter = tokio::spawn(b.acquire(id.clone()).into_future());
+        eventually(PATIENCE, "it waits", async || waiting(&a, id.clone()).await == 1).await;
+        // By now the stream is open, and the hold has been looked after.
+        tokio::time::sleep(SOON).await;
+        assert_eq!(held.lost_reason(), None);
+        held.release().await.unwrap();
+        let _next = within(SOON * 5, "the hand-over", waiter).await.unwrap().unwrap();
+    }
+    for (id, foreign) in [(1, Bson::from("mine")), (2, Bson::from(vec![1])), (3, Bson::from(5))] {
+        scene
+            .events
+            .insert(doc! { "_id": id, "n": 2, "watchlock": foreign })
+            .await;
+    }
+    scene.events.insert(doc! { "_id": 4, "n": 2 }).await;
+    let claimed = a
+        .try_claim(doc! { "n": 2 })
+        .sort(doc! { "_id": 1 })
+        .await
+        .unwrap()
+        .unwrap();
+    assert_eq!(claimed.id(), &Bson::Int32(4));
+    assert!(b.try_claim(doc! { "n": 2 }).await.unwrap().is_none());
+}
+
+/// A release that finds the lock gone makes room for the next task all the same.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lock_that_is_gone_is_handed_on() {
+    let scene = Scene::on(Ground::standalone("doc_gone").await).await;
+    let (a, b) = scene.locks();
+    scene.events.insert(doc! { "_id": 1 }).await;
+    let held = a.acquire(1).await.unwrap();
+    let waiter = tokio::spawn(a.acquire(1).into_future());
+    eventually(PATIENCE, "it waits", async || waiting(&b, 1).await == 1).await;
+    scene.events.replace(1, doc! { "x": 1 }).await;
+    assert_eq!(held.release().await.unwrap(), Released::WasLost);
+    let next = within(PATIENCE, "the next", waiter).await.unwrap().unwrap();
+    assert_eq!(next.document(), &doc! { "_id": 1, "x": 1 });
+}
