@@ -123,7 +123,7 @@ fn step(random: &mut Random, number: usize, setup: &Setup, strings: &[String], s
         let entries = wanted
             .into_iter()
             .map(|id| Request {
-                fresh: !known(&id) && random.below(2) == 0,
+                fresh: random.below(if known(&id) { 4 } else { 2 }) == 0,
                 id,
                 permits: *random.pick(&[1, 1, 1, capacity]),
                 lease: *random.pick(&[10, 25, 1000]),
@@ -516,5 +516,55 @@ async fn a_step_that_changes_nothing_writes_nothing() {
             (None, None) => panic!("an event that changes nothing: {event:?}"),
         };
         assert_eq!(wake, expected.get_str("wake").unwrap());
+    }
+}
+
+/// As many tasks of one client as ask together, for the first time and again, nest no deeper than a command may.
+#[tokio::test]
+async fn many_entries_fit_one_operation() {
+    let cluster = shared::standalone().await;
+    let client = cluster.client().await.unwrap();
+    let database = client.database(&shared::unique_name("many"));
+    let collection = database.collection::<Document>("locks");
+    let (at, now) = (Location::default(), ServerTime(1_700_000_000_000));
+    let mut expected: Option<State> = None;
+    for (number, fresh) in [(1, true), (2, false), (3, true)] {
+        let entries = (0..crate::session::line::ASK_TOGETHER).map(|entry| Request {
+            id: format!("a-{entry}"),
+            permits: 1,
+            lease: 60_000,
+            claim: 5_000,
+            wait: true,
+            fresh,
+            owner: Owner::default(),
+        });
+        let operation = Operation {
+            id: format!("a.{number}"),
+            leave: Vec::new(),
+            leave_capacity: None,
+            evict: false,
+            proclaim: None,
+            requests: Some(Requests {
+                kind: Kind::Semaphore,
+                capacity: 40,
+                entries: entries.collect(),
+                adopts: None,
+            }),
+            expects: Expects::Nothing,
+            keep: 1_000,
+        };
+        let now = now.plus_millis(number * 10_000);
+        expected = state::apply(expected.as_ref(), &operation, now);
+        let found = collection
+            .find_one_and_update(
+                pipeline::selection(&at, &"x".into(), &operation),
+                pipeline::operation(&at, &operation, &Bson::from(now)),
+            )
+            .upsert(true)
+            .return_document(ReturnDocument::After)
+            .await
+            .unwrap();
+        let found = found.map(|document| State::from_document(&document).unwrap());
+        assert_eq!(found, expected, "{number}");
     }
 }

@@ -172,7 +172,7 @@ impl State {
 ///
 /// Leaving and requesting in one step is what lets a process hand a lock from one of its tasks to the next with a
 /// single command.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Operation {
     /// New for every operation; the first word of `wake`.
     pub(crate) id: String,
@@ -208,7 +208,7 @@ pub(crate) enum Expects {
 ///
 /// They go together with entries that leave only where these are of the same use: where the lock turns out to be used
 /// otherwise nothing is changed at all, and none of those can be there.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Requests {
     pub(crate) kind: Kind,
     pub(crate) capacity: i64,
@@ -218,7 +218,7 @@ pub(crate) struct Requests {
     pub(crate) adopts: Option<Identity>,
 }
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Request {
     pub(crate) id: String,
     pub(crate) permits: i64,
@@ -226,7 +226,8 @@ pub(crate) struct Request {
     pub(crate) claim: i64,
     /// Whether to stay in the queue when the request can't be granted at once.
     pub(crate) wait: bool,
-    /// It was never sent before, so it can't be there, and is not looked for.
+    /// It was never sent before. If it is there all the same, this is a first request that was overtaken by its own
+    /// repetition, and it adds nothing.
     pub(crate) fresh: bool,
     pub(crate) owner: Owner,
 }
@@ -371,7 +372,9 @@ fn step(original: &State, operation: &Operation, now: ServerTime) -> State {
     }
     if operation.evict {
         state.holders.clear();
-        original.holders.iter().for_each(|holder| announce.evicted(&holder.id));
+        for holder in &original.holders {
+            announce.evicted(&holder.id, holder.token);
+        }
         state.broken = original.holders.iter().map(|holder| holder.token).max();
     }
 
@@ -413,15 +416,11 @@ fn step(original: &State, operation: &Operation, now: ServerTime) -> State {
 }
 
 fn enqueue(state: &mut State, entry: &Request, now: ServerTime) {
-    if !entry.fresh && state.holders.iter().any(|holder| holder.id == entry.id) {
+    if state.holders.iter().any(|holder| holder.id == entry.id) {
         return;
     }
-    let known = state
-        .queue
-        .iter_mut()
-        .find(|waiter| !entry.fresh && waiter.id == entry.id);
-    if let Some(waiter) = known {
-        if waiter.until < now.plus_millis(entry.refresh_below()) {
+    if let Some(waiter) = state.queue.iter_mut().find(|waiter| waiter.id == entry.id) {
+        if !entry.fresh && waiter.until < now.plus_millis(entry.refresh_below()) {
             waiter.until = now.plus_millis(entry.lease);
         }
         return;
@@ -504,20 +503,47 @@ pub(crate) fn guard(state: &mut State, operation: &str, (id, token): (&str, i64)
 mod tests {
     use super::*;
 
+    /// A node that was frozen runs what is still in its sockets, in any order.
+    #[test]
+    fn a_first_request_that_its_own_repetition_overtook_adds_nothing() {
+        let first = request("a-1");
+        let repeated = Request {
+            fresh: false,
+            ..first.clone()
+        };
+        for holder in [None, Some(request("b-1"))] {
+            let before = holder.and_then(|holder| apply(None, &asking("b.1", holder), ServerTime(0)));
+            let there = apply(before.as_ref(), &asking("a.2", repeated.clone()), ServerTime(1)).expect("it is created");
+            let after = apply(Some(&there), &asking("a.1", first.clone()), ServerTime(2)).expect("it stays");
+            assert_eq!((after.holders, after.queue), (there.holders, there.queue));
+        }
+    }
+
     /// Unanswered renewals are sent again beside, so an old one can come after a new one.
     #[test]
     fn a_renewal_never_shortens() {
-        let request = Request {
-            id: "a-1".to_owned(),
+        let mut state = apply(None, &asking("a.1", request("a-1")), ServerTime(0)).expect("it is created");
+        let ids = ["a-1".to_owned()];
+        assert!(renew(&mut state, "a.2", &ids, 1_000, ServerTime(50)));
+        assert!(!renew(&mut state, "a.3", &ids, 1_000, ServerTime(20)));
+        assert_eq!(state.holders[0].until, ServerTime(150));
+    }
+
+    fn request(id: &str) -> Request {
+        Request {
+            id: id.to_owned(),
             permits: 1,
             lease: 100,
             claim: 10,
             wait: true,
             fresh: true,
             owner: Owner::default(),
-        };
-        let operation = Operation {
-            id: "a.1".to_owned(),
+        }
+    }
+
+    fn asking(id: &str, request: Request) -> Operation {
+        Operation {
+            id: id.to_owned(),
             leave: Vec::new(),
             leave_capacity: None,
             evict: false,
@@ -530,11 +556,6 @@ mod tests {
             }),
             expects: Expects::Nothing,
             keep: 1_000,
-        };
-        let mut state = apply(None, &operation, ServerTime(0)).expect("it is created");
-        let ids = ["a-1".to_owned()];
-        assert!(renew(&mut state, "a.2", &ids, 1_000, ServerTime(50)));
-        assert!(!renew(&mut state, "a.3", &ids, 1_000, ServerTime(20)));
-        assert_eq!(state.holders[0].until, ServerTime(150));
+        }
     }
 }

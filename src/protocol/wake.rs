@@ -3,12 +3,13 @@
 //! `<operation>:<left>;` and then one word per entry that the write granted or put out:
 //!
 //! ```text
-//! 9f2c41d07a35.17:h;4be09a21cc7f-3+1764000000000001;77aa01e4d2b8-9!;
+//! 9f2c41d07a35.17:h;4be09a21cc7f-3+1764000000000001;77aa01e4d2b8-9!1764000000000000;
 //! ```
 //!
 //! - `left` has one letter per entry that asked to leave: `h` it held, `q` it waited, `0` it was not there.
-//! - `<id>+<token>;` was granted, on its claim lease; `<id>!;` was put out by `break_lock`, and `<id>~;` by a later
-//!   incarnation of its owner. What ran out is not named: its holder has known it before the server.
+//! - `<id>+<token>;` was granted, on its claim lease; `<id>!<token>;` was put out by `break_lock`, and `<id>~;` by a later
+//!   incarnation of its owner. The token tells which grant it was, as the entry may have been granted anew by the time
+//!   that the event comes. What ran out is not named: its holder has known it before the server.
 //!
 //! A session matches `;<session>-`, so it receives just the writes that concern one of its own entries. The entry that
 //! asks is not among the words: it reads its grant in the answer. An array would be easier to read, but a change
@@ -34,7 +35,7 @@ impl Left {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Signal {
     Granted { token: i64 },
-    Evicted,
+    Evicted { token: i64 },
     Adopted,
 }
 
@@ -64,8 +65,8 @@ impl Announcement {
         let _ = write!(self.granted, "{id}+{token};");
     }
 
-    pub(crate) fn evicted(&mut self, id: &str) {
-        let _ = write!(self.evicted, "{id}!;");
+    pub(crate) fn evicted(&mut self, id: &str, token: i64) {
+        let _ = write!(self.evicted, "{id}!{token};");
     }
 
     pub(crate) fn adopted(&mut self, id: &str) {
@@ -116,12 +117,12 @@ pub(crate) fn signals<'a>(wake: &'a str, session: &'a str) -> impl Iterator<Item
             .find(|c: char| !c.is_ascii_digit())
             .filter(|digits| *digits > 0)?;
         let id = &word[..word.len() - sequence.len() + digits];
-        let signal = match &sequence[digits..] {
-            "!" => Signal::Evicted,
-            "~" => Signal::Adopted,
-            rest => Signal::Granted {
-                token: rest.strip_prefix('+')?.parse().ok()?,
-            },
+        let (mark, token) = sequence[digits..].split_at_checked(1)?;
+        let signal = match (mark, token.parse()) {
+            ("+", Ok(token)) => Signal::Granted { token },
+            ("!", Ok(token)) => Signal::Evicted { token },
+            ("~", _) if token.is_empty() => Signal::Adopted,
+            _ => return None,
         };
         Some((id, signal))
     })
@@ -137,8 +138,8 @@ mod tests {
         announcement.left(Left::Holder);
         announcement.left(Left::Nowhere);
         announcement.granted("aa-1", 7);
-        announcement.evicted("aa-2");
-        announcement.evicted("bb-3");
+        announcement.evicted("aa-2", 5);
+        announcement.evicted("bb-3", 6);
         announcement.adopted("bb-4");
         let wake = announcement.into_wake("cc.5");
 
@@ -148,11 +149,14 @@ mod tests {
         let ours: Vec<_> = signals(&wake, "aa").collect();
         assert_eq!(
             ours,
-            [("aa-1", Signal::Granted { token: 7 }), ("aa-2", Signal::Evicted)]
+            [
+                ("aa-1", Signal::Granted { token: 7 }),
+                ("aa-2", Signal::Evicted { token: 5 })
+            ]
         );
         assert_eq!(
             signals(&wake, "bb").collect::<Vec<_>>(),
-            [("bb-3", Signal::Evicted), ("bb-4", Signal::Adopted)]
+            [("bb-3", Signal::Evicted { token: 6 }), ("bb-4", Signal::Adopted)]
         );
         assert!(wake.contains(&pattern("aa")) && !wake.contains(&pattern("cc")));
     }
@@ -165,7 +169,7 @@ mod tests {
             "x",
             "x:;aa-",
             "x:;aa-+1@2;",
-            "x:;aa-1+;aa-1+x@y;aa-1?;",
+            "x:;aa-1+;aa-1+x@y;aa-1?;aa-1?7;aa-1!;aa-1!x;aa-1~7;aa-1é;",
             "x:;aa-1+99999999999999999999;",
         ] {
             assert_eq!(signals(wake, "aa").count(), 0, "{wake}");

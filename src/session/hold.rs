@@ -1,7 +1,10 @@
 //! One held lock, as its holder sees it.
 
 use std::{
-    sync::{Mutex, MutexGuard, PoisonError},
+    sync::{
+        Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
     time::Duration,
 };
 
@@ -33,7 +36,7 @@ pub(crate) struct Hold {
     pub(crate) lease: Duration,
     pub(crate) since: Instant,
     /// Whether an early request for this entry may still reach the server and put it in once more.
-    pub(crate) uncertain: bool,
+    uncertain: AtomicBool,
     progress: Mutex<Progress>,
     changed: Notify,
     ended: CancellationToken,
@@ -103,7 +106,7 @@ impl Hold {
             permits: grant.permits,
             lease: grant.lease,
             since: Instant::now(),
-            uncertain: grant.uncertain,
+            uncertain: AtomicBool::new(grant.uncertain),
             progress: Mutex::new(Progress {
                 deadline: grant.deadline,
                 renew_at: grant.renew_at,
@@ -126,6 +129,15 @@ impl Hold {
     /// it was still on its way, it is granted anew, which is another hold that nobody has.
     pub(crate) fn is(&self, holder: &Holder) -> bool {
         holder.id == self.id && holder.token == self.token.as_i64()
+    }
+
+    pub(crate) fn is_uncertain(&self) -> bool {
+        self.uncertain.load(Ordering::Relaxed)
+    }
+
+    /// A request for this entry was on its way as the hold was granted, and what became of it is unknown.
+    pub(crate) fn doubt(&self) {
+        self.uncertain.store(true, Ordering::Relaxed);
     }
 
     /// Waits until the hold is lost.

@@ -76,7 +76,7 @@ pub(super) const SWEEPS: [Duration; 3] = [
 pub(super) const UNANSWERED: Duration = Duration::from_secs(1);
 
 /// How many more than the head one operation asks for, where several fit the capacity at once.
-const ASK_TOGETHER: usize = 64;
+pub(crate) const ASK_TOGETHER: usize = 64;
 
 /// What became of an acquire.
 pub(crate) type Outcome = Result<Option<Arc<Hold>>, AcquireError>;
@@ -446,7 +446,7 @@ impl Line {
     /// A holder lets go: by release, by drop, or because it lost the lock.
     pub(crate) fn let_go(&mut self, hold: &Hold, to: Option<oneshot::Sender<Left>>, context: &Context<'_>) {
         self.holds.remove(&hold.id);
-        self.leave(hold.id.clone(), Some(hold.used), true, hold.uncertain, to, context);
+        self.leave(hold.id.clone(), Some(hold.used), true, hold.is_uncertain(), to, context);
     }
 
     /// A hold that was not waited for here.
@@ -933,6 +933,12 @@ impl Line {
                 for pending in self.waiting.iter_mut().filter(|pending| asked(pending)) {
                     pending.uncertain = true;
                 }
+                // Granted by an event while the request was on its way.
+                let mut holds = self.holds.values();
+                holds
+                    .by_ref()
+                    .filter(|hold| operation.asks_for(&hold.id))
+                    .for_each(|hold| hold.doubt());
                 // Given up while the request was on its way.
                 for leave in self.leaving.iter_mut().filter(|leave| operation.asks_for(&leave.id)) {
                     leave.sweep = 0;
@@ -990,20 +996,30 @@ impl Line {
                     self.leave(id.to_owned(), None, true, false, None, context);
                 }
             }
+            (wake::Signal::Evicted { token }, Some(position)) if token <= self.waiting[position].above => {}
             // An answer that is on its way may still say of this entry that it waits, or even holds.
-            (wake::Signal::Evicted | wake::Signal::Adopted, Some(position)) => {
+            (wake::Signal::Evicted { .. } | wake::Signal::Adopted, Some(position)) => {
                 self.ask_anew(position, false, context);
             }
-            (wake::Signal::Evicted | wake::Signal::Adopted, None) => {
-                if let Some(hold) = self.holds.remove(id) {
-                    let reason = match signal {
-                        wake::Signal::Adopted => LostReason::Adopted,
-                        _ => LostReason::Broken,
-                    };
-                    effects.push(Effect::Lost(hold, reason));
+            // It may have asked again since, and been granted anew: the event is of another hold then.
+            (wake::Signal::Evicted { token }, None) => {
+                if self.holds.get(id).is_some_and(|hold| hold.token.as_i64() == token) {
+                    self.put_out(id, LostReason::Broken, context, effects);
                 }
             }
+            (wake::Signal::Adopted, None) => self.put_out(id, LostReason::Adopted, context, effects),
         }
+    }
+
+    /// A hold was put out by somebody else.
+    fn put_out(&mut self, id: &str, reason: LostReason, context: &Context<'_>, effects: &mut Vec<Effect>) {
+        let Some(hold) = self.holds.remove(id) else { return };
+        // A request that is on its way, or whose outcome is unknown, can put the entry in once more.
+        let uncertain = hold.is_uncertain();
+        if self.under_way.is_some() || uncertain {
+            self.leave(hold.id.clone(), Some(hold.used), false, uncertain, None, context);
+        }
+        effects.push(Effect::Lost(hold, reason));
     }
 
     /// Whatever is known of the document may be wrong: the head asks, at once.
