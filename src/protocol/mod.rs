@@ -57,4 +57,6 @@ pub(crate) use state::{
 #[cfg(test)]
 mod differential;
 #[cfg(test)]
+mod model;
+#[cfg(test)]
 pub(crate) mod random;

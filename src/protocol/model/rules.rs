@@ -1,0 +1,53 @@
+//! What is checked: the transitions, and the rules by which a client believes. The real ones, or those with a fault.
+
+use crate::protocol::{Operation, ServerTime, State, state};
+
+/// In ticks, each a millisecond of the server's clock. Small, so that everything can run out within a few steps; in the
+/// proportions that the settings of a client are held to.
+pub(super) const LEASE: i64 = 4;
+pub(super) const CLAIM: i64 = 3;
+pub(super) const SKEW: i64 = 1;
+
+/// What the server's clock shows at the beginning: any time after 1970 will do.
+pub(super) const EPOCH: i64 = 1_000;
+
+/// How long a document outlives its last write at least.
+pub(super) const KEEP: i64 = LEASE + 3;
+
+pub(super) type Apply = fn(Option<&State>, &Operation, ServerTime) -> Option<State>;
+pub(super) type Renew = fn(&mut State, &str, &[String], i64, ServerTime) -> bool;
+
+/// The seam through which faults are seeded. It exists in this model only: the library calls `state` itself.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Rules {
+    pub(super) apply: Apply,
+    pub(super) renew: Renew,
+    /// What a client takes off the end of every lease.
+    pub(super) margin: i64,
+    /// Leases are counted from before the request was sent, and not from its answer.
+    pub(super) counts_from_sending: bool,
+    /// A grant whose claim has run out is not believed.
+    pub(super) refuses_late_news: bool,
+    /// Whoever looks at a hold compares the clock, and does not wait for a timer to end it.
+    pub(super) looks_at_the_clock: bool,
+    /// What is granted on an answer or an event is committed by a majority.
+    pub(super) waits_for_majority: bool,
+    /// Whoever gives up takes its entry out.
+    pub(super) leaves_when_giving_up: bool,
+    /// An eviction ends the hold of the grant that was broken, and no later one of the same entry.
+    pub(super) tells_grants_apart: bool,
+}
+
+impl Rules {
+    pub(super) const REAL: Self = Self {
+        apply: state::apply,
+        renew: state::renew,
+        margin: SKEW,
+        counts_from_sending: true,
+        refuses_late_news: true,
+        looks_at_the_clock: true,
+        waits_for_majority: true,
+        leaves_when_giving_up: true,
+        tells_grants_apart: true,
+    };
+}

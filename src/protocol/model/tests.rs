@@ -1,0 +1,382 @@
+//! What is explored, and the seeded faults that must be found.
+//!
+//! `WATCHLOCK_MODEL_FAULTS` sets how many faults a run may have, and `WATCHLOCK_MODEL_STEPS` how many steps (0: any
+//! number), for a longer look than that of every day. What each test explores is printed:
+//! `cargo test --lib model -- --nocapture`.
+
+use std::{collections::BTreeSet, time::Instant};
+
+use stateright::{Checker, HasDiscoveries, Model};
+
+use super::{Fault, Kind, Rules, Setup, system::ALL_FAULTS};
+use crate::protocol::{Operation, ServerTime, State, state};
+
+/// Three clients that each want a mutex once.
+fn mutex() -> Setup {
+    Setup {
+        rules: Rules::REAL,
+        kind: Kind::Mutex,
+        capacity: 1,
+        permits: vec![1; 3],
+        locks: 1,
+        acquires: 1,
+        tasks: 1,
+        tries: false,
+        renewals: false,
+        purge: false,
+        faults: 1,
+        sorts: ALL_FAULTS,
+        liveness: true,
+        steps: 0,
+    }
+}
+
+fn search(name: &str, setup: Setup) -> (usize, BTreeSet<&'static str>) {
+    let started = Instant::now();
+    let steps = setup.steps;
+    let checker = setup
+        .checker()
+        // Breadth first to the letter where steps are counted.
+        .threads(if steps == 0 { 2 } else { 1 })
+        .target_max_depth(steps)
+        .finish_when(HasDiscoveries::AnyFailures)
+        .spawn_bfs()
+        .join();
+    let (states, depth) = (checker.unique_state_count(), checker.max_depth());
+    println!(
+        "{name}: {states} states, up to {depth} steps deep, in {:?}",
+        started.elapsed()
+    );
+    let discoveries = checker.discoveries();
+    for (property, path) in &discoveries {
+        println!("not so: {property}");
+        for (state, action) in path.clone().into_vec() {
+            println!("{state:?}");
+            if let Some(action) = action {
+                println!("--> {action:?}");
+            }
+        }
+    }
+    (states, discoveries.into_keys().collect())
+}
+
+/// Goes through all states; `least`, so that a model that explores nothing fails.
+fn check(name: &str, mut setup: Setup, least: usize) {
+    if let Ok(faults) = std::env::var("WATCHLOCK_MODEL_FAULTS") {
+        setup.faults = faults.parse().expect("a small number");
+    }
+    if let Ok(steps) = std::env::var("WATCHLOCK_MODEL_STEPS") {
+        setup.steps = steps.parse().expect("a number of steps");
+    }
+    let (states, broken) = search(name, setup);
+    assert!(broken.is_empty(), "{name}: {broken:?}");
+    assert!(states >= least, "{name}: only {states} states");
+}
+
+#[test]
+fn a_mutex_with_any_fault() {
+    check("mutex, three clients", mutex(), 150_000);
+}
+
+#[test]
+fn a_mutex_with_any_two_faults() {
+    let two = Setup {
+        permits: vec![1; 2],
+        faults: 2,
+        steps: 11,
+        ..mutex()
+    };
+    check("mutex, two clients, two faults, eleven steps", two, 120_000);
+}
+
+#[test]
+fn a_mutex_of_many_tasks() {
+    let tasks = Setup {
+        permits: vec![1; 2],
+        acquires: 2,
+        tasks: 2,
+        tries: true,
+        steps: 10,
+        ..mutex()
+    };
+    check("mutex, two clients of two tasks, tries, ten steps", tasks, 100_000);
+}
+
+#[test]
+fn two_mutexes() {
+    let two = Setup {
+        locks: 2,
+        steps: 8,
+        ..mutex()
+    };
+    check("two mutexes, three clients, eight steps", two, 130_000);
+}
+
+#[test]
+fn a_mutex_that_is_renewed() {
+    let renewed = Setup {
+        permits: vec![1; 2],
+        renewals: true,
+        ..mutex()
+    };
+    check("mutex, two clients, renewed", renewed, 15_000);
+}
+
+#[test]
+fn a_mutex_whose_document_is_purged() {
+    let purged = Setup {
+        permits: vec![1; 2],
+        acquires: 2,
+        purge: true,
+        liveness: false,
+        faults: 1,
+        sorts: &[Fault::FailOver, Fault::Delay, Fault::Crash],
+        ..mutex()
+    };
+    check("mutex, two clients, purged", purged, 250_000);
+}
+
+#[test]
+fn a_semaphore_of_two() {
+    let semaphore = Setup {
+        kind: Kind::Semaphore,
+        capacity: 2,
+        permits: vec![1, 2, 1],
+        ..mutex()
+    };
+    check("semaphore, three clients", semaphore, 280_000);
+}
+
+#[test]
+fn readers_and_a_writer() {
+    const ALL: i64 = 1 << 20;
+    let readers = Setup {
+        kind: Kind::RwLock,
+        capacity: ALL,
+        permits: vec![1, 1, ALL],
+        ..mutex()
+    };
+    check("two readers and a writer", readers, 280_000);
+}
+
+/// Searches a model with a fault in it: it must be found, and by that property.
+fn find(name: &str, property: &str, setup: Setup) {
+    let (_, broken) = search(name, setup);
+    assert!(broken.contains(property), "{name}: {broken:?}");
+}
+
+/// Two clients, with a rule broken.
+fn faulty(rules: Rules, faults: u8, sorts: &'static [Fault]) -> Setup {
+    Setup {
+        rules,
+        permits: vec![1; 2],
+        faults,
+        sorts,
+        liveness: false,
+        ..mutex()
+    }
+}
+
+fn with_apply(apply: super::rules::Apply) -> Rules {
+    Rules { apply, ..Rules::REAL }
+}
+
+#[test]
+fn a_release_that_asks_nobody_s_id_is_found() {
+    fn apply(before: Option<&State>, operation: &Operation, now: ServerTime) -> Option<State> {
+        let mut operation = operation.clone();
+        if let (false, Some(holder)) = (
+            operation.leave.is_empty(),
+            before.and_then(|state| state.holders.first()),
+        ) {
+            operation.leave = vec![holder.id.clone()];
+        }
+        state::apply(before, &operation, now)
+    }
+    // The first holder's lease runs out, and then it releases.
+    let setup = Setup {
+        permits: vec![1; 3],
+        ..faulty(with_apply(apply), 0, &[])
+    };
+    find("a release without its id", "exclusion", setup);
+}
+
+#[test]
+fn a_renewal_that_revives_is_found() {
+    fn renew(state: &mut State, operation: &str, ids: &[String], keep: i64, now: ServerTime) -> bool {
+        let dead = state
+            .holders
+            .iter()
+            .any(|holder| holder.until <= now && ids.contains(&holder.id));
+        for holder in state.holders.iter_mut().filter(|holder| ids.contains(&holder.id)) {
+            holder.until = holder.until.max(now.plus_millis(1));
+        }
+        state::renew(state, operation, ids, keep, now) || dead
+    }
+    let setup = Setup {
+        renewals: true,
+        ..faulty(Rules { renew, ..Rules::REAL }, 1, &[Fault::Delay])
+    };
+    find("a renewal that revives", "no revival", setup);
+}
+
+#[test]
+fn an_entry_that_stays_in_the_queue_is_found() {
+    fn apply(before: Option<&State>, operation: &Operation, now: ServerTime) -> Option<State> {
+        let mut operation = operation.clone();
+        let waits = |id: &String| before.is_some_and(|state| state.queue.iter().any(|waiter| waiter.id == *id));
+        operation.leave.retain(|id| !waits(id));
+        state::apply(before, &operation, now)
+    }
+    let setup = faulty(with_apply(apply), 1, &[Fault::Cancel]);
+    find("a queue entry kept after a cancel", "who leaves is gone", setup);
+}
+
+#[test]
+fn a_waiter_that_gives_up_and_stays_is_found() {
+    let rules = Rules {
+        leaves_when_giving_up: false,
+        ..Rules::REAL
+    };
+    find(
+        "a cancel that does not leave",
+        "no ghost",
+        faulty(rules, 1, &[Fault::Cancel]),
+    );
+}
+
+#[test]
+fn a_counter_that_goes_with_the_document_is_found() {
+    fn apply(before: Option<&State>, operation: &Operation, now: ServerTime) -> Option<State> {
+        let after = state::apply(before, operation, now);
+        after.filter(|state| !state.holders.is_empty() || !state.queue.is_empty())
+    }
+    let setup = faulty(with_apply(apply), 0, &[]);
+    find("a document deleted on release", "rising tokens", setup);
+}
+
+#[test]
+fn a_capacity_that_is_off_by_one_is_found() {
+    fn apply(before: Option<&State>, operation: &Operation, now: ServerTime) -> Option<State> {
+        let mut before = before.cloned();
+        if let Some(state) = &mut before {
+            state.capacity += 1;
+        }
+        let mut operation = operation.clone();
+        if let Some(requests) = &mut operation.requests {
+            requests.capacity += 1;
+        }
+        let mut after = state::apply(before.as_ref(), &operation, now)?;
+        after.capacity -= 1;
+        Some(after)
+    }
+    find("a capacity off by one", "capacity", faulty(with_apply(apply), 0, &[]));
+}
+
+#[test]
+fn a_queue_that_lets_in_whoever_fits_is_found() {
+    fn apply(before: Option<&State>, operation: &Operation, now: ServerTime) -> Option<State> {
+        let mut before = before.cloned();
+        if let Some(state) = &mut before {
+            state.queue.sort_by_key(|waiter| waiter.permits);
+        }
+        state::apply(before.as_ref(), operation, now)
+    }
+    let setup = Setup {
+        kind: Kind::Semaphore,
+        capacity: 2,
+        permits: vec![2, 2, 1],
+        ..faulty(with_apply(apply), 0, &[])
+    };
+    find("small requests first", "first come, first served", setup);
+}
+
+#[test]
+fn a_first_request_that_adds_to_its_repetition_is_found() {
+    fn apply(before: Option<&State>, operation: &Operation, now: ServerTime) -> Option<State> {
+        let mut after = state::apply(before, operation, now)?;
+        let known = before.iter().flat_map(|state| &state.queue);
+        let again = known.filter(|waiter| {
+            let mut entries = operation.requests.iter().flat_map(|requests| &requests.entries);
+            entries.any(|entry| entry.fresh && entry.id == waiter.id)
+        });
+        after.queue.extend(again.cloned());
+        Some(after)
+    }
+    let setup = faulty(with_apply(apply), 1, &[Fault::Delay]);
+    find("a first request that adds", "one entry for an id", setup);
+}
+
+#[test]
+fn a_lease_that_is_counted_from_the_answer_is_found() {
+    let rules = Rules {
+        counts_from_sending: false,
+        ..Rules::REAL
+    };
+    find(
+        "a lease counted from the answer",
+        "exclusion",
+        faulty(rules, 1, &[Fault::LateAnswer]),
+    );
+}
+
+#[test]
+fn a_lease_without_a_margin_is_found() {
+    let rules = Rules {
+        margin: 0,
+        ..Rules::REAL
+    };
+    find("no skew margin", "exclusion", faulty(rules, 1, &[Fault::FailOver]));
+}
+
+#[test]
+fn a_grant_that_is_believed_too_late_is_found() {
+    let rules = Rules {
+        refuses_late_news: false,
+        ..Rules::REAL
+    };
+    let setup = Setup {
+        permits: vec![1; 3],
+        ..faulty(rules, 1, &[Fault::LateEvent])
+    };
+    find("a grant believed after its claim", "exclusion", setup);
+}
+
+#[test]
+fn a_holder_that_trusts_its_timer_is_found() {
+    let rules = Rules {
+        looks_at_the_clock: false,
+        ..Rules::REAL
+    };
+    find(
+        "a holder that trusts its timer",
+        "exclusion",
+        faulty(rules, 1, &[Fault::Freeze]),
+    );
+}
+
+#[test]
+fn a_grant_that_no_majority_has_is_found() {
+    let rules = Rules {
+        waits_for_majority: false,
+        ..Rules::REAL
+    };
+    find(
+        "a grant without a majority",
+        "exclusion",
+        faulty(rules, 1, &[Fault::FailOver]),
+    );
+}
+
+#[test]
+fn an_eviction_that_ends_another_grant_is_found() {
+    let rules = Rules {
+        tells_grants_apart: false,
+        ..Rules::REAL
+    };
+    find(
+        "an eviction of another grant",
+        "no ghost",
+        faulty(rules, 1, &[Fault::Break]),
+    );
+}

@@ -1,0 +1,151 @@
+//! What must hold: of each write, and of each state.
+
+use super::{
+    client::Client,
+    system::{Setup, Slot, System},
+};
+use crate::protocol::{Expects, Operation, ServerTime, State, wake};
+
+/// What a write must never do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Breach {
+    /// More permits are held than there are.
+    Capacity,
+    /// A token that is not above all that were issued before.
+    Token,
+    /// Somebody was let in before somebody who came earlier.
+    Overtaken,
+    /// An entry is there twice.
+    Twice,
+    /// An entry that had run out got more time.
+    Revived,
+    /// An entry that was to leave is still there.
+    Stayed,
+}
+
+/// Judges a write by what was there before; `operation` is `None` for a renewal.
+pub(super) fn check_write(
+    setup: &Setup,
+    slot: &Slot,
+    operation: Option<&Operation>,
+    after: Option<&State>,
+    now: ServerTime,
+) -> Option<Breach> {
+    let after = after?;
+    let before = slot.state.as_deref();
+    // What finds the document other than it was expected does nothing, and is asked for in full.
+    let did = operation
+        .filter(|operation| operation.expects == Expects::Nothing || wake::left(&after.wake, &operation.id).is_some());
+    let gone = did.into_iter().flat_map(|operation| &operation.leave);
+    let is_there = |id: &String| {
+        after.holders.iter().any(|holder| holder.id == *id) || after.queue.iter().any(|waiter| waiter.id == *id)
+    };
+    if gone.into_iter().any(is_there) {
+        return Some(Breach::Stayed);
+    }
+    if before == Some(after) {
+        return None;
+    }
+    let (holders, queue) = before.map_or((&[][..], &[][..]), |before| (&before.holders[..], &before.queue[..]));
+    if after.holders.iter().map(|holder| holder.permits).sum::<i64>() > setup.capacity {
+        return Some(Breach::Capacity);
+    }
+    let was_there = |id: &str, token: i64| holders.iter().find(|holder| holder.id == id && holder.token == token);
+    let mut last = slot.token;
+    let mut let_in = Vec::new();
+    for holder in &after.holders {
+        match was_there(&holder.id, holder.token) {
+            Some(before) if before.until <= now && holder.until > before.until => return Some(Breach::Revived),
+            Some(_) => {}
+            None if holder.token <= last => return Some(Breach::Token),
+            None => {
+                last = holder.token;
+                let_in.push(&holder.id);
+            }
+        }
+    }
+    if after.token < last {
+        return Some(Breach::Token);
+    }
+    let mut ids: Vec<&String> = after.holders.iter().map(|holder| &holder.id).collect();
+    ids.extend(after.queue.iter().map(|waiter| &waiter.id));
+    ids.sort();
+    if ids.windows(2).any(|pair| pair[0] == pair[1]) {
+        return Some(Breach::Twice);
+    }
+    let Some(operation) = operation else {
+        return (before.map(|before| &before.queue) != Some(&after.queue)).then_some(Breach::Overtaken);
+    };
+    let leaves = |id: &String| operation.leave.contains(id);
+    // Who was in line and stays in it, in the order in which they came.
+    let line = queue.iter().filter(|waiter| waiter.until > now && !leaves(&waiter.id));
+    let mut let_in = let_in.into_iter();
+    let mut still_waiting = after.queue.iter().map(|waiter| &waiter.id);
+    let mut blocked = false;
+    for waiter in line {
+        blocked = blocked || let_in.as_slice().first().is_none_or(|first| **first != waiter.id);
+        let next = if blocked { still_waiting.next() } else { let_in.next() };
+        if next != Some(&waiter.id) {
+            // A try whose answer was lost goes out of the line when it is asked again.
+            let mut entries = operation.requests.iter().flat_map(|requests| &requests.entries);
+            if !entries.any(|entry| entry.id == waiter.id && !entry.wait) {
+                return Some(Breach::Overtaken);
+            }
+        }
+    }
+    if blocked && let_in.next().is_some() {
+        return Some(Breach::Overtaken);
+    }
+    None
+}
+
+/// Never more permits than there are with clients that take them for theirs, nor two of them under one token.
+pub(super) fn is_exclusive(setup: &Setup, state: &System) -> bool {
+    (0..setup.locks).all(|lock| {
+        let believed = state.believed(setup, lock);
+        let permits: i64 = believed.iter().map(|hold| hold.permits).sum();
+        let mut tokens: Vec<i64> = believed.iter().map(|hold| hold.token).collect();
+        tokens.sort_unstable();
+        permits <= setup.capacity && tokens.windows(2).all(|pair| pair[0] < pair[1])
+    })
+}
+
+/// A client that has left and was answered has nothing in the document: not even until a lease runs out.
+pub(super) fn is_without_ghosts(state: &System) -> bool {
+    let empty = |client: &Client, lock: usize| {
+        let slot = state.documents().get(lock).and_then(|slot| slot.state.as_deref());
+        slot.is_none_or(|document| {
+            let holders = document.holders.iter().map(|holder| &holder.id);
+            let mut ids = holders.chain(document.queue.iter().map(|waiter| &waiter.id));
+            !ids.any(|id| client.made(id))
+        })
+    };
+    let mut clients = state.clients.iter();
+    state.abandoned
+        || clients.all(|client| {
+            let mut lines = client.lines.iter().enumerate();
+            lines
+                .all(|(lock, line)| !line.is_idle() || state.has_on_its_way(client.number, lock) || empty(client, lock))
+        })
+}
+
+/// When nothing goes wrong any more, whoever waits gets its turn, and in the end all is quiet and free.
+pub(super) fn ends_well(setup: &Setup, state: &System) -> bool {
+    !setup.liveness
+        || [true, false].into_iter().all(|events| {
+            let mut end = state.play_out(setup, events);
+            if !end.is_quiet() || end.breach.is_some() || !is_without_ghosts(&end) {
+                return false;
+            }
+            // What died with its client is over after a lease.
+            end.time += super::rules::LEASE + super::rules::SKEW;
+            let now = end.now();
+            end.documents()
+                .iter()
+                .filter_map(|slot| slot.state.as_deref())
+                .all(|document| {
+                    document.holders.iter().all(|holder| holder.until <= now)
+                        && document.queue.iter().all(|waiter| waiter.until <= now)
+                })
+        })
+}
