@@ -5,17 +5,17 @@
 use std::{
     collections::BTreeMap,
     fmt::Debug,
-    sync::{Arc, Mutex},
+    sync::{Arc, LazyLock, Mutex},
     time::Duration,
 };
 
 use mongodb::{Client, bson::doc};
 use tokio::task::JoinHandle;
 use tracing::{
-    Event, Level, Metadata, Subscriber,
+    Dispatch, Event, Level, Metadata, Subscriber,
     field::{Field, Visit},
     span,
-    subscriber::DefaultGuard,
+    subscriber::{DefaultGuard, NoSubscriber},
 };
 use tracing_subscriber::{
     layer::{Context, Layer, SubscriberExt},
@@ -48,12 +48,17 @@ impl Told {
     }
 }
 
+/// A subscriber that is never gone. While there is but one, `tracing` lets the thread that meets a place first say
+/// whether anybody listens there; a thread of another test would say no, for all and for good.
+static ANOTHER: LazyLock<Dispatch> = LazyLock::new(|| Dispatch::new(NoSubscriber::default()));
+
 /// Notes all that watchlock tells on this thread, at every level.
 #[derive(Clone, Debug, Default)]
 struct Ear(Arc<Mutex<Vec<Told>>>);
 
 impl Ear {
     fn listen() -> (Self, DefaultGuard) {
+        LazyLock::force(&ANOTHER);
         let ear = Self::default();
         let subscriber = tracing_subscriber::registry().with(ear.clone());
         (ear, tracing::subscriber::set_default(subscriber))
@@ -381,6 +386,17 @@ async fn what_users_write_is_told_where_it_is_said_to_be() {
         }
     }
     ear.assert_documented();
+}
+
+#[test]
+fn what_another_thread_met_first_is_heard() {
+    fn tell() {
+        tracing::info!(name: "met", target: "watchlock", "met");
+    }
+    let (ear, _listening) = Ear::listen();
+    std::thread::spawn(tell).join().unwrap();
+    tell();
+    ear.only("met");
 }
 
 #[tokio::test]
