@@ -1,11 +1,22 @@
 //! Locking the documents of the user's own collection, on a replica set, on a standalone, and in memory.
 
-use std::{collections::HashSet, error::Error as _, future::IntoFuture as _, sync::Arc, time::Duration};
+use std::{
+    collections::HashSet,
+    error::Error as _,
+    future::IntoFuture as _,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
 
 use futures::TryStreamExt;
 use mongodb::{
-    Collection,
+    Client, Collection,
     bson::{Bson, DateTime, Document, doc, oid::ObjectId},
+    event::{EventHandler, command::CommandEvent},
+    options::ClientOptions,
 };
 use serde::Deserialize;
 use tokio::sync::Mutex;
@@ -14,7 +25,7 @@ use watchlock::{
     Released,
 };
 
-use crate::setup::{Ground, PATIENCE, SOON, eventually, faulty, within};
+use crate::setup::{Ground, PATIENCE, SOON, eventually, faulty, until_streaming, within};
 
 /// Two clients, and the collection as its owner sees it.
 struct Scene {
@@ -275,10 +286,35 @@ async fn a_claim_takes_the_first_that_is_free() {
     }
 }
 
+/// A client's locks, with a count of the claims that were sent for them.
+async fn counting(ground: &Ground, client: &LockClient) -> (DocumentLocks<Document>, Arc<AtomicUsize>) {
+    let sent = Arc::new(AtomicUsize::new(0));
+    let mut options = ClientOptions::parse(ground.uri()).await.unwrap();
+    let count = sent.clone();
+    options.command_event_handler = Some(EventHandler::callback(move |event| {
+        if let CommandEvent::Started(started) = event
+            && started.command_name == "findAndModify"
+        {
+            count.fetch_add(1, Ordering::Relaxed);
+        }
+    }));
+    let driver = Client::with_options(options).unwrap();
+    let events = driver.database(&ground.database).collection("events");
+    (client.documents(events), sent)
+}
+
+/// In memory it is shown on paused time, below.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_claim_waits_until_a_document_is_free() {
-    for scene in Scene::everywhere("claim_waits").await {
-        let (a, b) = scene.locks();
+    // Without an event the next look would be a routine one, after 15 s.
+    let soon = SOON * 5;
+    for ground in [
+        Ground::replica_set("claim_waits").await,
+        Ground::standalone("claim_waits").await,
+    ] {
+        let scene = Scene::on(ground.clone()).await;
+        let a = scene.locks_of::<Document>(&scene.a);
+        let (b, sent) = counting(&ground, &scene.b).await;
         let pending = doc! { "state": "pending" };
         let timeout = Duration::from_millis(50);
         let error = b.claim(pending.clone()).timeout(timeout).await.unwrap_err();
@@ -287,29 +323,31 @@ async fn a_claim_waits_until_a_document_is_free() {
             "{error}"
         );
 
-        let claim = || tokio::spawn(b.claim(pending.clone()).into_future());
-        let got = async |claiming: Claiming, what: &str| within(PATIENCE, what, claiming).await.unwrap().unwrap();
-        // One is inserted.
-        let claiming = claim();
-        tokio::time::sleep(timeout).await;
+        // Who has found nothing twice waits: the second time it was listening already.
+        #[expect(clippy::async_yields_async, reason = "the claim goes on waiting")]
+        let claim = async || {
+            let before = sent.load(Ordering::Relaxed);
+            let claiming = tokio::spawn(b.claim(pending.clone()).into_future());
+            eventually(PATIENCE, "it waits", async || {
+                sent.load(Ordering::Relaxed) >= before + 2
+            })
+            .await;
+            claiming
+        };
+        let got = async |claiming: Claiming, what: &str| within(soon, what, claiming).await.unwrap().unwrap();
+        let claiming = claim().await;
         scene.events.insert(doc! { "_id": 1, "state": "pending" }).await;
         let handle = got(claiming, "an insertion").await;
-        // One is released.
-        let claiming = claim();
-        tokio::time::sleep(timeout).await;
+        let claiming = claim().await;
         handle.release().await.unwrap();
         let handle = got(claiming, "a release").await;
-        // One is changed so that it matches.
-        let claiming = claim();
+        let claiming = claim().await;
         scene.events.insert(doc! { "_id": 2, "state": "new" }).await;
-        tokio::time::sleep(timeout).await;
         let change = doc! { "$set": { "state": "pending" } };
         scene.events.update(doc! { "_id": 2 }, change).await;
         let other = got(claiming, "a change").await;
         assert_eq!(other.id(), &Bson::Int32(2));
-        // One is broken.
-        let claiming = claim();
-        tokio::time::sleep(timeout).await;
+        let claiming = claim().await;
         a.break_lock(1).await.unwrap();
         let broken = got(claiming, "a break").await;
         assert_eq!(broken.id(), &Bson::Int32(1));
@@ -851,7 +889,8 @@ async fn claims_in_memory_are_woken_at_once() {
 /// What the server takes for the same `_id` is the same document here too, and what is no lock stands in nobody's way.
 #[tokio::test(flavor = "multi_thread")]
 async fn whole_numbers_are_one_id_and_foreign_fields_are_passed_over() {
-    let scene = Scene::on(Ground::replica_set("doc_alike").await).await;
+    let ground = Ground::replica_set("doc_alike").await;
+    let (scene, admin) = (Scene::on(ground.clone()).await, ground.driver().await);
     let (a, b) = scene.locks();
     let nested = doc! { "tenant": 1_i32 };
     scene.events.insert(doc! { "_id": 7.0, "n": 1 }).await;
@@ -860,11 +899,13 @@ async fn whole_numbers_are_one_id_and_foreign_fields_are_passed_over() {
         let held = a.acquire(id.clone()).await.unwrap();
         let waiter = tokio::spawn(b.acquire(id.clone()).into_future());
         eventually(PATIENCE, "it waits", async || waiting(&a, id.clone()).await == 1).await;
-        // By now the stream is open, and the hold has been looked after.
-        tokio::time::sleep(SOON).await;
-        assert_eq!(held.lost_reason(), None);
-        held.release().await.unwrap();
-        let _next = within(SOON * 5, "the hand-over", waiter).await.unwrap().unwrap();
+        // When its stream opens a client looks after what it holds, and takes what it can't find for lost.
+        until_streaming(&ground, &admin, 2).await;
+        held.renew().await.unwrap();
+        let token = held.token();
+        assert_eq!(held.release().await.unwrap(), Released::Released);
+        let next = within(SOON * 5, "the hand-over", waiter).await.unwrap().unwrap();
+        assert!(next.token() > token);
     }
     for (id, foreign) in [(1, Bson::from("mine")), (2, Bson::from(vec![1])), (3, Bson::from(5))] {
         scene
