@@ -1,13 +1,13 @@
 //! What a holder of a document has in hand.
 
-use std::{fmt, ops::Deref, sync::Arc};
+use std::{fmt, ops::Deref, sync::Arc, time::Duration};
 
 use mongodb::{bson::Bson, options::UpdateModifications};
 use serde::de::DeserializeOwned;
 
 use super::{check::check_update, read::read_as};
 use crate::{
-    error::{DocumentError, ReleaseError},
+    error::{DocumentError, ReleaseError, RenewError},
     handle::{LockHandle, LockView, Released},
     session::Session,
     telemetry::Granted,
@@ -57,6 +57,30 @@ impl<T> DocumentHandle<T> {
     /// A view of the lock for those who work under it, as [`LockHandle::view`](crate::LockHandle::view).
     pub fn view(&self) -> LockView {
         self.handle.view()
+    }
+
+    /// Renews the lock now, beyond what is done in the background, and returns for how long it is safe; as
+    /// [`LockHandle::renew`](crate::LockHandle::renew).
+    ///
+    /// # Errors
+    ///
+    /// [`RenewError::Lost`] when it is lost. [`RenewError::Server`] when the server could not be reached: the document is
+    /// still locked, and renewals go on in the background.
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel safe: the renewal goes on in the background.
+    ///
+    /// # Examples
+    ///
+    /// ```no_run
+    /// # async fn example(events: watchlock::DocumentLocks<mongodb::bson::Document>) -> Result<(), Box<dyn std::error::Error>> {
+    /// let event = events.claim(mongodb::bson::doc! { "done": false }).await?;
+    /// println!("ours for {:?} at least", event.renew().await?);
+    /// # Ok(()) }
+    /// ```
+    pub async fn renew(&self) -> Result<Duration, RenewError> {
+        self.handle.renew().await
     }
 
     /// Deletes the document if it is still locked by this handle, and with it the lock: the handle is then released.

@@ -1,6 +1,6 @@
 //! Locking the documents of the user's own collection in place.
 
-use std::{fmt, ops::Deref};
+use std::{fmt, ops::Deref, time::Duration};
 
 use mongodb::{
     bson::{Bson, Document},
@@ -11,7 +11,7 @@ use serde::de::DeserializeOwned;
 use super::{LockHandle, LockView, block_on};
 use crate::{
     documents::{AcquireDocument, Claim, TryAcquireDocument, TryClaim},
-    error::{DocumentError, OperateError, ReleaseError},
+    error::{DocumentError, OperateError, ReleaseError, RenewError},
     handle::Released,
     inspect::LockInfo,
 };
@@ -147,6 +147,21 @@ impl<T> DocumentHandle<T> {
     /// A view of the lock for those who work under it.
     pub fn view(&self) -> LockView {
         self.view.clone()
+    }
+
+    /// Renews the lock now, and returns for how long it is safe; as
+    /// [`DocumentHandle::renew`](crate::DocumentHandle::renew).
+    ///
+    /// # Errors
+    ///
+    /// [`RenewError::Lost`] when it is lost. [`RenewError::Server`] when the server could not be reached: the document is
+    /// still locked, and renewals go on in the background.
+    ///
+    /// # Panics
+    ///
+    /// On a thread of an async runtime; see [`sync`](crate::sync#panics).
+    pub fn renew(&self) -> Result<Duration, RenewError> {
+        block_on(self.handle.renew())
     }
 
     /// Deletes the document if it is still locked by this handle; as
