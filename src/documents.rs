@@ -3,7 +3,6 @@
 mod action;
 mod check;
 mod handle;
-mod read;
 
 use std::{
     fmt,
@@ -56,8 +55,9 @@ const DEFAULT_FIELD: &str = "watchlock";
 /// collection has a collation of its own, or fractions of different numeric types are in use, ask for an `_id` exactly as it
 /// is stored.
 ///
-/// A transaction that writes to a locked document holds up the renewals of its holder until it ends, and with them those of
-/// what that client holds beside it: keep such transactions far shorter than the lease.
+/// A transaction that writes to a locked document holds up the renewals of its lock until it ends: keep it far shorter than
+/// the lease. Each such renewal has a connection of the driver's pool for some seconds; whoever has many such transactions
+/// at once gives the pool more room than for them alone (`maxPoolSize`).
 ///
 /// Nothing hinders other programs from changing a locked document; what they change beside the lock does no harm to it.
 /// A document that is replaced as a whole loses its lock, and its holder is told so: update fields instead.

@@ -107,7 +107,8 @@ impl LockHandle {
             return Err(reason.into());
         }
         let (session, hold) = (self.session.clone(), self.hold.clone());
-        let renewal = tokio::spawn(async move { session.renew_together(&[hold]).await });
+        let within = hold.safe_for();
+        let renewal = tokio::spawn(async move { session.renew_together(&[hold], within).await });
         // A renewal can hang in the driver for longer than the lease.
         let renewed = tokio::select! {
             biased;

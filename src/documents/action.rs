@@ -12,7 +12,7 @@ use mongodb::bson::{Bson, Document};
 use serde::de::DeserializeOwned;
 use tokio::time::Instant;
 
-use super::{DocumentHandle, DocumentLocks, read::read_as};
+use super::{DocumentHandle, DocumentLocks};
 use crate::{
     acquire::{Acquire, Share, TryAcquire},
     config::{check_text, check_timeout},
@@ -20,7 +20,7 @@ use crate::{
     handle::LockHandle,
     protocol::Kind,
     session::Session,
-    store::{StoreError, Wanted},
+    store::{StoreError, Wanted, read_as},
     telemetry::Attempt,
 };
 

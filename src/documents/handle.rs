@@ -5,11 +5,12 @@ use std::{fmt, ops::Deref, sync::Arc, time::Duration};
 use mongodb::{bson::Bson, options::UpdateModifications};
 use serde::de::DeserializeOwned;
 
-use super::{check::check_update, read::read_as};
+use super::check::check_update;
 use crate::{
     error::{DocumentError, ReleaseError, RenewError},
     handle::{LockHandle, LockView, Released},
     session::Session,
+    store::read_as,
     telemetry::Granted,
 };
 

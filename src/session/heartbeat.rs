@@ -2,10 +2,12 @@
 //!
 //! All holds that are due at about the same time are renewed together, in commands of up to a thousand documents. A
 //! renewal that is not answered is no reason to wait: another goes out beside it, as a connection to a frozen or
-//! vanished server can hang for longer than the lease. A failed renewal is not a loss; the deadline is.
+//! vanished server can hang for longer than the lease. It goes out in parts, as a single document can be what hangs: one
+//! that a transaction has written, of which the server says nothing until the transaction ends. A failed renewal is not
+//! a loss; the deadline is.
 
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeMap, BTreeSet},
     sync::{Arc, Weak},
     time::Duration,
 };
@@ -36,13 +38,21 @@ const RENEWED_TOGETHER: usize = 1_000;
 /// times come to be renewed together.
 const TAKEN_ALONG: u32 = 2;
 
-/// Another renewal goes out beside an unanswered one after this part of the renewal interval.
+/// Into so many parts goes what was not answered, whenever it is sent again; so within five times a document that hangs
+/// is by itself, and most of those beside it are renewed with the first.
+const PARTS: usize = 4;
+
+/// But into no more commands than this: where nothing is answered at all, it is not for one of the documents.
+const COMMANDS: usize = 32;
+
+/// Another renewal goes out beside an unanswered one after this part of the renewal interval, and beside both after
+/// twice as long.
 const BESIDE: u32 = 5;
 
 /// However little time is left, so many renewals do no good.
 const SOONEST: Duration = Duration::from_millis(50);
 
-/// The most renewals that are on their way at once, unanswered ones included.
+/// The most renewals that are on their way at once, but for those that had another sent beside them.
 const RENEWALS_AT_ONCE: usize = 64;
 
 /// A lock held for longer than this is worth a change stream that tells of its loss. Most critical sections are
@@ -73,6 +83,15 @@ pub(super) async fn run(session: Weak<Session>, beat: Arc<Notify>, ended: Cancel
     }
 }
 
+/// How many of `count` holds go into one command, after so many renewals that were not answered.
+fn renewed_together(in_vain: u32, count: usize) -> usize {
+    if in_vain == 0 {
+        return RENEWED_TOGETHER;
+    }
+    let part = (RENEWED_TOGETHER / PARTS.saturating_pow(in_vain)).min(count.div_ceil(PARTS));
+    part.max(count.div_ceil(COMMANDS)).clamp(1, RENEWED_TOGETHER)
+}
+
 /// When the heartbeat is needed for a line.
 pub(super) fn due_at(line: &Line, wants_to_stream: bool) -> Option<Instant> {
     let holds = line.holds().filter_map(|hold| {
@@ -101,11 +120,12 @@ impl Session {
             over.extend(holds().filter(is_over).cloned());
             if holds().any(|hold| hold.renew_at().is_some_and(|at| at <= now)) {
                 let with_it = now + interval / TAKEN_ALONG;
-                renewing.extend(
-                    holds()
-                        .filter(|hold| hold.renew_at().is_some_and(|at| at <= with_it))
-                        .cloned(),
-                );
+                let is_due = |hold: &&Arc<Hold>| {
+                    // What is on its way already is not taken along.
+                    let soon = if hold.in_vain() == 0 { with_it } else { now };
+                    hold.renew_at().is_some_and(|at| at <= soon)
+                };
+                renewing.extend(holds().filter(is_due).cloned());
             }
             if holds().any(|hold| hold.since + WORTH_WATCHING <= now) {
                 if self.wants_to_stream() {
@@ -162,57 +182,84 @@ impl Session {
     }
 
     fn renew(self: &Arc<Self>, holds: Vec<Arc<Hold>>, now: Instant) {
-        let interval = self.config.renewal_interval;
-        // A renewal of what a transaction has written hangs until that ends: the others are not to wait for it.
-        let (guarded, holds): (Vec<_>, Vec<_>) = holds.into_iter().partition(|hold| hold.is_guarded());
-        for hold in &holds {
-            // In time for the deadline, be it that of a claim.
-            let left = hold.deadline().saturating_duration_since(now);
-            hold.renewing(now + (interval / BESIDE).min(left / 3).max(SOONEST));
+        let mut by_patience: BTreeMap<u32, Vec<Arc<Hold>>> = BTreeMap::new();
+        for hold in holds {
+            // What is part of a transaction is known to stand in the others' way.
+            let in_vain = if hold.is_guarded() { u32::MAX } else { hold.in_vain() };
+            by_patience.entry(in_vain).or_default().push(hold);
         }
-        for hold in &guarded {
-            // And as it is known why there is no answer, few are to hang, each with a connection of the pool.
-            let left = hold.deadline().saturating_duration_since(now);
-            hold.renewing(now + (left / 2).max(interval));
-        }
-        for together in holds.chunks(RENEWED_TOGETHER).chain(guarded.chunks(1)) {
-            {
-                let mut table = self.table();
-                if table.renewals >= RENEWALS_AT_ONCE {
-                    return;
-                }
-                table.renewals += 1;
+        for (in_vain, holds) in by_patience {
+            for together in holds.chunks(renewed_together(in_vain, holds.len())) {
+                self.send_renewal(together.to_vec(), in_vain, now);
             }
-            let (session, together) = (self.clone(), together.to_vec());
-            self.spawn(async move {
-                if session.renew_together(&together).await.is_err() {
-                    let again = Instant::now() + (session.config.renewal_interval / 10).min(BACKOFF.1);
-                    for hold in &together {
-                        hold.failing();
-                        session.renew_again(hold, again);
-                    }
-                }
-                session.table().renewals -= 1;
-            });
         }
     }
 
+    fn send_renewal(self: &Arc<Self>, holds: Vec<Arc<Hold>>, in_vain: u32, now: Instant) {
+        {
+            let mut table = self.table();
+            if table.renewals >= RENEWALS_AT_ONCE {
+                for hold in &holds {
+                    hold.put_off_renewal(now + SOONEST);
+                }
+                return;
+            }
+            table.renewals += 1;
+        }
+        let left = holds.iter().map(|hold| hold.deadline().saturating_duration_since(now));
+        let pause = (self.config.renewal_interval / BESIDE).saturating_mul(2_u32.saturating_pow(in_vain));
+        // In time for the first of the deadlines, be it that of a claim. One time for them all keeps them together.
+        let pause = pause.min(left.clone().min().unwrap_or_default() / 3).max(SOONEST);
+        // What hangs takes a connection of the pool, so the first may hang for as long as it is of use, and few beside it.
+        let within = left.max().unwrap_or_default();
+        let within = if in_vain == 0 { within } else { within / 2 };
+        let sent: Vec<u64> = holds.iter().map(|hold| hold.renewing(now + pause)).collect();
+        let session = self.clone();
+        self.spawn(async move {
+            let mut renewing = std::pin::pin!(session.renew_together(&holds, within));
+            let answered = tokio::select! {
+                biased;
+                answered = &mut renewing => Some(answered),
+                () = tokio::time::sleep(pause) => None,
+            };
+            // Who is late does not keep the next from being sent: there may be another primary by now.
+            session.table().renewals -= 1;
+            let answered = match answered {
+                Some(answered) => answered,
+                None => renewing.await,
+            };
+            if answered.is_err() {
+                let again = Instant::now() + (session.config.renewal_interval / 10).min(BACKOFF.1);
+                for (hold, sent) in holds.iter().zip(sent) {
+                    hold.failed(sent, again);
+                    // Feeding nothing is enough: the heart learns when to beat next.
+                    session.feed(&hold.name, |_, _, _| {});
+                }
+            }
+        });
+    }
+
     /// Renews holds in one command.
-    pub(crate) async fn renew_together(self: &Arc<Self>, holds: &[Arc<Hold>]) -> Result<(), StoreError> {
-        self.renew_once(holds)
+    pub(crate) async fn renew_together(
+        self: &Arc<Self>,
+        holds: &[Arc<Hold>],
+        within: Duration,
+    ) -> Result<(), StoreError> {
+        self.renew_once(holds, within)
             .await
             .map(telemetry::renewed)
             .inspect_err(|error| telemetry::renewal_failed(holds.len(), error))
     }
 
     /// Renews, and returns how many were. Which of them are gone is only read when some are.
-    async fn renew_once(self: &Arc<Self>, holds: &[Arc<Hold>]) -> Result<u64, StoreError> {
+    async fn renew_once(self: &Arc<Self>, holds: &[Arc<Hold>], within: Duration) -> Result<u64, StoreError> {
         let names: BTreeSet<&String> = holds.iter().map(|hold| &hold.name).collect();
         let renewal = Renewal {
             operation: self.ids.operation(),
             names: names.iter().map(|name| (*name).clone()).collect(),
             ids: holds.iter().map(|hold| hold.id.clone()).collect(),
             keep: self.config.keep_millis(),
+            within,
         };
         let sent = Instant::now();
         let renewed = self.store.renew(&renewal).await?;
@@ -250,11 +297,6 @@ impl Session {
                 line.verified(document, std::slice::from_ref(&hold.id), context, effects);
             }
         });
-    }
-
-    fn renew_again(self: &Arc<Self>, hold: &Hold, at: Instant) {
-        hold.renew_no_later_than(at);
-        self.feed(&hold.name, |_, _, _| {});
     }
 
     /// Reads the documents of holds whose state is in doubt. What comes up meanwhile goes into the next reading.

@@ -46,8 +46,10 @@ pub(crate) struct Hold {
 struct Progress {
     deadline: Instant,
     renew_at: Instant,
-    /// A renewal is on its way that neither got through nor failed so far.
-    unanswered: bool,
+    /// How many renewals were sent so far.
+    renewals: u64,
+    /// How many of them since the last that was answered.
+    in_vain: u32,
     /// The last renewal failed or has not been answered in time.
     failing: bool,
     /// How many handles there are to it: more than one where it was re-entered.
@@ -110,7 +112,8 @@ impl Hold {
             progress: Mutex::new(Progress {
                 deadline: grant.deadline,
                 renew_at: grant.renew_at,
-                unanswered: false,
+                renewals: 0,
+                in_vain: 0,
                 failing: false,
                 handles: 1,
                 guarded_at: None,
@@ -306,13 +309,25 @@ impl Hold {
         progress.lost.is_none().then_some(progress.renew_at)
     }
 
-    /// A renewal is under way; unless it is answered another goes out beside it at `again`.
-    pub(crate) fn renewing(&self, again: Instant) {
+    /// A renewal is under way; unless it is answered another goes out beside it at `again`. Returns which it is.
+    pub(crate) fn renewing(&self, again: Instant) -> u64 {
         let mut progress = self.progress();
         progress.renew_at = again;
-        // This one goes out beside it.
-        progress.failing |= progress.unanswered;
-        progress.unanswered = true;
+        progress.renewals += 1;
+        // This one goes out beside another.
+        progress.failing |= progress.in_vain > 0;
+        progress.in_vain = progress.in_vain.saturating_add(1);
+        progress.renewals
+    }
+
+    /// It is to be renewed, but not before that.
+    pub(crate) fn put_off_renewal(&self, at: Instant) {
+        self.progress().renew_at = at;
+    }
+
+    /// How many renewals were sent since the last that was answered.
+    pub(crate) fn in_vain(&self) -> u32 {
+        self.progress().in_vain
     }
 
     /// A renewal sent so that the lease surely runs until `deadline` was acknowledged.
@@ -322,18 +337,21 @@ impl Hold {
         if deadline > progress.deadline {
             progress.deadline = deadline;
             progress.renew_at = renew_at;
-            progress.unanswered = false;
+            progress.in_vain = 0;
             progress.failing = false;
             drop(progress);
             self.changed.notify_waiters();
         }
     }
 
-    /// A renewal failed or is overdue: not a loss, as long as the deadline is ahead.
-    pub(crate) fn failing(&self) {
+    /// A renewal failed: not a loss, as long as the deadline is ahead. Another goes out at `again` at the latest, unless
+    /// one has since.
+    pub(crate) fn failed(&self, renewal: u64, again: Instant) {
         let mut progress = self.progress();
-        progress.unanswered = false;
-        progress.failing = true;
+        if progress.renewals == renewal {
+            progress.failing = true;
+            progress.renew_at = progress.renew_at.min(again);
+        }
     }
 
     /// It becomes part of a transaction: as long as that is open, renewals are not answered.
@@ -349,11 +367,6 @@ impl Hold {
     pub(crate) fn answered(&self, sent: Instant) {
         let mut progress = self.progress();
         progress.guarded_at = progress.guarded_at.filter(|guarded_at| *guarded_at >= sent);
-    }
-
-    pub(crate) fn renew_no_later_than(&self, at: Instant) {
-        let mut progress = self.progress();
-        progress.renew_at = progress.renew_at.min(at);
     }
 
     /// The deadline, or why the hold is over; it is over as soon as the deadline has come.

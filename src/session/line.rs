@@ -950,11 +950,13 @@ impl Line {
                 }
             }
         }
-        // A waiter asks until it is granted or gives up; a try, and whoever is refused, is told.
+        // A waiter asks until it is granted or gives up; whoever is refused is told. So is a try, when it has failed once
+        // more: a fail-over or a cut connection fails whatever is on its way, and the next command comes through.
         let refused = error.kind != Failure::Unavailable;
+        let in_vain = refused || self.failures > 1 || error.found_no_server();
         let (told, rest): (VecDeque<_>, VecDeque<_>) = std::mem::take(&mut self.waiting)
             .into_iter()
-            .partition(|pending| asked(pending) && (refused || !pending.wait));
+            .partition(|pending| asked(pending) && (refused || (in_vain && !pending.wait)));
         self.waiting = rest;
         for mut pending in told {
             // What can't be read may have been written.

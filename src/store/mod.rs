@@ -8,8 +8,9 @@ mod mongo;
 pub(crate) mod name;
 #[cfg(test)]
 pub(crate) mod simulated;
+mod typed;
 
-use std::{collections::HashMap, error::Error as StdError, fmt, io, sync::Arc};
+use std::{collections::HashMap, error::Error as StdError, fmt, io, sync::Arc, time::Duration};
 
 use mongodb::{bson::Document, options::UpdateModifications};
 use tokio::time::Instant;
@@ -21,6 +22,7 @@ use crate::{
 
 pub(crate) use memory::{MemoryDocuments, MemoryInPlace, MemoryStore, Refused};
 pub(crate) use mongo::{AWAIT_TIME, MongoStore, Topology, abort, is_in_transaction};
+pub(crate) use typed::read_as;
 
 /// A store, by what it is. All keep the same documents by the same transitions.
 #[derive(Debug)]
@@ -114,6 +116,11 @@ impl StoreError {
     /// The document is not that of a lock.
     pub(crate) fn is_malformed(&self) -> bool {
         self.source.is::<NotALock>()
+    }
+
+    /// It was not even sent: the driver found no server to send it to, for as long as it is told to look for one.
+    pub(crate) fn found_no_server(&self) -> bool {
+        self.source.downcast_ref().is_some_and(mongo::found_no_server)
     }
 
     /// The server's code for the error, where it is one of the server's.
@@ -385,6 +392,8 @@ pub(crate) struct Renewal {
     pub(crate) ids: Vec<String>,
     /// In milliseconds.
     pub(crate) keep: i64,
+    /// For how long the server may try.
+    pub(crate) within: Duration,
 }
 
 /// A holder to be made part of a transaction.

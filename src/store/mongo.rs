@@ -1,5 +1,6 @@
 //! Locks in a MongoDB collection. The only place that sends commands.
 
+mod command;
 mod failure;
 mod guard;
 mod in_place;
@@ -21,7 +22,7 @@ use tokio::time::Instant;
 use super::{Answer, Documents, Exchange, Failure, Renewal, Selection, StoreError, name};
 use crate::protocol::{Location, Operation, ServerTime, State, pipeline};
 
-pub(in crate::store) use failure::{code, code_name};
+pub(in crate::store) use failure::{code, code_name, found_no_server};
 pub(crate) use guard::{abort, is_in_transaction};
 pub(in crate::store) use stream::MongoStream;
 
@@ -106,17 +107,20 @@ impl MongoStore {
     pub(super) async fn run(&self, name: &str, operation: &Operation) -> Result<Answer, StoreError> {
         let sent = Instant::now();
         let at = &self.location;
-        let answer = self
-            .collection
-            .find_one_and_update(
-                pipeline::selection(at, &name::id_of(at, name), operation),
-                pipeline::operation(at, operation, &now()),
-            )
+        let query = pipeline::selection(at, &name::id_of(at, name), operation);
+        let update = pipeline::operation(at, operation, &now());
+        let answer = if operation.evict {
+            // The one that must not come twice: the driver repeats it in a way by which the server knows it again.
+            self.collection
+                .find_one_and_update(query, update)
+                .return_document(ReturnDocument::After)
+                .projection(self.fields())
+                .await
+        } else {
             // A document of the user's own is there or it is not.
-            .upsert(operation.creates() && at.is_root())
-            .return_document(ReturnDocument::After)
-            .projection(self.fields())
-            .await;
+            let upsert = operation.creates() && at.is_root();
+            self.find_and_modify(query, update, upsert, self.fields()).await
+        };
         let document = match answer {
             Ok(document) => document,
             Err(error) => return Err(self.explain(name, error).await),
@@ -140,7 +144,7 @@ impl MongoStore {
         let update = pipeline::renewal(&self.location, &renewal.operation, &renewal.ids, renewal.keep, &now());
         let holds = self.location.key("holders.id");
         let filter = doc! { "_id": { "$in": self.ids(&renewal.names) }, holds: { "$in": &renewal.ids } };
-        Ok(self.collection.update_many(filter, update).await?.modified_count)
+        Ok(self.update_many(filter, update, renewal.within).await?)
     }
 
     /// Reads what the primary has now. The majority's view can lag behind a write that was acknowledged already, and a

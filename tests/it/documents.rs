@@ -938,3 +938,33 @@ async fn a_lock_that_is_gone_is_handed_on() {
     let next = within(PATIENCE, "the next", waiter).await.unwrap().unwrap();
     assert_eq!(next.document(), &doc! { "_id": 1, "x": 1 });
 }
+
+/// Of a document that a transaction has written the server says nothing until that ends; of the others it does.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_transaction_holds_up_the_renewals_of_its_own_documents_only() {
+    let ground = Ground::replica_set("doc_transaction").await;
+    let scene = Scene::on(ground.clone()).await;
+    let lease = Duration::from_secs(4);
+    let locks = scene.locks_of::<Document>(&scene.client_for(lease).await);
+    let mut held = Vec::new();
+    for id in 0..20 {
+        scene.events.insert(doc! { "_id": id }).await;
+        held.push(locks.acquire(id).await.unwrap());
+    }
+    let driver = ground.driver().await;
+    let mut session = driver.start_session().await.unwrap();
+    session.start_transaction().await.unwrap();
+    let events = driver.database(&ground.database).collection::<Document>("events");
+    let written = events.update_one(doc! { "_id": 7 }, doc! { "$set": { "n": 1 } });
+    written.session(&mut session).await.unwrap();
+
+    let late = held.remove(7);
+    assert_eq!(within(PATIENCE, "its end", late.lost()).await, LostReason::Expired);
+    // The others have been renewed meanwhile, and go on being.
+    tokio::time::sleep(lease).await;
+    for handle in held {
+        assert!(handle.safe_for() > Duration::ZERO, "{:?}", handle.id());
+        assert_eq!(handle.release().await.unwrap(), Released::Released);
+    }
+    session.abort_transaction().await.unwrap();
+}

@@ -276,11 +276,18 @@ async fn a_write_that_was_applied_and_not_confirmed_is_undone_or_owned() {
         assert_owned(&handle, &other, &case).await;
         handle.release().await.unwrap();
 
-        let token = info(&other, "x").await.unwrap().token;
         let point = fail(cluster, &ground, times(1), "findAndModify", unconfirmed()).await;
+        let tried = locks.mutex("x").try_acquire().await.unwrap();
+        point.wait_entered(1, PATIENCE).await.unwrap();
+        let handle = tried.expect("what was applied is found");
+        assert_owned(&handle, &other, &case).await;
+        handle.release().await.unwrap();
+
+        let token = info(&other, "x").await.unwrap().token;
+        let point = fail(cluster, &ground, times(2), "findAndModify", unconfirmed()).await;
         let error = locks.mutex("x").try_acquire().await.unwrap_err();
         assert!(matches!(error, AcquireError::Server(_)), "{case}: {error}");
-        point.wait_entered(1, PATIENCE).await.unwrap();
+        point.wait_entered(2, PATIENCE).await.unwrap();
         // It was granted all the same, and so it is undone.
         eventually(SETTLED, &case, async || info(&other, "x").await.unwrap().token > token).await;
         assert_free(&other, "x", &case).await;
@@ -518,7 +525,7 @@ async fn what_a_foreign_hand_takes_is_lost_at_once_and_stays_lost() {
         let ground = Ground::replica_set("foul").await;
         let (documents, driver) = (ground.documents().await, ground.driver().await);
         // Short, so that many renewals would be due in the time that it is watched.
-        let lease = Duration::from_millis(600);
+        let lease = Duration::from_secs(2);
         let locks = ground.locks_for(lease).await;
         let handle = locks.mutex("x").acquire().await.unwrap();
         until_streaming(&ground, &driver, 1).await;

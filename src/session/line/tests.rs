@@ -440,8 +440,12 @@ async fn without_a_stream_the_head_asks_often_and_then_less_often() {
 async fn a_try_is_told_of_an_outage_and_a_waiter_goes_on() {
     let mut bench = Bench::new();
     let (_, mut tried) = bench.join(false);
-    let request = bench.next().unwrap();
-    bench.failed(&request, Failure::Unavailable);
+    for _ in 0..2 {
+        tried.try_recv().unwrap_err();
+        tokio::time::sleep_until(bench.line.due_at().unwrap()).await;
+        let request = bench.next().unwrap();
+        bench.failed(&request, Failure::Unavailable);
+    }
     assert!(matches!(tried.try_recv().unwrap(), Err(AcquireError::Server(_))));
 
     let (_, mut waiting) = bench.join(true);
@@ -454,6 +458,23 @@ async fn a_try_is_told_of_an_outage_and_a_waiter_goes_on() {
     tokio::time::sleep_until(bench.line.due_at().unwrap()).await;
     bench.settle();
     held(&mut waiting);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_try_outlives_one_cut_whether_it_was_applied_or_not() {
+    for applied in [false, true] {
+        let mut bench = Bench::new();
+        let (_, mut tried) = bench.join(false);
+        let request = bench.next().unwrap();
+        if applied {
+            bench.apply(&request);
+        }
+        bench.failed(&request, Failure::Unavailable);
+        tokio::time::sleep_until(bench.line.due_at().unwrap()).await;
+        bench.settle();
+        held(&mut tried);
+        assert_eq!(bench.ids_in_document().len(), 1);
+    }
 }
 
 #[tokio::test(start_paused = true)]

@@ -35,6 +35,10 @@ fn failure(error: &Error) -> Failure {
     }
 }
 
+pub(in crate::store) fn found_no_server(error: &Error) -> bool {
+    matches!(&*error.kind, ErrorKind::ServerSelection { .. })
+}
+
 pub(in crate::store) fn code(error: &Error) -> Option<i32> {
     match &*error.kind {
         ErrorKind::Command(command) => Some(command.code),

@@ -1,4 +1,4 @@
-//! Documents as the user's types.
+//! Documents as types, the user's and the driver's.
 
 use std::{error::Error as StdError, sync::Arc};
 
@@ -9,7 +9,7 @@ use serde::de::DeserializeOwned;
 type Unreadable = Arc<dyn StdError + Send + Sync>;
 
 /// Reads a document as the driver's typed collections do.
-pub(super) fn read_as<T: DeserializeOwned>(document: &Document) -> Result<T, Unreadable> {
+pub(crate) fn read_as<T: DeserializeOwned>(document: &Document) -> Result<T, Unreadable> {
     let mut bytes = Vec::new();
     let written = document.to_writer(&mut bytes);
     written.map_err(|error| -> Unreadable { Arc::new(error) })?;
