@@ -7,21 +7,18 @@ use tokio::{
     time::{Instant, sleep_until},
 };
 
-use super::Session;
+use super::{
+    Session,
+    stream::{Opening, SILENT},
+};
 use crate::{
     error::ServerError,
     protocol::State,
-    store::{AWAIT_TIME, Exchange, NamedSighting, ResumeAt, Selection, Sighting, StoreError, Stream},
+    store::{Exchange, NamedSighting, ResumeAt, Selection, Sighting, StoreError, Stream},
 };
 
 /// States that an observer may lag behind before the follower waits for it.
 const BEHIND: usize = 64;
-
-/// How long opening the stream may take; beyond it the observer polls meanwhile.
-const OPENING: Duration = Duration::from_secs(2);
-
-/// As with the session's own stream, one that gives no sign of life for this long after it should have is re-opened.
-const OVERDUE: Duration = Duration::from_millis(500);
 
 /// How long before the stream is tried again where it could not be opened; polled meanwhile.
 const POLLED: Duration = Duration::from_secs(5);
@@ -58,6 +55,7 @@ pub(crate) fn follow(session: &Arc<Session>, scope: Scope) -> mpsc::Receiver<Sig
         session: session.clone(),
         scope,
         to,
+        opening: Opening::new(),
         last: HashMap::new(),
     };
     session.spawn(async move {
@@ -76,6 +74,7 @@ struct Follower {
     session: Arc<Session>,
     scope: Scope,
     to: mpsc::Sender<Sight>,
+    opening: Opening<Stream<NamedSighting>>,
     /// What was told last, by name. Where all are followed, names without a document are left out.
     last: HashMap<String, Option<State>>,
 }
@@ -100,19 +99,21 @@ impl Follower {
         }
     }
 
-    async fn open(&self, resume: Option<ResumeAt>) -> Option<Stream<NamedSighting>> {
+    async fn open(&mut self, resume: Option<ResumeAt>) -> Option<Stream<NamedSighting>> {
         if !self.session.config.wake_source.may_stream() {
             return None;
         }
         let (session, scope) = (self.session.clone(), self.scope.clone());
-        let opening = tokio::spawn(async move {
+        let attempt = async move {
             match session.store.follow(scope.name(), resume.as_ref()).await {
                 // Its history is lost: from now on, then.
                 Err(error) if error.is_final() && resume.is_some() => session.store.follow(scope.name(), None).await,
                 opened => opened,
             }
-        });
-        tokio::time::timeout(OPENING, opening).await.ok()?.ok()?.ok()
+        };
+        let opened = self.opening.attempt(attempt).await?.ok()?;
+        self.opening = Opening::new();
+        Some(opened)
     }
 
     /// Tells what the stream tells; returns where to take it up when it ends.
@@ -122,7 +123,7 @@ impl Follower {
         loop {
             let expiry = self.expiry();
             let batch = tokio::select! {
-                batch = tokio::time::timeout(AWAIT_TIME + OVERDUE, stream.next()) => batch,
+                batch = tokio::time::timeout(SILENT, stream.next()) => batch,
                 () = until(expiry) => {
                     self.look_at(self.due()).await?;
                     continue;

@@ -23,20 +23,18 @@ use super::{
     clock::offset,
     hold::{Grant, Hold},
     line,
+    stream::{Opening, SILENT},
 };
 use crate::{
     error::{AcquireError, ServerError},
     protocol::{Kind, Operation, Owner, Request, Requests},
     status::LostReason,
-    store::{AWAIT_TIME, Claimed, ResumeAt, StoreError, Wanted},
+    store::{Claimed, ResumeAt, StoreError, Wanted},
     telemetry::{self, How, StreamOf},
 };
 
 /// What a document is locked as.
 const USED: (Kind, i64) = (Kind::Document, 1);
-
-/// As with the session's own stream, one that gives no sign of life for this long after it should have is re-opened.
-const OVERDUE: Duration = Duration::from_millis(500);
 
 /// A stream that no claim needs is closed after this.
 const LINGER: Duration = Duration::from_secs(30);
@@ -411,29 +409,36 @@ impl Session {
 async fn pump(session: Weak<Session>) {
     let mut resume: Option<ResumeAt> = None;
     let mut pause = line::BACKOFF.0;
+    let mut opening = Opening::new();
     loop {
-        let Some(opening) = session.upgrade() else { return };
-        if opening.unwatched() {
+        let Some(opener) = session.upgrade() else { return };
+        if opener.unwatched() {
             return;
         }
-        let from = resume.take();
-        let opened = opening.store.watch_free(from.as_ref()).await;
+        let attempt = {
+            let (session, from) = (opener.clone(), resume.clone());
+            async move { session.store.watch_free(from.as_ref()).await }
+        };
+        let opened = opening.attempt(attempt).await;
         // Whatever was missed meanwhile: everybody tries again.
-        opening.freed(opened.is_ok());
-        drop(opening);
+        opener.freed(matches!(opened, Some(Ok(_))));
+        drop(opener);
         let mut stream = match opened {
-            Ok(stream) => stream,
-            Err(error) => {
+            Some(Ok(stream)) => stream,
+            None => continue,
+            Some(Err(error)) => {
+                resume = resume.filter(|_| !error.is_final());
                 sleep(if error.is_final() { UNAVAILABLE } else { pause }).await;
                 pause = (pause * 2).min(line::BACKOFF.1);
                 continue;
             }
         };
-        telemetry::stream_opened(StreamOf::Claims, from.is_some());
+        opening = Opening::new();
+        telemetry::stream_opened(StreamOf::Claims, resume.is_some());
         pause = line::BACKOFF.0;
         let mut needed_at = Instant::now();
         loop {
-            let batch = tokio::time::timeout(AWAIT_TIME + OVERDUE, stream.next()).await;
+            let batch = tokio::time::timeout(SILENT, stream.next()).await;
             let Some(session) = session.upgrade() else { return };
             let error = match batch {
                 Ok(Ok(events)) if events.is_empty() => None,

@@ -15,6 +15,7 @@ mod in_place;
 pub(crate) mod line;
 #[cfg(test)]
 mod simulation;
+mod stream;
 mod watcher;
 
 use std::{

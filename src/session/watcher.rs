@@ -8,20 +8,15 @@ use std::{
 use tokio::{sync::watch, time::Instant};
 use tokio_util::sync::CancellationToken;
 
-use super::Session;
+use super::{
+    Session,
+    stream::{Opening, SILENT},
+};
 use crate::{
-    store::{AWAIT_TIME, Event, Failure, ResumeAt, StoreError, Stream},
+    store::{Event, Failure, ResumeAt, StoreError, Stream},
     telemetry::{self, StreamOf},
     wake_mode::{PollingReason, WakeMode},
 };
-
-/// An open stream gives a sign of life at least once in the await time. One that is overdue by this is dropped: after
-/// a clean shutdown of the primary the driver can wait for its answer for half a minute.
-const OVERDUE: Duration = Duration::from_millis(500);
-
-/// How long opening may take before it is tried anew beside it: selecting a server can hang for 30 s on one that is
-/// gone, although another stands already.
-const OPENING: Duration = Duration::from_secs(2);
 
 /// Pauses between tries to open the stream: the first, and the longest.
 const BACKOFF: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(1));
@@ -37,7 +32,11 @@ enum Phase {
     /// Nobody waits and nobody holds for long: no stream is open.
     Idle,
     /// A stream is wanted; it takes up after the last event where that is known.
-    Opening { resume: Option<ResumeAt>, pause: Duration },
+    Opening {
+        opening: Opening<Stream<Event>>,
+        resume: Option<ResumeAt>,
+        pause: Duration,
+    },
     /// Events arrive.
     Streaming(Stream<Event>),
 }
@@ -58,13 +57,14 @@ pub(super) async fn run(session: Weak<Session>, mut demand: watch::Receiver<bool
                         return;
                     }
                     Phase::Opening {
+                        opening: Opening::new(),
                         resume: None,
                         pause: BACKOFF.0,
                     }
                 }
-                Phase::Opening { resume, pause } => {
+                Phase::Opening { opening, resume, pause } => {
                     let Some(session) = session.upgrade() else { return };
-                    session.open_stream(resume, pause).await
+                    session.open_stream(opening, resume, pause).await
                 }
                 Phase::Streaming(stream) => {
                     let Some(next) = pump(&session, stream).await else {
@@ -86,7 +86,7 @@ pub(super) async fn run(session: Weak<Session>, mut demand: watch::Receiver<bool
 async fn pump(session: &Weak<Session>, mut stream: Stream<Event>) -> Option<Phase> {
     let mut needed_at = Instant::now();
     loop {
-        let batch = tokio::time::timeout(AWAIT_TIME + OVERDUE, stream.next()).await;
+        let batch = tokio::time::timeout(SILENT, stream.next()).await;
         let session = session.upgrade()?;
         let error = match batch {
             Ok(Ok(events)) => {
@@ -115,6 +115,7 @@ async fn pump(session: &Weak<Session>, mut stream: Stream<Event>) -> Option<Phas
         session.set_mode(WakeMode::Polling(PollingReason::Interrupted));
         session.on_gap();
         return Some(Phase::Opening {
+            opening: Opening::new(),
             resume,
             pause: BACKOFF.0,
         });
@@ -122,22 +123,26 @@ async fn pump(session: &Weak<Session>, mut stream: Stream<Event>) -> Option<Phas
 }
 
 impl Session {
-    async fn open_stream(self: Arc<Self>, resume: Option<ResumeAt>, pause: Duration) -> Phase {
-        let opening = {
+    async fn open_stream(
+        self: Arc<Self>,
+        mut opening: Opening<Stream<Event>>,
+        resume: Option<ResumeAt>,
+        pause: Duration,
+    ) -> Phase {
+        let attempt = {
             let (session, resume) = (self.clone(), resume.clone());
-            tokio::spawn(async move { session.store.watch(session.ids.session(), resume.as_ref()).await })
+            async move { session.store.watch(session.ids.session(), resume.as_ref()).await }
         };
-        let error = match tokio::time::timeout(OPENING, opening).await {
-            Ok(Ok(Ok(stream))) => {
+        let error = match opening.attempt(attempt).await {
+            Some(Ok(stream)) => {
                 telemetry::stream_opened(StreamOf::Locks, resume.is_some());
                 self.streams(true);
                 self.set_mode(WakeMode::ChangeStream);
                 self.on_gap();
                 return Phase::Streaming(stream);
             }
-            Ok(Ok(Err(error))) => Some(error),
-            // The runtime is shutting down, or it takes too long; then it goes on by itself, and is closed unused.
-            Ok(Err(_)) | Err(_) => None,
+            Some(Err(error)) => Some(error),
+            None => None,
         };
         let reason = error.as_ref().map_or(PollingReason::Interrupted, why_polling);
         let resume = resume.filter(|_| error.is_none_or(|error| !error.is_final()));
@@ -157,6 +162,7 @@ impl Session {
             return idle;
         }
         Phase::Opening {
+            opening,
             resume,
             pause: (pause * 2).min(BACKOFF.1),
         }

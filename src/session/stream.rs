@@ -1,0 +1,96 @@
+//! What the change streams of a session have in common: being opened where a server may not answer, and going silent.
+
+use std::{future::Future, time::Duration};
+
+use futures::{FutureExt, StreamExt, stream::FuturesUnordered};
+use tokio::task::JoinHandle;
+
+use crate::store::{AWAIT_TIME, StoreError};
+
+/// An open stream gives a sign of life at least once in the await time. One that is overdue by half a second is dropped:
+/// after a clean shutdown of the primary the driver can wait for its answer for half a minute.
+pub(super) const SILENT: Duration = AWAIT_TIME.saturating_add(Duration::from_millis(500));
+
+/// How long opening may take before it is tried anew beside it: selecting a server can hang for 30 s on one that is
+/// gone, although another stands already.
+const BESIDE: Duration = Duration::from_secs(2);
+
+/// What became of one attempt.
+type Opened<S> = Result<S, StoreError>;
+
+/// The attempts to open one stream, of which the first to get through counts.
+///
+/// An attempt that takes long is not given up: while the members of a replica set look for each other after a fail-over,
+/// every one can take long. Those that are left over close the streams that they come to open.
+#[derive(Debug)]
+pub(super) struct Opening<S> {
+    attempts: FuturesUnordered<JoinHandle<Opened<S>>>,
+}
+
+impl<S: Send + 'static> Opening<S> {
+    pub(super) fn new() -> Self {
+        Self {
+            attempts: FuturesUnordered::new(),
+        }
+    }
+
+    /// Tries once more; `None` when no attempt has come to an end in time.
+    pub(super) async fn attempt(
+        &mut self,
+        attempt: impl Future<Output = Opened<S>> + Send + 'static,
+    ) -> Option<Opened<S>> {
+        if let Some(Some(Ok(opened @ Ok(_)))) = self.attempts.next().now_or_never() {
+            return Some(opened);
+        }
+        // In a task of its own, as the driver's futures are not to be dropped half-way.
+        self.attempts.push(tokio::spawn(attempt));
+        let ended = tokio::time::timeout(BESIDE, self.attempts.next()).await;
+        // The runtime is shutting down, where a task was stopped.
+        ended.ok()??.ok()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::time::{Instant, sleep};
+
+    use super::*;
+    use crate::session::line::unanswered;
+
+    async fn after(seconds: u64, opened: Opened<u64>) -> Opened<u64> {
+        sleep(Duration::from_secs(seconds)).await;
+        opened
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_attempt_that_takes_long_counts_once_it_gets_through() {
+        let begin = Instant::now();
+        let mut opening = Opening::new();
+        assert!(opening.attempt(after(5, Ok(1))).await.is_none());
+        assert!(opening.attempt(after(60, Ok(2))).await.is_none());
+        let third = opening.attempt(after(60, Ok(3))).await;
+        assert!(matches!(third, Some(Ok(1))), "{third:?}");
+        assert_eq!(begin.elapsed(), Duration::from_secs(5));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn one_that_has_got_through_meanwhile_counts_before_another_is_made() {
+        let mut opening = Opening::new();
+        assert!(opening.attempt(after(3, Ok(1))).await.is_none());
+        sleep(Duration::from_secs(2)).await;
+        let next = opening.attempt(async { unreachable!("it is open") }).await;
+        assert!(matches!(next, Some(Ok(1))), "{next:?}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_attempt_that_failed_meanwhile_is_made_anew() {
+        let mut opening = Opening::new();
+        let failure = || Err(unanswered(Duration::ZERO));
+        assert!(opening.attempt(after(3, failure())).await.is_none());
+        sleep(Duration::from_secs(2)).await;
+        let next = opening.attempt(after(1, Ok(2))).await;
+        assert!(matches!(next, Some(Ok(2))), "{next:?}");
+        let failed = opening.attempt(after(1, failure())).await;
+        assert!(matches!(failed, Some(Err(_))), "{failed:?}");
+    }
+}
