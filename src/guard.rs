@@ -50,7 +50,10 @@ impl LockView {
     ///
     /// # Cancel safety
     ///
-    /// As with any operation of a transaction: when the future is dropped, abort the transaction.
+    /// As with any operation of a transaction: when the future is dropped, abort the transaction. Where the dropped
+    /// operation was the transaction's first, the driver takes it for not begun and has nothing to abort (`mongodb` 3.9):
+    /// it stays open on the server, and the lock's document with it, until the session begins another transaction or the
+    /// server ends it, after a minute by default. So don't drop a guard that comes first.
     ///
     /// # Examples
     ///

@@ -3,6 +3,7 @@
 mod cancel;
 mod cli;
 mod documents;
+mod dropped;
 mod everywhere;
 mod failover;
 mod faults;
