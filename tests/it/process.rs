@@ -217,7 +217,7 @@ async fn a_frozen_holder_sees_first_of_all_that_it_lost() {
     .await;
 
     // The new holder is as it was.
-    assert_eq!(next.status(), LockStatus::Held);
+    assert_eq!(next.lost_reason(), None);
     next.renew().await.unwrap();
     let holders = info(&locks, NAME).await.unwrap().holders;
     assert_eq!(
