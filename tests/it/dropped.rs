@@ -29,6 +29,9 @@ use crate::setup::{Ground, PATIENCE, SOON, eventually, is_vacant, pause, until_s
 /// No function awaits as often as this on its way.
 const MOST_POLLS: usize = 60;
 
+/// As long as the lease: what nobody undoes is there for longer than anything is waited for here.
+const CLAIM_LEASE: Duration = Duration::from_secs(30);
+
 /// Where a future is dropped.
 #[derive(Clone, Copy, Debug)]
 struct Cut {
@@ -109,7 +112,8 @@ impl Place {
             Self::Server(ground) => {
                 let driver = ground.driver().await;
                 let database = driver.database(&ground.database);
-                let locks = LockClient::builder(database.clone()).build().await.unwrap();
+                let locks = LockClient::builder(database.clone()).claim_lease(CLAIM_LEASE);
+                let locks = locks.build().await.unwrap();
                 let events = locks.documents(database.collection("events"));
                 Process {
                     locks,
@@ -118,7 +122,7 @@ impl Place {
                 }
             }
             Self::Memory(memory, events) => {
-                let locks = memory.client();
+                let locks = memory.builder().claim_lease(CLAIM_LEASE).build().await.unwrap();
                 let events = locks.documents_in_memory(events);
                 Process {
                     locks,
