@@ -13,7 +13,7 @@ use tokio::{
     sync::watch,
     time::{Instant, sleep},
 };
-use watchlock_testkit::Cluster;
+use watchlock_testkit::{Cluster, clock};
 
 use crate::{
     Result,
@@ -66,6 +66,8 @@ pub(crate) async fn run(play: Play) -> Result<bool> {
     let cluster = Cluster::builder()
         .replica_set(crate::schedule::NODES)
         .proxied(true)
+        // Without the library those faults are missed, and the summary says so.
+        .clocks(clock::library().is_some())
         .election_timeout(ELECTION_TIMEOUT)
         .start()
         .await?;

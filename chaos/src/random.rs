@@ -36,6 +36,12 @@ impl Random {
         Duration::from_millis(self.within(range))
     }
 
+    /// A number that is no further from zero than `most`.
+    pub(crate) fn around_zero(&mut self, most: u64) -> i64 {
+        let above = i64::try_from(self.within(0..2 * most + 1)).unwrap_or(0);
+        above - i64::try_from(most).unwrap_or(0)
+    }
+
     pub(crate) fn chance(&mut self, percent: u64) -> bool {
         self.within(0..100) < percent
     }

@@ -35,6 +35,10 @@ pub(crate) enum Network {
     Delay(u64),
 }
 
+/// How many milliseconds a node's clock may be from the true time: two of them are apart by the skew margin of the clients
+/// at most, which is a tenth of their lease.
+pub(crate) const CLOCK_OFF: u64 = 100;
+
 /// How commands of clients fail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Failure {
@@ -68,6 +72,8 @@ pub(crate) enum Fault {
     /// An operator puts the holder of a lock out.
     Break(&'static str),
     FailCommand(&'static str, Failure),
+    /// Milliseconds ahead of the others, or behind.
+    SetClock(Node, i64),
 }
 
 /// A fault with its time, counted from the begin of the burst.
@@ -136,6 +142,7 @@ impl Fault {
             72..78 => Self::KillCursors,
             78..81 => Self::DropCollection,
             81..86 => Self::Break(random.pick(&locks::ALL).name),
+            86..91 => Self::SetClock(node(random), random.around_zero(CLOCK_OFF)),
             _ => {
                 let command = random.pick(&["findAndModify", "update", "getMore", "aggregate"]);
                 Self::FailCommand(command, Failure::any(command, random))
@@ -159,6 +166,7 @@ impl Fault {
             Self::DropCollection => "collection dropped",
             Self::Break(_) => "lock broken",
             Self::FailCommand(..) => "commands failing",
+            Self::SetClock(..) => "clock set",
         }
     }
 
@@ -253,6 +261,7 @@ impl fmt::Display for Fault {
             Self::DropCollection => write!(f, "the collection of the locks is dropped (not `{JOBS}`)"),
             Self::Break(name) => write!(f, "the lock {name} is broken"),
             Self::FailCommand(command, failure) => write!(f, "{command} {failure}, on all nodes"),
+            Self::SetClock(node, ahead) => write!(f, "the clock of {node} is set {ahead} ms ahead"),
         }
     }
 }
@@ -288,6 +297,6 @@ mod tests {
     fn every_kind_of_fault_comes_up() {
         let faults = (0..200).flat_map(|number| Burst::of(1, number).faults);
         let kinds: BTreeSet<&str> = faults.map(|planned| planned.fault.kind()).collect();
-        assert_eq!(kinds.len(), 13, "{kinds:?}");
+        assert_eq!(kinds.len(), 14, "{kinds:?}");
     }
 }

@@ -74,6 +74,7 @@ enum Remedy {
     /// The ways from a process to nodes.
     Ways(Vec<(usize, u32)>),
     FailPoints(Vec<FailPoint>),
+    SetClock(usize),
 }
 
 impl Stage {
@@ -253,6 +254,11 @@ impl Stage {
                 timeout(PATIENCE, tokio::spawn(async move { operator.break_lock(name).await })).await???;
                 Remedy::Nothing
             }
+            Fault::SetClock(node, ahead) => {
+                let node = self.find(node).await?;
+                self.cluster.set_clock(node, ahead)?;
+                Remedy::SetClock(node)
+            }
             Fault::FailCommand(command, failure) => {
                 let mut data = doc! { "failCommands": [command] };
                 match failure {
@@ -315,6 +321,7 @@ impl Stage {
                     }
                 }
             }
+            Remedy::SetClock(node) => drop(self.cluster.set_clock(node, 0)),
             Remedy::FailPoints(points) => {
                 // A frozen node does not hear of it; see `make_whole`.
                 let off = points.into_iter().map(|point| timeout(PATIENCE, point.off()));
@@ -329,6 +336,8 @@ impl Stage {
             if let Some(proxy) = self.cluster.network(node) {
                 proxy.heal();
             }
+            // Without clocks of their own there was nothing to set.
+            let _ = self.cluster.set_clock(node, 0);
             if self.cluster.pid(node).is_some() {
                 self.cluster.thaw(node)?;
             } else {

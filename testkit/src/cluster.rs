@@ -19,7 +19,7 @@ use mongodb::{
 };
 use tokio::time::{sleep, timeout};
 
-use crate::{Error, FailPoint, Proxy, binary, folder::Folder, node::Node};
+use crate::{Error, FailPoint, Proxy, binary, clock, folder::Folder, node::Node};
 
 /// The name of every replica set of this crate.
 const SET_NAME: &str = "watchlock";
@@ -60,6 +60,7 @@ pub struct ClusterBuilder {
     replica_set: bool,
     auth: bool,
     proxied: bool,
+    clocks: bool,
     args: Vec<String>,
     election_timeout: Option<Duration>,
 }
@@ -100,6 +101,13 @@ impl ClusterBuilder {
         self
     }
 
+    /// Whether each server has a wall clock of its own, which [`Cluster::set_clock`] sets. That takes libfaketime; see
+    /// [`clock::library`].
+    pub fn clocks(mut self, clocks: bool) -> Self {
+        self.clocks = clocks;
+        self
+    }
+
     /// How long the secondaries go without hearing from the primary before they elect another one, in whole
     /// milliseconds. MongoDB's default, 10 s, unless set. The interval between heartbeats, 2 s by default, shrinks in
     /// proportion.
@@ -125,9 +133,18 @@ impl ClusterBuilder {
 
         let folder = Folder::create()?;
         let args = self.node_args(folder.path())?;
+        let clocks = match clock::library() {
+            _ if !self.clocks => None,
+            Some(library) => Some(library),
+            None => {
+                let missing = "no libfaketime to set clocks with: install the package `faketime`, or set \
+                               WATCHLOCK_FAKETIME=/path/to/libfaketime.so.1";
+                return Err(Error::new(missing));
+            }
+        };
         let nodes = try_join_all((0..self.nodes).map(|index| {
             let folder = folder.path().join(format!("node-{index}"));
-            Node::start(program, folder, args.clone())
+            Node::start(program, folder, args.clone(), clocks.as_deref())
         }))
         .await?;
         let proxies = if self.proxied {
@@ -193,6 +210,7 @@ impl Cluster {
             replica_set: false,
             auth: false,
             proxied: false,
+            clocks: false,
             args: Vec::new(),
             election_timeout: None,
         }
@@ -384,6 +402,18 @@ impl Cluster {
     /// It is not running.
     pub fn thaw(&self, i: usize) -> Result<(), Error> {
         self.nodes[i].thaw()
+    }
+
+    /// Sets the wall clock of node `i` so many milliseconds ahead of the machine's, or behind it. It takes the server
+    /// [`clock::NOTICED`] to notice; a server that is started again later keeps it.
+    ///
+    /// # Errors
+    ///
+    /// The cluster was made without [`clocks`](ClusterBuilder::clocks).
+    pub fn set_clock(&self, i: usize, ahead: i64) -> Result<(), Error> {
+        let clock = self.nodes[i].clock();
+        let clock = clock.ok_or_else(|| Error::new("the servers have the machine's clock"))?;
+        Ok(clock.set(ahead)?)
     }
 
     /// Shuts node `i` down in good order, as `SIGTERM` does, and waits for its end.

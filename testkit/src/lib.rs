@@ -2,7 +2,7 @@
 //!
 //! A [`Cluster`] is a standalone server or a replica set on free loopback ports, with its data in a throw-away
 //! folder. It can be killed, frozen, restarted and stepped down node by node, made to fail commands through a
-//! [`FailPoint`], and reached through a [`Proxy`] that delays, swallows or cuts the traffic. Nothing of it outlives
+//! [`FailPoint`], have its [`clock`]s set, and be reached through a [`Proxy`] that delays, swallows or cuts the traffic. Nothing of it outlives
 //! the process that started it, however that process ends.
 //!
 //! The server itself is found by [`binary::mongod`], which installs one where there is none.
@@ -21,6 +21,7 @@
 //! ```
 
 pub mod binary;
+pub mod clock;
 pub mod shared;
 pub mod signal;
 pub mod stage;

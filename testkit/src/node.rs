@@ -15,7 +15,7 @@ use std::{
 
 use tokio::time::sleep;
 
-use crate::{Error, signal};
+use crate::{Error, clock::Clock, signal};
 
 /// How long a server may take from its start until it listens, and from being asked to end until it has.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -33,6 +33,7 @@ pub(crate) struct Node {
     args: Vec<String>,
     folder: PathBuf,
     port: u16,
+    clock: Option<Clock>,
     process: Mutex<Option<Process>>,
 }
 
@@ -60,14 +61,23 @@ enum Launch {
 
 impl Node {
     /// Starts a server with its data in `folder` on some free port, and waits until it listens.
-    pub(crate) async fn start(program: &Path, folder: PathBuf, args: Vec<String>) -> Result<Self, Error> {
+    ///
+    /// With a library for it the server has a clock of its own.
+    pub(crate) async fn start(
+        program: &Path,
+        folder: PathBuf,
+        args: Vec<String>,
+        clocks: Option<&Path>,
+    ) -> Result<Self, Error> {
         let data = folder.join("data");
         fs::create_dir_all(&data).map_err(|error| Error::caused(format!("cannot create {}", data.display()), error))?;
+        let clock = clocks.map(|library| Clock::new(library, &folder)).transpose()?;
         let mut node = Self {
             program: program.to_owned(),
             args,
             folder,
             port: free_port()?,
+            clock,
             process: Mutex::new(None),
         };
         // The port may be gone again by the time the server binds it.
@@ -114,6 +124,7 @@ impl Node {
                 .arg(format!("--port={}", self.port))
                 .args(["--bind_ip=127.0.0.1", "--nounixsocket"])
                 .args(&self.args)
+                .envs(self.clock.iter().flat_map(Clock::environment))
                 .stdin(Stdio::null())
                 .stdout(log.try_clone()?)
                 .stderr(log)
@@ -159,6 +170,10 @@ impl Node {
             *process = None;
         }
         Ok(status.map(|status| status.to_string()))
+    }
+
+    pub(crate) fn clock(&self) -> Option<&Clock> {
+        self.clock.as_ref()
     }
 
     pub(crate) fn addr(&self) -> SocketAddr {

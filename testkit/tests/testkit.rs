@@ -12,7 +12,7 @@ use std::{
 };
 
 use mongodb::{
-    bson::{Document, doc},
+    bson::{DateTime, Document, doc},
     error::{Error, ErrorKind, Result},
     options::{ClientOptions, WriteConcern},
 };
@@ -21,7 +21,7 @@ use tokio::{
     net::{TcpListener, TcpStream},
     time::{sleep, timeout},
 };
-use watchlock_testkit::{Cluster, FailPoint, Proxy, Trouble, shared, shared::unique_name, signal};
+use watchlock_testkit::{Cluster, FailPoint, Proxy, Trouble, clock, shared, shared::unique_name, signal};
 
 /// Far longer than anything here takes. Only a failing test waits that long.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -627,4 +627,32 @@ fn without_python_the_error_says_what_was_tried() {
 #[test]
 fn names_are_unique() {
     assert_ne!(unique_name("x"), unique_name("x"));
+}
+
+#[tokio::test]
+async fn the_clock_of_a_server_can_be_set() {
+    if clock::library().is_none() {
+        let refused = Cluster::builder().clocks(true).start().await.unwrap_err();
+        assert!(refused.to_string().contains("faketime"), "{refused}");
+        return;
+    }
+    let cluster = Cluster::builder().clocks(true).start().await.unwrap();
+    let admin = cluster.client().await.unwrap().database("admin");
+    for ahead in [0, 5_250, -750, 0] {
+        cluster.set_clock(0, ahead).unwrap();
+        let start = Instant::now();
+        loop {
+            let before = DateTime::now().timestamp_millis();
+            let hello = admin.run_command(doc! { "hello": 1 }).await.unwrap();
+            let after = DateTime::now().timestamp_millis();
+            let shown = hello.get_datetime("localTime").unwrap().timestamp_millis();
+            if (before + ahead..=after + ahead).contains(&shown) {
+                break;
+            }
+            assert!(start.elapsed() < PATIENCE, "{} ms ahead and not {ahead}", shown - after);
+            sleep(Duration::from_millis(10)).await;
+        }
+    }
+    let without = Cluster::standalone().await.unwrap();
+    without.set_clock(0, 1).unwrap_err();
 }

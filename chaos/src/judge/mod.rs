@@ -21,12 +21,16 @@ use std::{
 };
 
 use crate::{
-    clock::{Moment, SECOND},
+    clock::{MILLI, Moment, SECOND},
     history::{Grant, History, Operation},
     journal::Note,
+    schedule::CLOCK_OFF,
 };
 
 pub(crate) use linear::{Judged, edn};
+
+/// How far a server's clock may have been set from the true time.
+const OFF: u64 = CLOCK_OFF * MILLI;
 
 /// The task number of those operations by which the director sees whether there is progress.
 pub(crate) const PROBE: usize = 1_000;
@@ -202,8 +206,8 @@ impl<'a> Case<'a> {
 
 /// When the hand was raised that took a lock away at a moment of the servers' clock.
 fn hand(history: &History, name: &str, at: Moment) -> Option<Moment> {
-    // The servers' clock has milliseconds, and is compared with ours.
-    let margin = SECOND / 20;
+    // The servers' clocks have milliseconds, may have been set, and are compared with ours.
+    let margin = SECOND / 20 + OFF;
     let (mut striking, mut latest) = (None, None);
     for entry in &history.journal {
         let Note::Began { fault, takes, .. } = &entry.note else {

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use super::{Case, Promise, Violation};
+use super::{Case, OFF, Promise, Violation};
 use crate::{
     clock::MILLI,
     oplog::{State, Version},
@@ -12,7 +12,8 @@ use crate::{
 /// and the two clocks of the machine drift a little between two measurements.
 const TOLERANCE: u64 = 3 * MILLI;
 
-/// Every grant is in the log; and no handle ever called itself safe beyond the end that its lease has there.
+/// Every grant is in the log; and no handle ever called itself safe beyond the end that its lease has there, by the
+/// earliest of the servers' clocks.
 pub(super) fn lost_in_time(case: &Case<'_>) -> Vec<Violation> {
     let mut violations = Vec::new();
     for held in case.held() {
@@ -22,13 +23,14 @@ pub(super) fn lost_in_time(case: &Case<'_>) -> Vec<Violation> {
             continue;
         };
         let promised = held.grant.valid_until.unwrap_or(0).max(held.grant.promised_until);
+        let until = until.saturating_sub(OFF);
         if held.grant.valid_until.is_some() && promised > until + TOLERANCE {
             let beyond = (promised - until) / MILLI;
             let text = format!(
                 "{} called itself safe until {beyond} ms after the end of its lease",
                 held.describe()
             );
-            violations.push(case.violation(Promise::LostInTime, held, *until, text));
+            violations.push(case.violation(Promise::LostInTime, held, until, text));
         }
     }
     violations

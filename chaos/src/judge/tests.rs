@@ -450,7 +450,7 @@ fn contention_without_end_is_judged_through_windows() {
             let asked = if wrong == Some(turn) { granted + 13 } else { asked };
             let until = i64::try_from(granted).unwrap() + 1_000;
             told.asks(client, turn + 1, asked, MUTEX());
-            told.gets(client, turn + 1, granted.max(asked + 1), token, 900);
+            told.gets(client, turn + 1, granted.max(asked + 1), token, 850);
             told.releases(client, turn + 1, granted.max(asked + 1) + 5);
             let reason = format!("{client}#{}", turn + 1);
             told.stands(until - 1_000, token, &[(&reason, token, until)], &[]);
