@@ -111,6 +111,47 @@ impl<T> TryAcquireDocument<T> {
     }
 }
 
+impl<T: DeserializeOwned + Send + Sync + 'static> TryAcquireDocument<T> {
+    /// Tries, and fails with [`AcquireError::Held`] where the document is locked, which tells who has it. Set other options
+    /// before.
+    ///
+    /// # Errors
+    ///
+    /// See [`AcquireError`].
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel safe, as [`DocumentLocks::acquire`].
+    ///
+    /// # Examples
+    ///
+    /// ```no_run
+    /// # async fn example(events: watchlock::DocumentLocks<mongodb::bson::Document>) {
+    /// match events.try_acquire(42).or_held().await {
+    ///     Ok(event) => println!("ours: {}", event.document()),
+    ///     Err(error) => println!("{error}"),
+    /// }
+    /// # }
+    /// ```
+    pub async fn or_held(self) -> Result<DocumentHandle<T>, AcquireError> {
+        let (session, name) = self.locks.place(&self.id)?;
+        let until = deadline(self.timeout);
+        let handle = self.acquire(session, name).or_held().await?;
+        fetched(session, handle, self.id, self.timeout, until).await
+    }
+
+    fn acquire(&self, session: &Arc<Session>, name: String) -> TryAcquire {
+        let mut acquire = TryAcquire::new(share(session, name));
+        if let Some(timeout) = self.timeout {
+            acquire = acquire.timeout(timeout);
+        }
+        if let Some(reason) = &self.reason {
+            acquire = acquire.reason(reason);
+        }
+        acquire
+    }
+}
+
 impl<T: DeserializeOwned + Send + Sync + 'static> IntoFuture for TryAcquireDocument<T> {
     type Output = Result<Option<DocumentHandle<T>>, AcquireError>;
     type IntoFuture = Action<Option<DocumentHandle<T>>>;
@@ -118,15 +159,8 @@ impl<T: DeserializeOwned + Send + Sync + 'static> IntoFuture for TryAcquireDocum
     fn into_future(self) -> Self::IntoFuture {
         Box::pin(async move {
             let (session, name) = self.locks.place(&self.id)?;
-            let mut acquire = TryAcquire::new(share(session, name));
-            if let Some(timeout) = self.timeout {
-                acquire = acquire.timeout(timeout);
-            }
-            if let Some(reason) = self.reason {
-                acquire = acquire.reason(reason);
-            }
             let until = deadline(self.timeout);
-            match acquire.await? {
+            match self.acquire(session, name).await? {
                 Some(handle) => fetched(session, handle, self.id, self.timeout, until).await.map(Some),
                 None => Ok(None),
             }
@@ -266,6 +300,7 @@ impl<T: DeserializeOwned + Send + Sync + 'static> IntoFuture for Claim<T> {
 pub struct TryClaim<T> {
     locks: DocumentLocks<T>,
     wanted: Wanted,
+    timeout: Option<Duration>,
     reason: Option<String>,
 }
 
@@ -274,6 +309,7 @@ impl<T> TryClaim<T> {
         Self {
             locks,
             wanted: Wanted { filter, sort: None },
+            timeout: None,
             reason: None,
         }
     }
@@ -281,6 +317,13 @@ impl<T> TryClaim<T> {
     /// Which of the documents comes first, as in the driver's `find_one_and_update`.
     pub fn sort(mut self, sort: Document) -> Self {
         self.wanted.sort = Some(sort);
+        self
+    }
+
+    /// Gives up with [`AcquireError::Timeout`] when the server has not answered after `timeout`; at most 366 days, and zero
+    /// gives up before anything is sent. What was claimed all the same is given back.
+    pub fn timeout(mut self, timeout: Duration) -> Self {
+        self.timeout = Some(timeout);
         self
     }
 
@@ -297,8 +340,27 @@ impl<T: DeserializeOwned + Send + Sync + 'static> IntoFuture for TryClaim<T> {
 
     fn into_future(self) -> Self::IntoFuture {
         Box::pin(async move {
+            self.timeout.map_or(Ok(()), check_timeout)?;
             let attempt = attempt(self.reason.as_deref(), false)?;
-            let claiming = async move { claim(&self.locks, self.wanted, self.reason, false, &mut None).await };
+            let claiming = async move {
+                let name = self.locks.place.to_string();
+                let mut unheard = None;
+                let claiming = claim(&self.locks, self.wanted, self.reason, false, &mut unheard);
+                let waited = match self.timeout {
+                    None => return claiming.await,
+                    Some(Duration::ZERO) => Duration::ZERO,
+                    Some(timeout) => match tokio::time::timeout(timeout, claiming).await {
+                        Ok(claimed) => return claimed,
+                        Err(_) => timeout,
+                    },
+                };
+                Err(AcquireError::Timeout {
+                    name: format!("a document of {name}"),
+                    waited,
+                    contention: None,
+                    source: Some(StoreError::overdue().into()),
+                })
+            };
             attempt
                 .follow(claiming, |handle| handle.as_ref().map(DocumentHandle::granted))
                 .await

@@ -20,7 +20,7 @@ use mongodb::{
 use tokio::time::Instant;
 
 use super::{Answer, Documents, Exchange, Failure, Renewal, Selection, StoreError, name};
-use crate::protocol::{Location, Operation, ServerTime, State, pipeline};
+use crate::protocol::{Expects, Location, Operation, ServerTime, State, pipeline, wake};
 
 pub(in crate::store) use failure::{code, code_name, found_no_server};
 pub(crate) use guard::{abort, is_in_transaction};
@@ -109,6 +109,10 @@ impl MongoStore {
         let at = &self.location;
         let query = pipeline::selection(at, &name::id_of(at, name), operation);
         let update = pipeline::operation(at, operation, &now());
+        // What was done as expected has its time in the document, and what was not is asked for in full or is over; so the
+        // server is spared the making of another document for the answer.
+        let bare = operation.expects != Expects::Nothing && at.is_root();
+        let fields = (!bare).then(|| self.fields());
         let answer = if operation.evict {
             // The one that must not come twice: the driver repeats it in a way by which the server knows it again.
             self.collection
@@ -119,19 +123,23 @@ impl MongoStore {
         } else {
             // A document of the user's own is there or it is not.
             let upsert = operation.creates() && at.is_root();
-            self.find_and_modify(query, update, upsert, self.fields()).await
+            self.find_and_modify(query, update, upsert, fields).await
         };
         let document = match answer {
             Ok(document) => document,
             Err(error) => return Err(self.explain(name, error).await),
         };
-        let exchange = Exchange {
-            sent,
-            received: Instant::now(),
-            now: document.as_ref().and_then(server_now),
-        };
+        let received = Instant::now();
         let state = document.as_ref().and_then(|document| at.lock(document));
         let state = state.map(State::from_document).transpose();
+        let written = state.as_ref().ok().and_then(Option::as_ref);
+        let written = written.filter(|state| wake::left(&state.wake, &operation.id).is_some());
+        let now = document.as_ref().and_then(server_now);
+        let exchange = Exchange {
+            sent,
+            received,
+            now: now.or(written.map(|state| state.at)),
+        };
         match state {
             Ok(state) => Ok(Answer { state, exchange }),
             // A pipeline that only takes entries out leaves a foreign document as it is: nothing of ours is in it.

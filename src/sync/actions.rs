@@ -166,6 +166,20 @@ impl<T: DeserializeOwned + Send + Sync + 'static> TryAcquireDocument<T> {
     pub fn run(self) -> Result<Option<DocumentHandle<T>>, AcquireError> {
         Ok(block_on(self.into_future())?.map(DocumentHandle::new))
     }
+
+    /// Tries on this thread, and fails with [`AcquireError::Held`] where the document is locked; instead of awaiting
+    /// [`or_held`](Self::or_held).
+    ///
+    /// # Errors
+    ///
+    /// See [`AcquireError`].
+    ///
+    /// # Panics
+    ///
+    /// On a thread of an async runtime; see [`sync`](crate::sync#panics).
+    pub fn run_or_held(self) -> Result<DocumentHandle<T>, AcquireError> {
+        block_on(self.or_held()).map(DocumentHandle::new)
+    }
 }
 
 impl<T: DeserializeOwned + Send + Sync + 'static> Claim<T> {

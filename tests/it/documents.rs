@@ -720,6 +720,25 @@ async fn a_claim_whose_answer_is_lost_is_taken_back() {
     let _held = within(SOON * 5, "it is free again", b.claim(doc! { "_id": 1 }).into_future())
         .await
         .unwrap();
+    // Who is not answered gives up in time, and what it got all the same is given back.
+    scene.events.insert(doc! { "_id": 3 }).await;
+    let data = doc! {
+        "failCommands": ["findAndModify"], "blockConnection": true, "blockTimeMS": 700, "appName": &name,
+    };
+    let fault = cluster.fail_commands(0, doc! { "times": 1 }, data).await.unwrap();
+    let timeout = Duration::from_millis(100);
+    for timeout in [Duration::ZERO, timeout] {
+        let tried = a.try_claim(doc! { "_id": 3 }).timeout(timeout).await;
+        assert!(
+            matches!(tried, Err(AcquireError::Timeout { waited, .. }) if waited == timeout),
+            "{tried:?}"
+        );
+    }
+    fault.wait_entered(1, PATIENCE).await.unwrap();
+    fault.off().await.unwrap();
+    let _held = within(SOON * 5, "it is free again", b.claim(doc! { "_id": 3 }).into_future())
+        .await
+        .unwrap();
     // Who waits goes on by itself.
     let data = doc! { "failCommands": ["findAndModify"], "errorCode": 262, "appName": &name };
     scene.events.insert(doc! { "_id": 2 }).await;

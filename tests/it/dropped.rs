@@ -431,6 +431,16 @@ cases! {
         scene.insert(name).await;
         cut.strike(scene.victim.events.try_acquire(name).into_future()).await.is_some()
     }
+    document_or_held(scene, cut, name) {
+        scene.insert(name).await;
+        let held = scene.other.events.acquire(name).reason("why").await.unwrap();
+        let struck = cut.strike(scene.victim.events.try_acquire(name).or_held()).await;
+        if let Some(denied) = &struck {
+            assert!(denied.as_ref().is_err_and(|error| error.to_string().contains("why")), "{denied:?}");
+        }
+        assert_eq!(held.release().await.unwrap(), Released::Released);
+        struck.is_some()
+    }
     claim(scene, cut, name) {
         scene.insert(name).await;
         cut.strike(scene.victim.events.claim(doc! { "_id": name }).into_future()).await.is_some()

@@ -331,6 +331,8 @@ fn documents_are_locked_in_place_by_threads() {
             (&1.into(), false)
         );
         assert!(there.try_acquire(1).run().unwrap().is_none());
+        let held = there.try_acquire(1).run_or_held().unwrap_err();
+        assert!(matches!(held, AcquireError::Held { .. }), "{held:?}");
         let second = there.acquire(2).timeout(PATIENCE).run().unwrap();
         assert!(here.try_claim(filter()).run().unwrap().is_none());
         assert!(here.claim(filter()).timeout(Duration::ZERO).run().is_err());

@@ -17,22 +17,24 @@ use super::MongoStore;
 use crate::store::read_as;
 
 impl MongoStore {
-    /// Changes one document, and returns these fields of what it is then; `None` where there is none.
+    /// Changes one document, and returns these fields of what it is then, or all; `None` where there is none.
     pub(super) async fn find_and_modify(
         &self,
         query: Document,
         update: Vec<Document>,
         upsert: bool,
-        fields: Document,
+        fields: Option<Document>,
     ) -> Result<Option<Document>, Error> {
-        let command = doc! {
+        let mut command = doc! {
             "findAndModify": self.collection.name(),
             "query": query,
             "update": update,
             "upsert": upsert,
             "new": true,
-            "fields": fields,
         };
+        if let Some(fields) = fields {
+            command.insert("fields", fields);
+        }
         match self.send(command).await?.remove("value") {
             Some(Bson::Document(document)) => Ok(Some(document)),
             _ => Ok(None),
