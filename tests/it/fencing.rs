@@ -643,7 +643,8 @@ async fn an_open_transaction_holds_up_no_renewals_of_other_locks() {
     session.commit_transaction().await.unwrap();
     // The guard's own write, and then renewals as ever.
     eventually(PATIENCE, "it is renewed", async || version("a").await >= before + 4).await;
-    assert_eq!(a.status(), LockStatus::Held);
+    // On a busy machine the last renewal may be waiting for its answer.
+    eventually(PATIENCE, "it is held", async || a.status() == LockStatus::Held).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
