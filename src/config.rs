@@ -109,7 +109,9 @@ impl Config {
         self.identity = self.owner_id.clone().map(|id| Identity {
             id,
             // Clients that one process makes within a millisecond are told apart by their order.
-            born: now.saturating_mul(1_000) + BORN_HERE.fetch_add(1, Ordering::Relaxed) % 1_000,
+            born: now
+                .saturating_mul(1_000)
+                .saturating_add(BORN_HERE.fetch_add(1, Ordering::Relaxed) % 1_000),
         });
     }
 

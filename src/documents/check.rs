@@ -15,11 +15,26 @@ pub(crate) fn check_id(id: &Bson) -> Result<(), InvalidInput> {
         Bson::RegularExpression(_) => "a regular expression",
         Bson::Undefined => "undefined",
         Bson::Document(document) if operator(document) => "a document with operators",
+        Bson::Document(document) if has_nul(document) => "a document with NUL in the name of a field",
         _ => return Ok(()),
     };
+    let shown = id.to_string();
     Err(InvalidInput::new(format!(
-        "the id {id} is {kind}; no document has such an `_id`"
+        "the id {} is {kind}; no document has such an `_id`",
+        shown.escape_debug()
     )))
+}
+
+/// BSON ends names of fields with a NUL, so there is none in them; and what can't be written has no name of its own.
+fn has_nul(document: &Document) -> bool {
+    let within = |value: &Bson| match value {
+        Bson::Document(inner) => has_nul(inner),
+        Bson::Array(values) => values.iter().filter_map(Bson::as_document).any(has_nul),
+        _ => false,
+    };
+    document
+        .iter()
+        .any(|(field, value)| field.contains('\0') || within(value))
 }
 
 /// The path of the locks in documents: 1 to 16 names of fields with dots between them, 200 bytes at most.

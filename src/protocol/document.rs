@@ -4,12 +4,28 @@ use mongodb::bson::{Bson, DateTime, Document, doc};
 
 use super::{Holder, Identity, Kind, Owner, ServerTime, State, Waiter};
 
+/// The most permits that a lock can have; of so many any number adds up to one that an `i64` holds.
+const PERMITS_MOST: i64 = u32::MAX as i64;
+
+/// No number in a lock is larger: far more than the clock's microseconds, and what is added to it stays an `i64`.
+const NUMBER_MOST: i64 = i64::MAX / 2;
+
 /// A document under a lock's name that is not the document of a lock.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("field `{field}` {problem}")]
 pub(crate) struct Malformed {
     field: String,
     problem: &'static str,
+}
+
+impl Malformed {
+    /// Where the lock is to be in a document is something else.
+    pub(crate) fn occupied(path: String) -> Self {
+        Self {
+            field: path,
+            problem: "is not a sub-document",
+        }
+    }
 }
 
 impl From<ServerTime> for Bson {
@@ -69,7 +85,7 @@ impl State {
             };
             holders.push(Holder {
                 id: fields.text("id")?.to_owned(),
-                permits: fields.whole("permits")?,
+                permits: fields.permits("permits")?,
                 lease: fields.whole("lease")?,
                 claim: fields.whole("claim")?,
                 since: fields.time("since")?,
@@ -86,7 +102,7 @@ impl State {
             };
             queue.push(Waiter {
                 id: fields.text("id")?.to_owned(),
-                permits: fields.whole("permits")?,
+                permits: fields.permits("permits")?,
                 lease: fields.whole("lease")?,
                 claim: fields.whole("claim")?,
                 since: fields.time("since")?,
@@ -96,7 +112,7 @@ impl State {
         }
         Ok(Self {
             kind,
-            capacity: fields.whole("capacity")?,
+            capacity: fields.permits("capacity")?,
             token: fields.whole("token")?,
             holders,
             queue,
@@ -180,7 +196,22 @@ impl<'a> Fields<'a> {
 
     fn whole(&self, field: &str) -> Result<i64, Malformed> {
         let value = self.document.get(field).and_then(whole);
-        value.ok_or_else(|| self.malformed(field, "is not a whole number"))
+        let value = value.ok_or_else(|| self.malformed(field, "is not a whole number"))?;
+        if (0..=NUMBER_MOST).contains(&value) {
+            Ok(value)
+        } else {
+            Err(self.malformed(field, "is negative or far too large"))
+        }
+    }
+
+    /// As many as a holder has at least; with none or fewer it would keep nobody out.
+    fn permits(&self, field: &str) -> Result<i64, Malformed> {
+        let permits = self.whole(field)?;
+        if (1..=PERMITS_MOST).contains(&permits) {
+            Ok(permits)
+        } else {
+            Err(self.malformed(field, "is no number of permits"))
+        }
     }
 
     fn time(&self, field: &str) -> Result<ServerTime, Malformed> {
@@ -281,6 +312,17 @@ mod tests {
             assert!(error.to_string().contains(&format!("`{field}`")), "{error}");
             document.insert(field, Bson::Symbol("no".into()));
             State::from_document(&document).unwrap_err();
+        }
+        for (field, number) in [
+            ("token", -1),
+            ("version", i64::MAX),
+            ("capacity", 0),
+            ("capacity", 1 << 32),
+        ] {
+            let mut document = whole.clone();
+            document.insert(field, number);
+            let error = State::from_document(&document).unwrap_err();
+            assert!(error.to_string().contains(&format!("`{field}`")), "{error}");
         }
         for (list, field) in [
             ("holders", "until"),

@@ -47,6 +47,23 @@ impl Location {
         segments.try_fold(document, |document, segment| document.get_document(segment).ok())
     }
 
+    /// What stands on the way to the lock, or in its place, and is no sub-document: its path.
+    pub(crate) fn obstacle(&self, document: &Document) -> Option<String> {
+        let mut inner = document;
+        for (depth, segment) in self.segments().enumerate() {
+            match inner.get(segment) {
+                Some(Bson::Document(document)) => inner = document,
+                // As good as nothing, to the server too.
+                Some(Bson::Null | Bson::Undefined) | None => return None,
+                Some(_) => {
+                    let path: Vec<&str> = self.segments().take(depth + 1).collect();
+                    return Some(path.join("."));
+                }
+            }
+        }
+        None
+    }
+
     /// Takes the lock's sub-document out, so that the rest is the user's.
     pub(crate) fn take_lock(&self, document: &mut Document) -> Option<Document> {
         let mut segments: Vec<&str> = self.segments().collect();
@@ -127,9 +144,16 @@ mod tests {
             ("a.b.token".into(), "$a.b.token".into())
         );
         assert_eq!(nested.lock(&document), Some(&doc! { "token": 2 }));
+        assert_eq!(nested.obstacle(&document), None);
         assert_eq!(nested.take_lock(&mut document), Some(doc! { "token": 2 }));
         assert_eq!(document, doc! { "_id": 1, "a": { "c": 3 } });
-        assert_eq!(nested.lock(&document), None);
+        assert_eq!((nested.lock(&document), nested.obstacle(&document)), (None, None));
+        let other = doc! { "a": { "b": [{ "token": 2 }] } };
+        assert_eq!(
+            (nested.lock(&other), nested.obstacle(&other)),
+            (None, Some("a.b".to_owned()))
+        );
+        assert_eq!(nested.obstacle(&doc! { "a": 7 }), Some("a".to_owned()));
         let inner = doc! { "$mergeObjects": ["$a.b", { "x": 1 }] };
         assert_eq!(
             nested.merged([Bson::from(doc! { "x": 1 })]),

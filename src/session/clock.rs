@@ -41,10 +41,14 @@ impl ServerClock {
     }
 }
 
+/// Whoever wrote a time further ahead than this meant that it never comes: all that is waited for comes before.
+const NEVER: Duration = Duration::from_secs(100 * 366 * 24 * 3600);
+
 /// `instant` moved by the difference from `now` to `time`.
 pub(crate) fn offset(instant: Instant, now: ServerTime, time: ServerTime) -> Instant {
     if time >= now {
-        instant + time.since(now)
+        // Not every platform's clock has room for what a date can hold.
+        instant + time.since(now).min(NEVER)
     } else {
         // Before the clock's own beginning there is nothing to tell apart.
         instant.checked_sub(now.since(time)).unwrap_or(instant)

@@ -20,7 +20,7 @@ use mongodb::{
 use tokio::time::Instant;
 
 use super::{Answer, Documents, Exchange, Failure, Renewal, Selection, StoreError, name};
-use crate::protocol::{Expects, Location, Operation, ServerTime, State, pipeline, wake};
+use crate::protocol::{Expects, Location, Operation, ServerTime, State, document::Malformed, pipeline, wake};
 
 pub(in crate::store) use failure::{code, code_name, found_no_server};
 pub(crate) use guard::{abort, is_in_transaction};
@@ -230,9 +230,13 @@ impl MongoStore {
                 .collection
                 .find_one(doc! { "_id": name::id_of(&self.location, name) })
                 .await
-            && let Some(Err(malformed)) = self.location.lock(&document).map(State::from_document)
         {
-            return malformed.into();
+            if let Some(path) = self.location.obstacle(&document) {
+                return Malformed::occupied(path).into();
+            }
+            if let Some(Err(malformed)) = self.location.lock(&document).map(State::from_document) {
+                return malformed.into();
+            }
         }
         error
     }

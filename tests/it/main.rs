@@ -2,6 +2,7 @@
 
 mod cancel;
 mod cli;
+mod corrupted;
 mod documents;
 mod dropped;
 mod everywhere;
