@@ -9,6 +9,9 @@ mod documents;
 mod election;
 mod error;
 mod fence;
+#[cfg(any(test, fuzzing))]
+#[doc(hidden)]
+pub mod fuzzing;
 mod guard;
 mod handle;
 mod in_memory;

@@ -7,6 +7,8 @@
 
 pub(crate) mod clock;
 pub(crate) mod follow;
+#[cfg(any(test, fuzzing))]
+pub(crate) mod fuzzing;
 mod guard;
 mod heartbeat;
 pub(crate) mod hold;

@@ -3,6 +3,8 @@
 //! A store runs one operation of the protocol at a time, renews many holders at once, reads, and watches. It decides
 //! nothing about time-outs and retries; that is the session's part.
 
+#[cfg(any(test, fuzzing))]
+pub(crate) mod fuzzing;
 mod memory;
 mod mongo;
 pub(crate) mod name;

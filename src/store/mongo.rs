@@ -25,6 +25,8 @@ use crate::protocol::{Expects, Location, Operation, ServerTime, State, document:
 pub(in crate::store) use failure::{code, code_name, found_no_server};
 pub(crate) use guard::{abort, is_in_transaction};
 pub(in crate::store) use stream::MongoStream;
+#[cfg(any(test, fuzzing))]
+pub(in crate::store) use stream::{read_event, read_sighting};
 
 /// How long the server may hold an empty `getMore`. A stream silent for longer than this and a margin is taken for
 /// dead, so it is also how soon a stream that silently stopped is noticed; each one costs a command.

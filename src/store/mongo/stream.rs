@@ -243,7 +243,7 @@ impl<T> MongoStream<T> {
     }
 }
 
-fn read_sighting(location: &Location, event: &Document) -> NamedSighting {
+pub(in crate::store) fn read_sighting(location: &Location, event: &Document) -> NamedSighting {
     let id = event.get_document("documentKey").ok().and_then(|key| key.get("_id"));
     let name = id.and_then(|id| name::of_document(location, id));
     let state = event
@@ -260,7 +260,7 @@ fn read_sighting(location: &Location, event: &Document) -> NamedSighting {
     (name, sighting)
 }
 
-fn read_event(location: &Location, event: &Document) -> Event {
+pub(in crate::store) fn read_event(location: &Location, event: &Document) -> Event {
     let id = event.get_document("documentKey").ok().and_then(|key| key.get("_id"));
     match (
         event.get_str("operationType"),

@@ -1,0 +1,56 @@
+//! Bytes as a sequence of choices.
+
+/// The bytes that choose. When they are at an end the first of everything is chosen.
+#[derive(Debug)]
+pub(crate) struct Choices<'a> {
+    bytes: &'a [u8],
+}
+
+impl<'a> Choices<'a> {
+    pub(crate) fn new(bytes: &'a [u8]) -> Self {
+        Self { bytes }
+    }
+
+    pub(crate) fn is_over(&self) -> bool {
+        self.bytes.is_empty()
+    }
+
+    /// A number below `bound`, which is 256 at most.
+    pub(crate) fn below(&mut self, bound: usize) -> usize {
+        match self.bytes.split_first() {
+            Some((first, rest)) => {
+                self.bytes = rest;
+                usize::from(*first) % bound
+            }
+            None => 0,
+        }
+    }
+
+    /// Once in so many times.
+    pub(crate) fn one_in(&mut self, times: usize) -> bool {
+        self.below(times) == times - 1
+    }
+
+    pub(crate) fn pick<T: Clone>(&mut self, from: &[T]) -> T {
+        from[self.below(from.len())].clone()
+    }
+
+    /// A number as odd as they come.
+    pub(crate) fn number(&mut self) -> i64 {
+        let near = [
+            0,
+            1,
+            -1,
+            2,
+            7,
+            i64::MIN,
+            i64::MAX,
+            i64::MAX / 2,
+            1 << 53,
+            1 << 32,
+            1_700_000_000_000,
+        ];
+        let offset = [0, 1, -1, 1_000, -1_000, 30_000];
+        self.pick(&near).saturating_add(self.pick(&offset))
+    }
+}

@@ -1,0 +1,143 @@
+//! What comes from the server, checked on arbitrary bytes: for the fuzz targets in `fuzz/`, and for the tests.
+//!
+//! Every function takes bytes as a fuzzer makes them, and panics where the decoder does or breaks a promise: what is
+//! accepted is the same after it was written and read again; what is shown has no control characters; and no grant
+//! comes from what no document says.
+//!
+//! No part of the public face: it is there under `cfg(fuzzing)` and in tests.
+
+mod choices;
+pub(crate) mod corruption;
+#[cfg(test)]
+mod tests;
+
+use mongodb::bson::Document;
+
+pub(crate) use choices::Choices;
+
+use crate::{
+    contention::{Contention, Sighting},
+    inspect::LockInfo,
+    protocol::{Location, ServerTime, State, wake},
+    session, store,
+};
+
+/// The document of a lock: the bytes as BSON, and a valid document corrupted as the bytes choose.
+pub fn lock(data: &[u8]) {
+    if let Ok(document) = Document::from_reader(data) {
+        read_lock(&document);
+    }
+    let mut choices = Choices::new(data);
+    let mut document = corruption::sample(&mut choices);
+    corruption::corrupt(&mut document, &mut choices);
+    read_lock(&document);
+}
+
+/// An event of a change stream: the bytes as BSON, and an event whose parts are corrupted as the bytes choose.
+pub fn event(data: &[u8]) {
+    if let Ok(event) = Document::from_reader(data) {
+        store::fuzzing::read_event(&event);
+    }
+    let mut choices = Choices::new(data);
+    store::fuzzing::read_event(&corruption::event(&mut choices));
+}
+
+/// The words of a `wake`.
+pub fn words(data: &[u8]) {
+    let text = String::from_utf8_lossy(data);
+    read_words(&text);
+    let mut choices = Choices::new(data);
+    read_words(&corruption::words(&mut choices));
+}
+
+/// An `_id` of a document, and a name for one.
+pub fn name(data: &[u8]) {
+    store::fuzzing::read_name(&String::from_utf8_lossy(data));
+    if let Ok(document) = Document::from_reader(data) {
+        document.values().for_each(store::fuzzing::read_id);
+    }
+    let mut choices = Choices::new(data);
+    store::fuzzing::read_id(&corruption::value(&mut choices, 3));
+}
+
+/// An error that the server answers with.
+pub fn failure(data: &[u8]) {
+    if let Ok(answer) = Document::from_reader(data) {
+        store::fuzzing::read_failure(&answer);
+    }
+    let mut choices = Choices::new(data);
+    store::fuzzing::read_failure(&corruption::failure(&mut choices));
+}
+
+/// What a client makes of answers and events: the bytes choose what its tasks do, and what the server says.
+pub fn line(data: &[u8]) {
+    session::fuzzing::drive(&mut Choices::new(data));
+}
+
+/// What is decoded is the same after it was written and read again, wherever in a document it is, and can be shown.
+fn read_lock(document: &Document) -> Option<State> {
+    let at = Location::under("a.b");
+    let mut whole = Document::new();
+    assert!(at.set_lock(&mut whole, document.clone()));
+    let inside = at.lock(&whole).map(State::from_document);
+    let read = State::from_document(document);
+    // Where a field of the lock is named twice the last one counts, so that the two are the same document.
+    assert_eq!(inside.as_ref(), Some(&read));
+    assert_eq!(
+        at.take_lock(&mut whole).as_ref().map(State::from_document).as_ref(),
+        Some(&read)
+    );
+    let state = match read {
+        Ok(state) => state,
+        Err(malformed) => {
+            harmless(&malformed.to_string());
+            return None;
+        }
+    };
+    assert_eq!(State::from_document(&state.fields()).as_ref(), Ok(&state));
+    let mut bytes = Vec::new();
+    if state.fields().to_writer(&mut bytes).is_ok() {
+        let again = Document::from_reader(bytes.as_slice()).map(|again| State::from_document(&again));
+        assert!(again.is_ok_and(|again| again == Ok(state.clone())));
+    }
+    show(&state);
+    Some(state)
+}
+
+fn show(state: &State) {
+    let info = LockInfo::new("a name", state);
+    harmless(&info.to_string());
+    for waiter in &info.waiters {
+        harmless(&waiter.to_string());
+    }
+    for as_of in [ServerTime(0), state.at, ServerTime(i64::MIN), ServerTime(i64::MAX)] {
+        let sighting = Sighting {
+            state,
+            as_of,
+            age: as_of.since(state.at),
+        };
+        harmless(&Contention::new(&sighting, 2, |id| id.len() > 3).to_string());
+        state.is_free(as_of);
+    }
+}
+
+/// What others wrote may be shown on a terminal, which obeys control characters.
+fn harmless(shown: &str) {
+    assert!(!shown.chars().any(char::is_control), "{shown:?}");
+}
+
+fn read_words(text: &str) {
+    for session in ["aa", "é", ""] {
+        for (id, _) in wake::signals(text, session) {
+            let sequence = id.strip_prefix(session).and_then(|rest| rest.strip_prefix('-'));
+            let is_number =
+                |sequence: &str| !sequence.is_empty() && sequence.bytes().all(|digit| digit.is_ascii_digit());
+            assert!(sequence.is_some_and(is_number), "{id:?} of {session:?} in {text:?}");
+        }
+    }
+    let operation = text.split(':').next().unwrap_or_default();
+    if let Some(left) = wake::left(text, operation) {
+        assert!(left.len() <= text.len());
+    }
+    wake::is_freeing(text);
+}

@@ -1,0 +1,58 @@
+//! The checks on bytes of all seeds, in every run of the tests.
+//!
+//! A failing seed is printed; run it again alone with `WATCHLOCK_SEED=<seed> cargo test --lib fuzzing`.
+
+use std::{
+    env,
+    panic::{self, AssertUnwindSafe},
+};
+
+use crate::protocol::random::Random;
+
+/// Runs the check on the bytes of so many seeds.
+fn on_all(seeds: u64, most: u64, check: fn(&[u8])) {
+    let seeds = match env::var("WATCHLOCK_SEED") {
+        Ok(seed) => {
+            let seed: u64 = seed.parse().expect("WATCHLOCK_SEED is a number");
+            seed..seed + 1
+        }
+        Err(_) => 0..seeds,
+    };
+    for seed in seeds {
+        let mut random = Random::new(seed);
+        let length = random.below(most) + 1;
+        let data: Vec<u8> = (0..length)
+            .map(|_| u8::try_from(random.below(256)).expect("a byte"))
+            .collect();
+        if let Err(why) = panic::catch_unwind(AssertUnwindSafe(|| check(&data))) {
+            eprintln!("seed {seed}: WATCHLOCK_SEED={seed} runs it again");
+            panic::resume_unwind(why);
+        }
+    }
+}
+
+#[test]
+fn documents_of_any_kind_are_read_or_refused() {
+    on_all(40_000, 64, super::lock);
+}
+
+#[test]
+fn events_of_any_kind_are_read_or_passed_over() {
+    on_all(20_000, 64, super::event);
+    on_all(40_000, 64, super::words);
+}
+
+#[test]
+fn ids_of_any_kind_have_a_name() {
+    on_all(40_000, 32, super::name);
+}
+
+#[test]
+fn errors_of_any_kind_are_sorted() {
+    on_all(20_000, 32, super::failure);
+}
+
+#[test]
+fn nothing_is_granted_that_no_document_says() {
+    on_all(20_000, 320, super::line);
+}

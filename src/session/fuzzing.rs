@@ -1,0 +1,286 @@
+//! A line whose document is in other hands, checked: see [`crate::fuzzing`].
+
+use std::{collections::HashMap, sync::Arc};
+
+use mongodb::bson::Document;
+use tokio::{sync::oneshot, time::Instant};
+
+use super::{
+    clock::{ServerClock, offset},
+    hold::Hold,
+    ids::Ids,
+    line::{Context, Effect, Line, Pending, Wanted},
+};
+use crate::{
+    config::{Config, Settings},
+    fuzzing::{Choices, corruption},
+    protocol::{Kind, Operation, Owner, ServerTime, State, state, wake},
+    store::{Answer, Exchange, StoreError},
+};
+
+const SESSION: &str = "me";
+
+/// The most that one choice of bytes goes on for.
+const STEPS: usize = 60;
+
+/// When the server reads its clock first.
+const NOW: i64 = 1_700_000_000_000;
+
+/// Grants that what the server said in this step permits: by entry and token, and until when.
+type Permitted = HashMap<(String, i64), Option<Instant>>;
+
+struct Bench {
+    config: Config,
+    clock: ServerClock,
+    ids: Ids,
+    streaming: bool,
+    line: Line,
+    /// The document as the server has it.
+    document: Option<State>,
+    keys: u64,
+    granted: Vec<Arc<Hold>>,
+    /// The entries that a request was sent for.
+    asked: Vec<String>,
+}
+
+/// Tasks come and go, operations are answered with what the specification makes of a document that others corrupt, and
+/// events come that nobody sent. Panics where the line does, and where it takes for granted what no document says.
+pub(crate) fn drive(choices: &mut Choices<'_>) {
+    let mut bench = Bench {
+        config: Settings::default().unchecked(),
+        clock: ServerClock::default(),
+        ids: Ids::new(SESSION.to_owned()),
+        streaming: choices.one_in(2),
+        line: Line::new("x".to_owned(), None),
+        document: None,
+        keys: 0,
+        granted: Vec::new(),
+        asked: Vec::new(),
+    };
+    bench.join(choices);
+    for _ in 0..STEPS {
+        if choices.is_over() {
+            break;
+        }
+        bench.step(choices);
+    }
+}
+
+impl Bench {
+    fn step(&mut self, choices: &mut Choices<'_>) {
+        match choices.below(10) {
+            0 | 1 => self.join(choices),
+            2 => {
+                let key = self.keys.min(choices.below(8) as u64);
+                let standing = self.feed(&Permitted::new(), |line, context, _| line.cancel(key, context));
+                if let Some((Some(contention), _)) = standing.map(|standing| standing.tell(&self.ids)) {
+                    assert!(!contention.to_string().chars().any(char::is_control));
+                }
+            }
+            3 => {
+                if let Some(hold) = self.granted.pop() {
+                    self.feed(&Permitted::new(), |line, context, _| line.let_go(&hold, None, context));
+                }
+            }
+            4 => self.signal(choices),
+            5 => self.verify(choices),
+            6 => {
+                self.document = self.corrupted(choices).and_then(Result::ok);
+                self.feed(&Permitted::new(), |line, context, _| line.doubt(context));
+            }
+            _ => self.exchange(choices),
+        }
+    }
+
+    fn feed<T>(
+        &mut self,
+        permitted: &Permitted,
+        input: impl FnOnce(&mut Line, &Context<'_>, &mut Vec<Effect>) -> T,
+    ) -> T {
+        let mut effects = Vec::new();
+        let context = Context {
+            now: Instant::now(),
+            config: &self.config,
+            clock: &self.clock,
+            streaming: self.streaming,
+            ids: &self.ids,
+        };
+        let now = context.now;
+        let output = input(&mut self.line, &context, &mut effects);
+        let _ = (self.line.due_at(), self.line.leaves_at(), self.line.is_queued());
+        for effect in effects {
+            match effect {
+                Effect::Answer(_, Ok(Some(hold))) => self.granted(hold, now, permitted),
+                Effect::Lost(hold, _) => self.granted.retain(|held| held.id != hold.id),
+                Effect::Answer(..) | Effect::Left(..) | Effect::Doubted(_) => {}
+            }
+        }
+        output
+    }
+
+    /// A grant is in what the server just said, under that token, and is believed for no longer than it says.
+    fn granted(&mut self, hold: Arc<Hold>, now: Instant, permitted: &Permitted) {
+        if self.granted.iter().any(|held| Arc::ptr_eq(held, &hold)) {
+            // Joined by a task that may re-enter.
+            return;
+        }
+        let until = permitted.get(&(hold.id.clone(), hold.token.as_i64()));
+        let Some(until) = until else {
+            panic!("{hold:?} is granted, and no document says so: {permitted:?}");
+        };
+        let margin = self.config.skew_margin;
+        assert!(hold.deadline() > now, "{hold:?} is over");
+        assert!(
+            hold.deadline() + margin <= now + self.config.lease,
+            "{hold:?} is for too long"
+        );
+        assert!(
+            until.is_none_or(|until| hold.deadline() + margin <= until),
+            "{hold:?}, and the server said {until:?}"
+        );
+        self.granted.push(hold);
+    }
+
+    fn join(&mut self, choices: &mut Choices<'_>) {
+        self.keys += 1;
+        let (kind, capacity) = choices.pick(&[(Kind::Mutex, 1), (Kind::Mutex, 1), (Kind::Semaphore, 3)]);
+        let wanted = Wanted {
+            kind,
+            capacity,
+            permits: choices.pick(&[1, capacity]),
+            wait: !choices.one_in(3),
+            tell: choices.one_in(2),
+            reentrant: choices.one_in(4),
+            owner: Owner::default(),
+        };
+        // Nobody listens: what is answered is looked at on its way.
+        let (to, _) = oneshot::channel();
+        let pending = Pending::new(self.keys, self.ids.entry(), wanted, to);
+        self.feed(&Permitted::new(), |line, context, effects| {
+            line.join(pending, context, effects)
+        });
+    }
+
+    /// The next operation goes out, and is answered somehow.
+    fn exchange(&mut self, choices: &mut Choices<'_>) {
+        let Some(operation) = self.feed(&Permitted::new(), |line, context, _| line.next(context)) else {
+            return;
+        };
+        let entries = operation.requests.iter().flat_map(|requests| &requests.entries);
+        self.asked.extend(entries.map(|entry| entry.id.clone()));
+        let sent = Instant::now();
+        if choices.below(8) == 0 {
+            let error = choices.pick(&[
+                StoreError::overdue(),
+                crate::store::fuzzing::error(11000),
+                crate::store::fuzzing::error(13),
+            ]);
+            return self.failed(&operation, &error);
+        }
+        let now = ServerTime(NOW + i64::from(u8::try_from(choices.below(256)).unwrap_or(0)) * 500);
+        self.document = state::apply(self.document.as_ref(), &operation, now);
+        // What is corrupted is what comes in the answer, as somebody else may write at any time.
+        let answered = match self.corrupted(choices) {
+            Some(Err(malformed)) if operation.creates() => return self.failed(&operation, &malformed.into()),
+            answered => answered.and_then(Result::ok),
+        };
+        let now = match choices.below(8) {
+            0 => None,
+            1 => Some(ServerTime(choices.number())),
+            _ => Some(now),
+        };
+        let exchange = Exchange {
+            sent,
+            received: Instant::now(),
+            now,
+        };
+        self.clock.note(&exchange);
+        let until = |until: ServerTime| match now {
+            Some(now) => Some(offset(sent, now, until)),
+            None => self.clock.before(until),
+        };
+        let permitted: Permitted = answered
+            .iter()
+            .flat_map(|state| &state.holders)
+            .map(|holder| ((holder.id.clone(), holder.token), until(holder.until)))
+            .collect();
+        let answer = || Answer {
+            state: answered.clone(),
+            exchange,
+        };
+        self.feed(&permitted, |line, context, effects| {
+            line.answered(&operation, &answer(), context, effects);
+            line.remember(answer(), context);
+        });
+        if choices.one_in(4) {
+            self.document = answered;
+        }
+    }
+
+    fn failed(&mut self, operation: &Operation, error: &StoreError) {
+        self.feed(&Permitted::new(), |line, context, effects| {
+            line.failed(operation, error, context, effects)
+        });
+    }
+
+    /// An event: of the last write, or of one that never was.
+    fn signal(&mut self, choices: &mut Choices<'_>) {
+        let words = match &self.document {
+            Some(state) if choices.one_in(2) => state.wake.clone(),
+            _ => {
+                let mut words = corruption::words(choices);
+                if let Some(asked) = self.asked.last() {
+                    let (mark, token) = (choices.pick(&["+", "!", "~"]), choices.number());
+                    words = format!("{words};{asked}{mark}{token};");
+                }
+                words
+            }
+        };
+        let at = match choices.below(3) {
+            0 => ServerTime(choices.number()),
+            _ => ServerTime(NOW),
+        };
+        for (id, signal) in wake::signals(&words, SESSION) {
+            let mut permitted = Permitted::new();
+            if let wake::Signal::Granted { token } = signal {
+                let claim = at.plus_millis(self.config.claim_millis());
+                permitted.insert((id.to_owned(), token), self.clock.before(claim));
+            }
+            self.feed(&permitted, |line, context, effects| {
+                line.signalled(id, signal, at, context, effects)
+            });
+        }
+    }
+
+    /// The document was read. What it does not have is lost.
+    fn verify(&mut self, choices: &mut Choices<'_>) {
+        let read = self.corrupted(choices);
+        let held: Vec<String> = self.granted.iter().map(|hold| hold.id.clone()).collect();
+        self.feed(&Permitted::new(), |line, context, effects| {
+            line.verified(read.as_ref(), &held, context, effects);
+        });
+        let has = |hold: &Hold| {
+            let state = read.as_ref().and_then(|read| read.as_ref().ok());
+            state.is_some_and(|state| state.holders.iter().any(|holder| hold.is(holder)))
+        };
+        let kept = |id: &str| self.line.holds().any(|hold| hold.id == id);
+        for hold in &self.granted {
+            assert!(
+                has(hold) || !kept(&hold.id),
+                "{hold:?} is kept, and the document has none: {read:?}"
+            );
+        }
+    }
+
+    /// The document, most of the time as it is, as it is decoded.
+    fn corrupted(&self, choices: &mut Choices<'_>) -> Option<Result<State, crate::protocol::document::Malformed>> {
+        if choices.one_in(16) {
+            return None;
+        }
+        let mut document: Document = self.document.as_ref()?.fields();
+        if choices.one_in(3) {
+            corruption::corrupt(&mut document, choices);
+        }
+        Some(State::from_document(&document))
+    }
+}

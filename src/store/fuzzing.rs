@@ -1,0 +1,87 @@
+//! What the store decodes, checked: see [`crate::fuzzing`].
+
+use std::sync::Arc;
+
+use mongodb::{
+    bson::{Bson, Deserializer, Document},
+    error::{CommandError, Error, ErrorKind},
+};
+use serde::Deserialize as _;
+
+use super::{Event, Failure, Sighting, StoreError, mongo, name};
+use crate::protocol::{Location, State, wake};
+
+/// An event of a collection of locks, and of one with locks in its documents.
+pub(crate) fn read_event(event: &Document) {
+    let of = |location: &Location| {
+        let document = event.get_document("fullDocument").ok()?;
+        Some(State::from_document(location.lock(document)?))
+    };
+    for location in [Location::default(), Location::under("a.b")] {
+        let (_, sighting) = mongo::read_sighting(&location, event);
+        if let Sighting::State(state) = sighting {
+            assert_eq!(of(&location), Some(Ok(*state)));
+        }
+        match mongo::read_event(&location, event) {
+            Event::Addressed { name, wake, .. } => {
+                assert_eq!(event.get_str("wake").ok(), Some(&wake[..]));
+                wake::signals(&wake, "me").for_each(drop);
+                name::id_of(&location, &name);
+            }
+            Event::Foreign { .. } | Event::Everything => {}
+        }
+    }
+}
+
+/// Whatever the text is, it is some `_id`, and a collection of locks has it under its name.
+pub(crate) fn read_name(text: &str) {
+    assert_eq!(name::id_of(&Location::default(), text), Bson::from(text));
+    let id = name::id_of(&Location::under("lock"), text);
+    read_id(&id);
+}
+
+/// The name of an id that is accepted leads to the same document, and has the same name.
+pub(crate) fn read_id(id: &Bson) {
+    if crate::documents::check_id(id).is_err() {
+        return;
+    }
+    let at = Location::under("lock");
+    let Some(named) = name::of_document(&at, id) else {
+        panic!("every document of the user's has a name: {id}");
+    };
+    let found = name::id_of(&at, &named);
+    assert_eq!(name::of_document(&at, &found).as_ref(), Some(&named), "{id}");
+    if let Some(text) = id.as_str() {
+        assert_eq!(
+            (found.as_str(), name::of_document(&Location::default(), id).as_deref()),
+            (Some(text), Some(text))
+        );
+    }
+}
+
+/// A command's error answer is sorted by its code, and what is told of it has neither.
+pub(crate) fn read_failure(answer: &Document) {
+    let Ok(command) = CommandError::deserialize(Deserializer::new(Bson::Document(answer.clone()))) else {
+        return;
+    };
+    let code = command.code;
+    let error = StoreError::from(Error::from(ErrorKind::Command(command)));
+    assert_eq!(error.code(), Some(code));
+    assert_eq!(error.is_final(), error.kind == Failure::Refused);
+    assert!(code != 11000 || error.kind == Failure::Raced);
+    let _ = (
+        error.to_string(),
+        error.code_name().map(str::len),
+        Arc::strong_count(&error.source),
+    );
+}
+
+/// An error of the server's with this code.
+pub(crate) fn error(code: i32) -> StoreError {
+    let answer = mongodb::bson::doc! { "code": code };
+    let command = CommandError::deserialize(Deserializer::new(Bson::Document(answer)));
+    command.map_or_else(
+        |_| StoreError::overdue(),
+        |command| Error::from(ErrorKind::Command(command)).into(),
+    )
+}
