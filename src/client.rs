@@ -459,7 +459,7 @@ impl LockClient {
     ///
     /// # Errors
     ///
-    /// When the server can't be reached, or it refuses.
+    /// When the prefix is out of its bounds, the server can't be reached, or it refuses.
     ///
     /// # Cancel safety
     ///

@@ -233,9 +233,10 @@ pub(crate) fn check_collection(name: &str) -> Result<(), InvalidInput> {
     } else {
         return Ok(());
     };
+    let shown: String = name.chars().take(200).collect();
     Err(InvalidInput::new(format!(
         "the collection name `{}` {problem}",
-        name.escape_debug()
+        shown.escape_debug()
     )))
 }
 
@@ -250,6 +251,17 @@ pub(crate) fn check_name(name: &str) -> Result<(), InvalidInput> {
         let length = name.len();
         return Err(InvalidInput::new(format!(
             "the name of a lock has {length} bytes; it must have 1 to {NAME_MOST}"
+        )));
+    }
+    Ok(())
+}
+
+/// The beginning of a name is no longer than a name.
+pub(crate) fn check_prefix(prefix: &str) -> Result<(), InvalidInput> {
+    if prefix.len() > NAME_MOST {
+        let length = prefix.len();
+        return Err(InvalidInput::new(format!(
+            "the prefix of names has {length} bytes; it must have at most {NAME_MOST}"
         )));
     }
     Ok(())

@@ -8,6 +8,7 @@ use std::{
 };
 
 use crate::{
+    config::check_prefix,
     error::{OperateError, ServerError},
     inspect::LockInfo,
     protocol::{Kind, State},
@@ -63,7 +64,7 @@ impl List {
         }
     }
 
-    /// Only locks whose name begins with this.
+    /// Only locks whose name begins with this, which has 1,024 bytes at most, as names have.
     pub fn prefix(mut self, prefix: impl Into<String>) -> Self {
         self.filter.selection.prefix = prefix.into();
         self
@@ -102,6 +103,7 @@ impl IntoFuture for List {
     fn into_future(self) -> Self::IntoFuture {
         Box::pin(async move {
             let Self { session, filter } = self;
+            check_prefix(&filter.selection.prefix)?;
             let (reader, selected) = (session.clone(), filter.selection.clone());
             let reading = session.spawn_for(async move { reader.store.list(&selected).await });
             let read = reading

@@ -18,7 +18,7 @@ pub(crate) fn check_id(id: &Bson) -> Result<(), InvalidInput> {
         Bson::Document(document) if has_nul(document) => "a document with NUL in the name of a field",
         _ => return Ok(()),
     };
-    let shown = id.to_string();
+    let shown: String = id.to_string().chars().take(200).collect();
     Err(InvalidInput::new(format!(
         "the id {} is {kind}; no document has such an `_id`",
         shown.escape_debug()
@@ -59,7 +59,8 @@ pub(crate) fn check_path(path: &str) -> Result<(), InvalidInput> {
     } else {
         return Ok(());
     };
-    let path = path.escape_debug();
+    let shown: String = path.chars().take(200).collect();
+    let path = shown.escape_debug();
     Err(InvalidInput::new(format!("the field `{path}` for the locks {problem}")))
 }
 

@@ -10,6 +10,7 @@ mod failover;
 mod faults;
 mod fencing;
 mod identity;
+mod injection;
 mod input;
 mod multi;
 mod polling;

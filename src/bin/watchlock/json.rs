@@ -1,7 +1,8 @@
 //! JSON: the names of the fields are part of the command line's promise.
 
 use std::{
-    io::{self, Write},
+    fmt::Write as _,
+    io::{self, Write as _},
     time::SystemTime,
 };
 
@@ -140,15 +141,48 @@ fn access(access: Access) -> &'static str {
 
 /// One document, for a program or for somebody who looks at it.
 pub(crate) fn print(value: &impl Serialize) -> io::Result<()> {
-    let mut out = io::stdout().lock();
-    serde_json::to_writer_pretty(&mut out, value)?;
-    writeln!(out)
+    writeln!(
+        io::stdout().lock(),
+        "{}",
+        harmless(&serde_json::to_string_pretty(value)?)
+    )
 }
 
 /// One object in a line of its own, sent at once.
 pub(crate) fn print_line(value: &impl Serialize) -> io::Result<()> {
     let mut out = io::stdout().lock();
-    serde_json::to_writer(&mut out, value)?;
-    writeln!(out)?;
+    writeln!(out, "{}", harmless(&serde_json::to_string(value)?))?;
     out.flush()
+}
+
+/// The same JSON for whoever looks at it on a terminal. JSON escapes but the first of the control characters, and between
+/// its strings there are none but line breaks.
+fn harmless(json: &str) -> String {
+    let mut shown = String::with_capacity(json.len());
+    for character in json.chars() {
+        if character != '\n' && text::is_obeyed(character) {
+            let _ = write!(shown, "\\u{:04x}", u32::from(character));
+        } else {
+            shown.push(character);
+        }
+    }
+    shown
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_terminal_obeys_is_escaped_and_stays_the_same() {
+        let hostile = "\u{1b}[2J \u{7f}\u{9b}31m \u{202e}abc \u{feff} é 🔒\n";
+        let shown = harmless(&serde_json::to_string_pretty(&[hostile]).unwrap());
+        assert!(
+            !shown
+                .chars()
+                .any(|character| character != '\n' && text::is_obeyed(character)),
+            "{shown:?}"
+        );
+        assert_eq!(serde_json::from_str::<Vec<String>>(&shown).unwrap(), [hostile]);
+    }
 }

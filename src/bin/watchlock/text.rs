@@ -36,11 +36,20 @@ pub(crate) fn span_of(duration: Duration) -> String {
     }
 }
 
-/// What somebody else wrote, as it may be shown on a terminal: control characters are escaped.
+/// Whether a terminal obeys the character and does not show it: it controls the terminal, or it changes the order in
+/// which others are shown, so that one text looks like another.
+pub(crate) fn is_obeyed(character: char) -> bool {
+    let reorders = ['\u{61c}', '\u{200e}', '\u{200f}', '\u{2028}', '\u{2029}', '\u{feff}'].contains(&character)
+        || ('\u{202a}'..='\u{202e}').contains(&character)
+        || ('\u{2066}'..='\u{2069}').contains(&character);
+    character.is_control() || reorders
+}
+
+/// What somebody else wrote, as it may be shown on a terminal: what that would obey is escaped.
 pub(crate) fn plain(text: &str) -> String {
     let mut shown = String::with_capacity(text.len());
     for character in text.chars() {
-        if character.is_control() {
+        if is_obeyed(character) {
             // Writing to a String can't fail.
             let _ = write!(shown, "{}", character.escape_debug());
         } else {
@@ -94,6 +103,10 @@ mod tests {
     #[test]
     fn what_others_wrote_does_no_harm() {
         assert_eq!(plain("é `\"x\"` \u{1b}[2J\n"), "é `\"x\"` \\u{1b}[2J\\n");
+        assert_eq!(
+            plain("\u{9b}31m \u{202e}abc שלום 👩\u{200d}💻"),
+            "\\u{9b}31m \\u{202e}abc שלום 👩\u{200d}💻"
+        );
     }
 
     #[test]

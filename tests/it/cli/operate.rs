@@ -404,3 +404,47 @@ async fn completions_and_manual_pages_are_generated() {
     let version = done(bare().arg("--version")).await.expect(0);
     assert_eq!(version.out, format!("watchlock {}\n", env!("CARGO_PKG_VERSION")));
 }
+
+/// Whoever has a lock says what he likes, and whoever looks at it has his terminal obey nobody.
+#[tokio::test(flavor = "multi_thread")]
+async fn hostile_text_comes_back_as_it_is_and_no_terminal_obeys_it() {
+    let ground = Ground::replica_set("cli_hostile").await;
+    let obeyed = |text: &str| {
+        let reorders = |character: char| ('\u{202a}'..='\u{202e}').contains(&character);
+        text.chars()
+            .any(|character| character != '\n' && (character.is_control() || reorders(character)))
+    };
+    let mut watching = Started::run(&ground, &["watch", "--plain"]);
+    for text in crate::injection::hostile() {
+        let builder = ground.builder().await.label(&text).owner_id(&text);
+        let locks = builder.build().await.unwrap();
+        let leads = locks.election(&text).campaign(&text).reason(&text).await.unwrap();
+        let line = watching.line().await;
+        assert!(!obeyed(&line), "{line:?}");
+        if !text.contains('\0') {
+            let shown = watchlock(&ground, ["show", "--json", "--", &text]).await.expect(0);
+            assert!(!obeyed(&shown.out), "{shown:?}");
+            let (lock, holder) = (shown.json(), &shown.json()["holders"][0]);
+            assert_eq!(lock["name"], json!(text));
+            for field in ["label", "reason", "owner_id", "value"] {
+                assert_eq!(holder[field], json!(text), "{field}");
+            }
+            let prefix = format!("--prefix={text}");
+            let listed = watchlock(&ground, ["ls", "--json", &prefix]).await.expect(0).json();
+            assert!(listed.as_array().unwrap().contains(&lock), "{text:?}");
+            for arguments in [&["ls"][..], &["show", "--", &text], &["break", "--yes", "--", &text]] {
+                let told = watchlock(&ground, arguments).await.expect(0);
+                assert!(!obeyed(&told.out) && !obeyed(&told.err), "{arguments:?}: {told:?}");
+            }
+        }
+        drop(leads);
+        // The end of it, in whichever way.
+        let line = watching.line().await;
+        assert!(!obeyed(&line), "{line:?}");
+    }
+    // What is refused is told without being obeyed, too.
+    let told = watchlock(&ground, ["show", "--", &"\u{1b}[2J".repeat(1_000)])
+        .await
+        .expect(64);
+    assert!(told.err.contains("1024") && !obeyed(&told.err), "{told:?}");
+}

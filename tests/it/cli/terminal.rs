@@ -156,6 +156,25 @@ fn children(of: u32) -> Vec<u32> {
     if found.is_empty() { vec![of] } else { found }
 }
 
+/// What others write is shown and not obeyed, in the rows and in what happens.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_view_obeys_nobody_but_the_keyboard() {
+    let ground = Ground::replica_set("cli_obeys").await;
+    let hostile = "\u{1b}]0;owned\u{7}\u{9b}31m\u{202e}x";
+    let locks = ground.builder().await.label(hostile).build().await.unwrap();
+    let held = locks.mutex(hostile).acquire().reason(hostile).await.unwrap();
+    let mut terminal = Terminal::new(&ground, "exec $W watch");
+    terminal.until_shown("]0;owned").await;
+    held.release().await.unwrap();
+    terminal.until_shown("released").await;
+    terminal.type_in("q");
+    let (code, shown) = terminal.end().await;
+    assert_eq!(code, Some(0), "{shown}");
+    for obeyed in ["\u{1b}]0", "\u{7}", "\u{9b}", "\u{202e}"] {
+        assert!(!shown.contains(obeyed), "{obeyed:?}: {shown:?}");
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn the_view_follows_what_happens() {
     let ground = Ground::replica_set("cli_live").await;
