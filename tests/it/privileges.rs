@@ -5,16 +5,19 @@ use std::{
     time::{Duration, Instant},
 };
 
+use futures::StreamExt as _;
 use mongodb::{
     Client, Database, IndexModel,
     bson::{Document, doc},
     options::IndexOptions,
 };
 use tokio::sync::OnceCell;
-use watchlock::{AcquireError, Fence, FenceError, LockClient, LostReason, PollingReason, Released, WakeMode};
+use watchlock::{
+    AcquireError, Fence, FenceError, LockClient, LockEvent, LockStatus, LostReason, PollingReason, Released, WakeMode,
+};
 use watchlock_testkit::Cluster;
 
-use crate::setup::{COLLECTION, Ground, PATIENCE, SOON, eventually, faulty, until_mode, until_waiting, within};
+use crate::setup::{COLLECTION, Ground, PATIENCE, SOON, eventually, faulty, info, until_mode, until_waiting, within};
 
 pub(crate) const PASSWORD: &str = "aSecretOfThisTest";
 
@@ -31,11 +34,18 @@ async fn cluster() -> &'static Cluster {
 
 /// A user who may do nothing but `actions`, and on the locks' collection alone.
 pub(crate) async fn user(prefix: &str, actions: &[&str]) -> (Ground, Database) {
+    user_of(prefix, &[(COLLECTION, actions)]).await
+}
+
+/// A user who may do nothing but these actions on these collections.
+async fn user_of(prefix: &str, permitted: &[(&str, &[&str])]) -> (Ground, Database) {
     let cluster = cluster().await;
     let ground = Ground::on(cluster, prefix);
     let database = cluster.client().await.unwrap().database(&ground.database);
-    let privilege = doc! { "resource": { "db": &ground.database, "collection": COLLECTION }, "actions": actions };
-    let role = doc! { "createRole": "locker", "privileges": [privilege], "roles": [] };
+    let privileges = permitted.iter().map(|(collection, actions)| {
+        doc! { "resource": { "db": &ground.database, "collection": collection }, "actions": *actions }
+    });
+    let role = doc! { "createRole": "locker", "privileges": privileges.collect::<Vec<_>>(), "roles": [] };
     database.run_command(role).await.unwrap();
     let user = doc! { "createUser": "locker", "pwd": PASSWORD, "roles": ["locker"] };
     database.run_command(user).await.unwrap();
@@ -153,6 +163,200 @@ async fn without_any_other_action_of_the_least_role_it_does_not_work() {
             assert!(!told.contains(PASSWORD), "{told}");
         }
     }
+}
+
+/// All that an error tells, with its causes; and nothing of it is secret.
+fn told(error: &dyn Error) -> String {
+    let told = match error.source() {
+        Some(source) => format!("{error}: {}", self::told(source)),
+        None => error.to_string(),
+    };
+    assert!(!told.contains(PASSWORD) && !told.contains("mongodb://"), "{told}");
+    told
+}
+
+#[track_caller]
+fn not_authorized(error: &dyn Error, case: &str) {
+    let told = told(error);
+    assert!(told.contains("not authorized"), "{case}: {told}");
+}
+
+/// Whoever only looks needs to find; and without the change stream he looks again and again.
+#[tokio::test(flavor = "multi_thread")]
+async fn who_looks_at_locks_needs_no_right_to_write() {
+    for actions in [&["find"][..], &["find", "changeStream"]] {
+        let (ground, _) = user("looks", actions).await;
+        let owner = Ground::on(cluster().await, "unused").through(cluster().await.uri());
+        let owner = LockClient::builder(owner.driver().await.database(&ground.database))
+            .build()
+            .await
+            .unwrap();
+        let held = owner.mutex("x").acquire().reason("to be seen").await.unwrap();
+        let locks = ground.locks().await;
+        assert_eq!(
+            info(&locks, "x").await.unwrap().holders[0].reason.as_deref(),
+            Some("to be seen")
+        );
+        assert_eq!(locks.list().held(true).await.unwrap().len(), 1);
+        assert_eq!(locks.semaphore("other", 2).available_permits().await.unwrap(), 2);
+        let (mut one, mut all) = (locks.watch("x"), locks.watch_all());
+        let granted = within(SOON, "a grant", one.next()).await.unwrap().unwrap();
+        assert!(matches!(granted, LockEvent::Granted { .. }), "{granted:?}");
+        within(SOON, "a grant", all.next()).await.unwrap().unwrap();
+        held.release().await.unwrap();
+        let released = within(PATIENCE, "the release", one.next()).await.unwrap().unwrap();
+        assert!(matches!(released, LockEvent::Released { .. }), "{released:?}");
+        within(PATIENCE, "the release", all.next()).await.unwrap().unwrap();
+        // What writes is refused, and says so.
+        not_authorized(&locks.break_lock("x").await.unwrap_err(), "break");
+        not_authorized(&locks.mutex("x").try_acquire().await.unwrap_err(), "try");
+    }
+    let (ground, _) = user("blindfold", &["insert", "update", "changeStream"]).await;
+    let locks = ground.locks().await;
+    not_authorized(&locks.inspect("x").await.unwrap_err(), "inspect");
+    not_authorized(&locks.list().await.unwrap_err(), "list");
+    let mut events = locks.watch("x");
+    not_authorized(
+        &within(PATIENCE, "the refusal", events.next())
+            .await
+            .unwrap()
+            .unwrap_err(),
+        "watch",
+    );
+}
+
+/// What each action is for on the collection of documents that are locked in place.
+#[tokio::test(flavor = "multi_thread")]
+async fn locks_in_documents_need_what_the_readme_says() {
+    let all = ["find", "update", "changeStream", "remove"];
+    for missing in [None, Some("find"), Some("update"), Some("changeStream"), Some("remove")] {
+        let case = format!("without {missing:?}");
+        let actions: Vec<&str> = all.into_iter().filter(|action| Some(*action) != missing).collect();
+        let (ground, database) = user_of("orders", &[("orders", &actions)]).await;
+        let orders = [doc! { "_id": 1, "open": true }, doc! { "_id": 2, "open": true }];
+        database.collection("orders").insert_many(orders).await.unwrap();
+        let driver = ground.driver().await;
+        let orders = driver.database(&ground.database).collection::<Document>("orders");
+        let locks = [ground.locks().await, ground.locks().await].map(|locks| locks.documents(orders.clone()));
+        let [a, b] = &locks;
+        let held = match (within(SOON * 5, &case, a.acquire(1).into_future()).await, missing) {
+            (Err(refused), Some("find" | "update")) => {
+                not_authorized(&refused, &case);
+                let refused = within(SOON * 5, &case, a.claim(doc! { "open": true }).into_future()).await;
+                not_authorized(&refused.unwrap_err(), &case);
+                continue;
+            }
+            (held, _) => held.unwrap(),
+        };
+        held.update(doc! { "$set": { "seen": true } }).await.unwrap();
+        // Who waits for it is let in, and so is who waits for any.
+        let (waits, claims) = (
+            b.acquire(1).into_future(),
+            b.claim(doc! { "open": true, "_id": 1 }).into_future(),
+        );
+        let waiting = tokio::spawn(waits);
+        eventually(PATIENCE, "it waits", async || {
+            a.inspect(1).await.unwrap().unwrap().waiters.len() == 1
+        })
+        .await;
+        held.release().await.unwrap();
+        let next = within(PATIENCE, &case, waiting).await.unwrap().unwrap();
+        let claiming = tokio::spawn(claims);
+        next.release().await.unwrap();
+        let claimed = within(PATIENCE, &case, claiming).await.unwrap().unwrap();
+        match (claimed.delete().await, missing) {
+            (Err(refused), Some("remove")) => {
+                not_authorized(&refused, &case);
+                assert_eq!(claimed.lost_reason(), None, "{case}: it is held as before");
+                claimed.release().await.unwrap();
+            }
+            (deleted, _) => deleted.unwrap(),
+        }
+    }
+}
+
+/// What each action is for on a collection that a fence guards.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_fence_needs_what_the_readme_says() {
+    for missing in [None, Some("find"), Some("update"), Some("insert"), Some("remove")] {
+        let case = format!("without {missing:?}");
+        let all = ["find", "update", "insert", "remove"];
+        let actions: Vec<&str> = all.into_iter().filter(|action| Some(*action) != missing).collect();
+        let (ground, database) = user_of("fenced", &[("data", &actions)]).await;
+        database.collection("data").insert_one(doc! { "_id": 1 }).await.unwrap();
+        let data = ground
+            .driver()
+            .await
+            .database(&ground.database)
+            .collection::<Document>("data");
+        let (fence, set) = (Fence::new(7), doc! { "$set": { "n": 1 } });
+        let expect = |done: Result<(), FenceError>, needs: &[&str]| match done {
+            Ok(()) => assert!(
+                !missing.is_some_and(|missing| needs.contains(&missing)),
+                "{case}: it needs {needs:?}"
+            ),
+            Err(error) => {
+                not_authorized(&error, &case);
+                assert!(
+                    missing.is_some_and(|missing| needs.contains(&missing)),
+                    "{case}: {error}"
+                );
+            }
+        };
+        let updated = fence.update_one(&data, doc! { "_id": 1 }, set.clone()).await;
+        expect(updated.map(drop), &["update"]);
+        let replaced = fence.replace_one(&data, doc! { "_id": 1 }, doc! { "n": 2 }).await;
+        expect(replaced.map(drop), &["update"]);
+        let upserted = fence.update_one(&data, doc! { "_id": 2 }, set).upsert(true).await;
+        expect(upserted.map(drop), &["update", "insert"]);
+        expect(fence.insert_one(&data, doc! { "_id": 3 }).await.map(drop), &["insert"]);
+        expect(fence.delete_one(&data, doc! { "_id": 1 }).await.map(drop), &["remove"]);
+        // That the fence refuses is seen by a look at the document; without one nothing is written either.
+        let own = database.collection::<Document>("data");
+        own.insert_one(doc! { "_id": 4, "fence": 7_i64 }).await.unwrap();
+        let (late, set) = (Fence::new(6), doc! { "$set": { "n": 1 } });
+        for refused in [
+            late.update_one(&data, doc! { "_id": 4 }, set).await.map(drop),
+            late.delete_one(&data, doc! { "_id": 4 }).await.map(drop),
+        ] {
+            match refused.unwrap_err() {
+                FenceError::Fenced(_) => assert_ne!(missing, Some("find"), "{case}"),
+                error => {
+                    not_authorized(&error, &case);
+                    assert!(matches!(missing, Some("find" | "update" | "remove")), "{case}");
+                }
+            }
+        }
+        let stands = own.find_one(doc! { "_id": 4 }).await.unwrap();
+        assert_eq!(stands, Some(doc! { "_id": 4, "fence": 7_i64 }), "{case}");
+    }
+}
+
+/// A guard writes to the lock, and to nothing else.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_guard_needs_the_right_to_update_locks() {
+    let (ground, database) = user("guards", &LEAST).await;
+    let client = ground.driver().await;
+    let locks = LockClient::builder(client.database(&ground.database))
+        .build()
+        .await
+        .unwrap();
+    let handle = locks.mutex("x").acquire().await.unwrap();
+    let resource = doc! { "db": &ground.database, "collection": COLLECTION };
+    let revoked = doc! { "resource": resource, "actions": ["update"] };
+    database
+        .run_command(doc! { "revokePrivilegesFromRole": "locker", "privileges": [revoked] })
+        .await
+        .unwrap();
+    let mut session = client.start_session().await.unwrap();
+    session.start_transaction().await.unwrap();
+    not_authorized(&handle.guard(&mut session).await.unwrap_err(), "guard");
+    session.commit_transaction().await.unwrap_err();
+    // Until the lease ends it is held all the same, and that it can't be renewed is seen.
+    eventually(PATIENCE, "it is at risk", async || {
+        handle.renew().await.is_err() && handle.status() == LockStatus::AtRisk
+    })
+    .await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
