@@ -19,7 +19,13 @@ use mongodb::{
 };
 use tokio::time::{sleep, timeout};
 
-use crate::{Error, FailPoint, Proxy, binary, clock, folder::Folder, node::Node};
+use crate::{
+    Error, FailPoint, Proxy, binary,
+    certificates::Certificates,
+    clock,
+    folder::Folder,
+    node::Node,
+};
 
 /// The name of every replica set of this crate.
 const SET_NAME: &str = "watchlock";
@@ -49,6 +55,7 @@ pub struct Cluster {
     proxies: Vec<Proxy>,
     replica_set: bool,
     auth: bool,
+    tls: Option<Certificates>,
     folder: Folder,
 }
 
@@ -59,6 +66,7 @@ pub struct ClusterBuilder {
     nodes: usize,
     replica_set: bool,
     auth: bool,
+    tls: bool,
     proxied: bool,
     clocks: bool,
     args: Vec<String>,
@@ -84,6 +92,13 @@ impl ClusterBuilder {
     /// Off by default. A replica set of several nodes takes an election timeout longer to start with it.
     pub fn auth(mut self, auth: bool) -> Self {
         self.auth = auth;
+        self
+    }
+
+    /// Whether the servers let nobody in without TLS, under certificates made for this cluster: the connection strings
+    /// then ask for TLS and name the file of the authority, as does [`Cluster::certificate_authority`]. Off by default.
+    pub fn tls(mut self, tls: bool) -> Self {
+        self.tls = tls;
         self
     }
 
@@ -132,7 +147,9 @@ impl ClusterBuilder {
             .map_err(|error| Error::caused("the search for mongod was abandoned", error))??;
 
         let folder = Folder::create()?;
-        let args = self.node_args(folder.path())?;
+        let tls = self.tls.then(|| Certificates::make(folder.path())).transpose()?;
+        let mut args = self.node_args(folder.path())?;
+        args.extend(tls.iter().flat_map(Certificates::node_args));
         let clocks = match clock::library() {
             _ if !self.clocks => None,
             Some(library) => Some(library),
@@ -158,6 +175,7 @@ impl ClusterBuilder {
             proxies,
             replica_set: self.replica_set,
             auth: self.auth,
+            tls,
             folder,
         };
         if self.replica_set {
@@ -209,6 +227,7 @@ impl Cluster {
             nodes: 1,
             replica_set: false,
             auth: false,
+            tls: false,
             proxied: false,
             clocks: false,
             args: Vec::new(),
@@ -300,11 +319,19 @@ impl Cluster {
     }
 
     fn uri_of(&self, hosts: &str, options: &str, auth: bool) -> String {
+        let tls = self.tls.as_ref().map(Certificates::options).unwrap_or_default();
         if auth {
-            format!("mongodb://{USER}:{USER}@{hosts}/?{options}&authSource=admin")
+            format!("mongodb://{USER}:{USER}@{hosts}/?{options}{tls}&authSource=admin")
         } else {
-            format!("mongodb://{hosts}/?{options}")
+            format!("mongodb://{hosts}/?{options}{tls}")
         }
+    }
+
+    /// The file with the certificate of the authority that vouches for the servers, where they ask for
+    /// [`tls`](ClusterBuilder::tls).
+    #[must_use]
+    pub fn certificate_authority(&self) -> Option<&Path> {
+        self.tls.as_ref().map(Certificates::authority)
     }
 
     /// A fresh client of the whole cluster with the driver's default options. It belongs to the runtime it is made

@@ -26,6 +26,7 @@ pub mod shared;
 pub mod signal;
 pub mod stage;
 
+mod certificates;
 mod cluster;
 mod error;
 mod failpoint;

@@ -21,3 +21,4 @@ mod stream;
 #[cfg(feature = "sync")]
 mod sync;
 mod telemetry;
+mod tls;
