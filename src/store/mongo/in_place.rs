@@ -122,8 +122,9 @@ impl MongoStore {
 
     /// Deletes a document if this entry holds it under this token, and says whether it did.
     pub(in crate::store) async fn delete(&self, name: &str, holder: (&str, i64)) -> Result<bool, StoreError> {
-        let deleted = self.collection.delete_one(self.held(name, holder)).await?;
-        Ok(deleted.deleted_count > 0)
+        // The server of MongoDB 4.4 does not know its clock in a plain delete.
+        let deleting = self.collection.find_one_and_delete(self.held(name, holder));
+        Ok(deleting.projection(doc! { "_id": 1 }).await?.is_some())
     }
 
     /// Selects the document while this holder's lease runs.
