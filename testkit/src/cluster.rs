@@ -24,7 +24,7 @@ use crate::{
     certificates::Certificates,
     clock,
     folder::Folder,
-    node::Node,
+    node::{Node, QUICK_SHUTDOWN},
 };
 
 /// The name of every replica set of this crate.
@@ -191,8 +191,9 @@ impl ClusterBuilder {
             "--wiredTigerCacheSizeGB=0.25",
             "--setParameter=enableTestCommands=1",
             "--setParameter=diagnosticDataCollectionEnabled=false",
-            // A server that is asked to end would otherwise wait 15 s for its clients to look elsewhere.
-            "--setParameter=shutdownTimeoutMillisForSignaledShutdown=500",
+            // A server that is asked to end would otherwise wait 15 s for its clients to look elsewhere. Older
+            // servers do not know of it, and are started without.
+            QUICK_SHUTDOWN,
         ]
         .map(str::to_owned)
         .to_vec();

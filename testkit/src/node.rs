@@ -26,6 +26,9 @@ const POLL: Duration = Duration::from_millis(10);
 /// How many lines of a server's log an error carries.
 const LOG_LINES: usize = 20;
 
+/// What a server is told that may not know it: it is started without then.
+pub(crate) const QUICK_SHUTDOWN: &str = "--setParameter=shutdownTimeoutMillisForSignaledShutdown=500";
+
 /// One server with its port and data, which stay the same while processes come and go.
 #[derive(Debug)]
 pub(crate) struct Node {
@@ -57,6 +60,8 @@ impl Drop for Process {
 enum Launch {
     Listening,
     PortTaken,
+    /// It does not know [`QUICK_SHUTDOWN`].
+    TooOld,
 }
 
 impl Node {
@@ -85,6 +90,7 @@ impl Node {
             match node.launch().await? {
                 Launch::Listening => return Ok(node),
                 Launch::PortTaken => node.port = free_port()?,
+                Launch::TooOld => node.args.retain(|arg| arg != QUICK_SHUTDOWN),
             }
         }
         Err(Error::new(
@@ -102,6 +108,7 @@ impl Node {
                     return Err(Error::new(format!("port {} is taken by another process", self.port)));
                 }
                 Launch::PortTaken => sleep(POLL).await,
+                Launch::TooOld => return Err(self.failed("mongod knows its parameters no more")),
             }
         }
     }
@@ -145,6 +152,10 @@ impl Node {
             if let Some(status) = ended {
                 if log.contains("Address already in use") {
                     return Ok(Launch::PortTaken);
+                }
+                let asked_too_much = self.args.iter().any(|arg| arg == QUICK_SHUTDOWN);
+                if asked_too_much && log.contains("Unknown --setParameter 'shutdownTimeoutMillisForSignaledShutdown'") {
+                    return Ok(Launch::TooOld);
                 }
                 return Err(self.failed(&format!("mongod ended with {status}")));
             }
