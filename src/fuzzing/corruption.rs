@@ -303,6 +303,14 @@ pub(crate) fn failure(choices: &mut Choices<'_>) -> Document {
         "errmsg": text(choices),
         "errorLabels": ["RetryableWriteError"],
     };
+    // A write that was not done, in an answer that is in order.
+    let error = answer.clone();
+    match choices.below(4) {
+        0 => drop(answer.insert("writeErrors", vec![error])),
+        1 => drop(answer.insert("writeErrors", vec![value(choices, 2)])),
+        2 => drop(answer.insert("writeConcernError", error)),
+        _ => {}
+    }
     for _ in 0..choices.below(3) {
         corrupt_field(&mut answer, choices);
     }

@@ -61,6 +61,10 @@ pub(crate) fn read_id(id: &Bson) {
 
 /// A command's error answer is sorted by its code, and what is told of it has neither.
 pub(crate) fn read_failure(answer: &Document) {
+    let failed = answer.get_array("writeErrors").is_ok_and(|errors| !errors.is_empty())
+        || answer.get_document("writeConcernError").is_ok();
+    let refusal = mongo::refusal(answer).map(StoreError::from);
+    assert_eq!(refusal.is_some(), failed, "{answer}");
     let Ok(command) = CommandError::deserialize(Deserializer::new(Bson::Document(answer.clone()))) else {
         return;
     };

@@ -22,6 +22,8 @@ use tokio::time::Instant;
 use super::{Answer, Documents, Exchange, Failure, Renewal, Selection, StoreError, name};
 use crate::protocol::{Expects, Location, Operation, ServerTime, State, document::Malformed, pipeline, wake};
 
+#[cfg(any(test, fuzzing))]
+pub(in crate::store) use command::refusal;
 pub(in crate::store) use failure::{code, code_name, found_no_server};
 pub(crate) use guard::{abort, is_in_transaction};
 pub(in crate::store) use stream::MongoStream;

@@ -76,9 +76,12 @@ impl MongoStore {
 /// What went wrong with a write that was answered.
 ///
 /// A majority that is still missing comes last: what was refused was not written at all.
-fn refusal(answer: &Document) -> Option<Error> {
+pub(in crate::store) fn refusal(answer: &Document) -> Option<Error> {
     let refused = answer.get_array("writeErrors").ok().and_then(|errors| errors.first());
-    let failure = if let Some(Bson::Document(error)) = refused {
+    let failure = if let Some(error) = refused {
+        let Some(error) = error.as_document() else {
+            return Some(Error::custom("a write error that is no document"));
+        };
         read_as(error).map(WriteFailure::WriteError)
     } else {
         let error = answer.get_document("writeConcernError").ok()?;
@@ -116,6 +119,7 @@ mod tests {
                 doc! { "ok": 1, "writeErrors": [{ "code": "?" }] },
                 Some(Failure::Unavailable),
             ),
+            (doc! { "ok": 1, "writeErrors": [5] }, Some(Failure::Unavailable)),
             (doc! { "ok": 1, "writeConcernError": {} }, Some(Failure::Unavailable)),
         ];
         for (answer, failure) in failures {
