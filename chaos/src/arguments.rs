@@ -14,7 +14,7 @@ use crate::{
     Result, client,
     director::Play,
     history::HISTORY,
-    load::{Crowd, Load},
+    load::{Burden, Load},
 };
 
 pub(crate) const HELP: &str = "\
@@ -23,7 +23,9 @@ Faults of every kind against watchlock on a replica set of three, and a judge of
 usage: watchlock-chaos [--minutes N | --seconds N] [--seed S]
        watchlock-chaos schedule [--seed S] [--bursts N]
        watchlock-chaos judge --folder F
-       watchlock-chaos load [--waiters N | --processes N] [--seconds N]
+       watchlock-chaos load [--waiters N | --processes N | --locks N] [--seconds N]
+       watchlock-chaos load --names N
+       watchlock-chaos load --soak MINUTES [--seed S]
 
   --minutes N    how long faults go on (1 if not given); the last burst is finished
   --seconds N    the same in seconds
@@ -31,6 +33,9 @@ usage: watchlock-chaos [--minutes N | --seconds N] [--seed S]
   --folder F     where the histories go, or are; target/chaos/<seed> if not given
   --waiters N    many tasks of one client wait for one lock (1000)
   --processes N  many client processes contend for one lock
+  --locks N      one client holds many locks of a server that is slow
+  --names N      many names are used once each: what is stored of them does not last
+  --soak N       a bit of everything, for so many minutes: nothing grows
   --sabotage ignore-loss
                  clients go on when their lock is lost: the judge has to find it
 
@@ -53,12 +58,12 @@ impl Command {
         let mut command = None;
         let (mut seed, mut lasts, mut bursts, mut folder) = (None, None, 10, None::<PathBuf>);
         let (mut uri, mut database, mut label) = (None, None, None);
-        let (mut ignores_loss, mut contends, mut crowd) = (false, false, Crowd::Waiters(1_000));
+        let (mut ignores_loss, mut contends, mut burden) = (false, false, Burden::Waiters(1_000));
         while let Some(argument) = parser.next()? {
             match argument {
                 Short('h') | Long("help") => return Ok(Self::Help),
                 Long("seed") => seed = Some(parser.value()?.parse()?),
-                Long("minutes") => lasts = Some(Duration::from_secs(60 * parser.value()?.parse::<u64>()?)),
+                Long("minutes") => lasts = Some(minutes(parser.value()?.parse()?)),
                 Long("seconds") => lasts = Some(Duration::from_secs(parser.value()?.parse()?)),
                 Long("bursts") => bursts = parser.value()?.parse()?,
                 Long("folder") => folder = Some(parser.value()?.into()),
@@ -66,8 +71,14 @@ impl Command {
                 Long("database") => database = Some(parser.value()?.string()?),
                 Long("label") => label = Some(parser.value()?.string()?),
                 Long("contend") => contends = true,
-                Long("waiters") => crowd = Crowd::Waiters(parser.value()?.parse()?),
-                Long("processes") => crowd = Crowd::Processes(parser.value()?.parse()?),
+                Long("waiters") => burden = Burden::Waiters(parser.value()?.parse()?),
+                Long("processes") => burden = Burden::Processes(parser.value()?.parse()?),
+                Long("locks") => burden = Burden::Locks(parser.value()?.parse()?),
+                Long("names") => burden = Burden::Names(parser.value()?.parse()?),
+                Long("soak") => {
+                    burden = Burden::Soak;
+                    lasts = Some(minutes(parser.value()?.parse()?));
+                }
                 Long("sabotage") => match parser.value()?.string()?.as_str() {
                     "ignore-loss" => ignores_loss = true,
                     other => return Err(format!("there is no sabotage `{other}`: `ignore-loss` is all").into()),
@@ -104,13 +115,18 @@ impl Command {
                 })
             }
             Some("load") => Self::Load(Load {
-                crowd,
-                lasts: lasts.unwrap_or(Duration::from_secs(30)),
+                burden,
+                lasts,
+                seed,
                 folder: folder.unwrap_or_else(|| Path::new("target").join("chaos").join("load")),
             }),
             Some(other) => return Err(format!("there is no command `{other}`; try --help").into()),
         })
     }
+}
+
+fn minutes(count: u64) -> Duration {
+    Duration::from_secs(count.saturating_mul(60))
 }
 
 impl Play {

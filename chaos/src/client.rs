@@ -61,14 +61,14 @@ pub(crate) struct Options {
 
 /// What is held, of whatever kind.
 #[derive(Debug)]
-enum Held {
+pub(crate) enum Held {
     Lock(LockHandle),
     Leader(Leadership),
     Document(Box<DocumentHandle<Document>>),
 }
 
 impl Held {
-    fn view(&self) -> LockView {
+    pub(crate) fn view(&self) -> LockView {
         match self {
             Self::Lock(handle) => handle.view(),
             Self::Leader(leadership) => leadership.view(),
@@ -76,7 +76,7 @@ impl Held {
         }
     }
 
-    async fn release(self) -> Result<Released, ReleaseError> {
+    pub(crate) async fn release(self) -> Result<Released, ReleaseError> {
         match self {
             Self::Lock(handle) => handle.release().await,
             Self::Leader(leadership) => leadership.resign().await,

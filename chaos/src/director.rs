@@ -26,7 +26,8 @@ use crate::{
     oplog::Reader,
     record::Log,
     schedule::Burst,
-    stage::{Stage, Stream},
+    stage::Stage,
+    streams::Stream,
     summary::Summary,
     timeline,
 };

@@ -14,6 +14,7 @@ mod random;
 mod record;
 mod schedule;
 mod stage;
+mod streams;
 mod summary;
 mod timeline;
 

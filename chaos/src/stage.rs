@@ -2,8 +2,8 @@
 
 use std::{env, path::PathBuf, process::Stdio, sync::Arc, time::Duration};
 
-use futures::{TryStreamExt, future::join_all};
-use mongodb::bson::{Bson, Document, doc};
+use futures::future::join_all;
+use mongodb::bson::{Document, doc};
 use tokio::{
     process::{Child, Command},
     sync::Mutex,
@@ -19,6 +19,7 @@ use crate::{
     locks::{ALL, LOCKS},
     record::Log,
     schedule::{CLIENTS, Failure, Fault, NODES, Network, Node, Planned},
+    streams::{self, Stream},
 };
 
 /// How long a fault that needs a server's answer may take before it is given up.
@@ -49,18 +50,6 @@ struct Slot {
     child: Option<Child>,
     label: String,
     incarnation: u64,
-}
-
-/// A change stream as its server sees it.
-#[derive(Clone, Debug)]
-pub(crate) struct Stream {
-    pub(crate) node: usize,
-    pub(crate) collection: String,
-    id: i64,
-    /// Whose it is, where the server says so.
-    pub(crate) of: String,
-    /// When it was read last, by the server's clock in milliseconds; `None` while it is being read.
-    pub(crate) idle_since: Option<i64>,
 }
 
 /// What ends a fault.
@@ -387,46 +376,16 @@ impl Stage {
         let mut found = Vec::new();
         for node in (0..NODES).filter(|node| self.cluster.pid(*node).is_some()) {
             let client = self.cluster.node_client(node).await?;
-            let look = [doc! { "$currentOp": { "idleCursors": true, "allUsers": true } }];
-            let mut operations = client.database("admin").aggregate(look).await?;
-            while let Some(operation) = operations.try_next().await? {
-                let Ok(cursor) = operation.get_document("cursor") else {
-                    continue;
-                };
-                let pipeline = cursor
-                    .get_document("originatingCommand")
-                    .and_then(|command| command.get_array("pipeline"));
-                let stream = pipeline.is_ok_and(|pipeline| {
-                    let first = pipeline.first().and_then(Bson::as_document);
-                    first.is_some_and(|stage| stage.contains_key("$changeStream"))
-                });
-                let namespace = operation.get_str("ns").unwrap_or_default();
-                let ours = namespace.strip_prefix(&format!("{}.", self.database));
-                if let (true, Some(collection), Ok(id)) = (stream, ours, cursor.get_i64("cursorId")) {
-                    let idle = operation.get_str("type").is_ok_and(|kind| kind == "idleCursor");
-                    let used = cursor.get_datetime("lastAccessDate").ok();
-                    found.push(Stream {
-                        node,
-                        collection: collection.to_owned(),
-                        id,
-                        of: operation.get_str("appName").unwrap_or_default().to_owned(),
-                        idle_since: used.filter(|_| idle).map(|used| used.timestamp_millis()),
-                    });
-                }
-            }
+            found.extend(streams::find(&client, node, &self.database).await?);
         }
         Ok(found)
     }
 
     async fn kill_cursors(&self) -> Result<usize> {
         let streams = self.streams().await?;
-        for Stream {
-            node, collection, id, ..
-        } in &streams
-        {
-            let client = self.cluster.node_client(*node).await?;
-            let command = doc! { "killCursors": collection, "cursors": [*id] };
-            client.database(&self.database).run_command(command).await?;
+        for stream in &streams {
+            let client = self.cluster.node_client(stream.node).await?;
+            streams::kill(&client, &self.database, stream).await?;
         }
         Ok(streams.len())
     }

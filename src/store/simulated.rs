@@ -7,7 +7,7 @@ use std::{
     io,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
     time::Duration,
 };
@@ -34,6 +34,26 @@ pub(crate) struct Link {
     calm: AtomicBool,
     /// Nothing comes through.
     cut: AtomicBool,
+    /// Renewals are slow.
+    burden: Mutex<Option<Arc<Burden>>>,
+}
+
+/// What makes a server slow: one thing after the other is done, and each takes its time.
+#[derive(Debug)]
+pub(crate) struct Burden {
+    /// What any command takes, beside all others.
+    pub(crate) latency: Duration,
+    /// What the renewal of one lock takes, while nothing else is done.
+    pub(crate) each: Duration,
+    server: tokio::sync::Mutex<()>,
+    renewals: AtomicU64,
+}
+
+impl Burden {
+    /// How many renewals of many locks there have been.
+    pub(crate) fn renewals(&self) -> u64 {
+        self.renewals.load(Ordering::Relaxed)
+    }
 }
 
 /// What becomes of a command.
@@ -56,6 +76,7 @@ impl Link {
             random: Mutex::new(Random::new(seed)),
             calm: AtomicBool::new(false),
             cut: AtomicBool::new(false),
+            burden: Mutex::default(),
         })
     }
 
@@ -66,6 +87,18 @@ impl Link {
     /// Cuts the link or mends it.
     pub(crate) fn cut(&self, cut: bool) {
         self.cut.store(cut, Ordering::Relaxed);
+    }
+
+    /// Makes renewals slow from now on.
+    pub(crate) fn burden(&self, latency: Duration, each: Duration) -> Arc<Burden> {
+        let burden = Arc::new(Burden {
+            latency,
+            each,
+            server: tokio::sync::Mutex::default(),
+            renewals: AtomicU64::new(0),
+        });
+        *self.burden.lock().unwrap_or_else(PoisonError::into_inner) = Some(burden.clone());
+        burden
     }
 
     fn is_cut(&self) -> bool {
@@ -145,6 +178,18 @@ impl Link {
     }
 
     pub(super) async fn renew(&self, renewal: &Renewal) -> Result<u64, StoreError> {
+        let burden = self.burden.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        if let Some(burden) = burden {
+            burden.renewals.fetch_add(1, Ordering::Relaxed);
+            sleep(burden.latency).await;
+            let _turn = burden.server.lock().await;
+            sleep(
+                burden
+                    .each
+                    .saturating_mul(u32::try_from(renewal.names.len()).unwrap_or(u32::MAX)),
+            )
+            .await;
+        }
         let renewal = renewal.clone();
         self.send(move |memory| memory.renew(&renewal)).await
     }

@@ -1,0 +1,204 @@
+//! What clients and server use: processor time, memory, commands, cursors, connections, tasks.
+
+use std::{fmt, fs};
+
+use mongodb::{
+    Client,
+    bson::{Bson, Document, doc},
+};
+use tokio::{runtime::Handle, time::Instant};
+use watchlock_testkit::Cluster;
+
+use crate::{Result, client::connect};
+
+/// The clock ticks of `/proc`, as Linux gives them to programs.
+const TICKS: f64 = 100.0;
+
+/// What the locks have the server do. Monitoring, and what the measurement itself asks, is not of their making.
+const COMMANDS: [&str; 5] = ["findAndModify", "update", "aggregate", "getMore", "find"];
+
+/// Looks at a server and at client processes, through a connection of its own.
+#[derive(Debug)]
+pub(super) struct Gauge {
+    client: Client,
+    server: u32,
+    clients: Vec<u32>,
+}
+
+/// What is used at some moment, or has been used up to it.
+#[derive(Clone, Debug)]
+pub(super) struct Sample {
+    pub(super) at: Instant,
+    pub(super) commands: i64,
+    get_mores: i64,
+    server_seconds: f64,
+    client_seconds: f64,
+    /// In KB, as all memory here: what the process occupies.
+    pub(super) server_memory: u64,
+    /// What the server has asked for and not given back, but for the storage engine's cache. It fills the cache up to the
+    /// limit it was given, whatever happens; this is what is to stay flat.
+    pub(super) server_heap: u64,
+    pub(super) client_memory: u64,
+    /// Open at the server.
+    pub(super) cursors: i64,
+    pub(super) connections: i64,
+    pub(super) sessions: i64,
+    /// Of this process's runtime.
+    pub(super) tasks: usize,
+}
+
+impl Gauge {
+    /// Of the first node of a cluster and of some processes.
+    pub(super) async fn new(cluster: &Cluster, clients: Vec<u32>) -> Result<Self> {
+        let database = connect(&cluster.uri(), "admin", "gauge").await?;
+        Ok(Self {
+            client: database.client().clone(),
+            server: cluster.pid(0).ok_or("the server is not running")?,
+            clients,
+        })
+    }
+
+    /// Of the first node of a cluster and of this process.
+    pub(super) async fn here(cluster: &Cluster) -> Result<Self> {
+        Self::new(cluster, vec![std::process::id()]).await
+    }
+
+    pub(super) async fn read(&self) -> Result<Sample> {
+        let admin = self.client.database("admin");
+        let status = admin.run_command(doc! { "serverStatus": 1, "tcmalloc": 1 }).await?;
+        let commands = |names: &[&str]| -> i64 {
+            let total = |name: &&str| number(&status, &["metrics", "commands", name, "total"]);
+            names.iter().map(total).sum()
+        };
+        let allocated = number(&status, &["tcmalloc", "generic", "current_allocated_bytes"]);
+        let cached = number(&status, &["wiredTiger", "cache", "bytes currently in the cache"]);
+        Ok(Sample {
+            at: Instant::now(),
+            commands: commands(&COMMANDS),
+            get_mores: commands(&["getMore"]),
+            server_seconds: processor_seconds(self.server),
+            client_seconds: self.clients.iter().map(|pid| processor_seconds(*pid)).sum(),
+            server_memory: memory(self.server),
+            server_heap: u64::try_from(allocated - cached).unwrap_or(0) / 1024,
+            client_memory: self.clients.iter().map(|pid| memory(*pid)).sum(),
+            cursors: number(&status, &["metrics", "cursor", "open", "total"]),
+            connections: number(&status, &["connections", "current"]),
+            sessions: number(&status, &["logicalSessionRecordCache", "activeSessionsCount"]),
+            tasks: Handle::current().metrics().num_alive_tasks(),
+        })
+    }
+}
+
+impl Sample {
+    pub(super) fn since<'a>(&'a self, earlier: &'a Self) -> Spent<'a> {
+        Spent { earlier, later: self }
+    }
+}
+
+impl fmt::Display for Sample {
+    /// What is used at this moment.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (server, clients) = (self.server_memory / 1024, self.client_memory / 1024);
+        write!(f, "server {server:>5} MB  clients {clients:>5} MB")
+    }
+}
+
+/// What was used between two moments.
+#[derive(Debug)]
+pub(super) struct Spent<'a> {
+    earlier: &'a Sample,
+    later: &'a Sample,
+}
+
+#[expect(clippy::cast_precision_loss, reason = "for people to read")]
+impl Spent<'_> {
+    pub(super) fn commands_per(&self, count: usize) -> f64 {
+        (self.later.commands - self.earlier.commands) as f64 / count as f64
+    }
+
+    pub(super) fn commands(&self) -> i64 {
+        self.later.commands - self.earlier.commands
+    }
+
+    pub(super) fn commands_per_second(&self) -> f64 {
+        self.commands() as f64 / self.seconds()
+    }
+
+    fn seconds(&self) -> f64 {
+        (self.later.at - self.earlier.at).as_secs_f64()
+    }
+
+    /// In percent of a core.
+    pub(super) fn server_load(&self) -> f64 {
+        100.0 * (self.later.server_seconds - self.earlier.server_seconds) / self.seconds()
+    }
+
+    pub(super) fn client_load(&self) -> f64 {
+        100.0 * (self.later.client_seconds - self.earlier.client_seconds) / self.seconds()
+    }
+}
+
+impl fmt::Display for Spent<'_> {
+    #[expect(clippy::cast_precision_loss, reason = "for people to read")]
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let get_mores = (self.later.get_mores - self.earlier.get_mores) as f64 / self.seconds();
+        write!(
+            f,
+            "{:>6.1} s  {:>7.1} commands/s ({:>6.1} getMore)  server {:>3.0} % of a core, {:>4} MB  clients {:>3.0} %, {:>4} MB",
+            self.seconds(),
+            self.commands_per_second(),
+            get_mores,
+            self.server_load(),
+            self.later.server_memory / 1024,
+            self.client_load(),
+            self.later.client_memory / 1024,
+        )
+    }
+}
+
+/// A number somewhere in a document; 0 where there is none.
+pub(super) fn number(document: &Document, path: &[&str]) -> i64 {
+    let Some((last, path)) = path.split_last() else {
+        return 0;
+    };
+    let mut within = document;
+    for field in path {
+        match within.get(field) {
+            Some(Bson::Document(document)) => within = document,
+            _ => return 0,
+        }
+    }
+    match within.get(last) {
+        Some(Bson::Int32(number)) => i64::from(*number),
+        Some(Bson::Int64(number)) => *number,
+        #[expect(
+            clippy::cast_possible_truncation,
+            reason = "the server counts some things in doubles"
+        )]
+        Some(Bson::Double(number)) => *number as i64,
+        _ => 0,
+    }
+}
+
+/// How much memory a process occupies, in KB.
+fn memory(pid: u32) -> u64 {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+    line.and_then(|line| line.split_whitespace().next()?.parse().ok())
+        .unwrap_or(0)
+}
+
+/// How long a process has been running on some core.
+fn processor_seconds(pid: u32) -> f64 {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    // After the name, which may hold anything, the state is the first field, and the two times are the 12th and 13th.
+    let fields = stat.rsplit_once(") ").map(|(_, fields)| fields.split_whitespace());
+    let ticks = fields.map(|fields| {
+        fields
+            .skip(11)
+            .take(2)
+            .filter_map(|field| field.parse::<f64>().ok())
+            .sum()
+    });
+    ticks.map_or(0.0, |ticks: f64| ticks / TICKS)
+}

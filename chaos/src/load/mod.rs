@@ -1,0 +1,55 @@
+//! What a load costs the clients and the server, whether it stays so, and whether the promises are kept under it.
+
+mod flat;
+mod gauge;
+mod locks;
+mod names;
+mod processes;
+mod soak;
+mod waiters;
+
+use std::{path::PathBuf, time::Duration};
+
+use crate::Result;
+
+const DATABASE: &str = "load";
+
+/// How often a long wait is looked at.
+const SAMPLES: u32 = 6;
+
+/// What it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Burden {
+    /// Tasks of one client wait for one lock.
+    Waiters(usize),
+    /// Client processes contend for one lock.
+    Processes(usize),
+    /// One client holds so many locks, and the server is slow.
+    Locks(usize),
+    /// So many names are used once each.
+    Names(u64),
+    /// A bit of everything, for long.
+    Soak,
+}
+
+/// What is asked for.
+#[derive(Clone, Debug)]
+pub(crate) struct Load {
+    pub(crate) burden: Burden,
+    /// Where it is not told, every burden has its own.
+    pub(crate) lasts: Option<Duration>,
+    pub(crate) seed: u64,
+    pub(crate) folder: PathBuf,
+}
+
+/// Runs and reports. Returns whether no promise was broken.
+pub(crate) async fn run(load: Load) -> Result<bool> {
+    let lasts = |default| load.lasts.unwrap_or(Duration::from_secs(default));
+    match load.burden {
+        Burden::Waiters(count) => waiters::run(count, lasts(30)).await,
+        Burden::Processes(count) => processes::run(count, lasts(30), load.folder).await,
+        Burden::Locks(count) => locks::run(count, lasts(60)).await,
+        Burden::Names(count) => names::run(count).await,
+        Burden::Soak => soak::run(lasts(3_600), load.seed).await,
+    }
+}

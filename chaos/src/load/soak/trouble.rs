@@ -1,0 +1,143 @@
+//! What does not go smoothly in a normal hour: clients that come and go, clients that die, streams that break.
+
+use std::{sync::Arc, thread, time::Duration};
+
+use mongodb::Client;
+use tokio::{sync::watch, task::spawn_blocking, time::sleep};
+use watchlock::LostReason;
+
+use super::{
+    Tally,
+    ledger::Ledger,
+    mixture::{LONG, about},
+    service::Service,
+};
+use crate::{Result, client::Held, load::DATABASE, random::Random, streams};
+
+/// Seconds between two troubles of a kind, on average.
+const KILLS: u64 = 20;
+const VISITS: u64 = 12;
+const DEATHS: u64 = 30;
+
+/// The name by which the server knows those who die.
+const DOOMED: &str = "doomed";
+
+/// How often a stream is looked for that may just be opened.
+const LOOKS: u32 = 100;
+
+/// What is done.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Trouble {
+    /// The cursors of all change streams are killed: they are opened again.
+    KilledCursors,
+    /// A client is made, uses a lock, and is shut down and dropped.
+    Visit,
+    /// A client ends without a word while it holds a lock. The lock is to be had when its lease is over.
+    Death,
+}
+
+pub(super) const ALL: [Trouble; 3] = [Trouble::KilledCursors, Trouble::Visit, Trouble::Death];
+
+impl Trouble {
+    pub(super) async fn go_on(
+        self,
+        uri: String,
+        ledger: Arc<Ledger>,
+        tally: Arc<Tally>,
+        mut random: Random,
+        mut stopping: watch::Receiver<bool>,
+    ) -> Result<()> {
+        let operator = Client::with_uri_str(&uri).await?;
+        loop {
+            let pause = match self {
+                Self::KilledCursors => about(KILLS, &mut random),
+                Self::Visit => about(VISITS, &mut random),
+                Self::Death => about(DEATHS, &mut random),
+            };
+            tokio::select! {
+                _ = stopping.wait_for(|stop| *stop) => break,
+                () = sleep(pause) => {}
+            }
+            match self {
+                Self::KilledCursors => {
+                    let _calm = tally.calm.lock().await;
+                    for stream in streams::find(&operator, 0, DATABASE).await? {
+                        // It may be gone by now.
+                        if streams::kill(&operator, DATABASE, &stream).await.is_ok() {
+                            tally.kills.add(1);
+                        }
+                    }
+                }
+                Self::Visit => {
+                    visit(&uri, &ledger).await?;
+                    tally.visits.add(1);
+                }
+                Self::Death => {
+                    let (uri, ledger, tally) = (uri.clone(), ledger.clone(), tally.clone());
+                    spawn_blocking(move || die(&uri, &ledger, &tally)).await??;
+                }
+            }
+        }
+        operator.shutdown().await;
+        Ok(())
+    }
+}
+
+async fn visit(uri: &str, ledger: &Arc<Ledger>) -> Result<()> {
+    let service = Service::start(uri, "visitor".to_owned(), ledger).await?;
+    if let Some((held, holds)) = take(&service).await {
+        service.hold(&held.view(), Duration::from_millis(300)).await;
+        service.let_go(held, holds, true).await;
+    }
+    service.end().await;
+    Ok(())
+}
+
+/// A client of a runtime of its own, with which all that it does ends.
+fn die(uri: &str, ledger: &Arc<Ledger>, tally: &Tally) -> Result<()> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let (service, taken) = runtime.block_on(async {
+        let service = Service::start(uri, DOOMED.to_owned(), ledger).await?;
+        let taken = take(&service).await;
+        // Beyond the first lease of a waiter, which is short.
+        sleep(Duration::from_millis(600)).await;
+        // Its stream stays open at the server, where nobody will be able to say any more whose it was.
+        let _calm = tally.calm.lock().await;
+        for _ in 0..LOOKS {
+            let mut streams = streams::find(&service.client, 0, DATABASE).await?;
+            streams.retain(|stream| stream.of == DOOMED);
+            if let Some(stream) = streams.first() {
+                tally.abandoned().push(stream.id);
+                break;
+            }
+            sleep(Duration::from_millis(50)).await;
+        }
+        tally.deaths.add(1);
+        Ok::<_, Box<dyn std::error::Error + Send + Sync>>((service, taken))
+    })?;
+    runtime.shutdown_background();
+    if let Some((held, holds)) = taken {
+        let view = held.view();
+        let reason = loop {
+            if let Some(reason) = view.lost_reason() {
+                break reason;
+            }
+            thread::sleep(Duration::from_millis(50));
+        };
+        if reason != LostReason::Expired {
+            ledger.complain(format!("a client that died lost its lock because {reason}"));
+        }
+        drop((held, holds));
+    }
+    drop(service);
+    Ok(())
+}
+
+async fn take(service: &Service) -> Option<(Held, super::ledger::Holds)> {
+    let asked = service.ask(LONG, 1);
+    let acquire = service.locks.mutex(LONG).acquire().timeout(super::service::PATIENCE);
+    let acquire = Box::pin(async move { Ok(Some(Held::Lock(acquire.await?))) });
+    let held = service.wait(&asked, acquire, None).await?;
+    let holds = asked.granted(held.view())?;
+    Some((held, holds))
+}
