@@ -5,6 +5,10 @@
 //! vanished server can hang for longer than the lease. It goes out in parts, as a single document can be what hangs: one
 //! that a transaction has written, of which the server says nothing until the transaction ends. A failed renewal is not
 //! a loss; the deadline is.
+//!
+//! A server that is only slow looks the same at first, and each renewal beside another makes it slower, until it does
+//! nothing else. So few are on their way at once, the most urgent first, and another goes out beside one no sooner than
+//! twice as long after it as answers have taken of late.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -14,7 +18,7 @@ use std::{
 
 use tokio::{
     sync::Notify,
-    time::{Instant, sleep_until},
+    time::{Instant, sleep, sleep_until},
 };
 use tokio_util::sync::CancellationToken;
 
@@ -55,6 +59,10 @@ const SOONEST: Duration = Duration::from_millis(50);
 /// The most renewals that are on their way at once, but for those that had another sent beside them.
 const RENEWALS_AT_ONCE: usize = 64;
 
+/// The most of them that are no repetitions. The server does them side by side, so with more of them each only takes
+/// longer; and they leave room in the connection pool, which is the user's.
+const FIRST_AT_ONCE: usize = 4;
+
 /// A lock held for longer than this is worth a change stream that tells of its loss. Most critical sections are
 /// shorter, and each open stream costs the server some work for every write.
 const WORTH_WATCHING: Duration = Duration::from_millis(200);
@@ -67,6 +75,38 @@ const NOTHING_DUE: Duration = Duration::from_secs(3600);
 
 /// How often a failed look is repeated; by then a renewal has told more.
 const LOOKS: u32 = 8;
+
+/// The renewals of a session that are on their way, and how long their answers take.
+#[derive(Debug, Default)]
+pub(super) struct Renewals {
+    /// Those that had no other sent beside them so far.
+    awaited: usize,
+    /// Those of them that are no repetitions.
+    first: usize,
+    /// The longest that an answer took of late.
+    slowest: Duration,
+}
+
+impl Renewals {
+    /// How many holds may be renewed now that have no renewal on its way.
+    fn room(&self) -> usize {
+        FIRST_AT_ONCE.saturating_sub(self.first) * RENEWED_TOGETHER
+    }
+
+    fn answered(&mut self, took: Duration) {
+        self.slowest = took.max(self.slowest * 3 / 4);
+    }
+
+    /// How long a renewal is waited for until another goes out beside it, after so many in vain.
+    fn pause(&self, interval: Duration, in_vain: u32, left: Duration) -> Duration {
+        // One that hung and was answered after all is not what is to be expected.
+        let least = self.slowest.min(interval / 2) * 2;
+        let pause = (interval / BESIDE).max(least);
+        let pause = pause.saturating_mul(2_u32.saturating_pow(in_vain));
+        // In time for the deadline, be it that of a claim; though what can't be answered by then does no good.
+        pause.min(left / 3).max(least).max(SOONEST)
+    }
+}
 
 /// Runs until the session ends.
 pub(super) async fn run(session: Weak<Session>, beat: Arc<Notify>, ended: CancellationToken) {
@@ -126,6 +166,9 @@ impl Session {
                     hold.renew_at().is_some_and(|at| at <= soon)
                 };
                 renewing.extend(holds().filter(is_due).cloned());
+                // The most urgent first, and else by name: what was renewed together is so again. Each time is looked at
+                // once, as answers change it meanwhile.
+                renewing.sort_by_cached_key(|hold| hold.renew_at());
             }
             if holds().any(|hold| hold.since + WORTH_WATCHING <= now) {
                 if self.wants_to_stream() {
@@ -174,9 +217,14 @@ impl Session {
             .min();
         let oldest = oldest.filter(|_| !table.streaming && !wants_to_stream);
         let look = oldest.map(|since| (since + WORTH_WATCHING).max(table.verify_at.unwrap_or(now)));
-        // What is late in spite of all (a renewal beyond the limit) must not make the heart race.
         let next = lines.into_iter().chain(look).min().unwrap_or(now + NOTHING_DUE);
-        let next = next.max(now + Duration::from_millis(1));
+        // What is late in spite of all (a renewal beyond the limits) must not make the heart race.
+        let rest = if table.renewals.room() == 0 {
+            SOONEST
+        } else {
+            Duration::from_millis(1)
+        };
+        let next = next.max(now + rest);
         table.beat_at = Some(next);
         next
     }
@@ -188,7 +236,11 @@ impl Session {
             let in_vain = if hold.is_guarded() { u32::MAX } else { hold.in_vain() };
             by_patience.entry(in_vain).or_default().push(hold);
         }
-        for (in_vain, holds) in by_patience {
+        for (in_vain, mut holds) in by_patience {
+            if in_vain == 0 {
+                // The others stay due, and have their turn when one of these has been answered or is overdue.
+                holds.truncate(self.table().renewals.room());
+            }
             for together in holds.chunks(renewed_together(in_vain, holds.len())) {
                 self.send_renewal(together.to_vec(), in_vain, now);
             }
@@ -196,38 +248,50 @@ impl Session {
     }
 
     fn send_renewal(self: &Arc<Self>, holds: Vec<Arc<Hold>>, in_vain: u32, now: Instant) {
-        {
-            let mut table = self.table();
-            if table.renewals >= RENEWALS_AT_ONCE {
+        let first = usize::from(in_vain == 0);
+        let left = holds.iter().map(|hold| hold.deadline().saturating_duration_since(now));
+        let pause = {
+            let renewals = &mut self.table().renewals;
+            if renewals.awaited >= RENEWALS_AT_ONCE {
                 for hold in &holds {
                     hold.put_off_renewal(now + SOONEST);
                 }
                 return;
             }
-            table.renewals += 1;
-        }
-        let left = holds.iter().map(|hold| hold.deadline().saturating_duration_since(now));
-        let pause = (self.config.renewal_interval / BESIDE).saturating_mul(2_u32.saturating_pow(in_vain));
-        // In time for the first of the deadlines, be it that of a claim. One time for them all keeps them together.
-        let pause = pause.min(left.clone().min().unwrap_or_default() / 3).max(SOONEST);
+            renewals.awaited += 1;
+            renewals.first += first;
+            // For the first of the deadlines: one time for them all keeps them together.
+            let least_left = left.clone().min().unwrap_or_default();
+            renewals.pause(self.config.renewal_interval, in_vain, least_left)
+        };
         // What hangs takes a connection of the pool, so the first may hang for as long as it is of use, and few beside it.
         let within = left.max().unwrap_or_default();
         let within = if in_vain == 0 { within } else { within / 2 };
         let sent: Vec<u64> = holds.iter().map(|hold| hold.renewing(now + pause)).collect();
         let session = self.clone();
         self.spawn(async move {
+            let sent_at = Instant::now();
             let mut renewing = std::pin::pin!(session.renew_together(&holds, within));
             let answered = tokio::select! {
                 biased;
                 answered = &mut renewing => Some(answered),
-                () = tokio::time::sleep(pause) => None,
+                () = sleep(pause) => None,
             };
             // Who is late does not keep the next from being sent: there may be another primary by now.
-            session.table().renewals -= 1;
+            {
+                let renewals = &mut session.table().renewals;
+                renewals.awaited -= 1;
+                renewals.first -= first;
+            }
+            // There may be others that have waited for that.
+            session.beat.notify_one();
             let answered = match answered {
                 Some(answered) => answered,
                 None => renewing.await,
             };
+            if answered.is_ok() && in_vain == 0 {
+                session.table().renewals.answered(sent_at.elapsed());
+            }
             if answered.is_err() {
                 let again = Instant::now() + (session.config.renewal_interval / 10).min(BACKOFF.1);
                 for (hold, sent) in holds.iter().zip(sent) {
@@ -341,8 +405,83 @@ impl Session {
                     }
                     return;
                 }
-                Err(_) => tokio::time::sleep(BACKOFF.0.saturating_mul(1 << look)).await,
+                Err(_) => sleep(BACKOFF.0.saturating_mul(1 << look)).await,
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use futures::future::join_all;
+
+    use super::*;
+    use crate::{
+        client::LockClient,
+        config::Settings,
+        protocol::ServerTime,
+        store::{MemoryStore, Store, simulated::Link},
+        wake_mode::WakeMode,
+    };
+
+    const LEASE: Duration = Duration::from_secs(10);
+
+    fn client() -> (Arc<Link>, LockClient) {
+        let memory = Arc::new(MemoryStore::begun(ServerTime(1_700_000_000_000)));
+        let link = Link::new(memory, 1);
+        link.calm();
+        let settings = Settings {
+            lease: Some(LEASE),
+            ..Settings::default()
+        };
+        let (config, store) = (settings.validate().unwrap(), Store::Simulated(link.clone()));
+        let session = Session::of(
+            "0123456789abcdef".to_owned(),
+            config,
+            store,
+            None,
+            WakeMode::ChangeStream,
+        );
+        (link, LockClient::new(session))
+    }
+
+    /// Renewals of two thousand locks keep this server busy for half of the time, if none is sent twice, and no answer
+    /// comes as fast as it used to.
+    #[tokio::test(start_paused = true)]
+    async fn a_slow_server_is_not_made_slower() {
+        const COUNT: usize = 2_000;
+        let (link, locks) = client();
+        let mutexes = (0..COUNT).map(|number| locks.mutex(format!("lock {number}")));
+        let acquired = join_all(mutexes.map(|mutex| async move { mutex.acquire().await.unwrap() })).await;
+        sleep(2 * LEASE).await;
+
+        let burden = link.burden(Duration::from_millis(300), Duration::from_micros(500));
+        sleep(10 * LEASE).await;
+        let lost = acquired.iter().filter(|handle| handle.lost_reason().is_some()).count();
+        assert_eq!(lost, 0);
+        let least = acquired.iter().map(|handle| handle.safe_for()).min();
+        assert!(least.is_some_and(|least| least > LEASE / 2), "{least:?}");
+        // Two commands a round, five rounds a lease.
+        assert!((80..150).contains(&burden.renewals()), "{}", burden.renewals());
+    }
+
+    #[test]
+    fn another_renewal_comes_the_later_the_slower_answers_are() {
+        let millis = Duration::from_millis;
+        let mut renewals = Renewals::default();
+        let pause = |renewals: &Renewals, in_vain, left| renewals.pause(millis(2_000), in_vain, millis(left));
+        assert_eq!(pause(&renewals, 0, 7_000), millis(400));
+        assert_eq!(pause(&renewals, 2, 7_000), millis(1_600));
+        assert_eq!(pause(&renewals, 9, 6_000), millis(2_000));
+        assert_eq!(pause(&renewals, 9, 60), SOONEST);
+        renewals.answered(millis(600));
+        assert_eq!(pause(&renewals, 0, 7_000), millis(1_200));
+        // One fast answer does not make a fast server.
+        renewals.answered(millis(1));
+        assert_eq!(pause(&renewals, 0, 7_000), millis(900));
+        assert_eq!(pause(&renewals, 9, 60), millis(900));
+        // However long an answer hung, a connection that hangs is found out about.
+        renewals.answered(millis(20_000));
+        assert_eq!(pause(&renewals, 0, 7_000), millis(2_000));
     }
 }

@@ -45,6 +45,7 @@ use crate::{
     wake_mode::WakeMode,
 };
 use clock::ServerClock;
+use heartbeat::Renewals;
 use hold::{Hold, Remains};
 use ids::Ids;
 use in_place::Claims;
@@ -93,8 +94,7 @@ struct Table {
     verifying: bool,
     /// When the holds are read again while no stream tells of them.
     verify_at: Option<Instant>,
-    /// Renewals that are on their way.
-    renewals: usize,
+    renewals: Renewals,
 }
 
 /// The lines of all names that this process holds, waits for or leaves.

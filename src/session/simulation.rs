@@ -178,6 +178,8 @@ async fn task(client: u64, locks: LockClient, observer: Observer, mut random: Ra
                         let _ = leadership.resign().await;
                     }
                     Err(AcquireError::Timeout { .. }) => {}
+                    // One of no time is a try, and a try is told when the server can't be reached.
+                    Err(AcquireError::Server(_)) if patience.is_zero() => {}
                     Err(error) => observer.fail(&format!("client {client} is refused {name}: {error}")),
                 }
                 continue;
