@@ -15,6 +15,10 @@ pub(super) const SILENT: Duration = AWAIT_TIME.saturating_add(Duration::from_mil
 /// gone, although another stands already.
 const BESIDE: Duration = Duration::from_secs(2);
 
+/// The most attempts at once, each of which can have a connection of the driver's pool, which is the user's. They are
+/// enough for the time that it takes to elect another primary, and the driver gives up those to a server that is gone.
+const AT_ONCE: usize = 6;
+
 /// What became of one attempt.
 type Opened<S> = Result<S, StoreError>;
 
@@ -34,7 +38,7 @@ impl<S: Send + 'static> Opening<S> {
         }
     }
 
-    /// Tries once more; `None` when no attempt has come to an end in time.
+    /// Tries once more, unless many are at it already; `None` when no attempt has come to an end in time.
     pub(super) async fn attempt(
         &mut self,
         attempt: impl Future<Output = Opened<S>> + Send + 'static,
@@ -42,8 +46,10 @@ impl<S: Send + 'static> Opening<S> {
         if let Some(Some(Ok(opened @ Ok(_)))) = self.attempts.next().now_or_never() {
             return Some(opened);
         }
-        // In a task of its own, as the driver's futures are not to be dropped half-way.
-        self.attempts.push(tokio::spawn(attempt));
+        if self.attempts.len() < AT_ONCE {
+            // In a task of its own, as the driver's futures are not to be dropped half-way.
+            self.attempts.push(tokio::spawn(attempt));
+        }
         let ended = tokio::time::timeout(BESIDE, self.attempts.next()).await;
         // The runtime is shutting down, where a task was stopped.
         ended.ok()??.ok()
@@ -71,6 +77,22 @@ mod tests {
         let third = opening.attempt(after(60, Ok(3))).await;
         assert!(matches!(third, Some(Ok(1))), "{third:?}");
         assert_eq!(begin.elapsed(), Duration::from_secs(5));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn no_more_than_a_few_are_made_at_once() {
+        let mut opening = Opening::new();
+        for _ in 0..AT_ONCE {
+            assert!(opening.attempt(after(60, Ok(1))).await.is_none());
+        }
+        assert!(
+            opening
+                .attempt(async { unreachable!("there are enough") })
+                .await
+                .is_none()
+        );
+        sleep(Duration::from_secs(60)).await;
+        assert!(matches!(opening.attempt(after(0, Ok(2))).await, Some(Ok(1))));
     }
 
     #[tokio::test(start_paused = true)]
