@@ -28,31 +28,47 @@ type Opened<S> = Result<S, StoreError>;
 /// every one can take long. Those that are left over close the streams that they come to open.
 #[derive(Debug)]
 pub(super) struct Opening<S> {
-    attempts: FuturesUnordered<JoinHandle<Opened<S>>>,
+    attempts: FuturesUnordered<JoinHandle<(u64, Opened<S>)>>,
+    newest: u64,
 }
 
 impl<S: Send + 'static> Opening<S> {
     pub(super) fn new() -> Self {
         Self {
             attempts: FuturesUnordered::new(),
+            newest: 0,
         }
     }
 
-    /// Tries once more, unless many are at it already; `None` when no attempt has come to an end in time.
+    /// Tries once more, unless many are at it already; `None` when no attempt has got through in time, nor the last one
+    /// failed. That earlier ones failed says nothing: all that hang on a dead server do, when it is found to be.
     pub(super) async fn attempt(
         &mut self,
         attempt: impl Future<Output = Opened<S>> + Send + 'static,
     ) -> Option<Opened<S>> {
-        if let Some(Some(Ok(opened @ Ok(_)))) = self.attempts.next().now_or_never() {
-            return Some(opened);
+        while let Some(Some(ended)) = self.attempts.next().now_or_never() {
+            if let Ok((_, opened @ Ok(_))) = ended {
+                return Some(opened);
+            }
         }
         if self.attempts.len() < AT_ONCE {
+            self.newest += 1;
+            let number = self.newest;
             // In a task of its own, as the driver's futures are not to be dropped half-way.
-            self.attempts.push(tokio::spawn(attempt));
+            self.attempts.push(tokio::spawn(async move { (number, attempt.await) }));
         }
-        let ended = tokio::time::timeout(BESIDE, self.attempts.next()).await;
-        // The runtime is shutting down, where a task was stopped.
-        ended.ok()??.ok()
+        let newest = self.newest;
+        let ended = async {
+            while let Some(ended) = self.attempts.next().await {
+                match ended {
+                    Ok((number, opened)) if opened.is_ok() || number == newest => return Some(opened),
+                    // An earlier one; or the runtime is shutting down, where a task was stopped.
+                    _ => {}
+                }
+            }
+            None
+        };
+        tokio::time::timeout(BESIDE, ended).await.ok()?
     }
 }
 
@@ -102,6 +118,23 @@ mod tests {
         sleep(Duration::from_secs(2)).await;
         let next = opening.attempt(async { unreachable!("it is open") }).await;
         assert!(matches!(next, Some(Ok(1))), "{next:?}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn those_that_fail_together_do_not_hold_up_the_next() {
+        let failure = || Err(unanswered(Duration::ZERO));
+        for late in [false, true] {
+            let mut opening = Opening::new();
+            for number in 0..4 {
+                assert!(opening.attempt(after(12 - 2 * number, failure())).await.is_none());
+            }
+            // They fail before the next is made, or after.
+            sleep(Duration::from_secs(if late { 3 } else { 5 })).await;
+            let begin = Instant::now();
+            let next = opening.attempt(after(1, Ok(1))).await;
+            assert!(matches!(next, Some(Ok(1))), "{next:?}");
+            assert_eq!(begin.elapsed(), Duration::from_secs(1));
+        }
     }
 
     #[tokio::test(start_paused = true)]
