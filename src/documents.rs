@@ -56,8 +56,8 @@ const DEFAULT_FIELD: &str = "watchlock";
 /// is stored.
 ///
 /// A transaction that writes to a locked document holds up the renewals of its lock until it ends: keep it far shorter than
-/// the lease. Each such renewal has a connection of the driver's pool for some seconds; whoever has many such transactions
-/// at once gives the pool more room than for them alone (`maxPoolSize`).
+/// the lease. Up to four such renewals at a time have a connection of the driver's pool each; whoever has several such
+/// transactions at once gives the pool more room than for them alone (`maxPoolSize`).
 ///
 /// Nothing hinders other programs from changing a locked document; what they change beside the lock does no harm to it.
 /// A document that is replaced as a whole loses its lock, and its holder is told so: update fields instead.

@@ -1,4 +1,4 @@
-//! The transitions of [`super::state`] as aggregation pipelines for `findOneAndUpdate` and `updateMany`.
+//! The transitions of [`super::state`] as aggregation pipelines for `findAndModify` and `update`.
 //!
 //! Only operators of MongoDB 4.4 are used. Whatever a user can choose (names, owners, reasons) and every id goes in
 //! under `$literal`, so that no string is ever read as an expression or a field path.

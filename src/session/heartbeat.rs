@@ -11,7 +11,7 @@
 //! twice as long after it as answers have taken of late.
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::BTreeSet,
     sync::{Arc, Weak},
     time::Duration,
 };
@@ -76,15 +76,67 @@ const NOTHING_DUE: Duration = Duration::from_secs(3600);
 /// How often a failed look is repeated; by then a renewal has told more.
 const LOOKS: u32 = 8;
 
+/// How many of those that have less than half of their lease left go out together, beside all others: mostly those that
+/// hold on a claim lease, which is too short to wait for its turn.
+const URGENT_TOGETHER: usize = 100;
+
 /// The renewals of a session that are on their way, and how long their answers take.
 #[derive(Debug, Default)]
 pub(super) struct Renewals {
     /// Those that had no other sent beside them so far.
     awaited: usize,
-    /// Those of them that are no repetitions.
+    /// Those of them that are no repetitions, and not urgent.
     first: usize,
+    /// Those of them that are urgent.
+    urgent: usize,
     /// The longest that an answer took of late.
     slowest: Duration,
+}
+
+/// Why a renewal goes out now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Lane {
+    /// It is due.
+    First,
+    /// It is due, and there is little time left.
+    Urgent,
+    /// As others were sent in vain.
+    Again,
+}
+
+/// The place of a renewal among those that are on their way, for as long as it is waited for.
+struct Awaited {
+    session: Arc<Session>,
+    lane: Lane,
+}
+
+impl Awaited {
+    /// `None` where there is no room.
+    fn begin(session: &Arc<Session>, lane: Lane) -> Option<Self> {
+        let renewals = &mut session.table().renewals;
+        if renewals.awaited >= RENEWALS_AT_ONCE {
+            return None;
+        }
+        renewals.awaited += 1;
+        renewals.first += usize::from(lane == Lane::First);
+        renewals.urgent += usize::from(lane == Lane::Urgent);
+        let session = session.clone();
+        Some(Self { session, lane })
+    }
+}
+
+/// Also where observers of the user's panic.
+impl Drop for Awaited {
+    fn drop(&mut self) {
+        {
+            let renewals = &mut self.session.table().renewals;
+            renewals.awaited -= 1;
+            renewals.first -= usize::from(self.lane == Lane::First);
+            renewals.urgent -= usize::from(self.lane == Lane::Urgent);
+        }
+        // There may be others that have waited for that.
+        self.session.beat.notify_one();
+    }
 }
 
 impl Renewals {
@@ -93,18 +145,18 @@ impl Renewals {
         FIRST_AT_ONCE.saturating_sub(self.first) * RENEWED_TOGETHER
     }
 
-    fn answered(&mut self, took: Duration) {
-        self.slowest = took.max(self.slowest * 3 / 4);
+    /// One for which `pause` was waited was answered. A single one that hung does not tell of the others.
+    fn answered(&mut self, took: Duration, pause: Duration) {
+        self.slowest = took.min(pause * 2).max(self.slowest * 3 / 4);
     }
 
     /// How long a renewal is waited for until another goes out beside it, after so many in vain.
     fn pause(&self, interval: Duration, in_vain: u32, left: Duration) -> Duration {
-        // One that hung and was answered after all is not what is to be expected.
         let least = self.slowest.min(interval / 2) * 2;
         let pause = (interval / BESIDE).max(least);
         let pause = pause.saturating_mul(2_u32.saturating_pow(in_vain));
-        // In time for the deadline, be it that of a claim; though what can't be answered by then does no good.
-        pause.min(left / 3).max(least).max(SOONEST)
+        // In time for the deadline, be it that of a claim; however slow the server is, once more before it.
+        pause.min(left / 3).max(least.min(left / 2)).max(SOONEST)
     }
 }
 
@@ -166,9 +218,9 @@ impl Session {
                     hold.renew_at().is_some_and(|at| at <= soon)
                 };
                 renewing.extend(holds().filter(is_due).cloned());
-                // The most urgent first, and else by name: what was renewed together is so again. Each time is looked at
-                // once, as answers change it meanwhile.
-                renewing.sort_by_cached_key(|hold| hold.renew_at());
+                // Who has the least time left comes first, and else by name: what was renewed together is so again. Each
+                // time is looked at once, as answers change it meanwhile.
+                renewing.sort_by_cached_key(|hold| hold.deadline());
             }
             if holds().any(|hold| hold.since + WORTH_WATCHING <= now) {
                 if self.wants_to_stream() {
@@ -218,57 +270,75 @@ impl Session {
         let oldest = oldest.filter(|_| !table.streaming && !wants_to_stream);
         let look = oldest.map(|since| (since + WORTH_WATCHING).max(table.verify_at.unwrap_or(now)));
         let next = lines.into_iter().chain(look).min().unwrap_or(now + NOTHING_DUE);
-        // What is late in spite of all (a renewal beyond the limits) must not make the heart race.
-        let rest = if table.renewals.room() == 0 {
-            SOONEST
-        } else {
-            Duration::from_millis(1)
-        };
-        let next = next.max(now + rest);
+        // What is late in spite of all must not make the heart race.
+        let next = next.max(now + Duration::from_millis(1));
         table.beat_at = Some(next);
         next
     }
 
+    /// Renews holds that are sorted by their deadlines.
     fn renew(self: &Arc<Self>, holds: Vec<Arc<Hold>>, now: Instant) {
-        let mut by_patience: BTreeMap<u32, Vec<Arc<Hold>>> = BTreeMap::new();
+        let mut groups: Vec<(u32, Vec<Arc<Hold>>)> = Vec::new();
         for hold in holds {
             // What is part of a transaction is known to stand in the others' way.
             let in_vain = if hold.is_guarded() { u32::MAX } else { hold.in_vain() };
-            by_patience.entry(in_vain).or_default().push(hold);
+            // The groups come to be sorted by the first deadline in each.
+            match groups.iter_mut().find(|(of, _)| *of == in_vain) {
+                Some((_, group)) => group.push(hold),
+                None => groups.push((in_vain, vec![hold])),
+            }
         }
-        for (in_vain, mut holds) in by_patience {
+        for (in_vain, holds) in groups {
             if in_vain == 0 {
-                // The others stay due, and have their turn when one of these has been answered or is overdue.
-                holds.truncate(self.table().renewals.room());
+                self.renew_first(holds, now);
+                continue;
             }
             for together in holds.chunks(renewed_together(in_vain, holds.len())) {
-                self.send_renewal(together.to_vec(), in_vain, now);
+                self.send_renewal(together, in_vain, Lane::Again, now);
             }
         }
     }
 
-    fn send_renewal(self: &Arc<Self>, holds: Vec<Arc<Hold>>, in_vain: u32, now: Instant) {
-        let first = usize::from(in_vain == 0);
-        let left = holds.iter().map(|hold| hold.deadline().saturating_duration_since(now));
-        let pause = {
-            let renewals = &mut self.table().renewals;
-            if renewals.awaited >= RENEWALS_AT_ONCE {
-                for hold in &holds {
-                    hold.put_off_renewal(now + SOONEST);
-                }
-                return;
-            }
-            renewals.awaited += 1;
-            renewals.first += first;
-            // For the first of the deadlines: one time for them all keeps them together.
-            let least_left = left.clone().min().unwrap_or_default();
-            renewals.pause(self.config.renewal_interval, in_vain, least_left)
+    /// Renews holds that have no renewal on its way.
+    fn renew_first(self: &Arc<Self>, mut holds: Vec<Arc<Hold>>, now: Instant) {
+        let (room, urgent) = {
+            let renewals = &self.table().renewals;
+            (renewals.room(), renewals.urgent)
         };
+        let is_urgent = |hold: &&Arc<Hold>| hold.deadline().saturating_duration_since(now) < hold.lease / 2;
+        let hurrying = holds.iter().take(URGENT_TOGETHER).take_while(is_urgent).count();
+        if hurrying > 0 && urgent < FIRST_AT_ONCE {
+            let rest = holds.split_off(hurrying);
+            self.send_renewal(&holds, 0, Lane::Urgent, now);
+            holds = rest;
+        }
+        let waiting = holds.split_off(room.min(holds.len()));
+        for together in holds.chunks(RENEWED_TOGETHER) {
+            self.send_renewal(together, 0, Lane::First, now);
+        }
+        // They have their turn when one of these has been answered or is overdue.
+        for hold in waiting {
+            hold.put_off_renewal(now + SOONEST);
+        }
+    }
+
+    fn send_renewal(self: &Arc<Self>, holds: &[Arc<Hold>], in_vain: u32, lane: Lane, now: Instant) {
+        let Some(awaited) = Awaited::begin(self, lane) else {
+            for hold in holds {
+                hold.put_off_renewal(now + SOONEST);
+            }
+            return;
+        };
+        let left = holds.iter().map(|hold| hold.deadline().saturating_duration_since(now));
+        // For the first of the deadlines: one time for them all keeps them together.
+        let least_left = left.clone().min().unwrap_or_default();
+        let interval = self.config.renewal_interval;
+        let pause = self.table().renewals.pause(interval, in_vain, least_left);
         // What hangs takes a connection of the pool, so the first may hang for as long as it is of use, and few beside it.
         let within = left.max().unwrap_or_default();
         let within = if in_vain == 0 { within } else { within / 2 };
         let sent: Vec<u64> = holds.iter().map(|hold| hold.renewing(now + pause)).collect();
-        let session = self.clone();
+        let (session, holds) = (self.clone(), holds.to_vec());
         self.spawn(async move {
             let sent_at = Instant::now();
             let mut renewing = std::pin::pin!(session.renew_together(&holds, within));
@@ -278,24 +348,18 @@ impl Session {
                 () = sleep(pause) => None,
             };
             // Who is late does not keep the next from being sent: there may be another primary by now.
-            {
-                let renewals = &mut session.table().renewals;
-                renewals.awaited -= 1;
-                renewals.first -= first;
-            }
-            // There may be others that have waited for that.
-            session.beat.notify_one();
+            drop(awaited);
             let answered = match answered {
                 Some(answered) => answered,
                 None => renewing.await,
             };
             if answered.is_ok() && in_vain == 0 {
-                session.table().renewals.answered(sent_at.elapsed());
+                session.table().renewals.answered(sent_at.elapsed(), pause);
             }
-            if answered.is_err() {
-                let again = Instant::now() + (session.config.renewal_interval / 10).min(BACKOFF.1);
+            if let Err(error) = answered {
+                let again = Instant::now() + (interval / 10).min(BACKOFF.1);
                 for (hold, sent) in holds.iter().zip(sent) {
-                    hold.failed(sent, again);
+                    hold.failed(sent, again, error.was_answered());
                     // Feeding nothing is enough: the heart learns when to beat next.
                     session.feed(&hold.name, |_, _, _| {});
                 }
@@ -426,22 +490,19 @@ mod tests {
 
     const LEASE: Duration = Duration::from_secs(10);
 
-    fn client() -> (Arc<Link>, LockClient) {
-        let memory = Arc::new(MemoryStore::begun(ServerTime(1_700_000_000_000)));
-        let link = Link::new(memory, 1);
+    fn memory() -> Arc<MemoryStore> {
+        Arc::new(MemoryStore::begun(ServerTime(1_700_000_000_000)))
+    }
+
+    fn client(memory: &Arc<MemoryStore>, id: &str, lease: Duration) -> (Arc<Link>, LockClient) {
+        let link = Link::new(memory.clone(), 1);
         link.calm();
         let settings = Settings {
-            lease: Some(LEASE),
+            lease: Some(lease),
             ..Settings::default()
         };
         let (config, store) = (settings.validate().unwrap(), Store::Simulated(link.clone()));
-        let session = Session::of(
-            "0123456789abcdef".to_owned(),
-            config,
-            store,
-            None,
-            WakeMode::ChangeStream,
-        );
+        let session = Session::of(id.to_owned(), config, store, None, WakeMode::ChangeStream);
         (link, LockClient::new(session))
     }
 
@@ -450,7 +511,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_slow_server_is_not_made_slower() {
         const COUNT: usize = 2_000;
-        let (link, locks) = client();
+        let (link, locks) = client(&memory(), "0123456789abcdef", LEASE);
         let mutexes = (0..COUNT).map(|number| locks.mutex(format!("lock {number}")));
         let acquired = join_all(mutexes.map(|mutex| async move { mutex.acquire().await.unwrap() })).await;
         sleep(2 * LEASE).await;
@@ -465,6 +526,32 @@ mod tests {
         assert!((80..150).contains(&burden.renewals()), "{}", burden.renewals());
     }
 
+    /// A round of renewals keeps this server busy for five seconds of six, and a claim lease is over in five.
+    #[tokio::test(start_paused = true)]
+    async fn what_is_held_on_a_claim_lease_does_not_wait_for_others() {
+        const COUNT: usize = 5_000;
+        let (memory, lease) = (memory(), 3 * LEASE);
+        let (link, locks) = client(&memory, "0123456789abcdef", lease);
+        let (_, other) = client(&memory, "fedcba9876543210", lease);
+        let mutexes = (0..COUNT).map(|number| locks.mutex(format!("lock {number}")));
+        let _acquired = join_all(mutexes.map(|mutex| async move { mutex.acquire().await.unwrap() })).await;
+        sleep(lease).await;
+        let _burden = link.burden(Duration::from_millis(300), Duration::from_millis(1));
+        sleep(lease).await;
+        // Whenever in the round it comes.
+        for late in [0, 3] {
+            let held = other.mutex("x").acquire().await.unwrap();
+            let waiting = locks.mutex("x");
+            let waiting = tokio::spawn(async move { waiting.acquire().await.unwrap() });
+            sleep(Duration::from_secs(10 + late)).await;
+            held.release().await.unwrap();
+            let claimed = waiting.await.unwrap();
+            sleep(LEASE).await;
+            assert_eq!(claimed.lost_reason(), None, "{late}");
+            claimed.release().await.unwrap();
+        }
+    }
+
     #[test]
     fn another_renewal_comes_the_later_the_slower_answers_are() {
         let millis = Duration::from_millis;
@@ -474,14 +561,16 @@ mod tests {
         assert_eq!(pause(&renewals, 2, 7_000), millis(1_600));
         assert_eq!(pause(&renewals, 9, 6_000), millis(2_000));
         assert_eq!(pause(&renewals, 9, 60), SOONEST);
-        renewals.answered(millis(600));
+        renewals.answered(millis(600), millis(400));
         assert_eq!(pause(&renewals, 0, 7_000), millis(1_200));
         // One fast answer does not make a fast server.
-        renewals.answered(millis(1));
+        renewals.answered(millis(1), millis(1_200));
         assert_eq!(pause(&renewals, 0, 7_000), millis(900));
-        assert_eq!(pause(&renewals, 9, 60), millis(900));
-        // However long an answer hung, a connection that hangs is found out about.
-        renewals.answered(millis(20_000));
+        // However slow it is, there is another before the deadline.
+        assert_eq!(pause(&renewals, 9, 1_000), millis(500));
+        assert_eq!(pause(&renewals, 9, 60), SOONEST);
+        // And however long one hung, a connection that hangs is found out about.
+        renewals.answered(millis(20_000), millis(900));
         assert_eq!(pause(&renewals, 0, 7_000), millis(2_000));
     }
 }

@@ -48,7 +48,7 @@ struct Progress {
     renew_at: Instant,
     /// How many renewals were sent so far.
     renewals: u64,
-    /// How many of them since the last that was answered.
+    /// How many of them since the last of which the server said anything in time.
     in_vain: u32,
     /// The last renewal failed or has not been answered in time.
     failing: bool,
@@ -325,7 +325,7 @@ impl Hold {
         self.progress().renew_at = at;
     }
 
-    /// How many renewals were sent since the last that was answered.
+    /// How many renewals were sent since the last of which the server said anything in time.
     pub(crate) fn in_vain(&self) -> u32 {
         self.progress().in_vain
     }
@@ -346,10 +346,13 @@ impl Hold {
 
     /// A renewal failed: not a loss, as long as the deadline is ahead. Another goes out at `again` at the latest, unless
     /// one has since.
-    pub(crate) fn failed(&self, renewal: u64, again: Instant) {
+    pub(crate) fn failed(&self, renewal: u64, again: Instant, answered: bool) {
         let mut progress = self.progress();
         if progress.renewals == renewal {
             progress.failing = true;
+            if answered {
+                progress.in_vain = 0;
+            }
             progress.renew_at = progress.renew_at.min(again);
         }
     }

@@ -425,7 +425,11 @@ async fn pump(session: Weak<Session>) {
         drop(opener);
         let mut stream = match opened {
             Some(Ok(stream)) => stream,
-            None => continue,
+            None => {
+                sleep(pause).await;
+                pause = (pause * 2).min(line::BACKOFF.1);
+                continue;
+            }
             Some(Err(error)) => {
                 resume = resume.filter(|_| !error.is_final());
                 sleep(if error.is_final() { UNAVAILABLE } else { pause }).await;

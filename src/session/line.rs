@@ -11,7 +11,7 @@
 //! carried out when no lock is held.
 
 use std::{
-    collections::{BTreeMap, VecDeque},
+    collections::{BTreeMap, BTreeSet, VecDeque},
     io,
     sync::Arc,
     time::Duration,
@@ -905,6 +905,13 @@ impl Line {
     ) {
         self.alone_at = None;
         let asked = |pending: &Pending| operation.asks_for(&pending.id);
+        // A waiter asks until it is granted or gives up; whoever is refused is told. So is a try, when it has failed once
+        // more: a fail-over or a cut connection fails whatever is on its way, and the next command comes through.
+        let refused = error.kind != Failure::Unavailable;
+        let in_vain = |pending: &&Pending| !pending.wait && (pending.uncertain || error.found_no_server());
+        let told = self.waiting.iter().filter(|pending| asked(pending));
+        let told = told.filter(|pending| refused || in_vain(pending));
+        let told: BTreeSet<u64> = told.map(|pending| pending.key).collect();
         let leaves = self.under_way.take().unwrap_or_default();
         self.trouble = (error.kind == Failure::Unavailable).then(|| error.clone());
         match error.kind {
@@ -950,13 +957,9 @@ impl Line {
                 }
             }
         }
-        // A waiter asks until it is granted or gives up; whoever is refused is told. So is a try, when it has failed once
-        // more: a fail-over or a cut connection fails whatever is on its way, and the next command comes through.
-        let refused = error.kind != Failure::Unavailable;
-        let in_vain = refused || self.failures > 1 || error.found_no_server();
         let (told, rest): (VecDeque<_>, VecDeque<_>) = std::mem::take(&mut self.waiting)
             .into_iter()
-            .partition(|pending| asked(pending) && (refused || (in_vain && !pending.wait)));
+            .partition(|pending| told.contains(&pending.key));
         self.waiting = rest;
         for mut pending in told {
             // What can't be read may have been written.

@@ -120,6 +120,11 @@ impl StoreError {
         self.source.is::<NotALock>()
     }
 
+    /// The server said so, and at once: not that it took too long (`MaxTimeMSExpired`).
+    pub(crate) fn was_answered(&self) -> bool {
+        self.code().is_some_and(|code| code != 50)
+    }
+
     /// It was not even sent: the driver found no server to send it to, for as long as it is told to look for one.
     pub(crate) fn found_no_server(&self) -> bool {
         self.source.downcast_ref().is_some_and(mongo::found_no_server)

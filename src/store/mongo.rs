@@ -117,8 +117,8 @@ impl MongoStore {
         // server is spared the making of another document for the answer.
         let bare = operation.expects != Expects::Nothing && at.is_root();
         let fields = (!bare).then(|| self.fields());
-        let answer = if operation.evict {
-            // The one that must not come twice: the driver repeats it in a way by which the server knows it again.
+        let answer = if operation.evict || operation.proclaim.is_some() {
+            // What must not come late, after another: the driver repeats it in a way by which the server knows it again.
             self.collection
                 .find_one_and_update(query, update)
                 .return_document(ReturnDocument::After)

@@ -63,12 +63,13 @@ fn failure_by_code(code: i32) -> Failure {
     match code {
         11000 => Failure::Raced,
         // HostUnreachable, HostNotFound, LockTimeout, CursorNotFound, LockBusy, MaxTimeMSExpired, WriteConcernFailed,
-        // NetworkTimeout, ShutdownInProgress, NotYetInitialized, WriteConflict, ReadConcernMajorityNotAvailableYet,
+        // NetworkTimeout, ShutdownInProgress, NotYetInitialized, WriteConflict, FailedToSatisfyReadPreference (of a
+        // router that knows no primary), ReadConcernMajorityNotAvailableYet,
         // QueryPlanKilled, PrimarySteppedDown, NetworkInterfaceExceededTimeLimit, CursorKilled, ExceededTimeLimit,
         // ConnectionPoolExpired, TemporarilyUnavailable, SocketException, NotWritablePrimary, InterruptedAtShutdown,
         // Interrupted, InterruptedDueToReplStateChange, NotPrimaryNoSecondaryOk, NotPrimaryOrSecondary
-        6 | 7 | 24 | 43 | 46 | 50 | 64 | 89 | 91 | 94 | 112 | 134 | 175 | 189 | 202 | 237 | 262 | 317 | 365 | 9001
-        | 10107 | 11600 | 11601 | 11602 | 13435 | 13436 => Failure::Unavailable,
+        6 | 7 | 24 | 43 | 46 | 50 | 64 | 89 | 91 | 94 | 112 | 133 | 134 | 175 | 189 | 202 | 237 | 262 | 317 | 365
+        | 9001 | 10107 | 11600 | 11601 | 11602 | 13435 | 13436 => Failure::Unavailable,
         _ => Failure::Refused,
     }
 }
