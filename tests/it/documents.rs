@@ -229,7 +229,8 @@ async fn ids_are_of_any_type() {
 /// by the whole of it: either way the news comes at once, and not with the next routine look, after 15 s.
 #[tokio::test(flavor = "multi_thread")]
 async fn news_come_by_deltas_and_by_whole_documents() {
-    let scene = Scene::on(Ground::replica_set("doc_delta").await).await;
+    let ground = Ground::replica_set("doc_delta").await;
+    let scene = Scene::on(ground.clone()).await;
     let soon = SOON * 5;
     let mut id = 0;
     for padding in [0, 100_000] {
@@ -238,15 +239,21 @@ async fn news_come_by_deltas_and_by_whole_documents() {
             let document =
                 doc! { "_id": id, "free": false, "state": { "padding": "x".repeat(padding), "list": [1, 2] } };
             scene.events.insert(document).await;
-            let a = scene.locks_of::<Document>(&scene.a).field(path);
+            let (a, sent) = counting(&ground, &scene.a).await;
+            let a = a.field(path);
             let b = scene.locks_of::<Document>(&scene.b).field(path);
             let held = a.acquire(id).await.unwrap();
             let waiter = tokio::spawn(b.acquire(id).into_future());
             eventually(PATIENCE, "it waits", async || waiting(&a, id).await == 1).await;
             held.release().await.unwrap();
             let held = within(soon, "the hand-over", waiter).await.unwrap().unwrap();
+            let before = sent.load(Ordering::Relaxed);
             let waiter = tokio::spawn(a.claim(doc! { "_id": id }).into_future());
-            tokio::time::sleep(SOON / 10).await;
+            // Who has found nothing twice waits: the second time it was listening already.
+            eventually(PATIENCE, "it waits", async || {
+                sent.load(Ordering::Relaxed) >= before + 2
+            })
+            .await;
             held.release().await.unwrap();
             let held = within(soon, "the claim", waiter).await.unwrap().unwrap();
             b.break_lock(id).await.unwrap();
