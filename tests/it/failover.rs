@@ -889,6 +889,9 @@ impl Process {
             assert_ne!(fault, Fault::Frozen, "{}: its stream was silent", self.name);
             return;
         };
+        for (at, mode) in &since {
+            println!("{}:   {mode} {}", self.name, moments.since(*at));
+        }
         let noticed = *broken - moments.struck;
         println!(
             "{}: noticed {noticed:.2?} after the fault; {mode} {}",
