@@ -906,7 +906,8 @@ impl Process {
         assert_eq!(*mode, WakeMode::ChangeStream, "{}", self.name);
         // Where the election had to be repeated, everything waits for the members to find each other.
         let in_time = moments.standing - moments.struck <= ELECTED_IN_TIME;
-        let bound = if in_time { moments.standing } else { full_speed } + BACK;
+        // A stream that was opened on a server as that went is silent, and is found so once more.
+        let bound = if in_time { moments.standing } else { full_speed } + BACK + STREAM_DEAD;
         assert!(
             *back <= bound,
             "{}: its stream was back {}",
