@@ -12,13 +12,16 @@ use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::{
         TcpListener, TcpStream,
-        tcp::{OwnedReadHalf, OwnedWriteHalf},
+        tcp::{ReadHalf, WriteHalf},
     },
     sync::{mpsc, watch},
     time::{Instant, sleep, sleep_until},
 };
 
-use crate::origin;
+use crate::{
+    flow::{Condition, Flow, Flows, Place, Reader},
+    origin,
+};
 
 /// The most bytes that travel as one chunk.
 const CHUNK: usize = 64 * 1024;
@@ -36,6 +39,7 @@ const IN_FLIGHT: usize = 1024;
 pub struct Proxy {
     addr: SocketAddr,
     network: watch::Sender<Network>,
+    flows: Flows,
     stop: watch::Sender<bool>,
     thread: Option<JoinHandle<()>>,
 }
@@ -152,13 +156,15 @@ impl Proxy {
         let stop = watch::Sender::new(false);
 
         let (state, mut stopped) = (network.subscribe(), stop.subscribe());
+        let flows = Flows::default();
+        let open = flows.clone();
         let thread = thread::Builder::new()
             .name("watchlock-proxy".to_owned())
             .spawn(move || {
                 // Leaving `block_on` drops the runtime, and with it every connection.
                 runtime.block_on(async {
                     tokio::select! {
-                        () = accept(listener, server, state, tells_apart) => {}
+                        () = accept(listener, server, state, open, tells_apart) => {}
                         _ = stopped.wait_for(|stop| *stop) => {}
                     }
                 });
@@ -166,6 +172,7 @@ impl Proxy {
         Ok(Self {
             addr,
             network,
+            flows,
             stop,
             thread: Some(thread),
         })
@@ -217,8 +224,10 @@ impl Proxy {
         });
     }
 
-    /// Back to a network without faults or delay. What was held back is delivered.
+    /// Back to a network without faults or delay. What was held back is delivered; connections that were
+    /// [lost](Self::lose) are closed.
     pub fn heal(&self) {
+        self.flows.close_lost(|_| true);
         self.network.send_modify(|network| {
             network.all.heal();
             network.from.values_mut().for_each(Path::heal);
@@ -248,6 +257,25 @@ impl Proxy {
         });
     }
 
+    /// Loses the open connections that `choose` picks, and returns how many: from now on nothing gets through them in either
+    /// direction, what is on the way included, and neither end learns of it, as behind a firewall that has forgotten them.
+    /// All others, and those to come, go on. What was lost stays lost until it is [closed](Self::close_lost), with
+    /// [`heal`](Self::heal) or [`cut`](Self::cut) at the latest.
+    ///
+    /// ```no_run
+    /// # fn example(proxy: watchlock_testkit::Proxy) {
+    /// let lost = proxy.lose(|flow| flow.has_carried("findAndModify"));
+    /// # }
+    /// ```
+    pub fn lose(&self, choose: impl FnMut(&Flow) -> bool) -> usize {
+        self.flows.lose(choose)
+    }
+
+    /// Closes those connections that were [lost](Self::lose) and that `choose` picks, so that both ends learn of it at last.
+    pub fn close_lost(&self, choose: impl FnMut(&Flow) -> bool) {
+        self.flows.close_lost(choose);
+    }
+
     /// Ends the trouble of one process.
     pub fn heal_for(&self, pid: u32) {
         self.network.send_modify(|network| {
@@ -267,14 +295,20 @@ impl Drop for Proxy {
     }
 }
 
-async fn accept(listener: StdListener, server: SocketAddr, network: watch::Receiver<Network>, tells_apart: bool) {
+async fn accept(
+    listener: StdListener,
+    server: SocketAddr,
+    network: watch::Receiver<Network>,
+    flows: Flows,
+    tells_apart: bool,
+) {
     let Ok(listener) = TcpListener::from_std(listener) else {
         return;
     };
     loop {
         match listener.accept().await {
             Ok((client, peer)) => {
-                let network = network.clone();
+                let (network, flows) = (network.clone(), flows.clone());
                 tokio::spawn(async move {
                     // Reading `/proc` takes milliseconds, in which the others are not to wait.
                     let origin = if tells_apart {
@@ -285,7 +319,7 @@ async fn accept(listener: StdListener, server: SocketAddr, network: watch::Recei
                     };
                     let now = network.borrow().path(origin);
                     if !now.refuse {
-                        serve(client, server, network, origin, now.cuts).await;
+                        serve(client, server, network, flows.open(origin), now.cuts).await;
                     }
                 });
             }
@@ -297,12 +331,14 @@ async fn accept(listener: StdListener, server: SocketAddr, network: watch::Recei
 
 /// Serves one connection until both ends have closed it, one is gone, or it is cut.
 async fn serve(
-    client: TcpStream,
+    mut client: TcpStream,
     server: SocketAddr,
     mut network: watch::Receiver<Network>,
-    origin: Option<u32>,
+    place: Place,
     cuts: u64,
 ) {
+    let flow = &*place.flow;
+    let (origin, mut condition) = (flow.origin(), flow.watch());
     let mut on_the_way = network.clone();
     let pass = async {
         // The handshake of TCP does not get through a black hole either.
@@ -310,16 +346,31 @@ async fn serve(
             .wait_for(|network| !network.path(origin).hold_requests)
             .await
             .map_err(io::Error::other)?;
-        let server = TcpStream::connect(server).await?;
+        let mut server = TcpStream::connect(server).await?;
         // Small messages must not wait for each other here: the delays are ours to choose.
         client.set_nodelay(true)?;
         server.set_nodelay(true)?;
-        let (from_client, to_client) = client.into_split();
-        let (from_server, to_server) = server.into_split();
-        tokio::try_join!(
-            forward(from_client, to_server, Direction::Requests, origin, on_the_way.clone()),
-            forward(from_server, to_client, Direction::Replies, origin, on_the_way),
-        )?;
+        let (from_client, to_client) = client.split();
+        let (from_server, to_server) = server.split();
+        let forward = async {
+            tokio::try_join!(
+                forward(from_client, to_server, Direction::Requests, flow, on_the_way.clone()),
+                forward(from_server, to_client, Direction::Replies, flow, on_the_way),
+            )
+        };
+        let lost = async {
+            condition
+                .wait_for(|condition| *condition != Condition::Alive)
+                .await
+                .is_ok()
+        };
+        tokio::select! {
+            passed = forward => drop(passed?),
+            _ = lost => {}
+        }
+        if *condition.borrow() != Condition::Alive {
+            swallow(&mut client, &mut server, condition).await;
+        }
         io::Result::Ok(())
     };
     tokio::select! {
@@ -329,23 +380,47 @@ async fn serve(
     }
 }
 
+/// Takes whatever comes and keeps both sockets open, until the connection is closed here. An end that closes its own is
+/// not passed on.
+async fn swallow(client: &mut TcpStream, server: &mut TcpStream, mut condition: watch::Receiver<Condition>) {
+    let drained = async {
+        tokio::join!(drain(client), drain(server));
+        std::future::pending::<()>().await;
+    };
+    tokio::select! {
+        () = drained => {}
+        _ = condition.wait_for(|condition| *condition == Condition::Closed) => {}
+    }
+}
+
+async fn drain(stream: &mut TcpStream) {
+    let mut buffer = vec![0; CHUNK];
+    while matches!(stream.read(&mut buffer).await, Ok(1..)) {}
+}
+
 /// Carries bytes one way until the sender closes its half, which is passed on as well.
 async fn forward(
-    mut from: OwnedReadHalf,
-    mut to: OwnedWriteHalf,
+    mut from: ReadHalf<'_>,
+    mut to: WriteHalf<'_>,
     direction: Direction,
-    origin: Option<u32>,
+    flow: &Flow,
     network: watch::Receiver<Network>,
 ) -> io::Result<()> {
     let (sender, mut receiver) = mpsc::channel(IN_FLIGHT);
-    let mut state = network.clone();
+    let (origin, mut state) = (flow.origin(), network.clone());
 
     let read = async {
         let mut buffer = vec![0; CHUNK];
+        let mut commands = Reader::default();
         loop {
             let cargo = match from.read(&mut buffer).await {
                 Ok(0) => Cargo::End,
-                Ok(length) => Cargo::Bytes(buffer[..length].to_vec()),
+                Ok(length) => {
+                    if let Direction::Requests = direction {
+                        commands.read(&buffer[..length], |name| flow.note(name));
+                    }
+                    Cargo::Bytes(buffer[..length].to_vec())
+                }
                 Err(_) => Cargo::Reset,
             };
             let last = !matches!(cargo, Cargo::Bytes(_));

@@ -406,6 +406,54 @@ async fn a_cut_closes_old_connections_and_new_ones() {
 }
 
 #[tokio::test]
+async fn a_lost_connection_is_silent_for_good_and_the_others_go_on() {
+    let proxy = echo().await;
+    let mut old = TcpStream::connect(proxy.addr()).await.unwrap();
+    old.write_all(b"a").await.unwrap();
+    assert_eq!(receive(&mut old, 1).await, b"a");
+    assert_eq!(proxy.lose(|_| false), 0);
+    assert_eq!(proxy.lose(|_| true), 1);
+    assert_eq!(proxy.lose(|_| true), 0, "it is lost already");
+
+    old.write_all(b"b").await.unwrap();
+    assert_silent(&mut old).await;
+    let mut new = TcpStream::connect(proxy.addr()).await.unwrap();
+    new.write_all(b"c").await.unwrap();
+    assert_eq!(receive(&mut new, 1).await, b"c");
+    proxy.heal_for(std::process::id());
+    proxy.close_lost(|_| false);
+    assert_silent(&mut old).await;
+
+    proxy.close_lost(|_| true);
+    assert!(is_closed(&mut old).await);
+    new.write_all(b"d").await.unwrap();
+    assert_eq!(receive(&mut new, 1).await, b"d");
+    proxy.lose(|_| true);
+    proxy.cut();
+    assert!(is_closed(&mut new).await);
+}
+
+/// As for a driver, whose connections of all kinds go on but those that have carried one command.
+#[tokio::test]
+async fn connections_are_lost_by_what_they_have_carried() {
+    let cluster = Cluster::replica_set(1).await.unwrap();
+    let proxy = cluster.proxy(0).unwrap();
+    let client = mongodb::Client::with_uri_str(proxy.uri()).await.unwrap();
+    write(&client).await.unwrap();
+    assert_eq!(proxy.lose(|flow| flow.has_carried("findAndModify")), 0);
+    assert_eq!(proxy.lose(|flow| flow.has_carried("insert")), 1);
+    let hangs = tokio::spawn(async move { write(&client).await });
+    sleep(MOMENT).await;
+    assert!(!hangs.is_finished());
+    let other = mongodb::Client::with_uri_str(proxy.uri()).await.unwrap();
+    write(&other).await.unwrap();
+    assert!(!hangs.is_finished());
+    // The driver then takes a new one, as a write may be tried again.
+    proxy.heal();
+    timeout(PATIENCE, hangs).await.unwrap().unwrap().unwrap();
+}
+
+#[tokio::test]
 async fn trouble_strikes_one_process_and_no_other() {
     let proxy = echo_behind(Proxy::telling_apart).await;
     let (own, other) = (std::process::id(), 1);
