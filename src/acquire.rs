@@ -13,6 +13,7 @@ use crate::{
     contention::Contention,
     error::{AcquireError, InvalidInput},
     handle::LockHandle,
+    name::LockName,
     protocol::{Kind, Owner},
     session::{Session, line::Wanted},
     telemetry::Attempt,
@@ -22,7 +23,7 @@ use crate::{
 #[derive(Clone)]
 pub(crate) struct Share {
     pub(crate) session: Arc<Session>,
-    pub(crate) name: String,
+    pub(crate) name: LockName,
     pub(crate) kind: Kind,
     pub(crate) capacity: i64,
     pub(crate) permits: i64,
@@ -66,7 +67,10 @@ impl Request {
             permits,
             ..
         } = &self.share;
-        check_name(name)?;
+        // The `_id` of a document has a bound of its own, and has been checked.
+        if *kind != Kind::Document {
+            check_name(name)?;
+        }
         if let Some(reason) = &self.reason {
             check_text("reason", reason)?;
         }
@@ -114,7 +118,7 @@ impl Request {
             Err(error) => return Err(error),
         };
         Err(AcquireError::Timeout {
-            name,
+            name: name.to_string(),
             waited: Duration::ZERO,
             contention,
             source: None,
@@ -131,7 +135,7 @@ impl Request {
         } = self.share;
         if timeout == Some(Duration::ZERO) {
             return Err(AcquireError::Timeout {
-                name,
+                name: name.to_string(),
                 waited: Duration::ZERO,
                 contention: None,
                 source: None,
@@ -184,7 +188,7 @@ impl Acquire {
     }
 
     /// Gives up after `timeout` with [`AcquireError::Timeout`]; at most 366 days. Zero asks the server and does not wait
-    /// for the lock; as a try, it takes as long as the driver takes to answer.
+    /// for the lock; as a try, it fails when the server has not answered for ten seconds.
     ///
     /// The error tells who held the lock and how many would have come before us, or that the server did not answer.
     pub fn timeout(mut self, timeout: Duration) -> Self {
@@ -275,9 +279,9 @@ impl TryAcquire {
     /// Gives up when the server has not answered after `timeout`, with [`AcquireError::Timeout`]; at most 366 days, and
     /// zero gives up before anything is sent.
     ///
-    /// Without it a try takes as long as the driver takes to answer: while the server can't be reached, its server
-    /// selection timeout (30 s unless set), and longer when the server hangs. What was asked goes on in the
-    /// background, and is taken back when the server has got round to it.
+    /// Without it a try fails with [`AcquireError::Server`] when the server has not answered for ten seconds; it is asked
+    /// several times in these. What was asked goes on in the background, and is taken back when the server has got round
+    /// to it.
     ///
     /// # Examples
     ///
@@ -333,8 +337,8 @@ impl TryAcquire {
         let name = self.request.share.name.clone();
         let tried = self.send(Otherwise::Tell).await?;
         // Who asks to be told is never answered with nothing.
-        tried.ok_or(AcquireError::Held {
-            name,
+        tried.ok_or_else(|| AcquireError::Held {
+            name: name.to_string(),
             contention: Box::new(Contention::behind(0)),
         })
     }
@@ -363,7 +367,7 @@ impl fmt::Debug for Request {
         let Share {
             name, kind, permits, ..
         } = &self.share;
-        write!(f, "{permits} of the {kind} `{}`", name.escape_debug())
+        write!(f, "{permits} of the {kind} {name:?}")
     }
 }
 

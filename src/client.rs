@@ -1,17 +1,18 @@
 //! The client: one per process, from which all locks are made.
 
 use std::{
+    collections::HashMap,
     fmt,
     sync::{Arc, Mutex, PoisonError, Weak},
     time::Duration,
 };
 
 use mongodb::{Collection, Database};
-use tokio::sync::watch;
+use tokio::{runtime::Handle, sync::watch};
 
 use crate::{
     config::{Settings, check_collection, check_name},
-    documents::{self, DocumentLocks},
+    documents::{self, DocumentLocks, PlaceId},
     election::Election,
     error::{BuildError, OperateError, ServerError},
     in_memory::InMemory,
@@ -20,10 +21,14 @@ use crate::{
     memory_collection::MemoryCollection,
     multi::MultiLock,
     mutex,
+    name::LockName,
     rw_lock::RwLock,
     semaphore::Semaphore,
-    session::Session,
-    store::{MongoStore, Store, StoreError, Topology},
+    session::{
+        Session,
+        asking::{Pace, read_beside},
+    },
+    store::{MongoStore, Store, Topology, place::Paths},
     telemetry,
     wake_mode::{PollingReason, WakeMode, WakeSource},
     watch::{AllLockEvents, LockEvents},
@@ -77,7 +82,7 @@ impl LockClientBuilder {
     }
 
     /// How often held locks are renewed; a fifth of the lease by default. It must be shorter than the lease less the
-    /// skew margin.
+    /// skew margin and the drift of clocks, a thousandth of the lease.
     ///
     /// What is left of the lease when the primary fails at the worst moment is the lease less this: it must outlast the
     /// election (10 to 12 s by MongoDB's defaults, 20 s when it has to be repeated) and the first commit after it.
@@ -103,7 +108,8 @@ impl LockClientBuilder {
     /// How far the clocks of the replica set's members may be apart; a tenth of the lease by default, 1 s at most.
     ///
     /// A holder gives up this much before the server would give the lock away, so that a new primary whose clock is
-    /// ahead of the old one's does no harm.
+    /// ahead of the old one's does no harm. It gives up another thousandth of the lease earlier, as the clocks of two
+    /// machines don't go equally fast: 30 ms of 30 s, almost an hour and a half of 60 days.
     pub fn skew_margin(mut self, margin: Duration) -> Self {
         self.settings.skew_margin = Some(margin);
         self
@@ -118,6 +124,19 @@ impl LockClientBuilder {
     /// Where waiters learn of a release; the change stream where there is one, by default.
     pub fn wake_source(mut self, source: WakeSource) -> Self {
         self.settings.wake_source = source;
+        self
+    }
+
+    /// How many change streams the client may have open at one time, so that they leave room in the connection pool of the
+    /// driver; 4 by default, 1 to 100.
+    ///
+    /// Each open stream occupies one of the pool's connections (`maxPoolSize`, 10 unless set). There is one for the locks,
+    /// which always has room; one for each collection (and [field](crate::DocumentLocks::field)) of documents in which
+    /// somebody waits, claims or holds for long; and one for each [`watch`](LockClient::watch),
+    /// [`watch_all`](LockClient::watch_all) and [`observe`](crate::Election::observe). Where there are more, the first to
+    /// come stream, and the others poll until there is room.
+    pub fn max_streams(mut self, streams: u32) -> Self {
+        self.settings.max_streams = Some(streams);
         self
     }
 
@@ -208,11 +227,11 @@ impl LockClientBuilder {
             Place::Database(database) => (database, self.collection),
             Place::Memory(memory) => return Ok(memory.client_with(config)),
         };
-        // Run to its end by itself, as a driver future that is dropped half-way stalls the pool.
-        let connecting = tokio::spawn(async move { MongoStore::connect(&database, &collection).await });
-        let connected = connecting
-            .await
-            .unwrap_or_else(|stopped| Err(StoreError::stopped(stopped)));
+        let connecting = || {
+            let (database, collection) = (database.clone(), collection.clone());
+            async move { MongoStore::connect(&database, &collection).await }
+        };
+        let connected = read_beside(&Handle::current(), Pace::CONNECT, connecting).await;
         let (store, topology, exchange) = connected
             .inspect_err(|error| telemetry::operation_failed("connect", None, error))
             .map_err(ServerError::from)?;
@@ -247,17 +266,23 @@ impl LockClientBuilder {
 ///
 /// An acquire has its [`timeout`](crate::Acquire::timeout), and so has a [try](crate::TryAcquire::timeout);
 /// [`LockHandle::release`](crate::LockHandle::release) and [`shutdown`](Self::shutdown) give up after the time of a
-/// lease, [`LockHandle::renew`](crate::LockHandle::renew) when the lock is lost. Everything else that asks the server
-/// (`inspect`, `list`, `break_lock`, `leader`, `available_permits`, `proclaim`, `build`) takes as long as the driver does:
-/// while the server can't be reached its server selection timeout, 30 s unless set, and longer when the server hangs. Put
-/// these into `tokio::time::timeout` as you like: what is sent runs in a task of its own, so that no command of the driver
-/// is given up half-way.
+/// lease, [`LockHandle::renew`](crate::LockHandle::renew) when the lock is lost. Everything else that asks the server fails
+/// when it gets no answer: `inspect`, `leader` and `available_permits` after 10 s, `break_lock` after 17 s, `list` after 30 s,
+/// `build` after two minutes, `proclaim` when the lock is lost, and a change of a locked document after the time of a
+/// lease. While the driver finds no server they fail with its server selection timeout (30 s unless set) if that comes
+/// first. Put these into `tokio::time::timeout` as you like: what is sent runs in a task of its own, so that no command of
+/// the driver is given up half-way.
 #[derive(Clone)]
 pub struct LockClient {
     session: Arc<Session>,
-    /// Sessions over the user's own collections: they end with this client.
-    others: Arc<Mutex<Vec<Weak<Session>>>>,
+    /// Sessions over the user's own collections, by what they are of: they end with this client.
+    others: Arc<Mutex<Vec<Other>>>,
+    /// The places of the locks in the user's own collections, by collection: as many as a program names.
+    paths: Arc<Mutex<HashMap<String, Paths>>>,
 }
+
+/// A session, and what it is of, where that can be known again.
+type Other = (Option<PlaceId>, Weak<Session>);
 
 impl fmt::Debug for LockClient {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -298,21 +323,42 @@ impl LockClient {
         Self {
             session,
             others: Arc::default(),
+            paths: Arc::default(),
         }
     }
 
-    /// A session of this client's with another store.
-    pub(crate) fn session_over(&self, store: Store) -> Arc<Session> {
-        let config = self.session.config.clone();
-        let mode = match (config.wake_source, &store) {
+    /// The places of the locks in the documents of a collection, as far as this client knows.
+    pub(crate) fn paths_in(&self, collection: String) -> Paths {
+        let mut paths = self.paths.lock().unwrap_or_else(PoisonError::into_inner);
+        paths.entry(collection).or_default().clone()
+    }
+
+    /// The session of this client over the locks of a place, or one with that store where there is none. A place that is
+    /// not known has a session of its own.
+    pub(crate) fn session_over(&self, place: Option<PlaceId>, store: impl FnOnce() -> Store) -> Arc<Session> {
+        let find = |others: &[Other]| {
+            let mut same = others.iter().filter(|(other, _)| place.is_some() && *other == place);
+            same.find_map(|(_, session)| session.upgrade())
+        };
+        let others = || self.others.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(session) = find(&others()) {
+            return session;
+        }
+        let store = store();
+        let mode = match (self.session.config.wake_source, &store) {
             (WakeSource::Polling, _) => WakeMode::Polling(PollingReason::Configured),
-            (_, Store::Mongo(_)) => self.wake_mode(),
+            (_, Store::Mongo(_)) => self.wake_mode().at_rest(),
             _ => WakeMode::ChangeStream,
         };
-        let session = Session::new(config, store, None, mode);
-        let mut others = self.others.lock().unwrap_or_else(PoisonError::into_inner);
-        others.retain(|other| other.strong_count() > 0);
-        others.push(Arc::downgrade(&session));
+        // What operators hear of it they hear while no lock of ours is held.
+        let session = self.session.beside(store, mode);
+        let mut others = others();
+        // Somebody else may have been as fast.
+        if let Some(session) = find(&others) {
+            return session;
+        }
+        others.retain(|(_, other)| other.strong_count() > 0);
+        others.push((place.clone(), Arc::downgrade(&session)));
         // Under the same lock as the shutdown looks for others, so that none of them escapes it.
         if self.session.is_closed() {
             session.close();
@@ -324,7 +370,7 @@ impl LockClient {
     ///
     /// Any text of 1 to 1,024 bytes is a name; others are refused when it is acquired. Making a mutex sends nothing.
     pub fn mutex(&self, name: impl Into<String>) -> mutex::Mutex {
-        mutex::Mutex::new(self.session.clone(), name.into())
+        mutex::Mutex::new(self.session.clone(), LockName::new(name.into()))
     }
 
     /// A semaphore of `permits` permits among all processes.
@@ -332,28 +378,28 @@ impl LockClient {
     /// Names are as for [`mutex`](Self::mutex), and the two share them: one name is one kind of lock. Making a
     /// semaphore sends nothing; one of no permits is refused when it is acquired.
     pub fn semaphore(&self, name: impl Into<String>, permits: u32) -> Semaphore {
-        Semaphore::new(self.session.clone(), name.into(), permits)
+        Semaphore::new(self.session.clone(), LockName::new(name.into()), permits)
     }
 
     /// A readers-writer lock: many readers or one writer at a time among all processes.
     ///
     /// Names are as for [`mutex`](Self::mutex). Making a lock sends nothing.
     pub fn rw_lock(&self, name: impl Into<String>) -> RwLock {
-        RwLock::new(self.session.clone(), name.into())
+        RwLock::new(self.session.clone(), LockName::new(name.into()))
     }
 
     /// An election: one leader at a time among all processes.
     ///
     /// Names are as for [`mutex`](Self::mutex). Making an election sends nothing.
     pub fn election(&self, name: impl Into<String>) -> Election {
-        Election::new(self.session.clone(), name.into())
+        Election::new(self.session.clone(), LockName::new(name.into()))
     }
 
     /// Several mutexes, held together or not at all, whatever the order in which they are named.
     ///
     /// Names are as for [`mutex`](Self::mutex); 1 to 128, each once. Making a multi-lock sends nothing.
     pub fn multi(&self, names: impl IntoIterator<Item = impl Into<String>>) -> MultiLock {
-        let names = names.into_iter().map(Into::into).collect();
+        let names = names.into_iter().map(|name| LockName::new(name.into())).collect();
         MultiLock::new(self.session.clone(), names)
     }
 
@@ -391,7 +437,9 @@ impl LockClient {
 
     /// How waiters are woken at present.
     ///
-    /// Until somebody waits or holds for long no stream is open, and this is what to expect.
+    /// While nobody waits or holds for long no stream is open, and this is what to expect: polling where the server has no
+    /// change streams or does not permit them, else the change stream. So a client that polls for another reason has
+    /// somebody who is woken late, and an alert on it ends when nobody is any more.
     pub fn wake_mode(&self) -> WakeMode {
         *self.session.mode().borrow()
     }
@@ -555,8 +603,8 @@ impl LockClient {
     ///
     /// # Errors
     ///
-    /// When the name is out of its bounds, or the server refuses or can't be reached. Whether the lock is broken is open
-    /// then: look before you try again, as somebody else may hold it by now.
+    /// When the name is out of its bounds, or the server refuses or can't be reached, or has not answered for some seconds.
+    /// Whether the lock is broken is open then: look before you try again, as somebody else may hold it by now.
     ///
     /// # Cancel safety
     ///
@@ -605,7 +653,7 @@ impl LockClient {
         let others: Vec<_> = {
             let others = self.others.lock().unwrap_or_else(PoisonError::into_inner);
             self.session.close();
-            others.iter().filter_map(Weak::upgrade).collect()
+            others.iter().filter_map(|(_, session)| session.upgrade()).collect()
         };
         let sessions = others.iter().chain([&self.session]);
         futures::future::join_all(sessions.map(Session::shut_down)).await;

@@ -7,6 +7,7 @@ use std::{
 
 use crate::{
     error::InvalidInput,
+    name::LockName,
     protocol::{Identity, Owner, ServerTime},
     wake_mode::WakeSource,
 };
@@ -30,6 +31,17 @@ const RETENTION_LEAST: Duration = Duration::from_secs(60);
 /// The shortest skew margin: a BSON date has milliseconds, and so has a lease as the server counts it.
 const SKEW_LEAST: Duration = Duration::from_millis(5);
 
+/// The part of a time by which two clocks may have gone apart at its end: 0.1 %. A clock that NTP disciplines is slewed
+/// by at most half of that, and a quartz that nobody disciplines is off by a tenth of it.
+const DRIFT: u32 = 1_000;
+
+/// The most change streams of one client: far more connections than the driver's pool has, unless it is told to.
+const STREAMS_MOST: u32 = 100;
+
+/// The change streams that a client may have open unless it is told otherwise: less than half of the ten connections that
+/// the driver's pool has by default.
+const STREAMS: u32 = 4;
+
 /// The longest duration of any setting; longer ones are slips, and sums of them would leave what a date can hold.
 const DURATION_MOST: Duration = Duration::from_secs(366 * 24 * 3600);
 
@@ -44,6 +56,8 @@ pub(crate) struct Config {
     /// The shortest and the longest pause between two tries.
     pub(crate) poll_interval: (Duration, Duration),
     pub(crate) wake_source: WakeSource,
+    /// How many change streams may be open at one time.
+    pub(crate) max_streams: u32,
     host: String,
     label: Option<String>,
     owner_id: Option<String>,
@@ -81,13 +95,19 @@ impl Config {
         below(
             "renewal interval",
             renewal_interval,
-            "lease less the skew margin",
-            lease.saturating_sub(skew_margin),
+            "lease less the skew margin and the drift of clocks",
+            lease.saturating_sub(self.margin(lease)),
         )?;
         below("skew margin", skew_margin, "half of the claim lease", claim_lease / 2)?;
         at_most("claim lease", claim_lease, "lease", lease)?;
         at_most("claim lease", claim_lease, "longest that is accepted", RETENTION_LEAST)?;
         at_most("shortest poll interval", poll_least, "longest", poll_most)?;
+        if !(1..=STREAMS_MOST).contains(&self.max_streams) {
+            let streams = self.max_streams;
+            return Err(InvalidInput::new(format!(
+                "the most change streams are {streams}; they must be 1 to {STREAMS_MOST}"
+            )));
+        }
         self.label.as_ref().map_or(Ok(()), |label| check_text("label", label))?;
         match &self.owner_id {
             Some(id) if id.is_empty() => Err(InvalidInput::new(format!(
@@ -115,6 +135,12 @@ impl Config {
         });
     }
 
+    /// How much earlier a holder gives up what it has counted on its own clock for so long: for the skew of the servers'
+    /// clocks, and for the drift between them and ours.
+    pub(crate) fn margin(&self, counted: Duration) -> Duration {
+        self.skew_margin + counted / DRIFT
+    }
+
     pub(crate) fn lease_millis(&self) -> i64 {
         millis(self.lease)
     }
@@ -138,6 +164,7 @@ impl Config {
             label: self.label.clone(),
             reason,
             value: None,
+            proclaimed: 0,
             identity: self.identity.clone(),
         }
     }
@@ -161,6 +188,7 @@ pub(crate) struct Settings {
     pub(crate) skew_margin: Option<Duration>,
     pub(crate) poll_interval: Option<(Duration, Duration)>,
     pub(crate) wake_source: WakeSource,
+    pub(crate) max_streams: Option<u32>,
     pub(crate) label: Option<String>,
     pub(crate) owner_id: Option<String>,
 }
@@ -186,6 +214,7 @@ impl Settings {
                 .poll_interval
                 .unwrap_or((Duration::from_millis(10), Duration::from_millis(500))),
             wake_source: self.wake_source,
+            max_streams: self.max_streams.unwrap_or(STREAMS),
             host: host(),
             label: self.label,
             owner_id: self.owner_id,
@@ -268,7 +297,7 @@ pub(crate) fn check_prefix(prefix: &str) -> Result<(), InvalidInput> {
 }
 
 /// The names of a multi-lock, sorted: some, not too many, and each once.
-pub(crate) fn check_names(names: &[String]) -> Result<(), InvalidInput> {
+pub(crate) fn check_names(names: &[LockName]) -> Result<(), InvalidInput> {
     if !(1..=NAMES_MOST).contains(&names.len()) {
         let count = names.len();
         return Err(InvalidInput::new(format!(
@@ -333,6 +362,22 @@ mod tests {
     }
 
     #[test]
+    fn the_margin_grows_with_what_is_counted() {
+        let config = settings().validate().unwrap();
+        let second = Duration::from_secs(1);
+        assert_eq!(config.margin(30 * second), second + Duration::from_millis(30));
+        assert_eq!(config.margin(DURATION_MOST), second + DURATION_MOST / 1_000);
+        // A renewal in the last moment would come too late for a clock that drifts.
+        let settings = Settings {
+            lease: Some(10_000 * second),
+            renewal_interval: Some(9_995 * second),
+            ..settings()
+        };
+        let message = settings.validate().unwrap_err().to_string();
+        assert!(message.contains("9995s") && message.contains("9989s"), "{message}");
+    }
+
+    #[test]
     fn bad_settings_are_refused_with_value_and_bound() {
         let second = Duration::from_secs(1);
         let cases = [
@@ -356,7 +401,7 @@ mod tests {
                     renewal_interval: Some(3 * second),
                     ..settings()
                 },
-                ["renewal interval of 3s", "2.7s"],
+                ["renewal interval of 3s", "2.697s"],
             ),
             (
                 Settings {
@@ -413,6 +458,20 @@ mod tests {
                     ..settings()
                 },
                 ["1025", "1024"],
+            ),
+            (
+                Settings {
+                    max_streams: Some(0),
+                    ..settings()
+                },
+                ["streams are 0", "1 to 100"],
+            ),
+            (
+                Settings {
+                    max_streams: Some(101),
+                    ..settings()
+                },
+                ["streams are 101", "1 to 100"],
             ),
             (
                 Settings {

@@ -33,6 +33,10 @@ pub struct Contention {
     /// How many would have been served before us: 0 says that we were next. It counts the clients in the server's queue
     /// and, as a client has but one place there, the tasks of this client.
     pub waiting_before: usize,
+    /// Whether the server's queue was full, so that this client was not in it. It holds 256 clients; a client that comes
+    /// when it is full asks again about once a second until there is room, and who gets the room is not promised.
+    /// [`waiting_before`](Self::waiting_before) tells of those who certainly come first.
+    pub queue_full: bool,
     /// Whether this very client was among the holders. A lock is not re-entrant unless that is asked for: see
     /// [`Acquire::reentrant`](crate::Acquire::reentrant).
     pub held_here: bool,
@@ -59,6 +63,7 @@ impl Contention {
                 .map(|holder| HolderInfo::new(sighting.state, holder))
                 .collect(),
             waiting_before,
+            queue_full: false,
             held_here: holders.iter().any(|holder| ours(&holder.id)),
             as_of: sighting.as_of.into(),
             age: sighting.age,
@@ -70,6 +75,7 @@ impl Contention {
         Self {
             holders: Vec::new(),
             waiting_before,
+            queue_full: false,
             held_here: false,
             as_of: SystemTime::now(),
             age: Duration::ZERO,
@@ -112,6 +118,10 @@ impl fmt::Display for Contention {
             f.write_str("; ")?;
         }
         match self.waiting_before {
+            before if self.queue_full => write!(
+                f,
+                "{before} wait in the queue, which is full; this client is not in it yet"
+            )?,
             0 if self.holders.is_empty() => f.write_str("nobody held it any more, and we were next")?,
             0 => {}
             1 => f.write_str("1 waits before us")?,
@@ -200,5 +210,13 @@ mod tests {
             "; and by process 4711 on host-a for 12s; this very client is one of them; and by 1 more; 1 waits before us"
         ));
         assert_eq!(told(Vec::new(), 1, Duration::ZERO), "1 waits before us");
+        let full = Contention {
+            queue_full: true,
+            ..Contention::behind(256)
+        };
+        assert_eq!(
+            full.to_string(),
+            "256 wait in the queue, which is full; this client is not in it yet"
+        );
     }
 }

@@ -17,16 +17,16 @@ use mongodb::{
 
 use crate::{
     client::LockClient,
-    config::check_name,
     error::{InvalidInput, OperateError},
     inspect::LockInfo,
     session::Session,
-    store::{MemoryDocuments, MemoryInPlace, MongoStore, Store, name},
+    store::{InPlace, MemoryDocuments, MemoryInPlace, MongoStore, Store, identity, name},
+    wake_mode::WakeMode,
 };
-use check::check_path;
+use check::{check_path, check_size};
 
 pub use action::{AcquireDocument, Claim, TryAcquireDocument, TryClaim};
-pub(crate) use check::check_id;
+pub(crate) use check::{check_id, check_update};
 pub use handle::DocumentHandle;
 
 /// The field of the documents in which their locks are.
@@ -39,8 +39,11 @@ const DEFAULT_FIELD: &str = "watchlock";
 /// collection and no clean-up, as the lock goes with its document. Documents without that field are free. `T` is what
 /// the documents are read as; it need not know of the field.
 ///
-/// Make one for each collection and clone it: it has one change stream on the collection, opened while somebody waits or
-/// holds for long, and one heartbeat for all that it holds, with the settings of the client.
+/// However many of them a client makes for the same collection and field of one client of the driver, they are one
+/// session: it has one change stream on the collection, opened while somebody waits, claims or holds for long, and one
+/// heartbeat for all that it holds, with the settings of the client. It lasts as long as one of them or a handle does, so keep
+/// one and clone it. How many collections can have a stream at one time is a
+/// [setting of the client](crate::LockClientBuilder::max_streams); the others poll.
 ///
 /// # Guarantees
 ///
@@ -51,16 +54,20 @@ const DEFAULT_FIELD: &str = "watchlock";
 /// - [`DocumentHandle::update`] and [`DocumentHandle::delete`] are done while the lock is held or not at all.
 /// - No field but that of the lock is ever touched.
 ///
-/// An `_id` is compared as the server compares it, and a whole number of any numeric type is the same `_id`. Where a
-/// collection has a collation of its own, or fractions of different numeric types are in use, ask for an `_id` exactly as it
-/// is stored.
+/// An `_id` is compared as the server compares it: numbers of any type by their values, to the last digit. Where a
+/// collection has a collation of its own, ask for an `_id` exactly as it is stored. It may have up to 8,192 bytes as BSON,
+/// which a text of 8,187 has; longer ones are refused, and claims pass over them.
 ///
 /// A transaction that writes to a locked document holds up the renewals of its lock until it ends: keep it far shorter than
 /// the lease. Up to four such renewals at a time have a connection of the driver's pool each; whoever has several such
 /// transactions at once gives the pool more room than for them alone (`maxPoolSize`).
 ///
 /// Nothing hinders other programs from changing a locked document; what they change beside the lock does no harm to it.
-/// A document that is replaced as a whole loses its lock, and its holder is told so: update fields instead.
+/// A document that is replaced as a whole loses its lock, and its holder is told so: update fields instead, or replace it
+/// through [the handle's fence](crate::LockView::fence), which keeps the lock.
+///
+/// BSON can hold a field of one name twice, though no usual program writes such documents. The server's pipelines keep one
+/// of the two, so locking such a document drops the other.
 ///
 /// # Examples
 ///
@@ -99,6 +106,27 @@ pub(crate) enum Place {
     Memory(Arc<MemoryDocuments>),
 }
 
+/// By what the locks of one place are known: those under a path in one collection of one client of the driver, or of
+/// memory. Only compared while what it is of is in use.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct PlaceId {
+    /// Of the driver's client, or of the memory.
+    owner: String,
+    namespace: String,
+    path: String,
+}
+
+impl PlaceId {
+    fn of(place: &Place, path: &str) -> Option<Self> {
+        let (owner, namespace) = match place {
+            Place::Mongo(collection) => (identity(collection.client())?, collection.namespace().to_string()),
+            Place::Memory(documents) => (format!("{:p}", Arc::as_ptr(documents)), String::new()),
+        };
+        let path = path.to_owned();
+        Some(Self { owner, namespace, path })
+    }
+}
+
 impl fmt::Display for Place {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -123,7 +151,10 @@ impl<T> DocumentLocks<T> {
     ///
     /// With dots it is a path: `shipping.lock` is the field `lock` of the sub-document `shipping`, so that parts of one
     /// document can be locked by themselves. What leads to it must be sub-documents, and is made where it is missing.
-    /// It is checked when something is locked.
+    /// One lock can't be within another. It is checked when something is locked.
+    ///
+    /// A handle's own writes leave the locks under all the fields alone that the client has locked in the collection. A
+    /// client that has not does not know of them.
     #[must_use = "the locks under another field are returned"]
     pub fn field(self, path: impl Into<String>) -> Self {
         Self {
@@ -198,9 +229,16 @@ impl<T> DocumentLocks<T> {
     /// runs out. Claims of one client for the same filter and sort take turns; among clients it is chance who is first.
     /// An index that serves the filter (and the sort) serves the claim.
     ///
+    /// Documents that can't be claimed are passed over: those with something else in the lock's field, those that the server
+    /// refuses to update, and those that can't be read as a `T`. The last two are left out of this client's claims for a second
+    /// at first, and for up to five minutes when they fail again and again. Each is reported by an event
+    /// (`watchlock.passed_over`).
+    ///
     /// # Errors
     ///
-    /// See [`AcquireError`](crate::AcquireError). A filter that the server does not accept is its
+    /// See [`AcquireError`](crate::AcquireError). [`AcquireError::Unclaimable`](crate::AcquireError::Unclaimable), or
+    /// [`AcquireError::Unreadable`](crate::AcquireError::Unreadable), where all that match are documents that can't be
+    /// claimed; while they are known for that, another claim waits. A filter that the server does not accept is its
     /// [`AcquireError::Server`](crate::AcquireError::Server).
     ///
     /// # Cancel safety
@@ -219,7 +257,8 @@ impl<T> DocumentLocks<T> {
     ///
     /// # Errors
     ///
-    /// As [`claim`](Self::claim); never its time-out.
+    /// As [`claim`](Self::claim), and never its time-out. Where all that match are documents that can't be claimed every try
+    /// fails.
     ///
     /// # Cancel safety
     ///
@@ -305,22 +344,52 @@ impl<T> DocumentLocks<T> {
         Ok(state.map(|state| LockInfo::new(&name, &state)))
     }
 
+    /// How waiters and claims are woken at present; see [`LockClient::wake_mode`]. Where the client has as many change
+    /// streams open as it may have, those of this collection poll.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use mongodb::bson::Document;
+    /// # let memory = watchlock::MemoryCollection::new();
+    /// # let orders = watchlock::LockClient::in_memory().documents_in_memory::<Document>(&memory);
+    /// assert_eq!(orders.wake_mode(), watchlock::WakeMode::ChangeStream);
+    /// ```
+    pub fn wake_mode(&self) -> WakeMode {
+        // Under a field that is refused nobody is ever woken.
+        self.session()
+            .map_or_else(|_| self.locks.wake_mode(), |session| *session.mode().borrow())
+    }
+
     /// The session, and under which name it knows the document.
     fn place(&self, id: &Bson) -> Result<(&Arc<Session>, String), InvalidInput> {
+        check_size(id)?;
         check_id(id)?;
-        let name = name::of_id(id);
-        check_name(&name)?;
-        Ok((self.session()?, name))
+        Ok((self.session()?, name::of_id(id)))
     }
 
     fn session(&self) -> Result<&Arc<Session>, InvalidInput> {
+        if let Some(session) = self.session.get() {
+            return Ok(session);
+        }
         check_path(&self.path)?;
+        let (namespace, key) = match &self.place {
+            Place::Mongo(collection) => (Some(collection.namespace()), collection.namespace().to_string()),
+            Place::Memory(documents) => (None, format!("{:p}", Arc::as_ptr(documents))),
+        };
+        let place = InPlace::new(namespace, &self.path, &self.locks.paths_in(key));
+        let place = place.map_err(|other| {
+            InvalidInput::new(format!(
+                "the field `{}` for the locks of {} overlaps with `{other}`, in which this client has locks already",
+                self.path, self.place
+            ))
+        })?;
         Ok(self.session.get_or_init(|| {
-            let store = match &self.place {
-                Place::Mongo(collection) => Store::Mongo(MongoStore::in_place(collection, &self.path)),
-                Place::Memory(documents) => Store::MemoryInPlace(MemoryInPlace::new(documents, &self.path)),
-            };
-            self.locks.session_over(store)
+            self.locks
+                .session_over(PlaceId::of(&self.place, &self.path), || match &self.place {
+                    Place::Mongo(collection) => Store::Mongo(MongoStore::in_place(collection, place)),
+                    Place::Memory(documents) => Store::MemoryInPlace(MemoryInPlace::new(documents, place)),
+                })
         }))
     }
 }

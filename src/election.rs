@@ -1,5 +1,7 @@
 //! One leader at a time.
 
+mod candidacy;
+
 use std::{
     fmt,
     future::{Future, IntoFuture},
@@ -12,7 +14,6 @@ use std::{
 
 use futures::Stream;
 use tokio::sync::mpsc;
-use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
 
 use crate::{
     acquire::{Acquire, Share},
@@ -20,14 +21,17 @@ use crate::{
     error::{AcquireError, OperateError, ReleaseError, RenewError, UsedOtherwise},
     handle::{LockHandle, LockView, Released},
     inspect::{HolderInfo, LockInfo},
+    name::LockName,
     protocol::{Kind, State},
     session::{
         Session,
-        follow::{Scope, Sight, follow},
+        follow::{Scope, Seen, Sight, follow},
     },
     status::LostReason,
     token::FencingToken,
 };
+
+pub use candidacy::Candidacy;
 
 /// Chooses one leader among all processes. Made by [`LockClient::election`](crate::LockClient::election).
 ///
@@ -54,7 +58,8 @@ use crate::{
 #[derive(Clone, Debug)]
 pub struct Election {
     session: Arc<Session>,
-    name: String,
+    name: LockName,
+    waits_out_other_uses: bool,
 }
 
 /// Who leads.
@@ -104,8 +109,12 @@ impl Leader {
 }
 
 impl Election {
-    pub(crate) fn new(session: Arc<Session>, name: String) -> Self {
-        Self { session, name }
+    pub(crate) fn new(session: Arc<Session>, name: LockName) -> Self {
+        Self {
+            session,
+            name,
+            waits_out_other_uses: false,
+        }
     }
 
     /// The name of the election.
@@ -212,7 +221,7 @@ impl Election {
     /// ```
     pub fn observe(&self) -> Leaders {
         let sights = match check_name(&self.name) {
-            Ok(()) => Ok(follow(&self.session, Scope::One(self.name.clone()))),
+            Ok(()) => Ok(follow(&self.session, Scope::One(self.name.to_string()))),
             Err(error) => Err(Some(OperateError::from(error))),
         };
         Leaders {
@@ -261,7 +270,7 @@ impl Election {
     {
         let value = value.into();
         loop {
-            let leadership = self.campaign(&value).await?;
+            let leadership = self.campaign_on(&value).await?;
             let led = tokio::select! {
                 biased;
                 _ = leadership.lost() => continue,
@@ -273,87 +282,6 @@ impl Election {
                 return Ok(output);
             }
         }
-    }
-
-    /// Leads in the background, with callbacks: `elected` when a term begins, `lost` when it ends.
-    ///
-    /// Ends, and resigns, when the returned [`Candidacy`] is withdrawn, or dropped: then without a further callback. Call
-    /// it on a tokio runtime. An error of a campaign ends it, and is returned by [`Candidacy::withdraw`].
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # let locks = watchlock::LockClient::in_memory();
-    /// let candidacy = locks.election("scheduler").stand(
-    ///     "node 7",
-    ///     |leading| println!("elected, token {}", leading.token()),
-    ///     |reason| println!("no longer the leader: {reason}"),
-    /// );
-    /// candidacy.withdraw().await?;
-    /// # Ok(()) }
-    /// ```
-    pub fn stand(
-        &self,
-        value: impl Into<String>,
-        mut elected: impl FnMut(LockView) + Send + 'static,
-        mut lost: impl FnMut(LostReason) + Send + 'static,
-    ) -> Candidacy {
-        let (election, value) = (self.clone(), value.into());
-        let withdrawn = CancellationToken::new();
-        let until = withdrawn.clone();
-        let task = tokio::spawn(async move {
-            loop {
-                let leadership = tokio::select! {
-                    biased;
-                    () = until.cancelled() => return Ok(()),
-                    leadership = election.campaign(&value) => leadership?,
-                };
-                elected(leadership.view());
-                tokio::select! {
-                    reason = leadership.lost() => lost(reason),
-                    () = until.cancelled() => {
-                        lost(LostReason::Released);
-                        // What could not be confirmed is bounded by the lease.
-                        let _ = leadership.resign().await;
-                        return Ok(());
-                    }
-                }
-            }
-        });
-        Candidacy {
-            withdrawn,
-            task: AbortOnDropHandle::new(task),
-        }
-    }
-}
-
-/// A standing candidate. Made by [`Election::stand`]; dropping it ends the candidacy, and resigns in the background.
-#[must_use = "the candidacy ends when it is dropped"]
-#[derive(Debug)]
-pub struct Candidacy {
-    withdrawn: CancellationToken,
-    task: AbortOnDropHandle<Result<(), AcquireError>>,
-}
-
-impl Candidacy {
-    /// Resigns if it leads, and ends the candidacy.
-    ///
-    /// # Errors
-    ///
-    /// Why the candidacy had ended already, if an error ended it.
-    ///
-    /// # Cancel safety
-    ///
-    /// The candidacy ends all the same when the future is dropped.
-    ///
-    /// # Examples
-    ///
-    /// See [`Election::stand`].
-    pub async fn withdraw(self) -> Result<(), AcquireError> {
-        self.withdrawn.cancel();
-        // A callback that panicked has been reported by the runtime.
-        self.task.await.unwrap_or(Ok(()))
     }
 }
 
@@ -414,6 +342,9 @@ impl Leadership {
     }
 
     /// Proclaims another value, up to 1,024 bytes.
+    ///
+    /// Of two values the one stays whose call came later, in whatever order the server gets to them: a call that is
+    /// overtaken is done when the later value is there.
     ///
     /// # Errors
     ///
@@ -491,7 +422,7 @@ impl fmt::Debug for Leadership {
 #[must_use = "a stream does nothing unless it is polled"]
 #[derive(Debug)]
 pub struct Leaders {
-    name: String,
+    name: LockName,
     /// `Err`: what is wrong with the name, until it has been told.
     sights: Result<mpsc::Receiver<Sight>, Option<OperateError>>,
     last: Option<Option<Leader>>,
@@ -508,7 +439,9 @@ impl Stream for Leaders {
         };
         loop {
             let state = match std::task::ready!(sights.poll_recv(context)) {
-                Some(Ok((_, state))) => state,
+                Some(Ok(Seen::State(_, state))) => state,
+                // As no state of a lock is in it, there is no leader, which is told by itself.
+                Some(Ok(Seen::Unreadable(_))) => continue,
                 Some(Err(error)) => return Poll::Ready(Some(Err(error.into()))),
                 None => return Poll::Ready(None),
             };

@@ -158,6 +158,18 @@ pub enum AcquireError {
         /// What is wrong with it.
         source: Arc<dyn StdError + Send + Sync>,
     },
+    /// All that match are documents that can't be claimed: their lock's field is something else, the server refuses to write
+    /// them, or their `_id` is too long. Only of [`DocumentLocks`](crate::DocumentLocks).
+    ///
+    /// Each of them is reported by an event `watchlock.passed_over`.
+    #[error("the document {name} can't be claimed, and no other matches")]
+    #[non_exhaustive]
+    Unclaimable {
+        /// The `_id` of one of them, as text; of a long one the beginning.
+        name: String,
+        /// Why it can't be claimed.
+        source: Arc<dyn StdError + Send + Sync>,
+    },
     /// The client was shut down.
     #[error("the lock client was shut down")]
     Closed,
@@ -201,6 +213,25 @@ pub enum ReleaseError {
     Server(#[from] ServerError),
 }
 
+/// Why a [`Candidacy`](crate::Candidacy) has ended by itself.
+#[derive(Clone, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum CandidacyError {
+    /// A campaign failed.
+    #[error(transparent)]
+    Campaign(#[from] AcquireError),
+    /// A callback of the candidate's panicked.
+    #[error("a callback of the candidate panicked: {message}")]
+    #[non_exhaustive]
+    Panicked {
+        /// What the panic said, 1,024 bytes at most.
+        message: String,
+    },
+    /// The runtime ended on which it stood.
+    #[error("the runtime ended on which the candidate stood")]
+    Stopped,
+}
+
 /// Why a renewal or a proclamation did not succeed.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -229,6 +260,13 @@ pub enum DocumentError {
     /// The server could not be reached, and it may have been written; or it refused.
     #[error(transparent)]
     Server(#[from] ServerError),
+    /// The document is part of a transaction that the lock guards and that has not ended; nothing was written. Within the
+    /// transaction, write with its session.
+    #[error(
+        "the document is part of an open transaction that its lock guards, and was not written: within the transaction \
+         write with the transaction's session"
+    )]
+    InTransaction,
     /// The document was updated, and can't be read any more as what was asked for.
     #[error("the updated document could not be read")]
     #[non_exhaustive]
@@ -335,6 +373,13 @@ pub enum GuardError {
     /// again. The source has the label `TransientTransactionError`.
     #[error("the transaction was aborted, as it began before the lock was acquired")]
     Outdated(#[source] mongodb::error::Error),
+    /// The transaction has itself deleted the locked document, or replaced it without its lock, so there is nothing to
+    /// guard any more. It can't be committed, and would end in the same way if it were run again: guard first.
+    #[error(
+        "the transaction was aborted, as it had removed the lock from its document before the guard: a transaction that \
+         deletes or replaces a locked document is to be guarded first"
+    )]
+    Removed,
     /// No transaction is going on in the session.
     #[error("no transaction was started in the session")]
     NotInTransaction,

@@ -7,22 +7,27 @@
 //! the fence lets through, somebody wrote in between, and the write is done again. So what is returned was true at one
 //! moment between call and return, whatever others do meanwhile.
 
-use std::fmt;
+mod duplicate;
+mod locked;
+mod upsert;
+mod write;
 
-use futures::future::BoxFuture;
+use std::sync::Arc;
+
 use mongodb::{
-    ClientSession, Collection,
+    Collection,
     bson::{Bson, Document, doc},
-    error::{Error, ErrorKind, WriteFailure},
-    options::{CollectionOptions, ReadConcern, ReadPreference, SelectionCriteria, UpdateModifications, WriteConcern},
-    results::{DeleteResult, InsertOneResult, UpdateResult},
+    options::UpdateModifications,
 };
 
 use crate::{
     error::{FenceError, Fenced, InvalidInput},
     handle::LockView,
+    store::InPlace,
     token::FencingToken,
 };
+use write::{Change, Write};
+pub use write::{FencedDelete, FencedInsert, FencedUpdate};
 
 /// Where the token is, unless another place is chosen.
 const FIELD: &str = "fence";
@@ -30,9 +35,6 @@ const FIELD: &str = "fence";
 /// In bytes, and in sub-documents: more than anybody needs, and less than what a server takes.
 const FIELD_MOST: usize = 255;
 const DEPTH_MOST: usize = 16;
-
-/// The server's code for a duplicate key.
-const DUPLICATE_KEY: i32 = 11_000;
 
 impl LockView {
     /// To write to documents of your own so that a holder of the past is refused.
@@ -56,7 +58,10 @@ impl LockView {
     /// # Ok(()) }
     /// ```
     pub fn fence(&self) -> Fence {
-        Fence::new(self.token())
+        Fence {
+            locked: self.locked().cloned(),
+            ..Fence::new(self.token())
+        }
     }
 }
 
@@ -109,6 +114,8 @@ impl LockView {
 pub struct Fence {
     token: FencingToken,
     field: String,
+    /// Of the handle of a document: where such locks are.
+    locked: Option<Arc<InPlace>>,
 }
 
 impl Fence {
@@ -117,6 +124,7 @@ impl Fence {
         Self {
             token: FencingToken::new(token.into()),
             field: FIELD.to_owned(),
+            locked: None,
         }
     }
 
@@ -218,6 +226,9 @@ impl Fence {
     /// Updates one document, if it was not written under a larger token. Set options on the returned action, and await
     /// it.
     ///
+    /// Where the fence was made from the handle of a document, an update in that document's collection leaves the lock's
+    /// field alone, as with [`DocumentHandle::update`](crate::DocumentHandle::update).
+    ///
     /// `update` is a document of operators or a pipeline, as with the driver's method. A result whose `matched_count` is
     /// 0 and that has no `upserted_id` says that there is no document for `filter`. Let `filter` name one document, by
     /// its `_id` best: of several, one that the fence lets through is written, and a condition that the later holder
@@ -226,29 +237,36 @@ impl Fence {
     /// # Errors
     ///
     /// [`FenceError::Fenced`] when the document was written under a larger token, with both. [`FenceError::Invalid`] when
-    /// the update has to do with the fence's field; nothing was sent then. [`FenceError::Occupied`] when something else
-    /// than a token is there. Otherwise [`FenceError::Server`].
+    /// the update has to do with the fence's field or with the lock, or the filter of an upsert is not fit for one; nothing
+    /// was sent then. [`FenceError::Occupied`] when something else than a token is there. Otherwise
+    /// [`FenceError::Server`]: so is a duplicate key in another unique index than that of `_id`, and a document that
+    /// others change between each try and the look at it, a second or two long.
     ///
     /// # Cancel safety
     ///
-    /// The write goes on in the background when the future is dropped, unless it is part of a session.
+    /// When the future is dropped, the command that is on its way may still be done, unless it is part of a session; no
+    /// other is sent.
     pub fn update_one<T: Send + Sync>(
         &self,
         collection: &Collection<T>,
         filter: Document,
         update: impl Into<UpdateModifications>,
     ) -> FencedUpdate<'static> {
-        FencedUpdate {
-            write: Write::new(self, collection, filter),
-            change: self.update(update).map(Change::Update),
-            upsert: false,
-            array_filters: None,
-            session: None,
-        }
+        let update = update.into();
+        let checked = match self.locked_in(collection) {
+            Some(place) => locked::check_field(&self.field, place).and_then(|()| locked::check_update(&update, place)),
+            None => Ok(()),
+        };
+        let change = checked.and_then(|()| self.update(update)).map(Change::Update);
+        FencedUpdate::new(Write::new(self, collection, filter), change, false)
     }
 
     /// Replaces one document, if it was not written under a larger token; the token is put in. As
     /// [`update_one`](Self::update_one) otherwise.
+    ///
+    /// Where the fence was made from the handle of a document, a replacement in that document's collection keeps the
+    /// lock as it is stored, whatever `replacement` has in its place. Through a fence of another origin a replacement
+    /// deletes what it does not have, a lock too.
     pub fn replace_one<T: Send + Sync>(
         &self,
         collection: &Collection<T>,
@@ -261,15 +279,15 @@ impl Fence {
                 "the replacement has the operator `{}`; update_one takes an update",
                 operator.escape_debug()
             ))),
-            None => self.document(replacement).map(Change::Replace),
+            None => self.document(replacement).and_then(|replacement| {
+                let Some(place) = self.locked_in(collection) else {
+                    return Ok(Change::Replace(replacement));
+                };
+                locked::check_field(&self.field, place)?;
+                Ok(Change::Update(locked::replace(replacement, place)?.into()))
+            }),
         };
-        FencedUpdate {
-            write: Write::new(self, collection, filter),
-            change,
-            upsert: false,
-            array_filters: None,
-            session: None,
-        }
+        FencedUpdate::new(Write::new(self, collection, filter), change, true)
     }
 
     /// Inserts a document with the token in it.
@@ -288,11 +306,7 @@ impl Fence {
             // An id that nobody has yet.
             None => doc! { "_id": { "$in": [] } },
         };
-        FencedInsert {
-            write: Write::new(self, collection, filter),
-            document: self.document(document),
-            session: None,
-        }
+        FencedInsert::new(Write::new(self, collection, filter), self.document(document))
     }
 
     /// Deletes one document, if it was not written under a larger token. What is deleted remembers no token: see
@@ -307,10 +321,14 @@ impl Fence {
     ///
     /// As [`update_one`](Self::update_one).
     pub fn delete_one<T: Send + Sync>(&self, collection: &Collection<T>, filter: Document) -> FencedDelete<'static> {
-        FencedDelete {
-            write: Write::new(self, collection, filter),
-            session: None,
-        }
+        FencedDelete::new(Write::new(self, collection, filter))
+    }
+
+    /// The locks in the documents of the collection, where the fence comes from one of them.
+    fn locked_in<T: Send + Sync>(&self, collection: &Collection<T>) -> Option<&InPlace> {
+        self.locked
+            .as_deref()
+            .filter(|place| place.is_in(&collection.namespace()))
     }
 
     /// The sub-documents that the field is in, outermost first.
@@ -447,378 +465,4 @@ fn number(value: &Bson) -> Option<i64> {
 /// What a value is; not the value itself, which is the user's data.
 fn describe(value: &Bson) -> String {
     format!("{:?}", value.element_type())
-}
-
-/// What all writes have in common.
-#[derive(Clone)]
-struct Write {
-    fence: Fence,
-    collection: Collection<Document>,
-    filter: Document,
-}
-
-impl Write {
-    fn new<T: Send + Sync>(fence: &Fence, collection: &Collection<T>, filter: Document) -> Self {
-        // The majority's view can lag behind what was acknowledged, so it is the primary's that says why. In a
-        // transaction the driver leaves all of this to the transaction.
-        let options = CollectionOptions::builder()
-            .write_concern(WriteConcern::majority())
-            .read_concern(ReadConcern::local())
-            .selection_criteria(SelectionCriteria::ReadPreference(ReadPreference::Primary))
-            .build();
-        let namespace = collection.namespace();
-        let database = collection.client().database(&namespace.db);
-        Self {
-            fence: fence.clone(),
-            collection: database.collection_with_options(&namespace.coll, options),
-            filter,
-        }
-    }
-
-    fn fenced(&self) -> Document {
-        self.fence.filter(self.filter.clone())
-    }
-
-    /// That no document of these is refused by the fence.
-    async fn check(&self, of: &Document, session: &mut Option<&mut ClientSession>) -> Result<(), FenceError> {
-        let refused = doc! { "$and": [of, { "$nor": [self.fence.lets_through()] }] };
-        let root = self.fence.field.split('.').next().unwrap_or_default();
-        match self.find(refused, root, session).await? {
-            Some(document) => Err(self.fence.refusal(&document)),
-            None => Ok(()),
-        }
-    }
-
-    /// Whether there is any document for the user's own filter.
-    async fn has_any(&self, session: &mut Option<&mut ClientSession>) -> Result<bool, FenceError> {
-        Ok(self.find(self.filter.clone(), "_id", session).await?.is_some())
-    }
-
-    async fn find(
-        &self,
-        filter: Document,
-        field: &str,
-        session: &mut Option<&mut ClientSession>,
-    ) -> Result<Option<Document>, FenceError> {
-        let find = self.collection.find_one(filter).projection(doc! { field: 1 });
-        match session {
-            Some(session) => find.session(&mut **session).await,
-            None => find.await,
-        }
-        .map_err(FenceError::Server)
-    }
-}
-
-impl fmt::Debug for Write {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // Not the collection: the driver's client shows the user's connection options.
-        f.debug_struct("Write")
-            .field("fence", &self.fence)
-            .field("collection", &self.collection.namespace().to_string())
-            .field("filter", &self.filter)
-            .finish()
-    }
-}
-
-#[derive(Clone, Debug)]
-enum Change {
-    Update(UpdateModifications),
-    Replace(Document),
-}
-
-/// An update or a replacement under a fence, to be awaited. Made by [`Fence::update_one`] and [`Fence::replace_one`].
-#[must_use = "nothing is written unless it is awaited"]
-pub struct FencedUpdate<'a> {
-    write: Write,
-    change: Result<Change, InvalidInput>,
-    upsert: bool,
-    array_filters: Option<Vec<Document>>,
-    session: Option<&'a mut ClientSession>,
-}
-
-impl FencedUpdate<'_> {
-    /// Inserts the document where there is none. The filter must name its `_id` then: a filter that several documents
-    /// could meet would make a second one where the fence refuses the first.
-    pub fn upsert(mut self, upsert: bool) -> Self {
-        self.upsert = upsert;
-        self
-    }
-
-    /// Which elements of arrays the update's `$[name]` stand for, as with the driver's method. A pipeline or a
-    /// replacement has none.
-    pub fn array_filters(mut self, filters: impl IntoIterator<Item = Document>) -> Self {
-        self.array_filters = Some(filters.into_iter().collect());
-        self
-    }
-
-    /// Writes as part of a session of the driver's, and of the transaction that is going on in it.
-    ///
-    /// The transaction's own write concern is in effect then.
-    pub fn session(self, session: &mut ClientSession) -> FencedUpdate<'_> {
-        FencedUpdate {
-            session: Some(session),
-            write: self.write,
-            change: self.change,
-            upsert: self.upsert,
-            array_filters: self.array_filters,
-        }
-    }
-}
-
-impl fmt::Debug for FencedUpdate<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("FencedUpdate")
-            .field("write", &self.write)
-            .field("change", &self.change)
-            .field("upsert", &self.upsert)
-            .finish_non_exhaustive()
-    }
-}
-
-impl<'a> IntoFuture for FencedUpdate<'a> {
-    type Output = Result<UpdateResult, FenceError>;
-    type IntoFuture = BoxFuture<'a, Self::Output>;
-
-    fn into_future(self) -> Self::IntoFuture {
-        let Self {
-            write,
-            change,
-            upsert,
-            array_filters,
-            session,
-        } = self;
-        match session {
-            Some(session) => Box::pin(update(write, change, upsert, array_filters, Some(session))),
-            None => Box::pin(in_background(update(write, change, upsert, array_filters, None))),
-        }
-    }
-}
-
-async fn update(
-    write: Write,
-    change: Result<Change, InvalidInput>,
-    upsert: bool,
-    array_filters: Option<Vec<Document>>,
-    mut session: Option<&mut ClientSession>,
-) -> Result<UpdateResult, FenceError> {
-    let change = change?;
-    if let (Change::Replace(_), Some(_)) = (&change, &array_filters) {
-        return Err(InvalidInput::new("a replacement has no use for array filters").into());
-    }
-    let id = if upsert { Some(named_id(&write.filter)?) } else { None };
-    if let (Some(id), Some(_)) = (&id, &session) {
-        // A refusal would be a duplicate key, and that is the end of a transaction, in which nothing can be looked up
-        // any more. But what a transaction saw once, it sees to its end.
-        write.check(id, &mut session).await?;
-    }
-    loop {
-        let done = match &change {
-            Change::Update(update) => {
-                let update = write.collection.update_one(write.fenced(), update.clone());
-                let update = update.upsert(id.is_some());
-                let update = match &array_filters {
-                    Some(filters) => update.array_filters(filters.clone()),
-                    None => update,
-                };
-                match &mut session {
-                    Some(session) => update.session(&mut **session).await,
-                    None => update.await,
-                }
-            }
-            Change::Replace(replacement) => {
-                let replace = write.collection.replace_one(write.fenced(), replacement);
-                let replace = replace.upsert(id.is_some());
-                match &mut session {
-                    Some(session) => replace.session(&mut **session).await,
-                    None => replace.await,
-                }
-            }
-        };
-        match (done, &id) {
-            (Ok(result), _) if result.matched_count == 0 && result.upserted_id.is_none() => {
-                write.check(&write.filter, &mut session).await?;
-                if !write.has_any(&mut session).await? {
-                    return Ok(result);
-                }
-            }
-            (Err(error), Some(id)) if is_duplicate(&error) => {
-                // In a transaction nothing can be looked up after an error; then this one tells more.
-                match write.check(id, &mut session).await {
-                    Ok(()) => {}
-                    Err(FenceError::Server(_)) => return Err(FenceError::Server(error)),
-                    Err(refused) => return Err(refused),
-                }
-                // The document does not meet the rest of the filter, or it is another unique index.
-                let fits = doc! { "$and": [&write.filter, write.fence.lets_through()] };
-                if write.find(fits, "_id", &mut session).await?.is_none() {
-                    return Err(FenceError::Server(error));
-                }
-            }
-            (done, _) => return done.map_err(FenceError::Server),
-        }
-    }
-}
-
-/// An insertion under a fence, to be awaited. Made by [`Fence::insert_one`].
-#[must_use = "nothing is written unless it is awaited"]
-pub struct FencedInsert<'a> {
-    write: Write,
-    document: Result<Document, InvalidInput>,
-    session: Option<&'a mut ClientSession>,
-}
-
-impl FencedInsert<'_> {
-    /// Writes as part of a session of the driver's, and of the transaction that is going on in it.
-    ///
-    /// The transaction's own write concern is in effect then.
-    pub fn session(self, session: &mut ClientSession) -> FencedInsert<'_> {
-        FencedInsert {
-            session: Some(session),
-            write: self.write,
-            document: self.document,
-        }
-    }
-}
-
-impl fmt::Debug for FencedInsert<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("FencedInsert")
-            .field("write", &self.write)
-            .field("document", &self.document)
-            .finish_non_exhaustive()
-    }
-}
-
-impl<'a> IntoFuture for FencedInsert<'a> {
-    type Output = Result<InsertOneResult, FenceError>;
-    type IntoFuture = BoxFuture<'a, Self::Output>;
-
-    fn into_future(self) -> Self::IntoFuture {
-        let Self {
-            write,
-            document,
-            session,
-        } = self;
-        match session {
-            Some(session) => Box::pin(insert(write, document, Some(session))),
-            None => Box::pin(in_background(insert(write, document, None))),
-        }
-    }
-}
-
-async fn insert(
-    write: Write,
-    document: Result<Document, InvalidInput>,
-    mut session: Option<&mut ClientSession>,
-) -> Result<InsertOneResult, FenceError> {
-    let document = document?;
-    if session.is_some() {
-        // As with an upsert.
-        write.check(&write.filter, &mut session).await?;
-    }
-    let insert = write.collection.insert_one(document);
-    let inserted = match &mut session {
-        Some(session) => insert.session(&mut **session).await,
-        None => insert.await,
-    };
-    match inserted {
-        Err(error) if is_duplicate(&error) => match write.check(&write.filter, &mut session).await {
-            Ok(()) | Err(FenceError::Server(_)) => Err(FenceError::Server(error)),
-            Err(refused) => Err(refused),
-        },
-        inserted => inserted.map_err(FenceError::Server),
-    }
-}
-
-/// A deletion under a fence, to be awaited. Made by [`Fence::delete_one`].
-#[must_use = "nothing is written unless it is awaited"]
-pub struct FencedDelete<'a> {
-    write: Write,
-    session: Option<&'a mut ClientSession>,
-}
-
-impl FencedDelete<'_> {
-    /// Writes as part of a session of the driver's, and of the transaction that is going on in it.
-    ///
-    /// The transaction's own write concern is in effect then.
-    pub fn session(self, session: &mut ClientSession) -> FencedDelete<'_> {
-        FencedDelete {
-            session: Some(session),
-            write: self.write,
-        }
-    }
-}
-
-impl fmt::Debug for FencedDelete<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("FencedDelete")
-            .field("write", &self.write)
-            .finish_non_exhaustive()
-    }
-}
-
-impl<'a> IntoFuture for FencedDelete<'a> {
-    type Output = Result<DeleteResult, FenceError>;
-    type IntoFuture = BoxFuture<'a, Self::Output>;
-
-    fn into_future(self) -> Self::IntoFuture {
-        let Self { write, session } = self;
-        match session {
-            Some(session) => Box::pin(delete(write, Some(session))),
-            None => Box::pin(in_background(delete(write, None))),
-        }
-    }
-}
-
-async fn delete(write: Write, mut session: Option<&mut ClientSession>) -> Result<DeleteResult, FenceError> {
-    loop {
-        let delete = write.collection.delete_one(write.fenced());
-        let deleted = match &mut session {
-            Some(session) => delete.session(&mut **session).await,
-            None => delete.await,
-        };
-        let deleted = deleted.map_err(FenceError::Server)?;
-        if deleted.deleted_count > 0 {
-            return Ok(deleted);
-        }
-        write.check(&write.filter, &mut session).await?;
-        if !write.has_any(&mut session).await? {
-            return Ok(deleted);
-        }
-    }
-}
-
-/// Run to its end by itself, as a driver future that is dropped half-way stalls the pool.
-async fn in_background<T: Send + 'static>(
-    write: impl Future<Output = Result<T, FenceError>> + Send + 'static,
-) -> Result<T, FenceError> {
-    let written = tokio::spawn(write).await;
-    written.unwrap_or_else(|stopped| Err(FenceError::Server(Error::custom(stopped.to_string()))))
-}
-
-fn is_duplicate(error: &Error) -> bool {
-    let code = match &*error.kind {
-        ErrorKind::Command(command) => command.code,
-        ErrorKind::Write(WriteFailure::WriteError(write)) => write.code,
-        _ => return false,
-    };
-    code == DUPLICATE_KEY
-}
-
-/// The document that an upsert's filter names by its `_id`.
-fn named_id(filter: &Document) -> Result<Document, InvalidInput> {
-    let id = match filter.get("_id") {
-        Some(Bson::Document(operators)) if operators.keys().any(|key| key.starts_with('$')) => {
-            operators.get("$eq").filter(|_| operators.len() == 1)
-        }
-        Some(Bson::RegularExpression(_)) | None => None,
-        Some(id) => Some(id),
-    };
-    match id {
-        Some(id) => Ok(doc! { "_id": { "$eq": id } }),
-        None => Err(InvalidInput::new(
-            "the filter of an upsert under a fence names no `_id`: where the fence refuses a document, a second one would \
-             be made",
-        )),
-    }
 }

@@ -31,7 +31,10 @@ impl LockView {
     ///
     /// # When to call it
     ///
-    /// Last, right before the commit. From the guard to the end of the transaction whoever wants the lock's document has
+    /// First, where the transaction deletes the locked document or replaces it as a whole ("move the job to an archive"):
+    /// afterwards there is no lock left to guard, which is [`GuardError::Removed`].
+    ///
+    /// Otherwise last, right before the commit. From the guard to the end of the transaction whoever wants the lock's document has
     /// to wait: those who queue up, release or break it, and the renewals in the background. Of a mutex that is nobody
     /// who would get anything in that time; but a transaction that stays open for longer than the lease costs the lock,
     /// and where others have permits of the same semaphore, theirs too. Let no release be awaited before the commit.
@@ -44,7 +47,8 @@ impl LockView {
     ///
     /// # Errors
     ///
-    /// [`GuardError::Lost`] when the lock is lost. [`GuardError::Outdated`] and [`GuardError::Server`] keep the driver's
+    /// [`GuardError::Lost`] when the lock is lost. [`GuardError::Removed`] when the transaction itself has deleted the
+    /// lock, before the guard: it would again. [`GuardError::Outdated`] and [`GuardError::Server`] keep the driver's
     /// error. Within the driver's `and_run`, `?` makes any of them the driver's own error: one that may be tried again is
     /// tried again, and the others are found with [`get_custom`](mongodb::error::Error::get_custom).
     ///

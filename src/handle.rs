@@ -17,7 +17,7 @@ use crate::{
         hold::{Hold, Remains},
     },
     status::{LockStatus, LostReason},
-    store::StoreError,
+    store::{InPlace, StoreError},
     telemetry,
     token::FencingToken,
 };
@@ -64,6 +64,7 @@ impl LockHandle {
         let view = LockView {
             hold,
             session: Arc::downgrade(&session),
+            locked: session.store.in_place().cloned(),
         };
         Self {
             session,
@@ -106,19 +107,20 @@ impl LockHandle {
         if let Some(reason) = self.lost_reason() {
             return Err(reason.into());
         }
+        self.session.stopped()?;
         let (session, hold) = (self.session.clone(), self.hold.clone());
         let within = hold.safe_for();
-        let renewal = tokio::spawn(async move { session.renew_together(&[hold], within).await });
-        // A renewal can hang in the driver for longer than the lease.
+        let renewal = async move { session.renew_together(&[hold], false, within).await };
+        // It can hang in the driver for longer than the lease, which others renew meanwhile.
         let renewed = tokio::select! {
             biased;
-            renewed = renewal => renewed.unwrap_or_else(|stopped| Err(StoreError::stopped(stopped))),
+            renewed = self.session.in_time(within, renewal) => renewed,
             reason = self.lost() => return Err(reason.into()),
         };
         match (self.lost_reason(), renewed) {
             (Some(reason), _) => Err(reason.into()),
-            (None, Err(error)) => Err(ServerError::from(error).into()),
-            (None, Ok(())) => Ok(self.safe_for()),
+            (None, Err(error) | Ok(Some(error))) => Err(ServerError::from(error).into()),
+            (None, Ok(None)) => Ok(self.safe_for()),
         }
     }
 
@@ -128,8 +130,9 @@ impl LockHandle {
     ///
     /// # Errors
     ///
-    /// When the server refuses, or can't be reached for the time of a lease. The lock is not ours any more then either,
-    /// and nobody has it for longer than the rest of its lease.
+    /// When the server refuses, or can't be reached for the time of a lease; or at once, when the runtime has ended on which
+    /// the client was first used. The lock is not ours any more then either, and nobody has it for longer than the rest of
+    /// its lease.
     ///
     /// # Cancel safety
     ///
@@ -159,7 +162,12 @@ impl LockHandle {
             Remains::Lost(_) => return Ok(Released::WasLost),
         }
         let left = self.session.let_go(self.hold());
-        match tokio::time::timeout(self.session.config.lease, left).await {
+        let left = tokio::select! {
+            biased;
+            left = tokio::time::timeout(self.session.config.lease, left) => left,
+            stands_still = self.session.stands_still() => return Err(self.unconfirmed(stands_still)),
+        };
+        match left {
             Ok(Ok(Ok(Left::Holder))) => Ok(Released::Released),
             Ok(Ok(Err(error))) => Err(self.unconfirmed(error)),
             Ok(Ok(Ok(_)) | Err(_)) => Ok(Released::WasLost),
@@ -222,6 +230,8 @@ pub struct LockView {
     hold: Arc<Hold>,
     /// A view that outlives handles and clients keeps nothing alive.
     session: Weak<Session>,
+    /// Of a document: where such locks are.
+    locked: Option<Arc<InPlace>>,
 }
 
 impl LockView {
@@ -287,6 +297,10 @@ impl LockView {
     pub fn lost_token(&self) -> CancellationToken {
         // A child: cancelling what the user got must not end the lock.
         self.hold.ended().child_token()
+    }
+
+    pub(crate) fn locked(&self) -> Option<&Arc<InPlace>> {
+        self.locked.as_ref()
     }
 
     pub(crate) fn parts(&self) -> (&Arc<Hold>, Option<Arc<Session>>) {

@@ -69,6 +69,9 @@ pub struct WaiterInfo {
     pub access: Option<Access>,
     /// When it got in line.
     pub since: SystemTime,
+    /// When its place in the queue is lost unless it is renewed; a waiter whose time is over is passed over by the next
+    /// operation on the lock.
+    pub until: SystemTime,
     /// The host of the waiter.
     pub host: String,
     /// The process id of the waiter on its host.
@@ -152,6 +155,7 @@ impl LockInfo {
                 permits: unsigned(waiter.permits),
                 access: Access::of(state, waiter.permits),
                 since: SystemTime::from(waiter.since),
+                until: SystemTime::from(waiter.until),
                 host,
                 pid: pid(&waiter.owner),
                 label,

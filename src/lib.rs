@@ -1,7 +1,11 @@
+// The README links to files; here the same names link to the modules that have these files. Of two definitions of one
+// name the first counts.
+#![doc = "[docs/guarantees.md]: crate::guarantees\n[docs/observability.md]: crate::observability\n\n"]
 #![doc = include_str!("../README.md")]
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 mod acquire;
+mod brief;
 mod client;
 mod config;
 mod contention;
@@ -12,6 +16,8 @@ mod fence;
 #[cfg(any(test, fuzzing))]
 #[doc(hidden)]
 pub mod fuzzing;
+#[doc = include_str!("../docs/guarantees.md")]
+pub mod guarantees {}
 mod guard;
 mod handle;
 mod in_memory;
@@ -20,6 +26,7 @@ mod list;
 mod memory_collection;
 mod multi;
 mod mutex;
+mod name;
 #[doc = include_str!("../docs/observability.md")]
 pub mod observability {}
 mod protocol;
@@ -42,8 +49,8 @@ pub use contention::Contention;
 pub use documents::{AcquireDocument, Claim, DocumentHandle, DocumentLocks, TryAcquireDocument, TryClaim};
 pub use election::{Campaign, Candidacy, Election, Leader, Leaders, Leadership};
 pub use error::{
-    AcquireError, BuildError, DocumentError, FenceError, Fenced, GuardError, InvalidInput, MultiRunError, OperateError,
-    ReleaseError, RenewError, RunError, ServerError, UsedOtherwise,
+    AcquireError, BuildError, CandidacyError, DocumentError, FenceError, Fenced, GuardError, InvalidInput,
+    MultiRunError, OperateError, ReleaseError, RenewError, RunError, ServerError, UsedOtherwise,
 };
 pub use fence::{Fence, FencedDelete, FencedInsert, FencedUpdate};
 pub use handle::{LockHandle, LockView, Released};

@@ -13,12 +13,17 @@ use crate::{
     inspect::LockInfo,
     protocol::{Kind, State},
     session::Session,
-    store::{Selection, StoreError},
+    store::{Listed, Selection, View},
+    telemetry,
 };
+
+/// Unreadable documents of which one list tells operators: where there are more, these are enough to look for the others.
+const UNREADABLE_TOLD: usize = 256;
 
 /// Lists locks; await it. Made by [`LockClient::list`](crate::LockClient::list).
 ///
-/// Every condition that is set must be met. Documents that are not those of locks are passed over.
+/// Every condition that is set must be met. Documents that are not those of locks, or can't be read, are passed over and hide
+/// no others: the event `watchlock.unreadable` tells of each, and so does [`watch_all`](crate::LockClient::watch_all).
 #[derive(Clone, Debug)]
 #[must_use = "a listing does nothing until it is awaited"]
 pub struct List {
@@ -104,12 +109,12 @@ impl IntoFuture for List {
         Box::pin(async move {
             let Self { session, filter } = self;
             check_prefix(&filter.selection.prefix)?;
-            let (reader, selected) = (session.clone(), filter.selection.clone());
-            let reading = session.spawn_for(async move { reader.store.list(&selected).await });
-            let read = reading
-                .await
-                .unwrap_or_else(|stopped| Err(StoreError::stopped(stopped)));
-            let (found, now) = read.map_err(ServerError::from)?;
+            let listing = session.read_long(|store| {
+                let selection = filter.selection.clone();
+                async move { store.list(&selection, View::Newest).await }
+            });
+            let Listed { found, unreadable, now } = listing.await.map_err(ServerError::from)?;
+            unreadable.iter().take(UNREADABLE_TOLD).for_each(telemetry::unreadable);
             let mut locks: Vec<_> = found
                 .into_iter()
                 .map(|(name, mut state): (String, State)| {

@@ -75,7 +75,8 @@ impl MemoryCollection {
     ///
     /// # Errors
     ///
-    /// When there is one with this `_id` already, or it is an array, a regular expression or undefined.
+    /// When there is one with this `_id` already, or it is an array, a regular expression or undefined; when a server would
+    /// not store the document, as it is larger than 16 MB or nested deeper than 180 levels; when a value is `undefined`.
     ///
     /// # Examples
     ///
@@ -128,7 +129,7 @@ impl MemoryCollection {
     ///
     /// # Errors
     ///
-    /// When the filter or the update has what is not known in memory, or a document can't be updated so.
+    /// When the filter or the update has what is not known in memory, the update is empty, or a document can't be updated so.
     ///
     /// # Examples
     ///
@@ -148,7 +149,7 @@ impl MemoryCollection {
     ///
     /// # Errors
     ///
-    /// When the replacement has another `_id`.
+    /// When the replacement has another `_id` or a field that starts with `$`, or a server would not store it.
     ///
     /// # Examples
     ///

@@ -19,11 +19,13 @@ use tokio::{runtime::Handle, time::Instant};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
+    brief::Brief,
     config::{check_names, check_text, check_timeout},
     contention::Contention,
     error::{AcquireError, InvalidInput, MultiRunError, ReleaseError},
     handle::{LockHandle, LockView, Released},
     mutex::Mutex,
+    name::LockName,
     session::Session,
     status::{LockStatus, LostPart, LostReason},
     token::FencingToken,
@@ -72,18 +74,18 @@ use crate::{
 pub struct MultiLock {
     session: Arc<Session>,
     /// Sorted.
-    names: Vec<String>,
+    names: Vec<LockName>,
 }
 
 impl MultiLock {
-    pub(crate) fn new(session: Arc<Session>, mut names: Vec<String>) -> Self {
+    pub(crate) fn new(session: Arc<Session>, mut names: Vec<LockName>) -> Self {
         names.sort_unstable();
         Self { session, names }
     }
 
     /// The names, in the order in which they are acquired.
     pub fn names(&self) -> impl Iterator<Item = &str> {
-        self.names.iter().map(String::as_str)
+        self.names.iter().map(Deref::deref)
     }
 
     /// Acquires all parts, waiting for each in turn. Await the returned action.
@@ -197,7 +199,7 @@ impl MultiLock {
 struct Request {
     session: Arc<Session>,
     /// Sorted.
-    names: Vec<String>,
+    names: Vec<LockName>,
     reason: Option<String>,
 }
 
@@ -229,7 +231,7 @@ impl Request {
             let mut acquire = Mutex::new(self.session.clone(), name.clone()).acquire();
             if let Some(left) = deadline.map_or(timeout, |at| Some(until(at))) {
                 if deadline.is_some() && left.is_zero() {
-                    return Err(overdue(name.clone(), timeout));
+                    return Err(overdue(name.to_string(), timeout));
                 }
                 acquire = acquire.timeout(left);
             }
@@ -609,14 +611,14 @@ impl MultiView {
 
 impl fmt::Debug for MultiLock {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("MultiLock").field(&self.names).finish()
+        f.debug_tuple("MultiLock").field(&Brief(&self.names)).finish()
     }
 }
 
 impl fmt::Debug for MultiAcquire {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("MultiAcquire")
-            .field("names", &self.request.names)
+            .field("names", &Brief(&self.request.names))
             .field("timeout", &self.timeout)
             .finish()
     }
@@ -625,7 +627,7 @@ impl fmt::Debug for MultiAcquire {
 impl fmt::Debug for TryMultiAcquire {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("TryMultiAcquire")
-            .field("names", &self.request.names)
+            .field("names", &Brief(&self.request.names))
             .field("timeout", &self.timeout)
             .finish()
     }

@@ -6,6 +6,7 @@ use crate::{
     acquire::{Acquire, Share, TryAcquire},
     error::RunError,
     handle::LockView,
+    name::LockName,
     protocol::Kind,
     session::Session,
 };
@@ -33,11 +34,11 @@ use crate::{
 #[derive(Clone, Debug)]
 pub struct Mutex {
     session: Arc<Session>,
-    name: String,
+    name: LockName,
 }
 
 impl Mutex {
-    pub(crate) fn new(session: Arc<Session>, name: String) -> Self {
+    pub(crate) fn new(session: Arc<Session>, name: LockName) -> Self {
         Self { session, name }
     }
 

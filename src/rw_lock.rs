@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use crate::{
     acquire::{Acquire, Share, TryAcquire},
+    name::LockName,
     protocol::Kind,
     session::Session,
 };
@@ -36,11 +37,11 @@ const PERMITS: i64 = 1 << 30;
 #[derive(Clone, Debug)]
 pub struct RwLock {
     session: Arc<Session>,
-    name: String,
+    name: LockName,
 }
 
 impl RwLock {
-    pub(crate) fn new(session: Arc<Session>, name: String) -> Self {
+    pub(crate) fn new(session: Arc<Session>, name: LockName) -> Self {
         Self { session, name }
     }
 

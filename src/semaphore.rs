@@ -6,6 +6,7 @@ use crate::{
     acquire::{Acquire, Share, TryAcquire},
     config::check_name,
     error::{OperateError, UsedOtherwise},
+    name::LockName,
     protocol::Kind,
     session::Session,
 };
@@ -41,12 +42,12 @@ use crate::{
 #[derive(Clone, Debug)]
 pub struct Semaphore {
     session: Arc<Session>,
-    name: String,
+    name: LockName,
     permits: u32,
 }
 
 impl Semaphore {
-    pub(crate) fn new(session: Arc<Session>, name: String, permits: u32) -> Self {
+    pub(crate) fn new(session: Arc<Session>, name: LockName, permits: u32) -> Self {
         Self { session, name, permits }
     }
 

@@ -5,23 +5,28 @@
 //! name is a field and never a label. What the server says about a command that it refuses is left out, as it may
 //! quote the command, and with it what users wrote.
 //!
-//! Nothing here is called while a mutex of the session is held: a subscriber may do what it likes, also with locks.
+//! Nothing here is called while a mutex of the session is held: a subscriber may do what it likes, also with locks, and
+//! also panic: see [`shield`].
 
 mod meters;
+mod shield;
 
-use std::{fmt, future::Future, time::Duration};
+use std::{error::Error as StdError, fmt, future::Future, time::Duration};
 
 use tokio::time::Instant;
-use tracing::{Instrument, Span, debug, field::Empty, info, info_span, warn};
+use tracing::{Span, debug, field::Empty, info, info_span, warn};
 
 use crate::{
-    error::{AcquireError, ServerError},
+    config::check_name,
+    error::{AcquireError, CandidacyError, ServerError},
     protocol::{Kind, Operation},
     status::LostReason,
-    store::{Failure, StoreError},
+    store::{Failure, StoreError, Unreadable},
     token::FencingToken,
     wake_mode::{PollingReason, WakeMode},
 };
+
+use shield::{in_span, shielded};
 
 const TARGET: &str = "watchlock";
 
@@ -76,18 +81,21 @@ pub(crate) struct Attempt {
 impl Attempt {
     /// To be called with what has passed the checks of input, as it is told as it is.
     pub(crate) fn begin(lock: Option<&str>, kind: Kind, permits: i64, waits: bool, reason: Option<&str>) -> Self {
-        let span = info_span!(
-            target: TARGET,
-            "watchlock.acquire",
-            lock,
-            kind = kind.as_str(),
-            permits,
-            waits,
-            reason,
-            outcome = Empty,
-            how = Empty,
-            token = Empty,
-        );
+        let span = shielded(|| {
+            info_span!(
+                target: TARGET,
+                "watchlock.acquire",
+                lock,
+                kind = kind.as_str(),
+                permits,
+                waits,
+                reason,
+                outcome = Empty,
+                how = Empty,
+                token = Empty,
+            )
+        });
+        let span = span.unwrap_or_else(Span::none);
         meters::change(meters::WAITING, 1.0, &[("kind", kind.as_str())]);
         Self {
             span,
@@ -104,7 +112,7 @@ impl Attempt {
         acquiring: impl Future<Output = Result<T, AcquireError>>,
         granted: impl FnOnce(&T) -> Option<Granted<'_>>,
     ) -> Result<T, AcquireError> {
-        let acquired = acquiring.instrument(self.span.clone()).await;
+        let acquired = in_span(&self.span, acquiring).await;
         match acquired.as_ref().map(granted) {
             Ok(Some(granted)) => self.granted(granted),
             Ok(None) => self.came_to_nothing("busy"),
@@ -118,11 +126,14 @@ impl Attempt {
         let Granted { lock, kind, token, how } = granted;
         let (kind, token, how) = (kind.as_str(), token.as_i64(), how.as_str());
         let waited = self.end("granted");
-        if self.lock.is_none() {
-            self.span.record("lock", lock);
-        }
-        self.span.record("how", how).record("token", token);
-        self.span.in_scope(|| {
+        let names_itself = self.lock.is_none();
+        self.tell(|span| {
+            if names_itself {
+                span.record("lock", lock);
+            }
+            span.record("how", how).record("token", token);
+        });
+        self.tell_in_span(|| {
             let waited_ms = millis(waited);
             debug!(name: "watchlock.granted", target: TARGET, lock, kind, token, how, waited_ms, "lock granted");
         });
@@ -135,7 +146,7 @@ impl Attempt {
     fn timed_out(&mut self, source: Option<&ServerError>) {
         let waited_ms = millis(self.end("timeout"));
         let (lock, kind, answered) = (self.lock.as_deref(), self.kind.as_str(), source.is_none());
-        self.span.in_scope(|| {
+        self.tell_in_span(|| {
             info!(name: "watchlock.timed_out", target: TARGET, lock, kind, waited_ms, answered, "lock not free in time");
         });
     }
@@ -143,15 +154,25 @@ impl Attempt {
     fn came_to_nothing(&mut self, outcome: &'static str) {
         let waited_ms = millis(self.end(outcome));
         let (lock, kind) = (self.lock.as_deref(), self.kind.as_str());
-        self.span.in_scope(|| {
+        self.tell_in_span(|| {
             debug!(name: "watchlock.not_acquired", target: TARGET, lock, kind, outcome, waited_ms, "lock not acquired");
         });
+    }
+
+    fn tell(&self, tell: impl FnOnce(&Span)) {
+        shielded(|| tell(&self.span));
+    }
+
+    fn tell_in_span(&self, tell: impl FnOnce()) {
+        shielded(|| self.span.in_scope(tell));
     }
 
     fn end(&mut self, outcome: &'static str) -> Duration {
         let (kind, waited) = (self.kind.as_str(), self.since.elapsed());
         self.ended = true;
-        self.span.record("outcome", outcome);
+        self.tell(|span| {
+            span.record("outcome", outcome);
+        });
         let labels = [("kind", kind), ("outcome", outcome)];
         meters::count(meters::ACQUIRES, 1, &labels);
         meters::time(meters::WAIT, waited, &labels);
@@ -165,6 +186,9 @@ impl Drop for Attempt {
         if !self.ended {
             self.came_to_nothing("cancelled");
         }
+        let span = std::mem::replace(&mut self.span, Span::none());
+        // Its subscriber is told that it is closed.
+        shielded(|| drop(span));
     }
 }
 
@@ -177,6 +201,7 @@ fn outcome(error: &AcquireError) -> &'static str {
         AcquireError::Server(_) => "failed",
         AcquireError::NoDocument { .. } => "no_document",
         AcquireError::Unreadable { .. } => "unreadable",
+        AcquireError::Unclaimable { .. } => "unclaimable",
         AcquireError::Closed => "closed",
     }
 }
@@ -185,9 +210,11 @@ fn outcome(error: &AcquireError) -> &'static str {
 pub(crate) fn ended(lock: &str, kind: Kind, token: FencingToken, reason: LostReason, held: Duration) {
     let (kind, token, end, held_ms) = (kind.as_str(), token.as_i64(), lost(reason), millis(held));
     if reason == LostReason::Released {
-        debug!(name: "watchlock.released", target: TARGET, lock, kind, token, held_ms, "lock released");
+        shielded(|| debug!(name: "watchlock.released", target: TARGET, lock, kind, token, held_ms, "lock released"));
     } else {
-        warn!(name: "watchlock.lost", target: TARGET, lock, kind, token, reason = end, held_ms, "lock lost");
+        shielded(
+            || warn!(name: "watchlock.lost", target: TARGET, lock, kind, token, reason = end, held_ms, "lock lost"),
+        );
         meters::count(meters::LOSSES, 1, &[("kind", kind), ("reason", end)]);
     }
     meters::time(meters::HOLD, held, &[("kind", kind), ("end", end)]);
@@ -208,7 +235,23 @@ fn lost(reason: LostReason) -> &'static str {
 /// A release was refused, or could not be confirmed for the time of a lease.
 pub(crate) fn release_failed(lock: &str, error: &ServerError) {
     let (error, source) = (failure(error.store()), Source(error.store()));
-    warn!(name: "watchlock.release_failed", target: TARGET, lock, error, %source, "release not confirmed");
+    shielded(|| warn!(name: "watchlock.release_failed", target: TARGET, lock, error, %source, "release not confirmed"));
+}
+
+/// A document can't be claimed, and is passed over for a while.
+pub(crate) fn passed_over(document: &str, why: &(dyn StdError + Send + Sync + 'static)) {
+    match why.downcast_ref::<StoreError>() {
+        Some(error) => {
+            let (error, source) = (failure(error), Source(error));
+            warn!(name: "watchlock.passed_over", target: TARGET, lock = document, error, %source, "document can't be claimed");
+        }
+        // The text may quote the document.
+        None => {
+            let error = "unreadable";
+            warn!(name: "watchlock.passed_over", target: TARGET, lock = document, error, "document can't be claimed");
+        }
+    }
+    meters::count(meters::PASSED_OVER, 1, &[]);
 }
 
 /// So many locks were renewed in one command.
@@ -219,13 +262,31 @@ pub(crate) fn renewed(locks: u64) {
 /// So many locks could not be renewed; they are held on, up to their deadlines.
 pub(crate) fn renewal_failed(locks: usize, error: &StoreError) {
     let (locks, source, error) = (locks as u64, Source(error), failure(error));
-    warn!(name: "watchlock.renewal_failed", target: TARGET, locks, error, %source, "renewal failed");
+    shielded(|| warn!(name: "watchlock.renewal_failed", target: TARGET, locks, error, %source, "renewal failed"));
     meters::count(meters::RENEWALS, locks, &[("outcome", "failed")]);
+}
+
+/// So many locks were refused, alone among those that were renewed with them.
+pub(crate) fn renewals_refused(locks: usize) {
+    meters::count(meters::RENEWALS, locks as u64, &[("outcome", "failed")]);
+}
+
+/// The server refuses to renew this lock: told once, until it is renewed again.
+pub(crate) fn renewal_refused(lock: &str, error: &StoreError) {
+    let (error, source) = (failure(error), Source(error));
+    shielded(|| warn!(name: "watchlock.renewal_refused", target: TARGET, lock, error, %source, "renewal refused"));
+}
+
+/// The server's clock was set, or is another's, by more than the margin that deadlines have for it.
+pub(crate) fn clock_jumped(by: Duration, ahead: bool) {
+    let by_ms = millis(by);
+    shielded(|| warn!(name: "watchlock.clock_jumped", target: TARGET, by_ms, ahead, "the server's clock jumped"));
+    meters::count(meters::JUMPS, 1, &[("direction", if ahead { "ahead" } else { "back" })]);
 }
 
 /// Somebody put the holders of a lock out through this client.
 pub(crate) fn broke(lock: &str) {
-    info!(name: "watchlock.broke", target: TARGET, lock, "lock broken");
+    shielded(|| info!(name: "watchlock.broke", target: TARGET, lock, "lock broken"));
     meters::count(meters::BREAKS, 1, &[]);
 }
 
@@ -242,7 +303,7 @@ pub(crate) fn session_ended(mode: WakeMode) {
 pub(crate) fn wake_mode(before: WakeMode, mode: WakeMode) {
     let [(_, wake_mode), (_, reason)] = mode_labels(mode);
     let reason = (!reason.is_empty()).then_some(reason);
-    info!(name: "watchlock.wake_mode", target: TARGET, mode = wake_mode, reason, "wake mode changed");
+    shielded(|| info!(name: "watchlock.wake_mode", target: TARGET, mode = wake_mode, reason, "wake mode changed"));
     meters::change(meters::SESSIONS, -1.0, &mode_labels(before));
     meters::change(meters::SESSIONS, 1.0, &mode_labels(mode));
 }
@@ -255,6 +316,7 @@ fn mode_labels(mode: WakeMode) -> [(&'static str, &'static str); 2] {
         WakeMode::Polling(PollingReason::Standalone) => ("polling", "standalone"),
         WakeMode::Polling(PollingReason::NotPermitted) => ("polling", "not_permitted"),
         WakeMode::Polling(PollingReason::Interrupted) => ("polling", "interrupted"),
+        WakeMode::Polling(PollingReason::StreamLimit) => ("polling", "stream_limit"),
     };
     [("mode", mode), ("reason", reason)]
 }
@@ -262,7 +324,7 @@ fn mode_labels(mode: WakeMode) -> [(&'static str, &'static str); 2] {
 /// A change stream was opened; `resumed`: where an earlier one broke, so that nothing was missed.
 pub(crate) fn stream_opened(stream: StreamOf, resumed: bool) {
     let stream = stream.as_str();
-    debug!(name: "watchlock.stream_opened", target: TARGET, stream, resumed, "change stream opened");
+    shielded(|| debug!(name: "watchlock.stream_opened", target: TARGET, stream, resumed, "change stream opened"));
 }
 
 /// A change stream broke, or gave no sign of life; it is re-opened.
@@ -272,7 +334,9 @@ pub(crate) fn stream_interrupted(stream: StreamOf, error: Option<&StoreError>) {
         error.map(|error| tracing::field::display(Source(error))),
     );
     let error = error.map_or("silent", failure);
-    info!(name: "watchlock.stream_interrupted", target: TARGET, stream, error, source, "change stream interrupted");
+    shielded(
+        || info!(name: "watchlock.stream_interrupted", target: TARGET, stream, error, source, "change stream interrupted"),
+    );
     meters::count(meters::INTERRUPTIONS, 1, &[("stream", stream), ("error", error)]);
 }
 
@@ -281,8 +345,10 @@ pub(crate) fn stream_interrupted(stream: StreamOf, error: Option<&StoreError>) {
 pub(crate) enum StreamOf {
     /// Grants and losses.
     Locks,
-    /// Documents that become free to be claimed.
+    /// The same, and documents that become free to be claimed.
     Claims,
+    /// What observers see.
+    Observers,
 }
 
 impl StreamOf {
@@ -290,20 +356,40 @@ impl StreamOf {
         match self {
             Self::Locks => "locks",
             Self::Claims => "claims",
+            Self::Observers => "observers",
         }
     }
+}
+
+/// A document in the collection of the locks is not that of a lock; it is passed over.
+pub(crate) fn unreadable(document: &Unreadable) {
+    let Unreadable { name, problem } = document;
+    shielded(
+        || warn!(name: "watchlock.unreadable", target: TARGET, lock = name, problem, "document is not that of a lock"),
+    );
 }
 
 /// The index that purges idle locks could not be made.
 pub(crate) fn index_missing(error: &StoreError) {
     let (error, source) = (failure(error), Source(error));
-    warn!(name: "watchlock.index_missing", target: TARGET, error, %source, "idle locks stay, as the index is missing");
+    shielded(
+        || warn!(name: "watchlock.index_missing", target: TARGET, error, %source, "idle locks stay, as the index is missing"),
+    );
+}
+
+/// A candidate stands no more, though nobody withdrew it.
+pub(crate) fn candidacy_ended(lock: &str, error: &CandidacyError) {
+    // A name that was refused can be of any size.
+    let lock = check_name(lock).map_or("", |()| lock);
+    shielded(|| warn!(name: "watchlock.candidacy_ended", target: TARGET, lock, source = %error, "candidacy ended"));
 }
 
 /// The server could not be reached for an operation, or refused it. What is done about it is told elsewhere.
 pub(crate) fn operation_failed(operation: &'static str, lock: Option<&str>, error: &StoreError) {
     let (source, error) = (Source(error), failure(error));
-    debug!(name: "watchlock.operation_failed", target: TARGET, operation, lock, error, %source, "operation failed");
+    shielded(
+        || debug!(name: "watchlock.operation_failed", target: TARGET, operation, lock, error, %source, "operation failed"),
+    );
     meters::count(meters::ERRORS, 1, &[("operation", operation), ("error", error)]);
 }
 

@@ -24,8 +24,22 @@ pub enum PollingReason {
     Standalone,
     /// The user of the connection lacks the privilege `changeStream` (or `find`) on the collection.
     NotPermitted,
-    /// The stream broke or could not be opened; it is being re-opened.
+    /// The stream broke or could not be opened, and somebody needs it; it is being re-opened.
     Interrupted,
+    /// The client has as many change streams open as it may have; see
+    /// [`max_streams`](crate::LockClientBuilder::max_streams). The stream of the locks always has room: this is the reason
+    /// of [locks in documents](crate::DocumentLocks::wake_mode).
+    StreamLimit,
+}
+
+impl WakeMode {
+    /// What is to be expected once nobody needs a stream: what could not be had for a while may be had the next time.
+    pub(crate) fn at_rest(self) -> Self {
+        match self {
+            Self::Polling(PollingReason::Interrupted | PollingReason::StreamLimit) => Self::ChangeStream,
+            other => other,
+        }
+    }
 }
 
 impl fmt::Display for WakeMode {
@@ -44,6 +58,7 @@ impl fmt::Display for PollingReason {
             Self::Standalone => "as the server is a standalone",
             Self::NotPermitted => "as the privilege changeStream is missing",
             Self::Interrupted => "as the change stream is interrupted",
+            Self::StreamLimit => "as the client has as many change streams as it may have",
         })
     }
 }

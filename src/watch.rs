@@ -17,8 +17,9 @@ use crate::{
     protocol::State,
     session::{
         Session,
-        follow::{Scope, Sight, follow},
+        follow::{Scope, Seen, Sight, follow},
     },
+    store::Unreadable,
     token::FencingToken,
 };
 
@@ -65,6 +66,13 @@ pub enum LockEvent {
         /// The token of the grant.
         token: FencingToken,
     },
+    /// A document in the collection is not that of a lock, or can't be read. It is left alone and told once, and no other
+    /// lock is concerned. Where its `_id` is not UTF-8, its name is shown with `\u{fffd}` in it.
+    #[non_exhaustive]
+    Unreadable {
+        /// What is wrong with it.
+        problem: String,
+    },
 }
 
 impl fmt::Display for LockEvent {
@@ -82,6 +90,7 @@ impl fmt::Display for LockEvent {
             Self::Adopted { token } => write!(f, "adopted, token {token}"),
             Self::Broken { token } => write!(f, "broken, token {token}"),
             Self::Deleted { token } => write!(f, "deleted, token {token}"),
+            Self::Unreadable { problem } => write!(f, "not a lock: {problem}"),
         }
     }
 }
@@ -160,10 +169,13 @@ impl Stream for LockEvents {
                 Err(error) => return Poll::Ready(error.take().map(Err)),
             };
             match std::task::ready!(sights.poll_recv(context)) {
-                Some(Ok((_, state))) => {
+                Some(Ok(Seen::State(_, state))) => {
                     this.events
                         .extend(between(&this.name, this.last.as_ref(), state.as_ref()));
                     this.last = state;
+                }
+                Some(Ok(Seen::Unreadable(Unreadable { problem, .. }))) => {
+                    this.events.push_back(LockEvent::Unreadable { problem });
                 }
                 Some(Err(error)) => return Poll::Ready(Some(Err(error.into()))),
                 None => return Poll::Ready(None),
@@ -202,7 +214,10 @@ impl Stream for AllLockEvents {
                 return Poll::Ready(Some(Ok(event)));
             }
             match std::task::ready!(this.sights.poll_recv(context)) {
-                Some(Ok((name, state))) => {
+                Some(Ok(Seen::Unreadable(Unreadable { name, problem }))) => {
+                    this.events.push_back((name, LockEvent::Unreadable { problem }));
+                }
+                Some(Ok(Seen::State(name, state))) => {
                     let events = between(&name, this.last.get(&name), state.as_ref());
                     this.events
                         .extend(events.into_iter().map(|event| (name.clone(), event)));

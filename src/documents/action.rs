@@ -15,11 +15,13 @@ use tokio::time::Instant;
 use super::{DocumentHandle, DocumentLocks};
 use crate::{
     acquire::{Acquire, Share, TryAcquire},
+    brief::Brief,
     config::{check_text, check_timeout},
     error::{AcquireError, ServerError},
     handle::LockHandle,
+    name::LockName,
     protocol::Kind,
-    session::Session,
+    session::{Given, PASSED_AT_ONCE, Session},
     store::{StoreError, Wanted, read_as},
     telemetry::Attempt,
 };
@@ -171,7 +173,7 @@ impl<T: DeserializeOwned + Send + Sync + 'static> IntoFuture for TryAcquireDocum
 fn share(session: &Arc<Session>, name: String) -> Share {
     Share {
         session: session.clone(),
-        name,
+        name: LockName::new(name),
         kind: Kind::Document,
         capacity: 1,
         permits: 1,
@@ -383,15 +385,30 @@ async fn claim<T: DeserializeOwned>(
 ) -> Result<Option<DocumentHandle<T>>, AcquireError> {
     let session = locks.session()?;
     let owner = session.config.owner(reason);
-    let Some(given) = session.claim(wanted, owner, waits, failing).await? else {
-        return Ok(None);
-    };
-    let (Some(hold), document) = given.take() else {
-        return Ok(None);
-    };
-    let handle = LockHandle::new(session.clone(), hold);
-    let id = document.get("_id").cloned().unwrap_or(Bson::Null);
-    read(session, handle, id, &document).map(Some)
+    let mut unreadable = None;
+    for _ in 0..PASSED_AT_ONCE {
+        let passed = unreadable.is_some();
+        let claiming = session.claim(wanted.clone(), owner.clone(), waits, passed, failing);
+        let given = match (claiming.await, unreadable.take()) {
+            // There is no other.
+            (Err(AcquireError::Unclaimable { .. }), Some(unreadable)) => return Err(unreadable),
+            (given, _) => given?,
+        };
+        let Some((Some(hold), document)) = given.map(Given::take) else {
+            return Ok(None);
+        };
+        let handle = LockHandle::new(session.clone(), hold);
+        let id = document.get("_id").cloned().unwrap_or(Bson::Null);
+        match read(session, handle, id.clone(), &document) {
+            Err(AcquireError::Unreadable { name, source }) => {
+                // It is released as it was dropped, and the next is claimed.
+                session.pass_over(id, source.clone());
+                unreadable = Some(AcquireError::Unreadable { name, source });
+            }
+            handle => return handle.map(Some),
+        }
+    }
+    unreadable.map_or(Ok(None), Err)
 }
 
 macro_rules! debug_as_request {
@@ -400,7 +417,7 @@ macro_rules! debug_as_request {
             fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.debug_struct(stringify!($action))
                     .field("locks", &self.locks)
-                    .field(stringify!($what), &self.$what)
+                    .field(stringify!($what), &Brief(&self.$what))
                     .finish_non_exhaustive()
             }
         }

@@ -5,7 +5,14 @@ use mongodb::{
     options::UpdateModifications,
 };
 
-use crate::error::InvalidInput;
+use crate::{
+    error::InvalidInput,
+    protocol::document::ID_MOST,
+    store::{
+        place::{InPlace, overlap},
+        size_of_id,
+    },
+};
 
 /// The `_id` of a document: what would be read as an operator or a pattern is none, and no document can have it.
 pub(crate) fn check_id(id: &Bson) -> Result<(), InvalidInput> {
@@ -23,6 +30,17 @@ pub(crate) fn check_id(id: &Bson) -> Result<(), InvalidInput> {
         "the id {} is {kind}; no document has such an `_id`",
         shown.escape_debug()
     )))
+}
+
+/// An `_id` that can be locked is not too long. Claims pass over longer ones, by the same bound.
+pub(super) fn check_size(id: &Bson) -> Result<(), InvalidInput> {
+    let size = size_of_id(id);
+    if size > ID_MOST {
+        return Err(InvalidInput::new(format!(
+            "the id of the document has {size} bytes as BSON; it must have at most {ID_MOST} to be locked"
+        )));
+    }
+    Ok(())
 }
 
 /// BSON ends names of fields with a NUL, so there is none in them; and what can't be written has no name of its own.
@@ -64,15 +82,11 @@ pub(crate) fn check_path(path: &str) -> Result<(), InvalidInput> {
     Err(InvalidInput::new(format!("the field `{path}` for the locks {problem}")))
 }
 
-/// An update of a document of the user's own leaves the lock under `path` alone.
-pub(crate) fn check_update(update: &UpdateModifications, path: &str) -> Result<(), InvalidInput> {
-    let touches = |field: &str| {
-        let within = |one: &str, other: &str| {
-            one.strip_prefix(other)
-                .is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
-        };
-        within(field, path) || within(path, field)
-    };
+/// An update of a document of the user's own leaves the lock alone, and those of other parts of the document.
+pub(crate) fn check_update(update: &UpdateModifications, place: &InPlace) -> Result<(), InvalidInput> {
+    let paths = place.paths();
+    let touches = |field: &str| paths.iter().any(|path| overlap(field, path));
+    let path = place.path();
     let mut problem = None;
     match update {
         UpdateModifications::Document(operators) => {
@@ -86,6 +100,13 @@ pub(crate) fn check_update(update: &UpdateModifications, path: &str) -> Result<(
                 }
                 for (field, value) in fields.into_iter().flatten() {
                     let renamed = value.as_str().filter(|_| operator == "$rename");
+                    if field.split('.').any(|name| name == "$") {
+                        problem = Some(format!(
+                            "the `$` in `{}` would be the place of the holder among those of the lock: a pipeline can \
+                             name the element, or `$[identifier]` with the array filters of `fence().update_one(..)`",
+                            field.escape_debug()
+                        ));
+                    }
                     if touches(field) || renamed.is_some_and(touches) {
                         problem = Some(format!(
                             "`{operator}` of `{}` would touch the lock",

@@ -88,7 +88,8 @@ impl<T> DocumentHandle<T> {
     ///
     /// # Errors
     ///
-    /// [`DocumentError::Lost`] when the lock was lost before: nothing was deleted. [`DocumentError::Server`] when the
+    /// [`DocumentError::Lost`] when the lock was lost before: nothing was deleted. [`DocumentError::InTransaction`] when
+    /// a transaction is open that this lock [guards](LockView::guard): nothing was deleted. [`DocumentError::Server`] when the
     /// server could not be reached (it may have been deleted) or refused.
     ///
     /// # Cancel safety
@@ -110,6 +111,7 @@ impl<T> DocumentHandle<T> {
     /// ```
     pub async fn delete(&self) -> Result<(), DocumentError> {
         self.still_held()?;
+        self.outside_of_transactions().await?;
         if self.session.delete(self.handle.hold()).await? {
             return Ok(());
         }
@@ -142,6 +144,15 @@ impl<T> DocumentHandle<T> {
         self.lost_reason().map_or(Ok(()), |reason| Err(reason.into()))
     }
 
+    /// That no transaction is open that the lock guards: the server would do the write when that has ended, however long
+    /// after the caller gave it up.
+    async fn outside_of_transactions(&self) -> Result<(), DocumentError> {
+        match self.session.is_in_open_transaction(self.handle.hold()).await? {
+            true => Err(DocumentError::InTransaction),
+            false => Ok(()),
+        }
+    }
+
     /// The server says that this handle holds no more; what it was is looked up.
     async fn lost_it(&self) -> DocumentError {
         self.session.give_up(self.handle.hold()).await.into()
@@ -151,14 +162,21 @@ impl<T> DocumentHandle<T> {
 impl<T: DeserializeOwned> DocumentHandle<T> {
     /// Updates the document if it is still locked by this handle, and returns it as it is then.
     ///
-    /// `update` is a document of update operators or an aggregation pipeline; it must leave the lock's field alone.
+    /// `update` is a document of update operators or an aggregation pipeline; it must leave the lock's field alone, and
+    /// the fields of the other locks that this client has in the same documents
+    /// ([`DocumentLocks::field`](crate::DocumentLocks::field)). The positional `$` is refused, as the place that it stands
+    /// for is found by the filter, which is the library's; `$[]` and pipelines work.
     ///
     /// # Errors
     ///
     /// [`DocumentError::Invalid`] when the update would touch the lock, or replaces the document: nothing was sent.
-    /// [`DocumentError::Lost`] when the lock was lost before: nothing was changed. [`DocumentError::Server`] when the
-    /// server could not be reached (it may have been changed: the update is not repeated beyond the driver's own retry)
-    /// or refused. [`DocumentError::Unreadable`] when the document was changed and can't be read as a `T`.
+    /// [`DocumentError::Lost`] when the lock was lost before: nothing was changed. [`DocumentError::InTransaction`] when
+    /// a transaction is open that this lock [guards](LockView::guard): nothing was changed, and within the transaction the
+    /// document is written with its session ([`Fence::update_one`](crate::Fence::update_one) with
+    /// [`session`](crate::FencedUpdate::session) does so). [`DocumentError::Server`] when the server could not be reached
+    /// or did not answer for the time of a lease (it may have been changed, or be changed yet: the update is not repeated
+    /// beyond the driver's own retry) or refused. [`DocumentError::Unreadable`] when the document was changed and can't be
+    /// read as a `T`.
     ///
     /// # Cancel safety
     ///
@@ -179,8 +197,11 @@ impl<T: DeserializeOwned> DocumentHandle<T> {
     /// ```
     pub async fn update(&self, update: impl Into<UpdateModifications>) -> Result<T, DocumentError> {
         let update = update.into();
-        check_update(&update, self.session.store.path())?;
+        if let Some(place) = self.session.store.in_place() {
+            check_update(&update, place)?;
+        }
         self.still_held()?;
+        self.outside_of_transactions().await?;
         match self.session.change(self.handle.hold(), update).await? {
             Some(document) => read_as(&document).map_err(|source| DocumentError::Unreadable { source }),
             None => Err(self.lost_it().await),

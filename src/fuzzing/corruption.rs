@@ -70,6 +70,7 @@ fn waiter(number: usize, choices: &mut Choices<'_>) -> Waiter {
             label: text(choices),
             reason: text(choices),
             value: text(choices),
+            proclaimed: 0,
             identity: choices.one_in(2).then(|| Identity {
                 id: "owner".to_owned(),
                 born: choices.number(),

@@ -14,8 +14,8 @@ use mongodb::{
 use watchlock_testkit::shared;
 
 use super::{
-    Expects, Identity, Kind, Location, Operation, Owner, Request, Requests, ServerTime, State, Use, pipeline,
-    random::Random, state,
+    Expects, Identity, Kind, Location, Operation, Owner, Proclaim, QUEUE_MOST, Request, Requests, ServerTime, State,
+    Use, pipeline, random::Random, state,
 };
 
 /// Sequences, and steps in each.
@@ -135,6 +135,7 @@ fn step(random: &mut Random, number: usize, setup: &Setup, strings: &[String], s
                     label: (random.below(2) == 0).then(|| random.pick(strings).clone()),
                     reason: (random.below(2) == 0).then(|| random.pick(strings).clone()),
                     value: (random.below(2) == 0).then(|| random.pick(strings).clone()),
+                    proclaimed: 0,
                     identity: identity(random),
                 },
             })
@@ -154,6 +155,7 @@ fn step(random: &mut Random, number: usize, setup: &Setup, strings: &[String], s
         proclaim: None,
         requests,
         expects: Expects::Nothing,
+        room: 4,
         keep: 500,
     };
     let one_fresh = |requests: &Requests| matches!(&requests.entries[..], [entry] if entry.fresh);
@@ -171,7 +173,11 @@ fn step(random: &mut Random, number: usize, setup: &Setup, strings: &[String], s
             ..operation
         },
         1 => Operation {
-            proclaim: Some((random.pick(&ids).clone(), random.pick(strings).clone())),
+            proclaim: Some(Proclaim {
+                id: random.pick(&ids).clone(),
+                value: random.pick(strings).clone(),
+                number: i64::try_from(1 + random.below(4)).unwrap(),
+            }),
             leave: Vec::new(),
             requests: None,
             ..operation
@@ -193,6 +199,16 @@ fn step(random: &mut Random, number: usize, setup: &Setup, strings: &[String], s
             leave_capacity: used.map(|(_, capacity)| capacity),
             ..operation
         },
+        7..9 if used.is_some()
+            && wanted == used
+            && operation.requests.iter().all(|requests| requests.adopts.is_none()) =>
+        {
+            Operation {
+                leave: Vec::new(),
+                expects: Expects::Room,
+                ..operation
+            }
+        }
         5..7 if wanted.is_some_and(|(_, capacity)| capacity == 1) && operation.requests.iter().any(one_fresh) => {
             Operation {
                 leave: Vec::new(),
@@ -455,6 +471,69 @@ async fn pipelines_do_what_the_specification_says_of_locks_in_documents() {
     }
 }
 
+/// What a later version wrote is left alone by every form of a pipeline, whatever is in it.
+#[tokio::test]
+async fn no_pipeline_changes_a_document_of_a_later_protocol() {
+    let cluster = shared::standalone().await;
+    let client = cluster.client().await.unwrap();
+    let database = client.database(&shared::unique_name("later"));
+    let collection = database.collection::<Document>("locks");
+    let strings = hostile();
+    for (path, uses) in [("", MIXED), ("", &[(Kind::Mutex, 1)]), ("a.b", &[(Kind::Document, 1)])] {
+        let at = if path.is_empty() {
+            Location::default()
+        } else {
+            Location::under(path)
+        };
+        let setup = Setup { at, uses };
+        let (mut documents, mut updates) = (Vec::new(), Vec::new());
+        for seed in 0..300 {
+            let mut sequence = Sequence::new(seed, &setup, &strings);
+            for number in 0..STEPS {
+                let before = sequence.document(&setup).filter(|_| sequence.expected.is_some());
+                let step = sequence.step(number, &setup, &strings);
+                let (Some(mut document), Some((_, mut update))) = (before, step) else {
+                    continue;
+                };
+                // Each as a document of its own.
+                let id = format!("{path} {seed} {number} {}", documents.len() + updates.len());
+                document.insert("_id", &id);
+                let lock = doc! { "protocol": 2_i64 };
+                if path.is_empty() {
+                    document.extend(lock);
+                } else {
+                    assert!(setup.at.set_lock(&mut document, lock));
+                }
+                let mut query = update.get_document("q").unwrap().clone();
+                match query.get_array_mut("$and") {
+                    Ok(all) => drop(all[0].as_document_mut().unwrap().insert("_id", &id)),
+                    Err(_) => drop(query.insert("_id", &id)),
+                }
+                update.extend(doc! { "q": query, "upsert": false });
+                documents.push(document);
+                updates.push(update);
+            }
+        }
+        collection.insert_many(&documents).await.unwrap();
+        for together in updates.chunks(TOGETHER) {
+            let command = doc! { "update": "locks", "updates": together, "ordered": false };
+            let answer = database.run_command(command).await.unwrap();
+            assert_eq!(
+                (answer.get("writeErrors"), answer.get_i32("nModified").ok()),
+                (None, Some(0))
+            );
+        }
+        for document in documents {
+            let found = collection
+                .find_one(doc! { "_id": document.get("_id").unwrap() })
+                .await
+                .unwrap();
+            assert_eq!(found, Some(document));
+        }
+        collection.delete_many(doc! {}).await.unwrap();
+    }
+}
+
 /// A change that writes nothing raises no event and costs no entry in the log.
 #[tokio::test]
 async fn a_step_that_changes_nothing_writes_nothing() {
@@ -484,6 +563,7 @@ async fn a_step_that_changes_nothing_writes_nothing() {
             adopts: None,
         }),
         expects: Expects::Nothing,
+        room: QUEUE_MOST,
         keep: 1_000,
     };
     let run = async |operation: Operation| {
@@ -551,6 +631,7 @@ async fn many_entries_fit_one_operation() {
                 adopts: None,
             }),
             expects: Expects::Nothing,
+            room: QUEUE_MOST,
             keep: 1_000,
         };
         let now = now.plus_millis(number * 10_000);

@@ -8,23 +8,41 @@ use super::{Holder, Identity, Kind, Owner, ServerTime, State, Waiter};
 const PERMITS_MOST: i64 = u32::MAX as i64;
 
 /// No number in a lock is larger: far more than the clock's microseconds, and what is added to it stays an `i64`.
-const NUMBER_MOST: i64 = i64::MAX / 2;
+pub(super) const NUMBER_MOST: i64 = i64::MAX / 2;
 
-/// A document under a lock's name that is not the document of a lock.
+/// Below this a double is the whole number that somebody meant who set it by hand in a shell.
+pub(super) const DOUBLE_MOST: f64 = 9e15;
+
+/// The most bytes that the `_id` of a document of the user's own has as BSON. A renewal names up to a thousand documents
+/// in one command, which has 16 MB at most; and each event of a change stream has the `_id` three times.
+pub(crate) const ID_MOST: usize = 8_192;
+
+/// The protocol that this client speaks: the largest number of a document that it acts on. See [`super`] for the rule.
+pub(crate) const PROTOCOL: i64 = 1;
+
+/// A document under a lock's name that can't be read as that of a lock.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("field `{field}` {problem}")]
-pub(crate) struct Malformed {
-    field: String,
-    problem: &'static str,
+pub(crate) enum Malformed {
+    /// It is not the document of a lock.
+    #[error("field `{field}` {problem}")]
+    Field { field: String, problem: &'static str },
+    /// It is the document of a lock, of a later protocol.
+    #[error("it is of protocol {found}, and this version of watchlock speaks protocol {PROTOCOL} at most")]
+    Newer { found: i64 },
 }
 
 impl Malformed {
     /// Where the lock is to be in a document is something else.
     pub(crate) fn occupied(path: String) -> Self {
-        Self {
+        Self::Field {
             field: path,
             problem: "is not a sub-document",
         }
+    }
+
+    /// Whether a later version of this library can read it.
+    pub(crate) fn is_newer(&self) -> bool {
+        matches!(self, Self::Newer { .. })
     }
 }
 
@@ -41,6 +59,9 @@ impl Owner {
             if let Some(value) = value {
                 owner.insert(field, value);
             }
+        }
+        if self.proclaimed != 0 {
+            owner.insert("proclaimed", self.proclaimed);
         }
         if let Some(Identity { id, born }) = &self.identity {
             owner.insert("id", id);
@@ -68,14 +89,24 @@ impl Owner {
             label: text("label"),
             reason: text("reason"),
             value: text("value"),
+            proclaimed: number("proclaimed"),
         }
     }
 }
 
 impl State {
+    /// Whether a document has any field of a lock.
+    pub(crate) fn is_in(document: &Document) -> bool {
+        const FIELDS: [&str; 9] = [
+            "kind", "capacity", "token", "holders", "queue", "wake", "version", "at", "purge_at",
+        ];
+        FIELDS.iter().any(|field| document.contains_key(field))
+    }
+
     /// Reads the lock's fields of a document; other fields are passed over.
     pub(crate) fn from_document(document: &Document) -> Result<Self, Malformed> {
         let fields = Fields { document, path: "" };
+        fields.protocol()?;
         let kind = Kind::parse(fields.text("kind")?).ok_or_else(|| fields.malformed("kind", "is no kind of lock"))?;
         let mut holders = Vec::new();
         for holder in fields.list("holders")? {
@@ -160,7 +191,7 @@ impl State {
             })
             .collect();
         let mut document = doc! {
-            "kind": self.kind.as_str(), "capacity": self.capacity, "token": self.token,
+            "protocol": PROTOCOL, "kind": self.kind.as_str(), "capacity": self.capacity, "token": self.token,
             "holders": holders, "queue": queue, "wake": &self.wake,
             "version": self.version, "at": self.at, "purge_at": self.purge_at,
         };
@@ -182,9 +213,22 @@ struct Fields<'a> {
 
 impl<'a> Fields<'a> {
     fn malformed(&self, field: &str, problem: &'static str) -> Malformed {
-        Malformed {
+        Malformed::Field {
             field: format!("{}{field}", self.path),
             problem,
+        }
+    }
+
+    /// Before anything else is read: a later protocol may have other fields.
+    fn protocol(&self) -> Result<(), Malformed> {
+        // The first builds wrote none.
+        let Some(value) = self.document.get("protocol") else {
+            return Ok(());
+        };
+        match whole(value) {
+            Some(1..=PROTOCOL) => Ok(()),
+            Some(found) if found > PROTOCOL => Err(Malformed::Newer { found }),
+            _ => Err(self.malformed("protocol", "is no number of a protocol")),
         }
     }
 
@@ -238,12 +282,11 @@ fn whole(value: &Bson) -> Option<i64> {
     match value {
         Bson::Int32(value) => Some(i64::from(*value)),
         Bson::Int64(value) => Some(*value),
-        // A number that somebody set by hand in a shell.
         #[allow(
             clippy::cast_possible_truncation,
             reason = "whole, and within what a double holds exactly"
         )]
-        Bson::Double(value) if value.fract() == 0.0 && value.abs() < 9e15 => Some(*value as i64),
+        Bson::Double(value) if value.fract() == 0.0 && value.abs() < DOUBLE_MOST => Some(*value as i64),
         _ => None,
     }
 }
@@ -271,6 +314,7 @@ mod tests {
                     label: None,
                     reason: Some("why".into()),
                     value: Some("v".into()),
+                    proclaimed: 2,
                     identity: Some(Identity {
                         id: "worker".into(),
                         born: 3,
@@ -298,6 +342,26 @@ mod tests {
     #[test]
     fn round_trips() {
         assert_eq!(State::from_document(&state().to_document("x")), Ok(state()));
+    }
+
+    #[test]
+    fn a_later_protocol_is_told_by_both_numbers_and_read_no_further() {
+        let mut document = state().to_document("x");
+        document.remove("protocol");
+        assert_eq!(State::from_document(&document), Ok(state()));
+        for found in [Bson::from(2), Bson::from(2_i64), Bson::from(2.0)] {
+            let error = State::from_document(&doc! { "protocol": found, "holders": "elsewhere" }).unwrap_err();
+            assert!(error.is_newer());
+            assert!(
+                error.to_string().contains("protocol 2") && error.to_string().contains("protocol 1 at most"),
+                "{error}"
+            );
+        }
+        for nonsense in [Bson::Null, Bson::from(0), Bson::from(1.5), Bson::from("1")] {
+            document.insert("protocol", nonsense);
+            let error = State::from_document(&document).unwrap_err();
+            assert!(!error.is_newer() && error.to_string().contains("`protocol`"), "{error}");
+        }
     }
 
     #[test]

@@ -2,6 +2,8 @@
 
 use mongodb::bson::{Bson, Document, doc};
 
+use super::{State, document::Malformed};
+
 /// At the root of the document, as in the collection of the locks; or in a sub-document of the user's own.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Location {
@@ -62,6 +64,20 @@ impl Location {
             }
         }
         None
+    }
+
+    /// Why there can be no lock in the document as it is; `None` where there is one, or can be.
+    pub(crate) fn flaw(&self, document: &Document) -> Option<Malformed> {
+        if let Some(path) = self.obstacle(document) {
+            return Some(Malformed::occupied(path));
+        }
+        self.state(document).err()
+    }
+
+    /// The lock in the document, where there is one: a sub-document with none of a lock's fields has none.
+    pub(crate) fn state(&self, document: &Document) -> Result<Option<State>, Malformed> {
+        let lock = self.lock(document).filter(|lock| State::is_in(lock));
+        lock.map(State::from_document).transpose()
     }
 
     /// Takes the lock's sub-document out, so that the rest is the user's.

@@ -5,7 +5,7 @@
 //! A lock is one document that holds its own holders and its own queue:
 //!
 //! ```text
-//! { _id: <name>, kind, capacity,
+//! { _id: <name>, protocol, kind, capacity,
 //!   token:    <the last fencing token issued>,
 //!   holders:  [{ id, permits, lease, claim, since, until, owner, token }],
 //!   queue:    [{ id, permits, lease, claim, since, until, owner }],   // first come, first served; head first
@@ -33,14 +33,35 @@
 //! # What each transition guarantees
 //!
 //! - *Exclusion*: only *advance* adds a holder, and only while the permits fit the capacity.
-//! - *Rising tokens*: only *advance* issues a token, always the last one plus one. A release keeps the document, and
-//!   a document created anew starts from the server's clock in microseconds, which no counter can have reached.
+//! - *Rising tokens*: only *advance* issues a token: the last one plus one, or the server's clock in microseconds where that
+//!   is larger. So tokens rise also where the counter was lost or set back with its document: deleted, purged, or
+//!   overwritten with an earlier copy.
 //! - *Idempotence*: a request names its entry. Asking again after a lost answer finds the entry and adds nothing.
 //! - *No revival*: a renewal touches only holders whose `until` lies ahead; a lost lock stays lost.
 //! - *Adoption*: a request under a stable owner id puts out what earlier incarnations of that owner have in the document,
 //!   in the same write, and takes the place of those that held: at the head of the queue, with a token of its own. Which
 //!   of two incarnations is the earlier is decided by the server's clock when each began.
 //! - *No ghost*: an entry lives until `until` and not longer unless its session says so again.
+//! - *A bounded document*: the queue has room for so many entries. A request that finds it full is not in it afterwards,
+//!   and its session knocks again from time to time.
+//!
+//! # Versions of the protocol
+//!
+//! `protocol` is the number of the protocol that a client must speak to act on the document. A document without it is of
+//! the first. Versions of the library with different protocols share a collection by these rules:
+//!
+//! 1. A client acts on documents up to its own number. On any other it does nothing: each pipeline and each filter of an
+//!    update compares the number in the same atomic write, before it looks at anything else. The caller gets an error
+//!    with both numbers; a claim passes over such a document; a holder whose document was taken to a later protocol
+//!    has lost its lock.
+//! 2. A later client keeps the number of a document as long as anybody holds the lock or waits for it, and writes it as
+//!    that number says. It may write its own number where the lock is idle, as it may change kind and capacity
+//!    there, or where it creates the document. So no holder and no waiter of an earlier version is cut off.
+//! 3. Nobody lowers a number. After a downgrade the documents are removed, which is safe while they are idle; the TTL
+//!    index does so in time.
+//! 4. A change gets another number if an earlier client that goes on as before would break a promise: another meaning of
+//!    a field, another order of the queue, another bound of its length. A field that earlier clients may pass over needs
+//!    none: they keep the fields of the document and of its entries that they don't know.
 
 pub(crate) mod document;
 pub(crate) mod location;
@@ -51,7 +72,8 @@ pub(crate) mod wake;
 pub(crate) use location::Location;
 pub use state::Kind;
 pub(crate) use state::{
-    Expects, Holder, Identity, Operation, Owner, Request, Requests, ServerTime, State, Use, Waiter,
+    Expects, Holder, Identity, Operation, Owner, Proclaim, QUEUE_MOST, Request, Requests, ServerTime, State, Use,
+    Waiter, clock_token,
 };
 
 #[cfg(test)]

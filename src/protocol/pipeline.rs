@@ -10,7 +10,12 @@
 
 use mongodb::bson::{Bson, Document, doc};
 
-use super::{Expects, Identity, Operation, Request, Requests, location::Location, wake::Left};
+use super::{
+    Expects, Identity, Operation, Proclaim, Request, Requests,
+    document::{DOUBLE_MOST, ID_MOST, NUMBER_MOST, PROTOCOL},
+    location::Location,
+    wake::Left,
+};
 
 /// Longer than any queue: `$slice` from a position on wants a length.
 const ALL: i64 = 1 << 30;
@@ -18,6 +23,11 @@ const ALL: i64 = 1 << 30;
 /// Selects the document; for the operations that are rare, only if there is anything to do in it.
 pub(crate) fn selection(at: &Location, id: &Bson, operation: &Operation) -> Document {
     let mut selection = doc! { "_id": id };
+    if operation.expects == Expects::Room {
+        // A full queue has an entry at its last place. Who knocks at it gets no document, and costs the server little.
+        let last = format!("queue.{}", operation.room.saturating_sub(1));
+        selection.insert(at.key(&last), doc! { "$exists": false });
+    }
     if operation.creates() || operation.expects != Expects::Nothing {
         return selection;
     }
@@ -26,11 +36,15 @@ pub(crate) fn selection(at: &Location, id: &Bson, operation: &Operation) -> Docu
         concerned.push(doc! { at.key("holders.id"): { "$in": &operation.leave } });
         concerned.push(doc! { at.key("queue.id"): { "$in": &operation.leave } });
     }
-    if let Some((id, _)) = &operation.proclaim {
+    if let Some(Proclaim { id, .. }) = &operation.proclaim {
         concerned.push(doc! { at.key("holders.id"): { "$in": [id] } });
     }
     if operation.evict {
         concerned.push(doc! { at.key("holders.0"): { "$exists": true } });
+    }
+    if operation.evict || operation.proclaim.is_some() {
+        // Who asks for that is to be told that the document is of a later protocol, whatever is in it.
+        concerned.push(doc! { at.key("protocol"): { "$gt": PROTOCOL } });
     }
     selection.insert("$or", concerned);
     selection
@@ -41,7 +55,7 @@ pub(crate) fn selection(at: &Location, id: &Bson, operation: &Operation) -> Docu
 pub(crate) fn operation(at: &Location, operation: &Operation, now: &Bson) -> Vec<Document> {
     if operation.expects == Expects::Alone {
         let as_expected = cond(
-            is_alone(at, operation),
+            in_order(at, [is_alone(at, operation)]),
             at.merged([alone(at, operation, now).into()]),
             "$$ROOT",
         );
@@ -52,18 +66,19 @@ pub(crate) fn operation(at: &Location, operation: &Operation, now: &Bson) -> Vec
             Some(1) => (is_holder(at, operation), goes(at, operation, now)),
             capacity => (is_among(at, operation), goes_from_among(at, operation, capacity, now)),
         };
-        return vec![doc! { "$replaceWith": cond(holds, gone, "$$ROOT") }];
+        return vec![doc! { "$replaceWith": cond(in_order(at, [holds]), gone, "$$ROOT") }];
     }
     if let Some(requests) = operation
         .requests
         .as_ref()
         .filter(|requests| comes_plainly(operation, requests))
     {
-        return vec![doc! { "$replaceWith": comes(at, operation, requests, now) }];
+        let comes = comes(at, operation, requests, now);
+        return vec![doc! { "$replaceWith": cond(in_order(at, []), comes, "$$ROOT") }];
     }
     let mut holders = stay(at.value("holders"), operation, now);
-    if let Some((id, value)) = &operation.proclaim {
-        holders = proclaim(holders, id, value);
+    if let Some(proclaims) = &operation.proclaim {
+        holders = proclaim(holders, proclaims);
     }
     // Variables: what is left of holders and queue, then both after the queue has advanced.
     let written = bind(doc! { "after": advance(at, operation, now) }, write(at, operation, now));
@@ -81,7 +96,22 @@ pub(crate) fn operation(at: &Location, operation: &Operation, now: &Bson) -> Vec
     if let Some(identity) = adopts(operation) {
         whole = bind(doc! { "adopted": superseded(at, identity, now) }, whole);
     }
-    vec![doc! { "$replaceWith": whole }]
+    vec![doc! { "$replaceWith": cond(in_order(at, []), whole, "$$ROOT") }]
+}
+
+/// The document is of a protocol that is known, and its counter can be counted on; then these conditions.
+///
+/// Nothing else of the document is looked at before: another protocol may have something else in its place.
+fn in_order(at: &Location, conditions: impl IntoIterator<Item = Document>) -> Document {
+    let mut all = vec![is_known(at), doc! { "$lte": [at.value("token"), NUMBER_MOST] }];
+    all.extend(conditions);
+    doc! { "$and": all }
+}
+
+/// The document is of a protocol that this client speaks, or of the first one, which had no number. Whatever is no number
+/// is larger, to the server.
+pub(crate) fn is_known(at: &Location) -> Document {
+    doc! { "$lte": [at.value("protocol"), PROTOCOL] }
 }
 
 fn adopts(operation: &Operation) -> Option<&Identity> {
@@ -133,11 +163,12 @@ fn is_among(at: &Location, operation: &Operation) -> Document {
 
 /// The only entry comes or goes, and that is all.
 fn alone(at: &Location, operation: &Operation, now: &Bson) -> Document {
-    come(at, operation, doc! { "$add": [at.value("token"), 1_i64] }, now)
+    come(at, operation, now)
 }
 
-/// What is asked for is held, by itself; with this token.
-fn come(at: &Location, operation: &Operation, token: Document, now: &Bson) -> Document {
+/// What is asked for is held, by itself.
+fn come(at: &Location, operation: &Operation, now: &Bson) -> Document {
+    let token = next_token(at.value("token"), now);
     let entries = operation.requests.iter().flat_map(|requests| &requests.entries);
     let holders: Vec<Document> = entries
         .map(|entry| {
@@ -156,26 +187,73 @@ fn come(at: &Location, operation: &Operation, token: Document, now: &Bson) -> Do
     fields
 }
 
-/// Selects the documents whose lock nobody holds and nobody waits for, those without one among them.
+/// Selects the documents whose lock nobody holds and nobody waits for, those without one among them, as far as they are
+/// [`fit`].
 pub(crate) fn free(at: &Location, now: &Bson) -> Document {
-    // The latest end of any entry; there is none where there is no entry, and that comes before every date.
-    let last = doc! { "$max": [{ "$max": at.value("holders.until") }, { "$max": at.value("queue.until") }] };
-    // What leads to the lock, and the lock itself, must be sub-documents or missing: who has something else there has no
-    // lock, and is not to stand in the way of those who have.
+    // First the condition that most documents fail that are not free.
+    doc! { "$expr": { "$and": [{ "$lte": [last(at), now] }, fit(at)] } }
+}
+
+/// The latest end of any entry; there is none where there is no entry, and that comes before every date.
+pub(crate) fn last(at: &Location) -> Document {
+    doc! { "$max": [{ "$max": at.value("holders.until") }, { "$max": at.value("queue.until") }] }
+}
+
+/// Whether a document can be claimed once it is free: no lock is there so far, or one that stays readable when it is
+/// written, and its `_id` is not too long. Every other document would fail the command for all.
+pub(crate) fn fit(at: &Location) -> Document {
+    let is = |value: &str, types: &[&str]| Bson::from(doc! { "$in": [{ "$type": value }, types.to_vec()] });
     let segments: Vec<&str> = at.segments().collect();
-    let mut conditions: Vec<Bson> = (1..=segments.len())
-        .map(|depth| format!("${}", segments[..depth].join(".")))
-        .map(|place| Bson::from(doc! { "$in": [{ "$type": place }, ["missing", "null", "object"]] }))
+    // What leads to the lock must be sub-documents or missing.
+    let mut conditions: Vec<Bson> = (1..segments.len())
+        .map(|depth| {
+            is(
+                &format!("${}", segments[..depth].join(".")),
+                &["missing", "null", "object"],
+            )
+        })
         .collect();
-    conditions.push(Bson::from(doc! { "$lte": [last, now] }));
-    doc! { "$expr": { "$and": conditions } }
+    conditions.push(Bson::from(is_known(at)));
+    let lock = format!("${}", at.path());
+    let of_a_lock = [
+        is(&lock, &["object"]),
+        is(&at.value("holders"), &["missing", "null", "array"]),
+        is(&at.value("queue"), &["missing", "null", "array"]),
+        is(&at.value("purge_at"), &["missing", "null", "date"]),
+        is_counter(&at.value("token")),
+        is_counter(&at.value("version")),
+    ];
+    conditions.push(Bson::from(doc! { "$or": [
+        is(&lock, &["missing", "null"]),
+        { "$and": of_a_lock.to_vec() },
+    ] }));
+    // The document around it has eight bytes more.
+    let most = i64::try_from(ID_MOST + 8).unwrap_or(i64::MAX);
+    conditions.push(Bson::from(doc! { "$lte": [{ "$bsonSize": { "i": "$_id" } }, most] }));
+    doc! { "$and": conditions }
+}
+
+/// Whether it is missing, or a number that can be counted up, as [`super::document`] reads them.
+fn is_counter(value: &str) -> Bson {
+    let of_type = doc! { "$type": value };
+    let up_to = |most: Bson| doc! { "$and": [{ "$gte": [value, 0_i64] }, { "$lt": [value, most] }] };
+    let whole = doc! { "$eq": [{ "$trunc": value }, value] };
+    Bson::from(doc! { "$switch": {
+        "branches": [
+            { "case": { "$in": [&of_type, ["missing", "null"]] }, "then": true },
+            { "case": { "$in": [&of_type, ["int", "long"]] }, "then": up_to(NUMBER_MOST.into()) },
+            { "case": { "$eq": [&of_type, "double"] }, "then": { "$and": [up_to(DOUBLE_MOST.into()), whole] } },
+        ],
+        "default": false,
+    } })
 }
 
 /// The pipeline of [`super::state::apply`] for an operation with one fresh request, and for a document that is selected
 /// by [`free`].
 pub(crate) fn claim(at: &Location, operation: &Operation, requests: &Requests, now: &Bson) -> Vec<Document> {
-    let mut fields = come(at, operation, doc! { "$add": [token(at, now), 1_i64] }, now);
-    fields.extend(doc! { "kind": requests.kind.as_str(), "capacity": requests.capacity, "queue": [] });
+    let mut fields = come(at, operation, now);
+    fields.extend(used(requests));
+    fields.insert("queue", Bson::Array(Vec::new()));
     vec![doc! { "$replaceWith": at.merged([fields.into()]) }]
 }
 
@@ -199,7 +277,8 @@ pub(crate) fn renewal(at: &Location, operation: &str, ids: &[String], keep: i64,
         at.merged([fields.into()]),
         "$$ROOT",
     );
-    vec![doc! { "$replaceWith": bind(doc! { "holders": holders }, written) }]
+    let renewed = bind(doc! { "holders": holders }, written);
+    vec![doc! { "$replaceWith": cond(is_known(at), renewed, "$$ROOT") }]
 }
 
 /// Selects the document while a holder with this id and token holds it.
@@ -210,7 +289,10 @@ pub(crate) fn holding(at: &Location, document: &Bson, (id, token): (&str, i64), 
     doc! {
         "_id": document,
         at.key("holders"): { "$elemMatch": { "id": id, "token": token } },
-        "$expr": bind(doc! { "live": live }, doc! { "$in": [literal(id), "$$live.id"] }),
+        "$expr": { "$and": [
+            is_known(at),
+            bind(doc! { "live": live }, doc! { "$in": [literal(id), "$$live.id"] }),
+        ] },
     }
 }
 
@@ -255,10 +337,11 @@ fn stay(list: String, operation: &Operation, now: &Bson) -> Bson {
     Bson::from(doc! { "$filter": { "input": { "$ifNull": [list, []] }, "cond": stays } })
 }
 
-fn proclaim(holders: Bson, id: &str, value: &str) -> Bson {
-    let owner = doc! { "$mergeObjects": ["$$this.owner", { "value": literal(value) }] };
+fn proclaim(holders: Bson, Proclaim { id, value, number }: &Proclaim) -> Bson {
+    let owner = doc! { "$mergeObjects": ["$$this.owner", { "value": literal(value.as_str()), "proclaimed": *number }] };
+    let earlier = doc! { "$lt": [{ "$ifNull": ["$$this.owner.proclaimed", 0_i64] }, *number] };
     Bson::from(doc! { "$map": { "input": holders, "in": cond(
-        doc! { "$eq": ["$$this.id", literal(id)] },
+        doc! { "$and": [{ "$eq": ["$$this.id", literal(id.as_str())] }, earlier] },
         doc! { "$mergeObjects": ["$$this", { "owner": owner }] },
         "$$this",
     ) } })
@@ -338,12 +421,11 @@ fn comes_plainly(operation: &Operation, requests: &Requests) -> bool {
 /// The holder goes, and who is first in line becomes the holder.
 fn goes(at: &Location, operation: &Operation, now: &Bson) -> Bson {
     let wake = literal(format!("{}:{};", operation.id, Left::HOLDER));
-    let token = doc! { "$add": [at.value("token"), 1_i64] };
     let unchanged = doc! { "holders": [], "queue": [], "wake": &wake };
     let after = cond(
         doc! { "$eq": ["$$queue", []] },
         unchanged,
-        let_in("$$queue", token, wake, operation, now),
+        let_in(at, "$$queue", wake, operation, now),
     );
     let written = at.merged([after, stamp(at, operation.keep, now).into()]);
     let live = doc! { "$gt": ["$$this.until", now] };
@@ -356,10 +438,9 @@ fn goes_from_among(at: &Location, operation: &Operation, capacity: Option<i64>, 
     let wake = literal(format!("{}:{};", operation.id, Left::HOLDER));
     let live = doc! { "$gt": ["$$this.until", now] };
     let queue = doc! { "$filter": { "input": { "$ifNull": [at.value("queue"), []] }, "cond": live } };
-    let token = at.value("token").into();
     let after = fold(
+        at,
         queue.into(),
-        token,
         ("wake", wake),
         capacity_of(at, capacity),
         operation,
@@ -372,15 +453,13 @@ fn goes_from_among(at: &Location, operation: &Operation, capacity: Option<i64>, 
 /// Somebody comes, and who is then first in line becomes the holder if there is none.
 fn comes(at: &Location, operation: &Operation, requests: &Requests, now: &Bson) -> Bson {
     let wake = literal(format!("{}:;", operation.id));
-    let token = doc! { "$add": [token(at, now), 1_i64] };
-    let unchanged = doc! { "holders": "$$holders", "queue": "$$all", "wake": &wake };
+    let unchanged = doc! { "holders": "$$holders", "queue": with_room("$$all", operation), "wake": &wake };
     let after = cond(
         doc! { "$eq": ["$$holders", []] },
-        let_in("$$all", token, wake, operation, now),
+        let_in(at, "$$all", wake, operation, now),
         unchanged,
     );
-    let used = doc! { "kind": requests.kind.as_str(), "capacity": requests.capacity };
-    let written = at.merged([used.into(), after, stamp(at, operation.keep, now).into()]);
+    let written = at.merged([used(requests).into(), after, stamp(at, operation.keep, now).into()]);
     let written = bind(doc! { "all": enqueue(operation, now) }, written);
     let variables =
         doc! { "holders": stay(at.value("holders"), operation, now), "queue": stay(at.value("queue"), operation, now) };
@@ -388,16 +467,28 @@ fn comes(at: &Location, operation: &Operation, requests: &Requests, now: &Bson) 
 }
 
 /// The first of a list that is not empty is the holder, and the others are the queue.
-fn let_in(list: &str, token: Document, wake: Bson, operation: &Operation, now: &Bson) -> Bson {
+fn let_in(at: &Location, list: &str, wake: Bson, operation: &Operation, now: &Bson) -> Bson {
     bind(
-        doc! { "head": { "$arrayElemAt": [list, 0] }, "token": token },
+        doc! { "head": { "$arrayElemAt": [list, 0] }, "token": next_token(at.value("token"), now) },
         doc! {
             "token": "$$token",
             "holders": [holder("$$head", operation, now)],
-            "queue": { "$slice": [list, 1, ALL] },
-            "wake": granted(wake, "$$head", operation),
+            "queue": { "$slice": [list, 1, room(operation)] },
+            "wake": granted(wake, "$$head", "$$token", operation),
         },
     )
+}
+
+/// As much of the queue as it has room for. Where nothing is asked for, nothing was added.
+fn with_room(queue: &str, operation: &Operation) -> Bson {
+    match operation.requests {
+        Some(_) => Bson::from(doc! { "$slice": [queue, room(operation)] }),
+        None => Bson::from(queue),
+    }
+}
+
+fn room(operation: &Operation) -> i64 {
+    i64::try_from(operation.room).unwrap_or(ALL).clamp(1, ALL)
 }
 
 /// Holders, queue and token after the head of the queue was let in as long as it fits, and the words for those who
@@ -408,7 +499,7 @@ fn advance(at: &Location, operation: &Operation, now: &Bson) -> Bson {
         Some(1) => bind(doc! { "all": queue }, advance_by_one(at, operation, now)),
         capacity => {
             let capacity = capacity_of(at, capacity);
-            fold(queue, token(at, now), ("granted", "".into()), capacity, operation, now)
+            fold(at, queue, ("granted", "".into()), capacity, operation, now)
         }
     };
     let entries = operation.requests.iter().flat_map(|requests| &requests.entries);
@@ -432,15 +523,16 @@ fn advance(at: &Location, operation: &Operation, now: &Bson) -> Bson {
 fn advance_by_one(at: &Location, operation: &Operation, now: &Bson) -> Bson {
     let lets_in = doc! { "$and": [{ "$eq": ["$$holders", []] }, { "$ne": ["$$all", []] }] };
     let granted = bind(
-        doc! { "head": { "$arrayElemAt": ["$$all", 0] }, "token": { "$add": [token(at, now), 1_i64] } },
+        doc! { "head": { "$arrayElemAt": ["$$all", 0] }, "token": next_token(at.value("token"), now) },
         doc! {
             "holders": [holder("$$head", operation, now)],
             "token": "$$token",
-            "queue": { "$slice": ["$$all", 1, ALL] },
-            "granted": granted("".into(), "$$head", operation),
+            "queue": { "$slice": ["$$all", 1, room(operation)] },
+            "granted": granted("".into(), "$$head", "$$token", operation),
         },
     );
-    let unchanged = doc! { "holders": "$$holders", "token": token(at, now), "queue": "$$all", "granted": "" };
+    let queue = with_room("$$all", operation);
+    let unchanged = doc! { "holders": "$$holders", "token": at.value("token"), "queue": queue, "granted": "" };
     cond(lets_in, granted, unchanged)
 }
 
@@ -451,32 +543,57 @@ fn capacity_of(at: &Location, capacity: Option<i64>) -> Bson {
 
 /// Holders, queue and token after the head of the queue was let in as long as it fits. The words for those who did not
 /// ask follow what the named field begins with.
+///
+/// Counts first how many are let in, and then cuts the queue there: an array that grew by an element for each waiter
+/// would be copied as often.
 fn fold(
+    at: &Location,
     queue: Bson,
-    token: Bson,
     (words, first): (&str, Bson),
     capacity: Bson,
     operation: &Operation,
     now: &Bson,
 ) -> Bson {
-    // Behind one that has to wait, all wait.
-    let fits = doc! { "$and": [
-        { "$eq": ["$$value.queue", []] },
-        { "$lte": [{ "$add": [{ "$sum": "$$value.holders.permits" }, "$$this.permits"] }, capacity] },
-    ] };
-    let lets_in = bind(
-        doc! { "token": { "$add": ["$$value.token", 1_i64] } },
+    let held = doc! { "$add": ["$$value.held", "$$this.permits"] };
+    let comes = bind(
+        doc! { "held": held },
+        cond(
+            doc! { "$lte": ["$$held", capacity] },
+            doc! { "held": "$$held", "count": { "$add": ["$$value.count", 1] } },
+            // Behind one that has to wait, all wait.
+            doc! { "held": f64::INFINITY, "count": "$$value.count" },
+        ),
+    );
+    let counted = doc! { "$reduce": {
+        "input": "$$line",
+        "initialValue": { "held": { "$sum": "$$holders.permits" }, "count": 0 },
+        "in": comes,
+    } };
+    let came = bind(
+        doc! { "head": { "$arrayElemAt": ["$$line", "$$this"] }, "token": { "$add": ["$$first", "$$this"] } },
+        holder("$$head", operation, now),
+    );
+    let let_in = bind(
+        doc! { "came": { "$map": { "input": { "$range": [0, "$$count"] }, "in": came } } },
         doc! {
-            "holders": { "$concatArrays": ["$$value.holders", [holder("$$this", operation, now)]] },
-            "token": "$$token",
-            "queue": [],
-            words: granted(format!("$$value.{words}").into(), "$$this", operation),
+            "holders": { "$concatArrays": ["$$holders", "$$came"] },
+            "token": { "$add": ["$$first", "$$count", -1] },
+            "queue": { "$slice": ["$$line", "$$count", room(operation)] },
+            words: { "$reduce": {
+                "input": "$$came",
+                "initialValue": &first,
+                "in": granted("$$value".into(), "$$this", "$$this.token", operation),
+            } },
         },
     );
-    let queue_on = doc! { "queue": { "$concatArrays": ["$$value.queue", ["$$this"]] } };
-    let waits = doc! { "$mergeObjects": ["$$value", queue_on] };
-    let before = doc! { "holders": "$$holders", "token": token, "queue": [], words: first };
-    Bson::from(doc! { "$reduce": { "input": queue, "initialValue": before, "in": cond(fits, lets_in, waits) } })
+    let line = with_room("$$line", operation);
+    let unchanged = doc! { "holders": "$$holders", "token": at.value("token"), "queue": line, words: first };
+    let counted = doc! { "count": { "$let": { "vars": { "counted": counted }, "in": "$$counted.count" } } };
+    let after = bind(
+        doc! { "first": next_token(at.value("token"), now) },
+        cond(doc! { "$eq": ["$$count", 0] }, unchanged, let_in),
+    );
+    bind(doc! { "line": queue }, bind(counted, after))
 }
 
 /// A waiter as a holder: on its full lease if it asks, as it is alive then, else on its claim.
@@ -486,8 +603,8 @@ fn holder(waiter: &str, operation: &Operation, now: &Bson) -> Document {
     doc! { "$mergeObjects": [waiter, { "token": "$$token", "since": now, "until": until }] }
 }
 
-fn granted(words: Bson, waiter: &str, operation: &Operation) -> Bson {
-    let word = doc! { "$concat": [&words, format!("{waiter}.id"), "+", { "$toString": "$$token" }, ";"] };
+fn granted(words: Bson, waiter: &str, token: &str, operation: &Operation) -> Bson {
+    let word = doc! { "$concat": [&words, format!("{waiter}.id"), "+", { "$toString": token }, ";"] };
     if_asking(waiter, operation, words, word.into())
 }
 
@@ -500,13 +617,17 @@ fn if_asking(waiter: &str, operation: &Operation, yes: Bson, no: Bson) -> Bson {
     cond(doc! { "$in": [format!("{waiter}.id"), literal(asking)] }, yes, no)
 }
 
+/// What a lock is used as, by whoever asks for it. The number of the protocol is written with it: see [`super`].
+fn used(requests: &Requests) -> Document {
+    doc! { "protocol": PROTOCOL, "kind": requests.kind.as_str(), "capacity": requests.capacity }
+}
+
 /// The document as it is to be, or as it was where nothing came of it: the server logs no write and raises no event
 /// for a document that stays the same.
 fn write(at: &Location, operation: &Operation, now: &Bson) -> Bson {
     let mut fields = Document::new();
     if let Some(requests) = &operation.requests {
-        fields.insert("kind", requests.kind.as_str());
-        fields.insert("capacity", requests.capacity);
+        fields.extend(used(requests));
     }
     let mut wake = vec![literal(format!("{}:", operation.id))];
     wake.extend(operation.leave.iter().map(|id| left(at, id)));
@@ -559,13 +680,11 @@ fn put_out(list: String, mark: &str, token: Bson) -> Bson {
     } })
 }
 
-/// The last token; see [`super::state::first_token`].
-fn token(at: &Location, now: &Bson) -> Bson {
-    Bson::from(doc! { "$ifNull": [at.value("token"), micros(now)] })
-}
-
-fn micros(now: &Bson) -> Document {
-    doc! { "$multiply": [{ "$toLong": now }, 1000_i64] }
+/// See [`super::state::next_token`]. A missing counter counts for nothing, as does what is no number to be added to.
+///
+/// A counter that somebody set by hand can be of any numeric type; a token is none but a whole number of 64 bits.
+fn next_token(last: String, now: &Bson) -> Document {
+    doc! { "$toLong": { "$max": [{ "$add": [last, 1_i64] }, { "$multiply": [{ "$toLong": now }, 1000_i64] }] } }
 }
 
 /// What every write renews.

@@ -78,6 +78,8 @@ pub(crate) struct Owner {
     pub(crate) reason: Option<String>,
     /// What a leader proclaims.
     pub(crate) value: Option<String>,
+    /// The number of that value among those that this entry has proclaimed; zero for the one that it came with.
+    pub(crate) proclaimed: i64,
     pub(crate) identity: Option<Identity>,
 }
 
@@ -184,15 +186,31 @@ pub(crate) struct Operation {
     pub(crate) leave_capacity: Option<i64>,
     /// Every present holder is put out and told so.
     pub(crate) evict: bool,
-    /// A holder, by its id, gets another value.
-    pub(crate) proclaim: Option<(String, String)>,
+    pub(crate) proclaim: Option<Proclaim>,
     pub(crate) requests: Option<Requests>,
     /// What the operation may take for granted; where it is wrong, nothing is done.
     pub(crate) expects: Expects,
+    /// The number of entries that the queue has room for. Those that come last are not in it where there are more.
+    pub(crate) room: usize,
     /// How long the document is kept after this write at least, in milliseconds. Longer than the lease of every entry
     /// that is written by it.
     pub(crate) keep: i64,
 }
+
+/// A holder gets another value, unless it has proclaimed a later one: a command that was sent again may come late.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Proclaim {
+    pub(crate) id: String,
+    pub(crate) value: String,
+    /// Of two values of one entry the one with the larger number is the later.
+    pub(crate) number: i64,
+}
+
+/// The most entries that stand in the queue of one lock; see [`Operation::room`].
+///
+/// Every write of a document rewrites its queue and every answer brings it, about 300 bytes for an entry. More than so
+/// many would make each hand-over slower, and in the end the document too large for the server.
+pub(crate) const QUEUE_MOST: usize = 256;
 
 /// What is expected of the document. The less an operation has to be prepared for, the less it costs the server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -202,6 +220,8 @@ pub(crate) enum Expects {
     Holding,
     /// The lock is of one permit, and nobody is there but for the one entry that leaves as the holder, or comes.
     Alone,
+    /// There is a document, and room in its queue.
+    Room,
 }
 
 /// Entries, one at least, wanted in a lock that is used as `kind` with `capacity`.
@@ -270,7 +290,7 @@ impl Operation {
 
     /// Whether the document is selected by the operation's filter.
     pub(crate) fn selects(&self, state: &State) -> bool {
-        self.expects != Expects::Nothing || self.concerns(state)
+        matches!(self.expects, Expects::Holding | Expects::Alone) || self.concerns(state)
     }
 
     /// Whether it has anything to do with a document.
@@ -279,6 +299,7 @@ impl Operation {
         match self.expects {
             Expects::Nothing => {}
             Expects::Holding => return self.leave.iter().all(holds),
+            Expects::Room => return state.queue.len() < self.room,
             Expects::Alone => {
                 let fits = |wanted: &Requests| (wanted.kind, wanted.capacity) == (state.kind, state.capacity);
                 let used = self.requests.as_ref().is_none_or(fits);
@@ -289,14 +310,23 @@ impl Operation {
         let waits = |id: &String| state.queue.iter().any(|waiter| waiter.id == *id);
         self.creates()
             || self.leave.iter().any(|id| holds(id) || waits(id))
-            || self.proclaim.as_ref().is_some_and(|(id, _)| holds(id))
+            || self.proclaim.as_ref().is_some_and(|proclaim| holds(&proclaim.id))
             || (self.evict && !state.holders.is_empty())
     }
 }
 
-/// The first counter of a document created at `now`: microseconds of the server's clock, above every token that an
-/// earlier document of the name can have issued, and below 2^53 until the year 2255.
-pub(crate) fn first_token(now: ServerTime) -> i64 {
+/// The token that a grant at `now` gets, where `last` is the document's counter.
+///
+/// It is above the counter, and not below the server's clock in microseconds. The counter of a document can be older than
+/// tokens that were issued for its name: the document was deleted, or somebody wrote an earlier copy of it back. The
+/// clock is not, as long as fewer than a thousand tokens are issued in a millisecond. It stays below 2^53 until the year
+/// 2255.
+pub(crate) fn next_token(last: i64, now: ServerTime) -> i64 {
+    last.saturating_add(1).max(clock_token(now))
+}
+
+/// The least token that is issued at `now`.
+pub(crate) fn clock_token(now: ServerTime) -> i64 {
     now.0.saturating_mul(1000)
 }
 
@@ -314,7 +344,8 @@ pub(crate) fn apply(before: Option<&State>, operation: &Operation, now: ServerTi
             let fresh = State {
                 kind: requests.kind,
                 capacity: requests.capacity,
-                token: first_token(now),
+                // None was issued yet.
+                token: 0,
                 holders: Vec::new(),
                 queue: Vec::new(),
                 wake: String::new(),
@@ -365,10 +396,11 @@ fn step(original: &State, operation: &Operation, now: ServerTime) -> State {
     state
         .queue
         .retain(|waiter| waiter.until > now && !operation.leave.contains(&waiter.id) && !superseded(&waiter.owner));
-    if let Some((id, value)) = &operation.proclaim
+    if let Some(Proclaim { id, value, number }) = &operation.proclaim
         && let Some(holder) = state.holders.iter_mut().find(|holder| holder.id == *id)
+        && holder.owner.proclaimed < *number
     {
-        holder.owner.value = Some(value.clone());
+        (holder.owner.value, holder.owner.proclaimed) = (Some(value.clone()), *number);
     }
     if operation.evict {
         state.holders.clear();
@@ -398,6 +430,7 @@ fn step(original: &State, operation: &Operation, now: ServerTime) -> State {
         }
     }
     advance(&mut state, operation, now, &mut announce);
+    state.queue.truncate(operation.room);
     if let Some(requests) = &operation.requests {
         state.queue.retain(|waiter| {
             !requests
@@ -444,7 +477,7 @@ fn advance(state: &mut State, operation: &Operation, now: ServerTime, announce: 
         }
         let head = state.queue.remove(0);
         held += head.permits;
-        state.token += 1;
+        state.token = next_token(state.token, now);
         // Who asks is alive and gets its full lease; who is woken must first show that it is.
         let asking = operation.asks_for(&head.id);
         let until = now.plus_millis(if asking { head.lease } else { head.claim });
@@ -519,6 +552,30 @@ mod tests {
         }
     }
 
+    #[test]
+    fn a_value_that_comes_late_does_not_replace_a_later_one() {
+        let mut state = apply(None, &asking("a.1", request("a-1")), ServerTime(0)).expect("it is created");
+        for (number, value, stands) in [
+            (2, "two", "two"),
+            (1, "one", "two"),
+            (2, "again", "two"),
+            (3, "three", "three"),
+        ] {
+            let proclaim = Proclaim {
+                id: "a-1".to_owned(),
+                value: value.to_owned(),
+                number,
+            };
+            let operation = Operation {
+                proclaim: Some(proclaim),
+                requests: None,
+                ..asking("a.2", request("a-1"))
+            };
+            state = apply(Some(&state), &operation, ServerTime(1)).expect("it stays");
+            assert_eq!(state.holders[0].owner.value.as_deref(), Some(stands));
+        }
+    }
+
     /// Unanswered renewals are sent again beside, so an old one can come after a new one.
     #[test]
     fn a_renewal_never_shortens() {
@@ -555,6 +612,7 @@ mod tests {
                 adopts: None,
             }),
             expects: Expects::Nothing,
+            room: QUEUE_MOST,
             keep: 1_000,
         }
     }

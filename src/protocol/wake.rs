@@ -84,6 +84,11 @@ impl Announcement {
     }
 }
 
+/// The `wake` of a change to a document by the holder of its lock: nobody comes and nobody goes.
+pub(crate) fn of_change(operation: &str) -> String {
+    format!("{operation}:;")
+}
+
 /// The pattern of a write by which somebody went and nobody was let in.
 pub(crate) const FREEING: &str = "^[^+]*[hq!][^+]*$";
 

@@ -1,6 +1,12 @@
 //! Following one name or all: what the documents show over time, for observers.
+//!
+//! Observers read what a majority has, and nothing that a fail-over can undo: what they have told can't be taken back.
+//! They read at their own pace, whatever the documents say.
 
-use std::{collections::HashMap, sync::Arc, time::Duration};
+use std::{
+    collections::{HashMap, HashSet},
+    sync::Arc,
+};
 
 use tokio::{
     sync::mpsc,
@@ -9,23 +15,36 @@ use tokio::{
 
 use super::{
     Session,
-    stream::{Opening, SILENT},
+    subscription::{News, Subscription},
 };
 use crate::{
     error::ServerError,
     protocol::State,
-    store::{Exchange, NamedSighting, ResumeAt, Selection, Sighting, StoreError, Stream},
+    store::{Exchange, Listed, NamedSighting, Selection, Sighting, StoreError, Unreadable, View},
+    telemetry::{self, StreamOf},
 };
 
 /// States that an observer may lag behind before the follower waits for it.
 const BEHIND: usize = 64;
 
-/// How long before the stream is tried again where it could not be opened; polled meanwhile.
-const POLLED: Duration = Duration::from_secs(5);
+/// Names that are read together. Where there are more, all that is followed is read.
+const READ_TOGETHER: usize = 1_000;
 
-/// A document's name, and its state whenever it changed, holders whose lease is over left out; `None`: there is no
-/// document.
-pub(crate) type Sight = Result<(String, Option<State>), ServerError>;
+/// Unreadable documents that are told, and remembered so as to be told once: who has as many knows that something is wrong
+/// with the collection.
+const UNREADABLE_TOLD: usize = 256;
+
+/// What a follower tells.
+#[derive(Clone, Debug)]
+pub(crate) enum Seen {
+    /// The state of a document whenever it changed, holders whose lease is over left out; `None`: there is no document,
+    /// or none of a lock.
+    State(String, Option<State>),
+    /// A document that is not that of a lock; told once.
+    Unreadable(Unreadable),
+}
+
+pub(crate) type Sight = Result<Seen, ServerError>;
 
 /// What is followed.
 #[derive(Clone, Debug)]
@@ -55,8 +74,13 @@ pub(crate) fn follow(session: &Arc<Session>, scope: Scope) -> mpsc::Receiver<Sig
         session: session.clone(),
         scope,
         to,
-        opening: Opening::new(),
         last: HashMap::new(),
+        unreadable: HashSet::new(),
+        paused: HashMap::new(),
+        unclear: HashSet::new(),
+        some_at: Instant::now(),
+        look_at: Some(Instant::now()),
+        looked_at: None,
     };
     session.spawn(async move {
         let ended = follower.session.ended.clone();
@@ -74,110 +98,123 @@ struct Follower {
     session: Arc<Session>,
     scope: Scope,
     to: mpsc::Sender<Sight>,
-    opening: Opening<Stream<NamedSighting>>,
     /// What was told last, by name. Where all are followed, names without a document are left out.
     last: HashMap<String, Option<State>>,
+    /// The unreadable documents that were told.
+    unreadable: HashSet<Unreadable>,
+    /// Names that said the same after they were read as a lease in them was over, and until when they are not read for that
+    /// again.
+    paused: HashMap<String, Instant>,
+    /// Names that the stream could not tell the state of.
+    unclear: HashSet<String>,
+    /// When some names can be read again.
+    some_at: Instant,
+    /// When all is read the next time; `None`: the stream tells of it.
+    look_at: Option<Instant>,
+    /// When all was read last.
+    looked_at: Option<Instant>,
 }
 
 impl Follower {
     async fn run(mut self) {
-        let mut resume: Option<ResumeAt> = None;
-        loop {
-            let followed = match self.open(resume.take()).await {
-                Some(stream) => self.pump(stream).await,
-                None => self.poll().await,
-            };
-            match followed {
-                Ok(at) => resume = at,
-                Err(error) if error.is_final() => {
-                    // Whoever observes may be gone by now.
-                    let _ = self.to.send(Err(error.into())).await;
-                    return;
-                }
-                Err(_) => tokio::time::sleep(self.session.config.poll_interval.1).await,
-            }
+        if let Err(error) = self.follow().await {
+            // Whoever observes may be gone by now.
+            let _ = self.to.send(Err(error.into())).await;
         }
     }
 
-    async fn open(&mut self, resume: Option<ResumeAt>) -> Option<Stream<NamedSighting>> {
-        if !self.session.config.wake_source.may_stream() {
-            return None;
+    /// Runs until the server refuses for good.
+    async fn follow(&mut self) -> Result<(), StoreError> {
+        let mut subscription = self.session.config.wake_source.may_stream().then(|| self.subscribe());
+        let mut is_open = false;
+        if subscription.is_some() {
+            // What was read before the stream is open would have to be read again.
+            self.look_at = None;
         }
-        let (session, scope) = (self.session.clone(), self.scope.clone());
-        let attempt = async move {
-            match session.store.follow(scope.name(), resume.as_ref()).await {
-                // Its history is lost: from now on, then.
-                Err(error) if error.is_final() && resume.is_some() => session.store.follow(scope.name(), None).await,
-                opened => opened,
-            }
-        };
-        let opened = self.opening.attempt(attempt).await?.ok()?;
-        self.opening = Opening::new();
-        Some(opened)
-    }
-
-    /// Tells what the stream tells; returns where to take it up when it ends.
-    async fn pump(&mut self, mut stream: Stream<NamedSighting>) -> Result<Option<ResumeAt>, StoreError> {
-        // Read after the stream was opened, so that nothing falls between.
-        self.look().await?;
         loop {
-            let expiry = self.expiry();
-            let batch = tokio::select! {
-                batch = tokio::time::timeout(SILENT, stream.next()) => batch,
-                () = until(expiry) => {
-                    self.look_at(self.due()).await?;
-                    continue;
-                }
-            };
-            match batch {
-                Ok(Ok(sightings)) => {
-                    for (name, sighting) in sightings {
-                        self.sighted(name, sighting).await?;
+            let look_at = self.look_at;
+            let some_at = self.some_due_at();
+            let result = tokio::select! {
+                news = next(&mut subscription) => match news {
+                    News::Opened => {
+                        is_open = true;
+                        self.look_soon();
+                        Ok(())
                     }
-                }
-                Ok(Err(error)) if error.is_final() => return Ok(None),
-                Ok(Err(_)) => return Ok(stream.resume_at()),
-                // In memory nothing is overdue.
-                Err(_) if matches!(stream, Stream::Memory(_)) => {}
-                Err(_) => return Ok(stream.resume_at()),
+                    News::Events(sightings) => {
+                        self.sighted(sightings).await;
+                        Ok(())
+                    }
+                    News::Closed(_) => {
+                        is_open = false;
+                        self.look_soon();
+                        Ok(())
+                    }
+                },
+                () = until(look_at) => self.look().await.inspect(|()| {
+                    self.look_at = (!is_open).then(|| Instant::now() + self.session.config.poll_interval.1);
+                }),
+                () = until(some_at) => self.look_at_some().await,
+            };
+            match result {
+                Err(error) if error.is_final() => return Err(error),
+                // Whatever was to be read.
+                Err(_) => self.look_at = Some(Instant::now() + self.session.config.poll_interval.1),
+                Ok(()) => {}
             }
         }
     }
 
-    async fn poll(&mut self) -> Result<Option<ResumeAt>, StoreError> {
-        let again = Instant::now() + POLLED;
-        while Instant::now() < again {
-            self.look().await?;
-            let pause = Instant::now() + self.session.config.poll_interval.1;
-            sleep_until(self.expiry().map_or(pause, |expiry| expiry.min(pause))).await;
-        }
-        Ok(None)
+    fn subscribe(&self) -> Subscription<NamedSighting> {
+        let (session, scope) = (self.session.clone(), self.scope.clone());
+        let budget = session.store.is_remote().then(|| session.budget.clone());
+        let open = move |resume: Option<_>| {
+            let (session, scope) = (session.clone(), scope.clone());
+            Box::pin(async move { session.store.follow(scope.name(), resume.as_ref()).await }) as _
+        };
+        Subscription::new(StreamOf::Observers, budget, Box::new(open))
     }
 
-    async fn sighted(&mut self, name: Option<String>, sighting: Sighting) -> Result<(), StoreError> {
-        match (name, sighting) {
-            (Some(name), Sighting::State(state)) => self.tell(name, Some(*state)).await,
-            (Some(name), Sighting::Gone) => self.tell(name, None).await,
-            (Some(name), Sighting::Unclear) => self.look_at(vec![name]).await?,
-            (None, _) => self.look().await?,
+    /// Has all read now, or as soon as it may be read again.
+    fn look_soon(&mut self) {
+        let pause = self.session.config.poll_interval.1;
+        let soonest = self.looked_at.map_or_else(Instant::now, |looked_at| looked_at + pause);
+        let soon = soonest.max(Instant::now());
+        self.look_at = Some(self.look_at.map_or(soon, |at| at.min(soon)));
+    }
+
+    async fn sighted(&mut self, sightings: Vec<NamedSighting>) {
+        for sighting in sightings {
+            match sighting {
+                NamedSighting::Of(name, Sighting::State(state)) => self.tell(name, Some(*state)).await,
+                NamedSighting::Of(name, Sighting::Gone) => self.tell(name, None).await,
+                NamedSighting::Of(name, Sighting::Unclear) => {
+                    self.unclear.insert(name);
+                }
+                NamedSighting::Unreadable(unreadable) => self.tell_unreadable(unreadable).await,
+                NamedSighting::Everything => self.look_soon(),
+            }
         }
-        Ok(())
+        if self.unclear.len() > READ_TOGETHER {
+            self.unclear.clear();
+            self.look_soon();
+        }
     }
 
     /// Reads all that is followed.
     async fn look(&mut self) -> Result<(), StoreError> {
+        self.looked_at = Some(Instant::now());
         if let Scope::One(name) = &self.scope {
-            return self.look_at(vec![name.clone()]).await;
+            return self.look_at_names(vec![name.clone()]).await;
         }
-        let session = self.session.clone();
         let sent = Instant::now();
-        let listing = tokio::spawn(async move { session.store.list(&Selection::default()).await });
-        let (listed, now) = listing
-            .await
-            .unwrap_or_else(|stopped| Err(StoreError::stopped(stopped)))?;
+        let listing = self
+            .session
+            .read_long(|store| async move { store.list(&Selection::default(), View::Committed).await });
+        let Listed { found, unreadable, now } = listing.await?;
         let received = Instant::now();
-        self.session.table().clock.note(&Exchange { sent, received, now });
-        let listed: HashMap<String, State> = listed.into_iter().collect();
+        self.session.note(&Exchange { sent, received, now });
+        let listed: HashMap<String, State> = found.into_iter().collect();
         let gone = self.last.keys().filter(|name| !listed.contains_key(*name));
         for name in gone.cloned().collect::<Vec<_>>() {
             self.tell(name, None).await;
@@ -185,22 +222,63 @@ impl Follower {
         for (name, state) in listed {
             self.tell(name, Some(state)).await;
         }
+        // Those that are gone or have been mended are told again should they come back.
+        self.unreadable.retain(|told| unreadable.contains(told));
+        for unreadable in unreadable {
+            self.tell_unreadable(unreadable).await;
+        }
         Ok(())
     }
 
-    async fn look_at(&mut self, names: Vec<String>) -> Result<(), StoreError> {
-        let (session, read) = (self.session.clone(), names.clone());
-        let reading = tokio::spawn(async move { session.store.read(&read).await });
-        let (mut documents, exchange) = reading
-            .await
-            .unwrap_or_else(|stopped| Err(StoreError::stopped(stopped)))?;
-        self.session.table().clock.note(&exchange);
+    async fn look_at_names(&mut self, names: Vec<String>) -> Result<(), StoreError> {
+        let observing = self.session.read_short(|store| {
+            let names = names.clone();
+            async move { store.observe(&names).await }
+        });
+        let (mut documents, exchange) = observing.await?;
+        self.session.note(&exchange);
         for name in names {
-            // What stands there and is no lock holds nothing.
-            let state = documents.remove(&name).and_then(Result::ok);
-            self.tell(name, state).await;
+            let document = documents.remove(&name);
+            if !matches!(document, Some(Err(_))) {
+                // Should it become unreadable once more, it is told once more.
+                self.unreadable.retain(|told| told.name != name);
+            }
+            match document {
+                Some(Ok(state)) => self.tell(name, Some(state)).await,
+                None => self.tell(name, None).await,
+                Some(Err(malformed)) => {
+                    // What stands there and is no lock holds nothing.
+                    self.tell(name.clone(), None).await;
+                    self.tell_unreadable(Unreadable::new(name, &malformed)).await;
+                }
+            }
         }
         Ok(())
+    }
+
+    /// When some names are to be read: as the stream could not tell their state, or as the lease of a holder is over,
+    /// which no event tells. No sooner than the shortest poll interval after the last time.
+    fn some_due_at(&self) -> Option<Instant> {
+        let due_at = if self.unclear.is_empty() {
+            self.expiry()?
+        } else {
+            self.some_at
+        };
+        Some(due_at.max(self.some_at))
+    }
+
+    async fn look_at_some(&mut self) -> Result<(), StoreError> {
+        let (least, most) = self.session.config.poll_interval;
+        let mut names = std::mem::take(&mut self.unclear);
+        names.extend(self.due());
+        let names: Vec<String> = names.into_iter().take(READ_TOGETHER).collect();
+        let looked = self.look_at_names(names).await;
+        let now = Instant::now();
+        self.some_at = now + least;
+        self.paused.retain(|_, until| *until > now);
+        let still_due = self.due();
+        self.paused.extend(still_due.into_iter().map(|name| (name, now + most)));
+        looked
     }
 
     /// Tells a state, unless it is older than what was told last, or the same for an observer.
@@ -215,14 +293,22 @@ impl Follower {
         if last == Some(&state) {
             return;
         }
-        let sight = (name.clone(), state.clone());
+        let seen = Seen::State(name.clone(), state.clone());
         if state.is_none() && matches!(self.scope, Scope::All) {
             self.last.remove(&name);
         } else {
             self.last.insert(name, state);
         }
         // The follower ends with its receiver.
-        let _ = self.to.send(Ok(sight)).await;
+        let _ = self.to.send(Ok(seen)).await;
+    }
+
+    async fn tell_unreadable(&mut self, unreadable: Unreadable) {
+        if self.unreadable.len() >= UNREADABLE_TOLD || !self.unreadable.insert(unreadable.clone()) {
+            return;
+        }
+        telemetry::unreadable(&unreadable);
+        let _ = self.to.send(Ok(Seen::Unreadable(unreadable))).await;
     }
 
     fn without_expired(&self, mut state: State) -> State {
@@ -234,14 +320,17 @@ impl Follower {
         state
     }
 
-    /// When the next lease of a holder is over, which no event tells.
+    /// When the next lease of a holder is over. A name whose document says the same after it was read is not read again
+    /// before the longest poll interval is over.
     fn expiry(&self) -> Option<Instant> {
-        let states = self.last.values().flatten();
-        let until = states
-            .flat_map(|state| &state.holders)
-            .map(|holder| holder.until)
-            .min()?;
-        self.session.table().clock.after(until)
+        let table = self.session.table();
+        let over = self.last.iter().filter_map(|(name, state)| {
+            let holders = &state.as_ref()?.holders;
+            let until = holders.iter().map(|holder| holder.until).min()?;
+            let over = table.clock.after(until)?;
+            Some(self.paused.get(name).map_or(over, |paused| over.max(*paused)))
+        });
+        over.min()
     }
 
     /// The names of which the lease of a holder is over.
@@ -249,11 +338,20 @@ impl Follower {
         let now = Instant::now();
         let table = self.session.table();
         let over = |until| table.clock.after(until).is_some_and(|over| over <= now);
-        let states = self.last.iter().filter(|(_, state)| {
+        let states = self.last.iter().filter(|(name, state)| {
             let mut holders = state.iter().flat_map(|state| &state.holders);
-            holders.any(|holder| over(holder.until))
+            let paused = self.paused.get(*name).is_some_and(|until| *until > now);
+            !paused && holders.any(|holder| over(holder.until))
         });
         states.map(|(name, _)| name.clone()).collect()
+    }
+}
+
+/// What the stream says next; nothing ever where there is none.
+async fn next(subscription: &mut Option<Subscription<NamedSighting>>) -> News<NamedSighting> {
+    match subscription {
+        Some(subscription) => subscription.next().await,
+        None => std::future::pending().await,
     }
 }
 

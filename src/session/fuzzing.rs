@@ -194,10 +194,10 @@ impl Bench {
             received: Instant::now(),
             now,
         };
-        self.clock.note(&exchange);
+        let _ = self.clock.note(&exchange, &self.config);
         let until = |until: ServerTime| match now {
             Some(now) => Some(offset(sent, now, until)),
-            None => self.clock.before(until),
+            None => self.clock.until(until).map(|(_, end)| end),
         };
         let permitted: Permitted = answered
             .iter()
@@ -244,7 +244,7 @@ impl Bench {
             let mut permitted = Permitted::new();
             if let wake::Signal::Granted { token } = signal {
                 let claim = at.plus_millis(self.config.claim_millis());
-                permitted.insert((id.to_owned(), token), self.clock.before(claim));
+                permitted.insert((id.to_owned(), token), self.clock.until(claim).map(|(_, end)| end));
             }
             self.feed(&permitted, |line, context, effects| {
                 line.signalled(id, signal, at, context, effects)

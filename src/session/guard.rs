@@ -1,20 +1,27 @@
 //! A hold made part of a transaction of the user's.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use mongodb::{
     ClientSession,
     error::{Error, TRANSIENT_TRANSACTION_ERROR},
 };
-use tokio::time::Instant;
+use tokio::time::{Instant, sleep};
 
 use super::{Session, hold::Hold};
 use crate::{
-    error::GuardError,
+    error::{GuardError, ServerError},
     status::LostReason,
-    store::{Documents, Exchange, Guarding, MongoStore, Store, StoreError, abort, is_in_transaction},
+    store::{Guarding, MongoStore, Store, StoreError, abort, is_in_transaction},
     telemetry,
 };
+
+/// Pauses before it is asked again whether a transaction is open, as other writes are in the way for a moment too.
+const CONFLICTS: [Duration; 3] = [
+    Duration::from_millis(5),
+    Duration::from_millis(20),
+    Duration::from_millis(100),
+];
 
 impl Session {
     /// Writes the lock's document within the transaction, if the lock is held. Otherwise the transaction is ended on the
@@ -27,7 +34,7 @@ impl Session {
         if !is_in_transaction(transaction).await {
             return Err(GuardError::NotInTransaction);
         }
-        let Store::Mongo(store) = &self.store else {
+        let Store::Mongo(store) = &*self.store else {
             abort(transaction).await;
             return Err(GuardError::InMemory);
         };
@@ -62,33 +69,78 @@ impl Session {
                 Err(reason.into())
             }
             (false, None) => {
+                let refused = self.why_not(hold, store, &guarding, transaction).await;
                 abort(transaction).await;
-                Err(self.why_not(hold, store, &guarding, transaction).await)
+                match refused {
+                    Some(refused) => Err(refused),
+                    // What the server says to the next command of a transaction that it has ended is what the driver tells
+                    // from other errors when it runs a transaction again.
+                    None => match store.guard(&guarding, transaction).await {
+                        Err(error) => Err(GuardError::Outdated(error)),
+                        Ok(_) => Err(GuardError::Server(Error::custom(
+                            "a transaction that was aborted went on",
+                        ))),
+                    },
+                }
             }
         }
     }
 
-    /// Why the transaction did not find the lock held.
+    /// Whether a transaction that the hold guards may still be open, so that a write of the document from outside of it
+    /// would wait for its end, and be done then.
+    pub(crate) async fn is_in_open_transaction(self: &Arc<Self>, hold: &Arc<Hold>) -> Result<bool, ServerError> {
+        let mut pauses = CONFLICTS.into_iter();
+        while hold.is_guarded() {
+            let sent = Instant::now();
+            let (session, held, operation) = (self.clone(), hold.clone(), self.ids.operation());
+            let asking = self.spawn_for(async move {
+                let Store::Mongo(store) = &*session.store else {
+                    return Ok(false);
+                };
+                let guarding = Guarding {
+                    operation,
+                    name: &held.name,
+                    holder: (&held.id, held.token.as_i64()),
+                    keep: session.config.keep_millis(),
+                };
+                let asked = store.is_in_transaction_of_others(&guarding).await;
+                asked.or_else(|error| match MongoStore::has_no_transactions(&error) {
+                    true => Ok(false),
+                    false => Err(StoreError::from(error)),
+                })
+            });
+            let conflicts = asking
+                .await
+                .unwrap_or_else(|stopped| Err(StoreError::stopped(stopped)))?;
+            if !conflicts {
+                hold.answered(sent);
+                return Ok(false);
+            }
+            // A renewal that was on its way is over in a moment.
+            match pauses.next() {
+                Some(pause) => sleep(pause).await,
+                None => return Ok(true),
+            }
+        }
+        Ok(false)
+    }
+
+    /// Why the transaction did not find the lock held; `None` where it is older than the lock.
     async fn why_not(
         self: &Arc<Self>,
         hold: &Arc<Hold>,
         store: &MongoStore,
         guarding: &Guarding<'_>,
         transaction: &mut ClientSession,
-    ) -> GuardError {
-        let (session, name) = (self.clone(), [hold.name.clone()]);
-        let reading = self.spawn_for(async move { session.store.read(&name).await });
-        let read: Result<(Documents, Exchange), StoreError> = reading
-            .await
-            .unwrap_or_else(|stopped| Err(StoreError::stopped(stopped)));
-        let (documents, exchange) = match read {
+    ) -> Option<GuardError> {
+        let (documents, exchange) = match self.read_names(std::slice::from_ref(&hold.name)).await {
             Ok(read) => read,
-            Err(error) => return GuardError::Server(error.into_driver_error()),
+            Err(error) => return Some(GuardError::Server(error.into_driver_error())),
         };
         let document = documents.get(&hold.name);
         self.compare(hold, document);
         if let Some(reason) = hold.lost_reason() {
-            return reason.into();
+            return Some(reason.into());
         }
         let state = document.and_then(|document| document.as_ref().ok());
         let mut holders = state.iter().flat_map(|state| &state.holders);
@@ -96,14 +148,27 @@ impl Session {
         if !holders.any(|holder| hold.is(holder) && holds(holder.until)) {
             // The server's clock is further ahead than the skew margin allows for.
             hold.lose(LostReason::Expired);
-            hold.tell_end();
-            return hold.lost_reason().unwrap_or(LostReason::Expired).into();
+            self.bury(hold);
+            return Some(hold.lost_reason().unwrap_or(LostReason::Expired).into());
         }
-        // It is held, and the transaction does not see it yet. What the server says to the next command of a transaction
-        // that it has ended is what the driver tells from other errors when it runs a transaction again.
-        match store.guard(guarding, transaction).await {
-            Err(error) => GuardError::Outdated(error),
-            Ok(_) => GuardError::Server(Error::custom("a transaction that was aborted went on")),
+        // It is held, and the transaction does not see it: not yet, or not any more.
+        let (session, name) = (self.clone(), hold.name.clone());
+        let reading = self.spawn_for(async move {
+            match &*session.store {
+                Store::Mongo(store) => store.whole(&name).await,
+                _ => Ok(None),
+            }
+        });
+        let whole = match reading.await {
+            Ok(Ok(whole)) => whole?,
+            Ok(Err(error)) => return Some(GuardError::Server(error)),
+            Err(stopped) => return Some(GuardError::Server(StoreError::stopped(stopped).into_driver_error())),
+        };
+        match store.was_removed(guarding, whole, transaction).await {
+            Ok(false) => None,
+            Err(error) if error.contains_label(TRANSIENT_TRANSACTION_ERROR) => Some(GuardError::Outdated(error)),
+            // Something else stands in the way of putting it back: what the transaction has put there.
+            Ok(true) | Err(_) => Some(GuardError::Removed),
         }
     }
 }

@@ -6,12 +6,19 @@
 //! that a transaction has written, of which the server says nothing until the transaction ends. A failed renewal is not
 //! a loss; the deadline is.
 //!
+//! Where the server answers that it refuses to renew one of the documents (a validator that was added, a document that is
+//! full, one that others have spoiled), they are renewed one by one in one command, and those that are refused are told
+//! and asked for by themselves from then on.
+//!
+//! However many locks are held, a beat looks only at what is due, which the [`agenda`](super::agenda) has in order, and
+//! lets the session's mutex go after each thousand of them at the latest.
+//!
 //! A server that is only slow looks the same at first, and each renewal beside another makes it slower, until it does
 //! nothing else. So few are on their way at once, the most urgent first, and another goes out beside one no sooner than
 //! twice as long after it as answers have taken of late.
 
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeMap, BTreeSet},
     sync::{Arc, Weak},
     time::Duration,
 };
@@ -22,16 +29,10 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-use super::{
-    Session,
-    clock::offset,
-    hold::Hold,
-    line::{BACKOFF, Line},
-};
+use super::{Session, Table, agenda::Queue, clock::Jump, deadline::Deadline, hold::Hold, line::BACKOFF};
 use crate::{
     protocol::{State, document::Malformed},
-    status::LostReason,
-    store::{Renewal, StoreError},
+    store::{Exchange, Renewal, StoreError},
     telemetry,
 };
 
@@ -66,6 +67,9 @@ const FIRST_AT_ONCE: usize = 4;
 /// A lock held for longer than this is worth a change stream that tells of its loss. Most critical sections are
 /// shorter, and each open stream costs the server some work for every write.
 const WORTH_WATCHING: Duration = Duration::from_millis(200);
+
+/// The most names or holds that are seen to while the session's mutex is held: some tenths of a millisecond.
+pub(super) const AT_A_TIME: usize = 500;
 
 /// How often holders look after a thousand locks while no stream tells of them.
 const LOOK_AFTER: Duration = Duration::from_millis(500);
@@ -110,22 +114,6 @@ struct Awaited {
     lane: Lane,
 }
 
-impl Awaited {
-    /// `None` where there is no room.
-    fn begin(session: &Arc<Session>, lane: Lane) -> Option<Self> {
-        let renewals = &mut session.table().renewals;
-        if renewals.awaited >= RENEWALS_AT_ONCE {
-            return None;
-        }
-        renewals.awaited += 1;
-        renewals.first += usize::from(lane == Lane::First);
-        renewals.urgent += usize::from(lane == Lane::Urgent);
-        let session = session.clone();
-        Some(Self { session, lane })
-    }
-}
-
-/// Also where observers of the user's panic.
 impl Drop for Awaited {
     fn drop(&mut self) {
         {
@@ -140,9 +128,30 @@ impl Drop for Awaited {
 }
 
 impl Renewals {
-    /// How many holds may be renewed now that have no renewal on its way.
-    fn room(&self) -> usize {
-        FIRST_AT_ONCE.saturating_sub(self.first) * RENEWED_TOGETHER
+    /// Whether there is room for another.
+    fn has_room(&self, lane: Lane) -> bool {
+        let of_lane = match lane {
+            Lane::First => self.first < FIRST_AT_ONCE,
+            Lane::Urgent => self.urgent < FIRST_AT_ONCE,
+            Lane::Again => true,
+        };
+        of_lane && self.awaited < RENEWALS_AT_ONCE
+    }
+
+    /// Whether any of a queue can be renewed now.
+    fn has_room_for(&self, queue: Queue) -> bool {
+        match queue {
+            Queue::First => self.has_room(Lane::First),
+            // What finds no room in its own lane goes with the others.
+            Queue::Urgent => self.has_room(Lane::Urgent) || self.has_room(Lane::First),
+            Queue::InVain(_) | Queue::Guarded | Queue::Refused => self.has_room(Lane::Again),
+        }
+    }
+
+    fn begin(&mut self, lane: Lane) {
+        self.awaited += 1;
+        self.first += usize::from(lane == Lane::First);
+        self.urgent += usize::from(lane == Lane::Urgent);
     }
 
     /// One for which `pause` was waited was answered. A single one that hung does not tell of the others.
@@ -184,168 +193,196 @@ fn renewed_together(in_vain: u32, count: usize) -> usize {
     part.max(count.div_ceil(COMMANDS)).clamp(1, RENEWED_TOGETHER)
 }
 
-/// When the heartbeat is needed for a line.
-pub(super) fn due_at(line: &Line, wants_to_stream: bool) -> Option<Instant> {
-    let holds = line.holds().filter_map(|hold| {
-        let due = hold.renew_at()?.min(hold.deadline());
-        Some(if wants_to_stream {
-            due.min(hold.since + WORTH_WATCHING)
-        } else {
-            due
-        })
-    });
-    line.due_at().into_iter().chain(holds).min()
+/// Holds that are renewed by one command.
+struct Batch {
+    holds: Vec<Arc<Hold>>,
+    /// Which renewal it is of each of them.
+    numbers: Vec<u64>,
+    lane: Lane,
+    /// How many were not answered before.
+    in_vain: u32,
+    /// Each by a statement of its own.
+    apart: bool,
+    /// How long it is waited for until another goes out beside it.
+    pause: Duration,
+    /// For how long the server may try.
+    within: Duration,
+}
+
+impl Table {
+    /// The next renewal for which there is room, its holds marked as being renewed.
+    fn next_batch(&mut self, interval: Duration, sizes: &mut BTreeMap<Queue, usize>, now: Instant) -> Option<Batch> {
+        let (agenda, renewals) = (&mut self.agenda, &self.renewals);
+        if renewals.has_room(Lane::Urgent) {
+            let holds = agenda.take_due(Queue::Urgent, now, URGENT_TOGETHER, now);
+            if !holds.is_empty() {
+                return Some(self.batch(holds, Lane::Urgent, 0, interval, now));
+            }
+        }
+        if renewals.has_room(Lane::First) && (agenda.is_due(Queue::Urgent, now) || agenda.is_due(Queue::First, now)) {
+            let mut holds = agenda.take_due(Queue::Urgent, now, RENEWED_TOGETHER, now);
+            let with_it = now + interval / TAKEN_ALONG;
+            holds.extend(agenda.take_due(Queue::First, with_it, RENEWED_TOGETHER - holds.len(), now));
+            if !holds.is_empty() {
+                return Some(self.batch(holds, Lane::First, 0, interval, now));
+            }
+        }
+        if !renewals.has_room(Lane::Again) {
+            return None;
+        }
+        for queue in agenda.repeated(now) {
+            let in_vain = match queue {
+                Queue::InVain(in_vain) => in_vain,
+                Queue::Refused => 1,
+                Queue::Urgent | Queue::First | Queue::Guarded => u32::MAX,
+            };
+            let size = *sizes.entry(queue).or_insert_with(|| match queue {
+                // None of them is known to hang.
+                Queue::Refused => RENEWED_TOGETHER,
+                _ => renewed_together(in_vain, agenda.count_due(queue, now, COMMANDS * RENEWED_TOGETHER)),
+            });
+            let holds = agenda.take_due(queue, now, size, now);
+            if !holds.is_empty() {
+                let mut batch = self.batch(holds, Lane::Again, in_vain, interval, now);
+                batch.apart = queue == Queue::Refused;
+                return Some(batch);
+            }
+        }
+        None
+    }
+
+    fn batch(&mut self, holds: Vec<Arc<Hold>>, lane: Lane, in_vain: u32, interval: Duration, now: Instant) -> Batch {
+        let left = holds.iter().map(|hold| hold.deadline().saturating_duration_since(now));
+        // For the first of the deadlines: one time for them all keeps them together.
+        let least_left = left.clone().min().unwrap_or_default();
+        let pause = self.renewals.pause(interval, in_vain, least_left);
+        // What hangs takes a connection of the pool, so the first may hang for as long as it is of use, and few beside it.
+        let within = left.max().unwrap_or_default();
+        let within = if in_vain == 0 { within } else { within / 2 };
+        let numbers = holds.iter().map(|hold| hold.renewing(now + pause)).collect();
+        for hold in &holds {
+            self.agenda.update(hold, now);
+        }
+        self.renewals.begin(lane);
+        Batch {
+            holds,
+            numbers,
+            lane,
+            in_vain,
+            apart: false,
+            pause,
+            within,
+        }
+    }
+
+    /// When the heart has to beat again.
+    pub(super) fn next_beat(&self, wants_to_stream: bool, now: Instant) -> Option<Instant> {
+        let next = self.agenda.next(|queue| self.renewals.has_room_for(queue));
+        next.into_iter().chain(self.looks_at(wants_to_stream, now)).min()
+    }
+
+    /// When a stream is asked for that tells of losses, or holds are looked after as there is none.
+    fn looks_at(&self, wants_to_stream: bool, now: Instant) -> Option<Instant> {
+        let worth_it = self.agenda.oldest()?.since + WORTH_WATCHING;
+        if wants_to_stream {
+            return Some(worth_it);
+        }
+        (!self.streaming).then(|| worth_it.max(self.verify_at.unwrap_or(now)))
+    }
+
+    /// The next thousand of those that no stream tells of, in turn.
+    fn look_after(&mut self, now: Instant) -> Vec<Arc<Hold>> {
+        let holds = self.agenda.after(self.looked_after, RENEWED_TOGETHER);
+        // From the beginning again, after the last.
+        let all = holds.len() < RENEWED_TOGETHER;
+        self.looked_after = holds.last().filter(|_| !all).map_or(0, |hold| hold.number);
+        self.verify_at = Some(now + LOOK_AFTER);
+        holds
+    }
 }
 
 impl Session {
     /// Does what is due, and returns when something will be due next.
     fn beat(self: &Arc<Self>) -> Instant {
         let now = Instant::now();
-        let interval = self.config.renewal_interval;
-        let (mut asking, mut over, mut renewing) = (Vec::new(), Vec::new(), Vec::new());
-        let mut looked_after = Vec::new();
-        {
+        let wants_to_stream = self.wants_to_stream();
+        let (over, asking, looked_after) = {
             let mut table = self.table();
-            let holds = || table.lines.by_name.values().flat_map(Line::holds);
-            // Whoever released one lets go of it, and waits to hear what became of it.
-            let is_over = |hold: &&Arc<Hold>| hold.lost_reason().is_some_and(|reason| reason != LostReason::Released);
-            over.extend(holds().filter(is_over).cloned());
-            if holds().any(|hold| hold.renew_at().is_some_and(|at| at <= now)) {
-                let with_it = now + interval / TAKEN_ALONG;
-                let is_due = |hold: &&Arc<Hold>| {
-                    // What is on its way already is not taken along.
-                    let soon = if hold.in_vain() == 0 { with_it } else { now };
-                    hold.renew_at().is_some_and(|at| at <= soon)
-                };
-                renewing.extend(holds().filter(is_due).cloned());
-                // Who has the least time left comes first, and else by name: what was renewed together is so again. Each
-                // time is looked at once, as answers change it meanwhile.
-                renewing.sort_by_cached_key(|hold| hold.deadline());
-            }
-            if holds().any(|hold| hold.since + WORTH_WATCHING <= now) {
-                if self.wants_to_stream() {
+            let over = table.agenda.take_over(now, AT_A_TIME);
+            let asking = table.agenda.take_asking(now, AT_A_TIME);
+            let mut looked_after = Vec::new();
+            if table.looks_at(wants_to_stream, now).is_some_and(|at| at <= now) {
+                if wants_to_stream {
                     self.demand_stream();
-                } else if !table.streaming && table.verify_at.is_none_or(|at| at <= now) {
-                    looked_after.extend(holds().cloned());
+                } else {
+                    looked_after = table.look_after(now);
                 }
             }
-            for (name, line) in &table.lines.by_name {
-                if line.due_at().is_some_and(|at| at <= now) {
-                    asking.push(name.clone());
-                }
-            }
-            if !looked_after.is_empty() {
-                let thousands = u32::try_from(looked_after.len() / RENEWED_TOGETHER).unwrap_or(u32::MAX);
-                table.verify_at = Some(now + LOOK_AFTER.saturating_mul(thousands.saturating_add(1)));
-            }
-        }
+            (over, asking, looked_after)
+        };
         for hold in over {
-            hold.tell_end();
-            self.feed(&hold.name, |lines, context, _| {
-                lines.line(&hold.name).let_go(&hold, None, context)
-            });
+            self.bury(&hold);
         }
         for name in asking {
             // Feeding nothing is enough: the line is asked for its next operation.
             self.feed(&name, |_, _, _| {});
         }
-        self.renew(renewing, now);
+        self.renew_due(now);
         self.verify(looked_after);
 
         let mut table = self.table();
-        let wants_to_stream = self.wants_to_stream();
-        let lines = table
-            .lines
-            .by_name
-            .values()
-            .filter_map(|line| due_at(line, wants_to_stream))
-            .min();
-        let oldest = table
-            .lines
-            .by_name
-            .values()
-            .flat_map(Line::holds)
-            .map(|hold| hold.since)
-            .min();
-        let oldest = oldest.filter(|_| !table.streaming && !wants_to_stream);
-        let look = oldest.map(|since| (since + WORTH_WATCHING).max(table.verify_at.unwrap_or(now)));
-        let next = lines.into_iter().chain(look).min().unwrap_or(now + NOTHING_DUE);
+        let next = table
+            .next_beat(self.wants_to_stream(), now)
+            .unwrap_or(now + NOTHING_DUE);
         // What is late in spite of all must not make the heart race.
         let next = next.max(now + Duration::from_millis(1));
         table.beat_at = Some(next);
         next
     }
 
-    /// Renews holds that are sorted by their deadlines.
-    fn renew(self: &Arc<Self>, holds: Vec<Arc<Hold>>, now: Instant) {
-        let mut groups: Vec<(u32, Vec<Arc<Hold>>)> = Vec::new();
-        for hold in holds {
-            // What is part of a transaction is known to stand in the others' way.
-            let in_vain = if hold.is_guarded() { u32::MAX } else { hold.in_vain() };
-            // The groups come to be sorted by the first deadline in each.
-            match groups.iter_mut().find(|(of, _)| *of == in_vain) {
-                Some((_, group)) => group.push(hold),
-                None => groups.push((in_vain, vec![hold])),
-            }
-        }
-        for (in_vain, holds) in groups {
-            if in_vain == 0 {
-                self.renew_first(holds, now);
-                continue;
-            }
-            for together in holds.chunks(renewed_together(in_vain, holds.len())) {
-                self.send_renewal(together, in_vain, Lane::Again, now);
-            }
-        }
-    }
-
-    /// Renews holds that have no renewal on its way.
-    fn renew_first(self: &Arc<Self>, mut holds: Vec<Arc<Hold>>, now: Instant) {
-        let (room, urgent) = {
-            let renewals = &self.table().renewals;
-            (renewals.room(), renewals.urgent)
-        };
-        let is_urgent = |hold: &&Arc<Hold>| hold.deadline().saturating_duration_since(now) < hold.lease / 2;
-        let hurrying = holds.iter().take(URGENT_TOGETHER).take_while(is_urgent).count();
-        if hurrying > 0 && urgent < FIRST_AT_ONCE {
-            let rest = holds.split_off(hurrying);
-            self.send_renewal(&holds, 0, Lane::Urgent, now);
-            holds = rest;
-        }
-        let waiting = holds.split_off(room.min(holds.len()));
-        for together in holds.chunks(RENEWED_TOGETHER) {
-            self.send_renewal(together, 0, Lane::First, now);
-        }
-        // They have their turn when one of these has been answered or is overdue.
-        for hold in waiting {
-            hold.put_off_renewal(now + SOONEST);
-        }
-    }
-
-    fn send_renewal(self: &Arc<Self>, holds: &[Arc<Hold>], in_vain: u32, lane: Lane, now: Instant) {
-        let Some(awaited) = Awaited::begin(self, lane) else {
-            for hold in holds {
-                hold.put_off_renewal(now + SOONEST);
-            }
+    /// Lets go of a hold that is over.
+    pub(super) fn bury(self: &Arc<Self>, hold: &Arc<Hold>) {
+        // Its time can be over without anybody having looked.
+        if hold.lost_reason().is_none() {
             return;
+        }
+        hold.tell_end();
+        self.feed(&hold.name, |lines, context, _| {
+            if let Some(line) = lines.by_name.get_mut(&hold.name)
+                && line.has(&hold.id)
+            {
+                line.let_go(hold, None, context);
+            }
+        });
+    }
+
+    /// Renews what is due, as far as there is room.
+    fn renew_due(self: &Arc<Self>, now: Instant) {
+        let mut sizes = BTreeMap::new();
+        loop {
+            // Bound by itself, so that the mutex is let go after each.
+            let batch = self.table().next_batch(self.config.renewal_interval, &mut sizes, now);
+            let Some(batch) = batch else { return };
+            self.send_renewal(batch);
+        }
+    }
+
+    fn send_renewal(self: &Arc<Self>, batch: Batch) {
+        let session = self.clone();
+        let awaited = Awaited {
+            session: self.clone(),
+            lane: batch.lane,
         };
-        let left = holds.iter().map(|hold| hold.deadline().saturating_duration_since(now));
-        // For the first of the deadlines: one time for them all keeps them together.
-        let least_left = left.clone().min().unwrap_or_default();
-        let interval = self.config.renewal_interval;
-        let pause = self.table().renewals.pause(interval, in_vain, least_left);
-        // What hangs takes a connection of the pool, so the first may hang for as long as it is of use, and few beside it.
-        let within = left.max().unwrap_or_default();
-        let within = if in_vain == 0 { within } else { within / 2 };
-        let sent: Vec<u64> = holds.iter().map(|hold| hold.renewing(now + pause)).collect();
-        let (session, holds) = (self.clone(), holds.to_vec());
         self.spawn(async move {
+            let Batch {
+                holds, in_vain, pause, ..
+            } = &batch;
             let sent_at = Instant::now();
-            let mut renewing = std::pin::pin!(session.renew_together(&holds, within));
+            let mut renewing = std::pin::pin!(session.renew_together(holds, batch.apart, batch.within));
             let answered = tokio::select! {
                 biased;
                 answered = &mut renewing => Some(answered),
-                () = sleep(pause) => None,
+                () = sleep(*pause) => None,
             };
             // Who is late does not keep the next from being sent: there may be another primary by now.
             drop(awaited);
@@ -353,70 +390,188 @@ impl Session {
                 Some(answered) => answered,
                 None => renewing.await,
             };
-            if answered.is_ok() && in_vain == 0 {
-                session.table().renewals.answered(sent_at.elapsed(), pause);
+            if answered.is_ok() && *in_vain == 0 {
+                session.table().renewals.answered(sent_at.elapsed(), *pause);
             }
             if let Err(error) = answered {
-                let again = Instant::now() + (interval / 10).min(BACKOFF.1);
-                for (hold, sent) in holds.iter().zip(sent) {
-                    hold.failed(sent, again, error.was_answered());
-                    // Feeding nothing is enough: the heart learns when to beat next.
-                    session.feed(&hold.name, |_, _, _| {});
+                let again = Instant::now() + (session.config.renewal_interval / 10).min(BACKOFF.1);
+                for (hold, number) in holds.iter().zip(&batch.numbers) {
+                    hold.failed(*number, again, error.was_answered());
                 }
+                session.reschedule(holds);
             }
         });
     }
 
-    /// Renews holds in one command.
+    /// Enters in the agenda that the times of holds have changed.
+    fn reschedule(&self, holds: &[Arc<Hold>]) {
+        let now = Instant::now();
+        for some in holds.chunks(AT_A_TIME) {
+            let mut table = self.table();
+            for hold in some {
+                table.agenda.update(hold, now);
+            }
+            self.beat_in_time(&mut table);
+        }
+    }
+
+    /// Wakes the heart if it would sleep for too long.
+    pub(super) fn beat_in_time(&self, table: &mut Table) {
+        let next = table.next_beat(self.wants_to_stream(), Instant::now());
+        if let Some(next) = next
+            && table.beat_at.is_none_or(|beat_at| next < beat_at)
+        {
+            table.beat_at = Some(next);
+            self.beat.notify_one();
+        }
+    }
+
+    /// Renews holds in one command. `Some`: why the server refused single documents; that is for their holds to bear, and
+    /// they have been told.
     pub(crate) async fn renew_together(
         self: &Arc<Self>,
         holds: &[Arc<Hold>],
+        apart: bool,
         within: Duration,
-    ) -> Result<(), StoreError> {
-        self.renew_once(holds, within)
-            .await
-            .map(telemetry::renewed)
-            .inspect_err(|error| telemetry::renewal_failed(holds.len(), error))
+    ) -> Result<Option<StoreError>, StoreError> {
+        let renewed = self.renew_once(holds, apart, within).await;
+        self.reschedule(holds);
+        let (renewed, refused) = renewed.inspect_err(|error| telemetry::renewal_failed(holds.len(), error))?;
+        telemetry::renewed(renewed);
+        Ok(refused)
     }
 
-    /// Renews, and returns how many were. Which of them are gone is only read when some are.
-    async fn renew_once(self: &Arc<Self>, holds: &[Arc<Hold>], within: Duration) -> Result<u64, StoreError> {
-        let names: BTreeSet<&String> = holds.iter().map(|hold| &hold.name).collect();
+    /// Renews, and returns how many were, and why the others were refused, if any. Which of them are gone is only read when
+    /// some are.
+    async fn renew_once(
+        self: &Arc<Self>,
+        holds: &[Arc<Hold>],
+        apart: bool,
+        within: Duration,
+    ) -> Result<(u64, Option<StoreError>), StoreError> {
+        let mut entries = BTreeMap::<String, Vec<String>>::new();
+        for hold in holds {
+            entries.entry(hold.name.clone()).or_default().push(hold.id.clone());
+        }
         let renewal = Renewal {
             operation: self.ids.operation(),
-            names: names.iter().map(|name| (*name).clone()).collect(),
-            ids: holds.iter().map(|hold| hold.id.clone()).collect(),
+            entries,
             keep: self.config.keep_millis(),
             within,
+            apart,
         };
+        // Reckoned by what is known of the server's clock as it is sent: by the answer it may be another's.
         let sent = Instant::now();
-        let renewed = self.store.renew(&renewal).await?;
+        let deadline = Deadline::of_renewal(sent, self.config.lease, &self.table().clock, &self.config);
+        let outcome = self.store.renew(&renewal).await?;
         let renew_at = sent + self.config.renewal_interval;
-        // Documents are counted, not holders: with two of ours in one document a missing one would not show.
-        if renewed == names.len() as u64 && names.len() == holds.len() {
-            for hold in holds {
-                hold.renewed(sent + hold.lease - self.config.skew_margin, renew_at);
-                hold.answered(sent);
-            }
-            return Ok(renewed);
-        }
-        let (documents, exchange) = self.store.read(&renewal.names).await?;
-        let mut renewed = 0;
+        let mut asked = Vec::new();
         for hold in holds {
+            match outcome.refused.get(&hold.name) {
+                Some(error) => self.refused(hold, sent, error),
+                None => asked.push(hold),
+            }
+        }
+        let why = outcome.refused.into_values().next();
+        let refused = holds.len() - asked.len();
+        if refused > 0 {
+            telemetry::renewals_refused(refused);
+        }
+        // Documents are counted, not holders: with two of ours in one document a missing one would not show.
+        if outcome.renewed == asked.len() as u64 && renewal.entries.values().all(|ids| ids.len() == 1) {
+            for some in asked.chunks(AT_A_TIME) {
+                // Under the mutex of the clock, so that none escapes it when that is set ahead.
+                let clock = &self.table().clock;
+                for hold in some {
+                    hold.renewed(deadline.corrected(clock, &self.config), renew_at);
+                    hold.answered(sent);
+                }
+            }
+            self.hear_the_clock(&holds[0].name, sent);
+            return Ok((outcome.renewed, why));
+        }
+        let names: BTreeSet<&String> = asked.iter().map(|hold| &hold.name).collect();
+        let names: Vec<String> = names.into_iter().cloned().collect();
+        let (documents, exchange) = self.read_names(&names).await?;
+        self.note(&exchange);
+        let mut renewed = 0;
+        for hold in asked {
             let state = documents.get(&hold.name).and_then(|document| document.as_ref().ok());
             let holder = state.and_then(|state| state.holders.iter().find(|holder| hold.is(holder)));
-            if let (Some(holder), Some(now)) = (holder, exchange.now) {
-                // What was read may be a later renewal that is not committed yet: this one is, and no more.
-                let until = offset(exchange.sent, now, holder.until).min(sent + hold.lease);
-                if let Some(deadline) = until.checked_sub(self.config.skew_margin) {
-                    hold.renewed(deadline, renew_at);
-                    hold.answered(sent);
-                    renewed += 1;
-                }
+            let deadline =
+                holder.and_then(|holder| Deadline::of_reading(&exchange, holder.until, sent, hold.lease, &self.config));
+            if let Some(deadline) = deadline {
+                hold.renewed(deadline.corrected(&self.table().clock, &self.config), renew_at);
+                hold.answered(sent);
+                renewed += 1;
             }
             self.compare(hold, documents.get(&hold.name));
         }
-        Ok(renewed)
+        Ok((renewed, why))
+    }
+
+    /// The server refused to renew a hold, alone among those that were renewed with it.
+    fn refused(&self, hold: &Hold, sent: Instant, error: &StoreError) {
+        let interval = self.config.renewal_interval;
+        let times = hold.refused(|times, left| {
+            let pause = (interval / 10)
+                .min(BACKOFF.1)
+                .saturating_mul(2_u32.saturating_pow(times));
+            pause.min(interval).min(left / 3).max(SOONEST)
+        });
+        hold.answered(sent);
+        if times == 1 {
+            telemetry::renewal_refused(&hold.name, error);
+        }
+    }
+
+    /// Renewals tell nothing of the server's clock. Where nothing else has since the one before, a document is read.
+    fn hear_the_clock(self: &Arc<Self>, name: &str, now: Instant) {
+        let Some(since) = now.checked_sub(self.config.renewal_interval) else {
+            return;
+        };
+        if self.table().clock.is_stale(since, now) {
+            let (session, names) = (self.clone(), [name.to_owned()]);
+            self.spawn(async move {
+                // Should it fail, the next renewal asks again.
+                if let Ok((_, exchange)) = session.read_names(&names).await {
+                    session.note(&exchange);
+                }
+            });
+        }
+    }
+
+    /// Takes in what an exchange tells of the server's clock.
+    pub(super) fn note(self: &Arc<Self>, exchange: &Exchange) {
+        let jump = self.table().clock.note(exchange, &self.config);
+        self.on_jump(jump);
+    }
+
+    /// The server's clock contradicts what was known of it. To be called when no mutex is held.
+    pub(super) fn on_jump(self: &Arc<Self>, jump: Option<Jump>) {
+        let Some(jump) = jump else { return };
+        if jump.ahead {
+            // At once, without a pause: whoever looks at a hold after this is to see the deadline that is right.
+            let mut last = 0;
+            loop {
+                let holds = {
+                    let mut table = self.table();
+                    let holds = table.agenda.after(last, AT_A_TIME);
+                    for hold in &holds {
+                        hold.shorten(&table.clock, &self.config);
+                        table.agenda.update(hold, Instant::now());
+                    }
+                    holds
+                };
+                holds.iter().for_each(|hold| hold.look_again());
+                match holds.last() {
+                    Some(hold) => last = hold.number,
+                    None => break,
+                }
+            }
+            self.beat.notify_one();
+        }
+        telemetry::clock_jumped(jump.by, jump.ahead);
     }
 
     pub(super) fn compare(self: &Arc<Self>, hold: &Hold, document: Option<&Result<State, Malformed>>) {
@@ -434,7 +589,7 @@ impl Session {
         }
         {
             let mut table = self.table();
-            table.doubted.extend(holds);
+            table.doubted.extend(holds.into_iter().map(|hold| (hold.number, hold)));
             if std::mem::replace(&mut table.verifying, true) {
                 return;
             }
@@ -451,6 +606,7 @@ impl Session {
                 if doubted.is_empty() {
                     return;
                 }
+                let doubted: Vec<Arc<Hold>> = doubted.into_values().collect();
                 for together in doubted.chunks(RENEWED_TOGETHER) {
                     session.verify_together(together).await;
                 }
@@ -462,8 +618,9 @@ impl Session {
         let names: BTreeSet<&String> = holds.iter().map(|hold| &hold.name).collect();
         let names: Vec<String> = names.into_iter().cloned().collect();
         for look in 0..LOOKS {
-            match self.store.read(&names).await {
-                Ok((documents, _)) => {
+            match self.read_names(&names).await {
+                Ok((documents, exchange)) => {
+                    self.note(&exchange);
                     for hold in holds {
                         self.compare(hold, documents.get(&hold.name));
                     }
@@ -477,13 +634,16 @@ impl Session {
 
 #[cfg(test)]
 mod tests {
+    use std::cell::Cell;
+
     use futures::future::join_all;
 
-    use super::*;
+    use super::{super::hold::LOOKS, *};
     use crate::{
         client::LockClient,
         config::Settings,
         protocol::ServerTime,
+        status::{LockStatus, LostReason},
         store::{MemoryStore, Store, simulated::Link},
         wake_mode::WakeMode,
     };
@@ -550,6 +710,106 @@ mod tests {
             assert_eq!(claimed.lost_reason(), None, "{late}");
             claimed.release().await.unwrap();
         }
+    }
+
+    /// Between renewals nobody looks at what is held, whatever comes and goes beside it.
+    #[tokio::test(start_paused = true)]
+    async fn an_acquire_costs_no_look_at_what_is_held_beside_it() {
+        const COUNT: usize = 10_000;
+        const BESIDE: u64 = 100;
+        let (_, locks) = client(&memory(), "0123456789abcdef", 6 * LEASE);
+        let mutexes = (0..COUNT).map(|number| locks.mutex(format!("lock {number}")));
+        let acquired = join_all(mutexes.map(|mutex| async move { mutex.acquire().await.unwrap() })).await;
+        sleep(6 * LEASE).await;
+        let before = LOOKS.with(Cell::get);
+        for number in 0..BESIDE {
+            let handle = locks.mutex(format!("beside {number}")).acquire().await.unwrap();
+            handle.release().await.unwrap();
+        }
+        let looks = LOOKS.with(Cell::get) - before;
+        // Each of those held may have been renewed once meanwhile, with some looks; a single walk for each of those beside
+        // them would be a million.
+        assert!(looks < 20 * COUNT as u64, "{looks}");
+        assert!(acquired.iter().all(|handle| handle.lost_reason().is_none()));
+        locks.shutdown().await;
+    }
+
+    /// A thousand locks that are renewed together, of whose documents the server refuses one.
+    #[tokio::test(start_paused = true)]
+    async fn a_document_that_is_refused_costs_no_others_their_renewal() {
+        const COUNT: usize = 1_000;
+        let (link, locks) = client(&memory(), "0123456789abcdef", LEASE);
+        let mutexes = (0..COUNT).map(|number| locks.mutex(format!("lock {number}")));
+        let acquired = join_all(mutexes.map(|mutex| async move { mutex.acquire().await.unwrap() })).await;
+        let lost = || acquired.iter().filter(|handle| handle.lost_reason().is_some()).count();
+        let at_risk = || {
+            acquired
+                .iter()
+                .filter(|handle| handle.status() == LockStatus::AtRisk)
+                .count()
+        };
+        sleep(LEASE).await;
+        // For a while, and it is made up for.
+        link.refuse(["lock 500".to_owned()]);
+        sleep(LEASE / 2).await;
+        assert_eq!((at_risk(), lost()), (1, 0));
+        link.refuse([]);
+        sleep(LEASE / 4).await;
+        assert_eq!((at_risk(), lost()), (0, 0));
+        // For ever.
+        link.refuse(["lock 500".to_owned(), "lock 501".to_owned()]);
+        let burden = link.burden(Duration::ZERO, Duration::ZERO);
+        sleep(LEASE).await;
+        assert_eq!((at_risk(), lost()), (0, 2));
+        // Those of the others, and a few for the two that grow fewer.
+        assert!((5..40).contains(&burden.renewals()), "{}", burden.renewals());
+        sleep(2 * LEASE).await;
+        assert_eq!((at_risk(), lost()), (0, 2));
+        // And all, as where a validator was added that suits none.
+        link.refuse((0..COUNT).map(|number| format!("lock {number}")));
+        sleep(LEASE / 2).await;
+        assert_eq!(lost(), 2);
+        sleep(LEASE).await;
+        assert_eq!(lost(), COUNT);
+        drop(acquired);
+        locks.shutdown().await;
+    }
+
+    /// The primary's clock is set ahead, or another becomes primary whose clock is, by more than the margin.
+    #[tokio::test(start_paused = true)]
+    async fn a_server_whose_clock_was_set_ahead_is_found_out() {
+        let millis = Duration::from_millis;
+        let memory = memory();
+        let (link, locks) = client(&memory, "0123456789abcdef", LEASE);
+        let (_, other) = client(&memory, "fedcba9876543210", LEASE);
+        let held = locks.mutex("x").acquire().await.unwrap();
+        sleep(LEASE).await;
+        assert_eq!(held.status(), LockStatus::Held);
+        // By whatever is heard of the clock; while renewals hang, so that what it comes to is to be seen.
+        let burden = link.burden(LEASE * 10, Duration::ZERO);
+        let before = held.safe_for();
+        memory.run_ahead(4_000);
+        let beside = locks.mutex("y").acquire().await.unwrap();
+        let after = held.safe_for();
+        assert!(
+            (millis(3_900)..millis(4_100)).contains(&(before - after)),
+            "{before:?}, {after:?}"
+        );
+        assert_eq!((held.status(), beside.status()), (LockStatus::AtRisk, LockStatus::Held));
+        drop(burden);
+        link.unburden();
+        sleep(LEASE / 2).await;
+        assert_eq!((held.status(), beside.status()), (LockStatus::Held, LockStatus::Held));
+        assert!(held.safe_for() > LEASE / 2);
+
+        // By the heart, where nothing else asks; and what is over by that clock is lost.
+        memory.run_ahead(2 * LEASE.as_millis() as i64);
+        sleep(LEASE / 4).await;
+        assert_eq!(
+            (held.lost_reason(), beside.lost_reason()),
+            (Some(LostReason::Expired), Some(LostReason::Expired))
+        );
+        assert!(other.mutex("x").try_acquire().await.unwrap().is_some());
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use std::{
     sync::{
         Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering},
     },
     time::Duration,
 };
@@ -14,8 +14,10 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
+use super::{clock::ServerClock, deadline::Deadline};
 use crate::{
-    protocol::{Holder, Use},
+    config::Config,
+    protocol::{Holder, ServerTime, Use, clock_token},
     status::{LockStatus, LostReason},
     telemetry::{self, Granted, How},
     token::FencingToken,
@@ -28,6 +30,8 @@ use crate::{
 /// was frozen sees the loss with its first look, before any task of the session has run.
 #[derive(Debug)]
 pub(crate) struct Hold {
+    /// Larger than that of any hold that this process got before.
+    pub(super) number: u64,
     pub(crate) id: String,
     pub(crate) name: String,
     pub(crate) token: FencingToken,
@@ -35,6 +39,8 @@ pub(crate) struct Hold {
     pub(crate) permits: u64,
     pub(crate) lease: Duration,
     pub(crate) since: Instant,
+    /// How many values were proclaimed.
+    proclaimed: AtomicI64,
     /// Whether an early request for this entry may still reach the server and put it in once more.
     uncertain: AtomicBool,
     progress: Mutex<Progress>,
@@ -44,12 +50,14 @@ pub(crate) struct Hold {
 
 #[derive(Debug)]
 struct Progress {
-    deadline: Instant,
+    deadline: Deadline,
     renew_at: Instant,
     /// How many renewals were sent so far.
     renewals: u64,
     /// How many of them since the last of which the server said anything in time.
     in_vain: u32,
+    /// How many renewals in a row the server has refused.
+    refusals: u32,
     /// The last renewal failed or has not been answered in time.
     failing: bool,
     /// How many handles there are to it: more than one where it was re-entered.
@@ -64,6 +72,31 @@ struct Progress {
     over_at: Option<Instant>,
     told: Told,
 }
+
+/// How many holds this process has had.
+static HELD_HERE: AtomicU64 = AtomicU64::new(1);
+
+#[cfg(test)]
+thread_local! {
+    /// How often this thread has looked at a hold, whichever.
+    pub(super) static LOOKS: std::cell::Cell<u64> = const { std::cell::Cell::new(0) };
+}
+
+/// When the heartbeat is to see to a hold.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Schedule {
+    /// `None`: it is over.
+    pub(super) renew_at: Option<Instant>,
+    /// When it is over unless it is renewed; in the past where it is already. Far ahead where its holder let go of it, who
+    /// sees to the rest.
+    pub(super) end: Instant,
+    pub(super) in_vain: u32,
+    pub(super) guarded: bool,
+    pub(super) refused: bool,
+}
+
+/// Later than anything that the heartbeat waits for.
+const NEVER: Duration = Duration::from_secs(366 * 24 * 3600);
 
 /// What observers know of a hold.
 #[derive(Clone, Copy, Debug)]
@@ -94,13 +127,21 @@ pub(crate) struct Grant {
     pub(crate) lease: Duration,
     pub(crate) uncertain: bool,
     pub(crate) how: How,
-    pub(crate) deadline: Instant,
+    pub(crate) deadline: Deadline,
     pub(crate) renew_at: Instant,
 }
 
 impl Hold {
+    /// Whether it was granted later than this, on the server's clock, which every token begins from.
+    ///
+    /// Where the counter was ahead of the clock it can be told of a time that was later.
+    pub(crate) fn is_granted_after(&self, at: ServerTime) -> bool {
+        clock_token(at.plus_millis(1)) <= self.token.as_i64()
+    }
+
     pub(crate) fn new(id: String, name: String, grant: &Grant) -> Self {
         Self {
+            number: HELD_HERE.fetch_add(1, Ordering::Relaxed),
             id,
             name,
             token: FencingToken::new(grant.token),
@@ -108,12 +149,14 @@ impl Hold {
             permits: grant.permits,
             lease: grant.lease,
             since: Instant::now(),
+            proclaimed: AtomicI64::new(0),
             uncertain: AtomicBool::new(grant.uncertain),
             progress: Mutex::new(Progress {
                 deadline: grant.deadline,
                 renew_at: grant.renew_at,
                 renewals: 0,
                 in_vain: 0,
+                refusals: 0,
                 failing: false,
                 handles: 1,
                 guarded_at: None,
@@ -132,6 +175,11 @@ impl Hold {
     /// it was still on its way, it is granted anew, which is another hold that nobody has.
     pub(crate) fn is(&self, holder: &Holder) -> bool {
         holder.id == self.id && holder.token == self.token.as_i64()
+    }
+
+    /// The number of the next value that is proclaimed.
+    pub(crate) fn proclamation(&self) -> i64 {
+        self.proclaimed.fetch_add(1, Ordering::Relaxed) + 1
     }
 
     pub(crate) fn is_uncertain(&self) -> bool {
@@ -188,7 +236,7 @@ impl Hold {
     }
 
     pub(crate) fn deadline(&self) -> Instant {
-        self.progress().deadline
+        self.progress().deadline.instant()
     }
 
     /// Ends the hold; the first reason stays. Returns whether this was it.
@@ -304,9 +352,24 @@ impl Hold {
     }
 
     /// When it wants to be renewed next, if it still is to be.
+    #[cfg(test)]
     pub(crate) fn renew_at(&self) -> Option<Instant> {
+        self.schedule().renew_at
+    }
+
+    pub(super) fn schedule(&self) -> Schedule {
         let progress = self.progress();
-        progress.lost.is_none().then_some(progress.renew_at)
+        Schedule {
+            renew_at: progress.lost.is_none().then_some(progress.renew_at),
+            end: match progress.lost {
+                None => progress.deadline.instant(),
+                Some(LostReason::Released) => Instant::now() + NEVER,
+                Some(_) => progress.over_at.unwrap_or(progress.deadline.instant()),
+            },
+            in_vain: progress.in_vain,
+            guarded: progress.guarded_at.is_some(),
+            refused: progress.refusals > 0,
+        }
     }
 
     /// A renewal is under way; unless it is answered another goes out beside it at `again`. Returns which it is.
@@ -320,28 +383,32 @@ impl Hold {
         progress.renewals
     }
 
-    /// It is to be renewed, but not before that.
-    pub(crate) fn put_off_renewal(&self, at: Instant) {
-        self.progress().renew_at = at;
-    }
-
-    /// How many renewals were sent since the last of which the server said anything in time.
-    pub(crate) fn in_vain(&self) -> u32 {
-        self.progress().in_vain
-    }
-
-    /// A renewal sent so that the lease surely runs until `deadline` was acknowledged.
-    pub(crate) fn renewed(&self, deadline: Instant, renew_at: Instant) {
+    /// A renewal was acknowledged.
+    ///
+    /// Nobody is woken: whoever waits for the loss looks again when the deadline comes that they know of.
+    pub(crate) fn renewed(&self, deadline: Deadline, renew_at: Instant) {
         let mut progress = self.progress();
         // Renewals overtake each other; and what was lost stays lost, however good the news.
-        if deadline > progress.deadline {
+        if deadline.instant() > progress.deadline.instant() {
             progress.deadline = deadline;
             progress.renew_at = renew_at;
             progress.in_vain = 0;
+            progress.refusals = 0;
             progress.failing = false;
-            drop(progress);
-            self.changed.notify_waiters();
         }
+    }
+
+    /// The server's clock was set ahead: the deadline comes earlier, and the hold is renewed at once, by that clock.
+    pub(super) fn shorten(&self, clock: &ServerClock, config: &Config) {
+        let mut progress = self.progress();
+        progress.deadline = progress.deadline.corrected(clock, config);
+        progress.failing = true;
+        progress.renew_at = Instant::now();
+    }
+
+    /// The deadline comes earlier than those may know who wait for it.
+    pub(super) fn look_again(&self) {
+        self.changed.notify_waiters();
     }
 
     /// A renewal failed: not a loss, as long as the deadline is ahead. Another goes out at `again` at the latest, unless
@@ -355,6 +422,19 @@ impl Hold {
             }
             progress.renew_at = progress.renew_at.min(again);
         }
+    }
+
+    /// The server answered that it does not renew this one; it is asked again after a pause that is reckoned from how often it
+    /// had refused before, and from what is left. Returns how often it has refused in a row.
+    pub(crate) fn refused(&self, pause: impl FnOnce(u32, Duration) -> Duration) -> u32 {
+        let now = Instant::now();
+        let mut progress = self.progress();
+        progress.failing = true;
+        progress.in_vain = 0;
+        let left = progress.deadline.instant().saturating_duration_since(now);
+        progress.renew_at = now + pause(progress.refusals, left);
+        progress.refusals = progress.refusals.saturating_add(1);
+        progress.refusals
     }
 
     /// It becomes part of a transaction: as long as that is open, renewals are not answered.
@@ -378,7 +458,7 @@ impl Hold {
             let progress = self.progress();
             match progress.lost {
                 Some(reason) => return Err(reason),
-                None => progress.deadline,
+                None => progress.deadline.instant(),
             }
         };
         if Instant::now() < deadline {
@@ -390,6 +470,8 @@ impl Hold {
     }
 
     fn progress(&self) -> MutexGuard<'_, Progress> {
+        #[cfg(test)]
+        LOOKS.with(|looks| looks.set(looks.get() + 1));
         // Each change is a plain assignment: nothing is left half-done by a panic.
         self.progress.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -399,7 +481,11 @@ impl Progress {
     fn end(&mut self, reason: LostReason) {
         // Nobody may have looked when the deadline came.
         let expired = reason == LostReason::Expired;
-        self.over_at = Some(if expired { self.deadline } else { Instant::now() });
+        self.over_at = Some(if expired {
+            self.deadline.instant()
+        } else {
+            Instant::now()
+        });
         self.lost = Some(reason);
     }
 }
@@ -417,7 +503,7 @@ mod tests {
             permits: 1,
             lease: Duration::from_secs(30),
             uncertain: false,
-            deadline: later,
+            deadline: Deadline::at(later),
             renew_at: later,
             how: How::AtOnce,
         };

@@ -8,48 +8,58 @@
 
 use std::{
     collections::HashMap,
-    sync::{Arc, Mutex, PoisonError, Weak},
+    pin::pin,
+    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
     time::Duration,
 };
 
-use mongodb::{bson::Document, options::UpdateModifications};
+use mongodb::{
+    bson::{Bson, Document},
+    options::UpdateModifications,
+};
 use tokio::{
-    sync::watch,
+    sync::{oneshot, watch},
     time::{Instant, sleep, sleep_until, timeout},
 };
 
 use super::{
     Session,
-    clock::offset,
+    deadline::Deadline,
     hold::{Grant, Hold},
-    line,
-    stream::{Opening, SILENT},
+    line::{self, Vain},
+    pace::Pace,
+    passed::{PASSED_AT_ONCE, Passed, Why},
+    watcher::Demand,
 };
 use crate::{
     error::{AcquireError, ServerError},
     protocol::{Kind, Operation, Owner, Request, Requests},
     status::LostReason,
-    store::{Claimed, ResumeAt, StoreError, Wanted},
-    telemetry::{self, How, StreamOf},
+    store::{Among, Claimed, Outlook, Store, StoreError, Wanted, name},
+    telemetry::{self, How},
 };
 
 /// What a document is locked as.
 const USED: (Kind, i64) = (Kind::Document, 1);
 
-/// A stream that no claim needs is closed after this.
-const LINGER: Duration = Duration::from_secs(30);
+/// How often a claim that finds nothing looks for documents that can't be claimed, once it has found none of them.
+const LOOK_EVERY: Duration = Duration::from_secs(5);
 
-/// How often the stream is tried again where the server has none or does not permit it.
-const UNAVAILABLE: Duration = Duration::from_secs(30);
+/// Maximum number of filters for which the last look is known; they are forgotten together, which costs a look each.
+const LOOKS_MOST: usize = 64;
+
+/// Maximum number of characters of an `_id` that are shown where it can't be claimed, as it may be too long.
+const SHOWN_MOST: usize = 200;
 
 /// What the claims of a session share.
 #[derive(Debug, Default)]
 pub(super) struct Claims {
     /// By what is wanted: whoever found nothing free has the turn.
     turns: Mutex<HashMap<Vec<u8>, Weak<tokio::sync::Mutex<()>>>>,
+    /// By what is wanted: when it was looked for documents that can't be claimed, and whether there was any.
+    looks: Mutex<HashMap<Vec<u8>, (Instant, bool)>>,
+    passed: Mutex<Passed>,
     freed: watch::Sender<Freed>,
-    /// Whether the stream's task runs.
-    watched: Mutex<bool>,
 }
 
 /// What is known of documents that become free.
@@ -61,21 +71,100 @@ struct Freed {
     streaming: bool,
 }
 
+/// How a claim ended that was answered.
+#[derive(Debug)]
+enum Round {
+    Claimed(Given),
+    NothingFree,
+    /// A document could not be claimed, for this reason; the others may be.
+    PassedOver(StoreError),
+}
+
+/// What the server did with a claim.
+#[derive(Debug)]
+enum Next {
+    Claimed(Claimed),
+    NothingFree,
+    /// The document with this `_id` can't be written.
+    Refused(Bson, StoreError),
+}
+
+/// What is wanted, as a key.
+fn key(wanted: &Wanted) -> Vec<u8> {
+    let mut key = Vec::new();
+    for part in [Some(&wanted.filter), wanted.sort.as_ref()].into_iter().flatten() {
+        // What can't be written is refused by the driver, whoever's turn it is.
+        let _ = part.to_writer(&mut key);
+    }
+    key
+}
+
+/// The name of a document that can't be claimed, which may be too long for a name.
+fn shown(id: &Bson) -> String {
+    let name = name::of_id(id);
+    match name.char_indices().nth(SHOWN_MOST) {
+        Some((at, _)) => format!("{}...", &name[..at]),
+        None => name,
+    }
+}
+
+/// Claims; where the server refuses, finds out whether that is because of one document.
+async fn claim_next(
+    store: &Store,
+    wanted: &Wanted,
+    passed: &[Bson],
+    operation: &Operation,
+    within: Duration,
+) -> Result<Next, StoreError> {
+    let among = Among::AllBut(passed);
+    let refused = match store.claim(wanted, among, operation, within).await {
+        Err(error) if error.may_concern_document() => error,
+        claimed => return Ok(claimed?.map_or(Next::NothingFree, Next::Claimed)),
+    };
+    // The refusal does not name the document. A filter that is refused is so here as well.
+    let Ok(candidate) = store.candidate(wanted, among).await else {
+        return Err(refused);
+    };
+    let Some(candidate) = candidate else {
+        return Ok(Next::NothingFree);
+    };
+    // It may be another by now: only the one that is refused by itself is passed over.
+    match store.claim(wanted, Among::Only(&candidate), operation, within).await {
+        Err(error) if error.may_concern_document() => Ok(Next::Refused(candidate, error)),
+        claimed => Ok(claimed?.map_or(Next::NothingFree, Next::Claimed)),
+    }
+}
+
 impl Claims {
-    fn turn(&self, wanted: &Wanted) -> Arc<tokio::sync::Mutex<()>> {
-        let mut key = Vec::new();
-        for part in [Some(&wanted.filter), wanted.sort.as_ref()].into_iter().flatten() {
-            // What can't be written is refused by the driver, whoever's turn it is.
-            let _ = part.to_writer(&mut key);
-        }
+    fn turn(&self, key: &[u8]) -> Arc<tokio::sync::Mutex<()>> {
         let mut turns = self.turns.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(turn) = turns.get(&key).and_then(Weak::upgrade) {
+        if let Some(turn) = turns.get(key).and_then(Weak::upgrade) {
             return turn;
         }
         turns.retain(|_, turn| turn.strong_count() > 0);
         let turn = Arc::default();
-        turns.insert(key, Arc::downgrade(&turn));
+        turns.insert(key.to_vec(), Arc::downgrade(&turn));
         turn
+    }
+
+    /// Whether it is time to look for documents that can't be claimed: for as long as there are some it always is.
+    fn look_is_due(&self, key: &[u8]) -> bool {
+        let looks = self.looks.lock().unwrap_or_else(PoisonError::into_inner);
+        looks
+            .get(key)
+            .is_none_or(|(at, found)| *found || at.elapsed() >= LOOK_EVERY)
+    }
+
+    fn looked(&self, key: &[u8], found: bool) {
+        let mut looks = self.looks.lock().unwrap_or_else(PoisonError::into_inner);
+        if looks.len() >= LOOKS_MOST && !looks.contains_key(key) {
+            looks.clear();
+        }
+        looks.insert(key.to_vec(), (Instant::now(), found));
+    }
+
+    fn passed(&self) -> MutexGuard<'_, Passed> {
+        self.passed.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -104,7 +193,7 @@ impl Drop for Given {
 
 impl Session {
     /// Claims a document; waits until one is free, or returns `None` when none is. While it waits `failing` has the last
-    /// error, unless the server has answered since.
+    /// error, unless the server has answered since. `passed`: a document was passed over for its sake already.
     ///
     /// Cancel safe: what was claimed in the moment in which the future is dropped is given back.
     pub(crate) async fn claim(
@@ -112,12 +201,13 @@ impl Session {
         wanted: Wanted,
         owner: Owner,
         wait: bool,
+        passed: bool,
         failing: &mut Option<ServerError>,
     ) -> Result<Option<Given>, AcquireError> {
         tokio::select! {
             biased;
-            () = self.closing.cancelled() => Err(AcquireError::Closed),
-            claimed = self.claim_or_wait(wanted, owner, wait, failing) => claimed,
+            () = self.closing.cancelled() => Err(self.why_closed()),
+            claimed = self.claim_or_wait(wanted, owner, wait, passed, failing) => claimed,
         }
     }
 
@@ -126,20 +216,45 @@ impl Session {
         wanted: Wanted,
         owner: Owner,
         wait: bool,
+        mut passed: bool,
         failing: &mut Option<ServerError>,
     ) -> Result<Option<Given>, AcquireError> {
         // Until there is a first answer.
-        *failing = Some(line::unanswered(Duration::ZERO).into());
+        *failing = Some(StoreError::unanswered(Duration::ZERO).into());
+        let begun = Instant::now();
         let wanted = Arc::new(wanted);
-        let turn = self.claims.turn(&wanted);
+        let key = key(&wanted);
+        let turn = self.claims.turn(&key);
+        let mut vain = Vain::default();
         // As long as there is enough for all, nobody waits for anybody.
         let nobody_waits = turn.try_lock().is_ok();
         if nobody_waits || !wait {
-            match self.claim_once(&wanted, &owner, How::AtOnce, failing).await {
-                Ok(None) if wait => *failing = None,
-                Err(error) if wait && !error.is_final() => *failing = Some(error.into()),
-                Ok(claimed) => return Ok(claimed),
-                Err(error) => return Err(ServerError::from(error).into()),
+            let mut pause = line::BACKOFF.0;
+            loop {
+                let claimed = self.claim_once(&wanted, &owner, How::AtOnce, &mut vain, &mut passed, failing);
+                match claimed.await {
+                    Ok(None) if wait => *failing = None,
+                    Ok(None) => {
+                        if passed || self.claims.look_is_due(&key) {
+                            // The claim was answered; the look is only for what may hold up all claims.
+                            let outlook = self.look(&wanted, &key).await;
+                            self.some_are_claimable(outlook.ok().as_ref(), true).await?;
+                        }
+                        return Ok(None);
+                    }
+                    Err(error) if wait && !error.is_final() => *failing = Some(error.into()),
+                    // Another try can meet with a connection that works, or with a limit that is long enough.
+                    Err(error)
+                        if (error.is_unanswered() || error.ran_out_of_time()) && begun.elapsed() < line::TRY_FOR =>
+                    {
+                        sleep(pause).await;
+                        pause = (pause * 2).min(line::BACKOFF.1);
+                        continue;
+                    }
+                    Ok(claimed) => return Ok(claimed),
+                    Err(error) => return Err(ServerError::from(error).into()),
+                }
+                break;
             }
         } else {
             // Whoever has the turn has been answered.
@@ -150,11 +265,16 @@ impl Session {
         let mut freed = self.claims.freed.subscribe();
         self.watch_free();
         let mut pause = line::BACKOFF.0;
+        let mut pace = Pace::new(Instant::now());
+        let mut free_at: Option<Instant> = None;
         let mut how = How::Asking;
         loop {
             let streaming = freed.borrow_and_update().streaming;
-            let again = match self.claim_once(&wanted, &owner, how, failing).await {
+            let began = Instant::now();
+            let claimed = self.claim_once(&wanted, &owner, how, &mut vain, &mut passed, failing);
+            match claimed.await {
                 Ok(Some(given)) => return Ok(Some(given)),
+                Ok(None) => {}
                 Err(error) if error.is_final() => return Err(ServerError::from(error).into()),
                 Err(error) => {
                     *failing = Some(error.into());
@@ -162,65 +282,182 @@ impl Session {
                     pause = (pause * 2).min(line::BACKOFF.1);
                     continue;
                 }
-                Ok(None) if streaming => self.free_at(&wanted).await,
-                Ok(None) => Instant::now() + line::poll_interval(&self.config, 0, since.elapsed()),
-            };
+            }
             *failing = None;
             pause = line::BACKOFF.0;
+            let now = Instant::now();
+            pace.tried(began, now);
+            let polled = now + line::poll_interval(&self.config, 0, since.elapsed());
+            // What was seen a moment ago will do for an event.
+            let seen = free_at.filter(|free_at| how == How::Event && now < pace.look_at().min(*free_at));
+            let again = match seen {
+                Some(free_at) if streaming => free_at.min(pace.look_at()),
+                _ if streaming || passed || self.claims.look_is_due(&key) => match self.look(&wanted, &key).await {
+                    Ok(outlook) => {
+                        pace.looked(now, Instant::now());
+                        self.some_are_claimable(Some(&outlook), passed).await?;
+                        free_at = Some(self.free_at(&outlook));
+                        free_at.filter(|_| streaming).unwrap_or(polled)
+                    }
+                    Err(error) => {
+                        free_at = None;
+                        *failing = Some(error.into());
+                        polled
+                    }
+                },
+                _ => polled,
+            };
             how = tokio::select! {
                 // The sender is the session's own.
-                _ = freed.changed() => How::Event,
+                _ = freed.changed() => {
+                    sleep_until(pace.ready_at()).await;
+                    How::Event
+                }
                 () = sleep_until(again) => How::Asking,
             };
         }
     }
 
+    async fn look(self: &Arc<Self>, wanted: &Arc<Wanted>, key: &[u8]) -> Result<Outlook, StoreError> {
+        let passed = self.claims.passed().ids(Instant::now());
+        let reading = self.read_long(|store| {
+            let (wanted, passed) = (wanted.clone(), passed.clone());
+            async move { store.outlook(&wanted, &passed).await }
+        });
+        let outlook = reading.await?;
+        self.note(&outlook.exchange);
+        self.claims.looked(key, outlook.unfit.is_some());
+        Ok(outlook)
+    }
+
     /// When it is tried again although no event said so: at the first end of a lease, or after a while.
-    async fn free_at(self: &Arc<Self>, wanted: &Arc<Wanted>) -> Instant {
-        let (session, wanted) = (self.clone(), wanted.clone());
-        let reading = self.spawn_for(async move { session.store.free_at(&wanted).await });
+    fn free_at(&self, outlook: &Outlook) -> Instant {
         let routine = Instant::now() + line::refresh(&self.config);
         let soonest = Instant::now() + self.config.poll_interval.0;
-        let Ok(Ok(Some((free_at, exchange)))) = reading.await else {
-            return routine;
-        };
-        let mut table = self.table();
-        table.clock.note(&exchange);
-        let over = table.clock.after(free_at).map(|at| at + line::CLOCK_RESOLUTION);
+        let over = outlook.free_at.and_then(|free_at| self.table().clock.after(free_at));
+        let over = over.map(|at| at + line::CLOCK_RESOLUTION);
         over.map_or(routine, |over| over.min(routine)).max(soonest)
     }
 
+    /// Fails where all that match are documents that can't be claimed; of those that are known already it is only said
+    /// again where that is `asked`.
+    async fn some_are_claimable(self: &Arc<Self>, outlook: Option<&Outlook>, asked: bool) -> Result<(), AcquireError> {
+        let Some((outlook, id)) = outlook.and_then(|outlook| Some((outlook, outlook.unfit.as_ref()?))) else {
+            return Ok(());
+        };
+        let name = shown(id);
+        let known = self.claims.passed().why(&name, Instant::now());
+        let news = known.is_none();
+        let why = match known {
+            Some(why) => why,
+            None => {
+                let reading = self.read_long(|store| {
+                    let unfit = id.clone();
+                    async move { store.why_unfit(&unfit).await }
+                });
+                let Some(why) = reading.await.unwrap_or_else(Some) else {
+                    return Ok(());
+                };
+                let why: Why = Arc::new(why);
+                self.note_passed(id.clone(), why.clone(), true);
+                why
+            }
+        };
+        if outlook.others || !(asked || news) {
+            return Ok(());
+        }
+        Err(AcquireError::Unclaimable { name, source: why })
+    }
+
+    /// Leaves a document out of the claims to come for a while, as it can't be read as what it is asked for.
+    pub(crate) fn pass_over(&self, id: Bson, why: Why) {
+        self.note_passed(id, why, false);
+    }
+
+    fn note_passed(&self, id: Bson, why: Why, unselected: bool) {
+        let name = shown(&id);
+        let noted = self
+            .claims
+            .passed()
+            .note(name.clone(), id, why.clone(), unselected, Instant::now());
+        if noted {
+            telemetry::passed_over(&name, &why);
+        }
+    }
+
+    /// Claims, and goes on with the next document where one can't be claimed; `passed` then says so.
     async fn claim_once(
         self: &Arc<Self>,
         wanted: &Arc<Wanted>,
         owner: &Owner,
         how: How,
+        vain: &mut Vain,
+        passed: &mut bool,
         failing: &mut Option<ServerError>,
     ) -> Result<Option<Given>, StoreError> {
-        let (session, wanted, owner) = (self.clone(), wanted.clone(), owner.clone());
-        let mut claiming = self.spawn_for(async move { session.run_claim(wanted, owner, how).await });
-        let claimed = match timeout(line::UNANSWERED, &mut claiming).await {
-            Ok(claimed) => claimed,
-            Err(_) => {
-                *failing = Some(line::unanswered(line::UNANSWERED).into());
-                claiming.await
+        for _ in 1..PASSED_AT_ONCE {
+            match self.claim_round(wanted, owner, how, vain, failing).await? {
+                Round::Claimed(given) => return Ok(Some(given)),
+                Round::NothingFree => return Ok(None),
+                Round::PassedOver(_) => *passed = true,
             }
-        };
-        claimed.unwrap_or_else(|stopped| Err(StoreError::stopped(stopped)))
+        }
+        match self.claim_round(wanted, owner, how, vain, failing).await? {
+            Round::Claimed(given) => Ok(Some(given)),
+            Round::NothingFree => Ok(None),
+            Round::PassedOver(why) => Err(why),
+        }
     }
 
+    async fn claim_round(
+        self: &Arc<Self>,
+        wanted: &Arc<Wanted>,
+        owner: &Owner,
+        how: How,
+        vain: &mut Vain,
+        failing: &mut Option<ServerError>,
+    ) -> Result<Round, StoreError> {
+        let (to, mut answer) = oneshot::channel();
+        let claiming = self.clone().run_claim(wanted.clone(), owner.clone(), how, *vain, to);
+        let task = self.spawn_for(claiming);
+        let claimed = match timeout(line::UNANSWERED, &mut answer).await {
+            Ok(claimed) => claimed,
+            Err(_) => {
+                *failing = Some(StoreError::unanswered(line::UNANSWERED).into());
+                answer.await
+            }
+        };
+        let claimed = match claimed {
+            Ok(claimed) => claimed,
+            // It went without a word, as the runtime is shutting down.
+            Err(_) => Err(task.await.map_or_else(StoreError::stopped, |()| StoreError::overdue())),
+        };
+        match &claimed {
+            Ok(_) => *vain = Vain::default(),
+            Err(error) if error.is_unanswered() => vain.unanswered = vain.unanswered.saturating_add(1),
+            Err(error) if error.ran_out_of_time() => vain.overdue = vain.overdue.saturating_add(1),
+            Err(_) => {}
+        }
+        claimed
+    }
+
+    /// Claims once, and sends what comes of it. Where that is not heard of in time, it runs on by itself.
     async fn run_claim(
         self: Arc<Self>,
         wanted: Arc<Wanted>,
         owner: Owner,
         how: How,
-    ) -> Result<Option<Given>, StoreError> {
-        // The semaphore is never closed.
-        let _permit = self.operations.acquire().await;
+        vain: Vain,
+        to: oneshot::Sender<Result<Round, StoreError>>,
+    ) {
+        let limit = self.asking.limit_of_claim(vain, &self.config);
+        let room = self.asking.enter(false, vain).await;
         let id = self.ids.claim();
         if self.closing.is_cancelled() {
             self.ids.settled(&id);
-            return Ok(None);
+            // Whoever waits for it may be gone.
+            drop(to.send(Ok(Round::NothingFree)));
+            return;
         }
         let entry = Request {
             id: id.clone(),
@@ -242,39 +479,78 @@ impl Session {
             requests: Some(requests),
             ..self.operation()
         };
-        let answer = match self.store.claim(&wanted, &operation).await {
-            Ok(Some(claimed)) => Ok(self.claimed(&id, claimed, how)),
-            Ok(None) => Ok(None),
+        let (store, passed) = (self.store.clone(), self.claims.passed().ids(Instant::now()));
+        let mut claiming = pin!(claim_next(&store, &wanted, &passed, &operation, limit.within));
+        let (answer, adrift) = match self.asking.answer(claiming.as_mut(), room, limit).await {
+            Ok(answer) => (answer, None),
+            Err(adrift) => (Err(StoreError::unanswered(limit.patience())), Some(adrift)),
+        };
+        let answer = match answer {
+            Ok(Next::Claimed(claimed)) => self.claimed(&id, claimed, how),
+            Ok(Next::NothingFree) => Ok(Round::NothingFree),
+            Ok(Next::Refused(document, error)) => {
+                self.note_passed(document, Arc::new(error.clone()), false);
+                Ok(Round::PassedOver(error))
+            }
             Err(error) => {
                 if !error.is_final() {
-                    self.spawn(self.clone().take_out(wanted, id.clone()));
+                    self.spawn(self.clone().take_out(wanted.clone(), id.clone()));
                 }
                 Err(error)
             }
         };
         self.ids.settled(&id);
+        // Whoever waits for it may be gone; what was claimed is given back then.
+        drop(to.send(answer));
         // A shutdown waits for claims too.
         self.drained.notify_waiters();
-        answer
+        let Some(adrift) = adrift else { return };
+        // What is adrift keeps no session alive.
+        let session = Arc::downgrade(&self);
+        drop(self);
+        let late = claiming.await;
+        adrift.ended(&late);
+        // Nobody waits for it any more.
+        if let (Some(session), Ok(Next::Claimed(late))) = (session.upgrade(), late) {
+            session.feed(&late.name, |lines, context, _| {
+                lines.line(&late.name).take_out(id, USED, context);
+            });
+        }
     }
 
-    /// Enters a claimed document among what is held; `None` when the news came too late to be believed.
-    fn claimed(self: &Arc<Self>, id: &str, claimed: Claimed, how: How) -> Option<Given> {
+    /// Enters a claimed document among what is held, unless the news came too late to be believed.
+    fn claimed(self: &Arc<Self>, id: &str, claimed: Claimed, how: How) -> Result<Round, StoreError> {
         let Claimed {
             name,
             document,
             state,
             exchange,
         } = claimed;
+        self.note(&exchange);
+        let state = match state {
+            Ok(state) => state,
+            Err(malformed) => {
+                // Written and not readable: nobody could ever release it.
+                self.feed(&name, |lines, context, _| {
+                    context.ids.settled(id);
+                    lines.line(&name).take_out(id.to_owned(), USED, context);
+                });
+                let error = StoreError::from(malformed);
+                let document = document.get("_id").cloned().unwrap_or(Bson::Null);
+                self.note_passed(document, Arc::new(error.clone()), false);
+                return Ok(Round::PassedOver(error));
+            }
+        };
         let holder = state.holders.iter().find(|holder| holder.id == id);
-        self.table().clock.note(&exchange);
-        let deadline = holder
-            .map(|holder| offset(exchange.sent, state.at, holder.until))
-            .and_then(|until| until.checked_sub(self.config.skew_margin))
-            .filter(|deadline| *deadline > Instant::now());
         let mut hold = None;
-        self.feed(&name, |lines, context, _| {
-            context.ids.settled(id);
+        let mut doubted = false;
+        self.feed(&name, |lines, context, effects| {
+            let overtaken = context.ids.settled(id);
+            let deadline = holder
+                .and_then(|holder| {
+                    Deadline::of_answer(&exchange, holder.until, context.clock, context.now, context.config)
+                })
+                .filter(|deadline| deadline.instant() > context.now);
             if let (Some(holder), Some(deadline), false) = (holder, deadline, lines.closed) {
                 let grant = Grant {
                     token: holder.token,
@@ -287,25 +563,43 @@ impl Session {
                     renew_at: exchange.sent + context.config.renewal_interval,
                 };
                 let granted = Arc::new(Hold::new(id.to_owned(), name.clone(), &grant));
-                lines.line(&name).hold(granted.clone());
+                let line = lines.line(&name);
+                line.hold(granted.clone());
+                // Its end may have been heard of first.
+                doubted = overtaken.doubts(&name);
+                for (signal, at) in overtaken.signals {
+                    line.signalled(id, signal, at, context, effects);
+                }
                 hold = Some(granted);
             } else {
                 lines.line(&name).take_out(id.to_owned(), USED, context);
             }
         });
-        let session = self.clone();
-        hold.map(|hold| Given {
-            session,
+        let Some(hold) = hold else {
+            return Ok(Round::NothingFree);
+        };
+        if doubted {
+            self.verify(vec![hold.clone()]);
+        }
+        self.claims
+            .passed()
+            .forget(&shown(document.get("_id").unwrap_or(&Bson::Null)));
+        Ok(Round::Claimed(Given {
+            session: self.clone(),
             hold: Some(hold),
             document,
-        })
+        }))
     }
 
     /// A claim of unknown outcome may have been applied, or still be: it is looked for, and taken out again.
     async fn take_out(self: Arc<Self>, wanted: Arc<Wanted>, id: String) {
         for pause in line::SWEEPS {
             sleep(pause).await;
-            for name in self.store.held_by(&wanted, &id).await.unwrap_or_default() {
+            let reading = self.read_long(|store| {
+                let (wanted, id) = (wanted.clone(), id.clone());
+                async move { store.held_by(&wanted, &id).await }
+            });
+            for name in reading.await.unwrap_or_default() {
                 self.feed(&name, |lines, context, _| {
                     lines.line(&name).take_out(id.clone(), USED, context);
                 });
@@ -313,45 +607,38 @@ impl Session {
         }
     }
 
-    /// Sees to it that the stream of what becomes free is open, as long as somebody claims.
-    fn watch_free(self: &Arc<Self>) {
-        let mut watched = self.claims.watched.lock().unwrap_or_else(PoisonError::into_inner);
-        if !self.config.wake_source.may_stream() || std::mem::replace(&mut *watched, true) {
-            return;
+    /// Has the session's stream tell what becomes free, as long as somebody claims. To be called by who is told of it.
+    fn watch_free(&self) {
+        if self.config.wake_source.may_stream() {
+            let wanted = Demand {
+                stream: true,
+                claims: true,
+            };
+            self.demand
+                .send_if_modified(|demand| std::mem::replace(demand, wanted) != wanted);
         }
-        let (session, ended) = (Arc::downgrade(self), self.ended.clone());
-        drop(self.spawn_for(async move {
-            tokio::select! {
-                () = pump(session) => {}
-                () = ended.cancelled() => {}
-            }
-        }));
     }
 
-    /// Something may be free now.
-    fn freed(&self, streaming: bool) {
+    /// Something may be free now; `streaming`: the stream tells whatever else becomes free.
+    pub(super) fn freed(&self, streaming: bool) {
         self.claims.freed.send_modify(|freed| {
             freed.times += 1;
             freed.streaming = streaming;
         });
     }
 
-    /// Whether the stream is to end, as nobody claims; whoever does from here on starts it anew.
-    fn unwatched(&self) -> bool {
-        let mut watched = self.claims.watched.lock().unwrap_or_else(PoisonError::into_inner);
-        let ends = self.claims.freed.receiver_count() == 0;
-        *watched = !ends;
-        ends
+    /// Whether somebody waits for a document to become free.
+    pub(super) fn is_claiming(&self) -> bool {
+        self.claims.freed.receiver_count() > 0
     }
 
     /// The user's part of a document.
     pub(crate) async fn fetch(self: &Arc<Self>, name: &str) -> Result<Option<Document>, ServerError> {
-        let (session, name) = (self.clone(), name.to_owned());
-        let fetching = self.spawn_for(async move { session.store.fetch(&name).await });
-        let fetched = fetching
-            .await
-            .unwrap_or_else(|stopped| Err(StoreError::stopped(stopped)));
-        Ok(fetched?)
+        let fetching = self.read_long(|store| {
+            let name = name.to_owned();
+            async move { store.fetch(&name).await }
+        });
+        Ok(fetching.await?)
     }
 
     /// Changes the user's part of a document that is held, and returns it; `None` when it is not held any more.
@@ -360,24 +647,23 @@ impl Session {
         hold: &Arc<Hold>,
         update: UpdateModifications,
     ) -> Result<Option<Document>, ServerError> {
-        let (session, held) = (self.clone(), hold.clone());
-        let changing = self.spawn_for(async move {
+        let (store, held, within) = (self.store.clone(), hold.clone(), hold.lease);
+        let operation = self.ids.operation();
+        let changing = async move {
             let holder = (held.id.as_str(), held.token.as_i64());
-            session.store.change(&held.name, holder, update).await
-        });
-        let changed = changing
-            .await
-            .unwrap_or_else(|stopped| Err(StoreError::stopped(stopped)));
-        Ok(changed?)
+            store.change(&held.name, holder, update, &operation, within).await
+        };
+        // It can take its time, and is not repeated.
+        Ok(self.in_time(within, changing).await?)
     }
 
     /// Deletes a document that is held; `false` when it is not held any more.
     pub(crate) async fn delete(self: &Arc<Self>, hold: &Arc<Hold>) -> Result<bool, ServerError> {
-        let (session, held) = (self.clone(), hold.clone());
-        let deleting = self.spawn_for(async move {
+        let (session, held, within) = (self.clone(), hold.clone(), hold.lease);
+        let deleting = async move {
             let holder = (held.id.as_str(), held.token.as_i64());
             held.begin_deleting();
-            let deleted = session.store.delete(&held.name, holder).await;
+            let deleted = session.store.delete(&held.name, holder, within).await;
             if matches!(deleted, Ok(true)) {
                 // Gone with its document: there is nothing to take out.
                 session.feed(&held.name, |lines, _, _| lines.line(&held.name).forget(&held.id));
@@ -385,11 +671,8 @@ impl Session {
             held.end_deleting(matches!(deleted, Ok(true)));
             held.tell_end();
             deleted
-        });
-        let deleted = deleting
-            .await
-            .unwrap_or_else(|stopped| Err(StoreError::stopped(stopped)));
-        Ok(deleted?)
+        };
+        Ok(self.in_time(within, deleting).await?)
     }
 
     /// The server said that a hold is over: looks up why, and ends it.
@@ -400,75 +683,10 @@ impl Session {
             .spawn_for(async move { session.verify_together(&[held]).await })
             .await;
         hold.lose(LostReason::Expired);
-        hold.tell_end();
+        self.bury(hold);
         hold.lost_reason().unwrap_or(LostReason::Expired)
     }
 }
 
-/// Tells the claims whenever something may be free, until nobody claims for a while.
-async fn pump(session: Weak<Session>) {
-    let mut resume: Option<ResumeAt> = None;
-    let mut pause = line::BACKOFF.0;
-    let mut opening = Opening::new();
-    loop {
-        let Some(opener) = session.upgrade() else { return };
-        if opener.unwatched() {
-            return;
-        }
-        let attempt = {
-            let (session, from) = (opener.clone(), resume.clone());
-            async move { session.store.watch_free(from.as_ref()).await }
-        };
-        let opened = opening.attempt(attempt).await;
-        // Whatever was missed meanwhile: everybody tries again.
-        opener.freed(matches!(opened, Some(Ok(_))));
-        drop(opener);
-        let mut stream = match opened {
-            Some(Ok(stream)) => stream,
-            None => {
-                sleep(pause).await;
-                pause = (pause * 2).min(line::BACKOFF.1);
-                continue;
-            }
-            Some(Err(error)) => {
-                resume = resume.filter(|_| !error.is_final());
-                sleep(if error.is_final() { UNAVAILABLE } else { pause }).await;
-                pause = (pause * 2).min(line::BACKOFF.1);
-                continue;
-            }
-        };
-        opening = Opening::new();
-        telemetry::stream_opened(StreamOf::Claims, resume.is_some());
-        pause = line::BACKOFF.0;
-        let mut needed_at = Instant::now();
-        loop {
-            let batch = tokio::time::timeout(SILENT, stream.next()).await;
-            let Some(session) = session.upgrade() else { return };
-            let error = match batch {
-                Ok(Ok(events)) if events.is_empty() => None,
-                Ok(Ok(_)) => {
-                    session.freed(true);
-                    None
-                }
-                Ok(Err(error)) => Some(Some(error)),
-                Err(_) => Some(None),
-            };
-            if let Some(error) = error {
-                telemetry::stream_interrupted(StreamOf::Claims, error.as_ref());
-                resume = stream
-                    .resume_at()
-                    .filter(|_| error.is_none_or(|error| !error.is_final()));
-                break;
-            }
-            if session.claims.freed.receiver_count() > 0 {
-                needed_at = Instant::now();
-            } else if needed_at.elapsed() >= LINGER && session.unwatched() {
-                session.claims.freed.send_modify(|freed| freed.streaming = false);
-                return;
-            }
-        }
-        if let Some(session) = session.upgrade() {
-            session.freed(false);
-        }
-    }
-}
+#[cfg(test)]
+mod tests;

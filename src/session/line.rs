@@ -4,15 +4,16 @@
 //! and everything that comes up meanwhile goes into the next operation together. The tasks of the process wait in a
 //! local queue. Only its head stands in the server's, so that the document grows with the waiting processes and not
 //! with their tasks; when the process lets go of a hold while its head waits already, the next joins in the same
-//! write. Handing a lock from task to task inside a process thereby costs one command.
+//! write, unless others wait. Handing a lock from task to task inside a process thereby costs one command, and beside
+//! other processes each has one place in the queue.
 //!
 //! Callers feed in what happened and then ask for the next operation ([`Line::next`]) and for the instant at which the
 //! line wants to be asked again ([`Line::due_at`]). What is owed to the outside comes back as [`Effect`]s, to be
 //! carried out when no lock is held.
 
 use std::{
-    collections::{BTreeMap, BTreeSet, VecDeque},
-    io,
+    collections::{BTreeSet, VecDeque},
+    hash::{DefaultHasher, Hash as _, Hasher as _},
     sync::Arc,
     time::Duration,
 };
@@ -20,15 +21,20 @@ use std::{
 use tokio::{sync::oneshot, time::Instant};
 
 use super::{
-    clock::{ServerClock, offset},
+    clock::ServerClock,
+    deadline::Deadline,
     hold::{Grant, Hold},
+    holds::{Change, Holds},
     ids::Ids,
 };
 use crate::{
     config::Config,
     contention::{Contention, Sighting},
     error::{AcquireError, ServerError, UsedOtherwise},
-    protocol::{Expects, Kind, Operation, Owner, Request, Requests, ServerTime, State, Use, document::Malformed, wake},
+    protocol::{
+        Expects, Kind, Operation, Owner, QUEUE_MOST, Request, Requests, ServerTime, State, Use, document::Malformed,
+        wake,
+    },
     status::LostReason,
     store::{Answer, Exchange, Failure, StoreError},
     telemetry::How,
@@ -55,6 +61,15 @@ const ALONE_FOR: Duration = Duration::from_millis(2);
 /// The most that the stagger adds up to.
 const EXPIRY_STAGGER_MOST: Duration = Duration::from_secs(1);
 
+/// A client that found the queue full knocks again this much later, a quarter more or less.
+///
+/// Often enough to come in soon after there is room, and seldom enough for the server to bear a thousand of them.
+const KNOCK: Duration = Duration::from_secs(1);
+
+/// Every so many knocks are requests in full. The others are answered only if there is a document with room in its queue,
+/// so they don't show that it was deleted, or who holds it now, and they put nobody out whose time is over.
+const KNOCKS: u32 = 8;
+
 /// The server's clock has reached a time in milliseconds when it shows the next one.
 pub(super) const CLOCK_RESOLUTION: Duration = Duration::from_millis(1);
 
@@ -71,6 +86,9 @@ pub(super) const SWEEPS: [Duration; 3] = [
     Duration::from_secs(2),
     Duration::from_secs(10),
 ];
+
+/// A try is repeated for this long while the server does not get it done. Who wants to know sooner sets a timeout.
+pub(super) const TRY_FOR: Duration = Duration::from_secs(10);
 
 /// A server that has not answered for this long is not merely slow.
 pub(super) const UNANSWERED: Duration = Duration::from_secs(1);
@@ -170,6 +188,8 @@ pub(crate) struct Wanted {
 #[derive(Debug)]
 pub(crate) struct Standing {
     seen: Option<Seen>,
+    /// The server's queue had no room for this client.
+    full: bool,
     /// How many come before it.
     before: usize,
     trouble: Option<StoreError>,
@@ -193,7 +213,10 @@ impl Standing {
                 as_of: seen.as_of,
                 age: self.age,
             };
-            Contention::new(&sighting, self.before, |id| ids.made(id))
+            Contention {
+                queue_full: self.full,
+                ..Contention::new(&sighting, self.before, |id| ids.made(id))
+            }
         });
         (contention, self.trouble)
     }
@@ -214,6 +237,15 @@ struct Leave {
     give_up: Instant,
     /// Further times that it is to be taken out, an index into [`SWEEPS`].
     sweep: usize,
+}
+
+/// Tries in a row that came to nothing.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Vain {
+    /// They were not answered in time.
+    pub(crate) unanswered: u32,
+    /// The server did not get them done in time, and said so.
+    pub(crate) overdue: u32,
 }
 
 /// Something owed to the outside, to be done when no lock is held.
@@ -237,11 +269,19 @@ pub(crate) struct Context<'a> {
     pub(crate) ids: &'a Ids,
 }
 
+/// A queue that had no room.
+#[derive(Clone, Copy, Debug)]
+struct Full {
+    knock_at: Instant,
+    /// The knocks since the last request in full.
+    knocks: u32,
+}
+
 #[derive(Debug)]
 pub(crate) struct Line {
     name: String,
     waiting: VecDeque<Pending>,
-    holds: BTreeMap<String, Arc<Hold>>,
+    holds: Holds,
     leaving: Vec<Leave>,
     /// What goes out with the operation that is on its way.
     under_way: Option<Vec<Leave>>,
@@ -257,9 +297,14 @@ pub(crate) struct Line {
     alone_at: Option<Instant>,
     /// When the head asks again although nothing woke it.
     ask_at: Option<Instant>,
+    /// The head is not in the server's queue, as it was full.
+    full: Option<Full>,
     /// Nothing is sent before, as the last try failed.
     retry_at: Option<Instant>,
     failures: u32,
+    vain: Vain,
+    /// When the first of the tries was sent that the server has not answered since.
+    silent_since: Option<Instant>,
 }
 
 impl Line {
@@ -268,7 +313,7 @@ impl Line {
         Self {
             name,
             waiting: VecDeque::new(),
-            holds: BTreeMap::new(),
+            holds: Holds::default(),
             leaving: Vec::new(),
             under_way: None,
             sent_at: None,
@@ -277,8 +322,11 @@ impl Line {
             overtaken: false,
             alone_at,
             ask_at: None,
+            full: None,
             retry_at: None,
             failures: 0,
+            vain: Vain::default(),
+            silent_since: None,
         }
     }
 
@@ -302,9 +350,28 @@ impl Line {
         Some(self.retry_at.map_or(at, |retry| at.max(retry)))
     }
 
+    /// Whether somebody waits to hear what the operation on its way found.
+    pub(super) fn is_asked_what_it_finds(&self) -> bool {
+        self.under_way.iter().flatten().any(|leave| leave.to.is_some())
+    }
+
     /// Somebody waits for an event: the server's queue has our head.
     pub(crate) fn is_queued(&self) -> bool {
         self.waiting.front().is_some_and(|head| head.queued)
+    }
+
+    /// How the last tries ended.
+    pub(crate) fn vain(&self) -> Vain {
+        self.vain
+    }
+
+    /// Which holds came and which went since this was asked last.
+    pub(super) fn take_changes(&mut self) -> Vec<Change> {
+        self.holds.take_changes()
+    }
+
+    pub(crate) fn has(&self, id: &str) -> bool {
+        self.holds.contains_key(id)
     }
 
     pub(crate) fn holds(&self) -> impl Iterator<Item = &Arc<Hold>> {
@@ -389,14 +456,20 @@ impl Line {
         });
         // An operation can hang for longer than anybody wants to wait, so there need not be an error yet.
         let unanswered = || {
-            let for_long = since(self.sent_at.filter(|_| self.under_way.is_some())?);
-            (self.seen.is_none() || for_long >= UNANSWERED).then(|| unanswered(for_long))
+            let sent_at = self.sent_at.filter(|_| self.under_way.is_some())?;
+            let for_long = since(self.silent_since.unwrap_or(sent_at));
+            (self.seen.is_none() || for_long >= UNANSWERED).then(|| StoreError::unanswered(for_long))
+        };
+        let trouble = match &self.trouble {
+            Some(error) if error.is_unanswered() => unanswered().or_else(|| self.trouble.clone()),
+            trouble => trouble.clone().or_else(unanswered),
         };
         Standing {
             before: position + ahead,
-            trouble: self.trouble.clone().or_else(unanswered),
+            trouble,
             age: self.seen.as_ref().map_or(Duration::ZERO, |seen| since(seen.at)),
             seen: self.seen.clone(),
+            full: self.full.is_some() && !self.is_queued(),
         }
     }
 
@@ -423,6 +496,19 @@ impl Line {
                 contention: Box::new(contention),
             }),
         }
+    }
+
+    /// Nothing is sent any more: whoever waits for an answer gets the error.
+    pub(crate) fn stop(self, error: &StoreError, effects: &mut Vec<Effect>) {
+        let error = || ServerError::from(error.clone());
+        let waiting = self.waiting.into_iter();
+        effects.extend(waiting.map(|pending| Effect::Answer(pending.to, Err(error().into()))));
+        let leaves = self.under_way.into_iter().flatten().chain(self.leaving);
+        effects.extend(
+            leaves
+                .filter_map(|leave| leave.to)
+                .map(|to| Effect::Left(to, Err(error()))),
+        );
     }
 
     /// Everybody gives up waiting, as the client shuts down.
@@ -490,10 +576,13 @@ impl Line {
         if self.under_way.is_some() {
             return None;
         }
-        let head = self
-            .waiting
-            .front()
-            .and_then(|head| if head.queued { self.ask_at } else { Some(head.since) });
+        let head = self.waiting.front().and_then(|head| {
+            if head.queued {
+                self.ask_at
+            } else {
+                Some(self.knocks(head).map_or(head.since, |full| full.knock_at))
+            }
+        });
         let leaves = self.leaving.iter().map(|leave| leave.not_before).min();
         let due = head.into_iter().chain(leaves).min()?;
         Some(self.retry_at.map_or(due, |retry| due.max(retry)))
@@ -508,7 +597,8 @@ impl Line {
             .into_iter()
             .partition(|leave| leave.not_before <= context.now);
         self.leaving = later;
-        let asks = self.waiting.front().is_some_and(|head| !head.queued)
+        let knocks = |head| self.knocks(head).is_none_or(|full| full.knock_at <= context.now);
+        let asks = self.waiting.front().is_some_and(|head| !head.queued && knocks(head))
             || (self.is_queued() && self.ask_at.is_none_or(|ask_at| ask_at <= context.now));
         if leaves.is_empty() && !asks {
             return None;
@@ -526,17 +616,37 @@ impl Line {
             proclaim: None,
             requests: if together {
                 // Nobody is there whose place could be taken, where nobody is expected.
-                self.requests(letting_go, expects == Expects::Nothing, context.config)
+                let follows = letting_go && self.is_alone_in_line(context);
+                self.requests(follows, expects == Expects::Nothing, context.config)
             } else {
                 None
             },
             expects,
+            room: QUEUE_MOST,
             keep: context.config.keep_millis(),
         };
         self.under_way = Some(leaves);
         self.sent_at = Some(context.now);
         self.overtaken = false;
         Some(operation)
+    }
+
+    /// Whether the head only asks from time to time, as there was no room for it. A try is not kept waiting.
+    fn knocks(&self, head: &Pending) -> Option<Full> {
+        self.full.filter(|_| head.wait && !head.queued)
+    }
+
+    /// There is no room in the queue.
+    fn knock_later(&mut self, context: &Context<'_>) {
+        // Those who came together are not to knock together: the sessions are numbers drawn at random.
+        let mut hasher = DefaultHasher::new();
+        let knocks = self.full.map_or(0, |full| full.knocks);
+        (context.ids.session(), &self.name, knocks).hash(&mut hasher);
+        let part = u32::try_from(hasher.finish() % 1_024).unwrap_or(0);
+        self.full = Some(Full {
+            knock_at: context.now + KNOCK - KNOCK / 4 + KNOCK / 2 * part / 1_024,
+            knocks: knocks + 1,
+        });
     }
 
     /// What the next operation may take for granted.
@@ -549,6 +659,13 @@ impl Line {
                 .is_some_and(|at| now.saturating_duration_since(at) <= limit)
         };
         match (leaves, self.waiting.len()) {
+            ([], 1..)
+                if self
+                    .knocks(&self.waiting[0])
+                    .is_some_and(|full| full.knocks % KNOCKS != 0) =>
+            {
+                Expects::Room
+            }
             ([], 1) => {
                 let head = &self.waiting[0];
                 let alone = head.capacity == 1 && !head.sent && alone_for(IDLE_FOR);
@@ -566,10 +683,20 @@ impl Line {
         }
     }
 
-    /// The head; with it the next in line when a hold is let go; and tries for whoever fits beside them.
+    /// Nobody of another client waits, as far as is known.
+    ///
+    /// The next in line joins the queue together with the release of a hold, so that handing the lock from task to task
+    /// costs one command. While its head is queued already that is a second place, which is nobody's loss as long as
+    /// nobody else waits; beside others a client has one place, however many of its tasks wait.
+    fn is_alone_in_line(&self, context: &Context<'_>) -> bool {
+        let seen = self.seen.as_ref();
+        seen.is_some_and(|seen| seen.state.queue.iter().all(|waiter| context.ids.made(&waiter.id)))
+    }
+
+    /// The head; with it the next in line where it `follows`; and tries for whoever fits beside them.
     ///
     /// What asks for the first time puts earlier incarnations of its owner out; who is in line already has done so.
-    fn requests(&mut self, letting_go: bool, adopting: bool, config: &Config) -> Option<Requests> {
+    fn requests(&mut self, may_follow: bool, adopting: bool, config: &Config) -> Option<Requests> {
         let head = self.waiting.front()?;
         let (used, head_queued) = (head.used(), head.queued);
         let mut entries = Vec::new();
@@ -583,7 +710,7 @@ impl Line {
             if position > 0 && pending.queued {
                 continue;
             }
-            let follows = position == 1 && letting_go && head_queued && pending.wait;
+            let follows = position == 1 && may_follow && head_queued && pending.wait;
             if position > 0 && !follows && permits > used.1 {
                 break;
             }
@@ -610,6 +737,7 @@ impl Line {
         effects: &mut Vec<Effect>,
     ) {
         self.failures = 0;
+        (self.vain, self.silent_since) = (Vain::default(), None);
         self.retry_at = None;
         self.alone_at = None;
         let wake = answer.state.as_ref().map(|state| &state.wake);
@@ -623,6 +751,16 @@ impl Line {
                 .filter(|pending| operation.asks_for(&pending.id))
             {
                 pending.sent = false;
+            }
+            return;
+        }
+        if operation.expects == Expects::Room && answer.state.is_none() {
+            self.under_way = None;
+            if self.overtaken {
+                self.doubt(context);
+                effects.extend(self.holds().cloned().map(Effect::Doubted));
+            } else {
+                self.knock_later(context);
             }
             return;
         }
@@ -643,7 +781,7 @@ impl Line {
         }
         let Some(state) = &answer.state else {
             // A document that may not be made.
-            self.missing(operation, effects);
+            self.missing(operation, context, effects);
             return;
         };
         if let Some(requests) = &operation.requests {
@@ -671,14 +809,16 @@ impl Line {
     }
 
     /// There is no document to lock.
-    fn missing(&mut self, operation: &Operation, effects: &mut Vec<Effect>) {
+    fn missing(&mut self, operation: &Operation, context: &Context<'_>, effects: &mut Vec<Effect>) {
         let (missing, waiting): (VecDeque<_>, VecDeque<_>) = std::mem::take(&mut self.waiting)
             .into_iter()
             .partition(|pending| operation.expects == Expects::Nothing && operation.asks_for(&pending.id));
         self.waiting = waiting;
         for pending in missing {
             let name = self.name.clone();
-            effects.push(Effect::Answer(pending.to, Err(AcquireError::NoDocument { name })));
+            // An earlier request may find a document yet.
+            let to = self.abandon(pending, context);
+            effects.push(Effect::Answer(to, Err(AcquireError::NoDocument { name })));
         }
     }
 
@@ -712,29 +852,26 @@ impl Line {
             return;
         };
         if let Some(holder) = state.holders.iter().find(|holder| holder.id == entry.id) {
-            // The server read its clock after we sent, so counting from there on is on the safe side.
-            let safe_until = match exchange.now {
-                Some(now) => Some(offset(exchange.sent, now, holder.until)),
-                None => context.clock.before(holder.until),
-            };
+            let deadline = Deadline::of_answer(exchange, holder.until, context.clock, context.now, context.config);
             let full = holder.until.since(holder.since) >= Duration::from_millis(unsigned(holder.lease));
             let renew_at = if full {
                 exchange.sent + context.config.renewal_interval
             } else {
                 check(context)
             };
-            let most = context.now + context.config.lease;
-            let safe_until = safe_until.map(|until| until.min(most));
-            return self.grant(position, holder.token, safe_until, renew_at, context, effects);
+            return self.grant(position, holder.token, deadline, renew_at, context, effects);
         }
         self.waiting[position].how = How::Asking;
         if state.queue.iter().any(|waiter| waiter.id == entry.id) {
             let pending = &mut self.waiting[position];
             (pending.queued, pending.above) = (true, state.token);
+            self.full = None;
         } else if (state.kind, state.capacity) != (requests.kind, requests.capacity) {
             if let Some(pending) = self.waiting.remove(position) {
                 let error = UsedOtherwise::new(&self.name, state, requests.kind, requests.capacity);
-                effects.push(Effect::Answer(pending.to, Err(error.into())));
+                // An earlier request may still find it used otherwise again.
+                let to = self.abandon(pending, context);
+                effects.push(Effect::Answer(to, Err(error.into())));
             }
         } else if !entry.wait {
             // A try that stands behind others in line was only asked for on the chance.
@@ -753,11 +890,17 @@ impl Line {
                     .count();
                 let tell = || Contention::new(&sighting, position + others, |id| context.ids.made(id));
                 let denied = self.denied(pending.tell.then(tell));
-                effects.push(Effect::Answer(pending.to, denied));
+                // An earlier request may still find the lock free.
+                let to = self.abandon(pending, context);
+                effects.push(Effect::Answer(to, denied));
             }
         } else {
             self.waiting[position].queued = false;
-            self.retry_at = Some(context.now + ASK_AGAIN);
+            if state.queue.len() >= QUEUE_MOST {
+                self.knock_later(context);
+            } else {
+                self.retry_at = Some(context.now + ASK_AGAIN);
+            }
         }
     }
 
@@ -765,13 +908,12 @@ impl Line {
         &mut self,
         position: usize,
         token: i64,
-        safe_until: Option<Instant>,
+        deadline: Option<Deadline>,
         renew_at: Instant,
         context: &Context<'_>,
         effects: &mut Vec<Effect>,
     ) {
-        let deadline = safe_until.and_then(|until| until.checked_sub(context.config.skew_margin));
-        let Some(deadline) = deadline.filter(|deadline| *deadline > context.now) else {
+        let Some(deadline) = deadline.filter(|deadline| deadline.instant() > context.now) else {
             // The news came too late to be believed.
             return self.ask_anew(position, true, context);
         };
@@ -795,6 +937,7 @@ impl Line {
             context.config.poll_interval.0
         };
         self.ask_at = Some(context.now + routine);
+        self.full = None;
         let hold = Arc::new(Hold::new(pending.id.clone(), self.name.clone(), &grant));
         self.holds.insert(pending.id, hold.clone());
         // What was seen before is over.
@@ -819,15 +962,7 @@ impl Line {
         let gone = |hold: &Arc<Hold>| {
             hold.token.as_i64() <= state.token && !state.holders.iter().any(|holder| hold.is(holder))
         };
-        if !self.holds.values().any(gone) {
-            return;
-        }
-        let (lost, held) = std::mem::take(&mut self.holds)
-            .into_iter()
-            .partition(|(_, hold)| gone(hold));
-        self.holds = held;
-        let lost: BTreeMap<String, Arc<Hold>> = lost;
-        for (_, hold) in lost {
+        for hold in self.holds.take_if(gone) {
             let reason = reason_of_absence(state, &hold);
             effects.push(Effect::Lost(hold, reason));
         }
@@ -906,14 +1041,30 @@ impl Line {
         self.alone_at = None;
         let asked = |pending: &Pending| operation.asks_for(&pending.id);
         // A waiter asks until it is granted or gives up; whoever is refused is told. So is a try, when it has failed once
-        // more: a fail-over or a cut connection fails whatever is on its way, and the next command comes through.
+        // more: a fail-over or a cut connection fails whatever is on its way, and the next command comes through. Where
+        // there was no answer in time, several may have to be sent until one does.
         let refused = error.kind != Failure::Unavailable;
-        let in_vain = |pending: &&Pending| !pending.wait && (pending.uncertain || error.found_no_server());
+        let in_time = !(error.is_unanswered() || error.ran_out_of_time());
+        let tried_for = |pending: &Pending| context.now.saturating_duration_since(pending.since);
+        let in_vain = |pending: &&Pending| {
+            let again = if in_time {
+                pending.uncertain
+            } else {
+                tried_for(pending) >= TRY_FOR
+            };
+            !pending.wait && (again || error.found_no_server())
+        };
         let told = self.waiting.iter().filter(|pending| asked(pending));
         let told = told.filter(|pending| refused || in_vain(pending));
         let told: BTreeSet<u64> = told.map(|pending| pending.key).collect();
         let leaves = self.under_way.take().unwrap_or_default();
         self.trouble = (error.kind == Failure::Unavailable).then(|| error.clone());
+        if error.is_unanswered() {
+            let since = *self.silent_since.get_or_insert(self.sent_at.unwrap_or(context.now));
+            self.trouble = Some(StoreError::unanswered(context.now.saturating_duration_since(since)));
+        } else {
+            self.silent_since = None;
+        }
         match error.kind {
             Failure::Raced if self.failures < RACES => {
                 self.failures += 1;
@@ -921,12 +1072,24 @@ impl Line {
                 return;
             }
             Failure::Unavailable => {
-                self.failures += 1;
-                let pause = BACKOFF
-                    .0
-                    .saturating_mul(2_u32.saturating_pow(self.failures - 1))
-                    .min(BACKOFF.1);
-                self.retry_at = Some(context.now + pause);
+                self.retry_at = if error.is_unanswered() {
+                    // That was pause enough.
+                    self.vain.unanswered = self.vain.unanswered.saturating_add(1);
+                    None
+                } else {
+                    let overdue = error.ran_out_of_time();
+                    self.vain.overdue = if overdue {
+                        self.vain.overdue.saturating_add(1)
+                    } else {
+                        0
+                    };
+                    self.failures = self.failures.saturating_add(1);
+                    let pause = BACKOFF
+                        .0
+                        .saturating_mul(2_u32.saturating_pow(self.failures - 1))
+                        .min(BACKOFF.1);
+                    Some(context.now + pause)
+                };
                 for leave in leaves {
                     if leave.give_up > context.now {
                         self.leaving.push(Leave {
@@ -969,6 +1132,30 @@ impl Line {
         }
     }
 
+    /// An operation that was given up has been answered, and put in an entry of ours. Should nobody want that any more, it
+    /// is taken out.
+    pub(crate) fn applied_late(&mut self, operation: &Operation, state: &State, context: &Context<'_>) {
+        let ids: Vec<String> = asked_for(operation, state).map(str::to_owned).collect();
+        for id in ids {
+            if let Some(leave) = self.leaving.iter_mut().find(|leave| leave.id == id) {
+                leave.not_before = leave.not_before.min(context.now);
+            } else if !self.knows(&id) {
+                let used = operation
+                    .requests
+                    .as_ref()
+                    .map(|requests| (requests.kind, requests.capacity));
+                self.leave(id, used, true, false, None, context);
+            }
+        }
+    }
+
+    /// An operation that was given up has failed: that tells more than that nothing was heard.
+    pub(crate) fn failed_late(&mut self, error: &StoreError) {
+        if self.trouble.as_ref().is_some_and(StoreError::is_unanswered) && error.kind == Failure::Unavailable {
+            self.trouble = Some(error.clone());
+        }
+    }
+
     /// A write of somebody else, at a time, that names one of our entries.
     pub(crate) fn signalled(
         &mut self,
@@ -983,13 +1170,9 @@ impl Line {
             // An event that comes late: that grant is over, and it has got in line again.
             (wake::Signal::Granted { token }, Some(position)) if token <= self.waiting[position].above => {}
             (wake::Signal::Granted { token }, Some(position)) => {
-                // The grant is older than its event, so the claim can't run longer than from now on, wherever the
-                // server's clock was set to since we last heard of it.
-                let until = at.plus_millis(context.config.claim_millis());
-                let most = context.now + context.config.claim_lease;
-                let safe_until = context.clock.before(until).map(|until| until.min(most));
+                let deadline = Deadline::of_event(at, context.clock, context.now, context.config);
                 self.waiting[position].how = How::Event;
-                self.grant(position, token, safe_until, check(context), context, effects);
+                self.grant(position, token, deadline, check(context), context, effects);
                 self.let_reenter(context, effects);
             }
             (wake::Signal::Granted { .. }, None) => {
@@ -1030,6 +1213,7 @@ impl Line {
     /// Whatever is known of the document may be wrong: the head asks, at once.
     pub(crate) fn doubt(&mut self, context: &Context<'_>) {
         self.overtaken = self.under_way.is_some();
+        self.full = None;
         if self.is_queued() {
             self.ask_at = Some(context.now);
         }
@@ -1076,13 +1260,16 @@ fn reason_of_absence(state: &State, hold: &Hold) -> LostReason {
     }
 }
 
-/// What is known of a server that has not answered so far.
-pub(super) fn unanswered(for_long: Duration) -> StoreError {
-    let source = io::Error::new(io::ErrorKind::TimedOut, format!("no answer for {for_long:?}"));
-    StoreError {
-        kind: Failure::Unavailable,
-        source: Arc::new(source),
-    }
+/// The entries in the document that the operation asked for.
+pub(super) fn asked_for<'a>(operation: &'a Operation, state: &'a State) -> impl Iterator<Item = &'a str> {
+    let entries = operation.requests.iter().flat_map(|requests| &requests.entries);
+    let there = |id: &String| {
+        state.holders.iter().any(|holder| holder.id == *id) || state.queue.iter().any(|waiter| waiter.id == *id)
+    };
+    entries
+        .map(|entry| &entry.id)
+        .filter(move |id| there(id))
+        .map(String::as_str)
 }
 
 fn request(pending: &Pending, wait: bool, config: &Config) -> Request {

@@ -2,34 +2,46 @@
 //!
 //! All state is behind one mutex that is never held across an await. Whatever happens (a task joins, a future is
 //! dropped, an answer or an event arrives, a timer fires) is fed to the [`Line`] of the name under the mutex; the
-//! effects are carried out after it is let go; and when the line wants an operation, a task runs it. Operations are
-//! never dropped or timed out: a driver future given up half-way may still be applied, and stalls the connection pool.
+//! effects are carried out after it is let go; and when the line wants an operation, a task runs it (see [`asking`]).
+//! The driver's futures are never dropped: one given up half-way may still be applied, and stalls the connection pool.
 
+mod agenda;
+pub(crate) mod asking;
+pub(crate) mod budget;
 pub(crate) mod clock;
+pub(crate) mod deadline;
 pub(crate) mod follow;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzzing;
 mod guard;
 mod heartbeat;
 pub(crate) mod hold;
+mod holds;
 mod ids;
 mod in_place;
+mod index;
 pub(crate) mod line;
+mod opening;
+mod pace;
+mod passed;
+mod runtime;
+mod shut_down;
 #[cfg(test)]
 mod simulation;
-mod stream;
+mod subscription;
 mod watcher;
 
 use std::{
     collections::{BTreeMap, HashMap},
     fmt,
+    ops::Bound,
     sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
     time::Duration,
 };
 
 use tokio::{
     runtime::Handle,
-    sync::{Notify, Semaphore, oneshot, watch},
+    sync::{Notify, oneshot, watch},
     task::JoinHandle,
     time::Instant,
 };
@@ -38,22 +50,24 @@ use tokio_util::sync::CancellationToken;
 use crate::{
     config::Config,
     error::{AcquireError, ServerError},
-    protocol::{Expects, Operation, State, wake},
-    status::LostReason,
-    store::{Answer, Event, Exchange, Store, StoreError},
+    protocol::{Expects, Operation, Proclaim, QUEUE_MOST, ServerTime, State, wake},
+    store::{Event, Exchange, Store, StoreError},
     telemetry,
     wake_mode::WakeMode,
 };
+use agenda::Agenda;
+use asking::Asking;
+use budget::StreamBudget;
 use clock::ServerClock;
-use heartbeat::Renewals;
+use heartbeat::{AT_A_TIME, Renewals};
 use hold::{Hold, Remains};
+use holds::Change;
 use ids::Ids;
 use in_place::Claims;
+pub(crate) use in_place::Given;
 use line::{Context, Effect, Line, Outcome, Pending, Standing, Wanted};
-
-/// Operations of one client that are on their way at one time, so that a burst of acquires and cancels leaves room in
-/// the connection pool, which is the user's; the driver's has ten connections by default.
-const OPERATIONS_AT_ONCE: usize = 6;
+pub(crate) use passed::PASSED_AT_ONCE;
+use watcher::Demand;
 
 /// How many idle names are remembered: as many as a service is likely to use again and again.
 const IDLE_REMEMBERED: usize = 1_024;
@@ -61,21 +75,25 @@ const IDLE_REMEMBERED: usize = 1_024;
 /// The state of one client, shared by its handles and its tasks.
 pub(crate) struct Session {
     pub(crate) config: Config,
-    pub(crate) store: Store,
+    pub(crate) store: Arc<Store>,
     ids: Ids,
     table: Mutex<Table>,
     /// The heartbeat has something to do earlier than it knows.
     beat: Arc<Notify>,
-    operations: Semaphore,
+    asking: Arc<Asking>,
     claims: Claims,
     mode: watch::Sender<WakeMode>,
-    /// Whether anybody needs the change stream.
-    demand: watch::Sender<bool>,
+    /// Shared by all sessions of the client.
+    budget: Arc<StreamBudget>,
+    /// What the change stream is needed for.
+    demand: watch::Sender<Demand>,
     /// The last line went idle; only of interest to a shutdown.
     drained: Notify,
     /// Nothing new is acquired any more.
     closing: CancellationToken,
     ended: CancellationToken,
+    /// Its runtime has ended.
+    stopped: CancellationToken,
     started: OnceLock<Handle>,
     /// Filled when the index has been asked for.
     prepared: OnceLock<()>,
@@ -89,11 +107,17 @@ struct Table {
     streaming: bool,
     /// What the heartbeat sleeps up to.
     beat_at: Option<Instant>,
-    /// Holds whose documents are to be read, and whether that is under way.
-    doubted: Vec<Arc<Hold>>,
+    /// What the heartbeat has to do.
+    agenda: Agenda,
+    /// Holds whose documents are to be read, by their numbers, and whether that is under way.
+    doubted: BTreeMap<u64, Arc<Hold>>,
     verifying: bool,
     /// When the holds are read again while no stream tells of them.
     verify_at: Option<Instant>,
+    /// The number of the last that was.
+    looked_after: u64,
+    /// Every name is gone through, as events may have been missed; `true`: and once more then.
+    gap: Option<bool>,
     renewals: Renewals,
 }
 
@@ -113,64 +137,54 @@ impl Session {
         Self::of(id[..16].to_owned(), config, store, first, mode)
     }
 
-    fn of(id: String, mut config: Config, store: Store, first: Option<&Exchange>, mode: WakeMode) -> Arc<Self> {
+    fn of(id: String, config: Config, store: Store, first: Option<&Exchange>, mode: WakeMode) -> Arc<Self> {
+        let budget = StreamBudget::new(config.max_streams);
+        Self::within(budget, id, config, store, first, mode)
+    }
+
+    /// Another session of the same client: it shares the room for change streams.
+    pub(crate) fn beside(&self, store: Store, mode: WakeMode) -> Arc<Self> {
+        let id = uuid::Uuid::new_v4().simple().to_string();
+        let (budget, config) = (self.budget.clone(), self.config.clone());
+        Self::within(budget, id[..16].to_owned(), config, store, None, mode)
+    }
+
+    fn within(
+        budget: Arc<StreamBudget>,
+        id: String,
+        mut config: Config,
+        store: Store,
+        first: Option<&Exchange>,
+        mode: WakeMode,
+    ) -> Arc<Self> {
         config.begin(first.and_then(|exchange| exchange.now));
         telemetry::session_began(mode);
         let mut clock = ServerClock::default();
         if let Some(exchange) = first {
-            clock.note(exchange);
+            // The first there is contradicts nothing.
+            let _ = clock.note(exchange, &config);
         }
         Arc::new(Self {
             config,
-            store,
+            store: Arc::new(store),
             ids: Ids::new(id),
             table: Mutex::new(Table {
                 clock,
                 ..Table::default()
             }),
             beat: Arc::default(),
-            operations: Semaphore::new(OPERATIONS_AT_ONCE),
+            asking: Asking::new(),
             claims: Claims::default(),
             mode: watch::Sender::new(mode),
-            demand: watch::Sender::new(false),
+            budget,
+            demand: watch::Sender::default(),
             drained: Notify::new(),
             closing: CancellationToken::new(),
             ended: CancellationToken::new(),
+            stopped: CancellationToken::new(),
             started: OnceLock::new(),
             prepared: OnceLock::new(),
         })
-    }
-
-    /// Starts the session's tasks on the present runtime, the first time that it is needed.
-    fn start(self: &Arc<Self>) -> &Handle {
-        self.started.get_or_init(|| {
-            let runtime = Handle::current();
-            runtime.spawn(heartbeat::run(
-                Arc::downgrade(self),
-                self.beat.clone(),
-                self.ended.clone(),
-            ));
-            if self.config.wake_source.may_stream() {
-                runtime.spawn(watcher::run(
-                    Arc::downgrade(self),
-                    self.demand.subscribe(),
-                    self.ended.clone(),
-                ));
-            }
-            runtime
-        })
-    }
-
-    /// Makes the index, the first time that a lock is wanted: who only looks at locks writes nothing.
-    fn prepare(self: &Arc<Self>) {
-        self.prepared.get_or_init(|| {
-            let session = self.clone();
-            self.spawn(async move {
-                if let Err(error) = session.store.prepare().await {
-                    telemetry::index_missing(&error);
-                }
-            });
-        });
     }
 
     pub(crate) fn mode(&self) -> watch::Receiver<WakeMode> {
@@ -179,13 +193,12 @@ impl Session {
 
     /// Gets in line for `name`; the receiver has the outcome. Dropping the returned place gives it up.
     pub(crate) fn join(self: &Arc<Self>, name: &str, wanted: Wanted) -> Place {
-        self.prepare();
         let (to, outcome) = oneshot::channel();
         let key = self.ids.number();
         let pending = Pending::new(key, self.ids.entry(), wanted, to);
         self.feed(name, |lines, context, effects| {
             if lines.closed {
-                effects.push(Effect::Answer(pending.to, Err(AcquireError::Closed)));
+                effects.push(Effect::Answer(pending.to, Err(self.why_closed())));
             } else {
                 lines.line(name).join(pending, context, effects);
             }
@@ -211,24 +224,40 @@ impl Session {
     /// Feeds something to the lines, carries out what follows from it, and sees to the line of `name`.
     fn feed(self: &Arc<Self>, name: &str, input: impl FnOnce(&mut Lines, &Context<'_>, &mut Vec<Effect>)) {
         let mut effects = Vec::new();
-        {
+        let operation = {
             let mut table = self.table();
             let table = &mut *table;
             let context = self.context(table.streaming, &table.clock);
             input(&mut table.lines, &context, &mut effects);
-            if let Some(operation) = table.lines.by_name.get_mut(name).and_then(|line| line.next(&context)) {
-                self.spawn(self.clone().run(name.to_owned(), operation));
+            if self.stopped.is_cancelled()
+                && let Some(line) = table.lines.by_name.remove(name)
+            {
+                line.stop(&StoreError::runtime_ended(), &mut effects);
             }
+            let line = table.lines.by_name.get_mut(name);
+            let operation = line.and_then(|line| Some((line.next(&context)?, line.vain())));
             self.after(table, name);
+            operation
+        };
+        if operation.is_some() {
+            self.spawn(self.clone().run(name.to_owned(), operation));
         }
         self.carry_out(name, effects);
     }
 
     /// Keeps the books after a line changed: idle lines go, the heartbeat knows the next instant.
     fn after(&self, table: &mut Table, name: &str) {
-        let Some(line) = table.lines.by_name.get(name) else {
+        let Some(line) = table.lines.by_name.get_mut(name) else {
             return;
         };
+        let now = Instant::now();
+        for change in line.take_changes() {
+            match change {
+                Change::Came(hold) => table.agenda.came(&hold, now),
+                Change::Gone(hold) => table.agenda.gone(&hold),
+            }
+        }
+        table.agenda.ask(name, line.due_at());
         if line.is_idle() {
             if let Some(at) = line.alone_at() {
                 table.lines.remember_idle(name, at);
@@ -242,75 +271,16 @@ impl Session {
         if line.is_queued() {
             self.demand_stream();
         }
-        if let Some(at) = heartbeat::due_at(line, self.wants_to_stream())
-            && table.beat_at.is_none_or(|beat_at| at < beat_at)
-        {
-            table.beat_at = Some(at);
-            self.beat.notify_one();
-        }
-    }
-
-    /// Runs operations on one name for as long as its line wants any.
-    async fn run(self: Arc<Self>, name: String, mut operation: Operation) {
-        loop {
-            let answer = {
-                // The semaphore is never closed.
-                let _permit = self.operations.acquire().await;
-                self.store.run(&name, &operation).await
-            };
-            match self.settle(&name, &operation, answer) {
-                Some(next) => operation = next,
-                None => break,
-            }
-        }
-        // What is still to be taken out has nobody else: its handles and futures, and the client too, may be gone, and
-        // with them the session but for this task.
-        let leaves_at = self.table().lines.by_name.get(&name).and_then(Line::leaves_at);
-        if let Some(at) = leaves_at {
-            tokio::select! {
-                biased;
-                () = tokio::time::sleep_until(at) => self.feed(&name, |_, _, _| {}),
-                () = self.ended.cancelled() => {}
-            }
-        }
-    }
-
-    fn settle(
-        self: &Arc<Self>,
-        name: &str,
-        operation: &Operation,
-        answer: Result<Answer, StoreError>,
-    ) -> Option<Operation> {
-        let mut effects = Vec::new();
-        let next = {
-            let mut table = self.table();
-            let table = &mut *table;
-            if let Ok(answer) = &answer {
-                table.clock.note(&answer.exchange);
-            }
-            let context = self.context(table.streaming, &table.clock);
-            let line = table.lines.by_name.get_mut(name)?;
-            match answer {
-                Ok(answer) => {
-                    line.answered(operation, &answer, &context, &mut effects);
-                    line.remember(answer, &context);
-                }
-                Err(error) => {
-                    line.failed(operation, &error, &context, &mut effects);
-                }
-            }
-            let next = line.next(&context);
-            self.after(table, name);
-            next
-        };
-        self.carry_out(name, effects);
-        next
+        self.beat_in_time(table);
     }
 
     fn carry_out(self: &Arc<Self>, name: &str, effects: Vec<Effect>) {
         for effect in effects {
             match effect {
                 Effect::Answer(to, outcome) => {
+                    if matches!(outcome, Ok(Some(_))) {
+                        self.prepare();
+                    }
                     // Nobody waits for it any more: give it back.
                     if let Err(Ok(Some(hold))) = to.send(outcome) {
                         self.discard(&hold);
@@ -344,8 +314,13 @@ impl Session {
     fn on_event(self: &Arc<Self>, event: &Event) {
         match event {
             Event::Addressed { name, wake, at } => {
+                let mut ours = false;
                 for (id, signal) in wake::signals(wake, self.ids.session()) {
+                    ours = true;
                     self.feed(name, |lines, context, effects| {
+                        if context.ids.remember(id, signal, *at) {
+                            return;
+                        }
                         // A grant of an entry that nobody knows any more: it is taken out again.
                         let known = lines.by_name.contains_key(name);
                         if known || matches!(signal, wake::Signal::Granted { .. }) {
@@ -353,16 +328,35 @@ impl Session {
                         }
                     });
                 }
+                if ours {
+                    self.on_time(name, *at);
+                } else {
+                    // It came to us for its age alone: somebody wrote an earlier copy of the lock.
+                    self.on_doubt(name);
+                }
             }
             Event::Foreign { name } => self.on_doubt(name),
+            // The claims are told of all of them at once.
+            Event::Freed => {}
             Event::Everything => self.on_gap(),
         }
+    }
+
+    /// A write bears this time. One from before a hold was granted is an earlier copy of the lock, or its event is late.
+    fn on_time(self: &Arc<Self>, name: &str, at: ServerTime) {
+        let held: Vec<_> = {
+            let table = self.table();
+            let holds = table.lines.by_name.get(name).into_iter().flat_map(Line::holds);
+            holds.filter(|hold| hold.is_granted_after(at)).cloned().collect()
+        };
+        self.verify(held);
     }
 
     /// The document of `name` may have changed in any way: who waits asks again, who holds is verified.
     fn on_doubt(self: &Arc<Self>, name: &str) {
         let mut held = Vec::new();
         self.feed(name, |lines, context, _| {
+            context.ids.doubt(Some(name));
             if let Some(line) = lines.by_name.get_mut(name) {
                 line.doubt(context);
                 held.extend(line.holds().cloned());
@@ -373,19 +367,54 @@ impl Session {
 
     /// Events may have been missed: the same for every name.
     fn on_gap(self: &Arc<Self>) {
-        let names: Vec<String> = self.table().lines.by_name.keys().cloned().collect();
-        for name in names {
-            self.on_doubt(&name);
+        let under_way = {
+            let mut table = self.table();
+            self.ids.doubt(None);
+            let gap = &mut table.gap;
+            gap.replace(gap.is_some()).is_some()
+        };
+        if !under_way {
+            self.spawn(self.clone().doubt_all());
         }
+    }
+
+    /// Doubts every name, some at a time, so that nothing else has to wait for long.
+    async fn doubt_all(self: Arc<Self>) {
+        let mut last: Option<String> = None;
+        loop {
+            let names = self.names_after(last.as_deref());
+            for name in &names {
+                self.on_doubt(name);
+            }
+            last = names.into_iter().next_back();
+            if last.is_none() {
+                let gap = &mut self.table().gap;
+                // There was another gap meanwhile.
+                *gap = gap.filter(|again| *again).map(|_| false);
+                if gap.is_none() {
+                    return;
+                }
+            }
+            tokio::task::yield_now().await;
+        }
+    }
+
+    /// The next names that have lines, in their order.
+    fn names_after(&self, last: Option<&str>) -> Vec<String> {
+        let from = last.map_or(Bound::Unbounded, Bound::Excluded);
+        let table = self.table();
+        let names = table.lines.by_name.range::<str, _>((from, Bound::Unbounded));
+        names.take(AT_A_TIME).map(|(name, _)| name.clone()).collect()
     }
 
     /// Whether the change stream would tell of a loss, if it were open.
     fn wants_to_stream(&self) -> bool {
-        self.config.wake_source.may_stream() && !*self.demand.borrow()
+        self.config.wake_source.may_stream() && !self.demand.borrow().stream
     }
 
     fn demand_stream(&self) {
-        self.demand.send_if_modified(|demand| !std::mem::replace(demand, true));
+        self.demand
+            .send_if_modified(|demand| !std::mem::replace(&mut demand.stream, true));
     }
 
     fn set_mode(&self, mode: WakeMode) {
@@ -395,57 +424,9 @@ impl Session {
         }
     }
 
-    /// Refuses new acquires, lets go of everything, and waits until the server knows, for a lease at most.
-    pub(crate) async fn shut_down(self: &Arc<Self>) {
-        self.close();
-        let (names, holds) = {
-            let table = self.table();
-            let holds: Vec<_> = table.lines.by_name.values().flat_map(Line::holds).cloned().collect();
-            (table.lines.by_name.keys().cloned().collect::<Vec<_>>(), holds)
-        };
-        for name in &names {
-            self.feed(name, |lines, context, effects| lines.line(name).close(context, effects));
-        }
-        for hold in &holds {
-            // However many handles it has.
-            if hold.lose(LostReason::Released) {
-                hold.tell_end();
-                drop(self.let_go(hold));
-            }
-        }
-        let rest = async {
-            loop {
-                let mut drained = std::pin::pin!(self.drained.notified());
-                // Registered before the look, so that no change after the look is missed.
-                drained.as_mut().enable();
-                if self.table().lines.by_name.is_empty() && !self.ids.is_claiming() {
-                    return;
-                }
-                drained.await;
-            }
-        };
-        // Beyond that the leases have run out.
-        let _ = tokio::time::timeout(self.config.lease, rest).await;
-        self.ended.cancel();
-    }
-
-    /// Refuses new acquires and claims.
-    pub(crate) fn close(&self) {
-        self.table().lines.closed = true;
-        self.closing.cancel();
-    }
-
-    pub(crate) fn is_closed(&self) -> bool {
-        self.closing.is_cancelled()
-    }
-
     /// Reads the document of `name`; with it, the server's clock at that moment.
     pub(crate) async fn inspect(self: &Arc<Self>, name: &str) -> Result<Option<(State, Exchange)>, ServerError> {
-        let (session, names) = (self.clone(), [name.to_owned()]);
-        let reading = self.start().spawn(async move { session.store.read(&names).await });
-        let read = reading
-            .await
-            .unwrap_or_else(|stopped| Err(StoreError::stopped(stopped)));
+        let read = self.read_names(&[name.to_owned()]).await;
         let (mut documents, exchange) = read.map_err(ServerError::from)?;
         match documents.remove(name) {
             None => Ok(None),
@@ -454,30 +435,27 @@ impl Session {
         }
     }
 
-    /// Puts every holder of `name` out. Not repeated when its outcome is unknown: it could be those who came after.
-    pub(crate) async fn evict(self: &Arc<Self>, name: &str) -> Result<Option<State>, ServerError> {
-        let operation = Operation {
-            evict: true,
-            ..self.operation()
-        };
-        let state = self.operate(name, operation, None).await?;
-        telemetry::broke(name);
-        Ok(state)
-    }
-
     /// Gives a holder another value; `false` when it holds no more.
     pub(crate) async fn proclaim(self: &Arc<Self>, hold: &Hold, value: String) -> Result<bool, ServerError> {
-        let proclaim = Some((hold.id.clone(), value.clone()));
+        let number = hold.proclamation();
+        let proclaim = Some(Proclaim {
+            id: hold.id.clone(),
+            value,
+            number,
+        });
         let operation = Operation {
             proclaim,
             ..self.operation()
         };
-        let state = self.operate(&hold.name, operation, Some(hold.deadline())).await?;
+        let state = self
+            .operate(&hold.name, operation, asking::PROCLAIM, Some(hold.deadline()))
+            .await?;
         let holder = state
             .iter()
             .flat_map(|state| &state.holders)
-            .find(|holder| holder.id == hold.id);
-        Ok(holder.is_some_and(|holder| holder.owner.value == Some(value)))
+            .find(|holder| hold.is(holder));
+        // A later value may have got there first, and then stays.
+        Ok(holder.is_some_and(|holder| holder.owner.proclaimed >= number))
     }
 
     fn operation(&self) -> Operation {
@@ -489,36 +467,8 @@ impl Session {
             proclaim: None,
             requests: None,
             expects: Expects::Nothing,
+            room: QUEUE_MOST,
             keep: self.config.keep_millis(),
-        }
-    }
-
-    /// Runs an operation; one that can be run twice again and again until it gets through, up to a deadline.
-    async fn operate(
-        self: &Arc<Self>,
-        name: &str,
-        operation: Operation,
-        deadline: Option<Instant>,
-    ) -> Result<Option<State>, ServerError> {
-        let mut pause = line::BACKOFF.0;
-        loop {
-            let session = self.clone();
-            let (name, operation) = (name.to_owned(), operation.clone());
-            let running = self
-                .start()
-                .spawn(async move { session.store.run(&name, &operation).await });
-            match running
-                .await
-                .unwrap_or_else(|stopped| Err(StoreError::stopped(stopped)))
-            {
-                Ok(answer) => return Ok(answer.state),
-                Err(error) if error.is_final() || deadline.is_none_or(|deadline| Instant::now() > deadline) => {
-                    return Err(error.into());
-                }
-                Err(_) => {}
-            }
-            tokio::time::sleep(pause).await;
-            pause = (pause * 2).min(line::BACKOFF.1);
         }
     }
 
@@ -538,7 +488,10 @@ impl Session {
     /// Whether nothing is held, waited for or to be taken out.
     #[cfg(test)]
     fn rests(&self) -> bool {
-        self.table().lines.by_name.is_empty()
+        let table = self.table();
+        let rests = table.lines.by_name.is_empty();
+        assert!(!rests || table.agenda.is_empty(), "{:?}", table.agenda);
+        rests
     }
 
     fn context<'a>(&'a self, streaming: bool, clock: &'a ServerClock) -> Context<'a> {
@@ -603,23 +556,32 @@ pub(crate) struct Place {
 impl Place {
     /// Waits for the outcome, for `timeout` at most.
     pub(crate) async fn outcome(mut self, timeout: Option<Duration>) -> Outcome {
-        let answered = match timeout {
-            None => (&mut self.outcome).await,
-            Some(timeout) => match tokio::time::timeout(timeout, &mut self.outcome).await {
-                Ok(answered) => answered,
-                Err(_) => {
-                    let standing = self.give_up();
-                    match self.outcome.try_recv() {
-                        // Granted in the very moment: then it is ours, and not too late.
-                        Ok(answered) => Ok(answered),
-                        Err(_) => return Err(self.overdue(timeout, standing)),
-                    }
+        let session = self.session.clone();
+        let waiting = async {
+            match timeout {
+                None => Ok((&mut self.outcome).await),
+                Some(timeout) => tokio::time::timeout(timeout, &mut self.outcome).await,
+            }
+        };
+        let waited = tokio::select! {
+            biased;
+            waited = waiting => waited,
+            stands_still = session.stands_still() => return Err(stands_still.into()),
+        };
+        let answered = match (waited, timeout) {
+            (Ok(answered), _) => answered,
+            (Err(_), timeout) => {
+                let standing = self.give_up();
+                match self.outcome.try_recv() {
+                    // Granted in the very moment: then it is ours, and not too late.
+                    Ok(answered) => Ok(answered),
+                    Err(_) => return Err(self.overdue(timeout.unwrap_or_default(), standing)),
                 }
-            },
+            }
         };
         self.answered = true;
         // The sender goes without a word only when the runtime of the session ends.
-        answered.unwrap_or(Err(AcquireError::Closed))
+        answered.unwrap_or_else(|_| Err(self.session.why_closed()))
     }
 
     fn overdue(&self, waited: Duration, standing: Option<Standing>) -> AcquireError {

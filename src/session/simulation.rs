@@ -1,6 +1,6 @@
 //! The whole client in a simulated world: sessions, heartbeats, watchers and handles over a memory whose every exchange
-//! can be slow, fail, be applied and not answered or be applied late, whose streams break, lose events and go silent,
-//! whose clock jumps, and whose links are cut; on tokio's paused clock, so that an hour takes a moment.
+//! can be slow, fail, be applied late, or be applied or not and never answered, whose streams break, lose events and go
+//! silent, whose documents are blocked, whose clock jumps, and whose links are cut; on tokio's paused clock, so that an hour takes a moment.
 //!
 //! A seed makes a world. In each of them clients contend for a few locks while everything goes wrong, then the weather
 //! calms down, and in the end all must have come to rest. A failing seed is printed; run it again alone with
@@ -33,7 +33,7 @@ use crate::{
     client::LockClient,
     config::Settings,
     error::AcquireError,
-    handle::{LockHandle, LockView},
+    handle::{LockHandle, LockView, Released},
     protocol::{ServerTime, State, random::Random},
     store::{MemoryStore, Store, simulated::Link},
     wake_mode::WakeMode,
@@ -228,7 +228,8 @@ async fn task(client: u64, locks: LockClient, observer: Observer, mut random: Ra
     }
 }
 
-/// What goes wrong beside the weather, by the seed: links are cut, an operator breaks locks, the clock jumps.
+/// What goes wrong beside the weather, by the seed: links are cut, connections that lie idle die, transactions of others
+/// block documents, an operator breaks locks, the clock jumps.
 async fn misfortune(
     links: Vec<Arc<Link>>,
     memory: Arc<MemoryStore>,
@@ -239,9 +240,10 @@ async fn misfortune(
     let until = observer.begun + STORM;
     // Some worlds are spared the one or the other.
     let (cuts, breaks, jumps) = (random.below(2) == 0, random.below(4) == 0, random.below(2) == 0);
+    let (deaths, blocks) = (random.below(2) == 0, random.below(2) == 0);
     while Instant::now() < until {
         sleep(Duration::from_millis(random.below(8_000))).await;
-        match random.below(3) {
+        match random.below(5) {
             0 if cuts => {
                 let link = random.pick(&links).clone();
                 observer.note("a link is cut");
@@ -260,6 +262,19 @@ async fn misfortune(
                 let ahead = i64::try_from(random.below(SKEW.as_millis() as u64)).unwrap_or(0);
                 observer.note(&format!("the server's clock is ahead by {ahead} ms"));
                 memory.run_ahead(ahead);
+            }
+            3 if deaths => {
+                let connections = 1 + random.below(6);
+                observer.note(&format!("{connections} idle connections die"));
+                random.pick(&links).kill_idle(connections);
+            }
+            4 if blocks => {
+                let name = *random.pick(&NAMES);
+                observer.note(&format!("{name} is blocked"));
+                links.iter().for_each(|link| link.block(name, true));
+                sleep(Duration::from_millis(random.below(8_000))).await;
+                links.iter().for_each(|link| link.block(name, false));
+                observer.note("it is free again");
             }
             _ => {}
         }
@@ -339,7 +354,7 @@ async fn live(seed: u64) -> World {
         }
     };
     if timeout(CALM, rests()).await.is_err() {
-        observer.fail(&format!("something is left: {:?}", memory.list().0));
+        observer.fail(&format!("something is left: {:?}", memory.list().found));
     }
     watching.abort();
     if let Err(ended) = watching.await
@@ -391,12 +406,75 @@ fn every_world_keeps_the_promises() {
     }
     println!("{} worlds, {grants} grants, {losses} losses", worlds.len());
     // Worlds in which nothing happens would keep every promise.
-    assert!(grants > 20 * worlds.len() as u64 && (single || losses > worlds.len() as u64));
+    assert!(grants > 20 * worlds.len() as u64 && (single || 2 * losses > worlds.len() as u64));
 }
 
 #[test]
 fn a_seed_is_replayed_to_the_letter() {
     for seed in [1, 2, 3] {
         assert_eq!(run(seed).log, run(seed).log);
+    }
+}
+
+/// Names that a transaction of others blocks leave the few places for operations to all others, and dead connections are
+/// got round.
+#[tokio::test(start_paused = true)]
+async fn what_hangs_holds_up_nothing_else() {
+    let memory = Arc::new(MemoryStore::begun(ServerTime(1_700_000_000_000)));
+    let (link, session) = client(&memory, 1, 1);
+    link.calm();
+    let locks = LockClient::new(session.clone());
+    let held = locks.mutex("held").acquire().await.unwrap();
+    let blocked: Vec<String> = (0..20).map(|number| format!("blocked {number}")).collect();
+    blocked.iter().for_each(|name| link.block(name, true));
+    let waiting: Vec<_> = blocked
+        .iter()
+        .map(|name| tokio::spawn(locks.mutex(name).acquire().into_future()))
+        .collect();
+    // Those that were sent first are known to be slow by then.
+    sleep(Duration::from_millis(1_500)).await;
+    for number in 0..100 {
+        let begin = Instant::now();
+        let handle = locks.mutex(format!("free {}", number % 7)).acquire().await.unwrap();
+        handle.release().await.unwrap();
+        assert!(begin.elapsed() < Duration::from_millis(100), "{:?}", begin.elapsed());
+        sleep(Duration::from_millis(37)).await;
+    }
+    link.kill_idle(6);
+    let begin = Instant::now();
+    assert_eq!(held.release().await.unwrap(), Released::Released);
+    assert!(begin.elapsed() < Duration::from_secs(2), "{:?}", begin.elapsed());
+    blocked.iter().for_each(|name| link.block(name, false));
+    for waiter in waiting {
+        waiter.await.unwrap().unwrap().release().await.unwrap();
+    }
+    timeout(CALM, async {
+        while !(session.rests() && memory.rests()) {
+            sleep(Duration::from_millis(100)).await;
+        }
+    })
+    .await
+    .unwrap();
+}
+
+/// While nothing is answered at all, no more than so much is sent in vain; and all goes on as soon as there are answers.
+#[tokio::test(start_paused = true)]
+async fn a_server_that_says_nothing_is_not_asked_without_end() {
+    let memory = Arc::new(MemoryStore::begun(ServerTime(1_700_000_000_000)));
+    let (link, session) = client(&memory, 1, 1);
+    link.calm();
+    let locks = LockClient::new(session.clone());
+    locks.mutex("first").acquire().await.unwrap().release().await.unwrap();
+    link.kill_idle(u64::MAX);
+    let waiting: Vec<_> = (0..100)
+        .map(|number| tokio::spawn(locks.mutex(format!("{number}")).acquire().into_future()))
+        .collect();
+    sleep(Duration::from_secs(20)).await;
+    let sent = u64::MAX - link.kill_idle(0);
+    // Sixteen at once, one a second, and those that have a place; the rest are attempts to open the stream, and renewals.
+    assert!((20..80).contains(&sent), "{sent}");
+    for waiter in waiting {
+        let handle = timeout(Duration::from_secs(5), waiter).await.unwrap().unwrap().unwrap();
+        handle.release().await.unwrap();
     }
 }

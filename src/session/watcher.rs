@@ -1,44 +1,51 @@
-//! The one change stream of a session: opened when somebody needs it, re-opened when it breaks or goes silent.
+//! The one change stream of a session, of grants and losses, and of what becomes free while somebody claims: opened when
+//! somebody needs it, and closed when nobody has for a while.
 
 use std::{
     sync::{Arc, Weak},
     time::Duration,
 };
 
-use tokio::{sync::watch, time::Instant};
+use tokio::{
+    sync::watch,
+    time::{Instant, sleep},
+};
 use tokio_util::sync::CancellationToken;
 
 use super::{
     Session,
-    stream::{Opening, SILENT},
+    subscription::{News, Opener, Subscription},
 };
 use crate::{
-    store::{Event, Failure, ResumeAt, StoreError, Stream},
-    telemetry::{self, StreamOf},
+    store::{Event, Watched},
+    telemetry::StreamOf,
     wake_mode::{PollingReason, WakeMode},
 };
-
-/// Pauses between tries to open the stream: the first, and the longest.
-const BACKOFF: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(1));
-
-/// How often it is tried again where the server has no change streams or does not permit them: both can change.
-const UNAVAILABLE: Duration = Duration::from_secs(30);
 
 /// A stream that nobody needs is closed after this, so that short pauses don't cost opening it again.
 const LINGER: Duration = Duration::from_secs(30);
 
-/// Where the watcher stands.
-enum Phase {
-    /// Nobody waits and nobody holds for long: no stream is open.
-    Idle,
-    /// A stream is wanted; it takes up after the last event where that is known.
-    Opening {
-        opening: Opening<Stream<Event>>,
-        resume: Option<ResumeAt>,
-        pause: Duration,
-    },
-    /// Events arrive.
-    Streaming(Stream<Event>),
+/// How often it is looked whether anybody still needs a stream that could not be opened so far.
+const LOOK: Duration = Duration::from_secs(1);
+
+/// What the stream is needed for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Demand {
+    /// Somebody waits, or holds for long, or claims.
+    pub(super) stream: bool,
+    /// Somebody claims.
+    pub(super) claims: bool,
+}
+
+impl Demand {
+    /// What the stream is to tell, and as what it is known to operators.
+    fn watched(self) -> (Watched, StreamOf) {
+        if self.claims {
+            (Watched::LocksAndFree, StreamOf::Claims)
+        } else {
+            (Watched::Locks, StreamOf::Locks)
+        }
+    }
 }
 
 /// Runs until the session ends.
@@ -46,155 +53,171 @@ enum Phase {
 /// # Recovery
 ///
 /// After every opening all waiters ask again and all holds are verified, whatever was missed meanwhile. While no stream
-/// is open the lines poll.
-pub(super) async fn run(session: Weak<Session>, mut demand: watch::Receiver<bool>, ended: CancellationToken) {
-    let steps = async {
-        let mut phase = Phase::Idle;
-        loop {
-            phase = match phase {
-                Phase::Idle => {
-                    if demand.wait_for(|demand| *demand).await.is_err() {
-                        return;
-                    }
-                    Phase::Opening {
-                        opening: Opening::new(),
-                        resume: None,
-                        pause: BACKOFF.0,
-                    }
-                }
-                Phase::Opening { opening, resume, pause } => {
-                    let Some(session) = session.upgrade() else { return };
-                    session.open_stream(opening, resume, pause).await
-                }
-                Phase::Streaming(stream) => {
-                    let Some(next) = pump(&session, stream).await else {
-                        return;
-                    };
-                    next
-                }
-            };
-        }
-    };
+/// is open the lines and the claims poll. As openings are paced by the back-off of the subscription, so is this.
+pub(super) async fn run(session: Weak<Session>, demand: watch::Receiver<Demand>, ended: CancellationToken) {
     tokio::select! {
         biased;
         () = ended.cancelled() => {}
-        () = steps => {}
+        _ = watch(&session, demand) => {}
     }
 }
 
-/// Routes events until the stream ends or nobody needs it; `None` when the session is gone.
-async fn pump(session: &Weak<Session>, mut stream: Stream<Event>) -> Option<Phase> {
-    let mut needed_at = Instant::now();
+/// Routes events whenever somebody needs them; ends with `None` when the session is gone.
+async fn watch(weak: &Weak<Session>, mut demand: watch::Receiver<Demand>) -> Option<()> {
+    let mut present = *demand.wait_for(|demand| demand.stream).await.ok()?;
+    // One for the life of the session: its back-off outlives short pauses in which nobody needs it.
+    let mut subscription = weak.upgrade()?.subscribe(present);
+    let mut is_open = false;
+    let (mut needed_at, mut claimed_at) = (Instant::now(), Instant::now());
     loop {
-        let batch = tokio::time::timeout(SILENT, stream.next()).await;
-        let session = session.upgrade()?;
-        let error = match batch {
-            Ok(Ok(events)) => {
-                events.iter().for_each(|event| session.on_event(event));
-                if session.needs_stream() {
-                    needed_at = Instant::now();
-                } else if needed_at.elapsed() >= LINGER
-                    && let Some(idle) = session.close_stream()
-                {
-                    return Some(idle);
-                }
-                continue;
+        let news = tokio::select! {
+            news = subscription.next() => Some(news),
+            changed = demand.changed() => changed.map(|()| None).ok()?,
+            () = sleep(LOOK), if !is_open => None,
+        };
+        let session = weak.upgrade()?;
+        match news {
+            Some(News::Opened) => {
+                is_open = true;
+                session.stream_opened(present);
             }
-            Ok(Err(error)) => Some(error),
-            // In memory there is nothing to be overdue.
-            Err(_) if matches!(stream, Stream::Memory(_)) => continue,
-            Err(_) => None,
+            Some(News::Events(events)) => session.on_events(&events, present),
+            Some(News::Closed(reason)) => {
+                session.stream_closed(reason, is_open);
+                is_open = false;
+            }
+            None => {}
+        }
+        let now = Instant::now();
+        if session.needs_stream() {
+            needed_at = now;
+        }
+        if session.is_claiming() {
+            claimed_at = now;
+        }
+        // What is not open does not linger, nor what others wait for.
+        let lingers = is_open && !subscription.is_in_the_way() && now < needed_at + LINGER;
+        let session = if needed_at < now && !lingers && session.close_stream() {
+            drop(session);
+            subscription.rest();
+            is_open = false;
+            demand.wait_for(|demand| demand.stream).await.ok()?;
+            needed_at = Instant::now();
+            claimed_at = needed_at;
+            weak.upgrade()?
+        } else {
+            session
         };
-        let resume = match &error {
-            // What the server refuses to continue (its history is lost, an event is too large) starts from now.
-            Some(error) if error.is_final() => None,
-            _ => stream.resume_at(),
-        };
-        telemetry::stream_interrupted(StreamOf::Locks, error.as_ref());
-        session.streams(false);
-        session.set_mode(WakeMode::Polling(PollingReason::Interrupted));
-        session.on_gap();
-        return Some(Phase::Opening {
-            opening: Opening::new(),
-            resume,
-            pause: BACKOFF.0,
-        });
+        if claimed_at + LINGER <= now {
+            session.end_claiming();
+        }
+        let wanted = *demand.borrow_and_update();
+        if wanted.claims != present.claims {
+            present = wanted;
+            // It is opened again from where it is, and tells more or less from there.
+            let (_, of) = present.watched();
+            subscription.turn(of, session.opener(present));
+            session.freed(false);
+        }
     }
 }
 
 impl Session {
-    async fn open_stream(
-        self: Arc<Self>,
-        mut opening: Opening<Stream<Event>>,
-        resume: Option<ResumeAt>,
-        pause: Duration,
-    ) -> Phase {
-        let attempt = {
-            let (session, resume) = (self.clone(), resume.clone());
-            async move { session.store.watch(session.ids.session(), resume.as_ref()).await }
-        };
-        let error = match opening.attempt(attempt).await {
-            Some(Ok(stream)) => {
-                telemetry::stream_opened(StreamOf::Locks, resume.is_some());
-                self.streams(true);
-                self.set_mode(WakeMode::ChangeStream);
-                self.on_gap();
-                return Phase::Streaming(stream);
-            }
-            Some(Err(error)) => Some(error),
-            None => None,
-        };
-        let reason = error.as_ref().map_or(PollingReason::Interrupted, why_polling);
-        let resume = resume.filter(|_| error.is_none_or(|error| !error.is_final()));
+    fn subscribe(self: &Arc<Self>, demand: Demand) -> Subscription<Event> {
+        let (_, of) = demand.watched();
+        let budget = self.counts_stream().then(|| self.budget.clone());
+        Subscription::new(of, budget, self.opener(demand))
+    }
+
+    fn opener(self: &Arc<Self>, demand: Demand) -> Opener<Event> {
+        let session = Arc::downgrade(self);
+        let (watched, _) = demand.watched();
+        Box::new(move |resume| {
+            let session = session.clone();
+            Box::pin(async move {
+                match session.upgrade() {
+                    Some(session) => {
+                        session
+                            .store
+                            .watch(session.ids.session(), watched, resume.as_ref())
+                            .await
+                    }
+                    // Nobody is left to hear of it.
+                    None => std::future::pending().await,
+                }
+            })
+        })
+    }
+
+    /// Whether the stream is one of those for which room is kept: that of the locks always has its own, and those in
+    /// memory take none.
+    fn counts_stream(&self) -> bool {
+        self.store.is_remote() && self.store.is_in_place()
+    }
+
+    fn stream_opened(self: &Arc<Self>, demand: Demand) {
+        self.streams(true);
+        self.set_mode(WakeMode::ChangeStream);
+        self.on_gap();
+        self.freed(demand.claims);
+    }
+
+    fn stream_closed(self: &Arc<Self>, reason: PollingReason, was_open: bool) {
+        self.streams(false);
         self.set_mode(WakeMode::Polling(reason));
-        let pause_now = if reason == PollingReason::Interrupted {
-            pause
-        } else {
-            UNAVAILABLE
-        };
-        let session = Arc::downgrade(&self);
-        drop(self);
-        tokio::time::sleep(pause_now).await;
-        let Some(session) = session.upgrade() else {
-            return Phase::Idle;
-        };
-        if let Some(idle) = session.close_stream() {
-            return idle;
+        if was_open {
+            self.on_gap();
+            self.freed(false);
         }
-        Phase::Opening {
-            opening,
-            resume,
-            pause: (pause * 2).min(BACKOFF.1),
+    }
+
+    fn on_events(self: &Arc<Self>, events: &[Event], demand: Demand) {
+        for event in events {
+            self.on_event(event);
+        }
+        // However many of them there are.
+        let frees = |event: &Event| matches!(event, Event::Freed | Event::Everything);
+        if events.iter().any(frees) {
+            self.freed(demand.claims);
         }
     }
 
     fn needs_stream(&self) -> bool {
-        !self.table().lines.by_name.is_empty()
+        !self.table().lines.by_name.is_empty() || self.is_claiming()
     }
 
     /// Lets the stream go, unless somebody has come to need it.
-    fn close_stream(&self) -> Option<Phase> {
-        // Who comes to need it says so under the same lock.
-        let mut table = self.table();
-        if !table.lines.by_name.is_empty() {
-            return None;
+    fn close_stream(&self) -> bool {
+        {
+            // Who comes to need it says so under the same lock, or after having subscribed to what becomes free.
+            let mut table = self.table();
+            let idle = table.lines.by_name.is_empty()
+                && self.demand.send_if_modified(|demand| {
+                    let idle = !self.is_claiming();
+                    if idle {
+                        *demand = Demand::default();
+                    }
+                    idle
+                });
+            if !idle {
+                return false;
+            }
+            table.streaming = false;
         }
-        table.streaming = false;
-        self.demand.send_replace(false);
-        Some(Phase::Idle)
+        self.freed(false);
+        // Nobody is woken late any more, so there is nothing to be alarmed of.
+        let mode = self.mode.borrow().at_rest();
+        self.set_mode(mode);
+        true
+    }
+
+    /// The stream need no more tell what becomes free, unless somebody has begun to claim.
+    fn end_claiming(&self) {
+        self.demand
+            .send_if_modified(|demand| !self.is_claiming() && std::mem::take(&mut demand.claims));
     }
 
     fn streams(&self, streaming: bool) {
         self.table().streaming = streaming;
-    }
-}
-
-/// Codes of the server: an aggregation it has no stage for as it is no replica set (40573, and 40324 for an unknown
-/// stage), and what it does not permit (13).
-fn why_polling(error: &StoreError) -> PollingReason {
-    match (error.kind, error.code()) {
-        (Failure::Refused, Some(40573 | 40324)) => PollingReason::Standalone,
-        (Failure::Refused, Some(13)) => PollingReason::NotPermitted,
-        _ => PollingReason::Interrupted,
     }
 }

@@ -8,7 +8,7 @@ use mongodb::{
 };
 use serde::Deserialize as _;
 
-use super::{Event, Failure, Sighting, StoreError, mongo, name};
+use super::{Event, Failure, NamedSighting, Sighting, StoreError, mongo, name};
 use crate::protocol::{Location, State, wake};
 
 /// An event of a collection of locks, and of one with locks in its documents.
@@ -18,8 +18,7 @@ pub(crate) fn read_event(event: &Document) {
         Some(State::from_document(location.lock(document)?))
     };
     for location in [Location::default(), Location::under("a.b")] {
-        let (_, sighting) = mongo::read_sighting(&location, event);
-        if let Sighting::State(state) = sighting {
+        if let Some(NamedSighting::Of(_, Sighting::State(state))) = mongo::read_sighting(&location, event) {
             assert_eq!(of(&location), Some(Ok(*state)));
         }
         match mongo::read_event(&location, event) {
@@ -28,7 +27,7 @@ pub(crate) fn read_event(event: &Document) {
                 wake::signals(&wake, "me").for_each(drop);
                 name::id_of(&location, &name);
             }
-            Event::Foreign { .. } | Event::Everything => {}
+            Event::Foreign { .. } | Event::Freed | Event::Everything => {}
         }
     }
 }

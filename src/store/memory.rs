@@ -1,5 +1,6 @@
 //! Locks in the memory of this process: the protocol's specification run under a mutex, on tokio's clock.
 
+mod bounds;
 mod clock;
 #[cfg(test)]
 mod differential;
@@ -15,7 +16,9 @@ use std::{
 
 use tokio::{sync::mpsc, time::timeout};
 
-use super::{AWAIT_TIME, Answer, Documents, Event, Exchange, Failure, NamedSighting, Renewal, Sighting, StoreError};
+use super::{
+    AWAIT_TIME, Answer, Documents, Event, Exchange, Failure, Listed, NamedSighting, Renewal, Sighting, StoreError,
+};
 use crate::protocol::{Operation, ServerTime, State, state, wake};
 use clock::Clock;
 
@@ -96,9 +99,9 @@ impl MemoryStore {
         let mut contents = self.contents();
         let now = self.clock.now();
         let mut renewed = 0;
-        for name in &renewal.names {
+        for (name, ids) in &renewal.entries {
             if let Some(mut state) = contents.states.get(name).cloned()
-                && state::renew(&mut state, &renewal.operation, &renewal.ids, renewal.keep, now)
+                && state::renew(&mut state, &renewal.operation, ids, renewal.keep, now)
             {
                 contents.write(name, state);
                 renewed += 1;
@@ -116,14 +119,15 @@ impl MemoryStore {
         (found.collect(), exchange)
     }
 
-    pub(crate) fn list(&self) -> (Vec<(String, State)>, Option<ServerTime>) {
+    pub(crate) fn list(&self) -> Listed {
         let contents = self.contents();
         let now = self.clock.now();
         let states = contents.states.iter().filter(|(_, state)| state.purge_at > now);
-        (
-            states.map(|(name, state)| (name.clone(), state.clone())).collect(),
-            Some(now),
-        )
+        Listed {
+            found: states.map(|(name, state)| (name.clone(), state.clone())).collect(),
+            unreadable: Vec::new(),
+            now: Some(now),
+        }
     }
 
     pub(super) fn watch(&self, session: &str) -> MemoryStream<Event> {
@@ -136,6 +140,12 @@ impl MemoryStore {
         let (sightings, receiver) = mpsc::unbounded_channel();
         self.contents().followers.push((name.map(str::to_owned), sightings));
         MemoryStream(receiver)
+    }
+
+    /// A stream of whatever happens.
+    #[cfg(test)]
+    pub(crate) fn open(&self) -> super::Stream<NamedSighting> {
+        super::Stream::Memory(self.follow(None))
     }
 
     /// As if the server's clock read `epoch` now.
@@ -192,7 +202,9 @@ impl Contents {
         let sighting = Sighting::State(Box::new(state.clone()));
         self.followers.retain(|(followed, sightings)| {
             if followed.as_deref().is_none_or(|followed| followed == name) {
-                sightings.send((Some(name.to_owned()), sighting.clone())).is_ok()
+                sightings
+                    .send(NamedSighting::Of(name.to_owned(), sighting.clone()))
+                    .is_ok()
             } else {
                 !sightings.is_closed()
             }

@@ -8,22 +8,40 @@ pub(crate) mod fuzzing;
 mod memory;
 mod mongo;
 pub(crate) mod name;
+mod number;
+pub(crate) mod place;
 #[cfg(test)]
 pub(crate) mod simulated;
 mod typed;
 
-use std::{collections::HashMap, error::Error as StdError, fmt, io, sync::Arc, time::Duration};
+use std::{
+    collections::{BTreeMap, HashMap},
+    error::Error as StdError,
+    fmt, io,
+    panic::AssertUnwindSafe,
+    sync::Arc,
+    time::Duration,
+};
 
-use mongodb::{bson::Document, options::UpdateModifications};
+use futures::FutureExt;
+use mongodb::{
+    bson::{Bson, Document},
+    options::UpdateModifications,
+};
 use tokio::time::Instant;
 
 use crate::{
-    protocol::{Kind, Operation, ServerTime, State, document::Malformed},
+    protocol::{
+        Kind, Operation, ServerTime, State,
+        document::{ID_MOST, Malformed},
+    },
     telemetry,
 };
 
 pub(crate) use memory::{MemoryDocuments, MemoryInPlace, MemoryStore, Refused};
-pub(crate) use mongo::{AWAIT_TIME, MongoStore, Topology, abort, is_in_transaction};
+pub(crate) use mongo::{AWAIT_TIME, MongoStore, Topology, abort, identity, is_in_transaction};
+pub(crate) use name::size_of_id;
+pub(crate) use place::InPlace;
 pub(crate) use typed::read_as;
 
 /// A store, by what it is. All keep the same documents by the same transitions.
@@ -63,8 +81,28 @@ pub(crate) enum Event {
     Addressed { name: String, wake: String, at: ServerTime },
     /// The document was deleted, or written by something that is not the protocol.
     Foreign { name: String },
+    /// A document may have become free to be claimed.
+    Freed,
     /// The collection was dropped or renamed, or the stream ended: anything can have happened to any document.
     Everything,
+}
+
+/// What a session's stream is to tell.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Watched {
+    /// What concerns the session's own entries.
+    Locks,
+    /// That, and whatever may make a document free to be claimed.
+    LocksAndFree,
+}
+
+/// How new the documents are that are read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum View {
+    /// As the primary has them now: a fail-over can undo it.
+    Newest,
+    /// As a majority has them.
+    Committed,
 }
 
 /// Why an operation failed.
@@ -86,6 +124,9 @@ pub(crate) enum Failure {
 
 impl fmt::Display for StoreError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(gone) = self.source.downcast_ref::<NoRuntime>() {
+            return gone.fmt(f);
+        }
         f.write_str(match self.kind {
             Failure::Raced => "the lock's document was created by two commands at once",
             Failure::Unavailable => "the server can't be reached",
@@ -115,6 +156,28 @@ impl StoreError {
         }
     }
 
+    /// The server has not answered so far; what was asked may be done, or be done yet.
+    pub(crate) fn unanswered(for_long: Duration) -> Self {
+        Self {
+            kind: Failure::Unavailable,
+            source: Arc::new(Unanswered(for_long)),
+        }
+    }
+
+    /// There was no answer in time.
+    pub(crate) fn is_unanswered(&self) -> bool {
+        self.source.is::<Unanswered>()
+    }
+
+    /// The server said that it did not get it done in the time that it was given.
+    pub(crate) fn ran_out_of_time(&self) -> bool {
+        #[cfg(test)]
+        if self.source.is::<simulated::OutOfTime>() {
+            return true;
+        }
+        self.source.downcast_ref().is_some_and(mongo::ran_out_of_time)
+    }
+
     /// The document is not that of a lock.
     pub(crate) fn is_malformed(&self) -> bool {
         self.source.is::<NotALock>()
@@ -128,6 +191,22 @@ impl StoreError {
     /// It was not even sent: the driver found no server to send it to, for as long as it is told to look for one.
     pub(crate) fn found_no_server(&self) -> bool {
         self.source.downcast_ref().is_some_and(mongo::found_no_server)
+    }
+
+    /// The server refused a write for a reason that may lie in the one document that it was to write: not for a missing
+    /// privilege.
+    pub(crate) fn may_concern_document(&self) -> bool {
+        const UNAUTHORIZED: i32 = 13;
+        self.kind != Failure::Unavailable && self.code().is_some_and(|code| code != UNAUTHORIZED)
+    }
+
+    /// The `_id` of a document has so many bytes that it can't be locked.
+    fn too_long(size: usize) -> Self {
+        let message = format!("the `_id` has {size} bytes as BSON; it must have at most {ID_MOST} to be locked");
+        Self {
+            kind: Failure::Refused,
+            source: Arc::new(io::Error::new(io::ErrorKind::InvalidInput, message)),
+        }
     }
 
     /// The server's code for the error, where it is one of the server's.
@@ -164,10 +243,34 @@ impl StoreError {
             .unwrap_or_else(|| mongodb::error::Error::custom(self.to_string()))
     }
 
-    /// The task that ran the operation was stopped, as its runtime is shutting down.
-    pub(crate) fn stopped(error: tokio::task::JoinError) -> Self {
+    /// The runtime of the session has ended, and its tasks with it.
+    pub(crate) fn runtime_ended() -> Self {
         Self {
             kind: Failure::Refused,
+            source: Arc::new(NoRuntime::Ended),
+        }
+    }
+
+    /// Nothing runs on the runtime of the session.
+    pub(crate) fn stands_still() -> Self {
+        Self {
+            kind: Failure::Refused,
+            source: Arc::new(NoRuntime::StandsStill),
+        }
+    }
+
+    /// The task that ran the operation was stopped, as its runtime is shutting down; or it panicked, and then
+    /// what became of the operation is not known.
+    pub(crate) fn stopped(error: tokio::task::JoinError) -> Self {
+        if error.is_cancelled() {
+            return Self::runtime_ended();
+        }
+        Self {
+            kind: if error.is_panic() {
+                Failure::Unavailable
+            } else {
+                Failure::Refused
+            },
             source: Arc::new(error),
         }
     }
@@ -177,9 +280,29 @@ impl From<Malformed> for StoreError {
     fn from(malformed: Malformed) -> Self {
         Self {
             kind: Failure::Refused,
-            source: Arc::new(NotALock(malformed)),
+            source: if malformed.is_newer() {
+                Arc::new(LaterProtocol(malformed))
+            } else {
+                Arc::new(NotALock(malformed))
+            },
         }
     }
+}
+
+/// There was no answer for so long.
+#[derive(Debug, thiserror::Error)]
+#[error("no answer for {0:?}")]
+struct Unanswered(Duration);
+
+/// The session's tasks do not run.
+#[derive(Debug, thiserror::Error)]
+enum NoRuntime {
+    #[error("the runtime on which this client was first used has ended")]
+    Ended,
+    #[error(
+        "the runtime on which this client was first used stands still: nothing drives it, or its thread is blocked"
+    )]
+    StandsStill,
 }
 
 /// A document stands under the lock's name that is not the document of a lock; it is left alone.
@@ -187,35 +310,77 @@ impl From<Malformed> for StoreError {
 #[error("the document of that name is not the document of a lock: {0}")]
 struct NotALock(Malformed);
 
+/// For how long the server may try to release many locks: by then each has been asked for by itself.
+const RELEASES_WITHIN: Duration = Duration::from_secs(10);
+
+/// Runs what calls into the driver. There the user's own handlers of its events are called, which may panic: that ends the
+/// operation, with an unknown outcome, and not the task that runs it.
+async fn contained<T>(running: impl Future<Output = Result<T, StoreError>>) -> Result<T, StoreError> {
+    // A stream that panicked is dropped as one that failed; all else is the driver's to keep whole.
+    let ended = AssertUnwindSafe(running).catch_unwind().await;
+    ended.unwrap_or_else(|_| {
+        Err(StoreError {
+            kind: Failure::Unavailable,
+            source: Arc::new(io::Error::other("a panic in the driver, or in a handler of its events")),
+        })
+    })
+}
+
+/// The document was written by a later version of this library; it is left alone.
+#[derive(Debug, thiserror::Error)]
+#[error("the lock's document can't be used by this version: {0}")]
+struct LaterProtocol(Malformed);
+
 impl Store {
-    /// Runs one operation on the document `name`, majority-committed.
-    pub(crate) async fn run(&self, name: &str, operation: &Operation) -> Result<Answer, StoreError> {
+    /// Runs one operation on the document `name`, majority-committed. The server may try for so long.
+    pub(crate) async fn run(&self, name: &str, operation: &Operation, within: Duration) -> Result<Answer, StoreError> {
         match self {
-            Self::Mongo(store) => store.run(name, operation).await,
+            Self::Mongo(store) => contained(store.run(name, operation, within)).await,
             Self::Memory(store) => Ok(store.run(name, operation)),
             Self::MemoryInPlace(store) => store.run(name, operation),
             #[cfg(test)]
-            Self::Simulated(link) => link.run(name, operation).await,
+            Self::Simulated(link) => link.run(name, operation, within).await,
         }
         .inspect_err(|error| telemetry::operation_failed(telemetry::purpose(operation), Some(name), error))
     }
 
-    /// Renews those of `ids` that still hold a lock of `names`; returns in how many documents.
-    pub(crate) async fn renew(&self, renewal: &Renewal) -> Result<u64, StoreError> {
+    /// Renews those entries that still hold their lock. A document that the server refuses to change costs no others.
+    pub(crate) async fn renew(&self, renewal: &Renewal) -> Result<Renewed, StoreError> {
         match self {
-            Self::Mongo(store) => store.renew(renewal).await,
-            Self::Memory(store) => Ok(store.renew(renewal)),
-            Self::MemoryInPlace(store) => store.renew(renewal),
+            Self::Mongo(store) => contained(store.renew(renewal)).await,
+            Self::Memory(store) => Ok(Renewed::all(store.renew(renewal))),
+            Self::MemoryInPlace(store) => store.renew(renewal).map(Renewed::all),
             #[cfg(test)]
             Self::Simulated(link) => link.renew(renewal).await,
         }
         .inspect_err(|error| telemetry::operation_failed("renew", None, error))
     }
 
+    /// Runs operations that only take entries out, each on a document of its own; returns which were refused, by name. What
+    /// the others found is not told.
+    pub(crate) async fn release_together(
+        &self,
+        releases: &[(String, Operation)],
+    ) -> Result<BTreeMap<String, StoreError>, StoreError> {
+        match self {
+            Self::Mongo(store) => contained(store.release_together(releases, RELEASES_WITHIN)).await,
+            _ => {
+                let mut refused = BTreeMap::new();
+                for (name, operation) in releases {
+                    if let Err(error) = self.run(name, operation, RELEASES_WITHIN).await {
+                        refused.insert(name.clone(), error);
+                    }
+                }
+                return Ok(refused);
+            }
+        }
+        .inspect_err(|error| telemetry::operation_failed("release", None, error))
+    }
+
     /// Reads the documents of these names as they are now; names without one are left out.
     pub(crate) async fn read(&self, names: &[String]) -> Result<(Documents, Exchange), StoreError> {
         match self {
-            Self::Mongo(store) => store.read(names).await,
+            Self::Mongo(store) => contained(store.read(names, View::Newest)).await,
             Self::Memory(store) => Ok(store.read(names)),
             Self::MemoryInPlace(store) => Ok(store.read(names)),
             #[cfg(test)]
@@ -224,13 +389,19 @@ impl Store {
         .inspect_err(|error| telemetry::operation_failed("read", None, error))
     }
 
-    /// Reads all documents that can match; with them, the server's clock. What is no lock is passed over.
-    pub(crate) async fn list(
-        &self,
-        selection: &Selection,
-    ) -> Result<(Vec<(String, State)>, Option<ServerTime>), StoreError> {
+    /// The same as a majority has them, for observers: what was seen once is not undone.
+    pub(crate) async fn observe(&self, names: &[String]) -> Result<(Documents, Exchange), StoreError> {
         match self {
-            Self::Mongo(store) => store.list(selection).await,
+            Self::Mongo(store) => contained(store.read(names, View::Committed)).await,
+            _ => return self.read(names).await,
+        }
+        .inspect_err(|error| telemetry::operation_failed("read", None, error))
+    }
+
+    /// Reads all documents that can match.
+    pub(crate) async fn list(&self, selection: &Selection, view: View) -> Result<Listed, StoreError> {
+        match self {
+            Self::Mongo(store) => contained(store.list(selection, view)).await,
             Self::Memory(store) => Ok(store.list()),
             // Nobody lists the locks in documents.
             Self::MemoryInPlace(_) => Err(StoreError::unsupported()),
@@ -240,12 +411,21 @@ impl Store {
         .inspect_err(|error| telemetry::operation_failed("list", None, error))
     }
 
-    /// Opens a stream of the events that concern `session`, from now on or from after the last event of `resume`.
-    pub(crate) async fn watch(&self, session: &str, resume: Option<&ResumeAt>) -> Result<Stream<Event>, StoreError> {
+    /// Opens a stream of the events that concern `session`, from now on or from after the last event of `resume`. What
+    /// becomes free is told of the documents of the user's own alone.
+    pub(crate) async fn watch(
+        &self,
+        session: &str,
+        watched: Watched,
+        resume: Option<&ResumeAt>,
+    ) -> Result<Stream<Event>, StoreError> {
         match self {
-            Self::Mongo(store) => store.watch(session, resume).await.map(Box::new).map(Stream::Mongo),
+            Self::Mongo(store) => contained(store.watch(session, watched, resume))
+                .await
+                .map(Box::new)
+                .map(Stream::Mongo),
             Self::Memory(store) => Ok(Stream::Memory(store.watch(session))),
-            Self::MemoryInPlace(store) => Ok(Stream::Memory(store.watch(session))),
+            Self::MemoryInPlace(store) => Ok(Stream::Memory(store.watch(session, watched))),
             #[cfg(test)]
             Self::Simulated(link) => link.watch(session).await.map(Stream::Simulated),
         }
@@ -259,7 +439,10 @@ impl Store {
         resume: Option<&ResumeAt>,
     ) -> Result<Stream<NamedSighting>, StoreError> {
         match self {
-            Self::Mongo(store) => store.follow(name, resume).await.map(Box::new).map(Stream::Mongo),
+            Self::Mongo(store) => contained(store.follow(name, resume))
+                .await
+                .map(Box::new)
+                .map(Stream::Mongo),
             Self::Memory(store) => Ok(Stream::Memory(store.follow(name))),
             // Nobody follows the locks in documents.
             Self::MemoryInPlace(_) => Err(StoreError::unsupported()),
@@ -269,31 +452,49 @@ impl Store {
         .inspect_err(|error| telemetry::operation_failed("follow", name, error))
     }
 
-    /// Opens a stream that tells whenever a document may have become free to be claimed.
-    pub(crate) async fn watch_free(&self, resume: Option<&ResumeAt>) -> Result<Stream<()>, StoreError> {
+    /// Locks any document that is wanted and free, and returns it; `None` when there is none. The server may try for so
+    /// long.
+    pub(crate) async fn claim(
+        &self,
+        wanted: &Wanted,
+        among: Among<'_>,
+        operation: &Operation,
+        within: Duration,
+    ) -> Result<Option<Claimed>, StoreError> {
         match self {
-            Self::Mongo(store) => store.watch_free(resume).await.map(Box::new).map(Stream::Mongo),
-            Self::MemoryInPlace(store) => Ok(Stream::Memory(store.watch_free())),
-            _ => Err(StoreError::unsupported()),
-        }
-        .inspect_err(|error| telemetry::operation_failed("watch", None, error))
-    }
-
-    /// Locks any document that is wanted and free, and returns it; `None` when there is none.
-    pub(crate) async fn claim(&self, wanted: &Wanted, operation: &Operation) -> Result<Option<Claimed>, StoreError> {
-        match self {
-            Self::Mongo(store) => store.claim(wanted, operation).await,
-            Self::MemoryInPlace(store) => store.claim(wanted, operation),
+            Self::Mongo(store) => contained(store.claim(wanted, among, operation, within)).await,
+            Self::MemoryInPlace(store) => store.claim(wanted, among, operation),
             _ => Err(StoreError::unsupported()),
         }
         .inspect_err(|error| telemetry::operation_failed("claim", None, error))
     }
 
-    /// When the first of the wanted documents is free again, should nobody renew; `None` when there is none.
-    pub(crate) async fn free_at(&self, wanted: &Wanted) -> Result<Option<(ServerTime, Exchange)>, StoreError> {
+    /// The `_id` of a document that a claim would take next, which may be the one that it failed at.
+    pub(crate) async fn candidate(&self, wanted: &Wanted, among: Among<'_>) -> Result<Option<Bson>, StoreError> {
         match self {
-            Self::Mongo(store) => store.free_at(wanted).await,
-            Self::MemoryInPlace(store) => store.free_at(wanted),
+            Self::Mongo(store) => contained(store.candidate(wanted, among)).await,
+            // Nothing refuses to be claimed there.
+            Self::MemoryInPlace(_) => Ok(None),
+            _ => Err(StoreError::unsupported()),
+        }
+        .inspect_err(|error| telemetry::operation_failed("read", None, error))
+    }
+
+    /// Looks at the documents that are wanted, none of which is free; those that are `passed` over count as unfit.
+    pub(crate) async fn outlook(&self, wanted: &Wanted, passed: &[Bson]) -> Result<Outlook, StoreError> {
+        match self {
+            Self::Mongo(store) => contained(store.outlook(wanted, passed)).await,
+            Self::MemoryInPlace(store) => store.outlook(wanted, passed),
+            _ => Err(StoreError::unsupported()),
+        }
+        .inspect_err(|error| telemetry::operation_failed("read", None, error))
+    }
+
+    /// Why the document with this `_id` is not fit to be claimed; `None` when it is so by now, or is gone.
+    pub(crate) async fn why_unfit(&self, id: &Bson) -> Result<Option<StoreError>, StoreError> {
+        match self {
+            Self::Mongo(store) => contained(store.why_unfit(id)).await,
+            Self::MemoryInPlace(store) => Ok(store.why_unfit(id)),
             _ => Err(StoreError::unsupported()),
         }
         .inspect_err(|error| telemetry::operation_failed("read", None, error))
@@ -302,26 +503,36 @@ impl Store {
     /// The names of the wanted documents in which this entry is a holder.
     pub(crate) async fn held_by(&self, wanted: &Wanted, entry: &str) -> Result<Vec<String>, StoreError> {
         match self {
-            Self::Mongo(store) => store.held_by(wanted, entry).await,
+            Self::Mongo(store) => contained(store.held_by(wanted, entry)).await,
             Self::MemoryInPlace(store) => store.held_by(wanted, entry),
             _ => Err(StoreError::unsupported()),
         }
         .inspect_err(|error| telemetry::operation_failed("read", None, error))
     }
 
-    /// The path of the locks in the documents of the user's own; empty where the documents are the locks.
-    pub(crate) fn path(&self) -> &str {
+    /// Whether its streams take connections of the driver's pool.
+    pub(crate) fn is_remote(&self) -> bool {
+        matches!(self, Self::Mongo(_))
+    }
+
+    /// Whether it is of documents of the user's own, with locks in them.
+    pub(crate) fn is_in_place(&self) -> bool {
+        self.in_place().is_some()
+    }
+
+    /// Where the locks are in the documents of the user's own; `None` where the documents are the locks.
+    pub(crate) fn in_place(&self) -> Option<&Arc<InPlace>> {
         match self {
-            Self::Mongo(store) => store.path(),
-            Self::MemoryInPlace(store) => store.path(),
-            _ => "",
+            Self::Mongo(store) => store.place(),
+            Self::MemoryInPlace(store) => Some(store.place()),
+            _ => None,
         }
     }
 
     /// The user's part of a document as it is now.
     pub(crate) async fn fetch(&self, name: &str) -> Result<Option<Document>, StoreError> {
         match self {
-            Self::Mongo(store) => store.fetch(name).await,
+            Self::Mongo(store) => contained(store.fetch(name)).await,
             Self::MemoryInPlace(store) => Ok(store.fetch(name)),
             _ => Err(StoreError::unsupported()),
         }
@@ -329,24 +540,29 @@ impl Store {
     }
 
     /// Changes the user's part of a document, and returns it, if this entry holds it under this token; `None` otherwise.
+    /// The id of the operation goes into `wake`, by which claims see that the document is still held.
+    /// The server may try for so long.
     pub(crate) async fn change(
         &self,
         name: &str,
         holder: (&str, i64),
         update: UpdateModifications,
+        operation: &str,
+        within: Duration,
     ) -> Result<Option<Document>, StoreError> {
         match self {
-            Self::Mongo(store) => store.change(name, holder, update).await,
-            Self::MemoryInPlace(store) => store.change(name, holder, &update),
+            Self::Mongo(store) => contained(store.change(name, holder, update, operation, within)).await,
+            Self::MemoryInPlace(store) => store.change(name, holder, &update, operation),
             _ => Err(StoreError::unsupported()),
         }
         .inspect_err(|error| telemetry::operation_failed("update", Some(name), error))
     }
 
-    /// Deletes a document if this entry holds it under this token, and says whether it did.
-    pub(crate) async fn delete(&self, name: &str, holder: (&str, i64)) -> Result<bool, StoreError> {
+    /// Deletes a document if this entry holds it under this token, and says whether it did. The server may try for so
+    /// long.
+    pub(crate) async fn delete(&self, name: &str, holder: (&str, i64), within: Duration) -> Result<bool, StoreError> {
         match self {
-            Self::Mongo(store) => store.delete(name, holder).await,
+            Self::Mongo(store) => contained(store.delete(name, holder, within)).await,
             Self::MemoryInPlace(store) => Ok(store.delete(name, holder)),
             _ => Err(StoreError::unsupported()),
         }
@@ -356,7 +572,7 @@ impl Store {
     /// Prepares the collection: makes the index by which the server purges idle locks.
     pub(crate) async fn prepare(&self) -> Result<(), StoreError> {
         match self {
-            Self::Mongo(store) => store.prepare().await,
+            Self::Mongo(store) => contained(store.prepare()).await,
             _ => Ok(()),
         }
         .inspect_err(|error| telemetry::operation_failed("index", None, error))
@@ -370,13 +586,35 @@ pub(crate) struct Wanted {
     pub(crate) sort: Option<Document>,
 }
 
+/// Which of the wanted documents a claim may take.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Among<'a> {
+    /// All but those with one of these `_id`s.
+    AllBut(&'a [Bson]),
+    /// The one with this `_id`.
+    Only(&'a Bson),
+}
+
 /// A document of the user's own that was claimed.
 #[derive(Debug)]
 pub(crate) struct Claimed {
     pub(crate) name: String,
     /// The user's part of it.
     pub(crate) document: Document,
-    pub(crate) state: State,
+    /// The lock as it was written.
+    pub(crate) state: Result<State, Malformed>,
+    pub(crate) exchange: Exchange,
+}
+
+/// What is to be expected of the wanted documents when none is free.
+#[derive(Debug)]
+pub(crate) struct Outlook {
+    /// When the first of them is free again, should nobody renew.
+    pub(crate) free_at: Option<ServerTime>,
+    /// Some are claimed by others, and are free in time.
+    pub(crate) others: bool,
+    /// One that claims pass over as it is not fit, if there is one.
+    pub(crate) unfit: Option<Bson>,
     pub(crate) exchange: Exchange,
 }
 
@@ -390,17 +628,68 @@ pub(crate) struct Selection {
     pub(crate) held: Option<bool>,
 }
 
+/// The documents that a list is of.
+#[derive(Debug)]
+pub(crate) struct Listed {
+    pub(crate) found: Vec<(String, State)>,
+    /// Those that are no locks.
+    pub(crate) unreadable: Vec<Unreadable>,
+    /// The server's clock.
+    pub(crate) now: Option<ServerTime>,
+}
+
+/// A document in a collection of locks that is not that of a lock.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Unreadable {
+    /// Its `_id`, as far as it can be shown.
+    pub(crate) name: String,
+    pub(crate) problem: String,
+}
+
+/// Characters of an unreadable `_id` that are shown: what is longer than the name of a lock can be is not.
+const SHOWN: usize = 1_024;
+
+impl Unreadable {
+    pub(crate) fn new(name: String, problem: &impl fmt::Display) -> Self {
+        Self {
+            name: name.chars().take(SHOWN).collect(),
+            problem: problem.to_string(),
+        }
+    }
+}
+
 /// Holders to be renewed in one command.
 #[derive(Clone, Debug)]
 pub(crate) struct Renewal {
     /// New for every renewal; the first word of `wake`.
     pub(crate) operation: String,
-    pub(crate) names: Vec<String>,
-    pub(crate) ids: Vec<String>,
+    /// The holders' entries, by the names of their locks.
+    pub(crate) entries: BTreeMap<String, Vec<String>>,
     /// In milliseconds.
     pub(crate) keep: i64,
     /// For how long the server may try.
     pub(crate) within: Duration,
+    /// Each document by a statement of its own, so that one that is refused costs no others a second command.
+    pub(crate) apart: bool,
+}
+
+/// What a renewal did.
+#[derive(Debug, Default)]
+pub(crate) struct Renewed {
+    /// In how many documents it did something.
+    pub(crate) renewed: u64,
+    /// Documents that the server refused to change, by the names of their locks: nothing was written to them.
+    pub(crate) refused: BTreeMap<String, StoreError>,
+}
+
+impl Renewed {
+    /// Nothing was refused.
+    pub(crate) fn all(renewed: u64) -> Self {
+        Self {
+            renewed,
+            ..Self::default()
+        }
+    }
 }
 
 /// A holder to be made part of a transaction.
@@ -419,8 +708,15 @@ pub(crate) struct Guarding<'a> {
 #[derive(Clone, Debug)]
 pub(crate) struct ResumeAt(mongodb::bson::Document);
 
-/// What a stream says, and about which document; `None`: about them all.
-pub(crate) type NamedSighting = (Option<String>, Sighting);
+/// What a stream says to observers.
+#[derive(Clone, Debug)]
+pub(crate) enum NamedSighting {
+    Of(String, Sighting),
+    /// Something was written that is not the document of a lock.
+    Unreadable(Unreadable),
+    /// Anything can have happened to any document.
+    Everything,
+}
 
 /// What a stream says about one document.
 #[derive(Clone, Debug)]
@@ -446,7 +742,7 @@ impl<T> Stream<T> {
     /// Cancel safe: no event is lost when the future is dropped.
     pub(crate) async fn next(&mut self) -> Result<Vec<T>, StoreError> {
         match self {
-            Self::Mongo(stream) => stream.next().await,
+            Self::Mongo(stream) => contained(stream.next()).await,
             Self::Memory(stream) => Ok(stream.next().await),
             #[cfg(test)]
             Self::Simulated(stream) => stream.next().await,

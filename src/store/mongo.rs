@@ -3,12 +3,13 @@
 mod command;
 mod failure;
 mod guard;
+mod identity;
 mod in_place;
+mod lossy;
 mod stream;
 
-use std::time::Duration;
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
-use futures::TryStreamExt;
 use mongodb::{
     Collection, Database, IndexModel,
     bson::{Bson, Document, doc},
@@ -19,13 +20,17 @@ use mongodb::{
 };
 use tokio::time::Instant;
 
-use super::{Answer, Documents, Exchange, Failure, Renewal, Selection, StoreError, name};
+use super::{
+    Answer, Documents, Exchange, Failure, InPlace, Listed, Renewal, Renewed, Selection, StoreError, Unreadable, View,
+    name,
+};
 use crate::protocol::{Expects, Location, Operation, ServerTime, State, document::Malformed, pipeline, wake};
 
 #[cfg(any(test, fuzzing))]
 pub(in crate::store) use command::refusal;
-pub(in crate::store) use failure::{code, code_name, found_no_server};
+pub(in crate::store) use failure::{code, code_name, found_no_server, ran_out_of_time};
 pub(crate) use guard::{abort, is_in_transaction};
+pub(crate) use identity::identity;
 pub(in crate::store) use stream::MongoStream;
 #[cfg(any(test, fuzzing))]
 pub(in crate::store) use stream::{read_event, read_sighting};
@@ -34,6 +39,12 @@ pub(in crate::store) use stream::{read_event, read_sighting};
 /// dead, so it is also how soon a stream that silently stopped is noticed; each one costs a command.
 pub(crate) const AWAIT_TIME: Duration = Duration::from_millis(4_750);
 
+/// For how long the server may look for documents by their names, so that no reading stays behind there that nobody
+/// waits for any more.
+const LOOK: Duration = Duration::from_secs(10);
+
+/// The same for what may go through many documents.
+const LONG_LOOK: Duration = Duration::from_secs(30);
 const TTL_INDEX: &str = "watchlock_purge_at";
 
 /// The field of an answer in which the server tells its clock.
@@ -52,6 +63,8 @@ pub(crate) enum Topology {
 pub(crate) struct MongoStore {
     collection: Collection<Document>,
     location: Location,
+    /// Of locks in documents of the user's own.
+    place: Option<Arc<InPlace>>,
 }
 
 impl MongoStore {
@@ -78,7 +91,7 @@ impl MongoStore {
         } else {
             Topology::Standalone
         };
-        let store = Self::new(database.collection(collection), Location::default());
+        let store = Self::new(database.collection(collection), None);
         let exchange = Exchange {
             sent,
             received: Instant::now(),
@@ -88,11 +101,11 @@ impl MongoStore {
     }
 
     /// The locks in the documents of a collection of the user's.
-    pub(crate) fn in_place<T: Send + Sync>(collection: &Collection<T>, path: &str) -> Self {
-        Self::new(collection.clone_with_type(), Location::under(path))
+    pub(crate) fn in_place<T: Send + Sync>(collection: &Collection<T>, place: Arc<InPlace>) -> Self {
+        Self::new(collection.clone_with_type(), Some(place))
     }
 
-    fn new(collection: Collection<Document>, location: Location) -> Self {
+    fn new(collection: Collection<Document>, place: Option<Arc<InPlace>>) -> Self {
         // Set here and never inherited: what the user chose for the database is for the user's own data. A grant
         // that is not majority-committed can be rolled back, and be granted again to another.
         let options = CollectionOptions::builder()
@@ -104,18 +117,21 @@ impl MongoStore {
         let database = collection.client().database(&namespace.db);
         Self {
             collection: database.collection_with_options(&namespace.coll, options),
-            location,
+            location: place
+                .as_ref()
+                .map_or_else(Location::default, |place| Location::under(place.path())),
+            place,
         }
     }
 
-    pub(super) async fn run(&self, name: &str, operation: &Operation) -> Result<Answer, StoreError> {
+    pub(super) async fn run(&self, name: &str, operation: &Operation, within: Duration) -> Result<Answer, StoreError> {
         let sent = Instant::now();
         let at = &self.location;
         let query = pipeline::selection(at, &name::id_of(at, name), operation);
         let update = pipeline::operation(at, operation, &now());
         // What was done as expected has its time in the document, and what was not is asked for in full or is over; so the
         // server is spared the making of another document for the answer.
-        let bare = operation.expects != Expects::Nothing && at.is_root();
+        let bare = matches!(operation.expects, Expects::Alone | Expects::Holding) && at.is_root();
         let fields = (!bare).then(|| self.fields());
         let answer = if operation.evict || operation.proclaim.is_some() {
             // What must not come late, after another: the driver repeats it in a way by which the server knows it again.
@@ -123,17 +139,23 @@ impl MongoStore {
                 .find_one_and_update(query, update)
                 .return_document(ReturnDocument::After)
                 .projection(self.fields())
+                .max_time(within)
                 .await
         } else {
             // A document of the user's own is there or it is not.
             let upsert = operation.creates() && at.is_root();
-            self.find_and_modify(query, update, upsert, fields).await
+            self.find_and_modify(query, update, upsert, fields, within).await
         };
         let document = match answer {
             Ok(document) => document,
             Err(error) => return Err(self.explain(name, error).await),
         };
         let received = Instant::now();
+        let obstacle = document.as_ref().and_then(|document| at.obstacle(document));
+        if let Some(path) = obstacle.filter(|_| operation.creates()) {
+            // An array has many values where the lock has one, so it is taken for another protocol.
+            return Err(Malformed::occupied(path).into());
+        }
         let state = document.as_ref().and_then(|document| at.lock(document));
         let state = state.map(State::from_document).transpose();
         let written = state.as_ref().ok().and_then(Option::as_ref);
@@ -147,47 +169,118 @@ impl MongoStore {
         match state {
             Ok(state) => Ok(Answer { state, exchange }),
             // A pipeline that only takes entries out leaves a foreign document as it is: nothing of ours is in it.
-            Err(_) if !operation.creates() => Ok(Answer { state: None, exchange }),
+            Err(malformed) if !operation.creates() && !malformed.is_newer() => Ok(Answer { state: None, exchange }),
             Err(malformed) => Err(malformed.into()),
         }
     }
 
-    pub(super) async fn renew(&self, renewal: &Renewal) -> Result<u64, StoreError> {
-        let update = pipeline::renewal(&self.location, &renewal.operation, &renewal.ids, renewal.keep, &now());
-        let holds = self.location.key("holders.id");
-        let filter = doc! { "_id": { "$in": self.ids(&renewal.names) }, holds: { "$in": &renewal.ids } };
-        Ok(self.update_many(filter, update, renewal.within).await?)
+    /// Renews by one statement for all; where a document is refused, by one for each of them. A refusal ends the statement
+    /// for all, with those before written and those after not, so its count says nothing.
+    pub(super) async fn renew(&self, renewal: &Renewal) -> Result<Renewed, StoreError> {
+        if renewal.apart {
+            return self.renew_each(renewal).await;
+        }
+        let ids: Vec<String> = renewal.entries.values().flatten().cloned().collect();
+        let documents = renewal.entries.keys().map(|name| name::id_of(&self.location, name));
+        let documents = doc! { "$in": documents.collect::<Vec<Bson>>() };
+        let mut updated = self
+            .update(vec![self.renewal(renewal, documents.into(), &ids)], renewal.within)
+            .await?;
+        let Some((_, error)) = updated.refused.pop() else {
+            return Ok(Renewed::all(updated.modified));
+        };
+        let error = StoreError::from(error);
+        match renewal.entries.first_key_value() {
+            _ if error.kind == Failure::Unavailable => Err(error),
+            Some((name, _)) if renewal.entries.len() == 1 => Ok(Renewed {
+                renewed: 0,
+                refused: [(name.clone(), error)].into(),
+            }),
+            _ => self.renew_each(renewal).await,
+        }
     }
 
-    /// Reads what the primary has now. The majority's view can lag behind a write that was acknowledged already, and a
-    /// hold that had just been granted would be taken for lost.
-    pub(super) async fn read(&self, names: &[String]) -> Result<(Documents, Exchange), StoreError> {
+    async fn renew_each(&self, renewal: &Renewal) -> Result<Renewed, StoreError> {
+        let entries = renewal.entries.iter();
+        let statements = entries.map(|(name, ids)| self.renewal(renewal, name::id_of(&self.location, name), ids));
+        let updated = self.update(statements.collect(), renewal.within).await?;
+        let names: Vec<&String> = renewal.entries.keys().collect();
+        let mut refused = BTreeMap::new();
+        for (position, error) in updated.refused {
+            let error = StoreError::from(error);
+            // Of no document, but of the server.
+            if error.kind == Failure::Unavailable {
+                return Err(error);
+            }
+            if let Some(name) = names.get(position) {
+                refused.insert((*name).clone(), error);
+            }
+        }
+        Ok(Renewed {
+            renewed: updated.modified,
+            refused,
+        })
+    }
+
+    pub(super) async fn release_together(
+        &self,
+        releases: &[(String, Operation)],
+        within: Duration,
+    ) -> Result<BTreeMap<String, StoreError>, StoreError> {
+        let at = &self.location;
+        let statements = releases.iter().map(|(name, operation)| {
+            doc! {
+                "q": pipeline::selection(at, &name::id_of(at, name), operation),
+                "u": pipeline::operation(at, operation, &now()),
+            }
+        });
+        let updated = self.update(statements.collect(), within).await?;
+        let refused = updated.refused.into_iter().filter_map(|(position, error)| {
+            let (name, _) = releases.get(position)?;
+            Some((name.clone(), StoreError::from(error)))
+        });
+        Ok(refused.collect())
+    }
+
+    /// The statement that renews these entries in the documents that `documents` selects.
+    fn renewal(&self, renewal: &Renewal, documents: Bson, ids: &[String]) -> Document {
+        let holds = self.location.key("holders.id");
+        doc! {
+            "q": { "_id": documents, holds: { "$in": ids } },
+            "u": pipeline::renewal(&self.location, &renewal.operation, ids, renewal.keep, &now()),
+            "multi": true,
+        }
+    }
+
+    /// Reads documents, each by itself: one that can't be read hides no others.
+    ///
+    /// Holders need the newest view: the majority's can lag behind a write that was acknowledged already, and a hold that
+    /// had just been granted would be taken for lost.
+    pub(super) async fn read(&self, names: &[String], view: View) -> Result<(Documents, Exchange), StoreError> {
         let sent = Instant::now();
         let find = self.collection.find(doc! { "_id": { "$in": self.ids(names) } });
-        let cursor = find
-            .projection(self.fields())
-            .read_concern(ReadConcern::local())
-            .await?;
-        let documents: Vec<Document> = cursor.try_collect().await?;
-        let now = documents.first().and_then(server_now);
-        let named = documents.into_iter().filter_map(|document| {
-            let name = name::of_document(&self.location, document.get("_id")?)?;
-            Some((name, State::from_document(self.location.lock(&document)?)))
-        });
-        Ok((
-            named.collect(),
-            Exchange {
-                sent,
-                received: Instant::now(),
-                now,
-            },
-        ))
+        let find = find.projection(self.fields()).read_concern(view.concern());
+        let mut cursor = find.max_time(LOOK).await?;
+        let (mut found, mut now) = (Documents::new(), None);
+        while cursor.advance().await? {
+            let raw = cursor.current();
+            let Some(document) = lossy::read(raw) else { continue };
+            now = server_now(&document).or(now);
+            let id = lossy::read_exactly(raw, "_id");
+            let name = id.and_then(|id| name::of_document(&self.location, &id));
+            if let (Some(name), Some(lock)) = (name, self.location.lock(&document)) {
+                found.insert(name, State::from_document(lock));
+            }
+        }
+        let exchange = Exchange {
+            sent,
+            received: Instant::now(),
+            now,
+        };
+        Ok((found, exchange))
     }
 
-    pub(super) async fn list(
-        &self,
-        selection: &Selection,
-    ) -> Result<(Vec<(String, State)>, Option<ServerTime>), StoreError> {
+    pub(super) async fn list(&self, selection: &Selection, view: View) -> Result<Listed, StoreError> {
         // No text that begins with the prefix comes after this, but for those that go on with this very character.
         let mut query =
             doc! { "_id": { "$gte": &selection.prefix, "$lte": format!("{}\u{10ffff}", selection.prefix) } };
@@ -198,15 +291,23 @@ impl MongoStore {
             query.insert("holders.0", doc! { "$exists": true });
         }
         let find = self.collection.find(query).projection(self.fields());
-        let mut cursor = find.read_concern(ReadConcern::local()).await?;
-        let (mut found, mut now) = (Vec::new(), None);
-        while let Some(document) = cursor.try_next().await? {
-            now = server_now(&document).or(now);
-            if let (Ok(name), Ok(state)) = (document.get_str("_id"), State::from_document(&document)) {
-                found.push((name.to_owned(), state));
+        let mut cursor = find.read_concern(view.concern()).max_time(LONG_LOOK).await?;
+        let mut listed = Listed {
+            found: Vec::new(),
+            unreadable: Vec::new(),
+            now: None,
+        };
+        while cursor.advance().await? {
+            let raw = cursor.current();
+            let Some(document) = lossy::read(raw) else { continue };
+            listed.now = server_now(&document).or(listed.now);
+            match (raw.get_str("_id"), State::from_document(&document)) {
+                (Ok(name), Ok(state)) => listed.found.push((name.to_owned(), state)),
+                (Ok(name), Err(malformed)) => listed.unreadable.push(Unreadable::new(name.to_owned(), &malformed)),
+                (Err(_), _) => listed.unreadable.push(not_utf8(&document)),
             }
         }
-        Ok((found, now))
+        Ok(listed)
     }
 
     pub(super) async fn prepare(&self) -> Result<(), StoreError> {
@@ -233,6 +334,7 @@ impl MongoStore {
             && let Ok(Some(document)) = self
                 .collection
                 .find_one(doc! { "_id": name::id_of(&self.location, name) })
+                .max_time(LOOK)
                 .await
         {
             if let Some(path) = self.location.obstacle(&document) {
@@ -255,11 +357,29 @@ impl MongoStore {
             return doc! { self.location.path(): 1, NOW: "$$NOW" };
         }
         doc! {
-            "kind": 1, "capacity": 1, "token": 1, "holders": 1, "queue": 1, "wake": 1, "version": 1, "at": 1,
+            "protocol": 1, "kind": 1, "capacity": 1, "token": 1, "holders": 1, "queue": 1, "wake": 1, "version": 1, "at": 1,
             "purge_at": 1, "broken": 1, "adopted": 1,
             NOW: "$$NOW",
         }
     }
+}
+
+impl View {
+    fn concern(self) -> ReadConcern {
+        match self {
+            Self::Newest => ReadConcern::local(),
+            Self::Committed => ReadConcern::majority(),
+        }
+    }
+}
+
+/// A document whose `_id` is not UTF-8, so that no lock has it.
+fn not_utf8(document: &Document) -> Unreadable {
+    let shown = match document.get("_id") {
+        Some(Bson::String(text)) => text.clone(),
+        other => other.map(Bson::to_string).unwrap_or_default(),
+    };
+    Unreadable::new(shown, &"field `_id` is not valid UTF-8")
 }
 
 fn now() -> Bson {

@@ -3,7 +3,7 @@
 //! Only for tests. Each client has a link of its own to the one memory.
 
 use std::{
-    collections::VecDeque,
+    collections::{BTreeMap, BTreeSet, HashSet, VecDeque},
     io,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
@@ -12,15 +12,22 @@ use std::{
     time::Duration,
 };
 
-use tokio::time::{Instant, sleep, sleep_until};
+use tokio::{
+    sync::watch,
+    time::{Instant, sleep, sleep_until, timeout},
+};
 
 use super::{
-    AWAIT_TIME, Answer, Documents, Event, Exchange, Failure, MemoryStore, Renewal, StoreError, memory::MemoryStream,
+    AWAIT_TIME, Answer, Documents, Event, Exchange, Failure, MemoryStore, Renewal, Renewed, StoreError,
+    memory::MemoryStream,
 };
 use crate::protocol::{Operation, random::Random};
 
 /// How long the driver lets an operation hang on a server that does not answer.
 const HANGS: Duration = Duration::from_secs(20);
+
+/// How long one hangs on a connection that nobody knows to be dead.
+const NEVER: Duration = Duration::from_secs(900);
 
 /// How late a command can still be applied whose sender has been told that it failed.
 const LATEST: u64 = 8_000;
@@ -34,8 +41,14 @@ pub(crate) struct Link {
     calm: AtomicBool,
     /// Nothing comes through.
     cut: AtomicBool,
+    /// Names of which the server says nothing, as somebody else's transaction has written their documents.
+    blocked: watch::Sender<HashSet<String>>,
+    /// So many connections that lie idle are dead, and nobody knows.
+    dead: AtomicU64,
     /// Renewals are slow.
     burden: Mutex<Option<Arc<Burden>>>,
+    /// Documents that the server refuses to renew.
+    refusing: Mutex<BTreeSet<String>>,
 }
 
 /// What makes a server slow: one thing after the other is done, and each takes its time.
@@ -67,7 +80,14 @@ enum Fate {
     RequestLost(Duration),
     /// It fails for its sender after the first time, and is applied after the second.
     AppliedLate(Duration, Duration),
+    /// It is applied after the time, or never, and never answered.
+    NeverAnswered(Option<Duration>),
 }
+
+/// The server did not get it done in the time that it was given.
+#[derive(Debug, thiserror::Error)]
+#[error("the server ran out of time")]
+pub(super) struct OutOfTime;
 
 impl Link {
     pub(crate) fn new(memory: Arc<MemoryStore>, seed: u64) -> Arc<Self> {
@@ -76,7 +96,10 @@ impl Link {
             random: Mutex::new(Random::new(seed)),
             calm: AtomicBool::new(false),
             cut: AtomicBool::new(false),
+            blocked: watch::Sender::default(),
+            dead: AtomicU64::new(0),
             burden: Mutex::default(),
+            refusing: Mutex::default(),
         })
     }
 
@@ -89,6 +112,37 @@ impl Link {
         self.cut.store(cut, Ordering::Relaxed);
     }
 
+    /// So many of the connections that lie idle come to be dead: what is sent through one is never answered. Returns how
+    /// many still were from the last time.
+    pub(crate) fn kill_idle(&self, connections: u64) -> u64 {
+        self.dead.swap(connections, Ordering::Relaxed)
+    }
+
+    /// Whether the server says nothing of a name for as long as it may try.
+    pub(crate) fn block(&self, name: &str, blocked: bool) {
+        self.blocked.send_modify(|names| {
+            if blocked {
+                names.insert(name.to_owned());
+            } else {
+                names.remove(name);
+            }
+        });
+    }
+
+    /// Comes when the server can get at the document, or has run out of time.
+    async fn unblocked(&self, name: &str, within: Duration) -> Result<(), StoreError> {
+        let mut blocked = self.blocked.subscribe();
+        let free = blocked.wait_for(|names| !names.contains(name));
+        // The sender is the link's own.
+        match timeout(within, free).await {
+            Ok(_) => Ok(()),
+            Err(_) => Err(StoreError {
+                kind: Failure::Unavailable,
+                source: Arc::new(OutOfTime),
+            }),
+        }
+    }
+
     /// Makes renewals slow from now on.
     pub(crate) fn burden(&self, latency: Duration, each: Duration) -> Arc<Burden> {
         let burden = Arc::new(Burden {
@@ -99,6 +153,11 @@ impl Link {
         });
         *self.burden.lock().unwrap_or_else(PoisonError::into_inner) = Some(burden.clone());
         burden
+    }
+
+    /// Renewals are as fast as all else again.
+    pub(crate) fn unburden(&self) {
+        *self.burden.lock().unwrap_or_else(PoisonError::into_inner) = None;
     }
 
     fn is_cut(&self) -> bool {
@@ -117,6 +176,14 @@ impl Link {
         if self.is_cut() {
             return Fate::RequestLost(HANGS);
         }
+        let take = |dead: u64| dead.checked_sub(1);
+        if self
+            .dead
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, take)
+            .is_ok()
+        {
+            return Fate::NeverAnswered(None);
+        }
         if self.calm.load(Ordering::Relaxed) {
             return Fate::Answered(there, back);
         }
@@ -126,7 +193,8 @@ impl Link {
             85..88 => Fate::Answered(there, long),
             88..92 => Fate::AnswerLost(there, long),
             92..96 => Fate::RequestLost(long),
-            96..99 => Fate::AppliedLate(there + back, longer),
+            96..98 => Fate::AppliedLate(there + back, longer),
+            98 => Fate::NeverAnswered((random.below(2) == 0).then_some(long)),
             _ => Fate::AnswerLost(there, HANGS),
         }
     }
@@ -164,11 +232,20 @@ impl Link {
                 sleep(after.min(late)).await;
                 Err(lost())
             }
+            Fate::NeverAnswered(applied) => {
+                if let Some(there) = applied {
+                    sleep(there).await;
+                    apply(&self.memory);
+                }
+                sleep(NEVER).await;
+                Err(lost())
+            }
         }
     }
 
-    pub(super) async fn run(&self, name: &str, operation: &Operation) -> Result<Answer, StoreError> {
+    pub(super) async fn run(&self, name: &str, operation: &Operation, within: Duration) -> Result<Answer, StoreError> {
         let sent = Instant::now();
+        self.unblocked(name, within).await?;
         let (name, operation) = (name.to_owned(), operation.clone());
         let answer = self.send(move |memory| memory.run(&name, &operation)).await?;
         Ok(Answer {
@@ -177,7 +254,16 @@ impl Link {
         })
     }
 
-    pub(super) async fn renew(&self, renewal: &Renewal) -> Result<u64, StoreError> {
+    /// Documents of these names are not renewed any more.
+    pub(crate) fn refuse(&self, names: impl IntoIterator<Item = String>) {
+        *self.refusing() = names.into_iter().collect();
+    }
+
+    fn refusing(&self) -> MutexGuard<'_, BTreeSet<String>> {
+        self.refusing.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) async fn renew(&self, renewal: &Renewal) -> Result<Renewed, StoreError> {
         let burden = self.burden.lock().unwrap_or_else(PoisonError::into_inner).clone();
         if let Some(burden) = burden {
             burden.renewals.fetch_add(1, Ordering::Relaxed);
@@ -186,12 +272,22 @@ impl Link {
             sleep(
                 burden
                     .each
-                    .saturating_mul(u32::try_from(renewal.names.len()).unwrap_or(u32::MAX)),
+                    .saturating_mul(u32::try_from(renewal.entries.len()).unwrap_or(u32::MAX)),
             )
             .await;
         }
-        let renewal = renewal.clone();
-        self.send(move |memory| memory.renew(&renewal)).await
+        let mut renewal = renewal.clone();
+        let refusing = self.refusing().clone();
+        let (refused, entries) = std::mem::take(&mut renewal.entries)
+            .into_iter()
+            .partition(|(name, _)| refusing.contains(name));
+        renewal.entries = entries;
+        let refused: BTreeMap<String, Vec<String>> = refused;
+        let renewed = self.send(move |memory| memory.renew(&renewal)).await?;
+        Ok(Renewed {
+            renewed,
+            refused: refused.into_keys().map(|name| (name, refused_by_server())).collect(),
+        })
     }
 
     pub(super) async fn read(&self, names: &[String]) -> Result<(Documents, Exchange), StoreError> {
@@ -223,6 +319,14 @@ fn since(sent: Instant, exchange: &Exchange) -> Exchange {
         sent,
         received: Instant::now(),
         now: exchange.now,
+    }
+}
+
+/// As a validator does that was added later.
+fn refused_by_server() -> StoreError {
+    StoreError {
+        kind: Failure::Refused,
+        source: Arc::new(io::Error::other("the document failed validation")),
     }
 }
 

@@ -13,8 +13,10 @@ pub(super) const HOLD: &str = "watchlock_hold_seconds";
 pub(super) const LOSSES: &str = "watchlock_losses_total";
 pub(super) const RENEWALS: &str = "watchlock_renewals_total";
 pub(super) const BREAKS: &str = "watchlock_breaks_total";
+pub(super) const PASSED_OVER: &str = "watchlock_documents_passed_over_total";
 pub(super) const SESSIONS: &str = "watchlock_sessions";
 pub(super) const INTERRUPTIONS: &str = "watchlock_stream_interruptions_total";
+pub(super) const JUMPS: &str = "watchlock_clock_jumps_total";
 pub(super) const ERRORS: &str = "watchlock_operation_errors_total";
 
 /// Label and value.
@@ -26,25 +28,29 @@ mod sink {
 
     use metrics::{Unit, counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram};
 
-    use super::*;
+    use super::{super::shield::shielded, *};
 
     /// Counts so many more.
     pub(in super::super) fn count(name: &'static str, more: u64, labels: &[Label]) {
-        counter!(name, labels).increment(more);
+        shielded(|| counter!(name, labels).increment(more));
     }
 
     /// Raises or lowers what there is at present.
     pub(in super::super) fn change(name: &'static str, by: f64, labels: &[Label]) {
-        gauge!(name, labels).increment(by);
+        shielded(|| gauge!(name, labels).increment(by));
     }
 
     /// Enters how long something took.
     pub(in super::super) fn time(name: &'static str, took: Duration, labels: &[Label]) {
-        histogram!(name, labels).record(took);
+        shielded(|| histogram!(name, labels).record(took));
     }
 
     /// With every client, as nobody tells when a recorder is installed.
     pub(in super::super) fn describe() {
+        shielded(describe_all);
+    }
+
+    fn describe_all() {
         describe_counter!(ACQUIRES, Unit::Count, "Acquires and tries that ended, by how");
         describe_histogram!(
             WAIT,
@@ -58,8 +64,14 @@ mod sink {
         describe_counter!(LOSSES, Unit::Count, "Locks that were lost, by why");
         describe_counter!(RENEWALS, Unit::Count, "Locks that were renewed, or failed to be");
         describe_counter!(BREAKS, Unit::Count, "Locks that were broken through this process");
+        describe_counter!(PASSED_OVER, Unit::Count, "Documents that could not be claimed");
         describe_gauge!(SESSIONS, Unit::Count, "Sessions, by how their waiters are woken");
         describe_counter!(INTERRUPTIONS, Unit::Count, "Change streams that broke or fell silent");
+        describe_counter!(
+            JUMPS,
+            Unit::Count,
+            "Servers' clocks that were set by more than the margin of deadlines"
+        );
         describe_counter!(
             ERRORS,
             Unit::Count,

@@ -28,26 +28,26 @@ use watchlock::{
 use crate::setup::{Ground, PATIENCE, SOON, eventually, faulty, until_streaming, within};
 
 /// Two clients, and the collection as its owner sees it.
-struct Scene {
-    a: LockClient,
-    b: LockClient,
-    place: Place,
-    events: Events,
+pub(crate) struct Scene {
+    pub(crate) a: LockClient,
+    pub(crate) b: LockClient,
+    pub(crate) place: Place,
+    pub(crate) events: Events,
 }
 
-enum Place {
+pub(crate) enum Place {
     Server(Ground),
     Memory(InMemory),
 }
 
 /// What other programs do to the collection, which do not heed the locks.
-enum Events {
+pub(crate) enum Events {
     Server(Collection<Document>),
     Memory(MemoryCollection),
 }
 
 impl Scene {
-    async fn on(ground: Ground) -> Self {
+    pub(crate) async fn on(ground: Ground) -> Self {
         Self {
             a: ground.locks().await,
             b: ground.locks().await,
@@ -56,7 +56,7 @@ impl Scene {
         }
     }
 
-    fn in_memory() -> Self {
+    pub(crate) fn in_memory() -> Self {
         let memory = InMemory::new();
         Self {
             a: memory.client(),
@@ -67,7 +67,7 @@ impl Scene {
     }
 
     /// On a replica set, on a standalone, and in memory.
-    async fn everywhere(name: &str) -> [Self; 3] {
+    pub(crate) async fn everywhere(name: &str) -> [Self; 3] {
         [
             Self::on(Ground::replica_set(name).await).await,
             Self::on(Ground::standalone(name).await).await,
@@ -76,15 +76,15 @@ impl Scene {
     }
 
     /// On a replica set and in memory.
-    async fn streaming(name: &str) -> [Self; 2] {
+    pub(crate) async fn streaming(name: &str) -> [Self; 2] {
         [Self::on(Ground::replica_set(name).await).await, Self::in_memory()]
     }
 
-    fn locks(&self) -> (DocumentLocks<Document>, DocumentLocks<Document>) {
+    pub(crate) fn locks(&self) -> (DocumentLocks<Document>, DocumentLocks<Document>) {
         (self.locks_of(&self.a), self.locks_of(&self.b))
     }
 
-    fn locks_of<T: Send + Sync>(&self, client: &LockClient) -> DocumentLocks<T> {
+    pub(crate) fn locks_of<T: Send + Sync>(&self, client: &LockClient) -> DocumentLocks<T> {
         match &self.events {
             Events::Server(events) => client.documents(events.clone_with_type()),
             Events::Memory(events) => client.documents_in_memory(events),
@@ -92,7 +92,7 @@ impl Scene {
     }
 
     /// A client with another lease.
-    async fn client_for(&self, lease: Duration) -> LockClient {
+    pub(crate) async fn client_for(&self, lease: Duration) -> LockClient {
         let builder = match &self.place {
             Place::Server(ground) => ground.builder().await,
             Place::Memory(memory) => memory.builder(),
@@ -100,7 +100,7 @@ impl Scene {
         builder.lease(lease).build().await.unwrap()
     }
 
-    async fn find(&self, id: impl Into<Bson>) -> Document {
+    pub(crate) async fn find(&self, id: impl Into<Bson>) -> Document {
         let mut found = self.events.find(doc! { "_id": id.into() }).await;
         assert_eq!(found.len(), 1);
         found.remove(0)
@@ -108,35 +108,35 @@ impl Scene {
 }
 
 impl Events {
-    async fn insert(&self, document: Document) {
+    pub(crate) async fn insert(&self, document: Document) {
         match self {
             Self::Server(events) => drop(events.insert_one(document).await.unwrap()),
             Self::Memory(events) => drop(events.insert_one(document).unwrap()),
         }
     }
 
-    async fn update(&self, filter: Document, update: Document) {
+    pub(crate) async fn update(&self, filter: Document, update: Document) {
         match self {
             Self::Server(events) => drop(events.update_many(filter, update).await.unwrap()),
             Self::Memory(events) => drop(events.update_many(filter, update).unwrap()),
         }
     }
 
-    async fn replace(&self, id: i32, replacement: Document) {
+    pub(crate) async fn replace(&self, id: i32, replacement: Document) {
         match self {
             Self::Server(events) => drop(events.replace_one(doc! { "_id": id }, replacement).await.unwrap()),
             Self::Memory(events) => drop(events.replace_one(id, replacement).unwrap()),
         }
     }
 
-    async fn delete(&self, filter: Document) {
+    pub(crate) async fn delete(&self, filter: Document) {
         match self {
             Self::Server(events) => drop(events.delete_many(filter).await.unwrap()),
             Self::Memory(events) => drop(events.delete_many(filter).unwrap()),
         }
     }
 
-    async fn find(&self, filter: Document) -> Vec<Document> {
+    pub(crate) async fn find(&self, filter: Document) -> Vec<Document> {
         match self {
             Self::Server(events) => events.find(filter).await.unwrap().try_collect().await.unwrap(),
             Self::Memory(events) => events.find(filter).unwrap(),
@@ -145,10 +145,10 @@ impl Events {
 }
 
 /// A claim on its way.
-type Claiming = tokio::task::JoinHandle<Result<DocumentHandle<Document>, AcquireError>>;
+pub(crate) type Claiming = tokio::task::JoinHandle<Result<DocumentHandle<Document>, AcquireError>>;
 
 /// How many wait in the document's queue.
-async fn waiting(locks: &DocumentLocks<Document>, id: impl Into<Bson>) -> usize {
+pub(crate) async fn waiting(locks: &DocumentLocks<Document>, id: impl Into<Bson>) -> usize {
     locks.inspect(id).await.unwrap().map_or(0, |lock| lock.waiters.len())
 }
 
@@ -581,7 +581,7 @@ async fn bad_input_is_refused_before_anything_is_sent() {
                 options: "".try_into().unwrap(),
             }),
             Bson::Undefined,
-            Bson::from("x".repeat(2_000)),
+            Bson::from("x".repeat(9_000)),
         ] {
             let error = locks.acquire(id).await.unwrap_err();
             assert!(matches!(error, AcquireError::Invalid(_)), "{error}");

@@ -3,13 +3,15 @@
 
 use std::{
     ops::ControlFlow,
+    task::Poll,
     time::{Duration, SystemTime},
 };
 
 use futures::StreamExt;
 use mongodb::bson::doc;
 use watchlock::{
-    AcquireError, InMemory, LockClient, LockEvent, LockHandle, LockStatus, LostReason, Released, RunError,
+    AcquireError, CandidacyError, InMemory, LockClient, LockEvent, LockHandle, LockStatus, LostReason, Released,
+    RunError,
 };
 
 use crate::setup::{Ground, PATIENCE, SOON, eventually, is_vacant, until_waiting, within};
@@ -382,6 +384,49 @@ async fn callbacks_tell_of_terms() {
         candidacy.withdraw().await.unwrap();
         assert_eq!(next().await, "the lock was released");
         assert!(is_vacant(&b, "x").await);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_candidacy_tells_when_it_ends_by_itself() {
+    for (a, b) in places("ended").await {
+        // A panic in a callback: nobody leads, and it is not told as a withdrawal.
+        let candidacy = a.election("x").stand("me", |_| panic!("no leader"), |_| {});
+        let ended = within(PATIENCE, "the end", candidacy.ended()).await;
+        assert!(ended.to_string().contains("no leader"), "{ended}");
+        eventually(PATIENCE, "it has resigned", async || is_vacant(&b, "x").await).await;
+        assert!(matches!(
+            candidacy.withdraw().await,
+            Err(CandidacyError::Panicked { .. })
+        ));
+
+        // The name is a mutex for a while: told, or waited out.
+        let other = b.mutex("x").acquire().await.unwrap();
+        let candidacy = a.election("x").stand("me", |_| {}, |_| {});
+        let ended = within(PATIENCE, "the end", candidacy.ended()).await;
+        assert!(
+            matches!(ended, CandidacyError::Campaign(AcquireError::UsedOtherwise(_))),
+            "{ended}"
+        );
+        let (tell, mut told) = tokio::sync::mpsc::unbounded_channel();
+        let patient = a.election("x").wait_out_other_uses(true);
+        let candidacy = patient.stand("me", move |_| tell.send(()).unwrap(), |_| {});
+        let mut ended = Box::pin(candidacy.ended());
+        assert!(matches!(futures::poll!(&mut ended), Poll::Pending));
+        other.release().await.unwrap();
+        within(PATIENCE, "the election", told.recv()).await.unwrap();
+        assert!(futures::poll!(&mut ended).is_pending());
+        drop(ended);
+        candidacy.withdraw().await.unwrap();
+
+        // The client ends.
+        let candidacy = a.election("x").stand("me", |_| {}, |_| {});
+        a.shutdown().await;
+        let ended = within(PATIENCE, "the end", candidacy.ended()).await;
+        assert!(
+            matches!(ended, CandidacyError::Campaign(AcquireError::Closed)),
+            "{ended}"
+        );
     }
 }
 

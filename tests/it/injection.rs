@@ -255,7 +255,7 @@ async fn ids_and_paths_of_documents_are_text_and_nothing_else() {
             assert_eq!(after, before, "{text:?}");
         };
         // As the id.
-        if text.len() + 2 <= 1024 {
+        if text.len() <= 8_000 {
             let held = locks
                 .documents(orders.clone())
                 .acquire(text.as_str())

@@ -2,8 +2,13 @@
 
 use std::time::Duration;
 
-use mongodb::{Client, bson::doc};
-use watchlock::{AcquireError, BuildError, InvalidInput, LockClient, LockClientBuilder, OperateError, WakeSource};
+use mongodb::{
+    Client,
+    bson::{Document, doc},
+};
+use watchlock::{
+    AcquireError, BuildError, InvalidInput, LockClient, LockClientBuilder, MemoryCollection, OperateError, WakeSource,
+};
 use watchlock_testkit::shared;
 
 use crate::setup::{Ground, SOON, eventually, info, is_vacant, until_waiting, within};
@@ -97,7 +102,7 @@ async fn bad_settings_are_refused_before_anything_is_sent() {
         (builder().lease(Duration::MAX), &["lease", "31622400s"]),
         (
             builder().lease(3 * second).renewal_interval(3 * second),
-            &["renewal interval", "3s", "2.7s"],
+            &["renewal interval", "3s", "2.697s"],
         ),
         (
             builder().renewal_interval(Duration::ZERO),
@@ -253,4 +258,46 @@ async fn an_empty_reason_and_the_shortest_settings_are_fine() {
     })
     .await;
     handle.release().await.unwrap();
+}
+
+/// What `Debug` shows is bounded, and bad input is refused, however long it is.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_name_of_megabytes_is_not_shown() {
+    let name = || "x".repeat(40 << 20);
+    let locks = LockClient::in_memory();
+    let documents = locks.documents_in_memory::<Document>(&MemoryCollection::new());
+    let (mutex, semaphore, rw_lock) = (locks.mutex(name()), locks.semaphore(name(), 2), locks.rw_lock(name()));
+    let (election, multi) = (locks.election(name()), locks.multi([name(), "y".to_owned()]));
+    let shown: [&dyn std::fmt::Debug; 17] = [
+        &mutex,
+        &mutex.acquire(),
+        &mutex.try_acquire(),
+        &semaphore,
+        &semaphore.acquire_many(2),
+        &rw_lock,
+        &rw_lock.write(),
+        &election,
+        &election.campaign(""),
+        &election.observe(),
+        &multi,
+        &multi.acquire(),
+        &multi.try_acquire(),
+        &documents.acquire(name()),
+        &documents.try_acquire(name()),
+        &documents.claim(doc! { "a": name() }),
+        &documents.try_claim(doc! { "a": name() }),
+    ];
+    for shown in shown {
+        let shown = format!("{shown:?}");
+        assert!(shown.len() < 5_000 && shown.contains("xxxx"), "{} bytes", shown.len());
+    }
+    let mut ended = election.stand("", |_| {}, |_| {});
+    let error = format!("{} {ended:?}", ended.ended().await);
+    assert!(error.len() < 5_000, "{} bytes", error.len());
+    ended = election.stand(name(), |_| {}, |_| {});
+    assert!(ended.withdraw().await.is_err());
+    refused(&mutex.acquire().await.unwrap_err());
+    refused(&semaphore.acquire().await.unwrap_err());
+    refused(&rw_lock.read().await.unwrap_err());
+    refused(&multi.acquire().await.unwrap_err());
 }

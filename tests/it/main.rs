@@ -1,24 +1,40 @@
 //! watchlock against real servers.
 
 mod cancel;
+mod claims;
 mod cli;
 mod corrupted;
+mod docs;
 mod documents;
 mod dropped;
 mod everywhere;
 mod failover;
 mod faults;
+mod fences;
 mod fencing;
+mod guards;
 mod identity;
+mod ids;
+mod index;
 mod injection;
 mod input;
 mod multi;
+mod panics;
 mod polling;
 mod privileges;
 mod process;
+mod proclaim;
+mod renewals;
+mod runtime;
 mod setup;
+mod share;
 mod stream;
+mod subscription;
 #[cfg(feature = "sync")]
 mod sync;
 mod telemetry;
 mod tls;
+mod tokens;
+mod unanswered;
+mod versions;
+mod waiting;

@@ -1,10 +1,14 @@
 //! What the tests share: where they work, how they wait, and how they roll dice.
 
-use std::time::{Duration, Instant};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use mongodb::{
     Client, Collection,
     bson::{Document, doc},
+    event::{EventHandler, command::CommandEvent},
     options::ClientOptions,
 };
 use tokio::sync::{Mutex, MutexGuard, OnceCell};
@@ -77,6 +81,19 @@ impl Ground {
         Client::with_options(ClientOptions::parse(&self.uri).await.unwrap()).unwrap()
     }
 
+    /// A fresh client of the driver that notes what it sends.
+    pub(crate) async fn noting_driver(&self) -> (Client, Sent) {
+        let sent = Sent::default();
+        let mut options = ClientOptions::parse(&self.uri).await.unwrap();
+        let notes = sent.clone();
+        options.command_event_handler = Some(EventHandler::callback(move |event| {
+            if let CommandEvent::Started(started) = event {
+                notes.0.lock().unwrap().push(started.command_name);
+            }
+        }));
+        (Client::with_options(options).unwrap(), sent)
+    }
+
     /// To make a lock client with a driver's client of its own.
     pub(crate) async fn builder(&self) -> LockClientBuilder {
         LockClient::builder(self.driver().await.database(&self.database))
@@ -103,7 +120,10 @@ impl Ground {
         let mut cursor = on.database("admin").aggregate([current]).await.unwrap();
         let mut found = Vec::new();
         while cursor.advance().await.unwrap() {
-            let operation = cursor.deserialize_current().unwrap();
+            // Those of other tests can have what is no text in them.
+            let Ok(operation) = cursor.deserialize_current() else {
+                continue;
+            };
             let text = |field| operation.get_str(field).unwrap_or_default();
             let ours = text("ns").split('.').next() == Some(&self.database) || text("appName") == self.database;
             if ours {
@@ -120,6 +140,20 @@ impl Ground {
         ids.sort_unstable();
         ids.dedup();
         ids
+    }
+}
+
+/// The names of the commands that a client of the driver's has sent, in their order.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Sent(Arc<std::sync::Mutex<Vec<String>>>);
+
+impl Sent {
+    pub(crate) fn names(&self) -> Vec<String> {
+        self.0.lock().unwrap().clone()
+    }
+
+    pub(crate) fn count(&self, name: &str) -> usize {
+        self.names().iter().filter(|sent| *sent == name).count()
     }
 }
 
@@ -231,6 +265,11 @@ impl Dice {
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
         z ^ (z >> 31)
+    }
+
+    /// A number below the bound.
+    pub(crate) fn below(&mut self, bound: u64) -> u64 {
+        self.next() % bound
     }
 
     pub(crate) fn up_to(&mut self, most: Duration) -> Duration {

@@ -290,6 +290,7 @@ impl Line {
             proclaim: None,
             requests: together.then(|| self.requests(letting_go, context)).flatten(),
             expects,
+            room: context.rules.room,
             keep: KEEP,
         };
         self.under_way = Some(leaves);
@@ -392,7 +393,9 @@ impl Line {
             (pending.queued, pending.above) = (true, state.token);
         } else if !entry.wait {
             if !self.waiting[position].wait {
-                self.waiting.remove(position);
+                // An earlier request may still find the lock free.
+                let pending = self.waiting.remove(position);
+                self.abandon(pending, context);
             }
         } else {
             self.waiting[position].queued = false;
@@ -459,6 +462,11 @@ impl Line {
     pub(super) fn failed(&mut self, operation: &Operation, context: &Context<'_>) {
         self.alone_at = None;
         self.paused = true;
+        // A try is told when it has failed once more.
+        let (told, rest): (Vec<_>, Vec<_>) = std::mem::take(&mut self.waiting)
+            .into_iter()
+            .partition(|pending| operation.asks_for(&pending.id) && !pending.wait && pending.uncertain);
+        self.waiting = rest;
         let leaves = self.under_way.take().unwrap_or_default();
         self.leaving.extend(leaves.into_iter().map(|leave| Leave {
             uncertain: true,
@@ -477,10 +485,6 @@ impl Line {
         for leave in self.leaving.iter_mut().filter(|leave| operation.asks_for(&leave.id)) {
             leave.sweep = 0;
         }
-        let (told, rest): (Vec<_>, Vec<_>) = std::mem::take(&mut self.waiting)
-            .into_iter()
-            .partition(|pending| operation.asks_for(&pending.id) && !pending.wait);
-        self.waiting = rest;
         for pending in told {
             self.abandon(pending, context);
         }

@@ -1,6 +1,6 @@
 //! What is checked: the transitions, and the rules by which a client believes. The real ones, or those with a fault.
 
-use crate::protocol::{Operation, ServerTime, State, state};
+use crate::protocol::{Operation, QUEUE_MOST, ServerTime, State, state};
 
 /// In ticks, each a millisecond of the server's clock. Small, so that everything can run out within a few steps; in the
 /// proportions that the settings of a client are held to.
@@ -24,6 +24,8 @@ pub(super) struct Rules {
     pub(super) renew: Renew,
     /// What a client takes off the end of every lease.
     pub(super) margin: i64,
+    /// How many entries the queue has room for.
+    pub(super) room: usize,
     /// Leases are counted from before the request was sent, and not from its answer.
     pub(super) counts_from_sending: bool,
     /// A grant whose claim has run out is not believed.
@@ -43,6 +45,7 @@ impl Rules {
         apply: state::apply,
         renew: state::renew,
         margin: SKEW,
+        room: QUEUE_MOST,
         counts_from_sending: true,
         refuses_late_news: true,
         looks_at_the_clock: true,

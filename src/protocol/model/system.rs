@@ -658,6 +658,7 @@ impl System {
             proclaim: None,
             requests: None,
             expects: Expects::Nothing,
+            room: setup.rules.room,
             keep: KEEP,
         };
         let now = self.now();
@@ -701,6 +702,11 @@ impl System {
         self.network.iter().any(sent) || self.streams[client].iter().any(|notice| notice.lock == lock)
     }
 
+    /// Whether an answer is awaited.
+    pub(super) fn awaits_answers(&self) -> bool {
+        self.network.iter().any(|message| message.awaited)
+    }
+
     /// Nobody wants anything, and nothing is on its way.
     pub(super) fn is_quiet(&self) -> bool {
         self.network.is_empty()
@@ -713,10 +719,17 @@ impl System {
     }
 
     /// From here on nothing goes wrong, whoever holds lets go, and nobody else comes. What is still on its way comes
-    /// first. Without `events`, the clients poll.
-    pub(super) fn play_out(&self, setup: &Setup, events: bool) -> Self {
+    /// first. Without `events`, the clients poll; without `answers`, none comes of those that are still awaited, and the
+    /// clients ask again beside.
+    pub(super) fn play_out(&self, setup: &Setup, events: bool, answers: bool) -> Self {
         let mut state = self.clone();
         state.clients.iter_mut().for_each(|client| client.frozen = false);
+        if !answers {
+            // Each is applied all the same: before its client has asked again, or after.
+            while let Some(silent) = state.network.iter().position(|message| message.awaited) {
+                state.lose(setup, silent);
+            }
+        }
         while let Some(late) = state.network.iter().position(|message| message.applied.is_none()) {
             state.apply(setup, late);
         }
@@ -833,7 +846,7 @@ impl fmt::Debug for System {
     }
 }
 
-/// The gap between the last token of a name and the first that a new document of it would issue.
+/// The gap between the last token of a name and the least that the server's clock lets be issued.
 pub(super) fn room_for_tokens(slot: &Slot, now: ServerTime) -> i64 {
-    (slot.token - state::first_token(now)).max(-2_000)
+    (slot.token - state::clock_token(now)).max(-2_000)
 }

@@ -133,7 +133,7 @@ fn a_mutex_whose_document_is_purged() {
         sorts: &[Fault::FailOver, Fault::Delay, Fault::Crash],
         ..mutex()
     };
-    check("mutex, two clients, purged", purged, 250_000);
+    check("mutex, two clients, purged", purged, 230_000);
 }
 
 #[test]

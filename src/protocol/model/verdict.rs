@@ -132,20 +132,26 @@ pub(super) fn is_without_ghosts(state: &System) -> bool {
 /// When nothing goes wrong any more, whoever waits gets its turn, and in the end all is quiet and free.
 pub(super) fn ends_well(setup: &Setup, state: &System) -> bool {
     !setup.liveness
-        || [true, false].into_iter().all(|events| {
-            let mut end = state.play_out(setup, events);
-            if !end.is_quiet() || end.breach.is_some() || !is_without_ghosts(&end) {
-                return false;
-            }
-            // What died with its client is over after a lease.
-            end.time += super::rules::LEASE + super::rules::SKEW;
-            let now = end.now();
-            end.documents()
-                .iter()
-                .filter_map(|slot| slot.state.as_deref())
-                .all(|document| {
-                    document.holders.iter().all(|holder| holder.until <= now)
-                        && document.queue.iter().all(|waiter| waiter.until <= now)
-                })
-        })
+        || [(true, true), (false, true), (false, false)]
+            .into_iter()
+            .all(|(events, answers)| {
+                if !answers && !state.awaits_answers() {
+                    // The same as with them.
+                    return true;
+                }
+                let mut end = state.play_out(setup, events, answers);
+                if !end.is_quiet() || end.breach.is_some() || !is_without_ghosts(&end) {
+                    return false;
+                }
+                // What died with its client is over after a lease.
+                end.time += super::rules::LEASE + super::rules::SKEW;
+                let now = end.now();
+                end.documents()
+                    .iter()
+                    .filter_map(|slot| slot.state.as_deref())
+                    .all(|document| {
+                        document.holders.iter().all(|holder| holder.until <= now)
+                            && document.queue.iter().all(|waiter| waiter.until <= now)
+                    })
+            })
 }

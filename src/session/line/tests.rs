@@ -105,7 +105,7 @@ impl Bench {
             received: now,
             now: Some(self.server_now()),
         };
-        self.clock.note(&exchange);
+        let _ = self.clock.note(&exchange, &self.config);
         Answer {
             state: self.document.clone().filter(|_| selected),
             exchange,
@@ -213,6 +213,7 @@ fn foreign(id: &str, leave: &[&str], request: Option<&str>) -> Operation {
             adopts: None,
         }),
         expects: Expects::Nothing,
+        room: QUEUE_MOST,
         keep: 60_000,
     }
 }
@@ -235,6 +236,31 @@ async fn handing_a_lock_from_task_to_task_costs_one_operation() {
     // One to begin with, one for the second in line, and then one for each hand-over.
     assert!(bench.operations <= 52, "{} operations", bench.operations);
     assert!(bench.line.is_idle());
+}
+
+#[tokio::test(start_paused = true)]
+async fn beside_others_a_client_has_one_place_in_the_queue() {
+    let mut bench = Bench::new();
+    let mut outcomes: Vec<Receiver> = (0..5).map(|_| bench.join(true).1).collect();
+    bench.settle();
+    bench.foreign(&foreign("b.1", &[], Some("b-1")), false);
+    // The other is behind the second in line, and not known of before the answer to this; so the third follows it.
+    let first = held(&mut outcomes[0]);
+    let _left = bench.let_go(&first);
+    bench.settle();
+    let second = held(&mut outcomes[1]);
+    let _left = bench.let_go(&second);
+    bench.settle();
+    assert_eq!(bench.ids_in_document().len(), 2);
+    assert_eq!(bench.ids_in_document()[0], "b-1");
+    bench.foreign(&foreign("b.2", &["b-1"], Some("b-2")), true);
+    // The fourth gets in line while the third holds, behind the other, and nobody with it.
+    let third = held(&mut outcomes[2]);
+    bench.settle();
+    let _left = bench.let_go(&third);
+    bench.settle();
+    assert_eq!(bench.ids_in_document().len(), 2);
+    assert_eq!(bench.ids_in_document()[0], "b-2");
 }
 
 #[tokio::test(start_paused = true)]
@@ -937,11 +963,12 @@ async fn a_later_incarnation_has_the_lock_at_once_and_nobody_else_loses_a_place(
     // The answer to the first is lost: asking again comes to the same.
     let request = bench.next().unwrap();
     bench.apply(&request);
+    let granted = bench.document.as_ref().unwrap().token;
     bench.failed(&request, Failure::Unavailable);
     tokio::time::sleep_until(bench.line.due_at().unwrap()).await;
     bench.settle();
     let hold = held(&mut outcome);
-    assert_eq!(hold.token.as_i64(), before + 1, "granted once");
+    assert_eq!(hold.token.as_i64(), granted, "granted once");
     assert_eq!(bench.ids_in_document(), [hold.id.as_str(), "c-1"]);
     assert_eq!(bench.document.as_ref().unwrap().adopted, [before]);
 }
@@ -1026,4 +1053,176 @@ async fn tasks_of_one_client_never_take_from_each_other() {
     bench.settle();
     second.try_recv().unwrap_err();
     assert_eq!(first.lost_reason(), None);
+}
+
+fn unanswered() -> StoreError {
+    StoreError::unanswered(Duration::from_millis(250))
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_is_not_answered_is_asked_for_beside_at_once() {
+    let mut bench = Bench::new();
+    let (_, mut outcome) = bench.join(false);
+    for times in 1..=3 {
+        let operation = bench.next().expect("it asks");
+        let ((), effects) =
+            bench.feed(|line, context, effects| line.failed(&operation, &unanswered(), context, effects));
+        carry_out(effects);
+        assert_eq!(bench.line.vain().unanswered, times);
+    }
+    // A try as well; but not for ever.
+    assert!(outcome.try_recv().is_err());
+    tokio::time::advance(TRY_FOR).await;
+    let operation = bench.next().expect("it asks");
+    let ((), effects) = bench.feed(|line, context, effects| line.failed(&operation, &unanswered(), context, effects));
+    carry_out(effects);
+    assert!(matches!(outcome.try_recv(), Ok(Err(AcquireError::Server(_)))));
+    // An answer makes all good again.
+    bench.settle();
+    assert_eq!(bench.line.vain().unanswered, 0);
+}
+
+/// The first request is still on its way when the second is answered.
+#[tokio::test(start_paused = true)]
+async fn a_try_that_is_denied_takes_out_what_an_unanswered_one_may_put_in() {
+    let mut bench = Bench::new();
+    bench.foreign(&foreign("a-1", &[], Some("a-1")), false);
+    let (_, mut outcome) = bench.join(false);
+    let late = bench.next().expect("it asks");
+    let ((), effects) = bench.feed(|line, context, effects| line.failed(&late, &unanswered(), context, effects));
+    carry_out(effects);
+    bench.settle();
+    assert!(matches!(outcome.try_recv(), Ok(Ok(None))));
+    // The holder goes, and the first request comes.
+    bench.foreign(&foreign("a-2", &["a-1"], None), false);
+    bench.apply(&late);
+    assert_eq!(bench.ids_in_document().len(), 1);
+    for pause in SWEEPS {
+        tokio::time::advance(pause).await;
+        bench.settle();
+    }
+    assert!(bench.ids_in_document().is_empty());
+    assert!(bench.line.is_idle());
+}
+
+/// It comes after all sweeps, and its answer tells of it.
+#[tokio::test(start_paused = true)]
+async fn an_entry_that_a_late_answer_shows_is_taken_out() {
+    let mut bench = Bench::new();
+    let (key, _outcome) = bench.join(true);
+    let late = bench.next().expect("it asks");
+    let ((), effects) = bench.feed(|line, context, effects| line.failed(&late, &unanswered(), context, effects));
+    carry_out(effects);
+    bench.give_up(key);
+    bench.settle();
+    for pause in SWEEPS {
+        tokio::time::advance(pause).await;
+        bench.settle();
+    }
+    assert!(bench.line.is_idle());
+    let answer = bench.apply(&late);
+    assert_eq!(bench.ids_in_document().len(), 1);
+    let state = answer.state.expect("there is a document");
+    bench.feed(|line, context, _| line.applied_late(&late, &state, context));
+    bench.settle();
+    assert!(bench.ids_in_document().is_empty());
+}
+
+/// The queue of others is full when we come.
+fn crowded() -> Bench {
+    let mut bench = Bench::new();
+    for number in 0..=QUEUE_MOST {
+        bench.foreign(
+            &foreign(&format!("s.{number}"), &[], Some(&format!("s-{number}"))),
+            false,
+        );
+    }
+    assert_eq!(bench.document.as_ref().unwrap().queue.len(), QUEUE_MOST);
+    bench
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_finds_the_queue_full_knocks_until_there_is_room() {
+    let mut bench = crowded();
+    let (_, mut outcome) = bench.join(true);
+    bench.settle();
+    assert!(bench.ids_in_document().iter().all(|id| id.starts_with("s-")));
+    assert!(!bench.line.is_queued(), "no event tells of room");
+    // It knocks about once a second, at a price that does not grow with the queue but for now and then.
+    let (begun, before) = (Instant::now(), bench.document.clone());
+    let (mut full, operations) = (0, bench.operations);
+    while begun.elapsed() < Duration::from_secs(60) {
+        tokio::time::advance(Duration::from_millis(10)).await;
+        if let Some(operation) = bench.next() {
+            full += usize::from(operation.expects != Expects::Room);
+            let answer = bench.apply(&operation);
+            assert_eq!(answer.state.is_none(), operation.expects == Expects::Room);
+            bench.answered(&operation, &answer);
+        }
+        // Those in the queue are alive.
+        for waiter in &mut bench.document.as_mut().unwrap().queue {
+            waiter.until = waiter.until.plus_millis(10);
+        }
+        bench.document.as_mut().unwrap().holders[0].until = bench.server_now().plus_millis(30_000);
+    }
+    let knocks = bench.operations - operations;
+    assert!((45..=85).contains(&knocks), "{knocks}");
+    assert!((5..=11).contains(&full), "{full} of {knocks}");
+    let (version, now) = (before.unwrap().version, bench.document.as_ref().unwrap().version);
+    assert_eq!(version, now, "who knocks writes nothing");
+
+    // One goes, and there is room.
+    bench.foreign(&foreign("s.x", &["s-7"], None), false);
+    tokio::time::advance(KNOCK + KNOCK / 4).await;
+    bench.settle();
+    assert!(bench.line.is_queued());
+    let queue = &bench.document.as_ref().unwrap().queue;
+    assert_eq!(
+        (queue.len(), queue[QUEUE_MOST - 1].id.starts_with("me-")),
+        (QUEUE_MOST, true)
+    );
+    let others: Vec<String> = queue
+        .iter()
+        .map(|waiter| waiter.id.clone())
+        .filter(|id| !id.starts_with("me"))
+        .collect();
+    for id in others {
+        bench.foreign(&foreign("s.y", &[&id], None), true);
+    }
+    bench.foreign(&foreign("s.z", &["s-0"], None), true);
+    assert!(held(&mut outcome).lost_reason().is_none());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_full_queue_is_told_and_keeps_no_try_waiting() {
+    let mut bench = crowded();
+    let (key, _outcome) = bench.join(true);
+    bench.settle();
+    let (contention, _) = bench.give_up(key);
+    let contention = contention.expect("the server said who holds it");
+    assert!(
+        contention.queue_full && contention.waiting_before == QUEUE_MOST,
+        "{contention}"
+    );
+    assert!(
+        contention.to_string().contains("256 wait in the queue, which is full"),
+        "{contention}"
+    );
+    bench.settle();
+    let operations = bench.operations;
+    let (_, mut tried) = bench.join(false);
+    bench.settle();
+    assert!(matches!(tried.try_recv(), Ok(Ok(None))));
+    assert_eq!(bench.operations, operations + 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_knocks_asks_in_full_when_the_document_may_have_changed() {
+    let mut bench = crowded();
+    let (_, mut outcome) = bench.join(true);
+    bench.settle();
+    bench.document = None;
+    bench.feed(|line, context, _| line.doubt(context));
+    bench.settle();
+    assert!(held(&mut outcome).lost_reason().is_none());
 }

@@ -6,21 +6,24 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use mongodb::{
-    bson::{Bson, Document, oid::ObjectId},
+    bson::{Bson, Document, doc, oid::ObjectId},
     options::UpdateModifications,
 };
 use tokio::sync::mpsc;
 
 use super::{
-    MemoryStream, Refused,
+    MemoryStream, Refused, bounds,
     clock::Clock,
     matching::{Filter, Sort, SortKey},
     order::{compare, rank},
     updating::Update,
 };
 use crate::{
-    protocol::{Location, Operation, ServerTime, State, state, wake},
-    store::{Answer, Claimed, Documents, Event, Exchange, Renewal, StoreError, Wanted, name},
+    protocol::{Location, Operation, ServerTime, State, document::ID_MOST, state, wake},
+    store::{
+        Among, Answer, Claimed, Documents, Event, Exchange, InPlace, Outlook, Renewal, StoreError, Wanted, Watched,
+        name, size_of_id,
+    },
 };
 
 /// A collection in memory.
@@ -37,19 +40,14 @@ struct Contents {
     watchers: Vec<Watcher>,
 }
 
-/// An open stream, of what happens to the locks at a location.
+/// The open stream of a session, of what happens to the locks at a location.
 #[derive(Debug)]
 struct Watcher {
     location: Location,
-    events: Events,
-}
-
-#[derive(Debug)]
-enum Events {
-    /// Of a session, by the pattern of what is addressed to it.
-    Session(String, mpsc::UnboundedSender<Event>),
-    /// Of claims.
-    Free(mpsc::UnboundedSender<()>),
+    /// The pattern of what is addressed to the session.
+    pattern: String,
+    watched: Watched,
+    events: mpsc::UnboundedSender<Event>,
 }
 
 impl MemoryDocuments {
@@ -70,6 +68,7 @@ impl MemoryDocuments {
         let mut whole = Document::new();
         whole.insert("_id", id.clone());
         whole.extend(document);
+        bounds::check(&whole)?;
         contents.announce(None, Some(&whole));
         contents.documents.push(whole);
         Ok(id)
@@ -90,6 +89,7 @@ impl MemoryDocuments {
         let now = self.clock.now();
         let updated = contents.matching(&filter).map(|at| {
             let updated = update.apply(&contents.documents[at], now)?;
+            bounds::check(&updated)?;
             Ok((at, updated))
         });
         let writes: Vec<_> = updated.collect::<Result<_, Refused>>()?;
@@ -102,8 +102,9 @@ impl MemoryDocuments {
 
     /// Replaces the document with this `_id`, and says whether there was one.
     pub(crate) fn replace(&self, id: &Bson, mut replacement: Document) -> Result<bool, Refused> {
+        bounds::check_replacement(&replacement)?;
         if let Some(other) = replacement.remove("_id")
-            && !(rank(id) == rank(&other) && compare(id, &other).is_eq())
+            && !is_same(id, &other)
         {
             return Err(Refused::new(format!(
                 "the `_id` of a document can't be changed, from {id} to {other}"
@@ -116,6 +117,7 @@ impl MemoryDocuments {
         let mut whole = Document::new();
         whole.insert("_id", contents.documents[at].get("_id").unwrap_or(id).clone());
         whole.extend(replacement);
+        bounds::check(&whole)?;
         contents.write(at, whole);
         Ok(true)
     }
@@ -137,12 +139,16 @@ impl MemoryDocuments {
     }
 }
 
+/// Whether two values are the same `_id`.
+fn is_same(one: &Bson, other: &Bson) -> bool {
+    rank(one) == rank(other) && compare(one, other).is_eq()
+}
+
 impl Contents {
     fn position(&self, id: &Bson) -> Option<usize> {
-        let is_it = |other: &Bson| rank(id) == rank(other) && compare(id, other).is_eq();
         self.documents
             .iter()
-            .position(|document| document.get("_id").is_some_and(is_it))
+            .position(|document| document.get("_id").is_some_and(|other| is_same(id, other)))
     }
 
     fn matching(&self, filter: &Filter) -> impl Iterator<Item = usize> {
@@ -169,41 +175,45 @@ impl Contents {
     fn announce(&mut self, before: Option<&Document>, after: Option<&Document>) {
         let id = before.or(after).and_then(|document| document.get("_id"));
         let name = name::of_id(id.unwrap_or(&Bson::Null));
-        self.watchers.retain(|Watcher { location, events }| {
+        self.watchers.retain(|watcher| {
+            let location = &watcher.location;
             let lock_before = before.and_then(|document| location.lock(document));
             let lock_after = after.and_then(|document| location.lock(document));
             let wake_of =
                 |lock: Option<&'_ Document>| lock.and_then(|lock| lock.get_str("wake").ok().map(str::to_owned));
             // A write of the protocol renews it, and nobody else does.
             let wake = wake_of(lock_after).filter(|wake| Some(wake) != wake_of(lock_before).as_ref());
-            match events {
-                Events::Session(pattern, events) => {
-                    let name = name.clone();
-                    let event = match (wake, after) {
-                        _ if before.is_none() => None,
-                        (Some(wake), _) if !wake.contains(pattern.as_str()) => None,
-                        (Some(wake), _) => {
-                            let at = lock_after.and_then(|lock| lock.get_datetime("at").ok());
-                            let at = ServerTime(at.map_or(0, |at| at.timestamp_millis()));
-                            Some(Event::Addressed { name, wake, at })
-                        }
-                        (None, None) => Some(Event::Foreign { name }),
-                        (None, Some(_)) if lock_before != lock_after => Some(Event::Foreign { name }),
-                        (None, Some(_)) => None,
-                    };
-                    event.map_or(!events.is_closed(), |event| events.send(event).is_ok())
+            let frees = watcher.watched == Watched::LocksAndFree
+                && after.is_some()
+                && wake.as_deref().is_none_or(wake::is_freeing);
+            let name = name.clone();
+            let event = match (wake, after) {
+                _ if before.is_none() => None,
+                (Some(wake), _) if !wake.contains(watcher.pattern.as_str()) && !goes_back(lock_before, lock_after) => {
+                    None
                 }
-                Events::Free(events) => {
-                    let frees = after.is_some() && wake.is_none_or(|wake| wake::is_freeing(&wake));
-                    if frees {
-                        events.send(()).is_ok()
-                    } else {
-                        !events.is_closed()
-                    }
+                (Some(wake), _) => {
+                    let at = lock_after.and_then(|lock| lock.get_datetime("at").ok());
+                    let at = ServerTime(at.map_or(0, |at| at.timestamp_millis()));
+                    Some(Event::Addressed { name, wake, at })
                 }
+                (None, None) => Some(Event::Foreign { name }),
+                (None, Some(_)) if lock_before != lock_after => Some(Event::Foreign { name }),
+                (None, Some(_)) => None,
+            };
+            for event in event.into_iter().chain(frees.then_some(Event::Freed)) {
+                // Nobody listens any more, which is seen below.
+                let _ = watcher.events.send(event);
             }
+            !watcher.events.is_closed()
         });
     }
+}
+
+/// Whether an earlier copy of the lock was written.
+fn goes_back(before: Option<&Document>, after: Option<&Document>) -> bool {
+    let at = |lock: Option<&Document>| lock.and_then(|lock| lock.get_datetime("at").ok().copied());
+    at(before).zip(at(after)).is_some_and(|(before, after)| after < before)
 }
 
 /// The locks in a collection in memory.
@@ -211,6 +221,7 @@ impl Contents {
 pub(crate) struct MemoryInPlace {
     collection: Arc<MemoryDocuments>,
     location: Location,
+    place: Arc<InPlace>,
 }
 
 /// A document, where it is, and the lock in it.
@@ -220,15 +231,16 @@ struct Found {
 }
 
 impl MemoryInPlace {
-    pub(crate) fn new(collection: &Arc<MemoryDocuments>, path: &str) -> Self {
+    pub(crate) fn new(collection: &Arc<MemoryDocuments>, place: Arc<InPlace>) -> Self {
         Self {
             collection: collection.clone(),
-            location: Location::under(path),
+            location: Location::under(place.path()),
+            place,
         }
     }
 
-    pub(in crate::store) fn path(&self) -> &str {
-        self.location.path()
+    pub(in crate::store) fn place(&self) -> &Arc<InPlace> {
+        &self.place
     }
 
     pub(in crate::store) fn run(&self, name: &str, operation: &Operation) -> Result<Answer, StoreError> {
@@ -239,7 +251,7 @@ impl MemoryInPlace {
             Ok(Some(found)) => found,
             Ok(None) => return Ok(unknown),
             // As on a server: who only takes entries out has none in what is no lock.
-            Err(_) if !operation.creates() => return Ok(unknown),
+            Err(error) if !operation.creates() && error.is_malformed() => return Ok(unknown),
             Err(error) => return Err(error),
         };
         let concerned = before.as_ref().is_none_or(|before| operation.selects(before));
@@ -259,7 +271,7 @@ impl MemoryInPlace {
         let mut contents = self.collection.contents();
         let now = self.collection.clock.now();
         let mut renewed = 0;
-        for name in &renewal.names {
+        for (name, ids) in &renewal.entries {
             let Ok(Some(Found {
                 at,
                 state: Some(mut state),
@@ -267,7 +279,7 @@ impl MemoryInPlace {
             else {
                 continue;
             };
-            if state::renew(&mut state, &renewal.operation, &renewal.ids, renewal.keep, now) {
+            if state::renew(&mut state, &renewal.operation, ids, renewal.keep, now) {
                 self.write(&mut contents, at, &state)?;
                 renewed += 1;
             }
@@ -286,26 +298,21 @@ impl MemoryInPlace {
         (found.collect(), exchange)
     }
 
-    pub(in crate::store) fn watch(&self, session: &str) -> MemoryStream<Event> {
+    pub(in crate::store) fn watch(&self, session: &str, watched: Watched) -> MemoryStream<Event> {
         let (events, receiver) = mpsc::unbounded_channel();
-        self.add_watcher(Events::Session(wake::pattern(session), events));
+        self.collection.contents().watchers.push(Watcher {
+            location: self.location.clone(),
+            pattern: wake::pattern(session),
+            watched,
+            events,
+        });
         MemoryStream(receiver)
-    }
-
-    pub(in crate::store) fn watch_free(&self) -> MemoryStream<()> {
-        let (events, receiver) = mpsc::unbounded_channel();
-        self.add_watcher(Events::Free(events));
-        MemoryStream(receiver)
-    }
-
-    fn add_watcher(&self, events: Events) {
-        let location = self.location.clone();
-        self.collection.contents().watchers.push(Watcher { location, events });
     }
 
     pub(in crate::store) fn claim(
         &self,
         wanted: &Wanted,
+        among: Among<'_>,
         operation: &Operation,
     ) -> Result<Option<Claimed>, StoreError> {
         let filter = Filter::read(&wanted.filter)?;
@@ -316,7 +323,14 @@ impl MemoryInPlace {
         for at in contents.matching(&filter) {
             let document = &contents.documents[at];
             let lock = self.location.lock(document).map(State::from_document);
-            if lock.is_some_and(|lock| lock.is_ok_and(|lock| !lock.is_free(now))) {
+            // What a later protocol has written is passed over too.
+            let passed = lock.is_some_and(|lock| lock.map_or_else(|lock| lock.is_newer(), |lock| !lock.is_free(now)));
+            let id = document.get("_id").unwrap_or(&Bson::Null);
+            let is_among = match among {
+                Among::AllBut(passed) => !passed.iter().any(|passed| is_same(passed, id)),
+                Among::Only(only) => is_same(only, id),
+            };
+            if passed || !is_among || !self.is_fit(document) {
                 continue;
             }
             let key = sort.key(document)?;
@@ -336,21 +350,47 @@ impl MemoryInPlace {
         Ok(Some(Claimed {
             name: name::of_id(document.get("_id").unwrap_or(&Bson::Null)),
             document,
-            state,
+            state: Ok(state),
             exchange,
         }))
     }
 
-    pub(in crate::store) fn free_at(&self, wanted: &Wanted) -> Result<Option<(ServerTime, Exchange)>, StoreError> {
+    pub(in crate::store) fn outlook(&self, wanted: &Wanted, passed: &[Bson]) -> Result<Outlook, StoreError> {
         let filter = Filter::read(&wanted.filter)?;
         let contents = self.collection.contents();
         let (exchange, _) = self.collection.clock.exchange();
-        let ends = contents.matching(&filter).filter_map(|at| {
-            let state = self.lock(&contents.documents[at]).ok()??;
-            let holders = state.holders.iter().map(|holder| holder.until);
-            holders.chain(state.queue.iter().map(|waiter| waiter.until)).max()
-        });
-        Ok(ends.min().map(|end| (end, exchange)))
+        let mut outlook = Outlook {
+            free_at: None,
+            others: false,
+            unfit: None,
+            exchange,
+        };
+        for at in contents.matching(&filter) {
+            let document = &contents.documents[at];
+            let id = document.get("_id").unwrap_or(&Bson::Null);
+            if !self.is_fit(document) || passed.iter().any(|passed| is_same(passed, id)) {
+                outlook.unfit.get_or_insert_with(|| id.clone());
+                continue;
+            }
+            outlook.others = true;
+            if let Some(state) = self.lock(document)? {
+                let holders = state.holders.iter().map(|holder| holder.until);
+                let last = holders.chain(state.queue.iter().map(|waiter| waiter.until)).max();
+                outlook.free_at = outlook.free_at.into_iter().chain(last).min();
+            }
+        }
+        Ok(outlook)
+    }
+
+    pub(in crate::store) fn why_unfit(&self, id: &Bson) -> Option<StoreError> {
+        let size = size_of_id(id);
+        if size > ID_MOST {
+            return Some(StoreError::too_long(size));
+        }
+        let contents = self.collection.contents();
+        let found = contents.position(id).map(|at| &contents.documents[at]);
+        let flaw = found.and_then(|document| self.location.flaw(document));
+        flaw.map(StoreError::from)
     }
 
     pub(in crate::store) fn held_by(&self, wanted: &Wanted, entry: &str) -> Result<Vec<String>, StoreError> {
@@ -376,6 +416,7 @@ impl MemoryInPlace {
         name: &str,
         holder: (&str, i64),
         update: &UpdateModifications,
+        operation: &str,
     ) -> Result<Option<Document>, StoreError> {
         let update = Update::read(update)?;
         let mut contents = self.collection.contents();
@@ -383,7 +424,10 @@ impl MemoryInPlace {
         let Some(at) = self.held(&contents, name, holder, now) else {
             return Ok(None);
         };
-        let updated = update.apply(&contents.documents[at], now)?;
+        let mut updated = update.apply(&contents.documents[at], now)?;
+        let signed = doc! { "wake": wake::of_change(operation) };
+        self.location.set_lock(&mut updated, signed);
+        bounds::check(&updated)?;
         contents.write(at, updated.clone());
         Ok(Some(self.users(updated)))
     }
@@ -413,8 +457,14 @@ impl MemoryInPlace {
         Ok(Some(Found { at, state }))
     }
 
+    /// Whether the document can be claimed once it is free.
+    fn is_fit(&self, document: &Document) -> bool {
+        let id = document.get("_id").unwrap_or(&Bson::Null);
+        size_of_id(id) <= ID_MOST && self.location.flaw(document).is_none()
+    }
+
     fn lock(&self, document: &Document) -> Result<Option<State>, StoreError> {
-        Ok(self.location.lock(document).map(State::from_document).transpose()?)
+        Ok(self.location.state(document)?)
     }
 
     /// Writes a lock into its document.
@@ -441,9 +491,8 @@ impl MemoryInPlace {
 mod tests {
     use std::time::Duration;
 
-    use mongodb::bson::doc;
-
     use super::*;
+    use crate::store::place::Paths;
 
     /// On its own clock, whatever the holder's says; and be there no other holder.
     #[tokio::test(start_paused = true)]
@@ -459,10 +508,10 @@ mod tests {
             "at": until, "purge_at": until,
         };
         collection.insert(doc! { "_id": 1, "lock": lock }).unwrap();
-        let store = MemoryInPlace::new(&collection, "lock");
+        let store = MemoryInPlace::new(&collection, InPlace::new(None, "lock", &Paths::default()).unwrap());
         let change = |holder| {
             let update = UpdateModifications::Document(doc! { "$inc": { "n": 1 } });
-            store.change("1", holder, &update).unwrap()
+            store.change("1", holder, &update, "a.1").unwrap()
         };
         assert_eq!(change(("a-1", 7)), Some(doc! { "_id": 1, "n": 1 }));
         assert_eq!(change(("a-1", 6)), None);

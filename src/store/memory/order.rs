@@ -4,6 +4,8 @@ use std::cmp::Ordering;
 
 use mongodb::bson::{Bson, Document, spec::BinarySubtype};
 
+use crate::store::number::Number;
+
 /// Values of different types, but for numbers, are ordered by their types.
 pub(super) fn rank(value: &Bson) -> u8 {
     match value {
@@ -45,8 +47,8 @@ pub(super) fn compare(one: &Bson, other: &Bson) -> Ordering {
         (Bson::Boolean(one), Bson::Boolean(other)) => one.cmp(other),
         (Bson::DateTime(one), Bson::DateTime(other)) => one.cmp(other),
         (Bson::Timestamp(one), Bson::Timestamp(other)) => (one.time, one.increment).cmp(&(other.time, other.increment)),
-        _ => match (number(one), number(other)) {
-            (Some(one), Some(other)) => compare_numbers(one, other),
+        _ => match (Number::of(one), Number::of(other)) {
+            (Some(one), Some(other)) => one.compare(other),
             // What is left of equal types are those that nobody compares: they are as their text is.
             _ if rank(one) == rank(other) && one != other => one.to_string().cmp(&other.to_string()),
             _ => rank(one).cmp(&rank(other)),
@@ -81,54 +83,7 @@ fn compare_arrays(one: &[Bson], other: &[Bson]) -> Ordering {
     first.unwrap_or_else(|| one.len().cmp(&other.len()))
 }
 
-#[derive(Clone, Copy)]
-enum Number {
-    Whole(i64),
-    Double(f64),
-}
-
-fn number(value: &Bson) -> Option<Number> {
-    match value {
-        Bson::Int32(number) => Some(Number::Whole(i64::from(*number))),
-        Bson::Int64(number) => Some(Number::Whole(*number)),
-        Bson::Double(number) => Some(Number::Double(*number)),
-        // Decimals are compared as the doubles next to them.
-        Bson::Decimal128(number) => Some(Number::Double(number.to_string().parse().unwrap_or(f64::NAN))),
-        _ => None,
-    }
-}
-
-fn compare_numbers(one: Number, other: Number) -> Ordering {
-    match (one, other) {
-        (Number::Whole(one), Number::Whole(other)) => one.cmp(&other),
-        (Number::Double(one), Number::Double(other)) => one
-            .partial_cmp(&other)
-            // Not a number comes before all numbers.
-            .unwrap_or_else(|| other.is_nan().cmp(&one.is_nan())),
-        (Number::Whole(one), Number::Double(other)) => compare_mixed(one, other),
-        (Number::Double(one), Number::Whole(other)) => compare_mixed(other, one).reverse(),
-    }
-}
-
-fn compare_mixed(whole: i64, double: f64) -> Ordering {
-    /// Two to the power of 63: the first double above all whole numbers.
-    const BEYOND: f64 = 9_223_372_036_854_775_808.0;
-    if double.is_nan() || double < -BEYOND {
-        return Ordering::Greater;
-    }
-    if double >= BEYOND {
-        return Ordering::Less;
-    }
-    #[allow(clippy::cast_possible_truncation, reason = "whole, and within the bounds")]
-    let floor = double.floor() as i64;
-    whole.cmp(&floor).then(if double.fract() == 0.0 {
-        Ordering::Equal
-    } else {
-        Ordering::Less
-    })
-}
-
 /// Whether it is the number that is not a number.
 pub(super) fn is_nan(value: &Bson) -> bool {
-    matches!(number(value), Some(Number::Double(number)) if number.is_nan())
+    Number::of(value).is_some_and(Number::is_nan)
 }

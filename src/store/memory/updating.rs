@@ -47,6 +47,11 @@ impl Update {
     }
 
     pub(super) fn read_operators(operators: &Document) -> Result<Self, Refused> {
+        if operators.is_empty() {
+            return Err(Refused::new(format!(
+                "an update without operators does nothing; there are {KNOWN}"
+            )));
+        }
         let mut changes = Vec::new();
         for (operator, fields) in operators {
             let fields = fields

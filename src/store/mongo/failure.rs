@@ -39,6 +39,16 @@ pub(in crate::store) fn found_no_server(error: &Error) -> bool {
     matches!(&*error.kind, ErrorKind::ServerSelection { .. })
 }
 
+/// Whether the server gave up as its time was over: `MaxTimeMSExpired`, or the like from a router. A write may have been
+/// done, where only the majority was missing.
+pub(in crate::store) fn ran_out_of_time(error: &Error) -> bool {
+    let missing = match &*error.kind {
+        ErrorKind::Write(WriteFailure::WriteConcernError(missing)) => Some(missing.code),
+        _ => None,
+    };
+    matches!(missing.or(code(error)), Some(50 | 262))
+}
+
 pub(in crate::store) fn code(error: &Error) -> Option<i32> {
     match &*error.kind {
         ErrorKind::Command(command) => Some(command.code),

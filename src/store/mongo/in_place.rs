@@ -1,5 +1,7 @@
 //! What is only done with documents of the user's own: claiming any that is free, reading them, changing them.
 
+use std::{sync::Arc, time::Duration};
+
 use futures::TryStreamExt;
 use mongodb::{
     bson::{Bson, Document, doc},
@@ -7,10 +9,10 @@ use mongodb::{
 };
 use tokio::time::Instant;
 
-use super::{MongoStore, NOW, now, server_now};
+use super::{LONG_LOOK, LOOK, MongoStore, NOW, now, server_now};
 use crate::{
-    protocol::{Operation, ServerTime, State, pipeline},
-    store::{Claimed, Exchange, StoreError, Wanted, name},
+    protocol::{Location, Operation, ServerTime, State, document::ID_MOST, pipeline, wake},
+    store::{Among, Claimed, Exchange, InPlace, Outlook, StoreError, Wanted, name, size_of_id},
 };
 
 impl MongoStore {
@@ -18,7 +20,9 @@ impl MongoStore {
     pub(in crate::store) async fn claim(
         &self,
         wanted: &Wanted,
+        among: Among<'_>,
         operation: &Operation,
+        within: Duration,
     ) -> Result<Option<Claimed>, StoreError> {
         let Some(requests) = &operation.requests else {
             return Ok(None);
@@ -27,11 +31,9 @@ impl MongoStore {
         let sent = Instant::now();
         let claiming = self
             .collection
-            .find_one_and_update(
-                wanted.and(pipeline::free(at, &now())),
-                pipeline::claim(at, operation, requests, &now()),
-            )
-            .return_document(ReturnDocument::After);
+            .find_one_and_update(wanted.free(at, among), pipeline::claim(at, operation, requests, &now()))
+            .return_document(ReturnDocument::After)
+            .max_time(within);
         let claiming = match &wanted.sort {
             Some(sort) => claiming.sort(sort.clone()),
             None => claiming,
@@ -44,12 +46,12 @@ impl MongoStore {
             .and_then(|id| name::of_document(at, id))
             .unwrap_or_default();
         let lock = at.take_lock(&mut document).unwrap_or_default();
-        let state = State::from_document(&lock)?;
+        let state = State::from_document(&lock);
         let exchange = Exchange {
             sent,
             received: Instant::now(),
             // The write's own time.
-            now: Some(state.at),
+            now: state.as_ref().ok().map(|state| state.at),
         };
         Ok(Some(Claimed {
             name,
@@ -59,42 +61,139 @@ impl MongoStore {
         }))
     }
 
-    /// When the first of the wanted documents is free again, should nobody renew; `None` when there is none.
-    pub(in crate::store) async fn free_at(
+    pub(in crate::store) async fn candidate(
         &self,
         wanted: &Wanted,
-    ) -> Result<Option<(ServerTime, Exchange)>, StoreError> {
+        among: Among<'_>,
+    ) -> Result<Option<Bson>, StoreError> {
+        let find = self.collection.find_one(wanted.free(&self.location, among));
+        let find = match &wanted.sort {
+            Some(sort) => find.sort(sort.clone()),
+            None => find,
+        };
+        let find = find.projection(doc! { "_id": 1 }).read_concern(ReadConcern::local());
+        let found = find.max_time(LONG_LOOK).await?;
+        Ok(found.and_then(|mut found| found.remove("_id")))
+    }
+
+    pub(in crate::store) async fn outlook(&self, wanted: &Wanted, passed: &[Bson]) -> Result<Outlook, StoreError> {
+        match self.outlook_together(wanted, passed).await {
+            // Some conditions (`$where`, `$near`) are for finds alone. Whatever else is refused is refused again.
+            Err(error) if error.is_final() => self.outlook_by_finds(wanted, passed).await,
+            outlook => outlook,
+        }
+    }
+
+    async fn outlook_together(&self, wanted: &Wanted, passed: &[Bson]) -> Result<Outlook, StoreError> {
         let at = &self.location;
         let sent = Instant::now();
-        let last = doc! { "$max": [{ "$max": at.value("holders.until") }, { "$max": at.value("queue.until") }] };
+        let passed = doc! { "$in": ["$_id", { "$literal": passed }] };
+        let unfit = doc! { "$or": [{ "$not": [pipeline::fit(at)] }, passed] };
         let stages = [
             doc! { "$match": &wanted.filter },
-            doc! { "$group": { "_id": Bson::Null, "free_at": { "$min": last }, NOW: { "$max": "$$NOW" } } },
+            doc! { "$group": {
+                "_id": Bson::Null,
+                "free_at": { "$min": { "$cond": [&unfit, "$$REMOVE", pipeline::last(at)] } },
+                "others": { "$max": { "$cond": [&unfit, false, true] } },
+                "unfit": { "$min": { "$cond": [&unfit, { "id": "$_id" }, "$$REMOVE"] } },
+                NOW: { "$max": "$$NOW" },
+            } },
         ];
-        let reading = self.collection.aggregate(stages).read_concern(ReadConcern::local());
-        let Some(found) = reading.await?.try_next().await? else {
-            return Ok(None);
-        };
+        let reading = self
+            .collection
+            .aggregate(stages)
+            .read_concern(ReadConcern::local())
+            .max_time(LONG_LOOK);
+        let found = reading.await?.try_next().await?;
         let exchange = Exchange {
             sent,
             received: Instant::now(),
-            now: server_now(&found),
+            now: found.as_ref().and_then(server_now),
         };
-        let free_at = found.get_datetime("free_at").ok();
-        Ok(free_at.map(|free_at| (ServerTime(free_at.timestamp_millis()), exchange)))
+        let found = found.unwrap_or_default();
+        Ok(Outlook {
+            free_at: time(&found, "free_at"),
+            others: found.get_bool("others").unwrap_or_default(),
+            unfit: found
+                .get_document("unfit")
+                .ok()
+                .and_then(|found| found.get("id").cloned()),
+            exchange,
+        })
+    }
+
+    /// The same by some reads, for conditions that the server knows in finds alone.
+    async fn outlook_by_finds(&self, wanted: &Wanted, passed: &[Bson]) -> Result<Outlook, StoreError> {
+        let at = &self.location;
+        let fit = doc! { "$expr": pipeline::fit(at) };
+        let fit = doc! { "$and": [fit, { "_id": { "$nin": passed } }] };
+        // The first end of any entry is not after the first time at which a document is free; whoever looks then, in
+        // vain, looks again.
+        let (mut free_at, mut exchange) = (None, None);
+        for list in ["holders", "queue"] {
+            let ends = at.key(&format!("{list}.until"));
+            let end = doc! { "$max": at.value(&format!("{list}.until")) };
+            let ahead = doc! { "$and": [&fit, { "$expr": { "$gt": [&end, now()] } }] };
+            let sent = Instant::now();
+            let find = self.collection.find_one(wanted.and(ahead)).sort(doc! { ends: 1 });
+            let find = find.projection(doc! { "_id": 1, "end": end, NOW: "$$NOW" });
+            let found = find.read_concern(ReadConcern::local()).max_time(LONG_LOOK).await?;
+            let Some(found) = found else { continue };
+            free_at = [free_at, time(&found, "end")].into_iter().flatten().min();
+            exchange = Some(Exchange {
+                sent,
+                received: Instant::now(),
+                now: server_now(&found),
+            });
+        }
+        let sent = Instant::now();
+        let any = async |condition: Document| -> Result<Option<Bson>, StoreError> {
+            let find = self
+                .collection
+                .find_one(wanted.and(condition))
+                .projection(doc! { "_id": 1 });
+            let found = find.read_concern(ReadConcern::local()).max_time(LONG_LOOK).await?;
+            Ok(found.and_then(|mut found| found.remove("_id")))
+        };
+        let unfit = any(doc! { "$nor": [&fit] }).await?;
+        let others = free_at.is_some() || any(fit).await?.is_some();
+        let exchange = exchange.unwrap_or_else(|| Exchange {
+            sent,
+            received: Instant::now(),
+            now: None,
+        });
+        Ok(Outlook {
+            free_at,
+            others,
+            unfit,
+            exchange,
+        })
+    }
+
+    pub(in crate::store) async fn why_unfit(&self, id: &Bson) -> Result<Option<StoreError>, StoreError> {
+        let size = size_of_id(id);
+        if size > ID_MOST {
+            return Ok(Some(StoreError::too_long(size)));
+        }
+        let find = self.collection.find_one(doc! { "_id": id });
+        let find = find.projection(doc! { self.location.path(): 1 });
+        let found = find.read_concern(ReadConcern::local()).max_time(LOOK).await?;
+        let found = found.unwrap_or_default();
+        Ok(self.location.flaw(&found).map(StoreError::from))
     }
 
     /// The names of the wanted documents in which this entry is a holder.
     pub(in crate::store) async fn held_by(&self, wanted: &Wanted, entry: &str) -> Result<Vec<String>, StoreError> {
         let holds = doc! { self.location.key("holders.id"): entry };
         let find = self.collection.find(wanted.and(holds)).projection(doc! { "_id": 1 });
-        let found: Vec<Document> = find.read_concern(ReadConcern::local()).await?.try_collect().await?;
+        let find = find.read_concern(ReadConcern::local()).max_time(LONG_LOOK);
+        let found: Vec<Document> = find.await?.try_collect().await?;
         let names = found.iter().filter_map(|document| document.get("_id"));
         Ok(names.filter_map(|id| name::of_document(&self.location, id)).collect())
     }
 
-    pub(in crate::store) fn path(&self) -> &str {
-        self.location.path()
+    pub(in crate::store) fn place(&self) -> Option<&Arc<InPlace>> {
+        self.place.as_ref()
     }
 
     /// The user's part of a document, as the primary has it now.
@@ -104,6 +203,7 @@ impl MongoStore {
             .find_one(doc! { "_id": name::id_of(&self.location, name) });
         Ok(find
             .read_concern(ReadConcern::local())
+            .max_time(LOOK)
             .await?
             .map(|document| self.users(document)))
     }
@@ -114,17 +214,44 @@ impl MongoStore {
         name: &str,
         holder: (&str, i64),
         update: UpdateModifications,
+        operation: &str,
+        within: Duration,
     ) -> Result<Option<Document>, StoreError> {
+        let update = self.signed(update, operation);
         let changing = self.collection.find_one_and_update(self.held(name, holder), update);
-        let changed = changing.return_document(ReturnDocument::After).await?;
+        let changed = changing.return_document(ReturnDocument::After).max_time(within).await?;
         Ok(changed.map(|document| self.users(document)))
     }
 
     /// Deletes a document if this entry holds it under this token, and says whether it did.
-    pub(in crate::store) async fn delete(&self, name: &str, holder: (&str, i64)) -> Result<bool, StoreError> {
+    pub(in crate::store) async fn delete(
+        &self,
+        name: &str,
+        holder: (&str, i64),
+        within: Duration,
+    ) -> Result<bool, StoreError> {
         // The server of MongoDB 4.4 does not know its clock in a plain delete.
         let deleting = self.collection.find_one_and_delete(self.held(name, holder));
-        Ok(deleting.projection(doc! { "_id": 1 }).await?.is_some())
+        Ok(deleting.projection(doc! { "_id": 1 }).max_time(within).await?.is_some())
+    }
+
+    /// The update with a new `wake`, by which a stream shows that it is of a holder and makes nothing free.
+    fn signed(&self, update: UpdateModifications, operation: &str) -> UpdateModifications {
+        let (field, wake) = (self.location.key("wake"), wake::of_change(operation));
+        match update {
+            UpdateModifications::Document(mut operators) => {
+                let set = operators.entry("$set".to_owned());
+                if let Bson::Document(set) = set.or_insert_with(|| Bson::Document(Document::new())) {
+                    set.insert(field, wake);
+                }
+                UpdateModifications::Document(operators)
+            }
+            UpdateModifications::Pipeline(mut stages) => {
+                stages.push(doc! { "$set": { field: { "$literal": wake } } });
+                UpdateModifications::Pipeline(stages)
+            }
+            other => other,
+        }
     }
 
     /// Selects the document while this holder's lease runs.
@@ -133,7 +260,10 @@ impl MongoStore {
         doc! {
             "_id": name::id_of(at, name),
             at.key("holders"): { "$elemMatch": { "id": id, "token": token } },
-            "$expr": { "$gt": [{ "$max": at.value("holders.until") }, now()] },
+            "$expr": { "$and": [
+                pipeline::is_known(at),
+                { "$gt": [{ "$max": at.value("holders.until") }, now()] },
+            ] },
         }
     }
 
@@ -144,7 +274,22 @@ impl MongoStore {
 }
 
 impl Wanted {
+    /// Selects the wanted documents that are free.
+    fn free(&self, at: &Location, among: Among<'_>) -> Document {
+        let free = pipeline::free(at, &now());
+        match among {
+            Among::AllBut([]) => self.and(free),
+            Among::AllBut(passed) => doc! { "$and": [&self.filter, { "_id": { "$nin": passed } }, free] },
+            Among::Only(id) => doc! { "$and": [&self.filter, { "_id": { "$eq": id } }, free] },
+        }
+    }
+
     fn and(&self, condition: Document) -> Document {
         doc! { "$and": [&self.filter, condition] }
     }
+}
+
+fn time(document: &Document, field: &str) -> Option<ServerTime> {
+    let time = document.get_datetime(field).ok()?;
+    Some(ServerTime(time.timestamp_millis()))
 }

@@ -1,18 +1,16 @@
 //! The change streams of a collection.
 
-use std::sync::Arc;
-
 use futures::StreamExt;
 use mongodb::{
-    bson::{Bson, Document, doc},
+    bson::{Bson, Document, RawDocument, doc},
     error::Error,
     raw_batch_cursor::RawBatchCursor,
 };
 
-use super::{AWAIT_TIME, MongoStore};
+use super::{AWAIT_TIME, MongoStore, lossy, not_utf8};
 use crate::{
     protocol::{Location, ServerTime, State, wake},
-    store::{Event, Failure, NamedSighting, ResumeAt, Sighting, StoreError, name},
+    store::{Event, NamedSighting, ResumeAt, Sighting, StoreError, Watched, name},
 };
 
 impl MongoStore {
@@ -20,16 +18,28 @@ impl MongoStore {
     pub(in crate::store) async fn watch(
         &self,
         session: &str,
+        watched: Watched,
         resume: Option<&ResumeAt>,
     ) -> Result<MongoStream<Event>, StoreError> {
-        let read = {
-            let location = self.location.clone();
-            move |event: &Document| read_event(&location, event)
-        };
-        let selection = if self.location.is_root() {
-            concerning(session)
-        } else {
-            concerning_in_place(session, &self.location)
+        let location = self.location.clone();
+        if location.is_root() {
+            let read = move |event: &Received, to: &mut Vec<Event>| to.push(read_any(&location, event));
+            return self.stream(Document::new(), concerning(session), read, resume).await;
+        }
+        let selection = concerning_in_place(session, &location, watched);
+        let ours = wake::pattern(session);
+        let read = move |event: &Received, to: &mut Vec<Event>| {
+            let Received::Event { fields, .. } = event else {
+                to.push(Event::Everything);
+                return;
+            };
+            let concern = concern(fields, &ours);
+            if concern.session {
+                to.push(read_any(&location, event));
+            }
+            if watched == Watched::LocksAndFree && concern.frees {
+                to.push(Event::Freed);
+            }
         };
         self.stream(Document::new(), selection, read, resume).await
     }
@@ -42,18 +52,12 @@ impl MongoStore {
     ) -> Result<MongoStream<NamedSighting>, StoreError> {
         let read = {
             let location = self.location.clone();
-            move |event: &Document| read_sighting(&location, event)
+            move |event: &Received, to: &mut Vec<NamedSighting>| to.extend(sight_any(&location, event))
         };
         let options = doc! { "fullDocument": "updateLookup" };
         let id = name.map(|name| name::id_of(&self.location, name));
         let selection = about(id.as_ref(), &self.location);
         self.stream(options, selection, read, resume).await
-    }
-
-    /// Opens a stream that tells whenever a document may have become free to be claimed.
-    pub(in crate::store) async fn watch_free(&self, resume: Option<&ResumeAt>) -> Result<MongoStream<()>, StoreError> {
-        self.stream(Document::new(), freeing(&self.location), |_| (), resume)
-            .await
     }
 
     /// Opens the stream as a plain aggregation and not through the driver's `watch`, whose own resuming can lose
@@ -63,7 +67,7 @@ impl MongoStore {
         &self,
         mut options: Document,
         selection: Vec<Document>,
-        read: impl Fn(&Document) -> T + Send + Sync + 'static,
+        read: impl Fn(&Received, &mut Vec<T>) + Send + Sync + 'static,
         resume: Option<&ResumeAt>,
     ) -> Result<MongoStream<T>, StoreError> {
         if let Some(ResumeAt(token)) = resume {
@@ -89,6 +93,10 @@ impl MongoStore {
     }
 }
 
+/// A write of the protocol bears the time at which its command began. One that bears an earlier time by more than this has
+/// brought an earlier copy of the lock back. In milliseconds; a command that was held up for longer is only looked at.
+const OLD: i64 = 100;
+
 /// Selects, on the server, what concerns a session: writes that name one of its entries, and whatever is not a write
 /// of the protocol. A pipeline update is reported as an `update` with a delta or as a whole `replace`, as the server
 /// likes, so `wake` is looked for in both.
@@ -113,32 +121,60 @@ fn concerning(session: &str) -> Vec<Document> {
 }
 
 /// The same for locks in documents of the user's own. What is inserted there, and what changes nothing of the lock, is
-/// nothing to us; a change of the lock without a new `wake`, and a replaced or deleted document, are.
-fn concerning_in_place(session: &str, location: &Location) -> Vec<Document> {
-    vec![
-        doc! { "$match": { "operationType": { "$ne": "insert" } } },
+/// nothing to us; a change of the lock without a new `wake`, and a replaced or deleted document, are. So is an earlier copy
+/// of the lock, which an object mapper saves with the whole document: it names nobody that it concerns, as its `wake` is
+/// that of an earlier write, but its time is over.
+///
+/// While somebody claims, there is told as well what can make a document free, or match what is asked for: every
+/// insertion and every change by the user, and of our own writes those by which somebody went and nobody came. Expiry
+/// raises no event.
+fn concerning_in_place(session: &str, location: &Location, watched: Watched) -> Vec<Document> {
+    let mut stages = Vec::new();
+    let mut told = vec![
+        doc! { "wake": { "$regex": wake::pattern(session) } },
+        doc! { "touched": true, "wake": { "$not": { "$type": "string" } } },
+        doc! { "old": true, "wake": { "$type": "string" } },
+        doc! { "operationType": { "$nin": ["insert", "update", "replace"] } },
+    ];
+    match watched {
+        Watched::Locks => stages.push(doc! { "$match": { "operationType": { "$ne": "insert" } } }),
+        Watched::LocksAndFree => told.extend([
+            doc! { "wake": { "$not": { "$type": "string" } } },
+            doc! { "wake": { "$regex": wake::FREEING } },
+        ]),
+    }
+    stages.extend([
         doc! { "$project": {
             "operationType": 1, "documentKey": 1,
             "wake": written(location, "wake"), "at": written(location, "at"), "touched": touched(location),
+            "old": is_old(location),
         } },
-        doc! { "$match": { "$or": [
-            { "wake": { "$regex": wake::pattern(session) } },
-            { "touched": true, "wake": { "$not": { "$type": "string" } } },
-            { "operationType": { "$nin": ["update", "replace"] } },
-        ] } },
-        doc! { "$project": { "touched": 0 } },
-    ]
+        doc! { "$match": { "$or": told } },
+    ]);
+    stages
 }
 
-/// Selects what can make a document free, or match what is asked for: every insertion and every change by the user,
-/// and of our own writes those by which somebody went and nobody came. Expiry raises no event.
-fn freeing(location: &Location) -> Vec<Document> {
-    vec![
-        doc! { "$match": { "operationType": { "$ne": "delete" } } },
-        doc! { "$project": { "wake": written(location, "wake") } },
-        doc! { "$match": { "$or": [{ "wake": { "$not": { "$type": "string" } } }, { "wake": { "$regex": wake::FREEING } }] } },
-        doc! { "$project": { "_id": 1 } },
-    ]
+/// Whom an event of documents of the user's own concerns.
+struct Concern {
+    /// The entries of the session.
+    session: bool,
+    /// Those who claim.
+    frees: bool,
+}
+
+/// The same conditions as those of the server's selection: which of them an event has met is not in it.
+fn concern(event: &Document, ours: &str) -> Concern {
+    let wake = event.get_str("wake").ok();
+    let kind = event.get_str("operationType").unwrap_or_default();
+    let touched = event.get_bool("touched").unwrap_or(true);
+    let old = event.get_bool("old").unwrap_or(false);
+    let session = match kind {
+        "insert" => false,
+        "update" | "replace" => wake.map_or(touched, |wake| old || wake.contains(ours)),
+        _ => true,
+    };
+    let frees = kind != "delete" && wake.is_none_or(wake::is_freeing);
+    Concern { session, frees }
 }
 
 /// The value that an event's write gave to a field of the lock; missing where it gave none.
@@ -183,6 +219,13 @@ fn touched(location: &Location) -> Document {
     ] }
 }
 
+/// Whether the lock that an event's write has given bears an earlier time than the write.
+fn is_old(location: &Location) -> Document {
+    // MongoDB tells the time of a write to the millisecond since 6.0. Before, it is the second that had begun.
+    let when = doc! { "$ifNull": ["$wallTime", { "$toDate": "$clusterTime" }] };
+    doc! { "$lt": [written(location, "at"), { "$subtract": [when, OLD] }] }
+}
+
 /// Selects what happens to one document, or to any, and to the collection.
 fn about(id: Option<&Bson>, location: &Location) -> Vec<Document> {
     let mut stages = Vec::new();
@@ -202,10 +245,36 @@ fn about(id: Option<&Bson>, location: &Location) -> Vec<Document> {
     stages
 }
 
+/// An event, as far as it can be read.
+enum Received {
+    Event {
+        /// What is no UTF-8 in it is replaced.
+        fields: Document,
+        /// Whether the `_id` of its document is as it is there. Where it is not, no lock has it, as no program could ask
+        /// for it.
+        has_name: bool,
+    },
+    /// It is no BSON.
+    Nothing,
+}
+
+impl Received {
+    fn read(raw: &RawDocument) -> Self {
+        let Some(fields) = lossy::read(raw) else {
+            return Self::Nothing;
+        };
+        let has_name = !fields.contains_key("documentKey") || lossy::read_exactly(raw, "documentKey").is_some();
+        Self::Event { fields, has_name }
+    }
+}
+
+/// Adds what an event says.
+type Reader<T> = dyn Fn(&Received, &mut Vec<T>) + Send + Sync;
+
 /// An open stream; dropping it closes the server's cursor in the background.
 pub(crate) struct MongoStream<T> {
     cursor: RawBatchCursor,
-    read: Box<dyn Fn(&Document) -> T + Send + Sync>,
+    read: Box<Reader<T>>,
     first: Option<Vec<T>>,
     resume_at: Option<ResumeAt>,
 }
@@ -222,30 +291,61 @@ impl<T> MongoStream<T> {
         self.resume_at.clone()
     }
 
+    /// Reads what the server has sent, whatever it is: what can't be read is passed over, as it would be sent again and
+    /// again to whoever takes up the stream before it.
     async fn read_batch(&mut self) -> Result<Vec<T>, StoreError> {
         let Some(batch) = self.cursor.next().await.transpose()? else {
             // The server closes the cursor after an invalidating event.
             self.resume_at = None;
             return Err(Error::custom("the change stream was closed by the server").into());
         };
-        let mut events = Vec::new();
-        for event in batch.doc_slices()?.into_iter() {
-            let Some(event) = event.map_err(unreadable)?.as_document() else {
-                continue;
-            };
-            events.push((self.read)(&Document::try_from(event).map_err(unreadable)?));
-        }
         let cursor = batch.as_raw_document().get_document("cursor").ok();
-        if let Some(token) = cursor.and_then(|cursor| cursor.get_document("postBatchResumeToken").ok()) {
-            self.resume_at = Document::try_from(token).ok().map(ResumeAt);
+        let token = cursor.and_then(|cursor| cursor.get_document("postBatchResumeToken").ok());
+        self.resume_at = token.and_then(lossy::read).map(ResumeAt);
+        let mut events = Vec::new();
+        let Ok(received) = batch.doc_slices() else {
+            (self.read)(&Received::Nothing, &mut events);
+            return Ok(events);
+        };
+        for event in received.into_iter() {
+            let event = event.as_ref().ok().and_then(|event| event.as_document());
+            let event = event.map_or(Received::Nothing, Received::read);
+            (self.read)(&event, &mut events);
         }
         Ok(events)
     }
 }
 
-pub(in crate::store) fn read_sighting(location: &Location, event: &Document) -> NamedSighting {
-    let id = event.get_document("documentKey").ok().and_then(|key| key.get("_id"));
-    let name = id.and_then(|id| name::of_document(location, id));
+fn sight_any(location: &Location, event: &Received) -> Option<NamedSighting> {
+    match event {
+        Received::Nothing => Some(NamedSighting::Everything),
+        Received::Event { fields, has_name: true } => read_sighting(location, fields),
+        Received::Event { fields, .. } => {
+            let deleted = fields
+                .get_str("operationType")
+                .is_ok_and(|operation| operation == "delete");
+            let key = fields.get_document("documentKey").ok();
+            key.filter(|_| !deleted)
+                .map(|key| NamedSighting::Unreadable(not_utf8(key)))
+        }
+    }
+}
+
+fn read_any(location: &Location, event: &Received) -> Event {
+    match event {
+        Received::Nothing => Event::Everything,
+        Received::Event { fields, has_name: true } => read_event(location, fields),
+        // Nobody holds it or waits for it.
+        Received::Event { .. } => Event::Foreign { name: String::new() },
+    }
+}
+
+/// `None`: it is of a document that no lock can have.
+pub(in crate::store) fn read_sighting(location: &Location, event: &Document) -> Option<NamedSighting> {
+    let Some(id) = event.get_document("documentKey").ok().and_then(|key| key.get("_id")) else {
+        return Some(NamedSighting::Everything);
+    };
+    let name = name::of_document(location, id)?;
     let state = event
         .get_document("fullDocument")
         .ok()
@@ -257,7 +357,7 @@ pub(in crate::store) fn read_sighting(location: &Location, event: &Document) -> 
         // Deleted or overwritten since, or the collection is: the document must be read.
         _ => Sighting::Unclear,
     };
-    (name, sighting)
+    Some(NamedSighting::Of(name, sighting))
 }
 
 pub(in crate::store) fn read_event(location: &Location, event: &Document) -> Event {
@@ -279,12 +379,5 @@ pub(in crate::store) fn read_event(location: &Location, event: &Document) -> Eve
         // Some other program's document: no lock's name is anything but a string.
         (Ok("insert" | "update" | "replace" | "delete"), Some(None)) => Event::Foreign { name: String::new() },
         _ => Event::Everything,
-    }
-}
-
-fn unreadable(error: impl std::error::Error + Send + Sync + 'static) -> StoreError {
-    StoreError {
-        kind: Failure::Unavailable,
-        source: Arc::new(error),
     }
 }

@@ -1,15 +1,14 @@
-//! What the change streams of a session have in common: being opened where a server may not answer, and going silent.
+//! Opening a change stream where a server may not answer: attempts beside each other, of which the first counts.
 
 use std::{future::Future, time::Duration};
 
 use futures::{FutureExt, StreamExt, stream::FuturesUnordered};
-use tokio::task::JoinHandle;
+use tokio::{
+    task::JoinHandle,
+    time::{Instant, timeout_at},
+};
 
-use crate::store::{AWAIT_TIME, StoreError};
-
-/// An open stream gives a sign of life at least once in the await time. One that is overdue by half a second is dropped:
-/// after a clean shutdown of the primary the driver can wait for its answer for half a minute.
-pub(super) const SILENT: Duration = AWAIT_TIME.saturating_add(Duration::from_millis(500));
+use crate::store::StoreError;
 
 /// How long opening may take before it is tried anew beside it: selecting a server can hang for 30 s on one that is
 /// gone, although another stands already.
@@ -30,6 +29,8 @@ type Opened<S> = Result<S, StoreError>;
 pub(super) struct Opening<S> {
     attempts: FuturesUnordered<JoinHandle<(u64, Opened<S>)>>,
     newest: u64,
+    /// How long the attempt that is on its way is waited for; `None`: another is to be made.
+    until: Option<Instant>,
 }
 
 impl<S: Send + 'static> Opening<S> {
@@ -37,26 +38,35 @@ impl<S: Send + 'static> Opening<S> {
         Self {
             attempts: FuturesUnordered::new(),
             newest: 0,
+            until: None,
         }
     }
 
     /// Tries once more, unless many are at it already; `None` when no attempt has got through in time, nor the last one
     /// failed. That earlier ones failed says nothing: all that hang on a dead server do, when it is found to be.
-    pub(super) async fn attempt(
-        &mut self,
-        attempt: impl Future<Output = Opened<S>> + Send + 'static,
-    ) -> Option<Opened<S>> {
-        while let Some(Some(ended)) = self.attempts.next().now_or_never() {
-            if let Ok((_, opened @ Ok(_))) = ended {
-                return Some(opened);
+    ///
+    /// Cancel safe: where the future is dropped, the next call goes on with the same attempt.
+    pub(super) async fn attempt<A>(&mut self, attempt: impl FnOnce() -> A) -> Option<Opened<S>>
+    where
+        A: Future<Output = Opened<S>> + Send + 'static,
+    {
+        let until = match self.until {
+            Some(until) => until,
+            None => {
+                while let Some(Some(ended)) = self.attempts.next().now_or_never() {
+                    if let Ok((_, opened @ Ok(_))) = ended {
+                        return Some(opened);
+                    }
+                }
+                if self.attempts.len() < AT_ONCE {
+                    self.newest += 1;
+                    let (number, attempt) = (self.newest, attempt());
+                    // In a task of its own, as the driver's futures are not to be dropped half-way.
+                    self.attempts.push(tokio::spawn(async move { (number, attempt.await) }));
+                }
+                *self.until.insert(Instant::now() + BESIDE)
             }
-        }
-        if self.attempts.len() < AT_ONCE {
-            self.newest += 1;
-            let number = self.newest;
-            // In a task of its own, as the driver's futures are not to be dropped half-way.
-            self.attempts.push(tokio::spawn(async move { (number, attempt.await) }));
-        }
+        };
         let newest = self.newest;
         let ended = async {
             while let Some(ended) = self.attempts.next().await {
@@ -68,16 +78,17 @@ impl<S: Send + 'static> Opening<S> {
             }
             None
         };
-        tokio::time::timeout(BESIDE, ended).await.ok()?
+        let opened = timeout_at(until, ended).await.ok().flatten();
+        self.until = None;
+        opened
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use tokio::time::{Instant, sleep};
+    use tokio::time::sleep;
 
     use super::*;
-    use crate::session::line::unanswered;
 
     async fn after(seconds: u64, opened: Opened<u64>) -> Opened<u64> {
         sleep(Duration::from_secs(seconds)).await;
@@ -88,9 +99,9 @@ mod tests {
     async fn an_attempt_that_takes_long_counts_once_it_gets_through() {
         let begin = Instant::now();
         let mut opening = Opening::new();
-        assert!(opening.attempt(after(5, Ok(1))).await.is_none());
-        assert!(opening.attempt(after(60, Ok(2))).await.is_none());
-        let third = opening.attempt(after(60, Ok(3))).await;
+        assert!(opening.attempt(|| after(5, Ok(1))).await.is_none());
+        assert!(opening.attempt(|| after(60, Ok(2))).await.is_none());
+        let third = opening.attempt(|| after(60, Ok(3))).await;
         assert!(matches!(third, Some(Ok(1))), "{third:?}");
         assert_eq!(begin.elapsed(), Duration::from_secs(5));
     }
@@ -99,53 +110,66 @@ mod tests {
     async fn no_more_than_a_few_are_made_at_once() {
         let mut opening = Opening::new();
         for _ in 0..AT_ONCE {
-            assert!(opening.attempt(after(60, Ok(1))).await.is_none());
+            assert!(opening.attempt(|| after(60, Ok(1))).await.is_none());
         }
         assert!(
             opening
-                .attempt(async { unreachable!("there are enough") })
+                .attempt(|| async { unreachable!("there are enough") })
                 .await
                 .is_none()
         );
         sleep(Duration::from_secs(60)).await;
-        assert!(matches!(opening.attempt(after(0, Ok(2))).await, Some(Ok(1))));
+        assert!(matches!(opening.attempt(|| after(0, Ok(2))).await, Some(Ok(1))));
     }
 
     #[tokio::test(start_paused = true)]
     async fn one_that_has_got_through_meanwhile_counts_before_another_is_made() {
         let mut opening = Opening::new();
-        assert!(opening.attempt(after(3, Ok(1))).await.is_none());
+        assert!(opening.attempt(|| after(3, Ok(1))).await.is_none());
         sleep(Duration::from_secs(2)).await;
-        let next = opening.attempt(async { unreachable!("it is open") }).await;
+        let next = opening.attempt(|| async { unreachable!("it is open") }).await;
         assert!(matches!(next, Some(Ok(1))), "{next:?}");
     }
 
     #[tokio::test(start_paused = true)]
     async fn those_that_fail_together_do_not_hold_up_the_next() {
-        let failure = || Err(unanswered(Duration::ZERO));
+        let failure = || Err(StoreError::unanswered(Duration::ZERO));
         for late in [false, true] {
             let mut opening = Opening::new();
             for number in 0..4 {
-                assert!(opening.attempt(after(12 - 2 * number, failure())).await.is_none());
+                assert!(opening.attempt(|| after(12 - 2 * number, failure())).await.is_none());
             }
             // They fail before the next is made, or after.
             sleep(Duration::from_secs(if late { 3 } else { 5 })).await;
             let begin = Instant::now();
-            let next = opening.attempt(after(1, Ok(1))).await;
+            let next = opening.attempt(|| after(1, Ok(1))).await;
             assert!(matches!(next, Some(Ok(1))), "{next:?}");
             assert_eq!(begin.elapsed(), Duration::from_secs(1));
         }
     }
 
     #[tokio::test(start_paused = true)]
+    async fn whoever_stops_waiting_goes_on_with_the_same_attempt() {
+        let mut opening = Opening::new();
+        let begin = Instant::now();
+        for _ in 0..10 {
+            let waited = tokio::time::timeout(Duration::from_millis(100), opening.attempt(|| after(60, Ok(1))));
+            assert!(waited.await.is_err());
+        }
+        assert_eq!(opening.attempts.len(), 1);
+        assert!(opening.attempt(|| after(60, Ok(2))).await.is_none());
+        assert_eq!(begin.elapsed(), BESIDE);
+    }
+
+    #[tokio::test(start_paused = true)]
     async fn an_attempt_that_failed_meanwhile_is_made_anew() {
         let mut opening = Opening::new();
-        let failure = || Err(unanswered(Duration::ZERO));
-        assert!(opening.attempt(after(3, failure())).await.is_none());
+        let failure = || Err(StoreError::unanswered(Duration::ZERO));
+        assert!(opening.attempt(|| after(3, failure())).await.is_none());
         sleep(Duration::from_secs(2)).await;
-        let next = opening.attempt(after(1, Ok(2))).await;
+        let next = opening.attempt(|| after(1, Ok(2))).await;
         assert!(matches!(next, Some(Ok(2))), "{next:?}");
-        let failed = opening.attempt(after(1, failure())).await;
+        let failed = opening.attempt(|| after(1, failure())).await;
         assert!(matches!(failed, Some(Err(_))), "{failed:?}");
     }
 }

@@ -1,0 +1,217 @@
+//! Leading in the background, with callbacks.
+
+use std::{any::Any, panic::AssertUnwindSafe, time::Duration};
+
+use futures::FutureExt;
+use tokio::{sync::watch, time::sleep};
+use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
+
+use super::{Election, Leadership};
+use crate::{
+    error::{AcquireError, CandidacyError},
+    handle::LockView,
+    status::LostReason,
+    telemetry,
+};
+
+/// Pauses before a name that is in use as another kind of lock is tried again: the first, and the longest. It is the
+/// other program that must let go of it, and nothing tells when.
+const OTHER_USE: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
+
+/// Bytes of a panic's message that are kept.
+const MESSAGE_MOST: usize = 1_024;
+
+impl Election {
+    /// Whether [`run`](Self::run) and [`stand`](Self::stand) wait while the name is in use as another kind of lock; by
+    /// default they end with [`AcquireError::UsedOtherwise`].
+    ///
+    /// They ask again after a tenth of a second and then less and less often, every five seconds at last.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let locks = watchlock::LockClient::in_memory();
+    /// let other = locks.mutex("scheduler").acquire().await?;
+    /// let candidacy = locks.election("scheduler").wait_out_other_uses(true).stand("node 7", |_| {}, |_| {});
+    /// other.release().await?;
+    /// // It is elected before long.
+    /// # candidacy.withdraw().await?;
+    /// # Ok(()) }
+    /// ```
+    #[must_use = "the election that waits is returned"]
+    pub fn wait_out_other_uses(self, waits: bool) -> Self {
+        Self {
+            waits_out_other_uses: waits,
+            ..self
+        }
+    }
+
+    /// Campaigns, and again while the name is in other use, if that is to be waited out.
+    pub(super) async fn campaign_on(&self, value: &str) -> Result<Leadership, AcquireError> {
+        let mut pause = OTHER_USE.0;
+        loop {
+            match self.campaign(value).await {
+                Err(AcquireError::UsedOtherwise(_)) if self.waits_out_other_uses => sleep(pause).await,
+                campaigned => return campaigned,
+            }
+            pause = (pause * 2).min(OTHER_USE.1);
+        }
+    }
+
+    /// Leads in the background, with callbacks: `elected` when a term begins, `lost` when it ends.
+    ///
+    /// Ends, and resigns, when the returned [`Candidacy`] is withdrawn, or dropped: then without a further callback. Call
+    /// it on a tokio runtime.
+    ///
+    /// It ends by itself after an error of a campaign, and when a callback panics: then without a further callback, and
+    /// where it led it resigns. [`Candidacy::ended`] tells of that, and so does a `WARN` event,
+    /// `watchlock.candidacy_ended`.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let locks = watchlock::LockClient::in_memory();
+    /// let candidacy = locks.election("scheduler").stand(
+    ///     "node 7",
+    ///     |leading| println!("elected, token {}", leading.token()),
+    ///     |reason| println!("no longer the leader: {reason}"),
+    /// );
+    /// tokio::select! {
+    ///     () = async { /* until the program is told to stop */ } => {}
+    ///     error = candidacy.ended() => return Err(error.into()),
+    /// }
+    /// candidacy.withdraw().await?;
+    /// # Ok(()) }
+    /// ```
+    pub fn stand(
+        &self,
+        value: impl Into<String>,
+        elected: impl FnMut(LockView) + Send + 'static,
+        lost: impl FnMut(LostReason) + Send + 'static,
+    ) -> Candidacy {
+        let (withdrawn, result) = (CancellationToken::new(), watch::Sender::new(None));
+        let ended = result.subscribe();
+        let (election, value, until) = (self.clone(), value.into(), withdrawn.clone());
+        let task = tokio::spawn(async move {
+            // What the callbacks have in hand is theirs, and they are not called again.
+            let standing = AssertUnwindSafe(election.stand_until(&value, elected, lost, until)).catch_unwind();
+            let end = match standing.await {
+                Ok(end) => end.map_err(CandidacyError::from),
+                Err(panic) => Err(CandidacyError::Panicked {
+                    message: message(&*panic),
+                }),
+            };
+            if let Err(error) = &end {
+                telemetry::candidacy_ended(election.name(), error);
+            }
+            result.send_replace(Some(end));
+        });
+        Candidacy {
+            withdrawn,
+            ended,
+            _task: AbortOnDropHandle::new(task),
+        }
+    }
+
+    async fn stand_until(
+        &self,
+        value: &str,
+        mut elected: impl FnMut(LockView),
+        mut lost: impl FnMut(LostReason),
+        until: CancellationToken,
+    ) -> Result<(), AcquireError> {
+        loop {
+            let leadership = tokio::select! {
+                biased;
+                () = until.cancelled() => return Ok(()),
+                leadership = self.campaign_on(value) => leadership?,
+            };
+            elected(leadership.view());
+            tokio::select! {
+                reason = leadership.lost() => lost(reason),
+                () = until.cancelled() => {
+                    lost(LostReason::Released);
+                    // What could not be confirmed is bounded by the lease.
+                    let _ = leadership.resign().await;
+                    return Ok(());
+                }
+            }
+        }
+    }
+}
+
+/// What a panic says.
+fn message(panic: &(dyn Any + Send)) -> String {
+    let text = panic.downcast_ref::<&str>().copied();
+    let text = text.or_else(|| panic.downcast_ref::<String>().map(String::as_str));
+    let text = text.unwrap_or("a value that is no text");
+    let end = (0..=MESSAGE_MOST.min(text.len()))
+        .rev()
+        .find(|end| text.is_char_boundary(*end));
+    text[..end.unwrap_or(0)].to_owned()
+}
+
+/// A standing candidate. Made by [`Election::stand`]; dropping it ends the candidacy, and resigns in the background.
+#[must_use = "the candidacy ends when it is dropped"]
+#[derive(Debug)]
+pub struct Candidacy {
+    withdrawn: CancellationToken,
+    ended: watch::Receiver<Option<Result<(), CandidacyError>>>,
+    _task: AbortOnDropHandle<()>,
+}
+
+impl Candidacy {
+    /// Waits until the candidacy has ended by itself, and tells why: nobody stands any more then.
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel safe: use it in `select!`, again and again.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let locks = watchlock::LockClient::in_memory();
+    /// use watchlock::{AcquireError, CandidacyError};
+    ///
+    /// let other = locks.mutex("scheduler").acquire().await?;
+    /// let candidacy = locks.election("scheduler").stand("node 7", |_| {}, |_| {});
+    /// let error = candidacy.ended().await;
+    /// assert!(matches!(error, CandidacyError::Campaign(AcquireError::UsedOtherwise(_))));
+    /// # Ok(()) }
+    /// ```
+    pub async fn ended(&self) -> CandidacyError {
+        match self.end().await {
+            Err(error) => error,
+            // Only a withdrawal ends it without an error, and takes the candidacy along.
+            Ok(()) => CandidacyError::Stopped,
+        }
+    }
+
+    /// Resigns if it leads, and ends the candidacy.
+    ///
+    /// # Errors
+    ///
+    /// Why the candidacy had ended already, if it had.
+    ///
+    /// # Cancel safety
+    ///
+    /// The candidacy ends all the same when the future is dropped.
+    ///
+    /// # Examples
+    ///
+    /// See [`Election::stand`].
+    pub async fn withdraw(self) -> Result<(), CandidacyError> {
+        self.withdrawn.cancel();
+        self.end().await
+    }
+
+    async fn end(&self) -> Result<(), CandidacyError> {
+        let mut ended = self.ended.clone();
+        let end = ended.wait_for(Option::is_some).await.map(|end| end.clone());
+        // The task goes without a word only with its runtime.
+        end.ok().flatten().unwrap_or(Err(CandidacyError::Stopped))
+    }
+}

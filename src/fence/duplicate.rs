@@ -1,0 +1,87 @@
+//! Which unique index a write ran into.
+
+use mongodb::{
+    bson::{Bson, Document},
+    error::{Error, ErrorKind, WriteFailure},
+};
+
+/// The server's code for a duplicate key.
+const DUPLICATE_KEY: i32 = 11_000;
+
+/// The unique index that had the key already.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Duplicate {
+    /// That of `_id`.
+    Id,
+    /// One of the user's own.
+    Other,
+}
+
+/// The index, where the error is about a duplicate key.
+pub(super) fn of(error: &Error) -> Option<Duplicate> {
+    let (code, message) = match &*error.kind {
+        ErrorKind::Command(command) => (command.code, &command.message),
+        ErrorKind::Write(WriteFailure::WriteError(write)) => (write.code, &write.message),
+        _ => return None,
+    };
+    if code != DUPLICATE_KEY {
+        return None;
+    }
+    let answer = error.server_response();
+    let answer: Option<Document> = answer.and_then(|answer| Document::from_reader(answer.as_bytes()).ok());
+    let is_id = match answer.as_ref().and_then(pattern) {
+        Some(pattern) => pattern.keys().eq(["_id"]),
+        // Servers name the index in the text as well, and the name of this one can't be given to another.
+        None => message.contains(" index: _id_ "),
+    };
+    Some(if is_id { Duplicate::Id } else { Duplicate::Other })
+}
+
+/// The fields of the index, as the server's answer has them: beside a write error, or beside the error of a command.
+fn pattern(answer: &Document) -> Option<&Document> {
+    let errors = answer.get_array("writeErrors").ok();
+    let error = errors.and_then(|errors| errors.first()).and_then(Bson::as_document);
+    error.unwrap_or(answer).get_document("keyPattern").ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use mongodb::bson::doc;
+
+    use super::*;
+    use crate::store::read_as;
+
+    #[test]
+    fn the_index_is_told_by_its_fields() {
+        let answer = |pattern: Document| doc! { "ok": 1, "writeErrors": [{ "code": 11_000, "keyPattern": pattern }] };
+        for (fields, is_id) in [
+            (doc! { "_id": 1 }, true),
+            (doc! { "email": 1 }, false),
+            (doc! { "_id": 1, "email": 1 }, false),
+        ] {
+            let answer = answer(fields);
+            assert_eq!(pattern(&answer).unwrap().keys().eq(["_id"]), is_id, "{answer}");
+        }
+        assert_eq!(
+            pattern(&doc! { "ok": 0, "keyPattern": { "_id": 1 } }),
+            Some(&doc! { "_id": 1 })
+        );
+        assert_eq!(pattern(&doc! { "ok": 1, "writeErrors": [1] }), None);
+    }
+
+    #[test]
+    fn the_index_is_told_by_its_name_where_there_is_nothing_else() {
+        let duplicate = |index: &str| {
+            let message = format!("E11000 duplicate key error collection: a.b index: {index} dup key: {{ : 1 }}");
+            let error = doc! { "code": 11_000, "errmsg": message };
+            of(&ErrorKind::Write(WriteFailure::WriteError(read_as(&error).unwrap())).into())
+        };
+        assert_eq!(duplicate("_id_"), Some(Duplicate::Id));
+        assert_eq!(duplicate("email_1"), Some(Duplicate::Other));
+        let other = doc! { "code": 121, "errmsg": "Document failed validation" };
+        assert_eq!(
+            of(&ErrorKind::Write(WriteFailure::WriteError(read_as(&other).unwrap())).into()),
+            None
+        );
+    }
+}

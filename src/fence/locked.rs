@@ -1,0 +1,108 @@
+//! A fence that was made from the handle of a document, used in that document's own collection.
+//!
+//! The document's lock is a field of the document itself: a replacement would delete it, and an update could overwrite
+//! it. The fence knows where the locks of that collection are and leaves them alone.
+
+use mongodb::{
+    bson::{Bson, Document, doc},
+    options::UpdateModifications,
+};
+
+use crate::{
+    documents,
+    error::InvalidInput,
+    protocol::Location,
+    store::{InPlace, place::overlap},
+};
+
+/// The token and the locks have a field each.
+pub(super) fn check_field(field: &str, place: &InPlace) -> Result<(), InvalidInput> {
+    match place.paths().into_iter().find(|path| overlap(field, path)) {
+        None => Ok(()),
+        Some(path) => Err(InvalidInput::new(format!(
+            "the fence keeps its token in `{}`, and the lock of the document is in `{path}`",
+            field.escape_debug()
+        ))),
+    }
+}
+
+/// An update leaves the locks alone. One without operators only records the token.
+pub(super) fn check_update(update: &UpdateModifications, place: &InPlace) -> Result<(), InvalidInput> {
+    match update {
+        UpdateModifications::Document(none) if none.is_empty() => Ok(()),
+        update => documents::check_update(update, place),
+    }
+}
+
+/// A pipeline that replaces a document by this one and keeps the locks as they are stored, whatever `replacement` has in
+/// their place: it may have been read with a lock in it, as that was at an earlier time.
+pub(super) fn replace(mut replacement: Document, place: &InPlace) -> Result<Vec<Document>, InvalidInput> {
+    let locks: Vec<Location> = place.paths().iter().map(|path| Location::under(path)).collect();
+    for lock in &locks {
+        let whole = lock.path();
+        match lock.obstacle(&replacement) {
+            Some(path) if path != whole => {
+                return Err(InvalidInput::new(format!(
+                    "the replacement has something else at `{path}`, and the lock of the document is in `{whole}`"
+                )));
+            }
+            _ => lock.take_lock(&mut replacement),
+        };
+    }
+    // A stage for each lock puts it into the new document, which is a field beside the old one until the last stage.
+    let new = "_watchlock_new";
+    let mut stages = vec![doc! { "$replaceWith": {
+        "old": "$$ROOT",
+        new: { "$mergeObjects": [{ "_id": "$_id" }, { "$literal": &replacement }] },
+    } }];
+    for lock in &locks {
+        let stored = format!("$old.{}", lock.path());
+        let segments: Vec<&str> = lock.segments().collect();
+        let mut with = Bson::from(stored.as_str());
+        for depth in (0..segments.len()).rev() {
+            let outer: Vec<&str> = ["$_watchlock_new"]
+                .into_iter()
+                .chain(segments[..depth].iter().copied())
+                .collect();
+            with = Bson::from(doc! { "$mergeObjects": [outer.join("."), { segments[depth]: with }] });
+        }
+        let is_lock = doc! { "$eq": [{ "$type": stored }, "object"] };
+        stages.push(doc! { "$set": { new: { "$cond": [is_lock, with, "$_watchlock_new"] } } });
+    }
+    stages.push(doc! { "$replaceWith": "$_watchlock_new" });
+    Ok(stages)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::place::Paths;
+
+    #[test]
+    fn a_replacement_has_room_for_the_lock() {
+        let place = InPlace::new(None, "a.b", &Paths::default()).unwrap();
+        for replacement in [doc! { "a": 7 }, doc! { "a": [1] }] {
+            let refused = replace(replacement, &place).unwrap_err().to_string();
+            assert!(refused.contains("`a`") && refused.contains("`a.b`"), "{refused}");
+        }
+        for replacement in [
+            doc! {},
+            doc! { "a": {} },
+            doc! { "a": { "b": 1 } },
+            doc! { "a": Bson::Null },
+        ] {
+            replace(replacement, &place).unwrap();
+        }
+    }
+
+    #[test]
+    fn the_token_is_not_kept_in_the_lock() {
+        let place = InPlace::new(None, "a.b", &Paths::default()).unwrap();
+        for field in ["a", "a.b", "a.b.fence"] {
+            check_field(field, &place).unwrap_err();
+        }
+        for field in ["fence", "a.fence", "b"] {
+            check_field(field, &place).unwrap();
+        }
+    }
+}

@@ -1,0 +1,105 @@
+//! The filters that an upsert under a fence may have.
+
+use mongodb::bson::{Bson, Document, doc};
+
+use crate::error::InvalidInput;
+
+/// Operators of a condition on a field by which the server puts nothing into a document that it inserts.
+const WITHOUT_A_VALUE: [&str; 12] = [
+    "$exists", "$gt", "$gte", "$lt", "$lte", "$ne", "$nin", "$type", "$mod", "$size", "$regex", "$options",
+];
+
+/// Nested deeper than the server accepts.
+const DEEPEST: u32 = 100;
+
+/// The document that an upsert's filter names by its `_id`.
+///
+/// # Errors
+///
+/// When it names none, or asks for a value in the fence's field: the server begins a new document with what the filter
+/// asks for, and a value there that is no token, or a larger one, would fence everybody out.
+pub(super) fn named_id(filter: &Document, field: &str) -> Result<Document, InvalidInput> {
+    if let Some(path) = asked_for(filter, field, false, 0) {
+        let path: String = path.chars().take(255).collect();
+        return Err(InvalidInput::new(format!(
+            "the filter of an upsert under a fence asks for a value of `{}`, and the fence keeps its token in `{}`",
+            path.escape_debug(),
+            field.escape_debug()
+        )));
+    }
+    let id = match filter.get("_id") {
+        Some(Bson::Document(operators)) if operators.keys().any(|key| key.starts_with('$')) => {
+            operators.get("$eq").filter(|_| operators.len() == 1)
+        }
+        Some(Bson::RegularExpression(_)) | None => None,
+        Some(id) => Some(id),
+    };
+    match id {
+        Some(id) => Ok(doc! { "_id": { "$eq": id } }),
+        None => Err(InvalidInput::new(
+            "the filter of an upsert under a fence names no `_id`: where the fence refuses a document, a second one would \
+             be made",
+        )),
+    }
+}
+
+/// The path of a value that the filter asks for in the fence's field, in what leads there, or beneath. Under a `$nor` any
+/// condition counts: that of `$ne` asks for a value.
+fn asked_for(filter: &Document, field: &str, negated: bool, depth: u32) -> Option<String> {
+    filter
+        .iter()
+        .find_map(|(path, condition)| match (path.as_str(), condition) {
+            (operator @ ("$and" | "$or" | "$nor"), Bson::Array(parts)) if depth < DEEPEST => {
+                let negated = negated || operator == "$nor";
+                let mut parts = parts.iter().filter_map(Bson::as_document);
+                parts.find_map(|part| asked_for(part, field, negated, depth + 1))
+            }
+            (path, condition) => {
+                let leads = path.split('.').zip(field.split('.')).all(|(one, other)| one == other);
+                (leads && (negated || has_value(condition))).then(|| path.to_owned())
+            }
+        })
+}
+
+fn has_value(condition: &Bson) -> bool {
+    match condition {
+        Bson::Document(operators) if !operators.is_empty() => operators
+            .keys()
+            .any(|operator| !WITHOUT_A_VALUE.contains(&operator.as_str())),
+        _ => true,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_filter_of_an_upsert_asks_for_no_value_in_the_fence() {
+        for filter in [
+            doc! { "_id": 1, "a.b": "abc" },
+            doc! { "_id": 1, "a.b": { "$eq": i64::MAX } },
+            doc! { "_id": 1, "a.b": { "$in": [7] } },
+            doc! { "_id": 1, "a.b": { "$gt": 1, "$eq": 7 } },
+            doc! { "_id": 1, "a.b": { "c": 1 } },
+            doc! { "_id": 1, "a.b": {} },
+            doc! { "_id": 1, "a": { "b": 7 } },
+            doc! { "_id": 1, "a.b.c": 1 },
+            doc! { "_id": 1, "$and": [{ "x": 1 }, { "$or": [{ "a.b": 7 }] }] },
+            doc! { "_id": 1, "a.b": { "$not": { "$ne": 7 } } },
+            doc! { "_id": 1, "$nor": [{ "a.b": { "$ne": 7 } }] },
+        ] {
+            let refused = named_id(&filter, "a.b").unwrap_err().to_string();
+            assert!(refused.contains("`a.b`"), "{filter}: {refused}");
+        }
+        for filter in [
+            doc! { "_id": 1 },
+            doc! { "_id": 1, "a.c": 7, "b": 7, "ab": 7 },
+            doc! { "_id": 1, "a.b": { "$exists": false } },
+            doc! { "_id": 1, "a.b": { "$gte": 1, "$lt": 7 } },
+            doc! { "_id": 1, "$nor": [{ "a.c": 7 }] },
+        ] {
+            assert_eq!(named_id(&filter, "a.b").unwrap(), doc! { "_id": { "$eq": 1 } });
+        }
+    }
+}

@@ -1,0 +1,473 @@
+//! The writes under a fence.
+//!
+//! The driver's commands run in tasks of their own, as one that is dropped half-way stalls the connection pool. What
+//! follows from their answers is decided by the future that the user awaits: when it is dropped nothing more is sent.
+
+use std::{fmt, time::Duration};
+
+use futures::future::BoxFuture;
+use mongodb::bson::doc;
+use mongodb::{
+    ClientSession, Collection,
+    bson::Document,
+    error::Error,
+    options::{CollectionOptions, ReadConcern, ReadPreference, SelectionCriteria, UpdateModifications, WriteConcern},
+    results::{DeleteResult, InsertOneResult, UpdateResult},
+};
+
+use super::{
+    Fence,
+    duplicate::{self, Duplicate},
+    upsert,
+};
+use crate::{
+    brief::Brief,
+    error::{FenceError, InvalidInput},
+};
+
+/// Tries of one write that finds the document changed by others each time. With the pauses this takes a second or two:
+/// whoever loses a race for so long does not lose a race, but has a filter that the server answers differently each time.
+const TRIES: u32 = 16;
+
+/// Pauses between the tries: the first, and the longest.
+const PAUSES: (Duration, Duration) = (Duration::from_millis(2), Duration::from_millis(200));
+
+/// The tries of one write.
+#[derive(Debug, Default)]
+struct Tries(u32);
+
+impl Tries {
+    /// Waits before the next try; `false` when there are to be no more.
+    async fn again(&mut self) -> bool {
+        self.0 += 1;
+        if self.0 >= TRIES {
+            return false;
+        }
+        let pause = PAUSES.0.saturating_mul(2_u32.saturating_pow(self.0 - 1));
+        tokio::time::sleep(pause.min(PAUSES.1)).await;
+        true
+    }
+
+    fn used_up() -> FenceError {
+        FenceError::Server(Error::custom(format!(
+            "the document was changed by somebody else between each of {TRIES} tries and the look at it"
+        )))
+    }
+}
+
+/// What all writes have in common.
+#[derive(Clone)]
+pub(super) struct Write {
+    fence: Fence,
+    collection: Collection<Document>,
+    filter: Document,
+}
+
+impl Write {
+    pub(super) fn new<T: Send + Sync>(fence: &Fence, collection: &Collection<T>, filter: Document) -> Self {
+        // The majority's view can lag behind what was acknowledged, so it is the primary's that says why. In a
+        // transaction the driver leaves all of this to the transaction.
+        let options = CollectionOptions::builder()
+            .write_concern(WriteConcern::majority())
+            .read_concern(ReadConcern::local())
+            .selection_criteria(SelectionCriteria::ReadPreference(ReadPreference::Primary))
+            .build();
+        let namespace = collection.namespace();
+        let database = collection.client().database(&namespace.db);
+        Self {
+            fence: fence.clone(),
+            collection: database.collection_with_options(&namespace.coll, options),
+            filter,
+        }
+    }
+
+    fn fenced(&self) -> Document {
+        self.fence.filter(self.filter.clone())
+    }
+
+    /// That no document of these is refused by the fence.
+    async fn check(&self, of: &Document, session: &mut Option<&mut ClientSession>) -> Result<(), FenceError> {
+        let refused = doc! { "$and": [of, { "$nor": [self.fence.lets_through()] }] };
+        let root = self.fence.field.split('.').next().unwrap_or_default();
+        match self.find(refused, root, session).await? {
+            Some(document) => Err(self.fence.refusal(&document)),
+            None => Ok(()),
+        }
+    }
+
+    /// Whether there is any document for the user's own filter.
+    async fn has_any(&self, session: &mut Option<&mut ClientSession>) -> Result<bool, FenceError> {
+        Ok(self.find(self.filter.clone(), "_id", session).await?.is_some())
+    }
+
+    async fn find(
+        &self,
+        filter: Document,
+        field: &str,
+        session: &mut Option<&mut ClientSession>,
+    ) -> Result<Option<Document>, FenceError> {
+        let collection = self.collection.clone();
+        let projection = doc! { field: 1 };
+        match session {
+            Some(session) => {
+                let find = collection.find_one(filter).projection(projection);
+                find.session(&mut **session).await
+            }
+            None => to_its_end(async move { collection.find_one(filter).projection(projection).await }).await,
+        }
+        .map_err(FenceError::Server)
+    }
+
+    async fn change(
+        &self,
+        change: &Change,
+        upsert: bool,
+        array_filters: Option<&Vec<Document>>,
+        session: &mut Option<&mut ClientSession>,
+    ) -> Result<UpdateResult, Error> {
+        let (collection, filter) = (self.collection.clone(), self.fenced());
+        match change {
+            Change::Update(update) => {
+                let (update, array_filters) = (update.clone(), array_filters.cloned());
+                match session {
+                    Some(session) => {
+                        let update = collection.update_one(filter, update).upsert(upsert);
+                        let update = match array_filters {
+                            Some(filters) => update.array_filters(filters),
+                            None => update,
+                        };
+                        update.session(&mut **session).await
+                    }
+                    None => {
+                        to_its_end(async move {
+                            let update = collection.update_one(filter, update).upsert(upsert);
+                            match array_filters {
+                                Some(filters) => update.array_filters(filters).await,
+                                None => update.await,
+                            }
+                        })
+                        .await
+                    }
+                }
+            }
+            Change::Replace(replacement) => match session {
+                Some(session) => {
+                    let replace = collection.replace_one(filter, replacement).upsert(upsert);
+                    replace.session(&mut **session).await
+                }
+                None => {
+                    let replacement = replacement.clone();
+                    to_its_end(async move { collection.replace_one(filter, replacement).upsert(upsert).await }).await
+                }
+            },
+        }
+    }
+}
+
+impl fmt::Debug for Write {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // Not the collection: the driver's client shows the user's connection options.
+        f.debug_struct("Write")
+            .field("fence", &self.fence)
+            .field("collection", &self.collection.namespace().to_string())
+            .field("filter", &Brief(&self.filter))
+            .finish()
+    }
+}
+
+/// What is written to a document that may be there already.
+#[derive(Clone, Debug)]
+pub(super) enum Change {
+    Update(UpdateModifications),
+    Replace(Document),
+}
+
+/// An update or a replacement under a fence, to be awaited. Made by [`Fence::update_one`] and [`Fence::replace_one`].
+#[must_use = "nothing is written unless it is awaited"]
+pub struct FencedUpdate<'a> {
+    write: Write,
+    change: Result<Change, InvalidInput>,
+    replaces: bool,
+    upsert: bool,
+    array_filters: Option<Vec<Document>>,
+    session: Option<&'a mut ClientSession>,
+}
+
+impl FencedUpdate<'_> {
+    pub(super) fn new(write: Write, change: Result<Change, InvalidInput>, replaces: bool) -> Self {
+        Self {
+            write,
+            change,
+            replaces,
+            upsert: false,
+            array_filters: None,
+            session: None,
+        }
+    }
+
+    /// Inserts the document where there is none. The filter must name its `_id` then: a filter that several documents
+    /// could meet would make a second one where the fence refuses the first. And it must not ask for a value in the
+    /// fence's field, which the server would put into the new document in the token's place.
+    pub fn upsert(mut self, upsert: bool) -> Self {
+        self.upsert = upsert;
+        self
+    }
+
+    /// Which elements of arrays the update's `$[name]` stand for, as with the driver's method. A pipeline or a
+    /// replacement has none.
+    pub fn array_filters(mut self, filters: impl IntoIterator<Item = Document>) -> Self {
+        self.array_filters = Some(filters.into_iter().collect());
+        self
+    }
+
+    /// Writes as part of a session of the driver's, and of the transaction that is going on in it.
+    ///
+    /// The transaction's own write concern is in effect then.
+    pub fn session(self, session: &mut ClientSession) -> FencedUpdate<'_> {
+        FencedUpdate {
+            session: Some(session),
+            write: self.write,
+            change: self.change,
+            replaces: self.replaces,
+            upsert: self.upsert,
+            array_filters: self.array_filters,
+        }
+    }
+}
+
+impl fmt::Debug for FencedUpdate<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("FencedUpdate")
+            .field("write", &self.write)
+            .field("change", &Brief(&self.change))
+            .field("upsert", &self.upsert)
+            .finish_non_exhaustive()
+    }
+}
+
+impl<'a> IntoFuture for FencedUpdate<'a> {
+    type Output = Result<UpdateResult, FenceError>;
+    type IntoFuture = BoxFuture<'a, Self::Output>;
+
+    fn into_future(self) -> Self::IntoFuture {
+        Box::pin(self.send())
+    }
+}
+
+impl FencedUpdate<'_> {
+    async fn send(self) -> Result<UpdateResult, FenceError> {
+        let Self { write, mut session, .. } = self;
+        let change = self.change?;
+        let filters = self.array_filters.as_ref();
+        if self.replaces && filters.is_some() {
+            return Err(InvalidInput::new("a replacement has no use for array filters").into());
+        }
+        let id = self.upsert.then(|| upsert::named_id(&write.filter, &write.fence.field));
+        let id = id.transpose()?;
+        if let (Some(id), Some(_)) = (&id, &session) {
+            // A refusal would be a duplicate key, and that is the end of a transaction, in which nothing can be looked
+            // up any more. But what a transaction saw once, it sees to its end.
+            write.check(id, &mut session).await?;
+        }
+        let mut tries = Tries::default();
+        loop {
+            let done = write.change(&change, id.is_some(), filters, &mut session).await;
+            match (done, &id) {
+                (Ok(result), _) if result.matched_count == 0 && result.upserted_id.is_none() => {
+                    write.check(&write.filter, &mut session).await?;
+                    if !write.has_any(&mut session).await? {
+                        return Ok(result);
+                    }
+                    if !tries.again().await {
+                        return Err(Tries::used_up());
+                    }
+                }
+                (Err(error), Some(id)) => {
+                    let Some(of) = duplicate::of(&error) else {
+                        return Err(FenceError::Server(error));
+                    };
+                    // In a transaction nothing can be looked up after an error; then this one tells more.
+                    match write.check(id, &mut session).await {
+                        Ok(()) => {}
+                        Err(FenceError::Server(_)) => return Err(FenceError::Server(error)),
+                        Err(refused) => return Err(refused),
+                    }
+                    // Of another unique index it would be the same at each try.
+                    if of == Duplicate::Other {
+                        return Err(FenceError::Server(error));
+                    }
+                    // The document may not meet the rest of the filter.
+                    let fits = doc! { "$and": [&write.filter, write.fence.lets_through()] };
+                    let fits = write.find(fits, "_id", &mut session).await?.is_some();
+                    // Two who insert it at once: now that it is there, it is updated.
+                    if !fits || !tries.again().await {
+                        return Err(FenceError::Server(error));
+                    }
+                }
+                (done, _) => return done.map_err(FenceError::Server),
+            }
+        }
+    }
+}
+
+/// An insertion under a fence, to be awaited. Made by [`Fence::insert_one`].
+#[must_use = "nothing is written unless it is awaited"]
+pub struct FencedInsert<'a> {
+    write: Write,
+    document: Result<Document, InvalidInput>,
+    session: Option<&'a mut ClientSession>,
+}
+
+impl FencedInsert<'_> {
+    pub(super) fn new(write: Write, document: Result<Document, InvalidInput>) -> Self {
+        Self {
+            write,
+            document,
+            session: None,
+        }
+    }
+
+    /// Writes as part of a session of the driver's, and of the transaction that is going on in it.
+    ///
+    /// The transaction's own write concern is in effect then.
+    pub fn session(self, session: &mut ClientSession) -> FencedInsert<'_> {
+        FencedInsert {
+            session: Some(session),
+            write: self.write,
+            document: self.document,
+        }
+    }
+
+    async fn send(self) -> Result<InsertOneResult, FenceError> {
+        let Self {
+            write,
+            document,
+            mut session,
+        } = self;
+        let document = document?;
+        if session.is_some() {
+            // As with an upsert.
+            write.check(&write.filter, &mut session).await?;
+        }
+        let collection = write.collection.clone();
+        let inserted = match &mut session {
+            Some(session) => collection.insert_one(document).session(&mut **session).await,
+            None => to_its_end(async move { collection.insert_one(document).await }).await,
+        };
+        match inserted {
+            Err(error) if duplicate::of(&error).is_some() => match write.check(&write.filter, &mut session).await {
+                Ok(()) | Err(FenceError::Server(_)) => Err(FenceError::Server(error)),
+                Err(refused) => Err(refused),
+            },
+            inserted => inserted.map_err(FenceError::Server),
+        }
+    }
+}
+
+impl fmt::Debug for FencedInsert<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("FencedInsert")
+            .field("write", &self.write)
+            .field("document", &Brief(&self.document))
+            .finish_non_exhaustive()
+    }
+}
+
+impl<'a> IntoFuture for FencedInsert<'a> {
+    type Output = Result<InsertOneResult, FenceError>;
+    type IntoFuture = BoxFuture<'a, Self::Output>;
+
+    fn into_future(self) -> Self::IntoFuture {
+        Box::pin(self.send())
+    }
+}
+
+/// A deletion under a fence, to be awaited. Made by [`Fence::delete_one`].
+#[must_use = "nothing is written unless it is awaited"]
+pub struct FencedDelete<'a> {
+    write: Write,
+    session: Option<&'a mut ClientSession>,
+}
+
+impl FencedDelete<'_> {
+    pub(super) fn new(write: Write) -> Self {
+        Self { write, session: None }
+    }
+
+    /// Writes as part of a session of the driver's, and of the transaction that is going on in it.
+    ///
+    /// The transaction's own write concern is in effect then.
+    pub fn session(self, session: &mut ClientSession) -> FencedDelete<'_> {
+        FencedDelete {
+            session: Some(session),
+            write: self.write,
+        }
+    }
+
+    async fn send(self) -> Result<DeleteResult, FenceError> {
+        let Self { write, mut session } = self;
+        let mut tries = Tries::default();
+        loop {
+            let (collection, filter) = (write.collection.clone(), write.fenced());
+            let deleted = match &mut session {
+                Some(session) => collection.delete_one(filter).session(&mut **session).await,
+                None => to_its_end(async move { collection.delete_one(filter).await }).await,
+            };
+            let deleted = deleted.map_err(FenceError::Server)?;
+            if deleted.deleted_count > 0 {
+                return Ok(deleted);
+            }
+            write.check(&write.filter, &mut session).await?;
+            if !write.has_any(&mut session).await? {
+                return Ok(deleted);
+            }
+            if !tries.again().await {
+                return Err(Tries::used_up());
+            }
+        }
+    }
+}
+
+impl fmt::Debug for FencedDelete<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("FencedDelete")
+            .field("write", &self.write)
+            .finish_non_exhaustive()
+    }
+}
+
+impl<'a> IntoFuture for FencedDelete<'a> {
+    type Output = Result<DeleteResult, FenceError>;
+    type IntoFuture = BoxFuture<'a, Self::Output>;
+
+    fn into_future(self) -> Self::IntoFuture {
+        Box::pin(self.send())
+    }
+}
+
+/// Runs one command of the driver's in a task of its own.
+async fn to_its_end<T: Send + 'static>(
+    command: impl Future<Output = Result<T, Error>> + Send + 'static,
+) -> Result<T, Error> {
+    let answered = tokio::spawn(command).await;
+    answered.unwrap_or_else(|stopped| Err(Error::custom(stopped.to_string())))
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::time::Instant;
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn tries_are_paced_and_bounded() {
+        let (mut tries, start) = (Tries::default(), Instant::now());
+        let (mut count, mut last) = (1, start);
+        while tries.again().await {
+            assert!(last.elapsed() >= PAUSES.0);
+            (count, last) = (count + 1, Instant::now());
+        }
+        assert_eq!(count, TRIES);
+        assert!(start.elapsed() < Duration::from_secs(3), "{:?}", start.elapsed());
+    }
+}

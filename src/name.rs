@@ -1,0 +1,29 @@
+//! The name of a lock as the user gave it: of any size until it is checked.
+
+use std::{fmt, ops::Deref, sync::Arc};
+
+use crate::brief::Brief;
+
+/// Cloning it copies no text.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct LockName(Arc<str>);
+
+impl Deref for LockName {
+    type Target = str;
+
+    fn deref(&self) -> &str {
+        &self.0
+    }
+}
+
+impl LockName {
+    pub(crate) fn new(name: String) -> Self {
+        Self(name.into())
+    }
+}
+
+impl fmt::Debug for LockName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        Brief(&*self.0).fmt(f)
+    }
+}

@@ -1,0 +1,381 @@
+//! What the heartbeat has to do, in the order in which it is due.
+//!
+//! A client can hold a hundred thousand locks. So nothing here walks through them all: what is due is found at the front
+//! of an ordered set, in steps of a bounded size, between which the session's mutex is let go.
+//!
+//! A hold's own times move without word to the agenda when a renewal puts them off. So what is found to be due is
+//! compared with the hold, and put in its right place where it is not; and whoever brings a time *forward* says so
+//! ([`Agenda::update`]).
+
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap},
+    ops::Bound,
+    sync::Arc,
+};
+
+use tokio::time::Instant;
+
+use super::hold::{Hold, Schedule};
+
+/// After so many renewals in vain the commands don't get smaller any more.
+const IN_VAIN_MOST: u32 = 5;
+
+/// Which holds are renewed together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Queue {
+    /// Less than half of the lease is left: mostly those that hold on a claim lease, which is too short to wait for its
+    /// turn.
+    Urgent,
+    /// All others that have no renewal on its way.
+    First,
+    /// So many renewals were not answered.
+    InVain(u32),
+    /// They are part of a transaction of the user's, as far as we know, and so known to stand in the others' way.
+    Guarded,
+    /// The server refused to renew them.
+    Refused,
+}
+
+/// The holds of a session and what is due of them and of its lines.
+#[derive(Debug, Default)]
+pub(super) struct Agenda {
+    /// Names whose lines want to be asked for an operation.
+    asking: BTreeSet<(Instant, Arc<str>)>,
+    asked_at: HashMap<Arc<str>, Instant>,
+    /// By their numbers, which rise: the oldest first.
+    holds: BTreeMap<u64, Entry>,
+    /// Those that are to be renewed, by when.
+    renewals: BTreeMap<Queue, BTreeSet<(Instant, u64)>>,
+    /// When they are over unless they are renewed.
+    ends: BTreeSet<(Instant, u64)>,
+}
+
+#[derive(Debug)]
+struct Entry {
+    hold: Arc<Hold>,
+    renewal: Option<(Queue, Instant)>,
+    end: Option<Instant>,
+}
+
+impl Agenda {
+    /// When the line of `name` wants to be asked; `None`: not at all.
+    pub(super) fn ask(&mut self, name: &str, at: Option<Instant>) {
+        let before = self.asked_at.get(name).copied();
+        if before == at {
+            return;
+        }
+        let name: Arc<str> = match self.asked_at.remove_entry(name) {
+            Some((name, before)) => {
+                self.asking.remove(&(before, name.clone()));
+                name
+            }
+            None => name.into(),
+        };
+        if let Some(at) = at {
+            self.asking.insert((at, name.clone()));
+            self.asked_at.insert(name, at);
+        }
+    }
+
+    pub(super) fn came(&mut self, hold: &Arc<Hold>, now: Instant) {
+        let entry = Entry {
+            hold: hold.clone(),
+            renewal: None,
+            end: None,
+        };
+        self.holds.insert(hold.number, entry);
+        self.update(hold, now);
+    }
+
+    pub(super) fn gone(&mut self, hold: &Hold) {
+        if let Some(entry) = self.holds.remove(&hold.number) {
+            self.unplace(hold.number, entry.renewal, entry.end);
+        }
+    }
+
+    /// Puts a hold in its place, after its times changed.
+    pub(super) fn update(&mut self, hold: &Hold, now: Instant) {
+        let number = hold.number;
+        let Some(entry) = self.holds.get_mut(&number) else {
+            return;
+        };
+        let (renewal, end) = place(hold, now);
+        let before = (entry.renewal, entry.end);
+        if before == (renewal, Some(end)) {
+            return;
+        }
+        (entry.renewal, entry.end) = (renewal, Some(end));
+        self.unplace(number, before.0, before.1);
+        if let Some((queue, at)) = renewal {
+            self.renewals.entry(queue).or_default().insert((at, number));
+        }
+        self.ends.insert((end, number));
+    }
+
+    fn unplace(&mut self, number: u64, renewal: Option<(Queue, Instant)>, end: Option<Instant>) {
+        if let Some((queue, at)) = renewal
+            && let Some(waiting) = self.renewals.get_mut(&queue)
+        {
+            waiting.remove(&(at, number));
+        }
+        if let Some(end) = end {
+            self.ends.remove(&(end, number));
+        }
+    }
+
+    /// Names whose lines want to be asked now; so many at most.
+    pub(super) fn take_asking(&mut self, now: Instant, most: usize) -> Vec<Arc<str>> {
+        let mut taken = Vec::new();
+        while taken.len() < most
+            && let Some((at, _)) = self.asking.first()
+            && *at <= now
+            && let Some((_, name)) = self.asking.pop_first()
+        {
+            self.asked_at.remove(&name);
+            taken.push(name);
+        }
+        taken
+    }
+
+    /// Holds that are over now and were not let go of; looks at so many at most.
+    pub(super) fn take_over(&mut self, now: Instant, most: usize) -> Vec<Arc<Hold>> {
+        let mut over = Vec::new();
+        for _ in 0..most {
+            let Some((_, number)) = self.ends.first().copied().filter(|(at, _)| *at <= now) else {
+                break;
+            };
+            let Some(hold) = self.holds.get(&number).map(|entry| entry.hold.clone()) else {
+                self.ends.pop_first();
+                continue;
+            };
+            if hold.schedule().end > now {
+                self.update(&hold, now);
+                continue;
+            }
+            // Whoever lets go of it takes it out of its line, and with that out of here.
+            self.ends.pop_first();
+            if let Some(entry) = self.holds.get_mut(&number) {
+                entry.end = None;
+            }
+            over.push(hold);
+        }
+        over
+    }
+
+    /// Whether any of a queue is due.
+    pub(super) fn is_due(&self, queue: Queue, by: Instant) -> bool {
+        let first = self.renewals.get(&queue).and_then(BTreeSet::first);
+        first.is_some_and(|(at, _)| *at <= by)
+    }
+
+    /// How many of a queue are due; counts no further than `most`.
+    pub(super) fn count_due(&self, queue: Queue, by: Instant, most: usize) -> usize {
+        let waiting = self.renewals.get(&queue).into_iter().flatten();
+        waiting.take_while(|(at, _)| *at <= by).take(most).count()
+    }
+
+    /// Holds of a queue that are due by then, the first first. They are to be put back by [`Agenda::update`].
+    pub(super) fn take_due(&mut self, queue: Queue, by: Instant, most: usize, now: Instant) -> Vec<Arc<Hold>> {
+        let mut due = Vec::new();
+        while due.len() < most {
+            let waiting = self.renewals.get(&queue).and_then(BTreeSet::first).copied();
+            let Some((at, number)) = waiting.filter(|(at, _)| *at <= by) else {
+                break;
+            };
+            if let Some(waiting) = self.renewals.get_mut(&queue) {
+                waiting.remove(&(at, number));
+            }
+            let Some(entry) = self.holds.get_mut(&number) else {
+                continue;
+            };
+            entry.renewal = None;
+            let hold = entry.hold.clone();
+            match place(&hold, now).0 {
+                Some((still, at)) if still == queue && at <= by => due.push(hold),
+                _ => self.update(&hold, now),
+            }
+        }
+        due
+    }
+
+    /// The queues of renewals that are repeated, the one with the first that is due first.
+    pub(super) fn repeated(&self, by: Instant) -> Vec<Queue> {
+        let queues = self.renewals.iter().filter_map(|(queue, waiting)| {
+            let (at, _) = waiting.first()?;
+            let repeated = !matches!(queue, Queue::Urgent | Queue::First);
+            (repeated && *at <= by).then_some((*at, *queue))
+        });
+        let mut queues: Vec<(Instant, Queue)> = queues.collect();
+        queues.sort_unstable();
+        queues.into_iter().map(|(_, queue)| queue).collect()
+    }
+
+    /// When something is due next, renewals of those queues left out for which there is no room.
+    pub(super) fn next(&self, has_room: impl Fn(Queue) -> bool) -> Option<Instant> {
+        let asking = self.asking.first().map(|(at, _)| *at);
+        let ends = self.ends.first().map(|(at, _)| *at);
+        let renewals = self.renewals.iter().filter(|(queue, _)| has_room(**queue));
+        let renewals = renewals.filter_map(|(_, waiting)| waiting.first().map(|(at, _)| *at));
+        asking.into_iter().chain(ends).chain(renewals).min()
+    }
+
+    #[cfg(test)]
+    pub(super) fn is_empty(&self) -> bool {
+        let renewals = self.renewals.values().all(BTreeSet::is_empty);
+        self.holds.is_empty() && self.ends.is_empty() && self.asking.is_empty() && self.asked_at.is_empty() && renewals
+    }
+
+    /// The hold that was granted first.
+    pub(super) fn oldest(&self) -> Option<&Arc<Hold>> {
+        self.holds.first_key_value().map(|(_, entry)| &entry.hold)
+    }
+
+    /// The next holds after the one of that number, in the order in which they were granted.
+    pub(super) fn after(&self, number: u64, most: usize) -> Vec<Arc<Hold>> {
+        let range = (Bound::Excluded(number), Bound::Unbounded);
+        let holds = self.holds.range(range).take(most);
+        holds.map(|(_, entry)| entry.hold.clone()).collect()
+    }
+}
+
+/// Where a hold belongs, and when it is over.
+fn place(hold: &Hold, now: Instant) -> (Option<(Queue, Instant)>, Instant) {
+    let Schedule {
+        renew_at,
+        end,
+        in_vain,
+        guarded,
+        refused,
+    } = hold.schedule();
+    let queue = if refused {
+        Queue::Refused
+    } else if guarded {
+        Queue::Guarded
+    } else if in_vain > 0 {
+        Queue::InVain(in_vain.min(IN_VAIN_MOST))
+    } else if end.saturating_duration_since(now) < hold.lease / 2 {
+        Queue::Urgent
+    } else {
+        Queue::First
+    };
+    (renew_at.map(|at| (queue, at)), end)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::{
+        protocol::Kind,
+        session::{deadline::Deadline, hold::Grant},
+        telemetry::How,
+    };
+
+    const LEASE: Duration = Duration::from_secs(30);
+
+    fn hold(number: u32, renew_at: Instant, end: Instant) -> Arc<Hold> {
+        let grant = Grant {
+            token: 1,
+            used: (Kind::Mutex, 1),
+            permits: 1,
+            lease: LEASE,
+            uncertain: false,
+            deadline: Deadline::at(end),
+            renew_at,
+            how: How::AtOnce,
+        };
+        Arc::new(Hold::new(format!("a-{number}"), format!("lock {number}"), &grant))
+    }
+
+    fn seconds(seconds: u64) -> Duration {
+        Duration::from_secs(seconds)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_is_due_comes_in_order_and_no_more_of_it_than_is_asked_for() {
+        let now = Instant::now();
+        let mut agenda = Agenda::default();
+        let holds: Vec<_> = (0..100_u32)
+            .map(|number| hold(number, now + seconds(100 - u64::from(number)), now + 4 * LEASE))
+            .collect();
+        for hold in &holds {
+            agenda.came(hold, now);
+        }
+        assert_eq!(agenda.next(|_| true), Some(now + seconds(1)));
+        assert!(agenda.take_due(Queue::First, now, 10, now).is_empty());
+        let numbers = |taken: Vec<Arc<Hold>>| -> Vec<u64> { taken.iter().map(|hold| hold.number).collect() };
+        let last: Vec<u64> = holds.iter().rev().map(|hold| hold.number).collect();
+        assert_eq!(
+            numbers(agenda.take_due(Queue::First, now + seconds(50), 10, now)),
+            last[..10]
+        );
+        assert_eq!(
+            numbers(agenda.take_due(Queue::First, now + seconds(50), 100, now)),
+            last[10..50]
+        );
+        // What a renewal has put off meanwhile is found in its new place, and what was taken where it is put back.
+        holds[49].renewed(Deadline::at(now + 5 * LEASE), now + seconds(200));
+        agenda.update(&holds[99], now);
+        let due = agenda.take_due(Queue::First, now + seconds(51), 100, now);
+        assert_eq!(numbers(due), [holds[99].number]);
+        // By age, whatever is due.
+        assert_eq!(
+            numbers(agenda.after(0, 3)),
+            [holds[0].number, holds[1].number, holds[2].number]
+        );
+        assert_eq!(numbers(agenda.after(holds[98].number, 3)), [holds[99].number]);
+        for hold in &holds {
+            agenda.gone(hold);
+        }
+        assert!(agenda.is_empty(), "{agenda:?}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_hold_moves_with_what_becomes_of_its_renewals() {
+        let now = Instant::now();
+        let mut agenda = Agenda::default();
+        let hold = hold(1, now, now + LEASE);
+        agenda.came(&hold, now);
+        assert!(agenda.is_due(Queue::First, now));
+        let number = hold.renewing(now);
+        agenda.update(&hold, now);
+        assert_eq!(agenda.repeated(now), [Queue::InVain(1)]);
+        hold.failed(number, now, true);
+        agenda.update(&hold, now);
+        assert!(agenda.is_due(Queue::First, now) && agenda.repeated(now).is_empty());
+        hold.refused(|_, _| Duration::ZERO);
+        agenda.update(&hold, now);
+        assert_eq!(agenda.repeated(now), [Queue::Refused]);
+        hold.renewed(Deadline::at(now + LEASE + seconds(1)), now);
+        hold.guarded_at(now);
+        agenda.update(&hold, now);
+        assert_eq!(agenda.repeated(now), [Queue::Guarded]);
+        hold.answered(now + seconds(1));
+        // Most of its lease is over.
+        let late = now + seconds(20);
+        agenda.update(&hold, late);
+        assert!(agenda.is_due(Queue::Urgent, late));
+        assert!(agenda.take_over(late, 10).is_empty());
+        let over = now + LEASE + seconds(1);
+        tokio::time::advance(LEASE + seconds(1)).await;
+        assert_eq!(agenda.take_over(over, 10).len(), 1);
+        assert!(agenda.take_over(over, 10).is_empty());
+        agenda.gone(&hold);
+        assert!(agenda.is_empty(), "{agenda:?}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_name_is_asked_for_once_at_the_last_time_that_was_said() {
+        let now = Instant::now();
+        let mut agenda = Agenda::default();
+        agenda.ask("x", Some(now + seconds(5)));
+        agenda.ask("x", Some(now + seconds(2)));
+        agenda.ask("y", Some(now + seconds(1)));
+        agenda.ask("y", None);
+        assert_eq!(agenda.next(|_| true), Some(now + seconds(2)));
+        assert!(agenda.take_asking(now, 10).is_empty());
+        assert_eq!(agenda.take_asking(now + seconds(9), 10), ["x".into()]);
+        assert!(agenda.is_empty(), "{agenda:?}");
+    }
+}

@@ -1,0 +1,65 @@
+//! The holds of one line.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use super::hold::Hold;
+
+/// What came to a line or went, in its order.
+#[derive(Debug)]
+pub(super) enum Change {
+    Came(Arc<Hold>),
+    Gone(Arc<Hold>),
+}
+
+/// The holds of one line by their entries. It notes which came and which went since that was asked last: the heartbeat
+/// has its own books of them all, so that it need not look through the lines.
+#[derive(Debug, Default)]
+pub(super) struct Holds {
+    by_id: BTreeMap<String, Arc<Hold>>,
+    changes: Vec<Change>,
+}
+
+impl Holds {
+    pub(super) fn is_empty(&self) -> bool {
+        self.by_id.is_empty()
+    }
+
+    pub(super) fn values(&self) -> impl Iterator<Item = &Arc<Hold>> {
+        self.by_id.values()
+    }
+
+    pub(super) fn get(&self, id: &str) -> Option<&Arc<Hold>> {
+        self.by_id.get(id)
+    }
+
+    pub(super) fn contains_key(&self, id: &str) -> bool {
+        self.by_id.contains_key(id)
+    }
+
+    pub(super) fn insert(&mut self, id: String, hold: Arc<Hold>) {
+        self.changes.push(Change::Came(hold.clone()));
+        if let Some(before) = self.by_id.insert(id, hold) {
+            self.changes.push(Change::Gone(before));
+        }
+    }
+
+    pub(super) fn remove(&mut self, id: &str) -> Option<Arc<Hold>> {
+        let hold = self.by_id.remove(id)?;
+        self.changes.push(Change::Gone(hold.clone()));
+        Some(hold)
+    }
+
+    /// Takes out those of which it holds.
+    pub(super) fn take_if(&mut self, goes: impl Fn(&Arc<Hold>) -> bool) -> Vec<Arc<Hold>> {
+        let gone: Vec<Arc<Hold>> = self.by_id.values().filter(|hold| goes(hold)).cloned().collect();
+        for hold in &gone {
+            self.remove(&hold.id);
+        }
+        gone
+    }
+
+    /// What came and went since the last time.
+    pub(super) fn take_changes(&mut self) -> Vec<Change> {
+        std::mem::take(&mut self.changes)
+    }
+}

@@ -1,0 +1,131 @@
+//! Documents that the claims of a client pass over, as they could not be claimed.
+//!
+//! A document that the server refuses to lock, or that can't be read as what it is asked for, would be the first to be
+//! claimed again, before all others. So it is left out for a while, which doubles with each further failure; a document
+//! that was mended can be claimed when that is over.
+
+use std::{collections::HashMap, error::Error as StdError, sync::Arc, time::Duration};
+
+use mongodb::bson::Bson;
+use tokio::time::Instant;
+
+/// For how long a document is passed over: the first time, and at most.
+const PAUSES: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(300));
+
+/// Maximum number of documents that are known: their `_id`s, of up to 8 KiB each, are sent with every claim. Of more bad
+/// documents the rest are claimed in vain more often.
+const PASSED_MOST: usize = 64;
+
+/// Maximum number of documents that one claim passes over before it fails: where so many in a row can't be claimed, the
+/// trouble is with all.
+pub(crate) const PASSED_AT_ONCE: usize = 16;
+
+/// Why a document can't be claimed.
+pub(crate) type Why = Arc<dyn StdError + Send + Sync>;
+
+#[derive(Debug, Default)]
+pub(super) struct Passed {
+    by_name: HashMap<String, Entry>,
+}
+
+#[derive(Debug)]
+struct Entry {
+    id: Bson,
+    why: Why,
+    pause: Duration,
+    until: Instant,
+    /// The server itself selects it no more, so that it can be claimed as soon as it is mended.
+    unselected: bool,
+}
+
+impl Passed {
+    /// A document could not be claimed. Returns whether that is news: nothing like it was known for a while.
+    pub(super) fn note(&mut self, name: String, id: Bson, why: Why, unselected: bool, now: Instant) -> bool {
+        // Forgotten when it was claimable for as long as it was passed over.
+        self.by_name.retain(|_, entry| now < entry.until + entry.pause);
+        let before = self.by_name.get(&name);
+        if before.is_some_and(|entry| now < entry.until) {
+            return false;
+        }
+        let pause = before.map_or(PAUSES.0, |entry| (entry.pause * 2).min(PAUSES.1));
+        if before.is_none() && self.by_name.len() >= PASSED_MOST {
+            let first = self.by_name.iter().min_by_key(|(_, entry)| entry.until);
+            if let Some(name) = first.map(|(name, _)| name.clone()) {
+                self.by_name.remove(&name);
+            }
+        }
+        let entry = Entry {
+            id,
+            why,
+            pause,
+            until: now + pause,
+            unselected,
+        };
+        self.by_name.insert(name, entry);
+        true
+    }
+
+    /// Why the document is passed over now, if it is.
+    pub(super) fn why(&self, name: &str, now: Instant) -> Option<Why> {
+        let entry = self.by_name.get(name).filter(|entry| now < entry.until)?;
+        Some(entry.why.clone())
+    }
+
+    /// A document was claimed.
+    pub(super) fn forget(&mut self, name: &str) {
+        self.by_name.remove(name);
+    }
+
+    /// The `_id`s of the documents that claims leave out now.
+    pub(super) fn ids(&self, now: Instant) -> Vec<Bson> {
+        let entries = self.by_name.values();
+        let left_out = entries.filter(|entry| now < entry.until && !entry.unselected);
+        left_out.map(|entry| entry.id.clone()).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io;
+
+    use super::*;
+
+    fn why() -> Why {
+        Arc::new(io::Error::from(io::ErrorKind::InvalidData))
+    }
+
+    #[test]
+    fn a_document_is_passed_over_for_longer_each_time_and_then_forgotten() {
+        let mut passed = Passed::default();
+        let mut now = Instant::now();
+        for seconds in [1, 2, 4, 8, 16, 32, 64, 128, 256, 300, 300] {
+            assert!(passed.note("7".into(), Bson::Int32(7), why(), false, now));
+            assert!(!passed.note("7".into(), Bson::Int32(7), why(), false, now), "told once");
+            now += Duration::from_secs(seconds);
+            assert_eq!(passed.ids(now - Duration::from_millis(1)), [Bson::Int32(7)]);
+            assert_eq!(passed.ids(now), []);
+        }
+        assert!(passed.note("7".into(), Bson::Int32(7), why(), false, now + PAUSES.1));
+        now += PAUSES.1 + PAUSES.0;
+        assert_eq!(passed.ids(now), [], "it is as if it were the first time");
+    }
+
+    #[test]
+    fn few_are_known() {
+        let mut passed = Passed::default();
+        let now = Instant::now();
+        for id in 0..200 {
+            assert!(passed.note(
+                id.to_string(),
+                Bson::Int32(id),
+                why(),
+                false,
+                now + Duration::from_millis(1)
+            ));
+        }
+        assert!(passed.note("mended".into(), Bson::Null, why(), true, now));
+        assert_eq!(passed.ids(now).len(), PASSED_MOST - 1);
+        passed.forget("199");
+        assert!(passed.ids(now).len() < PASSED_MOST);
+    }
+}

@@ -1,0 +1,116 @@
+//! The runtime that a session lives on: the one on which it was needed first.
+//!
+//! All of its tasks are there, and so are those of the driver's client as a rule. When that runtime ends they are gone,
+//! and what was on its way is lost with them; the session is over then. Whoever asks for anything is told so at once, on
+//! whatever runtime. What is held stays valid up to its deadline and can't be given back.
+
+use std::{
+    future::pending,
+    sync::{Arc, Weak},
+    time::Duration,
+};
+
+use tokio::{
+    runtime::{Handle, RuntimeFlavor},
+    sync::oneshot,
+    time::{sleep, timeout},
+};
+
+use super::{Session, heartbeat, watcher};
+use crate::{
+    error::{AcquireError, ServerError},
+    store::StoreError,
+};
+
+/// A runtime of one thread that lets no task run for so long, while others wait for it, is taken to stand still: nobody
+/// drives it, or its thread is blocked.
+const STANDS_STILL: Duration = Duration::from_secs(5);
+
+/// Dropped by the runtime when that ends.
+struct Vigil(Weak<Session>);
+
+impl Drop for Vigil {
+    fn drop(&mut self) {
+        if let Some(session) = self.0.upgrade().filter(|session| !session.ended.is_cancelled()) {
+            session.runtime_ended();
+        }
+    }
+}
+
+impl Session {
+    /// Starts the session's tasks on the present runtime, the first time that it is needed.
+    pub(super) fn start(self: &Arc<Self>) -> &Handle {
+        self.started.get_or_init(|| {
+            let runtime = Handle::current();
+            runtime.spawn(heartbeat::run(
+                Arc::downgrade(self),
+                self.beat.clone(),
+                self.ended.clone(),
+            ));
+            if self.config.wake_source.may_stream() {
+                runtime.spawn(watcher::run(
+                    Arc::downgrade(self),
+                    self.demand.subscribe(),
+                    self.ended.clone(),
+                ));
+            }
+            let (vigil, ended) = (Vigil(Arc::downgrade(self)), self.ended.clone());
+            runtime.spawn(async move {
+                let _vigil = vigil;
+                ended.cancelled().await;
+            });
+            runtime
+        })
+    }
+
+    /// Nothing that was on its way is answered any more.
+    fn runtime_ended(self: &Arc<Self>) {
+        // Before the lines are looked at: whatever is fed to them from now on is answered on the spot.
+        self.stopped.cancel();
+        let names: Vec<String> = {
+            let mut table = self.table();
+            table.lines.closed = true;
+            table.lines.by_name.keys().cloned().collect()
+        };
+        for name in names {
+            self.feed(&name, |_, _, _| {});
+        }
+        self.closing.cancel();
+        self.drained.notify_waiters();
+    }
+
+    /// Why the session is of no use, where its runtime has ended.
+    pub(crate) fn stopped(&self) -> Result<(), ServerError> {
+        match self.stopped.is_cancelled() {
+            true => Err(StoreError::runtime_ended().into()),
+            false => Ok(()),
+        }
+    }
+
+    /// Why nothing new is acquired.
+    pub(super) fn why_closed(&self) -> AcquireError {
+        self.stopped()
+            .map_or_else(AcquireError::from, |()| AcquireError::Closed)
+    }
+
+    /// Resolves when the session's runtime stands still, which can be seen from another one only.
+    pub(crate) async fn stands_still(&self) -> ServerError {
+        let Some(runtime) = self.started.get() else {
+            return pending().await;
+        };
+        let here = Handle::try_current().is_ok_and(|here| here.id() == runtime.id());
+        if here || runtime.runtime_flavor() != RuntimeFlavor::CurrentThread {
+            // With threads of its own, a runtime runs or has ended.
+            return pending().await;
+        }
+        loop {
+            let (alive, answer) = oneshot::channel();
+            drop(runtime.spawn(async move { alive.send(()) }));
+            match timeout(STANDS_STILL, answer).await {
+                Ok(Ok(())) => sleep(STANDS_STILL).await,
+                Ok(Err(_)) => return StoreError::runtime_ended().into(),
+                Err(_) => return StoreError::stands_still().into(),
+            }
+        }
+    }
+}

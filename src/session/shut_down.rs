@@ -1,0 +1,144 @@
+//! The end of a session: everything is let go of, also where a hundred thousand locks are held.
+
+use std::{sync::Arc, time::Duration};
+
+use futures::{StreamExt, stream};
+use tokio::time::{Instant, timeout};
+
+use super::{Session, hold::Hold, line::UNANSWERED};
+use crate::{
+    protocol::Expects,
+    status::LostReason,
+    store::{Answer, Exchange},
+};
+
+/// Documents in one command of releases: some hundred kilobytes, as each has a pipeline of its own.
+const RELEASED_TOGETHER: usize = 250;
+
+/// Such commands that are on their way at one time; they leave room in the connection pool, which is the user's.
+const RELEASES_AT_ONCE: usize = 3;
+
+/// After this without an answer the releases of a command count as failed, and each is repeated by itself.
+const OVERDUE: Duration = UNANSWERED.saturating_mul(2);
+
+impl Session {
+    /// Refuses new acquires, lets go of everything, and waits until the server knows, for a lease at most.
+    pub(crate) async fn shut_down(self: &Arc<Self>) {
+        self.close();
+        // In a task, so that it comes to its end although nobody waits for it any more.
+        drop(self.spawn_for(self.clone().let_all_go()));
+        let rest = async {
+            loop {
+                let mut drained = std::pin::pin!(self.drained.notified());
+                // Registered before the look, so that no change after the look is missed.
+                drained.as_mut().enable();
+                if self.table().lines.by_name.is_empty() && !self.ids.is_claiming() {
+                    return;
+                }
+                drained.await;
+            }
+        };
+        // Beyond that the leases have run out.
+        let _ = timeout(self.config.lease, rest).await;
+        self.ended.cancel();
+    }
+
+    /// Refuses new acquires and claims.
+    pub(crate) fn close(&self) {
+        self.table().lines.closed = true;
+        self.closing.cancel();
+    }
+
+    pub(crate) fn is_closed(&self) -> bool {
+        self.closing.is_cancelled()
+    }
+
+    /// Ends every wait and every hold, and then has the server know. Nothing new comes to the lines meanwhile.
+    async fn let_all_go(self: Arc<Self>) {
+        let (mut last, mut ended) = (None::<String>, Vec::new());
+        loop {
+            let names = self.names_after(last.as_deref());
+            for name in &names {
+                let mut held = Vec::new();
+                self.feed(name, |lines, context, effects| {
+                    if let Some(line) = lines.by_name.get_mut(name) {
+                        line.close(context, effects);
+                        held.extend(line.holds().cloned());
+                    }
+                });
+                for hold in held {
+                    // However many handles it has.
+                    if hold.lose(LostReason::Released) {
+                        hold.tell_end();
+                        ended.push(hold);
+                    }
+                }
+            }
+            last = names.into_iter().next_back();
+            if last.is_none() {
+                break;
+            }
+            tokio::task::yield_now().await;
+        }
+        let together = ended.chunks(RELEASED_TOGETHER);
+        stream::iter(together)
+            .for_each_concurrent(RELEASES_AT_ONCE, |holds| self.release_together(holds))
+            .await;
+    }
+
+    /// Lets go of holds of which nobody asks what the server finds. Those that can go by one command do so.
+    async fn release_together(self: &Arc<Self>, holds: &[Arc<Hold>]) {
+        let (mut together, mut alone) = (Vec::new(), Vec::new());
+        {
+            let mut table = self.table();
+            let table = &mut *table;
+            for hold in holds {
+                let context = self.context(table.streaming, &table.clock);
+                let Some(line) = table.lines.by_name.get_mut(&hold.name) else {
+                    continue;
+                };
+                line.let_go(hold, None, &context);
+                if let Some(mut operation) = line.next(&context) {
+                    if operation.requests.is_some() || line.is_asked_what_it_finds() {
+                        alone.push((hold.name.clone(), (operation, line.vain())));
+                    } else {
+                        // There is no answer by which a wrong guess would be found out.
+                        if operation.expects == Expects::Alone {
+                            operation.expects = Expects::Holding;
+                        }
+                        together.push((hold.name.clone(), operation));
+                    }
+                }
+                self.after(table, &hold.name);
+            }
+        }
+        for (name, next) in alone {
+            self.spawn(self.clone().run(name, Some(next)));
+        }
+        if together.is_empty() {
+            return;
+        }
+        let together = Arc::new(together);
+        let sent = Instant::now();
+        let (store, releases) = (self.store.clone(), together.clone());
+        let releasing = async move { store.release_together(&releases).await };
+        let mut released = self.in_time(OVERDUE, releasing).await;
+        let exchange = Exchange {
+            sent,
+            received: Instant::now(),
+            now: None,
+        };
+        for (name, operation) in together.iter() {
+            let answer = match &mut released {
+                Ok(refused) => refused.remove(name).map_or(Ok(Answer { state: None, exchange }), Err),
+                Err(error) => Err(error.clone()),
+            };
+            let failed = answer.is_err();
+            let next = self.settle(name, operation, answer);
+            // What failed is still to be taken out, and there may be nobody else to see to it.
+            if next.is_some() || failed {
+                self.spawn(self.clone().run(name.clone(), next));
+            }
+        }
+    }
+}

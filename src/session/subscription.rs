@@ -1,0 +1,399 @@
+//! One subscription: a change stream that is opened, taken up where it broke, and given up when it goes silent.
+//!
+//! Grants, claims and observers read their events through it, so that all of them keep the same rules: what is final,
+//! how long to pause, and how many streams the client may have open at once. The consumer only decides what to do when
+//! a stream is open, when it is not, and with each batch.
+
+use std::{sync::Arc, time::Duration};
+
+use futures::future::BoxFuture;
+use tokio::time::{Instant, sleep_until, timeout_at};
+
+use super::{
+    budget::{Permit, StreamBudget},
+    opening::Opening,
+};
+use crate::{
+    store::{AWAIT_TIME, Failure, ResumeAt, StoreError, Stream},
+    telemetry::{self, StreamOf},
+    wake_mode::PollingReason,
+};
+
+/// Longest silence of an open stream, which gives a sign of life at least once in the await time. A stream that is
+/// overdue by half a second is dropped: after a clean shutdown of the primary the driver can wait for its answer for
+/// half a minute.
+const SILENT: Duration = AWAIT_TIME.saturating_add(Duration::from_millis(500));
+
+/// Shortest and longest pause before the stream is opened again. The first opening, and the first after a stream that
+/// has earned it, come without a pause.
+const BACKOFF: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(1));
+
+/// Age at which a stream has earned a fresh back-off: ten times the longest pause, and more than a silence. A stream
+/// that breaks sooner, again and again, is opened at the pace of the longest pause.
+const EARNED: Duration = Duration::from_secs(10);
+
+/// Pause before the next try where the server has no change streams or does not permit them: both can change.
+const UNAVAILABLE: Duration = Duration::from_secs(30);
+
+/// Opens a stream from now on, or after the last event of another one.
+pub(super) type Opener<T> =
+    Box<dyn Fn(Option<ResumeAt>) -> BoxFuture<'static, Result<Stream<T>, StoreError>> + Send + Sync>;
+
+/// What a subscription reports.
+#[derive(Debug)]
+pub(super) enum News<T> {
+    /// A stream is open. Events of the time before may have been missed.
+    Opened,
+    /// Events; none of them is a sign of life.
+    Events(Vec<T>),
+    /// No stream is open, for this reason; the subscription goes on trying.
+    Closed(PollingReason),
+}
+
+/// A change stream that comes back.
+pub(super) struct Subscription<T> {
+    of: StreamOf,
+    open: Opener<T>,
+    /// Where the stream is one of those that the client counts.
+    budget: Option<Arc<StreamBudget>>,
+    permit: Option<Permit>,
+    opening: Opening<Stream<T>>,
+    resume: Option<ResumeAt>,
+    backoff: Backoff,
+    phase: Phase<T>,
+}
+
+enum Phase<T> {
+    /// Waits until there is room among the client's streams.
+    Crowded,
+    /// The next attempt to open the stream begins then.
+    Paused(Instant),
+    /// An attempt is on its way.
+    Opening,
+    /// Events arrive.
+    Open {
+        stream: Stream<T>,
+        since: Instant,
+        /// When the batch that is asked for is overdue.
+        overdue_at: Option<Instant>,
+    },
+}
+
+impl<T: Send + 'static> Subscription<T> {
+    /// Nothing is opened before the first [`next`](Self::next).
+    pub(super) fn new(of: StreamOf, budget: Option<Arc<StreamBudget>>, open: Opener<T>) -> Self {
+        Self {
+            of,
+            open,
+            budget,
+            permit: None,
+            opening: Opening::new(),
+            resume: None,
+            backoff: Backoff::default(),
+            phase: Phase::Paused(Instant::now()),
+        }
+    }
+
+    /// Goes on with another selection of events, after the last event of the stream so far.
+    pub(super) fn turn(&mut self, of: StreamOf, open: Opener<T>) {
+        if let Phase::Open { stream, .. } = &self.phase {
+            self.resume = stream.resume_at();
+        }
+        self.close();
+        self.of = of;
+        self.open = open;
+    }
+
+    /// Closes the stream, and makes room for others. The next call to [`next`](Self::next) opens it from now on, as soon
+    /// as it would have been opened otherwise.
+    pub(super) fn rest(&mut self) {
+        self.close();
+        self.resume = None;
+        self.permit = None;
+    }
+
+    fn close(&mut self) {
+        self.earn();
+        // What attempts that are on their way come to open is closed.
+        self.opening = Opening::new();
+        if !matches!(self.phase, Phase::Paused(_)) {
+            self.phase = Phase::Paused(Instant::now() + self.backoff.pause);
+        }
+    }
+
+    /// A stream that has lived for a while has a fresh back-off.
+    fn earn(&mut self) {
+        if let Phase::Open { since, .. } = &self.phase
+            && since.elapsed() >= EARNED
+        {
+            self.backoff = Backoff::default();
+        }
+    }
+
+    /// Whether other streams of the client wait for the room that this one takes.
+    pub(super) fn is_in_the_way(&self) -> bool {
+        self.permit.is_some() && self.budget.as_ref().is_some_and(|budget| budget.is_wanted())
+    }
+
+    /// Cancel safe: no event is lost when the future is dropped, and no attempt is made twice.
+    pub(super) async fn next(&mut self) -> News<T> {
+        loop {
+            match &mut self.phase {
+                Phase::Crowded => {
+                    if let Some(budget) = &self.budget {
+                        self.permit = Some(budget.acquire().await);
+                    }
+                    self.phase = Phase::Paused(Instant::now());
+                }
+                Phase::Paused(until) => {
+                    sleep_until(*until).await;
+                    if let (None, Some(budget)) = (&self.permit, &self.budget) {
+                        self.permit = budget.try_acquire();
+                        if self.permit.is_none() {
+                            self.phase = Phase::Crowded;
+                            return News::Closed(PollingReason::StreamLimit);
+                        }
+                    }
+                    self.phase = Phase::Opening;
+                }
+                Phase::Opening => {
+                    let (open, resume) = (&self.open, &self.resume);
+                    let opened = self.opening.attempt(|| open(resume.clone())).await;
+                    return match opened {
+                        Some(Ok(stream)) => self.opened(stream),
+                        Some(Err(error)) => self.failed(&error),
+                        None => self.pause(PollingReason::Interrupted),
+                    };
+                }
+                Phase::Open { stream, overdue_at, .. } => {
+                    let overdue_at_now = *overdue_at.get_or_insert_with(|| Instant::now() + SILENT);
+                    let batch = timeout_at(overdue_at_now, stream.next()).await;
+                    let silent = batch.is_err() && !matches!(stream, Stream::Memory(_));
+                    *overdue_at = None;
+                    match batch {
+                        Ok(Ok(events)) => return News::Events(events),
+                        Ok(Err(error)) => return self.broke(Some(&error)),
+                        Err(_) if silent => return self.broke(None),
+                        // In memory nothing is overdue.
+                        Err(_) => {}
+                    }
+                }
+            }
+        }
+    }
+
+    fn opened(&mut self, stream: Stream<T>) -> News<T> {
+        telemetry::stream_opened(self.of, self.resume.is_some());
+        // Whatever is left over closes itself.
+        self.opening = Opening::new();
+        self.phase = Phase::Open {
+            stream,
+            since: Instant::now(),
+            overdue_at: None,
+        };
+        News::Opened
+    }
+
+    fn failed(&mut self, error: &StoreError) -> News<T> {
+        if error.is_final() {
+            // Its history is lost, or the server refuses to go on from there for another reason: from now on, then.
+            self.resume = None;
+        }
+        let reason = why_polling(error);
+        if reason == PollingReason::Interrupted {
+            return self.pause(reason);
+        }
+        // Others may be permitted what this one is not.
+        self.permit = None;
+        self.phase = Phase::Paused(Instant::now() + UNAVAILABLE);
+        News::Closed(reason)
+    }
+
+    fn broke(&mut self, error: Option<&StoreError>) -> News<T> {
+        telemetry::stream_interrupted(self.of, error);
+        self.earn();
+        if let Phase::Open { stream, .. } = &self.phase {
+            self.resume = stream
+                .resume_at()
+                .filter(|_| error.is_none_or(|error| !error.is_final()));
+        }
+        self.pause(PollingReason::Interrupted)
+    }
+
+    fn pause(&mut self, reason: PollingReason) -> News<T> {
+        self.phase = Phase::Paused(Instant::now() + self.backoff.next());
+        News::Closed(reason)
+    }
+}
+
+/// The pauses between openings.
+#[derive(Debug, Default)]
+struct Backoff {
+    pause: Duration,
+}
+
+impl Backoff {
+    fn next(&mut self) -> Duration {
+        let pause = self.pause;
+        self.pause = (pause * 2).clamp(BACKOFF.0, BACKOFF.1);
+        pause
+    }
+}
+
+/// Codes of the server: an aggregation it has no stage for as it is no replica set (40573, and 40324 for an unknown
+/// stage), and what it does not permit (13).
+fn why_polling(error: &StoreError) -> PollingReason {
+    match (error.kind, error.code()) {
+        (Failure::Refused, Some(40573 | 40324)) => PollingReason::Standalone,
+        (Failure::Refused, Some(13)) => PollingReason::NotPermitted,
+        _ => PollingReason::Interrupted,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{
+        Mutex,
+        atomic::{AtomicUsize, Ordering},
+    };
+
+    use super::*;
+    use crate::store::{MemoryStore, NamedSighting, fuzzing::error};
+
+    const STANDALONE: i32 = 40_573;
+    const NOT_PERMITTED: i32 = 13;
+    const HISTORY_LOST: i32 = 286;
+    const UNREACHABLE: i32 = 6;
+
+    /// A server that answers each opening with the next of these codes, or opens the stream.
+    struct Server {
+        memory: MemoryStore,
+        answers: Mutex<Vec<i32>>,
+        openings: AtomicUsize,
+    }
+
+    impl Server {
+        fn new(mut answers: Vec<i32>) -> Arc<Self> {
+            answers.reverse();
+            Arc::new(Self {
+                memory: MemoryStore::new(),
+                answers: Mutex::new(answers),
+                openings: AtomicUsize::new(0),
+            })
+        }
+
+        fn subscribe(self: &Arc<Self>, budget: Option<&Arc<StreamBudget>>) -> Subscription<NamedSighting> {
+            let server = self.clone();
+            let open = move |_| {
+                let server = server.clone();
+                Box::pin(async move {
+                    server.openings.fetch_add(1, Ordering::Relaxed);
+                    match server.answers.lock().unwrap().pop() {
+                        Some(code) => Err(error(code)),
+                        None => Ok(server.memory.open()),
+                    }
+                }) as _
+            };
+            Subscription::new(StreamOf::Observers, budget.cloned(), Box::new(open))
+        }
+    }
+
+    async fn closed(subscription: &mut Subscription<NamedSighting>) -> PollingReason {
+        match subscription.next().await {
+            News::Closed(reason) => reason,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    async fn opened(subscription: &mut Subscription<NamedSighting>) {
+        let news = subscription.next().await;
+        assert!(matches!(news, News::Opened), "{news:?}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn openings_become_rare_whatever_the_error_is() {
+        for code in [HISTORY_LOST, UNREACHABLE, 2] {
+            let server = Server::new(vec![code; 10]);
+            let mut subscription = server.subscribe(None);
+            let begin = Instant::now();
+            for _ in 0..10 {
+                assert_eq!(closed(&mut subscription).await, PollingReason::Interrupted, "{code}");
+            }
+            // Pauses of 0, 50, 100, 200, 400 and 800 ms, and of a second.
+            assert_eq!(begin.elapsed(), Duration::from_millis(1_550 + 3_000), "{code}");
+            opened(&mut subscription).await;
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_stream_that_breaks_young_has_not_earned_a_fresh_back_off() {
+        let server = Server::new(Vec::new());
+        let mut subscription = server.subscribe(None);
+        let mut pauses = Vec::new();
+        for lived in [0, 0, 9, 0, 10, 0] {
+            let begin = Instant::now();
+            opened(&mut subscription).await;
+            pauses.push(begin.elapsed().as_millis());
+            tokio::time::sleep(Duration::from_secs(lived)).await;
+            subscription.broke(Some(&error(HISTORY_LOST)));
+        }
+        assert_eq!(pauses, [0, 0, 50, 100, 200, 0]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn where_there_can_be_no_stream_it_is_tried_again_after_a_while() {
+        for (code, reason) in [
+            (STANDALONE, PollingReason::Standalone),
+            (NOT_PERMITTED, PollingReason::NotPermitted),
+        ] {
+            let (server, budget) = (Server::new(vec![code]), StreamBudget::new(2));
+            let mut subscription = server.subscribe(Some(&budget));
+            let begin = Instant::now();
+            assert_eq!(closed(&mut subscription).await, reason);
+            // Meanwhile others may have the room, and nobody who comes to need the stream hurries it.
+            drop(budget.try_acquire().unwrap());
+            subscription.rest();
+            opened(&mut subscription).await;
+            assert_eq!(begin.elapsed(), UNAVAILABLE);
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn no_more_streams_are_open_than_the_client_may_have() {
+        let (server, budget) = (Server::new(Vec::new()), StreamBudget::new(3));
+        let mut first = server.subscribe(Some(&budget));
+        let mut second = server.subscribe(Some(&budget));
+        opened(&mut first).await;
+        opened(&mut second).await;
+        assert!(!first.is_in_the_way());
+        let mut third = server.subscribe(Some(&budget));
+        assert_eq!(closed(&mut third).await, PollingReason::StreamLimit);
+        let waiting = tokio::spawn(async move {
+            opened(&mut third).await;
+            third
+        });
+        tokio::task::yield_now().await;
+        assert!(first.is_in_the_way() && second.is_in_the_way());
+        assert_eq!(server.openings.load(Ordering::Relaxed), 2);
+        first.rest();
+        let _third = waiting.await.unwrap();
+        assert!(!second.is_in_the_way());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn whoever_stops_waiting_for_news_misses_none() {
+        let server = Server::new(vec![UNREACHABLE; 3]);
+        let mut subscription = server.subscribe(None);
+        let mut news = 0;
+        let begin = Instant::now();
+        while begin.elapsed() < Duration::from_secs(1) {
+            if let Ok(next) = tokio::time::timeout(Duration::from_millis(7), subscription.next()).await {
+                news += 1;
+                if matches!(next, News::Opened) {
+                    break;
+                }
+            }
+        }
+        assert_eq!((news, server.openings.load(Ordering::Relaxed)), (4, 4));
+    }
+}

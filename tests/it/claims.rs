@@ -1,0 +1,343 @@
+//! Claims beside documents that can't be claimed, with conditions of every kind, and under a stream of changes.
+
+use std::{
+    future::IntoFuture as _,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use mongodb::{
+    Client,
+    bson::{Bson, Document, doc},
+    event::{EventHandler, command::CommandEvent},
+    options::ClientOptions,
+};
+use serde::Deserialize;
+use watchlock::{AcquireError, DocumentLocks, LockClient, LostReason};
+
+use crate::{
+    documents::Scene,
+    setup::{Ground, PATIENCE, SOON, eventually, faulty, until_streaming, within},
+};
+
+/// A lock as it is left by somebody who has released it, but for one field.
+fn lock_but(field: &str, value: impl Into<Bson>) -> Document {
+    let past = mongodb::bson::DateTime::from_millis(1);
+    let mut lock = doc! {
+        "kind": "document", "capacity": 1_i64, "token": 7_i64, "holders": [], "queue": [], "wake": "a.1:h;",
+        "version": 3_i64, "at": past, "purge_at": past,
+    };
+    lock.insert(field, value.into());
+    lock
+}
+
+/// What stands in the place of a lock and can't be one.
+fn spoiled() -> Vec<Bson> {
+    let decimal: mongodb::bson::Decimal128 = "7".parse().unwrap();
+    vec![
+        Bson::from(doc! { "enabled": true, "version": "2.1" }),
+        Bson::from("mine"),
+        Bson::from(vec![1]),
+        Bson::from(lock_but("token", 1.5)),
+        Bson::from(lock_but("token", i64::MAX)),
+        Bson::from(lock_but("token", -1)),
+        Bson::from(lock_but("token", f64::NAN)),
+        Bson::from(lock_but("token", Bson::Decimal128(decimal))),
+        Bson::from(lock_but("version", "2")),
+        Bson::from(lock_but("holders", "x")),
+        Bson::from(lock_but("queue", 5)),
+        Bson::from(lock_but("purge_at", "never")),
+    ]
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn claims_pass_over_what_is_no_lock() {
+    for scene in Scene::everywhere("claim_spoiled").await {
+        let (a, b) = scene.locks();
+        for (id, lock) in (0..).zip(spoiled()) {
+            scene.events.insert(doc! { "_id": id, "n": 1, "watchlock": lock }).await;
+        }
+        // As text, as a number that is not a number is not equal to itself.
+        let all = async || format!("{:?}", scene.events.find(doc! { "n": 1 }).await);
+        let before = all().await;
+        let claim = |locks: &DocumentLocks<Document>| locks.try_claim(doc! { "n": 1 }).sort(doc! { "_id": 1 });
+        for tried in [
+            claim(&a).await,
+            claim(&a).await,
+            a.claim(doc! { "n": 1 }).timeout(SOON / 4).await.map(Some),
+        ] {
+            match tried {
+                Err(AcquireError::Unclaimable { name, .. }) => assert!(name.parse::<i32>().is_ok(), "{name}"),
+                // What is known already does not fail a claim that waits.
+                Err(AcquireError::Timeout { .. }) => {}
+                other => panic!("{other:?}"),
+            }
+        }
+        assert_eq!(all().await, before, "none of them was written");
+        // One that is whole, and was set by hand in a shell.
+        scene
+            .events
+            .insert(doc! { "_id": 100, "n": 1, "watchlock": lock_but("token", 7.0) })
+            .await;
+        scene
+            .events
+            .insert(doc! { "_id": 101, "n": 1, "watchlock": { "enabled": true } })
+            .await;
+        let held = claim(&a).await.unwrap().unwrap();
+        assert_eq!(held.id(), &Bson::Int32(100));
+        let other = claim(&b).await.unwrap().unwrap();
+        assert_eq!(other.id(), &Bson::Int32(101));
+        assert!(claim(&b).await.unwrap().is_none(), "there are others, which are held");
+        // Mended, it can be claimed at once.
+        scene
+            .events
+            .update(doc! { "_id": 3 }, doc! { "$set": { "watchlock.token": 7 } })
+            .await;
+        assert_eq!(claim(&a).await.unwrap().unwrap().id(), &Bson::Int32(3));
+        drop((held, other));
+    }
+}
+
+/// By a validator that came later, and by the bound of 16 MB.
+#[tokio::test(flavor = "multi_thread")]
+async fn claims_pass_over_what_the_server_refuses_to_write() {
+    for ground in [
+        Ground::replica_set("claim_refused").await,
+        Ground::standalone("claim_refused").await,
+    ] {
+        let scene = Scene::on(ground.clone()).await;
+        let (a, b) = scene.locks();
+        let room = 16 * 1024 * 1024 - 60;
+        scene
+            .events
+            .insert(doc! { "_id": 1, "n": 1, "ok": true, "x": "x".repeat(room) })
+            .await;
+        for id in [2, 3] {
+            scene.events.insert(doc! { "_id": id, "n": 1 }).await;
+        }
+        let database = ground.driver().await.database(&ground.database);
+        let validator = doc! { "collMod": "events", "validator": { "ok": true } };
+        database.run_command(validator).await.unwrap();
+        let claim = |locks: &DocumentLocks<Document>| locks.try_claim(doc! { "n": 1 }).sort(doc! { "_id": 1 });
+        for _ in 0..2 {
+            let error = claim(&a).await.unwrap_err();
+            assert!(matches!(error, AcquireError::Unclaimable { .. }), "{error:?}");
+        }
+        // Who waits is served as soon as there is another.
+        let waiting = tokio::spawn(b.claim(doc! { "n": 1 }).sort(doc! { "_id": 1 }).into_future());
+        let error = within(PATIENCE, "the first is told", waiting)
+            .await
+            .unwrap()
+            .unwrap_err();
+        assert!(matches!(error, AcquireError::Unclaimable { .. }), "{error:?}");
+        let waiting = tokio::spawn(b.claim(doc! { "n": 1, "y": 1 }).sort(doc! { "_id": 1 }).into_future());
+        scene.events.insert(doc! { "_id": 4, "n": 1, "ok": true, "y": 1 }).await;
+        let held = within(PATIENCE, "the fourth", waiting).await.unwrap().unwrap();
+        assert_eq!(held.id(), &Bson::Int32(4));
+        held.release().await.unwrap();
+        let held = claim(&a).await.unwrap().unwrap();
+        assert_eq!(held.id(), &Bson::Int32(4));
+        // Mended, it can be claimed again after a while.
+        let mend = doc! { "$set": { "ok": true } };
+        scene.events.update(doc! { "_id": 2 }, mend).await;
+        eventually(PATIENCE, "it is claimed", async || {
+            let claimed = a.try_claim(doc! { "n": 1, "_id": 2 }).await;
+            matches!(claimed, Ok(Some(_)))
+        })
+        .await;
+        // A filter that is refused is no document's fault.
+        let refused = a.try_claim(doc! { "n": { "$nonsense": 1 } }).await.unwrap_err();
+        assert!(matches!(refused, AcquireError::Server(_)), "{refused:?}");
+    }
+}
+
+#[derive(Debug, Deserialize)]
+struct Job {
+    size: i32,
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn claims_pass_over_what_cannot_be_read() {
+    for scene in Scene::everywhere("claim_unreadable").await {
+        let locks = scene.locks_of::<Job>(&scene.a);
+        for id in 0..3 {
+            scene.events.insert(doc! { "_id": id, "size": "large" }).await;
+        }
+        let error = locks.claim(doc! {}).sort(doc! { "_id": 1 }).await.unwrap_err();
+        assert!(matches!(error, AcquireError::Unreadable { .. }), "{error:?}");
+        scene.events.insert(doc! { "_id": 3, "size": 3 }).await;
+        let held = locks.claim(doc! {}).sort(doc! { "_id": 1 }).await.unwrap();
+        assert_eq!((held.id(), held.document().size), (&Bson::Int32(3), 3));
+        // Each was claimed, and given back.
+        eventually(SOON * 5, "they are free", async || {
+            let free = doc! { "watchlock.holders": [] };
+            scene.events.find(free).await.len() == 3
+        })
+        .await;
+    }
+}
+
+/// Some conditions are for finds alone; the end of a lease is seen with them as with others.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_dead_holder_is_noticed_whatever_the_condition() {
+    let lease = Duration::from_secs(20);
+    for ground in [Ground::replica_set("claim_where").await] {
+        let scene = Scene::on(ground.clone()).await;
+        let events = ground
+            .driver()
+            .await
+            .database(&ground.database)
+            .collection::<Document>("events");
+        let index = mongodb::IndexModel::builder().keys(doc! { "at": "2dsphere" }).build();
+        events.create_index(index).await.unwrap();
+        let point = doc! { "type": "Point", "coordinates": [1.0, 1.0] };
+        let near = |operator: &str| doc! { "at": { operator: { "$geometry": &point, "$maxDistance": 10 } } };
+        let conditions = [
+            doc! { "$where": "this.n == 1" },
+            near("$near"),
+            near("$nearSphere"),
+            doc! { "n": 1 },
+        ];
+        for condition in conditions {
+            events.delete_many(doc! {}).await.unwrap();
+            // As somebody left it who died long ago.
+            let until = mongodb::bson::DateTime::from_millis(mongodb::bson::DateTime::now().timestamp_millis() + 1_500);
+            let holder = doc! {
+                "id": "dead-1", "permits": 1_i64, "lease": 20_000_i64, "claim": 500_i64, "token": 7_i64,
+                "since": until, "until": until, "owner": {},
+            };
+            let lock = lock_but("holders", vec![holder]);
+            scene
+                .events
+                .insert(doc! { "_id": 1, "n": 1, "at": &point, "watchlock": lock })
+                .await;
+            let locks = scene.locks_of::<Document>(&scene.client_for(lease).await);
+            let since = Instant::now();
+            let claim = within(PATIENCE, "the claim", locks.claim(condition.clone()).into_future());
+            let held = claim.await.unwrap();
+            assert!(since.elapsed() < lease / 4, "{condition}: {:?}", since.elapsed());
+            held.release().await.unwrap();
+        }
+    }
+}
+
+/// A client's locks, with counts of the claims and of the looks that were sent for them.
+async fn counting(ground: &Ground, client: &LockClient) -> (DocumentLocks<Document>, [Arc<AtomicUsize>; 2]) {
+    let counts = [Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0))];
+    let mut options = ClientOptions::parse(ground.uri()).await.unwrap();
+    let [claims, looks] = counts.clone();
+    options.command_event_handler = Some(EventHandler::callback(move |event| {
+        if let CommandEvent::Started(started) = event {
+            let stages = started.command.get_array("pipeline");
+            let is_look = stages.is_ok_and(|stages| {
+                stages
+                    .iter()
+                    .any(|stage| stage.as_document().is_some_and(|stage| stage.contains_key("$group")))
+            });
+            looks.fetch_add(usize::from(is_look), Ordering::Relaxed);
+            claims.fetch_add(usize::from(started.command_name == "findAndModify"), Ordering::Relaxed);
+        }
+    }));
+    let driver = Client::with_options(options).unwrap();
+    let events = driver.database(&ground.database).collection("events");
+    (client.documents(events), counts)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn changes_that_free_nothing_cost_few_tries() {
+    let ground = Ground::replica_set("claim_busy").await;
+    let (scene, admin) = (Scene::on(ground.clone()).await, ground.driver().await);
+    let a = scene.locks_of::<Document>(&scene.a);
+    let (b, [claims, looks]) = counting(&ground, &scene.b).await;
+    scene.events.insert(doc! { "_id": 1, "n": 1 }).await;
+    let held = a.acquire(1).await.unwrap();
+    let waiting = tokio::spawn(b.claim(doc! { "n": 1 }).into_future());
+    until_streaming(&ground, &admin, 1).await;
+    let settled = || claims.load(Ordering::Relaxed);
+    // The stream is open, and nothing happens.
+    let quiet = async || {
+        let mut last = settled();
+        eventually(PATIENCE, "it waits", async || {
+            tokio::time::sleep(Duration::from_millis(200)).await;
+            let before = std::mem::replace(&mut last, settled());
+            last == before
+        })
+        .await;
+    };
+    quiet().await;
+    // A holder's own changes make nothing free.
+    let before = settled();
+    for n in 0..100 {
+        held.update(doc! { "$set": { "m": n } }).await.unwrap();
+    }
+    held.update(vec![doc! { "$set": { "m": "$n" } }]).await.unwrap();
+    quiet().await;
+    assert_eq!(settled(), before, "tries for a holder's own changes");
+    // Other insertions and changes come together.
+    let (before, looked) = (settled(), looks.load(Ordering::Relaxed));
+    for id in 0..400 {
+        scene.events.insert(doc! { "_id": format!("{id}"), "n": 2 }).await;
+    }
+    quiet().await;
+    let (tries, looks) = (settled() - before, looks.load(Ordering::Relaxed) - looked);
+    assert!(
+        (1..150).contains(&tries) && looks <= tries,
+        "{tries} tries and {looks} looks for 400 insertions"
+    );
+    held.release().await.unwrap();
+    let _claimed = within(SOON * 5, "the claim", waiting).await.unwrap().unwrap();
+}
+
+/// The answer of a claim is late, and the news that its lock was broken comes before it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_claim_that_was_broken_before_its_answer_is_lost() {
+    let (cluster, _turn) = faulty().await;
+    let ground = Ground::on(cluster, "claim_overtaken").by_name();
+    let scene = Scene::on(ground.clone()).await;
+    let (a, _) = scene.locks();
+    for id in [1, 2] {
+        scene.events.insert(doc! { "_id": id }).await;
+    }
+    // What it waits for keeps its stream open.
+    let held = a.acquire(2).await.unwrap();
+    let waiting = tokio::spawn(a.acquire(2).into_future());
+    let admin = ground.driver().await;
+    until_streaming(&ground, &admin, 1).await;
+    let fault = doc! {
+        "configureFailPoint": "waitAfterCommandFinishesExecution", "mode": "alwaysOn",
+        "data": { "ns": format!("{}.events", ground.database), "commands": ["findAndModify"], "appName": &ground.database },
+    };
+    let fault = cluster.fail_point(0, fault).await.unwrap();
+    let claiming = tokio::spawn(a.claim(doc! { "_id": 1 }).into_future());
+    eventually(PATIENCE, "it is written", async || {
+        !scene
+            .events
+            .find(doc! { "_id": 1, "watchlock.holders.0": { "$exists": true } })
+            .await
+            .is_empty()
+    })
+    .await;
+    // As a break writes it: commands like those of the claim are not answered now, to nobody.
+    let lock = scene.find(1).await.get_document("watchlock").unwrap().clone();
+    let holder = lock.get_array("holders").unwrap()[0].as_document().unwrap().clone();
+    let (entry, token) = (holder.get_str("id").unwrap(), holder.get_i64("token").unwrap());
+    let evicted = doc! {
+        "watchlock.holders": [], "watchlock.wake": format!("operator.1:;{entry}!{token};"),
+        "watchlock.version": lock.get_i64("version").unwrap() + 1, "watchlock.broken": token,
+        "watchlock.at": mongodb::bson::DateTime::now(),
+    };
+    scene.events.update(doc! { "_id": 1 }, doc! { "$set": evicted }).await;
+    // The stream has told of it when it has told of what came after it: the news of another hold.
+    scene
+        .events
+        .update(doc! { "_id": 2 }, doc! { "$unset": { "watchlock": 1 } })
+        .await;
+    within(PATIENCE, "the later news", held.lost()).await;
+    fault.off().await.unwrap();
+    let broken = within(PATIENCE, "the answer", claiming).await.unwrap().unwrap();
+    assert_eq!(within(SOON * 2, "the loss", broken.lost()).await, LostReason::Broken);
+    waiting.abort();
+}

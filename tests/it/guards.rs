@@ -1,0 +1,172 @@
+//! Guards of transactions that write the locked document themselves.
+
+use futures::TryStreamExt as _;
+use mongodb::{
+    Client, ClientSession, Collection,
+    bson::{Document, doc},
+    error::TRANSIENT_TRANSACTION_ERROR,
+};
+use watchlock::{DocumentError, DocumentHandle, DocumentLocks, GuardError, LockClient, LockStatus, LostReason};
+
+use crate::setup::{Ground, PATIENCE, SOON, within};
+
+struct Scene {
+    client: Client,
+    jobs: Collection<Document>,
+    archive: Collection<Document>,
+    locks: DocumentLocks<Document>,
+    _ground: Ground,
+}
+
+impl Scene {
+    async fn new(prefix: &str) -> Self {
+        let ground = Ground::replica_set(prefix).await;
+        let client = ground.driver().await;
+        let database = client.database(&ground.database);
+        for name in ["jobs", "archive"] {
+            database.create_collection(name).await.unwrap();
+        }
+        let locks = LockClient::builder(database.clone()).build().await.unwrap();
+        let jobs = database.collection("jobs");
+        Self {
+            client,
+            locks: locks.documents(jobs.clone()),
+            jobs,
+            archive: database.collection("archive"),
+            _ground: ground,
+        }
+    }
+
+    async fn job(&self, id: i32) -> DocumentHandle<Document> {
+        self.jobs.insert_one(doc! { "_id": id, "task": "mail" }).await.unwrap();
+        self.locks.acquire(id).await.unwrap()
+    }
+
+    async fn begin(&self) -> ClientSession {
+        let mut session = self.client.start_session().await.unwrap();
+        session.start_transaction().await.unwrap();
+        session
+    }
+}
+
+async fn all(collection: &Collection<Document>) -> Vec<Document> {
+    collection.find(doc! {}).await.unwrap().try_collect().await.unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_guard_after_the_lock_was_removed_by_the_transaction_is_final() {
+    let scene = Scene::new("removed").await;
+    for (id, replaces) in [(1, false), (2, true)] {
+        let held = scene.job(id).await;
+        let mut attempts = 0;
+        let mut session = scene.client.start_session().await.unwrap();
+        let moving = session.start_transaction().and_run2(async |session| {
+            attempts += 1;
+            scene
+                .archive
+                .insert_one(doc! { "_id": id })
+                .session(&mut *session)
+                .await?;
+            match replaces {
+                true => {
+                    let replace = scene.jobs.replace_one(doc! { "_id": id }, doc! { "task": "done" });
+                    replace.session(&mut *session).await?;
+                }
+                false => {
+                    scene.jobs.delete_one(doc! { "_id": id }).session(&mut *session).await?;
+                }
+            }
+            Ok(held.guard(session).await?)
+        });
+        let error = within(PATIENCE, "the refusal", moving).await.unwrap_err();
+        let refused = error.get_custom::<GuardError>();
+        let Some(refused @ GuardError::Removed) = refused else {
+            panic!("{error}")
+        };
+        assert!(refused.to_string().contains("guarded first"), "{refused}");
+        assert_eq!(attempts, 1);
+        assert_eq!(all(&scene.archive).await, []);
+        held.renew().await.unwrap();
+        let stored = scene.jobs.find_one(doc! { "_id": id }).await.unwrap().unwrap();
+        assert_eq!(stored.get_str("task").unwrap(), "mail");
+        assert_eq!(held.status(), LockStatus::Held);
+        held.release().await.unwrap();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_transaction_that_is_guarded_first_may_remove_the_lock() {
+    let scene = Scene::new("archive").await;
+    let held = scene.job(1).await;
+    let mut session = scene.client.start_session().await.unwrap();
+    let moving = session.start_transaction().and_run2(async |session| {
+        held.guard(&mut *session).await?;
+        scene
+            .archive
+            .insert_one(doc! { "_id": 1 })
+            .session(&mut *session)
+            .await?;
+        scene.jobs.delete_one(doc! { "_id": 1 }).session(&mut *session).await?;
+        Ok(())
+    });
+    within(PATIENCE, "the move", moving).await.unwrap();
+    assert_eq!(all(&scene.jobs).await, []);
+    assert_eq!(all(&scene.archive).await, [doc! { "_id": 1 }]);
+    assert_eq!(within(SOON, "the loss", held.lost()).await, LostReason::Deleted);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_transaction_older_than_the_lock_of_a_document_is_run_again() {
+    let scene = Scene::new("older").await;
+    scene.jobs.insert_one(doc! { "_id": 1 }).await.unwrap();
+    for (id, inserted) in [(1, false), (2, true)] {
+        let mut session = scene.begin().await;
+        // It sees the collections as of now.
+        scene
+            .archive
+            .insert_one(doc! { "_id": id })
+            .session(&mut session)
+            .await
+            .unwrap();
+        if inserted {
+            scene.jobs.insert_one(doc! { "_id": id }).await.unwrap();
+        }
+        let held = scene.locks.acquire(id).await.unwrap();
+        match held.guard(&mut session).await {
+            Err(GuardError::Outdated(error)) => assert!(error.contains_label(TRANSIENT_TRANSACTION_ERROR), "{error}"),
+            other => panic!("{other:?}"),
+        }
+        session.commit_transaction().await.unwrap_err();
+        assert_eq!(held.status(), LockStatus::Held);
+        let mut session = scene.begin().await;
+        held.guard(&mut session).await.unwrap();
+        session.commit_transaction().await.unwrap();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_write_beside_a_guarded_transaction_is_refused_until_it_ends() {
+    let scene = Scene::new("beside").await;
+    let held = scene.job(1).await;
+    for commits in [true, false] {
+        let mut session = scene.begin().await;
+        held.guard(&mut session).await.unwrap();
+        let updating = held.update(doc! { "$set": { "beside": true } });
+        let refused = within(SOON, "the refusal", updating).await;
+        assert!(matches!(refused, Err(DocumentError::InTransaction)), "{refused:?}");
+        let refused = within(SOON, "the refusal", held.delete()).await;
+        assert!(matches!(refused, Err(DocumentError::InTransaction)), "{refused:?}");
+        match commits {
+            true => session.commit_transaction().await.unwrap(),
+            false => session.abort_transaction().await.unwrap(),
+        }
+        // Not for ever, and at once.
+        let updated = within(SOON, "the update", held.update(doc! { "$inc": { "after": 1 } }))
+            .await
+            .unwrap();
+        assert!(!updated.contains_key("beside"), "{updated}");
+    }
+    let stored = scene.jobs.find_one(doc! { "_id": 1 }).await.unwrap().unwrap();
+    assert_eq!(stored.get_i32("after").unwrap(), 2);
+    within(SOON, "the deletion", held.delete()).await.unwrap();
+}

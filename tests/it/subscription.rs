@@ -1,0 +1,531 @@
+//! One bad event, stream or document: nothing else is harmed, and no loop goes on without a pause.
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex},
+    time::{Duration, Instant},
+};
+
+use futures::{StreamExt as _, future::join_all};
+use mongodb::{
+    Client, Database,
+    bson::{Bson, DateTime, Document, RawDocumentBuf, doc},
+    event::{EventHandler, command::CommandEvent},
+    options::{ClientOptions, CollectionOptions, FindOneOptions, ReadConcern, WriteConcern},
+};
+use watchlock::{DocumentLocks, LockClient, LockEvent, LockStatus, PollingReason, WakeMode, WakeSource};
+use watchlock_testkit::Cluster;
+
+use crate::setup::{
+    COLLECTION, Ground, PATIENCE, SOON, eventually, faulty, stream_id, until_mode, until_streaming, until_waiting,
+    within,
+};
+
+/// The commands that a client of the driver has sent, by their names.
+#[derive(Clone, Default)]
+struct Sent(Arc<Mutex<HashMap<String, usize>>>);
+
+impl Sent {
+    fn of(&self, command: &str) -> usize {
+        self.0.lock().unwrap().get(command).copied().unwrap_or(0)
+    }
+
+    /// A client of the driver under the ground's name, whose commands are counted.
+    async fn counting(ground: &Ground, more: impl FnOnce(&mut ClientOptions)) -> (Self, Client) {
+        let sent = Self::default();
+        let mut options = ClientOptions::parse(ground.by_name().uri()).await.unwrap();
+        let count = sent.clone();
+        options.command_event_handler = Some(EventHandler::callback(move |event| {
+            if let CommandEvent::Started(started) = event {
+                *count.0.lock().unwrap().entry(started.command_name).or_default() += 1;
+            }
+        }));
+        more(&mut options);
+        (sent, Client::with_options(options).unwrap())
+    }
+}
+
+/// Runs a command in which `?` stands for a byte that no text has.
+async fn run_with_bad_text(database: &Database, command: Document) {
+    let mut bytes = Vec::new();
+    command.to_writer(&mut bytes).unwrap();
+    for byte in &mut bytes {
+        if *byte == b'?' {
+            *byte = 0xff;
+        }
+    }
+    let reply = database
+        .run_raw_command(RawDocumentBuf::from_bytes(bytes).unwrap())
+        .await
+        .unwrap();
+    assert_eq!(reply.get_i32("n").ok(), Some(1), "{reply}");
+}
+
+async fn insert_bad(database: &Database, collection: &str, document: Document) {
+    run_with_bad_text(database, doc! { "insert": collection, "documents": [document] }).await;
+}
+
+async fn delete_bad(database: &Database, collection: &str, id: &str) {
+    let delete = doc! { "delete": collection, "deletes": [{ "q": { "_id": id }, "limit": 1 }] };
+    run_with_bad_text(database, delete).await;
+}
+
+/// Each stream opens, and the server fails the first `getMore` of each as if its history were lost.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stream_that_opens_and_breaks_at_once_is_opened_at_an_ever_slower_pace() {
+    /// As long as the pauses grow there are seven openings; after that there is one a second.
+    const LOOK: Duration = Duration::from_secs(5);
+    const OPENINGS: usize = 15;
+    let (cluster, _turn) = faulty().await;
+    let ground = Ground::on(cluster, "dying");
+    let (sent, driver) = Sent::counting(&ground, |_| {}).await;
+    let database = driver.database(&ground.database);
+    let holder = ground
+        .builder()
+        .await
+        .wake_source(WakeSource::Polling)
+        .build()
+        .await
+        .unwrap();
+    let data = doc! { "failCommands": ["getMore"], "errorCode": 286, "appName": &ground.database };
+    let fault = cluster.fail_commands(0, "alwaysOn", data).await.unwrap();
+
+    let locks = LockClient::builder(database.clone()).build().await.unwrap();
+    let _held = holder.mutex("x").acquire().await.unwrap();
+    let _waiting = tokio::spawn(locks.mutex("x").acquire().into_future());
+    until_waiting(&holder, "x", 1).await;
+    let aggregates = sent.of("aggregate");
+    let asked = sent.of("findAndModify");
+    tokio::time::sleep(LOOK).await;
+    let aggregates = sent.of("aggregate") - aggregates;
+    let asked = sent.of("findAndModify") - asked;
+    println!("the locks' stream: {aggregates} aggregates, {asked} requests");
+    assert!(aggregates <= OPENINGS, "{aggregates} aggregates");
+    // It polls after 10 ms, and each time after a fiftieth of the time that has passed; and it asks at each opening and each
+    // interruption.
+    assert!(asked <= 200 + 2 * OPENINGS, "{asked} requests");
+    locks.shutdown().await;
+
+    // Claims of documents.
+    let locks = LockClient::builder(database.clone()).build().await.unwrap();
+    let events = locks.documents(database.collection::<Document>("events"));
+    let _claiming = tokio::spawn(events.claim(doc! { "done": false }).into_future());
+    let (aggregates, tries) = (sent.of("aggregate"), sent.of("findAndModify"));
+    tokio::time::sleep(LOOK).await;
+    // Each try without a stream is an aggregate no more; with one it looks up when the next lease ends.
+    let aggregates = sent.of("aggregate") - aggregates;
+    let tries = sent.of("findAndModify") - tries;
+    println!("claims: {aggregates} aggregates, {tries} tries");
+    assert!(aggregates <= 3 * OPENINGS, "{aggregates} aggregates");
+    // Polling, it tries after 10 ms, and each time after a fiftieth of the time that has passed.
+    assert!(tries <= 200, "{tries} tries");
+    locks.shutdown().await;
+
+    // Observers.
+    let locks = LockClient::builder(database.clone()).build().await.unwrap();
+    let mut watching = locks.watch_all();
+    assert!(matches!(
+        within(PATIENCE, "the first", watching.next()).await,
+        Some(Ok(_))
+    ));
+    let (aggregates, lists) = (sent.of("aggregate"), sent.of("find"));
+    let _ = tokio::time::timeout(LOOK, async { while watching.next().await.is_some() {} }).await;
+    let aggregates = sent.of("aggregate") - aggregates;
+    let lists = sent.of("find") - lists;
+    println!("an observer: {aggregates} aggregates, {lists} lists");
+    assert!(aggregates <= OPENINGS, "{aggregates} aggregates");
+    assert!(lists <= 2 * OPENINGS, "{lists} lists");
+    fault.off().await.unwrap();
+}
+
+/// The stream of a claim that has lost its history once is open again at once, and not after half a minute.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_claim_streams_again_soon_after_its_history_was_lost() {
+    let (cluster, _turn) = faulty().await;
+    let ground = Ground::on(cluster, "claimlost");
+    let (_, driver) = Sent::counting(&ground, |_| {}).await;
+    let admin = ground.driver().await;
+    let locks = LockClient::builder(driver.database(&ground.database))
+        .build()
+        .await
+        .unwrap();
+    let own = ground
+        .driver()
+        .await
+        .database(&ground.database)
+        .collection::<Document>("events");
+    let events = locks.documents(driver.database(&ground.database).collection::<Document>("events"));
+    let claiming = tokio::spawn(events.claim(doc! { "done": false }).into_future());
+    until_streaming(&ground, &admin, 1).await;
+    let old = ground.streams(&admin).await[0];
+
+    let lost = |command: &str| {
+        let data = doc! { "failCommands": [command], "errorCode": 286, "appName": &ground.database };
+        cluster.fail_commands(0, doc! { "times": 1 }, data)
+    };
+    let breaks = lost("getMore").await.unwrap();
+    // An event ends the `getMore` that is on its way.
+    own.insert_one(doc! { "_id": 1, "done": true }).await.unwrap();
+    breaks.wait_entered(1, PATIENCE).await.unwrap();
+    let again = lost("aggregate").await.unwrap();
+    kill_streams(&ground, &admin, "events").await;
+    again.wait_entered(1, PATIENCE).await.unwrap();
+    eventually(Duration::from_secs(5), "the stream is open again", async || {
+        let streams = ground.streams(&admin).await;
+        streams.len() == 1 && streams[0] != old
+    })
+    .await;
+    own.insert_one(doc! { "_id": 2, "done": false }).await.unwrap();
+    let claimed = within(SOON, "the claim", claiming).await.unwrap().unwrap();
+    claimed.release().await.unwrap();
+}
+
+async fn kill_streams(ground: &Ground, admin: &Client, collection: &str) {
+    let streams = ground.streams(admin).await;
+    if !streams.is_empty() {
+        let kill = doc! { "killCursors": collection, "cursors": streams };
+        admin.database(&ground.database).run_command(kill).await.unwrap();
+    }
+}
+
+/// A document whose `_id` is no text: the event of its writing is passed over, and the one stream goes on.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_event_that_cannot_be_read_is_passed_over() {
+    let ground = Ground::replica_set("badevent").await;
+    let (admin, driver) = (ground.driver().await, ground.driver().await);
+    let database = driver.database(&ground.database);
+    let holder = ground
+        .builder()
+        .await
+        .wake_source(WakeSource::Polling)
+        .build()
+        .await
+        .unwrap();
+    let waiter = ground.locks().await;
+    let held = holder.mutex("x").acquire().await.unwrap();
+    let waiting = tokio::spawn(waiter.mutex("x").acquire().into_future());
+    until_waiting(&holder, "x", 1).await;
+    until_streaming(&ground, &admin, 1).await;
+    let stream = ground.streams(&admin).await;
+
+    // By whom it is of no interest, and by whom it is: any deletion in the collection is told.
+    insert_bad(&database, COLLECTION, doc! { "_id": "bad?", "wake": "bad?" }).await;
+    insert_bad(&database, COLLECTION, doc! { "_id": { "deep": ["bad?"] }, "n": 1 }).await;
+    delete_bad(&database, COLLECTION, "bad?").await;
+    let start = Instant::now();
+    held.release().await.unwrap();
+    let next = within(SOON, "the grant by the same stream", waiting)
+        .await
+        .unwrap()
+        .unwrap();
+    println!("granted {:?} after the release", start.elapsed());
+    assert_eq!(ground.streams(&admin).await, stream);
+    assert_eq!(waiter.wake_mode(), WakeMode::ChangeStream);
+    next.release().await.unwrap();
+
+    // In a collection of the user's own.
+    let events = waiter.documents(database.collection::<Document>("events"));
+    let own = database.collection::<Document>("events");
+    insert_bad(&database, "events", doc! { "_id": "bad?", "done": true }).await;
+    let claiming = tokio::spawn(events.claim(doc! { "done": false }).into_future());
+    eventually(PATIENCE, "the claim's stream", async || {
+        let operations = ground.operations(&admin).await;
+        let on_events = |operation: &&Document| operation.get_str("ns").is_ok_and(|ns| ns.ends_with(".events"));
+        operations
+            .iter()
+            .filter(on_events)
+            .any(|operation| stream_id(operation).is_some())
+    })
+    .await;
+    delete_bad(&database, "events", "bad?").await;
+    insert_bad(&database, "events", doc! { "_id": "bad?", "done": true }).await;
+    own.insert_one(doc! { "_id": 1, "done": false }).await.unwrap();
+    let claimed = within(SOON, "the claim", claiming).await.unwrap().unwrap();
+    // The claim's own stream tells the loss too.
+    own.delete_one(doc! { "_id": 1 }).await.unwrap();
+    within(SOON, "the loss", claimed.lost()).await;
+}
+
+/// `list`, `watch_all` and what reads many documents at once pass over one that can't be read, and tell of it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_document_that_cannot_be_read_hides_no_others() {
+    let ground = Ground::replica_set("baddocument").await;
+    let driver = ground.driver().await;
+    let database = driver.database(&ground.database);
+    let (locks, observer) = (ground.locks().await, ground.locks().await);
+    let first = locks.mutex("a").acquire().await.unwrap();
+    insert_bad(&database, COLLECTION, doc! { "_id": "bad?", "n": "bad?" }).await;
+    let second = locks.mutex("z").acquire().await.unwrap();
+
+    let listed = observer.list().await.unwrap();
+    let names: Vec<_> = listed.iter().map(|lock| lock.name.as_str()).collect();
+    assert_eq!(names, ["a", "z"]);
+
+    let mut watching = observer.watch_all();
+    let (mut granted, mut unreadable) = (Vec::new(), Vec::new());
+    while granted.len() < 2 || unreadable.is_empty() {
+        match within(PATIENCE, "what there is", watching.next()).await {
+            Some(Ok((name, LockEvent::Granted { .. }))) => granted.push(name),
+            Some(Ok((name, LockEvent::Unreadable { problem, .. }))) => {
+                assert!(problem.contains("UTF-8"), "{problem}");
+                unreadable.push(name);
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+    granted.sort();
+    assert_eq!(
+        (granted, unreadable),
+        (vec!["a".to_owned(), "z".to_owned()], vec!["bad\u{fffd}".to_owned()])
+    );
+
+    // It goes on, also beyond the events of such documents, and tells of each once.
+    insert_bad(&database, COLLECTION, doc! { "_id": "worse?" }).await;
+    delete_bad(&database, COLLECTION, "bad?").await;
+    first.release().await.unwrap();
+    let next = within(SOON, "the next", watching.next()).await.unwrap().unwrap();
+    assert!(
+        matches!(&next, (name, LockEvent::Unreadable { .. }) if name == "worse\u{fffd}"),
+        "{next:?}"
+    );
+    let next = within(SOON, "the release", watching.next()).await.unwrap().unwrap();
+    assert!(
+        matches!(&next, (name, LockEvent::Released { .. }) if name == "a"),
+        "{next:?}"
+    );
+
+    // One whose name is readable and whose contents are not: who held it has lost it, and the others nothing.
+    let third = locks.mutex("b").acquire().await.unwrap();
+    let replace = doc! { "update": COLLECTION, "updates": [{ "q": { "_id": "b" }, "u": { "kind": "bad?" } }] };
+    run_with_bad_text(&database, replace).await;
+    within(2 * SOON, "the loss", third.lost()).await;
+    assert_eq!(second.status(), LockStatus::Held);
+    second.release().await.unwrap();
+}
+
+/// A holder whose lease is over stays in the document, and no write takes it out.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_observer_is_never_faster_than_it_may_poll() {
+    const LOOK: Duration = Duration::from_secs(3);
+    let ground = Ground::replica_set("spin").await;
+    let (sent, driver) = Sent::counting(&ground, |_| {}).await;
+    let documents = ground.documents().await;
+    let locks = ground.locks().await;
+    let held = locks.mutex("x").acquire().await.unwrap();
+    let observer = LockClient::builder(driver.database(&ground.database))
+        .build()
+        .await
+        .unwrap();
+    let mut watching = observer.watch("x");
+    let first = within(PATIENCE, "the holder", watching.next()).await;
+    assert!(matches!(first, Some(Ok(LockEvent::Granted { .. }))), "{first:?}");
+
+    // What a fail-over does that rolls back: the document is an earlier one again, and the observer has seen a later.
+    let document = documents.find_one(doc! { "_id": "x" }).await.unwrap().unwrap();
+    let mut later = document.clone();
+    let Some(Bson::Int64(version)) = document.get("version").cloned() else {
+        panic!("{document}");
+    };
+    let soon = DateTime::from_millis(DateTime::now().timestamp_millis() + 700);
+    later.insert("version", version + 100);
+    later.get_array_mut("holders").unwrap()[0]
+        .as_document_mut()
+        .unwrap()
+        .insert("until", soon);
+    documents.replace_one(doc! { "_id": "x" }, later).await.unwrap();
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    documents.replace_one(doc! { "_id": "x" }, document).await.unwrap();
+    // Until that lease is over.
+    tokio::time::sleep(SOON).await;
+    let finds = sent.of("find");
+    let _ = tokio::time::timeout(LOOK, async { while watching.next().await.is_some() {} }).await;
+    let finds = sent.of("find") - finds;
+    println!("{finds} finds in {LOOK:?}");
+    assert!(finds <= 10, "{finds} finds in {LOOK:?}");
+    drop(held);
+}
+
+/// Nobody needs the stream any more that could not be opened: that is no state to be alarmed of.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_client_that_needs_no_stream_is_not_interrupted() {
+    let (cluster, _turn) = faulty().await;
+    let ground = Ground::on(cluster, "idle");
+    let (holder, waiter) = (ground.locks().await, ground.by_name().locks().await);
+    let held = holder.mutex("x").acquire().await.unwrap();
+    let data = doc! { "failCommands": ["aggregate"], "errorCode": 6, "appName": &ground.database };
+    let fault = cluster.fail_commands(0, "alwaysOn", data).await.unwrap();
+    let waiting = tokio::spawn(waiter.mutex("x").acquire().into_future());
+    until_mode(&waiter, PATIENCE, |mode| {
+        mode == WakeMode::Polling(PollingReason::Interrupted)
+    })
+    .await;
+    held.release().await.unwrap();
+    let handle = within(2 * SOON, "granted by polling", waiting).await.unwrap().unwrap();
+    handle.release().await.unwrap();
+    until_mode(&waiter, PATIENCE, |mode| mode == WakeMode::ChangeStream).await;
+    fault.off().await.unwrap();
+}
+
+/// Claims from eight collections, a pool of ten connections, and ordinary traffic.
+#[tokio::test(flavor = "multi_thread")]
+async fn streams_leave_room_in_the_connection_pool() {
+    const COLLECTIONS: usize = 8;
+    const ROUNDS: usize = 3;
+    let ground = Ground::replica_set("pool").await;
+    let admin = ground.driver().await;
+    let (_, driver) = Sent::counting(&ground, |options| options.max_pool_size = Some(10)).await;
+    let database = driver.database(&ground.database);
+    let locks = LockClient::builder(database.clone()).build().await.unwrap();
+    let own = admin.database(&ground.database);
+    // It does not watch, so all streams are those of the one client.
+    let holder = ground
+        .builder()
+        .await
+        .wake_source(WakeSource::Polling)
+        .build()
+        .await
+        .unwrap();
+    let held = holder.mutex("x").acquire().await.unwrap();
+    let waiting = tokio::spawn(locks.mutex("x").acquire().into_future());
+
+    let (done, ended) = tokio::sync::watch::channel(false);
+    let traffic = (0..4).map(|task| {
+        let (data, ended) = (database.collection::<Document>("data"), ended.clone());
+        tokio::spawn(async move {
+            let (mut slowest, mut count) = (Duration::ZERO, 0_u32);
+            while !*ended.borrow() {
+                let start = Instant::now();
+                data.insert_one(doc! { "task": task }).await.unwrap();
+                slowest = slowest.max(start.elapsed());
+                count += 1;
+            }
+            (slowest, count)
+        })
+    });
+    let traffic: Vec<_> = traffic.collect();
+
+    let mut slowest_claim = Duration::ZERO;
+    for round in 0..ROUNDS {
+        // Made anew each time, as many programs do.
+        let events =
+            (0..COLLECTIONS).map(|number| locks.documents(database.collection::<Document>(&format!("events{number}"))));
+        let events: Vec<_> = events.collect();
+        let claims = events
+            .iter()
+            .map(|events| tokio::spawn(events.claim(doc! { "done": false }).into_future()));
+        let claims: Vec<_> = claims.collect();
+        // All have tried, and found nothing.
+        eventually(PATIENCE, "as many streams as there may be", async || {
+            streams(&ground, &admin).await >= 4
+        })
+        .await;
+        tokio::time::sleep(SOON).await;
+        let open = streams(&ground, &admin).await;
+        assert_eq!(open, 4, "streams, in round {round}");
+        let limited =
+            |events: &&DocumentLocks<Document>| events.wake_mode() == WakeMode::Polling(PollingReason::StreamLimit);
+        assert_eq!(events.iter().filter(limited).count(), COLLECTIONS - 3);
+        let start = Instant::now();
+        let id = i32::try_from(round).unwrap();
+        let inserts = (0..COLLECTIONS).map(|number| {
+            let events = own.collection::<Document>(&format!("events{number}"));
+            async move { events.insert_one(doc! { "_id": id, "done": false }).await.unwrap() }
+        });
+        join_all(inserts).await;
+        for claim in claims {
+            let claimed = within(PATIENCE, "a claim", claim).await.unwrap().unwrap();
+            claimed.delete().await.unwrap();
+        }
+        slowest_claim = slowest_claim.max(start.elapsed());
+    }
+    println!("slowest round of claims: {slowest_claim:?}");
+    assert!(slowest_claim < 5 * SOON, "{slowest_claim:?}");
+    // The locks' stream comes before all others.
+    assert_eq!(locks.wake_mode(), WakeMode::ChangeStream);
+    let start = Instant::now();
+    held.release().await.unwrap();
+    let next = within(2 * SOON, "the hand-over", waiting).await.unwrap().unwrap();
+    println!("handed over in {:?}", start.elapsed());
+    next.release().await.unwrap();
+    done.send_replace(true);
+    for (slowest, count) in join_all(traffic).await.into_iter().map(Result::unwrap) {
+        println!("{count} inserts, the slowest {slowest:?}");
+        assert!(slowest < 3 * SOON, "an insert of the user's took {slowest:?}");
+    }
+}
+
+/// How many change streams are open in the database, whatever the collection.
+async fn streams(ground: &Ground, admin: &Client) -> usize {
+    ground.streams(admin).await.len()
+}
+
+/// However often a client is asked for the locks of a collection, it has one session, with one stream.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_same_collection_has_one_stream_for_grants_and_claims() {
+    let ground = Ground::replica_set("shared").await;
+    let (admin, driver) = (ground.driver().await, ground.driver().await);
+    let database = driver.database(&ground.database);
+    let locks = LockClient::builder(database.clone()).build().await.unwrap();
+    let own = admin.database(&ground.database).collection::<Document>("events");
+    own.insert_one(doc! { "_id": 0, "held": true }).await.unwrap();
+    let documents = || locks.documents(database.collection::<Document>("events"));
+    let held = documents().claim(doc! { "held": true }).await.unwrap();
+    let claims: Vec<_> = (0..6)
+        .map(|number| tokio::spawn(documents().claim(doc! { "number": number }).into_future()))
+        .collect();
+    until_streaming(&ground, &admin, 1).await;
+    tokio::time::sleep(SOON).await;
+    assert_eq!(streams(&ground, &admin).await, 1);
+    for (number, claim) in claims.into_iter().enumerate() {
+        let number = i32::try_from(number).unwrap();
+        own.insert_one(doc! { "_id": number + 1, "number": number })
+            .await
+            .unwrap();
+        let claimed = within(SOON, "a claim", claim).await.unwrap().unwrap();
+        claimed.release().await.unwrap();
+    }
+    own.delete_one(doc! { "_id": 0 }).await.unwrap();
+    within(SOON, "the loss", held.lost()).await;
+}
+
+/// A write that no majority has, and that a fail-over would undo, is shown to nobody.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_observer_sees_no_leader_that_no_majority_has() {
+    let cluster = Cluster::replica_set(3).await.unwrap();
+    let ground = Ground::on(&cluster, "majority");
+    let (locks, driver) = (ground.locks().await, ground.driver().await);
+    let leader = locks.election("before").campaign("somebody").await.unwrap();
+    let documents = driver.database(&ground.database).collection::<Document>(COLLECTION);
+    let mut document = documents.find_one(doc! { "_id": "before" }).await.unwrap().unwrap();
+    document.insert("_id", "now");
+    let mut observed = locks.election("before").observe();
+    let first = within(PATIENCE, "the leader", observed.next()).await.unwrap().unwrap();
+    assert_eq!(first.map(|leader| leader.value), Some("somebody".to_owned()));
+
+    let primary = cluster.primary().await.unwrap();
+    let others: Vec<usize> = (0..3).filter(|node| *node != primary).collect();
+    for node in &others {
+        cluster.freeze(*node).unwrap();
+    }
+    // Confirmed by the primary alone.
+    let one = CollectionOptions::builder()
+        .write_concern(WriteConcern::nodes(1))
+        .build();
+    let alone = driver
+        .database(&ground.database)
+        .collection_with_options::<Document>(COLLECTION, one);
+    alone.insert_one(document).await.unwrap();
+    let local = FindOneOptions::builder().read_concern(ReadConcern::local()).build();
+    let found = alone.find_one(doc! { "_id": "now" }).with_options(local).await.unwrap();
+    assert!(found.is_some());
+    let mut observed = locks.election("now").observe();
+    let first = within(SOON * 5, "what is there", observed.next())
+        .await
+        .unwrap()
+        .unwrap();
+    assert_eq!(first, None);
+    for node in others {
+        cluster.thaw(node).unwrap();
+    }
+    drop(leader);
+}
