@@ -55,17 +55,27 @@ pub(crate) enum Command {
 ///
 /// When the lock is lost (its lease could not be renewed, or an operator broke it) the command is terminated, together
 /// with what it started: by SIGTERM, and by SIGKILL what is left after --grace. On Linux that reaches every descendant,
-/// elsewhere the process group, or at a terminal the command alone. On Linux the command is killed when watchlock itself
-/// is killed; what the command started is not.
+/// elsewhere the process group. What could not be killed within two seconds more is named, and watchlock exits with 76
+/// without it. On Linux the command is killed when watchlock itself is killed; what the command started is not.
 ///
-/// SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1 and SIGUSR2 are passed on. At a terminal the command stays in the foreground,
-/// so it can read from the terminal, and ^C, ^\ and ^Z reach it as if watchlock were not there (^Z stops watchlock too:
-/// the lock is lost when its lease ends). Elsewhere the command gets a process group of its own, and the signals that mean
-/// an end (INT, TERM, HUP, QUIT) go to the whole group. Signals that watchlock was told to ignore (nohup) stay ignored.
+/// The command has a process group of its own. SIGINT, SIGTERM, SIGHUP and SIGQUIT are passed on to the whole group,
+/// SIGUSR1 and SIGUSR2 to the command. Signals that watchlock was told to ignore (nohup) stay ignored; signals that its
+/// parent has blocked are unblocked.
+///
+/// In the foreground of a terminal the command gets the terminal: it can read from it, and ^C, ^\ and ^Z reach it. In a
+/// pipeline it gets it when it asks for it, as a pager beside it may need it too. ^Z stops the command first and then
+/// watchlock, as nobody renews the lock of a program that is stopped. When the shell continues watchlock (fg, bg), it looks
+/// at the lock before the command goes on; if the lock is lost, the command is killed where it stands. SIGSTOP to watchlock
+/// alone can't be caught: the command goes on until watchlock is continued, or killed.
+///
+/// A command that takes the identity of another user (sudo, other setuid programs) loses its tie to watchlock: it is not
+/// killed with it, and can't be ended by it when the lock is lost. Run watchlock as that user instead.
+///
+/// MONGODB_URI is taken out of the command's environment, as it often has a password; --keep-uri leaves it in.
 ///
 /// The lock is held until the command itself ends, and not for what it leaves running in the background.
 #[derive(Args, Debug)]
-#[command(after_help = exit::TABLE)]
+#[command(after_help = exit::TABLE, override_usage = "watchlock run [OPTIONS] <NAME> [--] <COMMAND>...")]
 pub(crate) struct Run {
     /// The name of the lock: any text of 1 to 1,024 bytes
     #[arg(value_parser = lock_name)]
@@ -88,7 +98,7 @@ pub(crate) struct Run {
     /// Hold a readers-writer lock as its writer
     #[arg(long, conflicts_with = "semaphore")]
     pub(crate) write: bool,
-    /// Why the lock is held, for others to read [default: the command line; "" for nothing]
+    /// Why the lock is held, for others to read [default: the name of the program; "" for nothing]
     #[arg(long, value_name = "TEXT")]
     pub(crate) reason: Option<String>,
     /// Who holds the lock, for others to read, beside host and process id
@@ -106,8 +116,23 @@ pub(crate) struct Run {
     /// How long the command has to end after SIGTERM when the lock is lost, before SIGKILL
     #[arg(long, value_name = "DURATION", default_value = "5s", value_parser = duration)]
     pub(crate) grace: Duration,
-    /// The command and its arguments
-    #[arg(last = true, required = true, value_name = "COMMAND")]
+    /// Leave the connection string in the environment of the command
+    ///
+    /// MONGODB_URI often has a password, and every program that the command starts would have it. So it is taken out, unless
+    /// the command needs it, as one that calls watchlock itself does.
+    #[arg(long)]
+    pub(crate) keep_uri: bool,
+    /// Exit with this code instead of 75 when the lock was not free
+    #[arg(long, short = 'E', value_name = "CODE", default_value_t = exit::NOT_OBTAINED)]
+    pub(crate) conflict_exit_code: u8,
+    /// Tell nothing but what makes the run fail
+    #[arg(long, short = 'q', conflicts_with = "verbose")]
+    pub(crate) quiet: bool,
+    /// Tell when the lock is held and when it is released, too
+    #[arg(long, short = 'v')]
+    pub(crate) verbose: bool,
+    /// The command and its arguments; all that follows its name is the command's, and `--` may stand before it
+    #[arg(trailing_var_arg = true, required = true, value_name = "COMMAND")]
     pub(crate) command: Vec<OsString>,
 }
 
@@ -115,6 +140,7 @@ pub(crate) struct Run {
 ///
 /// With --json: an array of locks, each as of `watchlock show`.
 #[derive(Args, Debug)]
+#[command(override_usage = "watchlock ls [OPTIONS]")]
 pub(crate) struct List {
     #[command(flatten)]
     pub(crate) output: Output,
@@ -146,11 +172,14 @@ pub(crate) struct List {
 ///   issued), holders, waiters (in the order in which they are served).
 ///
 ///   A holder has token, access (read or write of an rwlock, else null), permits (null of an rwlock), since, until, host,
-///   pid, label, reason, value (what a leader proclaims), owner_id. A waiter has access, permits, since, host, pid, label,
-///   reason, owner_id.
+///   pid, label, reason, value (what a leader proclaims), owner_id. A waiter has access, permits, since, until, host, pid,
+///   label, reason, owner_id. A holder or waiter whose `until` has passed is dead: the next operation drops it.
+///
+/// A failure is an object too, of every command that prints JSON: error (what went wrong), code (the exit code).
 ///
 /// Times are RFC 3339 in UTC, by the server's clock. What is not known is null.
 #[derive(Args, Debug)]
+#[command(override_usage = "watchlock show [OPTIONS] <NAME>")]
 pub(crate) struct Show {
     #[command(flatten)]
     pub(crate) output: Output,
@@ -168,6 +197,7 @@ pub(crate) struct Show {
 /// event (granted, released, expired, adopted, broken, deleted), token, holder (of granted, as of `watchlock show`; else null),
 /// waiting (how many clients wait after a grant; else null).
 #[derive(Args, Debug)]
+#[command(override_usage = "watchlock watch [OPTIONS] [NAME]")]
 pub(crate) struct Watch {
     #[command(flatten)]
     pub(crate) output: Output,
@@ -186,6 +216,7 @@ pub(crate) struct Watch {
 /// With --json, one object: name, broken (the holders that were put out, as of `watchlock show`), lock (as it stands
 /// afterwards, or null).
 #[derive(Args, Debug)]
+#[command(override_usage = "watchlock break [OPTIONS] <NAME>")]
 pub(crate) struct Break {
     #[command(flatten)]
     pub(crate) output: Output,
@@ -205,6 +236,7 @@ pub(crate) struct Break {
 /// With --json, one object: healthy (true or false), checks. A check has name (server, version, topology, privileges,
 /// clock, member-clocks, wake-mode, index), status (ok, warning, problem, unknown), found, advice (or null).
 #[derive(Args, Debug)]
+#[command(override_usage = "watchlock doctor [OPTIONS]")]
 pub(crate) struct Doctor {
     #[command(flatten)]
     pub(crate) output: Output,
@@ -224,6 +256,20 @@ pub(crate) enum KindName {
     Semaphore,
     Rwlock,
     Election,
+}
+
+impl Command {
+    /// Whether the answer is to be JSON.
+    pub(crate) fn is_json(&self) -> bool {
+        match self {
+            Self::Ls(List { output, .. })
+            | Self::Show(Show { output, .. })
+            | Self::Watch(Watch { output, .. })
+            | Self::Break(Break { output, .. })
+            | Self::Doctor(Doctor { output }) => output.json,
+            Self::Run(_) | Self::Completions { .. } | Self::Man { .. } => false,
+        }
+    }
 }
 
 impl From<KindName> for Kind {

@@ -9,10 +9,11 @@ use serde::Serialize;
 use watchlock::{FencingToken, HolderInfo, LockInfo};
 
 use crate::{
-    arguments::Break,
+    arguments::{Break, Output},
     connection::Connection,
-    exit::{Failure, Outcome, say},
+    exit::{Failure, Outcome},
     json,
+    messages::say,
     show::no_trace,
     text::plain,
 };
@@ -34,26 +35,25 @@ pub(crate) async fn break_lock(connection: &Connection, arguments: Break) -> Out
     let place = connection.prompt().await?;
     let locks = place.locks().await?;
     let Some(before) = locks.inspect(&name).await? else {
-        say(&no_trace(&name));
-        return Ok(ExitCode::FAILURE);
+        return not_broken(&name, None, &no_trace(&name), output);
     };
     if before.holders.is_empty() {
-        say(&format!("nobody holds `{}`", plain(&name)));
-        return Ok(ExitCode::FAILURE);
+        return not_broken(
+            &name,
+            Some(&before),
+            &format!("nobody holds `{}`", plain(&name)),
+            output,
+        );
     }
     if !yes {
         if !confirmed(&before)? {
-            say("nothing was broken");
-            return Ok(ExitCode::FAILURE);
+            return not_broken(&name, Some(&before), "nothing was broken", output);
         }
         // It may have changed hands while somebody thought about it.
         let now = locks.inspect(&name).await?;
         if now.as_ref().map(tokens) != Some(tokens(&before)) {
-            say(&format!(
-                "`{}` has changed hands meanwhile; nothing was broken",
-                plain(&name)
-            ));
-            return Ok(ExitCode::FAILURE);
+            let told = format!("`{}` has changed hands meanwhile; nothing was broken", plain(&name));
+            return not_broken(&name, now.as_ref(), &told, output);
         }
     }
     let after = locks.break_lock(&name).await?;
@@ -81,6 +81,18 @@ pub(crate) async fn break_lock(connection: &Connection, arguments: Break) -> Out
     Ok(ExitCode::SUCCESS)
 }
 
+fn not_broken(name: &str, lock: Option<&LockInfo>, why: &str, output: Output) -> Outcome {
+    say(why);
+    if output.json {
+        json::print(&Broken {
+            name,
+            broken: Vec::new(),
+            lock: lock.map(json::Lock::from),
+        })?;
+    }
+    Ok(ExitCode::FAILURE)
+}
+
 fn tokens(lock: &LockInfo) -> Vec<FencingToken> {
     lock.holders.iter().map(|holder| holder.token).collect()
 }
@@ -88,7 +100,7 @@ fn tokens(lock: &LockInfo) -> Vec<FencingToken> {
 fn confirmed(lock: &LockInfo) -> Result<bool, Failure> {
     let mut err = io::stderr().lock();
     // If nobody reads the question, nobody answers it.
-    let _ = write!(err, "{lock}\nTake it away? [y/N] ");
+    let _ = write!(err, "{lock}\nBreak this lock? [y/N] ");
     let _ = err.flush();
     let mut answer = String::new();
     io::stdin()

@@ -3,20 +3,31 @@
 use std::time::Duration;
 
 use clap::Args;
-use mongodb::{Client, Database, error::Error, options::ClientOptions};
+use mongodb::{Client, Database, bson::doc, error::Error, options::ClientOptions};
 use watchlock::{LockClient, LockClientBuilder};
 
-use crate::exit::{Failure, INTERNAL};
+use crate::{
+    exit::{self, Failure, INTERNAL},
+    text::plain,
+};
 
 /// How long a look at the locks waits for a server, unless the connection string says so. The driver's own 30 s are meant
 /// for services that can wait for a fail-over; `run` keeps them.
 const SELECTION: Duration = Duration::from_secs(5);
 
+/// The variable of the environment that names the server.
+pub(crate) const URI: &str = "MONGODB_URI";
+
+/// The bounds of that for a command with a time limit: a selection must have the time to connect and log in, as it does for
+/// everything that comes later, too; the driver's own default is the most.
+const SELECTION_LEAST: Duration = Duration::from_secs(2);
+const SELECTION_MOST: Duration = Duration::from_secs(30);
+
 #[derive(Args)]
 #[command(next_help_heading = "Connection")]
 pub(crate) struct Connection {
     /// The connection string of the server
-    #[arg(long, env = "MONGODB_URI", hide_env_values = true, global = true, value_name = "URI")]
+    #[arg(long, env = URI, hide_env_values = true, global = true, value_name = "URI")]
     #[arg(default_value = "mongodb://localhost:27017")]
     uri: String,
     /// The database of the locks; that of the connection string by default
@@ -56,6 +67,11 @@ impl Connection {
         self.place(Some(SELECTION)).await
     }
 
+    /// Where the locks are, for a command that may take so long.
+    pub(crate) async fn within(&self, limit: Duration) -> Result<Place, Failure> {
+        self.place(Some(limit.clamp(SELECTION_LEAST, SELECTION_MOST))).await
+    }
+
     async fn place(&self, selection: Option<Duration>) -> Result<Place, Failure> {
         let mut options = ClientOptions::parse(&self.uri)
             .await
@@ -77,20 +93,80 @@ impl Connection {
         })
     }
 
-    /// The driver's reason is only told where the connection string has no secret that it could quote.
+    /// The driver's reason, unless it could quote a part of a secret in the connection string.
     fn not_valid(&self, error: &Error) -> Failure {
-        let lower = self.uri.to_lowercase();
-        let secret = ["@", "password", "token"].iter().any(|word| lower.contains(word));
-        if secret {
-            return Failure::usage(
-                "the connection string (MONGODB_URI or --uri) is not valid, or its host can't be looked up; it is not shown \
-                 as it has a secret. Characters like : / ? # [ ] @ % in user name and password must be percent-encoded",
-            );
-        }
-        Failure::usage(format!(
-            "the connection string (MONGODB_URI or --uri) is not valid: {error}"
-        ))
+        let cause = exit::cause(error);
+        let why = if quotes_a_secret(&cause, &self.uri) {
+            "is not valid; why is not told, as that would show a part of its secret. Characters like : / ? # [ ] @ % in user \
+             name and password must be percent-encoded"
+                .to_owned()
+        } else {
+            format!("is not valid, or its host can't be looked up: {cause}")
+        };
+        Failure::usage(format!("the connection string (MONGODB_URI or --uri) {why}"))
     }
+
+    /// Adds the name of the set that is there to a failure of one who asked for another: the driver leaves out members of
+    /// sets that it was not asked for.
+    pub(crate) async fn explain(&self, failure: Failure) -> Failure {
+        let Ok(mut options) = ClientOptions::parse(&self.uri).await else {
+            return failure;
+        };
+        let Some(asked) = options.repl_set_name.take() else {
+            return failure;
+        };
+        options.hosts.truncate(1);
+        options.direct_connection = Some(true);
+        options.server_selection_timeout = Some(SELECTION_LEAST);
+        let Ok(client) = Client::with_options(options) else {
+            return failure;
+        };
+        let hello = to_its_end(async move { client.database("admin").run_command(doc! { "hello": 1 }).await }).await;
+        let Ok(Ok(hello)) = hello else { return failure };
+        match hello.get_str("setName") {
+            Ok(there) if there == asked => failure,
+            Ok(there) => failure.and(&format!(
+                "the connection string asks for the replica set `{}`, and the server is of `{}`",
+                plain(&asked),
+                plain(there)
+            )),
+            Err(_) => failure.and(&format!(
+                "the connection string asks for the replica set `{}`, and the server is of none",
+                plain(&asked)
+            )),
+        }
+    }
+}
+
+/// Whether a text has any part of what may be secret in a connection string: of a password, and of options
+/// that name a password or a token.
+fn quotes_a_secret(text: &str, uri: &str) -> bool {
+    let rest = uri.split_once("://").map_or(uri, |(_, rest)| rest);
+    let credentials = rest.rsplit_once('@').map(|(credentials, _)| credentials);
+    // A user name is no secret.
+    let credentials = credentials.and_then(|credentials| Some(credentials.split_once(':')?.1));
+    let options = rest.split(['?', '&']).filter_map(|option| {
+        let (name, value) = option.split_once('=')?;
+        let name = name.to_lowercase();
+        ["password", "token", "properties"]
+            .iter()
+            .any(|word| name.contains(word))
+            .then_some(value)
+    });
+    let parts: Vec<&str> = credentials.into_iter().chain(options).collect();
+    // What is percent-encoded may be quoted as it is meant.
+    if parts.iter().any(|part| part.contains('%')) {
+        return true;
+    }
+    let words = parts
+        .iter()
+        .flat_map(|part| part.split(|character: char| !character.is_alphanumeric()));
+    let marks = parts.iter().flat_map(|part| part.split(':'));
+    let text = text.to_lowercase();
+    words
+        .chain(marks)
+        .filter(|piece| !piece.is_empty())
+        .any(|piece| text.contains(&piece.to_lowercase()))
 }
 
 impl Place {
@@ -125,4 +201,21 @@ fn check_database(name: &str) -> Result<(), Failure> {
         "the database name `{}` {problem}",
         name.escape_debug()
     )))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_could_be_a_part_of_a_secret_is_hidden() {
+        let uri = "mongodb://locker:pa/ss-word@host/app?replicaSet=rs0";
+        assert!(quotes_a_secret("invalid port: 'pa'", uri));
+        assert!(quotes_a_secret("illegal host SS", uri));
+        assert!(!quotes_a_secret("connection string contains no scheme", uri));
+        assert!(quotes_a_secret("bad value abc", "mongodb://host/?proxyPassword=abc"));
+        assert!(quotes_a_secret("no port !!", "mongodb://locker:!!@host"));
+        assert!(quotes_a_secret("no port pw", "mongodb://locker:%70%77@host"));
+        assert!(!quotes_a_secret("bad value abc", "mongodb://host/?appName=abc"));
+    }
 }

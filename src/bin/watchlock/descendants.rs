@@ -39,15 +39,56 @@ pub(crate) fn living() -> Vec<Pid> {
     Vec::new()
 }
 
-/// The parent, unless the process has ended and only waits to be looked after: `pid (name) state parent …`, where the name
-/// may hold anything.
+/// The parent of a process.
+#[cfg(target_os = "linux")]
+pub(crate) fn parent(pid: Pid) -> Option<Pid> {
+    Pid::from_raw(state_and_parent(&stat(pid)?)?.1)
+}
+
+#[cfg(not(target_os = "linux"))]
+pub(crate) fn parent(_: Pid) -> Option<Pid> {
+    None
+}
+
+/// Whether the process may do anything before it is continued. One that has gone does not.
+#[cfg(target_os = "linux")]
+pub(crate) fn is_running(pid: Pid) -> bool {
+    let stat = stat(pid).unwrap_or_default();
+    state_and_parent(&stat).is_some_and(|(state, _)| !["T", "t", "Z", "X", "x"].contains(&state))
+}
+
+#[cfg(not(target_os = "linux"))]
+pub(crate) fn is_running(_: Pid) -> bool {
+    false
+}
+
+/// The process as one would name it: `4711 (sleep)`.
+pub(crate) fn named(pid: Pid) -> String {
+    let number = pid.as_raw_nonzero();
+    match std::fs::read_to_string(format!("/proc/{number}/comm")) {
+        Ok(name) => format!("{number} ({})", name.trim_end()),
+        Err(_) => number.to_string(),
+    }
+}
+
+#[cfg(target_os = "linux")]
+fn stat(pid: Pid) -> Option<String> {
+    fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_nonzero())).ok()
+}
+
+/// The parent, unless the process has ended and only waits to be looked after.
 #[cfg(target_os = "linux")]
 fn living_parent(stat: &str) -> Option<i32> {
+    let (state, parent) = state_and_parent(stat)?;
+    (!["Z", "X", "x"].contains(&state)).then_some(parent)
+}
+
+/// Of `pid (name) state parent …`, where the name may hold anything.
+#[cfg(target_os = "linux")]
+fn state_and_parent(stat: &str) -> Option<(&str, i32)> {
     let (_, rest) = stat.rsplit_once(") ")?;
     let mut fields = rest.split(' ');
-    let state = fields.next()?;
-    let parent = fields.next()?.parse().ok()?;
-    (!["Z", "X", "x"].contains(&state)).then_some(parent)
+    Some((fields.next()?, fields.next()?.parse().ok()?))
 }
 
 #[cfg(all(test, target_os = "linux"))]

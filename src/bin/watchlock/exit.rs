@@ -3,7 +3,7 @@
 use std::{
     error::Error,
     fmt::Display,
-    io::{self, ErrorKind, Write as _},
+    io::{self, ErrorKind},
     process::ExitCode,
 };
 
@@ -11,7 +11,7 @@ use mongodb::error::{Error as DriverError, ErrorKind as DriverKind};
 use tokio::task::JoinError;
 use watchlock::{AcquireError, BuildError, OperateError, ServerError};
 
-use crate::text::plain;
+use crate::{json, messages};
 
 /// The command line, or a value in it, is wrong. The numbers are those of sysexits.h, as small ones belong to the command
 /// that is run.
@@ -80,8 +80,7 @@ impl Failure {
     }
 
     pub(crate) fn driver(error: &DriverError) -> Self {
-        // Without labels and the like.
-        Self::new(code(error), &error.kind)
+        Self::new(code(error), cause(error))
     }
 
     pub(crate) fn message(&self) -> &str {
@@ -93,18 +92,33 @@ impl Failure {
         Self { message: None, ..self }
     }
 
-    pub(crate) fn tell(self) -> ExitCode {
-        if let Some(message) = self.message {
-            say(&message);
+    /// The same with another code, where it has the first.
+    pub(crate) fn with_code_for(self, code: u8, other: u8) -> Self {
+        let code = if self.code == code { other } else { self.code };
+        Self { code, ..self }
+    }
+
+    pub(crate) fn is_unavailable(&self) -> bool {
+        self.code == UNAVAILABLE
+    }
+
+    /// The same with more to its message.
+    pub(crate) fn and(self, more: &str) -> Self {
+        let message = self.message.map(|message| format!("{message}; {more}"));
+        Self { message, ..self }
+    }
+
+    pub(crate) fn tell(self, as_json: bool) -> ExitCode {
+        if let Some(message) = &self.message {
+            messages::fail(message);
+            if as_json {
+                let (error, code) = (&message[..], self.code);
+                // Nobody may be there to read it.
+                let _ = json::print(&json::Failed { error, code });
+            }
         }
         self.code.into()
     }
-}
-
-/// A line for whoever looks on. Standard output belongs to the results, and to the command that is run.
-pub(crate) fn say(message: &str) {
-    // Nobody may be there to read it.
-    let _ = writeln!(io::stderr(), "watchlock: {}", plain(message));
 }
 
 impl From<ServerError> for Failure {
@@ -119,13 +133,54 @@ impl From<ServerError> for Failure {
             None => DATA,
         };
         let message = match (by_driver, source) {
-            // Without labels and the like.
-            (Some(by_driver), _) => format!("{error}: {}", by_driver.kind),
+            (Some(by_driver), _) if is_unauthorized(by_driver) => cause(by_driver),
+            (Some(by_driver), _) => format!("{error}: {}", cause(by_driver)),
             (None, Some(source)) => format!("{error}: {source}"),
             (None, None) => error.to_string(),
         };
         Self::new(code, message)
     }
+}
+
+/// What the driver says, without labels and the like. A refusal quotes the whole command, of which only what is missing
+/// matters.
+pub(crate) fn cause(error: &DriverError) -> String {
+    match &*error.kind {
+        DriverKind::Command(command) if is_unauthorized(error) => missing(&command.message),
+        kind => kind.to_string(),
+    }
+}
+
+fn is_unauthorized(error: &DriverError) -> bool {
+    matches!(&*error.kind, DriverKind::Command(command) if command.code == 13)
+}
+
+/// Of `not authorized on app to execute command { find: "locks", … }`, which privilege that is.
+fn missing(message: &str) -> String {
+    let read = || {
+        let (_, rest) = message.split_once("not authorized on ")?;
+        let (database, rest) = rest.split_once(" to execute command { ")?;
+        let (command, rest) = rest.split_once(": ")?;
+        let collection = rest.strip_prefix('"').and_then(|rest| Some(rest.split_once('"')?.0));
+        let actions = match command {
+            "find" | "count" => "`find`",
+            "aggregate" if rest.contains("$changeStream") => "`changeStream` and `find`",
+            "aggregate" => "`find`",
+            "findAndModify" | "findandmodify" | "update" => "`update` (or `find`, or `insert`)",
+            "insert" => "`insert`",
+            "createIndexes" => "`createIndex`",
+            "listIndexes" => "`listIndexes`",
+            other => return Some(format!("missing a privilege on {database} for the command `{other}`")),
+        };
+        let place = collection.map_or_else(|| database.to_owned(), |collection| format!("{database}.{collection}"));
+        Some(format!("missing {actions} on {place}"))
+    };
+    let what = read().unwrap_or_else(|| {
+        // Without the command that it quotes.
+        let told = message.split(" to execute command").next().unwrap_or_default();
+        told.to_owned()
+    });
+    format!("{what}; see `watchlock doctor`")
 }
 
 /// Unauthorized, AuthenticationFailed, and what Atlas says instead.
@@ -186,5 +241,36 @@ impl From<io::Error> for Failure {
             return Self { code: 0, message: None };
         }
         Self::internal(format!("the output can't be written: {error}"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_refusal_is_told_by_what_is_missing() {
+        let told = missing(
+            "not authorized on app to execute command { findAndModify: \"distributed_locks\", query: { _id: \"x\" }, lsid: \
+             { id: UUID(\"0\") } }",
+        );
+        assert_eq!(
+            told,
+            "missing `update` (or `find`, or `insert`) on app.distributed_locks; see `watchlock doctor`"
+        );
+        let stream =
+            "not authorized on app to execute command { aggregate: \"locks\", pipeline: [ { $changeStream: {} } ] }";
+        assert_eq!(
+            missing(stream),
+            "missing `changeStream` and `find` on app.locks; see `watchlock doctor`"
+        );
+        for odd in [
+            "",
+            "not authorized on",
+            "not authorized on é to execute command { x",
+            "command quit requires",
+        ] {
+            assert!(missing(odd).ends_with("see `watchlock doctor`"), "{odd}");
+        }
     }
 }

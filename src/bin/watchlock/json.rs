@@ -41,11 +41,19 @@ pub(crate) struct Waiter<'a> {
     access: Option<&'static str>,
     permits: Option<u64>,
     since: String,
+    until: String,
     host: &'a str,
     pid: u32,
     label: Option<&'a str>,
     reason: Option<&'a str>,
     owner_id: Option<&'a str>,
+}
+
+/// The answer of a command that has failed.
+#[derive(Debug, Serialize)]
+pub(crate) struct Failed<'a> {
+    pub(crate) error: &'a str,
+    pub(crate) code: u8,
 }
 
 #[derive(Debug, Serialize)]
@@ -96,6 +104,7 @@ impl<'a> From<&'a WaiterInfo> for Waiter<'a> {
             access: waiter.access.map(access),
             permits: waiter.access.is_none().then_some(waiter.permits),
             since: text::time(waiter.since),
+            until: text::time(waiter.until),
             host: &waiter.host,
             pid: waiter.pid,
             label: waiter.label.as_deref(),

@@ -12,8 +12,10 @@ use crate::{
     arguments::List,
     clock::Offset,
     connection::Connection,
-    exit::{Failure, Outcome, say},
-    json, text,
+    exit::{Failure, Outcome},
+    json,
+    messages::say,
+    text,
 };
 
 pub(crate) async fn list(connection: &Connection, arguments: List) -> Outcome {
@@ -35,6 +37,7 @@ pub(crate) async fn list(connection: &Connection, arguments: List) -> Outcome {
     if let Some(age) = arguments.older_than {
         list = list.older_than(age);
     }
+    let held = arguments.held;
     let found = list.await?;
     if arguments.output.json {
         let found: Vec<_> = found.iter().map(json::Lock::from).collect();
@@ -42,7 +45,12 @@ pub(crate) async fn list(connection: &Connection, arguments: List) -> Outcome {
         return Ok(ExitCode::SUCCESS);
     }
     if found.is_empty() {
-        say(&format!("no locks in {}.{}", place.database.name(), place.collection));
+        let place = format!("{}.{}", place.database.name(), place.collection);
+        say(&if held {
+            format!("none is held of the locks in {place} that were asked for")
+        } else {
+            format!("no locks in {place}")
+        });
         return Ok(ExitCode::SUCCESS);
     }
     let now = Offset::measure(&place).await?.now();
@@ -66,18 +74,35 @@ fn rows(lock: &LockInfo, now: SystemTime) -> Vec<[String; 8]> {
                 [
                     who(holder),
                     text::span(holder.since, now),
-                    text::span(now, holder.until),
+                    left(holder, now),
                     holder.token.to_string(),
                     why(holder),
                 ]
             },
         );
         let (name, kind) = (text::plain(&lock.name), lock.kind.to_string());
-        [name, kind, by, held, left, token, lock.waiters.len().to_string(), why]
+        [name, kind, by, held, left, token, waiting(lock, now), why]
     };
     match &lock.holders[..] {
         [] => vec![row(None)],
         holders => holders.iter().map(|holder| row(Some(holder))).collect(),
+    }
+}
+
+/// How long the lease lasts; a dead holder has none any more.
+pub(crate) fn left(holder: &HolderInfo, now: SystemTime) -> String {
+    if holder.until <= now {
+        return "over".to_owned();
+    }
+    text::span(now, holder.until)
+}
+
+/// How many wait, and of how many nothing has been heard for too long.
+fn waiting(lock: &LockInfo, now: SystemTime) -> String {
+    let all = lock.waiters.len();
+    match lock.waiters.iter().filter(|waiter| waiter.until <= now).count() {
+        0 => all.to_string(),
+        dead => format!("{all} ({dead} dead)"),
     }
 }
 

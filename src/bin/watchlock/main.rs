@@ -4,15 +4,18 @@
 compile_error!("the command line passes Unix signals on, so it is for Unix alone; the library is not");
 
 mod arguments;
+mod attend;
 mod break_lock;
 mod clock;
 mod connection;
 mod descendants;
 mod doctor;
 mod exit;
+mod job;
 mod json;
 mod list;
 mod manual;
+mod messages;
 mod process;
 mod run;
 mod screen;
@@ -21,7 +24,7 @@ mod signals;
 mod text;
 mod watch;
 
-use std::process::ExitCode;
+use std::{fs::File, process::ExitCode};
 
 use clap::Parser as _;
 
@@ -31,6 +34,12 @@ use crate::{
 };
 
 fn main() -> ExitCode {
+    let code = perform();
+    messages::settle();
+    code
+}
+
+fn perform() -> ExitCode {
     // The step between `watchlock run` and its command: see `process`.
     let mut words = std::env::args_os().skip(1);
     if words.next().is_some_and(|word| word == process::STEP) {
@@ -48,9 +57,11 @@ fn main() -> ExitCode {
             };
         }
     };
+    signals::unblock();
+    let as_json = arguments.command.is_json();
     match dispatch(arguments) {
         Ok(code) => code,
-        Err(failure) => failure.tell(),
+        Err(failure) => failure.tell(as_json),
     }
 }
 
@@ -61,6 +72,7 @@ fn dispatch(arguments: Arguments) -> Outcome {
         Command::Man { command } => return manual::page(command.as_deref()),
         _ => {}
     }
+    check_descriptors()?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .enable_all()
@@ -78,7 +90,24 @@ fn dispatch(arguments: Arguments) -> Outcome {
             Command::Completions { .. } | Command::Man { .. } => Ok(ExitCode::SUCCESS),
         }
     });
+    let outcome = match outcome {
+        Err(failure) if failure.is_unavailable() => Err(runtime.block_on(connection.explain(failure))),
+        outcome => outcome,
+    };
     // What still runs only reads, and must not hold up the end.
     runtime.shutdown_background();
     outcome
+}
+
+/// Fails where so few files may be open that the runtime could not even be started.
+fn check_descriptors() -> Result<(), Failure> {
+    /// Those of the runtime, of the signals and of the first connection.
+    const NEEDED: usize = 12;
+    let opened: Result<Vec<File>, _> = (0..NEEDED).map(|_| File::open("/dev/null")).collect();
+    match opened {
+        Err(error) if error.raw_os_error() == Some(rustix::io::Errno::MFILE.raw_os_error()) => Err(Failure::internal(
+            format!("too few files may be open (see `ulimit -n`): {error}"),
+        )),
+        _ => Ok(()),
+    }
 }

@@ -3,44 +3,63 @@
 use std::{
     ffi::OsString,
     io::{self, IsTerminal as _},
+    path::Path,
     process::ExitCode,
     time::Duration,
 };
 
-use rustix::process::Signal;
-use tokio::time::sleep;
-use watchlock::{AcquireError, LockClient, LockHandle, LostReason, Released};
+use rustix::process::{self, Signal};
+use tokio::time::{Instant, sleep, timeout};
+use watchlock::{AcquireError, LockClient, LockHandle, Released};
 
 use crate::{
     arguments::Run,
-    connection::Connection,
-    exit::{Failure, LOST, Outcome, SIGNALLED, say},
-    process::{Ended, Running},
-    signals::{PASSED_ON, Received, Signals},
+    attend::attend,
+    connection::{Connection, Place, URI},
+    exit::{Failure, LOST, NOT_OBTAINED, Outcome, SIGNALLED, UNAVAILABLE},
+    messages::{self, say},
+    process::Running,
+    signals::{JOB_CONTROL, PASSED_ON, Signals},
     text::plain,
 };
 
 /// How long somebody at a terminal waits before being told for what.
 const SILENT: Duration = Duration::from_secs(1);
 
+/// How long a try may take, with the connecting that comes before it: it is for those who do not want to wait.
+const TRY: Duration = Duration::from_secs(5);
+
+/// How much longer than the limit the server is waited for while connecting, so that the driver has the time to say what
+/// is wrong with it.
+const EXPLANATION: Duration = Duration::from_secs(2);
+
+/// How long it is tried at the end to give back the place in the queue. A server that does not hear of it drops the place
+/// when its lease is over.
+const LEAVE: Duration = Duration::from_secs(3);
+
 /// The longest reason that the library accepts, in bytes.
 const REASON_MOST: usize = 1_024;
 
 pub(crate) async fn run(connection: &Connection, arguments: Run) -> Outcome {
-    let mut signals = Signals::listen(&PASSED_ON)
+    if arguments.quiet {
+        messages::be_quiet();
+    }
+    let mut signals = Signals::listen(PASSED_ON.iter().chain(&JOB_CONTROL))
         .map_err(|error| Failure::internal(format!("signals can't be received: {error}")))?;
+    let limit = if arguments.once { Some(TRY) } else { arguments.timeout };
+    // What is too far to be counted to is no limit.
+    let deadline = limit.and_then(|limit| Instant::now().checked_add(limit));
     let locks = tokio::select! {
-        locks = connect(connection, &arguments) => locks?,
+        locks = connect(connection, &arguments, limit) => locks?,
         signal = signals.ending() => return Ok(ended_by(signal)),
     };
-    let outcome = under_lock(&locks, arguments, &mut signals).await;
+    let outcome = under_lock(&locks, arguments, deadline, &mut signals).await;
     if let Ok(Finished { code, settled: true }) = outcome {
         return Ok(code);
     }
-    // The place in the queue and whatever else is ours goes back to the others. It takes as long as a lease where the
-    // server can't be reached: who asks again to end is obeyed.
+    // The place in the queue and whatever else is ours goes back to the others. Whoever asks again to end is obeyed.
     tokio::select! {
-        () = locks.shutdown() => {}
+        _ = timeout(LEAVE, locks.shutdown()) => {}
         _ = signals.ending() => {}
     }
     Ok(outcome?.code)
@@ -54,8 +73,26 @@ struct Finished {
     settled: bool,
 }
 
-async fn connect(connection: &Connection, arguments: &Run) -> Result<LockClient, Failure> {
-    let place = connection.patient().await?;
+/// Connects, within `limit` and the time for an explanation.
+async fn connect(connection: &Connection, arguments: &Run, limit: Option<Duration>) -> Result<LockClient, Failure> {
+    let Some(limit) = limit else {
+        return build(connection.patient().await?, arguments).await;
+    };
+    let within = limit.saturating_add(EXPLANATION);
+    let connected = timeout(within, async {
+        build(connection.within(limit).await?, arguments).await
+    })
+    .await;
+    connected.unwrap_or_else(|_| {
+        let limit = humantime::format_duration(limit);
+        Err(Failure::new(
+            UNAVAILABLE,
+            format!("the server did not answer within {limit}"),
+        ))
+    })
+}
+
+async fn build(place: Place, arguments: &Run) -> Result<LockClient, Failure> {
     let mut builder = place.builder().lease(arguments.lease);
     if let Some(label) = &arguments.label {
         builder = builder.label(label);
@@ -66,39 +103,67 @@ async fn connect(connection: &Connection, arguments: &Run) -> Result<LockClient,
     Ok(builder.build().await?)
 }
 
-async fn under_lock(locks: &LockClient, arguments: Run, signals: &mut Signals) -> Result<Finished, Failure> {
+async fn under_lock(
+    locks: &LockClient,
+    arguments: Run,
+    deadline: Option<Instant>,
+    signals: &mut Signals,
+) -> Result<Finished, Failure> {
     let handle = tokio::select! {
-        acquired = acquire(locks, &arguments) => acquired?,
+        acquired = acquire(locks, &arguments, deadline) => acquired.map_err(|error| {
+            Failure::from(error).with_code_for(NOT_OBTAINED, arguments.conflict_exit_code)
+        })?,
         never = tell_if_it_takes_long(locks, &arguments.name) => match never {},
         signal = signals.ending() => {
             let code = ended_by(signal);
             return Ok(Finished { code, settled: false });
         }
     };
+    if let Some(reason) = handle.lost_reason() {
+        // This program was stopped or frozen just now.
+        return Err(Failure::new(
+            LOST,
+            format!("`{}` is lost: {reason}", plain(&arguments.name)),
+        ));
+    }
     let token = handle.token().to_string();
+    if arguments.verbose {
+        say(&format!("`{}` is held, token {token}", plain(&arguments.name)));
+    }
     let environment = [("WATCHLOCK_TOKEN", &token[..]), ("WATCHLOCK_NAME", &arguments.name)];
-    let running = Running::start(&arguments.command, &environment)?;
-    let (ended, lost) = attend(&running, &handle, signals, arguments.grace).await;
-    let lost = match lost {
+    let without = (!arguments.keep_uri).then_some(URI);
+    let mut running = Running::start(&arguments.command, &environment, without)?;
+    let end = attend(&mut running, &handle, signals, arguments.grace).await;
+    let lost = match end.lost {
         Some(reason) => Some(reason.to_string()),
         None => release(handle, signals).await,
     };
-    let code = match lost {
-        Some(reason) => {
-            let (name, code) = (plain(&arguments.name), ended.code());
+    if arguments.verbose && lost.is_none() {
+        say(&format!("`{}` is released", plain(&arguments.name)));
+    }
+    let ended = end.ended.map(|ended| ended.code());
+    let code = match (lost, ended) {
+        (None, Some(code)) => code.into(),
+        (Some(reason), Some(code)) => {
+            let name = plain(&arguments.name);
             say(&format!("`{name}` was lost ({reason}); the command ended with {code}"));
             LOST.into()
         }
-        None => ended.code().into(),
+        (_, None) => LOST.into(),
     };
+    if let Some(signal) = end.by_keyboard {
+        // The keyboard would have sent it to our neighbours too, had the command been in their group: a script ends with
+        // what it runs. Nothing is left to be done here, so it does not matter that we get it as well.
+        let _ = process::kill_process_group(process::getpgrp(), signal);
+    }
     Ok(Finished { code, settled: true })
 }
 
-async fn acquire(locks: &LockClient, arguments: &Run) -> Result<LockHandle, AcquireError> {
+async fn acquire(locks: &LockClient, arguments: &Run, deadline: Option<Instant>) -> Result<LockHandle, AcquireError> {
     let name = &arguments.name;
     let reason = match &arguments.reason {
         Some(reason) => reason.clone(),
-        None => command_line(&arguments.command),
+        None => program_name(&arguments.command),
     };
     let reason = Some(reason).filter(|reason| !reason.is_empty());
     if arguments.once {
@@ -112,7 +177,7 @@ async fn acquire(locks: &LockClient, arguments: &Run) -> Result<LockHandle, Acqu
             Some(reason) => attempt.reason(reason),
             None => attempt,
         };
-        return attempt.or_held().await;
+        return attempt.timeout(TRY).or_held().await;
     }
     let mut acquire = match arguments.semaphore {
         Some(permits) => locks.semaphore(name, permits).acquire_many(arguments.permits),
@@ -120,28 +185,33 @@ async fn acquire(locks: &LockClient, arguments: &Run) -> Result<LockHandle, Acqu
         None if arguments.write => locks.rw_lock(name).write(),
         None => locks.mutex(name).acquire(),
     };
-    if let Some(timeout) = arguments.timeout {
+    if let Some(deadline) = deadline {
+        // Connecting has taken a part of it. None at all would be a try, which takes as long as the driver does.
+        let left = deadline.saturating_duration_since(Instant::now());
+        acquire = acquire.timeout(left.max(Duration::from_millis(1)));
+    } else if let Some(timeout) = arguments.timeout {
         acquire = acquire.timeout(timeout);
     }
     if let Some(reason) = reason {
         acquire = acquire.reason(reason);
     }
-    acquire.await
+    let mut acquired = acquire.await;
+    if let (Err(AcquireError::Timeout { waited, .. }), Some(timeout)) = (&mut acquired, arguments.timeout) {
+        *waited = timeout;
+    }
+    acquired
 }
 
-/// The command as one would type it, more or less, and as much of it as fits.
-fn command_line(command: &[OsString]) -> String {
-    let words: Vec<_> = command.iter().map(|word| word.to_string_lossy()).collect();
-    let mut line = words.join(" ");
-    if line.len() > REASON_MOST {
-        let rest = "…";
-        let fits = (0..=REASON_MOST - rest.len())
-            .rev()
-            .find(|at| line.is_char_boundary(*at));
-        line.truncate(fits.unwrap_or(0));
-        line.push_str(rest);
+/// The name of the program alone: its arguments may have a secret, and would stand in the database.
+fn program_name(command: &[OsString]) -> String {
+    let program = command.first().map(Path::new);
+    let name = program.and_then(Path::file_name).unwrap_or_default();
+    let mut name = name.to_string_lossy().into_owned();
+    if name.len() > REASON_MOST {
+        let fits = (0..=REASON_MOST).rev().find(|at| name.is_char_boundary(*at));
+        name.truncate(fits.unwrap_or(0));
     }
-    line
+    name
 }
 
 /// Somebody at a terminal wants to know why nothing happens.
@@ -149,37 +219,15 @@ async fn tell_if_it_takes_long(locks: &LockClient, name: &str) -> std::convert::
     if io::stderr().is_terminal() {
         sleep(SILENT).await;
         // What can't be read can't be told; the acquire will tell what is wrong.
-        if let Ok(Some(lock)) = locks.inspect(name).await {
+        if let Ok(Some(mut lock)) = locks.inspect(name).await {
+            // Whoever waits does not wait for itself.
+            if let Some(us) = lock.waiters.iter().position(|waiter| waiter.pid == std::process::id()) {
+                lock.waiters.remove(us);
+            }
             say(&format!("waiting for the {lock}"));
         }
     }
     std::future::pending().await
-}
-
-/// Passes signals on until the command has ended; ends it when the lock is lost, and tells why it was.
-async fn attend(
-    running: &Running,
-    handle: &LockHandle,
-    signals: &mut Signals,
-    grace: Duration,
-) -> (Ended, Option<LostReason>) {
-    loop {
-        if let Some(ended) = running.reap() {
-            return (ended, handle.lost_reason());
-        }
-        tokio::select! {
-            // First, so that a process that was frozen does not pass on what the terminal sent before it looks at its lock.
-            biased;
-            reason = handle.lost() => {
-                let name = plain(handle.name());
-                say(&format!("`{name}` is lost: {reason}; the command is terminated"));
-                return (running.terminate(signals, grace).await, Some(reason));
-            }
-            received = signals.next() => if let Received::Signal { signal, to_us_alone } = received {
-                running.pass_on(signal, to_us_alone);
-            },
-        }
-    }
 }
 
 /// Gives the lock back; tells if it turns out that it was lost before.

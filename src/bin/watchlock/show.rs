@@ -13,8 +13,9 @@ use crate::{
     arguments::Show,
     clock::Offset,
     connection::Connection,
-    exit::{Outcome, say},
+    exit::Outcome,
     json,
+    messages::say,
     text::{plain, span, time},
 };
 
@@ -77,6 +78,13 @@ fn in_full(lock: &LockInfo, now: SystemTime) -> String {
     for (position, waiter) in lock.waiters.iter().enumerate() {
         let lead = format!("waiter  {}. {waiter}", position + 1);
         let _ = writeln!(text, "{lead}, for {}", span(waiter.since, now));
+        if waiter.until <= now {
+            let (until, over) = (time(waiter.until), span(waiter.until, now));
+            let _ = writeln!(
+                text,
+                "          until  {until}: it has not been heard of for too long, {over} ago; it is passed over"
+            );
+        }
         said(&mut text, "why   ", waiter.reason.as_deref());
     }
     text

@@ -2,11 +2,11 @@
 
 use std::{fs, io, thread};
 
+use nix::sys::signal::SigSet;
 use rustix::process::Signal;
 use signal_hook::{
-    consts::SIGCHLD,
-    iterator::{Handle, SignalsInfo, exfiltrator::WithOrigin},
-    low_level::siginfo::{Cause, Origin},
+    consts::{SIGCHLD, SIGCONT, SIGTSTP},
+    iterator::{Handle, Signals as Iterator},
 };
 use tokio::sync::mpsc;
 
@@ -23,38 +23,57 @@ pub(crate) const PASSED_ON: [Signal; 6] = [
 /// What asks a program to end.
 pub(crate) const ENDING: [Signal; 4] = [Signal::INT, Signal::TERM, Signal::HUP, Signal::QUIT];
 
+/// What stops a program and lets it go on.
+pub(crate) const JOB_CONTROL: [Signal; 2] = [Signal::TSTP, Signal::CONT];
+
+/// Signals that have come in and were not looked at yet. More of them only come from somebody who floods us, and those
+/// that are dropped then say nothing new.
+const WAITING: usize = 256;
+
 /// Takes signals from their default effect, until the end of the program.
 #[derive(Debug)]
 pub(crate) struct Signals {
-    received: mpsc::UnboundedReceiver<Received>,
+    received: mpsc::Receiver<Received>,
     handle: Handle,
 }
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Received {
-    /// A child has ended, or more than one.
+    /// A child has ended, stopped or gone on, or more than one.
     Child,
-    Signal {
-        signal: Signal,
-        /// Sent by another process, and not by the terminal to all in its foreground.
-        to_us_alone: bool,
-    },
+    /// We are asked to stop, as by ^Z.
+    Stop,
+    /// We have been continued.
+    Continue,
+    Signal(Signal),
+}
+
+/// Sets which signals reach this program, whatever its parent left: all but one. Call it before any thread is started, as
+/// threads have the mask of the thread that starts them.
+///
+/// A parent that blocks SIGCHLD, and starts us so, would have us miss the command's end. What stays blocked is SIGTTOU: it
+/// stops a program in the background that hands the terminal to another, which is what we do when the command ends.
+/// Programs that we start have an empty mask: the standard library sees to that.
+pub(crate) fn unblock() {
+    let mut mask = SigSet::empty();
+    mask.add(nix::sys::signal::Signal::SIGTTOU);
+    // It only fails for arguments that make no sense.
+    let _ = mask.thread_set_mask();
 }
 
 impl Signals {
     /// Those that the program was told to ignore when it was started stay ignored, as `nohup` and shells mean it.
-    pub(crate) fn listen(to: &[Signal]) -> io::Result<Self> {
+    pub(crate) fn listen<'a>(to: impl IntoIterator<Item = &'a Signal>) -> io::Result<Self> {
         let ignored = ignored();
-        let numbers = to.iter().map(|signal| signal.as_raw());
+        let numbers = to.into_iter().map(|signal| signal.as_raw());
         let heard = numbers.filter(|number| ignored & (1 << (number - 1)) == 0);
-        let mut signals = SignalsInfo::<WithOrigin>::new(heard.chain([SIGCHLD]))?;
+        let mut signals = Iterator::new(heard.chain([SIGCHLD]))?;
         let handle = signals.handle();
-        let (to, received) = mpsc::unbounded_channel();
+        let (to, received) = mpsc::channel(WAITING);
         thread::Builder::new().name("signals".to_owned()).spawn(move || {
-            for origin in signals.forever() {
-                if let Some(signal) = read(&origin)
-                    && to.send(signal).is_err()
-                {
+            for number in signals.forever() {
+                let Some(received) = read(number) else { continue };
+                if let Err(mpsc::error::TrySendError::Closed(_)) = to.try_send(received) {
                     return;
                 }
             }
@@ -71,13 +90,13 @@ impl Signals {
         }
     }
 
-    /// Waits for a signal that asks the program to end. Cancel safe.
+    /// Waits for a signal that asks the program to end. Stops when it is asked to. Cancel safe.
     pub(crate) async fn ending(&mut self) -> Signal {
         loop {
-            if let Received::Signal { signal, .. } = self.next().await
-                && ENDING.contains(&signal)
-            {
-                return signal;
+            match self.next().await {
+                Received::Signal(signal) if ENDING.contains(&signal) => return signal,
+                Received::Stop => stop(),
+                _ => {}
             }
         }
     }
@@ -89,13 +108,21 @@ impl Drop for Signals {
     }
 }
 
-fn read(origin: &Origin) -> Option<Received> {
-    if origin.signal == SIGCHLD {
-        return Some(Received::Child);
+/// Stops this program, as it would stop if it did not listen; returns when it is continued. Nothing happens where there is
+/// no shell that could continue it.
+pub(crate) fn stop() {
+    if crate::job::is_controlled() {
+        // It only fails for a number that is no signal's.
+        let _ = signal_hook::low_level::raise(Signal::STOP.as_raw());
     }
-    Some(Received::Signal {
-        signal: Signal::from_named_raw(origin.signal)?,
-        to_us_alone: matches!(origin.cause, Cause::Sent(_)),
+}
+
+fn read(number: i32) -> Option<Received> {
+    Some(match number {
+        SIGCHLD => Received::Child,
+        SIGTSTP => Received::Stop,
+        SIGCONT => Received::Continue,
+        other => Received::Signal(Signal::from_named_raw(other)?),
     })
 }
 

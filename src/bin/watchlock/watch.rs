@@ -3,10 +3,17 @@
 use std::{
     io::{self, IsTerminal as _, Write as _},
     pin::Pin,
+    process::ExitCode,
+    thread,
     time::SystemTime,
 };
 
 use futures::{Stream, StreamExt as _};
+use rustix::{
+    event::{PollFd, PollFlags, poll},
+    io::Errno,
+};
+use tokio::sync::oneshot;
 use watchlock::{LockClient, LockEvent, OperateError};
 
 use crate::{
@@ -27,7 +34,35 @@ pub(crate) async fn watch(connection: &Connection, arguments: Watch) -> Outcome 
     if io::stdout().is_terminal() && io::stdin().is_terminal() && !arguments.plain && !arguments.output.json {
         return screen::show(&place, &locks, arguments.name, events).await;
     }
-    lines(events, arguments.output.json).await
+    let gone = reader_gone();
+    tokio::select! {
+        outcome = lines(events, arguments.output.json) => outcome,
+        // Whoever reads has read enough, as `head` does.
+        Ok(()) = gone => Ok(ExitCode::SUCCESS),
+    }
+}
+
+/// Resolves when nobody reads standard output any more: without events nothing is written that would fail.
+fn reader_gone() -> oneshot::Receiver<()> {
+    let (tell, gone) = oneshot::channel();
+    let wait = move || {
+        let out = io::stdout();
+        loop {
+            // Errors are told without being asked for.
+            let mut polled = [PollFd::new(&out, PollFlags::empty())];
+            match poll(&mut polled, None) {
+                Ok(_) if polled[0].revents().intersects(PollFlags::ERR | PollFlags::HUP) => break,
+                Ok(_) | Err(Errno::INTR) => {}
+                // It can't be told; then the next event finds out.
+                Err(_) => return,
+            }
+        }
+        // Nobody waits for it when the program ends.
+        let _ = tell.send(());
+    };
+    // Where no thread can be started, the next event finds out.
+    let _ = thread::Builder::new().name("reader".to_owned()).spawn(wait);
+    gone
 }
 
 fn events(locks: &LockClient, name: Option<&str>) -> Events {

@@ -1,6 +1,7 @@
 //! The program `watchlock`, against real servers.
 
 mod doctor;
+mod job;
 mod operate;
 mod run;
 mod terminal;
@@ -16,7 +17,7 @@ use tokio::{
     process::{Child, ChildStderr, ChildStdin, ChildStdout, Command},
 };
 
-use crate::setup::{Ground, PATIENCE, eventually, within};
+use crate::setup::{Ground, PATIENCE, SOON, eventually, within};
 
 /// What a run of the program left.
 #[derive(Debug)]
@@ -117,6 +118,33 @@ impl Started {
 
     async fn status(&mut self) -> ExitStatus {
         within(PATIENCE, "the program ends", self.child.wait()).await.unwrap()
+    }
+
+    /// The program in a session of its own, where no shell continues what is stopped.
+    fn detached(program: &mut Command) -> Self {
+        let standard = program.as_std();
+        let mut session = Command::new("setsid");
+        session
+            .arg("--wait")
+            .arg(standard.get_program())
+            .args(standard.get_args());
+        for (name, value) in standard.get_envs() {
+            match value {
+                Some(value) => session.env(name, value),
+                None => session.env_remove(name),
+            };
+        }
+        session.kill_on_drop(true);
+        Self::new(&mut session)
+    }
+
+    /// All that it has written to standard error, when it has ended.
+    async fn told(&mut self) -> String {
+        let mut told = Vec::new();
+        // What it could not end may have its outputs for longer.
+        let read = tokio::time::timeout(SOON, self.err.read_to_end(&mut told)).await;
+        drop(read);
+        String::from_utf8(told).unwrap()
     }
 
     /// Waits for its end.

@@ -3,6 +3,7 @@
 use std::{process::Stdio, time::Duration};
 
 use serde_json::{Value, json};
+use tokio::io::{AsyncBufReadExt as _, BufReader};
 use watchlock::{LostReason, Released};
 
 use super::{Started, bare, done, program, watchlock};
@@ -27,8 +28,8 @@ const LOCK: [&str; 6] = ["name", "kind", "capacity", "token", "holders", "waiter
 const HOLDER: [&str; 11] = [
     "token", "access", "permits", "since", "until", "host", "pid", "label", "reason", "value", "owner_id",
 ];
-const WAITER: [&str; 8] = [
-    "access", "permits", "since", "host", "pid", "label", "reason", "owner_id",
+const WAITER: [&str; 9] = [
+    "access", "permits", "since", "until", "host", "pid", "label", "reason", "owner_id",
 ];
 
 #[tokio::test(flavor = "multi_thread")]
@@ -159,6 +160,22 @@ async fn a_lock_is_broken() {
 
     let told = watchlock(&ground, ["break", "x", "--yes"]).await.expect(1);
     assert!(told.err.contains("nobody holds"), "{told:?}");
+    // Whoever asked for JSON gets it, whatever happens.
+    for name in ["x", "y"] {
+        let told = watchlock(&ground, ["break", name, "--yes", "--json"])
+            .await
+            .expect(1)
+            .json();
+        assert_eq!((&told["broken"], told["lock"].is_null()), (&json!([]), name == "y"));
+    }
+    let nowhere = "mongodb://127.0.0.1:1/app?serverSelectionTimeoutMS=200";
+    for arguments in [&["break", "x", "--yes"][..], &["show", "x"], &["ls"]] {
+        let told = done(bare().env("MONGODB_URI", nowhere).args(arguments).arg("--json"))
+            .await
+            .expect(69)
+            .json();
+        assert!(told["code"] == json!(69) && told["error"].is_string(), "{told}");
+    }
     let told = watchlock(&ground, ["break", "y", "--yes"]).await.expect(1);
     assert!(told.err.contains("no trace"), "{told:?}");
 }
@@ -447,4 +464,95 @@ async fn hostile_text_comes_back_as_it_is_and_no_terminal_obeys_it() {
         .await
         .expect(64);
     assert!(told.err.contains("1024") && !obeyed(&told.err), "{told:?}");
+}
+
+/// One that waits for events that never come ends with its reader.
+#[tokio::test(flavor = "multi_thread")]
+async fn whoever_watches_for_a_reader_that_goes_ends() {
+    let ground = Ground::replica_set("cli_head").await;
+    let locks = ground.locks().await;
+    let _held = locks.mutex("x").acquire().await.unwrap();
+    for arguments in [&["watch"][..], &["watch", "--json"], &["watch", "x", "--json"]] {
+        let mut program = program(&ground);
+        let mut child = program.args(arguments).stdout(Stdio::piped()).spawn().unwrap();
+        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        within(PATIENCE, "an event", lines.next_line()).await.unwrap();
+        drop(lines);
+        let status = within(PATIENCE, "the end", child.wait()).await.unwrap();
+        assert_eq!(status.code(), Some(0), "{arguments:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_waiter_that_died_is_shown_as_dead() {
+    let ground = Ground::replica_set("cli_dead").await;
+    let locks = ground.locks().await;
+    let _held = locks.mutex("x").acquire().await.unwrap();
+    let mut waiting = Started::run(&ground, &["run", "--lease", "500ms", "x", "--", "true"]);
+    until_waiting(&locks, "x", 1).await;
+    watchlock_testkit::signal::kill(waiting.pid()).unwrap();
+    waiting.status().await;
+    crate::setup::eventually(PATIENCE, "it is shown as dead", async || {
+        let shown = watchlock(&ground, ["show", "x"]).await.expect(0).out;
+        let listed = watchlock(&ground, ["ls"]).await.expect(0).out;
+        shown.contains("it is passed over") && listed.contains("1 (1 dead)")
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn too_few_open_files_are_told() {
+    let ground = Ground::replica_set("cli_files").await;
+    let program = program(&ground);
+    for files in ["4", "6", "7", "9"] {
+        let mut shell = tokio::process::Command::new("sh");
+        shell
+            .args(["-c", r#"ulimit -n "$0"; exec "$W" ls"#, files])
+            .kill_on_drop(true);
+        shell.env("W", program.as_std().get_program());
+        let environment = program.as_std().get_envs();
+        shell.envs(environment.filter_map(|(name, value)| Some((name, value?))));
+        let told = done(&mut shell).await.expect(70);
+        assert!(
+            told.err.contains("ulimit -n") && !told.err.contains("panicked"),
+            "{told:?}"
+        );
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_replica_set_that_is_there_is_named() {
+    let ground = Ground::replica_set("cli_set").await;
+    let there = ground.uri().split("replicaSet=").nth(1).unwrap();
+    let there = there.split('&').next().unwrap();
+    let uri = ground.uri().replace(&format!("replicaSet={there}"), "replicaSet=wrong");
+    let uri = format!("{uri}&serverSelectionTimeoutMS=500");
+    let told = done(bare().env("MONGODB_URI", &uri).args(["ls", "--database", "x"]))
+        .await
+        .expect(69);
+    assert!(
+        told.err.contains("`wrong`") && told.err.contains(&format!("`{there}`")),
+        "{told:?}"
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nothing_held_is_told() {
+    let ground = Ground::replica_set("cli_none").await;
+    let locks = ground.locks().await;
+    locks.mutex("x").acquire().await.unwrap().release().await.unwrap();
+    let told = watchlock(&ground, ["ls", "--held"]).await.expect(0);
+    assert!(told.err.contains("none is held"), "{told:?}");
+}
+
+/// In one line, without the command that the server quotes.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_missing_privilege_is_named() {
+    let (ground, _) = crate::privileges::user("cli_missing", &["find"]).await;
+    let told = watchlock(&ground, ["run", "--try", "x", "--", "true"]).await.expect(77);
+    assert!(
+        told.err.contains("missing `update`") && told.err.contains("watchlock doctor"),
+        "{told:?}"
+    );
+    assert!(told.err.lines().count() == 1 && !told.err.contains("lsid"), "{told:?}");
 }

@@ -1,0 +1,191 @@
+//! What happens while the command runs: signals are passed on, stops of the job are followed, and the command is ended when
+//! its lock is lost.
+//!
+//! Nobody renews the lock while watchlock is stopped, so the order is: the command stops first and then watchlock;
+//! watchlock is continued first, looks at the lock, and then continues the command, or kills it where it lies.
+
+use std::time::Duration;
+
+use rustix::process::{self, Pid, Signal};
+use tokio::time::{MissedTickBehavior, interval, timeout};
+use watchlock::{LockHandle, LostReason};
+
+use crate::{
+    descendants, job,
+    messages::say,
+    process::{Ended, Running},
+    signals::{self, Received, Signals},
+    text::plain,
+};
+
+/// How often the command is looked at without a signal that says so: a signal may be lost, and none tells that the job has
+/// come to the foreground.
+const TICK: Duration = Duration::from_secs(1);
+
+/// How long the server is asked about the lock before a stopped command goes on. Where it does not answer, the lease
+/// decides: nobody else gets the lock before its end.
+const LOOK_AT_LOCK: Duration = Duration::from_secs(2);
+
+/// How long the request to stop that we send to the whole job is waited for: it comes to us as well.
+const ECHO: Duration = Duration::from_secs(1);
+
+/// How it ended.
+#[derive(Debug)]
+pub(crate) struct End {
+    /// `None` of a command that could not be ended.
+    pub(crate) ended: Option<Ended>,
+    pub(crate) lost: Option<LostReason>,
+    /// The signal of the keyboard that ended the command alone, as it had the terminal.
+    pub(crate) by_keyboard: Option<Signal>,
+}
+
+/// Returns when the command has ended, or when its lock is lost and it can't be ended.
+pub(crate) async fn attend(running: &mut Running, handle: &LockHandle, signals: &mut Signals, grace: Duration) -> End {
+    let mut tick = interval(TICK);
+    tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        if let Some(ended) = running.reap() {
+            return ended_by_itself(running, handle, ended);
+        }
+        // First, so that whoever was frozen passes nothing on before a look at the lock.
+        if let Some(reason) = handle.lost_reason() {
+            return end(running, handle, signals, reason, grace).await;
+        }
+        if let Some(signal) = running.new_stop() {
+            follow(running, handle, signals, signal).await;
+            continue;
+        }
+        tokio::select! {
+            biased;
+            reason = handle.lost() => return end(running, handle, signals, reason, grace).await,
+            received = signals.next() => match received {
+                Received::Child => {}
+                Received::Signal(signal) => running.pass_on(signal),
+                // Of a job that nobody can continue the kernel makes nothing of it, and so do we.
+                Received::Stop => if job::is_controlled() {
+                    suspend(running, handle).await;
+                },
+                Received::Continue => if running.is_stopped() {
+                    resume(running, handle).await;
+                },
+            },
+            _ = tick.tick() => running.notice_foreground(),
+        }
+    }
+}
+
+fn ended_by_itself(running: &mut Running, handle: &LockHandle, ended: Ended) -> End {
+    let by_keyboard = [Signal::INT, Signal::QUIT].into_iter().find(|signal| {
+        let number = u8::try_from(signal.as_raw()).unwrap_or(0);
+        ended == Ended::Signal(number)
+    });
+    let had_terminal = running.take_terminal(false);
+    End {
+        ended: Some(ended),
+        lost: handle.lost_reason(),
+        by_keyboard: by_keyboard.filter(|_| had_terminal),
+    }
+}
+
+/// Ends the command, as its lock is lost. It is told what happens only when that has begun.
+async fn end(
+    running: &mut Running,
+    handle: &LockHandle,
+    signals: &mut Signals,
+    reason: LostReason,
+    grace: Duration,
+) -> End {
+    running.begin_to_terminate();
+    let name = plain(handle.name());
+    say(&format!("`{name}` is lost: {reason}; the command is terminated"));
+    let left = running.terminate(signals, grace).await;
+    let ended = running.reap();
+    running.take_terminal(true);
+    if !left.is_empty() {
+        say(&format!(
+            "could not be ended, and goes on without the lock: {}",
+            names(&left)
+        ));
+    }
+    End {
+        ended,
+        lost: Some(reason),
+        by_keyboard: None,
+    }
+}
+
+/// Some of them by name.
+fn names(pids: &[Pid]) -> String {
+    const SHOWN: usize = 10;
+    let mut names: Vec<_> = pids.iter().take(SHOWN).map(|pid| descendants::named(*pid)).collect();
+    if pids.len() > SHOWN {
+        names.push(format!("and {} more", pids.len() - SHOWN));
+    }
+    names.join(", ")
+}
+
+/// Follows a stop of the command, which may be by the keyboard, by its reading from a terminal that it does not have, or by
+/// anybody.
+async fn follow(running: &mut Running, handle: &LockHandle, signals: &mut Signals, signal: Signal) {
+    let by_terminal = [Signal::TSTP, Signal::TTIN, Signal::TTOU].contains(&signal);
+    if by_terminal && signal != Signal::TSTP && running.give_terminal() {
+        // We are in the foreground, and it is what the command asked for.
+        running.go_on();
+    } else if job::is_controlled() {
+        if by_terminal {
+            // The keyboard would have stopped the neighbours too, had the command been in their group.
+            let _ = process::kill_process_group(process::getpgrp(), Signal::TSTP);
+            // It is not to stop us once more when we are continued.
+            let _ = timeout(ECHO, echo(running, signals)).await;
+        }
+        suspend(running, handle).await;
+    } else if signal == Signal::TSTP {
+        // Nobody could continue it, and the kernel would not have stopped it in our group.
+        running.go_on();
+    } else {
+        let name = plain(handle.name());
+        say(&format!(
+            "the command is stopped ({}); it keeps `{name}` until it goes on or ends",
+            signal_name(signal)
+        ));
+    }
+}
+
+/// Waits for a request to stop.
+async fn echo(running: &Running, signals: &mut Signals) {
+    loop {
+        match signals.next().await {
+            Received::Stop => return,
+            Received::Signal(signal) => running.pass_on(signal),
+            Received::Child | Received::Continue => {}
+        }
+    }
+}
+
+fn signal_name(signal: Signal) -> String {
+    nix::sys::signal::Signal::try_from(signal.as_raw()).map_or_else(
+        |_| format!("signal {}", signal.as_raw()),
+        |name| name.as_str().to_owned(),
+    )
+}
+
+/// Stops the command and then this program. Returns when it has been continued, and the command after it if the lock is
+/// still held.
+async fn suspend(running: &mut Running, handle: &LockHandle) {
+    running.stop().await;
+    if running.reap().is_some() {
+        return;
+    }
+    running.forget_terminal();
+    signals::stop();
+    resume(running, handle).await;
+}
+
+/// Lets the command go on if its lock is still held.
+async fn resume(running: &mut Running, handle: &LockHandle) {
+    // An answer that finds it gone makes the handle lost; so does the end of the lease.
+    let _ = timeout(LOOK_AT_LOCK, handle.renew()).await;
+    if handle.lost_reason().is_none() {
+        running.go_on();
+    }
+}

@@ -1,0 +1,94 @@
+//! Job control: the terminal, who is in its foreground, and the shell that stops and continues jobs.
+//!
+//! A job is a process group. The terminal sends what its keyboard means (^C, ^\, ^Z) to the group in the foreground, and
+//! stops every other group that reads from it. The command has a process group of its own, so that nothing but watchlock
+//! continues it: a shell that continues the job continues watchlock, which looks at the lock before the command goes on.
+//! So watchlock is to the command what the shell is to watchlock: it hands it the terminal, and takes it back.
+
+use std::{
+    fs::File,
+    io,
+    os::fd::{AsFd, BorrowedFd},
+    os::unix::fs::FileTypeExt as _,
+};
+
+use rustix::{
+    io::Errno,
+    process::{self, Pid},
+    termios::{OptionalActions, Termios, tcgetattr, tcgetpgrp, tcsetattr, tcsetpgrp},
+};
+
+use crate::descendants;
+
+/// The terminal that controls this program.
+#[derive(Debug)]
+pub(crate) struct Terminal {
+    file: File,
+}
+
+impl Terminal {
+    /// `None` where there is none, as in a service.
+    pub(crate) fn open() -> Option<Self> {
+        let file = File::options().read(true).write(true).open("/dev/tty").ok()?;
+        Some(Self { file })
+    }
+
+    /// Whether the group is in the foreground.
+    pub(crate) fn is_with(&self, group: Pid) -> bool {
+        tcgetpgrp(&self.file) == Ok(group)
+    }
+
+    /// Hands the terminal from one group to another; `false` where the first does not have it. SIGTTOU must be blocked.
+    pub(crate) fn hand(&self, from: Pid, to: Pid) -> bool {
+        self.is_with(from) && tcsetpgrp(&self.file, to).is_ok()
+    }
+
+    /// Takes the terminal from a group, or from one that is no more, for another; `false` where a third one has it.
+    pub(crate) fn take_back(&self, from: Pid, to: Pid) -> bool {
+        let Ok(present) = tcgetpgrp(&self.file) else {
+            return false;
+        };
+        let gone = process::test_kill_process_group(present) == Err(Errno::SRCH);
+        (present == from || gone) && tcsetpgrp(&self.file, to).is_ok()
+    }
+
+    pub(crate) fn settings(&self) -> Option<Termios> {
+        tcgetattr(&self.file).ok()
+    }
+
+    /// Sets the terminal as it was, after a program that had no time to do that.
+    pub(crate) fn restore(&self, settings: &Termios) {
+        // It may have gone.
+        let _ = tcsetattr(&self.file, OptionalActions::Now, settings);
+    }
+}
+
+/// Whether a shell is there that can continue our process group when it is stopped: a process of another group in our
+/// session that is the parent of one of ours. Where there is none, the kernel does not let a terminal stop a group.
+pub(crate) fn is_controlled() -> bool {
+    let (group, session) = (process::getpgrp(), process::getsid(None));
+    let mut ancestor = process::getppid();
+    // In a script the shell that runs it is of our group, and the one that could continue it is further up.
+    while let Some(pid) = ancestor {
+        if process::getsid(Some(pid)) != session {
+            return false;
+        }
+        if process::getpgid(Some(pid)) != Ok(group) {
+            return true;
+        }
+        ancestor = descendants::parent(pid);
+    }
+    false
+}
+
+/// Whether input or output is that of a neighbour in a pipeline, who may need the terminal itself, as a pager does.
+pub(crate) fn is_in_pipeline() -> bool {
+    is_pipe(io::stdin().as_fd()) || is_pipe(io::stdout().as_fd())
+}
+
+fn is_pipe(descriptor: BorrowedFd<'_>) -> bool {
+    let kind = descriptor
+        .try_clone_to_owned()
+        .and_then(|owned| File::from(owned).metadata());
+    kind.is_ok_and(|metadata| metadata.file_type().is_fifo() || metadata.file_type().is_socket())
+}

@@ -1,0 +1,119 @@
+//! Messages for whoever looks on, on standard error.
+//!
+//! A terminal that was told to pause (^S) or a full pipe blocks whoever writes to it. So a thread of its own writes the
+//! messages, and nobody waits for it: a command whose lock is lost must end whether or not somebody reads.
+
+use std::{
+    io::{self, Write as _},
+    sync::{
+        OnceLock,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+        mpsc::{Receiver, SyncSender, TrySendError, sync_channel},
+    },
+    thread,
+    time::{Duration, Instant},
+};
+
+use crate::text::plain;
+
+/// Messages that wait for standard error to take them. A run says a handful; more of them are of no use later.
+const WAITING: usize = 64;
+
+/// How long the end of the program waits for messages to be taken.
+const LAST_WORDS: Duration = Duration::from_secs(1);
+
+/// How often the end of the program looks whether the queue has room again.
+const LOOK: Duration = Duration::from_millis(10);
+
+#[derive(Debug)]
+enum Message {
+    Line(String),
+    /// Answered when everything before it has been written.
+    Settle(SyncSender<()>),
+}
+
+/// `None`: no thread can be started.
+static WRITER: OnceLock<Option<SyncSender<Message>>> = OnceLock::new();
+
+/// Messages that found the queue full.
+static DROPPED: AtomicU64 = AtomicU64::new(0);
+
+/// Whether only failures are told.
+static QUIET: AtomicBool = AtomicBool::new(false);
+
+/// Has nothing told from now on but what the program fails of.
+pub(crate) fn be_quiet() {
+    QUIET.store(true, Ordering::Relaxed);
+}
+
+/// Tells what happens, unless that is not wanted.
+pub(crate) fn say(message: &str) {
+    if !QUIET.load(Ordering::Relaxed) {
+        fail(message);
+    }
+}
+
+/// Writes a line to standard error, as soon as that takes it. Standard output belongs to the results, and to the command
+/// that is run.
+pub(crate) fn fail(message: &str) {
+    let line = format!("watchlock: {}\n", plain(message));
+    let Some(writer) = writer() else {
+        // Nobody may be there to read it.
+        let _ = io::stderr().write_all(line.as_bytes());
+        return;
+    };
+    if writer.try_send(Message::Line(line)).is_err() {
+        DROPPED.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// Waits until the messages have been written, but not for long.
+pub(crate) fn settle() {
+    let Some(Some(writer)) = WRITER.get() else { return };
+    let end = Instant::now() + LAST_WORDS;
+    let (settled, written) = sync_channel(1);
+    let mut request = Message::Settle(settled);
+    loop {
+        match writer.try_send(request) {
+            Ok(()) => break,
+            Err(TrySendError::Full(again)) if Instant::now() < end => request = again,
+            Err(_) => return,
+        }
+        thread::sleep(LOOK);
+    }
+    // An error: they are not taken. Whoever does not read does not miss them.
+    let _ = written.recv_timeout(end.saturating_duration_since(Instant::now()));
+}
+
+fn writer() -> Option<&'static SyncSender<Message>> {
+    WRITER
+        .get_or_init(|| {
+            let (sender, messages) = sync_channel(WAITING);
+            let started = thread::Builder::new()
+                .name("messages".to_owned())
+                .spawn(move || write(&messages));
+            started.ok().map(|_| sender)
+        })
+        .as_ref()
+}
+
+fn write(messages: &Receiver<Message>) {
+    for message in messages {
+        // Errors: nobody may be there to read it.
+        match message {
+            Message::Line(line) => {
+                let _ = io::stderr().write_all(line.as_bytes());
+            }
+            Message::Settle(settled) => {
+                let _ = settled.try_send(());
+            }
+        }
+        let dropped = DROPPED.swap(0, Ordering::Relaxed);
+        if dropped > 0 {
+            let _ = writeln!(
+                io::stderr(),
+                "watchlock: {dropped} messages could not be written in time"
+            );
+        }
+    }
+}
