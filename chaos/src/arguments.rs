@@ -15,13 +15,14 @@ use crate::{
     director::Play,
     history::HISTORY,
     load::{Burden, Load},
+    schedule::Mix,
 };
 
 pub(crate) const HELP: &str = "\
 Faults of every kind against watchlock on a replica set of three, and a judge of what came of it.
 
-usage: watchlock-chaos [--minutes N | --seconds N] [--seed S]
-       watchlock-chaos schedule [--seed S] [--bursts N]
+usage: watchlock-chaos [--minutes N | --seconds N] [--seed S] [--fault KINDS]
+       watchlock-chaos schedule [--seed S] [--bursts N] [--fault KINDS]
        watchlock-chaos judge --folder F
        watchlock-chaos load [--waiters N | --processes N | --locks N] [--seconds N]
        watchlock-chaos load --names N
@@ -30,6 +31,8 @@ usage: watchlock-chaos [--minutes N | --seconds N] [--seed S]
   --minutes N    how long faults go on (1 if not given); the last burst is finished
   --seconds N    the same in seconds
   --seed S       which faults; by the clock if not given
+  --fault KINDS  only these kinds of faults, with commas between them and - for a space, as the summary names them
+                 (connections-dead,lock-broken); `all` for all there are
   --folder F     where the histories go, or are; target/chaos/<seed> if not given
   --waiters N    many tasks of one client wait for one lock (1000)
   --processes N  many client processes contend for one lock
@@ -45,7 +48,7 @@ It ends with 0 if every promise was kept, with 1 if one was broken, and with 2 i
 /// What is asked for.
 pub(crate) enum Command {
     Help,
-    Schedule { seed: u64, bursts: u64 },
+    Schedule { seed: u64, bursts: u64, mix: Mix },
     Judge { folder: PathBuf },
     Client(client::Options),
     Load(Load),
@@ -57,6 +60,7 @@ impl Command {
         let mut parser = Parser::from_env();
         let mut command = None;
         let (mut seed, mut lasts, mut bursts, mut folder) = (None, None, 10, None::<PathBuf>);
+        let mut mix = Mix::default();
         let (mut uri, mut database, mut label) = (None, None, None);
         let (mut ignores_loss, mut contends, mut burden) = (false, false, Burden::Waiters(1_000));
         while let Some(argument) = parser.next()? {
@@ -65,6 +69,7 @@ impl Command {
                 Long("seed") => seed = Some(parser.value()?.parse()?),
                 Long("minutes") => lasts = Some(minutes(parser.value()?.parse()?)),
                 Long("seconds") => lasts = Some(Duration::from_secs(parser.value()?.parse()?)),
+                Long("fault") => mix = Mix::parse(&parser.value()?.string()?)?,
                 Long("bursts") => bursts = parser.value()?.parse()?,
                 Long("folder") => folder = Some(parser.value()?.into()),
                 Long("uri") => uri = Some(parser.value()?.string()?),
@@ -92,11 +97,12 @@ impl Command {
         Ok(match command.as_deref() {
             None => Self::Play(Play {
                 seed,
+                mix,
                 lasts: lasts.unwrap_or(Duration::from_secs(60)),
                 folder: folder.unwrap_or_else(in_target),
                 ignores_loss,
             }),
-            Some("schedule") => Self::Schedule { seed, bursts },
+            Some("schedule") => Self::Schedule { seed, bursts, mix },
             Some("judge") => Self::Judge {
                 folder: folder.ok_or("`judge` needs --folder")?,
             },
@@ -133,6 +139,11 @@ impl Play {
     /// The command line that runs the same faults again.
     pub(crate) fn again(&self) -> String {
         let (seconds, seed) = (self.lasts.as_secs(), self.seed);
-        format!("cargo run --release -p watchlock-chaos -- --seconds {seconds} --seed {seed}")
+        let faults = if self.mix == Mix::default() {
+            String::new()
+        } else {
+            format!(" --fault {}", self.mix)
+        };
+        format!("cargo run --release -p watchlock-chaos -- --seconds {seconds} --seed {seed}{faults}")
     }
 }

@@ -11,7 +11,7 @@ use std::{
 };
 
 use mongodb::{
-    Client, Database,
+    Client, Collection, Database,
     bson::{Document, doc},
     options::ClientOptions,
 };
@@ -22,13 +22,13 @@ use tokio::{
 };
 use watchlock::{
     AcquireError, DocumentError, DocumentHandle, DocumentLocks, Leadership, LockClient, LockHandle, LockView,
-    OperateError, ReleaseError, Released,
+    OperateError, ReleaseError, Released, WakeMode,
 };
 
 use crate::{
     Result,
     clock::now,
-    locks::{ALL, JOBS, Kind, LOCKS, Lock, Share},
+    locks::{ALL, JOBS, Kind, LOCKS, Lock, OWN_DOCUMENT, OWN_MUTEX, Share},
     random::Random,
     record::{End, Log, Record, What},
 };
@@ -41,6 +41,13 @@ pub(crate) const CLAIM_LEASE: Duration = Duration::from_secs(1);
 
 /// How many tasks of one client contend.
 const TASKS: usize = 4;
+
+/// How long they wait for the locks that their client has for itself: longer than any fault lasts, so that it is seen how
+/// long one was held up.
+const OWN_PATIENCE: Duration = Duration::from_secs(30);
+
+/// How often it is looked after how the client is woken.
+const WAKE_LOOK: Duration = Duration::from_millis(100);
 
 /// The pause between two looks. What is not seen in between is covered by what `safe_for` said.
 const LOOK: Duration = Duration::from_millis(25);
@@ -113,6 +120,8 @@ pub(crate) struct Actor {
     client: Client,
     locks: LockClient,
     jobs: DocumentLocks<Document>,
+    /// The documents that are locked in place.
+    documents: Collection<Document>,
     label: String,
     log: Log,
     ops: AtomicU64,
@@ -124,18 +133,24 @@ pub(crate) async fn run(options: Options) -> Result<()> {
     let (stop, stopping) = watch::channel(false);
     let (seed, contends) = (options.seed, options.contends);
     let actor = Arc::new(Actor::start(options).await?);
-    let tasks: Vec<_> = (0..if contends { 1 } else { TASKS })
+    // One more has locks for itself.
+    let tasks: Vec<_> = (0..if contends { 1 } else { TASKS + 1 })
         .map(|task| {
             let (actor, mut stopping) = (actor.clone(), stopping.clone());
+            let random = Random::new(seed, task as u64);
             tokio::spawn(async move {
-                if contends {
-                    actor.contend(&mut stopping).await;
-                } else {
-                    actor.play(task, Random::new(seed, task as u64), &mut stopping).await;
+                match task {
+                    0 if contends => actor.contend(&mut stopping).await,
+                    TASKS => actor.keep_to_itself(random, &mut stopping).await,
+                    _ => actor.play(task, random, &mut stopping).await,
                 }
             })
         })
         .collect();
+    let watch = (!contends).then(|| {
+        let actor = actor.clone();
+        tokio::spawn(async move { actor.watch_wakes().await })
+    });
 
     // Whatever comes, it is the end of it that counts.
     let mut rest = Vec::new();
@@ -143,6 +158,9 @@ pub(crate) async fn run(options: Options) -> Result<()> {
     stop.send_replace(true);
     for task in tasks {
         task.await?;
+    }
+    if let Some(watch) = watch {
+        watch.abort();
     }
     actor.end().await;
     Ok(())
@@ -174,6 +192,7 @@ impl Actor {
         Ok(Self {
             client: database.client().clone(),
             jobs: locks.documents(database.collection(JOBS)),
+            documents: database.collection(JOBS),
             locks,
             label: options.label,
             log,
@@ -251,6 +270,53 @@ impl Actor {
         }
     }
 
+    /// Acquires and releases a mutex and a document that nobody else asks for: whatever it waits for is not a holder.
+    async fn keep_to_itself(&self, mut random: Random, stopping: &mut watch::Receiver<bool>) {
+        // One name for the life of the process.
+        let name = |kind: &str| -> &'static str { Box::leak(format!("{kind}{}", self.label).into_boxed_str()) };
+        let (mutex, document) = (name(OWN_MUTEX), name(OWN_DOCUMENT));
+        let of = |name, kind| Lock { name, kind };
+        let locks = [of(mutex, Kind::Mutex), of(document, Kind::Document)];
+        // It may be started in the middle of a fault.
+        while !*stopping.borrow() {
+            let there = doc! { "$setOnInsert": { "count": 0_i64 } };
+            let made = self.documents.update_one(doc! { "_id": document }, there).upsert(true);
+            if made.await.is_ok() {
+                break;
+            }
+        }
+        while !*stopping.borrow() {
+            let lock = random.pick(&locks);
+            let plan = Plan {
+                lock,
+                share: Share::whole(lock.kind),
+                way: Way::Waits(OWN_PATIENCE),
+                // Some for longer than a lease, to be renewed.
+                hold: if random.chance(60) {
+                    random.millis(0..50)
+                } else {
+                    random.millis(500..3_000)
+                },
+                releases: true,
+            };
+            let pause = random.millis(0..200);
+            self.operate(TASKS, plan, stopping).await;
+            sleep(pause).await;
+        }
+    }
+
+    /// Writes down how the client is woken, whenever that changes.
+    async fn watch_wakes(&self) {
+        let mut known = None;
+        loop {
+            let by_stream = matches!(self.locks.wake_mode(), WakeMode::ChangeStream);
+            if known.replace(by_stream) != Some(by_stream) {
+                self.log(0, now(), What::Wakes { by_stream });
+            }
+            sleep(WAKE_LOOK).await;
+        }
+    }
+
     /// Acquires, holds and lets go. An acquire that is on its way when all is to stop is dropped.
     ///
     /// There is no await between the request's line and the first poll of the acquire, and the runtime has one thread: the
@@ -271,6 +337,10 @@ impl Actor {
         };
         let acquire = self.acquire(lock.name, share, way, format!("{}#{op}", self.label));
         let (name, waits) = (lock.name.to_owned(), !matches!(way, Way::Tries));
+        let limit = match way {
+            Way::Waits(limit) => u64::try_from(limit.as_millis()).ok(),
+            _ => None,
+        };
         self.log(
             op,
             now(),
@@ -279,6 +349,7 @@ impl Actor {
                 share,
                 task,
                 waits,
+                limit,
             },
         );
         let patience = match way {

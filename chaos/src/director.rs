@@ -8,7 +8,10 @@ use std::{
 };
 
 use futures::future::join_all;
-use mongodb::bson::{DateTime, Document, doc};
+use mongodb::{
+    bson::{DateTime, Document, doc},
+    options::WriteConcern,
+};
 use tokio::{
     sync::watch,
     time::{Instant, sleep},
@@ -22,10 +25,10 @@ use crate::{
     history::{HISTORY, History, JOURNAL, SERVERS},
     journal::Note,
     judge::{self, Case, IDLE, PROBE},
-    locks::{ALL, JOBS, Kind, LOCKS, PERMITS, Share},
+    locks::{ALL, JOBS, Kind, LOCKS, PERMITS, Share, is_own},
     oplog::Reader,
     record::Log,
-    schedule::Burst,
+    schedule::{Burst, Mix},
     stage::Stage,
     streams::Stream,
     summary::Summary,
@@ -45,6 +48,15 @@ const STREAM_PATIENCE: Duration = Duration::from_secs(30);
 /// Without hearing from the primary for so long, the others elect another.
 const ELECTION_TIMEOUT: Duration = Duration::from_secs(3);
 
+/// How long clients contend in the end without any fault: they have to come to rest, and then to be served in time.
+const CALM: Duration = Duration::from_secs(12);
+
+/// The pause between two writes of the director that tell whether machine and servers have time.
+const PULSE: Duration = Duration::from_millis(100);
+
+/// An answer that took longer is noted.
+const SLOW: Duration = Duration::from_millis(500);
+
 /// How many pictures are drawn.
 const PICTURES: usize = 10;
 
@@ -52,6 +64,7 @@ const PICTURES: usize = 10;
 #[derive(Clone, Debug)]
 pub(crate) struct Play {
     pub(crate) seed: u64,
+    pub(crate) mix: Mix,
     pub(crate) lasts: Duration,
     pub(crate) folder: PathBuf,
     pub(crate) ignores_loss: bool,
@@ -115,12 +128,14 @@ async fn perform(play: &Play, stage: &Arc<Stage>, probe: &Actor) -> Result<()> {
         })
     };
     clock();
+    let pulse = tokio::spawn(feel_pulse(stage.clone()));
     stage.fill().await?;
+    stage.await_clients().await;
 
     let start = Instant::now();
     let mut faults = 0;
     for number in 0.. {
-        let burst = Burst::of(play.seed, number);
+        let burst = Burst::of(play.seed, number, &play.mix);
         println!("burst {number}, after {} s\n{burst}", start.elapsed().as_secs());
         let inflicted = burst.faults.into_iter().map(|planned| {
             faults += 1;
@@ -140,6 +155,10 @@ async fn perform(play: &Play, stage: &Arc<Stage>, probe: &Actor) -> Result<()> {
     }
 
     let whole_since = DateTime::now().timestamp_millis();
+    stage.note(Note::Calm);
+    sleep(CALM).await;
+    pulse.abort();
+    stage.note(Note::Dismissing);
     stage.dismiss().await?;
     // What is left of those that were killed.
     sleep(LEASE + Duration::from_secs(1)).await;
@@ -149,6 +168,25 @@ async fn perform(play: &Play, stage: &Arc<Stage>, probe: &Actor) -> Result<()> {
     clock();
     read(stage, &mut reader, &servers).await?;
     leftovers(stage, whole_since).await
+}
+
+/// Writes again and again, as a client that no fault is meant for, and notes when that took long.
+async fn feel_pulse(stage: Arc<Stage>) -> Result<()> {
+    let pulses = stage.cluster.client().await?.database(DATABASE);
+    let pulses = pulses.collection::<Document>("pulses");
+    loop {
+        let start = Instant::now();
+        let write = pulses
+            .update_one(doc! { "_id": 0 }, doc! { "$inc": { "count": 1 } })
+            .upsert(true)
+            .write_concern(WriteConcern::majority());
+        let written = write.await;
+        if written.is_err() || start.elapsed() > SLOW {
+            let millis = u64::try_from(start.elapsed().as_millis())?;
+            stage.note(Note::Slow { millis });
+        }
+        sleep(PULSE).await;
+    }
 }
 
 /// Acquires every lock whole, all at the same time.
@@ -234,7 +272,7 @@ pub(crate) fn judge(folder: &Path) -> Result<bool> {
     let history = History::read(folder)?;
     let case = Case::new(&history);
     let (violations, judged) = case.judge();
-    for (name, text) in judge::edn(&case) {
+    for (name, text) in judge::edn(&case).into_iter().filter(|(name, _)| !is_own(name)) {
         fs::write(folder.join(format!("{name}.edn")), text)?;
     }
     for (number, violation) in violations.iter().take(PICTURES).enumerate() {
@@ -247,6 +285,7 @@ pub(crate) fn judge(folder: &Path) -> Result<bool> {
         history: &history,
         violations: &violations,
         judged,
+        waits: judge::measure(&case),
         folder,
     };
     println!("{summary}");

@@ -25,6 +25,8 @@ pub(crate) struct History {
     pub(crate) operations: Vec<Operation>,
     /// What clients say is wrong, with the client.
     pub(crate) complaints: Vec<(String, Moment, String)>,
+    /// Whether a client is woken by its stream from then on.
+    pub(crate) wakes: Vec<(String, Moment, bool)>,
     /// Clients that said farewell.
     pub(crate) farewells: Vec<String>,
     pub(crate) journal: Vec<Entry>,
@@ -41,6 +43,8 @@ pub(crate) struct Operation {
     pub(crate) share: Share,
     /// It waits for its turn, and does not merely try.
     pub(crate) waits: bool,
+    /// After so many milliseconds it was to give up.
+    pub(crate) limit: Option<u64>,
     pub(crate) requested: Moment,
     pub(crate) grant: Option<Grant>,
     pub(crate) ended: Option<(Moment, End)>,
@@ -134,6 +138,7 @@ impl History {
                     share,
                     task,
                     waits,
+                    limit,
                 } => {
                     let operation = Operation {
                         client: client.to_owned(),
@@ -142,6 +147,7 @@ impl History {
                         name,
                         share,
                         waits,
+                        limit,
                         requested: at,
                         grant: None,
                         ended: None,
@@ -152,6 +158,7 @@ impl History {
                 }
                 What::Complaint { text } => self.complaints.push((client.to_owned(), at, text)),
                 What::Farewell => self.farewells.push(client.to_owned()),
+                What::Wakes { by_stream } => self.wakes.push((client.to_owned(), at, by_stream)),
                 What::Ready { .. } => {}
                 what => match operations.get_mut(&op) {
                     Some(operation) => operation.add(at, what),

@@ -22,8 +22,10 @@ pub(crate) enum Note {
         fault: usize,
         kind: String,
         text: String,
-        /// The locks that it takes away from their holders.
+        /// The locks that it takes away from their holders: names, or beginnings of names with a star.
         takes: Vec<String>,
+        #[serde(default)]
+        reach: Reach,
     },
     /// It could not be had, as another was in its way: after the fact.
     Missed { fault: usize, why: String },
@@ -37,6 +39,13 @@ pub(crate) enum Note {
     Dismissed { client: String, problem: Option<String> },
     /// The cluster is whole again: after the fact.
     Whole,
+    /// From now on nothing is done to anybody any more: after the fact.
+    Calm,
+    /// Clients are about to be told to end.
+    Dismissing,
+    /// An answer of the primary to the director's own write took so long: after the fact. The machine had no time then, or
+    /// the servers did not work.
+    Slow { millis: u64 },
     /// All clients have ended and all leases have run out: after the fact.
     Silence,
     /// Something that nobody should have left behind: after the fact.
@@ -46,4 +55,18 @@ pub(crate) enum Note {
     Abandoned { streams: usize },
     /// Something is wrong with the run itself.
     Trouble { text: String },
+}
+
+/// What a fault may harm.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Reach {
+    #[default]
+    Everything,
+    /// These locks, and no others.
+    Locks(Vec<String>),
+    /// This client, and no other.
+    Client(String),
+    /// This client, which has a way left: it may lose what it holds, and has to ask again for what was not answered.
+    Answers(String),
 }

@@ -71,6 +71,18 @@ pub(crate) const ALL: [Lock; 8] = [
     },
 ];
 
+/// What the name of a mutex begins with that one client has for itself; its label follows. Nobody contends for it, so an
+/// acquire has to wait for nothing.
+pub(crate) const OWN_MUTEX: &str = "own-mutex-";
+
+/// The same of a document.
+pub(crate) const OWN_DOCUMENT: &str = "own-document-";
+
+/// Whether a client has the lock of that name for itself.
+pub(crate) fn is_own(name: &str) -> bool {
+    name.starts_with(OWN_MUTEX) || name.starts_with(OWN_DOCUMENT)
+}
+
 /// What is asked for of a lock: so many permits of so many.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Share {

@@ -4,6 +4,8 @@ mod arguments;
 mod client;
 mod clock;
 mod director;
+mod fault;
+mod foreign;
 mod history;
 mod journal;
 mod judge;
@@ -42,9 +44,9 @@ fn act() -> Result<bool> {
             print!("{}", arguments::HELP);
             Ok(true)
         }
-        Command::Schedule { seed, bursts } => {
+        Command::Schedule { seed, bursts, mix } => {
             for number in 0..bursts {
-                println!("burst {number}\n{}", Burst::of(seed, number));
+                println!("burst {number}\n{}", Burst::of(seed, number, &mix));
             }
             Ok(true)
         }

@@ -17,6 +17,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     Result,
+    foreign::UNREADABLE,
     locks::{FIELD, JOBS, LOCKS},
     record::Log,
 };
@@ -42,6 +43,9 @@ pub(crate) struct State {
     pub(crate) broken: Option<i64>,
     pub(crate) holders: Vec<Entry>,
     pub(crate) queue: Vec<Entry>,
+    /// Counts the writes: it falls where somebody else saved what had been.
+    #[serde(default)]
+    pub(crate) version: i64,
 }
 
 /// One who holds the lock, or waits for it.
@@ -91,7 +95,12 @@ impl Reader {
             format!("{}.{LOCKS}", self.database),
             format!("{}.{JOBS}", self.database),
         );
-        let mut filter = doc! { "ns": { "$in": [locks, jobs, format!("{}.$cmd", self.database)] } };
+        // Documents that can't be read are of no lock; their `_id`s are texts to the server.
+        let unreadable = doc! { "$not": { "$gte": UNREADABLE, "$lt": format!("{UNREADABLE}~") } };
+        let mut filter = doc! {
+            "ns": { "$in": [locks, jobs, format!("{}.$cmd", self.database)] },
+            "o._id": unreadable,
+        };
         if let Some(after) = self.after {
             filter.insert("ts", doc! { "$gt": after });
         }
@@ -193,6 +202,7 @@ fn state(lock: &Document) -> Option<State> {
         broken: whole(lock.get("broken")),
         holders: entries("holders")?,
         queue: entries("queue")?,
+        version: whole(lock.get("version")).unwrap_or(0),
     })
 }
 

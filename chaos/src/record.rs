@@ -52,6 +52,9 @@ pub(crate) enum What {
         share: Share,
         task: usize,
         waits: bool,
+        /// After so many milliseconds it is to give up.
+        #[serde(default)]
+        limit: Option<u64>,
     },
     /// It returned a handle that is valid.
     Granted { token: i64, safe_for: u64 },
@@ -71,6 +74,8 @@ pub(crate) enum What {
     Writing { count: i64 },
     /// It was, or it was not for sure, or nobody knows.
     Wrote { written: Option<bool> },
+    /// How the client waits has changed.
+    Wakes { by_stream: bool },
     /// Something is not as it has to be, and needs no judge.
     Complaint { text: String },
     /// All has been given back; the process ends.

@@ -1,13 +1,16 @@
 //! The cluster and the client processes, and the faults that are done to them.
 
-use std::{env, path::PathBuf, process::Stdio, sync::Arc, time::Duration};
+use std::{env, fs, path::PathBuf, process::Stdio, sync::Arc, time::Duration};
 
 use futures::future::join_all;
-use mongodb::bson::{Document, doc};
+use mongodb::{
+    ClientSession,
+    bson::{Document, doc},
+};
 use tokio::{
     process::{Child, Command},
     sync::Mutex,
-    time::{sleep, timeout},
+    time::{Instant, sleep, timeout},
 };
 use watchlock_testkit::{Cluster, FailPoint, Trouble, signal};
 
@@ -15,15 +18,21 @@ use crate::{
     Result,
     client::Actor,
     clock::now,
-    journal::{Entry, Note},
-    locks::{ALL, LOCKS},
+    fault::{Failure, Fault, LOST_MOST, Network, Node, Which},
+    foreign,
+    history::HISTORY,
+    journal::{Entry, Note, Reach},
+    locks::{JOBS, LOCKS},
     record::Log,
-    schedule::{CLIENTS, Failure, Fault, NODES, Network, Node, Planned},
+    schedule::{CLIENTS, NODES, Planned},
     streams::{self, Stream},
 };
 
 /// How long a fault that needs a server's answer may take before it is given up.
 const PATIENCE: Duration = Duration::from_secs(10);
+
+/// The pause before something is tried again that met another fault.
+const RETRY: Duration = Duration::from_millis(300);
 
 /// How long the cluster may take to be whole again.
 const RECOVERY: Duration = Duration::from_secs(120);
@@ -64,6 +73,13 @@ enum Remedy {
     Ways(Vec<(usize, u32)>),
     FailPoints(Vec<FailPoint>),
     SetClock(usize),
+    /// The connections of a process that were lost.
+    CloseLost(u32),
+    Unblock(Box<ClientSession>),
+    /// In which collection.
+    Allow(&'static str),
+    /// In which collection, and its number.
+    DeleteUnreadable(&'static str, usize),
 }
 
 impl Stage {
@@ -108,6 +124,18 @@ impl Stage {
         Ok(())
     }
 
+    /// Waits until every client has written its first line, in vain where a fault keeps it from that.
+    pub(crate) async fn await_clients(&self) {
+        let start = Instant::now();
+        for slot in &self.clients {
+            let history = self.folder.join(format!("{}{HISTORY}", slot.lock().await.label));
+            let is_empty = || fs::metadata(&history).map_or(true, |file| file.len() == 0);
+            while is_empty() && start.elapsed() < PATIENCE {
+                sleep(Duration::from_millis(20)).await;
+            }
+        }
+    }
+
     async fn start_client(&self, index: usize) -> Result<()> {
         let mut slot = self.clients[index].lock().await;
         if slot.child.is_some() {
@@ -144,14 +172,19 @@ impl Stage {
     /// Lets a fault come, last and go.
     pub(crate) async fn inflict(&self, fault: usize, planned: Planned) {
         sleep(planned.after).await;
-        let takes = ALL.into_iter().filter(|lock| planned.fault.takes(*lock));
+        let prepared = self.prepare(planned).await;
         self.note(Note::Began {
             fault,
             kind: planned.fault.kind().to_owned(),
             text: planned.fault.to_string(),
-            takes: takes.map(|lock| lock.name.to_owned()).collect(),
+            takes: planned.fault.takes(),
+            reach: self.reach(planned.fault).await,
         });
-        match self.apply(planned.fault).await {
+        let remedy = match prepared {
+            Ok(old) => self.apply(fault, planned, old).await,
+            Err(error) => Err(error),
+        };
+        match remedy {
             Ok(remedy) => {
                 if !matches!(remedy, Remedy::Nothing) {
                     sleep(planned.lasts).await;
@@ -166,8 +199,30 @@ impl Stage {
         }
     }
 
-    async fn apply(&self, fault: Fault) -> Result<Remedy> {
-        Ok(match fault {
+    /// Does that part of a fault which harms nobody yet: an old document is old before it is saved.
+    async fn prepare(&self, planned: Planned) -> Result<Option<Document>> {
+        let Fault::SaveOld(name) = planned.fault else {
+            return Ok(None);
+        };
+        let database = self.cluster.client().await?.database(&self.database);
+        let document = apart(foreign::load(database, name)).await?;
+        sleep(planned.lasts).await;
+        Ok(Some(document))
+    }
+
+    async fn reach(&self, fault: Fault) -> Reach {
+        if let Some(client) = fault.victim() {
+            let label = self.clients[client].lock().await.label.clone();
+            if fault.leaves_a_way() {
+                return Reach::Answers(label);
+            }
+            return Reach::Client(label);
+        }
+        fault.concerns().map_or(Reach::Everything, Reach::Locks)
+    }
+
+    async fn apply(&self, number: usize, planned: Planned, old: Option<Document>) -> Result<Remedy> {
+        Ok(match planned.fault {
             Fault::KillNode(node) => {
                 let node = self.find(node).await?;
                 self.cluster.kill(node);
@@ -248,6 +303,59 @@ impl Stage {
                 self.cluster.set_clock(node, ahead)?;
                 Remedy::SetClock(node)
             }
+            Fault::Unanswered(client, command, count) => {
+                let label = self.clients[client].lock().await.label.clone();
+                let data = doc! {
+                    "failCommands": [command],
+                    "blockConnection": true,
+                    "blockTimeMS": i64::try_from(planned.lasts.as_millis())?,
+                    "appName": label,
+                };
+                self.fail_commands(doc! { "times": count }, data).await?
+            }
+            Fault::LoseConnections(client, which) => {
+                let pid = self.client_pid(client).await?;
+                let (mut seen, mut left) = (0, LOST_MOST);
+                for proxy in (0..NODES).filter_map(|node| self.cluster.network(node)) {
+                    proxy.lose(|flow| {
+                        let of_kind = flow.origin() == Some(pid)
+                            && match which {
+                                Which::Carried(command) => flow.has_carried(command),
+                                Which::EverySecond => {
+                                    seen += 1;
+                                    seen % 2 == 0
+                                }
+                            };
+                        let chosen = of_kind && left > 0;
+                        left -= u32::from(chosen);
+                        chosen
+                    });
+                }
+                if left == LOST_MOST {
+                    return Err("there are none".into());
+                }
+                Remedy::CloseLost(pid)
+            }
+            Fault::Block(locks) => {
+                let client = self.cluster.client().await?;
+                let blocked = foreign::block(client, self.database.clone(), locks.names().collect());
+                Remedy::Unblock(Box::new(apart(blocked).await?))
+            }
+            Fault::Refuse(name) => {
+                let database = self.cluster.client().await?.database(&self.database);
+                apart(foreign::refuse(database, name)).await?;
+                Remedy::Allow(foreign::home(name))
+            }
+            Fault::Unreadable(collection) => {
+                let database = self.cluster.client().await?.database(&self.database);
+                apart(foreign::insert_unreadable(database, collection, number)).await?;
+                Remedy::DeleteUnreadable(collection, number)
+            }
+            Fault::SaveOld(name) => {
+                let database = self.cluster.client().await?.database(&self.database);
+                apart(foreign::save(database, name, old.ok_or("nothing was read")?)).await?;
+                Remedy::Nothing
+            }
             Fault::FailCommand(command, failure) => {
                 let mut data = doc! { "failCommands": [command] };
                 match failure {
@@ -263,11 +371,16 @@ impl Stage {
                 };
                 // A failed command here and there, as one that always fails is only an outage.
                 let mode = doc! { "activationProbability": 0.5 };
-                let up = (0..NODES).filter(|node| self.cluster.pid(*node).is_some());
-                let on = up.map(|node| timeout(PATIENCE, self.cluster.fail_commands(node, mode.clone(), data.clone())));
-                Remedy::FailPoints(join_all(on).await.into_iter().flatten().flatten().collect())
+                self.fail_commands(mode, data).await?
             }
         })
+    }
+
+    async fn fail_commands(&self, mode: Document, data: Document) -> Result<Remedy> {
+        let up = (0..NODES).filter(|node| self.cluster.pid(*node).is_some());
+        let on = up.map(|node| timeout(PATIENCE, self.cluster.fail_commands(node, mode.clone(), data.clone())));
+        let points = join_all(on).await.into_iter().flatten().flatten();
+        Ok(Remedy::FailPoints(points.collect()))
     }
 
     fn disturb(&self, ways: Vec<(usize, u32)>, network: Network) -> Result<Remedy> {
@@ -311,6 +424,26 @@ impl Stage {
                 }
             }
             Remedy::SetClock(node) => drop(self.cluster.set_clock(node, 0)),
+            Remedy::CloseLost(pid) => {
+                for proxy in (0..NODES).filter_map(|node| self.cluster.network(node)) {
+                    proxy.close_lost(|flow| flow.origin() == Some(pid));
+                }
+            }
+            // Where the primary has changed, the transaction has gone with it.
+            Remedy::Unblock(session) => drop(apart(foreign::unblock(*session)).await),
+            Remedy::Allow(collection) => {
+                // A transaction may be in the way, for as long as a fault lasts at most.
+                let start = Instant::now();
+                while self.allow(collection).await.is_err() && start.elapsed() < RECOVERY {
+                    sleep(RETRY).await;
+                }
+            }
+            Remedy::DeleteUnreadable(collection, number) => {
+                if let Ok(client) = self.cluster.client().await {
+                    let database = client.database(&self.database);
+                    let _ = apart(foreign::delete_unreadable(database, collection, number)).await;
+                }
+            }
             Remedy::FailPoints(points) => {
                 // A frozen node does not hear of it; see `make_whole`.
                 let off = points.into_iter().map(|point| timeout(PATIENCE, point.off()));
@@ -341,8 +474,17 @@ impl Stage {
         }
         self.fill().await?;
         self.cluster.wait_until_ready(RECOVERY).await?;
+        for collection in [LOCKS, JOBS] {
+            // After a drop there may be none.
+            let _ = self.allow(collection).await;
+        }
         self.note(Note::Whole);
         Ok(())
+    }
+
+    async fn allow(&self, collection: &'static str) -> Result<()> {
+        let database = self.cluster.client().await?.database(&self.database);
+        apart(foreign::allow(database, collection)).await
     }
 
     /// Tells every client to give back what it has and to end, and waits for that.
@@ -406,4 +548,9 @@ impl Stage {
         let slot = self.clients[client].lock().await;
         Ok(slot.child.as_ref().and_then(Child::id).ok_or("it has been killed")?)
     }
+}
+
+/// Runs what needs a server's answer, for as long as there is [`PATIENCE`], and does not drop it then: it is the driver's.
+async fn apart<T: Send + 'static>(doing: impl Future<Output = Result<T>> + Send + 'static) -> Result<T> {
+    timeout(PATIENCE, tokio::spawn(doing)).await??
 }

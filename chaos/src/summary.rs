@@ -6,7 +6,7 @@ use crate::{
     clock::{MILLI, SECOND},
     history::History,
     journal::Note,
-    judge::{Judged, Violation},
+    judge::{Judged, Violation, Waits},
     record::End,
 };
 
@@ -16,6 +16,8 @@ pub(crate) struct Summary<'a> {
     pub(crate) history: &'a History,
     pub(crate) violations: &'a [Violation],
     pub(crate) judged: Judged,
+    /// How long was waited while one kind of fault was about.
+    pub(crate) waits: BTreeMap<&'a str, Waits>,
     pub(crate) folder: &'a Path,
 }
 
@@ -103,6 +105,21 @@ impl fmt::Display for Summary<'_> {
                 String::new()
             };
             writeln!(f, "  {begun:>7} {kind}{missed}")?;
+        }
+
+        writeln!(
+            f,
+            "the longest waits beside one kind of fault: for a lock of one's own, for a release"
+        )?;
+        for (kind, waits) in &self.waits {
+            writeln!(
+                f,
+                "  {:>7} ms of {:>6}, {:>7} ms of {:>6}  {kind}",
+                waits.longest_acquire / MILLI,
+                waits.acquires,
+                waits.longest_release / MILLI,
+                waits.releases
+            )?;
         }
 
         writeln!(f, "judged")?;

@@ -2,8 +2,11 @@
 
 use std::collections::{BTreeMap, HashSet};
 
-use super::{Case, IDLE, PROBE, Promise, Violation};
-use crate::journal::Note;
+use super::{Case, Held, IDLE, PROBE, Promise, Violation};
+use crate::{
+    clock::{MILLI, SECOND},
+    journal::{Note, Reach},
+};
 
 /// Every operation of a client that was not killed has an end, and so has the client.
 pub(super) fn ended(case: &Case<'_>) -> Vec<Violation> {
@@ -36,7 +39,52 @@ pub(super) fn ended(case: &Case<'_>) -> Vec<Violation> {
         }),
         _ => None,
     });
-    open.chain(ends).collect()
+    open.chain(ends).chain(late(case)).collect()
+}
+
+/// How long an acquire may take to give up after its time is up. The machine may be busy.
+const GIVES_UP: u64 = 5 * SECOND;
+
+/// Every acquire gives up in its time, whatever happens, but for a client that is frozen then.
+fn late(case: &Case<'_>) -> Vec<Violation> {
+    let mut frozen: BTreeMap<&str, Vec<(u64, u64)>> = BTreeMap::new();
+    for (at, note) in notes(case) {
+        if let Note::Began {
+            fault,
+            kind,
+            reach: Reach::Client(client),
+            ..
+        } = note
+            && kind == "client frozen"
+        {
+            let over = super::over(case.history, *fault).unwrap_or(u64::MAX);
+            frozen.entry(client).or_default().push((at, over));
+        }
+    }
+    let mut violations = Vec::new();
+    for operation in &case.history.operations {
+        let granted = operation.grant.as_ref().map(|grant| grant.from);
+        let end = granted.or(operation.ended.map(|(at, _)| at));
+        let (Some(limit), Some(end)) = (operation.limit, end) else {
+            continue;
+        };
+        let due = operation.requested + limit * MILLI;
+        let is_frozen = |(from, to): &(u64, u64)| *from <= end && *to >= due;
+        let frozen = frozen.get(operation.client.as_str());
+        if end > due + GIVES_UP && !frozen.is_some_and(|times| times.iter().any(is_frozen)) {
+            violations.push(Violation {
+                promise: Promise::Ended,
+                text: format!(
+                    "{} went on for {} ms after its time",
+                    operation.reason(),
+                    (end - due) / MILLI
+                ),
+                at: due,
+                name: Some(operation.name.clone()),
+            });
+        }
+    }
+    violations
 }
 
 /// Every probe of a whole cluster was granted.
@@ -89,15 +137,19 @@ pub(super) fn remains(case: &Case<'_>) -> Vec<Violation> {
     taken.chain(found).collect()
 }
 
-/// Each write under a document's lock counts a number up that was read under it: no number is written twice.
+/// Each write under a document's lock counts a number up that was read under it: no number is written twice, unless
+/// somebody else saved an old one in between.
 pub(super) fn guarded_writes(case: &Case<'_>) -> Vec<Violation> {
-    let mut written: BTreeMap<(&str, i64), super::Held<'_>> = BTreeMap::new();
+    let mut written: BTreeMap<(&str, usize, i64), Held<'_>> = BTreeMap::new();
     let mut violations = Vec::new();
     for held in case.held() {
         let Some((count, Some(true))) = held.operation.wrote else {
             continue;
         };
-        if let Some(other) = written.insert((&held.operation.name, count), held) {
+        let Some(saves) = saves_before(case, held) else {
+            continue;
+        };
+        if let Some(other) = written.insert((&held.operation.name, saves, count), held) {
             let text = format!(
                 "{} and {} both counted up to {count}",
                 other.describe(),
@@ -107,6 +159,21 @@ pub(super) fn guarded_writes(case: &Case<'_>) -> Vec<Violation> {
         }
     }
     violations
+}
+
+/// How often an old document had been saved when the lock was granted; `None` if one was saved while it was held.
+fn saves_before(case: &Case<'_>, held: Held<'_>) -> Option<usize> {
+    let let_go = held.grant.let_go.as_ref().map(|let_go| let_go.at);
+    let until = let_go.or(held.grant.valid_until).unwrap_or(held.grant.from);
+    let mut before = 0;
+    for (from, to) in super::saves(case.history, &held.operation.name) {
+        if to < held.grant.from {
+            before += 1;
+        } else if from <= until {
+            return None;
+        }
+    }
+    Some(before)
 }
 
 /// What clients and the director say themselves.

@@ -7,8 +7,13 @@
 //! the promises do not cover that hop. Such a hold is *void* from the moment at which the director raised the hand: which
 //! holds it struck is told by the servers' log. Nothing is judged of them from there on, but that they are over at the end
 //! of their last lease, as no renewal succeeds any more.
+//!
+//! A save of an old document is such a hand as well. It strikes who was a holder and is none any more, or is one for a
+//! shorter time: exclusion is not promised to them from the save on. The order of the queue is what was saved. What is
+//! promised all the same: no token is issued again, who lost the lock is told, and the lock is to be had.
 
 mod exclusion;
+mod harm;
 mod leftovers;
 mod linear;
 mod order;
@@ -16,21 +21,29 @@ mod servers;
 mod tokens;
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, HashMap, HashSet},
     fmt,
 };
 
 use crate::{
     clock::{MILLI, Moment, SECOND},
+    fault::CLOCK_OFF,
     history::{Grant, History, Operation},
     journal::Note,
-    schedule::CLOCK_OFF,
+    oplog::{Entry, Version},
 };
 
+pub(crate) use harm::{Waits, measure};
 pub(crate) use linear::{Judged, edn};
 
 /// How far a server's clock may have been set from the true time.
 const OFF: u64 = CLOCK_OFF * MILLI;
+
+/// How far a moment of the servers' log may be from one of ours: their clocks have milliseconds, and may have been set.
+const MARGIN: u64 = SECOND / 20 + OFF;
+
+/// The kind of fault that is a save of an old document.
+const SAVED: &str = "old document saved";
 
 /// The task number of those operations by which the director sees whether there is progress.
 pub(crate) const PROBE: usize = 1_000;
@@ -50,6 +63,8 @@ pub(crate) enum Promise {
     Ended,
     Progress,
     NothingLeft,
+    Unharmed,
+    Woken,
     GuardedWrites,
     Linearizable,
     Complaint,
@@ -67,6 +82,8 @@ impl fmt::Display for Promise {
             Self::Ended => "ended: every acquire and every release comes to an end",
             Self::Progress => "progress: with the cluster whole, every lock is to be had",
             Self::NothingLeft => "nothing left: at the end there is no entry, no holder and no change stream",
+            Self::Unharmed => "unharmed: what no fault strikes is neither lost nor held up",
+            Self::Woken => "woken: with nothing wrong any more, clients are woken by their streams",
             Self::GuardedWrites => "guarded writes: what is written under a document's lock is not lost",
             Self::Linearizable => "linearizable: the history is one of a lock",
             Self::Complaint => "complaint: a client saw what must not be",
@@ -92,6 +109,8 @@ pub(crate) struct Case<'a> {
     void: HashMap<(&'a str, i64), Moment>,
     /// The last moment at which the servers' log lets a hold be.
     until: HashMap<(&'a str, i64), Moment>,
+    /// Which versions in the servers' log are old ones that somebody else saved.
+    saved: HashSet<usize>,
 }
 
 /// An operation that was granted.
@@ -104,10 +123,15 @@ pub(crate) struct Held<'a> {
 impl<'a> Case<'a> {
     pub(crate) fn new(history: &'a History) -> Self {
         let (mut void, mut until) = (HashMap::new(), HashMap::new());
-        let mut last = HashMap::new();
-        for version in &history.versions {
+        let (mut last, mut saved) = (HashMap::new(), HashSet::new());
+        for (index, version) in history.versions.iter().enumerate() {
             let name = version.name.as_str();
-            let before = last.insert(name, version).and_then(|version| version.state.as_ref());
+            let earlier = last.insert(name, version);
+            let before = earlier.and_then(|version| version.state.as_ref());
+            let is_saved = is_saved(history, earlier, version);
+            if is_saved {
+                saved.insert(index);
+            }
             if let Some(state) = &version.state {
                 for (token, ends) in state
                     .holders
@@ -123,17 +147,30 @@ impl<'a> Case<'a> {
             let taken = before
                 .iter()
                 .flat_map(|state| &state.holders)
-                .filter_map(|holder| holder.token);
-            for token in taken.filter(|token| broken.is_some_and(|broken| *token <= broken)) {
-                let still = version.state.iter().flat_map(|state| &state.holders);
-                if still.filter_map(|holder| holder.token).all(|other| other != token)
+                .filter_map(|holder| Some((holder.token?, holder.until)));
+            let struck = |token| is_saved || broken.is_some_and(|broken| token <= broken);
+            for (token, until) in taken.filter(|(token, _)| struck(*token)) {
+                let mut still = version.state.iter().flat_map(|state| &state.holders);
+                let stays = |holder: &Entry| holder.token == Some(token) && !(is_saved && holder.until < until);
+                if !still.any(stays)
                     && let Some(hand) = hand(history, name, history.moment(version.at))
                 {
                     void.entry((name, token)).or_insert(hand);
                 }
             }
         }
-        Self { history, void, until }
+        Self {
+            history,
+            void,
+            until,
+            saved,
+        }
+    }
+
+    /// The versions in the servers' log, and whether each is an old one that somebody else saved.
+    pub(crate) fn versions(&self) -> impl Iterator<Item = (&'a Version, bool)> {
+        let versions = self.history.versions.iter().enumerate();
+        versions.map(|(index, version)| (version, self.saved.contains(&index)))
     }
 
     /// All that was granted, in the order of the grants as the clients saw them.
@@ -196,6 +233,8 @@ impl<'a> Case<'a> {
             leftovers::remains(self),
             leftovers::guarded_writes(self),
             leftovers::complaints(self),
+            harm::unharmed(self),
+            harm::woken(self),
             linear,
         ];
         let mut violations: Vec<Violation> = checks.into_iter().flatten().collect();
@@ -204,26 +243,56 @@ impl<'a> Case<'a> {
     }
 }
 
+/// Whether a version is an old one that somebody else saved: it does not count on, and a hand was there to save it.
+fn is_saved(history: &History, earlier: Option<&Version>, version: &Version) -> bool {
+    let Some(state) = &version.state else {
+        return false;
+    };
+    let counts_on = earlier.is_some_and(|earlier| {
+        let before = earlier.state.as_ref();
+        earlier.epoch == version.epoch && before.is_some_and(|before| state.version > before.version)
+    });
+    let at = history.moment(version.at);
+    let mut saves = saves(history, &version.name);
+    !counts_on && saves.any(|(from, to)| from <= at + MARGIN && to + MARGIN >= at)
+}
+
+/// From when to when somebody saved an old document of a lock.
+fn saves<'a>(history: &'a History, name: &'a str) -> impl Iterator<Item = (Moment, Moment)> + 'a {
+    history.journal.iter().filter_map(move |entry| match &entry.note {
+        Note::Began { fault, kind, takes, .. } if kind == SAVED && takes.iter().any(|taken| taken == name) => {
+            Some((entry.at, over(history, *fault).unwrap_or(Moment::MAX - MARGIN)))
+        }
+        _ => None,
+    })
+}
+
+/// When a hand was not raised any more.
+fn over(history: &History, fault: usize) -> Option<Moment> {
+    history.journal.iter().find_map(|later| match &later.note {
+        Note::Over { fault: of } if *of == fault => Some(later.at),
+        // It may strike for as long as the driver tries.
+        Note::Missed { fault: of, .. } if *of == fault => Some(later.at + 60 * SECOND),
+        _ => None,
+    })
+}
+
 /// When the hand was raised that took a lock away at a moment of the servers' clock.
 fn hand(history: &History, name: &str, at: Moment) -> Option<Moment> {
-    // The servers' clocks have milliseconds, may have been set, and are compared with ours.
-    let margin = SECOND / 20 + OFF;
     let (mut striking, mut latest) = (None, None);
     for entry in &history.journal {
         let Note::Began { fault, takes, .. } = &entry.note else {
             continue;
         };
-        if entry.at > at + margin || takes.iter().all(|taken| taken != name) {
+        let takes = takes.iter().any(|taken| match taken.strip_suffix('*') {
+            Some(beginning) => name.starts_with(beginning),
+            None => taken == name,
+        });
+        if entry.at > at + MARGIN || !takes {
             continue;
         }
         latest = Some(entry.at);
-        let over = history.journal.iter().find_map(|later| match &later.note {
-            Note::Over { fault: of } if of == fault => Some(later.at),
-            // It may strike for as long as the driver tries.
-            Note::Missed { fault: of, .. } if of == fault => Some(later.at + 60 * SECOND),
-            _ => None,
-        });
-        if over.is_none_or(|over| over + margin >= at) {
+        if over(history, *fault).is_none_or(|over| over + MARGIN >= at) {
             // With several in the air the first counts, as it is not known which of them it was.
             striking = striking.or(Some(entry.at));
         }

@@ -39,8 +39,9 @@ pub(super) fn lost_in_time(case: &Case<'_>) -> Vec<Violation> {
 /// The documents themselves never hold more than there is room for, and their tokens only rise.
 pub(super) fn capacity(case: &Case<'_>) -> Vec<Violation> {
     let mut violations = Vec::new();
-    let mut tokens: HashMap<&str, i64> = HashMap::new();
-    for version in &case.history.versions {
+    // The token of the last version, and the largest of all.
+    let mut tokens: HashMap<&str, (i64, i64)> = HashMap::new();
+    for (version, saved) in case.versions() {
         let Some(state) = &version.state else { continue };
         let found = |promise, text| at_servers(case, promise, version, text);
         let taken: i64 = state.holders.iter().map(|holder| holder.permits).sum();
@@ -48,9 +49,13 @@ pub(super) fn capacity(case: &Case<'_>) -> Vec<Violation> {
             let text = format!("{taken} permits of {} are held in the document", state.capacity);
             violations.push(found(Promise::Exclusion, text));
         }
-        let before = tokens.insert(&version.name, state.token).unwrap_or(0);
-        if state.token < before {
+        let (before, largest) = tokens.get(version.name.as_str()).copied().unwrap_or_default();
+        tokens.insert(&version.name, (state.token, largest.max(state.token)));
+        if state.token < before && !saved {
             let text = format!("the document's token fell from {before} to {}", state.token);
+            violations.push(found(Promise::Tokens, text));
+        } else if state.token > before && state.token <= largest && !saved {
+            let text = format!("{} was issued again, or after {largest}", state.token);
             violations.push(found(Promise::Tokens, text));
         }
         if state
@@ -69,11 +74,12 @@ pub(super) fn capacity(case: &Case<'_>) -> Vec<Violation> {
 pub(super) fn queue(case: &Case<'_>) -> Vec<Violation> {
     let mut violations = Vec::new();
     let mut before: HashMap<&str, &Version> = HashMap::new();
-    for version in &case.history.versions {
+    for (version, saved) in case.versions() {
         let Some(earlier) = before.insert(&version.name, version) else {
             continue;
         };
-        if let (Some(from), Some(to)) = (&earlier.state, &version.state)
+        if !saved
+            && let (Some(from), Some(to)) = (&earlier.state, &version.state)
             && earlier.epoch == version.epoch
             && let Some(text) = overtaken(from, to, version.at)
         {

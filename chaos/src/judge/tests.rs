@@ -3,8 +3,8 @@
 use super::*;
 use crate::{
     clock::MILLI,
-    journal::Entry as Noted,
-    locks::{Kind, Share},
+    journal::{Entry as Noted, Reach},
+    locks::{Kind, OWN_MUTEX, Share},
     oplog::{Entry, State, Version},
     record::{End, Record, What},
 };
@@ -32,6 +32,7 @@ impl Told {
             share,
             task,
             waits,
+            limit: None,
         };
         self.says(client, op, at, what)
     }
@@ -71,6 +72,7 @@ impl Told {
             broken: None,
             holders: held.collect(),
             queue: queue.iter().map(|(reason, until)| entry(reason, *until)).collect(),
+            version: i64::try_from(self.versions.len()).unwrap() + 1,
         };
         self.versions.push(Version {
             name: "lock".to_owned(),
@@ -227,6 +229,7 @@ fn a_foreign_hand_voids_what_it_strikes_and_nothing_else() {
                 kind,
                 text,
                 takes,
+                reach: Reach::Everything,
             },
         )
         .notes(40, Note::Over { fault: 1 });
@@ -341,6 +344,7 @@ fn a_task_is_served_before_one_that_asked_earlier() {
         share: MUTEX(),
         task: 1,
         waits: true,
+        limit: None,
     };
     told.gets("a", 2, 20, 101, 900)
         .releases("a", 2, 30)
@@ -394,6 +398,7 @@ fn a_lock_that_is_not_to_be_had_and_one_that_is_not_idle() {
                 share,
                 task,
                 waits: true,
+                limit: None,
             },
         );
         told.says(
@@ -462,6 +467,190 @@ fn contention_without_end_is_judged_through_windows() {
         play(Some(90)),
         [Promise::Exclusion, Promise::Tokens, Promise::Linearizable]
     );
+}
+
+impl Told {
+    /// A fault of that kind, from when to when.
+    fn suffers(&mut self, kind: &str, takes: &[&str], reach: Reach, from: u64, to: u64) -> &mut Self {
+        let fault = self.journal.len();
+        let takes = takes.iter().map(|name| (*name).to_owned()).collect();
+        let (kind, text) = (kind.to_owned(), "t".to_owned());
+        let began = Note::Began {
+            fault,
+            kind,
+            text,
+            takes,
+            reach,
+        };
+        self.notes(from, began).notes(to, Note::Over { fault })
+    }
+
+    /// An acquire and a release of a lock that the client has for itself.
+    fn keeps_to_itself(&mut self, client: &'static str, op: u64, from: u64, waits: u64, release: u64) -> &mut Self {
+        let (name, granted) = (format!("{OWN_MUTEX}{client}"), from + waits);
+        let (token, at) = (i64::try_from(op).unwrap(), i64::try_from(granted).unwrap());
+        let request = What::Request {
+            name: name.clone(),
+            share: MUTEX(),
+            task: 4,
+            waits: true,
+            limit: Some(30_000),
+        };
+        self.says(client, op, from, request)
+            .gets(client, op, granted, token, 900);
+        self.says(client, op, granted + 1, What::LettingGo { released: true });
+        let outcome = "Released".to_owned();
+        self.says(client, op, granted + 1 + release, What::LetGo { outcome });
+        self.stands(at, token, &[(&format!("{client}#{op}"), token, at + 1_000)], &[]);
+        self.versions.last_mut().unwrap().name = name;
+        self
+    }
+}
+
+/// The lock is read when it is free, the second client is granted it, and what was read is saved.
+fn saved_over(kind: &str, told_at: u64, third: i64) -> Told {
+    let mut told = Told::default();
+    told.notes(0, Note::Clock { ahead: 0 });
+    told.asks("a", 1, 10, MUTEX())
+        .gets("a", 1, 12, 101, 1_900)
+        .releases("a", 1, 20);
+    told.stands(11, 101, &[("a#1", 101, 2_011)], &[])
+        .stands(21, 101, &[], &[]);
+    let read = told.versions[1].clone();
+    told.asks("b", 1, 30, MUTEX()).gets("b", 1, 32, 102, 1_900);
+    told.stands(31, 102, &[("b#1", 102, 2_031)], &[]);
+    let reach = Reach::Locks(vec!["lock".to_owned()]);
+    told.suffers(kind, &["lock"], reach, 500, 520);
+    told.versions.push(Version { at: 510, ..read });
+    // The third is granted it before the second knows.
+    told.asks("c", 1, 511, MUTEX())
+        .gets("c", 1, 513, third, 900)
+        .releases("c", 1, 600);
+    told.stands(512, third, &[("c#1", third, 1_512)], &[]);
+    told.says("b", 1, told_at - 1, What::Look { safe_for: 0 });
+    let reason = "Evicted".to_owned();
+    told.says("b", 1, told_at, What::Lost { reason });
+    told
+}
+
+#[test]
+fn a_save_of_an_old_document_takes_the_lock_away_and_no_more() {
+    assert_eq!(saved_over("old document saved", 530, 5_000).breaches(), []);
+    // Nobody saved anything: the document's token fell by itself, and two hold the lock.
+    let breaches = saved_over("no such", 530, 5_000).breaches();
+    assert_eq!(breaches, [Promise::Exclusion, Promise::Tokens, Promise::Linearizable]);
+}
+
+#[test]
+fn a_token_is_issued_again_after_a_save() {
+    let breaches = saved_over("old document saved", 530, 102).breaches();
+    assert!(breaches.contains(&Promise::Tokens), "{breaches:?}");
+    // Also where no client saw the first.
+    let mut told = saved_over("old document saved", 530, 102);
+    told.clients.remove("b");
+    assert_eq!(told.breaches(), [Promise::Tokens]);
+}
+
+#[test]
+fn who_lost_the_lock_by_a_save_is_not_told() {
+    assert_eq!(
+        saved_over("old document saved", 2_300, 5_000).breaches(),
+        [Promise::LostInTime]
+    );
+}
+
+#[test]
+fn a_write_that_is_made_again_after_a_save() {
+    let play = |kind: &str| {
+        let mut told = well();
+        told.suffers(kind, &["lock"], Reach::Everything, 110, 112);
+        told.asks("c", 1, 200, MUTEX())
+            .gets("c", 1, 202, 103, 900)
+            .releases("c", 1, 250);
+        told.stands(201, 103, &[("c#1", 103, 1_201)], &[]);
+        for (client, at) in [("a", 90), ("c", 240)] {
+            told.says(client, 1, at, What::Writing { count: 1 });
+            told.says(client, 1, at, What::Wrote { written: Some(true) });
+        }
+        told.breaches()
+    };
+    assert_eq!(play("old document saved"), []);
+    assert_eq!(play("lock broken"), [Promise::GuardedWrites]);
+}
+
+#[test]
+fn what_no_fault_strikes_is_held_up() {
+    let play = |reach: fn() -> Reach, waits: u64, release: u64| {
+        let mut told = well();
+        told.suffers("documents blocked", &[], reach(), 10_000, 20_000);
+        told.keeps_to_itself("a", 7, 11_000, waits, release);
+        told.breaches()
+    };
+    let locks = || Reach::Locks(vec!["lock".to_owned()]);
+    assert_eq!(play(locks, 3_000, 3_000), []);
+    assert_eq!(play(locks, 5_000, 0), [Promise::Unharmed]);
+    assert_eq!(play(locks, 0, 5_000), [Promise::Unharmed]);
+    assert_eq!(play(|| Reach::Client("b".to_owned()), 5_000, 0), [Promise::Unharmed]);
+    // What is struck may have to wait, or to ask again.
+    assert_eq!(play(|| Reach::Client("a".to_owned()), 9_000, 9_000), []);
+    assert_eq!(play(|| Reach::Answers("a".to_owned()), 7_000, 7_000), []);
+    assert_eq!(play(|| Reach::Answers("a".to_owned()), 9_000, 0), [Promise::Unharmed]);
+    assert_eq!(play(|| Reach::Locks(vec![format!("{OWN_MUTEX}a")]), 9_000, 0), []);
+    assert_eq!(play(|| Reach::Everything, 9_000, 0), []);
+    let mut told = well();
+    told.keeps_to_itself("a", 7, 11_000, 5_000, 0);
+    assert_eq!(told.breaches(), [Promise::Unharmed], "with no fault at all");
+    told.notes(12_000, Note::Slow { millis: 900 });
+    assert_eq!(told.breaches(), [], "the machine was slow");
+}
+
+#[test]
+fn what_no_fault_strikes_is_lost() {
+    let play = |reach: Reach, looked: u64| {
+        let mut told = well();
+        told.suffers("document refused", &[], reach, 10_000, 20_000);
+        told.asks("c", 1, 11_000, MUTEX()).gets("c", 1, 11_002, 103, 1_900);
+        told.stands(11_001, 103, &[("c#1", 103, 14_000)], &[]);
+        let reason = "Expired".to_owned();
+        told.says("c", 1, looked, What::Look { safe_for: 0 })
+            .says("c", 1, 13_500, What::Lost { reason });
+        told.breaches()
+    };
+    assert_eq!(play(Reach::Locks(Vec::new()), 13_480), [Promise::Unharmed]);
+    assert_eq!(play(Reach::Locks(vec!["lock".to_owned()]), 13_480), []);
+    assert_eq!(play(Reach::Answers("c".to_owned()), 13_480), []);
+    // It had no processor.
+    assert_eq!(play(Reach::Locks(Vec::new()), 12_000), []);
+}
+
+#[test]
+fn a_client_polls_though_nothing_is_wrong() {
+    let play = |since: u64, by_stream: bool| {
+        let mut told = well();
+        told.says("a", 0, since, What::Wakes { by_stream });
+        told.notes(20_000, Note::Dismissing);
+        told.breaches()
+    };
+    assert_eq!(play(1_000, false), [Promise::Woken]);
+    assert_eq!(play(1_000, true), []);
+    assert_eq!(play(18_000, false), []);
+}
+
+#[test]
+fn an_acquire_that_does_not_give_up_in_time() {
+    let play = |kind: &str| {
+        let mut told = well();
+        told.asks("c", 1, 1_000, MUTEX());
+        if let What::Request { limit, .. } = &mut told.clients.get_mut("c").unwrap()[0].what {
+            *limit = Some(500);
+        }
+        let (how, error) = (End::TimedOut, None);
+        told.says("c", 1, 7_000, What::Ended { how, error });
+        told.suffers(kind, &[], Reach::Client("c".to_owned()), 1_200, 6_900);
+        told.breaches()
+    };
+    assert_eq!(play("commands unanswered"), [Promise::Ended]);
+    assert_eq!(play("client frozen"), []);
 }
 
 #[test]
