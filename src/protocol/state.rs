@@ -319,7 +319,8 @@ impl Operation {
 ///
 /// It is above the counter, and not below the server's clock in microseconds. The counter of a document can be older than
 /// tokens that were issued for its name: the document was deleted, or somebody wrote an earlier copy of it back. The
-/// clock is not, as long as fewer than a thousand tokens are issued in a millisecond. It stays below 2^53 until the year
+/// clock is not, as long as fewer than a thousand tokens are issued in a millisecond and none is issued over such a copy in
+/// the same millisecond. It stays below 2^53 until the year
 /// 2255.
 pub(crate) fn next_token(last: i64, now: ServerTime) -> i64 {
     last.saturating_add(1).max(clock_token(now))

@@ -295,6 +295,7 @@ async fn a_name_of_megabytes_is_not_shown() {
     let error = format!("{} {ended:?}", ended.ended().await);
     assert!(error.len() < 5_000, "{} bytes", error.len());
     ended = election.stand(name(), |_| {}, |_| {});
+    let _ = ended.ended().await;
     assert!(ended.withdraw().await.is_err());
     refused(&mutex.acquire().await.unwrap_err());
     refused(&semaphore.acquire().await.unwrap_err());

@@ -9,12 +9,14 @@ mod terminal;
 use std::{
     ffi::OsStr,
     process::{ExitStatus, Stdio},
+    sync::Once,
     time::Duration,
 };
 
 use tokio::{
     io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader, Lines},
     process::{Child, ChildStderr, ChildStdin, ChildStdout, Command},
+    signal::unix::SignalKind,
 };
 
 use crate::setup::{Ground, PATIENCE, SOON, eventually, within};
@@ -48,7 +50,9 @@ fn program(ground: &Ground) -> Command {
     program
 }
 
+/// The program as a shell starts it.
 fn bare() -> Command {
+    heed_signals();
     let mut program = Command::new(env!("CARGO_BIN_EXE_watchlock"));
     for name in [
         "MONGODB_URI",
@@ -60,6 +64,28 @@ fn bare() -> Command {
     }
     program.kill_on_drop(true).stdin(Stdio::null());
     program
+}
+
+/// Signals that whoever runs the tests had ignored, as `nohup` and a job in the background have, would be ignored by what
+/// the tests start too. What has a handler here has the default there.
+fn heed_signals() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        let status = std::fs::read_to_string("/proc/self/status").unwrap();
+        let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:")).unwrap();
+        let ignored = u64::from_str_radix(ignored.trim(), 16).unwrap();
+        for kind in [
+            SignalKind::hangup(),
+            SignalKind::interrupt(),
+            SignalKind::quit(),
+            SignalKind::terminate(),
+        ] {
+            if ignored & (1 << (kind.as_raw_value() - 1)) != 0 {
+                // The handler stays when the stream of signals is dropped.
+                drop(tokio::signal::unix::signal(kind).unwrap());
+            }
+        }
+    });
 }
 
 async fn watchlock(ground: &Ground, arguments: impl IntoIterator<Item = impl AsRef<OsStr>>) -> Done {
