@@ -24,7 +24,7 @@ Faults of every kind against watchlock on a replica set of three, and a judge of
 usage: watchlock-chaos [--minutes N | --seconds N] [--seed S] [--fault KINDS]
        watchlock-chaos schedule [--seed S] [--bursts N] [--fault KINDS]
        watchlock-chaos judge --folder F
-       watchlock-chaos load [--waiters N | --processes N | --locks N] [--seconds N]
+       watchlock-chaos load [--waiters N | --clients N | --processes N | --locks N | --held N] [--seconds N]
        watchlock-chaos load --names N
        watchlock-chaos load --soak MINUTES [--seed S]
 
@@ -35,8 +35,10 @@ usage: watchlock-chaos [--minutes N | --seconds N] [--seed S] [--fault KINDS]
                  (connections-dead,lock-broken); `all` for all there are
   --folder F     where the histories go, or are; target/chaos/<seed> if not given
   --waiters N    many tasks of one client wait for one lock (1000)
+  --clients N    many clients wait for one lock: more than its queue has room for
   --processes N  many client processes contend for one lock
   --locks N      one client holds many locks of a server that is slow
+  --held N       one client holds very many locks, and acquires others beside them
   --names N      many names are used once each: what is stored of them does not last
   --soak N       a bit of everything, for so many minutes: nothing grows
   --sabotage ignore-loss
@@ -79,6 +81,8 @@ impl Command {
                 Long("waiters") => burden = Burden::Waiters(parser.value()?.parse()?),
                 Long("processes") => burden = Burden::Processes(parser.value()?.parse()?),
                 Long("locks") => burden = Burden::Locks(parser.value()?.parse()?),
+                Long("clients") => burden = Burden::Clients(parser.value()?.parse()?),
+                Long("held") => burden = Burden::Held(parser.value()?.parse()?),
                 Long("names") => burden = Burden::Names(parser.value()?.parse()?),
                 Long("soak") => {
                     burden = Burden::Soak;

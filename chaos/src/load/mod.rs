@@ -1,7 +1,9 @@
 //! What a load costs the clients and the server, whether it stays so, and whether the promises are kept under it.
 
+mod crowd;
 mod flat;
 mod gauge;
+mod held;
 mod locks;
 mod names;
 mod processes;
@@ -22,10 +24,14 @@ const SAMPLES: u32 = 6;
 pub(crate) enum Burden {
     /// Tasks of one client wait for one lock.
     Waiters(usize),
+    /// Clients wait for one lock.
+    Clients(usize),
     /// Client processes contend for one lock.
     Processes(usize),
     /// One client holds so many locks, and the server is slow.
     Locks(usize),
+    /// One client holds so many locks, and acquires others beside them.
+    Held(usize),
     /// So many names are used once each.
     Names(u64),
     /// A bit of everything, for long.
@@ -49,6 +55,8 @@ pub(crate) async fn run(load: Load) -> Result<bool> {
         Burden::Waiters(count) => waiters::run(count, lasts(30)).await,
         Burden::Processes(count) => processes::run(count, lasts(30), load.folder).await,
         Burden::Locks(count) => locks::run(count, lasts(60)).await,
+        Burden::Clients(count) => crowd::run(count, lasts(10)).await,
+        Burden::Held(count) => held::run(count, lasts(300)).await,
         Burden::Names(count) => names::run(count).await,
         Burden::Soak => soak::run(lasts(3_600), load.seed).await,
     }
