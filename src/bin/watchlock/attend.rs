@@ -43,6 +43,7 @@ pub(crate) struct End {
 pub(crate) async fn attend(running: &mut Running, handle: &LockHandle, signals: &mut Signals, grace: Duration) -> End {
     let mut tick = interval(TICK);
     tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut seemed_stopped = false;
     loop {
         if let Some(ended) = running.reap() {
             return ended_by_itself(running, handle, ended);
@@ -69,7 +70,14 @@ pub(crate) async fn attend(running: &mut Running, handle: &LockHandle, signals: 
                     resume(running, handle).await;
                 },
             },
-            _ = tick.tick() => running.notice_foreground(),
+            _ = tick.tick() => {
+                running.notice_foreground();
+                let seems_stopped = running.seems_stopped();
+                if seems_stopped && seemed_stopped {
+                    follow(running, handle, signals, Signal::TSTP).await;
+                }
+                seemed_stopped = seems_stopped && !seemed_stopped;
+            }
         }
     }
 }

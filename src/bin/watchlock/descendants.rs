@@ -62,6 +62,30 @@ pub(crate) fn is_running(_: Pid) -> bool {
     false
 }
 
+/// Whether the process waits in the kernel, where no signal but SIGKILL reaches it.
+#[cfg(target_os = "linux")]
+pub(crate) fn is_stuck(pid: Pid) -> bool {
+    let stat = stat(pid).unwrap_or_default();
+    state_and_parent(&stat).is_some_and(|(state, _)| state == "D")
+}
+
+#[cfg(not(target_os = "linux"))]
+pub(crate) fn is_stuck(_: Pid) -> bool {
+    false
+}
+
+/// Whether the process is stopped, as by ^Z.
+#[cfg(target_os = "linux")]
+pub(crate) fn is_stopped(pid: Pid) -> bool {
+    let stat = stat(pid).unwrap_or_default();
+    state_and_parent(&stat).is_some_and(|(state, _)| state == "T")
+}
+
+#[cfg(not(target_os = "linux"))]
+pub(crate) fn is_stopped(_: Pid) -> bool {
+    false
+}
+
 /// The process as one would name it: `4711 (sleep)`.
 pub(crate) fn named(pid: Pid) -> String {
     let number = pid.as_raw_nonzero();

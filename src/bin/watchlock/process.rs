@@ -197,9 +197,29 @@ impl Running {
             }
             sleep(LOOK_FOR_STOP).await;
         }
-        if let State::Stopped { told, .. } = &mut self.state {
-            *told = true;
+        match &mut self.state {
+            State::Stopped { told, .. } => *told = true,
+            // It stops when it comes out of the kernel, before it does anything else.
+            State::Runs => {
+                self.state = State::Stopped {
+                    by: Signal::STOP.as_raw(),
+                    told: true,
+                }
+            }
+            State::Ended(_) => {}
         }
+    }
+
+    /// Whether the terminal seems to have stopped the command while it waits in the kernel for a process of its own that is
+    /// stopped, and so can't stop itself, which nobody tells us: between `vfork` and the start of a program the parent waits
+    /// for its child, come what may. That is the case when it is so for two looks in a row.
+    pub(crate) fn seems_stopped(&self) -> bool {
+        self.has_terminal
+            && self.state == State::Runs
+            && descendants::is_stuck(self.pid)
+            && descendants::living()
+                .into_iter()
+                .any(|pid| process::getpgid(Some(pid)) == Ok(self.pid) && descendants::is_stopped(pid))
     }
 
     /// Lets the command go on, with the terminal if it had it and we have it now.
@@ -252,7 +272,9 @@ impl Running {
 
     /// Begins to end the command and what it started, because its lock is lost. A stopped command is killed at once, as it
     /// would go on otherwise.
-    pub(crate) fn begin_to_terminate(&self) {
+    pub(crate) fn begin_to_terminate(&mut self) {
+        // What it does now, and not when it was looked at last: it may have stopped since.
+        self.reap();
         if self.is_stopped() {
             self.signal_all(Signal::KILL);
         } else {

@@ -299,6 +299,55 @@ async fn a_command_that_has_stopped_itself_can_be_ended() {
     assert_eq!(writes.count(), 0);
 }
 
+/// The program hears of the loss before it hears of the stop, as after a freeze: it looks at the command itself.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_command_that_stopped_unseen_is_killed_with_its_lock() {
+    let ground = Ground::replica_set("cli_unseen").await;
+    let locks = ground.locks().await;
+    let writes = Writes::new();
+    let script = format!("trap '' TERM; echo $$; read line; kill -STOP $$; {}", writes.script());
+    let arguments = [
+        "run", "--lease", "500ms", "--grace", "1m", "x", "--", "sh", "-c", &script,
+    ];
+    let mut started = Started::detached(program(&ground).args(arguments));
+    let command: u32 = started.line().await.parse().unwrap();
+    signal("STOP", started.pid());
+    started.type_in("go\n").await;
+    until_state(command, 'T').await;
+    // When it goes on, its lease is over.
+    let second = second(&locks).await;
+    signal("CONT", started.pid());
+    let status = within(PATIENCE, "the end", started.status()).await;
+    assert_eq!((status.code(), writes.count()), (Some(76), 0));
+    second.release().await.unwrap();
+}
+
+/// A shell that has just started a program with `vfork` waits for it in the kernel, where it can't be stopped; the program
+/// can. Nobody tells of that stop.
+#[cfg(target_arch = "x86_64")]
+#[tokio::test(flavor = "multi_thread")]
+async fn a_command_that_cannot_stop_yet_is_stopped_all_the_same() {
+    let ground = Ground::replica_set("cli_vfork").await;
+    let mut terminal = shell(&ground);
+    terminal.until_shown("$ ").await;
+    // clone with CLONE_VFORK and SIGCHLD.
+    let script = "import ctypes, os\n\
+        if ctypes.CDLL(None).syscall(56, 0x4011, 0, 0, 0, 0) == 0:\n    \
+            os.write(1, b'child <here>\\n'); os.read(0, 9); os._exit(0)\n\
+        os.write(1, b'parent <here>\\n')\n";
+    let script_at = std::env::temp_dir().join(shared::unique_name("watchlock_vfork"));
+    fs::write(&script_at, script).unwrap();
+    terminal.type_in(&format!("$W run x -- python3 {}\n", script_at.display()));
+    terminal.until_shown("child <here>").await;
+    terminal.type_in("\u{1a}");
+    terminal.until_shown("Stopped").await;
+    terminal.type_in("fg\n\n");
+    terminal.until_shown("parent <here>").await;
+    terminal.type_in("exit 0\n");
+    assert_eq!(terminal.code().await, Some(0));
+    fs::remove_file(script_at).unwrap();
+}
+
 /// Waits until the process is in a state, as `ps` tells it.
 async fn until_state(pid: u32, state: char) {
     eventually(PATIENCE, "the state", async || {

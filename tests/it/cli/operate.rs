@@ -549,7 +549,8 @@ async fn nothing_held_is_told() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_missing_privilege_is_named() {
     let (ground, _) = crate::privileges::user("cli_missing", &["find"]).await;
-    let told = watchlock(&ground, ["run", "--try", "x", "--", "true"]).await.expect(77);
+    // Not with `--try`: on a machine that is busy its time may be over when the server has said so.
+    let told = watchlock(&ground, ["run", "x", "--", "true"]).await.expect(77);
     assert!(
         told.err.contains("missing `update`") && told.err.contains("watchlock doctor"),
         "{told:?}"

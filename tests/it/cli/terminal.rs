@@ -152,6 +152,15 @@ impl Terminal {
     }
 }
 
+/// A failure shows what was on the terminal.
+impl Drop for Terminal {
+    fn drop(&mut self) {
+        if thread::panicking() {
+            eprintln!("the terminal showed: {:?}", self.shown());
+        }
+    }
+}
+
 fn copy(descriptor: &OwnedFd) -> OwnedFd {
     descriptor.try_clone().unwrap()
 }
