@@ -3,6 +3,7 @@
 mod cancel;
 mod claims;
 mod cli;
+mod clocks;
 mod corrupted;
 mod docs;
 mod documents;

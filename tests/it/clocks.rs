@@ -1,0 +1,70 @@
+//! A server whose clock is set while locks are held, by libfaketime; where there is none, chaos says that it is left out.
+
+use std::time::Duration;
+
+use mongodb::bson::doc;
+use watchlock::{LockStatus, LostReason};
+use watchlock_testkit::{Cluster, clock};
+
+use crate::setup::{Ground, PATIENCE, eventually, pause, within};
+
+const LEASE: Duration = Duration::from_secs(20);
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_whose_clock_is_set_ahead_gives_nothing_away_that_is_believed_held() {
+    if clock::library().is_none() {
+        eprintln!("left out: there is no libfaketime");
+        return;
+    }
+    let cluster = Cluster::builder().standalone().clocks(true).start().await.unwrap();
+    let ground = Ground::on(&cluster, "clock").by_name();
+    let other = Ground::through(&ground, cluster.uri()).locks().await;
+    let locks = ground.builder().await.lease(LEASE).build().await.unwrap();
+    let held = locks.mutex("x").acquire().await.unwrap();
+    // Renewals hang, so that it is to be seen what becomes of the deadline without them.
+    let data = doc! {
+        "failCommands": ["update"], "blockConnection": true, "blockTimeMS": 10_000, "appName": &ground.database,
+    };
+    let fault = cluster.fail_commands(0, "alwaysOn", data).await.unwrap();
+    let before = held.safe_for();
+    assert!(before > LEASE / 2, "{before:?}");
+    cluster.set_clock(0, 8_000).unwrap();
+    pause(clock::NOTICED).await;
+    let beside = locks.mutex("y").acquire().await.unwrap();
+    let after = held.safe_for();
+    assert!(
+        after + Duration::from_millis(7_500) < before && held.lost_reason().is_none(),
+        "{before:?}, {after:?}"
+    );
+    assert_eq!((held.status(), beside.status()), (LockStatus::AtRisk, LockStatus::Held));
+    fault.off().await.unwrap();
+    eventually(PATIENCE, "it is renewed by the new clock", async || {
+        held.status() == LockStatus::Held && held.safe_for() > LEASE / 2
+    })
+    .await;
+
+    // Further than a lease, and nobody but the heartbeat asks.
+    cluster.set_clock(0, 8_000 + 2 * 20_000).unwrap();
+    pause(clock::NOTICED).await;
+    let taken = eventually_taken(&other).await;
+    // Whoever had it knew before the server gave it away, or as soon as it heard of the clock.
+    let reason = within(LEASE / 4 + clock::NOTICED, "the loss", held.lost()).await;
+    assert!(
+        matches!(reason, LostReason::Expired | LostReason::Overwritten),
+        "{reason}"
+    );
+    assert!(taken.token() > held.token());
+}
+
+async fn eventually_taken(other: &watchlock::LockClient) -> watchlock::LockHandle {
+    let mutex = other.mutex("x");
+    within(PATIENCE, "it is free by the server's clock", async {
+        loop {
+            if let Some(handle) = mutex.try_acquire().await.unwrap() {
+                return handle;
+            }
+            pause(Duration::from_millis(10)).await;
+        }
+    })
+    .await
+}
