@@ -32,7 +32,7 @@ usage: watchlock-chaos [--minutes N | --seconds N] [--seed S] [--fault KINDS]
   --seconds N    the same in seconds
   --seed S       which faults; by the clock if not given
   --fault KINDS  only these kinds of faults, with commas between them and - for a space, as the summary names them
-                 (connections-dead,lock-broken); `all` for all there are
+                 (connections-dead,lock-broken); all if not given
   --folder F     where the histories go, or are; target/chaos/<seed> if not given
   --waiters N    many tasks of one client wait for one lock (1000)
   --clients N    many clients wait for one lock: more than its queue has room for

@@ -55,7 +55,7 @@ const CALM: Duration = Duration::from_secs(12);
 const PULSE: Duration = Duration::from_millis(100);
 
 /// An answer that took longer is noted.
-const SLOW: Duration = Duration::from_millis(500);
+pub(crate) const SLOW: Duration = Duration::from_millis(500);
 
 /// How many pictures are drawn.
 const PICTURES: usize = 10;

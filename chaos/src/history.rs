@@ -59,6 +59,8 @@ pub(crate) struct Grant {
     pub(crate) token: i64,
     /// The first look at it.
     pub(crate) from: Moment,
+    /// For how long it said then that it was safe.
+    pub(crate) safe_at_first: u64,
     /// The last moment at which it surely was valid; `None` if it never was.
     pub(crate) valid_until: Option<Moment>,
     /// The latest moment up to which it ever said that it was safe.
@@ -195,6 +197,7 @@ impl Operation {
         let grant = |token, valid, safe_for: u64| Grant {
             token,
             from: at,
+            safe_at_first: safe_for,
             valid_until: valid,
             promised_until: at.saturating_add(safe_for),
             let_go: None,

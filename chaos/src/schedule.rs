@@ -31,38 +31,20 @@ pub(crate) struct Burst {
     pub(crate) faults: Vec<Planned>,
 }
 
-/// Kinds that are not in the mix of a run unless asked for, until each has been seen to pass. A kind that passes alone goes
-/// from here into the mix.
-const AWAITED: [&str; 6] = [
-    "commands unanswered",
-    "connections dead",
-    "documents blocked",
-    "document refused",
-    "event unreadable",
-    "old document saved",
-];
-
 /// The kinds of faults that a run has.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Mix(BTreeSet<&'static str>);
 
+/// All there are.
 impl Default for Mix {
     fn default() -> Self {
-        Self(KINDS.into_iter().filter(|kind| !AWAITED.contains(kind)).collect())
+        Self(KINDS.into_iter().collect())
     }
 }
 
 impl Mix {
-    /// All kinds there are.
-    pub(crate) fn all() -> Self {
-        Self(KINDS.into_iter().collect())
-    }
-
     /// Only those of the names given, with commas between them and `-` for a space.
     pub(crate) fn parse(text: &str) -> Result<Self> {
-        if text == "all" {
-            return Ok(Self::all());
-        }
         let find = |name: &str| {
             let kind = KINDS
                 .into_iter()
@@ -153,8 +135,7 @@ mod tests {
 
     #[test]
     fn every_kind_of_fault_comes_up_and_each_can_come_alone() {
-        assert_eq!(kinds(&Mix::all()), KINDS.into_iter().collect());
-        assert_eq!(kinds(&Mix::default()), Mix::default().0);
+        assert_eq!(kinds(&Mix::default()), KINDS.into_iter().collect());
         for kind in KINDS {
             let alone = Mix::parse(&kind.replace(' ', "-")).unwrap();
             assert_eq!(kinds(&alone), [kind].into_iter().collect());
@@ -165,7 +146,7 @@ mod tests {
 
     #[test]
     fn faults_are_confined_by_their_kinds() {
-        let bursts = (0..400).flat_map(|number| Burst::of(1, number, &Mix::all()).faults);
+        let bursts = (0..400).flat_map(|number| Burst::of(1, number, &Mix::default()).faults);
         let confined = bursts.map(|planned| planned.fault).filter(|fault| fault.is_confined());
         let kinds: BTreeSet<&str> = confined.map(Fault::kind).collect();
         assert_eq!(kinds, CONFINED_KINDS.into_iter().collect());

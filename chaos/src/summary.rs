@@ -125,10 +125,19 @@ impl fmt::Display for Summary<'_> {
         writeln!(f, "judged")?;
         let versions = self.history.versions.len();
         writeln!(f, "  {versions:>7} versions of lock documents in the servers' log")?;
-        let Judged { operations, parts } = self.judged;
+        let Judged {
+            operations,
+            parts,
+            waits,
+            waits_in_fair_weather,
+        } = self.judged;
         writeln!(
             f,
             "  {operations:>7} operations by the linearizability tester, in {parts} parts"
+        )?;
+        writeln!(
+            f,
+            "  {waits_in_fair_weather:>7} of {waits} waits for locks of one's own and for releases, to be unharmed"
         )?;
         writeln!(f, "  {:>7} s", self.seconds())?;
 

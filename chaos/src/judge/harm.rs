@@ -3,11 +3,17 @@
 //! A fault may be confined: to one client, or to some locks. While no other is about, everything else has to go on: no hold
 //! is lost, and an acquire of a lock that nobody else asks for, and every release, is answered within a bound.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::{
+    collections::{BTreeMap, HashMap, HashSet},
+    time::Duration,
+};
 
-use super::{Case, Promise, Violation};
+use super::{Case, Judged, Promise, Violation};
 use crate::{
+    client::{CLAIM_LEASE, LEASE},
     clock::{MILLI, Moment, SECOND},
+    director::SLOW,
+    fault::LOST_MOST,
     history::{Grant, Operation},
     journal::{Note, Reach},
     locks::is_own,
@@ -17,18 +23,42 @@ use crate::{
 /// How long what a fault has left behind may go on: two leases, and an election.
 const SETTLE: u64 = 5 * SECOND;
 
-/// The longest that an acquire of a free lock, or a release, may take that no fault strikes. The servers, five clients and
-/// whatever else the machine does share its processors.
-pub(super) const HELD_UP: u64 = 4 * SECOND;
+/// A command that a client gives up, at the pace of the library: the server may try it for 200 ms, and the client waits for
+/// a quarter more.
+const GIVEN_UP: u64 = 250 * MILLI;
 
-/// The same where a client has to ask again as it was not answered, and may meet another dead connection when it does.
-const ASKS_AGAIN: u64 = 8 * SECOND;
+/// So many are given up at that pace; later ones are given a third of the lease and a quarter more.
+const AT_FULL_PACE: u64 = 6;
+const GIVEN_UP_LATER: u64 = nanos(LEASE) / 3 / 4 * 5;
+
+/// An answer that takes longer than this is noted, and nothing is judged then.
+const ANSWER: u64 = nanos(SLOW);
 
 /// A holder that did not look at its lock for so long had no processor: whatever it lost, it lost by that.
 const STALLED: u64 = SECOND / 2;
 
-/// What is lost now may have been on its way to be lost for this long: a lease.
-const BEFORE: u64 = 2 * SECOND;
+/// The longest that an acquire of a free lock, or a release, may take that no fault strikes.
+///
+/// Servers that take just less than what is noted are too slow for the limits that a client begins with: it gives up all
+/// that it asks at full pace, and one more at twice the limit. The next has its answer. Client and judge may both have been
+/// without a processor for as long as is not called stalled.
+pub(super) const HELD_UP: u64 = AT_FULL_PACE * GIVEN_UP + 2 * GIVEN_UP + ANSWER + 2 * STALLED;
+
+/// The same where one fault lets a client's commands go unanswered, or its connections die: each costs one command more,
+/// and not at full pace any more.
+const ASKS_AGAIN: u64 = HELD_UP + LOST_MOST as u64 * GIVEN_UP_LATER;
+
+/// A lock that was handed over is held on a short lease until it is renewed, first after a quarter of that. News of it that
+/// come later than this before its end leave no time for that: the servers may take so long for the answer.
+const CLAIM_TO_RENEW: u64 = nanos(CLAIM_LEASE) / 4 + ANSWER;
+
+/// What is lost now may have been on its way to be lost for this long.
+const BEFORE: u64 = nanos(LEASE);
+
+#[allow(clippy::cast_possible_truncation, reason = "seconds are few")]
+const fn nanos(duration: Duration) -> u64 {
+    duration.as_nanos() as u64
+}
 
 /// A fault with its time and its reach.
 #[derive(Debug)]
@@ -112,7 +142,7 @@ impl<'a> Sky<'a> {
     }
 
     fn weather(&self, operation: &Operation, from: Moment, to: Moment) -> Weather {
-        let mut weather = Weather::Fair;
+        let mut unanswered = 0;
         for strike in &self.strikes {
             if strike.from > to || strike.to.saturating_add(SETTLE) < from {
                 continue;
@@ -121,7 +151,7 @@ impl<'a> Sky<'a> {
                 Reach::Everything => return Weather::Foul,
                 Reach::Locks(names) if names.contains(&operation.name) => return Weather::Foul,
                 Reach::Client(client) if *client == operation.client => return Weather::Foul,
-                Reach::Answers(client) if *client == operation.client => weather = Weather::AsksAgain,
+                Reach::Answers(client) if *client == operation.client => unanswered += 1,
                 _ => {}
             }
         }
@@ -129,7 +159,12 @@ impl<'a> Sky<'a> {
         if self.slow.iter().any(slow) {
             return Weather::Foul;
         }
-        weather
+        match unanswered {
+            0 => Weather::Fair,
+            1 => Weather::AsksAgain,
+            // With the connections of several faults the pool is used up.
+            _ => Weather::Foul,
+        }
     }
 
     /// The one kind of fault that was about; none is one too.
@@ -152,8 +187,8 @@ impl<'a> Sky<'a> {
     }
 }
 
-/// Nothing is lost or held up that no fault strikes.
-pub(super) fn unharmed(case: &Case<'_>) -> Vec<Violation> {
+/// Nothing is lost or held up that no fault strikes. Counts the waits that there were, and those that were judged.
+pub(super) fn unharmed(case: &Case<'_>, judged: &mut Judged) -> Vec<Violation> {
     let sky = Sky::of(case);
     let mut violations = Vec::new();
     for operation in &case.history.operations {
@@ -166,11 +201,13 @@ pub(super) fn unharmed(case: &Case<'_>) -> Vec<Violation> {
             });
         };
         for (from, to, what) in waits(operation) {
+            judged.waits += 1;
             let bound = match sky.weather(operation, from, to) {
                 Weather::Fair => HELD_UP,
                 Weather::AsksAgain => ASKS_AGAIN,
                 Weather::Foul => continue,
             };
+            judged.waits_in_fair_weather += 1;
             if to - from > bound {
                 let text = format!(
                     "{what} {} by {} took {} ms, and no fault struck it",
@@ -181,7 +218,7 @@ pub(super) fn unharmed(case: &Case<'_>) -> Vec<Violation> {
                 found(from, text);
             }
         }
-        if let Some((at, reason)) = operation.grant.as_ref().and_then(|grant| loss(grant))
+        if let Some((at, reason)) = operation.grant.as_ref().and_then(loss)
             && sky.weather(operation, at.saturating_sub(BEFORE), at) == Weather::Fair
         {
             let text = format!(
@@ -195,11 +232,13 @@ pub(super) fn unharmed(case: &Case<'_>) -> Vec<Violation> {
     violations
 }
 
-/// When it was lost, unless its process had no time to see to it.
+/// When it was lost, unless its process had no time to see to it, or had heard of it too late to renew it.
 fn loss(grant: &Grant) -> Option<(Moment, &str)> {
     let (at, reason) = grant.lost.as_ref()?;
     let looked = grant.valid_until.unwrap_or(grant.from);
-    (at - looked < STALLED).then_some((*at, reason))
+    let renewed = grant.promised_until > grant.from + nanos(CLAIM_LEASE);
+    let in_time = renewed || grant.safe_at_first >= CLAIM_TO_RENEW;
+    (at - looked < STALLED && in_time).then_some((*at, reason))
 }
 
 /// From when to when it waited, for what is not a holder.

@@ -27,11 +27,15 @@ const PART_MOST: usize = 200;
 /// Of longer parts, how many tokens are looked at together.
 const WINDOW: usize = 40;
 
-/// How much was put to the external judge.
+/// How much was judged.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Judged {
+    /// By the external judge.
     pub(crate) operations: usize,
     pub(crate) parts: usize,
+    /// Acquires of a client's own locks, and releases; and those that no fault struck while the machine had time.
+    pub(crate) waits: usize,
+    pub(crate) waits_in_fair_weather: usize,
 }
 
 /// A lock as one program would have it.

@@ -220,7 +220,7 @@ impl<'a> Case<'a> {
 
     /// All breaches, and what the external judge had to say.
     pub(crate) fn judge(&self) -> (Vec<Violation>, Judged) {
-        let (linear, judged) = linear::check(self);
+        let (linear, mut judged) = linear::check(self);
         let checks = [
             exclusion::check(self),
             servers::lost_in_time(self),
@@ -233,7 +233,7 @@ impl<'a> Case<'a> {
             leftovers::remains(self),
             leftovers::guarded_writes(self),
             leftovers::complaints(self),
-            harm::unharmed(self),
+            harm::unharmed(self, &mut judged),
             harm::woken(self),
             linear,
         ];

@@ -593,10 +593,17 @@ fn what_no_fault_strikes_is_held_up() {
     assert_eq!(play(|| Reach::Client("b".to_owned()), 5_000, 0), [Promise::Unharmed]);
     // What is struck may have to wait, or to ask again.
     assert_eq!(play(|| Reach::Client("a".to_owned()), 9_000, 9_000), []);
-    assert_eq!(play(|| Reach::Answers("a".to_owned()), 7_000, 7_000), []);
+    assert_eq!(play(|| Reach::Answers("a".to_owned()), 5_500, 5_500), []);
     assert_eq!(play(|| Reach::Answers("a".to_owned()), 9_000, 0), [Promise::Unharmed]);
     assert_eq!(play(|| Reach::Locks(vec![format!("{OWN_MUTEX}a")]), 9_000, 0), []);
     assert_eq!(play(|| Reach::Everything, 9_000, 0), []);
+    // Two at once may leave it no connection.
+    let mut told = well();
+    for (from, to) in [(10_000, 20_000), (11_000, 19_000)] {
+        told.suffers("connections dead", &[], Reach::Answers("a".to_owned()), from, to);
+    }
+    told.keeps_to_itself("a", 7, 11_500, 7_000, 7_000);
+    assert_eq!(told.breaches(), []);
     let mut told = well();
     told.keeps_to_itself("a", 7, 11_000, 5_000, 0);
     assert_eq!(told.breaches(), [Promise::Unharmed], "with no fault at all");
@@ -606,21 +613,26 @@ fn what_no_fault_strikes_is_held_up() {
 
 #[test]
 fn what_no_fault_strikes_is_lost() {
-    let play = |reach: Reach, looked: u64| {
+    let play = |reach: Reach, safe_for: u64, looked: u64, lost: u64| {
         let mut told = well();
         told.suffers("document refused", &[], reach, 10_000, 20_000);
-        told.asks("c", 1, 11_000, MUTEX()).gets("c", 1, 11_002, 103, 1_900);
+        told.asks("c", 1, 11_000, MUTEX()).gets("c", 1, 11_002, 103, safe_for);
         told.stands(11_001, 103, &[("c#1", 103, 14_000)], &[]);
         let reason = "Expired".to_owned();
         told.says("c", 1, looked, What::Look { safe_for: 0 })
-            .says("c", 1, 13_500, What::Lost { reason });
+            .says("c", 1, lost, What::Lost { reason });
         told.breaches()
     };
-    assert_eq!(play(Reach::Locks(Vec::new()), 13_480), [Promise::Unharmed]);
-    assert_eq!(play(Reach::Locks(vec!["lock".to_owned()]), 13_480), []);
-    assert_eq!(play(Reach::Answers("c".to_owned()), 13_480), []);
+    let nothing = || Reach::Locks(Vec::new());
+    assert_eq!(play(nothing(), 1_900, 13_480, 13_500), [Promise::Unharmed]);
+    assert_eq!(play(Reach::Locks(vec!["lock".to_owned()]), 1_900, 13_480, 13_500), []);
+    assert_eq!(play(Reach::Answers("c".to_owned()), 1_900, 13_480, 13_500), []);
     // It had no processor.
-    assert_eq!(play(Reach::Locks(Vec::new()), 12_000), []);
+    assert_eq!(play(nothing(), 1_900, 12_000, 13_500), []);
+    // It was handed over, and heard of it too late to renew it; or in time; or it did renew it.
+    assert_eq!(play(nothing(), 740, 11_741, 11_742), []);
+    assert_eq!(play(nothing(), 760, 11_761, 11_762), [Promise::Unharmed]);
+    assert_eq!(play(nothing(), 300, 13_480, 13_500), [Promise::Unharmed]);
 }
 
 #[test]
