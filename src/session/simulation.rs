@@ -1,6 +1,7 @@
 //! The whole client in a simulated world: sessions, heartbeats, watchers and handles over a memory whose every exchange
 //! can be slow, fail, be applied late, or be applied or not and never answered, whose streams break, lose events and go
-//! silent, whose documents are blocked, whose clock jumps, and whose links are cut; on tokio's paused clock, so that an hour takes a moment.
+//! silent, whose documents are blocked or not to be renewed, whose clock jumps, and whose links are cut; on tokio's paused
+//! clock, so that an hour takes a moment.
 //!
 //! A seed makes a world. In each of them clients contend for a few locks while everything goes wrong, then the weather
 //! calms down, and in the end all must have come to rest. A failing seed is printed; run it again alone with
@@ -72,7 +73,10 @@ struct World {
     /// One line an event; the same for the same seed.
     log: String,
     grants: u64,
-    losses: u64,
+    /// By their reasons.
+    losses: BTreeMap<String, u64>,
+    /// Renewals of one document that the server refused, among those of others.
+    refused: u64,
 }
 
 #[derive(Clone, Debug)]
@@ -213,7 +217,7 @@ async fn task(client: u64, locks: LockClient, observer: Observer, mut random: Ra
             biased;
             reason = handle.lost() => {
                 observer.note(&format!("client {client} lost {name} under {token}: {reason}"));
-                observer.world().losses += 1;
+                *observer.world().losses.entry(format!("{reason:?}")).or_default() += 1;
             }
             () = sleep(Duration::from_millis(random.below(8_000))) => {}
         }
@@ -230,7 +234,7 @@ async fn task(client: u64, locks: LockClient, observer: Observer, mut random: Ra
 }
 
 /// What goes wrong beside the weather, by the seed: links are cut, connections that lie idle die, transactions of others
-/// block documents, an operator breaks locks, the clock jumps.
+/// block documents, a validator refuses those of one lock, an operator breaks locks, the clock jumps.
 async fn misfortune(
     links: Vec<Arc<Link>>,
     memory: Arc<MemoryStore>,
@@ -241,10 +245,10 @@ async fn misfortune(
     let until = observer.begun + STORM;
     // Some worlds are spared the one or the other.
     let (cuts, breaks, jumps) = (random.below(2) == 0, random.below(4) == 0, random.below(2) == 0);
-    let (deaths, blocks) = (random.below(2) == 0, random.below(2) == 0);
+    let (deaths, blocks, refusals) = (random.below(2) == 0, random.below(2) == 0, random.below(2) == 0);
     while Instant::now() < until {
-        sleep(Duration::from_millis(random.below(8_000))).await;
-        match random.below(5) {
+        sleep(Duration::from_millis(random.below(4_000))).await;
+        match random.below(6) {
             0 if cuts => {
                 let link = random.pick(&links).clone();
                 observer.note("a link is cut");
@@ -276,6 +280,14 @@ async fn misfortune(
                 sleep(Duration::from_millis(random.below(8_000))).await;
                 links.iter().for_each(|link| link.block(name, false));
                 observer.note("it is free again");
+            }
+            5 if refusals => {
+                let name = *random.pick(&NAMES);
+                observer.note(&format!("{name} is not to be renewed"));
+                links.iter().for_each(|link| link.refuse([name.to_owned()]));
+                sleep(Duration::from_millis(random.below(8_000))).await;
+                links.iter().for_each(|link| link.refuse([]));
+                observer.note("it is again");
             }
             _ => {}
         }
@@ -363,7 +375,9 @@ async fn live(seed: u64) -> World {
     {
         std::panic::resume_unwind(ended.into_panic());
     }
-    std::mem::take(&mut *observer.world())
+    let mut world = std::mem::take(&mut *observer.world());
+    world.refused = links.iter().map(|link| link.refused()).sum();
+    world
 }
 
 fn run(seed: u64) -> World {
@@ -385,7 +399,7 @@ fn every_world_keeps_the_promises() {
         Err(_) => (0..SEEDS).collect(),
     };
     let single = seeds.len() == 1;
-    let (mut grants, mut losses) = (0, 0);
+    let (mut grants, mut refused, mut losses) = (0, 0, BTreeMap::<_, u64>::new());
     let share = seeds.len().div_ceil(2);
     let worlds: Vec<World> = std::thread::scope(|scope| {
         let threads: Vec<_> = seeds
@@ -400,14 +414,21 @@ fn every_world_keeps_the_promises() {
     });
     for world in &worlds {
         grants += world.grants;
-        losses += world.losses;
+        refused += world.refused;
+        for (reason, count) in &world.losses {
+            *losses.entry(reason.clone()).or_default() += count;
+        }
         if single {
             println!("{}", world.log);
         }
     }
-    println!("{} worlds, {grants} grants, {losses} losses", worlds.len());
+    println!(
+        "{} worlds, {grants} grants, {refused} refused renewals, losses {losses:?}",
+        worlds.len()
+    );
     // Worlds in which nothing happens would keep every promise.
-    assert!(grants > 20 * worlds.len() as u64 && (single || 2 * losses > worlds.len() as u64));
+    assert!(grants > 20 * worlds.len() as u64 && (single || losses.values().sum::<u64>() > worlds.len() as u64));
+    assert!(single || refused > worlds.len() as u64);
 }
 
 #[test]

@@ -49,6 +49,8 @@ pub(crate) struct Link {
     burden: Mutex<Option<Arc<Burden>>>,
     /// Documents that the server refuses to renew.
     refusing: Mutex<BTreeSet<String>>,
+    /// Those of which it did.
+    refused: AtomicU64,
 }
 
 /// What makes a server slow: one thing after the other is done, and each takes its time.
@@ -100,6 +102,7 @@ impl Link {
             dead: AtomicU64::new(0),
             burden: Mutex::default(),
             refusing: Mutex::default(),
+            refused: AtomicU64::new(0),
         })
     }
 
@@ -259,6 +262,11 @@ impl Link {
         *self.refusing() = names.into_iter().collect();
     }
 
+    /// How many documents were not renewed for that, each time.
+    pub(crate) fn refused(&self) -> u64 {
+        self.refused.load(Ordering::Relaxed)
+    }
+
     fn refusing(&self) -> MutexGuard<'_, BTreeSet<String>> {
         self.refusing.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -283,6 +291,7 @@ impl Link {
             .partition(|(name, _)| refusing.contains(name));
         renewal.entries = entries;
         let refused: BTreeMap<String, Vec<String>> = refused;
+        self.refused.fetch_add(refused.len() as u64, Ordering::Relaxed);
         let renewed = self.send(move |memory| memory.renew(&renewal)).await?;
         Ok(Renewed {
             renewed,
