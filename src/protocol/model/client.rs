@@ -53,6 +53,14 @@ pub(super) struct Line {
     pub(super) alone_at: Option<i64>,
     /// Nothing is sent before a timer says so.
     pub(super) paused: bool,
+    /// The queue had no room. The next knock is a request in full, or one that takes room for granted.
+    pub(super) full: Option<Knock>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum Knock {
+    InFull,
+    ForRoom,
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -274,7 +282,11 @@ impl Line {
             .into_iter()
             .partition(|leave| leave.not_before <= context.now);
         self.leaving = later;
-        let asks = self.waiting.first().is_some_and(|head| !head.queued || timer);
+        let knocks = self.full.is_none() || context.rules.knocks_again;
+        let asks = self
+            .waiting
+            .first()
+            .is_some_and(|head| if head.queued { timer } else { knocks });
         if leaves.is_empty() && !asks {
             return None;
         }
@@ -300,6 +312,9 @@ impl Line {
     fn expects(&self, leaves: &[Leave], context: &Context<'_>) -> Expects {
         let one = context.used.1 == 1;
         match (leaves, self.waiting.len()) {
+            ([], 1..) if self.full == Some(Knock::ForRoom) && self.waiting[0].wait && !self.waiting[0].queued => {
+                Expects::Room
+            }
             ([], 1) if one && !self.waiting[0].sent && self.alone_at.is_some() => Expects::Alone,
             ([leave], 0) if one && leave.used && leave.held && !leave.uncertain && leave.sweep == SWEEPS => {
                 if self.alone_at == Some(context.now) {
@@ -355,6 +370,10 @@ impl Line {
             }
             return;
         }
+        if operation.expects == Expects::Room && answer.state.is_none() {
+            self.under_way = None;
+            return self.knock_later(context);
+        }
         for leave in self.under_way.take().unwrap_or_default() {
             if leave.sweep < SWEEPS {
                 self.leaving.push(Leave {
@@ -391,6 +410,7 @@ impl Line {
         if state.queue.iter().any(|waiter| waiter.id == entry.id) {
             let pending = &mut self.waiting[position];
             (pending.queued, pending.above) = (true, state.token);
+            self.full = None;
         } else if !entry.wait {
             if !self.waiting[position].wait {
                 // An earlier request may still find the lock free.
@@ -399,8 +419,21 @@ impl Line {
             }
         } else {
             self.waiting[position].queued = false;
-            self.paused = true;
+            if state.queue.len() >= context.rules.room {
+                self.knock_later(context);
+            } else {
+                self.paused = true;
+            }
         }
+    }
+
+    fn knock_later(&mut self, context: &Context<'_>) {
+        self.paused = true;
+        let next = match self.full {
+            Some(Knock::ForRoom) if context.rules.knocks_in_full => Knock::InFull,
+            _ => Knock::ForRoom,
+        };
+        self.full = Some(next);
     }
 
     fn grant(&mut self, position: usize, token: i64, safe_until: Option<i64>, context: &mut Context<'_>) {
@@ -413,6 +446,7 @@ impl Line {
         if !context.rules.refuses_late_news {
             deadline = deadline.max(context.now + CLAIM - context.rules.margin);
         }
+        self.full = None;
         let pending = self.waiting.remove(position);
         self.holds.push(Hold {
             id: pending.id,

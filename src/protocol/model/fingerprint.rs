@@ -13,7 +13,10 @@ use super::{
     rules::{CLAIM, EPOCH, SKEW},
     system::{Applied, Command, Message, Notice, Slot, System, room_for_tokens},
 };
-use crate::protocol::{Operation, State, wake::Signal};
+use crate::protocol::{
+    Operation, ServerTime, State,
+    wake::{self, Signal},
+};
 
 /// A view of a state, from which the hash is made.
 struct View<'a> {
@@ -45,8 +48,10 @@ impl System {
         let mut tokens = Vec::new();
         for slot in self.log.iter().flatten() {
             tokens.push(slot.token);
+            tokens.extend(&slot.struck);
             tokens.extend(slot.state.iter().flat_map(|state| tokens_of(state)));
         }
+        tokens.extend(self.copy.iter().flat_map(|(_, state)| tokens_of(state)));
         for client in &self.clients {
             for line in &client.lines {
                 tokens.extend(line.holds.iter().map(|hold| hold.token));
@@ -135,6 +140,16 @@ impl<'a> View<'a> {
             self.words.push(-4);
         }
         self.words.extend([system.ahead, system.clocks.0, system.clocks.1]);
+        if let Some((lock, state)) = &system.copy {
+            self.words.push(number(*lock));
+            self.state(state, system.now().0);
+            // Its words are said again when it is saved.
+            for client in &system.clients {
+                for (id, signal) in wake::signals(&state.wake, &client.session) {
+                    self.signal(id, signal, state.at);
+                }
+            }
+        }
         self.words.push(i64::from(system.faults));
         self.words.push(i64::from(system.abandoned));
         self.words.push(system.breach.map_or(-1, |breach| breach as i64));
@@ -202,6 +217,7 @@ impl<'a> View<'a> {
         self.flag(line.under_way.is_some());
         self.leaves(line.under_way.as_deref().unwrap_or_default());
         self.flag(line.paused);
+        self.words.push(line.full.map_or(-1, |knock| knock as i64));
         let alone = line.alone_at.map(|at| i64::from(at == self.system.time));
         self.words.push(alone.unwrap_or(-1));
     }
@@ -258,7 +274,7 @@ impl<'a> View<'a> {
         match (&message.command, &applied.shown) {
             (Command::Run(operation), Some(state)) => {
                 self.state(state, applied.at.0);
-                self.flag(crate::protocol::wake::left(&state.wake, &operation.id).is_some());
+                self.flag(wake::left(&state.wake, &operation.id).is_some());
             }
             (_, shown) => self.flag(shown.is_some()),
         }
@@ -266,12 +282,16 @@ impl<'a> View<'a> {
 
     fn notice(&mut self, notice: &'a Notice) {
         self.words.extend([number(notice.lock), number(notice.place)]);
-        self.id(&notice.id);
-        match notice.signal {
+        self.signal(&notice.id, notice.signal, notice.at);
+    }
+
+    fn signal(&mut self, id: &'a str, signal: Signal, at: ServerTime) {
+        self.id(id);
+        match signal {
             Signal::Granted { token } => {
                 self.token(token);
                 // The claim is over on any clock of the server that was noted.
-                self.time(notice.at.0 - EPOCH, CLAIM + SKEW);
+                self.time(at.0 - EPOCH, CLAIM + SKEW);
             }
             Signal::Adopted => self.words.push(-3),
             Signal::Evicted { token } => {
@@ -283,6 +303,9 @@ impl<'a> View<'a> {
 
     fn slot(&mut self, slot: &'a Slot) {
         self.token(slot.token);
+        for token in &slot.struck {
+            self.token(*token);
+        }
         self.words.push(room_for_tokens(slot, self.system.now()));
         match &slot.state {
             Some(state) => self.state(state, self.system.now().0),

@@ -18,7 +18,8 @@
 //! - an acquire is given up (a timeout, a dropped future);
 //! - an operator breaks the lock;
 //! - another primary is elected: every write that nobody was answered or told of may be undone, and the server's clock
-//!   is set ahead or back by the skew margin.
+//!   is set ahead or back by the skew margin;
+//! - somebody else reads the lock's document, and saves it at any later time as it was.
 //!
 //! Time goes on in ticks for as long as the checker likes, and a lease is only a few of them: everything can run out
 //! between any two steps. The states are finitely many all the same, as those that differ by the time of day, by the
@@ -30,21 +31,24 @@
 //! Of each state: *exclusion* (no more permits with clients that believe to hold them, by their own clocks, than there
 //! are), *no ghost* (a client that has left and was answered has nothing in the document, not even until a lease runs
 //! out; unless a process died), and *everybody gets its turn*: from each state on, if nothing goes wrong any more and whoever holds
-//! lets go, everybody who waits is granted and the lock is idle in the end. That is run to its end from each state, once
-//! with events and once by polling alone, as the checker's own `eventually` passes over cycles. Of each write:
-//! *capacity*, *rising tokens*, *first come, first served*, *one entry for an id*, *no revival*,
-//! *who leaves is gone*.
+//! lets go, everybody who waits is granted and the lock is idle in the end. That is run to its end from each state, with
+//! events, by polling alone, and by polling where no command that is on its way is ever answered, nor the first of each
+//! client from there on; as the checker's own `eventually` passes over cycles. Of each write: *capacity*, *rising tokens*,
+//! *first come, first served*, *one entry for an id*, *no revival*, *a bounded queue*, *who leaves is gone*.
+//!
+//! Who held the lock when an old document was saved, and does not in that, is put out as by an operator, but is not told.
+//! Exclusion is not promised to it any more; that nobody else gets its token is.
 //!
 //! # What is taken for granted
 //!
 //! The monotonic clocks of all machines go equally fast. A write that was answered under a majority, or that an event
 //! told of, is never undone. A command is applied once at most: what the driver repeats is a retryable write. The
-//! clocks of primaries differ by the skew margin at most.
+//! clocks of primaries differ by the skew margin at most. Where a document is set back, the server's clock has gone on since
+//! the last grant.
 //!
 //! # What is not modelled
 //!
-//! When timers fire: the model lets them fire at any time. A hand over that nobody asked for (foreign writes and
-//! deletes), adoption by a later client of the same owner id, re-entrant holds, shared renewals of many locks in one command (each document is its own atomic write), the
+//! When timers fire: the model lets them fire at any time. Other foreign writes and deletes, adoption by a later client of the same owner id, re-entrant holds, shared renewals of many locks in one command (each document is its own atomic write), the
 //! look by which a holder in doubt reads its document (it only ends holds), the pipelines (`differential` holds them to
 //! the transitions) and the locks in documents of others, whose differences are there too. One prompt command and its
 //! answer are one step: what comes between them comes as one of the faults.
@@ -90,6 +94,7 @@ impl Model for Setup {
             Property::always("first come, first served", |_, state| none(state, Breach::Overtaken)),
             Property::always("one entry for an id", |_, state| none(state, Breach::Twice)),
             Property::always("no revival", |_, state| none(state, Breach::Revived)),
+            Property::always("a bounded queue", |_, state| none(state, Breach::Crowded)),
             Property::always("who leaves is gone", |_, state| none(state, Breach::Stayed)),
             Property::always("no ghost", |_, state| is_without_ghosts(state)),
             Property::always("everybody gets its turn", ends_well),

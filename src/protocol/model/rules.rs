@@ -38,6 +38,12 @@ pub(super) struct Rules {
     pub(super) leaves_when_giving_up: bool,
     /// An eviction ends the hold of the grant that was broken, and no later one of the same entry.
     pub(super) tells_grants_apart: bool,
+    /// Who found the queue full knocks again.
+    pub(super) knocks_again: bool,
+    /// And some of the knocks are requests in full.
+    pub(super) knocks_in_full: bool,
+    /// A command that is not answered is given up, and its client goes on beside it.
+    pub(super) gives_up_commands: bool,
 }
 
 impl Rules {
@@ -52,5 +58,8 @@ impl Rules {
         waits_for_majority: true,
         leaves_when_giving_up: true,
         tells_grants_apart: true,
+        knocks_again: true,
+        knocks_in_full: true,
+        gives_up_commands: true,
     };
 }

@@ -8,7 +8,7 @@ use super::{
     verdict::{Breach, check_write},
 };
 use crate::protocol::{
-    Expects, Kind, Operation, ServerTime, State, state,
+    Expects, Holder, Kind, Operation, ServerTime, State, state,
     wake::{self, Signal},
 };
 
@@ -59,8 +59,11 @@ pub(super) enum Fault {
     Break,
     /// Another primary: what no majority had is undone, and its clock is another.
     FailOver,
+    /// Somebody else reads the document, and saves it any time later as it was.
+    Restore,
 }
 
+/// All that come up in the course of things; [`Fault::Restore`] is a mistake of somebody else's.
 pub(super) const ALL_FAULTS: &[Fault] = &[
     Fault::Delay,
     Fault::LateAnswer,
@@ -79,6 +82,21 @@ pub(super) struct Slot {
     pub(super) state: Option<Arc<State>>,
     /// The last token that was issued for the name, whatever became of the document.
     pub(super) token: i64,
+    /// The tokens of those who held it when somebody else saved an old document, and do not in that.
+    pub(super) struck: Vec<i64>,
+}
+
+impl Slot {
+    /// Whether somebody else has set the counter back.
+    fn is_set_back(&self) -> bool {
+        self.state.as_ref().is_some_and(|state| state.token < self.token)
+    }
+
+    /// What is taken for granted of a document that is set back: between the last grant and the next the server's clock
+    /// goes on.
+    fn may_be_set_back(&self, now: ServerTime) -> bool {
+        room_for_tokens(self, now) < 0
+    }
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -131,6 +149,8 @@ pub(super) struct System {
     pub(super) network: Vec<Message>,
     /// Each client's change stream.
     pub(super) streams: Vec<Vec<Notice>>,
+    /// What somebody else has read of a lock, and may save.
+    pub(super) copy: Option<(usize, Arc<State>)>,
     pub(super) faults: u8,
     operations: u32,
     /// Whether the time of a purge is of any matter.
@@ -165,6 +185,8 @@ pub(super) enum Action {
         ahead: i64,
     },
     Purge(usize),
+    Copy(usize),
+    Restore,
     Tick,
 }
 
@@ -213,6 +235,7 @@ impl Setup {
             purge: self.purge,
             network: Vec::new(),
             streams: vec![Vec::new(); clients],
+            copy: None,
             faults: self.faults,
             operations: 0,
             abandoned: false,
@@ -255,6 +278,9 @@ impl Setup {
             if held && self.allows(state, Fault::Break) {
                 steps.push(Action::Break(lock));
             }
+            if slot.state.is_some() && state.copy.is_none() && self.allows(state, Fault::Restore) {
+                steps.push(Action::Copy(lock));
+            }
             let over = slot
                 .state
                 .as_ref()
@@ -268,6 +294,9 @@ impl Setup {
                 let clocks = (-SKEW..=SKEW).filter(|ahead| state.clock_may_be(*ahead));
                 steps.extend(clocks.map(|ahead| Action::FailOver { keep, ahead }));
             }
+        }
+        if state.may_be_set_back() {
+            steps.push(Action::Restore);
         }
         if state.is_timely() {
             steps.push(Action::Tick);
@@ -318,7 +347,9 @@ impl Setup {
         }
         for (number, message) in state.network.iter().enumerate() {
             if message.awaited && !state.clients[message.client].frozen {
-                steps.push(Action::Lose(number));
+                if self.rules.gives_up_commands {
+                    steps.push(Action::Lose(number));
+                }
                 if message.applied.is_some() {
                     steps.push(Action::Answer(number));
                 }
@@ -374,8 +405,21 @@ impl Setup {
                 }
                 state.faults -= 1;
                 state.fail_over(keep, ahead);
+                if state
+                    .documents()
+                    .iter()
+                    .any(|slot| slot.is_set_back() && !slot.may_be_set_back(state.now()))
+                {
+                    return None;
+                }
             }
             Action::Purge(lock) => state.write(lock, None),
+            Action::Copy(lock) => {
+                state.faults -= 1;
+                let document = state.documents()[lock].state.clone()?;
+                state.copy = Some((lock, document));
+            }
+            Action::Restore => state.restore()?,
             Action::Tick => state.time += 1,
         }
         if !self.sorts.contains(&Fault::FailOver) || state.faults == 0 {
@@ -528,6 +572,7 @@ impl System {
         let token = after.as_ref().map_or(0, |state| state.token);
         documents[lock] = Slot {
             token: documents[lock].token.max(token),
+            struck: documents[lock].struck.clone(),
             state: after.clone(),
         };
         self.log.push(documents);
@@ -544,6 +589,35 @@ impl System {
                 });
             }
         }
+    }
+
+    fn may_be_set_back(&self) -> bool {
+        let copy = self.copy.as_ref();
+        copy.is_some_and(|(lock, _)| self.documents()[*lock].may_be_set_back(self.now()))
+    }
+
+    /// Somebody else saves what it has read; `None` where it is still so.
+    fn restore(&mut self) -> Option<()> {
+        let (lock, copy) = self.copy.take()?;
+        let before = self.documents()[lock].state.clone();
+        if before.as_ref() == Some(&copy) {
+            return None;
+        }
+        let mut struck = self.documents()[lock].struck.clone();
+        for holder in before.iter().flat_map(|state| &state.holders) {
+            let stays =
+                |other: &Holder| (&other.id, other.token) == (&holder.id, holder.token) && other.until >= holder.until;
+            if !copy.holders.iter().any(stays) {
+                struck.push(holder.token);
+            }
+        }
+        self.write(lock, Some(copy));
+        if let Some(slot) = self.log.last_mut().and_then(|documents| documents.get_mut(lock)) {
+            slot.struck = struck;
+        }
+        // It brings back entries that have left.
+        self.abandoned = true;
+        Some(())
     }
 
     /// A majority has the log up to a place.
@@ -686,8 +760,21 @@ impl System {
         self.clocks = (self.clocks.0.min(ahead), self.clocks.1.max(ahead));
     }
 
-    /// What everybody who holds a lock takes for valid, but for those that an operator put out.
+    /// What everybody who holds a lock takes for valid, but for those that an operator put out, or a save of an old document.
     pub(super) fn believed(&self, setup: &Setup, lock: usize) -> Vec<&Hold> {
+        let (mut believed, struck) = (self.valid(setup, lock), &self.documents()[lock].struck);
+        believed.retain(|hold| !struck.contains(&hold.token));
+        believed
+    }
+
+    /// Those whom the save of an old document has put out.
+    pub(super) fn struck(&self, setup: &Setup, lock: usize) -> Vec<&Hold> {
+        let (mut believed, struck) = (self.valid(setup, lock), &self.documents()[lock].struck);
+        believed.retain(|hold| struck.contains(&hold.token));
+        believed
+    }
+
+    fn valid(&self, setup: &Setup, lock: usize) -> Vec<&Hold> {
         let broken = self.documents()[lock].state.as_ref().and_then(|state| state.broken);
         let holds = self.clients.iter().flat_map(|client| &client.lines[lock].holds);
         holds
@@ -719,34 +806,45 @@ impl System {
     }
 
     /// From here on nothing goes wrong, whoever holds lets go, and nobody else comes. What is still on its way comes
-    /// first. Without `events`, the clients poll; without `answers`, none comes of those that are still awaited, and the
-    /// clients ask again beside.
+    /// first. Without `events`, the clients poll. Without `answers`, none comes of those that are still awaited, nor of the
+    /// first command that each client sends from here on: it is given up and asked for again beside, and done before
+    /// that, or after.
     pub(super) fn play_out(&self, setup: &Setup, events: bool, answers: bool) -> Self {
         let mut state = self.clone();
         state.clients.iter_mut().for_each(|client| client.frozen = false);
-        if !answers {
-            // Each is applied all the same: before its client has asked again, or after.
-            while let Some(silent) = state.network.iter().position(|message| message.awaited) {
-                state.lose(setup, silent);
+        state.copy = None;
+        let mut silent = vec![vec![!answers; setup.locks]; state.clients.len()];
+        while let Some(message) = state.network.iter().position(|message| message.awaited) {
+            if answers {
+                if state.network[message].applied.is_none() {
+                    state.apply(setup, message);
+                }
+                state.deliver(setup, message);
+            } else if setup.rules.gives_up_commands {
+                state.lose(setup, message);
+            } else {
+                break;
             }
-        }
-        while let Some(late) = state.network.iter().position(|message| message.applied.is_none()) {
-            state.apply(setup, late);
         }
         for _ in 0..PATIENCE {
             if state.is_quiet() || state.breach.is_some() {
                 break;
             }
-            state.round(setup, events);
+            state.round(setup, events, &mut silent);
             state.time += 1;
+            // What nobody waits for any more comes after its client has asked again.
+            let late = |state: &Self| {
+                let late = |message: &Message| message.applied.is_none() && message.sent + 1 < state.time;
+                state.network.iter().position(late)
+            };
+            while let Some(message) = late(&state) {
+                state.apply(setup, message);
+            }
         }
         state
     }
 
-    fn round(&mut self, setup: &Setup, events: bool) {
-        while let Some(answered) = self.network.iter().position(|message| message.awaited) {
-            self.deliver(setup, answered);
-        }
+    fn round(&mut self, setup: &Setup, events: bool, silent: &mut [Vec<bool>]) {
         for client in 0..self.clients.len() {
             if !events {
                 self.streams[client].clear();
@@ -755,23 +853,37 @@ impl System {
                 self.hear(setup, client);
             }
             for lock in 0..setup.locks {
+                let silent = &mut silent[client][lock];
                 while !self.clients[client].lines[lock].holds.is_empty() {
-                    self.step(setup, client, lock, Step::LetGo(0), Mode::Prompt);
+                    self.ask(setup, client, lock, Step::LetGo(0), silent);
                 }
                 // With a stream, asking is only the back-stop.
                 let line = &self.clients[client].lines[lock];
                 let queued = line.waiting.first().is_some_and(|head| head.queued);
                 if line.may_ask(self.time) && !(events && queued && self.time % (LEASE / 2) != 0) {
-                    self.step(setup, client, lock, Step::Timer, Mode::Prompt);
+                    self.ask(setup, client, lock, Step::Timer, silent);
                 }
                 // Not for ever: what has come to no end by then comes to none.
                 for _ in 0..PATIENCE {
                     if !self.clients[client].lines[lock].wants_to_send(self.time) {
                         break;
                     }
-                    self.step(setup, client, lock, Step::Send, Mode::Prompt);
+                    self.ask(setup, client, lock, Step::Send, silent);
                 }
             }
+        }
+    }
+
+    /// A client's step whose command is answered at once; or is not answered at all where it is to be `silent`, which is
+    /// over then.
+    fn ask(&mut self, setup: &Setup, client: usize, lock: usize, step: Step, silent: &mut bool) {
+        let mode = match (*silent, client % 2) {
+            (false, _) => Mode::Prompt,
+            (true, 0) => Mode::Unanswered,
+            (true, _) => Mode::Delayed,
+        };
+        if self.step(setup, client, lock, step, mode) && std::mem::take(silent) && setup.rules.gives_up_commands {
+            self.lose(setup, self.network.len() - 1);
         }
     }
 }

@@ -147,6 +147,7 @@ fn a_semaphore_of_two() {
     check("semaphore, three clients", semaphore, 280_000);
 }
 
+/// But for the name of the kind the same as two clients with a permit and one with two, so only the beginning.
 #[test]
 fn readers_and_a_writer() {
     const ALL: i64 = 1 << 20;
@@ -154,9 +155,56 @@ fn readers_and_a_writer() {
         kind: Kind::RwLock,
         capacity: ALL,
         permits: vec![1, 1, ALL],
+        steps: 8,
         ..mutex()
     };
-    check("two readers and a writer", readers, 280_000);
+    check("two readers and a writer, eight steps", readers, 15_000);
+}
+
+/// The third finds no room and knocks, whoever dies or is silent meanwhile.
+#[test]
+fn a_mutex_whose_queue_is_full() {
+    let full = Setup {
+        rules: Rules { room: 1, ..Rules::REAL },
+        sorts: &[Fault::Delay, Fault::LateAnswer, Fault::Crash, Fault::Cancel],
+        ..mutex()
+    };
+    check("mutex, three clients, room for one", full, 120_000);
+}
+
+#[test]
+fn a_mutex_whose_old_document_is_saved() {
+    let restored = Setup {
+        permits: vec![1; 2],
+        acquires: 2,
+        renewals: true,
+        sorts: &[Fault::Restore],
+        ..mutex()
+    };
+    check("mutex, two clients, an old document saved", restored, 50_000);
+}
+
+#[test]
+fn a_mutex_whose_old_document_is_saved_while_more_goes_wrong() {
+    let restored = Setup {
+        rules: Rules { room: 1, ..Rules::REAL },
+        faults: 2,
+        steps: 9,
+        sorts: &[
+            Fault::Restore,
+            Fault::Delay,
+            Fault::LateAnswer,
+            Fault::LateEvent,
+            Fault::Crash,
+            Fault::FailOver,
+        ],
+        ..mutex()
+    };
+    check(
+        "mutex, three clients, an old document saved, another fault, nine steps",
+        restored,
+        90_000,
+    );
 }
 
 /// Searches a model with a fault in it: it must be found, and by that property.
@@ -379,4 +427,95 @@ fn an_eviction_that_ends_another_grant_is_found() {
         "no ghost",
         faulty(rules, 1, &[Fault::Break]),
     );
+}
+
+#[test]
+fn a_counter_that_does_not_heed_the_clock_is_found() {
+    // As tokens were issued before: the last one plus one.
+    fn apply(before: Option<&State>, operation: &Operation, now: ServerTime) -> Option<State> {
+        let mut after = state::apply(before, operation, now)?;
+        let known = |token: i64| before.is_some_and(|state| state.holders.iter().any(|holder| holder.token == token));
+        let mut last = before.map_or(0, |state| state.token);
+        for holder in &mut after.holders {
+            if !known(holder.token) {
+                last += 1;
+                after.wake = after.wake.replace(&holder.token.to_string(), &last.to_string());
+                holder.token = last;
+            }
+        }
+        after.token = last;
+        Some(after)
+    }
+    let setup = faulty(with_apply(apply), 1, &[Fault::Restore]);
+    find("a counter that does not heed the clock", "rising tokens", setup);
+}
+
+#[test]
+fn a_queue_without_a_bound_is_found() {
+    fn apply(before: Option<&State>, operation: &Operation, now: ServerTime) -> Option<State> {
+        let unbounded = Operation {
+            room: usize::MAX,
+            ..operation.clone()
+        };
+        state::apply(before, &unbounded, now)
+    }
+    let rules = Rules {
+        room: 1,
+        ..with_apply(apply)
+    };
+    let setup = Setup {
+        permits: vec![1; 3],
+        ..faulty(rules, 0, &[])
+    };
+    find("a queue without a bound", "a bounded queue", setup);
+}
+
+/// Three clients and room for one in the queue, by whose rules somebody never has its turn.
+fn starved(rules: Rules, sorts: &'static [Fault]) -> Setup {
+    Setup {
+        rules: Rules { room: 1, ..rules },
+        faults: 1,
+        sorts,
+        ..mutex()
+    }
+}
+
+#[test]
+fn a_client_that_does_not_knock_again_is_found() {
+    let rules = Rules {
+        knocks_again: false,
+        ..Rules::REAL
+    };
+    find(
+        "a client that does not knock",
+        "everybody gets its turn",
+        starved(rules, &[]),
+    );
+}
+
+#[test]
+fn knocks_that_put_nobody_out_are_found() {
+    let rules = Rules {
+        knocks_in_full: false,
+        ..Rules::REAL
+    };
+    // What is brought back is a queue of entries that are over.
+    find(
+        "knocks that are never in full",
+        "everybody gets its turn",
+        starved(rules, &[Fault::Restore]),
+    );
+}
+
+#[test]
+fn a_client_that_waits_for_an_answer_for_ever_is_found() {
+    let rules = Rules {
+        gives_up_commands: false,
+        ..Rules::REAL
+    };
+    let setup = Setup {
+        liveness: true,
+        ..faulty(rules, 1, &[Fault::LateAnswer])
+    };
+    find("a client that waits for ever", "everybody gets its turn", setup);
 }

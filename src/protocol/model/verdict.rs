@@ -21,6 +21,8 @@ pub(super) enum Breach {
     Revived,
     /// An entry that was to leave is still there.
     Stayed,
+    /// The queue is longer than it may be.
+    Crowded,
 }
 
 /// Judges a write by what was there before; `operation` is `None` for a renewal.
@@ -51,7 +53,11 @@ pub(super) fn check_write(
         return Some(Breach::Capacity);
     }
     let was_there = |id: &str, token: i64| holders.iter().find(|holder| holder.id == id && holder.token == token);
+    if after.queue.len() > setup.rules.room {
+        return Some(Breach::Crowded);
+    }
     let mut last = slot.token;
+    let mut issued = before.map_or(0, |before| before.token);
     let mut let_in = Vec::new();
     for holder in &after.holders {
         match was_there(&holder.id, holder.token) {
@@ -59,12 +65,13 @@ pub(super) fn check_write(
             Some(_) => {}
             None if holder.token <= last => return Some(Breach::Token),
             None => {
-                last = holder.token;
+                (last, issued) = (holder.token, holder.token);
                 let_in.push(&holder.id);
             }
         }
     }
-    if after.token < last {
+    // Of a document that somebody else has set back, the counter is behind what was issued.
+    if after.token < issued {
         return Some(Breach::Token);
     }
     let mut ids: Vec<&String> = after.holders.iter().map(|holder| &holder.id).collect();
@@ -99,12 +106,14 @@ pub(super) fn check_write(
     None
 }
 
-/// Never more permits than there are with clients that take them for theirs, nor two of them under one token.
+/// Never more permits than there are with clients that take them for theirs, nor two of them under one token: not even
+/// where somebody else has taken the lock away from the one.
 pub(super) fn is_exclusive(setup: &Setup, state: &System) -> bool {
     (0..setup.locks).all(|lock| {
         let believed = state.believed(setup, lock);
         let permits: i64 = believed.iter().map(|hold| hold.permits).sum();
-        let mut tokens: Vec<i64> = believed.iter().map(|hold| hold.token).collect();
+        let struck = state.struck(setup, lock);
+        let mut tokens: Vec<i64> = believed.iter().chain(&struck).map(|hold| hold.token).collect();
         tokens.sort_unstable();
         permits <= setup.capacity && tokens.windows(2).all(|pair| pair[0] < pair[1])
     })
@@ -135,8 +144,8 @@ pub(super) fn ends_well(setup: &Setup, state: &System) -> bool {
         || [(true, true), (false, true), (false, false)]
             .into_iter()
             .all(|(events, answers)| {
-                if !answers && !state.awaits_answers() {
-                    // The same as with them.
+                if !events && answers && !state.awaits_answers() {
+                    // Not much else than without.
                     return true;
                 }
                 let mut end = state.play_out(setup, events, answers);
