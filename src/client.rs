@@ -22,6 +22,7 @@ use crate::{
     multi::MultiLock,
     mutex,
     name::LockName,
+    protocol::Evict,
     rw_lock::RwLock,
     semaphore::Semaphore,
     session::{
@@ -30,6 +31,7 @@ use crate::{
     },
     store::{MongoStore, Store, Topology, place::Paths},
     telemetry,
+    token::FencingToken,
     wake_mode::{PollingReason, WakeMode, WakeSource},
     watch::{AllLockEvents, LockEvents},
 };
@@ -242,12 +244,10 @@ impl LockClientBuilder {
             _ if standalone => WakeMode::Polling(PollingReason::Standalone),
             _ => WakeMode::ChangeStream,
         };
-        Ok(LockClient::new(Session::new(
-            config,
-            Store::Mongo(store),
-            Some(&exchange),
-            mode,
-        )))
+        let session = Session::new(config, Store::Mongo(store), Some(&exchange), mode);
+        // The driver's own tasks are there, as a rule.
+        session.live_on(Handle::current());
+        Ok(LockClient::new(session))
     }
 }
 
@@ -350,8 +350,12 @@ impl LockClient {
             (_, Store::Mongo(_)) => self.wake_mode().at_rest(),
             _ => WakeMode::ChangeStream,
         };
+        let by_driver = matches!(store, Store::Mongo(_));
         // What operators hear of it they hear while no lock of ours is held.
         let session = self.session.beside(store, mode);
+        if by_driver {
+            session.live_with(&self.session);
+        }
         let mut others = others();
         // Somebody else may have been as fast.
         if let Some(session) = find(&others) {
@@ -622,11 +626,44 @@ impl LockClient {
     /// ```
     pub async fn break_lock(&self, name: &str) -> Result<Option<LockInfo>, OperateError> {
         check_name(name)?;
-        if let Some(state) = self.session.evict(name).await? {
+        if let Some(state) = self.session.evict(name, Evict::Everybody).await? {
             return Ok(Some(LockInfo::new(name, &state)));
         }
         // Nobody held it.
         self.inspect(name).await
+    }
+
+    /// Takes the lock `name` away from the one holder whose grant has this token, and from nobody else: one holder of a
+    /// semaphore, or one reader. What it held goes to the next in the queue.
+    ///
+    /// [`HolderInfo::token`](crate::HolderInfo::token) tells the token. The holder sees
+    /// [`LostReason::Broken`](crate::LostReason::Broken) at once. Returns how the lock stands afterwards; `None` when nobody
+    /// holds it under this token, and then nothing was changed.
+    ///
+    /// # Errors
+    ///
+    /// As those of [`break_lock`](Self::break_lock). It is safe to try again: no other grant ever has the same token.
+    ///
+    /// # Cancel safety
+    ///
+    /// Whether the holder is put out is open when the future is dropped: what was sent runs to its end.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let locks = watchlock::LockClient::in_memory();
+    /// let exports = locks.semaphore("exports", 2);
+    /// let (stuck, other) = (exports.acquire().await?, exports.acquire().await?);
+    /// let lock = locks.break_holder("exports", stuck.token()).await?.expect("it is held");
+    /// assert_eq!(stuck.lost().await, watchlock::LostReason::Broken);
+    /// assert_eq!(lock.holders[0].token, other.token());
+    /// # Ok(()) }
+    /// ```
+    pub async fn break_holder(&self, name: &str, token: FencingToken) -> Result<Option<LockInfo>, OperateError> {
+        check_name(name)?;
+        let state = self.session.evict(name, Evict::Holder(token.as_i64())).await?;
+        Ok(state.map(|state| LockInfo::new(name, &state)))
     }
 
     /// Ends the client: acquires fail with [`AcquireError::Closed`](crate::AcquireError::Closed), what is held is

@@ -180,6 +180,7 @@ mod tests {
             purge_at: ServerTime(1_000_000),
             broken: None,
             adopted: Vec::new(),
+            evicted: None,
         };
         let sighting = Sighting {
             state: &state,

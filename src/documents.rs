@@ -19,6 +19,7 @@ use crate::{
     client::LockClient,
     error::{InvalidInput, OperateError},
     inspect::LockInfo,
+    protocol::Evict,
     session::Session,
     store::{InPlace, MemoryDocuments, MemoryInPlace, MongoStore, Store, identity, name},
     wake_mode::WakeMode,
@@ -340,7 +341,7 @@ impl<T> DocumentLocks<T> {
     /// ```
     pub async fn break_lock(&self, id: impl Into<Bson>) -> Result<Option<LockInfo>, OperateError> {
         let (session, name) = self.place(&id.into())?;
-        let state = session.evict(&name).await?;
+        let state = session.evict(&name, Evict::Everybody).await?;
         Ok(state.map(|state| LockInfo::new(&name, &state)))
     }
 

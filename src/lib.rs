@@ -56,7 +56,7 @@ pub use fence::{Fence, FencedDelete, FencedInsert, FencedUpdate};
 pub use handle::{LockHandle, LockView, Released};
 pub use in_memory::InMemory;
 pub use inspect::{Access, HolderInfo, LockInfo, WaiterInfo};
-pub use list::List;
+pub use list::{List, Listing, UnreadableInfo};
 pub use memory_collection::MemoryCollection;
 pub use multi::{MultiAcquire, MultiHandle, MultiLock, MultiView, TryMultiAcquire};
 pub use mutex::Mutex;

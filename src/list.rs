@@ -13,7 +13,7 @@ use crate::{
     inspect::LockInfo,
     protocol::{Kind, State},
     session::Session,
-    store::{Listed, Selection, View},
+    store::{Listed, Selection, Unreadable, View},
     telemetry,
 };
 
@@ -100,13 +100,59 @@ impl List {
     }
 }
 
+/// What is in the collection of the locks. Made by [`List::with_unreadable`].
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Listing {
+    /// The locks, sorted by name.
+    pub locks: Vec<LockInfo>,
+    /// Documents that are not those of locks, or can't be read; whatever conditions were set, as far as they concern what
+    /// is in a lock.
+    pub unreadable: Vec<UnreadableInfo>,
+}
+
+/// A document that is not that of a lock, or can't be read. It is left alone.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct UnreadableInfo {
+    /// Its name. Where its `_id` is not UTF-8, that is shown with `\u{fffd}` in it.
+    pub name: String,
+    /// What is wrong with it.
+    pub problem: String,
+}
+
 impl IntoFuture for List {
     type Output = Result<Vec<LockInfo>, OperateError>;
     type IntoFuture = Pin<Box<dyn Future<Output = Self::Output> + Send>>;
 
     /// Sorted by name. Holders whose lease is over are left out.
     fn into_future(self) -> Self::IntoFuture {
-        Box::pin(async move {
+        Box::pin(async move { Ok(self.with_unreadable().await?.locks) })
+    }
+}
+
+impl List {
+    /// Lists the locks, and the documents beside them that can't be read as locks.
+    ///
+    /// # Errors
+    ///
+    /// As those of [`LockClient::list`](crate::LockClient::list).
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel safe: it only reads.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let locks = watchlock::LockClient::in_memory();
+    /// let listing = locks.list().with_unreadable().await?;
+    /// assert!(listing.locks.is_empty() && listing.unreadable.is_empty());
+    /// # Ok(()) }
+    /// ```
+    pub async fn with_unreadable(self) -> Result<Listing, OperateError> {
+        {
             let Self { session, filter } = self;
             check_prefix(&filter.selection.prefix)?;
             let listing = session.read_long(|store| {
@@ -124,7 +170,13 @@ impl IntoFuture for List {
                 .filter(|lock| filter.matches(lock, now.map_or_else(SystemTime::now, SystemTime::from)))
                 .collect();
             locks.sort_by(|one, other| one.name.cmp(&other.name));
-            Ok(locks)
-        })
+            let unreadable = unreadable
+                .into_iter()
+                .map(|Unreadable { name, problem }| UnreadableInfo { name, problem });
+            Ok(Listing {
+                locks,
+                unreadable: unreadable.collect(),
+            })
+        }
     }
 }

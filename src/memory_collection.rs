@@ -76,7 +76,7 @@ impl MemoryCollection {
     /// # Errors
     ///
     /// When there is one with this `_id` already, or it is an array, a regular expression or undefined; when a server would
-    /// not store the document, as it is larger than 16 MB or nested deeper than 180 levels; when a value is `undefined`.
+    /// not store the document, as it is larger than 16 MB or nested deeper than 180 levels of documents and arrays within it; when a value is `undefined`.
     ///
     /// # Examples
     ///

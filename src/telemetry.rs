@@ -19,7 +19,7 @@ use tracing::{Span, debug, field::Empty, info, info_span, warn};
 use crate::{
     config::check_name,
     error::{AcquireError, CandidacyError, ServerError},
-    protocol::{Kind, Operation},
+    protocol::{Evict, Kind, Operation},
     status::LostReason,
     store::{Failure, StoreError, Unreadable},
     token::FencingToken,
@@ -395,7 +395,7 @@ pub(crate) fn operation_failed(operation: &'static str, lock: Option<&str>, erro
 
 /// What an operation on one lock is for.
 pub(crate) fn purpose(operation: &Operation) -> &'static str {
-    if operation.evict {
+    if operation.evict != Evict::Nobody {
         "break"
     } else if operation.proclaim.is_some() {
         "proclaim"

@@ -134,7 +134,7 @@ fn between(name: &str, last: Option<&State>, state: Option<&State>) -> Vec<LockE
         events.push(match state {
             None => LockEvent::Deleted { token },
             Some(state) if state.adopted.contains(&gone.token) => LockEvent::Adopted { token },
-            Some(state) if state.broken.is_some_and(|broken| gone.token <= broken) => LockEvent::Broken { token },
+            Some(state) if state.was_broken(gone.token) => LockEvent::Broken { token },
             // Left out as its time has come, or put out by a write after that.
             Some(state) if gone.until <= state.at || last.is_some_and(|last| last.version == state.version) => {
                 LockEvent::Expired { token }

@@ -29,6 +29,7 @@ pub(crate) fn sample(choices: &mut Choices<'_>) -> Document {
         purge_at: ServerTime(NOW + 60_000),
         broken: choices.one_in(3).then_some(NOW),
         adopted: vec![NOW; choices.below(2)],
+        evicted: choices.one_in(3).then_some(NOW),
     };
     state.fields()
 }

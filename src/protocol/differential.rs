@@ -14,8 +14,8 @@ use mongodb::{
 use watchlock_testkit::shared;
 
 use super::{
-    Expects, Identity, Kind, Location, Operation, Owner, Proclaim, QUEUE_MOST, Request, Requests, ServerTime, State,
-    Use, pipeline, random::Random, state,
+    Evict, Expects, Identity, Kind, Location, Operation, Owner, Proclaim, QUEUE_MOST, Request, Requests, ServerTime,
+    State, Use, pipeline, random::Random, state,
 };
 
 /// Sequences, and steps in each.
@@ -151,7 +151,7 @@ fn step(random: &mut Random, number: usize, setup: &Setup, strings: &[String], s
         id: operation,
         leave: few(random, 2),
         leave_capacity: None,
-        evict: false,
+        evict: Evict::Nobody,
         proclaim: None,
         requests,
         expects: Expects::Nothing,
@@ -165,13 +165,23 @@ fn step(random: &mut Random, number: usize, setup: &Setup, strings: &[String], s
         .requests
         .as_ref()
         .map(|requests| (requests.kind, requests.capacity));
-    Step::Run(match random.below(12) {
+    Step::Run(match random.below(13) {
         0 => Operation {
-            evict: true,
+            evict: Evict::Everybody,
             leave: Vec::new(),
             requests: None,
             ..operation
         },
+        11 => {
+            let held = state.and_then(|state| state.holders.get(random.below(2) as usize));
+            Operation {
+                // Or one that is over.
+                evict: Evict::Holder(held.map_or(7, |holder| holder.token - i64::from(random.below(4) == 0))),
+                leave: Vec::new(),
+                requests: None,
+                ..operation
+            }
+        }
         1 => Operation {
             proclaim: Some(Proclaim {
                 id: random.pick(&ids).clone(),
@@ -278,7 +288,7 @@ impl Sequence {
                 if operation.leave.is_empty()
                     && operation.requests.is_none()
                     && operation.proclaim.is_none()
-                    && !operation.evict =>
+                    && operation.evict == Evict::Nobody =>
             {
                 return None;
             }
@@ -554,7 +564,7 @@ async fn a_step_that_changes_nothing_writes_nothing() {
         id: format!("a.{number}"),
         leave: leave.iter().map(|id| (*id).to_owned()).collect(),
         leave_capacity: None,
-        evict: false,
+        evict: Evict::Nobody,
         proclaim: None,
         requests: Some(Requests {
             kind: Kind::Mutex,
@@ -622,7 +632,7 @@ async fn many_entries_fit_one_operation() {
             id: format!("a.{number}"),
             leave: Vec::new(),
             leave_capacity: None,
-            evict: false,
+            evict: Evict::Nobody,
             proclaim: None,
             requests: Some(Requests {
                 kind: Kind::Semaphore,

@@ -156,6 +156,7 @@ impl State {
                 .get_array("adopted")
                 .map(|tokens| tokens.iter().filter_map(whole).collect())
                 .unwrap_or_default(),
+            evicted: document.get("evicted").and_then(whole),
         })
     }
 
@@ -200,6 +201,9 @@ impl State {
         }
         if !self.adopted.is_empty() {
             document.insert("adopted", &self.adopted);
+        }
+        if let Some(evicted) = self.evicted {
+            document.insert("evicted", evicted);
         }
         document
     }
@@ -336,6 +340,7 @@ mod tests {
             purge_at: ServerTime(1000),
             broken: Some(11),
             adopted: vec![9, 10],
+            evicted: Some(8),
         }
     }
 

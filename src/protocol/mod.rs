@@ -14,7 +14,8 @@
 //!   at:       <when it was written last>,
 //!   purge_at: <when the TTL index may remove the document>,
 //!   broken:   <the largest token that an operator put out, if ever one did>,
-//!   adopted:  <the tokens that the last adoption put out, if ever there was one> }
+//!   adopted:  <the tokens that the last adoption put out, if ever there was one>,
+//!   evicted:  <the token of the last holder that an operator put out by itself, if ever one did> }
 //! ```
 //!
 //! A mutex is capacity 1; a semaphore is capacity n; a readers-writer lock is a large capacity of which a reader takes
@@ -72,8 +73,8 @@ pub(crate) mod wake;
 pub(crate) use location::Location;
 pub use state::Kind;
 pub(crate) use state::{
-    Expects, Holder, Identity, Operation, Owner, Proclaim, QUEUE_MOST, Request, Requests, ServerTime, State, Use,
-    Waiter, clock_token,
+    Evict, Expects, Holder, Identity, Operation, Owner, Proclaim, QUEUE_MOST, Request, Requests, ServerTime, State,
+    Use, Waiter, clock_token,
 };
 
 #[cfg(test)]

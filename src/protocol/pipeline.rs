@@ -11,7 +11,7 @@
 use mongodb::bson::{Bson, Document, doc};
 
 use super::{
-    Expects, Identity, Operation, Proclaim, Request, Requests,
+    Evict, Expects, Identity, Operation, Proclaim, Request, Requests,
     document::{DOUBLE_MOST, ID_MOST, NUMBER_MOST, PROTOCOL},
     location::Location,
     wake::Left,
@@ -39,10 +39,12 @@ pub(crate) fn selection(at: &Location, id: &Bson, operation: &Operation) -> Docu
     if let Some(Proclaim { id, .. }) = &operation.proclaim {
         concerned.push(doc! { at.key("holders.id"): { "$in": [id] } });
     }
-    if operation.evict {
-        concerned.push(doc! { at.key("holders.0"): { "$exists": true } });
+    match operation.evict {
+        Evict::Nobody => {}
+        Evict::Everybody => concerned.push(doc! { at.key("holders.0"): { "$exists": true } }),
+        Evict::Holder(token) => concerned.push(doc! { at.key("holders.token"): token }),
     }
-    if operation.evict || operation.proclaim.is_some() {
+    if operation.evict != Evict::Nobody || operation.proclaim.is_some() {
         // Who asks for that is to be told that the document is of a later protocol, whatever is in it.
         concerned.push(doc! { at.key("protocol"): { "$gt": PROTOCOL } });
     }
@@ -86,10 +88,12 @@ pub(crate) fn operation(at: &Location, operation: &Operation, now: &Bson) -> Vec
         Some(requests) => cond(used_as(at, requests), written, "$$ROOT"),
         None => written,
     };
-    let holders = if operation.evict {
-        Bson::Array(Vec::new())
-    } else {
-        holders
+    let holders = match operation.evict {
+        Evict::Nobody => holders,
+        Evict::Everybody => Bson::Array(Vec::new()),
+        Evict::Holder(token) => {
+            Bson::from(doc! { "$filter": { "input": holders, "cond": { "$ne": ["$$this.token", token] } } })
+        }
     };
     let variables = doc! { "holders": holders, "queue": stay(at.value("queue"), operation, now) };
     let mut whole = bind(variables, decided);
@@ -632,15 +636,17 @@ fn write(at: &Location, operation: &Operation, now: &Bson) -> Bson {
     let mut wake = vec![literal(format!("{}:", operation.id))];
     wake.extend(operation.leave.iter().map(|id| left(at, id)));
     wake.extend([Bson::from(";"), Bson::from("$$after.granted")]);
-    if operation.evict {
-        wake.push(put_out(
-            at.value("holders"),
-            "!",
-            doc! { "$toString": "$$this.token" }.into(),
-        ));
-    }
+    let evicted = match operation.evict {
+        Evict::Nobody => None,
+        Evict::Everybody => Some(Bson::from(at.value("holders"))),
+        Evict::Holder(token) => Some(Bson::from(doc! { "$filter": {
+            "input": at.value("holders"),
+            "cond": { "$eq": ["$$this.token", token] },
+        } })),
+    };
+    wake.extend(evicted.map(|list| put_out(list, "!", doc! { "$toString": "$$this.token" }.into())));
     if adopts(operation).is_some() {
-        wake.push(put_out("$$adopted".to_owned(), "~", "".into()));
+        wake.push(put_out("$$adopted".into(), "~", "".into()));
         // What is missing stays so.
         fields.insert("adopted", cond(adopts_a_hold(), "$$adopted.token", at.value("adopted")));
     }
@@ -651,8 +657,10 @@ fn write(at: &Location, operation: &Operation, now: &Bson) -> Bson {
         "wake": { "$concat": wake },
     });
     fields.extend(stamp(at, operation.keep, now));
-    if operation.evict {
-        fields.insert("broken", doc! { "$max": at.value("holders.token") });
+    match operation.evict {
+        Evict::Nobody => {}
+        Evict::Everybody => drop(fields.insert("broken", doc! { "$max": at.value("holders.token") })),
+        Evict::Holder(token) => drop(fields.insert("evicted", token)),
     }
     if !operation.may_change_nothing() {
         return at.merged([fields.into()]);
@@ -672,7 +680,7 @@ fn left(at: &Location, id: &str) -> Bson {
 }
 
 /// The words for entries that were put out.
-fn put_out(list: String, mark: &str, token: Bson) -> Bson {
+fn put_out(list: Bson, mark: &str, token: Bson) -> Bson {
     Bson::from(doc! { "$reduce": {
         "input": list,
         "initialValue": "",

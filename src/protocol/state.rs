@@ -147,12 +147,19 @@ pub(crate) struct State {
     pub(crate) broken: Option<i64>,
     /// The tokens that were put out by the last adoption, likewise.
     pub(crate) adopted: Vec<i64>,
+    /// The token of the last holder that an operator put out by itself, likewise.
+    pub(crate) evicted: Option<i64>,
 }
 
 impl State {
     /// Whether this is an earlier state of the document than `other`. A document created anew counts from one again.
     pub(crate) fn is_before(&self, other: &Self) -> bool {
         self.version < other.version && self.at <= other.at
+    }
+
+    /// Whether an operator has put out the holder that had this token and has it no more.
+    pub(crate) fn was_broken(&self, token: i64) -> bool {
+        self.evicted == Some(token) || self.broken.is_some_and(|broken| token <= broken)
     }
 
     /// Whether nobody holds it or waits for it.
@@ -184,8 +191,8 @@ pub(crate) struct Operation {
     ///
     /// As long as one of them is there it is the document's: a capacity changes only while a lock is idle.
     pub(crate) leave_capacity: Option<i64>,
-    /// Every present holder is put out and told so.
-    pub(crate) evict: bool,
+    /// Who is put out and told so.
+    pub(crate) evict: Evict,
     pub(crate) proclaim: Option<Proclaim>,
     pub(crate) requests: Option<Requests>,
     /// What the operation may take for granted; where it is wrong, nothing is done.
@@ -195,6 +202,25 @@ pub(crate) struct Operation {
     /// How long the document is kept after this write at least, in milliseconds. Longer than the lease of every entry
     /// that is written by it.
     pub(crate) keep: i64,
+}
+
+/// The holders that an operator puts out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Evict {
+    Nobody,
+    Everybody,
+    /// The one with this token.
+    Holder(i64),
+}
+
+impl Evict {
+    fn puts_out(self, holder: &Holder) -> bool {
+        match self {
+            Self::Nobody => false,
+            Self::Everybody => true,
+            Self::Holder(token) => holder.token == token,
+        }
+    }
 }
 
 /// A holder gets another value, unless it has proclaimed a later one: a command that was sent again may come late.
@@ -311,7 +337,7 @@ impl Operation {
         self.creates()
             || self.leave.iter().any(|id| holds(id) || waits(id))
             || self.proclaim.as_ref().is_some_and(|proclaim| holds(&proclaim.id))
-            || (self.evict && !state.holders.is_empty())
+            || state.holders.iter().any(|holder| self.evict.puts_out(holder))
     }
 }
 
@@ -355,6 +381,7 @@ pub(crate) fn apply(before: Option<&State>, operation: &Operation, now: ServerTi
                 purge_at: now,
                 broken: None,
                 adopted: Vec::new(),
+                evicted: None,
             };
             Some(step(&fresh, operation, now))
         }
@@ -403,12 +430,19 @@ fn step(original: &State, operation: &Operation, now: ServerTime) -> State {
     {
         (holder.owner.value, holder.owner.proclaimed) = (Some(value.clone()), *number);
     }
-    if operation.evict {
-        state.holders.clear();
-        for holder in &original.holders {
-            announce.evicted(&holder.id, holder.token);
-        }
-        state.broken = original.holders.iter().map(|holder| holder.token).max();
+    state.holders.retain(|holder| !operation.evict.puts_out(holder));
+    for holder in original
+        .holders
+        .iter()
+        .filter(|holder| operation.evict.puts_out(holder))
+    {
+        announce.evicted(&holder.id, holder.token);
+    }
+    match operation.evict {
+        Evict::Nobody => {}
+        Evict::Everybody => state.broken = original.holders.iter().map(|holder| holder.token).max(),
+        // Not the largest one broken: others have smaller tokens, and go on.
+        Evict::Holder(token) => state.evicted = Some(token),
     }
 
     if let Some(requests) = &operation.requests {
@@ -604,7 +638,7 @@ mod tests {
             id: id.to_owned(),
             leave: Vec::new(),
             leave_capacity: None,
-            evict: false,
+            evict: Evict::Nobody,
             proclaim: None,
             requests: Some(Requests {
                 kind: Kind::Mutex,

@@ -31,7 +31,7 @@ use super::{Session, line};
 use crate::{
     config::Config,
     error::ServerError,
-    protocol::{Operation, State},
+    protocol::{Evict, Operation, State},
     store::{Answer, Documents, Exchange, Store, StoreError},
     telemetry,
 };
@@ -427,6 +427,7 @@ impl Session {
         T: Send + 'static,
         F: Future<Output = Result<T, StoreError>> + Send + 'static,
     {
+        self.lives()?;
         let usual = self.asking.usual();
         let pace = Pace::short(usual + usual / 4);
         read_beside(self.start(), pace, || read(self.store.clone())).await
@@ -438,6 +439,7 @@ impl Session {
         T: Send + 'static,
         F: Future<Output = Result<T, StoreError>> + Send + 'static,
     {
+        self.lives()?;
         read_beside(self.start(), Pace::LONG, || read(self.store.clone())).await
     }
 
@@ -537,10 +539,10 @@ impl Session {
         }
     }
 
-    /// Puts every holder of `name` out. Not repeated when its outcome is unknown: it could be those who came after.
-    pub(crate) async fn evict(self: &Arc<Self>, name: &str) -> Result<Option<State>, ServerError> {
+    /// Puts holders of `name` out. Not repeated when its outcome is unknown: it could be those who came after.
+    pub(crate) async fn evict(self: &Arc<Self>, name: &str, evict: Evict) -> Result<Option<State>, ServerError> {
         let operation = Operation {
-            evict: true,
+            evict,
             ..self.operation()
         };
         // As it is not repeated, it had better not meet with a dead connection: a reading finds one that works.
@@ -582,6 +584,7 @@ impl Session {
         patience: Duration,
         command: impl Future<Output = Result<T, StoreError>> + Send + 'static,
     ) -> Result<T, StoreError> {
+        self.lives()?;
         match timeout(patience, self.start().spawn(command)).await {
             Ok(answer) => answer.unwrap_or_else(|stopped| Err(StoreError::stopped(stopped))),
             Err(_) => Err(StoreError::unanswered(patience)),

@@ -32,8 +32,8 @@ use crate::{
     contention::{Contention, Sighting},
     error::{AcquireError, ServerError, UsedOtherwise},
     protocol::{
-        Expects, Kind, Operation, Owner, QUEUE_MOST, Request, Requests, ServerTime, State, Use, document::Malformed,
-        wake,
+        Evict, Expects, Kind, Operation, Owner, QUEUE_MOST, Request, Requests, ServerTime, State, Use,
+        document::Malformed, wake,
     },
     status::LostReason,
     store::{Answer, Exchange, Failure, StoreError},
@@ -612,7 +612,7 @@ impl Line {
             id: context.ids.operation(),
             leave: leaves.iter().map(|leave| leave.id.clone()).collect(),
             leave_capacity: used.map(|(_, capacity)| capacity),
-            evict: false,
+            evict: Evict::Nobody,
             proclaim: None,
             requests: if together {
                 // Nobody is there whose place could be taken, where nobody is expected.
@@ -1253,7 +1253,7 @@ impl Line {
 fn reason_of_absence(state: &State, hold: &Hold) -> LostReason {
     if state.adopted.contains(&hold.token.as_i64()) {
         LostReason::Adopted
-    } else if state.broken.is_some_and(|broken| hold.token.as_i64() <= broken) {
+    } else if state.was_broken(hold.token.as_i64()) {
         LostReason::Broken
     } else {
         LostReason::Overwritten

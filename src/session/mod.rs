@@ -50,7 +50,7 @@ use tokio_util::sync::CancellationToken;
 use crate::{
     config::Config,
     error::{AcquireError, ServerError},
-    protocol::{Expects, Operation, Proclaim, QUEUE_MOST, ServerTime, State, wake},
+    protocol::{Evict, Expects, Operation, Proclaim, QUEUE_MOST, ServerTime, State, wake},
     store::{Event, Exchange, Store, StoreError},
     telemetry,
     wake_mode::WakeMode,
@@ -95,6 +95,8 @@ pub(crate) struct Session {
     /// Its runtime has ended.
     stopped: CancellationToken,
     started: OnceLock<Handle>,
+    /// The runtime on which the client was built, where there is a driver.
+    home: OnceLock<Handle>,
     /// Filled when the index has been asked for.
     prepared: OnceLock<()>,
 }
@@ -183,6 +185,7 @@ impl Session {
             ended: CancellationToken::new(),
             stopped: CancellationToken::new(),
             started: OnceLock::new(),
+            home: OnceLock::new(),
             prepared: OnceLock::new(),
         })
     }
@@ -463,7 +466,7 @@ impl Session {
             id: self.ids.operation(),
             leave: Vec::new(),
             leave_capacity: None,
-            evict: false,
+            evict: Evict::Nobody,
             proclaim: None,
             requests: None,
             expects: Expects::Nothing,

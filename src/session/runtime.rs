@@ -54,13 +54,33 @@ impl Session {
                     self.ended.clone(),
                 ));
             }
-            let (vigil, ended) = (Vigil(Arc::downgrade(self)), self.ended.clone());
-            runtime.spawn(async move {
-                let _vigil = vigil;
-                ended.cancelled().await;
-            });
+            self.watch_over(&runtime);
             runtime
         })
+    }
+
+    /// Binds the session to the runtime on which its client was built: where that ends, the driver's tasks are gone, and
+    /// nothing would be answered.
+    pub(crate) fn live_on(self: &Arc<Self>, runtime: Handle) {
+        self.watch_over(&runtime);
+        // A session is bound once.
+        let _ = self.home.set(runtime);
+    }
+
+    /// As [`live_on`](Self::live_on), where the other session lives.
+    pub(crate) fn live_with(self: &Arc<Self>, other: &Self) {
+        if let Some(runtime) = other.home.get() {
+            self.live_on(runtime.clone());
+        }
+    }
+
+    /// Notices the end of the runtime. One that has ended drops the task at once.
+    fn watch_over(self: &Arc<Self>, runtime: &Handle) {
+        let (vigil, ended) = (Vigil(Arc::downgrade(self)), self.ended.clone());
+        runtime.spawn(async move {
+            let _vigil = vigil;
+            ended.cancelled().await;
+        });
     }
 
     /// Nothing that was on its way is answered any more.
@@ -81,8 +101,13 @@ impl Session {
 
     /// Why the session is of no use, where its runtime has ended.
     pub(crate) fn stopped(&self) -> Result<(), ServerError> {
+        Ok(self.lives()?)
+    }
+
+    /// As [`stopped`](Self::stopped).
+    pub(super) fn lives(&self) -> Result<(), StoreError> {
         match self.stopped.is_cancelled() {
-            true => Err(StoreError::runtime_ended().into()),
+            true => Err(StoreError::runtime_ended()),
             false => Ok(()),
         }
     }

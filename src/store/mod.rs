@@ -297,7 +297,7 @@ struct Unanswered(Duration);
 /// The session's tasks do not run.
 #[derive(Debug, thiserror::Error)]
 enum NoRuntime {
-    #[error("the runtime on which this client was first used has ended")]
+    #[error("the runtime on which this client was built or first used has ended")]
     Ended,
     #[error(
         "the runtime on which this client was first used stands still: nothing drives it, or its thread is blocked"

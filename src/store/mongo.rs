@@ -24,7 +24,7 @@ use super::{
     Answer, Documents, Exchange, Failure, InPlace, Listed, Renewal, Renewed, Selection, StoreError, Unreadable, View,
     name,
 };
-use crate::protocol::{Expects, Location, Operation, ServerTime, State, document::Malformed, pipeline, wake};
+use crate::protocol::{Evict, Expects, Location, Operation, ServerTime, State, document::Malformed, pipeline, wake};
 
 #[cfg(any(test, fuzzing))]
 pub(in crate::store) use command::refusal;
@@ -133,7 +133,7 @@ impl MongoStore {
         // server is spared the making of another document for the answer.
         let bare = matches!(operation.expects, Expects::Alone | Expects::Holding) && at.is_root();
         let fields = (!bare).then(|| self.fields());
-        let answer = if operation.evict || operation.proclaim.is_some() {
+        let answer = if operation.evict != Evict::Nobody || operation.proclaim.is_some() {
             // What must not come late, after another: the driver repeats it in a way by which the server knows it again.
             self.collection
                 .find_one_and_update(query, update)
@@ -358,7 +358,7 @@ impl MongoStore {
         }
         doc! {
             "protocol": 1, "kind": 1, "capacity": 1, "token": 1, "holders": 1, "queue": 1, "wake": 1, "version": 1, "at": 1,
-            "purge_at": 1, "broken": 1, "adopted": 1,
+            "purge_at": 1, "broken": 1, "adopted": 1, "evicted": 1,
             NOW: "$$NOW",
         }
     }

@@ -10,6 +10,7 @@ use crate::{
     inspect::LockInfo,
     list::List,
     memory_collection::MemoryCollection,
+    token::FencingToken,
     wake_mode::{WakeMode, WakeSource},
 };
 
@@ -257,6 +258,20 @@ impl LockClient {
     /// On a thread of an async runtime; see [`sync`](crate::sync#panics).
     pub fn break_lock(&self, name: &str) -> Result<Option<LockInfo>, OperateError> {
         block_on(self.client.break_lock(name))
+    }
+
+    /// Takes the lock `name` away from the one holder whose grant has this token; as
+    /// [`LockClient::break_holder`](crate::LockClient::break_holder).
+    ///
+    /// # Errors
+    ///
+    /// As those of [`break_lock`](Self::break_lock).
+    ///
+    /// # Panics
+    ///
+    /// On a thread of an async runtime; see [`sync`](crate::sync#panics).
+    pub fn break_holder(&self, name: &str, token: FencingToken) -> Result<Option<LockInfo>, OperateError> {
+        block_on(self.client.break_holder(name, token))
     }
 
     /// Ends the client: acquires fail, what is held is released; returns when the server knows, or after the time of a

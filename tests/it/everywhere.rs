@@ -137,6 +137,58 @@ async fn a_broken_lock_is_lost_and_goes_to_the_next() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn one_holder_is_put_out_and_the_others_go_on() {
+    for (a, b) in places("holder").await {
+        let permits = a.semaphore("x", 3);
+        let held = [
+            permits.acquire().await.unwrap(),
+            permits.acquire().await.unwrap(),
+            permits.acquire().await.unwrap(),
+        ];
+        let next = in_line!(&a, "x", 1, b.semaphore("x", 3).acquire());
+        let mut events = b.watch("x");
+        for _ in 0..3 {
+            events.next().await.unwrap().unwrap();
+        }
+        let lock = b.break_holder("x", held[1].token()).await.unwrap().unwrap();
+        let next = granted(next).await;
+        assert_eq!(within(2 * SOON, "the loss", held[1].lost()).await, LostReason::Broken);
+        assert_eq!(lock.holders.len(), 3);
+        // Nobody has that token any more.
+        let again = b.break_holder("x", held[1].token()).await.unwrap();
+        assert!(again.is_none());
+        let told = within(PATIENCE, "it is told", events.next()).await.unwrap().unwrap();
+        let token = held[1].token();
+        assert!(
+            matches!(told, LockEvent::Broken { token: of, .. } if of == token),
+            "{told:?}"
+        );
+        within(PATIENCE, "the grant", events.next()).await.unwrap().unwrap();
+        for other in [&held[0], &held[2], &next] {
+            other.renew().await.unwrap();
+            assert_eq!(other.status(), LockStatus::Held);
+        }
+        // What is released later was not broken, though its token is smaller.
+        let [smallest, _, largest] = held;
+        let token = smallest.token();
+        smallest.release().await.unwrap();
+        let told = within(PATIENCE, "it is told", events.next()).await.unwrap().unwrap();
+        assert!(
+            matches!(told, LockEvent::Released { token: of, .. } if of == token),
+            "{told:?}"
+        );
+
+        // A reader, without the others.
+        let lock = a.rw_lock("y");
+        let (stays, goes) = (lock.read().await.unwrap(), b.rw_lock("y").read().await.unwrap());
+        a.break_holder("y", goes.token()).await.unwrap().unwrap();
+        assert_eq!(within(2 * SOON, "the loss", goes.lost()).await, LostReason::Broken);
+        stays.renew().await.unwrap();
+        assert_eq!(largest.lost_reason(), None);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn run_releases_and_ends_what_runs_without_the_lock() {
     for (a, b) in places("run").await {
         assert_eq!(

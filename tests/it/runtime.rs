@@ -8,7 +8,7 @@ use watchlock::{InMemory, LockClient, MemoryCollection};
 
 use crate::setup::{Ground, PATIENCE, SOON, until_waiting, within};
 
-const ENDED: &str = "the runtime on which this client was first used has ended";
+const ENDED: &str = "the runtime on which this client was built or first used has ended";
 
 fn runtime() -> Runtime {
     Builder::new_multi_thread()
@@ -78,6 +78,36 @@ fn a_client_whose_runtime_has_ended_says_so_at_once() {
     let first = runtime();
     let locks = first.block_on(async { Ground::replica_set("ended").await.locks().await });
     ends(first, &second, locks);
+}
+
+/// The driver's tasks were on it: without them a server is looked for in vain, for half a minute.
+#[test]
+fn a_client_that_was_built_on_a_runtime_that_has_ended_says_so_at_once() {
+    let first = runtime();
+    let locks = first.block_on(async { Ground::replica_set("built").await.locks().await });
+    let collection = first.block_on(async { Ground::replica_set("built").await.documents().await });
+    drop(first);
+    let second = runtime();
+    second.block_on(async {
+        let documents = locks.documents(collection);
+        assert_told(within(SOON, "a look", locks.inspect("x")).await.unwrap_err());
+        let acquiring = locks.mutex("x").acquire().timeout(PATIENCE).into_future();
+        assert_told(within(SOON, "an acquire", acquiring).await.unwrap_err());
+        assert_told(
+            within(SOON, "a document", documents.acquire(1).into_future())
+                .await
+                .unwrap_err(),
+        );
+    });
+    #[cfg(feature = "sync")]
+    {
+        let locks = watchlock::sync::LockClient::from(locks);
+        let begun = std::time::Instant::now();
+        assert_told(locks.mutex("y").acquire().timeout(PATIENCE).run().unwrap_err());
+        assert_told(locks.list().run().unwrap_err());
+        assert_told(locks.break_lock("x").unwrap_err());
+        assert!(begun.elapsed() < SOON);
+    }
 }
 
 #[test]

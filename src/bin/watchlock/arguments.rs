@@ -73,6 +73,9 @@ pub(crate) enum Command {
 ///
 /// MONGODB_URI is taken out of the command's environment, as it often has a password; --keep-uri leaves it in.
 ///
+/// SIGPIPE is at its default in the command, whatever watchlock inherited (env, timeout and flock would leave it): it ends a
+/// command that writes to a pipe that nobody reads. For one that shall ignore it, as under systemd: sh -c 'trap "" PIPE; ...'.
+///
 /// The lock is held until the command itself ends, and not for what it leaves running in the background.
 #[derive(Args, Debug)]
 #[command(after_help = exit::TABLE, override_usage = "watchlock run [OPTIONS] <NAME> [--] <COMMAND>...")]
@@ -138,6 +141,8 @@ pub(crate) struct Run {
 
 /// List locks, with who holds them and how many wait
 ///
+/// Documents in the collection that are not locks are named on standard error.
+///
 /// With --json: an array of locks, each as of `watchlock show`.
 #[derive(Args, Debug)]
 #[command(override_usage = "watchlock ls [OPTIONS]")]
@@ -194,8 +199,9 @@ pub(crate) struct Show {
 /// present holder. It is driven by a change stream, and by polling where the server has none.
 ///
 /// With --json, one object in a line for each event: at (when it was seen, by this machine's clock, RFC 3339 in UTC), lock,
-/// event (granted, released, expired, adopted, broken, deleted), token, holder (of granted, as of `watchlock show`; else null),
-/// waiting (how many clients wait after a grant; else null).
+/// event (granted, released, expired, adopted, broken, deleted, unreadable), token, holder (of granted, as of `watchlock show`;
+/// else null), waiting (how many clients wait after a grant; else null), problem (of unreadable, a document that is not that of
+/// a lock; else null).
 #[derive(Args, Debug)]
 #[command(override_usage = "watchlock watch [OPTIONS] [NAME]")]
 pub(crate) struct Watch {
@@ -223,6 +229,9 @@ pub(crate) struct Break {
     /// Do not ask
     #[arg(long, short = 'y')]
     pub(crate) yes: bool,
+    /// Only the holder with this token, as ls and show tell it: one holder of a semaphore, or one reader
+    #[arg(long, value_name = "TOKEN")]
+    pub(crate) holder: Option<i64>,
     /// The name of the lock
     #[arg(value_parser = lock_name)]
     pub(crate) name: String,
@@ -234,7 +243,7 @@ pub(crate) struct Break {
 /// let the user in; a warning is not wrong.
 ///
 /// With --json, one object: healthy (true or false), checks. A check has name (server, version, topology, privileges,
-/// clock, member-clocks, wake-mode, index), status (ok, warning, problem, unknown), found, advice (or null).
+/// pool, clock, member-clocks, wake-mode, index), status (ok, warning, problem, unknown), found, advice (or null).
 #[derive(Args, Debug)]
 #[command(override_usage = "watchlock doctor [OPTIONS]")]
 pub(crate) struct Doctor {

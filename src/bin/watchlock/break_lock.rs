@@ -26,7 +26,12 @@ struct Broken<'a> {
 }
 
 pub(crate) async fn break_lock(connection: &Connection, arguments: Break) -> Outcome {
-    let Break { output, yes, name } = arguments;
+    let Break {
+        output,
+        yes,
+        holder,
+        name,
+    } = arguments;
     if !yes && !io::stdin().is_terminal() {
         return Err(Failure::usage(
             "nobody can be asked here, so breaking a lock needs --yes",
@@ -45,18 +50,36 @@ pub(crate) async fn break_lock(connection: &Connection, arguments: Break) -> Out
             output,
         );
     }
+    let token = match holder.map(|token| token_of(&before, token)) {
+        None => None,
+        Some(Some(token)) => Some(token),
+        Some(None) => {
+            let told = format!("nobody holds `{}` under this token", plain(&name));
+            return not_broken(&name, Some(&before), &told, output);
+        }
+    };
     if !yes {
-        if !confirmed(&before)? {
+        if !confirmed(&before, token)? {
             return not_broken(&name, Some(&before), "nothing was broken", output);
         }
         // It may have changed hands while somebody thought about it.
         let now = locks.inspect(&name).await?;
-        if now.as_ref().map(tokens) != Some(tokens(&before)) {
+        // Of one holder the token says it: there is no other with the same.
+        if token.is_none() && now.as_ref().map(tokens) != Some(tokens(&before)) {
             let told = format!("`{}` has changed hands meanwhile; nothing was broken", plain(&name));
             return not_broken(&name, now.as_ref(), &told, output);
         }
     }
-    let after = locks.break_lock(&name).await?;
+    let after = match token {
+        None => locks.break_lock(&name).await?,
+        Some(token) => match locks.break_holder(&name, token).await? {
+            None => {
+                let told = format!("`{}` is not held under this token any more", plain(&name));
+                return not_broken(&name, locks.inspect(&name).await?.as_ref(), &told, output);
+            }
+            after => after,
+        },
+    };
     let remaining = after.as_ref().map(tokens).unwrap_or_default();
     let broken: Vec<&HolderInfo> = before
         .holders
@@ -97,10 +120,27 @@ fn tokens(lock: &LockInfo) -> Vec<FencingToken> {
     lock.holders.iter().map(|holder| holder.token).collect()
 }
 
-fn confirmed(lock: &LockInfo) -> Result<bool, Failure> {
+/// The token of a holder, if one has this number.
+fn token_of(lock: &LockInfo, number: i64) -> Option<FencingToken> {
+    tokens(lock).into_iter().find(|token| token.as_i64() == number)
+}
+
+/// What is asked before a lock is broken, or one of its holders is put out.
+pub(crate) fn question(lock: &LockInfo, token: Option<FencingToken>) -> String {
+    match token {
+        None => "Break this lock? [y/N] ".to_owned(),
+        Some(token) => {
+            let holder = lock.holders.iter().find(|holder| holder.token == token);
+            let holder = holder.map(ToString::to_string).unwrap_or_default();
+            format!("Put out this holder? {holder} [y/N] ")
+        }
+    }
+}
+
+fn confirmed(lock: &LockInfo, token: Option<FencingToken>) -> Result<bool, Failure> {
     let mut err = io::stderr().lock();
     // If nobody reads the question, nobody answers it.
-    let _ = write!(err, "{lock}\nBreak this lock? [y/N] ");
+    let _ = write!(err, "{lock}\n{}", question(lock, token));
     let _ = err.flush();
     let mut answer = String::new();
     io::stdin()

@@ -3,11 +3,16 @@
 use std::time::Duration;
 
 use clap::Args;
-use mongodb::{Client, Database, bson::doc, error::Error, options::ClientOptions};
+use mongodb::{
+    Client, Database,
+    bson::doc,
+    error::{Error, ErrorKind as DriverKind},
+    options::ClientOptions,
+};
 use watchlock::{LockClient, LockClientBuilder};
 
 use crate::{
-    exit::{self, Failure, INTERNAL},
+    exit::{self, Failure, INTERNAL, UNAVAILABLE},
     text::plain,
 };
 
@@ -54,6 +59,8 @@ impl std::fmt::Debug for Connection {
 pub(crate) struct Place {
     pub(crate) database: Database,
     pub(crate) collection: String,
+    /// The connections that the driver's pool may have (`maxPoolSize`), where that is said.
+    pub(crate) pool: Option<u32>,
 }
 
 impl Connection {
@@ -86,10 +93,12 @@ impl Connection {
             ));
         };
         check_database(&name)?;
+        let pool = options.max_pool_size;
         let client = Client::with_options(options).map_err(|error| self.not_valid(&error))?;
         Ok(Place {
             database: client.database(&name),
             collection: self.collection.clone(),
+            pool,
         })
     }
 
@@ -101,8 +110,15 @@ impl Connection {
              name and password must be percent-encoded"
                 .to_owned()
         } else {
-            format!("is not valid, or its host can't be looked up: {cause}")
+            format!("is not valid: {cause}")
         };
+        if let DriverKind::DnsResolve { .. } = &*error.kind {
+            // The names of hosts are no secret, and come from nowhere else.
+            return Failure::new(
+                UNAVAILABLE,
+                format!("the host of the connection string can't be looked up: {cause}"),
+            );
+        }
         Failure::usage(format!("the connection string (MONGODB_URI or --uri) {why}"))
     }
 

@@ -45,6 +45,13 @@ const ACTIONS: [(&str, &str); 5] = [
     ),
 ];
 
+/// The connections that a client takes: its change streams, and commands beside them for a moment. See README, Connections.
+const STREAMS: u32 = 4;
+const COMMANDS: u32 = 6;
+
+/// The driver's default.
+const POOL: u32 = 10;
+
 /// Those without which nothing works.
 const NEEDED: usize = 3;
 
@@ -141,11 +148,13 @@ async fn look(place: &Place, mode: WakeMode) -> Result<Vec<Check>, Failure> {
     )];
     checks.push(version(place).await?);
     checks.push(topology(&hello));
-    checks.push(privileges(place).await?);
+    let (permitted, may_create_index) = privileges(place).await?;
+    checks.push(permitted);
+    checks.push(pool(place));
     checks.push(own_clock(offset));
     checks.extend(member_clocks(place, &hello).await?);
     checks.push(wake_mode(place, mode).await?);
-    checks.push(index(place).await?);
+    checks.push(index(place, may_create_index).await?);
     Ok(checks)
 }
 
@@ -186,7 +195,35 @@ fn topology(hello: &Document) -> Check {
     )
 }
 
-async fn privileges(place: &Place) -> Result<Check, Failure> {
+/// Whether there are connections enough, for one client on the pool.
+fn pool(place: &Place) -> Check {
+    let most = place.pool.unwrap_or(POOL);
+    let found = match place.pool {
+        Some(most) => format!("maxPoolSize={most}"),
+        None => format!("up to {POOL} connections, the driver's default"),
+    };
+    if most >= STREAMS + COMMANDS {
+        return Check::ok(
+            "pool",
+            format!("{found}; a client takes {STREAMS} for change streams and {COMMANDS} for commands"),
+        );
+    }
+    let advice = if most == 1 {
+        "an open change stream occupies a connection, and no command gets a turn beside it: set maxPoolSize to 10 or more for \
+         each client on the pool"
+            .to_owned()
+    } else {
+        format!(
+            "set maxPoolSize to {} or more for each client on the pool: {STREAMS} for change streams, of which \
+             LockClientBuilder::max_streams allows fewer, and {COMMANDS} for commands; operations of your own come on top",
+            STREAMS + COMMANDS
+        )
+    };
+    Check::new("pool", Status::Warning, found).advice(advice)
+}
+
+/// And whether the index may be created.
+async fn privileges(place: &Place) -> Result<(Check, bool), Failure> {
     let database = place.database.clone();
     let status = doc! { "connectionStatus": 1, "showPrivileges": true };
     let answer = to_its_end(async move { database.run_command(status).await }).await?;
@@ -195,10 +232,10 @@ async fn privileges(place: &Place) -> Result<Check, Failure> {
         .ok()
         .and_then(|answer| answer.get_document("authInfo").ok());
     let Some(info) = info else {
-        return Ok(unseen("privileges", answer.err().as_ref()));
+        return Ok((unseen("privileges", answer.err().as_ref()), false));
     };
     if info.get_array("authenticatedUsers").map_or(0, Vec::len) == 0 {
-        return anybody(place).await;
+        return Ok((anybody(place).await?, false));
     }
     let given = info
         .get_array("authenticatedUserPrivileges")
@@ -212,7 +249,7 @@ async fn privileges(place: &Place) -> Result<Check, Failure> {
     let missing: Vec<_> = ACTIONS.iter().filter(|(action, _)| !has(action)).collect();
     if missing.is_empty() {
         let all = ACTIONS.map(|(action, _)| action).join(", ");
-        return Ok(Check::ok("privileges", format!("all that are used: {all}")));
+        return Ok((Check::ok("privileges", format!("all that are used: {all}")), true));
     }
     let needed = &ACTIONS[..NEEDED];
     let status = if missing.iter().any(|lacking| needed.contains(lacking)) {
@@ -223,12 +260,11 @@ async fn privileges(place: &Place) -> Result<Check, Failure> {
     let names: Vec<_> = missing.iter().map(|(action, _)| *action).collect();
     let reasons: Vec<_> = missing.iter().map(|(action, why)| format!("{action}: {why}")).collect();
     let (database, collection) = (place.database.name(), &place.collection);
-    Ok(
-        Check::new("privileges", status, format!("missing: {}", names.join(", "))).advice(format!(
-            "grant the user a role with these actions on {database}.{collection} ({})",
-            reasons.join("; ")
-        )),
-    )
+    let check = Check::new("privileges", status, format!("missing: {}", names.join(", "))).advice(format!(
+        "grant the user a role with these actions on {database}.{collection} ({})",
+        reasons.join("; ")
+    ));
+    Ok((check, has("createIndex")))
 }
 
 /// Nobody has logged in: either everybody may do everything, or nobody may do anything.
@@ -365,7 +401,7 @@ async fn wake_mode(place: &Place, mode: WakeMode) -> Result<Check, Failure> {
     })
 }
 
-async fn index(place: &Place) -> Result<Check, Failure> {
+async fn index(place: &Place, may_create: bool) -> Result<Check, Failure> {
     let collection = documents(place);
     let listed = to_its_end(async move { collection.list_indexes().await?.try_collect::<Vec<_>>().await }).await?;
     let make = format!(
@@ -381,6 +417,12 @@ async fn index(place: &Place) -> Result<Check, Failure> {
             return Ok(Check::ok(
                 "index",
                 "no lock was ever acquired here; the collection and its index are made with the first",
+            ));
+        }
+        Err(error) if code(&error) == Some(UNAUTHORIZED) && may_create => {
+            return Ok(Check::ok(
+                "index",
+                "clients may create it, and do so with their first lock; to see it would take the action listIndexes",
             ));
         }
         Err(error) if code(&error) == Some(UNAUTHORIZED) => {

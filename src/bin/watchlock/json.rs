@@ -7,7 +7,7 @@ use std::{
 };
 
 use serde::Serialize;
-use watchlock::{Access, HolderInfo, Kind, LockEvent, LockInfo, WaiterInfo};
+use watchlock::{Access, FencingToken, HolderInfo, Kind, LockEvent, LockInfo, WaiterInfo};
 
 use crate::text;
 
@@ -61,9 +61,10 @@ pub(crate) struct Event<'a> {
     at: String,
     lock: &'a str,
     event: &'static str,
-    token: i64,
+    token: Option<i64>,
     holder: Option<Holder<'a>>,
     waiting: Option<usize>,
+    problem: Option<&'a str>,
 }
 
 impl<'a> From<&'a LockInfo> for Lock<'a> {
@@ -118,13 +119,18 @@ impl<'a> Event<'a> {
     /// `None`: of a kind that this program does not know.
     pub(crate) fn new(at: SystemTime, lock: &'a str, event: &'a LockEvent) -> Option<Self> {
         let (word, token) = match event {
-            LockEvent::Granted { holder, .. } => ("granted", holder.token),
-            LockEvent::Released { token, .. } => ("released", *token),
-            LockEvent::Expired { token, .. } => ("expired", *token),
-            LockEvent::Adopted { token, .. } => ("adopted", *token),
-            LockEvent::Broken { token, .. } => ("broken", *token),
-            LockEvent::Deleted { token, .. } => ("deleted", *token),
+            LockEvent::Granted { holder, .. } => ("granted", Some(holder.token)),
+            LockEvent::Released { token, .. } => ("released", Some(*token)),
+            LockEvent::Expired { token, .. } => ("expired", Some(*token)),
+            LockEvent::Adopted { token, .. } => ("adopted", Some(*token)),
+            LockEvent::Broken { token, .. } => ("broken", Some(*token)),
+            LockEvent::Deleted { token, .. } => ("deleted", Some(*token)),
+            LockEvent::Unreadable { .. } => ("unreadable", None),
             _ => return None,
+        };
+        let problem = match event {
+            LockEvent::Unreadable { problem, .. } => Some(&problem[..]),
+            _ => None,
         };
         let (holder, waiting) = match event {
             LockEvent::Granted { holder, waiting, .. } => (Some(Holder::from(holder)), Some(*waiting)),
@@ -134,9 +140,10 @@ impl<'a> Event<'a> {
             at: text::time(at),
             lock,
             event: word,
-            token: token.as_i64(),
+            token: token.map(FencingToken::as_i64),
             holder,
             waiting,
+            problem,
         })
     }
 }

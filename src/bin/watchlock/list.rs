@@ -6,7 +6,7 @@ use std::{
     time::SystemTime,
 };
 
-use watchlock::{HolderInfo, LockInfo};
+use watchlock::{HolderInfo, Listing, LockInfo, UnreadableInfo};
 
 use crate::{
     arguments::List,
@@ -15,8 +15,11 @@ use crate::{
     exit::{Failure, Outcome},
     json,
     messages::say,
-    text,
+    text::{self, plain},
 };
+
+/// Documents that are not locks, and are named one by one: who sees as many knows that something is wrong.
+const UNREADABLE_SHOWN: usize = 10;
 
 pub(crate) async fn list(connection: &Connection, arguments: List) -> Outcome {
     let place = connection.prompt().await?;
@@ -38,7 +41,17 @@ pub(crate) async fn list(connection: &Connection, arguments: List) -> Outcome {
         list = list.older_than(age);
     }
     let held = arguments.held;
-    let found = list.await?;
+    let Listing {
+        locks: found,
+        unreadable,
+        ..
+    } = list.with_unreadable().await?;
+    for UnreadableInfo { name, problem, .. } in unreadable.iter().take(UNREADABLE_SHOWN) {
+        say(&format!("`{}` is not a lock: {}", plain(name), plain(problem)));
+    }
+    if let more @ 1.. = unreadable.len().saturating_sub(UNREADABLE_SHOWN) {
+        say(&format!("and {more} more that are not locks"));
+    }
     if arguments.output.json {
         let found: Vec<_> = found.iter().map(json::Lock::from).collect();
         json::print(&found)?;

@@ -5,7 +5,7 @@
 
 use super::rules::{CLAIM, EPOCH, KEEP, LEASE, Rules, SKEW};
 use crate::protocol::{
-    Expects, Kind, Operation, Owner, Request, Requests, ServerTime, State,
+    Evict, Expects, Kind, Operation, Owner, Request, Requests, ServerTime, State,
     wake::{self, Signal},
 };
 
@@ -298,7 +298,7 @@ impl Line {
             id: format!("{}.{number}", context.session),
             leave: leaves.iter().map(|leave| leave.id.clone()).collect(),
             leave_capacity: used.then_some(context.used.1),
-            evict: false,
+            evict: Evict::Nobody,
             proclaim: None,
             requests: together.then(|| self.requests(letting_go, context)).flatten(),
             expects,

@@ -8,7 +8,7 @@ use super::{
     verdict::{Breach, check_write},
 };
 use crate::protocol::{
-    Expects, Holder, Kind, Operation, ServerTime, State, state,
+    Evict, Expects, Holder, Kind, Operation, ServerTime, State, state,
     wake::{self, Signal},
 };
 
@@ -728,7 +728,7 @@ impl System {
             id: format!("o.{}", self.operations),
             leave: Vec::new(),
             leave_capacity: None,
-            evict: true,
+            evict: Evict::Everybody,
             proclaim: None,
             requests: None,
             expects: Expects::Nothing,

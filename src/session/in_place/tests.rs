@@ -3,7 +3,7 @@ use mongodb::bson::doc;
 use super::*;
 use crate::{
     config::Settings,
-    protocol::wake,
+    protocol::{Evict, wake},
     store::{Event, InPlace, MemoryDocuments, MemoryInPlace, Store, place::Paths},
     wake_mode::WakeMode,
 };
@@ -66,7 +66,7 @@ impl Scene {
     /// The news of the session's stream that an operator broke the lock.
     async fn broken(&self) -> Event {
         let operation = Operation {
-            evict: true,
+            evict: Evict::Everybody,
             ..self.session.operation()
         };
         let state = self

@@ -204,7 +204,7 @@ fn foreign(id: &str, leave: &[&str], request: Option<&str>) -> Operation {
         id: id.to_owned(),
         leave: leave.iter().map(|id| (*id).to_owned()).collect(),
         leave_capacity: None,
-        evict: false,
+        evict: Evict::Nobody,
         proclaim: None,
         requests: request.map(|id| Requests {
             kind: Kind::Mutex,
@@ -540,7 +540,7 @@ async fn a_grant_that_was_broken_before_its_answer_arrives_is_none() {
     let operation = bench.next().expect("it asks");
     let answer = bench.apply(&operation);
     let breaking = Operation {
-        evict: true,
+        evict: Evict::Everybody,
         ..foreign("other.1", &[], None)
     };
     bench.foreign(&breaking, true);
@@ -638,7 +638,7 @@ async fn a_request_that_arrives_after_its_grant_was_broken_leaves_no_ghost() {
     let hold = held(&mut outcome);
     // The lock is broken, of which nothing is heard yet, and then the request puts the entry in again.
     let breaking = Operation {
-        evict: true,
+        evict: Evict::Everybody,
         ..foreign("other.3", &[], None)
     };
     bench.foreign(&breaking, false);
@@ -659,7 +659,7 @@ async fn an_eviction_that_comes_late_ends_no_later_grant() {
     // It is handed the lock, which is broken, of neither of which it has heard when it asks again.
     bench.foreign(&foreign("other.2", &["other-1"], None), false);
     let breaking = Operation {
-        evict: true,
+        evict: Evict::Everybody,
         ..foreign("other.3", &[], None)
     };
     bench.foreign(&breaking, false);
@@ -687,7 +687,7 @@ async fn a_request_whose_answer_is_lost_after_its_grant_was_broken_leaves_no_gho
     bench.foreign(&foreign("other.2", &["other-1"], None), true);
     let hold = held(&mut outcome);
     let breaking = Operation {
-        evict: true,
+        evict: Evict::Everybody,
         ..foreign("other.3", &[], None)
     };
     bench.foreign(&breaking, false);

@@ -33,6 +33,7 @@ async fn a_replica_set_is_well() {
         "version",
         "topology",
         "privileges",
+        "pool",
         "clock",
         "wake-mode",
         "index",
@@ -81,6 +82,21 @@ async fn a_standalone_is_a_warning() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_pool_that_is_too_small_is_a_warning() {
+    let ground = Ground::replica_set("cli_pool").await;
+    for (size, expected, words) in [
+        ("1", "warning", "no command gets a turn"),
+        ("9", "warning", "set maxPoolSize to 10"),
+        ("10", "ok", "maxPoolSize=10"),
+    ] {
+        let ground = ground.with(&format!("maxPoolSize={size}"));
+        let report = watchlock(&ground, ["doctor", "--json"]).await.expect(0).json();
+        assert_eq!(status(&report, "pool"), expected, "{size}");
+        assert!(report.to_string().contains(words), "{report}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn the_clocks_of_all_members_are_compared() {
     let cluster = Cluster::replica_set(3).await.unwrap();
     let ground = Ground::on(&cluster, "cli_members");
@@ -114,8 +130,12 @@ async fn missing_privileges_are_named() {
         (status(&found, "privileges"), status(&found, "wake-mode")),
         ("ok", "ok")
     );
-    // To see the index is not among the least.
-    assert_eq!(status(&found, "index"), "unknown");
+    // The README's least role leaves nothing to be done.
+    for check in found["checks"].as_array().unwrap() {
+        assert_eq!(check["status"], json!("ok"), "{check}");
+    }
+    let (ground, _) = user("cli_unseen", &LEAST).await;
+    assert_eq!(status(&report(&ground, 0).await, "index"), "unknown");
 
     let (ground, _) = user("cli_blind", &["find", "insert", "update"]).await;
     let found = report(&ground, 0).await;

@@ -160,6 +160,20 @@ async fn a_lock_is_broken() {
 
     let told = watchlock(&ground, ["break", "x", "--yes"]).await.expect(1);
     assert!(told.err.contains("nobody holds"), "{told:?}");
+
+    // One of the holders, and nobody else.
+    let permits = locks.semaphore("s", 2);
+    let (stays, goes) = (permits.acquire().await.unwrap(), permits.acquire().await.unwrap());
+    let token = goes.token().to_string();
+    let arguments = ["break", "s", "--yes", "--json", "--holder", &token];
+    let told = watchlock(&ground, arguments).await.expect(0).json();
+    assert_eq!(within(SOON, "the loss", goes.lost()).await, LostReason::Broken);
+    assert_eq!(told["broken"].as_array().unwrap().len(), 1);
+    assert_eq!(told["broken"][0]["token"], json!(goes.token().as_i64()));
+    assert_eq!(told["lock"]["holders"][0]["token"], json!(stays.token().as_i64()));
+    let told = watchlock(&ground, arguments).await.expect(1).json();
+    assert_eq!(told["broken"], json!([]));
+    assert_eq!(stays.lost_reason(), None);
     // Whoever asked for JSON gets it, whatever happens.
     for name in ["x", "y"] {
         let told = watchlock(&ground, ["break", name, "--yes", "--json"])
@@ -198,7 +212,7 @@ async fn events_are_told_as_they_happen() {
         let event: Value = serde_json::from_str(&one.line().await).unwrap();
         assert_eq!(
             fields(&event),
-            sorted(["at", "lock", "event", "token", "holder", "waiting"])
+            sorted(["at", "lock", "event", "token", "holder", "waiting", "problem"])
         );
         assert_eq!(fields(&event["holder"]), sorted(HOLDER));
         assert_eq!((&event["event"], &event["lock"]), (&json!("granted"), &json!("x")));
@@ -543,6 +557,27 @@ async fn nothing_held_is_told() {
     locks.mutex("x").acquire().await.unwrap().release().await.unwrap();
     let told = watchlock(&ground, ["ls", "--held"]).await.expect(0);
     assert!(told.err.contains("none is held"), "{told:?}");
+}
+
+/// A document that is no lock hides no other, and is told by all who look.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_no_lock_is_told() {
+    let ground = Ground::replica_set("cli_no_lock").await;
+    let locks = ground.locks().await;
+    let _held = locks.mutex("x").acquire().await.unwrap();
+    let foreign = mongodb::bson::doc! { "_id": "odd\u{1b}[2J", "holders": 5 };
+    ground.documents().await.insert_one(foreign).await.unwrap();
+    for arguments in [&["ls"][..], &["ls", "--json"]] {
+        let told = watchlock(&ground, arguments).await.expect(0);
+        assert!(told.err.contains(r"`odd\u{1b}[2J` is not a lock: "), "{told:?}");
+        assert!(told.out.contains('x'), "{told:?}");
+    }
+    let mut watching = Started::run(&ground, &["watch", "--json"]);
+    let events = [watching.line().await, watching.line().await];
+    let events = events.map(|line| serde_json::from_str::<Value>(&line).unwrap());
+    let odd = events.iter().find(|event| event["event"] == "unreadable").unwrap();
+    assert!(odd["problem"].is_string() && odd["token"].is_null(), "{odd}");
+    assert!(events.iter().any(|event| event["event"] == "granted"));
 }
 
 /// In one line, without the command that the server quotes.
