@@ -559,6 +559,108 @@ async fn nothing_held_is_told() {
     assert!(told.err.contains("none is held"), "{told:?}");
 }
 
+/// A server of names for [`mongodb_srv_is_looked_up`]: whatever is asked for, the members of the set are at one address.
+async fn serve_names(socket: tokio::net::UdpSocket, port: u16) {
+    let mut query = [0; 1_500];
+    loop {
+        let (length, from) = socket.recv_from(&mut query).await.unwrap();
+        let labels = query[12..length].iter().position(|byte| *byte == 0).unwrap();
+        let end = 12 + labels + 5;
+        let kind = u16::from_be_bytes([query[end - 4], query[end - 3]]);
+        let data = match kind {
+            1 => Some(vec![127, 0, 0, 1]),
+            // SRV: priority, weight, port, and the name of the member.
+            33 => {
+                let mut data = vec![0, 0, 0, 0];
+                data.extend(port.to_be_bytes());
+                data.extend(b"\x04node\x09watchlock\x04test\x00");
+                Some(data)
+            }
+            _ => None,
+        };
+        // The same id; an answer, with recursion; one question, and one answer or none.
+        let mut answer = vec![
+            query[0],
+            query[1],
+            0x81,
+            0x80,
+            0,
+            1,
+            0,
+            u8::from(data.is_some()),
+            0,
+            0,
+            0,
+            0,
+        ];
+        answer.extend(&query[12..end]);
+        if let Some(data) = data {
+            answer.extend([0xc0, 12]);
+            answer.extend(kind.to_be_bytes());
+            answer.extend([0, 1, 0, 0, 0, 60, 0, u8::try_from(data.len()).unwrap()]);
+            answer.extend(data);
+        }
+        socket.send_to(&answer, from).await.unwrap();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn mongodb_srv_is_looked_up() {
+    // A name that never is: it is looked up, and neither the secret nor another cause is told.
+    let uri = format!("mongodb+srv://locker:{PASSWORD}@cluster0.watchlock.invalid/app");
+    let told = done(bare().env("MONGODB_URI", &uri).arg("ls")).await.expect(69);
+    assert!(
+        told.err.contains("can't be looked up") && !told.err.contains(PASSWORD),
+        "{told:?}"
+    );
+
+    // Only root can have a process ask another server of names, and not in every container.
+    let may = std::process::Command::new("unshare").args(["-m", "true"]).status();
+    let Ok(socket) = tokio::net::UdpSocket::bind("127.83.1.1:53").await else {
+        return;
+    };
+    if !may.is_ok_and(|status| status.success()) {
+        return;
+    }
+    let ground = Ground::replica_set("cli_srv").await;
+    ground
+        .locks()
+        .await
+        .mutex("by-srv")
+        .acquire()
+        .await
+        .unwrap()
+        .release()
+        .await
+        .unwrap();
+    let (address, set) = ground.uri().split_once("/?").unwrap();
+    let port = address.rsplit(':').next().unwrap().parse().unwrap();
+    let serving = tokio::spawn(serve_names(socket, port));
+    let names = std::env::temp_dir().join(watchlock_testkit::shared::unique_name("watchlock_names"));
+    std::fs::write(&names, "nameserver 127.83.1.1\n").unwrap();
+    let program = program(&ground);
+    let mut there = tokio::process::Command::new("unshare");
+    there
+        .args([
+            "-m",
+            "sh",
+            "-c",
+            r#"mount --bind "$N" /etc/resolv.conf && exec "$W" ls"#,
+        ])
+        .kill_on_drop(true);
+    let environment = program.as_std().get_envs();
+    there.envs(environment.filter_map(|(name, value)| Some((name, value?))));
+    there.env("N", &names).env("W", program.as_std().get_program());
+    there.env(
+        "MONGODB_URI",
+        format!("mongodb+srv://cluster.watchlock.test/?tls=false&{set}"),
+    );
+    let told = done(&mut there).await;
+    serving.abort();
+    std::fs::remove_file(names).unwrap();
+    assert!(told.expect(0).out.contains("by-srv"));
+}
+
 /// A document that is no lock hides no other, and is told by all who look.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_is_no_lock_is_told() {
