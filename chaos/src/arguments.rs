@@ -14,6 +14,7 @@ use crate::{
     Result, client,
     director::Play,
     history::HISTORY,
+    jobs::Jobs,
     load::{Burden, Load},
     schedule::Mix,
 };
@@ -24,6 +25,7 @@ Faults of every kind against watchlock on a replica set of three, and a judge of
 usage: watchlock-chaos [--minutes N | --seconds N] [--seed S] [--fault KINDS]
        watchlock-chaos schedule [--seed S] [--bursts N] [--fault KINDS]
        watchlock-chaos judge --folder F
+       watchlock-chaos jobs [--minutes N | --seconds N] [--seed S]
        watchlock-chaos load [--waiters N | --clients N | --processes N | --locks N | --held N] [--seconds N]
        watchlock-chaos load --names N
        watchlock-chaos load --soak MINUTES [--seed S]
@@ -43,6 +45,8 @@ usage: watchlock-chaos [--minutes N | --seconds N] [--seed S] [--fault KINDS]
   --soak N       a bit of everything, for so many minutes: nothing grows
   --sabotage ignore-loss
                  clients go on when their lock is lost: the judge has to find it
+  --sabotage stop-program
+                 jobs are stopped by SIGSTOP of `watchlock run` alone: overlaps have to be found
 
 It ends with 0 if every promise was kept, with 1 if one was broken, and with 2 if it could not run.
 ";
@@ -50,11 +54,23 @@ It ends with 0 if every promise was kept, with 1 if one was broken, and with 2 i
 /// What is asked for.
 pub(crate) enum Command {
     Help,
-    Schedule { seed: u64, bursts: u64, mix: Mix },
-    Judge { folder: PathBuf },
+    Schedule {
+        seed: u64,
+        bursts: u64,
+        mix: Mix,
+    },
+    Judge {
+        folder: PathBuf,
+    },
     Client(client::Options),
     Load(Load),
     Play(Play),
+    Jobs(Jobs),
+    /// What a job of these runs under its lock.
+    Job {
+        file: PathBuf,
+        lasts: Duration,
+    },
 }
 
 impl Command {
@@ -64,6 +80,7 @@ impl Command {
         let (mut seed, mut lasts, mut bursts, mut folder) = (None, None, 10, None::<PathBuf>);
         let mut mix = Mix::default();
         let (mut uri, mut database, mut label) = (None, None, None);
+        let (mut stops_program, mut millis) = (false, 0);
         let (mut ignores_loss, mut contends, mut burden) = (false, false, Burden::Waiters(1_000));
         while let Some(argument) = parser.next()? {
             match argument {
@@ -77,6 +94,7 @@ impl Command {
                 Long("uri") => uri = Some(parser.value()?.string()?),
                 Long("database") => database = Some(parser.value()?.string()?),
                 Long("label") => label = Some(parser.value()?.string()?),
+                Long("millis") => millis = parser.value()?.parse()?,
                 Long("contend") => contends = true,
                 Long("waiters") => burden = Burden::Waiters(parser.value()?.parse()?),
                 Long("processes") => burden = Burden::Processes(parser.value()?.parse()?),
@@ -90,7 +108,8 @@ impl Command {
                 }
                 Long("sabotage") => match parser.value()?.string()?.as_str() {
                     "ignore-loss" => ignores_loss = true,
-                    other => return Err(format!("there is no sabotage `{other}`: `ignore-loss` is all").into()),
+                    "stop-program" => stops_program = true,
+                    other => return Err(format!("there is no sabotage `{other}`; try --help").into()),
                 },
                 Value(value) if command.is_none() => command = Some(value.string()?),
                 _ => return Err(argument.unexpected().into()),
@@ -124,6 +143,16 @@ impl Command {
                     contends,
                 })
             }
+            Some("jobs") => Self::Jobs(Jobs {
+                seed,
+                lasts: lasts.unwrap_or(Duration::from_secs(60)),
+                folder: folder.unwrap_or_else(in_target),
+                stops_program,
+            }),
+            Some("job") => Self::Job {
+                file: folder.ok_or("`job` needs --folder")?,
+                lasts: Duration::from_millis(millis),
+            },
             Some("load") => Self::Load(Load {
                 burden,
                 lasts,

@@ -7,6 +7,7 @@ mod director;
 mod fault;
 mod foreign;
 mod history;
+mod jobs;
 mod journal;
 mod judge;
 mod load;
@@ -58,6 +59,8 @@ fn act() -> Result<bool> {
             // Standard input may still be waited for by a thread.
             std::process::exit(0)
         }
+        Command::Job { file, lasts } => jobs::command(&file, lasts),
+        Command::Jobs(jobs) => tokio::runtime::Runtime::new()?.block_on(jobs::run(jobs)),
         Command::Load(load) => tokio::runtime::Runtime::new()?.block_on(load::run(load)),
         Command::Play(play) => {
             println!("to run it again: {}", play.again());
