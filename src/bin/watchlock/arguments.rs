@@ -195,7 +195,9 @@ pub(crate) struct Show {
 
 /// Watch what happens to one lock or to all, as it happens
 ///
-/// At a terminal: a full-screen view that is left with q. Else one line for each event, beginning with a grant for each
+/// At a terminal: a full-screen view that is left with q. Up and down select a row and show its lock in full, b breaks it
+/// after a question, / filters by name or holder, s sorts, f shows free locks too. Yellow is a lock whose holder seems not to
+/// renew it, red one whose lease is over. What is old as the server does not answer is told to be so. Else one line for each event, beginning with a grant for each
 /// present holder. It is driven by a change stream, and by polling where the server has none.
 ///
 /// With --json, one object in a line for each event: at (when it was seen, by this machine's clock, RFC 3339 in UTC), lock,

@@ -1,10 +1,12 @@
 //! `watchlock ls`.
 
 use std::{
-    io::{self, Write as _},
+    io::{self, IsTerminal as _, Write as _},
     process::ExitCode,
     time::SystemTime,
 };
+
+use rustix::termios::tcgetwinsize;
 
 use watchlock::{HolderInfo, Listing, LockInfo, UnreadableInfo};
 
@@ -17,6 +19,10 @@ use crate::{
     messages::say,
     text::{self, plain},
 };
+
+/// Which columns are shown where there is no room for all: of the name, by whom it is held, for how long the lease lasts, how
+/// many wait, since when, why, the token, the kind.
+const ORDER: [usize; 8] = [0, 2, 4, 6, 3, 7, 5, 1];
 
 /// Documents that are not locks, and are named one by one: who sees as many knows that something is wrong.
 const UNREADABLE_SHOWN: usize = 10;
@@ -74,7 +80,14 @@ pub(crate) async fn list(connection: &Connection, arguments: List) -> Outcome {
 fn print(found: &[LockInfo], now: SystemTime) -> Result<(), Failure> {
     let rows: Vec<_> = found.iter().flat_map(|lock| rows(lock, now)).collect();
     let headings = ["NAME", "KIND", "HELD BY", "FOR", "LEFT", "TOKEN", "WAITING", "WHY"];
-    io::stdout().lock().write_all(text::table(headings, &rows).as_bytes())?;
+    // Whoever reads a pipe gets all of it.
+    let within = io::stdout()
+        .is_terminal()
+        .then(|| tcgetwinsize(io::stdout()).ok())
+        .flatten();
+    let within = within.map(|size| usize::from(size.ws_col)).filter(|width| *width > 0);
+    let table = text::table(headings, &rows, ORDER, within);
+    io::stdout().lock().write_all(table.as_bytes())?;
     Ok(())
 }
 

@@ -3,9 +3,11 @@
 //! Events of the change stream have the locks listed again, at most so often; so does a slow tick, as those who get in
 //! line make no event. Events and keys that are there are taken in before anything is drawn, and only the rows that are
 //! seen are made: ten thousand locks cost as much to draw as those that fit.
+//!
+//! The name of a lock is what somebody looks for, so on a narrow terminal all else gives way first.
 
 use std::{
-    collections::VecDeque,
+    collections::{HashMap, VecDeque},
     io,
     ops::Range,
     process::ExitCode,
@@ -27,15 +29,17 @@ use tokio::{
     sync::mpsc,
     time::{Instant, MissedTickBehavior, interval, sleep_until},
 };
-use watchlock::{LockClient, LockInfo, OperateError};
+use watchlock::{FencingToken, HolderInfo, LockClient, LockInfo, OperateError};
 
 use crate::{
+    break_lock::question,
     clock::Offset,
     connection::Place,
     exit::{Failure, Outcome},
     list::{left, short, who, why},
+    show::in_full,
     signals::{self, Received, Signals},
-    text::{plain, span},
+    text::{cut, fit, natural, plain, span, span_of},
     watch::{Events, line},
 };
 
@@ -56,6 +60,13 @@ const REMEMBERED: usize = 100;
 
 /// How many lines the events get.
 const EVENT_LINES: u16 = 8;
+
+/// A listing that is older is told to be old, as one comes about once a second.
+const STALE: Duration = Duration::from_secs(4);
+
+/// Which columns are shown where there is no room for all: of the name, by whom it is held, for how long the lease lasts,
+/// since when, why, the token, the kind.
+const ORDER: [usize; 7] = [0, 2, 4, 3, 6, 5, 1];
 
 /// How often the thread that reads the keyboard looks whether it is still wanted.
 const KEYBOARD: Duration = Duration::from_millis(100);
@@ -81,6 +92,56 @@ struct View {
     events: VecDeque<String>,
     /// Why the locks could not be listed, if they could not.
     trouble: Option<String>,
+    /// When the locks were listed last, and how long that took.
+    listed_at: Instant,
+    took: Duration,
+    /// The longest that was left of the lease of each grant when it was looked at: about the lease.
+    leases: HashMap<FencingToken, Duration>,
+    /// Only locks are shown whose name or holder has this in it.
+    filter: String,
+    /// The keyboard writes the filter.
+    filtering: bool,
+    sort: Sort,
+    /// What the keyboard is asked for.
+    asked: Option<Asked>,
+    /// What became of the last question.
+    answer: Option<String>,
+}
+
+/// The holder that is to be put out, if that is confirmed.
+#[derive(Clone, Debug)]
+struct Asked {
+    name: String,
+    token: FencingToken,
+    question: String,
+}
+
+/// What comes first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Sort {
+    Name,
+    /// Who has held for longest.
+    Oldest,
+    /// For what most wait.
+    Awaited,
+}
+
+impl Sort {
+    fn next(self) -> Self {
+        match self {
+            Self::Name => Self::Oldest,
+            Self::Oldest => Self::Awaited,
+            Self::Awaited => Self::Name,
+        }
+    }
+
+    fn as_str(self) -> &'static str {
+        match self {
+            Self::Name => "name",
+            Self::Oldest => "oldest",
+            Self::Awaited => "awaited",
+        }
+    }
 }
 
 /// What a row shows of its lock.
@@ -92,15 +153,19 @@ enum Part {
 }
 
 /// What is asked for at the keyboard.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 enum Wish {
     Quit,
     Suspend,
     Redraw,
-    ToggleFree,
-    Move(i16),
-    First,
-    Last,
+    Key(KeyEvent),
+}
+
+/// What a key has the view do that it can't do by itself.
+#[derive(Debug)]
+enum Deed {
+    Quit,
+    PutOut(Asked),
 }
 
 pub(crate) async fn show(place: &Place, locks: &LockClient, name: Option<String>, events: Events) -> Outcome {
@@ -123,6 +188,14 @@ pub(crate) async fn show(place: &Place, locks: &LockClient, name: Option<String>
         top: 0,
         events: VecDeque::new(),
         trouble: None,
+        listed_at: Instant::now(),
+        took: Duration::ZERO,
+        leases: HashMap::new(),
+        filter: String::new(),
+        filtering: false,
+        sort: Sort::Name,
+        asked: None,
+        answer: None,
     };
     // It has a panic restore the terminal, too.
     let mut terminal = ratatui::try_init()?;
@@ -144,6 +217,7 @@ async fn live(
     let mut tick = interval(TICK);
     tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let (found, mut listings) = mpsc::channel(1);
+    let (broke, mut answers) = mpsc::channel(1);
     // One listing at a time; `next` is when the one after it may begin.
     let (mut listing, mut due, mut next) = (false, true, Instant::now());
     let mut began = Instant::now();
@@ -176,15 +250,30 @@ async fn live(
                 (listing, changed) = (false, true);
                 next = next.max(Instant::now() + began.elapsed() * REST);
                 view.mode = locks.wake_mode().to_string();
-                view.listed(listed);
+                view.listed(listed, began.elapsed());
+            }
+            Some(answer) = answers.recv() => {
+                view.answer = Some(answer);
+                (due, changed) = (true, true);
             }
             wish = keyboard.recv() => match wish {
                 Some(Wish::Quit) | None => return Ok(()),
                 Some(wish) => {
-                    if wish == Wish::Suspend {
-                        suspend(terminal)?;
+                    match wish {
+                        Wish::Suspend => suspend(terminal)?,
+                        Wish::Key(key) => match view.obey(key) {
+                            Some(Deed::Quit) => return Ok(()),
+                            Some(Deed::PutOut(asked)) => {
+                                let (broke, locks) = (broke.clone(), locks.clone());
+                                tokio::spawn(async move {
+                                    // As above.
+                                    let _ = broke.send(put_out(&locks, &asked).await).await;
+                                });
+                            }
+                            None => {}
+                        },
+                        Wish::Quit | Wish::Redraw => {}
                     }
-                    view.obey(wish);
                     (changed, frame) = (true, Instant::now());
                 }
             },
@@ -210,6 +299,16 @@ fn suspend(terminal: &mut DefaultTerminal) -> io::Result<()> {
     // A new one knows of nothing on the screen, which is empty when it is entered, and so draws it all.
     *terminal = ratatui::try_init()?;
     Ok(())
+}
+
+/// By its token, so that nobody is put out who has the lock by now.
+async fn put_out(locks: &LockClient, asked: &Asked) -> String {
+    let name = plain(&asked.name);
+    match locks.break_holder(&asked.name, asked.token).await {
+        Ok(Some(_)) => format!("`{name}` is broken, token {}", asked.token),
+        Ok(None) => format!("`{name}` has changed hands meanwhile; nothing was broken"),
+        Err(error) => Failure::from(error).message().to_owned(),
+    }
 }
 
 async fn look(locks: LockClient, name: Option<String>) -> Result<Vec<LockInfo>, OperateError> {
@@ -244,25 +343,13 @@ fn keyboard() -> io::Result<mpsc::UnboundedReceiver<Wish>> {
 fn wish(event: &Event) -> Option<Wish> {
     match event {
         Event::Resize(..) => Some(Wish::Redraw),
-        Event::Key(key) if key.kind != KeyEventKind::Release => wish_by_key(*key),
+        Event::Key(key) if key.kind != KeyEventKind::Release => Some(match key.code {
+            KeyCode::Char('c' | 'd') if key.modifiers.contains(KeyModifiers::CONTROL) => Wish::Quit,
+            KeyCode::Char('z') if key.modifiers.contains(KeyModifiers::CONTROL) => Wish::Suspend,
+            _ => Wish::Key(*key),
+        }),
         _ => None,
     }
-}
-
-fn wish_by_key(key: KeyEvent) -> Option<Wish> {
-    Some(match key.code {
-        KeyCode::Char('c' | 'd') if key.modifiers.contains(KeyModifiers::CONTROL) => Wish::Quit,
-        KeyCode::Char('z') if key.modifiers.contains(KeyModifiers::CONTROL) => Wish::Suspend,
-        KeyCode::Char('q') | KeyCode::Esc => Wish::Quit,
-        KeyCode::Char('f') => Wish::ToggleFree,
-        KeyCode::Up | KeyCode::Char('k') => Wish::Move(-1),
-        KeyCode::Down | KeyCode::Char('j') => Wish::Move(1),
-        KeyCode::PageUp => Wish::Move(-10),
-        KeyCode::PageDown => Wish::Move(10),
-        KeyCode::Home => Wish::First,
-        KeyCode::End => Wish::Last,
-        _ => return None,
-    })
 }
 
 impl View {
@@ -271,44 +358,136 @@ impl View {
         self.events.push_front(event);
     }
 
-    fn listed(&mut self, listed: Result<Vec<LockInfo>, OperateError>) {
+    fn listed(&mut self, listed: Result<Vec<LockInfo>, OperateError>, took: Duration) {
         match listed {
             Ok(locks) => {
                 self.held = locks.iter().filter(|lock| !lock.holders.is_empty()).count();
                 self.waiting = locks.iter().map(|lock| lock.waiters.len()).sum();
                 self.locks = locks;
                 self.trouble = None;
+                (self.listed_at, self.took) = (Instant::now(), took);
+                self.note_leases();
                 self.arrange();
             }
             Err(error) => self.trouble = Some(error.to_string()),
         }
     }
 
-    fn obey(&mut self, wish: Wish) {
-        match wish {
-            Wish::Quit | Wish::Suspend | Wish::Redraw => {}
-            Wish::ToggleFree => {
+    fn note_leases(&mut self) {
+        let now = self.offset.now();
+        let mut leases = HashMap::new();
+        for holder in self.locks.iter().flat_map(|lock| &lock.holders) {
+            let left = holder.until.duration_since(now).unwrap_or_default();
+            let known = self.leases.get(&holder.token).copied().unwrap_or_default();
+            leases.insert(holder.token, left.max(known));
+        }
+        self.leases = leases;
+    }
+
+    /// Whether renewals seem to fail: they come with four fifths of the lease left.
+    fn is_at_risk(&self, holder: &HolderInfo, now: SystemTime) -> bool {
+        let left = holder.until.duration_since(now).unwrap_or_default();
+        self.leases.get(&holder.token).is_some_and(|lease| left < *lease / 2)
+    }
+
+    fn obey(&mut self, key: KeyEvent) -> Option<Deed> {
+        self.answer = None;
+        if let Some(asked) = self.asked.take() {
+            if matches!(key.code, KeyCode::Char('y' | 'Y')) {
+                return Some(Deed::PutOut(asked));
+            }
+            self.answer = Some("nothing was broken".to_owned());
+            return None;
+        }
+        if self.filtering {
+            match key.code {
+                KeyCode::Char(character) => self.filter.push(character),
+                KeyCode::Backspace => drop(self.filter.pop()),
+                KeyCode::Esc => {
+                    self.filter.clear();
+                    self.filtering = false;
+                }
+                KeyCode::Enter => self.filtering = false,
+                _ => {}
+            }
+            self.arrange();
+            return None;
+        }
+        match key.code {
+            KeyCode::Char('q') => return Some(Deed::Quit),
+            KeyCode::Esc if self.selected.is_none() => return Some(Deed::Quit),
+            KeyCode::Esc => self.selected = None,
+            KeyCode::Char('f') => {
                 self.all = !self.all;
                 self.arrange();
             }
-            Wish::Move(by) => {
-                let by_rows = usize::from(by.unsigned_abs());
-                self.selected = Some(match self.selected {
-                    None => 0,
-                    Some(row) if by < 0 => row.saturating_sub(by_rows),
-                    Some(row) => row.saturating_add(by_rows),
-                });
+            KeyCode::Char('/') => self.filtering = true,
+            KeyCode::Char('s') => {
+                self.sort = self.sort.next();
+                self.arrange();
             }
-            Wish::First => self.selected = Some(0),
-            Wish::Last => self.selected = Some(usize::MAX),
+            KeyCode::Char('b') => self.ask(),
+            KeyCode::Up | KeyCode::Char('k') => self.step(-1),
+            KeyCode::Down | KeyCode::Char('j') => self.step(1),
+            KeyCode::PageUp => self.step(-10),
+            KeyCode::PageDown => self.step(10),
+            KeyCode::Home => self.selected = Some(0),
+            KeyCode::End => self.selected = Some(usize::MAX),
+            _ => {}
         }
         self.keep_in_bounds();
+        None
+    }
+
+    fn step(&mut self, by: isize) {
+        self.selected = Some(match self.selected {
+            None => 0,
+            Some(row) => row.saturating_add_signed(by),
+        });
+    }
+
+    /// Asks whether the selected lock is to be broken, or the selected one of its holders to be put out.
+    fn ask(&mut self) {
+        let Some((at, part)) = self.selected.and_then(|row| self.rows.get(row)).copied() else {
+            self.answer = Some("select a lock first, with up and down".to_owned());
+            return;
+        };
+        let lock = &self.locks[at];
+        let holder = match part {
+            Part::Holder(holder) => lock.holders.get(holder),
+            // Of a waiter: the one that it waits for, if it is one.
+            Part::Waiter(_) => lock.holders.first().filter(|_| lock.holders.len() == 1),
+            Part::Free => None,
+        };
+        let Some(holder) = holder else {
+            self.answer = Some("select one of its holders".to_owned());
+            return;
+        };
+        let one_of_many = (lock.holders.len() > 1).then_some(holder.token);
+        self.asked = Some(Asked {
+            name: lock.name.clone(),
+            token: holder.token,
+            question: format!("`{}`: {}", plain(&lock.name), question(lock, one_of_many)),
+        });
     }
 
     /// A row for each holder, and one for each waiter below them.
     fn arrange(&mut self) {
         self.rows.clear();
-        for (at, lock) in self.locks.iter().enumerate() {
+        let mut shown: Vec<_> = (0..self.locks.len())
+            .filter(|at| self.passes(&self.locks[*at]))
+            .collect();
+        // They are listed by name.
+        match self.sort {
+            Sort::Name => {}
+            Sort::Oldest => shown.sort_by_key(|at| {
+                let since = self.locks[*at].holders.iter().map(|holder| holder.since).min();
+                (since.is_none(), since)
+            }),
+            Sort::Awaited => shown.sort_by_key(|at| std::cmp::Reverse(self.locks[*at].waiters.len())),
+        }
+        for at in shown {
+            let lock = &self.locks[at];
             if lock.holders.is_empty() && (self.all || !lock.waiters.is_empty()) {
                 self.rows.push((at, Part::Free));
             }
@@ -318,6 +497,12 @@ impl View {
                 .extend((0..lock.waiters.len()).map(|waiter| (at, Part::Waiter(waiter))));
         }
         self.keep_in_bounds();
+    }
+
+    fn passes(&self, lock: &LockInfo) -> bool {
+        self.filter.is_empty()
+            || lock.name.contains(&self.filter)
+            || lock.holders.iter().any(|holder| who(holder).contains(&self.filter))
     }
 
     fn keep_in_bounds(&mut self) {
@@ -345,36 +530,59 @@ impl View {
         .areas(frame.area());
         frame.render_widget(self.head(), head);
         let now = self.offset.at(here);
-        let widths = [
-            Constraint::Fill(3),
-            Constraint::Length(9),
-            Constraint::Fill(3),
-            Constraint::Length(9),
-            Constraint::Length(9),
-            Constraint::Length(16),
-            Constraint::Fill(3),
-        ];
-        let headings = Row::new(["NAME", "KIND", "HELD BY / WAITING", "FOR", "LEFT", "TOKEN", "WHY"]);
+        let headings = ["NAME", "KIND", "HELD BY / WAITING", "FOR", "LEFT", "TOKEN", "WHY"];
         // But for the headings.
         let seen = self.seen(usize::from(body.height.saturating_sub(1)));
         let selected = self.selected.map(|row| row.saturating_sub(seen.start));
-        let rows: Vec<_> = self.rows[seen]
+        let (cells, styles): (Vec<_>, Vec<_>) = self.rows[seen]
             .iter()
             .map(|(at, part)| self.row(*at, *part, now))
+            .unzip();
+        let widths = fit(natural(headings, &cells), ORDER, 1, usize::from(body.width));
+        let columns = || widths.iter().enumerate().filter(|(_, width)| **width > 0);
+        let lengths: Vec<_> = columns()
+            .map(|(_, width)| Constraint::Length(u16::try_from(*width).unwrap_or(u16::MAX)))
             .collect();
-        let table = Table::new(rows, widths)
-            .header(headings.style(Modifier::BOLD))
+        let rows = cells.iter().zip(styles).map(|(cells, style)| {
+            Row::new(columns().map(|(column, width)| Cell::from(cut(&cells[column], *width)))).style(style)
+        });
+        let header = Row::new(columns().map(|(column, width)| cut(headings[column], *width)));
+        let table = Table::new(rows, lengths)
+            .header(header.style(Modifier::BOLD))
             .row_highlight_style(Modifier::REVERSED);
         frame.render_stateful_widget(table, body, &mut TableState::new().with_selected(selected));
-        let events = self.events.iter().map(|event| Line::raw(&event[..]));
-        let block = Block::new().borders(Borders::TOP).title("What happens");
-        frame.render_widget(Paragraph::new(events.collect::<Vec<_>>()).block(block), log);
-        let keys = if self.all {
-            "f only held and awaited"
-        } else {
-            "f free ones too"
+        let details = self
+            .selected
+            .and_then(|row| self.rows.get(row))
+            .map(|(at, _)| &self.locks[*at]);
+        let (title, text) = match details {
+            Some(lock) => ("The selected lock", in_full(lock, now)),
+            None => (
+                "What happens",
+                self.events.iter().map(|event| format!("{event}\n")).collect(),
+            ),
         };
-        frame.render_widget(Line::raw(format!("q quit   {keys}   up/down scroll")).dim(), foot);
+        let block = Block::new().borders(Borders::TOP).title(title);
+        frame.render_widget(Paragraph::new(text).block(block), log);
+        frame.render_widget(self.foot(), foot);
+    }
+
+    fn foot(&self) -> Line<'_> {
+        if let Some(asked) = &self.asked {
+            return Line::raw(&asked.question[..]).bold();
+        }
+        if self.filtering {
+            return Line::raw(format!("filter: {}_   enter keep   esc clear", plain(&self.filter))).bold();
+        }
+        if let Some(answer) = &self.answer {
+            return Line::raw(&answer[..]).bold();
+        }
+        let free = if self.all { "f held only" } else { "f free too" };
+        let sort = self.sort.as_str();
+        Line::raw(format!(
+            "q quit  up/down details  b break  / filter  s sort: {sort}  {free}"
+        ))
+        .dim()
     }
 
     fn head(&self) -> Line<'_> {
@@ -384,18 +592,28 @@ impl View {
             Span::raw(&self.title[..]),
             Span::raw(format!("   {} locks, {held} held, {waiting} waiting", self.locks.len())),
         ];
+        let age = self.listed_at.elapsed();
+        let red = Style::new().red().bold();
+        // First, as what comes last is cut off where there is no room.
+        if age > STALE.max(self.took * 2 * REST) {
+            let age = span_of(age);
+            spans.insert(0, Span::styled(format!("{age} old, no answer  "), red));
+        }
+        if !self.filter.is_empty() {
+            spans.push(Span::raw(format!("   filter: {}", plain(&self.filter))));
+        }
         spans.push(match &self.trouble {
-            Some(trouble) => Span::styled(format!("   {trouble}"), Style::new().red().bold()),
+            Some(trouble) => Span::styled(format!("   {trouble}"), red),
             None => Span::raw(format!("   {}", self.mode)).dim(),
         });
         Line::from(spans)
     }
 
-    fn row(&self, at: usize, part: Part, now: SystemTime) -> Row<'static> {
+    fn row(&self, at: usize, part: Part, now: SystemTime) -> ([String; 7], Style) {
         let lock = &self.locks[at];
         let (name, kind) = (plain(&lock.name), lock.kind.to_string());
         match part {
-            Part::Free => row([name, kind], ["-"; 5].map(str::to_owned)),
+            Part::Free => (row([name, kind], ["-"; 5].map(str::to_owned)), Style::new()),
             Part::Holder(holder) => {
                 let holder = &lock.holders[holder];
                 let cells = [
@@ -405,8 +623,14 @@ impl View {
                     holder.token.to_string(),
                     why(holder),
                 ];
-                let row = row([name, kind], cells);
-                if holder.until <= now { row.red() } else { row }
+                let style = if holder.until <= now {
+                    Style::new().red()
+                } else if self.is_at_risk(holder, now) {
+                    Style::new().yellow()
+                } else {
+                    Style::new()
+                };
+                (row([name, kind], cells), style)
             }
             Part::Waiter(waiter) => {
                 let (position, waiter) = (waiter + 1, &lock.waiters[waiter]);
@@ -420,13 +644,13 @@ impl View {
                     String::new(),
                     waiter.reason.as_deref().map(plain).unwrap_or_default(),
                 ];
-                let row = row([name, "  waits".to_owned()], cells);
-                if dead { row.red() } else { row.dim() }
+                let style = if dead { Style::new().red() } else { Style::new().dim() };
+                (row([name, "  waits".to_owned()], cells), style)
             }
         }
     }
 }
 
-fn row(lock: [String; 2], rest: [String; 5]) -> Row<'static> {
-    Row::new(lock.into_iter().chain(rest).map(Cell::from).collect::<Vec<_>>())
+fn row([name, kind]: [String; 2], [by, since, left, token, why]: [String; 5]) -> [String; 7] {
+    [name, kind, by, since, left, token, why]
 }

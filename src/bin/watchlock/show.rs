@@ -44,7 +44,7 @@ pub(crate) fn no_trace(name: &str) -> String {
 }
 
 /// Writing to a String can't fail.
-fn in_full(lock: &LockInfo, now: SystemTime) -> String {
+pub(crate) fn in_full(lock: &LockInfo, now: SystemTime) -> String {
     let mut text = String::new();
     let _ = writeln!(text, "name    {}", plain(&lock.name));
     let _ = match lock.kind {

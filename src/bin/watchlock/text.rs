@@ -59,18 +59,75 @@ pub(crate) fn plain(text: &str) -> String {
     shown
 }
 
-/// Lines of cells below headings, each column as wide as its widest cell.
-pub(crate) fn table<const N: usize>(headings: [&str; N], rows: &[[String; N]]) -> String {
+/// How wide columns are that together may be so wide, with a gap between any two; zero for those that are left out.
+///
+/// The first in `order` is the last to shrink. The others come in with as little as they make sense with, in that order, as
+/// long as there is room for them, and then what is left makes them wider, up to what is in them.
+pub(crate) fn fit<const N: usize>(natural: [usize; N], order: [usize; N], gap: usize, width: usize) -> [usize; N] {
+    /// What a cell makes sense with.
+    const LEAST: usize = 9;
+    let mut widths = [0; N];
+    let Some((first, others)) = order.split_first() else {
+        return widths;
+    };
+    widths[*first] = natural[*first].min(width);
+    let mut left = width - widths[*first];
+    for column in others {
+        let least = natural[*column].clamp(1, LEAST);
+        if left < least + gap {
+            break;
+        }
+        widths[*column] = least;
+        left -= least + gap;
+    }
+    for column in order {
+        if widths[column] > 0 {
+            let more = natural[column].saturating_sub(widths[column]).min(left);
+            widths[column] += more;
+            left -= more;
+        }
+    }
+    widths
+}
+
+/// As much of a text as there is room for; what was cut off is marked.
+pub(crate) fn cut(text: &str, width: usize) -> String {
+    if text.chars().count() <= width {
+        return text.to_owned();
+    }
+    let mut shown: String = text.chars().take(width.saturating_sub(1)).collect();
+    if width > 0 {
+        shown.push('…');
+    }
+    shown
+}
+
+/// The width of the widest cell of each column.
+pub(crate) fn natural<const N: usize>(headings: [&str; N], rows: &[[String; N]]) -> [usize; N] {
     let mut widths = headings.map(|heading| heading.chars().count());
     for row in rows {
         for (width, cell) in widths.iter_mut().zip(row) {
             *width = (*width).max(cell.chars().count());
         }
     }
+    widths
+}
+
+/// Lines of cells below headings, each column as wide as its widest cell; where a width is given, no wider than that, with
+/// the columns that come first in `order`.
+pub(crate) fn table<const N: usize>(
+    headings: [&str; N],
+    rows: &[[String; N]],
+    order: [usize; N],
+    within: Option<usize>,
+) -> String {
+    let natural = natural(headings, rows);
+    let widths = within.map_or(natural, |width| fit(natural, order, 2, width));
     let mut text = String::new();
     for row in std::iter::once(&headings.map(str::to_owned)).chain(rows) {
         let mut line = String::new();
-        for (width, cell) in widths.iter().zip(row) {
+        for (width, cell) in widths.iter().zip(row).filter(|(width, _)| **width > 0) {
+            let cell = cut(cell, *width);
             let _ = write!(line, "{cell:width$}  ");
         }
         text.push_str(line.trim_end());
@@ -112,6 +169,19 @@ mod tests {
     #[test]
     fn columns_are_aligned() {
         let rows = [["ä".to_owned(), "x y".to_owned()], ["bcd".to_owned(), String::new()]];
-        assert_eq!(table(["A", "B"], &rows), "A    B\nä    x y\nbcd\n");
+        assert_eq!(table(["A", "B"], &rows, [0, 1], None), "A    B\nä    x y\nbcd\n");
+    }
+
+    #[test]
+    fn the_first_column_is_the_last_to_shrink() {
+        let natural = [20, 9, 30, 6];
+        let order = [0, 2, 3, 1];
+        let fitted = [200, 60, 40, 30, 12].map(|width| fit(natural, order, 1, width));
+        assert_eq!(fitted[0], natural);
+        assert_eq!(fitted[1], [20, 9, 22, 6]);
+        assert_eq!(fitted[2], [20, 0, 12, 6]);
+        assert_eq!(fitted[3], [20, 0, 9, 0]);
+        assert_eq!(fitted[4], [12, 0, 0, 0]);
+        assert_eq!((cut("abcdef", 4), cut("abc", 3)), ("abc…".to_owned(), "abc".to_owned()));
     }
 }

@@ -5,7 +5,7 @@ use std::{
     pin::Pin,
     process::ExitCode,
     thread,
-    time::SystemTime,
+    time::{Duration, SystemTime},
 };
 
 use futures::{Stream, StreamExt as _};
@@ -23,6 +23,9 @@ use crate::{
     json, screen,
     text::{plain, time},
 };
+
+/// A grant that is older than that was there before.
+const JUST_NOW: Duration = Duration::from_secs(2);
 
 /// Each event with the name of its lock.
 pub(crate) type Events = Pin<Box<dyn Stream<Item = Result<(String, LockEvent), OperateError>>>>;
@@ -94,6 +97,11 @@ async fn lines(mut events: Events, json: bool) -> Outcome {
 }
 
 pub(crate) fn line(at: SystemTime, name: &str, event: &LockEvent) -> String {
+    let at = match event {
+        // One that was there before we looked keeps its time, by the server's clock.
+        LockEvent::Granted { holder, .. } if holder.since + JUST_NOW < at => holder.since,
+        _ => at,
+    };
     let why = match event {
         LockEvent::Granted { holder, .. } => holder.reason.as_deref(),
         _ => None,

@@ -35,6 +35,11 @@ pub(super) struct Terminal {
 impl Terminal {
     /// Runs a script of the shell with the program as `$W`, in a session of its own at a terminal of its own.
     pub(super) fn new(ground: &Ground, script: &str) -> Self {
+        Self::sized(ground, script, 120)
+    }
+
+    /// The same with so many columns.
+    fn sized(ground: &Ground, script: &str, columns: u16) -> Self {
         let master = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).unwrap();
         grantpt(&master).unwrap();
         unlockpt(&master).unwrap();
@@ -48,7 +53,7 @@ impl Terminal {
         let settings = open();
         let size = Winsize {
             ws_row: 24,
-            ws_col: 120,
+            ws_col: columns,
             ws_xpixel: 0,
             ws_ypixel: 0,
         };
@@ -86,6 +91,47 @@ impl Terminal {
     pub(super) fn shown(&self) -> String {
         let shown = self.shown.lock().unwrap_or_else(PoisonError::into_inner);
         String::from_utf8_lossy(&shown).into_owned()
+    }
+
+    /// What is on the screen now, as the full-screen view has drawn it: only what has changed is sent.
+    fn screen(&self) -> String {
+        let (mut cells, mut row, mut column) = (vec![vec![' '; 200]; 60], 0_usize, 0_usize);
+        let shown = self.shown();
+        let mut characters = shown.chars().peekable();
+        while let Some(character) = characters.next() {
+            match character {
+                '\u{1b}' if characters.peek() == Some(&'[') => {
+                    let mut words = String::new();
+                    let end = characters.by_ref().skip(1).find(|character| {
+                        words.push(*character);
+                        character.is_ascii_alphabetic()
+                    });
+                    let mut numbers = words
+                        .trim_end_matches('H')
+                        .split(';')
+                        .map(|word| word.parse().unwrap_or(1));
+                    match end {
+                        Some('H') => (row, column) = (numbers.next().unwrap() - 1, numbers.next().unwrap_or(1) - 1),
+                        Some('J') => cells.iter_mut().for_each(|row| row.fill(' ')),
+                        _ => {}
+                    }
+                }
+                '\r' => column = 0,
+                '\n' => row += 1,
+                _ => {
+                    if let Some(cell) = cells.get_mut(row).and_then(|row| row.get_mut(column)) {
+                        *cell = character;
+                    }
+                    column += 1;
+                }
+            }
+        }
+        let lines: Vec<String> = cells.iter().map(|row| row.iter().collect()).collect();
+        lines.join("\n")
+    }
+
+    async fn until_seen(&self, text: &str) {
+        eventually(PATIENCE, text, async || self.screen().contains(text)).await;
     }
 
     pub(super) async fn until_shown(&self, text: &str) {
@@ -245,6 +291,131 @@ async fn the_view_follows_what_happens() {
     terminal.until_shown("quiet").await;
     terminal.type_in("q");
     assert_eq!(terminal.end().await.0, Some(0));
+}
+
+/// On a narrow terminal all else gives way before the name.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_name_is_the_last_to_shrink() {
+    let ground = Ground::replica_set("cli_narrow").await;
+    let locks = ground.builder().await.label("the-label").build().await.unwrap();
+    let name = "nightly-of-the-accounts-7";
+    let held = locks.mutex(name).acquire().reason("the-reason").await.unwrap();
+    for columns in [120, 60, 30] {
+        let mut terminal = Terminal::sized(&ground, "exec $W watch", columns);
+        terminal.until_seen(name).await;
+        let shown = terminal.screen();
+        assert_eq!(shown.contains("HELD BY"), columns > 30, "{columns}: {shown}");
+        assert_eq!(shown.contains("TOKEN"), columns == 120, "{columns}: {shown}");
+        terminal.type_in("q");
+        assert_eq!(terminal.end().await.0, Some(0));
+
+        let mut terminal = Terminal::sized(&ground, "exec $W ls", columns);
+        let (code, shown) = terminal.end().await;
+        assert_eq!(code, Some(0));
+        let lines: Vec<_> = shown.lines().collect();
+        assert!(lines.len() == 2 && lines[1].contains(name), "{columns}: {shown}");
+        let widest = lines.iter().map(|line| line.trim_end().chars().count()).max();
+        assert!(widest <= Some(usize::from(columns)), "{columns}: {shown}");
+        assert_eq!(shown.contains("the-reason"), columns == 120, "{columns}: {shown}");
+    }
+    // Whoever reads a pipe gets all of it.
+    let told = super::watchlock(&ground, ["ls"]).await.expect(0).out;
+    assert!(
+        told.contains("the-reason") && told.contains(&held.token().to_string()),
+        "{told}"
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lock_is_found_looked_at_and_broken_in_the_view() {
+    let ground = Ground::replica_set("cli_hands").await;
+    let locks = ground.locks().await;
+    let other = locks.mutex("other").acquire().await.unwrap();
+    let permits = locks.semaphore("nightly-7", 2);
+    let first = permits.acquire().reason("first-reason").await.unwrap();
+    let second = permits.acquire().reason("second-reason").await.unwrap();
+    for columns in [120, 60, 30] {
+        let mut terminal = Terminal::sized(&ground, "exec $W watch", columns);
+        terminal.until_seen("nightly-7").await;
+        // Its keys.
+        terminal.type_in("s");
+        terminal.until_seen("q quit").await;
+        // Selected, and shown in full.
+        terminal.type_in("/nightly\rj");
+        terminal.until_seen("semaphore of 2").await;
+        terminal.type_in("b");
+        terminal.until_seen("`nightly-7`: ").await;
+        terminal.type_in("n");
+        terminal.until_seen("nothing was broken").await;
+        terminal.type_in("\u{1b}");
+        // An escape by itself is told from the beginning of a key by the time after it.
+        tokio::time::sleep(Duration::from_millis(200)).await;
+        terminal.type_in("q");
+        assert_eq!(terminal.end().await.0, Some(0), "{columns}");
+    }
+    assert_eq!((first.lost_reason(), second.lost_reason()), (None, None));
+    let mut terminal = Terminal::new(&ground, "exec $W watch");
+    terminal.until_seen("nightly-7").await;
+    terminal.type_in("/nightly\rjj");
+    // The same question as that of `break`, of one holder.
+    terminal.type_in("b");
+    terminal.until_seen("Put out this holder?").await;
+    terminal.until_seen("[y/N]").await;
+    terminal.type_in("y");
+    assert_eq!(within(PATIENCE, "the loss", second.lost()).await, LostReason::Broken);
+    terminal.until_seen("is broken, token").await;
+    assert_eq!((first.lost_reason(), other.lost_reason()), (None, None));
+    terminal.type_in("q");
+    assert_eq!(terminal.end().await.0, Some(0));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lock_that_is_not_renewed_has_a_colour() {
+    let ground = Ground::replica_set("cli_colour").await;
+    let mut frozen = super::Started::run(
+        &ground,
+        &["run", "--lease", "8s", "x", "--", "sh", "-c", "echo; sleep 300"],
+    );
+    frozen.line().await;
+    let mut terminal = Terminal::new(&ground, "exec $W watch");
+    terminal.until_seen("sh").await;
+    let yellow = "38;5;3;";
+    assert!(!terminal.shown().contains(yellow), "{:?}", terminal.shown());
+    signal("STOP", frozen.pid());
+    terminal.until_shown(yellow).await;
+    signal("CONT", frozen.pid());
+    terminal.type_in("q");
+    assert_eq!(terminal.end().await.0, Some(0));
+}
+
+/// Who looks at what is old is told so.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_view_tells_when_the_server_stops_answering() {
+    let cluster = watchlock_testkit::Cluster::replica_set(1).await.unwrap();
+    let ground = Ground::on(&cluster, "cli_stale");
+    // So that it holds on while nothing is answered.
+    let held = held(&ground.locks_for(Duration::from_secs(120)).await).await;
+    let old = std::time::SystemTime::now();
+    tokio::time::sleep(Duration::from_millis(2_500)).await;
+    let mut terminals = [120, 60, 30].map(|columns| Terminal::sized(&ground, "exec $W watch", columns));
+    for terminal in &mut terminals {
+        terminal.until_seen("nightly-7").await;
+        assert!(!terminal.screen().contains("no answer"));
+    }
+    // What was granted before keeps its time.
+    let second = |time: std::time::SystemTime| time.duration_since(std::time::UNIX_EPOCH).unwrap().as_secs() % 60;
+    let told = format!(":{:02}.", second(old));
+    let before = format!(":{:02}.", second(old - Duration::from_secs(1)));
+    let shown = terminals[0].screen();
+    assert!(shown.contains(&told) || shown.contains(&before), "{told}: {shown}");
+    cluster.freeze(0).unwrap();
+    for terminal in &mut terminals {
+        terminal.until_seen("old, no answer").await;
+        terminal.type_in("q");
+        assert_eq!(terminal.end().await.0, Some(0));
+    }
+    cluster.thaw(0).unwrap();
+    drop(held);
 }
 
 #[tokio::test(flavor = "multi_thread")]
