@@ -1,6 +1,7 @@
 //! A whole run: bursts of faults, pauses in which all has to come right, and the judgement.
 
 use std::{
+    collections::BTreeSet,
     fs,
     path::{Path, PathBuf},
     sync::Arc,
@@ -23,11 +24,11 @@ use crate::{
     client::{Actor, LEASE, Options, Plan, Way, connect},
     clock::wall_ahead,
     history::{HISTORY, History, JOURNAL, SERVERS},
-    journal::Note,
+    journal::{Entry, Note},
     judge::{self, Case, IDLE, PROBE},
-    locks::{ALL, JOBS, Kind, LOCKS, PERMITS, Share, is_own},
+    locks::{ALL, JOBS, Kind, LOCKS, OWN_DOCUMENT, OWN_MUTEX, PERMITS, Share, is_own},
     oplog::Reader,
-    record::Log,
+    record::{self, Log},
     schedule::{Burst, Mix},
     stage::Stage,
     streams::Stream,
@@ -219,6 +220,15 @@ async fn read(stage: &Stage, reader: &mut Reader, servers: &Log) -> Result<()> {
 /// Notes what is there although everybody has gone. Since `whole_since`, by the servers' clock, nobody has been disturbed.
 async fn leftovers(stage: &Stage, whole_since: i64) -> Result<()> {
     let database = stage.cluster.client().await?.database(DATABASE);
+    // What a killed client had for itself nobody else asks for, so its entries stay until the document is purged.
+    let journal: Vec<Entry> = record::read(&stage.folder.join(JOURNAL))?;
+    let killed = journal.iter().filter_map(|entry| match &entry.note {
+        Note::Killed { client } => Some(client.as_str()),
+        _ => None,
+    });
+    let orphans: BTreeSet<String> = killed
+        .flat_map(|client| [OWN_MUTEX, OWN_DOCUMENT].map(|own| format!("{own}{client}")))
+        .collect();
     for (collection, path) in [(LOCKS, ""), (JOBS, "watchlock.")] {
         let taken = ["holders", "queue"].map(|field| doc! { format!("{path}{field}.0"): { "$exists": true } });
         let taken = doc! { "$or": taken.to_vec() };
@@ -227,6 +237,9 @@ async fn leftovers(stage: &Stage, whole_since: i64) -> Result<()> {
             .distinct("_id", taken)
             .await?
         {
+            if name.as_str().is_some_and(|name| orphans.contains(name)) {
+                continue;
+            }
             stage.note(Note::Remains {
                 text: format!("{name} of `{collection}` has holders or waiters"),
             });
