@@ -18,8 +18,8 @@ use super::{
     State, Use, pipeline, random::Random, state,
 };
 
-/// Sequences, and steps in each.
-const SEQUENCES: u64 = 10_000;
+/// Sequences of every day, and steps in each. More are asked for by `WATCHLOCK_SEQUENCES=10000`.
+const SEQUENCES: u64 = 3_000;
 const STEPS: usize = 8;
 
 /// Sequences whose steps go in one command.
@@ -438,44 +438,51 @@ const MIXED: &[Use] = &[
     (Kind::Semaphore, 4),
 ];
 
+fn sequences() -> u64 {
+    match std::env::var("WATCHLOCK_SEQUENCES") {
+        Ok(number) => number.parse().expect("a number"),
+        Err(_) => SEQUENCES,
+    }
+}
+
 #[tokio::test]
 async fn pipelines_do_what_the_specification_says_of_mixed_uses() {
     let at = Location::default();
-    run(&Setup { at, uses: MIXED }, 0..SEQUENCES).await;
+    run(&Setup { at, uses: MIXED }, 0..sequences()).await;
 }
 
 #[tokio::test]
 async fn pipelines_do_what_the_specification_says_of_mutexes() {
     let at = Location::default();
     let uses = &[(Kind::Mutex, 1)];
-    run(&Setup { at, uses }, 0..SEQUENCES).await;
+    run(&Setup { at, uses }, 0..sequences()).await;
 }
 
 #[tokio::test]
 async fn pipelines_do_what_the_specification_says_of_elections() {
     let at = Location::default();
     let uses = &[(Kind::Election, 1)];
-    run(&Setup { at, uses }, SEQUENCES..2 * SEQUENCES).await;
+    run(&Setup { at, uses }, sequences()..2 * sequences()).await;
 }
 
 #[tokio::test]
 async fn pipelines_do_what_the_specification_says_of_semaphores() {
     let at = Location::default();
     let uses = &[(Kind::Semaphore, 3)];
-    run(&Setup { at, uses }, 0..SEQUENCES).await;
+    run(&Setup { at, uses }, 0..sequences()).await;
 }
 
 #[tokio::test]
 async fn pipelines_do_what_the_specification_says_of_readers_and_writers() {
     let at = Location::default();
     let uses = &[(Kind::RwLock, 1 << 20)];
-    run(&Setup { at, uses }, 0..SEQUENCES).await;
+    run(&Setup { at, uses }, 0..sequences()).await;
 }
 
 #[tokio::test]
 async fn pipelines_do_what_the_specification_says_of_locks_in_documents() {
     let uses = &[(Kind::Document, 1)];
-    for (path, seeds) in [("watchlock", 0..SEQUENCES / 2), ("a.b", SEQUENCES / 2..SEQUENCES)] {
+    for (path, seeds) in [("watchlock", 0..sequences() / 2), ("a.b", sequences() / 2..sequences())] {
         let at = Location::under(path);
         run(&Setup { at, uses }, seeds).await;
     }

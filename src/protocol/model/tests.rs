@@ -131,9 +131,10 @@ fn a_mutex_whose_document_is_purged() {
         liveness: false,
         faults: 1,
         sorts: &[Fault::FailOver, Fault::Delay, Fault::Crash],
+        steps: 14,
         ..mutex()
     };
-    check("mutex, two clients, purged", purged, 230_000);
+    check("mutex, two clients, purged, fourteen steps", purged, 75_000);
 }
 
 #[test]
@@ -142,9 +143,10 @@ fn a_semaphore_of_two() {
         kind: Kind::Semaphore,
         capacity: 2,
         permits: vec![1, 2, 1],
+        steps: 9,
         ..mutex()
     };
-    check("semaphore, three clients", semaphore, 280_000);
+    check("semaphore, three clients, nine steps", semaphore, 38_000);
 }
 
 /// But for the name of the kind the same as two clients with a permit and one with two, so only the beginning.
