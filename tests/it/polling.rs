@@ -105,15 +105,7 @@ async fn on_a_standalone_all_promises_are_kept() {
 #[tokio::test(flavor = "multi_thread")]
 async fn polling_as_configured_keeps_all_promises() {
     let ground = Ground::replica_set("configured").await;
-    let polling = async || {
-        ground
-            .builder()
-            .await
-            .wake_source(WakeSource::Polling)
-            .build()
-            .await
-            .unwrap()
-    };
+    let polling = async || ground.polling().await;
     let clients = [polling().await, polling().await, polling().await, polling().await];
     promises_are_kept(&ground, clients, WakeMode::Polling(PollingReason::Configured)).await;
     assert_eq!(ground.streams(&ground.driver().await).await, [0_i64; 0]);
@@ -122,15 +114,7 @@ async fn polling_as_configured_keeps_all_promises() {
 #[tokio::test(flavor = "multi_thread")]
 async fn those_who_poll_and_those_who_watch_share_one_queue() {
     let ground = Ground::replica_set("mixed").await;
-    let polling = async || {
-        ground
-            .builder()
-            .await
-            .wake_source(WakeSource::Polling)
-            .build()
-            .await
-            .unwrap()
-    };
+    let polling = async || ground.polling().await;
     let (first, second, third) = (ground.locks().await, polling().await, ground.locks().await);
     let held = first.mutex("x").acquire().await.unwrap();
     let (served, mut order) = tokio::sync::mpsc::unbounded_channel();

@@ -12,7 +12,7 @@ use mongodb::{
     options::ClientOptions,
 };
 use tokio::sync::{Mutex, MutexGuard, OnceCell};
-use watchlock::{LockClient, LockClientBuilder, LockInfo, WakeMode};
+use watchlock::{LockClient, LockClientBuilder, LockInfo, WakeMode, WakeSource};
 use watchlock_testkit::{Cluster, shared};
 
 /// The collection of the locks, as everybody finds it who does not choose another.
@@ -102,6 +102,12 @@ impl Ground {
     /// A lock client as a process of its own would have, with the default lease of 30 s: in a test that is for ever.
     pub(crate) async fn locks(&self) -> LockClient {
         self.builder().await.build().await.unwrap()
+    }
+
+    /// As [`Self::locks`], without a stream: those that are open are others'.
+    pub(crate) async fn polling(&self) -> LockClient {
+        let builder = self.builder().await.wake_source(WakeSource::Polling);
+        builder.build().await.unwrap()
     }
 
     /// As [`Self::locks`], with another lease.

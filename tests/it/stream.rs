@@ -38,13 +38,7 @@ enum From {
 impl Scene {
     async fn on(ground: Ground) -> Self {
         // The holder doesn't watch, so the one stream is the waiter's.
-        let holder = ground
-            .builder()
-            .await
-            .wake_source(WakeSource::Polling)
-            .build()
-            .await
-            .unwrap();
+        let holder = ground.polling().await;
         let waiter = ground.by_name().locks().await;
         Self {
             admin: ground.driver().await,

@@ -13,7 +13,7 @@ use mongodb::{
     event::{EventHandler, command::CommandEvent},
     options::{ClientOptions, CollectionOptions, FindOneOptions, ReadConcern, WriteConcern},
 };
-use watchlock::{DocumentLocks, LockClient, LockEvent, LockStatus, PollingReason, WakeMode, WakeSource};
+use watchlock::{DocumentLocks, LockClient, LockEvent, LockStatus, PollingReason, WakeMode};
 use watchlock_testkit::Cluster;
 
 use crate::setup::{
@@ -80,13 +80,7 @@ async fn a_stream_that_opens_and_breaks_at_once_is_opened_at_an_ever_slower_pace
     let ground = Ground::on(cluster, "dying");
     let (sent, driver) = Sent::counting(&ground, |_| {}).await;
     let database = driver.database(&ground.database);
-    let holder = ground
-        .builder()
-        .await
-        .wake_source(WakeSource::Polling)
-        .build()
-        .await
-        .unwrap();
+    let holder = ground.polling().await;
     let data = doc! { "failCommands": ["getMore"], "errorCode": 286, "appName": &ground.database };
     let fault = cluster.fail_commands(0, "alwaysOn", data).await.unwrap();
 
@@ -194,13 +188,7 @@ async fn an_event_that_cannot_be_read_is_passed_over() {
     let ground = Ground::replica_set("badevent").await;
     let (admin, driver) = (ground.driver().await, ground.driver().await);
     let database = driver.database(&ground.database);
-    let holder = ground
-        .builder()
-        .await
-        .wake_source(WakeSource::Polling)
-        .build()
-        .await
-        .unwrap();
+    let holder = ground.polling().await;
     let waiter = ground.locks().await;
     let held = holder.mutex("x").acquire().await.unwrap();
     let waiting = tokio::spawn(waiter.mutex("x").acquire().into_future());
@@ -378,13 +366,7 @@ async fn streams_leave_room_in_the_connection_pool() {
     let locks = LockClient::builder(database.clone()).build().await.unwrap();
     let own = admin.database(&ground.database);
     // It does not watch, so all streams are those of the one client.
-    let holder = ground
-        .builder()
-        .await
-        .wake_source(WakeSource::Polling)
-        .build()
-        .await
-        .unwrap();
+    let holder = ground.polling().await;
     let held = holder.mutex("x").acquire().await.unwrap();
     let waiting = tokio::spawn(locks.mutex("x").acquire().into_future());
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 use mongodb::bson::{Bson, DateTime, Decimal128, Document, doc};
 use watchlock::{AcquireError, DocumentLocks, LockClient, LostReason, MemoryCollection, Released};
 
-use crate::setup::{Ground, PATIENCE, SOON, pause, until_streaming, within};
+use crate::setup::{Ground, PATIENCE, SOON, eventually, pause, until_streaming, within};
 
 /// Longer than the second in which a server before MongoDB 6.0 tells the time of a write.
 const OLD_ENOUGH: Duration = Duration::from_millis(1_200);
@@ -20,11 +20,11 @@ async fn an_earlier_copy_of_a_lock_ends_the_hold_and_repeats_no_token() {
     let locks = (a.documents_in_memory(&memory), b.documents_in_memory(&memory));
     let find = async || memory.find(doc! { "_id": 1 }).unwrap().remove(0);
     let save = async |copy: Document| assert!(memory.replace_one(1, copy).unwrap());
-    earlier_copy(locks, find, save).await;
+    earlier_copy(locks, find, save, async || true).await;
 
-    for ground in [
-        Ground::replica_set("earlier").await,
-        Ground::standalone("earlier").await,
+    for (ground, streams) in [
+        (Ground::replica_set("earlier").await, true),
+        (Ground::standalone("earlier").await, false),
     ] {
         let driver = ground.driver().await;
         let orders = driver.database(&ground.database).collection::<Document>("orders");
@@ -33,14 +33,15 @@ async fn an_earlier_copy_of_a_lock_ends_the_hold_and_repeats_no_token() {
         let locks = (a.documents(orders.clone()), b.documents(orders.clone()));
         let find = async || orders.find_one(doc! { "_id": 1 }).await.unwrap().unwrap();
         let save = async |copy| drop(orders.replace_one(doc! { "_id": 1 }, copy).await.unwrap());
-        earlier_copy(locks.clone(), find, save).await;
+        let watching = async || !streams || !ground.streams(&driver).await.is_empty();
+        earlier_copy(locks.clone(), find, save, watching).await;
         // The same by an update of the field.
         let find = async || orders.find_one(doc! { "_id": 1 }).await.unwrap().unwrap();
         let save = async |mut copy: Document| {
             let set = doc! { "$set": { "watchlock": copy.remove("watchlock").unwrap() } };
             orders.update_one(doc! { "_id": 1 }, set).await.unwrap();
         };
-        earlier_copy(locks, find, save).await;
+        earlier_copy(locks, find, save, watching).await;
     }
 }
 
@@ -48,6 +49,7 @@ async fn earlier_copy(
     (a, b): (DocumentLocks<Document>, DocumentLocks<Document>),
     find: impl AsyncFn() -> Document,
     save: impl AsyncFn(Document),
+    watching: impl AsyncFn() -> bool,
 ) {
     // Who has waited once has its stream open.
     let first = a.acquire(1).await.unwrap();
@@ -55,7 +57,10 @@ async fn earlier_copy(
         let b = b.clone();
         async move { b.acquire(1).await.unwrap() }
     });
-    pause(Duration::from_millis(200)).await;
+    eventually(PATIENCE, "it waits, and watches where that is possible", async || {
+        crate::documents::waiting(&a, 1).await == 1 && watching().await
+    })
+    .await;
     let before = first.token();
     first.release().await.unwrap();
     let second = within(PATIENCE, "the waiter is served", waiting).await.unwrap();
