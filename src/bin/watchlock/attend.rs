@@ -6,7 +6,7 @@
 
 use std::time::Duration;
 
-use rustix::process::{self, Pid, Signal};
+use rustix::process::{Pid, Signal};
 use tokio::time::{MissedTickBehavior, interval, timeout};
 use watchlock::{LockHandle, LostReason};
 
@@ -142,7 +142,7 @@ async fn follow(running: &mut Running, handle: &LockHandle, signals: &mut Signal
     } else if job::is_controlled() {
         if by_terminal {
             // The keyboard would have stopped the neighbours too, had the command been in their group.
-            let _ = process::kill_process_group(process::getpgrp(), Signal::TSTP);
+            job::signal_our_group(Signal::TSTP);
             // It is not to stop us once more when we are continued.
             let _ = timeout(ECHO, echo(running, signals)).await;
         }

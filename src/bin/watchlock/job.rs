@@ -12,9 +12,10 @@ use std::{
     os::unix::fs::FileTypeExt as _,
 };
 
+use nix::unistd;
 use rustix::{
     io::Errno,
-    process::{self, Pid},
+    process::{self, Pid, Signal},
     termios::{OptionalActions, Termios, tcgetattr, tcgetpgrp, tcsetattr, tcsetpgrp},
 };
 
@@ -33,8 +34,13 @@ impl Terminal {
         Some(Self { file })
     }
 
+    /// Whether we are in the foreground.
+    pub(crate) fn is_ours(&self) -> bool {
+        our_group().is_some_and(|group| self.is_with(group))
+    }
+
     /// Whether the group is in the foreground.
-    pub(crate) fn is_with(&self, group: Pid) -> bool {
+    fn is_with(&self, group: Pid) -> bool {
         tcgetpgrp(&self.file) == Ok(group)
     }
 
@@ -63,22 +69,45 @@ impl Terminal {
     }
 }
 
+/// Our process group; `None` in a container whose first process is of a group outside of it: such groups and sessions have
+/// no number in there but 0.
+pub(crate) fn our_group() -> Option<Pid> {
+    Pid::from_raw(unistd::getpgrp().as_raw())
+}
+
+/// The process group of a process, if it is there and has one with a number.
+pub(crate) fn group_of(pid: Pid) -> Option<Pid> {
+    unistd::getpgid(Some(as_number(pid)))
+        .ok()
+        .and_then(|group| Pid::from_raw(group.as_raw()))
+}
+
+/// Signals all of our process group, this program included.
+pub(crate) fn signal_our_group(signal: Signal) {
+    // 0 is the group of whoever sends it. It only fails for a number that is no signal's.
+    let _ = process::kill_current_process_group(signal);
+}
+
 /// Whether a shell is there that can continue our process group when it is stopped: a process of another group in our
 /// session that is the parent of one of ours. Where there is none, the kernel does not let a terminal stop a group.
 pub(crate) fn is_controlled() -> bool {
-    let (group, session) = (process::getpgrp(), process::getsid(None));
+    let (group, session) = (unistd::getpgrp(), unistd::getsid(None));
     let mut ancestor = process::getppid();
     // In a script the shell that runs it is of our group, and the one that could continue it is further up.
     while let Some(pid) = ancestor {
-        if process::getsid(Some(pid)) != session {
+        if unistd::getsid(Some(as_number(pid))) != session {
             return false;
         }
-        if process::getpgid(Some(pid)) != Ok(group) {
+        if unistd::getpgid(Some(as_number(pid))) != Ok(group) {
             return true;
         }
         ancestor = descendants::parent(pid);
     }
     false
+}
+
+fn as_number(pid: Pid) -> unistd::Pid {
+    unistd::Pid::from_raw(pid.as_raw_nonzero().get())
 }
 
 /// Whether input or output is that of a neighbour in a pipeline, who may need the terminal itself, as a pager does.

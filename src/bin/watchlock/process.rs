@@ -26,7 +26,7 @@ use tokio::time::{Instant, interval, sleep};
 use crate::{
     descendants,
     exit::{Failure, INTERNAL, NOT_EXECUTABLE, NOT_FOUND, SIGNALLED},
-    job::{Terminal, is_in_pipeline},
+    job::{self, Terminal, is_in_pipeline},
     messages::say,
     signals::{self, ENDING, Received, Signals},
 };
@@ -100,9 +100,7 @@ impl Running {
     ) -> Result<Self, Failure> {
         adopt_orphans();
         let terminal = Terminal::open();
-        let in_foreground = terminal
-            .as_ref()
-            .is_some_and(|terminal| terminal.is_with(process::getpgrp()));
+        let in_foreground = terminal.as_ref().is_some_and(Terminal::is_ours);
         let wants_terminal = !is_in_pipeline();
         let has_terminal = wants_terminal && in_foreground;
         let us = process::getpid().as_raw_nonzero().to_string();
@@ -219,7 +217,7 @@ impl Running {
             && descendants::is_stuck(self.pid)
             && descendants::living()
                 .into_iter()
-                .any(|pid| process::getpgid(Some(pid)) == Ok(self.pid) && descendants::is_stopped(pid))
+                .any(|pid| job::group_of(pid) == Some(self.pid) && descendants::is_stopped(pid))
     }
 
     /// Lets the command go on, with the terminal if it had it and we have it now.
@@ -236,8 +234,10 @@ impl Running {
 
     /// Hands the terminal to the command if it is ours to give.
     pub(crate) fn give_terminal(&mut self) -> bool {
-        let terminal = self.terminal.as_ref();
-        let given = terminal.is_some_and(|terminal| terminal.hand(process::getpgrp(), self.pid));
+        let given = match (&self.terminal, job::our_group()) {
+            (Some(terminal), Some(us)) => terminal.hand(us, self.pid),
+            _ => false,
+        };
         self.has_terminal |= given;
         // Whoever needed it once will need it again.
         self.wants_terminal |= given;
@@ -260,10 +260,11 @@ impl Running {
     /// Takes the terminal back when the command has ended, and sets it right where the command had no time to; `true` if
     /// the command had it.
     pub(crate) fn take_terminal(&mut self, set_right: bool) -> bool {
-        let (Some(terminal), true) = (&self.terminal, std::mem::take(&mut self.has_terminal)) else {
+        let had_terminal = std::mem::take(&mut self.has_terminal);
+        let (Some(terminal), Some(us), true) = (&self.terminal, job::our_group(), had_terminal) else {
             return false;
         };
-        let taken = terminal.take_back(self.pid, process::getpgrp());
+        let taken = terminal.take_back(self.pid, us);
         if let (true, true, Some(settings)) = (taken, set_right, &self.settings) {
             terminal.restore(settings);
         }
@@ -319,7 +320,7 @@ impl Running {
         // Errors: gone, or somebody else's.
         let _ = process::kill_process_group(self.pid, signal);
         for pid in descendants::living() {
-            if process::getpgid(Some(pid)) != Ok(self.pid) {
+            if job::group_of(pid) != Some(self.pid) {
                 let _ = process::kill_process(pid, signal);
             }
         }
@@ -352,11 +353,12 @@ pub(crate) fn step(mut arguments: impl Iterator<Item = OsString>) -> u8 {
     if place.is_some_and(|place| place == IN_FOREGROUND) {
         // Before it is the command, as programs look at their start whether they are in the foreground.
         signals::unblock();
-        let (terminal, group) = (Terminal::open(), process::getpgid(Some(starter)));
-        if let (Some(terminal), Ok(group)) = (terminal, group) {
-            terminal.hand(group, process::getpgrp());
+        let groups = (job::group_of(starter), job::our_group());
+        if let (Some(terminal), (Some(theirs), Some(ours))) = (Terminal::open(), groups) {
+            terminal.hand(theirs, ours);
         }
     }
+    signals::unblock_all();
     let error = Command::new(&command).args(arguments).exec();
     let command = command.display();
     match error.kind() {

@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use rustix::process::{self, Signal};
+use rustix::process::Signal;
 use tokio::time::{Instant, sleep, timeout};
 use watchlock::{AcquireError, LockClient, LockHandle, Released};
 
@@ -17,6 +17,7 @@ use crate::{
     attend::attend,
     connection::{Connection, Place, URI},
     exit::{Failure, LOST, NOT_OBTAINED, Outcome, SIGNALLED, UNAVAILABLE},
+    job,
     messages::{self, say},
     process::Running,
     signals::{JOB_CONTROL, PASSED_ON, Signals},
@@ -154,7 +155,7 @@ async fn under_lock(
     if let Some(signal) = end.by_keyboard {
         // The keyboard would have sent it to our neighbours too, had the command been in their group: a script ends with
         // what it runs. Nothing is left to be done here, so it does not matter that we get it as well.
-        let _ = process::kill_process_group(process::getpgrp(), signal);
+        job::signal_our_group(signal);
     }
     Ok(Finished { code, settled: true })
 }

@@ -53,12 +53,16 @@ pub(crate) enum Received {
 ///
 /// A parent that blocks SIGCHLD, and starts us so, would have us miss the command's end. What stays blocked is SIGTTOU: it
 /// stops a program in the background that hands the terminal to another, which is what we do when the command ends.
-/// Programs that we start have an empty mask: the standard library sees to that.
 pub(crate) fn unblock() {
     let mut mask = SigSet::empty();
     mask.add(nix::sys::signal::Signal::SIGTTOU);
     // It only fails for arguments that make no sense.
     let _ = mask.thread_set_mask();
+}
+
+/// Sets that every signal reaches what this program becomes.
+pub(crate) fn unblock_all() {
+    let _ = SigSet::empty().thread_set_mask();
 }
 
 impl Signals {

@@ -14,7 +14,7 @@ use watchlock::{LockClient, LockHandle, Released};
 use watchlock_testkit::shared;
 
 use super::{
-    Started, program, signal,
+    Started, program, signal, started_by,
     terminal::{Terminal, number},
     until_gone,
 };
@@ -299,6 +299,40 @@ async fn a_command_that_has_stopped_itself_can_be_ended() {
     assert_eq!(writes.count(), 0);
 }
 
+/// In a container, a session and a process group that were made outside of it have no number but 0.
+#[tokio::test(flavor = "multi_thread")]
+async fn sessions_and_groups_without_a_number_are_no_trouble() {
+    if !rustix::process::geteuid().is_root() {
+        // Only root can make such a container.
+        return;
+    }
+    let ground = Ground::replica_set("cli_container").await;
+    // Numbers of processes are others in there, so the command itself ends the program when it is told to.
+    let script = "exec 3<&0; (read line <&3; kill -TERM $PPID) & kill -STOP $$; exec sleep 300";
+    for own_session in [true, false] {
+        let mut program = program(&ground);
+        program.args(["run", "x", "--", "sh", "-c", script]);
+        if own_session {
+            program = started_by("setsid", &["--wait"], &program);
+        }
+        let container = [
+            "--fork",
+            "--pid",
+            "--mount-proc",
+            "--kill-child",
+            "sh",
+            "-c",
+            "\"$@\"; exit $?",
+            "sh",
+        ];
+        let mut started = Started::new(&mut started_by("unshare", &container, &program));
+        started.until_told("the command is stopped").await;
+        started.type_in("go\n").await;
+        started.done().await.expect(143);
+        assert!(is_vacant(&ground.locks().await, "x").await);
+    }
+}
+
 /// The program hears of the loss before it hears of the stop, as after a freeze: it looks at the command itself.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_command_that_stopped_unseen_is_killed_with_its_lock() {
@@ -361,17 +395,19 @@ async fn until_state(pid: u32, state: char) {
 async fn signals_that_a_parent_has_blocked_are_received() {
     let ground = Ground::replica_set("cli_mask").await;
     let blocked = |signals: &str, script: &str| {
-        let program = program(&ground);
-        let mut parent = tokio::process::Command::new("env");
-        parent.arg(format!("--block-signal={signals}")).kill_on_drop(true);
-        parent
-            .arg(program.as_std().get_program())
-            .args(["run", "x", "--", "sh", "-c", script]);
-        let environment = program.as_std().get_envs();
-        parent.envs(environment.filter_map(|(name, value)| Some((name, value?))));
-        Started::new(&mut parent)
+        let mut program = program(&ground);
+        program.args(["run", "x", "--", "sh", "-c", script]);
+        let block = format!("--block-signal={signals}");
+        Started::new(&mut started_by("env", &[&block], &program))
     };
     assert_eq!(blocked("CHLD", "exit 3").done().await.expect(3).out, "");
+    // And by the command: one that starts jobs of its own needs each of them.
+    let mask = blocked("USR1", "grep SigBlk /proc/self/status")
+        .done()
+        .await
+        .expect(0)
+        .out;
+    assert_eq!(mask.trim_start_matches("SigBlk:").trim(), "0000000000000000");
     let mut started = blocked("CHLD,TERM,INT,HUP", "echo ready; exec sleep 300");
     started.line().await;
     signal("TERM", started.pid());

@@ -88,6 +88,24 @@ fn heed_signals() {
     });
 }
 
+/// The program with its environment, started by another.
+fn started_by(starter: &str, arguments: &[&str], program: &Command) -> Command {
+    let program = program.as_std();
+    let mut starter = Command::new(starter);
+    starter
+        .args(arguments)
+        .arg(program.get_program())
+        .args(program.get_args());
+    for (name, value) in program.get_envs() {
+        match value {
+            Some(value) => starter.env(name, value),
+            None => starter.env_remove(name),
+        };
+    }
+    starter.kill_on_drop(true);
+    starter
+}
+
 async fn watchlock(ground: &Ground, arguments: impl IntoIterator<Item = impl AsRef<OsStr>>) -> Done {
     done(program(ground).args(arguments)).await
 }
@@ -148,20 +166,19 @@ impl Started {
 
     /// The program in a session of its own, where no shell continues what is stopped.
     fn detached(program: &mut Command) -> Self {
-        let standard = program.as_std();
-        let mut session = Command::new("setsid");
-        session
-            .arg("--wait")
-            .arg(standard.get_program())
-            .args(standard.get_args());
-        for (name, value) in standard.get_envs() {
-            match value {
-                Some(value) => session.env(name, value),
-                None => session.env_remove(name),
-            };
-        }
-        session.kill_on_drop(true);
-        Self::new(&mut session)
+        Self::new(&mut started_by("setsid", &["--wait"], program))
+    }
+
+    /// Waits until standard error has told of it.
+    async fn until_told(&mut self, text: &str) {
+        let mut told = String::new();
+        let read = async {
+            while !told.contains(text) {
+                let byte = self.err.read_u8().await;
+                told.push(byte.unwrap_or_else(|error| panic!("{error}: {told}")).into());
+            }
+        };
+        within(PATIENCE, text, read).await;
     }
 
     /// All that it has written to standard error, when it has ended.
