@@ -49,6 +49,10 @@ pub enum LostReason {
     /// The lock's document, or its whole collection, was deleted; or the lock in a document of the user's own was.
     #[error("the lock's document was deleted")]
     Deleted,
+    /// This process was forked from the one that holds the lock, which goes on holding it: here nothing renews or watches
+    /// it.
+    #[error("this process was forked from the one that holds the lock")]
+    Forked,
     /// The lock was released, its handle dropped or its client shut down: what a view or a token of it tells those who
     /// still have one.
     #[error("the lock was released")]

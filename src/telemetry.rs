@@ -228,6 +228,7 @@ fn lost(reason: LostReason) -> &'static str {
         LostReason::Adopted => "adopted",
         LostReason::Overwritten => "overwritten",
         LostReason::Deleted => "deleted",
+        LostReason::Forked => "forked",
         LostReason::Released => "released",
     }
 }

@@ -70,6 +70,9 @@ impl Scope {
 /// skipped. An error that the server would repeat ends the sequence.
 pub(crate) fn follow(session: &Arc<Session>, scope: Scope) -> mpsc::Receiver<Sight> {
     let (to, sights) = mpsc::channel(BEHIND);
+    if session.lives().is_err() {
+        return sights;
+    }
     let follower = Follower {
         session: session.clone(),
         scope,

@@ -14,7 +14,7 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-use super::{clock::ServerClock, deadline::Deadline};
+use super::{clock::ServerClock, deadline::Deadline, process::Process};
 use crate::{
     config::Config,
     protocol::{Holder, ServerTime, Use, clock_token},
@@ -46,6 +46,7 @@ pub(crate) struct Hold {
     progress: Mutex<Progress>,
     changed: Notify,
     ended: CancellationToken,
+    held_in: Process,
 }
 
 #[derive(Debug)]
@@ -168,6 +169,7 @@ impl Hold {
             }),
             changed: Notify::new(),
             ended: CancellationToken::new(),
+            held_in: Process::this(),
         }
     }
 
@@ -199,6 +201,8 @@ impl Hold {
             changed.as_mut().enable();
             let deadline = match self.look() {
                 Ok(deadline) => deadline,
+                // Nobody cancels anything there.
+                Err(LostReason::Forked) => return LostReason::Forked,
                 Err(reason) => {
                     // Whoever lost it may be about to cancel the token: they are to agree.
                     self.ended.cancelled().await;
@@ -334,6 +338,9 @@ impl Hold {
     /// To be called whenever it may be over and no mutex is held, as whoever found out first may have held one.
     pub(crate) fn tell_end(&self) {
         let Err(reason) = self.look() else { return };
+        if reason == LostReason::Forked {
+            return;
+        }
         let over_at = {
             let mut progress = self.progress();
             if !matches!(progress.told, Told::Granted) {
@@ -454,6 +461,9 @@ impl Hold {
 
     /// The deadline, or why the hold is over; it is over as soon as the deadline has come.
     fn look(&self) -> Result<Instant, LostReason> {
+        if !self.held_in.is_this() {
+            return Err(LostReason::Forked);
+        }
         let deadline = {
             let progress = self.progress();
             match progress.lost {

@@ -204,6 +204,7 @@ impl Session {
         passed: bool,
         failing: &mut Option<ServerError>,
     ) -> Result<Option<Given>, AcquireError> {
+        self.stopped()?;
         tokio::select! {
             biased;
             () = self.closing.cancelled() => Err(self.why_closed()),

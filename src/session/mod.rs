@@ -24,6 +24,7 @@ pub(crate) mod line;
 mod opening;
 mod pace;
 mod passed;
+mod process;
 mod runtime;
 mod shut_down;
 #[cfg(test)]
@@ -67,6 +68,7 @@ use in_place::Claims;
 pub(crate) use in_place::Given;
 use line::{Context, Effect, Line, Outcome, Pending, Standing, Wanted};
 pub(crate) use passed::PASSED_AT_ONCE;
+use process::Process;
 use watcher::Demand;
 
 /// How many idle names are remembered: as many as a service is likely to use again and again.
@@ -94,6 +96,7 @@ pub(crate) struct Session {
     ended: CancellationToken,
     /// Its runtime has ended.
     stopped: CancellationToken,
+    made_in: Process,
     started: OnceLock<Handle>,
     /// The runtime on which the client was built, where there is a driver.
     home: OnceLock<Handle>,
@@ -184,6 +187,7 @@ impl Session {
             closing: CancellationToken::new(),
             ended: CancellationToken::new(),
             stopped: CancellationToken::new(),
+            made_in: Process::this(),
             started: OnceLock::new(),
             home: OnceLock::new(),
             prepared: OnceLock::new(),
@@ -224,8 +228,12 @@ impl Session {
         left
     }
 
-    /// Feeds something to the lines, carries out what follows from it, and sees to the line of `name`.
+    /// Feeds something to the lines, carries out what follows from it, and sees to the line of `name`. In a fork nothing is
+    /// fed, so that the sender of whoever waits for an answer goes without a word.
     fn feed(self: &Arc<Self>, name: &str, input: impl FnOnce(&mut Lines, &Context<'_>, &mut Vec<Effect>)) {
+        if !self.made_in.is_this() {
+            return;
+        }
         let mut effects = Vec::new();
         let operation = {
             let mut table = self.table();
@@ -583,7 +591,7 @@ impl Place {
             }
         };
         self.answered = true;
-        // The sender goes without a word only when the runtime of the session ends.
+        // The sender goes without a word only when the runtime of the session ends, or in a fork.
         answered.unwrap_or_else(|_| Err(self.session.why_closed()))
     }
 

@@ -106,6 +106,9 @@ impl Session {
 
     /// As [`stopped`](Self::stopped).
     pub(super) fn lives(&self) -> Result<(), StoreError> {
+        if !self.made_in.is_this() {
+            return Err(StoreError::forked());
+        }
         match self.stopped.is_cancelled() {
             true => Err(StoreError::runtime_ended()),
             false => Ok(()),

@@ -24,6 +24,10 @@ const OVERDUE: Duration = UNANSWERED.saturating_mul(2);
 impl Session {
     /// Refuses new acquires, lets go of everything, and waits until the server knows, for a lease at most.
     pub(crate) async fn shut_down(self: &Arc<Self>) {
+        if !self.made_in.is_this() {
+            // All of it is the parent's.
+            return;
+        }
         self.close();
         // In a task, so that it comes to its end although nobody waits for it any more.
         drop(self.spawn_for(self.clone().let_all_go()));

@@ -251,6 +251,14 @@ impl StoreError {
         }
     }
 
+    /// This process was forked from that of the session.
+    pub(crate) fn forked() -> Self {
+        Self {
+            kind: Failure::Refused,
+            source: Arc::new(NoRuntime::Forked),
+        }
+    }
+
     /// Nothing runs on the runtime of the session.
     pub(crate) fn stands_still() -> Self {
         Self {
@@ -299,6 +307,8 @@ struct Unanswered(Duration);
 enum NoRuntime {
     #[error("the runtime on which this client was built or first used has ended")]
     Ended,
+    #[error("this process was forked from the one in which this client was made: make another client in it")]
+    Forked,
     #[error(
         "the runtime on which this client was first used stands still: nothing drives it, or its thread is blocked"
     )]

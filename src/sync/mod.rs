@@ -34,6 +34,10 @@
 //! whatever the threads of the program do. They are started by the first call, and end with the process: call
 //! [`LockClient::shutdown`] before that.
 //!
+//! A process that is forked has none of these threads, and what its parent holds is not its own: there, every client and
+//! handle of the parent's says so at once ([`LostReason::Forked`](crate::LostReason::Forked)). The driver has threads of its
+//! own, which are missing there as well: fork before the first call, or start the child as a program of its own.
+//!
 //! # Panics
 //!
 //! As with the driver's synchronous API, every call that blocks panics on a thread of an async runtime, whose other tasks
@@ -51,7 +55,7 @@ mod rw_lock;
 mod semaphore;
 mod watch;
 
-use std::sync::LazyLock;
+use std::sync::{Mutex as Lock, PoisonError};
 
 use tokio::runtime::{Builder, EnterGuard, Runtime};
 
@@ -68,7 +72,19 @@ pub use watch::{AllLockEvents, LockEvents};
 /// One works, and where that is busy with a large answer of the server the other goes on renewing.
 const THREADS: usize = 2;
 
-static RUNTIME: LazyLock<Runtime> = LazyLock::new(|| {
+/// The runtime, and the process that its threads are of: one that is forked has none of them, and gets its own.
+static RUNTIME: Lock<Option<(u32, &'static Runtime)>> = Lock::new(None);
+
+fn runtime() -> &'static Runtime {
+    let mut present = RUNTIME.lock().unwrap_or_else(PoisonError::into_inner);
+    match *present {
+        Some((process, runtime)) if process == std::process::id() => runtime,
+        // That of the parent is not dropped: its threads are not there to be waited for.
+        _ => present.insert((std::process::id(), Box::leak(Box::new(started())))).1,
+    }
+}
+
+fn started() -> Runtime {
     let mut builder = Builder::new_multi_thread();
     let built = builder
         .worker_threads(THREADS)
@@ -79,14 +95,14 @@ static RUNTIME: LazyLock<Runtime> = LazyLock::new(|| {
         Ok(runtime) => runtime,
         Err(error) => panic!("the threads in the background could not be started: {error}"),
     }
-});
+}
 
 /// Runs the future on this thread, and waits for it.
 fn block_on<F: Future>(future: F) -> F::Output {
-    RUNTIME.block_on(future)
+    runtime().block_on(future)
 }
 
 /// For calls that do not wait, but start tasks.
 fn enter() -> EnterGuard<'static> {
-    RUNTIME.enter()
+    runtime().enter()
 }

@@ -2,6 +2,7 @@
 
 use std::{
     env,
+    io::{Read as _, Write as _},
     ops::ControlFlow,
     panic::AssertUnwindSafe,
     process::Command,
@@ -499,4 +500,56 @@ async fn in_an_async_runtime_only_blocking_threads_may_block() {
     // The same client, for tasks.
     let held = locks.as_async().mutex("x").acquire().await.unwrap();
     assert_eq!(held.release().await.unwrap(), Released::Released);
+}
+
+/// A fork has a copy of all that its parent knows, and none of the threads that see to it.
+#[test]
+fn a_process_that_is_forked_is_told_so_at_once() {
+    let ground = prepared(Ground::replica_set("sync_forked"));
+    let locks = locks(&ground);
+    let held = locks.mutex("x").acquire().run().unwrap();
+    let (mut told, mut tell) = std::io::pipe().unwrap();
+    match fork::fork().unwrap() {
+        fork::Fork::Child => {
+            let begun = Instant::now();
+            let view = held.view();
+            let states = (held.lost_reason(), held.safe_for(), held.status(), view.lost());
+            let errors = [
+                locks.mutex("y").acquire().run().unwrap_err().to_string(),
+                locks.mutex("y").try_acquire().run().unwrap_err().to_string(),
+                locks.inspect("x").unwrap_err().to_string(),
+                locks.list().run().unwrap_err().to_string(),
+                locks.break_lock("x").unwrap_err().to_string(),
+                held.renew().unwrap_err().to_string(),
+            ];
+            let released = held.release().unwrap();
+            locks.shutdown();
+            let _ = write!(
+                tell,
+                "{states:?} {released:?} {errors:#?} in {}",
+                begun.elapsed().as_secs()
+            );
+            // The test goes on in the parent alone.
+            watchlock_testkit::signal::kill(std::process::id()).unwrap();
+            unreachable!("it is killed");
+        }
+        fork::Fork::Parent(child) => {
+            drop(tell);
+            let (to, read) = mpsc::channel();
+            thread::spawn(move || {
+                let mut text = String::new();
+                told.read_to_string(&mut text).unwrap();
+                to.send(text).unwrap();
+            });
+            let told = read.recv_timeout(PATIENCE);
+            let _ = watchlock_testkit::signal::kill(child.try_into().unwrap());
+            fork::waitpid(child).unwrap();
+            let told = told.unwrap();
+            assert!(told.starts_with("(Some(Forked), 0ns, Lost, Forked) WasLost"), "{told}");
+            assert_eq!(told.matches("forked from the one").count(), 6, "{told}");
+            assert!(told.ends_with("in 0"), "{told}");
+        }
+    }
+    assert_eq!(held.lost_reason(), None);
+    assert_eq!(held.release().unwrap(), Released::Released);
 }
