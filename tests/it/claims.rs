@@ -228,6 +228,43 @@ async fn a_dead_holder_is_noticed_whatever_the_condition() {
     }
 }
 
+/// A lease can end after a try in vain and before the look at when leases end, which tells only of what is ahead then.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lease_that_ends_between_a_try_and_the_look_after_it_is_noticed() {
+    let (cluster, _turn) = faulty().await;
+    let ground = Ground::on(cluster, "claim_between").by_name();
+    let (scene, admin) = (Scene::on(ground.clone()).await, ground.driver().await);
+    let lease = Duration::from_secs(60);
+    let (locks, sent) = counting(&ground, &scene.client_for(lease).await).await;
+    let index = mongodb::IndexModel::builder().keys(doc! { "at": "2dsphere" }).build();
+    let events = admin.database(&ground.database).collection::<Document>("events");
+    events.create_index(index).await.unwrap();
+    let point = doc! { "type": "Point", "coordinates": [1.0, 1.0] };
+    // A condition for finds alone.
+    let near = doc! { "at": { "$near": { "$geometry": &point, "$maxDistance": 10 } } };
+    let claim = tokio::spawn(locks.claim(near).into_future());
+    until_streaming(&ground, &admin, 1).await;
+    sent.until_quiet().await;
+    let data = doc! {
+        "failCommands": ["aggregate"], "blockConnection": true, "blockTimeMS": 1_000, "appName": &ground.database,
+    };
+    let slow = cluster.fail_commands(0, doc! { "times": 1 }, data).await.unwrap();
+    let until = mongodb::bson::DateTime::from_millis(mongodb::bson::DateTime::now().timestamp_millis() + 600);
+    let holder = doc! {
+        "id": "dead-1", "permits": 1_i64, "lease": 20_000_i64, "claim": 500_i64, "token": 7_i64,
+        "since": until, "until": until, "owner": {},
+    };
+    // No event comes after this one.
+    scene
+        .events
+        .insert(doc! { "_id": 1, "at": point, "watchlock": lock_but("holders", vec![holder]) })
+        .await;
+    let held = within(lease / 4, "the claim", claim).await.unwrap().unwrap();
+    slow.wait_entered(1, PATIENCE).await.unwrap();
+    slow.off().await.unwrap();
+    held.release().await.unwrap();
+}
+
 /// What a client sent for its claims.
 #[derive(Default)]
 struct Sent {
@@ -235,6 +272,19 @@ struct Sent {
     looks: AtomicUsize,
     /// How long its tries took in all, in microseconds.
     tried_micros: AtomicU64,
+}
+
+impl Sent {
+    /// Waits until nothing is tried for a while.
+    async fn until_quiet(&self) {
+        let mut last = self.tries.load(Ordering::Relaxed);
+        eventually(PATIENCE, "it waits", async || {
+            tokio::time::sleep(Duration::from_millis(200)).await;
+            let before = std::mem::replace(&mut last, self.tries.load(Ordering::Relaxed));
+            last == before
+        })
+        .await;
+    }
 }
 
 /// A client's locks, with what is sent for them.
@@ -277,15 +327,7 @@ async fn changes_that_free_nothing_cost_few_tries() {
     until_streaming(&ground, &admin, 1).await;
     let settled = || sent.tries.load(Ordering::Relaxed);
     // The stream is open, and nothing happens.
-    let quiet = async || {
-        let mut last = settled();
-        eventually(PATIENCE, "it waits", async || {
-            tokio::time::sleep(Duration::from_millis(200)).await;
-            let before = std::mem::replace(&mut last, settled());
-            last == before
-        })
-        .await;
-    };
+    let quiet = || sent.until_quiet();
     quiet().await;
     // A holder's own changes make nothing free. Only time passes, and a claim asks every few seconds.
     let (before, began) = (settled(), Instant::now());

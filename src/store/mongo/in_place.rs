@@ -146,6 +146,22 @@ impl MongoStore {
                 now: server_now(&found),
             });
         }
+        // What has become free since the last try is not among those whose ends are ahead.
+        let free = doc! { "$and": [{ "_id": { "$nin": passed } }, pipeline::free(at, &now())] };
+        let sent = Instant::now();
+        let find = self
+            .collection
+            .find_one(wanted.and(free))
+            .projection(doc! { NOW: "$$NOW" });
+        if let Some(found) = find.read_concern(ReadConcern::local()).max_time(LONG_LOOK).await? {
+            let now = server_now(&found);
+            free_at = now;
+            exchange = Some(Exchange {
+                sent,
+                received: Instant::now(),
+                now,
+            });
+        }
         let sent = Instant::now();
         let any = async |condition: Document| -> Result<Option<Bson>, StoreError> {
             let find = self
