@@ -240,16 +240,15 @@ pub(crate) fn fit(at: &Location) -> Document {
 /// Whether it is missing, or a number that can be counted up, as [`super::document`] reads them.
 fn is_counter(value: &str) -> Bson {
     let of_type = doc! { "$type": value };
-    let up_to = |most: Bson| doc! { "$and": [{ "$gte": [value, 0_i64] }, { "$lt": [value, most] }] };
-    let whole = doc! { "$eq": [{ "$trunc": value }, value] };
-    Bson::from(doc! { "$switch": {
-        "branches": [
-            { "case": { "$in": [&of_type, ["missing", "null"]] }, "then": true },
-            { "case": { "$in": [&of_type, ["int", "long"]] }, "then": up_to(NUMBER_MOST.into()) },
-            { "case": { "$eq": [&of_type, "double"] }, "then": { "$and": [up_to(DOUBLE_MOST.into()), whole] } },
-        ],
-        "default": false,
-    } })
+    let most = cond(doc! { "$eq": [&of_type, "double"] }, DOUBLE_MOST, NUMBER_MOST);
+    let number = doc! { "$ifNull": [value, 0_i64] };
+    // To the server, what is not a number (NaN) is less than every number.
+    Bson::from(doc! { "$and": [
+        { "$in": [of_type, ["missing", "null", "int", "long", "double"]] },
+        { "$gte": [&number, 0_i64] },
+        { "$lt": [&number, most] },
+        { "$eq": [{ "$trunc": &number }, &number] },
+    ] })
 }
 
 /// The pipeline of [`super::state::apply`] for an operation with one fresh request, and for a document that is selected

@@ -88,6 +88,9 @@ const READS_AT_ONCE: usize = 8;
 /// For how long an operator's eviction may take at the server. It is not repeated, so it is given time.
 const BREAK: Duration = Duration::from_secs(5);
 
+/// A connection that has answered is taken to answer for so long after.
+const ANSWERS_STILL: Duration = Duration::from_secs(1);
+
 /// For how long a proclamation may take at the server before it is made anew. So long that the next is sent when the
 /// last is over.
 pub(super) const PROCLAIM: Duration = Duration::from_secs(2);
@@ -321,19 +324,27 @@ impl Asking {
         }
     }
 
+    /// Whether an operation was answered that was sent so shortly before.
+    fn was_answered_within(&self, time: Duration, now: Instant) -> bool {
+        let heard = self.heard.load(Ordering::Relaxed);
+        heard > 0 && Duration::from_micros(self.micros(now).saturating_sub(heard)) <= time
+    }
+
+    /// An operation was answered that was sent at that time.
+    fn heard(&self, sent: Instant) {
+        self.heard.fetch_max(self.micros(sent), Ordering::Relaxed);
+    }
+
     /// What was sent at that time was answered.
     fn answered<T>(&self, sent: Sent, answer: &Result<T, StoreError>) {
         match answer {
             Ok(_) => {}
             // It did not get it done, as we asked; but it answers.
-            Err(error) if error.ran_out_of_time() => {
-                self.heard.fetch_max(self.micros(sent.at), Ordering::Relaxed);
-                return;
-            }
+            Err(error) if error.ran_out_of_time() => return self.heard(sent.at),
             // An error of the driver's own says nothing of the server.
             Err(_) => return,
         }
-        self.heard.fetch_max(self.micros(sent.at), Ordering::Relaxed);
+        self.heard(sent.at);
         if sent.limit.is_of_filter {
             return;
         }
@@ -545,9 +556,14 @@ impl Session {
             evict,
             ..self.operation()
         };
-        // As it is not repeated, it had better not meet with a dead connection: a reading finds one that works.
-        self.read_names(&[name.to_owned()]).await?;
+        // As it is not repeated, it had better not meet with a dead connection: a reading finds one that works. The driver
+        // uses first the connection that it used last, so where one was answered just now there is no need.
+        let sent = Instant::now();
+        if !self.asking.was_answered_within(ANSWERS_STILL, sent) {
+            self.read_names(&[name.to_owned()]).await?;
+        }
         let state = self.operate(name, operation, BREAK, None).await?;
+        self.asking.heard(sent);
         telemetry::broke(name);
         Ok(state)
     }

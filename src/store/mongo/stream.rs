@@ -100,16 +100,19 @@ const OLD: i64 = 100;
 /// Selects, on the server, what concerns a session: writes that name one of its entries, and whatever is not a write
 /// of the protocol. A pipeline update is reported as an `update` with a delta or as a whole `replace`, as the server
 /// likes, so `wake` is looked for in both.
+///
+/// Each condition says first which kind of write it is for. The server looks for as much of it as it can in its log: a
+/// condition on `fullDocument` alone lets every update pass there, of which an event is made before it is dropped.
 fn concerning(session: &str) -> Vec<Document> {
     let pattern = doc! { "$regex": wake::pattern(session) };
     const DELTA: &str = "updateDescription.updatedFields.wake";
     const WHOLE: &str = "fullDocument.wake";
     vec![
         doc! { "$match": { "$or": [
-            { DELTA: &pattern },
-            { WHOLE: &pattern },
-            { "operationType": { "$in": ["update", "replace"] },
-              DELTA: { "$not": { "$type": "string" } }, WHOLE: { "$not": { "$type": "string" } } },
+            { "operationType": "update", DELTA: &pattern },
+            { "operationType": "update", DELTA: { "$not": { "$type": "string" } } },
+            { "operationType": { "$in": ["insert", "replace"] }, WHOLE: &pattern },
+            { "operationType": "replace", WHOLE: { "$not": { "$type": "string" } } },
             { "operationType": { "$nin": ["insert", "update", "replace"] } },
         ] } },
         doc! { "$project": {
