@@ -42,6 +42,10 @@ const STREAMS_MOST: u32 = 100;
 /// the driver's pool has by default.
 const STREAMS: u32 = 4;
 
+/// Waiters before which the lock is handed over fewer times than this have a stream, however slow the queue is: so that a
+/// small fleet is woken at once, and a few of those before may go together.
+const NEAR: u64 = 4;
+
 /// The longest duration of any setting; longer ones are slips, and sums of them would leave what a date can hold.
 const DURATION_MOST: Duration = Duration::from_secs(366 * 24 * 3600);
 
@@ -58,6 +62,8 @@ pub(crate) struct Config {
     pub(crate) wake_source: WakeSource,
     /// How many change streams may be open at one time.
     pub(crate) max_streams: u32,
+    /// After how many hand-overs it is the turn of the first waiter that does without a stream.
+    pub(crate) near: u64,
     host: String,
     label: Option<String>,
     owner_id: Option<String>,
@@ -189,6 +195,7 @@ pub(crate) struct Settings {
     pub(crate) poll_interval: Option<(Duration, Duration)>,
     pub(crate) wake_source: WakeSource,
     pub(crate) max_streams: Option<u32>,
+    pub(crate) near: Option<u64>,
     pub(crate) label: Option<String>,
     pub(crate) owner_id: Option<String>,
 }
@@ -215,6 +222,7 @@ impl Settings {
                 .unwrap_or((Duration::from_millis(10), Duration::from_millis(500))),
             wake_source: self.wake_source,
             max_streams: self.max_streams.unwrap_or(STREAMS),
+            near: self.near.unwrap_or(NEAR),
             host: host(),
             label: self.label,
             owner_id: self.owner_id,

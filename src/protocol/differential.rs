@@ -15,7 +15,7 @@ use watchlock_testkit::shared;
 
 use super::{
     Evict, Expects, Identity, Kind, Location, Operation, Owner, Proclaim, QUEUE_MOST, Request, Requests, ServerTime,
-    State, Use, pipeline, random::Random, state,
+    State, Use, ahead, pipeline, random::Random, state,
 };
 
 /// Sequences of every day, and steps in each. More are asked for by `WATCHLOCK_SEQUENCES=10000`.
@@ -549,6 +549,55 @@ async fn no_pipeline_changes_a_document_of_a_later_protocol() {
         }
         collection.delete_many(doc! {}).await.unwrap();
     }
+}
+
+/// What an entry has before it is found by the server as by the specification, also where the entry is not there.
+#[tokio::test]
+async fn what_an_entry_has_before_it_is_found_alike() {
+    let cluster = shared::standalone().await;
+    let client = cluster.client().await.unwrap();
+    let database = client.database(&shared::unique_name("ahead"));
+    let collection = database.collection::<Document>("locks");
+    let strings = hostile();
+    let (mut in_queue, mut elsewhere, mut asleep) = (0, 0, 0);
+    for (path, uses) in [("", MIXED), ("a.b", &[(Kind::Document, 1)])] {
+        let at = if path.is_empty() {
+            Location::default()
+        } else {
+            Location::under(path)
+        };
+        let setup = Setup { at, uses };
+        for seed in 0..60 {
+            let mut sequence = Sequence::new(seed, &setup, &strings);
+            for number in 0..STEPS {
+                drop(sequence.step(number, &setup, &strings));
+                let (Some(state), Some(mut document)) = (sequence.expected.clone(), sequence.document(&setup)) else {
+                    continue;
+                };
+                let id = format!("{path} {seed} {number}");
+                document.insert("_id", &id);
+                collection.insert_one(document).await.unwrap();
+                let holders = state.holders.iter().map(|holder| &holder.id);
+                let entries = holders.chain(state.queue.iter().map(|waiter| &waiter.id));
+                for entry in entries.map(String::as_str).chain(["nobody", "$holders.id"]) {
+                    let mut projection = ahead::projection(&setup.at, entry);
+                    projection.insert("now", "$$NOW");
+                    let found = collection.find_one(doc! { "_id": &id }).projection(projection).await;
+                    let found = found.unwrap().unwrap();
+                    let now = ServerTime(found.get_datetime("now").unwrap().timestamp_millis());
+                    let expected = ahead::Ahead::of(&state, entry, now);
+                    assert_eq!(ahead::read(&found, now), expected, "{entry} in {state:?}: {found}");
+                    in_queue += u32::from(expected.is_some_and(|ahead| ahead.turns > 0));
+                    elsewhere += u32::from(expected.is_none());
+                    asleep += u32::from(expected.is_some_and(|ahead| ahead.asleep));
+                }
+            }
+        }
+    }
+    assert!(
+        in_queue > 100 && elsewhere > 100 && asleep > 10,
+        "{in_queue} {elsewhere} {asleep}"
+    );
 }
 
 /// A change that writes nothing raises no event and costs no entry in the log.

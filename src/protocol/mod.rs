@@ -64,12 +64,14 @@
 //!    a field, another order of the queue, another bound of its length. A field that earlier clients may pass over needs
 //!    none: they keep the fields of the document and of its entries that they don't know.
 
+pub(crate) mod ahead;
 pub(crate) mod document;
 pub(crate) mod location;
 pub(crate) mod pipeline;
 pub(crate) mod state;
 pub(crate) mod wake;
 
+pub(crate) use ahead::Ahead;
 pub(crate) use location::Location;
 pub use state::Kind;
 pub(crate) use state::{

@@ -103,11 +103,12 @@ impl Bench {
             config: &self.config,
             clock: &self.clock,
             streaming: self.streaming,
+            resting: !self.streaming,
             ids: &self.ids,
         };
         let now = context.now;
         let output = input(&mut self.line, &context, &mut effects);
-        let _ = (self.line.due_at(), self.line.leaves_at(), self.line.is_queued());
+        let _ = (self.line.due_at(), self.line.leaves_at(), self.line.needs_stream());
         for effect in effects {
             match effect {
                 Effect::Answer(_, Ok(Some(hold))) => self.granted(hold, now, permitted),

@@ -26,13 +26,14 @@ use super::{
     hold::{Grant, Hold},
     holds::{Change, Holds},
     ids::Ids,
+    prospect::{self, Prospect, Turn},
 };
 use crate::{
     config::Config,
     contention::{Contention, Sighting},
     error::{AcquireError, ServerError, UsedOtherwise},
     protocol::{
-        Evict, Expects, Kind, Operation, Owner, QUEUE_MOST, Request, Requests, ServerTime, State, Use,
+        Ahead, Evict, Expects, Kind, Operation, Owner, QUEUE_MOST, Request, Requests, ServerTime, State, Use,
         document::Malformed, wake,
     },
     status::LostReason,
@@ -266,6 +267,8 @@ pub(crate) struct Context<'a> {
     pub(crate) clock: &'a ServerClock,
     /// Grants arrive as events, so asking is only the back-stop.
     pub(crate) streaming: bool,
+    /// They don't, as nobody needs the stream so far; it opens when somebody does.
+    pub(crate) resting: bool,
     pub(crate) ids: &'a Ids,
 }
 
@@ -297,6 +300,12 @@ pub(crate) struct Line {
     alone_at: Option<Instant>,
     /// When the head asks again although nothing woke it.
     ask_at: Option<Instant>,
+    /// By when its place in the queue is to be confirmed.
+    confirm_at: Option<Instant>,
+    /// How soon the head may be served, as far as that is known.
+    prospect: Option<Prospect>,
+    /// When the head looks at its place.
+    look_at: Option<Instant>,
     /// The head is not in the server's queue, as it was full.
     full: Option<Full>,
     /// Nothing is sent before, as the last try failed.
@@ -322,6 +331,9 @@ impl Line {
             overtaken: false,
             alone_at,
             ask_at: None,
+            confirm_at: None,
+            prospect: None,
+            look_at: None,
             full: None,
             retry_at: None,
             failures: 0,
@@ -355,9 +367,74 @@ impl Line {
         self.under_way.iter().flatten().any(|leave| leave.to.is_some())
     }
 
-    /// Somebody waits for an event: the server's queue has our head.
+    /// The server's queue has our head.
     pub(crate) fn is_queued(&self) -> bool {
         self.waiting.front().is_some_and(|head| head.queued)
+    }
+
+    /// Somebody waits for an event: to be served within moments, or that a hold is lost.
+    pub(crate) fn needs_stream(&self) -> bool {
+        !self.holds.is_empty() || self.waits_for_event()
+    }
+
+    /// Somebody waits to be served within moments.
+    pub(crate) fn waits_for_event(&self) -> bool {
+        self.is_queued() && !self.is_far()
+    }
+
+    fn is_far(&self) -> bool {
+        let head = self.waiting.front();
+        self.prospect.as_ref().is_some_and(|prospect| {
+            head.is_some_and(|head| head.id == prospect.entry) && matches!(prospect.turn, Turn::Far(_))
+        })
+    }
+
+    /// The entry whose place is to be looked at, once: what was seen is to be told by [`looked`](Self::looked).
+    pub(crate) fn next_look(&mut self, context: &Context<'_>) -> Option<String> {
+        let head = self.waiting.front().filter(|head| head.queued)?;
+        if self.under_way.is_some() || self.look_at.is_none_or(|at| at > context.now) {
+            return None;
+        }
+        self.look_at = None;
+        Some(head.id.clone())
+    }
+
+    /// What `entry` saw of its place. Who is not in the queue any more asks, and so does who has come near the front.
+    pub(crate) fn looked(&mut self, entry: &str, ahead: Option<Ahead>, context: &Context<'_>) {
+        if self.under_way.is_some() || !self.is_queued() || self.waiting.front().is_none_or(|head| head.id != entry) {
+            // It knows better by now, or soon.
+            return;
+        }
+        let Some(ahead) = ahead else {
+            self.ask_at = Some(context.now);
+            return;
+        };
+        let was_far = self.is_far();
+        let prospect = Prospect::new(entry, &ahead, self.prospect.as_ref(), context.config);
+        self.look_at = self.next_look_at(&prospect, &ahead, context);
+        let comes_near = was_far && prospect.turn == Turn::Near;
+        self.prospect = Some(prospect);
+        if comes_near || (self.look_at.is_none() && !context.streaming) {
+            self.ask_at = Some(context.now);
+            return;
+        }
+        let expiry = ahead.first_end.and_then(|end| expiry(end, ahead.turns, context));
+        let at = expiry.into_iter().chain(self.confirm_at).min();
+        self.ask_at = Some(
+            at.unwrap_or(context.now)
+                .max(context.now + context.config.poll_interval.0),
+        );
+    }
+
+    fn next_look_at(&self, prospect: &Prospect, ahead: &Ahead, context: &Context<'_>) -> Option<Instant> {
+        match prospect.turn {
+            Turn::Far(after) if context.resting => Some(context.now + after),
+            // Who has it open because of its place alone may find that it is not needed.
+            Turn::Near if context.streaming && ahead.turns >= context.config.near => {
+                Some(context.now + prospect::reconsider(context.config))
+            }
+            _ => None,
+        }
     }
 
     /// How the last tries ended.
@@ -578,7 +655,7 @@ impl Line {
         }
         let head = self.waiting.front().and_then(|head| {
             if head.queued {
-                self.ask_at
+                self.ask_at.into_iter().chain(self.look_at).min()
             } else {
                 Some(self.knocks(head).map_or(head.since, |full| full.knock_at))
             }
@@ -801,7 +878,7 @@ impl Line {
         self.alone_at = alone.then_some(context.now);
         self.compare_holds(state, effects);
         self.take_out_strangers(state, context);
-        self.plan_asking(state, context);
+        self.plan_asking(state, answer.exchange.now, context);
         if self.overtaken {
             self.doubt(context);
             effects.extend(self.holds().cloned().map(Effect::Doubted));
@@ -991,25 +1068,28 @@ impl Line {
     }
 
     /// Sets when the head asks again, by what it knows of those before it.
-    fn plan_asking(&mut self, state: &State, context: &Context<'_>) {
-        self.ask_at = None;
+    fn plan_asking(&mut self, state: &State, now: Option<ServerTime>, context: &Context<'_>) {
+        (self.ask_at, self.look_at) = (None, None);
         let Some(head) = self.waiting.front().filter(|head| head.queued) else {
             return;
         };
-        let Some(place) = state.queue.iter().position(|waiter| waiter.id == head.id) else {
+        let (entry, waits_since) = (head.id.clone(), head.since);
+        let Some(place) = state.queue.iter().position(|waiter| waiter.id == entry) else {
             return;
         };
         let holders = state.holders.iter().map(|holder| holder.until);
         let before = state.queue[..place].iter().map(|waiter| waiter.until);
-        let expiry = holders
-            .chain(before)
-            .min()
-            .and_then(|until| context.clock.after(until))
-            .map(|at| {
-                let stagger = EXPIRY_STAGGER.saturating_mul(u32::try_from(place).unwrap_or(u32::MAX));
-                at + CLOCK_RESOLUTION + stagger.min(EXPIRY_STAGGER_MOST)
-            });
-        let routine = if context.streaming {
+        let first_end = holders.chain(before).min();
+        let expiry = first_end.and_then(|end| expiry(end, place as u64, context));
+        let ahead = now.and_then(|now| Ahead::of(state, &entry, now));
+        let prospect = ahead.map(|ahead| Prospect::new(&entry, &ahead, self.prospect.as_ref(), context.config));
+        self.look_at = match (&prospect, &ahead) {
+            (Some(prospect), Some(ahead)) => self.next_look_at(prospect, ahead, context),
+            _ => None,
+        };
+        self.prospect = prospect;
+        let looks = context.resting && self.look_at.is_some();
+        let routine = if context.streaming || looks {
             // Should the head be granted the lock and be dead, no event tells: the next in line is to notice when its
             // claim lease ends. Who stands further back is served by that.
             let claim = state
@@ -1021,10 +1101,15 @@ impl Line {
             claim.map_or(refresh(context.config), |claim| claim.min(refresh(context.config)))
         } else {
             // A grant is to be seen while its claim runs.
-            let interval = poll_interval(context.config, place, context.now.saturating_duration_since(head.since));
+            let interval = poll_interval(
+                context.config,
+                place,
+                context.now.saturating_duration_since(waits_since),
+            );
             interval.min(context.config.claim_lease / 4)
         };
         let routine = context.now + routine;
+        self.confirm_at = Some(routine);
         let soonest = context.now + context.config.poll_interval.0;
         // Never at once: a new primary's clock can be behind the one by which the expiry was reckoned.
         self.ask_at = Some(expiry.map_or(routine, |expiry| expiry.min(routine)).max(soonest));
@@ -1282,6 +1367,12 @@ fn request(pending: &Pending, wait: bool, config: &Config) -> Request {
         fresh: !pending.sent,
         owner: pending.owner.clone(),
     }
+}
+
+/// When whoever stands at this place asks because a lease before it ends.
+fn expiry(end: ServerTime, place: u64, context: &Context<'_>) -> Option<Instant> {
+    let stagger = EXPIRY_STAGGER.saturating_mul(u32::try_from(place).unwrap_or(u32::MAX));
+    Some(context.clock.after(end)? + CLOCK_RESOLUTION + stagger.min(EXPIRY_STAGGER_MOST))
 }
 
 /// How often a place in the queue is confirmed: also the back-stop should an event be lost.

@@ -25,6 +25,7 @@ mod opening;
 mod pace;
 mod passed;
 mod process;
+pub(crate) mod prospect;
 mod runtime;
 mod shut_down;
 #[cfg(test)]
@@ -163,6 +164,10 @@ impl Session {
         mode: WakeMode,
     ) -> Arc<Self> {
         config.begin(first.and_then(|exchange| exchange.now));
+        if store.is_in_memory() {
+            // There a stream costs nobody anything.
+            config.near = u64::MAX;
+        }
         telemetry::session_began(mode);
         let mut clock = ServerClock::default();
         if let Some(exchange) = first {
@@ -235,7 +240,7 @@ impl Session {
             return;
         }
         let mut effects = Vec::new();
-        let operation = {
+        let (operation, look) = {
             let mut table = self.table();
             let table = &mut *table;
             let context = self.context(table.streaming, &table.clock);
@@ -246,14 +251,37 @@ impl Session {
                 line.stop(&StoreError::runtime_ended(), &mut effects);
             }
             let line = table.lines.by_name.get_mut(name);
-            let operation = line.and_then(|line| Some((line.next(&context)?, line.vain())));
+            let (operation, look) = line.map_or((None, None), |line| match line.next(&context) {
+                Some(operation) => (Some((operation, line.vain())), None),
+                None => (None, line.next_look(&context)),
+            });
             self.after(table, name);
-            operation
+            (operation, look)
         };
         if operation.is_some() {
             self.spawn(self.clone().run(name.to_owned(), operation));
         }
+        if let Some(entry) = look {
+            self.spawn(self.clone().look_at_place(name.to_owned(), entry));
+        }
         self.carry_out(name, effects);
+    }
+
+    /// Looks at the place of an entry in the queue. Where that fails, the entry asks, which tells why.
+    async fn look_at_place(self: Arc<Self>, name: String, entry: String) {
+        let reading = self.read_short(|store| {
+            let (name, entry) = (name.clone(), entry.clone());
+            async move { store.ahead(&name, &entry).await }
+        });
+        let ahead = reading.await.ok().and_then(|(ahead, exchange)| {
+            self.note(&exchange);
+            ahead
+        });
+        self.feed(&name, |lines, context, _| {
+            if let Some(line) = lines.by_name.get_mut(&name) {
+                line.looked(&entry, ahead, context);
+            }
+        });
     }
 
     /// Keeps the books after a line changed: idle lines go, the heartbeat knows the next instant.
@@ -279,7 +307,7 @@ impl Session {
             }
             return;
         }
-        if line.is_queued() {
+        if line.waits_for_event() {
             self.demand_stream();
         }
         self.beat_in_time(table);
@@ -511,6 +539,7 @@ impl Session {
             config: &self.config,
             clock,
             streaming,
+            resting: !streaming && self.wants_to_stream() && *self.mode.borrow() == WakeMode::ChangeStream,
             ids: &self.ids,
         }
     }
@@ -543,6 +572,11 @@ impl Lines {
         self.by_name
             .entry(name.to_owned())
             .or_insert_with(|| Line::new(name.to_owned(), self.idle.remove(name)))
+    }
+
+    /// Whether any of them waits for events. As a rule the first one does.
+    fn need_stream(&self) -> bool {
+        self.by_name.values().any(Line::needs_stream)
     }
 
     fn remember_idle(&mut self, name: &str, at: Instant) {

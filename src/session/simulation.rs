@@ -300,6 +300,8 @@ fn client(memory: &Arc<MemoryStore>, seed: u64, number: u64) -> (Arc<Link>, Arc<
         lease: Some(LEASE),
         claim_lease: Some(Duration::from_secs(1)),
         skew_margin: Some(SKEW),
+        // Some do without a stream wherever they stand, others only at the end.
+        near: Some((seed + number) % 4),
         ..Settings::default()
     };
     let config = settings.validate().unwrap();

@@ -25,6 +25,9 @@ use crate::{
 /// A stream that nobody needs is closed after this, so that short pauses don't cost opening it again.
 const LINGER: Duration = Duration::from_secs(30);
 
+/// The same while others wait who need it later: it is opened again in time, and costs the server for every write.
+const LINGER_FOR_LATER: Duration = Duration::from_secs(5);
+
 /// How often it is looked whether anybody still needs a stream that could not be opened so far.
 const LOOK: Duration = Duration::from_secs(1);
 
@@ -96,7 +99,8 @@ async fn watch(weak: &Weak<Session>, mut demand: watch::Receiver<Demand>) -> Opt
             claimed_at = now;
         }
         // What is not open does not linger, nor what others wait for.
-        let lingers = is_open && !subscription.is_in_the_way() && now < needed_at + LINGER;
+        let linger = if session.is_at_rest() { LINGER } else { LINGER_FOR_LATER };
+        let lingers = is_open && !subscription.is_in_the_way() && now < needed_at + linger;
         let session = if needed_at < now && !lingers && session.close_stream() {
             drop(session);
             subscription.rest();
@@ -183,15 +187,20 @@ impl Session {
     }
 
     fn needs_stream(&self) -> bool {
-        !self.table().lines.by_name.is_empty() || self.is_claiming()
+        self.table().lines.need_stream() || self.is_claiming()
+    }
+
+    /// Whether nobody has anything to do with any lock.
+    fn is_at_rest(&self) -> bool {
+        self.table().lines.by_name.is_empty()
     }
 
     /// Lets the stream go, unless somebody has come to need it.
-    fn close_stream(&self) -> bool {
-        {
+    fn close_stream(self: &Arc<Self>) -> bool {
+        let waits = {
             // Who comes to need it says so under the same lock, or after having subscribed to what becomes free.
             let mut table = self.table();
-            let idle = table.lines.by_name.is_empty()
+            let idle = !table.lines.need_stream()
                 && self.demand.send_if_modified(|demand| {
                     let idle = !self.is_claiming();
                     if idle {
@@ -203,11 +212,16 @@ impl Session {
                 return false;
             }
             table.streaming = false;
-        }
+            !table.lines.by_name.is_empty()
+        };
         self.freed(false);
         // Nobody is woken late any more, so there is nothing to be alarmed of.
         let mode = self.mode.borrow().at_rest();
         self.set_mode(mode);
+        if waits {
+            // No event told of what happened since the last one.
+            self.on_gap();
+        }
         true
     }
 

@@ -32,7 +32,7 @@ use tokio::time::Instant;
 
 use crate::{
     protocol::{
-        Kind, Operation, ServerTime, State,
+        Ahead, Kind, Operation, ServerTime, State,
         document::{ID_MOST, Malformed},
     },
     telemetry,
@@ -399,6 +399,18 @@ impl Store {
         .inspect_err(|error| telemetry::operation_failed("read", None, error))
     }
 
+    /// What an entry of the queue has before it now; `None` where it is not in the queue.
+    pub(crate) async fn ahead(&self, name: &str, entry: &str) -> Result<(Option<Ahead>, Exchange), StoreError> {
+        if let Self::Mongo(store) = self {
+            let ahead = contained(store.ahead(name, entry)).await;
+            return ahead.inspect_err(|error| telemetry::operation_failed("read", Some(name), error));
+        }
+        let (documents, exchange) = self.read(&[name.to_owned()]).await?;
+        let state = documents.get(name).and_then(|document| document.as_ref().ok());
+        let ahead = state.zip(exchange.now);
+        Ok((ahead.and_then(|(state, now)| Ahead::of(state, entry, now)), exchange))
+    }
+
     /// The same as a majority has them, for observers: what was seen once is not undone.
     pub(crate) async fn observe(&self, names: &[String]) -> Result<(Documents, Exchange), StoreError> {
         match self {
@@ -523,6 +535,10 @@ impl Store {
     /// Whether its streams take connections of the driver's pool.
     pub(crate) fn is_remote(&self) -> bool {
         matches!(self, Self::Mongo(_))
+    }
+
+    pub(crate) fn is_in_memory(&self) -> bool {
+        matches!(self, Self::Memory(_) | Self::MemoryInPlace(_))
     }
 
     /// Whether it is of documents of the user's own, with locks in them.

@@ -24,7 +24,9 @@ use super::{
     Answer, Documents, Exchange, Failure, InPlace, Listed, Renewal, Renewed, Selection, StoreError, Unreadable, View,
     name,
 };
-use crate::protocol::{Evict, Expects, Location, Operation, ServerTime, State, document::Malformed, pipeline, wake};
+use crate::protocol::{
+    Ahead, Evict, Expects, Location, Operation, ServerTime, State, ahead, document::Malformed, pipeline, wake,
+};
 
 #[cfg(any(test, fuzzing))]
 pub(in crate::store) use command::refusal;
@@ -278,6 +280,23 @@ impl MongoStore {
             now,
         };
         Ok((found, exchange))
+    }
+
+    pub(super) async fn ahead(&self, name: &str, entry: &str) -> Result<(Option<Ahead>, Exchange), StoreError> {
+        let sent = Instant::now();
+        let mut projection = ahead::projection(&self.location, entry);
+        projection.insert(NOW, "$$NOW");
+        let id = name::id_of(&self.location, name);
+        let find = self.collection.find_one(doc! { "_id": id }).projection(projection);
+        let found = find.read_concern(ReadConcern::local()).max_time(LOOK).await?;
+        let now = found.as_ref().and_then(server_now);
+        let exchange = Exchange {
+            sent,
+            received: Instant::now(),
+            now,
+        };
+        let found = found.zip(now);
+        Ok((found.and_then(|(found, now)| ahead::read(&found, now)), exchange))
     }
 
     pub(super) async fn list(&self, selection: &Selection, view: View) -> Result<Listed, StoreError> {

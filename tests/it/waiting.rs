@@ -1,12 +1,17 @@
 //! More clients than the queue has room for.
 
-use std::{collections::HashMap, time::Duration};
+use std::{
+    collections::HashMap,
+    future::IntoFuture as _,
+    sync::{Arc, Mutex},
+    time::{Duration, Instant},
+};
 
 use futures::{StreamExt as _, stream::FuturesUnordered};
 use mongodb::bson::doc;
-use watchlock::{AcquireError, InMemory, LockClient, WakeSource};
+use watchlock::{AcquireError, InMemory, LockClient, WakeMode, WakeSource};
 
-use crate::setup::{Ground, PATIENCE, eventually, info, within};
+use crate::setup::{Ground, PATIENCE, SOON, eventually, info, until_streaming, until_waiting, within};
 
 /// The clients that the queue of one lock has room for.
 const ROOM: usize = 256;
@@ -73,6 +78,80 @@ async fn who_came_when_the_queue_was_full_is_served_when_there_is_room() {
     for (label, served) in waiting {
         within(3 * PATIENCE, &label, served).await.unwrap();
     }
+}
+
+/// A stream costs the server for every write of the replica set, so only who may be served soon has one. All are served in
+/// their order all the same, and those who are woken late by their look at the queue open their streams then.
+#[tokio::test(flavor = "multi_thread")]
+async fn only_those_near_the_front_have_a_stream() {
+    const CLIENTS: usize = 24;
+    let ground = Ground::replica_set("far").await;
+    let admin = ground.driver().await;
+    let holder = ground.locks().await;
+    let held = holder.mutex("x").acquire().await.unwrap();
+    // A lock that was handed over just now may be handed over again and again.
+    tokio::time::sleep(Duration::from_millis(1_200)).await;
+    let order = Arc::new(Mutex::new(Vec::new()));
+    let mut waiting = Vec::new();
+    for number in 0..CLIENTS {
+        let (locks, order) = (ground.locks().await, order.clone());
+        waiting.push(tokio::spawn(async move {
+            let handle = locks.mutex("x").acquire().await.unwrap();
+            order.lock().unwrap().push(number);
+            handle.release().await.unwrap();
+            locks
+        }));
+        until_waiting(&holder, "x", number + 1).await;
+    }
+    // The holder's, and those of the next.
+    eventually(PATIENCE, "only some have a stream", async || {
+        (2..=7).contains(&ground.streams(&admin).await.len())
+    })
+    .await;
+    let begun = Instant::now();
+    held.release().await.unwrap();
+    let mut clients = Vec::new();
+    for served in waiting {
+        clients.push(within(PATIENCE, "it is served", served).await.unwrap());
+    }
+    println!(
+        "{CLIENTS} clients, most of them far back, were served in {:?}",
+        begun.elapsed()
+    );
+    assert_eq!(*order.lock().unwrap(), (0..CLIENTS).collect::<Vec<_>>());
+    assert!(clients.iter().all(|locks| locks.wake_mode() == WakeMode::ChangeStream));
+}
+
+/// A stream that was opened in time is closed when the queue turns out to be slow, and opened again in time.
+#[tokio::test(flavor = "multi_thread")]
+async fn streams_follow_the_pace_of_the_queue() {
+    let ground = Ground::replica_set("pace").await;
+    let admin = ground.driver().await;
+    let holders: Vec<_> = (0..5).map(|_| ground.locks()).collect();
+    let clients = futures::future::join_all(holders).await;
+    let last = ground.locks().await;
+    let mut handles = vec![clients[0].mutex("x").acquire().await.unwrap()];
+    let mut waiting = Vec::new();
+    for (before, locks) in clients.iter().enumerate().skip(1) {
+        waiting.push(tokio::spawn(locks.mutex("x").acquire().into_future()));
+        until_waiting(&last, "x", before).await;
+    }
+    let waits = tokio::spawn(last.mutex("x").acquire().into_future());
+    // All of them: the lock was granted a moment ago.
+    until_streaming(&ground, &admin, 6).await;
+    eventually(PATIENCE, "the last one does without", async || {
+        ground.streams(&admin).await.len() == 5
+    })
+    .await;
+    // One that gives up brings it near, which it sees by a look. The stream of the other is kept for a while.
+    waiting.pop().unwrap().abort();
+    until_streaming(&ground, &admin, 6).await;
+    for next in waiting {
+        handles.pop().unwrap().release().await.unwrap();
+        handles.push(within(SOON, "the next is served", next).await.unwrap().unwrap());
+    }
+    handles.pop().unwrap().release().await.unwrap();
+    drop(within(SOON, "the last is served", waits).await.unwrap().unwrap());
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -9,6 +9,7 @@ use crate::{
         Expects, Identity,
         state::{self, ServerTime},
     },
+    status::LockStatus,
 };
 
 /// One line, and the one document that it is about.
@@ -20,6 +21,7 @@ struct Bench {
     document: Option<State>,
     started: Instant,
     streaming: bool,
+    resting: bool,
     operations: usize,
     keys: u64,
 }
@@ -36,6 +38,7 @@ impl Bench {
             document: None,
             started: Instant::now(),
             streaming: true,
+            resting: false,
             operations: 0,
             keys: 0,
         }
@@ -52,6 +55,7 @@ impl Bench {
             config: &self.config,
             clock: &self.clock,
             streaming: self.streaming,
+            resting: self.resting,
             ids: &self.ids,
         };
         let output = input(&mut self.line, &context, &mut effects);
@@ -1225,4 +1229,58 @@ async fn who_knocks_asks_in_full_when_the_document_may_have_changed() {
     bench.feed(|line, context, _| line.doubt(context));
     bench.settle();
     assert!(held(&mut outcome).lost_reason().is_none());
+}
+
+/// Whoever is far back does without the stream and sends no requests; it looks at its place, and asks when its turn comes
+/// near, or when it is not in the queue any more.
+#[tokio::test(start_paused = true)]
+async fn who_is_far_back_looks_at_its_place_and_asks_when_its_turn_comes_near() {
+    for served in [false, true] {
+        let mut bench = Bench::new();
+        (bench.streaming, bench.resting) = (false, true);
+        let others: Vec<String> = (0..10).map(|number| format!("other-{number}")).collect();
+        for id in &others {
+            bench.foreign(&foreign(id, &[], Some(id)), false);
+        }
+        tokio::time::advance(Duration::from_secs(3)).await;
+        let (_, mut outcome) = bench.join(true);
+        bench.settle();
+        let sent = bench.operations;
+        assert!(bench.line.is_queued() && !bench.line.needs_stream());
+        let mut looks = 0;
+        // Those before it go, one after the other, or it is served out of turn while nobody tells it.
+        for gone in others.windows(2) {
+            let due_at = bench.line.due_at().unwrap();
+            tokio::time::advance(due_at - Instant::now()).await;
+            bench.settle();
+            let Some(entry) = bench.feed(|line, context, _| line.next_look(context)).0 else {
+                panic!("it neither asks nor looks");
+            };
+            looks += 1;
+            if served && looks == 2 {
+                let all: Vec<&str> = others.iter().map(String::as_str).collect();
+                bench.foreign(&foreign("all", &all, None), false);
+            } else if looks > 1 {
+                bench.foreign(&foreign(&gone[1], &[&gone[0]], None), false);
+            }
+            let ahead = Ahead::of(bench.document.as_ref().unwrap(), &entry, bench.server_now());
+            bench.feed(|line, context, _| line.looked(&entry, ahead, context));
+            if bench.line.needs_stream() || ahead.is_none() {
+                break;
+            }
+            assert_eq!(bench.operations, sent, "it asks although it is far back");
+        }
+        bench.settle();
+        if served {
+            assert_eq!(looks, 2);
+            assert_eq!(held(&mut outcome).status(), LockStatus::Held);
+        } else {
+            // Six of the ten have gone, four are before it.
+            assert!(looks > 4 && bench.line.waits_for_event(), "{looks}");
+            assert!(
+                bench.operations > sent,
+                "whatever happened while nothing was told is asked for"
+            );
+        }
+    }
 }

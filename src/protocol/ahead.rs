@@ -1,0 +1,115 @@
+//! What a waiter has before it in the queue: by a document, and as the server finds it out for a small answer.
+
+use mongodb::bson::{Bson, Document, doc};
+
+use super::{Holder, Location, ServerTime, State};
+
+/// What a waiter sees of those before it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Ahead {
+    /// How often the lock is handed over before it is its turn, if all who are served together go together.
+    pub(crate) turns: u64,
+    /// When somebody was served last, of those who hold the lock now; `None` where nobody holds it.
+    pub(crate) served_at: Option<ServerTime>,
+    /// The first end of a lease among the holders and those before it.
+    pub(crate) first_end: Option<ServerTime>,
+    /// A holder has not shown for a while that it knows that it was served.
+    pub(crate) asleep: bool,
+    pub(crate) now: ServerTime,
+}
+
+/// After this long on its claim lease a holder has not noticed so far that it was served: in milliseconds. One that has
+/// renews by then.
+const ASLEEP: i64 = 600;
+
+impl Ahead {
+    /// What the entry sees; `None` where it is not in the queue.
+    pub(crate) fn of(state: &State, entry: &str, now: ServerTime) -> Option<Self> {
+        let place = state.queue.iter().position(|waiter| waiter.id == entry)?;
+        let before = &state.queue[..place];
+        let permits = before
+            .iter()
+            .fold(0_i64, |permits, waiter| permits.saturating_add(waiter.permits));
+        let holders = state.holders.iter().map(|holder| holder.until);
+        let is_asleep = |holder: &Holder| {
+            let on_its_claim = holder.until.0.saturating_sub(holder.since.0) == holder.claim;
+            on_its_claim && holder.claim < holder.lease && now.0.saturating_sub(holder.since.0) > ASLEEP
+        };
+        Some(Self {
+            turns: turns(permits, state.capacity),
+            served_at: state.holders.iter().map(|holder| holder.since).max(),
+            first_end: holders.chain(before.iter().map(|waiter| waiter.until)).min(),
+            asleep: state.holders.iter().any(is_asleep),
+            now,
+        })
+    }
+}
+
+/// How often a lock of this capacity is handed over to serve so many permits.
+fn turns(permits: i64, capacity: i64) -> u64 {
+    u64::try_from(permits / capacity.max(1)).unwrap_or(0)
+}
+
+/// The fields of the answer to a find that tell what an entry has before it. `place` is -1 where it is not in the queue.
+///
+/// The whole document would have an entry for each waiter, of some 300 bytes.
+pub(crate) fn projection(at: &Location, entry: &str) -> Document {
+    let place = doc! { "$indexOfArray": [at.value("queue.id"), { "$literal": entry }] };
+    // `$slice` takes no length of 0.
+    let before = |field: &str, fold: &str, nothing: Bson| {
+        let before = doc! { "$slice": [at.value(&format!("queue.{field}")), "$$place"] };
+        doc! { "$cond": [{ "$gt": ["$$place", 0] }, { fold: before }, nothing] }
+    };
+    let is_asleep = doc! { "$and": [
+        { "$eq": [{ "$subtract": ["$$this.until", "$$this.since"] }, "$$this.claim"] },
+        { "$lt": ["$$this.claim", "$$this.lease"] },
+        { "$gt": [{ "$subtract": ["$$NOW", "$$this.since"] }, ASLEEP] },
+    ] };
+    let of = |value: Document| doc! { "$let": { "vars": { "place": &place }, "in": value } };
+    doc! {
+        "_id": 0,
+        "place": &place,
+        "permits": of(before("permits", "$sum", Bson::Int64(0))),
+        "capacity": at.value("capacity"),
+        "served_at": { "$max": at.value("holders.since") },
+        "first_end": { "$min": [{ "$min": at.value("holders.until") }, of(before("until", "$min", Bson::Null))] },
+        "asleep": { "$anyElementTrue": [{ "$map": { "input": at.value("holders"), "in": is_asleep } }] },
+    }
+}
+
+/// Reads what the server has found; `None` where the entry is not in the queue.
+pub(crate) fn read(found: &Document, now: ServerTime) -> Option<Ahead> {
+    let number = |field: &str| {
+        found
+            .get(field)
+            .and_then(|value| value.as_i64().or(value.as_i32().map(i64::from)))
+    };
+    let time = |field: &str| {
+        let time = found.get_datetime(field).ok();
+        time.map(|time| ServerTime(time.timestamp_millis()))
+    };
+    number("place").filter(|place| *place >= 0)?;
+    Some(Ahead {
+        turns: turns(number("permits")?, number("capacity")?),
+        served_at: time("served_at"),
+        first_end: time("first_end"),
+        asleep: found.get_bool("asleep").unwrap_or(false),
+        now,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_are_served_together_count_as_one_turn() {
+        assert_eq!(turns(12, 5), 2);
+        assert_eq!(turns(4, 5), 0);
+        assert_eq!(turns(7, 1), 7);
+        assert_eq!(
+            (turns(-7, 1), turns(7, 0), turns(i64::MAX, -3)),
+            (0, 7, i64::MAX.unsigned_abs())
+        );
+    }
+}
