@@ -4,11 +4,12 @@
 //! directory. A number beyond its bound is shown and is no failure: the machine may be busy.
 //!
 //! `cargo bench --bench scoreboard -- one_node` measures a part of it, which is then not written. The parts are
-//! `one_node`, `three_nodes`, `standalone`, `contention` and `steady_state`.
+//! `one_node`, `three_nodes`, `standalone`, `contention`, `crowd` and `steady_state`.
 
 mod board;
 mod claims;
 mod counters;
+mod crowd;
 mod latency;
 mod load;
 mod peer;
@@ -36,7 +37,14 @@ const ROUNDS_POLLING: usize = 100;
 /// Rounds with a holder that dies, which take a lease each.
 const ROUNDS_EXPIRY: usize = 15;
 
-const PARTS: [&str; 5] = ["one_node", "three_nodes", "standalone", "contention", "steady_state"];
+const PARTS: [&str; 6] = [
+    "one_node",
+    "three_nodes",
+    "standalone",
+    "contention",
+    "crowd",
+    "steady_state",
+];
 
 #[tokio::main]
 async fn main() -> Result<()> {
@@ -67,6 +75,7 @@ async fn main() -> Result<()> {
             "three_nodes" => three_nodes(&mut board).await?,
             "standalone" => standalone(&mut board).await?,
             "contention" => contention(&mut board).await?,
+            "crowd" => crowd(&mut board).await?,
             _ => steady_state(&mut board).await?,
         }
     }
@@ -158,6 +167,21 @@ async fn contention(board: &mut Board) -> Result<()> {
         "50 tasks of one client: {:.0} hand-overs/s",
         local.handoffs_per_second()
     ));
+    Ok(())
+}
+
+async fn crowd(board: &mut Board) -> Result<()> {
+    let cluster = start(Cluster::replica_set(1), "200 clients that wait for one lock").await?;
+    let crowd = crowd::crowd(&cluster).await?;
+    board.enter(board::STREAMS_200, crowd.streams as f64, crowd.to_string());
+    board.enter(
+        board::IDLE_CLIENT,
+        crowd.commands_per_client(),
+        String::from("(the same run)"),
+    );
+    let cluster = start(Cluster::replica_set(1), "what 64 clients that wait cost everybody else").await?;
+    let tax = crowd::tax(&cluster).await?;
+    board.enter(board::TAX_64, tax.ratio(), tax.to_string());
     Ok(())
 }
 

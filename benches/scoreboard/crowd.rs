@@ -1,0 +1,178 @@
+//! What many clients that wait for one lock cost the server, and with it everybody else.
+
+use std::{collections::BTreeSet, fmt, fs, time::Duration};
+
+use futures::TryStreamExt;
+use mongodb::{
+    Client,
+    bson::{Document, doc},
+};
+use tokio::{
+    task::JoinSet,
+    time::{Instant, sleep},
+};
+use watchlock::{LockClient, LockHandle};
+use watchlock_testkit::Cluster;
+
+use crate::{
+    Result,
+    counters::{Commands, Observer},
+    load::many_clients,
+    peer::Peer,
+};
+
+/// Clients that wait, each with connections of its own.
+const CLIENTS: usize = 200;
+
+/// How long they wait before anything is counted.
+const SETTLING: Duration = Duration::from_secs(30);
+
+/// How long commands are counted.
+const COUNTED: Duration = Duration::from_secs(30);
+
+/// Clients that wait while somebody else writes.
+const TAXING: usize = 64;
+
+/// Writes by which the time of the server's processor is measured.
+const WRITES: i32 = 3_000;
+
+/// So many of these a second: with pauses, as one writer after the other would wake waiting cursors together.
+const PAUSE: Duration = Duration::from_millis(2);
+
+#[derive(Debug)]
+pub(crate) struct Crowd {
+    pub(crate) streams: usize,
+    elapsed: Duration,
+    commands: Commands,
+}
+
+impl Crowd {
+    /// Without what drivers send to watch over the server, and without the holder's renewals.
+    pub(crate) fn commands_per_client(&self) -> f64 {
+        let counted = self.commands.all() - self.commands.monitoring() - self.commands.of("update");
+        counted as f64 / self.elapsed.as_secs_f64() / CLIENTS as f64
+    }
+}
+
+impl fmt::Display for Crowd {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let seconds = self.elapsed.as_secs_f64();
+        write!(f, "{CLIENTS} clients wait, in {seconds:.0} s: {}", self.commands)
+    }
+}
+
+/// Has this many clients wait for a lock that is held for long.
+async fn waiting(cluster: &Cluster, count: usize) -> Result<(Peer, LockHandle, Vec<LockClient>, JoinSet<()>)> {
+    let holder = Peer::new(cluster).await?;
+    let held = holder.locks.mutex("held").acquire().await?;
+    let clients = many_clients(cluster, count).await?;
+    let mut waiters = JoinSet::new();
+    for locks in &clients {
+        let mutex = locks.mutex("held");
+        waiters.spawn(async move { drop(mutex.acquire().await) });
+    }
+    holder.until_queued("held", count).await?;
+    sleep(SETTLING).await;
+    Ok((holder, held, clients, waiters))
+}
+
+pub(crate) async fn crowd(cluster: &Cluster) -> Result<Crowd> {
+    let observer = Observer::new(cluster).await?;
+    let (holder, _held, _clients, mut waiters) = waiting(cluster, CLIENTS).await?;
+    let streams = streams(&holder.driver).await?;
+    let before = observer.read().await?;
+    let begun = Instant::now();
+    sleep(COUNTED).await;
+    let elapsed = begun.elapsed();
+    let commands = observer.read().await?.since(&before);
+    if waiters.try_join_next().is_some() {
+        return Err("somebody did not wait".into());
+    }
+    Ok(Crowd {
+        streams,
+        elapsed,
+        commands,
+    })
+}
+
+/// How many change streams are open.
+async fn streams(driver: &Client) -> Result<usize> {
+    let stages = [
+        doc! { "$currentOp": { "allUsers": true, "idleCursors": true } },
+        doc! { "$match": { "cursor.cursorId": { "$exists": true } } },
+    ];
+    let operations: Vec<Document> = driver.database("admin").aggregate(stages).await?.try_collect().await?;
+    let id = |operation: &Document| {
+        let cursor = operation.get_document("cursor").ok()?;
+        let command = cursor.get_document("originatingCommand").ok()?;
+        let first = command.get_array("pipeline").ok()?.first()?.as_document()?;
+        first.get_document("$changeStream").ok()?;
+        cursor.get_i64("cursorId").ok()
+    };
+    Ok(operations.iter().filter_map(id).collect::<BTreeSet<_>>().len())
+}
+
+/// The server's processor time for a write to another collection, in microseconds, with nobody and with many waiting.
+#[derive(Debug)]
+pub(crate) struct Tax {
+    alone: f64,
+    beside: f64,
+}
+
+impl Tax {
+    pub(crate) fn ratio(&self) -> f64 {
+        self.beside / self.alone
+    }
+}
+
+impl fmt::Display for Tax {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { alone, beside } = self;
+        write!(
+            f,
+            "{beside:.0} us / {alone:.0} us of the server's processor a foreign write"
+        )
+    }
+}
+
+pub(crate) async fn tax(cluster: &Cluster) -> Result<Tax> {
+    let writer = cluster.client().await?;
+    // Connections and the collection are made.
+    cost_of_writes(cluster, &writer).await?;
+    let alone = cost_of_writes(cluster, &writer).await?;
+    let (_holder, _held, _clients, _waiters) = waiting(cluster, TAXING).await?;
+    let beside = cost_of_writes(cluster, &writer).await?;
+    Ok(Tax { alone, beside })
+}
+
+/// In microseconds a write, without what the server does anyway.
+async fn cost_of_writes(cluster: &Cluster, writer: &Client) -> Result<f64> {
+    let foreign = writer.database("foreign").collection::<Document>("events");
+    let pause = PAUSE * u32::try_from(WRITES)?;
+    let (idle_before, begun) = (processor_time(cluster)?, Instant::now());
+    sleep(pause).await;
+    let idle = (processor_time(cluster)? - idle_before).as_secs_f64() / begun.elapsed().as_secs_f64();
+    let (before, begun) = (processor_time(cluster)?, Instant::now());
+    for number in 0..WRITES {
+        foreign.insert_one(doc! { "n": number }).await?;
+        sleep(PAUSE).await;
+    }
+    let elapsed = begun.elapsed().as_secs_f64();
+    let taken = (processor_time(cluster)? - before).as_secs_f64() - idle * elapsed;
+    Ok(taken * 1e6 / f64::from(WRITES))
+}
+
+/// What the first node has had of the processor so far, as the kernel counts it, in hundredths of a second.
+fn processor_time(cluster: &Cluster) -> Result<Duration> {
+    let pid = cluster.pid(0).ok_or("the server has no process")?;
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat"))?;
+    let (_, fields) = stat.rsplit_once(") ").ok_or("no name in stat")?;
+    // The 14th and 15th of all fields: in user mode and in the kernel.
+    let ticks: u64 = fields
+        .split(' ')
+        .skip(11)
+        .take(2)
+        .map(str::parse::<u64>)
+        .sum::<std::result::Result<_, _>>()?;
+    Ok(Duration::from_millis(ticks * 10))
+}
