@@ -467,6 +467,10 @@ impl LockClient {
     /// ```
     pub async fn wake_mode_changed(&self, present: WakeMode) -> WakeMode {
         let mut mode: watch::Receiver<WakeMode> = self.session.mode();
+        if self.session.is_forked() {
+            // Here it changes no more, and who asks again in a loop is not to wait for ever.
+            return present;
+        }
         // Copied out at once: what borrows from the channel must not live across an await.
         let changed = mode.wait_for(|mode| *mode != present).await.map(|mode| *mode);
         match changed {

@@ -13,7 +13,6 @@ use std::{
 };
 
 use futures::Stream;
-use tokio::sync::mpsc;
 
 use crate::{
     acquire::{Acquire, Share},
@@ -25,7 +24,7 @@ use crate::{
     protocol::{Kind, State},
     session::{
         Session,
-        follow::{Scope, Seen, Sight, follow},
+        follow::{Scope, Seen, Sights, follow},
     },
     status::LostReason,
     token::FencingToken,
@@ -424,7 +423,7 @@ impl fmt::Debug for Leadership {
 pub struct Leaders {
     name: LockName,
     /// `Err`: what is wrong with the name, until it has been told.
-    sights: Result<mpsc::Receiver<Sight>, Option<OperateError>>,
+    sights: Result<Sights, Option<OperateError>>,
     last: Option<Option<Leader>>,
 }
 

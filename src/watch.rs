@@ -8,7 +8,6 @@ use std::{
 };
 
 use futures::Stream;
-use tokio::sync::mpsc;
 
 use crate::{
     config::check_name,
@@ -17,7 +16,7 @@ use crate::{
     protocol::State,
     session::{
         Session,
-        follow::{Scope, Seen, Sight, follow},
+        follow::{Scope, Seen, Sights, follow},
     },
     store::Unreadable,
     token::FencingToken,
@@ -101,7 +100,7 @@ impl fmt::Display for LockEvent {
 pub struct LockEvents {
     name: String,
     /// `Err`: what is wrong with the name, until it has been told.
-    sights: Result<mpsc::Receiver<Sight>, Option<OperateError>>,
+    sights: Result<Sights, Option<OperateError>>,
     last: Option<State>,
     events: VecDeque<LockEvent>,
 }
@@ -189,7 +188,7 @@ impl Stream for LockEvents {
 #[must_use = "a stream does nothing unless it is polled"]
 #[derive(Debug)]
 pub struct AllLockEvents {
-    sights: mpsc::Receiver<Sight>,
+    sights: Sights,
     last: HashMap<String, State>,
     events: VecDeque<(String, LockEvent)>,
 }

@@ -330,6 +330,11 @@ impl Asking {
         heard > 0 && Duration::from_micros(self.micros(now).saturating_sub(heard)) <= time
     }
 
+    /// Whether no operation is on its way.
+    fn is_idle(&self) -> bool {
+        self.prompt.available_permits() == OPERATIONS_AT_ONCE && self.adrift.load(Ordering::Relaxed) == 0
+    }
+
     /// An operation was answered that was sent at that time.
     fn heard(&self, sent: Instant) {
         self.heard.fetch_max(self.micros(sent), Ordering::Relaxed);
@@ -559,7 +564,7 @@ impl Session {
         // As it is not repeated, it had better not meet with a dead connection: a reading finds one that works. The driver
         // uses first the connection that it used last, so where one was answered just now there is no need.
         let sent = Instant::now();
-        if !self.asking.was_answered_within(ANSWERS_STILL, sent) {
+        if !self.asking.is_idle() || !self.asking.was_answered_within(ANSWERS_STILL, sent) {
             self.read_names(&[name.to_owned()]).await?;
         }
         let state = self.operate(name, operation, BREAK, None).await?;

@@ -6,6 +6,7 @@
 use std::{
     collections::{HashMap, HashSet},
     sync::Arc,
+    task::{self, Poll},
 };
 
 use tokio::{
@@ -15,6 +16,7 @@ use tokio::{
 
 use super::{
     Session,
+    process::Process,
     subscription::{News, Subscription},
 };
 use crate::{
@@ -68,8 +70,12 @@ impl Scope {
 ///
 /// The latest state always comes, and the stream is taken up where it broke; states that last for less than a hop may be
 /// skipped. An error that the server would repeat ends the sequence.
-pub(crate) fn follow(session: &Arc<Session>, scope: Scope) -> mpsc::Receiver<Sight> {
-    let (to, sights) = mpsc::channel(BEHIND);
+pub(crate) fn follow(session: &Arc<Session>, scope: Scope) -> Sights {
+    let (to, seen) = mpsc::channel(BEHIND);
+    let sights = Sights {
+        seen,
+        followed_in: session.made_in,
+    };
     if session.lives().is_err() {
         return sights;
     }
@@ -95,6 +101,23 @@ pub(crate) fn follow(session: &Arc<Session>, scope: Scope) -> mpsc::Receiver<Sig
         }
     });
     sights
+}
+
+/// What is seen, in its order.
+#[derive(Debug)]
+pub(crate) struct Sights {
+    seen: mpsc::Receiver<Sight>,
+    followed_in: Process,
+}
+
+impl Sights {
+    /// Ends at once in a process that was forked, as nobody follows anything there.
+    pub(crate) fn poll_recv(&mut self, context: &mut task::Context<'_>) -> Poll<Option<Sight>> {
+        if !self.followed_in.is_this() {
+            return Poll::Ready(None);
+        }
+        self.seen.poll_recv(context)
+    }
 }
 
 struct Follower {

@@ -108,7 +108,7 @@ impl Bench {
         };
         let now = context.now;
         let output = input(&mut self.line, &context, &mut effects);
-        let _ = (self.line.due_at(), self.line.leaves_at(), self.line.needs_stream());
+        let _ = (self.line.due_at(), self.line.leaves_at(), self.line.need());
         for effect in effects {
             match effect {
                 Effect::Answer(_, Ok(Some(hold))) => self.granted(hold, now, permitted),

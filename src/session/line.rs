@@ -272,6 +272,24 @@ pub(crate) struct Context<'a> {
     pub(crate) ids: &'a Ids,
 }
 
+/// A look at the place of an entry.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Look {
+    pub(crate) entry: String,
+    plan: u64,
+}
+
+/// What a line needs of the change stream.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Need {
+    #[default]
+    Nothing,
+    /// Its head is far from its turn, and looks at its place.
+    Looks,
+    /// Somebody waits to be served soon, or to hear that a hold is lost.
+    Stream,
+}
+
 /// A queue that had no room.
 #[derive(Clone, Copy, Debug)]
 struct Full {
@@ -306,6 +324,10 @@ pub(crate) struct Line {
     prospect: Option<Prospect>,
     /// When the head looks at its place.
     look_at: Option<Instant>,
+    /// Counts the plans for asking and looking: what was looked at for an earlier one is not to overthrow a later.
+    plan: u64,
+    /// What the line counts as, in the session's books.
+    pub(super) counted: Need,
     /// The head is not in the server's queue, as it was full.
     full: Option<Full>,
     /// Nothing is sent before, as the last try failed.
@@ -334,6 +356,8 @@ impl Line {
             confirm_at: None,
             prospect: None,
             look_at: None,
+            plan: 0,
+            counted: Need::Nothing,
             full: None,
             retry_at: None,
             failures: 0,
@@ -372,9 +396,15 @@ impl Line {
         self.waiting.front().is_some_and(|head| head.queued)
     }
 
-    /// Somebody waits for an event: to be served within moments, or that a hold is lost.
-    pub(crate) fn needs_stream(&self) -> bool {
-        !self.holds.is_empty() || self.waits_for_event()
+    /// What those who hold, and the head, need of the change stream.
+    pub(crate) fn need(&self) -> Need {
+        if self.waits_for_event() || !self.holds.is_empty() {
+            Need::Stream
+        } else if self.is_queued() {
+            Need::Looks
+        } else {
+            Need::Nothing
+        }
     }
 
     /// Somebody waits to be served within moments.
@@ -389,19 +419,24 @@ impl Line {
         })
     }
 
-    /// The entry whose place is to be looked at, once: what was seen is to be told by [`looked`](Self::looked).
-    pub(crate) fn next_look(&mut self, context: &Context<'_>) -> Option<String> {
+    /// The look at the head's place that is due, once: what was seen is to be told by [`looked`](Self::looked).
+    pub(crate) fn next_look(&mut self, context: &Context<'_>) -> Option<Look> {
         let head = self.waiting.front().filter(|head| head.queued)?;
         if self.under_way.is_some() || self.look_at.is_none_or(|at| at > context.now) {
             return None;
         }
         self.look_at = None;
-        Some(head.id.clone())
+        Some(Look {
+            entry: head.id.clone(),
+            plan: self.plan,
+        })
     }
 
-    /// What `entry` saw of its place. Who is not in the queue any more asks, and so does who has come near the front.
-    pub(crate) fn looked(&mut self, entry: &str, ahead: Option<Ahead>, context: &Context<'_>) {
-        if self.under_way.is_some() || !self.is_queued() || self.waiting.front().is_none_or(|head| head.id != entry) {
+    /// What the head saw of its place. Who is not in the queue any more asks, and so does who has come near the front.
+    pub(crate) fn looked(&mut self, look: &Look, ahead: Option<Ahead>, context: &Context<'_>) {
+        let entry = look.entry.as_str();
+        let is_head = self.waiting.front().is_some_and(|head| head.id == entry);
+        if look.plan != self.plan || self.under_way.is_some() || !self.is_queued() || !is_head {
             // It knows better by now, or soon.
             return;
         }
@@ -1070,6 +1105,7 @@ impl Line {
     /// Sets when the head asks again, by what it knows of those before it.
     fn plan_asking(&mut self, state: &State, now: Option<ServerTime>, context: &Context<'_>) {
         (self.ask_at, self.look_at) = (None, None);
+        self.plan += 1;
         let Some(head) = self.waiting.front().filter(|head| head.queued) else {
             return;
         };
@@ -1124,6 +1160,7 @@ impl Line {
         effects: &mut Vec<Effect>,
     ) {
         self.alone_at = None;
+        self.plan += 1;
         let asked = |pending: &Pending| operation.asks_for(&pending.id);
         // A waiter asks until it is granted or gives up; whoever is refused is told. So is a try, when it has failed once
         // more: a fail-over or a cut connection fails whatever is on its way, and the next command comes through. Where
@@ -1300,6 +1337,7 @@ impl Line {
         self.overtaken = self.under_way.is_some();
         self.full = None;
         if self.is_queued() {
+            self.plan += 1;
             self.ask_at = Some(context.now);
         }
     }

@@ -67,13 +67,16 @@ use holds::Change;
 use ids::Ids;
 use in_place::Claims;
 pub(crate) use in_place::Given;
-use line::{Context, Effect, Line, Outcome, Pending, Standing, Wanted};
+use line::{Context, Effect, Line, Look, Need, Outcome, Pending, Standing, Wanted};
 pub(crate) use passed::PASSED_AT_ONCE;
 use process::Process;
 use watcher::Demand;
 
 /// How many idle names are remembered: as many as a service is likely to use again and again.
 const IDLE_REMEMBERED: usize = 1_024;
+
+/// Maximum number of names at whose queues a session looks. For more of them one stream costs less than the reads.
+const LOOKS_MOST: usize = 8;
 
 /// The state of one client, shared by its handles and its tasks.
 pub(crate) struct Session {
@@ -133,7 +136,17 @@ struct Lines {
     by_name: BTreeMap<String, Line>,
     /// Names without a line whose document was idle when it was last seen, and when that was.
     idle: HashMap<String, Instant>,
+    needs: Needs,
     closed: bool,
+}
+
+/// What the lines need of the change stream: how many of them, as that is asked after every event.
+#[derive(Debug, Default)]
+struct Needs {
+    stream: usize,
+    looks: usize,
+    /// When the last that needed it went.
+    unneeded_since: Option<Instant>,
 }
 
 impl Session {
@@ -248,6 +261,7 @@ impl Session {
             if self.stopped.is_cancelled()
                 && let Some(line) = table.lines.by_name.remove(name)
             {
+                table.lines.needs.change(line.counted, Need::Nothing);
                 line.stop(&StoreError::runtime_ended(), &mut effects);
             }
             let line = table.lines.by_name.get_mut(name);
@@ -261,16 +275,16 @@ impl Session {
         if operation.is_some() {
             self.spawn(self.clone().run(name.to_owned(), operation));
         }
-        if let Some(entry) = look {
-            self.spawn(self.clone().look_at_place(name.to_owned(), entry));
+        if let Some(look) = look {
+            self.spawn(self.clone().look_at_place(name.to_owned(), look));
         }
         self.carry_out(name, effects);
     }
 
     /// Looks at the place of an entry in the queue. Where that fails, the entry asks, which tells why.
-    async fn look_at_place(self: Arc<Self>, name: String, entry: String) {
+    async fn look_at_place(self: Arc<Self>, name: String, look: Look) {
         let reading = self.read_short(|store| {
-            let (name, entry) = (name.clone(), entry.clone());
+            let (name, entry) = (name.clone(), look.entry.clone());
             async move { store.ahead(&name, &entry).await }
         });
         let ahead = reading.await.ok().and_then(|(ahead, exchange)| {
@@ -279,16 +293,19 @@ impl Session {
         });
         self.feed(&name, |lines, context, _| {
             if let Some(line) = lines.by_name.get_mut(&name) {
-                line.looked(&entry, ahead, context);
+                line.looked(&look, ahead, context);
             }
         });
     }
 
     /// Keeps the books after a line changed: idle lines go, the heartbeat knows the next instant.
     fn after(&self, table: &mut Table, name: &str) {
-        let Some(line) = table.lines.by_name.get_mut(name) else {
+        let Lines { by_name, needs, .. } = &mut table.lines;
+        let Some(line) = by_name.get_mut(name) else {
             return;
         };
+        let need = line.need();
+        needs.change(std::mem::replace(&mut line.counted, need), need);
         let now = Instant::now();
         for change in line.take_changes() {
             match change {
@@ -307,7 +324,7 @@ impl Session {
             }
             return;
         }
-        if line.waits_for_event() {
+        if line.waits_for_event() || needs.looks > LOOKS_MOST {
             self.demand_stream();
         }
         self.beat_in_time(table);
@@ -561,9 +578,36 @@ impl fmt::Debug for Session {
 
 impl Drop for Session {
     fn drop(&mut self) {
+        if !self.made_in.is_this() {
+            return;
+        }
         self.ended.cancel();
         let mode = *self.mode.borrow();
         telemetry::session_ended(mode);
+    }
+}
+
+impl Needs {
+    /// A line needs something else than before.
+    fn change(&mut self, before: Need, now: Need) {
+        let needed = self.need_stream();
+        match before {
+            Need::Nothing => {}
+            Need::Looks => self.looks -= 1,
+            Need::Stream => self.stream -= 1,
+        }
+        match now {
+            Need::Nothing => {}
+            Need::Looks => self.looks += 1,
+            Need::Stream => self.stream += 1,
+        }
+        if needed && !self.need_stream() {
+            self.unneeded_since = Some(Instant::now());
+        }
+    }
+
+    fn need_stream(&self) -> bool {
+        self.stream > 0 || self.looks > LOOKS_MOST
     }
 }
 
@@ -572,11 +616,6 @@ impl Lines {
         self.by_name
             .entry(name.to_owned())
             .or_insert_with(|| Line::new(name.to_owned(), self.idle.remove(name)))
-    }
-
-    /// Whether any of them waits for events. As a rule the first one does.
-    fn need_stream(&self) -> bool {
-        self.by_name.values().any(Line::needs_stream)
     }
 
     fn remember_idle(&mut self, name: &str, at: Instant) {
@@ -661,5 +700,26 @@ impl Drop for Place {
         if let Ok(Ok(Some(hold))) = self.outcome.try_recv() {
             self.session.discard(&hold);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_stream_is_needed_for_one_that_waits_for_events_or_many_that_look() {
+        let mut needs = Needs::default();
+        for number in 1..=LOOKS_MOST + 1 {
+            assert!(!needs.need_stream(), "{number}");
+            needs.change(Need::Nothing, Need::Looks);
+        }
+        assert!(needs.need_stream() && needs.unneeded_since.is_none());
+        needs.change(Need::Looks, Need::Stream);
+        needs.change(Need::Looks, Need::Nothing);
+        assert!(needs.need_stream() && needs.unneeded_since.is_none());
+        needs.change(Need::Stream, Need::Nothing);
+        assert!(!needs.need_stream() && needs.unneeded_since.is_some());
+        assert_eq!((needs.stream, needs.looks), (0, LOOKS_MOST - 1));
     }
 }

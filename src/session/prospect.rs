@@ -16,12 +16,15 @@ use crate::{
 /// faster than they have been.
 const SOON: Duration = Duration::from_secs(2);
 
-/// Pause between two looks: the shortest, so that a client sends two small reads a second at the most, and the longest,
+/// Pause between two looks: the shortest, so that a client sends two small reads a second for a name at the most, and the longest,
 /// which is how late a waiter may be served whose turn came sooner than it looked.
 const LOOKS: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(2));
 
 /// Of the time until its turn may come near, a waiter lets this part pass before it looks again.
 const PART: u32 = 4;
+
+/// Where a holder sleeps, so many times as many have streams opened as do at the least.
+const AWAKE: u64 = 16;
 
 /// When it may be served.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -58,10 +61,19 @@ fn turn(ahead: &Ahead, before: Option<(u64, ServerTime)>, config: &Config) -> Tu
     let Some(turns) = ahead.turns.checked_sub(config.near) else {
         return Turn::Near;
     };
-    // Who sleeps was served sooner than it reckoned, and so may all others be.
-    let Some(served_at) = ahead.served_at.filter(|_| !ahead.asleep) else {
+    let most = LOOKS.1.min(config.claim_lease / 3);
+    let least = LOOKS.0.min(most);
+    let Some(served_at) = ahead.served_at else {
         return Turn::Near;
     };
+    if ahead.asleep {
+        // Whoever sleeps was served sooner than it reckoned, and so may others be: not all of them, as it may be dead.
+        return if turns < config.near.saturating_mul(AWAKE) {
+            Turn::Near
+        } else {
+            Turn::Far(least)
+        };
+    }
     let lasted = ahead.now.since(served_at);
     let took = before.map_or(Duration::ZERO, |(turns, at)| {
         let passed = turns.saturating_sub(ahead.turns).max(1);
@@ -73,8 +85,7 @@ fn turn(ahead: &Ahead, before: Option<(u64, ServerTime)>, config: &Config) -> Tu
         return Turn::Near;
     }
     // Served out of turn, it has a claim lease to notice.
-    let most = LOOKS.1.min(config.claim_lease / 3);
-    Turn::Far((soonest / PART).clamp(LOOKS.0.min(most), most))
+    Turn::Far((soonest / PART).clamp(least, most))
 }
 
 /// After how long a waiter that is served soon, by what it knows, and is none of the next, looks whether it is still so.
@@ -126,8 +137,10 @@ mod tests {
         assert_eq!(turn_of(free, None), Turn::Near);
         let asleep = Ahead {
             asleep: true,
-            ..ahead(200, 60_000)
+            ..ahead(50, 60_000)
         };
         assert_eq!(turn_of(asleep, None), Turn::Near);
+        let asleep = Ahead { turns: 200, ..asleep };
+        assert_eq!(turn_of(asleep, None), Turn::Far(Duration::from_millis(500)));
     }
 }

@@ -104,6 +104,11 @@ impl Session {
         Ok(self.lives()?)
     }
 
+    /// Whether this process was forked from that of the session.
+    pub(crate) fn is_forked(&self) -> bool {
+        !self.made_in.is_this()
+    }
+
     /// As [`stopped`](Self::stopped).
     pub(super) fn lives(&self) -> Result<(), StoreError> {
         if !self.made_in.is_this() {

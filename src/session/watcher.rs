@@ -94,12 +94,14 @@ async fn watch(weak: &Weak<Session>, mut demand: watch::Receiver<Demand>) -> Opt
         let now = Instant::now();
         if session.needs_stream() {
             needed_at = now;
+        } else if let Some(at) = session.unneeded_since() {
+            needed_at = needed_at.max(at);
         }
         if session.is_claiming() {
             claimed_at = now;
         }
         // What is not open does not linger, nor what others wait for.
-        let linger = if session.is_at_rest() { LINGER } else { LINGER_FOR_LATER };
+        let linger = if session.looks() { LINGER_FOR_LATER } else { LINGER };
         let lingers = is_open && !subscription.is_in_the_way() && now < needed_at + linger;
         let session = if needed_at < now && !lingers && session.close_stream() {
             drop(session);
@@ -187,12 +189,16 @@ impl Session {
     }
 
     fn needs_stream(&self) -> bool {
-        self.table().lines.need_stream() || self.is_claiming()
+        self.table().lines.needs.need_stream() || self.is_claiming()
     }
 
-    /// Whether nobody has anything to do with any lock.
-    fn is_at_rest(&self) -> bool {
-        self.table().lines.by_name.is_empty()
+    fn unneeded_since(&self) -> Option<Instant> {
+        self.table().lines.needs.unneeded_since
+    }
+
+    /// Whether somebody waits who will need the stream later.
+    fn looks(&self) -> bool {
+        self.table().lines.needs.looks > 0
     }
 
     /// Lets the stream go, unless somebody has come to need it.
@@ -200,7 +206,7 @@ impl Session {
         let waits = {
             // Who comes to need it says so under the same lock, or after having subscribed to what becomes free.
             let mut table = self.table();
-            let idle = !table.lines.need_stream()
+            let idle = !table.lines.needs.need_stream()
                 && self.demand.send_if_modified(|demand| {
                     let idle = !self.is_claiming();
                     if idle {
@@ -212,7 +218,7 @@ impl Session {
                 return false;
             }
             table.streaming = false;
-            !table.lines.by_name.is_empty()
+            table.lines.needs.looks > 0
         };
         self.freed(false);
         // Nobody is woken late any more, so there is nothing to be alarmed of.

@@ -55,7 +55,7 @@ mod rw_lock;
 mod semaphore;
 mod watch;
 
-use std::sync::{Mutex as Lock, PoisonError};
+use std::sync::{LazyLock, Mutex as Lock, PoisonError};
 
 use tokio::runtime::{Builder, EnterGuard, Runtime};
 
@@ -72,14 +72,21 @@ pub use watch::{AllLockEvents, LockEvents};
 /// One works, and where that is busy with a large answer of the server the other goes on renewing.
 const THREADS: usize = 2;
 
-/// The runtime, and the process that its threads are of: one that is forked has none of them, and gets its own.
-static RUNTIME: Lock<Option<(u32, &'static Runtime)>> = Lock::new(None);
+/// The runtime, and the process that its threads are of.
+static RUNTIME: LazyLock<(u32, Runtime)> = LazyLock::new(|| (std::process::id(), started()));
+
+/// That of a process that was forked from the one with the other.
+static FORKED: Lock<Option<(u32, &'static Runtime)>> = Lock::new(None);
 
 fn runtime() -> &'static Runtime {
-    let mut present = RUNTIME.lock().unwrap_or_else(PoisonError::into_inner);
+    let (process, runtime) = &*RUNTIME;
+    if *process == std::process::id() {
+        return runtime;
+    }
+    let mut present = FORKED.lock().unwrap_or_else(PoisonError::into_inner);
     match *present {
         Some((process, runtime)) if process == std::process::id() => runtime,
-        // That of the parent is not dropped: its threads are not there to be waited for.
+        // That of a parent is not dropped: its threads are not there to be waited for.
         _ => present.insert((std::process::id(), Box::leak(Box::new(started())))).1,
     }
 }

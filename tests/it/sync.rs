@@ -508,6 +508,8 @@ fn a_process_that_is_forked_is_told_so_at_once() {
     let ground = prepared(Ground::replica_set("sync_forked"));
     let locks = locks(&ground);
     let held = locks.mutex("x").acquire().run().unwrap();
+    let mut events = locks.watch("x");
+    assert!(matches!(events.next(), Some(Ok(LockEvent::Granted { .. }))));
     let (mut told, mut tell) = std::io::pipe().unwrap();
     match fork::fork().unwrap() {
         fork::Fork::Child => {
@@ -523,10 +525,12 @@ fn a_process_that_is_forked_is_told_so_at_once() {
                 held.renew().unwrap_err().to_string(),
             ];
             let released = held.release().unwrap();
+            let over = (events.next().is_none(), locks.watch("y").next().is_none());
+            locks.wake_mode_changed(locks.wake_mode());
             locks.shutdown();
             let _ = write!(
                 tell,
-                "{states:?} {released:?} {errors:#?} in {}",
+                "{states:?} {released:?} {over:?} {errors:#?} in {}",
                 begun.elapsed().as_secs()
             );
             // The test goes on in the parent alone.
@@ -545,7 +549,10 @@ fn a_process_that_is_forked_is_told_so_at_once() {
             let _ = watchlock_testkit::signal::kill(child.try_into().unwrap());
             fork::waitpid(child).unwrap();
             let told = told.unwrap();
-            assert!(told.starts_with("(Some(Forked), 0ns, Lost, Forked) WasLost"), "{told}");
+            assert!(
+                told.starts_with("(Some(Forked), 0ns, Lost, Forked) WasLost (true, true)"),
+                "{told}"
+            );
             assert_eq!(told.matches("forked from the one").count(), 6, "{told}");
             assert!(told.ends_with("in 0"), "{told}");
         }

@@ -1246,14 +1246,14 @@ async fn who_is_far_back_looks_at_its_place_and_asks_when_its_turn_comes_near() 
         let (_, mut outcome) = bench.join(true);
         bench.settle();
         let sent = bench.operations;
-        assert!(bench.line.is_queued() && !bench.line.needs_stream());
+        assert!(bench.line.is_queued() && bench.line.need() == Need::Looks);
         let mut looks = 0;
         // Those before it go, one after the other, or it is served out of turn while nobody tells it.
         for gone in others.windows(2) {
             let due_at = bench.line.due_at().unwrap();
             tokio::time::advance(due_at - Instant::now()).await;
             bench.settle();
-            let Some(entry) = bench.feed(|line, context, _| line.next_look(context)).0 else {
+            let Some(look) = bench.feed(|line, context, _| line.next_look(context)).0 else {
                 panic!("it neither asks nor looks");
             };
             looks += 1;
@@ -1263,9 +1263,9 @@ async fn who_is_far_back_looks_at_its_place_and_asks_when_its_turn_comes_near() 
             } else if looks > 1 {
                 bench.foreign(&foreign(&gone[1], &[&gone[0]], None), false);
             }
-            let ahead = Ahead::of(bench.document.as_ref().unwrap(), &entry, bench.server_now());
-            bench.feed(|line, context, _| line.looked(&entry, ahead, context));
-            if bench.line.needs_stream() || ahead.is_none() {
+            let ahead = Ahead::of(bench.document.as_ref().unwrap(), &look.entry, bench.server_now());
+            bench.feed(|line, context, _| line.looked(&look, ahead, context));
+            if bench.line.need() == Need::Stream || ahead.is_none() {
                 break;
             }
             assert_eq!(bench.operations, sent, "it asks although it is far back");
