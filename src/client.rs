@@ -132,8 +132,8 @@ impl LockClientBuilder {
     /// How many change streams the client may have open at one time, so that they leave room in the connection pool of the
     /// driver; 4 by default, 1 to 100.
     ///
-    /// Each open stream occupies one of the pool's connections (`maxPoolSize`, 10 unless set). There is one for the locks,
-    /// which always has room; one for each collection (and [field](crate::DocumentLocks::field)) of documents in which
+    /// Each open stream occupies one of the pool's connections (`maxPoolSize`, 10 unless set). There is one for the locks while
+    /// one is held for long or somebody is to be served soon, which always has room; one for each collection (and [field](crate::DocumentLocks::field)) of documents in which
     /// somebody waits, claims or holds for long; and one for each [`watch`](LockClient::watch),
     /// [`watch_all`](LockClient::watch_all) and [`observe`](crate::Election::observe). Where there are more, the first to
     /// come stream, and the others poll until there is room.

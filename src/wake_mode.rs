@@ -8,7 +8,8 @@ use std::fmt;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum WakeMode {
-    /// A change stream wakes waiters at once, and tells holders of a loss.
+    /// A change stream wakes waiters at once, and tells holders of a loss. Who waits far back opens it when its turn comes
+    /// near, and until then looks at its place every half second to two seconds.
     ChangeStream,
     /// Waiters ask again and again, and holders look after their locks every second.
     Polling(PollingReason),

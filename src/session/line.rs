@@ -396,14 +396,15 @@ impl Line {
         self.waiting.front().is_some_and(|head| head.queued)
     }
 
-    /// What those who hold, and the head, need of the change stream.
+    /// What those who hold, and the head, need of the change stream once it is open.
     pub(crate) fn need(&self) -> Need {
-        if self.waits_for_event() || !self.holds.is_empty() {
-            Need::Stream
-        } else if self.is_queued() {
-            Need::Looks
-        } else {
-            Need::Nothing
+        match self.waiting.front() {
+            _ if !self.holds.is_empty() => Need::Stream,
+            Some(_) if self.is_far() => Need::Looks,
+            Some(head) if self.knocks(head).is_some() => Need::Nothing,
+            None if self.is_idle() => Need::Nothing,
+            // Whose request is not answered yet may be next; and whoever leaves may come again.
+            _ => Need::Stream,
         }
     }
 

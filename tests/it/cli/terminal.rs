@@ -2,11 +2,12 @@
 
 use std::{
     fs::File,
+    future::IntoFuture as _,
     io::{Read as _, Write as _},
     os::fd::OwnedFd,
     sync::{Arc, Mutex, PoisonError},
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use rustix::{
@@ -365,6 +366,34 @@ async fn a_lock_is_found_looked_at_and_broken_in_the_view() {
     assert_eq!(within(PATIENCE, "the loss", second.lost()).await, LostReason::Broken);
     terminal.until_seen("is broken, token").await;
     assert_eq!((first.lost_reason(), other.lost_reason()), (None, None));
+    terminal.type_in("q");
+    assert_eq!(terminal.end().await.0, Some(0));
+}
+
+/// However many events there are at the start, one for each lock that is held.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_view_is_drawn_when_events_have_been_taken_in() {
+    const LOCKS: usize = 300;
+    /// The least between two frames.
+    const FRAME: Duration = Duration::from_millis(50);
+    let ground = Ground::replica_set("cli_frames").await;
+    let locks = ground.locks().await;
+    let held = (0..LOCKS).map(|number| locks.mutex(format!("lock-{number}")).acquire().into_future());
+    let _held: Vec<_> = futures::future::try_join_all(held).await.unwrap();
+    let begun = Instant::now();
+    let mut terminal = Terminal::new(&ground, "exec $W watch");
+    terminal.until_seen(&format!("{LOCKS} held")).await;
+    // Each of the events has been told by now, as the last is among the last that are shown.
+    terminal.until_shown("granted").await;
+    tokio::time::sleep(FRAME * 5).await;
+    // The cursor is hidden anew with each frame.
+    let frames = terminal.shown().matches("\u{1b}[?25l").count();
+    let most = begun.elapsed().as_millis() / FRAME.as_millis() + 2;
+    assert!(
+        frames > 1 && frames as u128 <= most,
+        "{frames} frames in {:?}",
+        begun.elapsed()
+    );
     terminal.type_in("q");
     assert_eq!(terminal.end().await.0, Some(0));
 }
