@@ -225,7 +225,9 @@ async fn leftovers(
 ) -> Result<()> {
     let deadline = Instant::now() + FAREWELL + LEASE;
     let locks = operator.collection::<Document>(LOCKS);
-    let taken = doc! { "$or": [{ "holders.0": { "$exists": true } }, { "queue.0": { "$exists": true } }] };
+    // What is over stays in the document until somebody comes: nobody may, after a death in the last seconds.
+    let live = |list: &str| doc! { "$gt": [{ "$max": format!("${list}.until") }, "$$NOW"] };
+    let taken = doc! { "$expr": { "$or": [live("holders"), live("queue")] } };
     loop {
         let mut left = Vec::new();
         let tasks = gauge.read().await?.tasks;
