@@ -4,7 +4,7 @@
 
 use std::{
     sync::{
-        Arc,
+        Arc, LazyLock,
         atomic::{AtomicU64, Ordering},
     },
     time::Duration,
@@ -13,7 +13,10 @@ use std::{
 use tracing::{Event, Metadata, Subscriber, span};
 use watchlock::{LockClient, LostReason, WakeMode};
 
-use crate::setup::{Ground, PATIENCE, until_mode, until_waiting, within};
+use crate::{
+    setup::{Ground, PATIENCE, until_mode, until_waiting, within},
+    telemetry::ANOTHER,
+};
 
 const LEASE: Duration = Duration::from_secs(2);
 
@@ -147,6 +150,7 @@ async fn observers_that_panic_end_nothing() {
         };
         #[cfg(feature = "metrics")]
         let _recording = metrics::set_default_local_recorder(&recorder::Bomb);
+        LazyLock::force(&ANOTHER);
         let _listening = tracing::subscriber::set_default(bomb);
         let (a, b) = (ground.locks_for(LEASE).await, ground.locks_for(LEASE).await);
         everything_works(&a, &b).await;

@@ -50,7 +50,7 @@ impl Told {
 
 /// A subscriber that is never gone. While there is but one, `tracing` lets the thread that meets a place first say
 /// whether anybody listens there; a thread of another test would say no, for all and for good.
-static ANOTHER: LazyLock<Dispatch> = LazyLock::new(|| Dispatch::new(NoSubscriber::default()));
+pub(crate) static ANOTHER: LazyLock<Dispatch> = LazyLock::new(|| Dispatch::new(NoSubscriber::default()));
 
 /// Notes all that watchlock tells on this thread, at every level.
 #[derive(Clone, Debug, Default)]
