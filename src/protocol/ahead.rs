@@ -2,7 +2,7 @@
 
 use mongodb::bson::{Bson, Document, doc};
 
-use super::{Holder, Location, ServerTime, State};
+use super::{Holder, Location, ServerTime, State, document::whole};
 
 /// What a waiter sees of those before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -79,11 +79,7 @@ pub(crate) fn projection(at: &Location, entry: &str) -> Document {
 
 /// Reads what the server has found; `None` where the entry is not in the queue.
 pub(crate) fn read(found: &Document, now: ServerTime) -> Option<Ahead> {
-    let number = |field: &str| {
-        found
-            .get(field)
-            .and_then(|value| value.as_i64().or(value.as_i32().map(i64::from)))
-    };
+    let number = |field: &str| found.get(field).and_then(whole);
     let time = |field: &str| {
         let time = found.get_datetime(field).ok();
         time.map(|time| ServerTime(time.timestamp_millis()))

@@ -282,7 +282,7 @@ impl<'a> Fields<'a> {
     }
 }
 
-fn whole(value: &Bson) -> Option<i64> {
+pub(super) fn whole(value: &Bson) -> Option<i64> {
     match value {
         Bson::Int32(value) => Some(i64::from(*value)),
         Bson::Int64(value) => Some(*value),
