@@ -195,7 +195,7 @@ impl LockClientBuilder {
 
     /// Checks the settings and asks the server once what it is.
     ///
-    /// Nothing is written. The collection and its index are made when the first lock is acquired.
+    /// Nothing is written. The collection and its index are made before the first lock is acquired.
     ///
     /// # Errors
     ///

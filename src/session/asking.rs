@@ -461,6 +461,9 @@ impl Session {
 
     /// Runs operations on one name for as long as its line wants any.
     pub(super) async fn run(self: Arc<Self>, name: String, mut next: Option<(Operation, Vain)>) {
+        if next.is_some() {
+            self.prepare().await;
+        }
         while let Some((operation, vain)) = next {
             let limit = self.asking.limit(vain, &self.config);
             let room = self.asking.enter(!operation.leave.is_empty(), vain).await;

@@ -1,7 +1,10 @@
 //! The index by which the server purges idle locks.
 //!
-//! It is asked for when the first lock has been granted: who only looks at locks, or finds them taken, writes nothing.
-//! Locks work without it, so nobody waits for it; idle ones would only stay.
+//! Locks work without it; idle ones would only stay. It is asked for before the first operation all the same, as it is free
+//! only as long as there is no collection. Where there are documents, the server builds it with everybody else shut out at
+//! the begin and at the end, for which it waits until no transaction has written any of them: one that is open stops
+//! everything that wants any lock. So the first operation waits for the index for a moment, and where it is not to be had
+//! soon, it is asked for only now and then.
 
 use std::{
     sync::{Arc, Weak},
@@ -9,7 +12,7 @@ use std::{
 };
 
 use tokio::time::{sleep, timeout};
-use tokio_util::sync::CancellationToken;
+use tokio_util::sync::{CancellationToken, DropGuard};
 
 use super::Session;
 use crate::telemetry;
@@ -17,29 +20,51 @@ use crate::telemetry;
 /// Pauses between tries while the server can't be reached: the first, and the longest. Nothing is urgent about it.
 const PAUSES: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
 
-/// A try that has not been answered for so long is counted as failed; it goes on by itself. Asking is cheap where the
-/// index is there already, and making it takes a while where there are many locks.
-const UNANSWERED: Duration = Duration::from_secs(300);
+/// For how long the server may try: at first, as all others may wait meanwhile, and at the most, as it takes a while where
+/// there are many locks.
+const LIMITS: (Duration, Duration) = (Duration::from_millis(250), Duration::from_secs(240));
+
+/// After a try that the server gave up nothing is asked of it for so many times as long: others have at least that part
+/// of the time.
+const REST: u32 = 9;
+
+/// The most that the first operation of a session waits for the index.
+const PATIENCE: Duration = Duration::from_millis(500);
 
 impl Session {
-    /// Asks for the index, the first time that a lock has been granted, until the server has answered.
-    pub(super) fn prepare(self: &Arc<Self>) {
-        self.prepared.get_or_init(|| {
-            self.spawn(ask(Arc::downgrade(self), self.ended.clone()));
+    /// Asks for the index, the first time, and waits a moment for the answer.
+    pub(super) async fn prepare(self: &Arc<Self>) {
+        let asked = self.prepared.get_or_init(|| {
+            let asked = CancellationToken::new();
+            self.spawn(ask(
+                Arc::downgrade(self),
+                asked.clone().drop_guard(),
+                self.ended.clone(),
+            ));
+            asked
         });
+        if !asked.is_cancelled() {
+            // Who comes later than the first waits no longer than it does, or a little.
+            let _ = timeout(PATIENCE, asked.cancelled()).await;
+            asked.cancel();
+        }
     }
 }
 
-async fn ask(session: Weak<Session>, ended: CancellationToken) {
-    let mut pause = PAUSES.0;
+/// Asks until the server has answered. `asked` is dropped after the first answer, whatever it is.
+async fn ask(session: Weak<Session>, asked: DropGuard, ended: CancellationToken) {
+    let mut asked = Some(asked);
+    let (mut pause, mut limit) = (PAUSES.0, LIMITS.0);
     let mut told = false;
     loop {
         let asking = {
             let Some(session) = session.upgrade() else { return };
             let present = session.clone();
-            session.spawn_for(async move { present.store.prepare().await })
+            session.spawn_for(async move { present.store.prepare(limit).await })
         };
-        match timeout(UNANSWERED, asking).await {
+        let mut rest = Duration::ZERO;
+        // A little longer than the server may try, so that it can still say so. After that it goes on by itself.
+        match timeout(limit + limit / 4, asking).await {
             Ok(Ok(Ok(()))) | Ok(Err(_)) => return,
             Ok(Ok(Err(error))) => {
                 // Of what may pass by itself once is enough.
@@ -49,11 +74,16 @@ async fn ask(session: Weak<Session>, ended: CancellationToken) {
                 if error.is_final() {
                     return;
                 }
+                if error.ran_out_of_time() {
+                    rest = limit * REST;
+                    limit = (limit * 2).min(LIMITS.1);
+                }
             }
             Err(_) => {}
         }
+        asked.take();
         tokio::select! {
-            () = sleep(pause) => {}
+            () = sleep(pause.max(rest)) => {}
             () = ended.cancelled() => return,
         }
         pause = (pause * 2).min(PAUSES.1);

@@ -104,8 +104,8 @@ pub(crate) struct Session {
     started: OnceLock<Handle>,
     /// The runtime on which the client was built, where there is a driver.
     home: OnceLock<Handle>,
-    /// Filled when the index has been asked for.
-    prepared: OnceLock<()>,
+    /// Filled when the index is asked for, and cancelled when nobody is to wait for it any more.
+    prepared: OnceLock<CancellationToken>,
 }
 
 #[derive(Debug, Default)]
@@ -334,9 +334,6 @@ impl Session {
         for effect in effects {
             match effect {
                 Effect::Answer(to, outcome) => {
-                    if matches!(outcome, Ok(Some(_))) {
-                        self.prepare();
-                    }
                     // Nobody waits for it any more: give it back.
                     if let Err(Ok(Some(hold))) = to.send(outcome) {
                         self.discard(&hold);

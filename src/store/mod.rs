@@ -595,10 +595,10 @@ impl Store {
         .inspect_err(|error| telemetry::operation_failed("delete", Some(name), error))
     }
 
-    /// Prepares the collection: makes the index by which the server purges idle locks.
-    pub(crate) async fn prepare(&self) -> Result<(), StoreError> {
+    /// Prepares the collection: makes the index by which the server purges idle locks, for which it may try for so long.
+    pub(crate) async fn prepare(&self, within: Duration) -> Result<(), StoreError> {
         match self {
-            Self::Mongo(store) => contained(store.prepare()).await,
+            Self::Mongo(store) => contained(store.prepare(within)).await,
             _ => Ok(()),
         }
         .inspect_err(|error| telemetry::operation_failed("index", None, error))

@@ -329,7 +329,7 @@ impl MongoStore {
         Ok(listed)
     }
 
-    pub(super) async fn prepare(&self) -> Result<(), StoreError> {
+    pub(super) async fn prepare(&self, within: Duration) -> Result<(), StoreError> {
         if !self.location.is_root() {
             // Nobody but the user deletes the user's documents.
             return Ok(());
@@ -342,7 +342,7 @@ impl MongoStore {
             .keys(doc! { "purge_at": 1 })
             .options(options)
             .build();
-        self.collection.create_index(index).await?;
+        self.collection.create_index(index).max_time(within).await?;
         Ok(())
     }
 

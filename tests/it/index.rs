@@ -1,9 +1,12 @@
 //! The index by which the server purges idle locks.
 
+use std::time::{Duration, Instant};
+
 use mongodb::bson::doc;
+use tokio::{join, time::sleep};
 use watchlock::LockClient;
 
-use crate::setup::{Ground, PATIENCE, eventually, faulty};
+use crate::setup::{COLLECTION, Ground, PATIENCE, SOON, eventually, faulty};
 
 const INDEX: &str = "watchlock_purge_at";
 
@@ -13,26 +16,57 @@ async fn is_there(ground: &Ground) -> bool {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_index_is_asked_for_when_the_first_lock_is_granted() {
-    let ground = Ground::replica_set("granted").await;
-    let held = ground.locks().await.mutex("x").acquire().await.unwrap();
+async fn the_index_is_asked_for_before_the_first_operation() {
+    let ground = Ground::replica_set("first").await;
     let (client, sent) = ground.noting_driver().await;
     let locks = LockClient::builder(client.database(&ground.database))
         .build()
         .await
         .unwrap();
-    assert!(locks.mutex("x").try_acquire().await.unwrap().is_none());
-    assert!(locks.mutex("x").try_acquire().or_held().await.is_err());
     locks.inspect("x").await.unwrap();
     locks.list().await.unwrap();
-    held.release().await.unwrap();
-    // Nothing that comes to nothing asks for it, so this is the first.
+    // Who only looks makes nothing.
     assert_eq!(sent.count("createIndexes"), 0);
-    let _held = locks.mutex("x").acquire().await.unwrap();
-    eventually(PATIENCE, "it is asked for", async || sent.count("createIndexes") == 1).await;
-    eventually(PATIENCE, "it is there", async || is_there(&ground).await).await;
-    let _other = locks.mutex("y").acquire().await.unwrap();
+    let both = join!(
+        locks.mutex("x").acquire().into_future(),
+        locks.mutex("y").acquire().into_future()
+    );
+    let _held = (both.0.unwrap(), both.1.unwrap());
+    assert!(is_there(&ground).await);
+    let commands = sent.names();
+    let first = |name| commands.iter().position(|command| command == name);
+    assert!(first("createIndexes") < first("findAndModify"), "{commands:?}");
     assert_eq!(sent.count("createIndexes"), 1);
+}
+
+/// The server builds an index with all others shut out, for which it waits until no transaction is in the way.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_index_that_is_missing_where_a_transaction_is_open_stops_nobody_for_long() {
+    let ground = Ground::replica_set("open").await;
+    let driver = ground.driver().await;
+    let documents = driver.database(&ground.database).collection(COLLECTION);
+    documents.insert_one(doc! { "_id": "written" }).await.unwrap();
+    let mut session = driver.start_session().await.unwrap();
+    session.start_transaction().await.unwrap();
+    let write = documents.update_one(doc! { "_id": "written" }, doc! { "$set": { "by": "a transaction" } });
+    write.session(&mut session).await.unwrap();
+
+    let locks = ground.locks().await;
+    let start = Instant::now();
+    let mut slow = Duration::ZERO;
+    while start.elapsed() < Duration::from_secs(4) {
+        let asked = Instant::now();
+        locks.mutex("x").acquire().await.unwrap().release().await.unwrap();
+        slow += asked.elapsed().saturating_sub(SOON / 10);
+        sleep(Duration::from_millis(5)).await;
+    }
+    println!("{slow:?} of {:?} were lost", start.elapsed());
+    // A part of the time, and the machine's own.
+    assert!(slow < start.elapsed() / 4, "{slow:?}");
+    assert!(!is_there(&ground).await);
+    session.abort_transaction().await.unwrap();
+    // The pause after the second try that the server gave up.
+    eventually(PATIENCE, "it is there", async || is_there(&ground).await).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
