@@ -210,12 +210,14 @@ impl Agenda {
         queues.into_iter().map(|(_, queue)| queue).collect()
     }
 
-    /// When something is due next, renewals of those queues left out for which there is no room.
-    pub(super) fn next(&self, has_room: impl Fn(Queue) -> bool) -> Option<Instant> {
+    /// When something is due next. `room` tells from when there is room for the renewals of a queue, if there is any.
+    pub(super) fn next(&self, room: impl Fn(Queue) -> Option<Instant>) -> Option<Instant> {
         let asking = self.asking.first().map(|(at, _)| *at);
         let ends = self.ends.first().map(|(at, _)| *at);
-        let renewals = self.renewals.iter().filter(|(queue, _)| has_room(**queue));
-        let renewals = renewals.filter_map(|(_, waiting)| waiting.first().map(|(at, _)| *at));
+        let renewals = self.renewals.iter().filter_map(|(queue, waiting)| {
+            let (at, _) = waiting.first()?;
+            room(*queue).map(|from| from.max(*at))
+        });
         asking.into_iter().chain(ends).chain(renewals).min()
     }
 
@@ -302,7 +304,7 @@ mod tests {
         for hold in &holds {
             agenda.came(hold, now);
         }
-        assert_eq!(agenda.next(|_| true), Some(now + seconds(1)));
+        assert_eq!(agenda.next(|_| Some(now)), Some(now + seconds(1)));
         assert!(agenda.take_due(Queue::First, now, 10, now).is_empty());
         let numbers = |taken: Vec<Arc<Hold>>| -> Vec<u64> { taken.iter().map(|hold| hold.number).collect() };
         let last: Vec<u64> = holds.iter().rev().map(|hold| hold.number).collect();
@@ -373,7 +375,7 @@ mod tests {
         agenda.ask("x", Some(now + seconds(2)));
         agenda.ask("y", Some(now + seconds(1)));
         agenda.ask("y", None);
-        assert_eq!(agenda.next(|_| true), Some(now + seconds(2)));
+        assert_eq!(agenda.next(|_| Some(now)), Some(now + seconds(2)));
         assert!(agenda.take_asking(now, 10).is_empty());
         assert_eq!(agenda.take_asking(now + seconds(9), 10), ["x".into()]);
         assert!(agenda.is_empty(), "{agenda:?}");

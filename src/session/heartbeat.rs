@@ -29,7 +29,15 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-use super::{Session, Table, agenda::Queue, clock::Jump, deadline::Deadline, hold::Hold, line::BACKOFF};
+use super::{
+    Session, Table,
+    agenda::Queue,
+    clock::Jump,
+    deadline::Deadline,
+    hold::Hold,
+    line::BACKOFF,
+    renewals::{Lane, SOONEST},
+};
 use crate::{
     protocol::{State, document::Malformed},
     store::{Exchange, Renewal, StoreError},
@@ -49,20 +57,6 @@ const PARTS: usize = 4;
 
 /// But into no more commands than this: where nothing is answered at all, it is not for one of the documents.
 const COMMANDS: usize = 32;
-
-/// Another renewal goes out beside an unanswered one after this part of the renewal interval, and beside both after
-/// twice as long.
-const BESIDE: u32 = 5;
-
-/// However little time is left, so many renewals do no good.
-const SOONEST: Duration = Duration::from_millis(50);
-
-/// The most renewals that are on their way at once, but for those that had another sent beside them.
-const RENEWALS_AT_ONCE: usize = 64;
-
-/// The most of them that are no repetitions. The server does them side by side, so with more of them each only takes
-/// longer; and they leave room in the connection pool, which is the user's.
-const FIRST_AT_ONCE: usize = 4;
 
 /// A lock held for longer than this is worth a change stream that tells of its loss. Most critical sections are
 /// shorter, and each open stream costs the server some work for every write.
@@ -84,91 +78,6 @@ const LOOKS: u32 = 8;
 /// hold on a claim lease, which is too short to wait for its turn.
 const URGENT_TOGETHER: usize = 100;
 
-/// The renewals of a session that are on their way, and how long their answers take.
-#[derive(Debug, Default)]
-pub(super) struct Renewals {
-    /// Those that had no other sent beside them so far.
-    awaited: usize,
-    /// Those of them that are no repetitions, and not urgent.
-    first: usize,
-    /// Those of them that are urgent.
-    urgent: usize,
-    /// The longest that an answer took of late.
-    slowest: Duration,
-}
-
-/// Why a renewal goes out now.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Lane {
-    /// It is due.
-    First,
-    /// It is due, and there is little time left.
-    Urgent,
-    /// As others were sent in vain.
-    Again,
-}
-
-/// The place of a renewal among those that are on their way, for as long as it is waited for.
-struct Awaited {
-    session: Arc<Session>,
-    lane: Lane,
-}
-
-impl Drop for Awaited {
-    fn drop(&mut self) {
-        {
-            let renewals = &mut self.session.table().renewals;
-            renewals.awaited -= 1;
-            renewals.first -= usize::from(self.lane == Lane::First);
-            renewals.urgent -= usize::from(self.lane == Lane::Urgent);
-        }
-        // There may be others that have waited for that.
-        self.session.beat.notify_one();
-    }
-}
-
-impl Renewals {
-    /// Whether there is room for another.
-    fn has_room(&self, lane: Lane) -> bool {
-        let of_lane = match lane {
-            Lane::First => self.first < FIRST_AT_ONCE,
-            Lane::Urgent => self.urgent < FIRST_AT_ONCE,
-            Lane::Again => true,
-        };
-        of_lane && self.awaited < RENEWALS_AT_ONCE
-    }
-
-    /// Whether any of a queue can be renewed now.
-    fn has_room_for(&self, queue: Queue) -> bool {
-        match queue {
-            Queue::First => self.has_room(Lane::First),
-            // What finds no room in its own lane goes with the others.
-            Queue::Urgent => self.has_room(Lane::Urgent) || self.has_room(Lane::First),
-            Queue::InVain(_) | Queue::Guarded | Queue::Refused => self.has_room(Lane::Again),
-        }
-    }
-
-    fn begin(&mut self, lane: Lane) {
-        self.awaited += 1;
-        self.first += usize::from(lane == Lane::First);
-        self.urgent += usize::from(lane == Lane::Urgent);
-    }
-
-    /// One for which `pause` was waited was answered. A single one that hung does not tell of the others.
-    fn answered(&mut self, took: Duration, pause: Duration) {
-        self.slowest = took.min(pause * 2).max(self.slowest * 3 / 4);
-    }
-
-    /// How long a renewal is waited for until another goes out beside it, after so many in vain.
-    fn pause(&self, interval: Duration, in_vain: u32, left: Duration) -> Duration {
-        let least = self.slowest.min(interval / 2) * 2;
-        let pause = (interval / BESIDE).max(least);
-        let pause = pause.saturating_mul(2_u32.saturating_pow(in_vain));
-        // In time for the deadline, be it that of a claim; however slow the server is, once more before it.
-        pause.min(left / 3).max(least.min(left / 2)).max(SOONEST)
-    }
-}
-
 /// Runs until the session ends.
 pub(super) async fn run(session: Weak<Session>, beat: Arc<Notify>, ended: CancellationToken) {
     loop {
@@ -181,6 +90,20 @@ pub(super) async fn run(session: Weak<Session>, beat: Arc<Notify>, ended: Cancel
             () = beat.notified() => {}
             () = sleep_until(next) => {}
         }
+    }
+}
+
+/// The place of a renewal among those that are on their way, for as long as it is waited for.
+struct Awaited {
+    session: Arc<Session>,
+    lane: Lane,
+}
+
+impl Drop for Awaited {
+    fn drop(&mut self) {
+        self.session.table().renewals.end(self.lane);
+        // There may be others that have waited for that.
+        self.session.beat.notify_one();
     }
 }
 
@@ -212,14 +135,17 @@ struct Batch {
 impl Table {
     /// The next renewal for which there is room, its holds marked as being renewed.
     fn next_batch(&mut self, interval: Duration, sizes: &mut BTreeMap<Queue, usize>, now: Instant) -> Option<Batch> {
+        let late = self.is_late(interval, now);
         let (agenda, renewals) = (&mut self.agenda, &self.renewals);
-        if renewals.has_room(Lane::Urgent) {
+        if renewals.has_room(Lane::Urgent, late, now) {
             let holds = agenda.take_due(Queue::Urgent, now, URGENT_TOGETHER, now);
             if !holds.is_empty() {
                 return Some(self.batch(holds, Lane::Urgent, 0, interval, now));
             }
         }
-        if renewals.has_room(Lane::First) && (agenda.is_due(Queue::Urgent, now) || agenda.is_due(Queue::First, now)) {
+        if renewals.has_room(Lane::First, late, now)
+            && (agenda.is_due(Queue::Urgent, now) || agenda.is_due(Queue::First, now))
+        {
             let mut holds = agenda.take_due(Queue::Urgent, now, RENEWED_TOGETHER, now);
             let with_it = now + interval / TAKEN_ALONG;
             holds.extend(agenda.take_due(Queue::First, with_it, RENEWED_TOGETHER - holds.len(), now));
@@ -227,7 +153,7 @@ impl Table {
                 return Some(self.batch(holds, Lane::First, 0, interval, now));
             }
         }
-        if !renewals.has_room(Lane::Again) {
+        if !renewals.has_room(Lane::Again, late, now) {
             return None;
         }
         for queue in agenda.repeated(now) {
@@ -275,9 +201,16 @@ impl Table {
         }
     }
 
+    /// Whether a renewal is late by more than an interval.
+    fn is_late(&self, interval: Duration, now: Instant) -> bool {
+        let by = now.checked_sub(interval);
+        by.is_some_and(|by| self.agenda.is_due(Queue::First, by))
+    }
+
     /// When the heart has to beat again.
-    pub(super) fn next_beat(&self, wants_to_stream: bool, now: Instant) -> Option<Instant> {
-        let next = self.agenda.next(|queue| self.renewals.has_room_for(queue));
+    pub(super) fn next_beat(&self, interval: Duration, wants_to_stream: bool, now: Instant) -> Option<Instant> {
+        let late = self.is_late(interval, now);
+        let next = self.agenda.next(|queue| self.renewals.room_for(queue, late, now));
         next.into_iter().chain(self.looks_at(wants_to_stream, now)).min()
     }
 
@@ -332,7 +265,7 @@ impl Session {
 
         let mut table = self.table();
         let next = table
-            .next_beat(self.wants_to_stream(), now)
+            .next_beat(self.config.renewal_interval, self.wants_to_stream(), now)
             .unwrap_or(now + NOTHING_DUE);
         // What is late in spite of all must not make the heart race.
         let next = next.max(now + Duration::from_millis(1));
@@ -375,7 +308,11 @@ impl Session {
         };
         self.spawn(async move {
             let Batch {
-                holds, in_vain, pause, ..
+                holds,
+                in_vain,
+                pause,
+                lane,
+                ..
             } = &batch;
             let sent_at = Instant::now();
             let mut renewing = std::pin::pin!(session.renew_together(holds, batch.apart, batch.within));
@@ -391,7 +328,7 @@ impl Session {
                 None => renewing.await,
             };
             if answered.is_ok() && *in_vain == 0 {
-                session.table().renewals.answered(sent_at.elapsed(), *pause);
+                session.table().renewals.answered(sent_at.elapsed(), *pause, *lane);
             }
             if let Err(error) = answered {
                 let again = Instant::now() + (session.config.renewal_interval / 10).min(BACKOFF.1);
@@ -417,7 +354,7 @@ impl Session {
 
     /// Wakes the heart if it would sleep for too long.
     pub(super) fn beat_in_time(&self, table: &mut Table) {
-        let next = table.next_beat(self.wants_to_stream(), Instant::now());
+        let next = table.next_beat(self.config.renewal_interval, self.wants_to_stream(), Instant::now());
         if let Some(next) = next
             && table.beat_at.is_none_or(|beat_at| next < beat_at)
         {
@@ -682,8 +619,8 @@ mod tests {
         assert_eq!(lost, 0);
         let least = acquired.iter().map(|handle| handle.safe_for()).min();
         assert!(least.is_some_and(|least| least > LEASE / 2), "{least:?}");
-        // Two commands a round, five rounds a lease.
-        assert!((80..150).contains(&burden.renewals()), "{}", burden.renewals());
+        // Two commands a round and five rounds a lease, or fewer, as there is a rest after each.
+        assert!((60..150).contains(&burden.renewals()), "{}", burden.renewals());
     }
 
     /// A round of renewals keeps this server busy for five seconds of six, and a claim lease is over in five.
@@ -810,27 +747,5 @@ mod tests {
             (Some(LostReason::Expired), Some(LostReason::Expired))
         );
         assert!(other.mutex("x").try_acquire().await.unwrap().is_some());
-    }
-
-    #[test]
-    fn another_renewal_comes_the_later_the_slower_answers_are() {
-        let millis = Duration::from_millis;
-        let mut renewals = Renewals::default();
-        let pause = |renewals: &Renewals, in_vain, left| renewals.pause(millis(2_000), in_vain, millis(left));
-        assert_eq!(pause(&renewals, 0, 7_000), millis(400));
-        assert_eq!(pause(&renewals, 2, 7_000), millis(1_600));
-        assert_eq!(pause(&renewals, 9, 6_000), millis(2_000));
-        assert_eq!(pause(&renewals, 9, 60), SOONEST);
-        renewals.answered(millis(600), millis(400));
-        assert_eq!(pause(&renewals, 0, 7_000), millis(1_200));
-        // One fast answer does not make a fast server.
-        renewals.answered(millis(1), millis(1_200));
-        assert_eq!(pause(&renewals, 0, 7_000), millis(900));
-        // However slow it is, there is another before the deadline.
-        assert_eq!(pause(&renewals, 9, 1_000), millis(500));
-        assert_eq!(pause(&renewals, 9, 60), SOONEST);
-        // And however long one hung, a connection that hangs is found out about.
-        renewals.answered(millis(20_000), millis(900));
-        assert_eq!(pause(&renewals, 0, 7_000), millis(2_000));
     }
 }

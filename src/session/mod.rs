@@ -26,6 +26,7 @@ mod pace;
 mod passed;
 mod process;
 pub(crate) mod prospect;
+mod renewals;
 mod runtime;
 mod shut_down;
 #[cfg(test)]
@@ -61,7 +62,7 @@ use agenda::Agenda;
 use asking::Asking;
 use budget::StreamBudget;
 use clock::ServerClock;
-use heartbeat::{AT_A_TIME, Renewals};
+use heartbeat::AT_A_TIME;
 use hold::{Hold, Remains};
 use holds::Change;
 use ids::Ids;
@@ -70,6 +71,7 @@ pub(crate) use in_place::Given;
 use line::{Context, Effect, Line, Look, Need, Outcome, Pending, Standing, Wanted};
 pub(crate) use passed::PASSED_AT_ONCE;
 use process::Process;
+use renewals::Renewals;
 use watcher::Demand;
 
 /// How many idle names are remembered: as many as a service is likely to use again and again.
