@@ -17,7 +17,7 @@ use futures::Stream;
 use crate::{
     acquire::{Acquire, Share},
     config::{check_name, check_text},
-    error::{AcquireError, OperateError, ReleaseError, RenewError, UsedOtherwise},
+    error::{AcquireError, KindMismatch, OperateError, ReleaseError, RenewError},
     handle::{LockHandle, LockView, Released},
     inspect::{HolderInfo, LockInfo},
     name::LockName,
@@ -184,7 +184,7 @@ impl Election {
             .holders
             .retain(|holder| exchange.now.is_none_or(|now| holder.until > now));
         if !state.holders.is_empty() && state.kind != Kind::Election {
-            return Err(UsedOtherwise::new(&self.name, &state, Kind::Election, 1).into());
+            return Err(KindMismatch::new(&self.name, &state, Kind::Election, 1).into());
         }
         Ok(Leader::of(&self.name, &state))
     }

@@ -1,14 +1,17 @@
 //! What can go wrong, by operation.
 
+mod server;
+
 use std::{error::Error as StdError, fmt, sync::Arc, time::Duration};
 
 use crate::{
     contention::Contention,
     protocol::{Kind, State},
     status::{LostPart, LostReason},
-    store::StoreError,
     token::FencingToken,
 };
+
+pub use server::{MissingPrivilege, ServerError, ServerErrorKind};
 
 /// A value that watchlock does not accept, refused before anything is sent.
 ///
@@ -27,41 +30,13 @@ impl InvalidInput {
     }
 }
 
-/// The server could not be reached, or it refused; [`source`](StdError::source) is the driver's error.
-#[derive(Clone, Debug)]
-pub struct ServerError(StoreError);
-
-impl fmt::Display for ServerError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
-    }
-}
-
-impl StdError for ServerError {
-    fn source(&self) -> Option<&(dyn StdError + 'static)> {
-        self.0.source()
-    }
-}
-
-impl ServerError {
-    pub(crate) fn store(&self) -> &StoreError {
-        &self.0
-    }
-}
-
-impl From<StoreError> for ServerError {
-    fn from(error: StoreError) -> Self {
-        Self(error)
-    }
-}
-
 /// The name is in use as something else: another kind of lock, or one of another capacity.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "`{name}` is in use as a {found} of capacity {found_capacity}, and was asked for as a {wanted} of {wanted_capacity}"
 )]
 #[non_exhaustive]
-pub struct UsedOtherwise {
+pub struct KindMismatch {
     /// The name of the lock.
     pub name: String,
     /// What it is used as by those who hold it or wait for it now.
@@ -74,7 +49,7 @@ pub struct UsedOtherwise {
     pub wanted_capacity: u64,
 }
 
-impl UsedOtherwise {
+impl KindMismatch {
     pub(crate) fn new(name: &str, found: &State, wanted: Kind, capacity: i64) -> Self {
         let unsigned = |capacity| u64::try_from(capacity).unwrap_or(0);
         Self {
@@ -137,7 +112,7 @@ pub enum AcquireError {
     },
     /// The name is in use as another kind of lock. Nothing was changed.
     #[error(transparent)]
-    UsedOtherwise(#[from] UsedOtherwise),
+    KindMismatch(#[from] KindMismatch),
     /// The server refused.
     #[error(transparent)]
     Server(#[from] ServerError),
@@ -306,7 +281,7 @@ pub enum MultiRunError {
 pub enum OperateError {
     /// The name is in use as another kind of lock.
     #[error(transparent)]
-    UsedOtherwise(#[from] UsedOtherwise),
+    KindMismatch(#[from] KindMismatch),
     /// The name is out of its bounds; nothing was sent.
     #[error(transparent)]
     Invalid(#[from] InvalidInput),
@@ -347,8 +322,8 @@ pub enum FenceError {
     },
     /// The server could not be reached, or it refused; whether the document was written is for the driver's error to
     /// say. To write it again under the same token is no harm to the fence.
-    #[error("the server did not do the write")]
-    Server(#[source] mongodb::error::Error),
+    #[error(transparent)]
+    Server(#[from] ServerError),
 }
 
 /// As the driver's own error, so that `?` works within its `and_run`: the driver's error itself where it is one, with
@@ -356,7 +331,7 @@ pub enum FenceError {
 impl From<FenceError> for mongodb::error::Error {
     fn from(error: FenceError) -> Self {
         match error {
-            FenceError::Server(error) => error,
+            FenceError::Server(error) => error.into(),
             error => Self::custom(error),
         }
     }
@@ -370,9 +345,9 @@ pub enum GuardError {
     #[error("the transaction was aborted: {0}")]
     Lost(LostReason),
     /// The transaction sees the data of a time before the lock was acquired. It can't be committed any more; run it
-    /// again. The source has the label `TransientTransactionError`.
+    /// again. The error has the label `TransientTransactionError`.
     #[error("the transaction was aborted, as it began before the lock was acquired")]
-    Outdated(#[source] mongodb::error::Error),
+    Outdated(#[source] ServerError),
     /// The transaction has itself deleted the locked document, or replaced it without its lock, so there is nothing to
     /// guard any more. It can't be committed, and would end in the same way if it were run again: guard first.
     #[error(
@@ -391,8 +366,8 @@ pub enum GuardError {
     InMemory,
     /// The server could not be reached, or it refused. With the label `TransientTransactionError` the transaction may
     /// be run again: the lock was written by somebody, a renewal among others, since the transaction began.
-    #[error("the server did not accept the guard")]
-    Server(#[source] mongodb::error::Error),
+    #[error(transparent)]
+    Server(#[from] ServerError),
 }
 
 impl From<LostReason> for GuardError {
@@ -407,7 +382,7 @@ impl From<LostReason> for GuardError {
 impl From<GuardError> for mongodb::error::Error {
     fn from(error: GuardError) -> Self {
         match error {
-            GuardError::Server(error) | GuardError::Outdated(error) => error,
+            GuardError::Server(error) | GuardError::Outdated(error) => error.into(),
             error => Self::custom(error),
         }
     }

@@ -76,7 +76,7 @@ impl LockView {
     ///         from.session(&mut *session).await?;
     ///         let to = accounts.update_one(doc! { "_id": "b" }, doc! { "$inc": { "balance": 10 } });
     ///         to.session(&mut *session).await?;
-    ///         Ok(handle.guard(session).await?)
+    ///         Ok(handle.guard_transaction(session).await?)
     ///     })
     ///     .await;
     /// match transferred {
@@ -88,7 +88,7 @@ impl LockView {
     /// }
     /// # Ok(()) }
     /// ```
-    pub async fn guard(&self, session: &mut ClientSession) -> Result<(), GuardError> {
+    pub async fn guard_transaction(&self, session: &mut ClientSession) -> Result<(), GuardError> {
         match self.parts() {
             (hold, Some(locks)) => locks.guard(hold, session).await,
             (_, None) if !is_in_transaction(session).await => Err(GuardError::NotInTransaction),

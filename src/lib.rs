@@ -50,7 +50,8 @@ pub use documents::{AcquireDocument, Claim, DocumentHandle, DocumentLocks, TryAc
 pub use election::{Campaign, Candidacy, Election, Leader, Leaders, Leadership};
 pub use error::{
     AcquireError, BuildError, CandidacyError, DocumentError, FenceError, Fenced, GuardError, InvalidInput,
-    MultiRunError, OperateError, ReleaseError, RenewError, RunError, ServerError, UsedOtherwise,
+    KindMismatch, MissingPrivilege, MultiRunError, OperateError, ReleaseError, RenewError, RunError, ServerError,
+    ServerErrorKind,
 };
 pub use fence::{Fence, FencedDelete, FencedInsert, FencedUpdate};
 pub use handle::{LockHandle, LockView, Released};

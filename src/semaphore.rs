@@ -5,7 +5,7 @@ use std::sync::Arc;
 use crate::{
     acquire::{Acquire, Share, TryAcquire},
     config::check_name,
-    error::{OperateError, UsedOtherwise},
+    error::{KindMismatch, OperateError},
     name::LockName,
     protocol::Kind,
     session::Session,
@@ -20,7 +20,7 @@ use crate::{
 ///   as these wait behind it although there would be enough for them.
 /// - A holder that died costs its permits for the rest of its lease.
 /// - One name has one number of permits for all who hold it or wait for it; another number is refused with
-///   [`AcquireError::UsedOtherwise`](crate::AcquireError::UsedOtherwise), and changes nothing.
+///   [`AcquireError::KindMismatch`](crate::AcquireError::KindMismatch), and changes nothing.
 ///
 /// # Changing the number of permits
 ///
@@ -181,7 +181,7 @@ impl Semaphore {
         let mut holders = state.holders.iter().filter(|holder| live(holder.until)).peekable();
         let capacity = i64::from(self.permits);
         if holders.peek().is_some() && (state.kind, state.capacity) != (Kind::Semaphore, capacity) {
-            return Err(UsedOtherwise::new(&self.name, &state, Kind::Semaphore, capacity).into());
+            return Err(KindMismatch::new(&self.name, &state, Kind::Semaphore, capacity).into());
         }
         let held: i64 = holders.map(|holder| holder.permits).sum();
         Ok(u32::try_from(capacity - held).unwrap_or(0))

@@ -197,7 +197,7 @@ fn outcome(error: &AcquireError) -> &'static str {
         AcquireError::Invalid(_) => "invalid",
         AcquireError::Timeout { .. } => "timeout",
         AcquireError::Held { .. } => "busy",
-        AcquireError::UsedOtherwise(_) => "used_otherwise",
+        AcquireError::KindMismatch(_) => "used_otherwise",
         AcquireError::Server(_) => "failed",
         AcquireError::NoDocument { .. } => "no_document",
         AcquireError::Unreadable { .. } => "unreadable",

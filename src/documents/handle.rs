@@ -89,7 +89,7 @@ impl<T> DocumentHandle<T> {
     /// # Errors
     ///
     /// [`DocumentError::Lost`] when the lock was lost before: nothing was deleted. [`DocumentError::InTransaction`] when
-    /// a transaction is open that this lock [guards](LockView::guard): nothing was deleted. [`DocumentError::Server`] when the
+    /// a transaction is open that this lock [guards](LockView::guard_transaction): nothing was deleted. [`DocumentError::Server`] when the
     /// server could not be reached (it may have been deleted) or refused.
     ///
     /// # Cancel safety
@@ -171,7 +171,7 @@ impl<T: DeserializeOwned> DocumentHandle<T> {
     ///
     /// [`DocumentError::Invalid`] when the update would touch the lock, or replaces the document: nothing was sent.
     /// [`DocumentError::Lost`] when the lock was lost before: nothing was changed. [`DocumentError::InTransaction`] when
-    /// a transaction is open that this lock [guards](LockView::guard): nothing was changed, and within the transaction the
+    /// a transaction is open that this lock [guards](LockView::guard_transaction): nothing was changed, and within the transaction the
     /// document is written with its session ([`Fence::update_one`](crate::Fence::update_one) with
     /// [`session`](crate::FencedUpdate::session) does so). [`DocumentError::Server`] when the server could not be reached
     /// or did not answer for the time of a lease (it may have been changed, or be changed yet: the update is not repeated

@@ -23,7 +23,7 @@ const MESSAGE_MOST: usize = 1_024;
 
 impl Election {
     /// Whether [`run`](Self::run) and [`stand`](Self::stand) wait while the name is in use as another kind of lock; by
-    /// default they end with [`AcquireError::UsedOtherwise`].
+    /// default they end with [`AcquireError::KindMismatch`].
     ///
     /// They ask again after a tenth of a second and then less and less often, every five seconds at last.
     ///
@@ -52,7 +52,7 @@ impl Election {
         let mut pause = OTHER_USE.0;
         loop {
             match self.campaign(value).await {
-                Err(AcquireError::UsedOtherwise(_)) if self.waits_out_other_uses => sleep(pause).await,
+                Err(AcquireError::KindMismatch(_)) if self.waits_out_other_uses => sleep(pause).await,
                 campaigned => return campaigned,
             }
             pause = (pause * 2).min(OTHER_USE.1);
@@ -179,7 +179,7 @@ impl Candidacy {
     /// let other = locks.mutex("scheduler").acquire().await?;
     /// let candidacy = locks.election("scheduler").stand("node 7", |_| {}, |_| {});
     /// let error = candidacy.ended().await;
-    /// assert!(matches!(error, CandidacyError::Campaign(AcquireError::UsedOtherwise(_))));
+    /// assert!(matches!(error, CandidacyError::Campaign(AcquireError::KindMismatch(_))));
     /// # Ok(()) }
     /// ```
     pub async fn ended(&self) -> CandidacyError {

@@ -49,10 +49,14 @@ impl Tries {
     }
 
     fn used_up() -> FenceError {
-        FenceError::Server(Error::custom(format!(
+        server(Error::custom(format!(
             "the document was changed by somebody else between each of {TRIES} tries and the look at it"
         )))
     }
+}
+
+fn server(error: Error) -> FenceError {
+    FenceError::Server(error.into())
 }
 
 /// What all writes have in common.
@@ -115,7 +119,7 @@ impl Write {
             }
             None => to_its_end(async move { collection.find_one(filter).projection(projection).await }).await,
         }
-        .map_err(FenceError::Server)
+        .map_err(server)
     }
 
     async fn change(
@@ -284,27 +288,27 @@ impl FencedUpdate<'_> {
                 }
                 (Err(error), Some(id)) => {
                     let Some(of) = duplicate::of(&error) else {
-                        return Err(FenceError::Server(error));
+                        return Err(server(error));
                     };
                     // In a transaction nothing can be looked up after an error; then this one tells more.
                     match write.check(id, &mut session).await {
                         Ok(()) => {}
-                        Err(FenceError::Server(_)) => return Err(FenceError::Server(error)),
+                        Err(FenceError::Server(_)) => return Err(server(error)),
                         Err(refused) => return Err(refused),
                     }
                     // Of another unique index it would be the same at each try.
                     if of == Duplicate::Other {
-                        return Err(FenceError::Server(error));
+                        return Err(server(error));
                     }
                     // The document may not meet the rest of the filter.
                     let fits = doc! { "$and": [&write.filter, write.fence.lets_through()] };
                     let fits = write.find(fits, "_id", &mut session).await?.is_some();
                     // Two who insert it at once: now that it is there, it is updated.
                     if !fits || !tries.again().await {
-                        return Err(FenceError::Server(error));
+                        return Err(server(error));
                     }
                 }
-                (done, _) => return done.map_err(FenceError::Server),
+                (done, _) => return done.map_err(server),
             }
         }
     }
@@ -356,10 +360,10 @@ impl FencedInsert<'_> {
         };
         match inserted {
             Err(error) if duplicate::of(&error).is_some() => match write.check(&write.filter, &mut session).await {
-                Ok(()) | Err(FenceError::Server(_)) => Err(FenceError::Server(error)),
+                Ok(()) | Err(FenceError::Server(_)) => Err(server(error)),
                 Err(refused) => Err(refused),
             },
-            inserted => inserted.map_err(FenceError::Server),
+            inserted => inserted.map_err(server),
         }
     }
 }
@@ -413,7 +417,7 @@ impl FencedDelete<'_> {
                 Some(session) => collection.delete_one(filter).session(&mut **session).await,
                 None => to_its_end(async move { collection.delete_one(filter).await }).await,
             };
-            let deleted = deleted.map_err(FenceError::Server)?;
+            let deleted = deleted.map_err(server)?;
             if deleted.deleted_count > 0 {
                 return Ok(deleted);
             }

@@ -59,7 +59,7 @@ impl Session {
                 if !error.contains_label(TRANSIENT_TRANSACTION_ERROR) {
                     abort(transaction).await;
                 }
-                return Err(GuardError::Server(error));
+                return Err(GuardError::Server(error.into()));
             }
         };
         match (held, hold.lost_reason()) {
@@ -76,10 +76,11 @@ impl Session {
                     // What the server says to the next command of a transaction that it has ended is what the driver tells
                     // from other errors when it runs a transaction again.
                     None => match store.guard(&guarding, transaction).await {
-                        Err(error) => Err(GuardError::Outdated(error)),
-                        Ok(_) => Err(GuardError::Server(Error::custom(
-                            "a transaction that was aborted went on",
-                        ))),
+                        Err(error) => Err(GuardError::Outdated(error.into())),
+                        Ok(_) => {
+                            let went_on = Error::custom("a transaction that was aborted went on");
+                            Err(GuardError::Server(went_on.into()))
+                        }
                     },
                 }
             }
@@ -135,7 +136,7 @@ impl Session {
     ) -> Option<GuardError> {
         let (documents, exchange) = match self.read_names(std::slice::from_ref(&hold.name)).await {
             Ok(read) => read,
-            Err(error) => return Some(GuardError::Server(error.into_driver_error())),
+            Err(error) => return Some(GuardError::Server(error.into())),
         };
         let document = documents.get(&hold.name);
         self.compare(hold, document);
@@ -161,12 +162,12 @@ impl Session {
         });
         let whole = match reading.await {
             Ok(Ok(whole)) => whole?,
-            Ok(Err(error)) => return Some(GuardError::Server(error)),
-            Err(stopped) => return Some(GuardError::Server(StoreError::stopped(stopped).into_driver_error())),
+            Ok(Err(error)) => return Some(GuardError::Server(error.into())),
+            Err(stopped) => return Some(GuardError::Server(StoreError::stopped(stopped).into())),
         };
         match store.was_removed(guarding, whole, transaction).await {
             Ok(false) => None,
-            Err(error) if error.contains_label(TRANSIENT_TRANSACTION_ERROR) => Some(GuardError::Outdated(error)),
+            Err(error) if error.contains_label(TRANSIENT_TRANSACTION_ERROR) => Some(GuardError::Outdated(error.into())),
             // Something else stands in the way of putting it back: what the transaction has put there.
             Ok(true) | Err(_) => Some(GuardError::Removed),
         }

@@ -31,7 +31,7 @@ use super::{
 use crate::{
     config::Config,
     contention::{Contention, Sighting},
-    error::{AcquireError, ServerError, UsedOtherwise},
+    error::{AcquireError, KindMismatch, ServerError},
     protocol::{
         Ahead, Evict, Expects, Kind, Operation, Owner, QUEUE_MOST, Request, Requests, ServerTime, State, Use,
         document::Malformed, wake,
@@ -981,7 +981,7 @@ impl Line {
             self.full = None;
         } else if (state.kind, state.capacity) != (requests.kind, requests.capacity) {
             if let Some(pending) = self.waiting.remove(position) {
-                let error = UsedOtherwise::new(&self.name, state, requests.kind, requests.capacity);
+                let error = KindMismatch::new(&self.name, state, requests.kind, requests.capacity);
                 // An earlier request may still find it used otherwise again.
                 let to = self.abandon(pending, context);
                 effects.push(Effect::Answer(to, Err(error.into())));

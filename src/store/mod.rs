@@ -147,6 +147,18 @@ impl StoreError {
         self.kind == Failure::Refused
     }
 
+    /// Why a write of the user's was not done.
+    pub(crate) fn of_user_s_write(error: mongodb::error::Error) -> Self {
+        let error = Self::from(error);
+        match error.kind {
+            Failure::Raced => Self {
+                kind: Failure::Refused,
+                ..error
+            },
+            _ => error,
+        }
+    }
+
     /// There was no answer in time.
     pub(crate) fn overdue() -> Self {
         let source = io::Error::new(io::ErrorKind::TimedOut, "no answer within the time of a lease");
@@ -181,6 +193,16 @@ impl StoreError {
     /// The document is not that of a lock.
     pub(crate) fn is_malformed(&self) -> bool {
         self.source.is::<NotALock>()
+    }
+
+    /// What stands under the name is no lock of ours, or that of a later version.
+    pub(crate) fn is_no_lock(&self) -> bool {
+        self.is_malformed() || self.source.is::<LaterProtocol>()
+    }
+
+    /// The session's tasks do not run, in this process at least.
+    pub(crate) fn has_no_runtime(&self) -> bool {
+        self.source.is::<NoRuntime>()
     }
 
     /// The server said so, and at once: not that it took too long (`MaxTimeMSExpired`).

@@ -180,7 +180,7 @@ async fn ask(locks: &LockClient, name: &str, case: &str, document: &Document) {
 fn refused(error: &AcquireError, case: &str) {
     match error {
         AcquireError::Server(error) => not_a_lock(error, case),
-        AcquireError::UsedOtherwise(_) => {}
+        AcquireError::KindMismatch(_) => {}
         error => panic!("{case}: {error:?}"),
     }
 }

@@ -524,7 +524,7 @@ cases! {
         // What is dropped as the first operation of a transaction the driver can't abort.
         let accounts = driver.database(&ground.database).collection::<Document>("accounts");
         accounts.insert_one(doc! { "_id": name }).session(&mut session).await.unwrap();
-        let struck = cut.strike(held.guard(&mut session)).await.is_some();
+        let struck = cut.strike(held.guard_transaction(&mut session)).await.is_some();
         session.abort_transaction().await.unwrap();
         drop(session);
         assert_eq!(held.release().await.unwrap(), Released::Released);

@@ -305,7 +305,7 @@ async fn one_name_is_one_kind_of_lock_while_it_is_used() {
             b.rw_lock("x").write().timeout(SOON).await.unwrap_err(),
         ];
         for error in errors {
-            let AcquireError::UsedOtherwise(error) = error else {
+            let AcquireError::KindMismatch(error) = error else {
                 panic!("{error}")
             };
             assert!(
@@ -460,7 +460,7 @@ async fn a_candidacy_tells_when_it_ends_by_itself() {
         let candidacy = a.election("x").stand("me", |_| {}, |_| {});
         let ended = within(PATIENCE, "the end", candidacy.ended()).await;
         assert!(
-            matches!(ended, CandidacyError::Campaign(AcquireError::UsedOtherwise(_))),
+            matches!(ended, CandidacyError::Campaign(AcquireError::KindMismatch(_))),
             "{ended}"
         );
         let (tell, mut told) = tokio::sync::mpsc::unbounded_channel();

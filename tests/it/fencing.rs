@@ -87,10 +87,6 @@ async fn writing(client: &Client, ground: &Ground, field: &str) -> ClientSession
     session
 }
 
-fn is_transient(error: &Error) -> bool {
-    error.contains_label(TRANSIENT_TRANSACTION_ERROR)
-}
-
 /// Waits until so many operations on the locks hang in the server.
 async fn until_held_up(ground: &Ground, on: &Client, count: usize) {
     eventually(PATIENCE, "operations are held up", async || {
@@ -152,11 +148,11 @@ fn child_process() {
                         written.session(&mut session).await.unwrap();
                         let guarded = match order.as_str() {
                             "unguarded" => Ok(()),
-                            _ => handle.guard(&mut session).await,
+                            _ => handle.guard_transaction(&mut session).await,
                         };
                         match guarded {
                             // A renewal came in between.
-                            Err(GuardError::Server(error)) if is_transient(&error) => {
+                            Err(GuardError::Server(error)) if error.contains_label(TRANSIENT_TRANSACTION_ERROR) => {
                                 session.abort_transaction().await.unwrap();
                             }
                             guarded => break guarded,
@@ -171,7 +167,7 @@ fn child_process() {
                 }
                 "commit" => match session.commit_transaction().await {
                     Ok(()) => "done".to_owned(),
-                    Err(error) => format!("refused {}", is_transient(&error)),
+                    Err(error) => format!("refused {}", error.contains_label(TRANSIENT_TRANSACTION_ERROR)),
                 },
                 _ => panic!("{order}"),
             };
@@ -288,9 +284,9 @@ async fn a_guarded_transaction_is_committed_while_the_lock_is_held_and_tells_nob
 
     let mut session = writing(&client, &ground, "first").await;
     let before = stored().await;
-    handle.guard(&mut session).await.unwrap();
+    handle.guard_transaction(&mut session).await.unwrap();
     // Twice is as good as once.
-    handle.guard(&mut session).await.unwrap();
+    handle.guard_transaction(&mut session).await.unwrap();
     assert_eq!(stored().await, before, "not before the commit");
     session.commit_transaction().await.unwrap();
     let after = stored().await;
@@ -303,7 +299,7 @@ async fn a_guarded_transaction_is_committed_while_the_lock_is_held_and_tells_nob
 
     // And where it is not committed, it was never there.
     let mut session = writing(&client, &ground, "second").await;
-    handle.view().guard(&mut session).await.unwrap();
+    handle.view().guard_transaction(&mut session).await.unwrap();
     session.abort_transaction().await.unwrap();
     assert_eq!(stored().await, after);
     assert_eq!(handle.status(), LockStatus::Held);
@@ -320,7 +316,7 @@ async fn who_breaks_or_takes_over_waits_for_the_commit() {
     data_of(&client, &ground).insert_one(doc! { "_id": 1 }).await.unwrap();
     let handle = locks.mutex(NAME).acquire().await.unwrap();
     let mut session = writing(&client, &ground, "written").await;
-    handle.guard(&mut session).await.unwrap();
+    handle.guard_transaction(&mut session).await.unwrap();
 
     let other = ground.locks().await;
     let waiting = tokio::spawn(other.mutex(NAME).acquire().into_future());
@@ -354,8 +350,8 @@ async fn a_takeover_after_the_transaction_began_is_a_conflict_and_then_a_loss() 
     let handle = locks.mutex(NAME).acquire().await.unwrap();
     let mut session = writing(&client, &ground, "written").await;
     other.break_lock(NAME).await.unwrap();
-    match handle.guard(&mut session).await {
-        Err(GuardError::Server(error)) => assert!(is_transient(&error), "{error}"),
+    match handle.guard_transaction(&mut session).await {
+        Err(GuardError::Server(error)) => assert!(error.contains_label(TRANSIENT_TRANSACTION_ERROR), "{error}"),
         // Noticed in the very moment.
         Err(GuardError::Lost(LostReason::Broken)) => {}
         other => panic!("{other:?}"),
@@ -372,7 +368,7 @@ async fn a_takeover_after_the_transaction_began_is_a_conflict_and_then_a_loss() 
             data.update_one(doc! { "_id": 1 }, update)
                 .session(&mut *session)
                 .await?;
-            Ok(handle.guard(session).await?)
+            Ok(handle.guard_transaction(session).await?)
         })
         .await;
     let error = outcome.unwrap_err();
@@ -408,7 +404,7 @@ async fn a_renewal_after_the_transaction_began_makes_it_run_again() {
             if attempts == 1 {
                 handle.renew().await.unwrap();
             }
-            Ok(handle.guard(session).await?)
+            Ok(handle.guard_transaction(session).await?)
         })
         .await
         .unwrap();
@@ -424,15 +420,15 @@ async fn a_transaction_older_than_the_lock_is_told_from_a_loss() {
     data.insert_one(doc! { "_id": 1 }).await.unwrap();
     let mut session = writing(&client, &ground, "written").await;
     let handle = locks.mutex(NAME).acquire().await.unwrap();
-    match handle.guard(&mut session).await {
-        Err(GuardError::Outdated(error)) => assert!(is_transient(&error), "{error}"),
+    match handle.guard_transaction(&mut session).await {
+        Err(GuardError::Outdated(error)) => assert!(error.contains_label(TRANSIENT_TRANSACTION_ERROR), "{error}"),
         other => panic!("{other:?}"),
     }
     assert_eq!(handle.status(), LockStatus::Held);
     assert!(session.commit_transaction().await.is_err());
     // Run again as the driver would.
     let mut session = writing(&client, &ground, "written").await;
-    handle.guard(&mut session).await.unwrap();
+    handle.guard_transaction(&mut session).await.unwrap();
     session.commit_transaction().await.unwrap();
 }
 
@@ -453,7 +449,7 @@ async fn after_a_refused_guard_nothing_can_be_committed() {
             session.start_transaction().await.unwrap();
             session
         };
-        let refused = view.guard(&mut session).await;
+        let refused = view.guard_transaction(&mut session).await;
         assert!(
             matches!(refused, Err(GuardError::Lost(LostReason::Released))),
             "{refused:?}"
@@ -480,7 +476,7 @@ async fn a_lease_that_ran_out_on_the_server_is_a_loss() {
     let documents = ground.documents().await;
     documents.update_one(doc! { "_id": NAME }, vec![expire]).await.unwrap();
     let mut session = writing(&client, &ground, "written").await;
-    let refused = handle.guard(&mut session).await;
+    let refused = handle.guard_transaction(&mut session).await;
     assert!(
         matches!(refused, Err(GuardError::Lost(LostReason::Expired))),
         "{refused:?}"
@@ -498,7 +494,7 @@ async fn a_guard_needs_a_transaction_of_the_same_client() {
     let before = ground.documents().await.find_one(doc! { "_id": NAME }).await.unwrap();
 
     let mut session = client.start_session().await.unwrap();
-    let none = handle.guard(&mut session).await;
+    let none = handle.guard_transaction(&mut session).await;
     assert!(matches!(none, Err(GuardError::NotInTransaction)), "{none:?}");
     for commits in [true, false] {
         let mut session = writing(&client, &ground, "written").await;
@@ -506,13 +502,13 @@ async fn a_guard_needs_a_transaction_of_the_same_client() {
             true => session.commit_transaction().await.unwrap(),
             false => session.abort_transaction().await.unwrap(),
         }
-        let over = handle.guard(&mut session).await;
+        let over = handle.guard_transaction(&mut session).await;
         assert!(matches!(over, Err(GuardError::NotInTransaction)), "{over:?}");
     }
 
     let mut foreign = writing(&ground.driver().await, &ground, "foreign").await;
-    match handle.guard(&mut foreign).await {
-        Err(GuardError::Server(error)) => assert!(error.to_string().contains("same client"), "{error}"),
+    match handle.guard_transaction(&mut foreign).await {
+        Err(GuardError::Server(error)) => assert!(format!("{error:?}").contains("same client"), "{error:?}"),
         other => panic!("{other:?}"),
     }
     foreign.commit_transaction().await.unwrap_err();
@@ -524,7 +520,7 @@ async fn a_guard_needs_a_transaction_of_the_same_client() {
     let in_memory = InMemory::new().client();
     let memory = in_memory.mutex(NAME).acquire().await.unwrap();
     let mut session = writing(&client, &ground, "memory").await;
-    let refused = memory.guard(&mut session).await;
+    let refused = memory.guard_transaction(&mut session).await;
     assert!(matches!(refused, Err(GuardError::InMemory)), "{refused:?}");
     session.commit_transaction().await.unwrap_err();
 }
@@ -537,11 +533,11 @@ async fn a_standalone_has_fences_and_no_guards() {
     data.insert_one(doc! { "_id": 1 }).await.unwrap();
     let handle = locks.mutex(NAME).acquire().await.unwrap();
     let mut session = client.start_session().await.unwrap();
-    let refused = handle.guard(&mut session).await;
+    let refused = handle.guard_transaction(&mut session).await;
     assert!(matches!(refused, Err(GuardError::NotInTransaction)), "{refused:?}");
     // So far the driver goes along.
     session.start_transaction().await.unwrap();
-    let refused = handle.guard(&mut session).await;
+    let refused = handle.guard_transaction(&mut session).await;
     assert!(matches!(refused, Err(GuardError::Standalone)), "{refused:?}");
 
     let one = doc! { "_id": 1 };
@@ -560,7 +556,7 @@ async fn who_waits_for_the_end_of_a_lease_waits_for_the_commit() {
     data_of(&client, &ground).insert_one(doc! { "_id": 1 }).await.unwrap();
     let handle = locks.mutex(NAME).acquire().await.unwrap();
     let mut session = writing(&client, &ground, "written").await;
-    handle.guard(&mut session).await.unwrap();
+    handle.guard_transaction(&mut session).await.unwrap();
     assert_eq!(within(PATIENCE, "the loss", handle.lost()).await, LostReason::Expired);
     let until = info(&locks, NAME).await.unwrap().holders[0].until;
     eventually(PATIENCE, "the server's clock has come to the end", async || {
@@ -593,7 +589,7 @@ async fn a_document_lock_guards_a_transaction_too() {
         .session(&mut session)
         .await;
     assert_eq!(token.unwrap().matched_count, 1);
-    held.guard(&mut session).await.unwrap();
+    held.guard_transaction(&mut session).await.unwrap();
     session.commit_transaction().await.unwrap();
     let written = document(&data, 1).await.unwrap();
     assert!(written.contains_key("first") && written.contains_key("mine"));
@@ -602,7 +598,7 @@ async fn a_document_lock_guards_a_transaction_too() {
     let view = held.view();
     held.release().await.unwrap();
     let mut session = writing(&client, &ground, "second").await;
-    let refused = view.guard(&mut session).await;
+    let refused = view.guard_transaction(&mut session).await;
     assert!(
         matches!(refused, Err(GuardError::Lost(LostReason::Released))),
         "{refused:?}"
@@ -628,7 +624,7 @@ async fn an_open_transaction_holds_up_no_renewals_of_other_locks() {
     let [a, b, c] = held.try_into().unwrap();
     let (a, _b, _c) = (a.unwrap(), b.unwrap(), c.unwrap());
     let mut session = writing(&client, &ground, "written").await;
-    a.guard(&mut session).await.unwrap();
+    a.guard_transaction(&mut session).await.unwrap();
     let version = async |name: &str| {
         let lock = ground.documents().await.find_one(doc! { "_id": name }).await.unwrap();
         lock.unwrap().get_i64("version").unwrap()
@@ -661,7 +657,7 @@ async fn one_transaction_after_the_other_does_not_starve_renewals() {
         let transaction = session.start_transaction();
         // A renewal may come in between.
         transaction
-            .and_run2(async |session| Ok(handle.guard(session).await?))
+            .and_run2(async |session| Ok(handle.guard_transaction(session).await?))
             .await
             .unwrap();
     }
@@ -717,11 +713,11 @@ async fn a_fence_refuses_what_is_smaller_and_nothing_else() {
     assert_eq!(large.delete_one(&data, none()).await.unwrap().deleted_count, 0);
     // There, and not what the filter says: the server's own error for an upsert.
     match large.update_one(&data, none(), set(4)).upsert(true).await {
-        Err(FenceError::Server(error)) => assert!(error.to_string().contains("E11000"), "{error}"),
+        Err(FenceError::Server(error)) => assert_eq!(error.code(), Some(11_000), "{error:?}"),
         other => panic!("{other:?}"),
     }
     match large.insert_one(&data, one()).await {
-        Err(FenceError::Server(error)) => assert!(error.to_string().contains("E11000"), "{error}"),
+        Err(FenceError::Server(error)) => assert_eq!(error.code(), Some(11_000), "{error:?}"),
         other => panic!("{other:?}"),
     }
 
@@ -962,7 +958,7 @@ async fn fences_work_in_transactions_too() {
         fenced(fence.delete_one(&data, doc! { "_id": 2 }).session(&mut session).await),
         (i64::MAX, token)
     );
-    handle.guard(&mut session).await.unwrap();
+    handle.guard_transaction(&mut session).await.unwrap();
     session.commit_transaction().await.unwrap();
     for id in [1, 3, 4] {
         assert_eq!(document(&data, id).await.unwrap().get_i64("fence").unwrap(), token);

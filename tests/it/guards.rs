@@ -76,7 +76,7 @@ async fn a_guard_after_the_lock_was_removed_by_the_transaction_is_final() {
                     scene.jobs.delete_one(doc! { "_id": id }).session(&mut *session).await?;
                 }
             }
-            Ok(held.guard(session).await?)
+            Ok(held.guard_transaction(session).await?)
         });
         let error = within(PATIENCE, "the refusal", moving).await.unwrap_err();
         let refused = error.get_custom::<GuardError>();
@@ -100,7 +100,7 @@ async fn a_transaction_that_is_guarded_first_may_remove_the_lock() {
     let held = scene.job(1).await;
     let mut session = scene.client.start_session().await.unwrap();
     let moving = session.start_transaction().and_run2(async |session| {
-        held.guard(&mut *session).await?;
+        held.guard_transaction(&mut *session).await?;
         scene
             .archive
             .insert_one(doc! { "_id": 1 })
@@ -132,14 +132,14 @@ async fn a_transaction_older_than_the_lock_of_a_document_is_run_again() {
             scene.jobs.insert_one(doc! { "_id": id }).await.unwrap();
         }
         let held = scene.locks.acquire(id).await.unwrap();
-        match held.guard(&mut session).await {
+        match held.guard_transaction(&mut session).await {
             Err(GuardError::Outdated(error)) => assert!(error.contains_label(TRANSIENT_TRANSACTION_ERROR), "{error}"),
             other => panic!("{other:?}"),
         }
         session.commit_transaction().await.unwrap_err();
         assert_eq!(held.status(), LockStatus::Held);
         let mut session = scene.begin().await;
-        held.guard(&mut session).await.unwrap();
+        held.guard_transaction(&mut session).await.unwrap();
         session.commit_transaction().await.unwrap();
     }
 }
@@ -150,7 +150,7 @@ async fn a_write_beside_a_guarded_transaction_is_refused_until_it_ends() {
     let held = scene.job(1).await;
     for commits in [true, false] {
         let mut session = scene.begin().await;
-        held.guard(&mut session).await.unwrap();
+        held.guard_transaction(&mut session).await.unwrap();
         let updating = held.update(doc! { "$set": { "beside": true } });
         let refused = within(SOON, "the refusal", updating).await;
         assert!(matches!(refused, Err(DocumentError::InTransaction)), "{refused:?}");

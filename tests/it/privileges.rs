@@ -13,7 +13,8 @@ use mongodb::{
 };
 use tokio::sync::OnceCell;
 use watchlock::{
-    AcquireError, Fence, FenceError, LockClient, LockEvent, LockStatus, LostReason, PollingReason, Released, WakeMode,
+    AcquireError, Fence, FenceError, GuardError, LockClient, LockEvent, LockStatus, LostReason, PollingReason,
+    Released, ServerErrorKind, WakeMode,
 };
 use watchlock_testkit::Cluster;
 
@@ -103,7 +104,7 @@ async fn the_least_role_is_enough_for_a_guard() {
         .update_one(&data, doc! { "_id": 1 }, update)
         .session(&mut session);
     assert_eq!(written.await.unwrap().matched_count, 1);
-    handle.guard(&mut session).await.unwrap();
+    handle.guard_transaction(&mut session).await.unwrap();
     session.commit_transaction().await.unwrap();
     let smaller = Fence::new(1).update_one(&data, doc! { "_id": 1 }, doc! {}).await;
     assert!(matches!(smaller, Err(FenceError::Fenced(_))), "{smaller:?}");
@@ -112,7 +113,7 @@ async fn the_least_role_is_enough_for_a_guard() {
     session.start_transaction().await.unwrap();
     let view = handle.view();
     handle.release().await.unwrap();
-    view.guard(&mut session).await.unwrap_err();
+    view.guard_transaction(&mut session).await.unwrap_err();
     session.commit_transaction().await.unwrap_err();
 }
 
@@ -350,7 +351,16 @@ async fn a_guard_needs_the_right_to_update_locks() {
         .unwrap();
     let mut session = client.start_session().await.unwrap();
     session.start_transaction().await.unwrap();
-    not_authorized(&handle.guard(&mut session).await.unwrap_err(), "guard");
+    let refused = handle.guard_transaction(&mut session).await.unwrap_err();
+    not_authorized(&refused, "guard");
+    let GuardError::Server(refused) = refused else {
+        panic!("{refused:?}")
+    };
+    let ServerErrorKind::Unauthorized(missing) = refused.kind() else {
+        panic!("{refused:?}")
+    };
+    assert!(missing.actions.contains(&"update"), "{missing}");
+    assert_eq!(missing.namespace, Some(format!("{}.{COLLECTION}", ground.database)));
     session.commit_transaction().await.unwrap_err();
     // Until the lease ends it is held all the same, and that it can't be renewed is seen.
     eventually(PATIENCE, "it is at risk", async || {

@@ -216,7 +216,7 @@ impl From<AcquireError> for Failure {
                 Self::new(code, error)
             }
             AcquireError::Timeout { .. } | AcquireError::Held { .. } => Self::new(NOT_OBTAINED, error),
-            AcquireError::UsedOtherwise(error) => Self::new(DATA, error),
+            AcquireError::KindMismatch(error) => Self::new(DATA, error),
             error => Self::internal(error),
         }
     }
@@ -227,7 +227,7 @@ impl From<OperateError> for Failure {
         match error {
             OperateError::Server(error) => error.into(),
             OperateError::Invalid(error) => Self::usage(error),
-            OperateError::UsedOtherwise(error) => Self::new(DATA, error),
+            OperateError::KindMismatch(error) => Self::new(DATA, error),
             error => Self::internal(error),
         }
     }

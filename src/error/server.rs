@@ -1,0 +1,240 @@
+//! Trouble with the server, and what a program can tell of it.
+
+use std::{error::Error as StdError, fmt};
+
+use mongodb::error::{Error as DriverError, ErrorKind};
+
+use crate::store::StoreError;
+
+/// The server could not be reached, or it refused.
+///
+/// [`kind`](Self::kind) tells which, for a program to act on; [`source`](StdError::source) is the driver's error where there
+/// is one.
+#[derive(Clone, Debug)]
+pub struct ServerError(StoreError);
+
+/// What kind of trouble there is with the server.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum ServerErrorKind {
+    /// The server was not reached or did not answer in time, or there is no primary at the moment. What was asked for may
+    /// have been done. It may succeed later.
+    Unavailable,
+    /// The server does not know the user of the connection, or not by these credentials.
+    Unauthenticated,
+    /// The user of the connection is not permitted to do it.
+    Unauthorized(MissingPrivilege),
+    /// What stands under the name is not the document of a lock, or is that of a later version of this library.
+    NotALock,
+    /// The runtime on which the client lives has ended or stands still, or this is a fork of its process.
+    NoRuntime,
+    /// The server or the driver refused for another reason, and would again. The server's reason has a
+    /// [`code`](ServerError::code).
+    Refused,
+}
+
+/// The privilege that the user of the connection lacks, as far as the server's message names it.
+///
+/// What it tells is meant for people: the server names the command that was refused, of which the actions are derived.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct MissingPrivilege {
+    /// The actions that the command needs, of which at least one is missing; empty where that is not known.
+    pub actions: Vec<&'static str>,
+    /// The database, or the collection with its database before it (`app.distributed_locks`); `None` where the server does
+    /// not name it.
+    pub namespace: Option<String>,
+}
+
+impl ServerError {
+    pub(crate) fn store(&self) -> &StoreError {
+        &self.0
+    }
+
+    /// What kind of trouble it is.
+    ///
+    /// # Examples
+    ///
+    /// ```no_run
+    /// # async fn example(locks: watchlock::LockClient) {
+    /// use watchlock::{AcquireError, ServerErrorKind};
+    ///
+    /// match locks.mutex("invoices").acquire().await {
+    ///     Err(AcquireError::Server(error)) => match error.kind() {
+    ///         ServerErrorKind::Unauthorized(missing) => eprintln!("{missing}: ask for it"),
+    ///         ServerErrorKind::Unavailable => eprintln!("try again later"),
+    ///         _ => eprintln!("{error}"),
+    ///     },
+    ///     other => drop(other),
+    /// }
+    /// # }
+    /// ```
+    pub fn kind(&self) -> ServerErrorKind {
+        if self.0.is_no_lock() {
+            return ServerErrorKind::NotALock;
+        }
+        if self.0.has_no_runtime() {
+            return ServerErrorKind::NoRuntime;
+        }
+        let unauthenticated = self
+            .driver()
+            .is_some_and(|error| matches!(&*error.kind, ErrorKind::Authentication { .. }));
+        match self.code() {
+            Some(UNAUTHORIZED) => ServerErrorKind::Unauthorized(self.missing_privilege()),
+            Some(AUTHENTICATION_FAILED) => ServerErrorKind::Unauthenticated,
+            // Atlas has one code for much that it does not permit.
+            Some(ATLAS) => ServerErrorKind::Unauthorized(MissingPrivilege::default()),
+            _ if unauthenticated => ServerErrorKind::Unauthenticated,
+            _ if self.0.is_final() => ServerErrorKind::Refused,
+            _ => ServerErrorKind::Unavailable,
+        }
+    }
+
+    /// The server's number for the error (`13` is `Unauthorized`), where the server has said it.
+    pub fn code(&self) -> Option<i32> {
+        self.0.code()
+    }
+
+    /// The driver's error, with its labels and with all that the server has said, where it is one of the driver's.
+    pub fn driver(&self) -> Option<&DriverError> {
+        self.source()?.downcast_ref()
+    }
+
+    /// Whether the driver's error has this label, as [`TRANSIENT_TRANSACTION_ERROR`](mongodb::error::TRANSIENT_TRANSACTION_ERROR).
+    pub fn contains_label(&self, label: &str) -> bool {
+        self.driver().is_some_and(|error| error.contains_label(label))
+    }
+
+    fn missing_privilege(&self) -> MissingPrivilege {
+        match self.driver().map(|error| &*error.kind) {
+            Some(ErrorKind::Command(command)) => MissingPrivilege::told(&command.message),
+            _ => MissingPrivilege::default(),
+        }
+    }
+}
+
+const UNAUTHORIZED: i32 = 13;
+const AUTHENTICATION_FAILED: i32 = 18;
+const ATLAS: i32 = 8000;
+
+impl MissingPrivilege {
+    /// By the server's message, `not authorized on app to execute command { find: "locks", … }`.
+    fn told(message: &str) -> Self {
+        let read = || {
+            let (_, rest) = message.split_once("not authorized on ")?;
+            let (database, rest) = rest.split_once(" to execute command { ")?;
+            let (command, rest) = rest.split_once(": ")?;
+            let collection = rest.strip_prefix('"').and_then(|rest| Some(rest.split_once('"')?.0));
+            let actions: &[&str] = match command {
+                "find" | "count" => &["find"],
+                "aggregate" if rest.contains("$changeStream") => &["changeStream", "find"],
+                "aggregate" => &["find"],
+                "findAndModify" | "findandmodify" | "update" => &["find", "insert", "update"],
+                "insert" => &["insert"],
+                "delete" => &["remove"],
+                "createIndexes" => &["createIndex"],
+                "listIndexes" => &["listIndexes"],
+                _ => &[],
+            };
+            let namespace = collection.map_or_else(|| database.to_owned(), |name| format!("{database}.{name}"));
+            Some(Self {
+                actions: actions.to_vec(),
+                namespace: Some(namespace),
+            })
+        };
+        read().unwrap_or_default()
+    }
+}
+
+impl fmt::Display for MissingPrivilege {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("missing ")?;
+        match &self.actions[..] {
+            [] => f.write_str("a privilege")?,
+            [action] => write!(f, "`{action}`")?,
+            actions => write!(f, "one of `{}`", actions.join("`, `"))?,
+        }
+        match &self.namespace {
+            Some(namespace) => write!(f, " on {namespace}"),
+            None => Ok(()),
+        }
+    }
+}
+
+impl fmt::Display for ServerError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl StdError for ServerError {
+    fn source(&self) -> Option<&(dyn StdError + 'static)> {
+        self.0.source()
+    }
+}
+
+impl From<StoreError> for ServerError {
+    fn from(error: StoreError) -> Self {
+        Self(error)
+    }
+}
+
+/// Of what is done to the user's own documents: there a duplicate key is no race for the document of a lock.
+impl From<DriverError> for ServerError {
+    fn from(error: DriverError) -> Self {
+        Self(StoreError::of_user_s_write(error))
+    }
+}
+
+/// As the driver's own error: itself where it is one, with its labels.
+impl From<ServerError> for DriverError {
+    fn from(error: ServerError) -> Self {
+        error.0.into_driver_error()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_missing_privilege_is_read_from_what_the_server_says() {
+        let told = |message: &str| MissingPrivilege::told(message).to_string();
+        assert_eq!(
+            told(
+                "not authorized on app to execute command { findAndModify: \"distributed_locks\", query: { _id: \"x\" }, \
+                 lsid: { id: UUID(\"0\") } }"
+            ),
+            "missing one of `find`, `insert`, `update` on app.distributed_locks"
+        );
+        assert_eq!(
+            told(
+                "not authorized on app to execute command { aggregate: \"locks\", pipeline: [ { $changeStream: {} } ] }"
+            ),
+            "missing one of `changeStream`, `find` on app.locks"
+        );
+        assert_eq!(
+            told("not authorized on admin to execute command { hostInfo: 1 }"),
+            "missing a privilege on admin"
+        );
+        for odd in [
+            "",
+            "not authorized on",
+            "not authorized on é to execute command { x",
+            "command quit requires authentication",
+        ] {
+            assert_eq!(told(odd), "missing a privilege", "{odd}");
+        }
+    }
+
+    #[test]
+    fn the_library_s_own_refusals_have_kinds() {
+        let kind = |error: StoreError| ServerError::from(error).kind();
+        assert_eq!(kind(StoreError::runtime_ended()), ServerErrorKind::NoRuntime);
+        assert_eq!(kind(StoreError::forked()), ServerErrorKind::NoRuntime);
+        assert_eq!(kind(StoreError::overdue()), ServerErrorKind::Unavailable);
+        let error = DriverError::custom("a test");
+        let back = DriverError::from(ServerError::from(error.clone()));
+        assert_eq!(back.to_string(), error.to_string());
+    }
+}
