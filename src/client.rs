@@ -7,18 +7,15 @@ use std::{
     time::Duration,
 };
 
-use mongodb::{Collection, Database};
+use mongodb::Database;
 use tokio::{runtime::Handle, sync::watch};
 
 use crate::{
-    config::{Settings, check_collection, check_name},
-    documents::{self, DocumentLocks, PlaceId},
+    config::{Config, Settings, check_collection, check_name},
     election::Election,
     error::{BuildError, OperateError, ServerError},
-    in_memory::InMemory,
     inspect::LockInfo,
     list::List,
-    memory_collection::MemoryCollection,
     multi::MultiLock,
     mutex,
     name::LockName,
@@ -29,7 +26,10 @@ use crate::{
         Session,
         asking::{Pace, read_beside},
     },
-    store::{MongoStore, Store, Topology, place::Paths},
+    store::{
+        MemoryStore, MongoStore, Store, Topology,
+        place::{Paths, PlaceId},
+    },
     telemetry,
     token::FencingToken,
     wake_mode::{PollingReason, WakeMode, WakeSource},
@@ -53,7 +53,7 @@ pub struct LockClientBuilder {
 #[derive(Clone, Debug)]
 enum Place {
     Database(Database),
-    Memory(InMemory),
+    Memory(Arc<MemoryStore>),
 }
 
 impl LockClientBuilder {
@@ -65,7 +65,7 @@ impl LockClientBuilder {
         }
     }
 
-    pub(crate) fn in_memory(memory: InMemory) -> Self {
+    pub(crate) fn in_memory(memory: Arc<MemoryStore>) -> Self {
         Self::new(Place::Memory(memory))
     }
 
@@ -227,7 +227,7 @@ impl LockClientBuilder {
         check_collection(&self.collection)?;
         let (database, collection) = match self.place {
             Place::Database(database) => (database, self.collection),
-            Place::Memory(memory) => return Ok(memory.client_with(config)),
+            Place::Memory(memory) => return Ok(LockClient::over_memory(memory, config)),
         };
         let connecting = || {
             let (database, collection) = (database.clone(), collection.clone());
@@ -302,21 +302,12 @@ impl LockClient {
         LockClientBuilder::new(Place::Database(database))
     }
 
-    /// A client whose locks live in the memory of this process, for itself alone: [`InMemory`] has more of them share
-    /// their locks.
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// let locks = watchlock::LockClient::in_memory();
-    /// let handle = locks.mutex("invoice-42").acquire().await?;
-    /// assert!(locks.mutex("invoice-42").try_acquire().await?.is_none());
-    /// # handle.release().await?;
-    /// # Ok(()) }
-    /// ```
-    pub fn in_memory() -> Self {
-        InMemory::new().client()
+    pub(crate) fn over_memory(memory: Arc<MemoryStore>, config: Config) -> Self {
+        let mode = match config.wake_source {
+            WakeSource::Polling => WakeMode::Polling(PollingReason::Configured),
+            _ => WakeMode::ChangeStream,
+        };
+        Self::new(Session::new(config, Store::Memory(memory), None, mode))
     }
 
     pub(crate) fn new(session: Arc<Session>) -> Self {
@@ -405,38 +396,6 @@ impl LockClient {
     pub fn multi(&self, names: impl IntoIterator<Item = impl Into<String>>) -> MultiLock {
         let names = names.into_iter().map(|name| LockName::new(name.into())).collect();
         MultiLock::new(self.session.clone(), names)
-    }
-
-    /// Locks for the documents of a collection of yours, in place; see [`DocumentLocks`].
-    ///
-    /// They have the settings of this client, and end with its [`shutdown`](Self::shutdown). Of the collection's own
-    /// settings none matters: reads and writes are made with the library's own concerns. Making them sends nothing.
-    pub fn documents<T: Send + Sync>(&self, collection: Collection<T>) -> DocumentLocks<T> {
-        DocumentLocks::new(self.clone(), documents::Place::Mongo(collection.clone_with_type()))
-    }
-
-    /// The same for the documents of a collection in memory, for tests: see [`MemoryCollection`].
-    ///
-    /// Each client is what another process would be, wherever its other locks are.
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// use mongodb::bson::{Document, doc};
-    /// use watchlock::{LockClient, MemoryCollection};
-    ///
-    /// let orders = MemoryCollection::new();
-    /// orders.insert_one(doc! { "_id": "order-7" })?;
-    /// let one = LockClient::in_memory().documents_in_memory::<Document>(&orders);
-    /// let other = LockClient::in_memory().documents_in_memory::<Document>(&orders);
-    /// let order = one.acquire("order-7").await?;
-    /// assert!(other.try_acquire("order-7").await?.is_none());
-    /// # order.release().await?;
-    /// # Ok(()) }
-    /// ```
-    pub fn documents_in_memory<T>(&self, collection: &MemoryCollection) -> DocumentLocks<T> {
-        DocumentLocks::new(self.clone(), documents::Place::Memory(collection.documents().clone()))
     }
 
     /// How waiters are woken at present.

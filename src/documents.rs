@@ -21,7 +21,10 @@ use crate::{
     inspect::LockInfo,
     protocol::Evict,
     session::Session,
-    store::{InPlace, MemoryDocuments, MemoryInPlace, MongoStore, Store, identity, name},
+    store::{
+        InPlace, MemoryInPlace, MongoStore, Store, name,
+        place::{Place, PlaceId},
+    },
     wake_mode::WakeMode,
 };
 use check::{check_path, check_size};
@@ -100,40 +103,13 @@ pub struct DocumentLocks<T> {
     read_as: PhantomData<fn() -> T>,
 }
 
-/// Where the documents are.
-#[derive(Clone)]
-pub(crate) enum Place {
-    Mongo(Collection<Document>),
-    Memory(Arc<MemoryDocuments>),
-}
-
-/// By what the locks of one place are known: those under a path in one collection of one client of the driver, or of
-/// memory. Only compared while what it is of is in use.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct PlaceId {
-    /// Of the driver's client, or of the memory.
-    owner: String,
-    namespace: String,
-    path: String,
-}
-
-impl PlaceId {
-    fn of(place: &Place, path: &str) -> Option<Self> {
-        let (owner, namespace) = match place {
-            Place::Mongo(collection) => (identity(collection.client())?, collection.namespace().to_string()),
-            Place::Memory(documents) => (format!("{:p}", Arc::as_ptr(documents)), String::new()),
-        };
-        let path = path.to_owned();
-        Some(Self { owner, namespace, path })
-    }
-}
-
-impl fmt::Display for Place {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Mongo(collection) => collection.namespace().fmt(f),
-            Self::Memory(_) => f.write_str("a collection in memory"),
-        }
+impl LockClient {
+    /// Locks for the documents of a collection of yours, in place; see [`DocumentLocks`].
+    ///
+    /// They have the settings of this client, and end with its [`shutdown`](Self::shutdown). Of the collection's own
+    /// settings none matters: reads and writes are made with the library's own concerns. Making them sends nothing.
+    pub fn documents<T: Send + Sync>(&self, collection: Collection<T>) -> DocumentLocks<T> {
+        DocumentLocks::new(self.clone(), Place::Mongo(collection.clone_with_type()))
     }
 }
 

@@ -4,10 +4,8 @@ use std::sync::Arc;
 
 use crate::{
     client::{LockClient, LockClientBuilder},
-    config::{Config, Settings},
-    session::Session,
-    store::{MemoryStore, Store},
-    wake_mode::{PollingReason, WakeMode, WakeSource},
+    config::Settings,
+    store::MemoryStore,
 };
 
 /// Locks in the memory of this process: the same semantics, by the same transitions, without a server.
@@ -74,7 +72,7 @@ impl InMemory {
 
     /// A client with the default settings.
     pub fn client(&self) -> LockClient {
-        self.client_with(Settings::default().unchecked())
+        LockClient::over_memory(self.store.clone(), Settings::default().unchecked())
     }
 
     /// Begins to make a client with other settings. Those that concern a server have no effect.
@@ -88,15 +86,26 @@ impl InMemory {
     /// # Ok(()) }
     /// ```
     pub fn builder(&self) -> LockClientBuilder {
-        LockClientBuilder::in_memory(self.clone())
+        LockClientBuilder::in_memory(self.store.clone())
     }
+}
 
-    pub(crate) fn client_with(&self, config: Config) -> LockClient {
-        let mode = match config.wake_source {
-            WakeSource::Polling => WakeMode::Polling(PollingReason::Configured),
-            _ => WakeMode::ChangeStream,
-        };
-        LockClient::new(Session::new(config, Store::Memory(self.store.clone()), None, mode))
+impl LockClient {
+    /// A client whose locks live in the memory of this process, for itself alone: [`InMemory`] has more of them share
+    /// their locks.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let locks = watchlock::LockClient::in_memory();
+    /// let handle = locks.mutex("invoice-42").acquire().await?;
+    /// assert!(locks.mutex("invoice-42").try_acquire().await?.is_none());
+    /// # handle.release().await?;
+    /// # Ok(()) }
+    /// ```
+    pub fn in_memory() -> Self {
+        InMemory::new().client()
     }
 }
 

@@ -160,7 +160,9 @@ impl List {
                 async move { store.list(&selection, View::Newest).await }
             });
             let Listed { found, unreadable, now } = listing.await.map_err(ServerError::from)?;
-            unreadable.iter().take(UNREADABLE_TOLD).for_each(telemetry::unreadable);
+            for document in unreadable.iter().take(UNREADABLE_TOLD) {
+                telemetry::unreadable(&document.name, &document.problem);
+            }
             let mut locks: Vec<_> = found
                 .into_iter()
                 .map(|(name, mut state): (String, State)| {

@@ -5,9 +5,10 @@ use std::{fmt, sync::Arc};
 use mongodb::bson::{Bson, Document};
 
 use crate::{
-    documents::check_id,
+    client::LockClient,
+    documents::{DocumentLocks, check_id},
     error::InvalidInput,
-    store::{MemoryDocuments, Refused},
+    store::{MemoryDocuments, Refused, place::Place},
 };
 
 /// A collection in the memory of this process, whose documents can be locked: for tests of your own code.
@@ -206,5 +207,31 @@ impl fmt::Debug for MemoryCollection {
 impl From<Refused> for InvalidInput {
     fn from(refused: Refused) -> Self {
         Self::new(refused.to_string())
+    }
+}
+
+impl LockClient {
+    /// The same for the documents of a collection in memory, for tests: see [`MemoryCollection`].
+    ///
+    /// Each client is what another process would be, wherever its other locks are.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// use mongodb::bson::{Document, doc};
+    /// use watchlock::{LockClient, MemoryCollection};
+    ///
+    /// let orders = MemoryCollection::new();
+    /// orders.insert_one(doc! { "_id": "order-7" })?;
+    /// let one = LockClient::in_memory().documents_in_memory::<Document>(&orders);
+    /// let other = LockClient::in_memory().documents_in_memory::<Document>(&orders);
+    /// let order = one.acquire("order-7").await?;
+    /// assert!(other.try_acquire("order-7").await?.is_none());
+    /// # order.release().await?;
+    /// # Ok(()) }
+    /// ```
+    pub fn documents_in_memory<T>(&self, collection: &MemoryCollection) -> DocumentLocks<T> {
+        DocumentLocks::new(self.clone(), Place::Memory(collection.documents().clone()))
     }
 }

@@ -21,7 +21,7 @@ use crate::{
     error::{AcquireError, CandidacyError, ServerError},
     protocol::{Evict, Kind, Operation},
     status::LostReason,
-    store::{Failure, StoreError, Unreadable},
+    store::error::{Failure, StoreError},
     token::FencingToken,
     wake_mode::{PollingReason, WakeMode},
 };
@@ -363,8 +363,7 @@ impl StreamOf {
 }
 
 /// A document in the collection of the locks is not that of a lock; it is passed over.
-pub(crate) fn unreadable(document: &Unreadable) {
-    let Unreadable { name, problem } = document;
+pub(crate) fn unreadable(name: &str, problem: &str) {
     shielded(
         || warn!(name: "watchlock.unreadable", target: TARGET, lock = name, problem, "document is not that of a lock"),
     );

@@ -4,7 +4,7 @@ use std::{error::Error as StdError, fmt};
 
 use mongodb::error::{Error as DriverError, ErrorKind};
 
-use crate::store::StoreError;
+use crate::store::error::StoreError;
 
 /// The server could not be reached, or it refused.
 ///

@@ -14,8 +14,8 @@ use mongodb::{
 use watchlock_testkit::shared;
 
 use super::{
-    Evict, Expects, Identity, Kind, Location, Operation, Owner, Proclaim, QUEUE_MOST, Request, Requests, ServerTime,
-    State, Use, ahead, pipeline, random::Random, state,
+    ASK_TOGETHER, Evict, Expects, Identity, Kind, Location, Operation, Owner, Proclaim, QUEUE_MOST, Request, Requests,
+    ServerTime, State, Use, ahead, pipeline, random::Random, state,
 };
 
 /// Sequences of every day, and steps in each. More are asked for by `WATCHLOCK_SEQUENCES=10000`.
@@ -675,7 +675,7 @@ async fn many_entries_fit_one_operation() {
     let (at, now) = (Location::default(), ServerTime(1_700_000_000_000));
     let mut expected: Option<State> = None;
     for (number, fresh) in [(1, true), (2, false), (3, true)] {
-        let entries = (0..crate::session::line::ASK_TOGETHER).map(|entry| Request {
+        let entries = (0..ASK_TOGETHER).map(|entry| Request {
             id: format!("a-{entry}"),
             permits: 1,
             lease: 60_000,

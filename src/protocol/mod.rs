@@ -75,8 +75,8 @@ pub(crate) use ahead::Ahead;
 pub(crate) use location::Location;
 pub use state::Kind;
 pub(crate) use state::{
-    Evict, Expects, Holder, Identity, Operation, Owner, Proclaim, QUEUE_MOST, Request, Requests, ServerTime, State,
-    Use, Waiter, clock_token,
+    ASK_TOGETHER, Evict, Expects, Holder, Identity, Operation, Owner, Proclaim, QUEUE_MOST, Request, Requests,
+    ServerTime, State, Use, Waiter, clock_token,
 };
 
 #[cfg(test)]

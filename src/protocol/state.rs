@@ -238,6 +238,9 @@ pub(crate) struct Proclaim {
 /// many would make each hand-over slower, and in the end the document too large for the server.
 pub(crate) const QUEUE_MOST: usize = 256;
 
+/// The most entries that one operation asks for: the head of a line, and those behind it that fit the capacity with it.
+pub(crate) const ASK_TOGETHER: usize = 64;
+
 /// What is expected of the document. The less an operation has to be prepared for, the less it costs the server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Expects {

@@ -333,7 +333,7 @@ impl Follower {
         if self.unreadable.len() >= UNREADABLE_TOLD || !self.unreadable.insert(unreadable.clone()) {
             return;
         }
-        telemetry::unreadable(&unreadable);
+        telemetry::unreadable(&unreadable.name, &unreadable.problem);
         let _ = self.to.send(Ok(Seen::Unreadable(unreadable))).await;
     }
 

@@ -33,8 +33,8 @@ use crate::{
     contention::{Contention, Sighting},
     error::{AcquireError, KindMismatch, ServerError},
     protocol::{
-        Ahead, Evict, Expects, Kind, Operation, Owner, QUEUE_MOST, Request, Requests, ServerTime, State, Use,
-        document::Malformed, wake,
+        ASK_TOGETHER, Ahead, Evict, Expects, Kind, Operation, Owner, QUEUE_MOST, Request, Requests, ServerTime, State,
+        Use, document::Malformed, wake,
     },
     status::LostReason,
     store::{Answer, Exchange, Failure, StoreError},
@@ -93,9 +93,6 @@ pub(super) const TRY_FOR: Duration = Duration::from_secs(10);
 
 /// A server that has not answered for this long is not merely slow.
 pub(super) const UNANSWERED: Duration = Duration::from_secs(1);
-
-/// How many more than the head one operation asks for, where several fit the capacity at once.
-pub(crate) const ASK_TOGETHER: usize = 64;
 
 /// What became of an acquire.
 pub(crate) type Outcome = Result<Option<Arc<Hold>>, AcquireError>;

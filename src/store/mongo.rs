@@ -1,7 +1,6 @@
 //! Locks in a MongoDB collection. The only place that sends commands.
 
 mod command;
-mod failure;
 mod guard;
 mod identity;
 mod in_place;
@@ -30,7 +29,6 @@ use crate::protocol::{
 
 #[cfg(any(test, fuzzing))]
 pub(in crate::store) use command::refusal;
-pub(in crate::store) use failure::{code, code_name, found_no_server, ran_out_of_time};
 pub(crate) use guard::{abort, is_in_transaction};
 pub(crate) use identity::identity;
 pub(in crate::store) use stream::MongoStream;

@@ -6,7 +6,46 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-use mongodb::Namespace;
+use mongodb::{Collection, Namespace, bson::Document};
+
+use super::{MemoryDocuments, identity};
+
+/// Where the documents are.
+#[derive(Clone)]
+pub(crate) enum Place {
+    Mongo(Collection<Document>),
+    Memory(Arc<MemoryDocuments>),
+}
+
+/// By what the locks of one place are known: those under a path in one collection of one client of the driver, or of
+/// memory. Only compared while what it is of is in use.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct PlaceId {
+    /// Of the driver's client, or of the memory.
+    owner: String,
+    namespace: String,
+    path: String,
+}
+
+impl PlaceId {
+    pub(crate) fn of(place: &Place, path: &str) -> Option<Self> {
+        let (owner, namespace) = match place {
+            Place::Mongo(collection) => (identity(collection.client())?, collection.namespace().to_string()),
+            Place::Memory(documents) => (format!("{:p}", Arc::as_ptr(documents)), String::new()),
+        };
+        let path = path.to_owned();
+        Some(Self { owner, namespace, path })
+    }
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Mongo(collection) => collection.namespace().fmt(f),
+            Self::Memory(_) => f.write_str("a collection in memory"),
+        }
+    }
+}
 
 /// The places of the locks in the documents of one collection, as far as a client knows: programs may lock parts of one
 /// document by themselves, each under a path of its own.

@@ -19,7 +19,7 @@ use tokio::{
 
 use super::{
     AWAIT_TIME, Answer, Documents, Event, Exchange, Failure, MemoryStore, Renewal, Renewed, StoreError,
-    memory::MemoryStream,
+    error::OutOfTime, memory::MemoryStream,
 };
 use crate::protocol::{Operation, random::Random};
 
@@ -85,11 +85,6 @@ enum Fate {
     /// It is applied after the time, or never, and never answered.
     NeverAnswered(Option<Duration>),
 }
-
-/// The server did not get it done in the time that it was given.
-#[derive(Debug, thiserror::Error)]
-#[error("the server ran out of time")]
-pub(super) struct OutOfTime;
 
 impl Link {
     pub(crate) fn new(memory: Arc<MemoryStore>, seed: u64) -> Arc<Self> {

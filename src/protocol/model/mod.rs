@@ -53,6 +53,7 @@
 //! the transitions) and the locks in documents of others, whose differences are there too. One prompt command and its
 //! answer are one step: what comes between them comes as one of the faults.
 
+mod breach;
 mod client;
 mod fingerprint;
 mod rules;
@@ -63,9 +64,10 @@ mod verdict;
 use stateright::{Model, Property};
 
 use super::Kind;
+use breach::Breach;
 use rules::Rules;
 use system::{Action, Fault, Setup, System};
-use verdict::{Breach, ends_well, is_exclusive, is_without_ghosts};
+use verdict::{ends_well, is_exclusive, is_without_ghosts};
 
 impl Model for Setup {
     type State = System;

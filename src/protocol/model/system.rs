@@ -3,9 +3,9 @@
 use std::{fmt, sync::Arc};
 
 use super::{
+    breach::{Before, Breach, check_write},
     client::{Answer, Client, Hold},
     rules::{EPOCH, KEEP, LEASE, Rules, SKEW},
-    verdict::{Breach, check_write},
 };
 use crate::protocol::{
     Evict, Expects, Holder, Kind, Operation, ServerTime, State, state,
@@ -562,7 +562,13 @@ impl System {
     fn check(&mut self, setup: &Setup, lock: usize, operation: Option<&Operation>, after: Option<&State>) {
         if self.breach.is_none() {
             let slot = &self.documents()[lock];
-            self.breach = check_write(setup, slot, operation, after, self.now());
+            let before = Before {
+                state: slot.state.as_deref(),
+                token: slot.token,
+                capacity: setup.capacity,
+                room: setup.rules.room,
+            };
+            self.breach = check_write(&before, operation, after, self.now());
         }
     }
 

@@ -7,10 +7,10 @@ use mongodb::{
     options::{Acknowledgment, ReadConcern, WriteConcern},
 };
 
-use super::{MongoStore, code, now};
+use super::{MongoStore, now};
 use crate::{
     protocol::{Location, pipeline},
-    store::{Guarding, name},
+    store::{Guarding, failure::code, name},
     telemetry,
 };
 

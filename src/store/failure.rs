@@ -1,23 +1,21 @@
-//! What an error of the driver says about the operation that it ended.
-
-use std::sync::Arc;
+//! What an error of the driver's says about the operation that it ended.
 
 use mongodb::error::{Error, ErrorKind, WriteFailure};
 
-use crate::store::{Failure, StoreError};
-
-impl From<Error> for StoreError {
-    fn from(error: Error) -> Self {
-        Self {
-            kind: failure(&error),
-            source: Arc::new(error),
-        }
-    }
+/// Why an operation failed, as far as it matters to whether it is asked for again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Failure {
+    /// Two commands created the document at once, and this one lost: nothing was written; ask again.
+    Raced,
+    /// The server can't be reached or is changing its primary. It may have been written; asking again is safe.
+    Unavailable,
+    /// The server refuses: asking again would bring the same answer. Nothing was written.
+    Refused,
 }
 
 /// Sorts the driver's errors. Only what the server certainly refused, and would refuse again, is final: whatever can
 /// come with a fail-over, a cut connection or an overloaded server is not.
-fn failure(error: &Error) -> Failure {
+pub(super) fn failure(error: &Error) -> Failure {
     if error.contains_label("RetryableWriteError") || error.contains_label("TransientTransactionError") {
         return Failure::Unavailable;
     }
@@ -35,13 +33,13 @@ fn failure(error: &Error) -> Failure {
     }
 }
 
-pub(in crate::store) fn found_no_server(error: &Error) -> bool {
+pub(super) fn found_no_server(error: &Error) -> bool {
     matches!(&*error.kind, ErrorKind::ServerSelection { .. })
 }
 
 /// Whether the server gave up as its time was over: `MaxTimeMSExpired`, or the like from a router. A write may have been
 /// done, where only the majority was missing.
-pub(in crate::store) fn ran_out_of_time(error: &Error) -> bool {
+pub(super) fn ran_out_of_time(error: &Error) -> bool {
     let missing = match &*error.kind {
         ErrorKind::Write(WriteFailure::WriteConcernError(missing)) => Some(missing.code),
         _ => None,
@@ -49,7 +47,7 @@ pub(in crate::store) fn ran_out_of_time(error: &Error) -> bool {
     matches!(missing.or(code(error)), Some(50 | 262))
 }
 
-pub(in crate::store) fn code(error: &Error) -> Option<i32> {
+pub(super) fn code(error: &Error) -> Option<i32> {
     match &*error.kind {
         ErrorKind::Command(command) => Some(command.code),
         ErrorKind::Write(WriteFailure::WriteError(write)) => Some(write.code),
@@ -58,7 +56,7 @@ pub(in crate::store) fn code(error: &Error) -> Option<i32> {
 }
 
 /// The server's name for the code, where it has said it.
-pub(in crate::store) fn code_name(error: &Error) -> Option<&str> {
+pub(super) fn code_name(error: &Error) -> Option<&str> {
     let name = match &*error.kind {
         ErrorKind::Command(command) => Some(&command.code_name),
         ErrorKind::Write(WriteFailure::WriteError(write)) => write.code_name.as_ref(),
