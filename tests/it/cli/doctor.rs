@@ -6,7 +6,7 @@ use watchlock_testkit::Cluster;
 
 use super::{bare, done, watchlock};
 use crate::{
-    privileges::{LEAST, PASSWORD, user},
+    common::users::{LEAST, PASSWORD, user},
     setup::{COLLECTION, Ground, PATIENCE, eventually},
 };
 

@@ -8,7 +8,7 @@ use watchlock::{LostReason, Released};
 
 use super::{Started, bare, done, program, watchlock};
 use crate::{
-    privileges::PASSWORD,
+    common::users::PASSWORD,
     setup::{Ground, PATIENCE, SOON, until_waiting, within},
 };
 
@@ -446,7 +446,7 @@ async fn hostile_text_comes_back_as_it_is_and_no_terminal_obeys_it() {
             .any(|character| character != '\n' && (character.is_control() || reorders(character)))
     };
     let mut watching = Started::run(&ground, &["watch", "--plain"]);
-    for text in crate::injection::hostile() {
+    for text in crate::common::hostile::hostile() {
         let builder = ground.builder().await.label(&text).owner_id(&text);
         let locks = builder.build().await.unwrap();
         let leads = locks.election(&text).campaign(&text).reason(&text).await.unwrap();
@@ -685,7 +685,7 @@ async fn what_is_no_lock_is_told() {
 /// In one line, without the command that the server quotes.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_missing_privilege_is_named() {
-    let (ground, _) = crate::privileges::user("cli_missing", &["find"]).await;
+    let (ground, _) = crate::common::users::user("cli_missing", &["find"]).await;
     // Not with `--try`: on a machine that is busy its time may be over when the server has said so.
     let told = watchlock(&ground, ["run", "x", "--", "true"]).await.expect(77);
     assert!(
