@@ -2,7 +2,6 @@
 
 mod cancel;
 mod claims;
-mod cli;
 mod clocks;
 #[path = "../common/mod.rs"]
 mod common;

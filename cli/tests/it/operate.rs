@@ -6,10 +6,10 @@ use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt as _, BufReader};
 use watchlock::{LostReason, Released};
 
-use super::{Started, bare, done, program, watchlock};
 use crate::{
-    common::users::PASSWORD,
-    setup::{Ground, PATIENCE, SOON, until_waiting, within},
+    Started, bare,
+    common::{Ground, PATIENCE, SOON, until_waiting, users::PASSWORD, within},
+    done, program, watchlock,
 };
 
 /// The fields of an object, in their order.
@@ -248,7 +248,7 @@ async fn events_are_told_as_they_happen() {
                 .ends_with(&format!("  x  deleted, token {}", handle.token()))
         );
         for started in [all, one] {
-            super::signal("TERM", started.pid());
+            crate::signal("TERM", started.pid());
         }
     }
 }
@@ -506,7 +506,7 @@ async fn a_waiter_that_died_is_shown_as_dead() {
     until_waiting(&locks, "x", 1).await;
     watchlock_testkit::signal::kill(waiting.pid()).unwrap();
     waiting.status().await;
-    crate::setup::eventually(PATIENCE, "it is shown as dead", async || {
+    crate::common::eventually(PATIENCE, "it is shown as dead", async || {
         let shown = watchlock(&ground, ["show", "x"]).await.expect(0).out;
         let listed = watchlock(&ground, ["ls"]).await.expect(0).out;
         shown.contains("it is passed over") && listed.contains("1 (1 dead)")

@@ -4,10 +4,13 @@ use mongodb::bson::doc;
 use serde_json::{Value, json};
 use watchlock_testkit::Cluster;
 
-use super::{bare, done, watchlock};
 use crate::{
-    common::users::{LEAST, PASSWORD, user},
-    setup::{COLLECTION, Ground, PATIENCE, eventually},
+    bare,
+    common::{
+        COLLECTION, Ground, PATIENCE, eventually,
+        users::{LEAST, PASSWORD, user},
+    },
+    done, watchlock,
 };
 
 /// What the report says, by the name of the check.
