@@ -140,7 +140,7 @@ fn program() -> Result<PathBuf> {
         None => env::current_exe()?.with_file_name("watchlock"),
     };
     if !program.exists() {
-        let text = "is not there: `cargo build --features cli` makes it, or WATCHLOCK_PROGRAM names it";
+        let text = "is not there: `cargo build -p watchlock-cli` makes it, or WATCHLOCK_PROGRAM names it";
         return Err(format!("{} {text}", program.display()).into());
     }
     Ok(program)

@@ -2,8 +2,9 @@
 
 mod cancel;
 mod claims;
-mod cli;
 mod clocks;
+#[path = "../common/mod.rs"]
+mod common;
 mod corrupted;
 mod docs;
 mod documents;

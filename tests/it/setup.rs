@@ -1,90 +1,32 @@
-//! What the tests share: where they work, how they wait, and how they roll dice.
+//! Helpers of these tests: those of `common`, views of what clients send and servers do, and dice.
 
-use std::{
-    sync::Arc,
-    time::{Duration, Instant},
-};
+use std::{sync::Arc, time::Duration};
 
 use mongodb::{
-    Client, Collection,
+    Client,
     bson::{Document, doc},
     event::{EventHandler, command::CommandEvent},
     options::ClientOptions,
 };
 use tokio::sync::{Mutex, MutexGuard, OnceCell};
-use watchlock::{LockClient, LockClientBuilder, LockInfo, WakeMode, WakeSource};
-use watchlock_testkit::{Cluster, shared};
+use watchlock::{LockClient, WakeMode, WakeSource};
+use watchlock_testkit::Cluster;
 
-/// The collection of the locks, as everybody finds it who does not choose another.
-pub(crate) const COLLECTION: &str = "distributed_locks";
-
-/// How long anything may take that should take milliseconds, on a machine that is busy with other tests.
-pub(crate) const SOON: Duration = Duration::from_secs(1);
-
-/// How long anything may take at all.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
-
-/// A database of a test's own on some server.
-#[derive(Clone, Debug)]
-pub(crate) struct Ground {
-    uri: String,
-    pub(crate) database: String,
-}
+pub(crate) use crate::common::{
+    COLLECTION, Ground, PATIENCE, SOON, eventually, info, is_vacant, pause, until_waiting, within,
+};
 
 impl Ground {
-    /// On the replica set that all tests share.
-    pub(crate) async fn replica_set(prefix: &str) -> Self {
-        Self::on(shared::replica_set().await, prefix)
-    }
-
-    /// On the standalone server that all tests share.
-    pub(crate) async fn standalone(prefix: &str) -> Self {
-        Self::on(shared::standalone().await, prefix)
-    }
-
-    pub(crate) fn on(cluster: &Cluster, prefix: &str) -> Self {
-        Self::at(cluster.uri(), prefix)
-    }
-
-    pub(crate) fn at(uri: String, prefix: &str) -> Self {
-        Self {
-            uri,
-            database: shared::unique_name(prefix),
-        }
-    }
-
-    /// The same database, reached in another way.
-    pub(crate) fn through(&self, uri: String) -> Self {
-        Self {
-            uri,
-            database: self.database.clone(),
-        }
-    }
-
-    /// The same server and database, with more options in the connection string.
-    pub(crate) fn with(&self, options: &str) -> Self {
-        self.through(format!("{}&{options}", self.uri))
-    }
-
     /// The same server and database, under an application name: the name of the database, which no other test has. Fail
     /// points strike by it, and connections are found by it.
     pub(crate) fn by_name(&self) -> Self {
         self.with(&format!("appName={}", self.database))
     }
 
-    pub(crate) fn uri(&self) -> &str {
-        &self.uri
-    }
-
-    /// A fresh client of the driver.
-    pub(crate) async fn driver(&self) -> Client {
-        Client::with_options(ClientOptions::parse(&self.uri).await.unwrap()).unwrap()
-    }
-
     /// A fresh client of the driver that notes what it sends.
     pub(crate) async fn noting_driver(&self) -> (Client, Sent) {
         let sent = Sent::default();
-        let mut options = ClientOptions::parse(&self.uri).await.unwrap();
+        let mut options = ClientOptions::parse(self.uri()).await.unwrap();
         let notes = sent.clone();
         options.command_event_handler = Some(EventHandler::callback(move |event| {
             if let CommandEvent::Started(started) = event {
@@ -94,30 +36,10 @@ impl Ground {
         (Client::with_options(options).unwrap(), sent)
     }
 
-    /// To make a lock client with a driver's client of its own.
-    pub(crate) async fn builder(&self) -> LockClientBuilder {
-        LockClient::builder(self.driver().await.database(&self.database))
-    }
-
-    /// A lock client as a process of its own would have, with the default lease of 30 s: in a test that is for ever.
-    pub(crate) async fn locks(&self) -> LockClient {
-        self.builder().await.build().await.unwrap()
-    }
-
     /// As [`Self::locks`], without a stream: those that are open are others'.
     pub(crate) async fn polling(&self) -> LockClient {
         let builder = self.builder().await.wake_source(WakeSource::Polling);
         builder.build().await.unwrap()
-    }
-
-    /// As [`Self::locks`], with another lease.
-    pub(crate) async fn locks_for(&self, lease: Duration) -> LockClient {
-        self.builder().await.lease(lease).build().await.unwrap()
-    }
-
-    /// The documents as another program sees them.
-    pub(crate) async fn documents(&self) -> Collection<Document> {
-        self.driver().await.database(&self.database).collection(COLLECTION)
     }
 
     /// The operations of the server that concern the database, or connections by its name, idle ones included.
@@ -194,43 +116,6 @@ pub(crate) async fn faulty() -> (&'static Cluster, MutexGuard<'static, ()>) {
     )
 }
 
-/// Waits until `holds`, and fails when it does not come to that within `limit`. Returns how long it took.
-pub(crate) async fn eventually(limit: Duration, what: &str, mut holds: impl AsyncFnMut() -> bool) -> Duration {
-    let start = Instant::now();
-    loop {
-        // Looked at once more after the limit, if the last look began before it: a slow look is no failure.
-        let began = start.elapsed();
-        if holds().await {
-            return began;
-        }
-        assert!(began < limit, "not within {limit:?}: {what}");
-        tokio::time::sleep(Duration::from_millis(2)).await;
-    }
-}
-
-/// The result of the future, which must come within `limit`.
-pub(crate) async fn within<T>(limit: Duration, what: &str, future: impl Future<Output = T>) -> T {
-    match tokio::time::timeout(limit, future).await {
-        Ok(output) => output,
-        Err(_) => panic!("not within {limit:?}: {what}"),
-    }
-}
-
-/// Waits for a time that may end between two ticks of tokio's clock, which has milliseconds.
-pub(crate) async fn pause(duration: Duration) {
-    tokio::task::spawn_blocking(move || std::thread::sleep(duration))
-        .await
-        .unwrap();
-}
-
-/// Waits until `count` clients wait for the lock in the server's queue.
-pub(crate) async fn until_waiting(locks: &LockClient, name: &str, count: usize) {
-    eventually(PATIENCE, "all wait", async || {
-        info(locks, name).await.is_some_and(|lock| lock.waiters.len() == count)
-    })
-    .await;
-}
-
 /// Waits until the client's waiters are woken by a change stream that is open.
 pub(crate) async fn until_streaming(ground: &Ground, on: &Client, streams: usize) {
     eventually(PATIENCE, "the streams are open", async || {
@@ -242,17 +127,6 @@ pub(crate) async fn until_streaming(ground: &Ground, on: &Client, streams: usize
 /// Waits until the mode is as wanted.
 pub(crate) async fn until_mode(locks: &LockClient, limit: Duration, wanted: impl Fn(WakeMode) -> bool) {
     eventually(limit, "the wake mode", async || wanted(locks.wake_mode())).await;
-}
-
-pub(crate) async fn info(locks: &LockClient, name: &str) -> Option<LockInfo> {
-    locks.inspect(name).await.unwrap()
-}
-
-/// Nobody holds the lock and nobody waits for it.
-pub(crate) async fn is_vacant(locks: &LockClient, name: &str) -> bool {
-    info(locks, name)
-        .await
-        .is_none_or(|lock| lock.holders.is_empty() && lock.waiters.is_empty())
 }
 
 /// Dice that fall the same way in every run.

@@ -1,5 +1,7 @@
 //! The program `watchlock`, against real servers.
 
+#[path = "../../../tests/common/mod.rs"]
+mod common;
 mod doctor;
 mod job;
 mod operate;
@@ -19,7 +21,7 @@ use tokio::{
     signal::unix::SignalKind,
 };
 
-use crate::setup::{Ground, PATIENCE, SOON, eventually, within};
+use crate::common::{Ground, PATIENCE, SOON, eventually, within};
 
 /// What a run of the program left.
 #[derive(Debug)]

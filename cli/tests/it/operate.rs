@@ -6,10 +6,10 @@ use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt as _, BufReader};
 use watchlock::{LostReason, Released};
 
-use super::{Started, bare, done, program, watchlock};
 use crate::{
-    privileges::PASSWORD,
-    setup::{Ground, PATIENCE, SOON, until_waiting, within},
+    Started, bare,
+    common::{Ground, PATIENCE, SOON, until_waiting, users::PASSWORD, within},
+    done, program, watchlock,
 };
 
 /// The fields of an object, in their order.
@@ -248,7 +248,7 @@ async fn events_are_told_as_they_happen() {
                 .ends_with(&format!("  x  deleted, token {}", handle.token()))
         );
         for started in [all, one] {
-            super::signal("TERM", started.pid());
+            crate::signal("TERM", started.pid());
         }
     }
 }
@@ -446,7 +446,7 @@ async fn hostile_text_comes_back_as_it_is_and_no_terminal_obeys_it() {
             .any(|character| character != '\n' && (character.is_control() || reorders(character)))
     };
     let mut watching = Started::run(&ground, &["watch", "--plain"]);
-    for text in crate::injection::hostile() {
+    for text in crate::common::hostile::hostile() {
         let builder = ground.builder().await.label(&text).owner_id(&text);
         let locks = builder.build().await.unwrap();
         let leads = locks.election(&text).campaign(&text).reason(&text).await.unwrap();
@@ -506,7 +506,7 @@ async fn a_waiter_that_died_is_shown_as_dead() {
     until_waiting(&locks, "x", 1).await;
     watchlock_testkit::signal::kill(waiting.pid()).unwrap();
     waiting.status().await;
-    crate::setup::eventually(PATIENCE, "it is shown as dead", async || {
+    crate::common::eventually(PATIENCE, "it is shown as dead", async || {
         let shown = watchlock(&ground, ["show", "x"]).await.expect(0).out;
         let listed = watchlock(&ground, ["ls"]).await.expect(0).out;
         shown.contains("it is passed over") && listed.contains("1 (1 dead)")
@@ -685,7 +685,7 @@ async fn what_is_no_lock_is_told() {
 /// In one line, without the command that the server quotes.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_missing_privilege_is_named() {
-    let (ground, _) = crate::privileges::user("cli_missing", &["find"]).await;
+    let (ground, _) = crate::common::users::user("cli_missing", &["find"]).await;
     // Not with `--try`: on a machine that is busy its time may be over when the server has said so.
     let told = watchlock(&ground, ["run", "x", "--", "true"]).await.expect(77);
     assert!(

@@ -17,8 +17,10 @@ use rustix::{
 use tokio::process::{Child, Command};
 use watchlock::{LockClient, LostReason};
 
-use super::{program, signal, until_gone};
-use crate::setup::{Ground, PATIENCE, SOON, eventually, is_vacant, until_waiting, within};
+use crate::{
+    common::{Ground, PATIENCE, SOON, eventually, is_vacant, until_waiting, within},
+    program, signal, until_gone,
+};
 
 /// What restores a terminal: the other screen is left, and the cursor is shown.
 const RESTORED: &str = "\u{1b}[?1049l\u{1b}[?25h";
@@ -320,7 +322,7 @@ async fn the_name_is_the_last_to_shrink() {
         assert_eq!(shown.contains("the-reason"), columns == 120, "{columns}: {shown}");
     }
     // Whoever reads a pipe gets all of it.
-    let told = super::watchlock(&ground, ["ls"]).await.expect(0).out;
+    let told = crate::watchlock(&ground, ["ls"]).await.expect(0).out;
     assert!(
         told.contains("the-reason") && told.contains(&held.token().to_string()),
         "{told}"
@@ -401,7 +403,7 @@ async fn the_view_is_drawn_when_events_have_been_taken_in() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_lock_that_is_not_renewed_has_a_colour() {
     let ground = Ground::replica_set("cli_colour").await;
-    let mut frozen = super::Started::run(
+    let mut frozen = crate::Started::run(
         &ground,
         &["run", "--lease", "8s", "x", "--", "sh", "-c", "echo; sleep 300"],
     );

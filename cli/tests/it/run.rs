@@ -3,8 +3,11 @@
 use watchlock::Released;
 use watchlock_testkit::{shared, signal as process_signal};
 
-use super::{LONG, Started, done, program, signal, until_gone, watchlock};
-use crate::setup::{Ground, PATIENCE, SOON, eventually, is_vacant, until_waiting, within};
+use crate::{
+    LONG, Started,
+    common::{Ground, PATIENCE, SOON, eventually, is_vacant, until_waiting, within},
+    done, program, signal, until_gone, watchlock,
+};
 
 /// A command that is bound to be there for a while, and says when it is there.
 const LASTING: &str = "echo $$; exec sleep 300";
@@ -374,7 +377,7 @@ async fn it_is_typed_as_people_type_it() {
 async fn a_server_out_of_reach_is_not_waited_for_longer_than_the_limit() {
     let nowhere = "mongodb://127.0.0.1:1/app?replicaSet=rs0";
     for limit in [&["--timeout", "1s"][..], &["--try"]] {
-        let mut program = super::bare();
+        let mut program = crate::bare();
         program
             .env("MONGODB_URI", nowhere)
             .arg("run")

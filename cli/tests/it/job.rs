@@ -13,12 +13,13 @@ use std::{
 use watchlock::{LockClient, LockHandle, Released};
 use watchlock_testkit::shared;
 
-use super::{
-    Started, program, signal, started_by,
+use crate::{
+    Started,
+    common::{Ground, PATIENCE, eventually, is_vacant, pause, until_waiting, within},
+    program, signal, started_by,
     terminal::{Terminal, number},
     until_gone,
 };
-use crate::setup::{Ground, PATIENCE, eventually, is_vacant, pause, until_waiting, within};
 
 /// A file that a command adds a line to, many times a second.
 struct Writes(PathBuf);
