@@ -22,6 +22,9 @@ use crate::{
     program, signal, until_gone,
 };
 
+/// What the view begins with, when the keyboard is its own: the other screen is entered.
+pub(super) const ENTERED: &str = "\u{1b}[?1049h";
+
 /// What restores a terminal: the other screen is left, and the cursor is shown.
 const RESTORED: &str = "\u{1b}[?1049l\u{1b}[?25h";
 
