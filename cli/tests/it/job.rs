@@ -466,7 +466,9 @@ async fn the_view_gives_the_terminal_back_while_it_is_stopped() {
         // A request to stop is gone when it comes before the shell has continued the job.
         terminal.until_shown_times(ENTERED, times + 1).await;
         if by_key {
-            terminal.type_in("\u{1a}");
+            // What is typed behind it is the shell's.
+            terminal.type_in("\u{1a}echo be''hind\n");
+            terminal.until_shown("behind").await;
         } else {
             signal("TSTP", terminal.child_of_shell());
         }

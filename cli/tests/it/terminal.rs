@@ -244,6 +244,17 @@ async fn the_view_is_left_by_any_way_out_and_leaves_the_terminal_as_it_was() {
     }
 }
 
+/// However soon it is typed, and though nobody reads it before the view has been left.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_typed_behind_the_key_that_leaves_the_view_is_left_to_others() {
+    let ground = Ground::replica_set("cli_behind").await;
+    let mut terminal = Terminal::new(&ground, r#"$W watch; read line; echo "got <$line>""#);
+    terminal.until_shown(ENTERED).await;
+    terminal.type_in("qmine\n");
+    let (code, shown) = terminal.end().await;
+    assert!(code == Some(0) && shown.contains("got <mine>"), "{shown}");
+}
+
 /// The processes that a process has started: `setsid` starts the shell where it can't become it.
 fn children(of: u32) -> Vec<u32> {
     let listed = std::process::Command::new("ps")
