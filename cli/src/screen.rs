@@ -287,6 +287,8 @@ async fn live(
 /// Gives the terminal back while this program is stopped.
 fn suspend(terminal: &mut DefaultTerminal) -> io::Result<()> {
     ratatui::restore();
+    // The terminal does so by itself only when it is dropped.
+    terminal.show_cursor()?;
     signals::stop();
     // A new one knows of nothing on the screen, which is empty when it is entered, and so draws it all.
     *terminal = ratatui::try_init()?;

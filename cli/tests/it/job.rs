@@ -17,7 +17,7 @@ use crate::{
     Started,
     common::{Ground, PATIENCE, eventually, is_vacant, pause, until_waiting, within},
     program, signal, started_by,
-    terminal::{ENTERED, Terminal, number},
+    terminal::{ENTERED, RESTORED, Terminal, number},
     until_gone,
 };
 
@@ -473,12 +473,12 @@ async fn the_view_gives_the_terminal_back_while_it_is_stopped() {
             signal("TSTP", terminal.child_of_shell());
         }
         terminal.until_shown_times("Stopped", times + 1).await;
-        terminal.until_shown_times("\u{1b}[?1049l", times + 1).await;
+        terminal.until_shown_times(RESTORED, times + 1).await;
     }
     terminal.type_in("fg\n");
     terminal.until_shown_times(ENTERED, 3).await;
     terminal.type_in("q");
-    terminal.until_shown_times("\u{1b}[?1049l", 3).await;
+    terminal.until_shown_times(RESTORED, 3).await;
     terminal.type_in("exit 0\n");
     assert_eq!(terminal.code().await, Some(0));
 }

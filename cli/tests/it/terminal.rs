@@ -26,7 +26,7 @@ use crate::{
 pub(super) const ENTERED: &str = "\u{1b}[?1049h";
 
 /// What restores a terminal: the other screen is left, and the cursor is shown.
-const RESTORED: &str = "\u{1b}[?1049l\u{1b}[?25h";
+pub(super) const RESTORED: &str = "\u{1b}[?1049l\u{1b}[?25h";
 
 /// A terminal with a program in its foreground.
 pub(super) struct Terminal {
