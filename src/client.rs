@@ -24,7 +24,7 @@ use crate::{
     semaphore::Semaphore,
     session::{
         Session,
-        asking::{Pace, read_beside},
+        reading::{Pace, read_beside},
     },
     store::{
         MemoryStore, MongoStore, Store, Topology,

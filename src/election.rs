@@ -24,7 +24,7 @@ use crate::{
     protocol::{Kind, State},
     session::{
         Session,
-        follow::{Scope, Seen, Sights, follow},
+        streams::follow::{Scope, Seen, Sights, follow},
     },
     status::LostReason,
     token::FencingToken,

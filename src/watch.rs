@@ -16,7 +16,7 @@ use crate::{
     protocol::State,
     session::{
         Session,
-        follow::{Scope, Seen, Sights, follow},
+        streams::follow::{Scope, Seen, Sights, follow},
     },
     store::Unreadable,
     token::FencingToken,

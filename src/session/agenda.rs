@@ -17,6 +17,9 @@ use tokio::time::Instant;
 
 use super::hold::{Hold, Schedule};
 
+/// The most names or holds that are seen to while the session's mutex is held: some tenths of a millisecond.
+pub(super) const AT_A_TIME: usize = 500;
+
 /// After so many renewals in vain the commands don't get smaller any more.
 const IN_VAIN_MOST: u32 = 5;
 

@@ -12,7 +12,7 @@
 //! leave, so that a release gets through when everything else hangs.
 
 use std::{
-    pin::{Pin, pin},
+    pin::Pin,
     sync::{
         Arc,
         atomic::{AtomicU64, AtomicUsize, Ordering},
@@ -20,26 +20,16 @@ use std::{
     time::Duration,
 };
 
-use futures::{StreamExt, stream::FuturesUnordered};
 use tokio::{
-    runtime::Handle,
     sync::{Semaphore, SemaphorePermit},
-    time::{Instant, sleep, sleep_until, timeout},
+    time::{Instant, sleep, sleep_until},
 };
 
-use super::{Session, line};
-use crate::{
-    config::Config,
-    error::ServerError,
-    protocol::{Evict, Operation, State},
-    store::{Answer, Documents, Exchange, Store, StoreError},
-    telemetry,
-    waitlist::{Vain, answers::asked_for, timing::BACKOFF},
-};
+use crate::{config::Config, store::StoreError, waitlist::Vain};
 
 /// Operations that are on their way at one time, so that a burst of acquires and cancels leaves room in the connection
 /// pool, which is the user's; the driver's has ten connections by default.
-const OPERATIONS_AT_ONCE: usize = 6;
+pub(super) const OPERATIONS_AT_ONCE: usize = 6;
 
 /// Operations beside these that were not answered promptly, or not in time when they were sent last. Each can have a
 /// connection of the pool for as long as the server may try.
@@ -82,52 +72,8 @@ const ADRIFT_MOST: usize = 64;
 /// How often it is looked whether an overdue operation may be given up, where it could not be at once.
 const LOOK_AGAIN: Duration = Duration::from_millis(250);
 
-/// The most attempts of one reading at once.
-const READS_AT_ONCE: usize = 8;
-
-/// For how long an operator's eviction may take at the server. It is not repeated, so it is given time.
-const BREAK: Duration = Duration::from_secs(5);
-
-/// A connection that has answered is taken to answer for so long after.
-const ANSWERS_STILL: Duration = Duration::from_secs(1);
-
-/// For how long a proclamation may take at the server before it is made anew. So long that the next is sent when the
-/// last is over.
-pub(super) const PROCLAIM: Duration = Duration::from_secs(2);
-
 /// For how long a claim may take at the server: the filter is the user's, and may go through many documents.
 const CLAIM: Duration = Duration::from_secs(1);
-
-/// How a reading is asked for again beside its own unanswered attempts.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Pace {
-    /// How long the first attempt is by itself; the later ones, in the end, for twice as long each.
-    beside: Duration,
-    /// By when there must be an answer.
-    in_all: Duration,
-}
-
-impl Pace {
-    /// For what may be long.
-    const LONG: Self = Self {
-        beside: Duration::from_secs(2),
-        in_all: Duration::from_secs(30),
-    };
-
-    /// For the first command of all. Longer than the driver looks for a server, as its error tells more.
-    pub(crate) const CONNECT: Self = Self {
-        in_all: Duration::from_secs(120),
-        ..Self::LONG
-    };
-
-    /// For a few documents by their names.
-    fn short(beside: Duration) -> Self {
-        Self {
-            beside,
-            in_all: Duration::from_secs(10),
-        }
-    }
-}
 
 /// The operations of a session that are on their way, and how long the server takes.
 #[derive(Debug)]
@@ -219,7 +165,7 @@ impl Asking {
     }
 
     /// For how long the server may try what it usually answers at once.
-    fn usual(&self) -> Duration {
+    pub(super) fn usual(&self) -> Duration {
         self.slowest().saturating_mul(TIMES_THE_SLOWEST).max(SHORTEST)
     }
 
@@ -325,18 +271,18 @@ impl Asking {
     }
 
     /// Whether an operation was answered that was sent so shortly before.
-    fn was_answered_within(&self, time: Duration, now: Instant) -> bool {
+    pub(super) fn was_answered_within(&self, time: Duration, now: Instant) -> bool {
         let heard = self.heard.load(Ordering::Relaxed);
         heard > 0 && Duration::from_micros(self.micros(now).saturating_sub(heard)) <= time
     }
 
     /// Whether no operation is on its way.
-    fn is_idle(&self) -> bool {
+    pub(super) fn is_idle(&self) -> bool {
         self.prompt.available_permits() == OPERATIONS_AT_ONCE && self.adrift.load(Ordering::Relaxed) == 0
     }
 
     /// An operation was answered that was sent at that time.
-    fn heard(&self, sent: Instant) {
+    pub(super) fn heard(&self, sent: Instant) {
         self.heard.fetch_max(self.micros(sent), Ordering::Relaxed);
     }
 
@@ -382,237 +328,6 @@ impl Asking {
 
     fn micros(&self, at: Instant) -> u64 {
         u64::try_from(at.saturating_duration_since(self.begun).as_micros()).unwrap_or(u64::MAX)
-    }
-}
-
-/// Reads, and reads again beside what is not answered: the first answer counts. What is left over runs on by itself.
-///
-/// Only for what changes nothing.
-pub(crate) async fn read_beside<T, F>(
-    runtime: &Handle,
-    pace: Pace,
-    mut read: impl FnMut() -> F,
-) -> Result<T, StoreError>
-where
-    T: Send + 'static,
-    F: Future<Output = Result<T, StoreError>> + Send + 'static,
-{
-    let begun = Instant::now();
-    let until = begun + pace.in_all;
-    let mut pause = pace.beside;
-    let mut attempts = FuturesUnordered::new();
-    loop {
-        if attempts.len() < READS_AT_ONCE {
-            attempts.push(runtime.spawn(read()));
-        }
-        let again = (Instant::now() + pause).min(until);
-        loop {
-            let ended = tokio::select! {
-                biased;
-                Some(ended) = attempts.next() => ended.unwrap_or_else(|stopped| Err(StoreError::stopped(stopped))),
-                () = sleep_until(again) => break,
-            };
-            match ended {
-                // Others are on their way still. Where there is no server there is none for them.
-                Err(error) if !(error.is_final() || error.found_no_server() || attempts.is_empty()) => {}
-                ended => return ended,
-            }
-        }
-        if Instant::now() >= until {
-            return Err(StoreError::unanswered(begun.elapsed()));
-        }
-        if attempts.len() >= OPERATIONS_AT_ONCE {
-            pause *= 2;
-        }
-    }
-}
-
-impl Session {
-    /// Reads the documents of these names, in time.
-    pub(crate) async fn read_names(self: &Arc<Self>, names: &[String]) -> Result<(Documents, Exchange), StoreError> {
-        let read = |store: Arc<Store>| {
-            let names = names.to_vec();
-            async move { store.read(&names).await }
-        };
-        self.read_short(read).await
-    }
-
-    /// Reads a few documents, in time.
-    pub(crate) async fn read_short<T, F>(self: &Arc<Self>, read: impl Fn(Arc<Store>) -> F) -> Result<T, StoreError>
-    where
-        T: Send + 'static,
-        F: Future<Output = Result<T, StoreError>> + Send + 'static,
-    {
-        self.lives()?;
-        let usual = self.asking.usual();
-        let pace = Pace::short(usual + usual / 4);
-        read_beside(self.start(), pace, || read(self.store.clone())).await
-    }
-
-    /// Reads what may be long, in time.
-    pub(crate) async fn read_long<T, F>(self: &Arc<Self>, read: impl Fn(Arc<Store>) -> F) -> Result<T, StoreError>
-    where
-        T: Send + 'static,
-        F: Future<Output = Result<T, StoreError>> + Send + 'static,
-    {
-        self.lives()?;
-        read_beside(self.start(), Pace::LONG, || read(self.store.clone())).await
-    }
-
-    /// Runs operations on one name for as long as its line wants any.
-    pub(super) async fn run(self: Arc<Self>, name: String, mut next: Option<(Operation, Vain)>) {
-        if next.is_some() {
-            self.prepare().await;
-        }
-        while let Some((operation, vain)) = next {
-            let limit = self.asking.limit(vain, &self.config);
-            let room = self.asking.enter(!operation.leave.is_empty(), vain).await;
-            let store = self.store.clone();
-            let mut asking = pin!(store.run(&name, &operation, limit.within));
-            match self.asking.answer(asking.as_mut(), room, limit).await {
-                Ok(answer) => next = self.settle(&name, &operation, answer),
-                Err(adrift) => {
-                    self.give_up_on(&name, &operation, limit.patience());
-                    // What is adrift keeps no session alive.
-                    let session = Arc::downgrade(&self);
-                    drop(self);
-                    let late = asking.await;
-                    adrift.ended(&late);
-                    if let Some(session) = session.upgrade() {
-                        session.came_late(&name, &operation, &late);
-                    }
-                    return;
-                }
-            }
-        }
-        // What is still to be taken out has nobody else: its handles and futures, and the client too, may be gone, and
-        // with them the session but for this task.
-        let leaves_at = self.table().lines.by_name.get(&name).and_then(line::Line::leaves_at);
-        if let Some(at) = leaves_at {
-            tokio::select! {
-                biased;
-                () = sleep_until(at) => self.feed(&name, |_, _, _| {}),
-                () = self.ended.cancelled() => {}
-            }
-        }
-    }
-
-    /// An operation counts as failed, and the line goes on beside it.
-    fn give_up_on(self: &Arc<Self>, name: &str, operation: &Operation, waited: Duration) {
-        let error = StoreError::unanswered(waited);
-        telemetry::operation_failed(telemetry::purpose(operation), Some(name), &error);
-        let next = self.settle(name, operation, Err(error));
-        self.spawn(self.clone().run(name.to_owned(), next));
-    }
-
-    pub(super) fn settle(
-        self: &Arc<Self>,
-        name: &str,
-        operation: &Operation,
-        answer: Result<Answer, StoreError>,
-    ) -> Option<(Operation, Vain)> {
-        // Before what the answer says is looked at: it is reckoned by this clock.
-        if let Ok(answer) = &answer {
-            self.note(&answer.exchange);
-        }
-        let mut effects = Vec::new();
-        let next = {
-            let mut table = self.table();
-            let table = &mut *table;
-            let context = self.context(table.streaming, &table.clock);
-            let line = table.lines.by_name.get_mut(name)?;
-            match answer {
-                Ok(answer) => {
-                    line.answered(operation, &answer, &context, &mut effects);
-                    line.remember(answer, &context);
-                }
-                Err(error) => {
-                    line.failed(operation, &error, &context, &mut effects);
-                }
-            }
-            let next = line.next(&context).map(|next| (next, line.vain()));
-            self.after(table, name);
-            next
-        };
-        self.carry_out(name, effects);
-        next
-    }
-
-    /// An operation that was given up has ended.
-    fn came_late(self: &Arc<Self>, name: &str, operation: &Operation, answer: &Result<Answer, StoreError>) {
-        match answer {
-            Ok(answer) => {
-                self.note(&answer.exchange);
-                let Some(state) = &answer.state else { return };
-                if asked_for(operation, state).next().is_some() {
-                    self.feed(name, |lines, context, _| {
-                        lines.line(name).applied_late(operation, state, context);
-                    });
-                }
-            }
-            Err(error) => self.feed(name, |lines, _, _| {
-                if let Some(line) = lines.by_name.get_mut(name) {
-                    line.failed_late(error);
-                }
-            }),
-        }
-    }
-
-    /// Puts holders of `name` out. Not repeated when its outcome is unknown: it could be those who came after.
-    pub(crate) async fn evict(self: &Arc<Self>, name: &str, evict: Evict) -> Result<Option<State>, ServerError> {
-        let operation = Operation {
-            evict,
-            ..self.operation()
-        };
-        // As it is not repeated, it had better not meet with a dead connection: a reading finds one that works. The driver
-        // uses first the connection that it used last, so where one was answered just now there is no need.
-        let sent = Instant::now();
-        if !self.asking.is_idle() || !self.asking.was_answered_within(ANSWERS_STILL, sent) {
-            self.read_names(&[name.to_owned()]).await?;
-        }
-        let state = self.operate(name, operation, BREAK, None).await?;
-        self.asking.heard(sent);
-        telemetry::broke(name);
-        Ok(state)
-    }
-
-    /// Runs an operation; one that can be run twice again and again until it gets through, up to a deadline. The server
-    /// may try each time for as long as said.
-    pub(super) async fn operate(
-        self: &Arc<Self>,
-        name: &str,
-        operation: Operation,
-        within: Duration,
-        deadline: Option<Instant>,
-    ) -> Result<Option<State>, ServerError> {
-        let mut pause = BACKOFF.0;
-        loop {
-            let (store, name, operation) = (self.store.clone(), name.to_owned(), operation.clone());
-            let running = async move { store.run(&name, &operation, within).await };
-            match self.in_time(within + within / 4, running).await {
-                Ok(answer) => return Ok(answer.state),
-                Err(error) if error.is_final() || deadline.is_none_or(|deadline| Instant::now() > deadline) => {
-                    return Err(error.into());
-                }
-                Err(_) => {}
-            }
-            sleep(pause).await;
-            pause = (pause * 2).min(BACKOFF.1);
-        }
-    }
-
-    /// Runs a command in a task of its own, and waits for its answer for so long. After that it counts as failed with an
-    /// unknown outcome, and runs on by itself.
-    pub(crate) async fn in_time<T: Send + 'static>(
-        self: &Arc<Self>,
-        patience: Duration,
-        command: impl Future<Output = Result<T, StoreError>> + Send + 'static,
-    ) -> Result<T, StoreError> {
-        self.lives()?;
-        match timeout(patience, self.start().spawn(command)).await {
-            Ok(answer) => answer.unwrap_or_else(|stopped| Err(StoreError::stopped(stopped))),
-            Err(_) => Err(StoreError::unanswered(patience)),
-        }
     }
 }
 

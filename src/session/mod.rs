@@ -5,42 +5,43 @@
 //! effects are carried out after it is let go; and when the line wants an operation, a task runs it (see [`asking`]).
 //! The driver's futures are never dropped: one given up half-way may still be applied, and stalls the connection pool.
 
+mod acquiring;
 mod agenda;
 pub(crate) mod asking;
-pub(crate) mod budget;
-pub(crate) mod follow;
+pub(crate) mod claims;
+mod documents;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzzing;
 mod guard;
 mod heartbeat;
 pub(crate) mod hold;
 mod holds;
-mod in_place;
 mod index;
 pub(crate) mod line;
-mod opening;
-mod pace;
-mod passed;
+mod needs;
+mod operating;
 mod process;
+pub(crate) mod reading;
 mod renewals;
+mod renewing;
+mod routing;
+mod running;
 mod runtime;
 mod shut_down;
 #[cfg(test)]
 mod simulation;
-mod subscription;
-mod watcher;
+pub(crate) mod streams;
+mod verifying;
 
 use std::{
     collections::{BTreeMap, HashMap},
     fmt,
-    ops::Bound,
     sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
-    time::Duration,
 };
 
 use tokio::{
     runtime::Handle,
-    sync::{Notify, oneshot, watch},
+    sync::{Notify, watch},
     task::JoinHandle,
     time::Instant,
 };
@@ -48,32 +49,28 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     config::Config,
-    error::{AcquireError, ServerError},
-    protocol::{Evict, Expects, Operation, Proclaim, QUEUE_MOST, ServerTime, State, wake},
-    store::{Event, Exchange, Store, StoreError},
+    protocol::QUEUE_MOST,
+    store::{Exchange, Store, StoreError},
     telemetry,
     waitlist::{clock::ServerClock, ids::Ids},
     wake_mode::WakeMode,
 };
 use agenda::Agenda;
 use asking::Asking;
-use budget::StreamBudget;
-use heartbeat::AT_A_TIME;
-use hold::{Hold, Remains};
+use claims::Claims;
+pub(crate) use claims::Given;
+pub(crate) use claims::passed::PASSED_AT_ONCE;
+use hold::Hold;
 use holds::Change;
-use in_place::Claims;
-pub(crate) use in_place::Given;
-use line::{Context, Effect, Line, Look, Need, Outcome, Pending, Standing, Wanted};
-pub(crate) use passed::PASSED_AT_ONCE;
+use line::{Context, Effect, Line, Look, Need};
+use needs::{LOOKS_MOST, Needs};
 use process::Process;
 use renewals::Renewals;
-use watcher::Demand;
+use streams::budget::StreamBudget;
+use streams::watcher::Demand;
 
 /// How many idle names are remembered: as many as a service is likely to use again and again.
 const IDLE_REMEMBERED: usize = 1_024;
-
-/// Maximum number of names at whose queues a session looks. For more of them one stream costs less than the reads.
-const LOOKS_MOST: usize = 8;
 
 /// The state of one client, shared by its handles and its tasks.
 pub(crate) struct Session {
@@ -135,15 +132,6 @@ struct Lines {
     idle: HashMap<String, Instant>,
     needs: Needs,
     closed: bool,
-}
-
-/// What the lines need of the change stream: how many of them, as that is asked after every event.
-#[derive(Debug, Default)]
-struct Needs {
-    stream: usize,
-    looks: usize,
-    /// When the last that needed it went.
-    unneeded_since: Option<Instant>,
 }
 
 impl Session {
@@ -211,36 +199,6 @@ impl Session {
 
     pub(crate) fn mode(&self) -> watch::Receiver<WakeMode> {
         self.mode.subscribe()
-    }
-
-    /// Gets in line for `name`; the receiver has the outcome. Dropping the returned place gives it up.
-    pub(crate) fn join(self: &Arc<Self>, name: &str, wanted: Wanted) -> Place {
-        let (to, outcome) = oneshot::channel();
-        let key = self.ids.number();
-        let pending = Pending::new(key, self.ids.entry(), wanted, to);
-        self.feed(name, |lines, context, effects| {
-            if lines.closed {
-                effects.push(Effect::Answer(pending.to, Err(self.why_closed())));
-            } else {
-                lines.line(name).join(pending, context, effects);
-            }
-        });
-        Place {
-            session: self.clone(),
-            name: name.to_owned(),
-            key,
-            outcome,
-            answered: false,
-        }
-    }
-
-    /// Lets go of a hold; the receiver has what became of it.
-    pub(crate) fn let_go(self: &Arc<Self>, hold: &Hold) -> oneshot::Receiver<line::Left> {
-        let (to, left) = oneshot::channel();
-        self.feed(&hold.name, |lines, context, _| {
-            lines.line(&hold.name).let_go(hold, Some(to), context)
-        });
-        left
     }
 
     /// Feeds something to the lines, carries out what follows from it, and sees to the line of `name`. In a fork nothing is
@@ -351,112 +309,6 @@ impl Session {
         }
     }
 
-    /// Drops a handle that nobody will ask about, and lets go of the hold if it was the last.
-    pub(crate) fn discard(self: &Arc<Self>, hold: &Hold) {
-        let remains = hold.exit();
-        hold.tell_end();
-        if remains == Remains::Nothing {
-            drop(self.let_go(hold));
-        }
-    }
-
-    /// An event of the change stream. Only routes: what is to be done is done by tasks.
-    fn on_event(self: &Arc<Self>, event: &Event) {
-        match event {
-            Event::Addressed { name, wake, at } => {
-                let mut ours = false;
-                for (id, signal) in wake::signals(wake, self.ids.session()) {
-                    ours = true;
-                    self.feed(name, |lines, context, effects| {
-                        if context.ids.remember(id, signal, *at) {
-                            return;
-                        }
-                        // A grant of an entry that nobody knows any more: it is taken out again.
-                        let known = lines.by_name.contains_key(name);
-                        if known || matches!(signal, wake::Signal::Granted { .. }) {
-                            lines.line(name).signalled(id, signal, *at, context, effects);
-                        }
-                    });
-                }
-                if ours {
-                    self.on_time(name, *at);
-                } else {
-                    // It came to us for its age alone: somebody wrote an earlier copy of the lock.
-                    self.on_doubt(name);
-                }
-            }
-            Event::Foreign { name } => self.on_doubt(name),
-            // The claims are told of all of them at once.
-            Event::Freed => {}
-            Event::Everything => self.on_gap(),
-        }
-    }
-
-    /// A write bears this time. One from before a hold was granted is an earlier copy of the lock, or its event is late.
-    fn on_time(self: &Arc<Self>, name: &str, at: ServerTime) {
-        let held: Vec<_> = {
-            let table = self.table();
-            let holds = table.lines.by_name.get(name).into_iter().flat_map(Line::holds);
-            holds.filter(|hold| hold.is_granted_after(at)).cloned().collect()
-        };
-        self.verify(held);
-    }
-
-    /// The document of `name` may have changed in any way: who waits asks again, who holds is verified.
-    fn on_doubt(self: &Arc<Self>, name: &str) {
-        let mut held = Vec::new();
-        self.feed(name, |lines, context, _| {
-            context.ids.doubt(Some(name));
-            if let Some(line) = lines.by_name.get_mut(name) {
-                line.doubt(context);
-                held.extend(line.holds().cloned());
-            }
-        });
-        self.verify(held);
-    }
-
-    /// Events may have been missed: the same for every name.
-    fn on_gap(self: &Arc<Self>) {
-        let under_way = {
-            let mut table = self.table();
-            self.ids.doubt(None);
-            let gap = &mut table.gap;
-            gap.replace(gap.is_some()).is_some()
-        };
-        if !under_way {
-            self.spawn(self.clone().doubt_all());
-        }
-    }
-
-    /// Doubts every name, some at a time, so that nothing else has to wait for long.
-    async fn doubt_all(self: Arc<Self>) {
-        let mut last: Option<String> = None;
-        loop {
-            let names = self.names_after(last.as_deref());
-            for name in &names {
-                self.on_doubt(name);
-            }
-            last = names.into_iter().next_back();
-            if last.is_none() {
-                let gap = &mut self.table().gap;
-                // There was another gap meanwhile.
-                *gap = gap.filter(|again| *again).map(|_| false);
-                if gap.is_none() {
-                    return;
-                }
-            }
-            tokio::task::yield_now().await;
-        }
-    }
-
-    /// The next names that have lines, in their order.
-    fn names_after(&self, last: Option<&str>) -> Vec<String> {
-        let from = last.map_or(Bound::Unbounded, Bound::Excluded);
-        let table = self.table();
-        let names = table.lines.by_name.range::<str, _>((from, Bound::Unbounded));
-        names.take(AT_A_TIME).map(|(name, _)| name.clone()).collect()
-    }
-
     /// Whether the change stream would tell of a loss, if it were open.
     fn wants_to_stream(&self) -> bool {
         self.config.wake_source.may_stream() && !self.demand.borrow().stream
@@ -471,54 +323,6 @@ impl Session {
         let before = self.mode.send_replace(mode);
         if before != mode {
             telemetry::wake_mode(before, mode);
-        }
-    }
-
-    /// Reads the document of `name`; with it, the server's clock at that moment.
-    pub(crate) async fn inspect(self: &Arc<Self>, name: &str) -> Result<Option<(State, Exchange)>, ServerError> {
-        let read = self.read_names(&[name.to_owned()]).await;
-        let (mut documents, exchange) = read.map_err(ServerError::from)?;
-        match documents.remove(name) {
-            None => Ok(None),
-            Some(Ok(state)) => Ok(Some((state, exchange))),
-            Some(Err(malformed)) => Err(StoreError::from(malformed).into()),
-        }
-    }
-
-    /// Gives a holder another value; `false` when it holds no more.
-    pub(crate) async fn proclaim(self: &Arc<Self>, hold: &Hold, value: String) -> Result<bool, ServerError> {
-        let number = hold.proclamation();
-        let proclaim = Some(Proclaim {
-            id: hold.id.clone(),
-            value,
-            number,
-        });
-        let operation = Operation {
-            proclaim,
-            ..self.operation()
-        };
-        let state = self
-            .operate(&hold.name, operation, asking::PROCLAIM, Some(hold.deadline()))
-            .await?;
-        let holder = state
-            .iter()
-            .flat_map(|state| &state.holders)
-            .find(|holder| hold.is(holder));
-        // A later value may have got there first, and then stays.
-        Ok(holder.is_some_and(|holder| holder.owner.proclaimed >= number))
-    }
-
-    fn operation(&self) -> Operation {
-        Operation {
-            id: self.ids.operation(),
-            leave: Vec::new(),
-            leave_capacity: None,
-            evict: Evict::Nobody,
-            proclaim: None,
-            requests: None,
-            expects: Expects::Nothing,
-            room: QUEUE_MOST,
-            keep: self.config.keep_millis(),
         }
     }
 
@@ -582,30 +386,6 @@ impl Drop for Session {
     }
 }
 
-impl Needs {
-    /// A line needs something else than before.
-    fn change(&mut self, before: Need, now: Need) {
-        let needed = self.need_stream();
-        match before {
-            Need::Nothing => {}
-            Need::Looks => self.looks -= 1,
-            Need::Stream => self.stream -= 1,
-        }
-        match now {
-            Need::Nothing => {}
-            Need::Looks => self.looks += 1,
-            Need::Stream => self.stream += 1,
-        }
-        if needed && !self.need_stream() {
-            self.unneeded_since = Some(Instant::now());
-        }
-    }
-
-    fn need_stream(&self) -> bool {
-        self.stream > 0 || self.looks > LOOKS_MOST
-    }
-}
-
 impl Lines {
     fn line(&mut self, name: &str) -> &mut Line {
         self.by_name
@@ -619,102 +399,5 @@ impl Lines {
             self.idle.clear();
         }
         self.idle.insert(name.to_owned(), at);
-    }
-}
-
-/// A place in the line. Dropping it gives it up, and gives back what was granted meanwhile.
-#[derive(Debug)]
-pub(crate) struct Place {
-    session: Arc<Session>,
-    name: String,
-    key: u64,
-    outcome: oneshot::Receiver<Outcome>,
-    answered: bool,
-}
-
-impl Place {
-    /// Waits for the outcome, for `timeout` at most.
-    pub(crate) async fn outcome(mut self, timeout: Option<Duration>) -> Outcome {
-        let session = self.session.clone();
-        let waiting = async {
-            match timeout {
-                None => Ok((&mut self.outcome).await),
-                Some(timeout) => tokio::time::timeout(timeout, &mut self.outcome).await,
-            }
-        };
-        let waited = tokio::select! {
-            biased;
-            waited = waiting => waited,
-            stands_still = session.stands_still() => return Err(stands_still.into()),
-        };
-        let answered = match (waited, timeout) {
-            (Ok(answered), _) => answered,
-            (Err(_), timeout) => {
-                let standing = self.give_up();
-                match self.outcome.try_recv() {
-                    // Granted in the very moment: then it is ours, and not too late.
-                    Ok(answered) => Ok(answered),
-                    Err(_) => return Err(self.overdue(timeout.unwrap_or_default(), standing)),
-                }
-            }
-        };
-        self.answered = true;
-        // The sender goes without a word only when the runtime of the session ends, or in a fork.
-        answered.unwrap_or_else(|_| Err(self.session.why_closed()))
-    }
-
-    fn overdue(&self, waited: Duration, standing: Option<Standing>) -> AcquireError {
-        let (contention, trouble) = standing.map_or((None, None), |standing| standing.tell(&self.session.ids));
-        AcquireError::Timeout {
-            name: self.name.clone(),
-            waited,
-            contention: contention.map(Box::new),
-            source: trouble.map(ServerError::from),
-        }
-    }
-
-    fn give_up(&self) -> Option<Standing> {
-        let mut standing = None;
-        self.session.feed(&self.name, |lines, context, _| {
-            if let Some(line) = lines.by_name.get_mut(&self.name) {
-                standing = line.cancel(self.key, context);
-            }
-        });
-        standing
-    }
-}
-
-impl Drop for Place {
-    fn drop(&mut self) {
-        if self.answered {
-            return;
-        }
-        self.give_up();
-        // What is sent from here on comes back to the sender, which gives it back to the server.
-        self.outcome.close();
-        if let Ok(Ok(Some(hold))) = self.outcome.try_recv() {
-            self.session.discard(&hold);
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_stream_is_needed_for_one_that_waits_for_events_or_many_that_look() {
-        let mut needs = Needs::default();
-        for number in 1..=LOOKS_MOST + 1 {
-            assert!(!needs.need_stream(), "{number}");
-            needs.change(Need::Nothing, Need::Looks);
-        }
-        assert!(needs.need_stream() && needs.unneeded_since.is_none());
-        needs.change(Need::Looks, Need::Stream);
-        needs.change(Need::Looks, Need::Nothing);
-        assert!(needs.need_stream() && needs.unneeded_since.is_none());
-        needs.change(Need::Stream, Need::Nothing);
-        assert!(!needs.need_stream() && needs.unneeded_since.is_some());
-        assert_eq!((needs.stream, needs.looks), (0, LOOKS_MOST - 1));
     }
 }

@@ -6,6 +6,9 @@ use tokio::time::Instant;
 
 use super::agenda::Queue;
 
+/// Documents in one command: a few hundred kilobytes, and some milliseconds of the server's time.
+pub(super) const RENEWED_TOGETHER: usize = 1_000;
+
 /// Another renewal goes out beside an unanswered one after this part of the renewal interval, and beside both after
 /// twice as long.
 const BESIDE: u32 = 5;

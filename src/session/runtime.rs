@@ -16,7 +16,7 @@ use tokio::{
     time::{sleep, timeout},
 };
 
-use super::{Session, heartbeat, watcher};
+use super::{Session, heartbeat, streams::watcher};
 use crate::{
     error::{AcquireError, ServerError},
     store::StoreError,

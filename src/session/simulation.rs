@@ -41,7 +41,7 @@ use crate::{
 };
 
 /// The worlds of every day. More are asked for by `WATCHLOCK_SEED=0..20000`.
-const SEEDS: u64 = 500;
+const SEEDS: u64 = 200;
 
 const CLIENTS: u64 = 3;
 

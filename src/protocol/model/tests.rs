@@ -86,7 +86,7 @@ fn a_mutex_with_any_two_faults() {
         steps: 11,
         ..mutex()
     };
-    check("mutex, two clients, two faults, eleven steps", two, 120_000);
+    check("mutex, two clients, two faults, eleven steps", two, 100_000);
 }
 
 #[test]
@@ -171,7 +171,7 @@ fn a_mutex_whose_queue_is_full() {
         sorts: &[Fault::Delay, Fault::LateAnswer, Fault::Crash, Fault::Cancel],
         ..mutex()
     };
-    check("mutex, three clients, room for one", full, 120_000);
+    check("mutex, three clients, room for one", full, 100_000);
 }
 
 #[test]

@@ -13,7 +13,7 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    Session,
+    super::Session,
     subscription::{News, Opener, Subscription},
 };
 use crate::{
@@ -33,11 +33,11 @@ const LOOK: Duration = Duration::from_secs(1);
 
 /// What the stream is needed for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Demand {
+pub(in crate::session) struct Demand {
     /// Somebody waits, or holds for long, or claims.
-    pub(super) stream: bool,
+    pub(in crate::session) stream: bool,
     /// Somebody claims.
-    pub(super) claims: bool,
+    pub(in crate::session) claims: bool,
 }
 
 impl Demand {
@@ -57,7 +57,7 @@ impl Demand {
 ///
 /// After every opening all waiters ask again and all holds are verified, whatever was missed meanwhile. While no stream
 /// is open the lines and the claims poll. As openings are paced by the back-off of the subscription, so is this.
-pub(super) async fn run(session: Weak<Session>, demand: watch::Receiver<Demand>, ended: CancellationToken) {
+pub(in crate::session) async fn run(session: Weak<Session>, demand: watch::Receiver<Demand>, ended: CancellationToken) {
     tokio::select! {
         biased;
         () = ended.cancelled() => {}

@@ -17,7 +17,7 @@ pub(crate) struct StreamBudget {
 
 /// Room for one stream, until it is dropped.
 #[derive(Debug)]
-pub(super) struct Permit(#[expect(dead_code, reason = "only held")] Option<OwnedSemaphorePermit>);
+pub(in crate::session) struct Permit(#[expect(dead_code, reason = "only held")] Option<OwnedSemaphorePermit>);
 
 impl StreamBudget {
     /// For a client that may have `most` streams open, that of its locks among them.
@@ -31,7 +31,7 @@ impl StreamBudget {
         })
     }
 
-    pub(super) fn try_acquire(&self) -> Option<Permit> {
+    pub(in crate::session) fn try_acquire(&self) -> Option<Permit> {
         self.room
             .clone()
             .try_acquire_owned()
@@ -40,14 +40,14 @@ impl StreamBudget {
     }
 
     /// Waits for room. Cancel safe, but for its place among those that wait.
-    pub(super) async fn acquire(&self) -> Permit {
+    pub(in crate::session) async fn acquire(&self) -> Permit {
         let _waits = Waits::begin(&self.waiting);
         // The semaphore is never closed.
         Permit(self.room.clone().acquire_owned().await.ok())
     }
 
     /// Whether somebody waits for room.
-    pub(super) fn is_wanted(&self) -> bool {
+    pub(in crate::session) fn is_wanted(&self) -> bool {
         self.waiting.load(Ordering::Relaxed) > 0
     }
 }

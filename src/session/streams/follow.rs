@@ -15,8 +15,7 @@ use tokio::{
 };
 
 use super::{
-    Session,
-    process::Process,
+    super::{Session, process::Process},
     subscription::{News, Subscription},
 };
 use crate::{

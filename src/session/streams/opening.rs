@@ -26,7 +26,7 @@ type Opened<S> = Result<S, StoreError>;
 /// An attempt that takes long is not given up: while the members of a replica set look for each other after a fail-over,
 /// every one can take long. Those that are left over close the streams that they come to open.
 #[derive(Debug)]
-pub(super) struct Opening<S> {
+pub(in crate::session) struct Opening<S> {
     attempts: FuturesUnordered<JoinHandle<(u64, Opened<S>)>>,
     newest: u64,
     /// How long the attempt that is on its way is waited for; `None`: another is to be made.
@@ -34,7 +34,7 @@ pub(super) struct Opening<S> {
 }
 
 impl<S: Send + 'static> Opening<S> {
-    pub(super) fn new() -> Self {
+    pub(in crate::session) fn new() -> Self {
         Self {
             attempts: FuturesUnordered::new(),
             newest: 0,
@@ -46,7 +46,7 @@ impl<S: Send + 'static> Opening<S> {
     /// failed. That earlier ones failed says nothing: all that hang on a dead server do, when it is found to be.
     ///
     /// Cancel safe: where the future is dropped, the next call goes on with the same attempt.
-    pub(super) async fn attempt<A>(&mut self, attempt: impl FnOnce() -> A) -> Option<Opened<S>>
+    pub(in crate::session) async fn attempt<A>(&mut self, attempt: impl FnOnce() -> A) -> Option<Opened<S>>
     where
         A: Future<Output = Opened<S>> + Send + 'static,
     {

@@ -6,43 +6,36 @@
 //! the documents. Of the tasks of one client that claim the same only one tries at a time once there is none: the
 //! others wait behind it, first come, first served.
 
+mod pace;
+pub(crate) mod passed;
+mod trying;
+
 use std::{
     collections::HashMap,
-    pin::pin,
     sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
     time::Duration,
 };
 
-use mongodb::{
-    bson::{Bson, Document},
-    options::UpdateModifications,
-};
+use mongodb::bson::{Bson, Document};
 use tokio::{
-    sync::{oneshot, watch},
-    time::{Instant, sleep, sleep_until, timeout},
+    sync::watch,
+    time::{Instant, sleep, sleep_until},
 };
 
-use super::{
-    Session,
-    hold::Hold,
-    line::UNANSWERED,
-    pace::Pace,
-    passed::{PASSED_AT_ONCE, Passed, Why},
-    watcher::Demand,
-};
+use super::{Session, hold::Hold, streams::watcher::Demand};
 use crate::{
     error::{AcquireError, ServerError},
-    protocol::{Kind, Operation, Owner, Request, Requests},
-    status::LostReason,
-    store::{Among, Claimed, Outlook, Store, StoreError, Wanted, name},
+    protocol::{Kind, Owner},
+    store::{Outlook, StoreError, Wanted, name},
     telemetry::{self, How},
     waitlist::{
-        Grant, SWEEPS, Vain,
+        Vain,
         answers::TRY_FOR,
-        deadline::Deadline,
         timing::{self, BACKOFF, CLOCK_RESOLUTION},
     },
 };
+use pace::Pace;
+use passed::{Passed, Why};
 
 /// What a document is locked as.
 const USED: (Kind, i64) = (Kind::Document, 1);
@@ -58,7 +51,7 @@ const SHOWN_MOST: usize = 200;
 
 /// What the claims of a session share.
 #[derive(Debug, Default)]
-pub(super) struct Claims {
+pub(in crate::session) struct Claims {
     /// By what is wanted: whoever found nothing free has the turn.
     turns: Mutex<HashMap<Vec<u8>, Weak<tokio::sync::Mutex<()>>>>,
     /// By what is wanted: when it was looked for documents that can't be claimed, and whether there was any.
@@ -74,24 +67,6 @@ struct Freed {
     times: u64,
     /// The stream tells of it.
     streaming: bool,
-}
-
-/// How a claim ended that was answered.
-#[derive(Debug)]
-enum Round {
-    Claimed(Given),
-    NothingFree,
-    /// A document could not be claimed, for this reason; the others may be.
-    PassedOver(StoreError),
-}
-
-/// What the server did with a claim.
-#[derive(Debug)]
-enum Next {
-    Claimed(Claimed),
-    NothingFree,
-    /// The document with this `_id` can't be written.
-    Refused(Bson, StoreError),
 }
 
 /// What is wanted, as a key.
@@ -110,33 +85,6 @@ fn shown(id: &Bson) -> String {
     match name.char_indices().nth(SHOWN_MOST) {
         Some((at, _)) => format!("{}...", &name[..at]),
         None => name,
-    }
-}
-
-/// Claims; where the server refuses, finds out whether that is because of one document.
-async fn claim_next(
-    store: &Store,
-    wanted: &Wanted,
-    passed: &[Bson],
-    operation: &Operation,
-    within: Duration,
-) -> Result<Next, StoreError> {
-    let among = Among::AllBut(passed);
-    let refused = match store.claim(wanted, among, operation, within).await {
-        Err(error) if error.may_concern_document() => error,
-        claimed => return Ok(claimed?.map_or(Next::NothingFree, Next::Claimed)),
-    };
-    // The refusal does not name the document. A filter that is refused is so here as well.
-    let Ok(candidate) = store.candidate(wanted, among).await else {
-        return Err(refused);
-    };
-    let Some(candidate) = candidate else {
-        return Ok(Next::NothingFree);
-    };
-    // It may be another by now: only the one that is refused by itself is passed over.
-    match store.claim(wanted, Among::Only(&candidate), operation, within).await {
-        Err(error) if error.may_concern_document() => Ok(Next::Refused(candidate, error)),
-        claimed => Ok(claimed?.map_or(Next::NothingFree, Next::Claimed)),
     }
 }
 
@@ -389,227 +337,6 @@ impl Session {
         }
     }
 
-    /// Claims, and goes on with the next document where one can't be claimed; `passed` then says so.
-    async fn claim_once(
-        self: &Arc<Self>,
-        wanted: &Arc<Wanted>,
-        owner: &Owner,
-        how: How,
-        vain: &mut Vain,
-        passed: &mut bool,
-        failing: &mut Option<ServerError>,
-    ) -> Result<Option<Given>, StoreError> {
-        for _ in 1..PASSED_AT_ONCE {
-            match self.claim_round(wanted, owner, how, vain, failing).await? {
-                Round::Claimed(given) => return Ok(Some(given)),
-                Round::NothingFree => return Ok(None),
-                Round::PassedOver(_) => *passed = true,
-            }
-        }
-        match self.claim_round(wanted, owner, how, vain, failing).await? {
-            Round::Claimed(given) => Ok(Some(given)),
-            Round::NothingFree => Ok(None),
-            Round::PassedOver(why) => Err(why),
-        }
-    }
-
-    async fn claim_round(
-        self: &Arc<Self>,
-        wanted: &Arc<Wanted>,
-        owner: &Owner,
-        how: How,
-        vain: &mut Vain,
-        failing: &mut Option<ServerError>,
-    ) -> Result<Round, StoreError> {
-        let (to, mut answer) = oneshot::channel();
-        let claiming = self.clone().run_claim(wanted.clone(), owner.clone(), how, *vain, to);
-        let task = self.spawn_for(claiming);
-        let claimed = match timeout(UNANSWERED, &mut answer).await {
-            Ok(claimed) => claimed,
-            Err(_) => {
-                *failing = Some(StoreError::unanswered(UNANSWERED).into());
-                answer.await
-            }
-        };
-        let claimed = match claimed {
-            Ok(claimed) => claimed,
-            // It went without a word, as the runtime is shutting down.
-            Err(_) => Err(task.await.map_or_else(StoreError::stopped, |()| StoreError::overdue())),
-        };
-        match &claimed {
-            Ok(_) => *vain = Vain::default(),
-            Err(error) if error.is_unanswered() => vain.unanswered = vain.unanswered.saturating_add(1),
-            Err(error) if error.ran_out_of_time() => vain.overdue = vain.overdue.saturating_add(1),
-            Err(_) => {}
-        }
-        claimed
-    }
-
-    /// Claims once, and sends what comes of it. Where that is not heard of in time, it runs on by itself.
-    async fn run_claim(
-        self: Arc<Self>,
-        wanted: Arc<Wanted>,
-        owner: Owner,
-        how: How,
-        vain: Vain,
-        to: oneshot::Sender<Result<Round, StoreError>>,
-    ) {
-        let limit = self.asking.limit_of_claim(vain, &self.config);
-        let room = self.asking.enter(false, vain).await;
-        let id = self.ids.claim();
-        if self.closing.is_cancelled() {
-            self.ids.settled(&id);
-            // Whoever waits for it may be gone.
-            drop(to.send(Ok(Round::NothingFree)));
-            return;
-        }
-        let entry = Request {
-            id: id.clone(),
-            permits: 1,
-            lease: self.config.lease_millis(),
-            claim: self.config.claim_millis(),
-            wait: false,
-            fresh: true,
-            owner,
-        };
-        let requests = Requests {
-            kind: USED.0,
-            capacity: USED.1,
-            entries: vec![entry],
-            // Only what is free is claimed.
-            adopts: None,
-        };
-        let operation = Operation {
-            requests: Some(requests),
-            ..self.operation()
-        };
-        let (store, passed) = (self.store.clone(), self.claims.passed().ids(Instant::now()));
-        let mut claiming = pin!(claim_next(&store, &wanted, &passed, &operation, limit.within));
-        let (answer, adrift) = match self.asking.answer(claiming.as_mut(), room, limit).await {
-            Ok(answer) => (answer, None),
-            Err(adrift) => (Err(StoreError::unanswered(limit.patience())), Some(adrift)),
-        };
-        let answer = match answer {
-            Ok(Next::Claimed(claimed)) => self.claimed(&id, claimed, how),
-            Ok(Next::NothingFree) => Ok(Round::NothingFree),
-            Ok(Next::Refused(document, error)) => {
-                self.note_passed(document, Arc::new(error.clone()), false);
-                Ok(Round::PassedOver(error))
-            }
-            Err(error) => {
-                if !error.is_final() {
-                    self.spawn(self.clone().take_out(wanted.clone(), id.clone()));
-                }
-                Err(error)
-            }
-        };
-        self.ids.settled(&id);
-        // Whoever waits for it may be gone; what was claimed is given back then.
-        drop(to.send(answer));
-        // A shutdown waits for claims too.
-        self.drained.notify_waiters();
-        let Some(adrift) = adrift else { return };
-        // What is adrift keeps no session alive.
-        let session = Arc::downgrade(&self);
-        drop(self);
-        let late = claiming.await;
-        adrift.ended(&late);
-        // Nobody waits for it any more.
-        if let (Some(session), Ok(Next::Claimed(late))) = (session.upgrade(), late) {
-            session.feed(&late.name, |lines, context, _| {
-                lines.line(&late.name).take_out(id, USED, context);
-            });
-        }
-    }
-
-    /// Enters a claimed document among what is held, unless the news came too late to be believed.
-    fn claimed(self: &Arc<Self>, id: &str, claimed: Claimed, how: How) -> Result<Round, StoreError> {
-        let Claimed {
-            name,
-            document,
-            state,
-            exchange,
-        } = claimed;
-        self.note(&exchange);
-        let state = match state {
-            Ok(state) => state,
-            Err(malformed) => {
-                // Written and not readable: nobody could ever release it.
-                self.feed(&name, |lines, context, _| {
-                    context.ids.settled(id);
-                    lines.line(&name).take_out(id.to_owned(), USED, context);
-                });
-                let error = StoreError::from(malformed);
-                let document = document.get("_id").cloned().unwrap_or(Bson::Null);
-                self.note_passed(document, Arc::new(error.clone()), false);
-                return Ok(Round::PassedOver(error));
-            }
-        };
-        let holder = state.holders.iter().find(|holder| holder.id == id);
-        let mut hold = None;
-        let mut doubted = false;
-        self.feed(&name, |lines, context, effects| {
-            let overtaken = context.ids.settled(id);
-            let deadline = holder
-                .and_then(|holder| {
-                    Deadline::of_answer(&exchange, holder.until, context.clock, context.now, context.config)
-                })
-                .filter(|deadline| deadline.instant() > context.now);
-            if let (Some(holder), Some(deadline), false) = (holder, deadline, lines.closed) {
-                let grant = Grant {
-                    token: holder.token,
-                    used: USED,
-                    permits: 1,
-                    lease: context.config.lease,
-                    how,
-                    deadline,
-                    renew_at: exchange.sent + context.config.renewal_interval,
-                };
-                let granted = Arc::new(Hold::new(id.to_owned(), name.clone(), &grant));
-                let line = lines.line(&name);
-                line.hold(granted.clone());
-                // Its end may have been heard of first.
-                doubted = overtaken.doubts(&name);
-                for (signal, at) in overtaken.signals {
-                    line.signalled(id, signal, at, context, effects);
-                }
-                hold = Some(granted);
-            } else {
-                lines.line(&name).take_out(id.to_owned(), USED, context);
-            }
-        });
-        let Some(hold) = hold else {
-            return Ok(Round::NothingFree);
-        };
-        if doubted {
-            self.verify(vec![hold.clone()]);
-        }
-        self.claims
-            .passed()
-            .forget(&shown(document.get("_id").unwrap_or(&Bson::Null)));
-        Ok(Round::Claimed(Given {
-            session: self.clone(),
-            hold: Some(hold),
-            document,
-        }))
-    }
-
-    /// A claim of unknown outcome may have been applied, or still be: it is looked for, and taken out again.
-    async fn take_out(self: Arc<Self>, wanted: Arc<Wanted>, id: String) {
-        for pause in SWEEPS {
-            sleep(pause).await;
-            let reading = self.read_long(|store| {
-                let (wanted, id) = (wanted.clone(), id.clone());
-                async move { store.held_by(&wanted, &id).await }
-            });
-            for name in reading.await.unwrap_or_default() {
-                self.feed(&name, |lines, context, _| {
-                    lines.line(&name).take_out(id.clone(), USED, context);
-                });
-            }
-        }
-    }
-
     /// Has the session's stream tell what becomes free, as long as somebody claims. To be called by who is told of it.
     fn watch_free(&self) {
         if self.config.wake_source.may_stream() {
@@ -623,7 +350,7 @@ impl Session {
     }
 
     /// Something may be free now; `streaming`: the stream tells whatever else becomes free.
-    pub(super) fn freed(&self, streaming: bool) {
+    pub(in crate::session) fn freed(&self, streaming: bool) {
         self.claims.freed.send_modify(|freed| {
             freed.times += 1;
             freed.streaming = streaming;
@@ -631,65 +358,7 @@ impl Session {
     }
 
     /// Whether somebody waits for a document to become free.
-    pub(super) fn is_claiming(&self) -> bool {
+    pub(in crate::session) fn is_claiming(&self) -> bool {
         self.claims.freed.receiver_count() > 0
     }
-
-    /// The user's part of a document.
-    pub(crate) async fn fetch(self: &Arc<Self>, name: &str) -> Result<Option<Document>, ServerError> {
-        let fetching = self.read_long(|store| {
-            let name = name.to_owned();
-            async move { store.fetch(&name).await }
-        });
-        Ok(fetching.await?)
-    }
-
-    /// Changes the user's part of a document that is held, and returns it; `None` when it is not held any more.
-    pub(crate) async fn change(
-        self: &Arc<Self>,
-        hold: &Arc<Hold>,
-        update: UpdateModifications,
-    ) -> Result<Option<Document>, ServerError> {
-        let (store, held, within) = (self.store.clone(), hold.clone(), hold.lease);
-        let operation = self.ids.operation();
-        let changing = async move {
-            let holder = (held.id.as_str(), held.token.as_i64());
-            store.change(&held.name, holder, update, &operation, within).await
-        };
-        // It can take its time, and is not repeated.
-        Ok(self.in_time(within, changing).await?)
-    }
-
-    /// Deletes a document that is held; `false` when it is not held any more.
-    pub(crate) async fn delete(self: &Arc<Self>, hold: &Arc<Hold>) -> Result<bool, ServerError> {
-        let (session, held, within) = (self.clone(), hold.clone(), hold.lease);
-        let deleting = async move {
-            let holder = (held.id.as_str(), held.token.as_i64());
-            held.begin_deleting();
-            let deleted = session.store.delete(&held.name, holder, within).await;
-            if matches!(deleted, Ok(true)) {
-                // Gone with its document: there is nothing to take out.
-                session.feed(&held.name, |lines, _, _| lines.line(&held.name).forget(&held.id));
-            }
-            held.end_deleting(matches!(deleted, Ok(true)));
-            held.tell_end();
-            deleted
-        };
-        Ok(self.in_time(within, deleting).await?)
-    }
-
-    /// The server said that a hold is over: looks up why, and ends it.
-    pub(crate) async fn give_up(self: &Arc<Self>, hold: &Arc<Hold>) -> LostReason {
-        let (session, held) = (self.clone(), hold.clone());
-        // Should the task be stopped, or the server not answer, its time is over all the same.
-        let _ = self
-            .spawn_for(async move { session.verify_together(&[held]).await })
-            .await;
-        hold.lose(LostReason::Expired);
-        self.bury(hold);
-        hold.lost_reason().unwrap_or(LostReason::Expired)
-    }
 }
-
-#[cfg(test)]
-mod tests;

@@ -36,12 +36,12 @@ const EARNED: Duration = Duration::from_secs(10);
 const UNAVAILABLE: Duration = Duration::from_secs(30);
 
 /// Opens a stream from now on, or after the last event of another one.
-pub(super) type Opener<T> =
+pub(in crate::session) type Opener<T> =
     Box<dyn Fn(Option<ResumeAt>) -> BoxFuture<'static, Result<Stream<T>, StoreError>> + Send + Sync>;
 
 /// What a subscription reports.
 #[derive(Debug)]
-pub(super) enum News<T> {
+pub(in crate::session) enum News<T> {
     /// A stream is open. Events of the time before may have been missed.
     Opened,
     /// Events; none of them is a sign of life.
@@ -51,7 +51,7 @@ pub(super) enum News<T> {
 }
 
 /// A change stream that comes back.
-pub(super) struct Subscription<T> {
+pub(in crate::session) struct Subscription<T> {
     of: StreamOf,
     open: Opener<T>,
     /// Where the stream is one of those that the client counts.
@@ -81,7 +81,7 @@ enum Phase<T> {
 
 impl<T: Send + 'static> Subscription<T> {
     /// Nothing is opened before the first [`next`](Self::next).
-    pub(super) fn new(of: StreamOf, budget: Option<Arc<StreamBudget>>, open: Opener<T>) -> Self {
+    pub(in crate::session) fn new(of: StreamOf, budget: Option<Arc<StreamBudget>>, open: Opener<T>) -> Self {
         Self {
             of,
             open,
@@ -95,7 +95,7 @@ impl<T: Send + 'static> Subscription<T> {
     }
 
     /// Goes on with another selection of events, after the last event of the stream so far.
-    pub(super) fn turn(&mut self, of: StreamOf, open: Opener<T>) {
+    pub(in crate::session) fn turn(&mut self, of: StreamOf, open: Opener<T>) {
         if let Phase::Open { stream, .. } = &self.phase {
             self.resume = stream.resume_at();
         }
@@ -106,7 +106,7 @@ impl<T: Send + 'static> Subscription<T> {
 
     /// Closes the stream, and makes room for others. The next call to [`next`](Self::next) opens it from now on, as soon
     /// as it would have been opened otherwise.
-    pub(super) fn rest(&mut self) {
+    pub(in crate::session) fn rest(&mut self) {
         self.close();
         self.resume = None;
         self.permit = None;
@@ -131,12 +131,12 @@ impl<T: Send + 'static> Subscription<T> {
     }
 
     /// Whether other streams of the client wait for the room that this one takes.
-    pub(super) fn is_in_the_way(&self) -> bool {
+    pub(in crate::session) fn is_in_the_way(&self) -> bool {
         self.permit.is_some() && self.budget.as_ref().is_some_and(|budget| budget.is_wanted())
     }
 
     /// Cancel safe: no event is lost when the future is dropped, and no attempt is made twice.
-    pub(super) async fn next(&mut self) -> News<T> {
+    pub(in crate::session) async fn next(&mut self) -> News<T> {
         loop {
             match &mut self.phase {
                 Phase::Crowded => {

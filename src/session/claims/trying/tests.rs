@@ -1,6 +1,7 @@
 use mongodb::bson::doc;
 
 use super::*;
+use crate::status::LostReason;
 use crate::{
     config::Settings,
     protocol::{Evict, wake},

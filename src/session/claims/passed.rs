@@ -24,7 +24,7 @@ pub(crate) const PASSED_AT_ONCE: usize = 16;
 pub(crate) type Why = Arc<dyn StdError + Send + Sync>;
 
 #[derive(Debug, Default)]
-pub(super) struct Passed {
+pub(in crate::session) struct Passed {
     by_name: HashMap<String, Entry>,
 }
 
@@ -40,7 +40,14 @@ struct Entry {
 
 impl Passed {
     /// A document could not be claimed. Returns whether that is news: nothing like it was known for a while.
-    pub(super) fn note(&mut self, name: String, id: Bson, why: Why, unselected: bool, now: Instant) -> bool {
+    pub(in crate::session) fn note(
+        &mut self,
+        name: String,
+        id: Bson,
+        why: Why,
+        unselected: bool,
+        now: Instant,
+    ) -> bool {
         // Forgotten when it was claimable for as long as it was passed over.
         self.by_name.retain(|_, entry| now < entry.until + entry.pause);
         let before = self.by_name.get(&name);
@@ -66,18 +73,18 @@ impl Passed {
     }
 
     /// Why the document is passed over now, if it is.
-    pub(super) fn why(&self, name: &str, now: Instant) -> Option<Why> {
+    pub(in crate::session) fn why(&self, name: &str, now: Instant) -> Option<Why> {
         let entry = self.by_name.get(name).filter(|entry| now < entry.until)?;
         Some(entry.why.clone())
     }
 
     /// A document was claimed.
-    pub(super) fn forget(&mut self, name: &str) {
+    pub(in crate::session) fn forget(&mut self, name: &str) {
         self.by_name.remove(name);
     }
 
     /// The `_id`s of the documents that claims leave out now.
-    pub(super) fn ids(&self, now: Instant) -> Vec<Bson> {
+    pub(in crate::session) fn ids(&self, now: Instant) -> Vec<Bson> {
         let entries = self.by_name.values();
         let left_out = entries.filter(|entry| now < entry.until && !entry.unselected);
         left_out.map(|entry| entry.id.clone()).collect()

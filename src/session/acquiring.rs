@@ -1,0 +1,129 @@
+//! Tasks that acquire: from getting in line to the outcome, or to giving up.
+
+use std::{sync::Arc, time::Duration};
+
+use tokio::sync::oneshot;
+
+use super::{
+    Session,
+    hold::{Hold, Remains},
+    line::{self, Effect, Outcome, Pending, Standing, Wanted},
+};
+use crate::error::{AcquireError, ServerError};
+
+impl Session {
+    /// Gets in line for `name`; the receiver has the outcome. Dropping the returned place gives it up.
+    pub(crate) fn join(self: &Arc<Self>, name: &str, wanted: Wanted) -> Place {
+        let (to, outcome) = oneshot::channel();
+        let key = self.ids.number();
+        let pending = Pending::new(key, self.ids.entry(), wanted, to);
+        self.feed(name, |lines, context, effects| {
+            if lines.closed {
+                effects.push(Effect::Answer(pending.to, Err(self.why_closed())));
+            } else {
+                lines.line(name).join(pending, context, effects);
+            }
+        });
+        Place {
+            session: self.clone(),
+            name: name.to_owned(),
+            key,
+            outcome,
+            answered: false,
+        }
+    }
+
+    /// Lets go of a hold; the receiver has what became of it.
+    pub(crate) fn let_go(self: &Arc<Self>, hold: &Hold) -> oneshot::Receiver<line::Left> {
+        let (to, left) = oneshot::channel();
+        self.feed(&hold.name, |lines, context, _| {
+            lines.line(&hold.name).let_go(hold, Some(to), context)
+        });
+        left
+    }
+
+    /// Drops a handle that nobody will ask about, and lets go of the hold if it was the last.
+    pub(crate) fn discard(self: &Arc<Self>, hold: &Hold) {
+        let remains = hold.exit();
+        hold.tell_end();
+        if remains == Remains::Nothing {
+            drop(self.let_go(hold));
+        }
+    }
+}
+
+/// A place in the line. Dropping it gives it up, and gives back what was granted meanwhile.
+#[derive(Debug)]
+pub(crate) struct Place {
+    session: Arc<Session>,
+    name: String,
+    key: u64,
+    outcome: oneshot::Receiver<Outcome>,
+    answered: bool,
+}
+
+impl Place {
+    /// Waits for the outcome, for `timeout` at most.
+    pub(crate) async fn outcome(mut self, timeout: Option<Duration>) -> Outcome {
+        let session = self.session.clone();
+        let waiting = async {
+            match timeout {
+                None => Ok((&mut self.outcome).await),
+                Some(timeout) => tokio::time::timeout(timeout, &mut self.outcome).await,
+            }
+        };
+        let waited = tokio::select! {
+            biased;
+            waited = waiting => waited,
+            stands_still = session.stands_still() => return Err(stands_still.into()),
+        };
+        let answered = match (waited, timeout) {
+            (Ok(answered), _) => answered,
+            (Err(_), timeout) => {
+                let standing = self.give_up();
+                match self.outcome.try_recv() {
+                    // Granted in the very moment: then it is ours, and not too late.
+                    Ok(answered) => Ok(answered),
+                    Err(_) => return Err(self.overdue(timeout.unwrap_or_default(), standing)),
+                }
+            }
+        };
+        self.answered = true;
+        // The sender goes without a word only when the runtime of the session ends, or in a fork.
+        answered.unwrap_or_else(|_| Err(self.session.why_closed()))
+    }
+
+    pub(super) fn overdue(&self, waited: Duration, standing: Option<Standing>) -> AcquireError {
+        let (contention, trouble) = standing.map_or((None, None), |standing| standing.tell(&self.session.ids));
+        AcquireError::Timeout {
+            name: self.name.clone(),
+            waited,
+            contention: contention.map(Box::new),
+            source: trouble.map(ServerError::from),
+        }
+    }
+
+    pub(super) fn give_up(&self) -> Option<Standing> {
+        let mut standing = None;
+        self.session.feed(&self.name, |lines, context, _| {
+            if let Some(line) = lines.by_name.get_mut(&self.name) {
+                standing = line.cancel(self.key, context);
+            }
+        });
+        standing
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        if self.answered {
+            return;
+        }
+        self.give_up();
+        // What is sent from here on comes back to the sender, which gives it back to the server.
+        self.outcome.close();
+        if let Ok(Ok(Some(hold))) = self.outcome.try_recv() {
+            self.session.discard(&hold);
+        }
+    }
+}

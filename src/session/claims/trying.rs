@@ -1,0 +1,293 @@
+//! One try to claim a document, and what becomes of it.
+
+use std::{pin::pin, sync::Arc, time::Duration};
+
+use mongodb::bson::Bson;
+use tokio::{
+    sync::oneshot,
+    time::{Instant, sleep, timeout},
+};
+
+use super::{
+    super::{Session, hold::Hold, line::UNANSWERED},
+    passed::PASSED_AT_ONCE,
+    *,
+};
+use crate::{
+    error::ServerError,
+    protocol::{Operation, Owner, Request, Requests},
+    store::{Among, Claimed, Store, StoreError, Wanted},
+    telemetry::How,
+    waitlist::{Grant, SWEEPS, Vain, deadline::Deadline},
+};
+
+/// How a claim ended that was answered.
+#[derive(Debug)]
+pub(super) enum Round {
+    Claimed(Given),
+    NothingFree,
+    /// A document could not be claimed, for this reason; the others may be.
+    PassedOver(StoreError),
+}
+
+/// What the server did with a claim.
+#[derive(Debug)]
+pub(super) enum Next {
+    Claimed(Claimed),
+    NothingFree,
+    /// The document with this `_id` can't be written.
+    Refused(Bson, StoreError),
+}
+
+/// Claims; where the server refuses, finds out whether that is because of one document.
+pub(super) async fn claim_next(
+    store: &Store,
+    wanted: &Wanted,
+    passed: &[Bson],
+    operation: &Operation,
+    within: Duration,
+) -> Result<Next, StoreError> {
+    let among = Among::AllBut(passed);
+    let refused = match store.claim(wanted, among, operation, within).await {
+        Err(error) if error.may_concern_document() => error,
+        claimed => return Ok(claimed?.map_or(Next::NothingFree, Next::Claimed)),
+    };
+    // The refusal does not name the document. A filter that is refused is so here as well.
+    let Ok(candidate) = store.candidate(wanted, among).await else {
+        return Err(refused);
+    };
+    let Some(candidate) = candidate else {
+        return Ok(Next::NothingFree);
+    };
+    // It may be another by now: only the one that is refused by itself is passed over.
+    match store.claim(wanted, Among::Only(&candidate), operation, within).await {
+        Err(error) if error.may_concern_document() => Ok(Next::Refused(candidate, error)),
+        claimed => Ok(claimed?.map_or(Next::NothingFree, Next::Claimed)),
+    }
+}
+
+impl Session {
+    /// Claims, and goes on with the next document where one can't be claimed; `passed` then says so.
+    pub(super) async fn claim_once(
+        self: &Arc<Self>,
+        wanted: &Arc<Wanted>,
+        owner: &Owner,
+        how: How,
+        vain: &mut Vain,
+        passed: &mut bool,
+        failing: &mut Option<ServerError>,
+    ) -> Result<Option<Given>, StoreError> {
+        for _ in 1..PASSED_AT_ONCE {
+            match self.claim_round(wanted, owner, how, vain, failing).await? {
+                Round::Claimed(given) => return Ok(Some(given)),
+                Round::NothingFree => return Ok(None),
+                Round::PassedOver(_) => *passed = true,
+            }
+        }
+        match self.claim_round(wanted, owner, how, vain, failing).await? {
+            Round::Claimed(given) => Ok(Some(given)),
+            Round::NothingFree => Ok(None),
+            Round::PassedOver(why) => Err(why),
+        }
+    }
+
+    pub(super) async fn claim_round(
+        self: &Arc<Self>,
+        wanted: &Arc<Wanted>,
+        owner: &Owner,
+        how: How,
+        vain: &mut Vain,
+        failing: &mut Option<ServerError>,
+    ) -> Result<Round, StoreError> {
+        let (to, mut answer) = oneshot::channel();
+        let claiming = self.clone().run_claim(wanted.clone(), owner.clone(), how, *vain, to);
+        let task = self.spawn_for(claiming);
+        let claimed = match timeout(UNANSWERED, &mut answer).await {
+            Ok(claimed) => claimed,
+            Err(_) => {
+                *failing = Some(StoreError::unanswered(UNANSWERED).into());
+                answer.await
+            }
+        };
+        let claimed = match claimed {
+            Ok(claimed) => claimed,
+            // It went without a word, as the runtime is shutting down.
+            Err(_) => Err(task.await.map_or_else(StoreError::stopped, |()| StoreError::overdue())),
+        };
+        match &claimed {
+            Ok(_) => *vain = Vain::default(),
+            Err(error) if error.is_unanswered() => vain.unanswered = vain.unanswered.saturating_add(1),
+            Err(error) if error.ran_out_of_time() => vain.overdue = vain.overdue.saturating_add(1),
+            Err(_) => {}
+        }
+        claimed
+    }
+
+    /// Claims once, and sends what comes of it. Where that is not heard of in time, it runs on by itself.
+    pub(super) async fn run_claim(
+        self: Arc<Self>,
+        wanted: Arc<Wanted>,
+        owner: Owner,
+        how: How,
+        vain: Vain,
+        to: oneshot::Sender<Result<Round, StoreError>>,
+    ) {
+        let limit = self.asking.limit_of_claim(vain, &self.config);
+        let room = self.asking.enter(false, vain).await;
+        let id = self.ids.claim();
+        if self.closing.is_cancelled() {
+            self.ids.settled(&id);
+            // Whoever waits for it may be gone.
+            drop(to.send(Ok(Round::NothingFree)));
+            return;
+        }
+        let entry = Request {
+            id: id.clone(),
+            permits: 1,
+            lease: self.config.lease_millis(),
+            claim: self.config.claim_millis(),
+            wait: false,
+            fresh: true,
+            owner,
+        };
+        let requests = Requests {
+            kind: USED.0,
+            capacity: USED.1,
+            entries: vec![entry],
+            // Only what is free is claimed.
+            adopts: None,
+        };
+        let operation = Operation {
+            requests: Some(requests),
+            ..self.operation()
+        };
+        let (store, passed) = (self.store.clone(), self.claims.passed().ids(Instant::now()));
+        let mut claiming = pin!(claim_next(&store, &wanted, &passed, &operation, limit.within));
+        let (answer, adrift) = match self.asking.answer(claiming.as_mut(), room, limit).await {
+            Ok(answer) => (answer, None),
+            Err(adrift) => (Err(StoreError::unanswered(limit.patience())), Some(adrift)),
+        };
+        let answer = match answer {
+            Ok(Next::Claimed(claimed)) => self.claimed(&id, claimed, how),
+            Ok(Next::NothingFree) => Ok(Round::NothingFree),
+            Ok(Next::Refused(document, error)) => {
+                self.note_passed(document, Arc::new(error.clone()), false);
+                Ok(Round::PassedOver(error))
+            }
+            Err(error) => {
+                if !error.is_final() {
+                    self.spawn(self.clone().take_out(wanted.clone(), id.clone()));
+                }
+                Err(error)
+            }
+        };
+        self.ids.settled(&id);
+        // Whoever waits for it may be gone; what was claimed is given back then.
+        drop(to.send(answer));
+        // A shutdown waits for claims too.
+        self.drained.notify_waiters();
+        let Some(adrift) = adrift else { return };
+        // What is adrift keeps no session alive.
+        let session = Arc::downgrade(&self);
+        drop(self);
+        let late = claiming.await;
+        adrift.ended(&late);
+        // Nobody waits for it any more.
+        if let (Some(session), Ok(Next::Claimed(late))) = (session.upgrade(), late) {
+            session.feed(&late.name, |lines, context, _| {
+                lines.line(&late.name).take_out(id, USED, context);
+            });
+        }
+    }
+
+    /// Enters a claimed document among what is held, unless the news came too late to be believed.
+    pub(super) fn claimed(self: &Arc<Self>, id: &str, claimed: Claimed, how: How) -> Result<Round, StoreError> {
+        let Claimed {
+            name,
+            document,
+            state,
+            exchange,
+        } = claimed;
+        self.note(&exchange);
+        let state = match state {
+            Ok(state) => state,
+            Err(malformed) => {
+                // Written and not readable: nobody could ever release it.
+                self.feed(&name, |lines, context, _| {
+                    context.ids.settled(id);
+                    lines.line(&name).take_out(id.to_owned(), USED, context);
+                });
+                let error = StoreError::from(malformed);
+                let document = document.get("_id").cloned().unwrap_or(Bson::Null);
+                self.note_passed(document, Arc::new(error.clone()), false);
+                return Ok(Round::PassedOver(error));
+            }
+        };
+        let holder = state.holders.iter().find(|holder| holder.id == id);
+        let mut hold = None;
+        let mut doubted = false;
+        self.feed(&name, |lines, context, effects| {
+            let overtaken = context.ids.settled(id);
+            let deadline = holder
+                .and_then(|holder| {
+                    Deadline::of_answer(&exchange, holder.until, context.clock, context.now, context.config)
+                })
+                .filter(|deadline| deadline.instant() > context.now);
+            if let (Some(holder), Some(deadline), false) = (holder, deadline, lines.closed) {
+                let grant = Grant {
+                    token: holder.token,
+                    used: USED,
+                    permits: 1,
+                    lease: context.config.lease,
+                    how,
+                    deadline,
+                    renew_at: exchange.sent + context.config.renewal_interval,
+                };
+                let granted = Arc::new(Hold::new(id.to_owned(), name.clone(), &grant));
+                let line = lines.line(&name);
+                line.hold(granted.clone());
+                // Its end may have been heard of first.
+                doubted = overtaken.doubts(&name);
+                for (signal, at) in overtaken.signals {
+                    line.signalled(id, signal, at, context, effects);
+                }
+                hold = Some(granted);
+            } else {
+                lines.line(&name).take_out(id.to_owned(), USED, context);
+            }
+        });
+        let Some(hold) = hold else {
+            return Ok(Round::NothingFree);
+        };
+        if doubted {
+            self.verify(vec![hold.clone()]);
+        }
+        self.claims
+            .passed()
+            .forget(&shown(document.get("_id").unwrap_or(&Bson::Null)));
+        Ok(Round::Claimed(Given {
+            session: self.clone(),
+            hold: Some(hold),
+            document,
+        }))
+    }
+
+    /// A claim of unknown outcome may have been applied, or still be: it is looked for, and taken out again.
+    pub(super) async fn take_out(self: Arc<Self>, wanted: Arc<Wanted>, id: String) {
+        for pause in SWEEPS {
+            sleep(pause).await;
+            let reading = self.read_long(|store| {
+                let (wanted, id) = (wanted.clone(), id.clone());
+                async move { store.held_by(&wanted, &id).await }
+            });
+            for name in reading.await.unwrap_or_default() {
+                self.feed(&name, |lines, context, _| {
+                    lines.line(&name).take_out(id.clone(), USED, context);
+                });
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,65 @@
+//! The document around a lock in place: its holder reads, changes and deletes it.
+
+use std::sync::Arc;
+
+use mongodb::{bson::Document, options::UpdateModifications};
+
+use super::{Session, hold::Hold};
+use crate::{error::ServerError, status::LostReason};
+
+impl Session {
+    /// The user's part of a document.
+    pub(crate) async fn fetch(self: &Arc<Self>, name: &str) -> Result<Option<Document>, ServerError> {
+        let fetching = self.read_long(|store| {
+            let name = name.to_owned();
+            async move { store.fetch(&name).await }
+        });
+        Ok(fetching.await?)
+    }
+
+    /// Changes the user's part of a document that is held, and returns it; `None` when it is not held any more.
+    pub(crate) async fn change(
+        self: &Arc<Self>,
+        hold: &Arc<Hold>,
+        update: UpdateModifications,
+    ) -> Result<Option<Document>, ServerError> {
+        let (store, held, within) = (self.store.clone(), hold.clone(), hold.lease);
+        let operation = self.ids.operation();
+        let changing = async move {
+            let holder = (held.id.as_str(), held.token.as_i64());
+            store.change(&held.name, holder, update, &operation, within).await
+        };
+        // It can take its time, and is not repeated.
+        Ok(self.in_time(within, changing).await?)
+    }
+
+    /// Deletes a document that is held; `false` when it is not held any more.
+    pub(crate) async fn delete(self: &Arc<Self>, hold: &Arc<Hold>) -> Result<bool, ServerError> {
+        let (session, held, within) = (self.clone(), hold.clone(), hold.lease);
+        let deleting = async move {
+            let holder = (held.id.as_str(), held.token.as_i64());
+            held.begin_deleting();
+            let deleted = session.store.delete(&held.name, holder, within).await;
+            if matches!(deleted, Ok(true)) {
+                // Gone with its document: there is nothing to take out.
+                session.feed(&held.name, |lines, _, _| lines.line(&held.name).forget(&held.id));
+            }
+            held.end_deleting(matches!(deleted, Ok(true)));
+            held.tell_end();
+            deleted
+        };
+        Ok(self.in_time(within, deleting).await?)
+    }
+
+    /// The server said that a hold is over: looks up why, and ends it.
+    pub(crate) async fn give_up(self: &Arc<Self>, hold: &Arc<Hold>) -> LostReason {
+        let (session, held) = (self.clone(), hold.clone());
+        // Should the task be stopped, or the server not answer, its time is over all the same.
+        let _ = self
+            .spawn_for(async move { session.verify_together(&[held]).await })
+            .await;
+        hold.lose(LostReason::Expired);
+        self.bury(hold);
+        hold.lost_reason().unwrap_or(LostReason::Expired)
+    }
+}

@@ -1,0 +1,121 @@
+//! How a session reads, in time: beside its own unanswered attempts.
+
+use std::{sync::Arc, time::Duration};
+
+use futures::{StreamExt, stream::FuturesUnordered};
+use tokio::{
+    runtime::Handle,
+    time::{Instant, sleep_until},
+};
+
+use super::{Session, asking::OPERATIONS_AT_ONCE};
+use crate::store::{Documents, Exchange, Store, StoreError};
+
+/// How a reading is asked for again beside its own unanswered attempts.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Pace {
+    /// How long the first attempt is by itself; the later ones, in the end, for twice as long each.
+    beside: Duration,
+    /// By when there must be an answer.
+    in_all: Duration,
+}
+
+impl Pace {
+    /// For what may be long.
+    const LONG: Self = Self {
+        beside: Duration::from_secs(2),
+        in_all: Duration::from_secs(30),
+    };
+
+    /// For the first command of all. Longer than the driver looks for a server, as its error tells more.
+    pub(crate) const CONNECT: Self = Self {
+        in_all: Duration::from_secs(120),
+        ..Self::LONG
+    };
+
+    /// For a few documents by their names.
+    pub(super) fn short(beside: Duration) -> Self {
+        Self {
+            beside,
+            in_all: Duration::from_secs(10),
+        }
+    }
+}
+
+/// Reads, and reads again beside what is not answered: the first answer counts. What is left over runs on by itself.
+///
+/// Only for what changes nothing.
+pub(crate) async fn read_beside<T, F>(
+    runtime: &Handle,
+    pace: Pace,
+    mut read: impl FnMut() -> F,
+) -> Result<T, StoreError>
+where
+    T: Send + 'static,
+    F: Future<Output = Result<T, StoreError>> + Send + 'static,
+{
+    let begun = Instant::now();
+    let until = begun + pace.in_all;
+    let mut pause = pace.beside;
+    let mut attempts = FuturesUnordered::new();
+    loop {
+        if attempts.len() < READS_AT_ONCE {
+            attempts.push(runtime.spawn(read()));
+        }
+        let again = (Instant::now() + pause).min(until);
+        loop {
+            let ended = tokio::select! {
+                biased;
+                Some(ended) = attempts.next() => ended.unwrap_or_else(|stopped| Err(StoreError::stopped(stopped))),
+                () = sleep_until(again) => break,
+            };
+            match ended {
+                // Others are on their way still. Where there is no server there is none for them.
+                Err(error) if !(error.is_final() || error.found_no_server() || attempts.is_empty()) => {}
+                ended => return ended,
+            }
+        }
+        if Instant::now() >= until {
+            return Err(StoreError::unanswered(begun.elapsed()));
+        }
+        if attempts.len() >= OPERATIONS_AT_ONCE {
+            pause *= 2;
+        }
+    }
+}
+
+/// The most attempts of one reading at once.
+pub(super) const READS_AT_ONCE: usize = 8;
+
+impl Session {
+    /// Reads the documents of these names, in time.
+    pub(crate) async fn read_names(self: &Arc<Self>, names: &[String]) -> Result<(Documents, Exchange), StoreError> {
+        let read = |store: Arc<Store>| {
+            let names = names.to_vec();
+            async move { store.read(&names).await }
+        };
+        self.read_short(read).await
+    }
+
+    /// Reads a few documents, in time.
+    pub(crate) async fn read_short<T, F>(self: &Arc<Self>, read: impl Fn(Arc<Store>) -> F) -> Result<T, StoreError>
+    where
+        T: Send + 'static,
+        F: Future<Output = Result<T, StoreError>> + Send + 'static,
+    {
+        self.lives()?;
+        let usual = self.asking.usual();
+        let pace = Pace::short(usual + usual / 4);
+        read_beside(self.start(), pace, || read(self.store.clone())).await
+    }
+
+    /// Reads what may be long, in time.
+    pub(crate) async fn read_long<T, F>(self: &Arc<Self>, read: impl Fn(Arc<Store>) -> F) -> Result<T, StoreError>
+    where
+        T: Send + 'static,
+        F: Future<Output = Result<T, StoreError>> + Send + 'static,
+    {
+        self.lives()?;
+        read_beside(self.start(), Pace::LONG, || read(self.store.clone())).await
+    }
+}

@@ -1,0 +1,327 @@
+//! How holds are renewed: which of them together, when, and what becomes of the command.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+    time::Duration,
+};
+
+use tokio::time::{Instant, sleep};
+
+use super::{
+    Session, Table,
+    agenda::{AT_A_TIME, Queue},
+    hold::Hold,
+    renewals::{Lane, RENEWED_TOGETHER, SOONEST},
+};
+use crate::{
+    store::{Renewal, StoreError},
+    telemetry,
+    waitlist::{deadline::Deadline, timing::BACKOFF},
+};
+
+/// A round takes along what is due within this part of the renewal interval, so that holds acquired at different
+/// times come to be renewed together.
+pub(super) const TAKEN_ALONG: u32 = 2;
+
+/// Into so many parts goes what was not answered, whenever it is sent again; so within five times a document that hangs
+/// is by itself, and most of those beside it are renewed with the first.
+pub(super) const PARTS: usize = 4;
+
+/// But into no more commands than this: where nothing is answered at all, it is not for one of the documents.
+pub(super) const COMMANDS: usize = 32;
+
+/// How many of those that have less than half of their lease left go out together, beside all others: mostly those that
+/// hold on a claim lease, which is too short to wait for its turn.
+pub(super) const URGENT_TOGETHER: usize = 100;
+
+/// The place of a renewal among those that are on their way, for as long as it is waited for.
+pub(super) struct Awaited {
+    session: Arc<Session>,
+    lane: Lane,
+}
+
+impl Drop for Awaited {
+    fn drop(&mut self) {
+        self.session.table().renewals.end(self.lane);
+        // There may be others that have waited for that.
+        self.session.beat.notify_one();
+    }
+}
+
+/// How many of `count` holds go into one command, after so many renewals that were not answered.
+pub(super) fn renewed_together(in_vain: u32, count: usize) -> usize {
+    if in_vain == 0 {
+        return RENEWED_TOGETHER;
+    }
+    let part = (RENEWED_TOGETHER / PARTS.saturating_pow(in_vain)).min(count.div_ceil(PARTS));
+    part.max(count.div_ceil(COMMANDS)).clamp(1, RENEWED_TOGETHER)
+}
+
+/// Holds that are renewed by one command.
+pub(super) struct Batch {
+    holds: Vec<Arc<Hold>>,
+    /// Which renewal it is of each of them.
+    numbers: Vec<u64>,
+    lane: Lane,
+    /// How many were not answered before.
+    in_vain: u32,
+    /// Each by a statement of its own.
+    apart: bool,
+    /// How long it is waited for until another goes out beside it.
+    pause: Duration,
+    /// For how long the server may try.
+    within: Duration,
+}
+
+impl Table {
+    /// The next renewal for which there is room, its holds marked as being renewed.
+    pub(super) fn next_batch(
+        &mut self,
+        interval: Duration,
+        sizes: &mut BTreeMap<Queue, usize>,
+        now: Instant,
+    ) -> Option<Batch> {
+        let late = self.is_late(interval, now);
+        let (agenda, renewals) = (&mut self.agenda, &self.renewals);
+        if renewals.has_room(Lane::Urgent, late, now) {
+            let holds = agenda.take_due(Queue::Urgent, now, URGENT_TOGETHER, now);
+            if !holds.is_empty() {
+                return Some(self.batch(holds, Lane::Urgent, 0, interval, now));
+            }
+        }
+        if renewals.has_room(Lane::First, late, now)
+            && (agenda.is_due(Queue::Urgent, now) || agenda.is_due(Queue::First, now))
+        {
+            let mut holds = agenda.take_due(Queue::Urgent, now, RENEWED_TOGETHER, now);
+            let with_it = now + interval / TAKEN_ALONG;
+            holds.extend(agenda.take_due(Queue::First, with_it, RENEWED_TOGETHER - holds.len(), now));
+            if !holds.is_empty() {
+                return Some(self.batch(holds, Lane::First, 0, interval, now));
+            }
+        }
+        if !renewals.has_room(Lane::Again, late, now) {
+            return None;
+        }
+        for queue in agenda.repeated(now) {
+            let in_vain = match queue {
+                Queue::InVain(in_vain) => in_vain,
+                Queue::Refused => 1,
+                Queue::Urgent | Queue::First | Queue::Guarded => u32::MAX,
+            };
+            let size = *sizes.entry(queue).or_insert_with(|| match queue {
+                // None of them is known to hang.
+                Queue::Refused => RENEWED_TOGETHER,
+                _ => renewed_together(in_vain, agenda.count_due(queue, now, COMMANDS * RENEWED_TOGETHER)),
+            });
+            let holds = agenda.take_due(queue, now, size, now);
+            if !holds.is_empty() {
+                let mut batch = self.batch(holds, Lane::Again, in_vain, interval, now);
+                batch.apart = queue == Queue::Refused;
+                return Some(batch);
+            }
+        }
+        None
+    }
+
+    pub(super) fn batch(
+        &mut self,
+        holds: Vec<Arc<Hold>>,
+        lane: Lane,
+        in_vain: u32,
+        interval: Duration,
+        now: Instant,
+    ) -> Batch {
+        let left = holds.iter().map(|hold| hold.deadline().saturating_duration_since(now));
+        // For the first of the deadlines: one time for them all keeps them together.
+        let least_left = left.clone().min().unwrap_or_default();
+        let pause = self.renewals.pause(interval, in_vain, least_left);
+        // What hangs takes a connection of the pool, so the first may hang for as long as it is of use, and few beside it.
+        let within = left.max().unwrap_or_default();
+        let within = if in_vain == 0 { within } else { within / 2 };
+        let numbers = holds.iter().map(|hold| hold.renewing(now + pause)).collect();
+        for hold in &holds {
+            self.agenda.update(hold, now);
+        }
+        self.renewals.begin(lane);
+        Batch {
+            holds,
+            numbers,
+            lane,
+            in_vain,
+            apart: false,
+            pause,
+            within,
+        }
+    }
+
+    /// Whether a renewal is late by more than an interval.
+    pub(super) fn is_late(&self, interval: Duration, now: Instant) -> bool {
+        let by = now.checked_sub(interval);
+        by.is_some_and(|by| self.agenda.is_due(Queue::First, by))
+    }
+}
+
+impl Session {
+    /// Renews what is due, as far as there is room.
+    pub(super) fn renew_due(self: &Arc<Self>, now: Instant) {
+        let mut sizes = BTreeMap::new();
+        loop {
+            // Bound by itself, so that the mutex is let go after each.
+            let batch = self.table().next_batch(self.config.renewal_interval, &mut sizes, now);
+            let Some(batch) = batch else { return };
+            self.send_renewal(batch);
+        }
+    }
+
+    pub(super) fn send_renewal(self: &Arc<Self>, batch: Batch) {
+        let session = self.clone();
+        let awaited = Awaited {
+            session: self.clone(),
+            lane: batch.lane,
+        };
+        self.spawn(async move {
+            let Batch {
+                holds,
+                in_vain,
+                pause,
+                lane,
+                ..
+            } = &batch;
+            let sent_at = Instant::now();
+            let mut renewing = std::pin::pin!(session.renew_together(holds, batch.apart, batch.within));
+            let answered = tokio::select! {
+                biased;
+                answered = &mut renewing => Some(answered),
+                () = sleep(*pause) => None,
+            };
+            // Who is late does not keep the next from being sent: there may be another primary by now.
+            drop(awaited);
+            let answered = match answered {
+                Some(answered) => answered,
+                None => renewing.await,
+            };
+            if answered.is_ok() && *in_vain == 0 {
+                session.table().renewals.answered(sent_at.elapsed(), *pause, *lane);
+            }
+            if let Err(error) = answered {
+                let again = Instant::now() + (session.config.renewal_interval / 10).min(BACKOFF.1);
+                for (hold, number) in holds.iter().zip(&batch.numbers) {
+                    hold.failed(*number, again, error.was_answered());
+                }
+                session.reschedule(holds);
+            }
+        });
+    }
+
+    /// Enters in the agenda that the times of holds have changed.
+    pub(super) fn reschedule(&self, holds: &[Arc<Hold>]) {
+        let now = Instant::now();
+        for some in holds.chunks(AT_A_TIME) {
+            let mut table = self.table();
+            for hold in some {
+                table.agenda.update(hold, now);
+            }
+            self.beat_in_time(&mut table);
+        }
+    }
+
+    /// Renews holds in one command. `Some`: why the server refused single documents; that is for their holds to bear, and
+    /// they have been told.
+    pub(crate) async fn renew_together(
+        self: &Arc<Self>,
+        holds: &[Arc<Hold>],
+        apart: bool,
+        within: Duration,
+    ) -> Result<Option<StoreError>, StoreError> {
+        let renewed = self.renew_once(holds, apart, within).await;
+        self.reschedule(holds);
+        let (renewed, refused) = renewed.inspect_err(|error| telemetry::renewal_failed(holds.len(), error))?;
+        telemetry::renewed(renewed);
+        Ok(refused)
+    }
+
+    /// Renews, and returns how many were, and why the others were refused, if any. Which of them are gone is only read when
+    /// some are.
+    pub(super) async fn renew_once(
+        self: &Arc<Self>,
+        holds: &[Arc<Hold>],
+        apart: bool,
+        within: Duration,
+    ) -> Result<(u64, Option<StoreError>), StoreError> {
+        let mut entries = BTreeMap::<String, Vec<String>>::new();
+        for hold in holds {
+            entries.entry(hold.name.clone()).or_default().push(hold.id.clone());
+        }
+        let renewal = Renewal {
+            operation: self.ids.operation(),
+            entries,
+            keep: self.config.keep_millis(),
+            within,
+            apart,
+        };
+        // Reckoned by what is known of the server's clock as it is sent: by the answer it may be another's.
+        let sent = Instant::now();
+        let deadline = Deadline::of_renewal(sent, self.config.lease, &self.table().clock, &self.config);
+        let outcome = self.store.renew(&renewal).await?;
+        let renew_at = sent + self.config.renewal_interval;
+        let mut asked = Vec::new();
+        for hold in holds {
+            match outcome.refused.get(&hold.name) {
+                Some(error) => self.refused(hold, sent, error),
+                None => asked.push(hold),
+            }
+        }
+        let why = outcome.refused.into_values().next();
+        let refused = holds.len() - asked.len();
+        if refused > 0 {
+            telemetry::renewals_refused(refused);
+        }
+        // Documents are counted, not holders: with two of ours in one document a missing one would not show.
+        if outcome.renewed == asked.len() as u64 && renewal.entries.values().all(|ids| ids.len() == 1) {
+            for some in asked.chunks(AT_A_TIME) {
+                // Under the mutex of the clock, so that none escapes it when that is set ahead.
+                let clock = &self.table().clock;
+                for hold in some {
+                    hold.renewed(deadline.corrected(clock, &self.config), renew_at);
+                    hold.answered(sent);
+                }
+            }
+            self.hear_the_clock(&holds[0].name, sent);
+            return Ok((outcome.renewed, why));
+        }
+        let names: BTreeSet<&String> = asked.iter().map(|hold| &hold.name).collect();
+        let names: Vec<String> = names.into_iter().cloned().collect();
+        let (documents, exchange) = self.read_names(&names).await?;
+        self.note(&exchange);
+        let mut renewed = 0;
+        for hold in asked {
+            let state = documents.get(&hold.name).and_then(|document| document.as_ref().ok());
+            let holder = state.and_then(|state| state.holders.iter().find(|holder| hold.is(holder)));
+            let deadline =
+                holder.and_then(|holder| Deadline::of_reading(&exchange, holder.until, sent, hold.lease, &self.config));
+            if let Some(deadline) = deadline {
+                hold.renewed(deadline.corrected(&self.table().clock, &self.config), renew_at);
+                hold.answered(sent);
+                renewed += 1;
+            }
+            self.compare(hold, documents.get(&hold.name));
+        }
+        Ok((renewed, why))
+    }
+
+    /// The server refused to renew a hold, alone among those that were renewed with it.
+    pub(super) fn refused(&self, hold: &Hold, sent: Instant, error: &StoreError) {
+        let interval = self.config.renewal_interval;
+        let times = hold.refused(|times, left| {
+            let pause = (interval / 10)
+                .min(BACKOFF.1)
+                .saturating_mul(2_u32.saturating_pow(times));
+            pause.min(interval).min(left / 3).max(SOONEST)
+        });
+        hold.answered(sent);
+        if times == 1 {
+            telemetry::renewal_refused(&hold.name, error);
+        }
+    }
+}

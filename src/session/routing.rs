@@ -1,0 +1,108 @@
+//! Where events go: to the lines of their names, and to the holds that are to be verified.
+
+use std::{ops::Bound, sync::Arc};
+
+use super::{Session, agenda::AT_A_TIME, line::Line};
+use crate::{
+    protocol::{ServerTime, wake},
+    store::Event,
+};
+
+impl Session {
+    /// An event of the change stream. Only routes: what is to be done is done by tasks.
+    pub(super) fn on_event(self: &Arc<Self>, event: &Event) {
+        match event {
+            Event::Addressed { name, wake, at } => {
+                let mut ours = false;
+                for (id, signal) in wake::signals(wake, self.ids.session()) {
+                    ours = true;
+                    self.feed(name, |lines, context, effects| {
+                        if context.ids.remember(id, signal, *at) {
+                            return;
+                        }
+                        // A grant of an entry that nobody knows any more: it is taken out again.
+                        let known = lines.by_name.contains_key(name);
+                        if known || matches!(signal, wake::Signal::Granted { .. }) {
+                            lines.line(name).signalled(id, signal, *at, context, effects);
+                        }
+                    });
+                }
+                if ours {
+                    self.on_time(name, *at);
+                } else {
+                    // It came to us for its age alone: somebody wrote an earlier copy of the lock.
+                    self.on_doubt(name);
+                }
+            }
+            Event::Foreign { name } => self.on_doubt(name),
+            // The claims are told of all of them at once.
+            Event::Freed => {}
+            Event::Everything => self.on_gap(),
+        }
+    }
+
+    /// A write bears this time. One from before a hold was granted is an earlier copy of the lock, or its event is late.
+    pub(super) fn on_time(self: &Arc<Self>, name: &str, at: ServerTime) {
+        let held: Vec<_> = {
+            let table = self.table();
+            let holds = table.lines.by_name.get(name).into_iter().flat_map(Line::holds);
+            holds.filter(|hold| hold.is_granted_after(at)).cloned().collect()
+        };
+        self.verify(held);
+    }
+
+    /// The document of `name` may have changed in any way: who waits asks again, who holds is verified.
+    pub(super) fn on_doubt(self: &Arc<Self>, name: &str) {
+        let mut held = Vec::new();
+        self.feed(name, |lines, context, _| {
+            context.ids.doubt(Some(name));
+            if let Some(line) = lines.by_name.get_mut(name) {
+                line.doubt(context);
+                held.extend(line.holds().cloned());
+            }
+        });
+        self.verify(held);
+    }
+
+    /// Events may have been missed: the same for every name.
+    pub(super) fn on_gap(self: &Arc<Self>) {
+        let under_way = {
+            let mut table = self.table();
+            self.ids.doubt(None);
+            let gap = &mut table.gap;
+            gap.replace(gap.is_some()).is_some()
+        };
+        if !under_way {
+            self.spawn(self.clone().doubt_all());
+        }
+    }
+
+    /// Doubts every name, some at a time, so that nothing else has to wait for long.
+    pub(super) async fn doubt_all(self: Arc<Self>) {
+        let mut last: Option<String> = None;
+        loop {
+            let names = self.names_after(last.as_deref());
+            for name in &names {
+                self.on_doubt(name);
+            }
+            last = names.into_iter().next_back();
+            if last.is_none() {
+                let gap = &mut self.table().gap;
+                // There was another gap meanwhile.
+                *gap = gap.filter(|again| *again).map(|_| false);
+                if gap.is_none() {
+                    return;
+                }
+            }
+            tokio::task::yield_now().await;
+        }
+    }
+
+    /// The next names that have lines, in their order.
+    pub(super) fn names_after(&self, last: Option<&str>) -> Vec<String> {
+        let from = last.map_or(Bound::Unbounded, Bound::Excluded);
+        let table = self.table();
+        let names = table.lines.by_name.range::<str, _>((from, Bound::Unbounded));
+        names.take(AT_A_TIME).map(|(name, _)| name.clone()).collect()
+    }
+}

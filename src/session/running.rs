@@ -1,0 +1,128 @@
+//! How the operations of lines run: one at a time for each name, and beside those that are not answered.
+
+use std::{pin::pin, sync::Arc, time::Duration};
+
+use tokio::time::{sleep_until, timeout};
+
+use super::{Session, line::Line};
+use crate::{
+    protocol::Operation,
+    store::{Answer, StoreError},
+    telemetry,
+    waitlist::{Vain, answers::asked_for},
+};
+
+impl Session {
+    /// Runs operations on one name for as long as its line wants any.
+    pub(super) async fn run(self: Arc<Self>, name: String, mut next: Option<(Operation, Vain)>) {
+        if next.is_some() {
+            self.prepare().await;
+        }
+        while let Some((operation, vain)) = next {
+            let limit = self.asking.limit(vain, &self.config);
+            let room = self.asking.enter(!operation.leave.is_empty(), vain).await;
+            let store = self.store.clone();
+            let mut asking = pin!(store.run(&name, &operation, limit.within));
+            match self.asking.answer(asking.as_mut(), room, limit).await {
+                Ok(answer) => next = self.settle(&name, &operation, answer),
+                Err(adrift) => {
+                    self.give_up_on(&name, &operation, limit.patience());
+                    // What is adrift keeps no session alive.
+                    let session = Arc::downgrade(&self);
+                    drop(self);
+                    let late = asking.await;
+                    adrift.ended(&late);
+                    if let Some(session) = session.upgrade() {
+                        session.came_late(&name, &operation, &late);
+                    }
+                    return;
+                }
+            }
+        }
+        // What is still to be taken out has nobody else: its handles and futures, and the client too, may be gone, and
+        // with them the session but for this task.
+        let leaves_at = self.table().lines.by_name.get(&name).and_then(Line::leaves_at);
+        if let Some(at) = leaves_at {
+            tokio::select! {
+                biased;
+                () = sleep_until(at) => self.feed(&name, |_, _, _| {}),
+                () = self.ended.cancelled() => {}
+            }
+        }
+    }
+
+    /// An operation counts as failed, and the line goes on beside it.
+    pub(super) fn give_up_on(self: &Arc<Self>, name: &str, operation: &Operation, waited: Duration) {
+        let error = StoreError::unanswered(waited);
+        telemetry::operation_failed(telemetry::purpose(operation), Some(name), &error);
+        let next = self.settle(name, operation, Err(error));
+        self.spawn(self.clone().run(name.to_owned(), next));
+    }
+
+    pub(super) fn settle(
+        self: &Arc<Self>,
+        name: &str,
+        operation: &Operation,
+        answer: Result<Answer, StoreError>,
+    ) -> Option<(Operation, Vain)> {
+        // Before what the answer says is looked at: it is reckoned by this clock.
+        if let Ok(answer) = &answer {
+            self.note(&answer.exchange);
+        }
+        let mut effects = Vec::new();
+        let next = {
+            let mut table = self.table();
+            let table = &mut *table;
+            let context = self.context(table.streaming, &table.clock);
+            let line = table.lines.by_name.get_mut(name)?;
+            match answer {
+                Ok(answer) => {
+                    line.answered(operation, &answer, &context, &mut effects);
+                    line.remember(answer, &context);
+                }
+                Err(error) => {
+                    line.failed(operation, &error, &context, &mut effects);
+                }
+            }
+            let next = line.next(&context).map(|next| (next, line.vain()));
+            self.after(table, name);
+            next
+        };
+        self.carry_out(name, effects);
+        next
+    }
+
+    /// An operation that was given up has ended.
+    pub(super) fn came_late(self: &Arc<Self>, name: &str, operation: &Operation, answer: &Result<Answer, StoreError>) {
+        match answer {
+            Ok(answer) => {
+                self.note(&answer.exchange);
+                let Some(state) = &answer.state else { return };
+                if asked_for(operation, state).next().is_some() {
+                    self.feed(name, |lines, context, _| {
+                        lines.line(name).applied_late(operation, state, context);
+                    });
+                }
+            }
+            Err(error) => self.feed(name, |lines, _, _| {
+                if let Some(line) = lines.by_name.get_mut(name) {
+                    line.failed_late(error);
+                }
+            }),
+        }
+    }
+
+    /// Runs a command in a task of its own, and waits for its answer for so long. After that it counts as failed with an
+    /// unknown outcome, and runs on by itself.
+    pub(crate) async fn in_time<T: Send + 'static>(
+        self: &Arc<Self>,
+        patience: Duration,
+        command: impl Future<Output = Result<T, StoreError>> + Send + 'static,
+    ) -> Result<T, StoreError> {
+        self.lives()?;
+        match timeout(patience, self.start().spawn(command)).await {
+            Ok(answer) => answer.unwrap_or_else(|stopped| Err(StoreError::stopped(stopped))),
+            Err(_) => Err(StoreError::unanswered(patience)),
+        }
+    }
+}

@@ -1,0 +1,152 @@
+//! How holds are verified: their documents are read, and what contradicts the server's clock is acted on.
+
+use std::{collections::BTreeSet, sync::Arc, time::Duration};
+
+use tokio::time::{Instant, sleep};
+
+use super::{Session, Table, agenda::AT_A_TIME, hold::Hold, renewals::RENEWED_TOGETHER};
+use crate::{
+    protocol::{State, document::Malformed},
+    store::Exchange,
+    telemetry,
+    waitlist::{clock::Jump, timing::BACKOFF},
+};
+
+/// A lock held for longer than this is worth a change stream that tells of its loss. Most critical sections are
+/// shorter, and each open stream costs the server some work for every write.
+pub(super) const WORTH_WATCHING: Duration = Duration::from_millis(200);
+
+/// How often holders look after a thousand locks while no stream tells of them.
+pub(super) const LOOK_AFTER: Duration = Duration::from_millis(500);
+
+/// How often a failed look is repeated; by then a renewal has told more.
+pub(super) const LOOKS: u32 = 8;
+
+impl Table {
+    /// When a stream is asked for that tells of losses, or holds are looked after as there is none.
+    pub(super) fn looks_at(&self, wants_to_stream: bool, now: Instant) -> Option<Instant> {
+        let worth_it = self.agenda.oldest()?.since + WORTH_WATCHING;
+        if wants_to_stream {
+            return Some(worth_it);
+        }
+        (!self.streaming).then(|| worth_it.max(self.verify_at.unwrap_or(now)))
+    }
+
+    /// The next thousand of those that no stream tells of, in turn.
+    pub(super) fn look_after(&mut self, now: Instant) -> Vec<Arc<Hold>> {
+        let holds = self.agenda.after(self.looked_after, RENEWED_TOGETHER);
+        // From the beginning again, after the last.
+        let all = holds.len() < RENEWED_TOGETHER;
+        self.looked_after = holds.last().filter(|_| !all).map_or(0, |hold| hold.number);
+        self.verify_at = Some(now + LOOK_AFTER);
+        holds
+    }
+}
+
+impl Session {
+    /// Renewals tell nothing of the server's clock. Where nothing else has since the one before, a document is read.
+    pub(super) fn hear_the_clock(self: &Arc<Self>, name: &str, now: Instant) {
+        let Some(since) = now.checked_sub(self.config.renewal_interval) else {
+            return;
+        };
+        if self.table().clock.is_stale(since, now) {
+            let (session, names) = (self.clone(), [name.to_owned()]);
+            self.spawn(async move {
+                // Should it fail, the next renewal asks again.
+                if let Ok((_, exchange)) = session.read_names(&names).await {
+                    session.note(&exchange);
+                }
+            });
+        }
+    }
+
+    /// Takes in what an exchange tells of the server's clock.
+    pub(super) fn note(self: &Arc<Self>, exchange: &Exchange) {
+        let jump = self.table().clock.note(exchange, &self.config);
+        self.on_jump(jump);
+    }
+
+    /// The server's clock contradicts what was known of it. To be called when no mutex is held.
+    pub(super) fn on_jump(self: &Arc<Self>, jump: Option<Jump>) {
+        let Some(jump) = jump else { return };
+        if jump.ahead {
+            // At once, without a pause: whoever looks at a hold after this is to see the deadline that is right.
+            let mut last = 0;
+            loop {
+                let holds = {
+                    let mut table = self.table();
+                    let holds = table.agenda.after(last, AT_A_TIME);
+                    for hold in &holds {
+                        hold.shorten(&table.clock, &self.config);
+                        table.agenda.update(hold, Instant::now());
+                    }
+                    holds
+                };
+                holds.iter().for_each(|hold| hold.look_again());
+                match holds.last() {
+                    Some(hold) => last = hold.number,
+                    None => break,
+                }
+            }
+            self.beat.notify_one();
+        }
+        telemetry::clock_jumped(jump.by, jump.ahead);
+    }
+
+    pub(super) fn compare(self: &Arc<Self>, hold: &Hold, document: Option<&Result<State, Malformed>>) {
+        self.feed(&hold.name, |lines, context, effects| {
+            if let Some(line) = lines.by_name.get_mut(&hold.name) {
+                line.verified(document, std::slice::from_ref(&hold.id), context, effects);
+            }
+        });
+    }
+
+    /// Reads the documents of holds whose state is in doubt. What comes up meanwhile goes into the next reading.
+    pub(super) fn verify(self: &Arc<Self>, holds: Vec<Arc<Hold>>) {
+        if holds.is_empty() {
+            return;
+        }
+        {
+            let mut table = self.table();
+            table.doubted.extend(holds.into_iter().map(|hold| (hold.number, hold)));
+            if std::mem::replace(&mut table.verifying, true) {
+                return;
+            }
+        }
+        let session = self.clone();
+        self.spawn(async move {
+            loop {
+                let doubted = {
+                    let mut table = session.table();
+                    let doubted = std::mem::take(&mut table.doubted);
+                    table.verifying = !doubted.is_empty();
+                    doubted
+                };
+                if doubted.is_empty() {
+                    return;
+                }
+                let doubted: Vec<Arc<Hold>> = doubted.into_values().collect();
+                for together in doubted.chunks(RENEWED_TOGETHER) {
+                    session.verify_together(together).await;
+                }
+            }
+        });
+    }
+
+    pub(super) async fn verify_together(self: &Arc<Self>, holds: &[Arc<Hold>]) {
+        let names: BTreeSet<&String> = holds.iter().map(|hold| &hold.name).collect();
+        let names: Vec<String> = names.into_iter().cloned().collect();
+        for look in 0..LOOKS {
+            match self.read_names(&names).await {
+                Ok((documents, exchange)) => {
+                    self.note(&exchange);
+                    for hold in holds {
+                        self.compare(hold, documents.get(&hold.name));
+                    }
+                    return;
+                }
+                Err(_) => sleep(BACKOFF.0.saturating_mul(1 << look)).await,
+            }
+        }
+    }
+}
