@@ -12,7 +12,7 @@ use mongodb::{
 use watchlock::{LockClient, LockClientBuilder};
 
 use crate::{
-    exit::{self, Failure, INTERNAL, UNAVAILABLE},
+    exit::{Failure, INTERNAL, UNAVAILABLE},
     text::plain,
 };
 
@@ -104,7 +104,7 @@ impl Connection {
 
     /// The driver's reason, unless it could quote a part of a secret in the connection string.
     fn not_valid(&self, error: &Error) -> Failure {
-        let cause = exit::cause(error);
+        let cause = error.kind.to_string();
         let why = if quotes_a_secret(&cause, &self.uri) {
             "is not valid; why is not told, as that would show a part of its secret. Characters like : / ? # [ ] @ % in user \
              name and password must be percent-encoded"

@@ -7,9 +7,8 @@ use std::{
     process::ExitCode,
 };
 
-use mongodb::error::{Error as DriverError, ErrorKind as DriverKind};
-use tokio::task::JoinError;
-use watchlock::{AcquireError, BuildError, OperateError, ServerError};
+use mongodb::error::Error as DriverError;
+use watchlock::{AcquireError, BuildError, OperateError, ServerError, ServerErrorKind};
 
 use crate::{json, messages};
 
@@ -80,7 +79,7 @@ impl Failure {
     }
 
     pub(crate) fn driver(error: &DriverError) -> Self {
-        Self::new(code(error), cause(error))
+        ServerError::from(error.clone()).into()
     }
 
     pub(crate) fn message(&self) -> &str {
@@ -123,72 +122,32 @@ impl Failure {
 
 impl From<ServerError> for Failure {
     fn from(error: ServerError) -> Self {
-        let source = error.source();
-        let by_driver = source.and_then(|source| source.downcast_ref::<DriverError>());
-        let code = match by_driver {
-            Some(error) => code(error),
-            // No answer in time, or no task to wait for it.
-            None if source.is_none_or(|source| source.is::<io::Error>() || source.is::<JoinError>()) => UNAVAILABLE,
-            // The library refuses a document that is not a lock's.
-            None => DATA,
+        let code = match error.kind() {
+            ServerErrorKind::NotALock => DATA,
+            ServerErrorKind::Unauthenticated | ServerErrorKind::Unauthorized(_) => NOT_PERMITTED,
+            _ => UNAVAILABLE,
         };
-        let message = match (by_driver, source) {
-            (Some(by_driver), _) if is_unauthorized(by_driver) => cause(by_driver),
-            (Some(by_driver), _) => format!("{error}: {}", cause(by_driver)),
-            (None, Some(source)) => format!("{error}: {source}"),
-            (None, None) => error.to_string(),
-        };
-        Self::new(code, message)
+        Self::new(code, message(&error))
     }
 }
 
-/// What the driver says, without labels and the like. A refusal quotes the whole command, of which only what is missing
-/// matters.
-pub(crate) fn cause(error: &DriverError) -> String {
-    match &*error.kind {
-        DriverKind::Command(command) if is_unauthorized(error) => missing(&command.message),
-        kind => kind.to_string(),
-    }
-}
-
-fn is_unauthorized(error: &DriverError) -> bool {
-    matches!(&*error.kind, DriverKind::Command(command) if command.code == 13)
-}
-
-/// Of `not authorized on app to execute command { find: "locks", … }`, which privilege that is.
-fn missing(message: &str) -> String {
-    let read = || {
-        let (_, rest) = message.split_once("not authorized on ")?;
-        let (database, rest) = rest.split_once(" to execute command { ")?;
-        let (command, rest) = rest.split_once(": ")?;
-        let collection = rest.strip_prefix('"').and_then(|rest| Some(rest.split_once('"')?.0));
-        let actions = match command {
-            "find" | "count" => "`find`",
-            "aggregate" if rest.contains("$changeStream") => "`changeStream` and `find`",
-            "aggregate" => "`find`",
-            "findAndModify" | "findandmodify" | "update" => "`update` (or `find`, or `insert`)",
-            "insert" => "`insert`",
-            "createIndexes" => "`createIndex`",
-            "listIndexes" => "`listIndexes`",
-            other => return Some(format!("missing a privilege on {database} for the command `{other}`")),
-        };
-        let place = collection.map_or_else(|| database.to_owned(), |collection| format!("{database}.{collection}"));
-        Some(format!("missing {actions} on {place}"))
+/// Describes the trouble and its cause in one line, without the driver's labels and the like.
+fn message(error: &ServerError) -> String {
+    let cause = match (error.driver(), error.source()) {
+        (Some(driver), _) => Some(driver.kind.to_string()),
+        (None, source) => source.map(ToString::to_string),
     };
-    let what = read().unwrap_or_else(|| {
-        // Without the command that it quotes.
-        let told = message.split(" to execute command").next().unwrap_or_default();
-        told.to_owned()
-    });
-    format!("{what}; see `watchlock doctor`")
-}
-
-/// Unauthorized, AuthenticationFailed, and what Atlas says instead.
-fn code(error: &DriverError) -> u8 {
-    match &*error.kind {
-        DriverKind::Authentication { .. } => NOT_PERMITTED,
-        DriverKind::Command(command) if [13, 18, 8000].contains(&command.code) => NOT_PERMITTED,
-        _ => UNAVAILABLE,
+    match (error.kind(), cause) {
+        // The server's text quotes the whole command.
+        (ServerErrorKind::Unauthorized(missing), _) if missing.namespace.is_some() => {
+            format!("{missing}; see `watchlock doctor`")
+        }
+        (ServerErrorKind::Unauthorized(missing), Some(cause)) => {
+            format!("{missing}: {cause}; see `watchlock doctor`")
+        }
+        // The error is its own cause.
+        (ServerErrorKind::NoRuntime, _) | (_, None) => error.to_string(),
+        (_, Some(cause)) => format!("{error}: {cause}"),
     }
 }
 
@@ -249,28 +208,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_refusal_is_told_by_what_is_missing() {
-        let told = missing(
-            "not authorized on app to execute command { findAndModify: \"distributed_locks\", query: { _id: \"x\" }, lsid: \
-             { id: UUID(\"0\") } }",
+    fn an_error_of_the_driver_is_described_with_its_cause() {
+        let failure = Failure::driver(&DriverError::custom("a test"));
+        assert_eq!(failure.code, UNAVAILABLE);
+        assert!(
+            failure.message().starts_with("the server can't be reached: "),
+            "{failure:?}"
         );
-        assert_eq!(
-            told,
-            "missing `update` (or `find`, or `insert`) on app.distributed_locks; see `watchlock doctor`"
-        );
-        let stream =
-            "not authorized on app to execute command { aggregate: \"locks\", pipeline: [ { $changeStream: {} } ] }";
-        assert_eq!(
-            missing(stream),
-            "missing `changeStream` and `find` on app.locks; see `watchlock doctor`"
-        );
-        for odd in [
-            "",
-            "not authorized on",
-            "not authorized on é to execute command { x",
-            "command quit requires",
-        ] {
-            assert!(missing(odd).ends_with("see `watchlock doctor`"), "{odd}");
-        }
     }
 }

@@ -689,7 +689,7 @@ async fn a_missing_privilege_is_named() {
     // Not with `--try`: on a machine that is busy its time may be over when the server has said so.
     let told = watchlock(&ground, ["run", "x", "--", "true"]).await.expect(77);
     assert!(
-        told.err.contains("missing `update`") && told.err.contains("watchlock doctor"),
+        told.err.contains("missing one of `find`, `insert`, `update` on ") && told.err.contains("; see `watchlock doctor`"),
         "{told:?}"
     );
     assert!(told.err.lines().count() == 1 && !told.err.contains("lsid"), "{told:?}");
