@@ -23,7 +23,7 @@ const RECENT: Duration = Duration::from_secs(1);
 /// stream asks seldom, so it can be as old as half of the lease: [`age`](Self::age) says how old.
 ///
 /// Its `Display` is a sentence for people, without the name of the lock: ``held by billing (host-a, process 4711) for 12s,
-/// because of "monthly run"; 2 wait before us``.
+/// because of "monthly run"; 2 waiters ahead of us``.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Contention {
@@ -37,7 +37,7 @@ pub struct Contention {
     /// when it is full asks again about once a second until there is room, and who gets the room is not promised.
     /// [`waiting_before`](Self::waiting_before) tells of those who certainly come first.
     pub queue_full: bool,
-    /// Whether this very client was among the holders. A lock is not re-entrant unless that is asked for: see
+    /// Whether this client was among the holders. A lock is not re-entrant unless that is asked for: see
     /// [`Acquire::reentrant`](crate::Acquire::reentrant).
     pub held_here: bool,
     /// When the server said so, by its own clock.
@@ -105,9 +105,9 @@ impl fmt::Display for Contention {
         }
         if self.held_here {
             f.write_str(if self.holders.len() == 1 {
-                ", which is this very client"
+                ", which is this client"
             } else {
-                "; this very client is one of them"
+                "; this client is one of them"
             })?;
         }
         let more = self.holders.len().saturating_sub(NAMED);
@@ -120,12 +120,12 @@ impl fmt::Display for Contention {
         match self.waiting_before {
             before if self.queue_full => write!(
                 f,
-                "{before} wait in the queue, which is full; this client is not in it yet"
+                "{before} waiters in the queue, which is full; this client is not in it yet"
             )?,
             0 if self.holders.is_empty() => f.write_str("nobody held it any more, and we were next")?,
             0 => {}
-            1 => f.write_str("1 waits before us")?,
-            before => write!(f, "{before} wait before us")?,
+            1 => f.write_str("1 waiter ahead of us")?,
+            before => write!(f, "{before} waiters ahead of us")?,
         }
         if self.age >= RECENT {
             write!(f, " (as of {:?} ago)", rounded(self.age))?;
@@ -195,11 +195,11 @@ mod tests {
         let billing = holder("a-1", Some("billing"), Some("monthly run"));
         assert_eq!(
             told(vec![billing.clone()], 2, Duration::ZERO),
-            "held by billing (host-a, process 4711) for 12s, because of \"monthly run\"; 2 wait before us"
+            "held by billing (host-a, process 4711) for 12s, because of \"monthly run\"; 2 waiters ahead of us"
         );
         assert_eq!(
             told(vec![holder("us-1", None, None)], 0, Duration::from_millis(3_200)),
-            "held by process 4711 on host-a for 12s, which is this very client (as of 3s ago)"
+            "held by process 4711 on host-a for 12s, which is this client (as of 3s ago)"
         );
         let many = vec![
             billing,
@@ -208,16 +208,16 @@ mod tests {
             holder("us-4", None, None),
         ];
         assert!(told(many, 1, Duration::ZERO).ends_with(
-            "; and by process 4711 on host-a for 12s; this very client is one of them; and by 1 more; 1 waits before us"
+            "; and by process 4711 on host-a for 12s; this client is one of them; and by 1 more; 1 waiter ahead of us"
         ));
-        assert_eq!(told(Vec::new(), 1, Duration::ZERO), "1 waits before us");
+        assert_eq!(told(Vec::new(), 1, Duration::ZERO), "1 waiter ahead of us");
         let full = Contention {
             queue_full: true,
             ..Contention::behind(256)
         };
         assert_eq!(
             full.to_string(),
-            "256 wait in the queue, which is full; this client is not in it yet"
+            "256 waiters in the queue, which is full; this client is not in it yet"
         );
     }
 }
