@@ -1,6 +1,6 @@
-//! The numbers, by their names; without the feature `metrics` they go nowhere.
+//! The metrics, by their names; without the feature `metrics` they go nowhere.
 //!
-//! Labels are names that stand in the code, so there are few values of each.
+//! Labels are names that occur in the code, so there are few values of each.
 
 pub(super) use sink::{change, count, describe, time};
 
@@ -30,22 +30,22 @@ mod sink {
 
     use super::{super::shield::shielded, *};
 
-    /// Counts so many more.
+    /// Increments a counter.
     pub(in super::super) fn count(name: &'static str, more: u64, labels: &[Label]) {
         shielded(|| counter!(name, labels).increment(more));
     }
 
-    /// Raises or lowers what there is at present.
+    /// Raises or lowers a gauge.
     pub(in super::super) fn change(name: &'static str, by: f64, labels: &[Label]) {
         shielded(|| gauge!(name, labels).increment(by));
     }
 
-    /// Enters how long something took.
+    /// Records how long something took.
     pub(in super::super) fn time(name: &'static str, took: Duration, labels: &[Label]) {
         shielded(|| histogram!(name, labels).record(took));
     }
 
-    /// With every client, as nobody tells when a recorder is installed.
+    /// Describes the metrics. Every client does, as nothing announces when a recorder is installed.
     pub(in super::super) fn describe() {
         shielded(describe_all);
     }
