@@ -38,14 +38,14 @@ struct Request {
     reentrant: bool,
 }
 
-/// The outcome of a try that is not granted at once.
+/// The handling of a request that is not granted at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Otherwise {
     Wait,
     /// `None`.
     Nothing,
     /// [`AcquireError::Held`].
-    Tell,
+    Report,
 }
 
 impl Request {
@@ -83,12 +83,12 @@ impl Request {
             return Err(InvalidInput::new(message));
         }
         if !(1..=*capacity).contains(permits) {
-            let message = format!("{permits} permits are asked for; of this {kind} it must be 1 to {capacity}");
+            let message = format!("{permits} permits are requested; for this {kind} it must be 1 to {capacity}");
             return Err(InvalidInput::new(message));
         }
         if self.reentrant && *kind == Kind::Semaphore {
             let message = format!(
-                "the semaphore `{}` is asked for re-entrantly, which means nothing: ask for more permits",
+                "the semaphore `{}` is requested re-entrantly, which is not possible: ask for more permits",
                 name.escape_debug()
             );
             return Err(InvalidInput::new(message));
@@ -107,7 +107,7 @@ impl Request {
     async fn wait(self, timeout: Option<Duration>) -> Result<LockHandle, AcquireError> {
         let name = self.share.name.clone();
         let acquired = if timeout == Some(Duration::ZERO) {
-            self.send(Otherwise::Tell, None).await
+            self.send(Otherwise::Report, None).await
         } else {
             self.send(Otherwise::Wait, timeout).await
         };
@@ -152,7 +152,7 @@ impl Request {
                 capacity,
                 permits,
                 wait: otherwise == Otherwise::Wait,
-                tell: otherwise == Otherwise::Tell,
+                tell: otherwise == Otherwise::Report,
                 reentrant: self.reentrant,
                 owner,
             },
@@ -313,7 +313,7 @@ impl TryAcquire {
     ///
     /// # Cancel safety
     ///
-    /// Cancel safe, as [`Mutex::acquire`](crate::Mutex::acquire).
+    /// Cancel safe, like [`Mutex::acquire`](crate::Mutex::acquire).
     ///
     /// # Examples
     ///
@@ -334,7 +334,7 @@ impl TryAcquire {
     /// ```
     pub async fn or_held(self) -> Result<LockHandle, AcquireError> {
         let name = self.request.share.name.clone();
-        let tried = self.send(Otherwise::Tell).await?;
+        let tried = self.send(Otherwise::Report).await?;
         // This variant never answers `None`.
         tried.ok_or_else(|| AcquireError::Held {
             name: name.to_string(),

@@ -96,22 +96,22 @@ impl Config {
             ("longest poll interval", poll_most),
         ];
         for (name, value) in all {
-            at_most(name, value, "longest that is accepted", DURATION_MOST)?;
+            at_most(name, value, "longest accepted value", DURATION_MOST)?;
         }
         below(
             "renewal interval",
             renewal_interval,
-            "lease less the skew margin and the drift of clocks",
+            "lease less the skew margin and the clock drift",
             lease.saturating_sub(self.margin(lease)),
         )?;
         below("skew margin", skew_margin, "half of the claim lease", claim_lease / 2)?;
         at_most("claim lease", claim_lease, "lease", lease)?;
-        at_most("claim lease", claim_lease, "longest that is accepted", RETENTION_LEAST)?;
+        at_most("claim lease", claim_lease, "longest accepted value", RETENTION_LEAST)?;
         at_most("shortest poll interval", poll_least, "longest", poll_most)?;
         if !(1..=STREAMS_MOST).contains(&self.max_streams) {
             let streams = self.max_streams;
             return Err(InvalidInput::new(format!(
-                "the most change streams are {streams}; they must be 1 to {STREAMS_MOST}"
+                "the maximum number of change streams is {streams}; it must be 1 to {STREAMS_MOST}"
             )));
         }
         self.label.as_ref().map_or(Ok(()), |label| check_text("label", label))?;
@@ -298,7 +298,7 @@ pub(crate) fn check_prefix(prefix: &str) -> Result<(), InvalidInput> {
     if prefix.len() > NAME_MOST {
         let length = prefix.len();
         return Err(InvalidInput::new(format!(
-            "the prefix of names has {length} bytes; it must have at most {NAME_MOST}"
+            "the name prefix has {length} bytes; it must have at most {NAME_MOST}"
         )));
     }
     Ok(())
@@ -316,7 +316,7 @@ pub(crate) fn check_names(names: &[LockName]) -> Result<(), InvalidInput> {
     if let Some(twice) = names.windows(2).find(|pair| pair[0] == pair[1]) {
         let name = twice[0].escape_debug();
         return Err(InvalidInput::new(format!(
-            "`{name}` is named more than once; each name of a multi-lock must be given once"
+            "`{name}` is given more than once; each name of a multi-lock must be given once"
         )));
     }
     Ok(())
@@ -334,7 +334,7 @@ pub(crate) fn check_text(what: &str, text: &str) -> Result<(), InvalidInput> {
 
 /// Checks a timeout: from zero to longer than anybody lives, but short enough to add it to the clock.
 pub(crate) fn check_timeout(timeout: Duration) -> Result<(), InvalidInput> {
-    at_most("timeout", timeout, "longest that is accepted", DURATION_MOST)
+    at_most("timeout", timeout, "longest accepted value", DURATION_MOST)
 }
 
 /// Returns this machine's own name: only shown to people.

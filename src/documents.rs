@@ -154,7 +154,7 @@ impl<T> DocumentLocks<T> {
     ///
     /// # Cancel safety
     ///
-    /// Cancel safe, as [`Mutex::acquire`](crate::Mutex::acquire).
+    /// Cancel safe, like [`Mutex::acquire`](crate::Mutex::acquire).
     ///
     /// # Examples
     ///
@@ -181,7 +181,7 @@ impl<T> DocumentLocks<T> {
     ///
     /// # Cancel safety
     ///
-    /// Cancel safe, as [`acquire`](Self::acquire).
+    /// Cancel safe, like [`acquire`](Self::acquire).
     ///
     /// # Examples
     ///
@@ -240,7 +240,7 @@ impl<T> DocumentLocks<T> {
     ///
     /// # Cancel safety
     ///
-    /// Cancel safe, as [`claim`](Self::claim).
+    /// Cancel safe, like [`claim`](Self::claim).
     ///
     /// # Examples
     ///
@@ -358,7 +358,7 @@ impl<T> DocumentLocks<T> {
         let place = InPlace::new(namespace, &self.path, &self.locks.paths_in(key));
         let place = place.map_err(|other| {
             InvalidInput::new(format!(
-                "the field `{}` for the locks of {} overlaps with `{other}`, in which this client has locks already",
+                "the field `{}` for the locks of {} overlaps with `{other}`, where this client already has locks",
                 self.path, self.place
             ))
         })?;

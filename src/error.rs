@@ -33,7 +33,8 @@ impl InvalidInput {
 /// A kind mismatch: the name is in use as another kind of lock, or as one of another capacity.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "`{name}` is in use as a {found} of capacity {found_capacity}, and was asked for as a {wanted} of {wanted_capacity}"
+    "`{name}` is in use as a {found} with capacity {found_capacity}, and was requested as a {wanted} with capacity \
+     {wanted_capacity}"
 )]
 #[non_exhaustive]
 pub struct KindMismatch {
@@ -66,7 +67,7 @@ impl KindMismatch {
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum BuildError {
-    /// A setting is out of its bounds, or two do not fit each other.
+    /// A setting is out of bounds, or two do not fit each other.
     #[error(transparent)]
     Invalid(#[from] InvalidInput),
     /// The server could not be reached, or it refused.
@@ -81,7 +82,7 @@ pub enum BuildError {
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum AcquireError {
-    /// The name or an option is out of its bounds; nothing was sent.
+    /// The name or an option is out of bounds; nothing was sent.
     #[error(transparent)]
     Invalid(#[from] InvalidInput),
     /// The lock was not free in time. No queue position is left behind.
@@ -117,7 +118,7 @@ pub enum AcquireError {
     #[error(transparent)]
     Server(#[from] ServerError),
     /// There is no document with this `_id` to lock. Only from [`DocumentLocks`](crate::DocumentLocks).
-    #[error("there is no document {name} to be locked")]
+    #[error("there is no document {name} to lock")]
     #[non_exhaustive]
     NoDocument {
         /// The requested `_id`, as text.
@@ -203,7 +204,7 @@ pub enum CandidacyError {
         message: String,
     },
     /// The runtime that ran the candidacy ended.
-    #[error("the runtime ended on which the candidate stood")]
+    #[error("the runtime that ran the candidacy ended")]
     Stopped,
 }
 
@@ -211,7 +212,7 @@ pub enum CandidacyError {
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum RenewError {
-    /// A value is out of its bounds; nothing was sent.
+    /// A value is out of bounds; nothing was sent.
     #[error(transparent)]
     Invalid(#[from] InvalidInput),
     /// The lock is lost.
@@ -238,8 +239,8 @@ pub enum DocumentError {
     /// The document is part of an open transaction that the lock guards; nothing was written. Within the transaction,
     /// write with its session.
     #[error(
-        "the document is part of an open transaction that its lock guards, and was not written: within the transaction \
-         write with the transaction's session"
+        "the document is part of an open transaction that its lock guards, and was not written: within the \
+         transaction, write with its session"
     )]
     InTransaction,
     /// The document was updated, but can't be read as the requested type any more.
@@ -282,7 +283,7 @@ pub enum OperateError {
     /// The name is in use as another kind of lock.
     #[error(transparent)]
     KindMismatch(#[from] KindMismatch),
-    /// The name is out of its bounds; nothing was sent.
+    /// The name is out of bounds; nothing was sent.
     #[error(transparent)]
     Invalid(#[from] InvalidInput),
     /// The server could not be reached, or it refused.
@@ -312,7 +313,7 @@ pub enum FenceError {
     #[error(transparent)]
     Fenced(#[from] Fenced),
     /// The place of the token in the document holds something else. Nothing was written.
-    #[error("the field `{field}` of the document can't have a fencing token, as there is something else: {found}")]
+    #[error("the field `{field}` of the document can't hold a fencing token, as it holds something else: {found}")]
     #[non_exhaustive]
     Occupied {
         /// The path of the token's field.
@@ -352,7 +353,7 @@ pub enum GuardError {
     /// left to guard. It can't be committed, and running it again would end the same way: guard first.
     #[error(
         "the transaction was aborted, as it had removed the lock from its document before the guard: a transaction that \
-         deletes or replaces a locked document is to be guarded first"
+         deletes or replaces a locked document must be guarded first"
     )]
     Removed,
     /// No transaction is in progress in the session.

@@ -146,11 +146,11 @@ impl Fence {
         let problem = if field.len() > FIELD_MOST {
             format!("has {} bytes; it must have 1 to {FIELD_MOST}", field.len())
         } else if names().any(str::is_empty) {
-            "has an empty name in it".to_owned()
+            "contains an empty name".to_owned()
         } else if names().count() > DEPTH_MOST {
             format!("has {} names; it must have at most {DEPTH_MOST}", names().count())
         } else if field.contains('\0') || names().any(|name| name.starts_with('$')) {
-            "has a name in it that begins with `$` or contains NUL".to_owned()
+            "contains a name that begins with `$` or has a NUL".to_owned()
         } else if names().next() == Some("_id") {
             "is in `_id`, which can't be written to".to_owned()
         } else {
@@ -361,7 +361,7 @@ impl Fence {
         for (operator, arguments) in &update {
             if !operator.starts_with('$') {
                 return Err(InvalidInput::new(format!(
-                    "the update has `{}`, which is no operator; replace_one takes a whole document",
+                    "the update has `{}`, which is not an operator; replace_one takes a whole document",
                     operator.escape_debug()
                 )));
             }
@@ -379,7 +379,7 @@ impl Fence {
         // the filter.
         match update.get_mut("$max") {
             Some(Bson::Document(most)) => most.insert(&self.field, self.token),
-            _ => return Err(InvalidInput::new("the update has a `$max` that is no document")),
+            _ => return Err(InvalidInput::new("the update has a `$max` that is not a document")),
         };
         Ok(update)
     }
@@ -420,7 +420,7 @@ impl Fence {
             return Ok(());
         }
         Err(InvalidInput::new(format!(
-            "the update has to do with `{}`, and the fence keeps its token in `{}`",
+            "the update touches `{}`, and the fence keeps its token in `{}`",
             path.escape_debug(),
             self.field.escape_debug()
         )))
@@ -428,7 +428,7 @@ impl Fence {
 
     fn occupied(&self, found: &str) -> String {
         format!(
-            "the field `{}` of the document can't have a fencing token, as there is something else: {found}",
+            "the field `{}` of the document can't hold a fencing token, as it holds something else: {found}",
             self.field.escape_debug()
         )
     }

@@ -19,7 +19,7 @@ use crate::{
 
 /// Limits the unreadable documents that one list reports to operators: if there are more, these are enough to look for
 /// the others.
-const UNREADABLE_TOLD: usize = 256;
+const UNREADABLE_REPORTED: usize = 256;
 
 /// A list of locks; await it. Made by [`LockClient::list`](crate::LockClient::list).
 ///
@@ -160,7 +160,7 @@ impl List {
                 async move { store.list(&selection, View::Newest).await }
             });
             let Listed { found, unreadable, now } = listing.await.map_err(ServerError::from)?;
-            for document in unreadable.iter().take(UNREADABLE_TOLD) {
+            for document in unreadable.iter().take(UNREADABLE_REPORTED) {
                 telemetry::unreadable(&document.name, &document.problem);
             }
             let mut locks: Vec<_> = found

@@ -129,7 +129,7 @@ impl MultiLock {
     ///
     /// # Cancel safety
     ///
-    /// Cancel safe, as [`acquire`](Self::acquire).
+    /// Cancel safe, like [`acquire`](Self::acquire).
     ///
     /// # Examples
     ///
@@ -368,7 +368,7 @@ impl TryMultiAcquire {
     ///
     /// # Cancel safety
     ///
-    /// Cancel safe, as [`MultiLock::acquire`].
+    /// Cancel safe, like [`MultiLock::acquire`].
     ///
     /// # Examples
     ///

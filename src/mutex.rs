@@ -89,7 +89,7 @@ impl Mutex {
     ///
     /// # Cancel safety
     ///
-    /// Cancel safe, as [`acquire`](Self::acquire).
+    /// Cancel safe, like [`acquire`](Self::acquire).
     ///
     /// # Examples
     ///

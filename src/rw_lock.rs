@@ -59,7 +59,7 @@ impl RwLock {
     ///
     /// # Cancel safety
     ///
-    /// Cancel safe, as [`Mutex::acquire`](crate::Mutex::acquire).
+    /// Cancel safe, like [`Mutex::acquire`](crate::Mutex::acquire).
     ///
     /// # Examples
     ///
@@ -81,7 +81,7 @@ impl RwLock {
     ///
     /// # Cancel safety
     ///
-    /// Cancel safe, as [`Mutex::acquire`](crate::Mutex::acquire).
+    /// Cancel safe, like [`Mutex::acquire`](crate::Mutex::acquire).
     ///
     /// # Examples
     ///
@@ -104,7 +104,7 @@ impl RwLock {
     ///
     /// # Cancel safety
     ///
-    /// Cancel safe, as [`Mutex::acquire`](crate::Mutex::acquire).
+    /// Cancel safe, like [`Mutex::acquire`](crate::Mutex::acquire).
     ///
     /// # Examples
     ///
@@ -127,7 +127,7 @@ impl RwLock {
     ///
     /// # Cancel safety
     ///
-    /// Cancel safe, as [`Mutex::acquire`](crate::Mutex::acquire).
+    /// Cancel safe, like [`Mutex::acquire`](crate::Mutex::acquire).
     ///
     /// # Examples
     ///

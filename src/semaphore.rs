@@ -69,7 +69,7 @@ impl Semaphore {
     ///
     /// # Cancel safety
     ///
-    /// Cancel safe, as [`Mutex::acquire`](crate::Mutex::acquire).
+    /// Cancel safe, like [`Mutex::acquire`](crate::Mutex::acquire).
     ///
     /// # Examples
     ///
@@ -91,7 +91,7 @@ impl Semaphore {
     ///
     /// # Cancel safety
     ///
-    /// Cancel safe, as [`Mutex::acquire`](crate::Mutex::acquire).
+    /// Cancel safe, like [`Mutex::acquire`](crate::Mutex::acquire).
     ///
     /// # Examples
     ///
@@ -114,7 +114,7 @@ impl Semaphore {
     ///
     /// # Cancel safety
     ///
-    /// Cancel safe, as [`Mutex::acquire`](crate::Mutex::acquire).
+    /// Cancel safe, like [`Mutex::acquire`](crate::Mutex::acquire).
     ///
     /// # Examples
     ///
@@ -138,7 +138,7 @@ impl Semaphore {
     ///
     /// # Cancel safety
     ///
-    /// Cancel safe, as [`Mutex::acquire`](crate::Mutex::acquire).
+    /// Cancel safe, like [`Mutex::acquire`](crate::Mutex::acquire).
     ///
     /// # Examples
     ///
@@ -158,7 +158,7 @@ impl Semaphore {
     ///
     /// # Errors
     ///
-    /// When the name is out of its bounds or in use as something else, or the server can't be reached.
+    /// If the name is out of bounds or in use as something else, or the server can't be reached.
     ///
     /// # Cancel safety
     ///

@@ -41,7 +41,7 @@ pub enum LostReason {
     Broken,
     /// A later incarnation of this owner took the lock over: another client with the same
     /// [`owner_id`](crate::LockClientBuilder::owner_id).
-    #[error("the lock was taken over by a later client of the same owner id")]
+    #[error("the lock was taken over by a later client with the same owner id")]
     Adopted,
     /// Another program changed the lock's document, and we are no longer among the holders.
     #[error("the lock's document was overwritten")]

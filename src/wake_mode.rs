@@ -60,7 +60,7 @@ impl fmt::Display for PollingReason {
             Self::Standalone => "as the server is a standalone",
             Self::NotPermitted => "as the privilege changeStream is missing",
             Self::Interrupted => "as the change stream is interrupted",
-            Self::StreamLimit => "as the client has as many change streams as it may have",
+            Self::StreamLimit => "as the client has reached its limit of change streams",
         })
     }
 }

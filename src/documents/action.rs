@@ -124,7 +124,7 @@ impl<T: DeserializeOwned + Send + Sync + 'static> TryAcquireDocument<T> {
     ///
     /// # Cancel safety
     ///
-    /// Cancel safe, as [`DocumentLocks::acquire`].
+    /// Cancel safe, like [`DocumentLocks::acquire`].
     ///
     /// # Examples
     ///

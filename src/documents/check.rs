@@ -22,7 +22,7 @@ pub(crate) fn check_id(id: &Bson) -> Result<(), InvalidInput> {
         Bson::RegularExpression(_) => "a regular expression",
         Bson::Undefined => "undefined",
         Bson::Document(document) if operator(document) => "a document with operators",
-        Bson::Document(document) if has_nul(document) => "a document with NUL in the name of a field",
+        Bson::Document(document) if has_nul(document) => "a document with NUL in a field name",
         _ => return Ok(()),
     };
     let shown: String = id.to_string().chars().take(200).collect();
@@ -72,7 +72,7 @@ pub(crate) fn check_path(path: &str) -> Result<(), InvalidInput> {
         .split('.')
         .any(|part| part.bytes().all(|byte| byte.is_ascii_digit()))
     {
-        "has a number for a part, which would be a place in an array"
+        "has a number as a part, which would be an array index"
     } else if path.split('.').next() == Some("_id") {
         "is in the `_id`"
     } else {
@@ -98,13 +98,13 @@ pub(crate) fn check_update(update: &UpdateModifications, place: &InPlace) -> Res
             for (operator, fields) in operators {
                 let fields = fields.as_document();
                 if !operator.starts_with('$') || fields.is_none() {
-                    problem = Some(format!("`{}` is no update operator", operator.escape_debug()));
+                    problem = Some(format!("`{}` is not an update operator", operator.escape_debug()));
                 }
                 for (field, value) in fields.into_iter().flatten() {
                     let renamed = value.as_str().filter(|_| operator == "$rename");
                     if field.split('.').any(|name| name == "$") {
                         problem = Some(format!(
-                            "the `$` in `{}` would be the place of the holder among those of the lock: a pipeline can \
+                            "the `$` in `{}` would stand for the holder's place in the lock: a pipeline can \
                              name the element, or `$[identifier]` with the array filters of `fence().update_one(..)`",
                             field.escape_debug()
                         ));
@@ -126,7 +126,7 @@ pub(crate) fn check_update(update: &UpdateModifications, place: &InPlace) -> Res
                     ("$unset", Bson::Array(fields)) => fields.iter().filter_map(Bson::as_str).collect(),
                     _ => {
                         problem = Some(format!(
-                            "the stage `{}` is none of `$set`, `$addFields` and `$unset`",
+                            "the stage `{}` is not `$set`, `$addFields` or `$unset`",
                             stage.escape_debug()
                         ));
                         continue;
@@ -137,7 +137,7 @@ pub(crate) fn check_update(update: &UpdateModifications, place: &InPlace) -> Res
                 }
             }
         }
-        _ => problem = Some("it is of a kind that is not known".to_owned()),
+        _ => problem = Some("it is of an unknown kind".to_owned()),
     }
     problem.map_or(Ok(()), |problem| {
         Err(InvalidInput::new(format!(

@@ -145,7 +145,7 @@ impl Election {
 fn message(panic: &(dyn Any + Send)) -> String {
     let text = panic.downcast_ref::<&str>().copied();
     let text = text.or_else(|| panic.downcast_ref::<String>().map(String::as_str));
-    let text = text.unwrap_or("a value that is no text");
+    let text = text.unwrap_or("a value that is not text");
     let end = (0..=MESSAGE_MOST.min(text.len()))
         .rev()
         .find(|end| text.is_char_boundary(*end));

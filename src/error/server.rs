@@ -108,7 +108,7 @@ impl ServerError {
 
     fn missing_privilege(&self) -> MissingPrivilege {
         match self.driver().map(|error| &*error.kind) {
-            Some(ErrorKind::Command(command)) => MissingPrivilege::told(&command.message),
+            Some(ErrorKind::Command(command)) => MissingPrivilege::parse(&command.message),
             _ => MissingPrivilege::default(),
         }
     }
@@ -120,7 +120,7 @@ const ATLAS: i32 = 8000;
 
 impl MissingPrivilege {
     /// Parses the server's message, `not authorized on app to execute command { find: "locks", … }`.
-    fn told(message: &str) -> Self {
+    fn parse(message: &str) -> Self {
         let read = || {
             let (_, rest) = message.split_once("not authorized on ")?;
             let (database, rest) = rest.split_once(" to execute command { ")?;
@@ -200,22 +200,22 @@ mod tests {
 
     #[test]
     fn a_missing_privilege_is_read_from_what_the_server_says() {
-        let told = |message: &str| MissingPrivilege::told(message).to_string();
+        let described = |message: &str| MissingPrivilege::parse(message).to_string();
         assert_eq!(
-            told(
+            described(
                 "not authorized on app to execute command { findAndModify: \"distributed_locks\", query: { _id: \"x\" }, \
                  lsid: { id: UUID(\"0\") } }"
             ),
             "missing one of `find`, `insert`, `update` on app.distributed_locks"
         );
         assert_eq!(
-            told(
+            described(
                 "not authorized on app to execute command { aggregate: \"locks\", pipeline: [ { $changeStream: {} } ] }"
             ),
             "missing one of `changeStream`, `find` on app.locks"
         );
         assert_eq!(
-            told("not authorized on admin to execute command { hostInfo: 1 }"),
+            described("not authorized on admin to execute command { hostInfo: 1 }"),
             "missing a privilege on admin"
         );
         for odd in [
@@ -224,7 +224,7 @@ mod tests {
             "not authorized on é to execute command { x",
             "command quit requires authentication",
         ] {
-            assert_eq!(told(odd), "missing a privilege", "{odd}");
+            assert_eq!(described(odd), "missing a privilege", "{odd}");
         }
     }
 

@@ -43,7 +43,7 @@ pub(super) fn replace(mut replacement: Document, place: &InPlace) -> Result<Vec<
         match lock.obstacle(&replacement) {
             Some(path) if path != whole => {
                 return Err(InvalidInput::new(format!(
-                    "the replacement has something else at `{path}`, and the lock of the document is in `{whole}`"
+                    "the replacement has another value at `{path}`, and the lock of the document is in `{whole}`"
                 )));
             }
             _ => lock.take_lock(&mut replacement),

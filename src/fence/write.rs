@@ -51,7 +51,7 @@ impl Tries {
 
     fn used_up() -> FenceError {
         server(Error::custom(format!(
-            "the document was changed by somebody else between each of {TRIES} tries and the look at it"
+            "the document was changed by somebody else between each of {TRIES} tries and the check after it"
         )))
     }
 }
@@ -265,7 +265,7 @@ impl FencedUpdate<'_> {
         let change = self.change?;
         let filters = self.array_filters.as_ref();
         if self.replaces && filters.is_some() {
-            return Err(InvalidInput::new("a replacement has no use for array filters").into());
+            return Err(InvalidInput::new("a replacement can't have array filters").into());
         }
         let id = self.upsert.then(|| upsert::named_id(&write.filter, &write.fence.field));
         let id = id.transpose()?;

@@ -217,7 +217,7 @@ impl List {
     ///
     /// # Errors
     ///
-    /// When the server can't be reached, or it refuses.
+    /// If the server can't be reached, or it refuses.
     ///
     /// # Panics
     ///

@@ -102,7 +102,7 @@ fn started() -> Runtime {
         .build();
     match built {
         Ok(runtime) => runtime,
-        Err(error) => panic!("the threads in the background could not be started: {error}"),
+        Err(error) => panic!("the background threads could not be started: {error}"),
     }
 }
 

@@ -51,18 +51,18 @@ mod sink {
     }
 
     fn describe_all() {
-        describe_counter!(ACQUIRES, Unit::Count, "Acquires and tries that ended, by how");
+        describe_counter!(ACQUIRES, Unit::Count, "Acquires and tries that ended, by outcome");
         describe_histogram!(
             WAIT,
             Unit::Seconds,
-            "How long acquires and tries took, by how they ended"
+            "Duration of acquires and tries, by outcome"
         );
         describe_gauge!(WAITING, Unit::Count, "Acquires and tries that have not ended");
-        describe_counter!(GRANTS, Unit::Count, "Grants, by how the client heard of them");
+        describe_counter!(GRANTS, Unit::Count, "Grants, by how the client learned of them");
         describe_gauge!(HELD, Unit::Count, "Locks that are held");
-        describe_histogram!(HOLD, Unit::Seconds, "How long locks were held, by how that ended");
-        describe_counter!(LOSSES, Unit::Count, "Locks that were lost, by why");
-        describe_counter!(RENEWALS, Unit::Count, "Locks that were renewed, or failed to be");
+        describe_histogram!(HOLD, Unit::Seconds, "Duration of holds, by how they ended");
+        describe_counter!(LOSSES, Unit::Count, "Locks that were lost, by reason");
+        describe_counter!(RENEWALS, Unit::Count, "Locks that were renewed, or failed to renew");
         describe_counter!(BREAKS, Unit::Count, "Locks that were broken through this process");
         describe_counter!(PASSED_OVER, Unit::Count, "Documents that could not be claimed");
         describe_gauge!(SESSIONS, Unit::Count, "Sessions, by how their waiters are woken");
@@ -70,7 +70,7 @@ mod sink {
         describe_counter!(
             JUMPS,
             Unit::Count,
-            "Servers' clocks that were set by more than the margin of deadlines"
+            "Jumps of servers' clocks by more than the margin of the deadlines"
         );
         describe_counter!(
             ERRORS,

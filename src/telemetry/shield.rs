@@ -15,13 +15,13 @@ use tracing::{Span, error};
 use super::TARGET;
 
 /// Whether a panicking observer has been reported. An observer that panics once is likely to do so with every event.
-static TOLD: AtomicBool = AtomicBool::new(false);
+static REPORTED: AtomicBool = AtomicBool::new(false);
 
 /// Calls a subscriber or a recorder; returns `None` if it panicked.
 pub(super) fn shielded<T>(call: impl FnOnce() -> T) -> Option<T> {
     // The call changes none of our own state.
     let called = catch_unwind(AssertUnwindSafe(call)).ok();
-    if called.is_none() && !TOLD.swap(true, Ordering::Relaxed) {
+    if called.is_none() && !REPORTED.swap(true, Ordering::Relaxed) {
         // The subscriber that panicked may itself receive this event.
         let _ = catch_unwind(|| {
             error!(name: "watchlock.panicked", target: TARGET, "code of the user's panicked");
