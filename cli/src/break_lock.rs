@@ -62,9 +62,9 @@ pub(crate) async fn break_lock(connection: &Connection, arguments: Break) -> Out
         if !confirmed(&before, token)? {
             return not_broken(&name, Some(&before), "nothing was broken", output);
         }
-        // It may have changed hands while somebody thought about it.
+        // It may have changed hands while the user thought about it.
         let now = locks.inspect(&name).await?;
-        // Of one holder the token says it: there is no other with the same.
+        // With one holder's token this is certain: no other holder has the same.
         if token.is_none() && now.as_ref().map(tokens) != Some(tokens(&before)) {
             let told = format!("`{}` has changed hands meanwhile; nothing was broken", plain(&name));
             return not_broken(&name, now.as_ref(), &told, output);
@@ -120,12 +120,12 @@ fn tokens(lock: &LockInfo) -> Vec<FencingToken> {
     lock.holders.iter().map(|holder| holder.token).collect()
 }
 
-/// The token of a holder, if one has this number.
+/// Returns the token of a holder, if one has this number.
 fn token_of(lock: &LockInfo, number: i64) -> Option<FencingToken> {
     tokens(lock).into_iter().find(|token| token.as_i64() == number)
 }
 
-/// What is asked before a lock is broken, or one of its holders is put out.
+/// Returns the question before a lock is broken, or one of its holders is evicted.
 pub(crate) fn question(lock: &LockInfo, token: Option<FencingToken>) -> String {
     match token {
         None => "Break this lock? [y/N] ".to_owned(),

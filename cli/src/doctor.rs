@@ -27,13 +27,13 @@ use crate::{
     text::{plain, span_of},
 };
 
-/// The oldest server that has the operators that are used.
+/// Oldest server with all the operators that watchlock uses.
 const OLDEST: (i32, i32) = (4, 4);
 
-/// By how much the clocks of a replica set's members may differ: the default skew margin.
+/// Maximum difference between the clocks of a replica set's members: the default skew margin.
 const SKEW: Duration = Duration::from_secs(1);
 
-/// What the library does to the collection, and what for.
+/// Actions of the library on the collection, and their purpose.
 const ACTIONS: [(&str, &str); 5] = [
     ("find", "nothing works without it"),
     ("insert", "nothing can be acquired without it"),
@@ -45,20 +45,20 @@ const ACTIONS: [(&str, &str); 5] = [
     ),
 ];
 
-/// The connections that a client takes: its change streams, and commands beside them for a moment. See README, Connections.
+/// Connections of one client: its change streams, and briefly some for commands. See the README, Connections.
 const STREAMS: u32 = 4;
 const COMMANDS: u32 = 6;
 
-/// The driver's default.
+/// The driver's default pool size.
 const POOL: u32 = 10;
 
-/// Those without which nothing works.
+/// Number of actions without which nothing works.
 const NEEDED: usize = 3;
 
-/// Unauthorized.
+/// The server's code `Unauthorized`.
 const UNAUTHORIZED: i32 = 13;
 
-/// What was looked at. The names are part of the promise of `--json`.
+/// One check and its result. The names are part of the `--json` interface.
 #[derive(Debug, Serialize)]
 struct Check {
     name: &'static str,
@@ -74,7 +74,7 @@ enum Status {
     /// It works, but less well than it could.
     Warning,
     Problem,
-    /// It could not be seen.
+    /// It could not be determined.
     Unknown,
 }
 
@@ -195,7 +195,7 @@ fn topology(hello: &Document) -> Check {
     )
 }
 
-/// Whether there are connections enough, for one client on the pool.
+/// Checks that there are enough connections for one client on the pool.
 fn pool(place: &Place) -> Check {
     let most = place.pool.unwrap_or(POOL);
     let found = match place.pool {
@@ -222,7 +222,7 @@ fn pool(place: &Place) -> Check {
     Check::new("pool", Status::Warning, found).advice(advice)
 }
 
-/// And whether the index may be created.
+/// Checks the privileges; also returns whether the index may be created.
 async fn privileges(place: &Place) -> Result<(Check, bool), Failure> {
     let database = place.database.clone();
     let status = doc! { "connectionStatus": 1, "showPrivileges": true };
@@ -267,7 +267,7 @@ async fn privileges(place: &Place) -> Result<(Check, bool), Failure> {
     Ok((check, has("createIndex")))
 }
 
-/// Nobody has logged in: either everybody may do everything, or nobody may do anything.
+/// Checks the privileges without a login: either everybody may do everything, or nobody may do anything.
 async fn anybody(place: &Place) -> Result<Check, Failure> {
     let collection = documents(place);
     let found = to_its_end(async move { collection.find_one(doc! {}).await }).await?;
@@ -290,7 +290,7 @@ async fn anybody(place: &Place) -> Result<Check, Failure> {
     })
 }
 
-/// Whether a privilege covers an action on the locks' collection.
+/// Returns whether a privilege covers an action on the locks' collection.
 fn grants(privilege: &Document, place: &Place, action: &str) -> bool {
     let Ok(resource) = privilege.get_document("resource") else {
         return false;
@@ -318,7 +318,7 @@ fn own_clock(offset: Offset) -> Check {
     )
 }
 
-/// `3ms behind the server's, give or take 1ms`.
+/// Describes an offset: `3ms behind the server's, give or take 1ms`.
 fn describe(offset: Offset) -> String {
     let distance = span_of(Duration::from_millis(offset.millis.unsigned_abs()));
     let side = if offset.millis >= 0 { "behind" } else { "ahead of" };
@@ -328,7 +328,7 @@ fn describe(offset: Offset) -> String {
     )
 }
 
-/// A new primary whose clock is ahead ends leases early, so the members' clocks matter.
+/// Compares the members' clocks: a new primary whose clock is ahead ends leases early.
 async fn member_clocks(place: &Place, hello: &Document) -> Result<Option<Check>, Failure> {
     let members = hello.get_array("hosts").map_or(&[][..], |hosts| hosts);
     if members.len() < 2 {
@@ -382,7 +382,7 @@ async fn wake_mode(place: &Place, mode: WakeMode) -> Result<Check, Failure> {
         return Ok(Check::new("wake-mode", Status::Warning, format!("polling, {reason}")).advice(advice));
     }
     let collection = documents(place);
-    // Dropped once it is open: the driver closes it.
+    // It is dropped once it is open: the driver closes it.
     let opened = to_its_end(async move { collection.watch().await.map(drop) }).await?;
     Ok(match opened {
         Ok(()) => Check::ok("wake-mode", "change stream: waiters are woken at once"),

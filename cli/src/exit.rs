@@ -1,4 +1,4 @@
-//! How the program ends: its exit codes, and what it says when it fails.
+//! The end of the program: its exit codes, and its messages when it fails.
 
 use std::{
     error::Error,
@@ -12,10 +12,10 @@ use watchlock::{AcquireError, BuildError, OperateError, ServerError, ServerError
 
 use crate::{json, messages};
 
-/// The command line, or a value in it, is wrong. The numbers are those of sysexits.h, as small ones belong to the command
-/// that is run.
+/// The command line, or a value in it, is wrong. The numbers are those of sysexits.h, as small ones belong to the
+/// command that is run.
 pub(crate) const USAGE: u8 = 64;
-/// What stands under the name is not what was asked for: another kind of lock, or no lock at all.
+/// The document under the name is something else than requested: another kind of lock, or no lock at all.
 pub(crate) const DATA: u8 = 65;
 /// The server can't be reached, or it refuses.
 pub(crate) const UNAVAILABLE: u8 = 69;
@@ -25,16 +25,16 @@ pub(crate) const INTERNAL: u8 = 70;
 pub(crate) const NOT_OBTAINED: u8 = 75;
 /// The lock was lost while the command ran.
 pub(crate) const LOST: u8 = 76;
-/// The user of the connection is not permitted to do it, or is not known.
+/// The user of the connection lacks a privilege, or is unknown.
 pub(crate) const NOT_PERMITTED: u8 = 77;
-/// The command is there and can't be started.
+/// The command exists but can't be started.
 pub(crate) const NOT_EXECUTABLE: u8 = 126;
-/// The command is not there.
+/// The command does not exist.
 pub(crate) const NOT_FOUND: u8 = 127;
-/// What is added to the number of the signal that ended the command.
+/// Added to the number of the signal that ended the command.
 pub(crate) const SIGNALLED: u8 = 128;
 
-/// The same for people, at the end of the help and of the manual page.
+/// The exit codes for people, at the end of the help and of the manual page.
 pub(crate) const TABLE: &str = "\
 Exit codes:
     0  done
@@ -54,7 +54,7 @@ Otherwise `watchlock run` exits with the code of its command.";
 
 pub(crate) type Outcome = Result<ExitCode, Failure>;
 
-/// Why the program ends early.
+/// The reason why the program ends early.
 #[derive(Debug)]
 pub(crate) struct Failure {
     code: u8,
@@ -86,12 +86,12 @@ impl Failure {
         self.message.as_deref().unwrap_or_default()
     }
 
-    /// The same, when its message has been told already.
+    /// Removes the message, when it has already been printed.
     pub(crate) fn told(self) -> Self {
         Self { message: None, ..self }
     }
 
-    /// The same with another code, where it has the first.
+    /// Replaces one exit code with another; keeps any other.
     pub(crate) fn with_code_for(self, code: u8, other: u8) -> Self {
         let code = if self.code == code { other } else { self.code };
         Self { code, ..self }
@@ -101,7 +101,7 @@ impl Failure {
         self.code == UNAVAILABLE
     }
 
-    /// The same with more to its message.
+    /// Appends to the message.
     pub(crate) fn and(self, more: &str) -> Self {
         let message = self.message.map(|message| format!("{message}; {more}"));
         Self { message, ..self }
@@ -166,7 +166,7 @@ impl From<AcquireError> for Failure {
         match error {
             AcquireError::Server(error) => error.into(),
             AcquireError::Invalid(error) => Self::usage(error),
-            // It may have been free: that is another story to a script than a lock that is taken.
+            // The lock may have been free: to a script that differs from a lock that is taken.
             AcquireError::Timeout {
                 source: Some(ref source),
                 ..
@@ -192,11 +192,11 @@ impl From<OperateError> for Failure {
     }
 }
 
-/// Of standard output.
+/// For errors of standard output.
 impl From<io::Error> for Failure {
     fn from(error: io::Error) -> Self {
         if error.kind() == ErrorKind::BrokenPipe {
-            // Whoever read has read enough.
+            // The reader has read enough.
             return Self { code: 0, message: None };
         }
         Self::internal(format!("the output can't be written: {error}"))

@@ -43,7 +43,7 @@ pub(crate) fn no_trace(name: &str) -> String {
     )
 }
 
-/// Writing to a String can't fail.
+/// Describes a lock in full. Writing to a String can't fail.
 pub(crate) fn in_full(lock: &LockInfo, now: SystemTime) -> String {
     let mut text = String::new();
     let _ = writeln!(text, "name    {}", plain(&lock.name));
