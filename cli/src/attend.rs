@@ -111,7 +111,7 @@ async fn end(
     running.take_terminal(true);
     if !left.is_empty() {
         say(&format!(
-            "could not be ended, and goes on without the lock: {}",
+            "could not be ended, and continues without the lock: {}",
             names(&left)
         ));
     }
@@ -153,7 +153,7 @@ async fn follow(running: &mut Running, handle: &LockHandle, signals: &mut Signal
     } else {
         let name = plain(handle.name());
         say(&format!(
-            "the command is stopped ({}); it keeps `{name}` until it goes on or ends",
+            "the command is stopped ({}); it keeps `{name}` until it continues or ends",
             signal_name(signal)
         ));
     }

@@ -34,7 +34,7 @@ pub(crate) async fn break_lock(connection: &Connection, arguments: Break) -> Out
     } = arguments;
     if !yes && !io::stdin().is_terminal() {
         return Err(Failure::usage(
-            "nobody can be asked here, so breaking a lock needs --yes",
+            "there is nobody to ask here, so breaking a lock needs --yes",
         ));
     }
     let place = connection.prompt().await?;
@@ -66,7 +66,10 @@ pub(crate) async fn break_lock(connection: &Connection, arguments: Break) -> Out
         let now = locks.inspect(&name).await?;
         // With one holder's token this is certain: no other holder has the same.
         if token.is_none() && now.as_ref().map(tokens) != Some(tokens(&before)) {
-            let told = format!("`{}` has changed hands meanwhile; nothing was broken", plain(&name));
+            let told = format!(
+                "`{}` has changed hands in the meantime; nothing was broken",
+                plain(&name)
+            );
             return not_broken(&name, now.as_ref(), &told, output);
         }
     }
@@ -132,7 +135,7 @@ pub(crate) fn question(lock: &LockInfo, token: Option<FencingToken>) -> String {
         Some(token) => {
             let holder = lock.holders.iter().find(|holder| holder.token == token);
             let holder = holder.map(ToString::to_string).unwrap_or_default();
-            format!("Put out this holder? {holder} [y/N] ")
+            format!("Evict this holder? {holder} [y/N] ")
         }
     }
 }

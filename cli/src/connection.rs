@@ -88,8 +88,8 @@ impl Connection {
         let named = self.database.clone().or_else(|| options.default_database.clone());
         let Some(name) = named else {
             return Err(Failure::usage(
-                "in which database are the locks? name it with --database, WATCHLOCK_DATABASE, or in the connection string, \
-                 as in mongodb://localhost:27017/app",
+                "the database of the locks is missing: name it with --database, WATCHLOCK_DATABASE, or in the connection \
+                 string, as in mongodb://localhost:27017/app",
             ));
         };
         check_database(&name)?;
@@ -106,8 +106,8 @@ impl Connection {
     fn not_valid(&self, error: &Error) -> Failure {
         let cause = error.kind.to_string();
         let why = if quotes_a_secret(&cause, &self.uri) {
-            "is not valid; why is not told, as that would show a part of its secret. Characters like : / ? # [ ] @ % in user \
-             name and password must be percent-encoded"
+            "is not valid; the reason is hidden, as it would show a part of the secret. Characters like : / ? # [ ] @ % in \
+             user name and password must be percent-encoded"
                 .to_owned()
         } else {
             format!("is not valid: {cause}")
@@ -142,12 +142,12 @@ impl Connection {
         match hello.get_str("setName") {
             Ok(there) if there == asked => failure,
             Ok(there) => failure.and(&format!(
-                "the connection string asks for the replica set `{}`, and the server is of `{}`",
+                "the connection string asks for the replica set `{}`, but the server belongs to `{}`",
                 plain(&asked),
                 plain(there)
             )),
             Err(_) => failure.and(&format!(
-                "the connection string asks for the replica set `{}`, and the server is of none",
+                "the connection string asks for the replica set `{}`, but the server belongs to none",
                 plain(&asked)
             )),
         }

@@ -38,19 +38,19 @@ pub(crate) const SIGNALLED: u8 = 128;
 pub(crate) const TABLE: &str = "\
 Exit codes:
     0  done
-    1  show, break: there is no such lock, or nobody holds it; break: not confirmed; doctor: something is wrong
+    1  show, break: there is no such lock, or nobody holds it; break: not confirmed; doctor: found a problem
    64  the command line or a value in it is wrong; nothing was sent
-   65  the name is in use as another kind of lock, or its document is not a lock's
+   65  the name is in use as another kind of lock, or its document is not a lock
    69  the server can't be reached, or it refuses
    70  the machine refuses: no process or thread can be started
    75  run: the lock was not free in time (--try, --timeout)
-   76  run: the lock was lost while the command ran, so that the command was terminated
+   76  run: the lock was lost while the command ran, so the command was terminated
    77  the user of the connection is unknown, or lacks a privilege
   126  run: the command can't be executed
   127  run: the command was not found
-128+n  run: the command was ended by signal n, or watchlock was while it waited
+128+n  run: signal n ended the command, or watchlock while it waited
 
-Otherwise `watchlock run` exits with the code of its command.";
+Otherwise `watchlock run` exits with the command's code.";
 
 pub(crate) type Outcome = Result<ExitCode, Failure>;
 
@@ -87,7 +87,7 @@ impl Failure {
     }
 
     /// Removes the message, when it has already been printed.
-    pub(crate) fn told(self) -> Self {
+    pub(crate) fn silenced(self) -> Self {
         Self { message: None, ..self }
     }
 
@@ -107,7 +107,7 @@ impl Failure {
         Self { message, ..self }
     }
 
-    pub(crate) fn tell(self, as_json: bool) -> ExitCode {
+    pub(crate) fn report(self, as_json: bool) -> ExitCode {
         if let Some(message) = &self.message {
             messages::fail(message);
             if as_json {

@@ -66,7 +66,7 @@ pub(crate) async fn list(connection: &Connection, arguments: List) -> Outcome {
     if found.is_empty() {
         let place = format!("{}.{}", place.database.name(), place.collection);
         say(&if held {
-            format!("none is held of the locks in {place} that were asked for")
+            format!("none of the requested locks in {place} is held")
         } else {
             format!("no locks in {place}")
         });

@@ -61,7 +61,7 @@ fn perform() -> ExitCode {
     let as_json = arguments.command.is_json();
     match dispatch(arguments) {
         Ok(code) => code,
-        Err(failure) => failure.tell(as_json),
+        Err(failure) => failure.report(as_json),
     }
 }
 

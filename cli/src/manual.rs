@@ -35,7 +35,9 @@ pub(crate) fn page(command: Option<&str>) -> Outcome {
             let found = whole.find_subcommand(name).cloned();
             found.ok_or_else(|| {
                 let (name, known) = (name.escape_debug(), known.join(", "));
-                Failure::usage(format!("`{name}` is no command of watchlock; there are {known}"))
+                Failure::usage(format!(
+                    "`{name}` is not a command of watchlock; the commands are {known}"
+                ))
             })?
         }
     };

@@ -344,7 +344,7 @@ pub(crate) fn step(mut arguments: impl Iterator<Item = OsString>) -> u8 {
     let starter = arguments.next().and_then(|word| word.to_str()?.parse().ok());
     let place = arguments.next();
     let (Some(starter), Some(command)) = (starter.and_then(Pid::from_raw), arguments.next()) else {
-        say("this is an inner step of `watchlock run`, and not to be called");
+        say("this is an internal step of `watchlock run`, not to be called directly");
         return INTERNAL;
     };
     if let Err(error) = die_with(starter) {

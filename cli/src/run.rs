@@ -114,7 +114,7 @@ async fn under_lock(
         acquired = acquire(locks, &arguments, deadline) => acquired.map_err(|error| {
             Failure::from(error).with_code_for(NOT_OBTAINED, arguments.conflict_exit_code)
         })?,
-        never = tell_if_it_takes_long(locks, &arguments.name) => match never {},
+        never = notify_if_slow(locks, &arguments.name) => match never {},
         signal = signals.ending() => {
             let code = ended_by(signal);
             return Ok(Finished { code, settled: false });
@@ -216,7 +216,7 @@ fn program_name(command: &[OsString]) -> String {
 }
 
 /// Tells a user at a terminal why nothing happens.
-async fn tell_if_it_takes_long(locks: &LockClient, name: &str) -> std::convert::Infallible {
+async fn notify_if_slow(locks: &LockClient, name: &str) -> std::convert::Infallible {
     if io::stderr().is_terminal() {
         sleep(SILENT).await;
         // An unreadable lock is not reported here; the acquire will report the error.
@@ -238,7 +238,7 @@ async fn release(handle: LockHandle, signals: &mut Signals) -> Option<String> {
         released = handle.release() => released,
         // A second request to end is obeyed.
         _ = signals.ending() => {
-            say(&format!("`{name}` may stay taken until its lease ends"));
+            say(&format!("`{name}` may stay taken until its lease expires"));
             return None;
         }
     };
@@ -250,7 +250,7 @@ async fn release(handle: LockHandle, signals: &mut Signals) -> Option<String> {
                 Some(source) => format!("{error}: {source}"),
                 None => error.to_string(),
             };
-            say(&format!("`{name}` stays taken until its lease ends: {why}"));
+            say(&format!("`{name}` stays taken until its lease expires: {why}"));
             None
         }
     }

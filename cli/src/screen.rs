@@ -267,7 +267,7 @@ async fn live(
                                 let (broke, locks) = (broke.clone(), locks.clone());
                                 tokio::spawn(async move {
                                     // Nobody waits for it after the view is left.
-                                    let _ = broke.send(put_out(&locks, &asked).await).await;
+                                    let _ = broke.send(evict(&locks, &asked).await).await;
                                 });
                             }
                             None => {}
@@ -302,11 +302,11 @@ fn suspend(terminal: &mut DefaultTerminal) -> io::Result<()> {
 }
 
 /// Evicts by token, so that a new holder of the lock is not evicted.
-async fn put_out(locks: &LockClient, asked: &Asked) -> String {
+async fn evict(locks: &LockClient, asked: &Asked) -> String {
     let name = plain(&asked.name);
     match locks.break_holder(&asked.name, asked.token).await {
         Ok(Some(_)) => format!("`{name}` is broken, token {}", asked.token),
-        Ok(None) => format!("`{name}` has changed hands meanwhile; nothing was broken"),
+        Ok(None) => format!("`{name}` has changed hands in the meantime; nothing was broken"),
         Err(error) => Failure::from(error).message().to_owned(),
     }
 }
@@ -556,11 +556,8 @@ impl View {
             .and_then(|row| self.rows.get(row))
             .map(|(at, _)| &self.locks[*at]);
         let (title, text) = match details {
-            Some(lock) => ("The selected lock", in_full(lock, now)),
-            None => (
-                "What happens",
-                self.events.iter().map(|event| format!("{event}\n")).collect(),
-            ),
+            Some(lock) => ("Selected lock", in_full(lock, now)),
+            None => ("Events", self.events.iter().map(|event| format!("{event}\n")).collect()),
         };
         let block = Block::new().borders(Borders::TOP).title(title);
         frame.render_widget(Paragraph::new(text).block(block), log);
@@ -577,7 +574,7 @@ impl View {
         if let Some(answer) = &self.answer {
             return Line::raw(&answer[..]).bold();
         }
-        let free = if self.all { "f held only" } else { "f free too" };
+        let free = if self.all { "f held only" } else { "f show free" };
         let sort = self.sort.as_str();
         Line::raw(format!(
             "q quit  up/down details  b break  / filter  s sort: {sort}  {free}"

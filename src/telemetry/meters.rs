@@ -52,11 +52,7 @@ mod sink {
 
     fn describe_all() {
         describe_counter!(ACQUIRES, Unit::Count, "Acquires and tries that ended, by outcome");
-        describe_histogram!(
-            WAIT,
-            Unit::Seconds,
-            "Duration of acquires and tries, by outcome"
-        );
+        describe_histogram!(WAIT, Unit::Seconds, "Duration of acquires and tries, by outcome");
         describe_gauge!(WAITING, Unit::Count, "Acquires and tries that have not ended");
         describe_counter!(GRANTS, Unit::Count, "Grants, by how the client learned of them");
         describe_gauge!(HELD, Unit::Count, "Locks that are held");

@@ -362,7 +362,7 @@ async fn a_lock_is_found_looked_at_and_broken_in_the_view() {
     terminal.type_in("/nightly\rjj");
     // The same question as that of `break`, of one holder.
     terminal.type_in("b");
-    terminal.until_seen("Put out this holder?").await;
+    terminal.until_seen("Evict this holder?").await;
     terminal.until_seen("[y/N]").await;
     terminal.type_in("y");
     assert_eq!(within(PATIENCE, "the loss", second.lost()).await, LostReason::Broken);

@@ -1209,7 +1209,9 @@ async fn a_full_queue_is_told_and_keeps_no_try_waiting() {
         "{contention}"
     );
     assert!(
-        contention.to_string().contains("256 waiters in the queue, which is full"),
+        contention
+            .to_string()
+            .contains("256 waiters in the queue, which is full"),
         "{contention}"
     );
     bench.settle();
