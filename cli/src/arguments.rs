@@ -178,9 +178,10 @@ pub(crate) struct List {
 ///   name, kind (mutex, semaphore, rwlock, election), capacity (permits; null for an rwlock), token (the last that was
 ///   issued), holders, waiters (in the order in which they are served).
 ///
-///   A holder has token, access (read or write for an rwlock, else null), permits (null for an rwlock), since, until, host,
-///   pid, label, reason, value (proclaimed by a leader), owner_id. A waiter has access, permits, since, until, host, pid,
-///   label, reason, owner_id. A holder or waiter whose `until` has passed is dead: the next operation drops it.
+///   A holder has token, access (read or write for an rwlock, else null), permits (null for an rwlock), since,
+///   until, host, pid, label, reason, value (proclaimed by a leader), owner_id. A waiter has access, permits, since,
+///   until, host, pid, label, reason, owner_id. A holder or waiter whose `until` has passed is dead: the next operation
+///   drops it.
 ///
 /// With every command that prints JSON, a failure is an object too: error (the message), code (the exit code).
 ///
