@@ -326,7 +326,7 @@ impl TryAcquire {
     /// match locks.mutex("nightly-job").try_acquire().or_held().await {
     ///     Err(AcquireError::Held { contention, .. }) => {
     ///         assert_eq!(contention.holders[0].reason.as_deref(), Some("night of the 3rd"));
-    ///         println!("somebody is at it already: {contention}");
+    ///         println!("somebody is already at it: {contention}");
     ///     }
     ///     other => println!("{other:?}"),
     /// }

@@ -185,7 +185,7 @@ impl LockClientBuilder {
     /// let before = memory.builder().owner_id("billing-3").build().await?;
     /// let held = before.mutex("invoice-42").acquire().await?;
     ///
-    /// // It is started anew, and does not wait for the lease of its former self.
+    /// // After a restart it does not wait for its own old lease.
     /// let after = memory.builder().owner_id("billing-3").build().await?;
     /// let again = after.mutex("invoice-42").acquire().await?;
     /// assert!(again.token() > held.token());

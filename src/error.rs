@@ -94,7 +94,7 @@ pub enum AcquireError {
     Timeout {
         /// The name of the lock.
         name: String,
-        /// The timeout that was set, all of which was waited.
+        /// The timeout that was set; all of it passed.
         waited: Duration,
         /// Who held it and who waited ahead of us, as far as the server has said; `None` if it never answered.
         contention: Option<Box<Contention>>,

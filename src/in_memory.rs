@@ -39,7 +39,7 @@ use crate::{
 /// use tokio::time::{advance, sleep};
 /// use watchlock::{InMemory, LostReason};
 ///
-/// // What `#[tokio::test(start_paused = true)]` does.
+/// // As `#[tokio::test(start_paused = true)]` does.
 /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
 /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let memory = InMemory::new();

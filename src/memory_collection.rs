@@ -41,7 +41,7 @@ use crate::{
 /// use mongodb::bson::{Document, doc};
 /// use watchlock::{DocumentLocks, LockClient, MemoryCollection};
 ///
-/// /// What is to be tested.
+/// /// The code under test.
 /// async fn close_the_oldest(orders: &DocumentLocks<Document>) -> Result<(), Box<dyn std::error::Error>> {
 ///     let order = orders.claim(doc! { "state": "open" }).sort(doc! { "opened": 1 }).await?;
 ///     order.update(doc! { "$set": { "state": "closed" } }).await?;

@@ -35,7 +35,7 @@ impl Election {
     /// let other = locks.mutex("scheduler").acquire().await?;
     /// let candidacy = locks.election("scheduler").wait_out_other_uses(true).stand("node 7", |_| {}, |_| {});
     /// other.release().await?;
-    /// // It is elected before long.
+    /// // It is elected soon.
     /// # candidacy.withdraw().await?;
     /// # Ok(()) }
     /// ```
