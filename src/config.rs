@@ -472,14 +472,14 @@ mod tests {
                     max_streams: Some(0),
                     ..settings()
                 },
-                ["streams are 0", "1 to 100"],
+                ["streams is 0", "1 to 100"],
             ),
             (
                 Settings {
                     max_streams: Some(101),
                     ..settings()
                 },
-                ["streams are 101", "1 to 100"],
+                ["streams is 101", "1 to 100"],
             ),
             (
                 Settings {
