@@ -31,7 +31,7 @@ use shield::{in_span, shielded};
 const TARGET: &str = "watchlock";
 
 /// The way in which a grant arrived.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum How {
     /// With the answer to the first request.
     AtOnce,

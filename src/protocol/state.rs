@@ -70,7 +70,7 @@ impl fmt::Display for Kind {
 pub(crate) type Use = (Kind, i64);
 
 /// Who an entry belongs to, for people to read: nothing is decided by it but by its identity.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) struct Owner {
     pub(crate) host: String,
     pub(crate) pid: i64,
@@ -84,7 +84,7 @@ pub(crate) struct Owner {
 }
 
 /// Who an owner is over its restarts, and which of its incarnations.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Identity {
     pub(crate) id: String,
     /// The server's clock when this incarnation began, in microseconds: of two, the one with the larger is the younger.
