@@ -1,4 +1,4 @@
-//! The actions by which every kind of lock is acquired.
+//! Actions that acquire any kind of lock.
 
 use std::{
     fmt,
@@ -19,7 +19,7 @@ use crate::{
     telemetry::Attempt,
 };
 
-/// What a kind of lock wants of the engine: so many permits of so many under a name.
+/// The demand of a kind of lock on the engine: a number of permits, out of a capacity, under a name.
 #[derive(Clone)]
 pub(crate) struct Share {
     pub(crate) session: Arc<Session>,
@@ -29,7 +29,7 @@ pub(crate) struct Share {
     pub(crate) permits: i64,
 }
 
-/// What the two actions have in common.
+/// Options common to both actions.
 #[derive(Clone)]
 struct Request {
     share: Share,
@@ -38,14 +38,14 @@ struct Request {
     reentrant: bool,
 }
 
-/// What becomes of a request that can't be granted at once.
+/// The handling of a request that is not granted at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Otherwise {
     Wait,
     /// `None`.
     Nothing,
     /// [`AcquireError::Held`].
-    Tell,
+    Report,
 }
 
 impl Request {
@@ -58,7 +58,7 @@ impl Request {
         }
     }
 
-    /// Refuses what is out of its bounds, before anything is sent.
+    /// Refuses values that are out of bounds, before anything is sent.
     fn check(&self, timeout: Option<Duration>) -> Result<(), InvalidInput> {
         let Share {
             name,
@@ -83,12 +83,12 @@ impl Request {
             return Err(InvalidInput::new(message));
         }
         if !(1..=*capacity).contains(permits) {
-            let message = format!("{permits} permits are asked for; of this {kind} it must be 1 to {capacity}");
+            let message = format!("{permits} permits are requested; for this {kind} it must be 1 to {capacity}");
             return Err(InvalidInput::new(message));
         }
         if self.reentrant && *kind == Kind::Semaphore {
             let message = format!(
-                "the semaphore `{}` is asked for re-entrantly, which means nothing: ask for more permits",
+                "the semaphore `{}` is requested re-entrantly, which is not possible: ask for more permits",
                 name.escape_debug()
             );
             return Err(InvalidInput::new(message));
@@ -103,11 +103,11 @@ impl Request {
         Attempt::begin(Some(name), *kind, *permits, waits, self.reason.as_deref())
     }
 
-    /// Waits for the lock, and where it is not to be waited for asks once.
+    /// Waits for the lock; asks only once if the wait may take no time.
     async fn wait(self, timeout: Option<Duration>) -> Result<LockHandle, AcquireError> {
         let name = self.share.name.clone();
         let acquired = if timeout == Some(Duration::ZERO) {
-            self.send(Otherwise::Tell, None).await
+            self.send(Otherwise::Report, None).await
         } else {
             self.send(Otherwise::Wait, timeout).await
         };
@@ -152,7 +152,7 @@ impl Request {
                 capacity,
                 permits,
                 wait: otherwise == Otherwise::Wait,
-                tell: otherwise == Otherwise::Tell,
+                tell: otherwise == Otherwise::Report,
                 reentrant: self.reentrant,
                 owner,
             },
@@ -164,8 +164,8 @@ impl Request {
 
 /// An acquire that waits for its turn; await it. Made by [`Mutex::acquire`](crate::Mutex::acquire).
 ///
-/// It is an action and not yet a future: where one is wanted (`tokio::spawn`, `pin!`, `join_all`) write
-/// `.into_future()`, from [`IntoFuture`]. A pinned future that is polled again and again keeps its place in the queue.
+/// It is an action and not yet a future: if you need a future (`tokio::spawn`, `pin!`, `join_all`), write
+/// `.into_future()`, from [`IntoFuture`]. A pinned future that is polled repeatedly keeps its queue position.
 #[derive(Clone)]
 #[must_use = "an acquire does nothing until it is awaited"]
 pub struct Acquire {
@@ -181,42 +181,41 @@ impl Acquire {
         }
     }
 
-    /// What a leader proclaims.
+    /// Sets the value that a leader proclaims.
     pub(crate) fn value(mut self, value: String) -> Self {
         self.request.value = Some(value);
         self
     }
 
-    /// Gives up after `timeout` with [`AcquireError::Timeout`]; at most 366 days. Zero asks the server and does not wait
-    /// for the lock; as a try, it fails when the server has not answered for ten seconds.
+    /// Gives up after `timeout` with [`AcquireError::Timeout`]; at most 366 days. Zero asks the server and does not
+    /// wait for the lock; like a try, it fails if the server has not answered for ten seconds.
     ///
-    /// The error tells who held the lock and how many would have come before us, or that the server did not answer.
+    /// The error reports who held the lock and how many waiters were ahead of us, or that the server did not answer.
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = Some(timeout);
         self
     }
 
-    /// Why the lock is wanted, up to 1,024 bytes, for people to read.
+    /// Sets why the lock is wanted, up to 1,024 bytes, for people to read.
     pub fn reason(mut self, reason: impl Into<String>) -> Self {
         self.request.reason = Some(reason.into());
         self
     }
 
-    /// Shares the hold of this client, if it has one already: the lock is not waited for then, and the handle is one
-    /// more to the same hold.
+    /// Shares the hold of this client, if it has one already: then the call does not wait for the lock, and returns one
+    /// more handle to the same hold.
     ///
-    /// All handles to a hold have the same token and are lost together. The lock is released with the last of them,
-    /// in whatever order they go. The first reason that was given stays.
+    /// All handles to a hold have the same token and are lost together. The last of them releases the lock, in whatever
+    /// order they go. The first reason that was given stays.
     ///
     /// # By client, not by task
     ///
-    /// Whatever task of this client asks re-entrantly gets in beside the one that holds the lock, also while it waits for
-    /// it: the exclusion is among clients then, and the tasks must agree with each other. A client of its own for
-    /// each of those who are to exclude one another is the way out, or an acquire that is not re-entrant, which is the
-    /// default.
+    /// Any task of this client that asks re-entrantly gets in next to the task that holds the lock, even while others
+    /// wait for it: exclusion is then among clients, and the tasks must coordinate among themselves. To exclude tasks
+    /// from one another, give each its own client, or use an acquire that is not re-entrant, which is the default.
     ///
-    /// Only the same share is shared: of a readers-writer lock a reader gets in beside a reader, though a writer
-    /// waits, and a writer beside a writer. Whoever holds it to read and asks to write waits for itself. A semaphore
+    /// Only holds of the same kind are shared: a reader of a readers-writer lock gets in next to a reader, even though
+    /// a writer waits, and a writer next to a writer. A reader that asks to write waits for itself. A semaphore
     /// refuses.
     ///
     /// # Examples
@@ -270,18 +269,18 @@ impl TryAcquire {
         }
     }
 
-    /// Why the lock is wanted, up to 1,024 bytes, for people to read.
+    /// Sets why the lock is wanted, up to 1,024 bytes, for people to read.
     pub fn reason(mut self, reason: impl Into<String>) -> Self {
         self.request.reason = Some(reason.into());
         self
     }
 
-    /// Gives up when the server has not answered after `timeout`, with [`AcquireError::Timeout`]; at most 366 days, and
+    /// Gives up if the server has not answered after `timeout`, with [`AcquireError::Timeout`]; at most 366 days, and
     /// zero gives up before anything is sent.
     ///
-    /// Without it a try fails with [`AcquireError::Server`] when the server has not answered for ten seconds; it is asked
-    /// several times in these. What was asked goes on in the background, and is taken back when the server has got round
-    /// to it.
+    /// Without it a try fails with [`AcquireError::Server`] if the server has not answered for ten seconds; in that
+    /// time it asks several times. The request goes on in the background, and is withdrawn once the server has
+    /// processed it.
     ///
     /// # Examples
     ///
@@ -299,14 +298,14 @@ impl TryAcquire {
         self
     }
 
-    /// As [`Acquire::reentrant`]: a hold of this client will do.
+    /// Shares a hold of this client, as [`Acquire::reentrant`] does.
     pub fn reentrant(mut self) -> Self {
         self.request.reentrant = true;
         self
     }
 
-    /// Tries, and fails with [`AcquireError::Held`] where the lock is not free, which tells who has it. Set other options
-    /// before.
+    /// Tries, and fails with [`AcquireError::Held`], which names the holder, if the lock is not free. Set other options
+    /// first.
     ///
     /// # Errors
     ///
@@ -314,7 +313,7 @@ impl TryAcquire {
     ///
     /// # Cancel safety
     ///
-    /// Cancel safe, as [`Mutex::acquire`](crate::Mutex::acquire).
+    /// Cancel safe, like [`Mutex::acquire`](crate::Mutex::acquire).
     ///
     /// # Examples
     ///
@@ -327,7 +326,7 @@ impl TryAcquire {
     /// match locks.mutex("nightly-job").try_acquire().or_held().await {
     ///     Err(AcquireError::Held { contention, .. }) => {
     ///         assert_eq!(contention.holders[0].reason.as_deref(), Some("night of the 3rd"));
-    ///         println!("somebody is at it already: {contention}");
+    ///         println!("somebody is already at it: {contention}");
     ///     }
     ///     other => println!("{other:?}"),
     /// }
@@ -335,8 +334,8 @@ impl TryAcquire {
     /// ```
     pub async fn or_held(self) -> Result<LockHandle, AcquireError> {
         let name = self.request.share.name.clone();
-        let tried = self.send(Otherwise::Tell).await?;
-        // Who asks to be told is never answered with nothing.
+        let tried = self.send(Otherwise::Report).await?;
+        // This variant never answers `None`.
         tried.ok_or_else(|| AcquireError::Held {
             name: name.to_string(),
             contention: Box::new(Contention::behind(0)),

@@ -1,11 +1,11 @@
-//! What `Debug` shows of a value that may be of any size.
+//! `Debug` output for values of any size.
 
 use std::fmt::{self, Write};
 
-/// Bytes of a value that are shown: more than the longest name of a lock.
+/// Limits the bytes of a value that are shown: more than the longest name of a lock.
 const MOST: usize = 2_048;
 
-/// Shows the beginning of what may be megabytes, and formats no more than that.
+/// A value that may be megabytes, of which `Debug` formats and shows only the beginning.
 pub(crate) struct Brief<T>(pub(crate) T);
 
 impl<T: fmt::Debug> fmt::Debug for Brief<T> {
@@ -13,7 +13,7 @@ impl<T: fmt::Debug> fmt::Debug for Brief<T> {
         let mut beginning = Beginning { of: f, left: MOST };
         let shown = write!(beginning, "{:?}", self.0);
         match (shown, beginning.left) {
-            // It has stopped where there was no room for more.
+            // It stopped when there was no room for more.
             (Err(_), 0) => f.write_str("…"),
             (shown, _) => shown,
         }

@@ -38,9 +38,9 @@ use crate::{
 
 const DEFAULT_COLLECTION: &str = "distributed_locks";
 
-/// Makes a [`LockClient`]. Made by [`LockClient::builder`].
+/// A builder of a [`LockClient`]. Made by [`LockClient::builder`].
 ///
-/// Every setting is checked by [`build`](Self::build), before anything is sent.
+/// [`build`](Self::build) checks every setting before anything is sent.
 #[derive(Clone, Debug)]
 #[must_use = "a builder does nothing until it is built"]
 pub struct LockClientBuilder {
@@ -49,7 +49,7 @@ pub struct LockClientBuilder {
     settings: Settings,
 }
 
-/// Where the locks live.
+/// The place where the locks live.
 #[derive(Clone, Debug)]
 enum Place {
     Database(Database),
@@ -69,107 +69,111 @@ impl LockClientBuilder {
         Self::new(Place::Memory(memory))
     }
 
-    /// The collection of the locks' documents; `distributed_locks` by default. Leave it to watchlock alone.
+    /// Sets the collection of the locks' documents; `distributed_locks` by default. Leave it to watchlock alone.
     pub fn collection(mut self, name: impl Into<String>) -> Self {
         self.collection = name.into();
         self
     }
 
-    /// How long a lock outlives the last sign of life of its holder; 30 s by default, at least 500 ms.
+    /// Sets how long a lock outlives its holder's last sign of life; 30 s by default, at least 500 ms.
     ///
-    /// It is what the crash of a holder costs, and how long an outage of the server a holder survives.
+    /// A crashed holder costs this much, and a holder survives an outage of the server this long.
     pub fn lease(mut self, lease: Duration) -> Self {
         self.settings.lease = Some(lease);
         self
     }
 
-    /// How often held locks are renewed; a fifth of the lease by default. It must be shorter than the lease less the
-    /// skew margin and the drift of clocks, a thousandth of the lease.
+    /// Sets how often held locks are renewed; a fifth of the lease by default. It must be shorter than the lease less
+    /// the skew margin and the clock drift, a thousandth of the lease.
     ///
-    /// What is left of the lease when the primary fails at the worst moment is the lease less this: it must outlast the
-    /// election (10 to 12 s by MongoDB's defaults, 20 s when it has to be repeated) and the first commit after it.
+    /// If the primary fails at the worst moment, the lease less this interval is left. That must outlast the election
+    /// (10 to 12 s by MongoDB's defaults, 20 s if it has to be repeated) and the first commit after it.
     pub fn renewal_interval(mut self, interval: Duration) -> Self {
         self.settings.renewal_interval = Some(interval);
         self
     }
 
-    /// The first lease of a waiter that was handed the lock, until its first renewal shortly after; 5 s by default, or
-    /// the lease where that is shorter. It is what a waiter costs that died unnoticed in the queue.
+    /// Sets the first lease of a waiter that was handed the lock, until its first renewal shortly after; 5 s by
+    /// default, or the lease if that is shorter. A waiter that died unnoticed in the queue costs this much.
     pub fn claim_lease(mut self, lease: Duration) -> Self {
         self.settings.claim_lease = Some(lease);
         self
     }
 
-    /// How long the document of an idle lock is kept; one day by default. It only bounds the size of the collection:
-    /// fencing tokens rise whether the document is kept or not.
+    /// Sets how long the document of an idle lock is kept; one day by default. It only limits the size of the
+    /// collection: fencing tokens rise whether or not the document is kept.
     pub fn retention(mut self, retention: Duration) -> Self {
         self.settings.retention = Some(retention);
         self
     }
 
-    /// How far the clocks of the replica set's members may be apart; a tenth of the lease by default, 1 s at most.
+    /// Sets how far the clocks of the replica set's members may differ; a tenth of the lease by default, 1 s at most.
     ///
-    /// A holder gives up this much before the server would give the lock away, so that a new primary whose clock is
-    /// ahead of the old one's does no harm. It gives up another thousandth of the lease earlier, as the clocks of two
-    /// machines don't go equally fast: 30 ms of 30 s, almost an hour and a half of 60 days.
+    /// A holder gives up this much before the server would give the lock away, so a new primary whose clock is ahead of
+    /// the old one's does no harm. It gives up another thousandth of the lease earlier, as the clocks of two machines
+    /// don't run equally fast: 30 ms of 30 s, almost an hour and a half of 60 days.
     pub fn skew_margin(mut self, margin: Duration) -> Self {
         self.settings.skew_margin = Some(margin);
         self
     }
 
-    /// The shortest and the longest pause between two tries of a waiter while it polls; 10 ms and 500 ms by default.
+    /// Sets the shortest and the longest pause between two tries of a polling waiter; 10 ms and 500 ms by default.
     pub fn poll_interval(mut self, least: Duration, most: Duration) -> Self {
         self.settings.poll_interval = Some((least, most));
         self
     }
 
-    /// Where waiters learn of a release; the change stream where there is one, by default.
+    /// Sets how waiters learn of a release; by default through the change stream if there is one.
     pub fn wake_source(mut self, source: WakeSource) -> Self {
         self.settings.wake_source = source;
         self
     }
 
-    /// How many change streams the client may have open at one time, so that they leave room in the connection pool of the
-    /// driver; 4 by default, 1 to 100.
+    /// Sets how many change streams the client may have open at a time, so that they leave room in the driver's
+    /// connection pool; 4 by default, 1 to 100.
     ///
-    /// Each open stream occupies one of the pool's connections (`maxPoolSize`, 10 unless set). There is one for the locks while
-    /// one is held for long or somebody is to be served soon, which always has room; one for each collection (and [field](crate::DocumentLocks::field)) of documents in which
-    /// somebody waits, claims or holds for long; and one for each [`watch`](LockClient::watch),
-    /// [`watch_all`](LockClient::watch_all) and [`observe`](crate::Election::observe). Where there are more, the first to
-    /// come stream, and the others poll until there is room.
+    /// Each open stream occupies one of the pool's connections (`maxPoolSize`, 10 by default). There is one for the
+    /// locks while one is held for long or a waiter is about to be served, which always has room; one for each
+    /// collection (and [field](crate::DocumentLocks::field)) of documents with a waiter, a claim or a long hold; and
+    /// one for each [`watch`](LockClient::watch), [`watch_all`](LockClient::watch_all) and
+    /// [`observe`](crate::Election::observe). Beyond the limit the first to come stream, and the others poll until
+    /// there is room.
     pub fn max_streams(mut self, streams: u32) -> Self {
         self.settings.max_streams = Some(streams);
         self
     }
 
-    /// A name for this process that people recognize: it stands in the locks' documents beside host and process id.
+    /// Sets a name for this process that people recognize: the locks' documents have it next to the host and the
+    /// process id.
     pub fn label(mut self, label: impl Into<String>) -> Self {
         self.settings.label = Some(label.into());
         self
     }
 
-    /// A name that this process keeps over its restarts, of 1 to 1,024 bytes: with it, it takes its own locks back at once.
+    /// Sets a name that this process keeps across restarts, of 1 to 1,024 bytes: with it, the process takes its own
+    /// locks back at once.
     ///
-    /// What a process held that was killed stays taken for the rest of its lease. One that comes back under the same owner
-    /// id need not wait for that: its acquire (or try) of such a lock puts out whatever earlier clients of the id hold there
-    /// or wait for, and has the lock, in one write and under a new token, before those who waited behind. Of a
-    /// semaphore all permits of the earlier ones come free, and what is asked for now comes first in line. A
-    /// [claim](crate::DocumentLocks::claim) takes only what is free.
+    /// The locks of a killed process stay taken for the rest of their lease. A process that comes back with the same
+    /// owner id need not wait for that. Its acquire (or try) of such a lock evicts every hold and every wait of earlier
+    /// clients with the id, and gets the lock, in one write and under a new token, before the waiters behind. On a
+    /// semaphore all permits of the earlier clients become free, and the new request is first in line. A
+    /// [claim](crate::DocumentLocks::claim) takes only free documents.
     ///
     /// # One client at a time
     ///
-    /// **Two clients that live at the same time must not have the same owner id: the one that was built later takes the
-    /// locks of the earlier one away whenever it acquires them.** The earlier one learns it at once, as
-    /// [`LostReason::Adopted`](crate::LostReason::Adopted), and the fencing token is larger; but what it was doing under
-    /// the lock is cut off as by a crash, and until the news has come (within a hop; a second or so while polling; its lease
-    /// at the most, where it can't reach the server) both believe that they hold it, as after a
-    /// [`break_lock`](LockClient::break_lock). So make it of what there is but once: the name of the instance and not of the
-    /// service, as `billing-3` of a stateful set; not a host name where several run on a host. With a rolling deploy that
-    /// starts the new before it stops the old, the new one takes over. Tasks of one client never take from each
-    /// other.
+    /// **Two clients that run at the same time must not have the same owner id: the one built later takes the locks of
+    /// the earlier one away whenever it acquires them.** The earlier one finds out at once, through
+    /// [`LostReason::Adopted`](crate::LostReason::Adopted), and the new fencing token is larger. But its work under the
+    /// lock is cut off as by a crash, and until the news arrives (within a hop; about a second while polling; at most
+    /// its lease, if it can't reach the server) both believe that they hold the lock, as after a
+    /// [`break_lock`](LockClient::break_lock). So derive the id from something unique to the instance, not from the
+    /// service: `billing-3` of a stateful set, but not a host name if several instances run on a host. In a rolling
+    /// deploy that starts the new instance before it stops the old, the new one takes over. Tasks of one client never
+    /// take locks from each other.
     ///
-    /// Which client is the later one is decided by the server's clock when each was built: not at all where a new primary's
-    /// clock is behind the old one's by more than passed in between; then the lock is waited for as any other.
+    /// The server's clock at the time each client was built decides which one is later. It can't decide if a new
+    /// primary's clock is behind the old one's by more than the time in between; then the client waits for the lock
+    /// like any other.
     ///
     /// # Examples
     ///
@@ -181,7 +185,7 @@ impl LockClientBuilder {
     /// let before = memory.builder().owner_id("billing-3").build().await?;
     /// let held = before.mutex("invoice-42").acquire().await?;
     ///
-    /// // It is started anew, and does not wait for the lease of its former self.
+    /// // After a restart it does not wait for its own old lease.
     /// let after = memory.builder().owner_id("billing-3").build().await?;
     /// let again = after.mutex("invoice-42").acquire().await?;
     /// assert!(again.token() > held.token());
@@ -193,19 +197,19 @@ impl LockClientBuilder {
         self
     }
 
-    /// Checks the settings and asks the server once what it is.
+    /// Checks the settings and asks the server once for its type.
     ///
-    /// Nothing is written. The collection and its index are made before the first lock is acquired.
+    /// It writes nothing. The collection and its index are made before the first lock is acquired.
     ///
     /// # Errors
     ///
     /// [`BuildError::Invalid`] names the setting, its value and its bound; nothing was sent then.
-    /// [`BuildError::Server`] when no primary answers within the driver's server selection timeout (30 s unless set
-    /// in the connection string). [`BuildError::NoChangeStream`] with [`WakeSource::ChangeStream`] on a standalone.
+    /// [`BuildError::Server`] if no primary answers within the driver's server selection timeout (30 s unless set in
+    /// the connection string). [`BuildError::NoChangeStream`] with [`WakeSource::ChangeStream`] on a standalone.
     ///
     /// # Cancel safety
     ///
-    /// Nothing is left behind when the future is dropped.
+    /// Cancel safe: a dropped future leaves nothing behind.
     ///
     /// # Examples
     ///
@@ -245,48 +249,48 @@ impl LockClientBuilder {
             _ => WakeMode::ChangeStream,
         };
         let session = Session::new(config, Store::Mongo(store), Some(&exchange), mode);
-        // The driver's own tasks are there, as a rule.
+        // The driver's own tasks usually run there.
         session.live_on(Handle::current());
         Ok(LockClient::new(session))
     }
 }
 
-/// Makes locks that all processes share which use the same collection.
+/// A factory for locks that all processes share if they use the same collection.
 ///
-/// One per process is enough, and best: it owns one session, with one change stream and one heartbeat. Cloning is
-/// cheap, and clones are the same session.
+/// One client per process is enough, and best: it owns one session, with one change stream and one heartbeat. Cloning
+/// is cheap, and clones share the session.
 ///
 /// # Guarantees
 ///
-/// Dropping the last clone and the last handle ends the session's tasks, when what was held is released. Handles keep
-/// the session alive. As with the driver's client, its tasks run on the tokio runtime on which it was used first: build
-/// one for each runtime.
+/// Dropping the last clone and the last handle ends the session's tasks, after the held locks are released. Handles
+/// keep the session alive. As with the driver's client, its tasks run on the tokio runtime on which it was first used:
+/// build one for each runtime.
 ///
 /// # How long a call may take
 ///
 /// An acquire has its [`timeout`](crate::Acquire::timeout), and so has a [try](crate::TryAcquire::timeout);
 /// [`LockHandle::release`](crate::LockHandle::release) and [`shutdown`](Self::shutdown) give up after the time of a
-/// lease, [`LockHandle::renew`](crate::LockHandle::renew) when the lock is lost. Everything else that asks the server fails
-/// when it gets no answer: `inspect`, `leader` and `available_permits` after 10 s, `break_lock` after 17 s, `list` after 30 s,
-/// `build` after two minutes, `proclaim` when the lock is lost, and a change of a locked document after the time of a
-/// lease. While the driver finds no server they fail with its server selection timeout (30 s unless set) if that comes
-/// first. Put these into `tokio::time::timeout` as you like: what is sent runs in a task of its own, so that no command of
-/// the driver is given up half-way.
+/// lease, [`LockHandle::renew`](crate::LockHandle::renew) when the lock is lost. Every other call to the server fails
+/// if it gets no answer: `inspect`, `leader` and `available_permits` after 10 s, `break_lock` after 17 s, `list` after
+/// 30 s, `build` after two minutes, `proclaim` when the lock is lost, and a change of a locked document after the time
+/// of a lease. While the driver finds no server, they fail with its server selection timeout (30 s unless set) if that
+/// comes first. You can wrap these calls in `tokio::time::timeout`: each command runs in its own task, so no command of
+/// the driver is abandoned half-way.
 #[derive(Clone)]
 pub struct LockClient {
     session: Arc<Session>,
-    /// Sessions over the user's own collections, by what they are of: they end with this client.
+    /// Sessions over the user's own collections, by place: they end with this client.
     others: Arc<Mutex<Vec<Other>>>,
-    /// The places of the locks in the user's own collections, by collection: as many as a program names.
+    /// Places of the locks in the user's own collections, by collection: as many as a program names.
     paths: Arc<Mutex<HashMap<String, Paths>>>,
 }
 
-/// A session, and what it is of, where that can be known again.
+/// A session, and its place if the place can be recognized.
 type Other = (Option<PlaceId>, Weak<Session>);
 
 impl fmt::Debug for LockClient {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // Not the store: the driver's client shows the user's connection options.
+        // The store is left out: the driver's client shows the user's connection options.
         f.debug_struct("LockClient")
             .field("config", &self.session.config)
             .finish_non_exhaustive()
@@ -294,10 +298,10 @@ impl fmt::Debug for LockClient {
 }
 
 impl LockClient {
-    /// Begins to make a client whose locks live in a collection of `database`.
+    /// Returns a builder of a client whose locks live in a collection of `database`.
     ///
-    /// Write concern, read concern and read preference are the library's own (majority, majority, primary), whatever
-    /// those of `database` are.
+    /// Write concern, read concern and read preference are the library's own (majority, majority, primary), regardless
+    /// of those of `database`.
     pub fn builder(database: Database) -> LockClientBuilder {
         LockClientBuilder::new(Place::Database(database))
     }
@@ -318,14 +322,14 @@ impl LockClient {
         }
     }
 
-    /// The places of the locks in the documents of a collection, as far as this client knows.
+    /// Returns the places of the locks in the documents of a collection, as far as this client knows.
     pub(crate) fn paths_in(&self, collection: String) -> Paths {
         let mut paths = self.paths.lock().unwrap_or_else(PoisonError::into_inner);
         paths.entry(collection).or_default().clone()
     }
 
-    /// The session of this client over the locks of a place, or one with that store where there is none. A place that is
-    /// not known has a session of its own.
+    /// Returns this client's session over the locks of a place, or creates one with that store. An unknown place gets
+    /// its own session.
     pub(crate) fn session_over(&self, place: Option<PlaceId>, store: impl FnOnce() -> Store) -> Arc<Session> {
         let find = |others: &[Other]| {
             let mut same = others.iter().filter(|(other, _)| place.is_some() && *other == place);
@@ -342,55 +346,55 @@ impl LockClient {
             _ => WakeMode::ChangeStream,
         };
         let by_driver = matches!(store, Store::Mongo(_));
-        // What operators hear of it they hear while no lock of ours is held.
+        // Operators are notified while none of our internal locks is held.
         let session = self.session.beside(store, mode);
         if by_driver {
             session.live_with(&self.session);
         }
         let mut others = others();
-        // Somebody else may have been as fast.
+        // Another thread may have been as fast.
         if let Some(session) = find(&others) {
             return session;
         }
         others.retain(|(_, other)| other.strong_count() > 0);
         others.push((place.clone(), Arc::downgrade(&session)));
-        // Under the same lock as the shutdown looks for others, so that none of them escapes it.
+        // The shutdown looks for other sessions under the same internal lock, so none of them escapes it.
         if self.session.is_closed() {
             session.close();
         }
         session
     }
 
-    /// A mutex: one holder at a time among all processes.
+    /// Returns a mutex: one holder at a time among all processes.
     ///
-    /// Any text of 1 to 1,024 bytes is a name; others are refused when it is acquired. Making a mutex sends nothing.
+    /// Any text of 1 to 1,024 bytes is a name; acquiring refuses other names. Making a mutex sends nothing.
     pub fn mutex(&self, name: impl Into<String>) -> mutex::Mutex {
         mutex::Mutex::new(self.session.clone(), LockName::new(name.into()))
     }
 
-    /// A semaphore of `permits` permits among all processes.
+    /// Returns a semaphore with `permits` permits among all processes.
     ///
-    /// Names are as for [`mutex`](Self::mutex), and the two share them: one name is one kind of lock. Making a
-    /// semaphore sends nothing; one of no permits is refused when it is acquired.
+    /// Names are as for [`mutex`](Self::mutex), and both share them: one name is one kind of lock. Making a semaphore
+    /// sends nothing; acquiring refuses a semaphore without permits.
     pub fn semaphore(&self, name: impl Into<String>, permits: u32) -> Semaphore {
         Semaphore::new(self.session.clone(), LockName::new(name.into()), permits)
     }
 
-    /// A readers-writer lock: many readers or one writer at a time among all processes.
+    /// Returns a readers-writer lock: many readers or one writer at a time among all processes.
     ///
     /// Names are as for [`mutex`](Self::mutex). Making a lock sends nothing.
     pub fn rw_lock(&self, name: impl Into<String>) -> RwLock {
         RwLock::new(self.session.clone(), LockName::new(name.into()))
     }
 
-    /// An election: one leader at a time among all processes.
+    /// Returns an election: one leader at a time among all processes.
     ///
     /// Names are as for [`mutex`](Self::mutex). Making an election sends nothing.
     pub fn election(&self, name: impl Into<String>) -> Election {
         Election::new(self.session.clone(), LockName::new(name.into()))
     }
 
-    /// Several mutexes, held together or not at all, whatever the order in which they are named.
+    /// Returns a multi-lock: several mutexes, held together or not at all, whatever the order of their names.
     ///
     /// Names are as for [`mutex`](Self::mutex); 1 to 128, each once. Making a multi-lock sends nothing.
     pub fn multi(&self, names: impl IntoIterator<Item = impl Into<String>>) -> MultiLock {
@@ -398,16 +402,16 @@ impl LockClient {
         MultiLock::new(self.session.clone(), names)
     }
 
-    /// How waiters are woken at present.
+    /// Returns how waiters are woken at present.
     ///
-    /// While nobody waits or holds for long no stream is open, and this is what to expect: polling where the server has no
-    /// change streams or does not permit them, else the change stream. So a client that polls for another reason has
-    /// somebody who is woken late, and an alert on it ends when nobody is any more.
+    /// While nobody waits or holds for long no stream is open, and this is the expected mode: polling if the server has
+    /// no change streams or does not permit them, otherwise the change stream. So when a client polls for another
+    /// reason, one of its waiters or holders is notified late, and an alert on the mode ends when that is over.
     pub fn wake_mode(&self) -> WakeMode {
         *self.session.mode().borrow()
     }
 
-    /// Waits until the wake mode is another than `present`, and returns it.
+    /// Waits until the wake mode differs from `present`, and returns it.
     ///
     /// # Cancel safety
     ///
@@ -427,10 +431,10 @@ impl LockClient {
     pub async fn wake_mode_changed(&self, present: WakeMode) -> WakeMode {
         let mut mode: watch::Receiver<WakeMode> = self.session.mode();
         if self.session.is_forked() {
-            // Here it changes no more, and who asks again in a loop is not to wait for ever.
+            // The mode does not change here any more, and a caller that asks in a loop must not wait forever.
             return present;
         }
-        // Copied out at once: what borrows from the channel must not live across an await.
+        // Copied out at once: a borrow from the channel must not live across an await.
         let changed = mode.wait_for(|mode| *mode != present).await.map(|mode| *mode);
         match changed {
             Ok(mode) => mode,
@@ -439,11 +443,11 @@ impl LockClient {
         }
     }
 
-    /// Who holds the lock `name` and who waits for it, as of now; `None` when there is no trace of it.
+    /// Returns who holds the lock `name` and who waits for it, as of now; `None` if there is no trace of it.
     ///
     /// # Errors
     ///
-    /// When the name is out of its bounds, the server can't be reached, or the document is not a lock's.
+    /// If the name is out of bounds, the server can't be reached, or the document is not a lock.
     ///
     /// # Cancel safety
     ///
@@ -474,7 +478,7 @@ impl LockClient {
     ///
     /// # Errors
     ///
-    /// When the prefix is out of its bounds, the server can't be reached, or it refuses.
+    /// If the prefix is out of bounds, the server can't be reached, or it refuses.
     ///
     /// # Cancel safety
     ///
@@ -494,16 +498,16 @@ impl LockClient {
         List::new(self.session.clone())
     }
 
-    /// What happens to the lock `name`, as it happens: a stream of grants, releases, expiries and breaks. It begins with
-    /// a grant for each present holder.
+    /// Returns the events of the lock `name`, as they happen: a stream of grants, releases, expiries and breaks. It
+    /// begins with a grant for each present holder.
     ///
-    /// How it stands in the end always comes, also over a stream that broke: it is taken up where it broke. What lasted
-    /// for less than a hop (about a millisecond; while polling, the longest poll interval) may be skipped: the server
-    /// looks the document up when it reports a change of some of its fields.
+    /// The final state always arrives, even if the stream breaks: it is resumed where it broke. A state that lasted for
+    /// less than a hop (about a millisecond; while polling, the longest poll interval) may be skipped: the server looks
+    /// the document up when it reports a change of some of its fields.
     ///
     /// # Panics
     ///
-    /// When the client was not used yet and this is called outside a tokio runtime.
+    /// If the client was not used yet and this is called outside a tokio runtime.
     ///
     /// # Errors
     ///
@@ -529,19 +533,20 @@ impl LockClient {
         LockEvents::new(&self.session, name)
     }
 
-    /// What happens to every lock of the collection, as it happens: the events of [`watch`](Self::watch), each with the
-    /// name of its lock, by one change stream. It begins with a grant for each present holder of each lock.
+    /// Returns the events of every lock in the collection, as they happen: the events of [`watch`](Self::watch), each
+    /// with the name of its lock, through one change stream. It begins with a grant for each present holder of each
+    /// lock.
     ///
-    /// The promises are those of [`watch`](Self::watch). Each renewal of each lock is seen too and passed over, so it is
-    /// for operators and not for every process of an application.
+    /// The guarantees are those of [`watch`](Self::watch). The stream also receives, and skips, each renewal of each
+    /// lock, so it is for operators and not for every process of an application.
     ///
     /// # Panics
     ///
-    /// When the client was not used yet and this is called outside a tokio runtime.
+    /// If the client was not used yet and this is called outside a tokio runtime.
     ///
     /// # Errors
     ///
-    /// As those of [`watch`](Self::watch).
+    /// Same as for [`watch`](Self::watch).
     ///
     /// # Examples
     ///
@@ -563,19 +568,19 @@ impl LockClient {
         AllLockEvents::new(&self.session)
     }
 
-    /// Takes the lock `name` away from whoever holds it, and hands it to the next in the queue.
+    /// Takes the lock `name` away from all its holders, and hands it to the next in the queue.
     ///
-    /// Its holders see [`LostReason::Broken`](crate::LostReason::Broken) at once. Returns how the lock stands
-    /// afterwards; `None` when there is no trace of it.
+    /// Its holders see [`LostReason::Broken`](crate::LostReason::Broken) at once. Returns the state of the lock
+    /// afterwards; `None` if there is no trace of it.
     ///
     /// # Errors
     ///
-    /// When the name is out of its bounds, or the server refuses or can't be reached, or has not answered for some seconds.
-    /// Whether the lock is broken is open then: look before you try again, as somebody else may hold it by now.
+    /// If the name is out of bounds, or the server refuses or can't be reached, or has not answered for some seconds.
+    /// The lock may or may not be broken then: look before you try again, as somebody else may hold it by now.
     ///
     /// # Cancel safety
     ///
-    /// Whether the lock is broken is open when the future is dropped: what was sent runs to its end.
+    /// If the future is dropped, the lock may or may not be broken: a command that was sent runs to its end.
     ///
     /// # Examples
     ///
@@ -597,19 +602,19 @@ impl LockClient {
     }
 
     /// Takes the lock `name` away from the one holder whose grant has this token, and from nobody else: one holder of a
-    /// semaphore, or one reader. What it held goes to the next in the queue.
+    /// semaphore, or one reader. Its permits go to the next in the queue.
     ///
-    /// [`HolderInfo::token`](crate::HolderInfo::token) tells the token. The holder sees
-    /// [`LostReason::Broken`](crate::LostReason::Broken) at once. Returns how the lock stands afterwards; `None` when nobody
-    /// holds it under this token, and then nothing was changed.
+    /// [`HolderInfo::token`](crate::HolderInfo::token) has the token. The holder sees
+    /// [`LostReason::Broken`](crate::LostReason::Broken) at once. Returns the state of the lock afterwards; `None` if
+    /// nobody holds it under this token, and then nothing was changed.
     ///
     /// # Errors
     ///
-    /// As those of [`break_lock`](Self::break_lock). It is safe to try again: no other grant ever has the same token.
+    /// Same as for [`break_lock`](Self::break_lock). It is safe to try again: no other grant ever has the same token.
     ///
     /// # Cancel safety
     ///
-    /// Whether the holder is put out is open when the future is dropped: what was sent runs to its end.
+    /// If the future is dropped, the holder may or may not be evicted: a command that was sent runs to its end.
     ///
     /// # Examples
     ///
@@ -629,15 +634,16 @@ impl LockClient {
         Ok(state.map(|state| LockInfo::new(name, &state)))
     }
 
-    /// Ends the client: acquires fail with [`AcquireError::Closed`](crate::AcquireError::Closed), what is held is
-    /// released, what waits gives up its place; returns when the server knows, or after the time of a lease.
+    /// Ends the client: acquires fail with [`AcquireError::Closed`](crate::AcquireError::Closed), held locks are
+    /// released, waiters give up their queue positions. Returns when the server has confirmed, or after the time of a
+    /// lease.
     ///
-    /// Call it before the runtime ends, as what is dropped with the runtime can't be released any more: others would
-    /// wait for its lease to run out.
+    /// Call it before the runtime ends: a handle dropped with the runtime can't send its release, so others would wait
+    /// until its lease expires.
     ///
     /// # Cancel safety
     ///
-    /// The releases go on in the background when the future is dropped.
+    /// If the future is dropped, the releases go on in the background.
     ///
     /// # Examples
     ///

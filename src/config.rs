@@ -1,4 +1,4 @@
-//! The settings of a client, and the bounds of all that a user can choose.
+//! The settings of a client, and the bounds of every value that a user can choose.
 
 use std::{
     sync::atomic::{AtomicI64, Ordering},
@@ -12,41 +12,41 @@ use crate::{
     wake_mode::WakeSource,
 };
 
-/// The longest name of a lock, in bytes. Much longer ones would kill every change stream on the collection.
+/// Longest name of a lock, in bytes. Much longer ones would kill every change stream on the collection.
 const NAME_MOST: usize = 1_024;
 
-/// The most names of one multi-lock: each costs a round trip before the lock is held, one after the other.
+/// Maximum number of names of a multi-lock: each costs a round trip before the lock is held, one after the other.
 const NAMES_MOST: usize = 128;
 
-/// The longest label or reason, in bytes; they are stored with every entry.
+/// Longest label or reason, in bytes; they are stored with every entry.
 const TEXT_MOST: usize = 1_024;
 
-/// The shortest lease: below it, a pause of the scheduler or one lost packet costs the lock.
+/// Shortest lease: below it, a pause of the scheduler or one lost packet costs the lock.
 const LEASE_LEAST: Duration = Duration::from_millis(500);
 
-/// The shortest retention of idle locks, and the longest claim lease: the server must not purge a document in which a
-/// waiter has just been let in.
+/// Shortest retention of idle locks, and longest claim lease: the server must not purge a document in which a waiter
+/// has just been let in.
 const RETENTION_LEAST: Duration = Duration::from_secs(60);
 
-/// The shortest skew margin: a BSON date has milliseconds, and so has a lease as the server counts it.
+/// Shortest skew margin: a BSON date has milliseconds, and so has a lease by the server's count.
 const SKEW_LEAST: Duration = Duration::from_millis(5);
 
-/// The part of a time by which two clocks may have gone apart at its end: 0.1 %. A clock that NTP disciplines is slewed
-/// by at most half of that, and a quartz that nobody disciplines is off by a tenth of it.
+/// The fraction of a time by which two clocks may have drifted apart at its end: 0.1 %. NTP slews a disciplined clock
+/// by at most half of that, and an undisciplined quartz is off by a tenth of it.
 const DRIFT: u32 = 1_000;
 
-/// The most change streams of one client: far more connections than the driver's pool has, unless it is told to.
+/// Maximum number of change streams of a client: far more connections than the driver's pool has by default.
 const STREAMS_MOST: u32 = 100;
 
-/// The change streams that a client may have open unless it is told otherwise: less than half of the ten connections that
-/// the driver's pool has by default.
+/// Default number of change streams that a client may have open: less than half of the ten connections that the
+/// driver's pool has by default.
 const STREAMS: u32 = 4;
 
-/// Waiters before which the lock is handed over fewer times than this have a stream, however slow the queue is: so that a
-/// small fleet is woken at once, and a few of those before may go together.
+/// Waiters with fewer hand-overs than this ahead of them have a stream, however slow the queue is: a small fleet is
+/// woken at once, and a few of the waiters ahead may leave together.
 const NEAR: u64 = 4;
 
-/// The longest duration of any setting; longer ones are slips, and sums of them would leave what a date can hold.
+/// Longest duration of any setting; longer ones are slips, and their sums would not fit a date.
 const DURATION_MOST: Duration = Duration::from_secs(366 * 24 * 3600);
 
 /// The settings of a client, validated.
@@ -57,17 +57,17 @@ pub(crate) struct Config {
     pub(crate) claim_lease: Duration,
     pub(crate) retention: Duration,
     pub(crate) skew_margin: Duration,
-    /// The shortest and the longest pause between two tries.
+    /// Shortest and longest pause between two tries.
     pub(crate) poll_interval: (Duration, Duration),
     pub(crate) wake_source: WakeSource,
-    /// How many change streams may be open at one time.
+    /// Number of change streams that may be open at a time.
     pub(crate) max_streams: u32,
-    /// After how many hand-overs it is the turn of the first waiter that does without a stream.
+    /// Number of hand-overs before the turn of the first waiter without a stream.
     pub(crate) near: u64,
     host: String,
     label: Option<String>,
     owner_id: Option<String>,
-    /// Once the client has begun.
+    /// Set once the client has begun.
     identity: Option<Identity>,
 }
 
@@ -96,22 +96,22 @@ impl Config {
             ("longest poll interval", poll_most),
         ];
         for (name, value) in all {
-            at_most(name, value, "longest that is accepted", DURATION_MOST)?;
+            at_most(name, value, "longest accepted value", DURATION_MOST)?;
         }
         below(
             "renewal interval",
             renewal_interval,
-            "lease less the skew margin and the drift of clocks",
+            "lease less the skew margin and the clock drift",
             lease.saturating_sub(self.margin(lease)),
         )?;
         below("skew margin", skew_margin, "half of the claim lease", claim_lease / 2)?;
         at_most("claim lease", claim_lease, "lease", lease)?;
-        at_most("claim lease", claim_lease, "longest that is accepted", RETENTION_LEAST)?;
+        at_most("claim lease", claim_lease, "longest accepted value", RETENTION_LEAST)?;
         at_most("shortest poll interval", poll_least, "longest", poll_most)?;
         if !(1..=STREAMS_MOST).contains(&self.max_streams) {
             let streams = self.max_streams;
             return Err(InvalidInput::new(format!(
-                "the most change streams are {streams}; they must be 1 to {STREAMS_MOST}"
+                "the maximum number of change streams is {streams}; it must be 1 to {STREAMS_MOST}"
             )));
         }
         self.label.as_ref().map_or(Ok(()), |label| check_text("label", label))?;
@@ -124,8 +124,8 @@ impl Config {
         }
     }
 
-    /// The client begins at this time by the server's clock: from now on it is an incarnation of its owner. All sessions of
-    /// one client are the same incarnation.
+    /// Starts the client at this time of the server's clock: from now on it is an incarnation of its owner. All
+    /// sessions of a client are the same incarnation.
     pub(crate) fn begin(&mut self, now: Option<ServerTime>) {
         if self.identity.is_some() {
             return;
@@ -134,15 +134,15 @@ impl Config {
         let now = now.map_or_else(|| millis(wall()), |now| now.0);
         self.identity = self.owner_id.clone().map(|id| Identity {
             id,
-            // Clients that one process makes within a millisecond are told apart by their order.
+            // Their order distinguishes clients that one process makes within a millisecond.
             born: now
                 .saturating_mul(1_000)
                 .saturating_add(BORN_HERE.fetch_add(1, Ordering::Relaxed) % 1_000),
         });
     }
 
-    /// How much earlier a holder gives up what it has counted on its own clock for so long: for the skew of the servers'
-    /// clocks, and for the drift between them and ours.
+    /// Returns how much earlier a holder gives up a duration counted on its own clock: for the skew of the servers'
+    /// clocks, and for the drift between theirs and ours.
     pub(crate) fn margin(&self, counted: Duration) -> Duration {
         self.skew_margin + counted / DRIFT
     }
@@ -155,9 +155,9 @@ impl Config {
         millis(self.claim_lease)
     }
 
-    /// How long a document is kept after a write: while an entry can be live in it, and then as an idle one.
+    /// Returns how long a document is kept after a write: while an entry can be live in it, and then as an idle one.
     ///
-    /// A write can also let in another's waiter, for a claim lease; none is longer than the shortest retention.
+    /// A write can also let in another client's waiter, for a claim lease; none is longer than the shortest retention.
     pub(crate) fn keep_millis(&self) -> i64 {
         millis(self.lease) + millis(self.retention)
     }
@@ -176,7 +176,7 @@ impl Config {
     }
 }
 
-/// How many clients with an owner id this process has made.
+/// Number of clients with an owner id that this process has made.
 static BORN_HERE: AtomicI64 = AtomicI64::new(0);
 
 fn millis(duration: Duration) -> i64 {
@@ -184,7 +184,7 @@ fn millis(duration: Duration) -> i64 {
     i64::try_from(duration.as_millis()).unwrap_or(i64::MAX)
 }
 
-/// What the builder has been told; what it has not been told follows from the lease.
+/// Settings given to the builder; missing ones are derived from the lease.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Settings {
     pub(crate) lease: Option<Duration>,
@@ -201,14 +201,14 @@ pub(crate) struct Settings {
 }
 
 impl Settings {
-    /// The settings, or the first that is out of its bounds.
+    /// Returns the settings, or an error for the first one out of bounds.
     pub(crate) fn validate(self) -> Result<Config, InvalidInput> {
         let config = self.unchecked();
         config.check()?;
         Ok(config)
     }
 
-    /// The settings, with what was not told: valid if nothing was told.
+    /// Returns the settings with defaults for missing ones: valid if none was given.
     pub(crate) fn unchecked(self) -> Config {
         let lease = self.lease.unwrap_or(Duration::from_secs(30));
         Config {
@@ -277,7 +277,7 @@ pub(crate) fn check_collection(name: &str) -> Result<(), InvalidInput> {
     )))
 }
 
-/// Names are 1 to 1,024 bytes of any text.
+/// Checks a name: 1 to 1,024 bytes of any text.
 pub(crate) fn check_name(name: &str) -> Result<(), InvalidInput> {
     if name.is_empty() {
         return Err(InvalidInput::new(
@@ -293,18 +293,18 @@ pub(crate) fn check_name(name: &str) -> Result<(), InvalidInput> {
     Ok(())
 }
 
-/// The beginning of a name is no longer than a name.
+/// Checks a prefix: it is no longer than a name.
 pub(crate) fn check_prefix(prefix: &str) -> Result<(), InvalidInput> {
     if prefix.len() > NAME_MOST {
         let length = prefix.len();
         return Err(InvalidInput::new(format!(
-            "the prefix of names has {length} bytes; it must have at most {NAME_MOST}"
+            "the name prefix has {length} bytes; it must have at most {NAME_MOST}"
         )));
     }
     Ok(())
 }
 
-/// The names of a multi-lock, sorted: some, not too many, and each once.
+/// Checks the names of a multi-lock, sorted: at least one, not too many, and each once.
 pub(crate) fn check_names(names: &[LockName]) -> Result<(), InvalidInput> {
     if !(1..=NAMES_MOST).contains(&names.len()) {
         let count = names.len();
@@ -316,7 +316,7 @@ pub(crate) fn check_names(names: &[LockName]) -> Result<(), InvalidInput> {
     if let Some(twice) = names.windows(2).find(|pair| pair[0] == pair[1]) {
         let name = twice[0].escape_debug();
         return Err(InvalidInput::new(format!(
-            "`{name}` is named more than once; each name of a multi-lock must be given once"
+            "`{name}` is given more than once; each name of a multi-lock must be given once"
         )));
     }
     Ok(())
@@ -332,12 +332,12 @@ pub(crate) fn check_text(what: &str, text: &str) -> Result<(), InvalidInput> {
     Ok(())
 }
 
-/// A timeout may be anything from nothing to longer than anybody lives; the clock must be able to add it.
+/// Checks a timeout: from zero to longer than anybody lives, but short enough to add it to the clock.
 pub(crate) fn check_timeout(timeout: Duration) -> Result<(), InvalidInput> {
-    at_most("timeout", timeout, "longest that is accepted", DURATION_MOST)
+    at_most("timeout", timeout, "longest accepted value", DURATION_MOST)
 }
 
-/// What this machine calls itself: only shown to people.
+/// Returns this machine's own name: only shown to people.
 fn host() -> String {
     let kernel = std::fs::read_to_string("/proc/sys/kernel/hostname").ok();
     let name = kernel
@@ -375,7 +375,7 @@ mod tests {
         let second = Duration::from_secs(1);
         assert_eq!(config.margin(30 * second), second + Duration::from_millis(30));
         assert_eq!(config.margin(DURATION_MOST), second + DURATION_MOST / 1_000);
-        // A renewal in the last moment would come too late for a clock that drifts.
+        // A renewal at the last moment would come too late for a clock that drifts.
         let settings = Settings {
             lease: Some(10_000 * second),
             renewal_interval: Some(9_995 * second),
@@ -472,14 +472,14 @@ mod tests {
                     max_streams: Some(0),
                     ..settings()
                 },
-                ["streams are 0", "1 to 100"],
+                ["streams is 0", "1 to 100"],
             ),
             (
                 Settings {
                     max_streams: Some(101),
                     ..settings()
                 },
-                ["streams are 101", "1 to 100"],
+                ["streams is 101", "1 to 100"],
             ),
             (
                 Settings {

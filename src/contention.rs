@@ -1,4 +1,4 @@
-//! What stood in the way of an acquire.
+//! The contention that kept an acquire from the lock.
 
 use std::{
     fmt,
@@ -10,43 +10,43 @@ use crate::{
     protocol::{ServerTime, State},
 };
 
-/// Holders that a message names; a readers-writer lock can have hundreds.
+/// Limits the holders that a message names; a readers-writer lock can have hundreds.
 const NAMED: usize = 3;
 
-/// News younger than this is told as if it were of this moment.
+/// News younger than this is shown without its age.
 const RECENT: Duration = Duration::from_secs(1);
 
-/// Why a lock was not free: who held it, and how many come before us. In
+/// Why a lock was not free: who held it, and how many waiters were ahead of us. In
 /// [`AcquireError::Held`](crate::AcquireError::Held) and [`AcquireError::Timeout`](crate::AcquireError::Timeout).
 ///
-/// It is what the server said last while we waited; nothing more was asked for it. A waiter that is woken by the change
-/// stream asks seldom, so it can be as old as half of the lease: [`age`](Self::age) says how old.
+/// It is the server's last report while we waited; no further request was made for it. A waiter that the change stream
+/// wakes seldom asks, so the report can be as old as half of the lease: [`age`](Self::age) has its age.
 ///
-/// Its `Display` is a sentence for people, without the name of the lock: ``held by billing (host-a, process 4711) for 12s,
-/// because of "monthly run"; 2 wait before us``.
+/// Its `Display` is a sentence for people, without the name of the lock: ``held by billing (host-a, process 4711) for
+/// 12s, because of "monthly run"; 2 waiters ahead of us``.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Contention {
-    /// Who held the lock, or its permits. Empty where others only stood in line before us, or where a task of this
-    /// client did and the server has not answered it yet.
+    /// The holders of the lock or of its permits. Empty if others only stood in line ahead of us, or if a task of this
+    /// client held it and the server has not answered that task yet.
     pub holders: Vec<HolderInfo>,
-    /// How many would have been served before us: 0 says that we were next. It counts the clients in the server's queue
-    /// and, as a client has but one place there, the tasks of this client.
+    /// The number of waiters that would have been served before us: 0 means that we were next. It counts the clients in
+    /// the server's queue and, as a client has but one entry there, the tasks of this client.
     pub waiting_before: usize,
-    /// Whether the server's queue was full, so that this client was not in it. It holds 256 clients; a client that comes
-    /// when it is full asks again about once a second until there is room, and who gets the room is not promised.
-    /// [`waiting_before`](Self::waiting_before) tells of those who certainly come first.
+    /// Whether the server's queue was full, so that this client was not in it. It has room for 256 clients; a client
+    /// that finds it full asks again about once a second until there is room, in no guaranteed order.
+    /// [`waiting_before`](Self::waiting_before) counts the waiters that certainly come first.
     pub queue_full: bool,
-    /// Whether this very client was among the holders. A lock is not re-entrant unless that is asked for: see
+    /// Whether this client itself was among the holders. A lock is re-entrant only on request: see
     /// [`Acquire::reentrant`](crate::Acquire::reentrant).
     pub held_here: bool,
-    /// When the server said so, by its own clock.
+    /// The time of the report, by the server's clock.
     pub as_of: SystemTime,
-    /// How long before the error that was.
+    /// The age of the report at the time of the error.
     pub age: Duration,
 }
 
-/// What the server said last, and when.
+/// The server's last report, and its time.
 #[derive(Debug)]
 pub(crate) struct Sighting<'a> {
     pub(crate) state: &'a State,
@@ -70,7 +70,7 @@ impl Contention {
         }
     }
 
-    /// All that is known is that tasks of this client wait already.
+    /// Returns the contention with tasks of this client that already wait, if nothing else is known.
     pub(crate) fn behind(waiting_before: usize) -> Self {
         Self {
             holders: Vec::new(),
@@ -105,9 +105,9 @@ impl fmt::Display for Contention {
         }
         if self.held_here {
             f.write_str(if self.holders.len() == 1 {
-                ", which is this very client"
+                ", which is this client"
             } else {
-                "; this very client is one of them"
+                "; this client is one of them"
             })?;
         }
         let more = self.holders.len().saturating_sub(NAMED);
@@ -120,12 +120,12 @@ impl fmt::Display for Contention {
         match self.waiting_before {
             before if self.queue_full => write!(
                 f,
-                "{before} wait in the queue, which is full; this client is not in it yet"
+                "{before} waiters in the queue, which is full; this client is not in it yet"
             )?,
             0 if self.holders.is_empty() => f.write_str("nobody held it any more, and we were next")?,
             0 => {}
-            1 => f.write_str("1 waits before us")?,
-            before => write!(f, "{before} wait before us")?,
+            1 => f.write_str("1 waiter ahead of us")?,
+            before => write!(f, "{before} waiters ahead of us")?,
         }
         if self.age >= RECENT {
             write!(f, " (as of {:?} ago)", rounded(self.age))?;
@@ -195,11 +195,11 @@ mod tests {
         let billing = holder("a-1", Some("billing"), Some("monthly run"));
         assert_eq!(
             told(vec![billing.clone()], 2, Duration::ZERO),
-            "held by billing (host-a, process 4711) for 12s, because of \"monthly run\"; 2 wait before us"
+            "held by billing (host-a, process 4711) for 12s, because of \"monthly run\"; 2 waiters ahead of us"
         );
         assert_eq!(
             told(vec![holder("us-1", None, None)], 0, Duration::from_millis(3_200)),
-            "held by process 4711 on host-a for 12s, which is this very client (as of 3s ago)"
+            "held by process 4711 on host-a for 12s, which is this client (as of 3s ago)"
         );
         let many = vec![
             billing,
@@ -208,16 +208,16 @@ mod tests {
             holder("us-4", None, None),
         ];
         assert!(told(many, 1, Duration::ZERO).ends_with(
-            "; and by process 4711 on host-a for 12s; this very client is one of them; and by 1 more; 1 waits before us"
+            "; and by process 4711 on host-a for 12s; this client is one of them; and by 1 more; 1 waiter ahead of us"
         ));
-        assert_eq!(told(Vec::new(), 1, Duration::ZERO), "1 waits before us");
+        assert_eq!(told(Vec::new(), 1, Duration::ZERO), "1 waiter ahead of us");
         let full = Contention {
             queue_full: true,
             ..Contention::behind(256)
         };
         assert_eq!(
             full.to_string(),
-            "256 wait in the queue, which is full; this client is not in it yet"
+            "256 waiters in the queue, which is full; this client is not in it yet"
         );
     }
 }

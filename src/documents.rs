@@ -1,4 +1,4 @@
-//! Locking the documents of the user's own collection in place.
+//! Locks in the documents of the user's own collection.
 
 mod action;
 mod check;
@@ -33,45 +33,45 @@ pub use action::{AcquireDocument, Claim, TryAcquireDocument, TryClaim};
 pub(crate) use check::{check_id, check_update};
 pub use handle::DocumentHandle;
 
-/// The field of the documents in which their locks are.
+/// Default field of the documents for their locks.
 const DEFAULT_FIELD: &str = "watchlock";
 
-/// Locks the documents of a collection of yours, in place. Made by [`LockClient::documents`], and for tests
-/// without a server by [`LockClient::documents_in_memory`].
+/// Locks for the documents of a collection of yours, in place. Made by [`LockClient::documents`], and for tests without
+/// a server by [`LockClient::documents_in_memory`].
 ///
 /// The lock of a document is a sub-document of it, by default its field `watchlock`: nothing else is needed, no other
-/// collection and no clean-up, as the lock goes with its document. Documents without that field are free. `T` is what
-/// the documents are read as; it need not know of the field.
+/// collection and no clean-up, as the lock goes with its document. Documents without that field are free. `T` is the
+/// type that the documents are read as; it need not know of the field.
 ///
-/// However many of them a client makes for the same collection and field of one client of the driver, they are one
-/// session: it has one change stream on the collection, opened while somebody waits, claims or holds for long, and one
-/// heartbeat for all that it holds, with the settings of the client. It lasts as long as one of them or a handle does, so keep
-/// one and clone it. How many collections can have a stream at one time is a
-/// [setting of the client](crate::LockClientBuilder::max_streams); the others poll.
+/// All of them that a client makes for the same collection and field of one client of the driver share one session. It
+/// has one change stream on the collection, opened while somebody waits, claims or holds for long, and one heartbeat
+/// for all its holds, with the settings of the client. It lasts as long as one of them or a handle does, so keep one
+/// and clone it. The number of collections that can have a stream at a time is a [setting of the
+/// client](crate::LockClientBuilder::max_streams); the others poll.
 ///
 /// # Guarantees
 ///
-/// - One valid [`DocumentHandle`] for a document at a time, with the promises of a [`LockHandle`](crate::LockHandle):
+/// - One valid [`DocumentHandle`] for a document at a time, with the guarantees of a [`LockHandle`](crate::LockHandle):
 ///   renewal, [`lost`](crate::LockView::lost), fencing tokens. The lock of a holder that died is free after its lease.
 /// - [`acquire`](Self::acquire) is first come, first served. [`claim`](Self::claim) takes documents that nobody holds
 ///   and nobody waits for.
 /// - [`DocumentHandle::update`] and [`DocumentHandle::delete`] are done while the lock is held or not at all.
 /// - No field but that of the lock is ever touched.
 ///
-/// An `_id` is compared as the server compares it: numbers of any type by their values, to the last digit. Where a
-/// collection has a collation of its own, ask for an `_id` exactly as it is stored. It may have up to 8,192 bytes as BSON,
-/// which a text of 8,187 has; longer ones are refused, and claims pass over them.
+/// An `_id` is compared as the server compares it: numbers of any type by their values, to the last digit. If a
+/// collection has a collation of its own, give an `_id` exactly as it is stored. It may have up to 8,192 bytes as BSON,
+/// that is a text of 8,187; longer ones are refused, and claims pass over them.
 ///
-/// A transaction that writes to a locked document holds up the renewals of its lock until it ends: keep it far shorter than
-/// the lease. Up to four such renewals at a time have a connection of the driver's pool each; whoever has several such
-/// transactions at once gives the pool more room than for them alone (`maxPoolSize`).
+/// A transaction that writes to a locked document holds up the renewals of its lock until it ends: keep it far shorter
+/// than the lease. Up to four such renewals at a time occupy a connection of the driver's pool each; if you have
+/// several such transactions at once, give the pool more room than they alone need (`maxPoolSize`).
 ///
-/// Nothing hinders other programs from changing a locked document; what they change beside the lock does no harm to it.
-/// A document that is replaced as a whole loses its lock, and its holder is told so: update fields instead, or replace it
-/// through [the handle's fence](crate::LockView::fence), which keeps the lock.
+/// Nothing stops other programs from changing a locked document; changes outside the lock do it no harm. A document
+/// that is replaced as a whole loses its lock, and its holder is notified: update fields instead, or replace it through
+/// [the handle's fence](crate::LockView::fence), which keeps the lock.
 ///
-/// BSON can hold a field of one name twice, though no usual program writes such documents. The server's pipelines keep one
-/// of the two, so locking such a document drops the other.
+/// BSON can hold a field of one name twice, though no usual program writes such documents. The server's pipelines keep
+/// one of the two, so locking such a document drops the other.
 ///
 /// # Examples
 ///
@@ -104,10 +104,10 @@ pub struct DocumentLocks<T> {
 }
 
 impl LockClient {
-    /// Locks for the documents of a collection of yours, in place; see [`DocumentLocks`].
+    /// Returns locks for the documents of a collection of yours, in place; see [`DocumentLocks`].
     ///
-    /// They have the settings of this client, and end with its [`shutdown`](Self::shutdown). Of the collection's own
-    /// settings none matters: reads and writes are made with the library's own concerns. Making them sends nothing.
+    /// They have the settings of this client, and end with its [`shutdown`](Self::shutdown). The collection's own
+    /// settings have no effect: reads and writes use the library's own concerns. Making them sends nothing.
     pub fn documents<T: Send + Sync>(&self, collection: Collection<T>) -> DocumentLocks<T> {
         DocumentLocks::new(self.clone(), Place::Mongo(collection.clone_with_type()))
     }
@@ -124,14 +124,15 @@ impl<T> DocumentLocks<T> {
         }
     }
 
-    /// Where in the documents the locks are; `watchlock` by default. All who lock the collection must say the same.
+    /// Sets the place of the locks in the documents; `watchlock` by default. All programs that lock the collection must
+    /// use the same place.
     ///
     /// With dots it is a path: `shipping.lock` is the field `lock` of the sub-document `shipping`, so that parts of one
-    /// document can be locked by themselves. What leads to it must be sub-documents, and is made where it is missing.
-    /// One lock can't be within another. It is checked when something is locked.
+    /// document can be locked separately. The steps of the path must be sub-documents, and are created if they are
+    /// missing. One lock can't be inside another. The path is checked when something is locked.
     ///
-    /// A handle's own writes leave the locks under all the fields alone that the client has locked in the collection. A
-    /// client that has not does not know of them.
+    /// A handle's own writes leave the locks alone under all fields that the client has locked in the collection. A
+    /// client does not know of fields that it has not locked.
     #[must_use = "the locks under another field are returned"]
     pub fn field(self, path: impl Into<String>) -> Self {
         Self {
@@ -143,17 +144,17 @@ impl<T> DocumentLocks<T> {
 
     /// Acquires the lock of the document with this `_id`, waiting for its turn. Await the returned action.
     ///
-    /// The document is read when the lock is held, with one more round trip.
+    /// The document is read once the lock is held, with one more round trip.
     ///
     /// # Errors
     ///
-    /// As [`Mutex::acquire`](crate::Mutex::acquire); and
-    /// [`AcquireError::NoDocument`](crate::AcquireError::NoDocument) when there is no such document, or it was deleted
-    /// meanwhile.
+    /// Same as for [`Mutex::acquire`](crate::Mutex::acquire); and
+    /// [`AcquireError::NoDocument`](crate::AcquireError::NoDocument) if there is no such document, or it was deleted in
+    /// the meantime.
     ///
     /// # Cancel safety
     ///
-    /// Cancel safe, as [`Mutex::acquire`](crate::Mutex::acquire).
+    /// Cancel safe, like [`Mutex::acquire`](crate::Mutex::acquire).
     ///
     /// # Examples
     ///
@@ -176,11 +177,11 @@ impl<T> DocumentLocks<T> {
     ///
     /// # Errors
     ///
-    /// As [`acquire`](Self::acquire); never its time-out.
+    /// Same as for [`acquire`](Self::acquire), except its timeout.
     ///
     /// # Cancel safety
     ///
-    /// Cancel safe, as [`acquire`](Self::acquire).
+    /// Cancel safe, like [`acquire`](Self::acquire).
     ///
     /// # Examples
     ///
@@ -199,28 +200,28 @@ impl<T> DocumentLocks<T> {
         TryAcquireDocument::new(self.clone(), id.into())
     }
 
-    /// Locks any document that matches the filter and is free, and reads it, in one atomic step; waits until there is
-    /// one. Await the returned action.
+    /// Locks any free document that matches the filter, and reads it, in one atomic step; waits until there is one.
+    /// Await the returned action.
     ///
-    /// Who waits is woken when a document is released, inserted or changed, and tries again then, as it does when a lease
-    /// runs out. Claims of one client for the same filter and sort take turns; among clients it is chance who is first.
+    /// A waiting claim is woken when a document is released, inserted or changed, or when a lease expires, and tries
+    /// again. Claims of one client for the same filter and sort take turns; among clients the order is left to chance.
     /// An index that serves the filter (and the sort) serves the claim.
     ///
-    /// Documents that can't be claimed are passed over: those with something else in the lock's field, those that the server
-    /// refuses to update, and those that can't be read as a `T`. The last two are left out of this client's claims for a second
-    /// at first, and for up to five minutes when they fail again and again. Each is reported by an event
-    /// (`watchlock.passed_over`).
+    /// Documents that can't be claimed are passed over: those with something else in the lock's field, those that the
+    /// server refuses to update, and those that can't be read as a `T`. The last two are left out of this client's
+    /// claims for a second at first, and for up to five minutes if they fail repeatedly. An event
+    /// (`watchlock.passed_over`) reports each.
     ///
     /// # Errors
     ///
     /// See [`AcquireError`](crate::AcquireError). [`AcquireError::Unclaimable`](crate::AcquireError::Unclaimable), or
-    /// [`AcquireError::Unreadable`](crate::AcquireError::Unreadable), where all that match are documents that can't be
-    /// claimed; while they are known for that, another claim waits. A filter that the server does not accept is its
+    /// [`AcquireError::Unreadable`](crate::AcquireError::Unreadable), if all matching documents can't be claimed; while
+    /// they are known for that, another claim waits. A filter that the server does not accept is an
     /// [`AcquireError::Server`](crate::AcquireError::Server).
     ///
     /// # Cancel safety
     ///
-    /// Cancel safe: a document that was claimed in that moment is given back in the background.
+    /// Cancel safe: a document that was claimed at that moment is released in the background.
     ///
     /// # Examples
     ///
@@ -229,17 +230,17 @@ impl<T> DocumentLocks<T> {
         Claim::new(self.clone(), filter)
     }
 
-    /// Locks any document that matches the filter and is free, and reads it, in one atomic step; `None` when there is
-    /// none. Await the returned action.
+    /// Locks any free document that matches the filter, and reads it, in one atomic step; `None` if there is none.
+    /// Await the returned action.
     ///
     /// # Errors
     ///
-    /// As [`claim`](Self::claim), and never its time-out. Where all that match are documents that can't be claimed every try
+    /// Same as for [`claim`](Self::claim), except its timeout. If all matching documents can't be claimed, every try
     /// fails.
     ///
     /// # Cancel safety
     ///
-    /// Cancel safe, as [`claim`](Self::claim).
+    /// Cancel safe, like [`claim`](Self::claim).
     ///
     /// # Examples
     ///
@@ -260,12 +261,12 @@ impl<T> DocumentLocks<T> {
         TryClaim::new(self.clone(), filter)
     }
 
-    /// Who holds the lock of the document with this `_id` and who waits for it; `None` when it was never locked, or there
-    /// is no such document.
+    /// Returns who holds the lock of the document with this `_id` and who waits for it; `None` if it was never locked,
+    /// or there is no such document.
     ///
     /// # Errors
     ///
-    /// When the `_id` or the field is out of its bounds, the server can't be reached, or the field is not a lock.
+    /// If the `_id` or the field is out of bounds, the server can't be reached, or the field is not a lock.
     ///
     /// # Cancel safety
     ///
@@ -291,16 +292,16 @@ impl<T> DocumentLocks<T> {
         Ok(read.map(|(state, _)| LockInfo::new(&name, &state)))
     }
 
-    /// Takes the lock of the document with this `_id` away from its holder, and hands it to the next in the queue. Returns
-    /// how the lock stands now; `None` when nobody held it.
+    /// Takes the lock of the document with this `_id` away from its holder, and hands it to the next in the queue.
+    /// Returns the present state of the lock; `None` if nobody held it.
     ///
     /// # Errors
     ///
-    /// As [`inspect`](Self::inspect). When the server does not answer, it may have been broken.
+    /// Same as for [`inspect`](Self::inspect). If the server does not answer, the lock may have been broken.
     ///
     /// # Cancel safety
     ///
-    /// It goes on in the background when the future is dropped.
+    /// If the future is dropped, it goes on in the background.
     ///
     /// # Examples
     ///
@@ -321,8 +322,8 @@ impl<T> DocumentLocks<T> {
         Ok(state.map(|state| LockInfo::new(&name, &state)))
     }
 
-    /// How waiters and claims are woken at present; see [`LockClient::wake_mode`]. Where the client has as many change
-    /// streams open as it may have, those of this collection poll.
+    /// Returns how waiters and claims are woken at present; see [`LockClient::wake_mode`]. If the client has as many
+    /// change streams open as it may have, those of this collection poll.
     ///
     /// # Examples
     ///
@@ -333,12 +334,12 @@ impl<T> DocumentLocks<T> {
     /// assert_eq!(orders.wake_mode(), watchlock::WakeMode::ChangeStream);
     /// ```
     pub fn wake_mode(&self) -> WakeMode {
-        // Under a field that is refused nobody is ever woken.
+        // Nobody is ever woken under a field that is refused.
         self.session()
             .map_or_else(|_| self.locks.wake_mode(), |session| *session.mode().borrow())
     }
 
-    /// The session, and under which name it knows the document.
+    /// Returns the session, and its name for the document.
     fn place(&self, id: &Bson) -> Result<(&Arc<Session>, String), InvalidInput> {
         check_size(id)?;
         check_id(id)?;
@@ -357,7 +358,7 @@ impl<T> DocumentLocks<T> {
         let place = InPlace::new(namespace, &self.path, &self.locks.paths_in(key));
         let place = place.map_err(|other| {
             InvalidInput::new(format!(
-                "the field `{}` for the locks of {} overlaps with `{other}`, in which this client has locks already",
+                "the field `{}` for the locks of {} overlaps with `{other}`, where this client already has locks",
                 self.path, self.place
             ))
         })?;
@@ -385,7 +386,7 @@ impl<T> Clone for DocumentLocks<T> {
 
 impl<T> fmt::Debug for DocumentLocks<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // Not the collection: the driver's client shows the user's connection options.
+        // The collection is left out: the driver's client shows the user's connection options.
         f.debug_struct("DocumentLocks")
             .field("namespace", &self.place.to_string())
             .field("field", &self.path)

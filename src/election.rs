@@ -32,16 +32,16 @@ use crate::{
 
 pub use candidacy::Candidacy;
 
-/// Chooses one leader among all processes. Made by [`LockClient::election`](crate::LockClient::election).
+/// An election of one leader among all processes. Made by [`LockClient::election`](crate::LockClient::election).
 ///
-/// Who campaigns waits for its turn to lead; whoever leads may proclaim a value (an address, a version) that all can
-/// read. Underneath it is a [`Mutex`](crate::Mutex), with the same promises.
+/// A candidate campaigns and waits for its turn to lead; a leader may proclaim a value (an address, a version) that all
+/// can read. An election is built on a [`Mutex`](crate::Mutex), with the same guarantees.
 ///
 /// # Guarantees
 ///
 /// - One valid [`Leadership`] at a time. A leader that died is followed by the next within its lease.
 /// - [`Leadership::resign`] hands over at once.
-/// - [`observe`](Self::observe) tells of the leaders, in order.
+/// - [`observe`](Self::observe) reports the leaders, in order.
 ///
 /// # Examples
 ///
@@ -61,11 +61,11 @@ pub struct Election {
     waits_out_other_uses: bool,
 }
 
-/// Who leads.
+/// The present leader.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Leader {
-    /// What it proclaims.
+    /// The value it proclaims.
     pub value: String,
     /// The fencing token of its leadership.
     pub token: FencingToken,
@@ -116,7 +116,7 @@ impl Election {
         }
     }
 
-    /// The name of the election.
+    /// Returns the name of the election.
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -129,7 +129,7 @@ impl Election {
     ///
     /// # Cancel safety
     ///
-    /// Cancel safe, as [`Mutex::acquire`](crate::Mutex::acquire): dropping the future ends the campaign.
+    /// Cancel safe, like [`Mutex::acquire`](crate::Mutex::acquire): dropping the future ends the campaign.
     ///
     /// # Examples
     ///
@@ -157,11 +157,11 @@ impl Election {
         }
     }
 
-    /// Who leads at this moment; `None` when nobody does.
+    /// Returns the leader at this moment; `None` if there is none.
     ///
     /// # Errors
     ///
-    /// When the name is out of its bounds or in use as something else, or the server can't be reached.
+    /// If the name is out of bounds or in use as something else, or the server can't be reached.
     ///
     /// # Cancel safety
     ///
@@ -189,15 +189,15 @@ impl Election {
         Ok(Leader::of(&self.name, &state))
     }
 
-    /// Observes who leads: the present leader first, then every change: another leader, another value, none.
+    /// Observes the leadership: the present leader first, then every change: another leader, another value, none.
     ///
-    /// The latest leader always comes, also over a stream that broke: it is taken up where it broke. Who led, or what
-    /// was proclaimed, for less than a hop (about a millisecond; while polling, the longest poll interval) may be skipped:
+    /// The latest leader always arrives, even if the stream breaks: it is resumed where it broke. A leader or value
+    /// that lasted for less than a hop (about a millisecond; while polling, the longest poll interval) may be skipped:
     /// the server looks the document up when it reports a change of some of its fields.
     ///
     /// # Panics
     ///
-    /// When the client was not used yet and this is called outside a tokio runtime.
+    /// If the client was not used yet and this is called outside a tokio runtime.
     ///
     /// # Errors
     ///
@@ -230,11 +230,11 @@ impl Election {
         }
     }
 
-    /// Leads again and again: campaigns, runs the future that `lead` makes for as long as it leads, and campaigns anew
-    /// when the leadership is lost.
+    /// Leads repeatedly: campaigns, runs the future that `lead` makes for as long as it leads, and campaigns again when
+    /// the leadership is lost.
     ///
-    /// When the leadership is lost the future is dropped at its next await point. When the future comes to its end the
-    /// leader resigns: after [`ControlFlow::Continue`] it campaigns again, after [`ControlFlow::Break`] it returns.
+    /// If the leadership is lost, the future is dropped at its next await point. When the future completes, the leader
+    /// resigns: after [`ControlFlow::Continue`] it campaigns again, after [`ControlFlow::Break`] it returns.
     ///
     /// # Errors
     ///
@@ -275,7 +275,7 @@ impl Election {
                 _ = leadership.lost() => continue,
                 led = lead(leadership.view()) => led,
             };
-            // An event tells of what could not be confirmed.
+            // An event reports an unconfirmed resignation.
             let _ = leadership.resign().await;
             if let ControlFlow::Break(output) = led {
                 return Ok(output);
@@ -299,7 +299,7 @@ impl Campaign {
         self
     }
 
-    /// Why it wants to lead, up to 1,024 bytes, for people to read.
+    /// Sets why it wants to lead, up to 1,024 bytes, for people to read.
     pub fn reason(mut self, reason: impl Into<String>) -> Self {
         self.acquire = self.acquire.reason(reason);
         self
@@ -321,13 +321,13 @@ impl IntoFuture for Campaign {
     }
 }
 
-/// To be the leader.
+/// A held leadership.
 ///
-/// It dereferences to a [`LockView`], which has the token and tells of the loss. Dropping it resigns in the background.
+/// It dereferences to a [`LockView`], which has the token and reports the loss. Dropping it resigns in the background.
 ///
 /// # Guarantees
 ///
-/// As [`LockHandle`].
+/// Same as for [`LockHandle`].
 #[must_use = "the leader resigns when its leadership is dropped"]
 pub struct Leadership {
     session: Arc<Session>,
@@ -335,24 +335,24 @@ pub struct Leadership {
 }
 
 impl Leadership {
-    /// A view of the leadership for those who work under it; as [`LockHandle::view`].
+    /// Returns a view of the leadership for the code that works under it; see [`LockHandle::view`].
     pub fn view(&self) -> LockView {
         self.handle.view()
     }
 
     /// Proclaims another value, up to 1,024 bytes.
     ///
-    /// Of two values the one stays whose call came later, in whatever order the server gets to them: a call that is
-    /// overtaken is done when the later value is there.
+    /// Of two values, that of the later call stays, in whatever order they reach the server: an overtaken call returns
+    /// once the later value is there.
     ///
     /// # Errors
     ///
-    /// [`RenewError::Lost`] when the leadership is lost; nothing is proclaimed then. [`RenewError::Server`] when the
-    /// server refuses or can't be reached.
+    /// [`RenewError::Lost`] if the leadership is lost; nothing is proclaimed then. [`RenewError::Server`] if the server
+    /// refuses or can't be reached.
     ///
     /// # Cancel safety
     ///
-    /// Whether the value is proclaimed is open when the future is dropped.
+    /// If the future is dropped, the value may or may not be proclaimed.
     ///
     /// # Examples
     ///
@@ -375,7 +375,7 @@ impl Leadership {
         match self.lost_reason() {
             Some(reason) => Err(reason.into()),
             None if proclaimed => Ok(()),
-            // The watch over the hold has not found out yet.
+            // The watch over the hold has not noticed yet.
             None => Err(LostReason::Overwritten.into()),
         }
     }
@@ -384,11 +384,11 @@ impl Leadership {
     ///
     /// # Errors
     ///
-    /// As [`LockHandle::release`].
+    /// Same as for [`LockHandle::release`].
     ///
     /// # Cancel safety
     ///
-    /// The resignation goes on in the background when the future is dropped.
+    /// If the future is dropped, the resignation goes on in the background.
     ///
     /// # Examples
     ///
@@ -417,12 +417,12 @@ impl fmt::Debug for Leadership {
     }
 }
 
-/// The leaders of an election, one after the other: a stream. Made by [`Election::observe`].
+/// A stream of the leaders of an election, one after the other. Made by [`Election::observe`].
 #[must_use = "a stream does nothing unless it is polled"]
 #[derive(Debug)]
 pub struct Leaders {
     name: LockName,
-    /// `Err`: what is wrong with the name, until it has been told.
+    /// `Err`: the error of the name, until it has been reported.
     sights: Result<Sights, Option<OperateError>>,
     last: Option<Option<Leader>>,
 }
@@ -439,13 +439,13 @@ impl Stream for Leaders {
         loop {
             let state = match std::task::ready!(sights.poll_recv(context)) {
                 Some(Ok(Seen::State(_, state))) => state,
-                // As no state of a lock is in it, there is no leader, which is told by itself.
+                // It contains no state of a lock, so there is no leader, which is reported separately.
                 Some(Ok(Seen::Unreadable(_))) => continue,
                 Some(Err(error)) => return Poll::Ready(Some(Err(error.into()))),
                 None => return Poll::Ready(None),
             };
             let leader = state.and_then(|state| Leader::of(&this.name, &state));
-            // Renewals and candidates in line change nothing for an observer.
+            // Renewals and queued candidates change nothing for an observer.
             if this.last.as_ref() != Some(&leader) {
                 this.last = Some(leader.clone());
                 return Poll::Ready(Some(Ok(leader)));

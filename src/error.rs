@@ -1,4 +1,4 @@
-//! What can go wrong, by operation.
+//! Errors, by operation.
 
 mod server;
 
@@ -30,22 +30,23 @@ impl InvalidInput {
     }
 }
 
-/// The name is in use as something else: another kind of lock, or one of another capacity.
+/// A kind mismatch: the name is in use as another kind of lock, or as one of another capacity.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "`{name}` is in use as a {found} of capacity {found_capacity}, and was asked for as a {wanted} of {wanted_capacity}"
+    "`{name}` is in use as a {found} with capacity {found_capacity}, and was requested as a {wanted} with capacity \
+     {wanted_capacity}"
 )]
 #[non_exhaustive]
 pub struct KindMismatch {
     /// The name of the lock.
     pub name: String,
-    /// What it is used as by those who hold it or wait for it now.
+    /// The kind that its present holders and waiters use it as.
     pub found: Kind,
     /// The capacity that it has for them.
     pub found_capacity: u64,
-    /// What was asked for.
+    /// The kind that was requested.
     pub wanted: Kind,
-    /// The capacity that was asked for.
+    /// The capacity that was requested.
     pub wanted_capacity: u64,
 }
 
@@ -66,13 +67,13 @@ impl KindMismatch {
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum BuildError {
-    /// A setting is out of its bounds, or two do not fit each other.
+    /// A setting is out of bounds, or two do not fit each other.
     #[error(transparent)]
     Invalid(#[from] InvalidInput),
     /// The server could not be reached, or it refused.
     #[error(transparent)]
     Server(#[from] ServerError),
-    /// The change stream is required by the builder, and this server has none to offer.
+    /// The builder requires a change stream, and this server has none to offer.
     #[error("a change stream is required, and the server is a standalone: start it as a replica set of one node")]
     NoChangeStream,
 }
@@ -81,26 +82,26 @@ pub enum BuildError {
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum AcquireError {
-    /// The name or an option is out of its bounds; nothing was sent.
+    /// The name or an option is out of bounds; nothing was sent.
     #[error(transparent)]
     Invalid(#[from] InvalidInput),
-    /// The lock was not free in time. No place in the queue is left behind.
+    /// The lock was not free in time. No queue position is left behind.
     ///
-    /// With a [`source`](StdError::source) it was the server that did not answer, so that nothing is known of the lock as
-    /// it is now; without one it was answered to the last, and the lock was taken.
+    /// With a [`source`](StdError::source) the server did not answer, so nothing is known about the lock's present
+    /// state; without one the server answered to the end, and the lock was taken.
     #[error("{}", Overdue { name, waited: *waited, contention: contention.as_deref(), answered: source.is_none() })]
     #[non_exhaustive]
     Timeout {
         /// The name of the lock.
         name: String,
-        /// How long was waited: the timeout that was set.
+        /// The timeout that was set; all of it passed.
         waited: Duration,
-        /// Who held it and who waited before us, as far as the server has said; `None` when it never answered.
+        /// Who held it and who waited ahead of us, as far as the server has said; `None` if it never answered.
         contention: Option<Box<Contention>>,
-        /// Why the server did not answer in the end, where that is so.
+        /// Why the server did not answer in the end, if it did not.
         source: Option<ServerError>,
     },
-    /// The lock was not free at once, and whoever tried it wanted to know who has it:
+    /// The lock was not free at once, and the try asked for the holder:
     /// [`TryAcquire::or_held`](crate::TryAcquire::or_held).
     #[error("`{}` is not free: {contention}", name.escape_debug())]
     #[non_exhaustive]
@@ -116,33 +117,33 @@ pub enum AcquireError {
     /// The server refused.
     #[error(transparent)]
     Server(#[from] ServerError),
-    /// There is no document with this `_id` to be locked. Only of [`DocumentLocks`](crate::DocumentLocks).
-    #[error("there is no document {name} to be locked")]
+    /// There is no document with this `_id` to lock. Only from [`DocumentLocks`](crate::DocumentLocks).
+    #[error("there is no document {name} to lock")]
     #[non_exhaustive]
     NoDocument {
-        /// The `_id` that was asked for, as text.
+        /// The requested `_id`, as text.
         name: String,
     },
-    /// A document was locked, and could not be read as what it was asked for; it is given back.
-    /// Only of [`DocumentLocks`](crate::DocumentLocks).
+    /// A document was locked but could not be read as the requested type; its lock is released. Only from
+    /// [`DocumentLocks`](crate::DocumentLocks).
     #[error("the document {name} could not be read")]
     #[non_exhaustive]
     Unreadable {
         /// The `_id` of the document, as text.
         name: String,
-        /// What is wrong with it.
+        /// The reason why it can't be read.
         source: Arc<dyn StdError + Send + Sync>,
     },
-    /// All that match are documents that can't be claimed: their lock's field is something else, the server refuses to write
-    /// them, or their `_id` is too long. Only of [`DocumentLocks`](crate::DocumentLocks).
+    /// All matching documents can't be claimed: the field of their lock holds something else, the server refuses to
+    /// write them, or their `_id` is too long. Only from [`DocumentLocks`](crate::DocumentLocks).
     ///
-    /// Each of them is reported by an event `watchlock.passed_over`.
+    /// An event `watchlock.passed_over` reports each of them.
     #[error("the document {name} can't be claimed, and no other matches")]
     #[non_exhaustive]
     Unclaimable {
-        /// The `_id` of one of them, as text; of a long one the beginning.
+        /// The `_id` of one of them, as text; the beginning of a long one.
         name: String,
-        /// Why it can't be claimed.
+        /// The reason why it can't be claimed.
         source: Arc<dyn StdError + Send + Sync>,
     },
     /// The client was shut down.
@@ -150,7 +151,7 @@ pub enum AcquireError {
     Closed,
 }
 
-/// The message of a timeout, by what was heard of the server.
+/// Message of a timeout, by the server's answers so far.
 struct Overdue<'a> {
     name: &'a str,
     waited: Duration,
@@ -179,7 +180,7 @@ impl fmt::Display for Overdue<'_> {
     }
 }
 
-/// Why a release could not be confirmed. Its lease bounds how long the lock stays taken.
+/// Why a release could not be confirmed. The lease limits how long the lock stays taken.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ReleaseError {
@@ -188,22 +189,22 @@ pub enum ReleaseError {
     Server(#[from] ServerError),
 }
 
-/// Why a [`Candidacy`](crate::Candidacy) has ended by itself.
+/// Why a [`Candidacy`](crate::Candidacy) ended by itself.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CandidacyError {
     /// A campaign failed.
     #[error(transparent)]
     Campaign(#[from] AcquireError),
-    /// A callback of the candidate's panicked.
+    /// A callback of the candidate panicked.
     #[error("a callback of the candidate panicked: {message}")]
     #[non_exhaustive]
     Panicked {
-        /// What the panic said, 1,024 bytes at most.
+        /// The panic's message, 1,024 bytes at most.
         message: String,
     },
-    /// The runtime ended on which it stood.
-    #[error("the runtime ended on which the candidate stood")]
+    /// The runtime that ran the candidacy ended.
+    #[error("the runtime that ran the candidacy ended")]
     Stopped,
 }
 
@@ -211,7 +212,7 @@ pub enum CandidacyError {
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum RenewError {
-    /// A value is out of its bounds; nothing was sent.
+    /// A value is out of bounds; nothing was sent.
     #[error(transparent)]
     Invalid(#[from] InvalidInput),
     /// The lock is lost.
@@ -232,21 +233,21 @@ pub enum DocumentError {
     /// The lock is lost; nothing was written.
     #[error(transparent)]
     Lost(#[from] LostReason),
-    /// The server could not be reached, and it may have been written; or it refused.
+    /// The server could not be reached, and the document may have been written; or the server refused.
     #[error(transparent)]
     Server(#[from] ServerError),
-    /// The document is part of a transaction that the lock guards and that has not ended; nothing was written. Within the
-    /// transaction, write with its session.
+    /// The document is part of an open transaction that the lock guards; nothing was written. Within the transaction,
+    /// write with its session.
     #[error(
-        "the document is part of an open transaction that its lock guards, and was not written: within the transaction \
-         write with the transaction's session"
+        "the document is part of an open transaction that its lock guards, and was not written: within the \
+         transaction, write with its session"
     )]
     InTransaction,
-    /// The document was updated, and can't be read any more as what was asked for.
+    /// The document was updated, but can't be read as the requested type any more.
     #[error("the updated document could not be read")]
     #[non_exhaustive]
     Unreadable {
-        /// What is wrong with it.
+        /// The reason why it can't be read.
         source: Arc<dyn StdError + Send + Sync>,
     },
 }
@@ -282,7 +283,7 @@ pub enum OperateError {
     /// The name is in use as another kind of lock.
     #[error(transparent)]
     KindMismatch(#[from] KindMismatch),
-    /// The name is out of its bounds; nothing was sent.
+    /// The name is out of bounds; nothing was sent.
     #[error(transparent)]
     Invalid(#[from] InvalidInput),
     /// The server could not be reached, or it refused.
@@ -290,7 +291,7 @@ pub enum OperateError {
     Server(#[from] ServerError),
 }
 
-/// A write was refused, as the document has been written under a larger token: the lock has been somebody else's since.
+/// A refused write: the document was written under a larger token, so somebody else has had the lock since.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the document was written under fencing token {stored}, and ours is {ours}")]
 #[non_exhaustive]
@@ -305,29 +306,29 @@ pub struct Fenced {
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum FenceError {
-    /// The update, the document or the filter is not fit for a fence; nothing was sent.
+    /// The update, the document or the filter is unsuitable for a fence; nothing was sent.
     #[error(transparent)]
     Invalid(#[from] InvalidInput),
     /// The document has been written under a larger token. Nothing was written.
     #[error(transparent)]
     Fenced(#[from] Fenced),
-    /// There is something else in the document where the token is to be. Nothing was written.
-    #[error("the field `{field}` of the document can't have a fencing token, as there is something else: {found}")]
+    /// The place of the token in the document holds something else. Nothing was written.
+    #[error("the field `{field}` of the document can't hold a fencing token, as it holds something else: {found}")]
     #[non_exhaustive]
     Occupied {
-        /// Where the token is to be.
+        /// The path of the token's field.
         field: String,
-        /// What is there, or in the place of the sub-document that it should be in.
+        /// The value found there, or in place of the sub-document that should contain it.
         found: String,
     },
-    /// The server could not be reached, or it refused; whether the document was written is for the driver's error to
-    /// say. To write it again under the same token is no harm to the fence.
+    /// The server could not be reached, or it refused; the driver's error says whether the document was written.
+    /// Writing it again under the same token does the fence no harm.
     #[error(transparent)]
     Server(#[from] ServerError),
 }
 
-/// As the driver's own error, so that `?` works within its `and_run`: the driver's error itself where it is one, with
-/// its labels; else a custom error that [`get_custom`](mongodb::error::Error::get_custom) gives back.
+/// Converts into the driver's own error, so that `?` works within its `and_run`: the driver's error itself if it is
+/// one, with its labels; otherwise a custom error that [`get_custom`](mongodb::error::Error::get_custom) returns.
 impl From<FenceError> for mongodb::error::Error {
     fn from(error: FenceError) -> Self {
         match error {
@@ -337,35 +338,35 @@ impl From<FenceError> for mongodb::error::Error {
     }
 }
 
-/// Why a transaction could not be guarded by a lock.
+/// Why a lock could not guard a transaction.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum GuardError {
     /// The lock is lost. The transaction can't be committed any more.
     #[error("the transaction was aborted: {0}")]
     Lost(LostReason),
-    /// The transaction sees the data of a time before the lock was acquired. It can't be committed any more; run it
+    /// The transaction reads data from a time before the lock was acquired. It can't be committed any more; run it
     /// again. The error has the label `TransientTransactionError`.
     #[error("the transaction was aborted, as it began before the lock was acquired")]
     Outdated(#[source] ServerError),
-    /// The transaction has itself deleted the locked document, or replaced it without its lock, so there is nothing to
-    /// guard any more. It can't be committed, and would end in the same way if it were run again: guard first.
+    /// The transaction has itself deleted the locked document, or replaced it without its lock, so there is nothing
+    /// left to guard. It can't be committed, and running it again would end the same way: guard first.
     #[error(
         "the transaction was aborted, as it had removed the lock from its document before the guard: a transaction that \
-         deletes or replaces a locked document is to be guarded first"
+         deletes or replaces a locked document must be guarded first"
     )]
     Removed,
-    /// No transaction is going on in the session.
+    /// No transaction is in progress in the session.
     #[error("no transaction was started in the session")]
     NotInTransaction,
     /// A standalone server has no transactions.
     #[error("the server is a standalone, which has no transactions: start it as a replica set of one node")]
     Standalone,
-    /// Locks in memory have no part in transactions.
+    /// Locks in memory take no part in transactions.
     #[error("locks in memory have no transactions")]
     InMemory,
     /// The server could not be reached, or it refused. With the label `TransientTransactionError` the transaction may
-    /// be run again: the lock was written by somebody, a renewal among others, since the transaction began.
+    /// be run again: somebody has written the lock since the transaction began, possibly a renewal.
     #[error(transparent)]
     Server(#[from] ServerError),
 }
@@ -376,9 +377,9 @@ impl From<LostReason> for GuardError {
     }
 }
 
-/// As the driver's own error, so that `?` works within its `and_run`: the driver's error itself where it is one, with
-/// its labels, so that a transaction that may be run again is; else a custom error that
-/// [`get_custom`](mongodb::error::Error::get_custom) gives back.
+/// Converts into the driver's own error, so that `?` works within its `and_run`: the driver's error itself if it is
+/// one, with its labels, so that a transaction that may be run again is; otherwise a custom error that
+/// [`get_custom`](mongodb::error::Error::get_custom) returns.
 impl From<GuardError> for mongodb::error::Error {
     fn from(error: GuardError) -> Self {
         match error {

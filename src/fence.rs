@@ -1,11 +1,11 @@
-//! Writes that a receiver refuses when they come from a holder of the past.
+//! Writes that a receiver refuses when they come from an earlier holder.
 //!
-//! The document of the user remembers the largest fencing token that it was written under. A write selects the document
-//! only where that is not larger than its own, and records its own in the same step; so whoever comes late finds nothing
-//! to write to. As a write that selects nothing does not say why, the helpers look: first for a document that the user's
-//! filter selects and the fence refuses, then for one that the user's filter selects at all. Where that finds one which
-//! the fence lets through, somebody wrote in between, and the write is done again. So what is returned was true at one
-//! moment between call and return, whatever others do meanwhile.
+//! The user's document remembers the largest fencing token that it was written under. A write selects the document only
+//! if that token is not larger than its own, and records its own in the same step; so a late write finds nothing to
+//! write to. As a write that selects nothing does not say why, the helpers check: first for a document that the user's
+//! filter selects and the fence refuses, then for one that the user's filter selects at all. If they find a document
+//! that the fence lets through, somebody wrote in between, and the write is repeated. So the result was true at one
+//! moment between call and return, whatever others do in the meantime.
 
 mod duplicate;
 mod locked;
@@ -29,15 +29,16 @@ use crate::{
 use write::{Change, Write};
 pub use write::{FencedDelete, FencedInsert, FencedUpdate};
 
-/// Where the token is, unless another place is chosen.
+/// Default field of the token.
 const FIELD: &str = "fence";
 
-/// In bytes, and in sub-documents: more than anybody needs, and less than what a server takes.
+/// Longest path of the field in bytes, and its most sub-documents: more than anybody needs, and less than a server
+/// accepts.
 const FIELD_MOST: usize = 255;
 const DEPTH_MOST: usize = 16;
 
 impl LockView {
-    /// To write to documents of your own so that a holder of the past is refused.
+    /// Returns a fence for writes to your own documents, which refuses earlier holders.
     ///
     /// # Examples
     ///
@@ -65,31 +66,33 @@ impl LockView {
     }
 }
 
-/// Keeps writes of earlier holders of a lock away from a document: it remembers, in a field of its own, the largest
-/// fencing token that it was written under, and a write under a smaller one is refused.
+/// A fence keeps writes of earlier holders of a lock away from a document: the document remembers, in a field of its
+/// own, the largest fencing token that it was written under, and a write under a smaller one is refused.
 ///
-/// Made by [`LockView::fence`], so by each handle, view and leadership. It knows just the token, not the lock: whoever
-/// got the token in a message makes the same fence with [`Fence::new`].
+/// Made by [`LockView::fence`], so by each handle, view and leadership. It knows just the token, not the lock: a
+/// receiver of the token in a message makes the same fence with [`Fence::new`].
 ///
 /// # Guarantees
 ///
 /// - Once a write under a token was acknowledged, no write under a smaller token of the same lock gets through to that
-///   document: the comparison, the write and the record of the token are one step of the server. Each is
-///   majority-committed, whatever the collection's own write concern is, as an unacknowledged fence could be rolled back.
-/// - Writes under the same token are accepted, as many as there are.
-/// - Nothing of the document is touched but what the update says, and the one field. A document without the field
-///   accepts any token.
+///   document: the comparison, the write and the record of the token are one step on the server. Each is
+///   majority-committed, whatever the collection's own write concern is, as an unacknowledged fence could be rolled
+///   back.
+/// - Writes under the same token are accepted, however many there are.
+/// - Only the changes of the update and the one field touch the document. A document without the field accepts any
+///   token.
 ///
 /// # What it can't do
 ///
-/// - It keeps an earlier holder away from the documents that a later one has written to, and from no others. A holder
-///   that only reads before it acts elsewhere should write first: an update without operators just records the token.
-/// - A deleted document remembers nothing, so an upsert or an insert that comes late makes it anew. Where that matters,
-///   mark documents as deleted by an update.
-/// - Writes that do not go through a fence are not refused, and do not erase the token unless they replace the document.
-/// - Tokens are comparable within one lock. Where several locks guard one document, each needs a
-///   [`field`](Self::field) of its own. And of two holders at a time, as a semaphore and readers have, the earlier has the
-///   smaller token though it is not of the past: fences are for mutexes, writers and leaders.
+/// - It keeps an earlier holder away only from the documents that a later one has written to. A holder that only reads
+///   before it acts elsewhere should write first: an update without operators just records the token.
+/// - A deleted document remembers nothing, so a late upsert or insert recreates it. If that matters, mark documents as
+///   deleted with an update.
+/// - Writes that do not go through a fence are not refused, and do not erase the token unless they replace the
+///   document.
+/// - Tokens are comparable within one lock. If several locks guard one document, each needs its own
+///   [`field`](Self::field). And of two simultaneous holders, which semaphores and readers have, the earlier has the
+///   smaller token although it still holds the lock: fences are for mutexes, writers and leaders.
 ///
 /// # Examples
 ///
@@ -114,12 +117,12 @@ impl LockView {
 pub struct Fence {
     token: FencingToken,
     field: String,
-    /// Of the handle of a document: where such locks are.
+    /// For the handle of a document: the place of such locks.
     locked: Option<Arc<InPlace>>,
 }
 
 impl Fence {
-    /// A fence for a token that came in a message; its field is `fence`.
+    /// Returns a fence for a token that came in a message; its field is `fence`.
     pub fn new(token: impl Into<i64>) -> Self {
         Self {
             token: FencingToken::new(token.into()),
@@ -128,32 +131,32 @@ impl Fence {
         }
     }
 
-    /// Keeps the token in another field, which may be in a sub-document: `"a.b"`. Sub-documents that are missing are
-    /// made with the first write.
+    /// Keeps the token in another field, which may be in a sub-document: `"a.b"`. Missing sub-documents are created
+    /// with the first write.
     ///
     /// All who write to the document under the same lock must name the same field.
     ///
     /// # Errors
     ///
-    /// A path has 1 to 255 bytes and at most 16 names; a name is not empty, has no NUL and does not begin with `$`;
-    /// `_id` can't be written to.
+    /// If the path is invalid: it has 1 to 255 bytes and at most 16 names; a name is not empty, has no NUL and does not
+    /// begin with `$`; `_id` can't be written to.
     pub fn field(self, field: impl Into<String>) -> Result<Self, InvalidInput> {
         let field = field.into();
         let names = || field.split('.');
         let problem = if field.len() > FIELD_MOST {
             format!("has {} bytes; it must have 1 to {FIELD_MOST}", field.len())
         } else if names().any(str::is_empty) {
-            "has an empty name in it".to_owned()
+            "contains an empty name".to_owned()
         } else if names().count() > DEPTH_MOST {
             format!("has {} names; it must have at most {DEPTH_MOST}", names().count())
         } else if field.contains('\0') || names().any(|name| name.starts_with('$')) {
-            "has a name in it that begins with `$` or contains NUL".to_owned()
+            "contains a name that begins with `$` or has a NUL".to_owned()
         } else if names().next() == Some("_id") {
             "is in `_id`, which can't be written to".to_owned()
         } else {
             return Ok(Self { field, ..self });
         };
-        // Not all of what may be megabytes.
+        // The field may be megabytes: only its beginning is shown.
         let shown: String = field.chars().take(FIELD_MOST).collect();
         Err(InvalidInput::new(format!(
             "the field `{}` of a fence {problem}",
@@ -161,26 +164,26 @@ impl Fence {
         )))
     }
 
-    /// The token that writes are under.
+    /// Returns the token of the writes.
     pub fn token(&self) -> FencingToken {
         self.token
     }
 
-    /// `filter`, and that the document was not written under a larger token.
+    /// Returns `filter` with the condition that the document was not written under a larger token.
     ///
-    /// It also selects no document in which the token has no place: where the field is no number, or its sub-document is
-    /// something else.
+    /// It also selects no document that has no place for the token: where the field is not a number, or its
+    /// sub-document is something else.
     pub fn filter(&self, filter: Document) -> Document {
         doc! { "$and": [filter, self.lets_through()] }
     }
 
-    /// `update`, and that the token is recorded. An update without operators just records it.
+    /// Returns `update` with the recording of the token. An update without operators just records it.
     ///
     /// Use it together with the [`filter`](Self::filter).
     ///
     /// # Errors
     ///
-    /// When it is no update but a replacement, or has to do with the fence's field.
+    /// If it is a replacement and not an update, or touches the fence's field.
     pub fn update(&self, update: impl Into<UpdateModifications>) -> Result<UpdateModifications, InvalidInput> {
         match update.into() {
             UpdateModifications::Document(update) => self.update_by_operators(update).map(Into::into),
@@ -189,14 +192,14 @@ impl Fence {
         }
     }
 
-    /// `document` with the token in it, to be inserted, or to replace another together with the
+    /// Returns `document` with the token in it, to be inserted, or to replace another together with the
     /// [`filter`](Self::filter).
     ///
-    /// A token that is in it already, as in a type that was read from the collection, makes no difference.
+    /// A token that is already in it, as in a type that was read from the collection, makes no difference.
     ///
     /// # Errors
     ///
-    /// When something else than a number is in the place of the token.
+    /// If the place of the token holds something other than a number.
     pub fn document(&self, mut document: Document) -> Result<Document, InvalidInput> {
         let mut names = self.field.split('.').peekable();
         let mut place = &mut document;
@@ -226,25 +229,25 @@ impl Fence {
     /// Updates one document, if it was not written under a larger token. Set options on the returned action, and await
     /// it.
     ///
-    /// Where the fence was made from the handle of a document, an update in that document's collection leaves the lock's
+    /// If the fence was made from the handle of a document, an update in that document's collection leaves the lock's
     /// field alone, as with [`DocumentHandle::update`](crate::DocumentHandle::update).
     ///
-    /// `update` is a document of operators or a pipeline, as with the driver's method. A result whose `matched_count` is
-    /// 0 and that has no `upserted_id` says that there is no document for `filter`. Let `filter` name one document, by
-    /// its `_id` best: of several, one that the fence lets through is written, and a condition that the later holder
-    /// has changed makes it "no document" instead of "refused".
+    /// `update` is a document of operators or a pipeline, as with the driver's method. A result with a `matched_count`
+    /// of 0 and no `upserted_id` means that there is no document for `filter`. Let `filter` name one document,
+    /// preferably by its `_id`: of several, it writes one that the fence lets through, and a condition that the later
+    /// holder has changed makes the result "no document" instead of "refused".
     ///
     /// # Errors
     ///
-    /// [`FenceError::Fenced`] when the document was written under a larger token, with both. [`FenceError::Invalid`] when
-    /// the update has to do with the fence's field or with the lock, or the filter of an upsert is not fit for one; nothing
-    /// was sent then. [`FenceError::Occupied`] when something else than a token is there. Otherwise
-    /// [`FenceError::Server`]: so is a duplicate key in another unique index than that of `_id`, and a document that
-    /// others change between each try and the look at it, a second or two long.
+    /// [`FenceError::Fenced`] if the document was written under a larger token, with both tokens.
+    /// [`FenceError::Invalid`] if the update touches the fence's field or the lock, or the filter of an upsert is
+    /// unsuitable; nothing was sent then. [`FenceError::Occupied`] if the place of the token holds something else.
+    /// Otherwise [`FenceError::Server`]: this includes a duplicate key in a unique index other than that of `_id`, and
+    /// a document that others change between each try and the check, for a second or two.
     ///
     /// # Cancel safety
     ///
-    /// When the future is dropped, the command that is on its way may still be done, unless it is part of a session; no
+    /// If the future is dropped, the command in flight may still be carried out, unless it is part of a session; no
     /// other is sent.
     pub fn update_one<T: Send + Sync>(
         &self,
@@ -261,12 +264,12 @@ impl Fence {
         FencedUpdate::new(Write::new(self, collection, filter), change, false)
     }
 
-    /// Replaces one document, if it was not written under a larger token; the token is put in. As
-    /// [`update_one`](Self::update_one) otherwise.
+    /// Replaces one document, if it was not written under a larger token; the token is added. Otherwise like
+    /// [`update_one`](Self::update_one).
     ///
-    /// Where the fence was made from the handle of a document, a replacement in that document's collection keeps the
-    /// lock as it is stored, whatever `replacement` has in its place. Through a fence of another origin a replacement
-    /// deletes what it does not have, a lock too.
+    /// If the fence was made from the handle of a document, a replacement in that document's collection keeps the lock
+    /// as it is stored, whatever `replacement` has in its place. Through any other fence, a replacement deletes
+    /// everything that it does not have, including a lock.
     pub fn replace_one<T: Send + Sync>(
         &self,
         collection: &Collection<T>,
@@ -294,12 +297,13 @@ impl Fence {
     ///
     /// # Errors
     ///
-    /// [`FenceError::Fenced`] when there is a document with this `_id` that was written under a larger token; otherwise
-    /// as [`update_one`](Self::update_one), with the server's duplicate key error in [`FenceError::Server`] among them.
+    /// [`FenceError::Fenced`] if there is a document with this `_id` that was written under a larger token; otherwise
+    /// same as for [`update_one`](Self::update_one), including the server's duplicate key error as
+    /// [`FenceError::Server`].
     ///
     /// # Cancel safety
     ///
-    /// As [`update_one`](Self::update_one).
+    /// Same as for [`update_one`](Self::update_one).
     pub fn insert_one<T: Send + Sync>(&self, collection: &Collection<T>, document: Document) -> FencedInsert<'static> {
         let filter = match document.get("_id") {
             Some(id) => doc! { "_id": { "$eq": id } },
@@ -309,37 +313,37 @@ impl Fence {
         FencedInsert::new(Write::new(self, collection, filter), self.document(document))
     }
 
-    /// Deletes one document, if it was not written under a larger token. What is deleted remembers no token: see
-    /// [what a fence can't do](Self#what-it-cant-do).
+    /// Deletes one document, if it was not written under a larger token. A deleted document remembers no token: see
+    /// [the limits of a fence](Self#what-it-cant-do).
     ///
     /// # Errors
     ///
-    /// As [`update_one`](Self::update_one). A result whose `deleted_count` is 0 says that there is no document for
-    /// `filter`.
+    /// Same as for [`update_one`](Self::update_one). A result with a `deleted_count` of 0 means that there is no
+    /// document for `filter`.
     ///
     /// # Cancel safety
     ///
-    /// As [`update_one`](Self::update_one).
+    /// Same as for [`update_one`](Self::update_one).
     pub fn delete_one<T: Send + Sync>(&self, collection: &Collection<T>, filter: Document) -> FencedDelete<'static> {
         FencedDelete::new(Write::new(self, collection, filter))
     }
 
-    /// The locks in the documents of the collection, where the fence comes from one of them.
+    /// Returns the locks in the documents of the collection, if the fence comes from one of them.
     fn locked_in<T: Send + Sync>(&self, collection: &Collection<T>) -> Option<&InPlace> {
         self.locked
             .as_deref()
             .filter(|place| place.is_in(&collection.namespace()))
     }
 
-    /// The sub-documents that the field is in, outermost first.
+    /// Returns the sub-documents that contain the field, outermost first.
     fn parents(&self) -> impl Iterator<Item = &str> {
         self.field.match_indices('.').map(|(at, _)| &self.field[..at])
     }
 
-    /// Selects the documents that may be written under this token. It must be exact, as its negation tells why others
-    /// were not.
+    /// Returns a filter for the documents that may be written under this token. It must be exact, as its negation
+    /// explains why others were not written.
     fn lets_through(&self) -> Document {
-        // What is in an array would be compared element by element, and written to in each.
+        // The server would compare an array element by element, and write to each element.
         let no_array = |path: &str| doc! { path: { "$not": { "$type": "array" } } };
         let mut conditions = Vec::new();
         for parent in self.parents() {
@@ -357,7 +361,7 @@ impl Fence {
         for (operator, arguments) in &update {
             if !operator.starts_with('$') {
                 return Err(InvalidInput::new(format!(
-                    "the update has `{}`, which is no operator; replace_one takes a whole document",
+                    "the update has `{}`, which is not an operator; replace_one takes a whole document",
                     operator.escape_debug()
                 )));
             }
@@ -371,10 +375,11 @@ impl Fence {
         if !update.contains_key("$max") {
             update.insert("$max", Document::new());
         }
-        // The filter sees to it that the token is the larger; this, that it can't be made smaller even without.
+        // The filter ensures that the token is the larger one; this ensures that it can't be made smaller even without
+        // the filter.
         match update.get_mut("$max") {
             Some(Bson::Document(most)) => most.insert(&self.field, self.token),
-            _ => return Err(InvalidInput::new("the update has a `$max` that is no document")),
+            _ => return Err(InvalidInput::new("the update has a `$max` that is not a document")),
         };
         Ok(update)
     }
@@ -395,7 +400,7 @@ impl Fence {
                 _ => {}
             }
         }
-        // Not a plain `$set` of the path, which would write over what is in its way, and into each element of an array.
+        // A plain `$set` of the path would overwrite anything in its way, and write into each element of an array.
         let mut value = Bson::from(self.token);
         let parents: Vec<&str> = self.parents().collect();
         let mut names = self.field.rsplit('.');
@@ -407,15 +412,15 @@ impl Fence {
         Ok(update)
     }
 
-    /// That what is at `path` is no part of the fence's field, and the other way round.
+    /// Checks that neither `path` nor the fence's field contains the other.
     fn check_path(&self, path: &str) -> Result<(), InvalidInput> {
-        // `a.$[].b` and its like may be anything.
+        // `a.$[].b` and the like may mean anything.
         let same = |(name, other): (&str, &str)| name == other || name.starts_with('$');
         if !path.split('.').zip(self.field.split('.')).all(same) {
             return Ok(());
         }
         Err(InvalidInput::new(format!(
-            "the update has to do with `{}`, and the fence keeps its token in `{}`",
+            "the update touches `{}`, and the fence keeps its token in `{}`",
             path.escape_debug(),
             self.field.escape_debug()
         )))
@@ -423,12 +428,12 @@ impl Fence {
 
     fn occupied(&self, found: &str) -> String {
         format!(
-            "the field `{}` of the document can't have a fencing token, as there is something else: {found}",
+            "the field `{}` of the document can't hold a fencing token, as it holds something else: {found}",
             self.field.escape_debug()
         )
     }
 
-    /// Why the fence refuses a document.
+    /// Returns why the fence refuses a document.
     fn refusal(&self, document: &Document) -> FenceError {
         let mut names = self.field.split('.');
         let mut found = names.next().and_then(|name| document.get(name));
@@ -451,18 +456,18 @@ impl Fence {
     }
 }
 
-/// A whole number, however it is stored.
+/// Returns a whole number, however it is stored.
 fn number(value: &Bson) -> Option<i64> {
     match *value {
         Bson::Int32(number) => Some(number.into()),
         Bson::Int64(number) => Some(number),
-        // Beyond 2^53 a token is no double, and no token is.
+        // Beyond 2^53 a double is not exact, and no token is that large.
         Bson::Double(number) if number.fract() == 0.0 && number.abs() <= 9_007_199_254_740_992.0 => Some(number as i64),
         _ => None,
     }
 }
 
-/// What a value is; not the value itself, which is the user's data.
+/// Describes a value by its type; not the value itself, which is the user's data.
 fn describe(value: &Bson) -> String {
     format!("{:?}", value.element_type())
 }

@@ -10,54 +10,54 @@ use crate::{
 };
 
 impl LockView {
-    /// Makes the lock a condition of the transaction that is going on in `session`: it can be committed only if the lock
-    /// is held at that moment.
+    /// Makes the lock a condition of the transaction in progress in `session`: it can be committed only if the lock is
+    /// held at that moment.
     ///
-    /// The session must be of the driver's client that the lock client was built with. The locks may be in another
-    /// database than the data.
+    /// The session must belong to the driver's client that the lock client was built with. The locks may be in a
+    /// different database from the data.
     ///
     /// # Guarantees
     ///
-    /// - A transaction that was guarded and is committed was committed while the lock was held under this very token.
-    ///   The guard writes to the lock's document within the transaction (a renewal). The server lets nobody else write
-    ///   to that document until the transaction ends, and whoever takes over or breaks the lock has to. So even where
-    ///   the lease runs out by the server's clock between the guard and the commit, the next holder comes after the
-    ///   commit. And where somebody had written to the document since the transaction began to read, the server
-    ///   refuses the guard.
-    /// - After an error the transaction can't be committed, even if the error is overlooked: it is ended on the server.
-    ///   (Not where the server could not be reached and never heard of the guard.)
-    /// - The guard tells nobody anything: where the transaction is aborted it was never there. It does not count as a
+    /// - A guarded transaction that is committed was committed while the lock was held under this very token. The guard
+    ///   writes to the lock's document within the transaction (a renewal). The server lets nobody else write to that
+    ///   document until the transaction ends, and taking over or breaking the lock has to write to it. So even if the
+    ///   lease expires by the server's clock between the guard and the commit, the next holder comes after the commit.
+    ///   And if somebody had written to the document since the transaction began to read, the server refuses the guard.
+    /// - After an error the transaction can't be committed, even if the error is ignored: it is ended on the server.
+    ///   (Except if the server could not be reached and never saw the guard.)
+    /// - The guard notifies nobody: if the transaction is aborted, the guard never happened. It does not count as a
     ///   renewal for [`safe_for`](LockView::safe_for) either.
     ///
     /// # When to call it
     ///
-    /// First, where the transaction deletes the locked document or replaces it as a whole ("move the job to an archive"):
+    /// First, if the transaction deletes the locked document or replaces it as a whole ("move the job to an archive"):
     /// afterwards there is no lock left to guard, which is [`GuardError::Removed`].
     ///
-    /// Otherwise last, right before the commit. From the guard to the end of the transaction whoever wants the lock's document has
-    /// to wait: those who queue up, release or break it, and the renewals in the background. Of a mutex that is nobody
-    /// who would get anything in that time; but a transaction that stays open for longer than the lease costs the lock,
-    /// and where others have permits of the same semaphore, theirs too. Let no release be awaited before the commit.
+    /// Otherwise last, right before the commit. From the guard to the end of the transaction, all other users of the
+    /// lock's document have to wait: clients that queue up, release or break the lock, and the renewals in the
+    /// background. For a mutex this delays nobody who would get anything in that time; but a transaction that stays
+    /// open for longer than the lease costs the lock, and if others have permits of the same semaphore, theirs too.
+    /// Never await a release before the commit.
     ///
-    /// A transaction sees the data as of its first operation. A renewal in the background, or somebody who queues up,
-    /// between that and the guard is a conflict: the error has the label `TransientTransactionError` and the transaction
-    /// is to be run again, which the driver's `and_run` and `and_run2` do by themselves. Where that comes too often,
-    /// guard first instead: then there can be no conflict, and whoever wants the lock waits for the whole transaction,
-    /// which should be short.
+    /// A transaction sees the data as of its first operation. A renewal in the background or a client that queues up
+    /// between that operation and the guard is a conflict: the error has the label `TransientTransactionError` and the
+    /// transaction should be run again, which the driver's `and_run` and `and_run2` do by themselves. If that happens
+    /// too often, guard first instead: then there can be no conflict, and all other users of the lock wait for the
+    /// whole transaction, which should be short.
     ///
     /// # Errors
     ///
-    /// [`GuardError::Lost`] when the lock is lost. [`GuardError::Removed`] when the transaction itself has deleted the
-    /// lock, before the guard: it would again. [`GuardError::Outdated`] and [`GuardError::Server`] keep the driver's
-    /// error. Within the driver's `and_run`, `?` makes any of them the driver's own error: one that may be tried again is
-    /// tried again, and the others are found with [`get_custom`](mongodb::error::Error::get_custom).
+    /// [`GuardError::Lost`] if the lock is lost. [`GuardError::Removed`] if the transaction itself deleted the lock
+    /// before the guard: it would do so again. [`GuardError::Outdated`] and [`GuardError::Server`] keep the driver's
+    /// error. Within the driver's `and_run`, `?` converts each into the driver's own error: a retryable one is retried,
+    /// and [`get_custom`](mongodb::error::Error::get_custom) finds the others.
     ///
     /// # Cancel safety
     ///
-    /// As with any operation of a transaction: when the future is dropped, abort the transaction. Where the dropped
-    /// operation was the transaction's first, the driver takes it for not begun and has nothing to abort (`mongodb` 3.9):
-    /// it stays open on the server, and the lock's document with it, until the session begins another transaction or the
-    /// server ends it, after a minute by default. So don't drop a guard that comes first.
+    /// As with any operation of a transaction: if the future is dropped, abort the transaction. If the dropped
+    /// operation was the transaction's first, the driver assumes that the transaction has not begun and has nothing to
+    /// abort (`mongodb` 3.9): it stays open on the server, and the lock's document with it, until the session begins
+    /// another transaction or the server ends it, after a minute by default. So don't drop a guard that comes first.
     ///
     /// # Examples
     ///
@@ -92,7 +92,7 @@ impl LockView {
         match self.parts() {
             (hold, Some(locks)) => locks.guard(hold, session).await,
             (_, None) if !is_in_transaction(session).await => Err(GuardError::NotInTransaction),
-            // Nobody is left who could hold it.
+            // No client is left that could hold it.
             (hold, None) => {
                 abort(session).await;
                 Err(GuardError::Lost(hold.lost_reason().unwrap_or(LostReason::Released)))

@@ -1,4 +1,4 @@
-//! What a holder has in hand.
+//! Handles and views of held locks.
 
 use std::{
     fmt,
@@ -22,40 +22,40 @@ use crate::{
     token::FencingToken,
 };
 
-/// What `release` found.
+/// The result of a release.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Released {
-    /// The lock was ours to the end, and is free or handed over now.
+    /// The lock was ours to the end, and is now free or handed over.
     Released,
-    /// This handle is gone, and the lock is still held by another handle of this client that came of a re-entrant acquire
-    /// ([`Acquire::reentrant`](crate::Acquire::reentrant)). It is released with the last of them.
+    /// This handle is gone, and the lock is still held by another handle of this client from a re-entrant acquire
+    /// ([`Acquire::reentrant`](crate::Acquire::reentrant)). The last of them releases it.
     StillHeld,
-    /// The lock was lost before: somebody else may hold it, and nothing of theirs was touched.
+    /// The lock was lost before: somebody else may hold it, and the release did not touch their hold.
     WasLost,
 }
 
 /// A held lock.
 ///
-/// It dereferences to a [`LockView`], which has its name and token and tells of its loss. It is renewed in the
+/// It dereferences to a [`LockView`], which has its name and token and reports its loss. It is renewed in the
 /// background for as long as the handle lives. Dropping it releases the lock in the background;
-/// [`release`](Self::release) does so and tells when it is done.
+/// [`release`](Self::release) does so and returns when it is done.
 ///
 /// # Guarantees
 ///
-/// - No other handle to the lock is valid, in any process, from the grant until this one is released or lost; but for
-///   those of the same client that were [asked for re-entrantly](crate::Acquire::reentrant).
-/// - [`lost`](LockView::lost) resolves before the server would give the lock to another because of a missing renewal, even
-///   when the server can't be reached; and within a hop when somebody breaks, overwrites or deletes the lock.
+/// - No other handle to the lock is valid, in any process, from the grant until this one is released or lost, except
+///   those of the same client that were [acquired re-entrantly](crate::Acquire::reentrant).
+/// - [`lost`](LockView::lost) resolves before the server would give the lock to another because of a missing renewal,
+///   even if the server can't be reached; and within a hop if somebody breaks, overwrites or deletes the lock.
 /// - A lost lock is never acquired again behind the holder's back.
 ///
 /// The time is read from this machine's monotonic clock. On Linux that clock stands still while the whole machine is
-/// suspended, so what comes after a suspension is only safe under the [fencing token](LockView::token).
+/// suspended, so work after a suspension is only safe under the [fencing token](LockView::token).
 #[must_use = "the lock is released when the handle is dropped"]
 pub struct LockHandle {
     session: Arc<Session>,
     view: LockView,
-    /// It counts among the handles of the hold no more.
+    /// Whether it no longer counts among the handles of the hold.
     gone: bool,
 }
 
@@ -77,17 +77,17 @@ impl LockHandle {
         &self.view.hold
     }
 
-    /// A view of this hold for those who work under it; it can be cloned, and outlives the handle.
+    /// Returns a view of this hold for the code that works under it; it can be cloned, and outlives the handle.
     pub fn view(&self) -> LockView {
         self.view.clone()
     }
 
-    /// Renews the lock now, beyond what is done in the background, and returns for how long it is safe.
+    /// Renews the lock now, in addition to the renewals in the background, and returns for how long it is safe.
     ///
     /// # Errors
     ///
-    /// [`RenewError::Lost`] when it is lost. [`RenewError::Server`] when the server could not be reached: the lock is
-    /// still held, and renewals go on in the background.
+    /// [`RenewError::Lost`] if it is lost. [`RenewError::Server`] if the server could not be reached: the lock is still
+    /// held, and renewals go on in the background.
     ///
     /// # Cancel safety
     ///
@@ -111,7 +111,7 @@ impl LockHandle {
         let (session, hold) = (self.session.clone(), self.hold.clone());
         let within = hold.safe_for();
         let renewal = async move { session.renew_together(&[hold], false, within).await };
-        // It can hang in the driver for longer than the lease, which others renew meanwhile.
+        // It can hang in the driver for longer than the lease, which other renewals extend in the meantime.
         let renewed = tokio::select! {
             biased;
             renewed = self.session.in_time(within, renewal) => renewed,
@@ -126,17 +126,17 @@ impl LockHandle {
 
     /// Releases the lock: it is handed to the next in the queue, or is free.
     ///
-    /// Where the lock was re-entered, only the release of the last of its handles does so, and sends anything.
+    /// If the lock was re-entered, only the last handle releases it and sends anything.
     ///
     /// # Errors
     ///
-    /// When the server refuses, or can't be reached for the time of a lease; or at once, when the runtime has ended on which
-    /// the client was first used. The lock is not ours any more then either, and nobody has it for longer than the rest of
-    /// its lease.
+    /// If the server refuses, or can't be reached for the time of a lease; or at once, if the runtime on which the
+    /// client was first used has ended. Even then the lock is no longer ours, and it stays taken for at most the rest
+    /// of its lease.
     ///
     /// # Cancel safety
     ///
-    /// The release goes on in the background when the future is dropped.
+    /// If the future is dropped, the release goes on in the background.
     ///
     /// # Examples
     ///
@@ -156,9 +156,9 @@ impl LockHandle {
         match remains {
             Remains::Nothing => {}
             Remains::Held => return Ok(Released::StillHeld),
-            // By the shutdown of the client.
+            // The client's shutdown released it.
             Remains::Lost(LostReason::Released) => return Ok(Released::Released),
-            // A lost lock is not touched: the entry is not there, or it is taken out in the background.
+            // A lost lock is not touched: its entry is gone, or is removed in the background.
             Remains::Lost(_) => return Ok(Released::WasLost),
         }
         let left = self.session.let_go(self.hold());
@@ -171,7 +171,7 @@ impl LockHandle {
             Ok(Ok(Ok(Left::Holder))) => Ok(Released::Released),
             Ok(Ok(Err(error))) => Err(self.unconfirmed(error)),
             Ok(Ok(Ok(_)) | Err(_)) => Ok(Released::WasLost),
-            // It goes on in the background.
+            // The release goes on in the background.
             Err(_) => Err(self.unconfirmed(StoreError::overdue().into())),
         }
     }
@@ -208,11 +208,11 @@ impl fmt::Debug for LockHandle {
     }
 }
 
-/// A view of a held lock, for those who work under it: it can watch the lock, not release it.
+/// A view of a held lock, for the code that works under it: it can watch the lock, but not release it.
 ///
 /// # Guarantees
 ///
-/// As [`LockHandle`]; a view that outlives the handle says [`LostReason::Released`].
+/// Same as for [`LockHandle`]; a view that outlives the handle reports [`LostReason::Released`].
 ///
 /// # Examples
 ///
@@ -230,27 +230,27 @@ pub struct LockView {
     hold: Arc<Hold>,
     /// A view that outlives handles and clients keeps nothing alive.
     session: Weak<Session>,
-    /// Of a document: where such locks are.
+    /// For a document: the place of such locks.
     locked: Option<Arc<InPlace>>,
 }
 
 impl LockView {
-    /// The name of the lock.
+    /// Returns the name of the lock.
     pub fn name(&self) -> &str {
         &self.hold.name
     }
 
-    /// The fencing token of this grant.
+    /// Returns the fencing token of this grant.
     pub fn token(&self) -> FencingToken {
         self.hold.token
     }
 
-    /// How many permits are held: 1 of a mutex, what was asked for of a semaphore.
+    /// Returns the number of held permits: 1 for a mutex, the requested number for a semaphore.
     pub fn permits(&self) -> u64 {
         self.hold.permits
     }
 
-    /// Waits until the lock is lost, and tells why.
+    /// Waits until the lock is lost, and returns the reason.
     ///
     /// # Cancel safety
     ///
@@ -274,28 +274,28 @@ impl LockView {
         self.hold.lost().await
     }
 
-    /// Why the lock was lost; `None` while it is held.
+    /// Returns why the lock was lost; `None` while it is held.
     ///
-    /// Looks at the clock on the spot: what this says is right even if no task of the program has run for a while.
+    /// Checks the clock on the spot: the answer is right even if no task of the program has run for a while.
     pub fn lost_reason(&self) -> Option<LostReason> {
         self.hold.lost_reason()
     }
 
-    /// How safe the lock is at present.
+    /// Returns how safe the lock is at present.
     pub fn status(&self) -> LockStatus {
         self.hold.status()
     }
 
-    /// For how long the lock is surely ours, even if the server can't be reached from now on.
+    /// Returns for how long the lock is surely ours, even if the server can't be reached from now on.
     ///
     /// Right after a hand-over that is the claim lease, until the first renewal a few hundred milliseconds later.
     pub fn safe_for(&self) -> Duration {
         self.hold.safe_for()
     }
 
-    /// A token that is cancelled as soon as the lock is no longer ours: when it is lost, released or dropped.
+    /// Returns a token that is cancelled as soon as the lock is no longer ours: when it is lost, released or dropped.
     pub fn lost_token(&self) -> CancellationToken {
-        // A child: cancelling what the user got must not end the lock.
+        // A child: cancelling the user's token must not end the lock.
         self.hold.ended().child_token()
     }
 

@@ -8,14 +8,15 @@ use crate::{
     store::MemoryStore,
 };
 
-/// Locks in the memory of this process: the same semantics, by the same transitions, without a server.
+/// Locks in the memory of this process: the same semantics through the same transitions, without a server.
 ///
-/// For tests of your own code. Each client of it is what another process would be to a server; clones share the locks.
-/// Documents to be locked in place are in a [`MemoryCollection`](crate::MemoryCollection).
+/// For tests of your own code. Each of its clients plays the part of another process; clones share the locks. A
+/// [`MemoryCollection`](crate::MemoryCollection) has the documents to lock in place.
 ///
 /// # Guarantees
 ///
-/// Those of a replica set that never fails. Time is tokio's: with its clock paused, leases run out as the test moves it.
+/// Those of a replica set that never fails. Time is tokio's: with its clock paused, leases expire as the test advances
+/// it.
 ///
 /// # Examples
 ///
@@ -29,16 +30,16 @@ use crate::{
 /// # Ok(()) }
 /// ```
 ///
-/// On tokio's paused clock (its feature `test-util`) days go by in no time: while all tasks wait, time moves on to what
-/// comes next, and leases are renewed as they would be. `tokio::time::advance` leaps instead: what a process sees that
-/// was frozen meanwhile.
+/// On tokio's paused clock (its feature `test-util`) days pass in no time: while all tasks wait, time advances to the
+/// next timer, and leases are renewed as usual. `tokio::time::advance` jumps instead, which looks to a process as if it
+/// had been frozen.
 ///
 /// ```
 /// use std::time::Duration;
 /// use tokio::time::{advance, sleep};
 /// use watchlock::{InMemory, LostReason};
 ///
-/// // What `#[tokio::test(start_paused = true)]` does.
+/// // As `#[tokio::test(start_paused = true)]` does.
 /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
 /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let memory = InMemory::new();
@@ -63,19 +64,19 @@ pub struct InMemory {
 }
 
 impl InMemory {
-    /// Memory without any locks.
+    /// Returns memory without any locks.
     pub fn new() -> Self {
         Self {
             store: Arc::new(MemoryStore::new()),
         }
     }
 
-    /// A client with the default settings.
+    /// Returns a client with the default settings.
     pub fn client(&self) -> LockClient {
         LockClient::over_memory(self.store.clone(), Settings::default().unchecked())
     }
 
-    /// Begins to make a client with other settings. Those that concern a server have no effect.
+    /// Returns a builder of a client with other settings. Settings that concern a server have no effect.
     ///
     /// # Examples
     ///
@@ -91,8 +92,8 @@ impl InMemory {
 }
 
 impl LockClient {
-    /// A client whose locks live in the memory of this process, for itself alone: [`InMemory`] has more of them share
-    /// their locks.
+    /// Returns a client whose locks live in the memory of this process, for itself alone: the clients of an
+    /// [`InMemory`] share their locks.
     ///
     /// # Examples
     ///

@@ -1,4 +1,4 @@
-//! What can be seen of a lock from outside.
+//! A lock as seen from outside.
 
 use std::{
     fmt,
@@ -12,38 +12,38 @@ use crate::{
 
 /// A lock as its document shows it.
 ///
-/// Times are readings of the server's clock. An entry whose `until` has passed is shown for as long as nobody has asked
-/// for the lock since: it is over all the same.
+/// Times are readings of the server's clock. An entry whose `until` has passed is shown until somebody asks for the
+/// lock again: it has expired all the same.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct LockInfo {
     /// The name of the lock.
     pub name: String,
-    /// What it is used as.
+    /// The kind that it is used as.
     pub kind: Kind,
-    /// How many permits it has.
+    /// The number of its permits.
     pub capacity: u64,
     /// The last fencing token that was issued.
     pub token: FencingToken,
-    /// Who holds it.
+    /// Its holders.
     pub holders: Vec<HolderInfo>,
-    /// Who waits for it, in the order in which they will be served: one, at times two, for each waiting client.
+    /// Its waiters, in the order in which they will be served: one, at times two, for each waiting client.
     pub waiters: Vec<WaiterInfo>,
 }
 
-/// Who holds a lock.
+/// A holder of a lock.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct HolderInfo {
     /// The fencing token of the grant.
     pub token: FencingToken,
-    /// How many permits are held.
+    /// The number of held permits.
     pub permits: u64,
-    /// As what a readers-writer lock is held; `None` of every other kind.
+    /// Whether a readers-writer lock is held to read or to write; `None` for every other kind.
     pub access: Option<Access>,
     /// When it was granted.
     pub since: SystemTime,
-    /// When the lease ends unless it is renewed.
+    /// When the lease expires unless it is renewed.
     pub until: SystemTime,
     /// The host of the holder.
     pub host: String,
@@ -53,24 +53,24 @@ pub struct HolderInfo {
     pub label: Option<String>,
     /// Why it holds the lock, in its own words.
     pub reason: Option<String>,
-    /// What it proclaims, if it is the leader of an election.
+    /// The value it proclaims, if it is the leader of an election.
     pub value: Option<String>,
     /// The [`owner_id`](crate::LockClientBuilder::owner_id) of the holder's client.
     pub owner_id: Option<String>,
 }
 
-/// Who waits for a lock.
+/// A waiter for a lock.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct WaiterInfo {
-    /// How many permits are wanted.
+    /// The number of requested permits.
     pub permits: u64,
-    /// As what a readers-writer lock is wanted; `None` of every other kind.
+    /// Whether a readers-writer lock is requested to read or to write; `None` for every other kind.
     pub access: Option<Access>,
-    /// When it got in line.
+    /// When it joined the queue.
     pub since: SystemTime,
-    /// When its place in the queue is lost unless it is renewed; a waiter whose time is over is passed over by the next
-    /// operation on the lock.
+    /// When its queue position expires unless it is renewed; the next operation on the lock passes over an expired
+    /// waiter.
     pub until: SystemTime,
     /// The host of the waiter.
     pub host: String,
@@ -84,18 +84,18 @@ pub struct WaiterInfo {
     pub owner_id: Option<String>,
 }
 
-/// As what a readers-writer lock is held or wanted.
+/// How a readers-writer lock is held or requested.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Access {
-    /// By a reader, beside others.
+    /// By a reader, shared with other readers.
     Read,
     /// By a writer, alone.
     Write,
 }
 
 impl Access {
-    /// The permits tell: a reader takes one, and a writer all.
+    /// Derives it from the permits: a reader takes one, and a writer all.
     fn of(state: &State, permits: i64) -> Option<Self> {
         (state.kind == Kind::RwLock).then_some(if permits < state.capacity {
             Self::Read
@@ -209,7 +209,7 @@ impl fmt::Display for WaiterInfo {
     }
 }
 
-/// What others wrote may hold anything, and is to be shown on terminals: control characters are escaped.
+/// Escapes control characters: text written by others may contain anything, and is shown on terminals.
 fn who(f: &mut fmt::Formatter<'_>, label: Option<&str>, host: &str, pid: u32) -> fmt::Result {
     let host = host.escape_debug();
     match label {

@@ -1,5 +1,5 @@
-// The README links to files; here the same names link to the modules that have these files. Of two definitions of one
-// name the first counts.
+// The README links to files; here the same names link to the modules that include these files. The first of two
+// definitions of a name counts.
 #![doc = "[docs/guarantees.md]: crate::guarantees\n[docs/observability.md]: crate::observability\n\n"]
 #![doc = include_str!("../README.md")]
 #![cfg_attr(docsrs, feature(doc_cfg))]

@@ -1,4 +1,4 @@
-//! Finding locks.
+//! Lists of locks.
 
 use std::{
     future::{Future, IntoFuture},
@@ -17,13 +17,14 @@ use crate::{
     telemetry,
 };
 
-/// Unreadable documents of which one list tells operators: where there are more, these are enough to look for the others.
-const UNREADABLE_TOLD: usize = 256;
+/// Limits the unreadable documents that one list reports to operators: if there are more, these are enough to look for
+/// the others.
+const UNREADABLE_REPORTED: usize = 256;
 
-/// Lists locks; await it. Made by [`LockClient::list`](crate::LockClient::list).
+/// A list of locks; await it. Made by [`LockClient::list`](crate::LockClient::list).
 ///
-/// Every condition that is set must be met. Documents that are not those of locks, or can't be read, are passed over and hide
-/// no others: the event `watchlock.unreadable` tells of each, and so does [`watch_all`](crate::LockClient::watch_all).
+/// All given conditions must be met. Documents that are not locks, or can't be read, are skipped and hide no others:
+/// the event `watchlock.unreadable` reports each, and so does [`watch_all`](crate::LockClient::watch_all).
 #[derive(Clone, Debug)]
 #[must_use = "a listing does nothing until it is awaited"]
 pub struct List {
@@ -31,7 +32,7 @@ pub struct List {
     filter: Filter,
 }
 
-/// What is listed: what the store selects, and what is looked for in that.
+/// The conditions of a list: those that the store selects by, and those that are checked on its results.
 #[derive(Clone, Debug, Default)]
 struct Filter {
     selection: Selection,
@@ -40,7 +41,7 @@ struct Filter {
 }
 
 impl Filter {
-    /// Whether the lock meets every condition. What a server has selected before is selected again.
+    /// Returns whether the lock meets every condition, those included that the server has already selected by.
     fn matches(&self, lock: &LockInfo, now: SystemTime) -> bool {
         let owned = |owner: &String| {
             lock.holders.iter().any(|holder| {
@@ -69,55 +70,54 @@ impl List {
         }
     }
 
-    /// Only locks whose name begins with this, which has 1,024 bytes at most, as names have.
+    /// Lists only locks whose name begins with this prefix, of at most 1,024 bytes, like names.
     pub fn prefix(mut self, prefix: impl Into<String>) -> Self {
         self.filter.selection.prefix = prefix.into();
         self
     }
 
-    /// Only locks of this kind.
+    /// Lists only locks of this kind.
     pub fn kind(mut self, kind: Kind) -> Self {
         self.filter.selection.kind = Some(kind);
         self
     }
 
-    /// Only locks that somebody holds, or that nobody does.
+    /// Lists only locks that somebody holds, or that nobody does.
     pub fn held(mut self, held: bool) -> Self {
         self.filter.selection.held = Some(held);
         self
     }
 
-    /// Only locks of which a holder's label, owner id or host is this.
+    /// Lists only locks with a holder whose label, owner id or host is this.
     pub fn owner(mut self, owner: impl Into<String>) -> Self {
         self.filter.owner = Some(owner.into());
         self
     }
 
-    /// Only locks that some holder has held for longer than this, by the server's clock.
+    /// Lists only locks that some holder has held for longer than this, by the server's clock.
     pub fn older_than(mut self, age: Duration) -> Self {
         self.filter.older_than = Some(age);
         self
     }
 }
 
-/// What is in the collection of the locks. Made by [`List::with_unreadable`].
+/// The contents of the locks' collection. Made by [`List::with_unreadable`].
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Listing {
     /// The locks, sorted by name.
     pub locks: Vec<LockInfo>,
-    /// Documents that are not those of locks, or can't be read; whatever conditions were set, as far as they concern what
-    /// is in a lock.
+    /// Documents that are not locks, or can't be read, regardless of conditions that concern the contents of a lock.
     pub unreadable: Vec<UnreadableInfo>,
 }
 
-/// A document that is not that of a lock, or can't be read. It is left alone.
+/// A document that is not a lock, or can't be read. It is left alone.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct UnreadableInfo {
-    /// Its name. Where its `_id` is not UTF-8, that is shown with `\u{fffd}` in it.
+    /// Its name. An `_id` that is not UTF-8 is shown with `\u{fffd}` in it.
     pub name: String,
-    /// What is wrong with it.
+    /// The reason why it is not a lock or can't be read.
     pub problem: String,
 }
 
@@ -125,18 +125,18 @@ impl IntoFuture for List {
     type Output = Result<Vec<LockInfo>, OperateError>;
     type IntoFuture = Pin<Box<dyn Future<Output = Self::Output> + Send>>;
 
-    /// Sorted by name. Holders whose lease is over are left out.
+    /// The result is sorted by name. Holders whose lease has expired are left out.
     fn into_future(self) -> Self::IntoFuture {
         Box::pin(async move { Ok(self.with_unreadable().await?.locks) })
     }
 }
 
 impl List {
-    /// Lists the locks, and the documents beside them that can't be read as locks.
+    /// Lists the locks, and with them the documents that can't be read as locks.
     ///
     /// # Errors
     ///
-    /// As those of [`LockClient::list`](crate::LockClient::list).
+    /// Same as for [`LockClient::list`](crate::LockClient::list).
     ///
     /// # Cancel safety
     ///
@@ -160,7 +160,7 @@ impl List {
                 async move { store.list(&selection, View::Newest).await }
             });
             let Listed { found, unreadable, now } = listing.await.map_err(ServerError::from)?;
-            for document in unreadable.iter().take(UNREADABLE_TOLD) {
+            for document in unreadable.iter().take(UNREADABLE_REPORTED) {
                 telemetry::unreadable(&document.name, &document.problem);
             }
             let mut locks: Vec<_> = found

@@ -15,25 +15,25 @@ use crate::{
 ///
 /// Code that takes a [`DocumentLocks`](crate::DocumentLocks) runs on the documents of a server, and on these:
 /// [`LockClient::documents_in_memory`](crate::LockClient::documents_in_memory) makes one for them. Clones are the same
-/// collection. Through its own methods a test is the other programs that use the collection; as on a server their writes
-/// do not heed the locks, and `find` shows these in the documents.
+/// collection. Its own methods let a test play the other programs that use the collection; as on a server their writes
+/// ignore the locks, and `find` shows the locks in the documents.
 ///
 /// # Guarantees
 ///
-/// Locks are as on a replica set that never fails, by tokio's clock, as with [`InMemory`](crate::InMemory).
+/// Locks behave as on a replica set that never fails, by tokio's clock, as with [`InMemory`](crate::InMemory).
 ///
-/// Of the languages of filters and updates this is known, and is as on the server:
+/// These parts of the filter and update languages are supported, and behave as on the server:
 ///
 /// - Filters: `$eq`, `$ne`, `$gt`, `$gte`, `$lt`, `$lte`, `$in`, `$nin`, `$exists`, `$not`, `$and`, `$or`, `$nor`, and
 ///   a field with a value. Paths with dots lead into documents, and into each document of an array; a value in an array
 ///   is found there. `Decimal128` is compared as the nearest double.
 /// - Sorts: by fields, 1 or -1.
-/// - Updates: `$set`, `$unset`, `$inc`, `$min`, `$max`, `$push`, `$addToSet` (of one value each), `$pull` (of a value that
-///   is no document, array or pattern) and `$currentDate` (as a date).
+/// - Updates: `$set`, `$unset`, `$inc`, `$min`, `$max`, `$push`, `$addToSet` (of one value each), `$pull` (of a value
+///   that is not a document, array or pattern) and `$currentDate` (as a date).
 ///
-/// Everything else (another operator, a regular expression, a place in an array, a pipeline) is an error that names it:
-/// [`AcquireError::Server`](crate::AcquireError::Server) and [`DocumentError::Server`](crate::DocumentError::Server), as
-/// of a server that refuses; never is it passed over.
+/// Everything else (another operator, a regular expression, an array index, a pipeline) is an error that names it:
+/// [`AcquireError::Server`](crate::AcquireError::Server) and [`DocumentError::Server`](crate::DocumentError::Server),
+/// as from a server that refuses; it is never ignored.
 ///
 /// # Examples
 ///
@@ -41,7 +41,7 @@ use crate::{
 /// use mongodb::bson::{Document, doc};
 /// use watchlock::{DocumentLocks, LockClient, MemoryCollection};
 ///
-/// /// What is to be tested.
+/// /// The code under test.
 /// async fn close_the_oldest(orders: &DocumentLocks<Document>) -> Result<(), Box<dyn std::error::Error>> {
 ///     let order = orders.claim(doc! { "state": "open" }).sort(doc! { "opened": 1 }).await?;
 ///     order.update(doc! { "$set": { "state": "closed" } }).await?;
@@ -65,19 +65,20 @@ pub struct MemoryCollection {
 }
 
 impl MemoryCollection {
-    /// A collection without documents.
+    /// Returns a collection without documents.
     pub fn new() -> Self {
         Self {
             documents: Arc::new(MemoryDocuments::new()),
         }
     }
 
-    /// Inserts a document, with a new `ObjectId` for an `_id` where it has none, and returns the `_id`.
+    /// Inserts a document, with a new `ObjectId` as `_id` if it has none, and returns the `_id`.
     ///
     /// # Errors
     ///
-    /// When there is one with this `_id` already, or it is an array, a regular expression or undefined; when a server would
-    /// not store the document, as it is larger than 16 MB or nested deeper than 180 levels of documents and arrays within it; when a value is `undefined`.
+    /// If there is one with this `_id` already, or the `_id` is an array, a regular expression or undefined; if a
+    /// server would not store the document, as it is larger than 16 MB or nested deeper than 180 levels of documents
+    /// and arrays; if a value is `undefined`.
     ///
     /// # Examples
     ///
@@ -94,11 +95,11 @@ impl MemoryCollection {
         Ok(self.documents.insert(document)?)
     }
 
-    /// The documents that match, with the locks in them, in the order in which they were inserted.
+    /// Returns the matching documents, with the locks in them, in the order in which they were inserted.
     ///
     /// # Errors
     ///
-    /// When the filter has what is not known in memory.
+    /// If the filter uses something that is not supported in memory.
     ///
     /// # Examples
     ///
@@ -117,20 +118,21 @@ impl MemoryCollection {
         Ok(self.documents.find(&filter)?)
     }
 
-    /// The first document that matches, as [`find`](Self::find).
+    /// Returns the first matching document, like [`find`](Self::find).
     ///
     /// # Errors
     ///
-    /// As [`find`](Self::find).
+    /// Same as for [`find`](Self::find).
     pub fn find_one(&self, filter: Document) -> Result<Option<Document>, InvalidInput> {
         Ok(self.find(filter)?.into_iter().next())
     }
 
-    /// Updates all documents that match, and returns how many do. They are updated together, or none is.
+    /// Updates all matching documents, and returns their number. Either all of them are updated or none.
     ///
     /// # Errors
     ///
-    /// When the filter or the update has what is not known in memory, the update is empty, or a document can't be updated so.
+    /// If the filter or the update uses something that is not supported in memory, the update is empty, or a document
+    /// can't be updated that way.
     ///
     /// # Examples
     ///
@@ -146,11 +148,11 @@ impl MemoryCollection {
         Ok(self.documents.update(&filter, &update)?)
     }
 
-    /// Replaces the document with this `_id`, and says whether there was one. With it goes its lock.
+    /// Replaces the document with this `_id`, and returns whether there was one. Its lock is gone with it.
     ///
     /// # Errors
     ///
-    /// When the replacement has another `_id` or a field that starts with `$`, or a server would not store it.
+    /// If the replacement has another `_id` or a field that starts with `$`, or a server would not store it.
     ///
     /// # Examples
     ///
@@ -167,11 +169,11 @@ impl MemoryCollection {
         Ok(self.documents.replace(&id.into(), replacement)?)
     }
 
-    /// Deletes all documents that match, and with them their locks; returns how many there were.
+    /// Deletes all matching documents, and their locks with them; returns their number.
     ///
     /// # Errors
     ///
-    /// When the filter has what is not known in memory.
+    /// If the filter uses something that is not supported in memory.
     ///
     /// # Examples
     ///
@@ -211,9 +213,9 @@ impl From<Refused> for InvalidInput {
 }
 
 impl LockClient {
-    /// The same for the documents of a collection in memory, for tests: see [`MemoryCollection`].
+    /// Returns locks for the documents of a collection in memory, for tests: see [`MemoryCollection`].
     ///
-    /// Each client is what another process would be, wherever its other locks are.
+    /// Each client plays the part of another process, wherever its other locks are.
     ///
     /// # Examples
     ///

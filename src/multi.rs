@@ -1,9 +1,9 @@
 //! Several mutexes, all or nothing.
 //!
 //! Every client takes the names in one order, that of their bytes, and holds only names that come before the one it
-//! waits for. Whoever waits for the largest name that anybody waits for, waits for somebody who works: there is no circle,
-//! whatever the orders in which the names were given. The order is kept also when a part is lost on the way: what comes
-//! after it is given back before it is waited for again.
+//! waits for. The client that waits for the largest name that anybody waits for waits for a client that is not waiting
+//! itself: so there is no cycle, whatever the orders in which the names were given. The order also holds when a part is
+//! lost on the way: the later parts are released before the client waits for the lost one again.
 
 use std::{
     fmt,
@@ -33,30 +33,30 @@ use crate::{
 
 /// Several mutexes that are held together or not at all. Made by [`LockClient::multi`](crate::LockClient::multi).
 ///
-/// Each part is the [`Mutex`](crate::Mutex) of its name, for everybody: who holds `locks.mutex("a")` keeps a multi-lock
-/// of `a` and `b` waiting, and the other way round.
+/// Each part is the [`Mutex`](crate::Mutex) of its name, for everybody: a holder of `locks.mutex("a")` keeps a
+/// multi-lock of `a` and `b` waiting, and vice versa.
 ///
 /// # Guarantees
 ///
 /// - From the grant until the handle is released or lost, every part is held; it is lost when any part is lost.
-/// - Multi-locks never dead-lock among each other, whatever the orders in which their names are given, as all take them
-///   in one order: sorted by their bytes. With mutexes they do not either where these are acquired one at a time, or in
-///   the same order. Not re-entrant: who holds one of the names waits for itself.
-/// - A part that is lost while others are still waited for is not taken for held: what comes after it in the order is
-///   given back, and it is waited for anew, within the same timeout.
-/// - Parts that are held already are renewed while the others are waited for.
+/// - Multi-locks never deadlock among each other, whatever the orders in which their names are given, as all take them
+///   in one order: sorted by their bytes. Nor do they deadlock with mutexes that are acquired one at a time, or in the
+///   same order. Not re-entrant: a task that already holds one of the names waits for itself.
+/// - A part that is lost while others are still awaited does not count as held: the parts after it in the order are
+///   released, and it is acquired again, within the same timeout.
+/// - Parts that are held already are renewed while the others are awaited.
 ///
-/// # What contention does
+/// # Under contention
 ///
-/// It waits in one queue at a time, first come, first served, and holds the smaller names meanwhile: of two multi-locks
-/// with a name in common, whoever is granted the smallest common one first has them all first. There is no further
-/// fairness across names, and while it waits for its last name it keeps others from its first, without working. So give
-/// names for which many wait a place late in the order, and use few names and hold them shortly.
+/// A multi-lock waits in one queue at a time, first come, first served, and holds the smaller names in the meantime: of
+/// two multi-locks with common names, the one that is granted the smallest common name first has them all first. There
+/// is no further fairness across names, and while it waits for its last name it keeps others from its first, without
+/// working. So put contended names late in the order, use few names and hold them briefly.
 ///
 /// # Cost
 ///
-/// One round trip a name where all are free, one after the other; the release goes out for all at once. It is renewed
-/// together with the other locks of the client. At most 128 names.
+/// One round trip per name if all are free, one after the other; the release is sent for all at once. The client renews
+/// it together with its other locks. At most 128 names.
 ///
 /// # Examples
 ///
@@ -83,7 +83,7 @@ impl MultiLock {
         Self { session, names }
     }
 
-    /// The names, in the order in which they are acquired.
+    /// Returns the names, in the order in which they are acquired.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.names.iter().map(Deref::deref)
     }
@@ -92,13 +92,13 @@ impl MultiLock {
     ///
     /// # Errors
     ///
-    /// See [`AcquireError`]. No names, more than 128, and a name that is given twice are invalid; nothing is sent then.
-    /// After any error nothing is held: what was, is given back in the background.
+    /// See [`AcquireError`]. No names, more than 128, and a name given twice are invalid; nothing is sent then. After
+    /// any error nothing is held: parts already acquired are released in the background.
     ///
     /// # Cancel safety
     ///
-    /// Cancel safe: when the future is dropped, its place in the queue and the parts that it held are given back in the
-    /// background. The first place is taken when the future is polled first.
+    /// Cancel safe: if the future is dropped, its queue position and the parts it held are given back in the
+    /// background. It takes its first queue position when it is first polled.
     ///
     /// # Examples
     ///
@@ -120,16 +120,16 @@ impl MultiLock {
 
     /// Acquires all parts if every one is free and nobody waits for any; `None` otherwise. Await the returned action.
     ///
-    /// It asks for one after the other, and where one is taken gives back in the background what it took before. For
-    /// that moment others may find those taken.
+    /// It asks for one after the other. If one is taken, it releases the previous ones in the background; until then
+    /// others may find those taken.
     ///
     /// # Errors
     ///
-    /// As [`acquire`](Self::acquire).
+    /// Same as for [`acquire`](Self::acquire).
     ///
     /// # Cancel safety
     ///
-    /// Cancel safe, as [`acquire`](Self::acquire).
+    /// Cancel safe, like [`acquire`](Self::acquire).
     ///
     /// # Examples
     ///
@@ -156,12 +156,12 @@ impl MultiLock {
         }
     }
 
-    /// Acquires all parts, runs the future that `work` makes, and releases them; as [`Mutex::run`](crate::Mutex::run).
+    /// Acquires all parts, runs the future that `work` makes, and releases them; see [`Mutex::run`](crate::Mutex::run).
     ///
     /// # Errors
     ///
-    /// [`MultiRunError::Acquire`] when they were not acquired, [`MultiRunError::Lost`] when one was lost on the way: the
-    /// future was dropped at its next await point. A release that can't be confirmed is no error.
+    /// [`MultiRunError::Acquire`] if they were not acquired, [`MultiRunError::Lost`] if one was lost on the way: the
+    /// future was dropped at its next await point. A release that can't be confirmed is not an error.
     ///
     /// # Cancel safety
     ///
@@ -183,18 +183,18 @@ impl MultiLock {
     {
         let handle = self.acquire().await?;
         let output = tokio::select! {
-            // The loss first: work that is done at the same moment was not surely done under the locks.
+            // The loss comes first: work that finished at the same moment may not have been done under the locks.
             biased;
             part = handle.lost() => return Err(part.into()),
             output = work(handle.view()) => output,
         };
-        // An event tells of what could not be confirmed.
+        // An event reports an unconfirmed release.
         let _ = handle.release().await;
         Ok(output)
     }
 }
 
-/// What the two actions have in common.
+/// Options common to both actions.
 #[derive(Clone)]
 struct Request {
     session: Arc<Session>,
@@ -215,13 +215,13 @@ impl Request {
     /// Waits for one name after the other, up to `timeout` in all.
     async fn acquire(self, timeout: Option<Duration>) -> Result<MultiHandle, AcquireError> {
         self.check(timeout)?;
-        // Zero is for each part what it is for a mutex: to ask, and not to wait.
+        // Zero means the same for each part as for a mutex: ask, and do not wait.
         let deadline = timeout
             .filter(|timeout| !timeout.is_zero())
             .map(|timeout| Instant::now() + timeout);
         let mut held: Vec<LockHandle> = Vec::with_capacity(self.names.len());
         loop {
-            // One that was lost meanwhile is to be waited for anew, and nothing that comes after it may be held then.
+            // A part lost in the meantime must be acquired again, and no later part may be held then.
             if let Some(lost) = held.iter().position(|part| part.lost_reason().is_some()) {
                 held.truncate(lost);
             }
@@ -263,7 +263,7 @@ impl Request {
         }
         match held.iter().find(|part| part.lost_reason().is_some()) {
             None => Ok(MultiHandle::new(held)),
-            // It was taken from us meanwhile.
+            // Somebody took it from us in the meantime.
             Some(lost) => Err(AcquireError::Held {
                 name: lost.name().to_owned(),
                 contention: Box::new(Contention::behind(0)),
@@ -276,7 +276,7 @@ fn until(deadline: Instant) -> Duration {
     deadline.saturating_duration_since(Instant::now())
 }
 
-/// The timeout is over before the name was asked for.
+/// Returns the error for a timeout that expired before the name was requested.
 fn overdue(name: String, timeout: Option<Duration>) -> AcquireError {
     AcquireError::Timeout {
         name,
@@ -286,7 +286,7 @@ fn overdue(name: String, timeout: Option<Duration>) -> AcquireError {
     }
 }
 
-/// A part was not free in what was left of the timeout: tells of the whole.
+/// Adjusts the error of a part that was not free in the rest of the timeout: it reports the whole timeout.
 fn in_all(mut error: AcquireError, timeout: Option<Duration>) -> AcquireError {
     if let (AcquireError::Timeout { waited, .. }, Some(timeout)) = (&mut error, timeout) {
         *waited = timeout;
@@ -294,7 +294,7 @@ fn in_all(mut error: AcquireError, timeout: Option<Duration>) -> AcquireError {
     error
 }
 
-/// Waits until any of the parts is lost; for ever when there are none.
+/// Waits until any of the parts is lost; forever if there are none.
 async fn any_lost(parts: impl Iterator<Item = &LockView>) {
     let mut losses: FuturesUnordered<_> = parts.map(LockView::lost).collect();
     if losses.next().await.is_none() {
@@ -304,7 +304,7 @@ async fn any_lost(parts: impl Iterator<Item = &LockView>) {
 
 /// An acquire of several locks that waits for its turn; await it. Made by [`MultiLock::acquire`].
 ///
-/// It is an action, as [`Acquire`](crate::Acquire).
+/// It is an action, like [`Acquire`](crate::Acquire).
 #[derive(Clone)]
 #[must_use = "an acquire does nothing until it is awaited"]
 pub struct MultiAcquire {
@@ -320,7 +320,7 @@ impl MultiAcquire {
         self
     }
 
-    /// Why the locks are wanted, up to 1,024 bytes, for people to read.
+    /// Sets why the locks are wanted, up to 1,024 bytes, for people to read.
     pub fn reason(mut self, reason: impl Into<String>) -> Self {
         self.request.reason = Some(reason.into());
         self
@@ -345,13 +345,13 @@ pub struct TryMultiAcquire {
 }
 
 impl TryMultiAcquire {
-    /// Why the locks are wanted, up to 1,024 bytes, for people to read.
+    /// Sets why the locks are wanted, up to 1,024 bytes, for people to read.
     pub fn reason(mut self, reason: impl Into<String>) -> Self {
         self.request.reason = Some(reason.into());
         self
     }
 
-    /// Gives up when the server has not answered for all after `timeout`, as [`TryAcquire::timeout`].
+    /// Gives up if the server has not answered for all parts after `timeout`; see [`TryAcquire::timeout`].
     ///
     /// [`TryAcquire::timeout`]: crate::TryAcquire::timeout
     pub fn timeout(mut self, timeout: Duration) -> Self {
@@ -359,8 +359,8 @@ impl TryMultiAcquire {
         self
     }
 
-    /// Tries, and fails with [`AcquireError::Held`] for the first name that is not free, which tells who has it. Set other
-    /// options before.
+    /// Tries, and fails with [`AcquireError::Held`], which names the holder, for the first name that is not free. Set
+    /// other options first.
     ///
     /// # Errors
     ///
@@ -368,7 +368,7 @@ impl TryMultiAcquire {
     ///
     /// # Cancel safety
     ///
-    /// Cancel safe, as [`MultiLock::acquire`].
+    /// Cancel safe, like [`MultiLock::acquire`].
     ///
     /// # Examples
     ///
@@ -404,9 +404,9 @@ impl IntoFuture for TryMultiAcquire {
 
 /// Several held locks.
 ///
-/// It dereferences to a [`MultiView`], which has the tokens and tells of a loss. All parts are renewed in the background
+/// It dereferences to a [`MultiView`], which has the tokens and reports a loss. All parts are renewed in the background
 /// for as long as the handle lives. Dropping it releases them in the background; [`release`](Self::release) does so and
-/// tells when it is done.
+/// returns when it is done.
 ///
 /// # Guarantees
 ///
@@ -430,21 +430,21 @@ impl MultiHandle {
         Self { parts, view }
     }
 
-    /// A view of these holds for those who work under them; it can be cloned, and outlives the handle.
+    /// Returns a view of these holds for the code that works under them; it can be cloned, and outlives the handle.
     pub fn view(&self) -> MultiView {
         self.view.clone()
     }
 
-    /// Releases all parts at once. [`Released::WasLost`] when any was lost before, whatever became of the others;
-    /// [`Released::StillHeld`] when another task of this client has re-entered any.
+    /// Releases all parts at once. Returns [`Released::WasLost`] if any was lost before, regardless of the others;
+    /// [`Released::StillHeld`] if another task of this client has re-entered any.
     ///
     /// # Errors
     ///
-    /// As [`LockHandle::release`], when the release of any part could not be confirmed.
+    /// Same as for [`LockHandle::release`], if the release of any part could not be confirmed.
     ///
     /// # Cancel safety
     ///
-    /// The releases go on in the background when the future is dropped.
+    /// If the future is dropped, the releases go on in the background.
     ///
     /// # Examples
     ///
@@ -465,7 +465,8 @@ impl MultiHandle {
         {
             return Ok(Released::WasLost);
         }
-        // What another task of this client entered is held on, and whoever wants to know that all is free learns of it.
+        // Another task of this client that re-entered a part still holds it, and a caller that needs everything free
+        // learns of it.
         let still_held = released
             .iter()
             .any(|part| part.as_ref().is_ok_and(|part| *part == Released::StillHeld));
@@ -486,11 +487,11 @@ impl Deref for MultiHandle {
     }
 }
 
-/// A view of several held locks, for those who work under them: it can watch them, not release them.
+/// A view of several held locks, for the code that works under them: it can watch them, but not release them.
 ///
 /// # Guarantees
 ///
-/// As [`MultiHandle`]; a view that outlives the handle says [`LostReason::Released`].
+/// Same as for [`MultiHandle`]; a view that outlives the handle reports [`LostReason::Released`].
 #[derive(Clone)]
 pub struct MultiView {
     held: Arc<Held>,
@@ -500,34 +501,34 @@ struct Held {
     /// Sorted by name; never empty.
     parts: Vec<LockView>,
     runtime: Handle,
-    /// The first loss that was seen stays, as that of a single lock does.
+    /// The first observed loss stays, as with a single lock.
     lost: OnceLock<LostPart>,
     ended: OnceLock<CancellationToken>,
 }
 
 impl MultiView {
-    /// The parts, in the order of their names.
+    /// Returns the parts, in the order of their names.
     pub fn parts(&self) -> impl Iterator<Item = &LockView> {
         self.held.parts.iter()
     }
 
-    /// The part of this name.
+    /// Returns the part with this name.
     pub fn part(&self, name: &str) -> Option<&LockView> {
         let found = self.held.parts.binary_search_by(|part| part.name().cmp(name));
         found.ok().map(|position| &self.held.parts[position])
     }
 
-    /// The fencing token of the part of this name. Tokens of different names have nothing to do with each other.
+    /// Returns the fencing token of the part with this name. Tokens of different names are unrelated.
     pub fn token(&self, name: &str) -> Option<FencingToken> {
         self.part(name).map(LockView::token)
     }
 
-    /// The names and their fencing tokens, in the order of the names.
+    /// Returns the names and their fencing tokens, in the order of the names.
     pub fn tokens(&self) -> impl Iterator<Item = (&str, FencingToken)> {
         self.parts().map(|part| (part.name(), part.token()))
     }
 
-    /// Waits until any part is lost, and tells which and why.
+    /// Waits until any part is lost, and returns which one and why.
     ///
     /// # Cancel safety
     ///
@@ -553,9 +554,9 @@ impl MultiView {
         }
     }
 
-    /// Which part was lost and why; `None` while all are held. Where several are, the one that was seen first.
+    /// Returns which part was lost and why; `None` while all are held. If several are lost, the first one observed.
     ///
-    /// Looks at the clock on the spot, as [`LockView::lost_reason`].
+    /// Checks the clock on the spot, like [`LockView::lost_reason`].
     pub fn lost_part(&self) -> Option<LostPart> {
         if let Some(lost) = self.held.lost.get() {
             return Some(lost.clone());
@@ -564,7 +565,7 @@ impl MultiView {
             self.parts()
                 .filter_map(|part| part.lost_reason().map(|reason| (part, reason)))
         };
-        // The release of the others says less than what was lost before it.
+        // A loss says more than the release of the other parts after it.
         let (part, reason) = losses()
             .find(|(_, reason)| *reason != LostReason::Released)
             .or_else(|| losses().next())?;
@@ -572,7 +573,7 @@ impl MultiView {
         Some(self.held.lost.get_or_init(|| LostPart { name, reason }).clone())
     }
 
-    /// How safe the locks are at present: as the part that is least so.
+    /// Returns how safe the locks are at present: the status of the least safe part.
     pub fn status(&self) -> LockStatus {
         if self.lost_part().is_some() {
             return LockStatus::Lost;
@@ -583,18 +584,18 @@ impl MultiView {
             .unwrap_or(LockStatus::Held)
     }
 
-    /// For how long all parts are surely ours, even if the server can't be reached from now on.
+    /// Returns for how long all parts are surely ours, even if the server can't be reached from now on.
     pub fn safe_for(&self) -> Duration {
         self.parts().map(LockView::safe_for).min().unwrap_or_default()
     }
 
-    /// A token that is cancelled as soon as any part is no longer ours: when it is lost, released or dropped; and when
-    /// the runtime ends, as nobody renews them any more then.
+    /// Returns a token that is cancelled as soon as any part is no longer ours: when it is lost, released or dropped;
+    /// and when the runtime ends, as nobody renews the parts any more then.
     pub fn lost_token(&self) -> CancellationToken {
         let ended = self.held.ended.get_or_init(|| {
             let ended = CancellationToken::new();
             let (view, guard) = (self.clone(), ended.clone().drop_guard());
-            // Ends with the hold. It is dropped with the runtime, and with it the guard.
+            // The task ends with the hold. It is dropped with the runtime, and the guard with it.
             drop(self.held.runtime.spawn(async move {
                 view.lost().await;
                 drop(guard);
@@ -604,7 +605,7 @@ impl MultiView {
         if self.lost_part().is_some() {
             ended.cancel();
         }
-        // A child: cancelling what the user got must not cancel that of others.
+        // A child: cancelling the user's token must not cancel those of others.
         ended.child_token()
     }
 }

@@ -16,9 +16,10 @@ use crate::{
 /// # Guarantees
 ///
 /// - One valid [`LockHandle`](crate::LockHandle) at a time.
-/// - First come, first served: among the tasks of one client in the order in which they were polled first, and among
-///   clients in the order in which the server's queue got their first waiting task.
-/// - Not re-entrant unless that is [asked for](Acquire::reentrant): a task that acquires what it holds waits for itself.
+/// - First come, first served: among the tasks of one client in the order in which they were first polled, and among
+///   clients in the order in which their first waiting task entered the server's queue.
+/// - Not re-entrant unless [requested](Acquire::reentrant): a task that acquires a lock it already holds waits for
+///   itself.
 ///
 /// # Examples
 ///
@@ -42,15 +43,15 @@ impl Mutex {
         Self { session, name }
     }
 
-    /// The name of the lock.
+    /// Returns the name of the lock.
     pub fn name(&self) -> &str {
         &self.name
     }
 
     /// Acquires the lock, waiting for its turn. Await the returned action.
     ///
-    /// While the server can't be reached it goes on waiting, and asking: set a [`timeout`](Acquire::timeout) to bound
-    /// that too.
+    /// While the server can't be reached it keeps waiting and asking: set a [`timeout`](Acquire::timeout) to limit that
+    /// too.
     ///
     /// # Errors
     ///
@@ -58,8 +59,8 @@ impl Mutex {
     ///
     /// # Cancel safety
     ///
-    /// Cancel safe: when the future is dropped, its place in the queue, or the lock if it was granted in that moment,
-    /// is given back in the background. The place is taken when the future is polled first.
+    /// Cancel safe: if the future is dropped, its queue position, or the lock if it was granted at that moment, is
+    /// given back in the background. It takes its queue position when it is first polled.
     ///
     /// # Examples
     ///
@@ -77,9 +78,10 @@ impl Mutex {
 
     /// Acquires the lock if it is free and nobody waits for it; `None` otherwise. Await the returned action.
     ///
-    /// It asks the server once (twice when the driver retries), so it returns an error when the server can't be
-    /// reached: after the driver's server selection timeout (30 s unless set), or longer when the server hangs. Set a
-    /// [`timeout`](TryAcquire::timeout) to bound that; with [`or_held`](TryAcquire::or_held) it tells who has the lock.
+    /// It asks the server once (twice if the driver retries), so it returns an error if the server can't be reached:
+    /// after the driver's server selection timeout (30 s unless set), or longer if the server hangs. Set a
+    /// [`timeout`](TryAcquire::timeout) to limit that; with [`or_held`](TryAcquire::or_held) the error names the
+    /// holder.
     ///
     /// # Errors
     ///
@@ -87,7 +89,7 @@ impl Mutex {
     ///
     /// # Cancel safety
     ///
-    /// Cancel safe, as [`acquire`](Self::acquire).
+    /// Cancel safe, like [`acquire`](Self::acquire).
     ///
     /// # Examples
     ///
@@ -116,13 +118,13 @@ impl Mutex {
 
     /// Acquires the lock, runs the future that `work` makes, and releases the lock.
     ///
-    /// When the lock is lost the future is dropped at its next await point, and the loss is returned. The future's
-    /// own output, a `Result` too, is returned as it is.
+    /// If the lock is lost, the future is dropped at its next await point, and the loss is returned. The future's own
+    /// output, even a `Result`, is returned unchanged.
     ///
     /// # Errors
     ///
-    /// [`RunError::Acquire`] when the lock was not acquired, [`RunError::Lost`] when it was lost on the way. A release
-    /// that can't be confirmed is no error: the work is done, and the lease bounds the rest.
+    /// [`RunError::Acquire`] if the lock was not acquired, [`RunError::Lost`] if it was lost on the way. A release that
+    /// can't be confirmed is not an error: the work is done, and the lease limits the rest.
     ///
     /// # Cancel safety
     ///
@@ -144,12 +146,12 @@ impl Mutex {
     {
         let handle = self.acquire().await?;
         let output = tokio::select! {
-            // The loss first: work that is done at the same moment was not surely done under the lock.
+            // The loss comes first: work that finished at the same moment may not have been done under the lock.
             biased;
             reason = handle.lost() => return Err(reason.into()),
             output = work(handle.view()) => output,
         };
-        // An event tells of what could not be confirmed.
+        // An event reports an unconfirmed release.
         let _ = handle.release().await;
         Ok(output)
     }

@@ -1,10 +1,10 @@
-//! The name of a lock as the user gave it: of any size until it is checked.
+//! The name of a lock as given by the user: of any size until it is checked.
 
 use std::{fmt, ops::Deref, sync::Arc};
 
 use crate::brief::Brief;
 
-/// Cloning it copies no text.
+/// A shared name; cloning it copies no text.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct LockName(Arc<str>);
 

@@ -1,4 +1,4 @@
-//! A lock of many readers or one writer.
+//! A lock with many readers or one writer.
 
 use std::sync::Arc;
 
@@ -9,17 +9,18 @@ use crate::{
     session::Session,
 };
 
-/// The permits of a readers-writer lock: a reader takes one, a writer all. More readers than anybody has processes.
+/// Number of permits of a readers-writer lock: a reader takes one, a writer all. More readers than anybody has
+/// processes.
 const PERMITS: i64 = 1 << 30;
 
-/// A lock of many readers or one writer, among all processes. Made by
+/// A lock with many readers or one writer, among all processes. Made by
 /// [`LockClient::rw_lock`](crate::LockClient::rw_lock).
 ///
 /// # Guarantees
 ///
 /// - While a writer's handle is valid, no other handle is.
 /// - First come, first served, as with a [`Mutex`](crate::Mutex): readers that come after a waiting writer wait behind
-///   it, so that a writer is not starved.
+///   it, so that writers are not starved.
 /// - A reader or writer that died costs the rest of its lease.
 ///
 /// # Examples
@@ -45,12 +46,12 @@ impl RwLock {
         Self { session, name }
     }
 
-    /// The name of the lock.
+    /// Returns the name of the lock.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Acquires the lock to read, together with other readers, waiting for its turn. Await the returned action.
+    /// Acquires the lock to read, shared with other readers, waiting for its turn. Await the returned action.
     ///
     /// # Errors
     ///
@@ -58,7 +59,7 @@ impl RwLock {
     ///
     /// # Cancel safety
     ///
-    /// Cancel safe, as [`Mutex::acquire`](crate::Mutex::acquire).
+    /// Cancel safe, like [`Mutex::acquire`](crate::Mutex::acquire).
     ///
     /// # Examples
     ///
@@ -80,7 +81,7 @@ impl RwLock {
     ///
     /// # Cancel safety
     ///
-    /// Cancel safe, as [`Mutex::acquire`](crate::Mutex::acquire).
+    /// Cancel safe, like [`Mutex::acquire`](crate::Mutex::acquire).
     ///
     /// # Examples
     ///
@@ -94,8 +95,8 @@ impl RwLock {
         Acquire::new(self.share(PERMITS))
     }
 
-    /// As [`read`](Self::read), if there is neither a writer nor anybody who waits; `None` otherwise. Await the returned
-    /// action.
+    /// Acquires the lock to read, like [`read`](Self::read), if there is no writer and no waiter; `None` otherwise.
+    /// Await the returned action.
     ///
     /// # Errors
     ///
@@ -103,7 +104,7 @@ impl RwLock {
     ///
     /// # Cancel safety
     ///
-    /// Cancel safe, as [`Mutex::acquire`](crate::Mutex::acquire).
+    /// Cancel safe, like [`Mutex::acquire`](crate::Mutex::acquire).
     ///
     /// # Examples
     ///
@@ -117,7 +118,8 @@ impl RwLock {
         TryAcquire::new(self.share(1))
     }
 
-    /// As [`write`](Self::write), if nobody holds the lock or waits for it; `None` otherwise. Await the returned action.
+    /// Acquires the lock to write, like [`write`](Self::write), if nobody holds it or waits for it; `None` otherwise.
+    /// Await the returned action.
     ///
     /// # Errors
     ///
@@ -125,7 +127,7 @@ impl RwLock {
     ///
     /// # Cancel safety
     ///
-    /// Cancel safe, as [`Mutex::acquire`](crate::Mutex::acquire).
+    /// Cancel safe, like [`Mutex::acquire`](crate::Mutex::acquire).
     ///
     /// # Examples
     ///

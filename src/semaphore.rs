@@ -1,4 +1,4 @@
-//! A lock of a number of permits.
+//! A lock with a number of permits.
 
 use std::sync::Arc;
 
@@ -15,18 +15,18 @@ use crate::{
 ///
 /// # Guarantees
 ///
-/// - The permits of all valid handles together are never more than the semaphore has.
-/// - First come, first served, as with a [`Mutex`](crate::Mutex): who wants many is not starved by those who want few,
-///   as these wait behind it although there would be enough for them.
+/// - The permits of all valid handles together never exceed those of the semaphore.
+/// - First come, first served, as with a [`Mutex`](crate::Mutex): small requests do not starve a large one, as they
+///   wait behind it even if there would be enough permits for them.
 /// - A holder that died costs its permits for the rest of its lease.
-/// - One name has one number of permits for all who hold it or wait for it; another number is refused with
+/// - One name has one number of permits for all its holders and waiters; another number is refused with
 ///   [`AcquireError::KindMismatch`](crate::AcquireError::KindMismatch), and changes nothing.
 ///
 /// # Changing the number of permits
 ///
-/// An idle semaphore takes the number of whoever comes first. To change it in a rolling deploy put the number into the
-/// name (`exports-4`, then `exports-6`) where both may run beside each other for a while; where they must not, let the
-/// new processes try again while they are refused, until the last of the old ones has let go.
+/// An idle semaphore takes the number of the first client that asks. To change it in a rolling deploy, put the number
+/// into the name (`exports-4`, then `exports-6`) if both may run at the same time for a while; if they must not, let
+/// the new processes retry while they are refused, until the last of the old ones has released.
 ///
 /// # Examples
 ///
@@ -51,12 +51,12 @@ impl Semaphore {
         Self { session, name, permits }
     }
 
-    /// The name of the semaphore.
+    /// Returns the name of the semaphore.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// How many permits it has, held ones included.
+    /// Returns the number of its permits, including held ones.
     pub fn permits(&self) -> u32 {
         self.permits
     }
@@ -69,7 +69,7 @@ impl Semaphore {
     ///
     /// # Cancel safety
     ///
-    /// Cancel safe, as [`Mutex::acquire`](crate::Mutex::acquire).
+    /// Cancel safe, like [`Mutex::acquire`](crate::Mutex::acquire).
     ///
     /// # Examples
     ///
@@ -91,7 +91,7 @@ impl Semaphore {
     ///
     /// # Cancel safety
     ///
-    /// Cancel safe, as [`Mutex::acquire`](crate::Mutex::acquire).
+    /// Cancel safe, like [`Mutex::acquire`](crate::Mutex::acquire).
     ///
     /// # Examples
     ///
@@ -106,7 +106,7 @@ impl Semaphore {
         Acquire::new(self.share(permits))
     }
 
-    /// Acquires one permit if there is one and nobody waits; `None` otherwise. Await the returned action.
+    /// Acquires one permit if one is free and nobody waits; `None` otherwise. Await the returned action.
     ///
     /// # Errors
     ///
@@ -114,7 +114,7 @@ impl Semaphore {
     ///
     /// # Cancel safety
     ///
-    /// Cancel safe, as [`Mutex::acquire`](crate::Mutex::acquire).
+    /// Cancel safe, like [`Mutex::acquire`](crate::Mutex::acquire).
     ///
     /// # Examples
     ///
@@ -130,15 +130,15 @@ impl Semaphore {
         self.try_acquire_many(1)
     }
 
-    /// Acquires `permits` permits if there are as many and nobody waits; `None` otherwise. Await the returned action.
+    /// Acquires `permits` permits if that many are free and nobody waits; `None` otherwise. Await the returned action.
     ///
     /// # Errors
     ///
-    /// As [`acquire_many`](Self::acquire_many).
+    /// Same as for [`acquire_many`](Self::acquire_many).
     ///
     /// # Cancel safety
     ///
-    /// Cancel safe, as [`Mutex::acquire`](crate::Mutex::acquire).
+    /// Cancel safe, like [`Mutex::acquire`](crate::Mutex::acquire).
     ///
     /// # Examples
     ///
@@ -154,11 +154,11 @@ impl Semaphore {
         TryAcquire::new(self.share(permits))
     }
 
-    /// How many permits are free at this moment. By the time you look at it, it may be another number.
+    /// Returns how many permits are free at this moment. The number may have changed by the time you look at it.
     ///
     /// # Errors
     ///
-    /// When the name is out of its bounds or in use as something else, or the server can't be reached.
+    /// If the name is out of bounds or in use as something else, or the server can't be reached.
     ///
     /// # Cancel safety
     ///

@@ -1,8 +1,8 @@
-//! How a hold stands.
+//! The state of a hold.
 
 use std::fmt;
 
-/// How safe a lock is.
+/// The safety of a held lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum LockStatus {
@@ -25,11 +25,11 @@ impl fmt::Display for LockStatus {
     }
 }
 
-/// Why a lock is no longer held.
+/// The reason why a lock is no longer held.
 ///
 /// # Guarantees
 ///
-/// A lost lock stays lost: it is never acquired again behind the holder's back. Acquire it anew to go on.
+/// A lost lock stays lost: it is never acquired again behind the holder's back. Acquire it again to continue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
 #[non_exhaustive]
 pub enum LostReason {
@@ -39,33 +39,34 @@ pub enum LostReason {
     /// Somebody broke the lock with `break_lock`.
     #[error("the lock was broken by an operator")]
     Broken,
-    /// A later incarnation of this owner took the lock over: another client under the same
+    /// A later incarnation of this owner took the lock over: another client with the same
     /// [`owner_id`](crate::LockClientBuilder::owner_id).
-    #[error("the lock was taken over by a later client of the same owner id")]
+    #[error("the lock was taken over by a later client with the same owner id")]
     Adopted,
     /// Another program changed the lock's document, and we are no longer among the holders.
     #[error("the lock's document was overwritten")]
     Overwritten,
-    /// The lock's document, or its whole collection, was deleted; or the lock in a document of the user's own was.
+    /// The lock's document or its whole collection was deleted, or the lock was deleted from a document of the user's
+    /// own.
     #[error("the lock's document was deleted")]
     Deleted,
-    /// This process was forked from the one that holds the lock, which goes on holding it: here nothing renews or watches
-    /// it.
+    /// This process was forked from the one that holds the lock and goes on holding it: nothing renews or watches the
+    /// lock here.
     #[error("this process was forked from the one that holds the lock")]
     Forked,
-    /// The lock was released, its handle dropped or its client shut down: what a view or a token of it tells those who
-    /// still have one.
+    /// The lock was released, its handle dropped or its client shut down: the reason reported by views and tokens that
+    /// outlive it.
     #[error("the lock was released")]
     Released,
 }
 
-/// Which part of a [`MultiLock`](crate::MultiLock) is no longer held, and why.
+/// The part of a [`MultiLock`](crate::MultiLock) that is no longer held, and why.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, thiserror::Error)]
 #[error("`{name}` is lost: {reason}")]
 #[non_exhaustive]
 pub struct LostPart {
     /// The name of the lock.
     pub name: String,
-    /// Why it was lost.
+    /// The reason of the loss.
     pub reason: LostReason,
 }

@@ -1,12 +1,12 @@
-//! What operators see of a client: spans and events through `tracing`, and numbers through `metrics` where that feature
-//! is on.
+//! The signals of a client for its operators: spans and events through `tracing`, and numbers through `metrics` if that
+//! feature is enabled.
 //!
-//! Every name is here, or in [`meters`], and is told in `docs/observability.md`: they are part of the public face. A lock's
-//! name is a field and never a label. What the server says about a command that it refuses is left out, as it may
-//! quote the command, and with it what users wrote.
+//! All names are here, or in [`meters`], and `docs/observability.md` documents them: they are part of the public API. A
+//! lock's name is a field and never a label. The server's text about a refused command is left out, as it may quote the
+//! command, and the user's data with it.
 //!
-//! Nothing here is called while a mutex of the session is held: a subscriber may do what it likes, also with locks, and
-//! also panic: see [`shield`].
+//! Nothing here is called while a mutex of the session is held: a subscriber may do anything, including using locks and
+//! panicking: see [`shield`].
 
 mod meters;
 mod shield;
@@ -30,16 +30,16 @@ use shield::{in_span, shielded};
 
 const TARGET: &str = "watchlock";
 
-/// How a grant came.
+/// The way in which a grant arrived.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum How {
     /// With the answer to the first request.
     AtOnce,
-    /// From a task of the same client, in the write by which that one let go.
+    /// From a task of the same client, in the write of its release.
     Local,
-    /// By a change event.
+    /// Through a change event.
     Event,
-    /// With the answer to a request that was repeated.
+    /// With the answer to a repeated request.
     Asking,
     /// By joining a hold of the same client.
     Reentered,
@@ -57,7 +57,7 @@ impl How {
     }
 }
 
-/// A lock that was granted to somebody.
+/// A lock that was granted.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Granted<'a> {
     pub(crate) lock: &'a str,
@@ -66,12 +66,12 @@ pub(crate) struct Granted<'a> {
     pub(crate) how: How,
 }
 
-/// An acquire on its way, with its span. Dropping it says that the acquire was cancelled.
+/// An acquire in progress, with its span. Dropping it reports that the acquire was cancelled.
 #[derive(Debug)]
 #[must_use = "an attempt that is dropped was cancelled"]
 pub(crate) struct Attempt {
     span: Span,
-    /// Unknown to a claim before it has a document.
+    /// A claim does not know it before it has a document.
     lock: Option<String>,
     kind: Kind,
     since: Instant,
@@ -79,7 +79,7 @@ pub(crate) struct Attempt {
 }
 
 impl Attempt {
-    /// To be called with what has passed the checks of input, as it is told as it is.
+    /// Begins an attempt. Call it with input that has passed the checks, as it is reported unchanged.
     pub(crate) fn begin(lock: Option<&str>, kind: Kind, permits: i64, waits: bool, reason: Option<&str>) -> Self {
         let span = shielded(|| {
             info_span!(
@@ -106,7 +106,7 @@ impl Attempt {
         }
     }
 
-    /// Runs the acquire in its span, and tells how it ended; `granted` finds the lock in what it returns.
+    /// Runs the acquire in its span, and reports how it ended; `granted` finds the lock in its result.
     pub(crate) async fn follow<T>(
         mut self,
         acquiring: impl Future<Output = Result<T, AcquireError>>,
@@ -187,7 +187,7 @@ impl Drop for Attempt {
             self.came_to_nothing("cancelled");
         }
         let span = std::mem::replace(&mut self.span, Span::none());
-        // Its subscriber is told that it is closed.
+        // Its subscriber is notified that it is closed.
         shielded(|| drop(span));
     }
 }
@@ -206,7 +206,7 @@ fn outcome(error: &AcquireError) -> &'static str {
     }
 }
 
-/// Somebody has it no more, after so long.
+/// Reports that a lock is no longer held, after this time.
 pub(crate) fn ended(lock: &str, kind: Kind, token: FencingToken, reason: LostReason, held: Duration) {
     let (kind, token, end, held_ms) = (kind.as_str(), token.as_i64(), lost(reason), millis(held));
     if reason == LostReason::Released {
@@ -233,13 +233,13 @@ fn lost(reason: LostReason) -> &'static str {
     }
 }
 
-/// A release was refused, or could not be confirmed for the time of a lease.
+/// Reports a release that was refused, or not confirmed for the time of a lease.
 pub(crate) fn release_failed(lock: &str, error: &ServerError) {
     let (error, source) = (failure(error.store()), Source(error.store()));
     shielded(|| warn!(name: "watchlock.release_failed", target: TARGET, lock, error, %source, "release not confirmed"));
 }
 
-/// A document can't be claimed, and is passed over for a while.
+/// Reports a document that can't be claimed, and is passed over for a while.
 pub(crate) fn passed_over(document: &str, why: &(dyn StdError + Send + Sync + 'static)) {
     match why.downcast_ref::<StoreError>() {
         Some(error) => {
@@ -255,43 +255,44 @@ pub(crate) fn passed_over(document: &str, why: &(dyn StdError + Send + Sync + 's
     meters::count(meters::PASSED_OVER, 1, &[]);
 }
 
-/// So many locks were renewed in one command.
+/// Counts the locks renewed in one command.
 pub(crate) fn renewed(locks: u64) {
     meters::count(meters::RENEWALS, locks, &[("outcome", "renewed")]);
 }
 
-/// So many locks could not be renewed; they are held on, up to their deadlines.
+/// Reports locks that could not be renewed; they are still held, up to their deadlines.
 pub(crate) fn renewal_failed(locks: usize, error: &StoreError) {
     let (locks, source, error) = (locks as u64, Source(error), failure(error));
     shielded(|| warn!(name: "watchlock.renewal_failed", target: TARGET, locks, error, %source, "renewal failed"));
     meters::count(meters::RENEWALS, locks, &[("outcome", "failed")]);
 }
 
-/// So many locks were refused, alone among those that were renewed with them.
+/// Counts locks whose renewal was refused while others in the same command were renewed.
 pub(crate) fn renewals_refused(locks: usize) {
     meters::count(meters::RENEWALS, locks as u64, &[("outcome", "failed")]);
 }
 
-/// The server refuses to renew this lock: told once, until it is renewed again.
+/// Reports that the server refuses to renew this lock: once, until it is renewed again.
 pub(crate) fn renewal_refused(lock: &str, error: &StoreError) {
     let (error, source) = (failure(error), Source(error));
     shielded(|| warn!(name: "watchlock.renewal_refused", target: TARGET, lock, error, %source, "renewal refused"));
 }
 
-/// The server's clock was set, or is another's, by more than the margin that deadlines have for it.
+/// Reports that the server's clock was set by more than the margin of the deadlines, or is another server's that far
+/// off.
 pub(crate) fn clock_jumped(by: Duration, ahead: bool) {
     let by_ms = millis(by);
     shielded(|| warn!(name: "watchlock.clock_jumped", target: TARGET, by_ms, ahead, "the server's clock jumped"));
     meters::count(meters::JUMPS, 1, &[("direction", if ahead { "ahead" } else { "back" })]);
 }
 
-/// Somebody put the holders of a lock out through this client.
+/// Reports that somebody evicted the holders of a lock through this client.
 pub(crate) fn broke(lock: &str) {
     shielded(|| info!(name: "watchlock.broke", target: TARGET, lock, "lock broken"));
     meters::count(meters::BREAKS, 1, &[]);
 }
 
-/// A client was built, or begins to lock the documents of a collection.
+/// Reports that a client was built, or begins to lock the documents of a collection.
 pub(crate) fn session_began(mode: WakeMode) {
     meters::describe();
     meters::change(meters::SESSIONS, 1.0, &mode_labels(mode));
@@ -309,7 +310,7 @@ pub(crate) fn wake_mode(before: WakeMode, mode: WakeMode) {
     meters::change(meters::SESSIONS, 1.0, &mode_labels(mode));
 }
 
-/// The reason of a stream is empty, so that both modes have the same labels.
+/// Returns the labels of a mode. The reason of a stream is empty, so that both modes have the same labels.
 fn mode_labels(mode: WakeMode) -> [(&'static str, &'static str); 2] {
     let (mode, reason) = match mode {
         WakeMode::ChangeStream => ("change_stream", ""),
@@ -322,13 +323,13 @@ fn mode_labels(mode: WakeMode) -> [(&'static str, &'static str); 2] {
     [("mode", mode), ("reason", reason)]
 }
 
-/// A change stream was opened; `resumed`: where an earlier one broke, so that nothing was missed.
+/// Reports that a change stream was opened; `resumed`: where an earlier one broke, so that nothing was missed.
 pub(crate) fn stream_opened(stream: StreamOf, resumed: bool) {
     let stream = stream.as_str();
     shielded(|| debug!(name: "watchlock.stream_opened", target: TARGET, stream, resumed, "change stream opened"));
 }
 
-/// A change stream broke, or gave no sign of life; it is re-opened.
+/// Reports that a change stream broke, or fell silent; it is re-opened.
 pub(crate) fn stream_interrupted(stream: StreamOf, error: Option<&StoreError>) {
     let (stream, source) = (
         stream.as_str(),
@@ -341,14 +342,14 @@ pub(crate) fn stream_interrupted(stream: StreamOf, error: Option<&StoreError>) {
     meters::count(meters::INTERRUPTIONS, 1, &[("stream", stream), ("error", error)]);
 }
 
-/// What a change stream tells of.
+/// The purpose of a change stream.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum StreamOf {
     /// Grants and losses.
     Locks,
     /// The same, and documents that become free to be claimed.
     Claims,
-    /// What observers see.
+    /// The events for observers.
     Observers,
 }
 
@@ -362,14 +363,14 @@ impl StreamOf {
     }
 }
 
-/// A document in the collection of the locks is not that of a lock; it is passed over.
+/// Reports a document in the collection of the locks that is not a lock; it is skipped.
 pub(crate) fn unreadable(name: &str, problem: &str) {
     shielded(
         || warn!(name: "watchlock.unreadable", target: TARGET, lock = name, problem, "document is not that of a lock"),
     );
 }
 
-/// The index that purges idle locks could not be made.
+/// Reports that the index that purges idle locks could not be created.
 pub(crate) fn index_missing(error: &StoreError) {
     let (error, source) = (failure(error), Source(error));
     shielded(
@@ -377,14 +378,15 @@ pub(crate) fn index_missing(error: &StoreError) {
     );
 }
 
-/// A candidate stands no more, though nobody withdrew it.
+/// Reports a candidacy that ended although nobody withdrew it.
 pub(crate) fn candidacy_ended(lock: &str, error: &CandidacyError) {
-    // A name that was refused can be of any size.
+    // A refused name can be of any size.
     let lock = check_name(lock).map_or("", |()| lock);
     shielded(|| warn!(name: "watchlock.candidacy_ended", target: TARGET, lock, source = %error, "candidacy ended"));
 }
 
-/// The server could not be reached for an operation, or refused it. What is done about it is told elsewhere.
+/// Reports that the server could not be reached for an operation, or refused it. The consequences are reported
+/// separately.
 pub(crate) fn operation_failed(operation: &'static str, lock: Option<&str>, error: &StoreError) {
     let (source, error) = (Source(error), failure(error));
     shielded(
@@ -393,7 +395,7 @@ pub(crate) fn operation_failed(operation: &'static str, lock: Option<&str>, erro
     meters::count(meters::ERRORS, 1, &[("operation", operation), ("error", error)]);
 }
 
-/// What an operation on one lock is for.
+/// Returns the name of an operation on one lock.
 pub(crate) fn purpose(operation: &Operation) -> &'static str {
     if operation.evict != Evict::Nobody {
         "break"
@@ -414,7 +416,7 @@ fn failure(error: &StoreError) -> &'static str {
     }
 }
 
-/// What is behind an error: of the server's its code and the name of that, of others the text, without any answer.
+/// The cause of an error: the server's code and its name, or otherwise the text, without any answer.
 struct Source<'a>(&'a StoreError);
 
 impl fmt::Display for Source<'_> {

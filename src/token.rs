@@ -6,12 +6,12 @@ use mongodb::bson::Bson;
 
 /// A number that is larger than that of every earlier holder of the same lock.
 ///
-/// Send it along with what you do under the lock, and let the receiver refuse a smaller number than it has seen: that
-/// keeps out a holder that was frozen, lost the lock without noticing, and goes on.
+/// Send it along with your work under the lock, and let the receiver refuse a smaller number than it has seen: that
+/// keeps out a holder that was frozen, lost the lock without noticing, and continues.
 ///
 /// # Guarantees
 ///
-/// Tokens of one name rise strictly over release, expiry, purge of the idle lock and fail-over, and fit 53 bits.
+/// Tokens of one name rise strictly across release, expiry, purge of the idle lock and fail-over, and fit into 53 bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct FencingToken(i64);
 
@@ -20,7 +20,7 @@ impl FencingToken {
         Self(token)
     }
 
-    /// The number, as it is best stored in MongoDB.
+    /// Returns the number in the type that suits MongoDB best.
     pub fn as_i64(self) -> i64 {
         self.0
     }

@@ -1,40 +1,41 @@
-//! How waiters are woken.
+//! The ways in which waiters are woken.
 
 use std::fmt;
 
-/// How the waiters of a client learn of a release at present.
+/// The way in which a client's waiters learn of a release at present.
 ///
 /// Both modes have the same semantics: the same requests, the same queue, the same order. Only the latency differs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum WakeMode {
-    /// A change stream wakes waiters at once, and tells holders of a loss. Who waits far back opens it when its turn comes
-    /// near, and until then looks at its place every half second to two seconds.
+    /// A change stream wakes waiters at once, and notifies holders of a loss. A waiter far back opens it when its turn
+    /// comes near, and until then checks its queue position every half second to two seconds.
     ChangeStream,
-    /// Waiters ask again and again, and holders look after their locks every second.
+    /// Waiters ask repeatedly, and holders check their locks every second.
     Polling(PollingReason),
 }
 
-/// Why a client polls.
+/// The reason why a client polls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum PollingReason {
-    /// The builder said so.
+    /// The builder requested it.
     Configured,
     /// The server has no change streams: it is a standalone.
     Standalone,
     /// The user of the connection lacks the privilege `changeStream` (or `find`) on the collection.
     NotPermitted,
-    /// The stream broke or could not be opened, and somebody needs it; it is being re-opened.
+    /// The stream broke or could not be opened, and a waiter or holder needs it; it is being re-opened.
     Interrupted,
     /// The client has as many change streams open as it may have; see
-    /// [`max_streams`](crate::LockClientBuilder::max_streams). The stream of the locks always has room: this is the reason
-    /// of [locks in documents](crate::DocumentLocks::wake_mode).
+    /// [`max_streams`](crate::LockClientBuilder::max_streams). The stream of the locks always has room, so only [locks
+    /// in documents](crate::DocumentLocks::wake_mode) have this reason.
     StreamLimit,
 }
 
 impl WakeMode {
-    /// What is to be expected once nobody needs a stream: what could not be had for a while may be had the next time.
+    /// Returns the expected mode once nobody needs a stream: a stream that was unavailable for a while may be available
+    /// next time.
     pub(crate) fn at_rest(self) -> Self {
         match self {
             Self::Polling(PollingReason::Interrupted | PollingReason::StreamLimit) => Self::ChangeStream,
@@ -59,19 +60,19 @@ impl fmt::Display for PollingReason {
             Self::Standalone => "as the server is a standalone",
             Self::NotPermitted => "as the privilege changeStream is missing",
             Self::Interrupted => "as the change stream is interrupted",
-            Self::StreamLimit => "as the client has as many change streams as it may have",
+            Self::StreamLimit => "as the client has reached its limit of change streams",
         })
     }
 }
 
-/// Where waiters may learn of a release.
+/// The source from which waiters may learn of a release.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum WakeSource {
-    /// The change stream where there is one, polling where and while there is none.
+    /// The change stream if there is one, polling if and while there is none.
     #[default]
     Auto,
-    /// As `Auto`, but a server that has no change streams is refused when the client is built.
+    /// Like `Auto`, but building the client fails on a server without change streams.
     ChangeStream,
     /// Only polling: no change stream is opened.
     Polling,

@@ -1,4 +1,4 @@
-//! What happens to one lock, as it happens.
+//! The events of one lock, as they happen.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -22,25 +22,25 @@ use crate::{
     token::FencingToken,
 };
 
-/// Something that happened to a lock.
+/// An event of a lock.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum LockEvent {
-    /// The lock was granted; or, first in a stream, it is held already.
+    /// The lock was granted; or, at the start of a stream, it is already held.
     #[non_exhaustive]
     Granted {
-        /// To whom.
+        /// The holder.
         holder: HolderInfo,
-        /// How many clients wait after it.
+        /// The number of clients that wait after it.
         waiting: usize,
     },
-    /// A holder released the lock, or gave it up as it was lost.
+    /// A holder released the lock, or gave it up after losing it.
     #[non_exhaustive]
     Released {
         /// The token of its grant.
         token: FencingToken,
     },
-    /// The lease of a holder ran out.
+    /// The lease of a holder expired.
     #[non_exhaustive]
     Expired {
         /// The token of its grant.
@@ -52,24 +52,24 @@ pub enum LockEvent {
         /// The token of its grant.
         token: FencingToken,
     },
-    /// A later incarnation of the holder took the lock over, under the same
+    /// A later incarnation of the holder took the lock over, with the same
     /// [`owner_id`](crate::LockClientBuilder::owner_id).
     #[non_exhaustive]
     Adopted {
-        /// The token of the grant that it took.
+        /// The token of the grant that was taken over.
         token: FencingToken,
     },
-    /// The lock's document was deleted, or overwritten by something that is no lock, while it was held.
+    /// The lock's document was deleted, or overwritten by something that is not a lock, while it was held.
     #[non_exhaustive]
     Deleted {
         /// The token of the grant.
         token: FencingToken,
     },
-    /// A document in the collection is not that of a lock, or can't be read. It is left alone and told once, and no other
-    /// lock is concerned. Where its `_id` is not UTF-8, its name is shown with `\u{fffd}` in it.
+    /// A document in the collection is not a lock, or can't be read. It is left alone and reported once, and no other
+    /// lock is affected. If its `_id` is not UTF-8, its name is shown with `\u{fffd}` in it.
     #[non_exhaustive]
     Unreadable {
-        /// What is wrong with it.
+        /// The reason why it is not a lock or can't be read.
         problem: String,
     },
 }
@@ -99,7 +99,7 @@ impl fmt::Display for LockEvent {
 #[derive(Debug)]
 pub struct LockEvents {
     name: String,
-    /// `Err`: what is wrong with the name, until it has been told.
+    /// `Err`: the error of the name, until it has been reported.
     sights: Result<Sights, Option<OperateError>>,
     last: Option<State>,
     events: VecDeque<LockEvent>,
@@ -120,7 +120,7 @@ impl LockEvents {
     }
 }
 
-/// What happened between two states of a lock's document.
+/// Returns the events between two states of a lock's document.
 fn between(name: &str, last: Option<&State>, state: Option<&State>) -> Vec<LockEvent> {
     let mut events = Vec::new();
     let before = last.map_or(&[][..], |last| &last.holders);
@@ -134,7 +134,7 @@ fn between(name: &str, last: Option<&State>, state: Option<&State>) -> Vec<LockE
             None => LockEvent::Deleted { token },
             Some(state) if state.adopted.contains(&gone.token) => LockEvent::Adopted { token },
             Some(state) if state.was_broken(gone.token) => LockEvent::Broken { token },
-            // Left out as its time has come, or put out by a write after that.
+            // It was left out when its time came, or evicted by a write after that.
             Some(state) if gone.until <= state.at || last.is_some_and(|last| last.version == state.version) => {
                 LockEvent::Expired { token }
             }

@@ -1,4 +1,4 @@
-//! What stands on the command line.
+//! The definition of the command line.
 
 use std::{ffi::OsString, time::Duration};
 
@@ -8,10 +8,10 @@ use watchlock::Kind;
 
 use crate::{connection::Connection, exit};
 
-/// Run commands under distributed locks that live in MongoDB; see who holds and who waits.
+/// Run commands under distributed locks in MongoDB; see who holds and who waits.
 ///
-/// The server is named by MONGODB_URI, or by --uri. Prefer the variable where the connection string has a password:
-/// everybody on the machine can read the arguments of a process.
+/// MONGODB_URI names the server, or --uri does. Prefer the variable if the connection string has a password: everybody
+/// on the machine can read the arguments of a process.
 #[derive(Debug, Parser)]
 #[command(name = "watchlock", version, after_help = exit::TABLE, max_term_width = 120)]
 pub(crate) struct Arguments {
@@ -47,52 +47,54 @@ pub(crate) enum Command {
 
 /// Run a command while holding a lock
 ///
-/// Waits for its turn, first come, first served; runs the command; releases the lock when the command has ended, however
-/// it ended. Exits with the code of the command, or with 128 and the number of the signal that ended it.
+/// Waits for its turn, first come, first served; runs the command; releases the lock when the command has ended,
+/// however it ended. Exits with the command's code, or with 128 plus the number of the signal that ended it.
 ///
-/// The command finds the fencing token of its grant in WATCHLOCK_TOKEN, a number that rises with every grant, and the name
-/// of the lock in WATCHLOCK_NAME. Its standard input and outputs are those of watchlock.
+/// The command finds the fencing token of its grant in WATCHLOCK_TOKEN, a number that rises with every grant, and the
+/// name of the lock in WATCHLOCK_NAME. Its standard input and outputs are those of watchlock.
 ///
-/// When the lock is lost (its lease could not be renewed, or an operator broke it) the command is terminated, together
-/// with what it started: by SIGTERM, and by SIGKILL what is left after --grace. On Linux that reaches every descendant,
-/// elsewhere the process group. What could not be killed within two seconds more is named, and watchlock exits with 76
-/// without it. On Linux the command is killed when watchlock itself is killed; what the command started is not.
+/// If the lock is lost (its lease could not be renewed, or an operator broke it), the command is terminated, together
+/// with the processes it started: with SIGTERM, and any remaining ones with SIGKILL after --grace. On Linux that
+/// reaches every descendant, elsewhere the process group. If some processes can't be killed within two more seconds,
+/// watchlock names them and exits with 76 without waiting for them. On Linux the command is killed when watchlock
+/// itself is killed; the processes that it started are not.
 ///
-/// The command has a process group of its own. SIGINT, SIGTERM, SIGHUP and SIGQUIT are passed on to the whole group,
-/// SIGUSR1 and SIGUSR2 to the command. Signals that watchlock was told to ignore (nohup) stay ignored; signals that its
+/// The command has its own process group. SIGINT, SIGTERM, SIGHUP and SIGQUIT are passed on to the whole group, SIGUSR1
+/// and SIGUSR2 to the command. Signals that watchlock was started to ignore (nohup) stay ignored; signals that its
 /// parent has blocked are unblocked.
 ///
 /// In the foreground of a terminal the command gets the terminal: it can read from it, and ^C, ^\ and ^Z reach it. In a
-/// pipeline it gets it when it asks for it, as a pager beside it may need it too. ^Z stops the command first and then
-/// watchlock, as nobody renews the lock of a program that is stopped. When the shell continues watchlock (fg, bg), it looks
-/// at the lock before the command goes on; if the lock is lost, the command is killed where it stands. SIGSTOP to watchlock
-/// alone can't be caught: the command goes on until watchlock is continued, or killed.
+/// pipeline it gets the terminal when it asks for it, as a pager next to it may need it too. ^Z stops first the command
+/// and then watchlock, as nobody renews the lock of a stopped program. When the shell continues watchlock (fg, bg), it
+/// checks the lock before the command goes on; if the lock is lost, the command is killed while still stopped. SIGSTOP
+/// to watchlock alone can't be caught: the command goes on until watchlock is continued, or killed.
 ///
-/// A command that takes the identity of another user (sudo, other setuid programs) loses its tie to watchlock: it is not
-/// killed with it, and can't be ended by it when the lock is lost. Run watchlock as that user instead.
+/// A command that takes the identity of another user (sudo, other setuid programs) loses its tie to watchlock: it is
+/// not killed with it, and watchlock can't end it when the lock is lost. Run watchlock as that user instead.
 ///
-/// MONGODB_URI is taken out of the command's environment, as it often has a password; --keep-uri leaves it in.
+/// MONGODB_URI is removed from the command's environment, as it often has a password; --keep-uri keeps it.
 ///
-/// SIGPIPE is at its default in the command, whatever watchlock inherited (env, timeout and flock would leave it): it ends a
-/// command that writes to a pipe that nobody reads. For one that shall ignore it, as under systemd: sh -c 'trap "" PIPE; ...'.
+/// SIGPIPE is at its default in the command, whatever watchlock inherited (env, timeout and flock would leave it): it
+/// ends a command that writes to a pipe that nobody reads. For a command that must ignore it, as under systemd: sh -c
+/// 'trap "" PIPE; ...'.
 ///
-/// The lock is held until the command itself ends, and not for what it leaves running in the background.
+/// The lock is held until the command itself ends, regardless of processes that it leaves running in the background.
 #[derive(Args, Debug)]
 #[command(after_help = exit::TABLE, override_usage = "watchlock run [OPTIONS] <NAME> [--] <COMMAND>...")]
 pub(crate) struct Run {
     /// The name of the lock: any text of 1 to 1,024 bytes
     #[arg(value_parser = lock_name)]
     pub(crate) name: String,
-    /// Do not wait: exit with 75 when the lock is not free
+    /// Do not wait: exit with 75 if the lock is not free
     #[arg(long = "try", short = 'n', conflicts_with = "timeout")]
     pub(crate) once: bool,
-    /// Wait for the lock for so long at most (5s, 2m), and then exit with 75
+    /// Wait at most this long for the lock (5s, 2m), then exit with 75
     #[arg(long, short = 't', value_name = "DURATION", value_parser = duration)]
     pub(crate) timeout: Option<Duration>,
     /// Take permits of a semaphore that has N of them, instead of a mutex
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) semaphore: Option<u32>,
-    /// How many permits of the semaphore to take
+    /// The number of permits to take from the semaphore
     #[arg(long, value_name = "N", default_value_t = 1, requires = "semaphore", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) permits: u32,
     /// Hold a readers-writer lock as one of its readers
@@ -104,46 +106,46 @@ pub(crate) struct Run {
     /// Why the lock is held, for others to read [default: the name of the program; "" for nothing]
     #[arg(long, value_name = "TEXT")]
     pub(crate) reason: Option<String>,
-    /// Who holds the lock, for others to read, beside host and process id
+    /// Who holds the lock, for others to read, in addition to host and process id
     #[arg(long, value_name = "TEXT", env = "WATCHLOCK_LABEL")]
     pub(crate) label: Option<String>,
-    /// A name of this job that stays the same: a later run under it takes the lock from an earlier one at once
+    /// A stable name of this job: a later run with it takes the lock from an earlier one at once
     ///
-    /// It is for a job that is started again after a crash and must not wait for the lease of its former self. A former run
-    /// that lives loses the lock, so no two jobs may have the same.
+    /// It is for a job that is restarted after a crash and must not wait for the lease of its previous run. A previous
+    /// run that is still alive loses the lock, so no two jobs may share an id.
     #[arg(long, value_name = "TEXT")]
     pub(crate) owner_id: Option<String>,
-    /// How long the lock outlives the last sign of life of watchlock
+    /// How long the lock outlives watchlock's last sign of life
     #[arg(long, value_name = "DURATION", default_value = "30s", value_parser = duration)]
     pub(crate) lease: Duration,
-    /// How long the command has to end after SIGTERM when the lock is lost, before SIGKILL
+    /// How long the command has to end after SIGTERM if the lock is lost, before SIGKILL
     #[arg(long, value_name = "DURATION", default_value = "5s", value_parser = duration)]
     pub(crate) grace: Duration,
-    /// Leave the connection string in the environment of the command
+    /// Keep the connection string in the environment of the command
     ///
-    /// MONGODB_URI often has a password, and every program that the command starts would have it. So it is taken out, unless
-    /// the command needs it, as one that calls watchlock itself does.
+    /// MONGODB_URI often has a password, and every program that the command starts would see it. So it is removed,
+    /// unless the command needs it, for example to call watchlock itself.
     #[arg(long)]
     pub(crate) keep_uri: bool,
-    /// Exit with this code instead of 75 when the lock was not free
+    /// Exit with this code instead of 75 if the lock was not free
     #[arg(long, short = 'E', value_name = "CODE", default_value_t = exit::NOT_OBTAINED)]
     pub(crate) conflict_exit_code: u8,
-    /// Tell nothing but what makes the run fail
+    /// Print only errors that make the run fail
     #[arg(long, short = 'q', conflicts_with = "verbose")]
     pub(crate) quiet: bool,
-    /// Tell when the lock is held and when it is released, too
+    /// Also print when the lock is acquired and when it is released
     #[arg(long, short = 'v')]
     pub(crate) verbose: bool,
-    /// The command and its arguments; all that follows its name is the command's, and `--` may stand before it
+    /// The command and its arguments; everything after its name belongs to the command, and `--` may precede it
     #[arg(trailing_var_arg = true, required = true, value_name = "COMMAND")]
     pub(crate) command: Vec<OsString>,
 }
 
-/// List locks, with who holds them and how many wait
+/// List locks with their holders and the number of waiters
 ///
 /// Documents in the collection that are not locks are named on standard error.
 ///
-/// With --json: an array of locks, each as of `watchlock show`.
+/// With --json: an array of locks, each as in `watchlock show`.
 #[derive(Args, Debug)]
 #[command(override_usage = "watchlock ls [OPTIONS]")]
 pub(crate) struct List {
@@ -158,7 +160,7 @@ pub(crate) struct List {
     /// Only locks that nobody holds
     #[arg(long)]
     pub(crate) free: bool,
-    /// Only locks of which a holder's label, host or owner id is this
+    /// Only locks with a holder whose label, host or owner id is this
     #[arg(long, value_name = "TEXT")]
     pub(crate) owner: Option<String>,
     /// Only locks whose name begins with this
@@ -169,20 +171,21 @@ pub(crate) struct List {
     pub(crate) older_than: Option<Duration>,
 }
 
-/// Show one lock: who holds it, since when, until when, and why; who waits
+/// Show one lock: its holders, since when, until when, and why; its waiters
 ///
-/// With --json, one object, or null where there is no trace of the lock:
+/// With --json, one object, or null if there is no trace of the lock:
 ///
-///   name, kind (mutex, semaphore, rwlock, election), capacity (permits; null of an rwlock), token (the last that was
+///   name, kind (mutex, semaphore, rwlock, election), capacity (permits; null for an rwlock), token (the last that was
 ///   issued), holders, waiters (in the order in which they are served).
 ///
-///   A holder has token, access (read or write of an rwlock, else null), permits (null of an rwlock), since, until, host,
-///   pid, label, reason, value (what a leader proclaims), owner_id. A waiter has access, permits, since, until, host, pid,
-///   label, reason, owner_id. A holder or waiter whose `until` has passed is dead: the next operation drops it.
+///   A holder has token, access (read or write for an rwlock, else null), permits (null for an rwlock), since,
+///   until, host, pid, label, reason, value (proclaimed by a leader), owner_id. A waiter has access, permits, since,
+///   until, host, pid, label, reason, owner_id. A holder or waiter whose `until` has passed is dead: the next operation
+///   drops it.
 ///
-/// A failure is an object too, of every command that prints JSON: error (what went wrong), code (the exit code).
+/// With every command that prints JSON, a failure is an object too: error (the message), code (the exit code).
 ///
-/// Times are RFC 3339 in UTC, by the server's clock. What is not known is null.
+/// Times are RFC 3339 in UTC, by the server's clock. Unknown values are null.
 #[derive(Args, Debug)]
 #[command(override_usage = "watchlock show [OPTIONS] <NAME>")]
 pub(crate) struct Show {
@@ -193,36 +196,37 @@ pub(crate) struct Show {
     pub(crate) name: String,
 }
 
-/// Watch what happens to one lock or to all, as it happens
+/// Watch the events of one lock or of all, as they happen
 ///
-/// At a terminal: a full-screen view that is left with q. Up and down select a row and show its lock in full, b breaks it
-/// after a question, / filters by name or holder, s sorts, f shows free locks too. Yellow is a lock whose holder seems not to
-/// renew it, red one whose lease is over. What is old as the server does not answer is told to be so. Else one line for each event, beginning with a grant for each
-/// present holder. It is driven by a change stream, and by polling where the server has none.
+/// At a terminal: a full-screen view; q leaves it. Up and down select a row and show its lock in full, b breaks it
+/// after a question, / filters by name or holder, s sorts, f shows free locks too. A yellow lock has a holder that does
+/// not seem to renew it, a red one a holder whose lease has expired. The view marks stale data while the server does
+/// not answer. Otherwise one line per event, starting with a grant for each present holder. A change stream drives it,
+/// or polling if the server has none.
 ///
-/// With --json, one object in a line for each event: at (when it was seen, by this machine's clock, RFC 3339 in UTC), lock,
-/// event (granted, released, expired, adopted, broken, deleted, unreadable), token, holder (of granted, as of `watchlock show`;
-/// else null), waiting (how many clients wait after a grant; else null), problem (of unreadable, a document that is not that of
-/// a lock; else null).
+/// With --json, one object per line for each event: at (when it was seen, by this machine's clock, RFC 3339 in UTC),
+/// lock, event (granted, released, expired, adopted, broken, deleted, unreadable), token, holder (for granted, as in
+/// `watchlock show`; else null), waiting (how many clients wait after a grant; else null), problem (for unreadable, a
+/// document that is not a lock; else null).
 #[derive(Args, Debug)]
 #[command(override_usage = "watchlock watch [OPTIONS] [NAME]")]
 pub(crate) struct Watch {
     #[command(flatten)]
     pub(crate) output: Output,
-    /// Lines instead of the full-screen view, at a terminal too
+    /// Print lines instead of the full-screen view, even at a terminal
     #[arg(long)]
     pub(crate) plain: bool,
-    /// The name of the lock; all locks if it is left out
+    /// The name of the lock; all locks by default
     #[arg(value_parser = lock_name)]
     pub(crate) name: Option<String>,
 }
 
-/// Take a lock away from whoever holds it, and hand it to the next who waits
+/// Take a lock away from its holders, and hand it to the next waiter
 ///
-/// Its holders learn of it at once. At a terminal it asks first.
+/// Its holders find out at once. At a terminal it asks first.
 ///
-/// With --json, one object: name, broken (the holders that were put out, as of `watchlock show`), lock (as it stands
-/// afterwards, or null).
+/// With --json, one object: name, broken (the evicted holders, as in `watchlock show`), lock (its state afterwards, or
+/// null).
 #[derive(Args, Debug)]
 #[command(override_usage = "watchlock break [OPTIONS] <NAME>")]
 pub(crate) struct Break {
@@ -231,7 +235,7 @@ pub(crate) struct Break {
     /// Do not ask
     #[arg(long, short = 'y')]
     pub(crate) yes: bool,
-    /// Only the holder with this token, as ls and show tell it: one holder of a semaphore, or one reader
+    /// Only the holder with this token, as shown by ls and show: one holder of a semaphore, or one reader
     #[arg(long, value_name = "TOKEN")]
     pub(crate) holder: Option<i64>,
     /// The name of the lock
@@ -239,10 +243,10 @@ pub(crate) struct Break {
     pub(crate) name: String,
 }
 
-/// Look whether server, privileges, clocks and index are as they should be, and say what to do where not
+/// Check server, privileges, clocks and index, and suggest fixes
 ///
-/// Nothing is written. Exits with 1 when something is wrong, and with 69 or 77 when the server does not answer or does not
-/// let the user in; a warning is not wrong.
+/// Nothing is written. Exits with 1 if there is a problem, and with 69 or 77 if the server does not answer or rejects
+/// the user; a warning is not a problem.
 ///
 /// With --json, one object: healthy (true or false), checks. A check has name (server, version, topology, privileges,
 /// pool, clock, member-clocks, wake-mode, index), status (ok, warning, problem, unknown), found, advice (or null).
@@ -260,7 +264,7 @@ pub(crate) struct Output {
     pub(crate) json: bool,
 }
 
-/// The kinds by the names that they have in JSON.
+/// The kinds by their names in JSON.
 #[derive(Clone, Copy, Debug, ValueEnum)]
 pub(crate) enum KindName {
     Mutex,
@@ -270,7 +274,7 @@ pub(crate) enum KindName {
 }
 
 impl Command {
-    /// Whether the answer is to be JSON.
+    /// Returns whether the answer should be JSON.
     pub(crate) fn is_json(&self) -> bool {
         match self {
             Self::Ls(List { output, .. })
@@ -294,7 +298,7 @@ impl From<KindName> for Kind {
     }
 }
 
-/// The library refuses the same, but only once there is a connection.
+/// Checks the name of a lock. The library refuses the same names, but only once there is a connection.
 fn lock_name(text: &str) -> Result<String, String> {
     match text.len() {
         1..=1_024 => Ok(text.to_owned()),

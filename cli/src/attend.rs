@@ -1,8 +1,8 @@
-//! What happens while the command runs: signals are passed on, stops of the job are followed, and the command is ended when
+//! The time while the command runs: signals are passed on, stops of the job are followed, and the command is ended if
 //! its lock is lost.
 //!
 //! Nobody renews the lock while watchlock is stopped, so the order is: the command stops first and then watchlock;
-//! watchlock is continued first, looks at the lock, and then continues the command, or kills it where it lies.
+//! watchlock is continued first, checks the lock, and then continues the command, or kills it while it is stopped.
 
 use std::time::Duration;
 
@@ -18,24 +18,24 @@ use crate::{
     text::plain,
 };
 
-/// How often the command is looked at without a signal that says so: a signal may be lost, and none tells that the job has
-/// come to the foreground.
+/// Interval for checking the command without a signal: a signal may be lost, and none announces that the job has come
+/// to the foreground.
 const TICK: Duration = Duration::from_secs(1);
 
-/// How long the server is asked about the lock before a stopped command goes on. Where it does not answer, the lease
-/// decides: nobody else gets the lock before its end.
+/// Limit for checking the lock before a stopped command goes on. If the server does not answer, the lease decides:
+/// nobody else gets the lock before its end.
 const LOOK_AT_LOCK: Duration = Duration::from_secs(2);
 
-/// How long the request to stop that we send to the whole job is waited for: it comes to us as well.
+/// Limit for waiting for our own stop request to the whole job: it comes to us as well.
 const ECHO: Duration = Duration::from_secs(1);
 
-/// How it ended.
+/// The end of an attended command.
 #[derive(Debug)]
 pub(crate) struct End {
-    /// `None` of a command that could not be ended.
+    /// `None` for a command that could not be ended.
     pub(crate) ended: Option<Ended>,
     pub(crate) lost: Option<LostReason>,
-    /// The signal of the keyboard that ended the command alone, as it had the terminal.
+    /// The keyboard's signal that ended only the command, as it had the terminal.
     pub(crate) by_keyboard: Option<Signal>,
 }
 
@@ -48,7 +48,7 @@ pub(crate) async fn attend(running: &mut Running, handle: &LockHandle, signals: 
         if let Some(ended) = running.reap() {
             return ended_by_itself(running, handle, ended);
         }
-        // First, so that whoever was frozen passes nothing on before a look at the lock.
+        // The loss comes first, so that a watchlock that was frozen passes nothing on before it checks the lock.
         if let Some(reason) = handle.lost_reason() {
             return end(running, handle, signals, reason, grace).await;
         }
@@ -62,7 +62,7 @@ pub(crate) async fn attend(running: &mut Running, handle: &LockHandle, signals: 
             received = signals.next() => match received {
                 Received::Child => {}
                 Received::Signal(signal) => running.pass_on(signal),
-                // Of a job that nobody can continue the kernel makes nothing of it, and so do we.
+                // The kernel ignores a stop of a job that nobody can continue, and so do we.
                 Received::Stop => if job::is_controlled() {
                     suspend(running, handle).await;
                 },
@@ -95,7 +95,7 @@ fn ended_by_itself(running: &mut Running, handle: &LockHandle, ended: Ended) -> 
     }
 }
 
-/// Ends the command, as its lock is lost. It is told what happens only when that has begun.
+/// Ends the command, as its lock is lost. Messages follow only once that has begun.
 async fn end(
     running: &mut Running,
     handle: &LockHandle,
@@ -111,7 +111,7 @@ async fn end(
     running.take_terminal(true);
     if !left.is_empty() {
         say(&format!(
-            "could not be ended, and goes on without the lock: {}",
+            "could not be ended, and continues without the lock: {}",
             names(&left)
         ));
     }
@@ -122,7 +122,7 @@ async fn end(
     }
 }
 
-/// Some of them by name.
+/// Returns some of the processes by name.
 fn names(pids: &[Pid]) -> String {
     const SHOWN: usize = 10;
     let mut names: Vec<_> = pids.iter().take(SHOWN).map(|pid| descendants::named(*pid)).collect();
@@ -132,18 +132,18 @@ fn names(pids: &[Pid]) -> String {
     names.join(", ")
 }
 
-/// Follows a stop of the command, which may be by the keyboard, by its reading from a terminal that it does not have, or by
-/// anybody.
+/// Follows a stop of the command: by the keyboard, by its reading from a terminal that it does not have, or by anybody
+/// else.
 async fn follow(running: &mut Running, handle: &LockHandle, signals: &mut Signals, signal: Signal) {
     let by_terminal = [Signal::TSTP, Signal::TTIN, Signal::TTOU].contains(&signal);
     if by_terminal && signal != Signal::TSTP && running.give_terminal() {
-        // We are in the foreground, and it is what the command asked for.
+        // We are in the foreground, and the command asked for the terminal.
         running.go_on();
     } else if job::is_controlled() {
         if by_terminal {
             // The keyboard would have stopped the neighbours too, had the command been in their group.
             job::signal_our_group(Signal::TSTP);
-            // It is not to stop us once more when we are continued.
+            // It must not stop us once more when we are continued.
             let _ = timeout(ECHO, echo(running, signals)).await;
         }
         suspend(running, handle).await;
@@ -153,7 +153,7 @@ async fn follow(running: &mut Running, handle: &LockHandle, signals: &mut Signal
     } else {
         let name = plain(handle.name());
         say(&format!(
-            "the command is stopped ({}); it keeps `{name}` until it goes on or ends",
+            "the command is stopped ({}); it keeps `{name}` until it continues or ends",
             signal_name(signal)
         ));
     }
@@ -191,7 +191,7 @@ async fn suspend(running: &mut Running, handle: &LockHandle) {
 
 /// Lets the command go on if its lock is still held.
 async fn resume(running: &mut Running, handle: &LockHandle) {
-    // An answer that finds it gone makes the handle lost; so does the end of the lease.
+    // An answer without our hold makes the handle lost; so does the end of the lease.
     let _ = timeout(LOOK_AT_LOCK, handle.renew()).await;
     if handle.lost_reason().is_none() {
         running.go_on();

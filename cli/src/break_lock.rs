@@ -34,7 +34,7 @@ pub(crate) async fn break_lock(connection: &Connection, arguments: Break) -> Out
     } = arguments;
     if !yes && !io::stdin().is_terminal() {
         return Err(Failure::usage(
-            "nobody can be asked here, so breaking a lock needs --yes",
+            "there is nobody to ask here, so breaking a lock needs --yes",
         ));
     }
     let place = connection.prompt().await?;
@@ -62,11 +62,14 @@ pub(crate) async fn break_lock(connection: &Connection, arguments: Break) -> Out
         if !confirmed(&before, token)? {
             return not_broken(&name, Some(&before), "nothing was broken", output);
         }
-        // It may have changed hands while somebody thought about it.
+        // It may have changed hands while the user thought about it.
         let now = locks.inspect(&name).await?;
-        // Of one holder the token says it: there is no other with the same.
+        // With one holder's token this is certain: no other holder has the same.
         if token.is_none() && now.as_ref().map(tokens) != Some(tokens(&before)) {
-            let told = format!("`{}` has changed hands meanwhile; nothing was broken", plain(&name));
+            let told = format!(
+                "`{}` has changed hands in the meantime; nothing was broken",
+                plain(&name)
+            );
             return not_broken(&name, now.as_ref(), &told, output);
         }
     }
@@ -120,19 +123,19 @@ fn tokens(lock: &LockInfo) -> Vec<FencingToken> {
     lock.holders.iter().map(|holder| holder.token).collect()
 }
 
-/// The token of a holder, if one has this number.
+/// Returns the token of a holder, if one has this number.
 fn token_of(lock: &LockInfo, number: i64) -> Option<FencingToken> {
     tokens(lock).into_iter().find(|token| token.as_i64() == number)
 }
 
-/// What is asked before a lock is broken, or one of its holders is put out.
+/// Returns the question before a lock is broken, or one of its holders is evicted.
 pub(crate) fn question(lock: &LockInfo, token: Option<FencingToken>) -> String {
     match token {
         None => "Break this lock? [y/N] ".to_owned(),
         Some(token) => {
             let holder = lock.holders.iter().find(|holder| holder.token == token);
             let holder = holder.map(ToString::to_string).unwrap_or_default();
-            format!("Put out this holder? {holder} [y/N] ")
+            format!("Evict this holder? {holder} [y/N] ")
         }
     }
 }

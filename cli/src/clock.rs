@@ -1,4 +1,4 @@
-//! The server's clock, by which all times of locks are.
+//! The server's clock, which all times of locks refer to.
 
 use std::time::{Duration, SystemTime};
 
@@ -15,7 +15,7 @@ use crate::{
     exit::Failure,
 };
 
-/// What is to be added to this machine's clock, in milliseconds, to have the server's; and how wrong that may be.
+/// The difference to add to this machine's clock, in milliseconds, to get the server's; and its maximum error.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Offset {
     pub(crate) millis: i64,
@@ -23,7 +23,7 @@ pub(crate) struct Offset {
 }
 
 impl Offset {
-    /// From a server that was asked for its time.
+    /// Measures the offset by asking a server for its time.
     pub(crate) async fn measure(place: &Place) -> Result<Self, Failure> {
         let primary = SelectionCriteria::ReadPreference(mongodb::options::ReadPreference::Primary);
         let asked = to_its_end(ask(place.database.clone(), primary)).await?;
@@ -31,12 +31,12 @@ impl Offset {
         Ok(offset)
     }
 
-    /// The server's time now.
+    /// Returns the server's time now.
     pub(crate) fn now(self) -> SystemTime {
         self.at(SystemTime::now())
     }
 
-    /// The server's time when it is `now` here.
+    /// Returns the server's time when it is `now` here.
     pub(crate) fn at(self, now: SystemTime) -> SystemTime {
         let distance = Duration::from_millis(self.millis.unsigned_abs());
         let moved = if self.millis >= 0 {
@@ -48,9 +48,9 @@ impl Offset {
     }
 }
 
-/// Asks a server what it is and what time it has.
+/// Asks a server for its type and its time.
 pub(crate) async fn ask(database: Database, whom: SelectionCriteria) -> Result<(Offset, Document), Error> {
-    // Once before, so that no connection has to be made within what is measured.
+    // One request before, so that the measurement does not include connecting.
     database
         .run_command(doc! { "ping": 1 })
         .selection_criteria(whom.clone())
@@ -61,7 +61,7 @@ pub(crate) async fn ask(database: Database, whom: SelectionCriteria) -> Result<(
         .selection_criteria(whom)
         .await?;
     let round_trip = start.elapsed();
-    // The server read its clock somewhere between; half-way is wrong by half the round trip at most.
+    // The server read its clock somewhere in between; half-way is wrong by at most half the round trip.
     let here = sent
         .checked_add(round_trip / 2)
         .and_then(|here| here.duration_since(SystemTime::UNIX_EPOCH).ok())

@@ -1,4 +1,4 @@
-//! The way to the locks.
+//! The connection to the locks.
 
 use std::time::Duration;
 
@@ -12,19 +12,19 @@ use mongodb::{
 use watchlock::{LockClient, LockClientBuilder};
 
 use crate::{
-    exit::{self, Failure, INTERNAL, UNAVAILABLE},
+    exit::{Failure, INTERNAL, UNAVAILABLE},
     text::plain,
 };
 
-/// How long a look at the locks waits for a server, unless the connection string says so. The driver's own 30 s are meant
-/// for services that can wait for a fail-over; `run` keeps them.
+/// Server selection timeout for commands that only look at the locks, unless the connection string sets one. The
+/// driver's own 30 s are meant for services that can wait for a fail-over; `run` keeps them.
 const SELECTION: Duration = Duration::from_secs(5);
 
-/// The variable of the environment that names the server.
+/// Environment variable that names the server.
 pub(crate) const URI: &str = "MONGODB_URI";
 
-/// The bounds of that for a command with a time limit: a selection must have the time to connect and log in, as it does for
-/// everything that comes later, too; the driver's own default is the most.
+/// Bounds of the server selection timeout for a command with a time limit: a selection needs the time to connect and
+/// log in, as it also does for everything later; the driver's own default is the maximum.
 const SELECTION_LEAST: Duration = Duration::from_secs(2);
 const SELECTION_MOST: Duration = Duration::from_secs(30);
 
@@ -35,7 +35,7 @@ pub(crate) struct Connection {
     #[arg(long, env = URI, hide_env_values = true, global = true, value_name = "URI")]
     #[arg(default_value = "mongodb://localhost:27017")]
     uri: String,
-    /// The database of the locks; that of the connection string by default
+    /// The database of the locks; by default that of the connection string
     #[arg(long, env = "WATCHLOCK_DATABASE", global = true, value_name = "NAME")]
     database: Option<String>,
     /// The collection of the locks
@@ -46,7 +46,7 @@ pub(crate) struct Connection {
 
 impl std::fmt::Debug for Connection {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        // Not the connection string.
+        // The connection string is left out.
         f.debug_struct("Connection")
             .field("database", &self.database)
             .field("collection", &self.collection)
@@ -59,22 +59,22 @@ impl std::fmt::Debug for Connection {
 pub(crate) struct Place {
     pub(crate) database: Database,
     pub(crate) collection: String,
-    /// The connections that the driver's pool may have (`maxPoolSize`), where that is said.
+    /// The driver's pool size (`maxPoolSize`), if it is set.
     pub(crate) pool: Option<u32>,
 }
 
 impl Connection {
-    /// Where the locks are, for a command that waits for the server as long as the driver does.
+    /// Returns the place of the locks, for a command that waits for the server as long as the driver does.
     pub(crate) async fn patient(&self) -> Result<Place, Failure> {
         self.place(None).await
     }
 
-    /// Where the locks are, for a command of somebody who looks on.
+    /// Returns the place of the locks, for a command of an observer.
     pub(crate) async fn prompt(&self) -> Result<Place, Failure> {
         self.place(Some(SELECTION)).await
     }
 
-    /// Where the locks are, for a command that may take so long.
+    /// Returns the place of the locks, for a command with this time limit.
     pub(crate) async fn within(&self, limit: Duration) -> Result<Place, Failure> {
         self.place(Some(limit.clamp(SELECTION_LEAST, SELECTION_MOST))).await
     }
@@ -88,8 +88,8 @@ impl Connection {
         let named = self.database.clone().or_else(|| options.default_database.clone());
         let Some(name) = named else {
             return Err(Failure::usage(
-                "in which database are the locks? name it with --database, WATCHLOCK_DATABASE, or in the connection string, \
-                 as in mongodb://localhost:27017/app",
+                "the database of the locks is missing: name it with --database, WATCHLOCK_DATABASE, or in the connection \
+                 string, as in mongodb://localhost:27017/app",
             ));
         };
         check_database(&name)?;
@@ -102,18 +102,18 @@ impl Connection {
         })
     }
 
-    /// The driver's reason, unless it could quote a part of a secret in the connection string.
+    /// Describes the driver's reason, unless it could quote a part of a secret in the connection string.
     fn not_valid(&self, error: &Error) -> Failure {
-        let cause = exit::cause(error);
+        let cause = error.kind.to_string();
         let why = if quotes_a_secret(&cause, &self.uri) {
-            "is not valid; why is not told, as that would show a part of its secret. Characters like : / ? # [ ] @ % in user \
-             name and password must be percent-encoded"
+            "is not valid; the reason is hidden, as it would show a part of the secret. Characters like : / ? # [ ] @ % in \
+             user name and password must be percent-encoded"
                 .to_owned()
         } else {
             format!("is not valid: {cause}")
         };
         if let DriverKind::DnsResolve { .. } = &*error.kind {
-            // The names of hosts are no secret, and come from nowhere else.
+            // Host names are not secret, and come from nowhere else.
             return Failure::new(
                 UNAVAILABLE,
                 format!("the host of the connection string can't be looked up: {cause}"),
@@ -122,8 +122,8 @@ impl Connection {
         Failure::usage(format!("the connection string (MONGODB_URI or --uri) {why}"))
     }
 
-    /// Adds the name of the set that is there to a failure of one who asked for another: the driver leaves out members of
-    /// sets that it was not asked for.
+    /// Adds the name of the actual replica set to a failure if the connection string asks for another: the driver
+    /// leaves out members of sets that it was not asked for.
     pub(crate) async fn explain(&self, failure: Failure) -> Failure {
         let Ok(mut options) = ClientOptions::parse(&self.uri).await else {
             return failure;
@@ -142,24 +142,24 @@ impl Connection {
         match hello.get_str("setName") {
             Ok(there) if there == asked => failure,
             Ok(there) => failure.and(&format!(
-                "the connection string asks for the replica set `{}`, and the server is of `{}`",
+                "the connection string asks for the replica set `{}`, but the server belongs to `{}`",
                 plain(&asked),
                 plain(there)
             )),
             Err(_) => failure.and(&format!(
-                "the connection string asks for the replica set `{}`, and the server is of none",
+                "the connection string asks for the replica set `{}`, but the server belongs to none",
                 plain(&asked)
             )),
         }
     }
 }
 
-/// Whether a text has any part of what may be secret in a connection string: of a password, and of options
-/// that name a password or a token.
+/// Returns whether a text contains any part of a possible secret in a connection string: of a password, or of an option
+/// that names a password or a token.
 fn quotes_a_secret(text: &str, uri: &str) -> bool {
     let rest = uri.split_once("://").map_or(uri, |(_, rest)| rest);
     let credentials = rest.rsplit_once('@').map(|(credentials, _)| credentials);
-    // A user name is no secret.
+    // A user name is not secret.
     let credentials = credentials.and_then(|credentials| Some(credentials.split_once(':')?.1));
     let options = rest.split(['?', '&']).filter_map(|option| {
         let (name, value) = option.split_once('=')?;
@@ -170,7 +170,7 @@ fn quotes_a_secret(text: &str, uri: &str) -> bool {
             .then_some(value)
     });
     let parts: Vec<&str> = credentials.into_iter().chain(options).collect();
-    // What is percent-encoded may be quoted as it is meant.
+    // A percent-encoded part may be quoted in decoded form.
     if parts.iter().any(|part| part.contains('%')) {
         return true;
     }
@@ -195,7 +195,8 @@ impl Place {
     }
 }
 
-/// Runs an operation of the driver to its end by itself, as one that is dropped half-way stalls the driver's pool.
+/// Runs an operation of the driver to its end in its own task, as an operation dropped half-way stalls the driver's
+/// pool.
 pub(crate) async fn to_its_end<T: Send + 'static>(
     operation: impl Future<Output = T> + Send + 'static,
 ) -> Result<T, Failure> {

@@ -1,11 +1,11 @@
-//! The processes that come from this one, as `/proc` tells.
+//! The descendants of this process, from `/proc`.
 
 #[cfg(target_os = "linux")]
 use std::{collections::HashMap, fs};
 
 use rustix::process::Pid;
 
-/// Every living descendant, those included that have left the process group or have lost their parent: an orphan becomes
+/// Returns every living descendant, including those that left the process group or lost their parent: an orphan becomes
 /// a child of this process, which has asked for that.
 #[cfg(target_os = "linux")]
 pub(crate) fn living() -> Vec<Pid> {
@@ -14,7 +14,7 @@ pub(crate) fn living() -> Vec<Pid> {
         let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else {
             continue;
         };
-        // It may have gone meanwhile.
+        // It may be gone by now.
         let Ok(stat) = fs::read_to_string(entry.path().join("stat")) else {
             continue;
         };
@@ -25,7 +25,7 @@ pub(crate) fn living() -> Vec<Pid> {
     let mut found = Vec::new();
     let mut parents = vec![rustix::process::getpid().as_raw_nonzero().get()];
     while let Some(parent) = parents.pop() {
-        // Taken out, so that even numbers that make no sense come to an end.
+        // Removed, so that even inconsistent numbers can't loop.
         for child in children.remove(&parent).unwrap_or_default() {
             parents.push(child);
             found.extend(Pid::from_raw(child));
@@ -39,7 +39,7 @@ pub(crate) fn living() -> Vec<Pid> {
     Vec::new()
 }
 
-/// The parent of a process.
+/// Returns the parent of a process.
 #[cfg(target_os = "linux")]
 pub(crate) fn parent(pid: Pid) -> Option<Pid> {
     Pid::from_raw(state_and_parent(&stat(pid)?)?.1)
@@ -50,7 +50,7 @@ pub(crate) fn parent(_: Pid) -> Option<Pid> {
     None
 }
 
-/// Whether the process may do anything before it is continued. One that has gone does not.
+/// Returns whether the process may do anything before it is continued. One that is gone does not.
 #[cfg(target_os = "linux")]
 pub(crate) fn is_running(pid: Pid) -> bool {
     let stat = stat(pid).unwrap_or_default();
@@ -62,7 +62,7 @@ pub(crate) fn is_running(_: Pid) -> bool {
     false
 }
 
-/// Whether the process waits in the kernel, where no signal but SIGKILL reaches it.
+/// Returns whether the process waits in the kernel, where no signal but SIGKILL reaches it.
 #[cfg(target_os = "linux")]
 pub(crate) fn is_stuck(pid: Pid) -> bool {
     let stat = stat(pid).unwrap_or_default();
@@ -74,7 +74,7 @@ pub(crate) fn is_stuck(_: Pid) -> bool {
     false
 }
 
-/// Whether the process is stopped, as by ^Z.
+/// Returns whether the process is stopped, as by ^Z.
 #[cfg(target_os = "linux")]
 pub(crate) fn is_stopped(pid: Pid) -> bool {
     let stat = stat(pid).unwrap_or_default();
@@ -86,7 +86,7 @@ pub(crate) fn is_stopped(_: Pid) -> bool {
     false
 }
 
-/// The process as one would name it: `4711 (sleep)`.
+/// Returns a readable name of the process: `4711 (sleep)`.
 pub(crate) fn named(pid: Pid) -> String {
     let number = pid.as_raw_nonzero();
     match std::fs::read_to_string(format!("/proc/{number}/comm")) {
@@ -100,14 +100,14 @@ fn stat(pid: Pid) -> Option<String> {
     fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_nonzero())).ok()
 }
 
-/// The parent, unless the process has ended and only waits to be looked after.
+/// Returns the parent, unless the process has ended and only waits to be reaped.
 #[cfg(target_os = "linux")]
 fn living_parent(stat: &str) -> Option<i32> {
     let (state, parent) = state_and_parent(stat)?;
     (!["Z", "X", "x"].contains(&state)).then_some(parent)
 }
 
-/// Of `pid (name) state parent …`, where the name may hold anything.
+/// Parses `pid (name) state parent …`, where the name may contain anything.
 #[cfg(target_os = "linux")]
 fn state_and_parent(stat: &str) -> Option<(&str, i32)> {
     let (_, rest) = stat.rsplit_once(") ")?;

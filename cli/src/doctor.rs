@@ -27,13 +27,13 @@ use crate::{
     text::{plain, span_of},
 };
 
-/// The oldest server that has the operators that are used.
+/// Oldest server with all the operators that watchlock uses.
 const OLDEST: (i32, i32) = (4, 4);
 
-/// By how much the clocks of a replica set's members may differ: the default skew margin.
+/// Maximum difference between the clocks of a replica set's members: the default skew margin.
 const SKEW: Duration = Duration::from_secs(1);
 
-/// What the library does to the collection, and what for.
+/// Actions of the library on the collection, and their purpose.
 const ACTIONS: [(&str, &str); 5] = [
     ("find", "nothing works without it"),
     ("insert", "nothing can be acquired without it"),
@@ -41,24 +41,24 @@ const ACTIONS: [(&str, &str); 5] = [
     ("changeStream", "without it watchlock polls"),
     (
         "createIndex",
-        "without it somebody else must make the index that purges idle locks",
+        "without it somebody else must create the index that purges idle locks",
     ),
 ];
 
-/// The connections that a client takes: its change streams, and commands beside them for a moment. See README, Connections.
+/// Connections of one client: its change streams, and briefly some for commands. See the README, Connections.
 const STREAMS: u32 = 4;
 const COMMANDS: u32 = 6;
 
-/// The driver's default.
+/// The driver's default pool size.
 const POOL: u32 = 10;
 
-/// Those without which nothing works.
+/// Number of actions without which nothing works.
 const NEEDED: usize = 3;
 
-/// Unauthorized.
+/// The server's code `Unauthorized`.
 const UNAUTHORIZED: i32 = 13;
 
-/// What was looked at. The names are part of the promise of `--json`.
+/// One check and its result. The names are part of the `--json` interface.
 #[derive(Debug, Serialize)]
 struct Check {
     name: &'static str,
@@ -74,7 +74,7 @@ enum Status {
     /// It works, but less well than it could.
     Warning,
     Problem,
-    /// It could not be seen.
+    /// It could not be determined.
     Unknown,
 }
 
@@ -122,7 +122,7 @@ pub(crate) async fn doctor(connection: &Connection, arguments: Doctor) -> Outcom
         io::stdout().lock().write_all(in_full(&checks).as_bytes())?;
     }
     match failure {
-        Some(failure) => Err(failure.told()),
+        Some(failure) => Err(failure.silenced()),
         None if healthy => Ok(ExitCode::SUCCESS),
         None => Ok(ExitCode::FAILURE),
     }
@@ -130,8 +130,8 @@ pub(crate) async fn doctor(connection: &Connection, arguments: Doctor) -> Outcom
 
 fn unreachable(failure: &Failure) -> Check {
     Check::new("server", Status::Problem, failure.message()).advice(
-        "look at the address in the connection string, at user and password, and whether the server runs and can be reached \
-         from this machine; a replica set must have a primary",
+        "check the address in the connection string, user and password, and whether the server is running and can be \
+         reached from this machine; a replica set must have a primary",
     )
 }
 
@@ -185,8 +185,8 @@ fn topology(hello: &Document) -> Check {
     }
     if hello.get_str("msg").is_ok_and(|message| message == "isdbgrid") {
         return Check::new("topology", Status::Warning, "sharded cluster").advice(
-            "locks are safe here, but an idle shard can delay wake-ups by seconds: where that matters keep the locks in a \
-             replica set of their own",
+            "locks are safe here, but an idle shard can delay wake-ups by seconds: if that matters, keep the locks in their \
+             own replica set",
         );
     }
     Check::new("topology", Status::Warning, "standalone server").advice(
@@ -195,7 +195,7 @@ fn topology(hello: &Document) -> Check {
     )
 }
 
-/// Whether there are connections enough, for one client on the pool.
+/// Checks that there are enough connections for one client on the pool.
 fn pool(place: &Place) -> Check {
     let most = place.pool.unwrap_or(POOL);
     let found = match place.pool {
@@ -209,20 +209,20 @@ fn pool(place: &Place) -> Check {
         );
     }
     let advice = if most == 1 {
-        "an open change stream occupies a connection, and no command gets a turn beside it: set maxPoolSize to 10 or more for \
+        "an open change stream occupies the only connection, so no command gets a turn: set maxPoolSize to 10 or more for \
          each client on the pool"
             .to_owned()
     } else {
         format!(
-            "set maxPoolSize to {} or more for each client on the pool: {STREAMS} for change streams, of which \
-             LockClientBuilder::max_streams allows fewer, and {COMMANDS} for commands; operations of your own come on top",
+            "set maxPoolSize to {} or more for each client on the pool: {STREAMS} for change streams \
+             (LockClientBuilder::max_streams can lower that) and {COMMANDS} for commands; your own operations come on top",
             STREAMS + COMMANDS
         )
     };
     Check::new("pool", Status::Warning, found).advice(advice)
 }
 
-/// And whether the index may be created.
+/// Checks the privileges; also returns whether the index may be created.
 async fn privileges(place: &Place) -> Result<(Check, bool), Failure> {
     let database = place.database.clone();
     let status = doc! { "connectionStatus": 1, "showPrivileges": true };
@@ -249,7 +249,7 @@ async fn privileges(place: &Place) -> Result<(Check, bool), Failure> {
     let missing: Vec<_> = ACTIONS.iter().filter(|(action, _)| !has(action)).collect();
     if missing.is_empty() {
         let all = ACTIONS.map(|(action, _)| action).join(", ");
-        return Ok((Check::ok("privileges", format!("all that are used: {all}")), true));
+        return Ok((Check::ok("privileges", format!("all that watchlock uses: {all}")), true));
     }
     let needed = &ACTIONS[..NEEDED];
     let status = if missing.iter().any(|lacking| needed.contains(lacking)) {
@@ -267,19 +267,19 @@ async fn privileges(place: &Place) -> Result<(Check, bool), Failure> {
     Ok((check, has("createIndex")))
 }
 
-/// Nobody has logged in: either everybody may do everything, or nobody may do anything.
+/// Checks the privileges without a login: either everybody may do everything, or nobody may do anything.
 async fn anybody(place: &Place) -> Result<Check, Failure> {
     let collection = documents(place);
     let found = to_its_end(async move { collection.find_one(doc! {}).await }).await?;
     Ok(match found {
         Ok(_) => Check::ok(
             "privileges",
-            "the server does not ask who connects, so everything is permitted",
+            "the server requires no authentication, so everything is permitted",
         ),
         Err(error) if code(&error) == Some(UNAUTHORIZED) => Check::new(
             "privileges",
             Status::Problem,
-            "the server wants to know who connects, and nobody has logged in",
+            "the server requires authentication, and nobody has logged in",
         )
         .advice("put user, password and authSource into the connection string, in MONGODB_URI"),
         Err(error) => Check::new(
@@ -290,7 +290,7 @@ async fn anybody(place: &Place) -> Result<Check, Failure> {
     })
 }
 
-/// Whether a privilege covers an action on the locks' collection.
+/// Returns whether a privilege covers an action on the locks' collection.
 fn grants(privilege: &Document, place: &Place, action: &str) -> bool {
     let Ok(resource) = privilege.get_document("resource") else {
         return false;
@@ -318,7 +318,7 @@ fn own_clock(offset: Offset) -> Check {
     )
 }
 
-/// `3ms behind the server's, give or take 1ms`.
+/// Describes an offset: `3ms behind the server's, give or take 1ms`.
 fn describe(offset: Offset) -> String {
     let distance = span_of(Duration::from_millis(offset.millis.unsigned_abs()));
     let side = if offset.millis >= 0 { "behind" } else { "ahead of" };
@@ -328,7 +328,7 @@ fn describe(offset: Offset) -> String {
     )
 }
 
-/// A new primary whose clock is ahead ends leases early, so the members' clocks matter.
+/// Compares the members' clocks: a new primary whose clock is ahead ends leases early.
 async fn member_clocks(place: &Place, hello: &Document) -> Result<Option<Check>, Failure> {
     let members = hello.get_array("hosts").map_or(&[][..], |hosts| hosts);
     if members.len() < 2 {
@@ -360,7 +360,7 @@ async fn member_clocks(place: &Place, hello: &Document) -> Result<Option<Check>,
     if apart > SKEW + within {
         let advice = format!(
             "{fast} is ahead of {slow} by more than the default skew margin of {}: after a fail-over a lock could be given away \
-             while its holder believes in it. Synchronize the members' clocks (NTP), or have all clients built with a larger \
+             while its holder still relies on it. Synchronize the members' clocks (NTP), or have all clients built with a larger \
              skew margin",
             span_of(SKEW)
         );
@@ -371,7 +371,7 @@ async fn member_clocks(place: &Place, hello: &Document) -> Result<Option<Check>,
     }
     let found = format!("{found}; no answer from {}", silent.join(", "));
     Ok(Some(Check::new("member-clocks", Status::Warning, found).advice(
-        "look after the members that do not answer: grants wait for a majority",
+        "check the members that do not answer: grants wait for a majority",
     )))
 }
 
@@ -382,14 +382,14 @@ async fn wake_mode(place: &Place, mode: WakeMode) -> Result<Check, Failure> {
         return Ok(Check::new("wake-mode", Status::Warning, format!("polling, {reason}")).advice(advice));
     }
     let collection = documents(place);
-    // Dropped once it is open: the driver closes it.
+    // It is dropped once it is open: the driver closes it.
     let opened = to_its_end(async move { collection.watch().await.map(drop) }).await?;
     Ok(match opened {
         Ok(()) => Check::ok("wake-mode", "change stream: waiters are woken at once"),
         Err(error) => {
             let advice = match code(&error) {
                 Some(UNAUTHORIZED) => "grant the user the actions find and changeStream on the collection",
-                _ => "watchlock polls until the stream can be opened; the reason is that of the server",
+                _ => "watchlock polls until the stream can be opened; the reason is the server's",
             };
             Check::new(
                 "wake-mode",
@@ -416,18 +416,18 @@ async fn index(place: &Place, may_create: bool) -> Result<Check, Failure> {
         Err(error) if code(&error) == Some(26) => {
             return Ok(Check::ok(
                 "index",
-                "no lock was ever acquired here; the collection and its index are made with the first",
+                "no lock was ever acquired here; the collection and its index are created with the first",
             ));
         }
         Err(error) if code(&error) == Some(UNAUTHORIZED) && may_create => {
             return Ok(Check::ok(
                 "index",
-                "clients may create it, and do so with their first lock; to see it would take the action listIndexes",
+                "clients may create it, and do so with their first lock; seeing it needs the action listIndexes",
             ));
         }
         Err(error) if code(&error) == Some(UNAUTHORIZED) => {
             return Ok(unseen("index", Some(&error))
-                .advice("it takes the action listIndexes to see it, which nothing else of watchlock needs"));
+                .advice("seeing it needs the action listIndexes, which nothing else in watchlock uses"));
         }
         Err(error) => return Ok(unseen("index", Some(&error))),
     };
@@ -445,14 +445,14 @@ async fn index(place: &Place, may_create: bool) -> Result<Check, Failure> {
         )
         .advice("harmless, but idle locks stay longer than their retention; it should have expireAfterSeconds: 0"),
         Some(None) => Check::new("index", Status::Warning, "the index on purge_at is not a TTL index")
-            .advice(format!("drop it, and make it anew: {make}")),
+            .advice(format!("drop it, and create it again: {make}")),
         None => Check::new("index", Status::Warning, "there is no TTL index on purge_at").advice(make),
     })
 }
 
 fn unseen(name: &'static str, error: Option<&Error>) -> Check {
     let why = error.map(|error| format!(": {}", error.kind)).unwrap_or_default();
-    Check::new(name, Status::Unknown, format!("it can't be seen{why}"))
+    Check::new(name, Status::Unknown, format!("it can't be checked{why}"))
 }
 
 fn documents(place: &Place) -> Collection<Document> {

@@ -1,9 +1,10 @@
-//! Job control: the terminal, who is in its foreground, and the shell that stops and continues jobs.
+//! Job control: the terminal, its foreground, and the shell that stops and continues jobs.
 //!
-//! A job is a process group. The terminal sends what its keyboard means (^C, ^\, ^Z) to the group in the foreground, and
-//! stops every other group that reads from it. The command has a process group of its own, so that nothing but watchlock
-//! continues it: a shell that continues the job continues watchlock, which looks at the lock before the command goes on.
-//! So watchlock is to the command what the shell is to watchlock: it hands it the terminal, and takes it back.
+//! A job is a process group. The terminal sends the signals of its keyboard (^C, ^\, ^Z) to the group in the
+//! foreground, and stops every other group that reads from it. The command has its own process group, so that nothing
+//! but watchlock continues it: a shell that continues the job continues watchlock, which checks the lock before the
+//! command goes on. So watchlock is to the command what the shell is to watchlock: it hands it the terminal, and takes
+//! it back.
 
 use std::{
     fs::File,
@@ -28,28 +29,28 @@ pub(crate) struct Terminal {
 }
 
 impl Terminal {
-    /// `None` where there is none, as in a service.
+    /// Opens the terminal; `None` if there is none, as in a service.
     pub(crate) fn open() -> Option<Self> {
         let file = File::options().read(true).write(true).open("/dev/tty").ok()?;
         Some(Self { file })
     }
 
-    /// Whether we are in the foreground.
+    /// Returns whether we are in the foreground.
     pub(crate) fn is_ours(&self) -> bool {
         our_group().is_some_and(|group| self.is_with(group))
     }
 
-    /// Whether the group is in the foreground.
+    /// Returns whether the group is in the foreground.
     fn is_with(&self, group: Pid) -> bool {
         tcgetpgrp(&self.file) == Ok(group)
     }
 
-    /// Hands the terminal from one group to another; `false` where the first does not have it. SIGTTOU must be blocked.
+    /// Hands the terminal from one group to another; `false` if the first does not have it. SIGTTOU must be blocked.
     pub(crate) fn hand(&self, from: Pid, to: Pid) -> bool {
         self.is_with(from) && tcsetpgrp(&self.file, to).is_ok()
     }
 
-    /// Takes the terminal from a group, or from one that is no more, for another; `false` where a third one has it.
+    /// Takes the terminal from a group, even one that no longer exists, for another; `false` if a third one has it.
     pub(crate) fn take_back(&self, from: Pid, to: Pid) -> bool {
         let Ok(present) = tcgetpgrp(&self.file) else {
             return false;
@@ -62,38 +63,38 @@ impl Terminal {
         tcgetattr(&self.file).ok()
     }
 
-    /// Sets the terminal as it was, after a program that had no time to do that.
+    /// Restores the terminal's settings after a program that had no time to do so.
     pub(crate) fn restore(&self, settings: &Termios) {
-        // It may have gone.
+        // The terminal may be gone.
         let _ = tcsetattr(&self.file, OptionalActions::Now, settings);
     }
 }
 
-/// Our process group; `None` in a container whose first process is of a group outside of it: such groups and sessions have
-/// no number in there but 0.
+/// Returns our process group; `None` in a container whose first process belongs to a group outside of it: such groups
+/// and sessions have no number in there but 0.
 pub(crate) fn our_group() -> Option<Pid> {
     Pid::from_raw(unistd::getpgrp().as_raw())
 }
 
-/// The process group of a process, if it is there and has one with a number.
+/// Returns the process group of a process, if the process exists and its group has a number.
 pub(crate) fn group_of(pid: Pid) -> Option<Pid> {
     unistd::getpgid(Some(as_number(pid)))
         .ok()
         .and_then(|group| Pid::from_raw(group.as_raw()))
 }
 
-/// Signals all of our process group, this program included.
+/// Signals our whole process group, including this program.
 pub(crate) fn signal_our_group(signal: Signal) {
-    // 0 is the group of whoever sends it. It only fails for a number that is no signal's.
+    // 0 is the sender's group. It only fails for an invalid signal number.
     let _ = process::kill_current_process_group(signal);
 }
 
-/// Whether a shell is there that can continue our process group when it is stopped: a process of another group in our
-/// session that is the parent of one of ours. Where there is none, the kernel does not let a terminal stop a group.
+/// Returns whether there is a shell that can continue our process group when it is stopped: a process of another group
+/// in our session that is the parent of one of ours. Without one, the kernel does not let a terminal stop a group.
 pub(crate) fn is_controlled() -> bool {
     let (group, session) = (unistd::getpgrp(), unistd::getsid(None));
     let mut ancestor = process::getppid();
-    // In a script the shell that runs it is of our group, and the one that could continue it is further up.
+    // In a script, the shell that runs it is in our group, and the one that could continue it is further up.
     while let Some(pid) = ancestor {
         if unistd::getsid(Some(as_number(pid))) != session {
             return false;
@@ -110,7 +111,8 @@ fn as_number(pid: Pid) -> unistd::Pid {
     unistd::Pid::from_raw(pid.as_raw_nonzero().get())
 }
 
-/// Whether input or output is that of a neighbour in a pipeline, who may need the terminal itself, as a pager does.
+/// Returns whether input or output belongs to a neighbour in a pipeline that may need the terminal itself, such as a
+/// pager.
 pub(crate) fn is_in_pipeline() -> bool {
     is_pipe(io::stdin().as_fd()) || is_pipe(io::stdout().as_fd())
 }

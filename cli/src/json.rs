@@ -1,4 +1,4 @@
-//! JSON: the names of the fields are part of the command line's promise.
+//! JSON output: the names of the fields are part of the command line's interface.
 
 use std::{
     fmt::Write as _,
@@ -72,7 +72,7 @@ impl<'a> From<&'a LockInfo> for Lock<'a> {
         Self {
             name: &lock.name,
             kind: lock.kind.as_str(),
-            // That of a readers-writer lock only says how it is built.
+            // The capacity of a readers-writer lock is an implementation detail.
             capacity: (lock.kind != Kind::RwLock).then_some(lock.capacity),
             token: lock.token.as_i64(),
             holders: lock.holders.iter().map(Holder::from).collect(),
@@ -116,7 +116,7 @@ impl<'a> From<&'a WaiterInfo> for Waiter<'a> {
 }
 
 impl<'a> Event<'a> {
-    /// `None`: of a kind that this program does not know.
+    /// Returns `None` for a kind that this program does not know.
     pub(crate) fn new(at: SystemTime, lock: &'a str, event: &'a LockEvent) -> Option<Self> {
         let (word, token) = match event {
             LockEvent::Granted { holder, .. } => ("granted", Some(holder.token)),
@@ -155,7 +155,7 @@ fn access(access: Access) -> &'static str {
     }
 }
 
-/// One document, for a program or for somebody who looks at it.
+/// Prints one document, for a program or a person.
 pub(crate) fn print(value: &impl Serialize) -> io::Result<()> {
     writeln!(
         io::stdout().lock(),
@@ -164,15 +164,15 @@ pub(crate) fn print(value: &impl Serialize) -> io::Result<()> {
     )
 }
 
-/// One object in a line of its own, sent at once.
+/// Prints one object on its own line, and flushes it at once.
 pub(crate) fn print_line(value: &impl Serialize) -> io::Result<()> {
     let mut out = io::stdout().lock();
     writeln!(out, "{}", harmless(&serde_json::to_string(value)?))?;
     out.flush()
 }
 
-/// The same JSON for whoever looks at it on a terminal. JSON escapes but the first of the control characters, and between
-/// its strings there are none but line breaks.
+/// Escapes JSON for a terminal. JSON escapes only the first control characters, and between its strings the only ones
+/// are line breaks.
 fn harmless(json: &str) -> String {
     let mut shown = String::with_capacity(json.len());
     for character in json.chars() {

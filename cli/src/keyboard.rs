@@ -1,9 +1,9 @@
 //! The keyboard of the full-screen view.
 //!
-//! The shell reads the same keyboard, and what somebody types behind the key that leaves the view is meant for the shell.
-//! So nobody reads ahead: a key is read when it is asked for, byte for byte up to its end. As the keyboard can't be waited
-//! for otherwise, there is a thread, but it only looks whether there is something to be read. If it read, it would take from
-//! the shell what is typed while the view is being left or gives the terminal back.
+//! The shell reads the same keyboard, and input typed after the key that leaves the view is meant for the shell. So
+//! nobody reads ahead: a key is read on request, byte by byte up to its end. As the keyboard can't be awaited
+//! otherwise, there is a thread, but it only checks whether there is input. If it read, it would take from the shell
+//! the input that is typed while the view is being left or gives the terminal back.
 
 use std::{
     io::{self, ErrorKind},
@@ -26,7 +26,7 @@ use tokio::{
     time::{Instant, sleep_until},
 };
 
-/// How long the rest of a key is waited for. An escape that nothing follows for so long is the key of that name.
+/// Time to wait for the rest of a key. An escape that nothing follows within it is the Escape key.
 const REST: Duration = Duration::from_millis(50);
 
 const ESCAPE: u8 = 0x1b;
@@ -48,16 +48,16 @@ pub(crate) enum Key {
     Other,
 }
 
-/// A terminal in raw mode, or what takes its place in a test.
+/// A terminal in raw mode, or its substitute in a test.
 #[derive(Debug)]
 pub(crate) struct Keyboard<T> {
     input: Arc<T>,
-    /// Has the thread look once.
+    /// Makes the thread check once.
     ask: Sender<()>,
     asked: bool,
-    /// Where the thread tells that there is something.
+    /// Where the thread reports that there is input.
     told: mpsc::Receiver<()>,
-    /// What was read of a key whose end was not, and since when.
+    /// The bytes of an incomplete key, and the time of the last one.
     begun: Vec<u8>,
     since: Instant,
 }
@@ -68,10 +68,10 @@ impl<T: AsFd + Send + Sync + 'static> Keyboard<T> {
         let (ask, questions) = channel();
         let (tell, told) = mpsc::channel(1);
         let looked_at = input.clone();
-        // It ends when it is not asked any more, or with the program.
+        // It ends with its last request, or with the program.
         thread::Builder::new().name("keyboard".to_owned()).spawn(move || {
             while questions.recv().is_ok() {
-                // An error is found out by whoever reads.
+                // The reader will see any error.
                 while poll(&mut [PollFd::new(&looked_at, PollFlags::IN)], None) == Err(Errno::INTR) {}
                 if tell.blocking_send(()).is_err() {
                     return;
@@ -88,7 +88,7 @@ impl<T: AsFd + Send + Sync + 'static> Keyboard<T> {
         })
     }
 
-    /// The next key. Fails when the keyboard has gone. Cancel safe.
+    /// Returns the next key. Fails if the keyboard is gone. Cancel safe.
     pub(crate) async fn next(&mut self) -> io::Result<Key> {
         loop {
             if let Some(key) = self.read()? {
@@ -118,7 +118,7 @@ impl<T: AsFd + Send + Sync + 'static> Keyboard<T> {
             if let Some(key) = self.take(true) {
                 return Ok(Some(key));
             }
-            // A read that never waits would need a setting that the shell's reads would have, too.
+            // A read that never waits would need a setting that also applied to the shell's reads.
             if !has_input(&self.input)? {
                 return Ok(None);
             }
@@ -133,7 +133,7 @@ impl<T: AsFd + Send + Sync + 'static> Keyboard<T> {
         }
     }
 
-    /// The key whose bytes are there, if more of them may come or not.
+    /// Takes the key from the available bytes; `more` says whether further bytes may come.
     fn take(&mut self, more: bool) -> Option<Key> {
         let (key, length) = key(&self.begun, more)?;
         self.begun.drain(..length);
@@ -141,7 +141,7 @@ impl<T: AsFd + Send + Sync + 'static> Keyboard<T> {
     }
 }
 
-/// Whether a read would not wait; it may tell of the end or of an error.
+/// Returns whether a read would not wait; it may then return the end or an error.
 fn has_input(input: impl AsFd) -> io::Result<bool> {
     match poll(&mut [PollFd::new(&input, PollFlags::IN)], Some(&Timespec::default())) {
         Ok(ready) => Ok(ready > 0),
@@ -150,7 +150,7 @@ fn has_input(input: impl AsFd) -> io::Result<bool> {
     }
 }
 
-/// The first key, and how many bytes it has; `None` while it may be the beginning of several.
+/// Returns the first key and the number of its bytes; `None` while it may be the beginning of several keys.
 fn key(bytes: &[u8], more: bool) -> Option<(Key, usize)> {
     let key = match bytes {
         [] => return None,
@@ -168,17 +168,17 @@ fn key(bytes: &[u8], more: bool) -> Option<(Key, usize)> {
     Some((key, 1))
 }
 
-/// What follows an escape.
+/// The bytes after an escape.
 enum Sequence {
     Key(Key, usize),
     Begun,
-    /// It is a key of its own.
+    /// The escape is a key by itself.
     None,
 }
 
 fn sequence(rest: &[u8]) -> Sequence {
     match rest {
-        // The function keys of the console of Linux.
+        // The function keys of the Linux console.
         [b'[', b'[', _, ..] => Sequence::Key(Key::Other, 3),
         [] | [b'['] | [b'[', b'['] | [b'O'] => Sequence::Begun,
         [b'O', end, ..] => Sequence::Key(named(&[], *end), 2),
@@ -191,7 +191,7 @@ fn sequence(rest: &[u8]) -> Sequence {
     }
 }
 
-/// With or without a modifier, which is the second word.
+/// Returns a named key, with or without a modifier, which is the second word.
 fn named(words: &[u8], end: u8) -> Key {
     match (end, words.split(|byte| *byte == b';').next().unwrap_or_default()) {
         (b'A', _) => Key::Up,
@@ -288,12 +288,12 @@ mod tests {
         let mut rest = [0; 5];
         theirs.read_exact(&mut rest).unwrap();
         assert_eq!(&rest, b"exit\n");
-        // Nobody takes what comes when no key is asked for.
+        // Input that arrives while no key is requested stays where it is.
         writer.write_all(b"more\n").unwrap();
         tokio::time::sleep(Duration::from_millis(100)).await;
         theirs.read_exact(&mut rest).unwrap();
         assert_eq!(&rest, b"more\n");
-        // It goes on with what comes then, and in pieces.
+        // It continues with later input, even in pieces.
         writer.write_all(b"\xc3").unwrap();
         assert!(tokio::time::timeout(Duration::ZERO, keyboard.next()).await.is_err());
         writer.write_all(b"\xa9\x1b").unwrap();

@@ -20,11 +20,11 @@ use crate::{
     text::{self, plain},
 };
 
-/// Which columns are shown where there is no room for all: of the name, by whom it is held, for how long the lease lasts, how
-/// many wait, since when, why, the token, the kind.
+/// Priority of the columns if there is no room for all: name, holder, time left of the lease, number of waiters, held
+/// since, reason, token, kind.
 const ORDER: [usize; 8] = [0, 2, 4, 6, 3, 7, 5, 1];
 
-/// Documents that are not locks, and are named one by one: who sees as many knows that something is wrong.
+/// Limits the documents that are not locks and are named one by one: this many show that something is wrong.
 const UNREADABLE_SHOWN: usize = 10;
 
 pub(crate) async fn list(connection: &Connection, arguments: List) -> Outcome {
@@ -66,7 +66,7 @@ pub(crate) async fn list(connection: &Connection, arguments: List) -> Outcome {
     if found.is_empty() {
         let place = format!("{}.{}", place.database.name(), place.collection);
         say(&if held {
-            format!("none is held of the locks in {place} that were asked for")
+            format!("none of the requested locks in {place} is held")
         } else {
             format!("no locks in {place}")
         });
@@ -80,7 +80,7 @@ pub(crate) async fn list(connection: &Connection, arguments: List) -> Outcome {
 fn print(found: &[LockInfo], now: SystemTime) -> Result<(), Failure> {
     let rows: Vec<_> = found.iter().flat_map(|lock| rows(lock, now)).collect();
     let headings = ["NAME", "KIND", "HELD BY", "FOR", "LEFT", "TOKEN", "WAITING", "WHY"];
-    // Whoever reads a pipe gets all of it.
+    // The reader of a pipe gets all of it.
     let within = io::stdout()
         .is_terminal()
         .then(|| tcgetwinsize(io::stdout()).ok())
@@ -91,7 +91,7 @@ fn print(found: &[LockInfo], now: SystemTime) -> Result<(), Failure> {
     Ok(())
 }
 
-/// One row for each holder, so that a line is whole to whoever searches the output; one for a free lock.
+/// Returns one row for each holder, so that a search through the output finds complete lines; one for a free lock.
 fn rows(lock: &LockInfo, now: SystemTime) -> Vec<[String; 8]> {
     let row = |holder: Option<&HolderInfo>| {
         let [by, held, left, token, why] = holder.map_or_else(
@@ -115,7 +115,7 @@ fn rows(lock: &LockInfo, now: SystemTime) -> Vec<[String; 8]> {
     }
 }
 
-/// How long the lease lasts; a dead holder has none any more.
+/// Returns how much of the lease is left; nothing for a dead holder.
 pub(crate) fn left(holder: &HolderInfo, now: SystemTime) -> String {
     if holder.until <= now {
         return "over".to_owned();
@@ -123,7 +123,7 @@ pub(crate) fn left(holder: &HolderInfo, now: SystemTime) -> String {
     text::span(now, holder.until)
 }
 
-/// How many wait, and of how many nothing has been heard for too long.
+/// Returns how many wait, and how many of them have been silent for too long.
 fn waiting(lock: &LockInfo, now: SystemTime) -> String {
     let all = lock.waiters.len();
     match lock.waiters.iter().filter(|waiter| waiter.until <= now).count() {
@@ -132,7 +132,7 @@ fn waiting(lock: &LockInfo, now: SystemTime) -> String {
     }
 }
 
-/// Short: `billing@web-1:4711 (writer)`.
+/// Returns a short form of the holder: `billing@web-1:4711 (writer)`.
 pub(crate) fn who(holder: &HolderInfo) -> String {
     let share = match (holder.access, holder.permits) {
         (Some(access), _) => format!(" ({access})"),
@@ -150,7 +150,7 @@ pub(crate) fn short(label: Option<&str>, host: &str, pid: u32) -> String {
     }
 }
 
-/// What a leader proclaims, or why the lock is held.
+/// Returns the value that a leader proclaims, or why the lock is held.
 pub(crate) fn why(holder: &HolderInfo) -> String {
     let said = holder.value.as_ref().or(holder.reason.as_ref());
     said.map_or_else(|| "-".to_owned(), |said| text::plain(said))

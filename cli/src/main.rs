@@ -1,4 +1,4 @@
-//! `watchlock`: runs commands under distributed locks, and shows and mends the locks of a collection.
+//! `watchlock`: runs commands under distributed locks, and shows and repairs the locks of a collection.
 
 #[cfg(not(unix))]
 compile_error!("the command line passes Unix signals on, so it is for Unix alone; the library is not");
@@ -62,7 +62,7 @@ fn perform() -> ExitCode {
     let as_json = arguments.command.is_json();
     match dispatch(arguments) {
         Ok(code) => code,
-        Err(failure) => failure.tell(as_json),
+        Err(failure) => failure.report(as_json),
     }
 }
 
@@ -79,7 +79,7 @@ fn dispatch(arguments: Arguments) -> Outcome {
         .enable_all()
         .build()
         .map_err(|error| Failure::internal(format!("no threads can be started: {error}")))?;
-    // On this very thread: the command is to die with the thread that started it.
+    // On this very thread: the command must die with the thread that started it.
     let outcome = runtime.block_on(async {
         match command {
             Command::Run(run) => run::run(&connection, run).await,
@@ -95,14 +95,14 @@ fn dispatch(arguments: Arguments) -> Outcome {
         Err(failure) if failure.is_unavailable() => Err(runtime.block_on(connection.explain(failure))),
         outcome => outcome,
     };
-    // What still runs only reads, and must not hold up the end.
+    // Any remaining tasks only read, and must not delay the end.
     runtime.shutdown_background();
     outcome
 }
 
-/// Fails where so few files may be open that the runtime could not even be started.
+/// Fails if so few files may be open that the runtime could not even be started.
 fn check_descriptors() -> Result<(), Failure> {
-    /// Those of the runtime, of the signals and of the first connection.
+    /// The files of the runtime, of the signals and of the first connection.
     const NEEDED: usize = 12;
     let opened: Result<Vec<File>, _> = (0..NEEDED).map(|_| File::open("/dev/null")).collect();
     match opened {

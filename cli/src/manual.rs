@@ -1,4 +1,4 @@
-//! What is generated from the definition of the command line: completions and manual pages.
+//! Completions and manual pages, generated from the definition of the command line.
 
 use std::{
     io::{self, Write as _},
@@ -14,7 +14,7 @@ use crate::{
 };
 
 pub(crate) fn completions(shell: Shell) -> Outcome {
-    // Into memory first, as the generator panics where it can't write.
+    // Into memory first, as the generator panics if it can't write.
     let mut script = Vec::new();
     clap_complete::generate(shell, &mut Arguments::command(), "watchlock", &mut script);
     io::stdout().lock().write_all(&script)?;
@@ -23,7 +23,7 @@ pub(crate) fn completions(shell: Shell) -> Outcome {
 
 pub(crate) fn page(command: Option<&str>) -> Outcome {
     let mut whole = Arguments::command();
-    // Hands the options for the connection on to the commands.
+    // Passes the options for the connection on to the commands.
     whole.build();
     let described = match command {
         None => whole,
@@ -35,7 +35,9 @@ pub(crate) fn page(command: Option<&str>) -> Outcome {
             let found = whole.find_subcommand(name).cloned();
             found.ok_or_else(|| {
                 let (name, known) = (name.escape_debug(), known.join(", "));
-                Failure::usage(format!("`{name}` is no command of watchlock; there are {known}"))
+                Failure::usage(format!(
+                    "`{name}` is not a command of watchlock; the commands are {known}"
+                ))
             })?
         }
     };

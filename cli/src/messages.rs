@@ -1,7 +1,7 @@
-//! Messages for whoever looks on, on standard error.
+//! Messages for the user, on standard error.
 //!
-//! A terminal that was told to pause (^S) or a full pipe blocks whoever writes to it. So a thread of its own writes the
-//! messages, and nobody waits for it: a command whose lock is lost must end whether or not somebody reads.
+//! A paused terminal (^S) or a full pipe blocks its writer. So a separate thread writes the messages, and nobody waits
+//! for it: a command whose lock is lost must end whether or not somebody reads.
 
 use std::{
     io::{self, Write as _},
@@ -16,44 +16,44 @@ use std::{
 
 use crate::text::plain;
 
-/// Messages that wait for standard error to take them. A run says a handful; more of them are of no use later.
+/// Limits the messages that wait for standard error. A run says a handful; more of them are of no use later.
 const WAITING: usize = 64;
 
-/// How long the end of the program waits for messages to be taken.
+/// Limits how long the end of the program waits for the messages to be written.
 const LAST_WORDS: Duration = Duration::from_secs(1);
 
-/// How often the end of the program looks whether the queue has room again.
+/// Interval at which the end of the program checks whether the queue has room again.
 const LOOK: Duration = Duration::from_millis(10);
 
 #[derive(Debug)]
 enum Message {
     Line(String),
-    /// Answered when everything before it has been written.
+    /// Answered once everything before it has been written.
     Settle(SyncSender<()>),
 }
 
 /// `None`: no thread can be started.
 static WRITER: OnceLock<Option<SyncSender<Message>>> = OnceLock::new();
 
-/// Messages that found the queue full.
+/// Number of messages that found the queue full.
 static DROPPED: AtomicU64 = AtomicU64::new(0);
 
-/// Whether only failures are told.
+/// Whether only failures are printed.
 static QUIET: AtomicBool = AtomicBool::new(false);
 
-/// Has nothing told from now on but what the program fails of.
+/// From now on, prints only messages about the program's failure.
 pub(crate) fn be_quiet() {
     QUIET.store(true, Ordering::Relaxed);
 }
 
-/// Tells what happens, unless that is not wanted.
+/// Prints a message about the progress, unless that is not wanted.
 pub(crate) fn say(message: &str) {
     if !QUIET.load(Ordering::Relaxed) {
         fail(message);
     }
 }
 
-/// Writes a line to standard error, as soon as that takes it. Standard output belongs to the results, and to the command
+/// Writes a line to standard error, as soon as it accepts one. Standard output is for the results, and for the command
 /// that is run.
 pub(crate) fn fail(message: &str) {
     let line = format!("watchlock: {}\n", plain(message));
@@ -81,7 +81,7 @@ pub(crate) fn settle() {
         }
         thread::sleep(LOOK);
     }
-    // An error: they are not taken. Whoever does not read does not miss them.
+    // An error means that they are not written. A reader that does not read does not miss them.
     let _ = written.recv_timeout(end.saturating_duration_since(Instant::now()));
 }
 

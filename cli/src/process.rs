@@ -1,11 +1,11 @@
-//! The command that runs under a lock: how it is started, signalled, ended and looked after.
+//! The command that runs under a lock: starting, signalling, ending and reaping it.
 //!
-//! The command has a process group of its own, so that all of it can be signalled at once, and so that no shell continues it
-//! behind our back (see `job`). Where watchlock stands in the foreground of a terminal, that group gets the terminal: at
-//! once, or in a pipeline when the command asks for it, as a neighbour may need the terminal too.
+//! The command has its own process group, so that all of it can be signalled at once, and so that no shell continues it
+//! behind our back (see `job`). If watchlock is in the foreground of a terminal, that group gets the terminal: at once,
+//! or in a pipeline when the command asks for it, as a neighbour may need the terminal too.
 //!
 //! A command must not go on when watchlock is killed, as nobody renews the lock then. Linux kills a child together with
-//! the thread that started it, if the child has asked for it, and only the child itself can ask. So there is a step in
+//! the thread that started it if the child has asked for it, and only the child itself can ask. So there is a step in
 //! between: watchlock starts itself as a step, which asks and then becomes the command.
 
 use std::{
@@ -31,39 +31,39 @@ use crate::{
     signals::{self, ENDING, Received, Signals},
 };
 
-/// The first argument by which watchlock knows that it is the step.
+/// First argument of the step, by which watchlock recognizes it.
 pub(crate) const STEP: &str = "__become";
 
-/// The argument by which the step knows that it is to have the terminal.
+/// Argument that gives the step the terminal.
 const IN_FOREGROUND: &str = "foreground";
 
-/// How often it is looked whether anything is left of a command that is being terminated.
+/// Interval at which a command that is being terminated is checked for remaining processes.
 const LOOK: Duration = Duration::from_millis(20);
 
-/// How long it is tried to kill what can't be killed: somebody else's, or stuck in the kernel. Nobody waits for longer.
+/// Limit for killing processes that can't be killed: another user's, or stuck in the kernel. Nobody waits longer.
 const STUBBORN: Duration = Duration::from_secs(2);
 
-/// How long a command has to stop by itself, as an editor does that sets the terminal right first.
+/// Time for a command to stop by itself, as an editor does that resets the terminal first.
 const STOPS_ITSELF: Duration = Duration::from_millis(100);
 
-/// How long is waited until everything has stopped. A process that is stuck in the kernel stops when it comes out of it.
+/// Limit for waiting until everything has stopped. A process stuck in the kernel stops when it leaves the kernel.
 const STOPS: Duration = Duration::from_secs(1);
 
-/// How often it is looked whether everything has stopped.
+/// Interval at which the processes are checked for having stopped.
 const LOOK_FOR_STOP: Duration = Duration::from_millis(5);
 
-/// A command that was started.
+/// A started command.
 #[derive(Debug)]
 pub(crate) struct Running {
-    /// Of the command, and of its process group.
+    /// Process id of the command, and its process group.
     pid: Pid,
     state: State,
     terminal: Option<Terminal>,
-    /// How the terminal was set before the command had it.
+    /// Settings of the terminal before the command had it.
     settings: Option<Termios>,
-    /// The command is to have the terminal when we are in the foreground.
+    /// Whether the command should have the terminal when we are in the foreground.
     wants_terminal: bool,
-    /// The command was given the terminal, and the shell has not taken it meanwhile.
+    /// Whether the command was given the terminal, and the shell has not taken it since.
     has_terminal: bool,
 }
 
@@ -74,7 +74,7 @@ enum State {
     Ended(Ended),
 }
 
-/// How the command ended.
+/// The way in which the command ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Ended {
     Code(u8),
@@ -82,7 +82,7 @@ pub(crate) enum Ended {
 }
 
 impl Ended {
-    /// As a shell tells it.
+    /// Returns the exit code as a shell reports it.
     pub(crate) fn code(self) -> u8 {
         match self {
             Self::Code(code) => code,
@@ -92,7 +92,7 @@ impl Ended {
 }
 
 impl Running {
-    /// Starts the command. Call it on the main thread: the command is killed when the thread ends that started it.
+    /// Starts the command. Call it on the main thread: the command is killed when the thread that started it ends.
     pub(crate) fn start(
         command: &[OsString],
         environment: &[(&str, &str)],
@@ -110,7 +110,7 @@ impl Running {
         if let Some(variable) = without {
             step.env_remove(variable);
         }
-        // Not waited for through this handle: `reap` does that, for orphans too.
+        // This handle is not waited for: `reap` does that, for orphans too.
         let child = step
             .spawn()
             .map_err(|error| Failure::internal(format!("no process can be started: {error}")))?;
@@ -124,7 +124,7 @@ impl Running {
         })
     }
 
-    /// Looks after all children that have ended, and at the command's stops; tells how the command ended, if it has.
+    /// Reaps all children that have ended, and checks the command for stops; returns how the command ended, if it has.
     pub(crate) fn reap(&mut self) -> Option<Ended> {
         loop {
             match process::wait(WaitOptions::NOHANG | WaitOptions::UNTRACED | WaitOptions::CONTINUED) {
@@ -153,7 +153,7 @@ impl Running {
         matches!(self.state, State::Stopped { .. })
     }
 
-    /// The signal that has stopped the command, told once for each stop.
+    /// Returns the signal that has stopped the command, once for each stop.
     pub(crate) fn new_stop(&mut self) -> Option<Signal> {
         match &mut self.state {
             State::Stopped { by, told } if !*told => {
@@ -166,7 +166,7 @@ impl Running {
 
     /// Passes on a signal that was sent to us.
     pub(crate) fn pass_on(&self, signal: Signal) {
-        // Errors: it may have ended meanwhile.
+        // Errors are ignored: it may have ended by now.
         if ENDING.contains(&signal) {
             let _ = process::kill_process_group(self.pid, signal);
             // A stopped process would not notice.
@@ -176,15 +176,15 @@ impl Running {
         }
     }
 
-    /// Stops the command and what it started; returns when all of it has stopped, or the command has ended.
+    /// Stops the command and its descendants; returns when all have stopped, or the command has ended.
     pub(crate) async fn stop(&mut self) {
         let start = Instant::now();
-        // As the terminal asks for it, so that the command can leave the screen as it should be.
+        // In the way of a terminal, so that the command can clean up the screen.
         let _ = process::kill_process_group(self.pid, Signal::TSTP);
         while start.elapsed() < STOPS_ITSELF && self.reap().is_none() && !self.is_stopped() {
             sleep(LOOK_FOR_STOP).await;
         }
-        // And nobody is asked: what ignores the other, or has left the group, stops too.
+        // Then forcibly: processes that ignore the first signal, or have left the group, stop too.
         loop {
             self.signal_all(Signal::STOP);
             if self.reap().is_some() || start.elapsed() > STOPS {
@@ -197,7 +197,7 @@ impl Running {
         }
         match &mut self.state {
             State::Stopped { told, .. } => *told = true,
-            // It stops when it comes out of the kernel, before it does anything else.
+            // It stops when it leaves the kernel, before it does anything else.
             State::Runs => {
                 self.state = State::Stopped {
                     by: Signal::STOP.as_raw(),
@@ -208,9 +208,9 @@ impl Running {
         }
     }
 
-    /// Whether the terminal seems to have stopped the command while it waits in the kernel for a process of its own that is
-    /// stopped, and so can't stop itself, which nobody tells us: between `vfork` and the start of a program the parent waits
-    /// for its child, come what may. That is the case when it is so for two looks in a row.
+    /// Returns whether the terminal seems to have stopped the command while it waits in the kernel for its own stopped
+    /// process, and so can't stop itself, which nobody reports: between `vfork` and the start of a program the parent
+    /// waits for its child unconditionally. That is the case if two checks in a row agree.
     pub(crate) fn seems_stopped(&self) -> bool {
         self.has_terminal
             && self.state == State::Runs
@@ -239,26 +239,26 @@ impl Running {
             _ => false,
         };
         self.has_terminal |= given;
-        // Whoever needed it once will need it again.
+        // A command that needed it once will need it again.
         self.wants_terminal |= given;
         given
     }
 
-    /// Hands the terminal to the command that runs, if it is to have it and we have it: no signal tells that a job that runs
-    /// has come to the foreground.
+    /// Hands the terminal to the running command, if the command should have it and we have it: no signal announces
+    /// that a running job has come to the foreground.
     pub(crate) fn notice_foreground(&mut self) {
         if self.wants_terminal && self.state == State::Runs {
             self.give_terminal();
         }
     }
 
-    /// The shell has had the terminal since, and may have given it to another.
+    /// Forgets that the command had the terminal: the shell has had it since, and may have given it to another.
     pub(crate) fn forget_terminal(&mut self) {
         self.has_terminal = false;
     }
 
-    /// Takes the terminal back when the command has ended, and sets it right where the command had no time to; `true` if
-    /// the command had it.
+    /// Takes the terminal back when the command has ended, and resets it if the command had no time to; returns `true`
+    /// if the command had it.
     pub(crate) fn take_terminal(&mut self, set_right: bool) -> bool {
         let had_terminal = std::mem::take(&mut self.has_terminal);
         let (Some(terminal), Some(us), true) = (&self.terminal, job::our_group(), had_terminal) else {
@@ -271,22 +271,23 @@ impl Running {
         taken
     }
 
-    /// Begins to end the command and what it started, because its lock is lost. A stopped command is killed at once, as it
-    /// would go on otherwise.
+    /// Begins to end the command and its descendants, because its lock is lost. A stopped command is killed at once, as
+    /// it would go on otherwise.
     pub(crate) fn begin_to_terminate(&mut self) {
-        // What it does now, and not when it was looked at last: it may have stopped since.
+        // Its state may have changed since the last check: it may have stopped.
         self.reap();
         if self.is_stopped() {
             self.signal_all(Signal::KILL);
         } else {
             self.signal_all(Signal::TERM);
-            // What it started may be stopped, and would not notice.
+            // Its descendants may be stopped, and would not notice.
             self.signal_all(Signal::CONT);
         }
     }
 
-    /// Goes on until the command and all its descendants that can be found have ended: what is left after `grace` is ended
-    /// by SIGKILL, again and again, as what is killed can have started others in that moment. Returns what can't be killed.
+    /// Continues until the command and all its descendants that can be found have ended: after `grace` it sends SIGKILL
+    /// to the remaining ones, repeatedly, as a killed process can have started others at that moment. Returns the
+    /// processes that can't be killed.
     pub(crate) async fn terminate(&mut self, signals: &mut Signals, grace: Duration) -> Vec<Pid> {
         let grace = if self.is_stopped() { Duration::ZERO } else { grace };
         let start = Instant::now();
@@ -315,9 +316,9 @@ impl Running {
         }
     }
 
-    /// Signals the command and what it started.
+    /// Signals the command and its descendants.
     fn signal_all(&self, signal: Signal) {
-        // Errors: gone, or somebody else's.
+        // Errors are ignored: the process is gone, or another user's.
         let _ = process::kill_process_group(self.pid, signal);
         for pid in descendants::living() {
             if job::group_of(pid) != Some(self.pid) {
@@ -326,10 +327,10 @@ impl Running {
         }
     }
 
-    /// What lives of the command and of what it started.
+    /// Returns the living processes among the command and its descendants.
     fn left(&self) -> Vec<Pid> {
         let mut left = descendants::living();
-        // Where descendants can't be found, its group can; and one that is not ours to signal is there as well.
+        // If descendants can't be found, the group can; and a group that we may not signal exists as well.
         let group = process::test_kill_process_group(self.pid);
         if left.is_empty() && !cfg!(target_os = "linux") && group != Err(Errno::SRCH) {
             left.push(self.pid);
@@ -338,12 +339,12 @@ impl Running {
     }
 }
 
-/// The step: becomes the command, or tells why it can't.
+/// Runs the step: becomes the command, or reports why it can't.
 pub(crate) fn step(mut arguments: impl Iterator<Item = OsString>) -> u8 {
     let starter = arguments.next().and_then(|word| word.to_str()?.parse().ok());
     let place = arguments.next();
     let (Some(starter), Some(command)) = (starter.and_then(Pid::from_raw), arguments.next()) else {
-        say("this is an inner step of `watchlock run`, and not to be called");
+        say("this is an internal step of `watchlock run`, not to be called directly");
         return INTERNAL;
     };
     if let Err(error) = die_with(starter) {
@@ -351,7 +352,7 @@ pub(crate) fn step(mut arguments: impl Iterator<Item = OsString>) -> u8 {
         return INTERNAL;
     }
     if place.is_some_and(|place| place == IN_FOREGROUND) {
-        // Before it is the command, as programs look at their start whether they are in the foreground.
+        // Before it becomes the command, as programs check at their start whether they are in the foreground.
         signals::unblock();
         let groups = (job::group_of(starter), job::our_group());
         if let (Some(terminal), (Some(theirs), Some(ours))) = (Terminal::open(), groups) {
@@ -391,12 +392,12 @@ fn die_with(_: Pid) -> io::Result<()> {
 
 /// Makes descendants that lose their parent our children, so that they are found.
 fn adopt_orphans() {
-    // Where it is refused, they are not found: nothing else depends on it.
+    // If it is refused, they are not found: nothing else depends on it.
     #[cfg(target_os = "linux")]
     let _ = process::set_child_subreaper(Some(process::getpid()));
 }
 
-/// The very program that runs, even if another version has been installed meanwhile.
+/// Returns the path of the running program itself, even if another version has been installed since.
 fn this_program() -> OsString {
     if cfg!(target_os = "linux") {
         return OsString::from("/proc/self/exe");

@@ -24,21 +24,21 @@ use crate::{
     text::plain,
 };
 
-/// How long somebody at a terminal waits before being told for what.
+/// How long a user at a terminal waits before a message says what for.
 const SILENT: Duration = Duration::from_secs(1);
 
-/// How long a try may take, with the connecting that comes before it: it is for those who do not want to wait.
+/// Limit of a try, including the connecting before it: it is for users who do not want to wait.
 const TRY: Duration = Duration::from_secs(5);
 
-/// How much longer than the limit the server is waited for while connecting, so that the driver has the time to say what
-/// is wrong with it.
+/// Extra time beyond the limit to wait for the server while connecting, so that the driver can say what is wrong with
+/// it.
 const EXPLANATION: Duration = Duration::from_secs(2);
 
-/// How long it is tried at the end to give back the place in the queue. A server that does not hear of it drops the place
-/// when its lease is over.
+/// Limit for giving back the queue position at the end. A server that does not receive it drops the position when its
+/// lease is over.
 const LEAVE: Duration = Duration::from_secs(3);
 
-/// The longest reason that the library accepts, in bytes.
+/// Longest reason that the library accepts, in bytes.
 const REASON_MOST: usize = 1_024;
 
 pub(crate) async fn run(connection: &Connection, arguments: Run) -> Outcome {
@@ -48,7 +48,7 @@ pub(crate) async fn run(connection: &Connection, arguments: Run) -> Outcome {
     let mut signals = Signals::listen(PASSED_ON.iter().chain(&JOB_CONTROL))
         .map_err(|error| Failure::internal(format!("signals can't be received: {error}")))?;
     let limit = if arguments.once { Some(TRY) } else { arguments.timeout };
-    // What is too far to be counted to is no limit.
+    // A limit beyond the clock's range is no limit.
     let deadline = limit.and_then(|limit| Instant::now().checked_add(limit));
     let locks = tokio::select! {
         locks = connect(connection, &arguments, limit) => locks?,
@@ -58,7 +58,7 @@ pub(crate) async fn run(connection: &Connection, arguments: Run) -> Outcome {
     if let Ok(Finished { code, settled: true }) = outcome {
         return Ok(code);
     }
-    // The place in the queue and whatever else is ours goes back to the others. Whoever asks again to end is obeyed.
+    // The queue position and everything else of ours goes back to the others. A second request to end is obeyed.
     tokio::select! {
         _ = timeout(LEAVE, locks.shutdown()) => {}
         _ = signals.ending() => {}
@@ -66,11 +66,11 @@ pub(crate) async fn run(connection: &Connection, arguments: Run) -> Outcome {
     Ok(outcome?.code)
 }
 
-/// What came of it.
+/// The result of the run.
 #[derive(Debug)]
 struct Finished {
     code: ExitCode,
-    /// Nothing of ours is left with the server, or it has been tried for long enough.
+    /// Whether nothing of ours is left on the server, or enough time was spent trying.
     settled: bool,
 }
 
@@ -114,7 +114,7 @@ async fn under_lock(
         acquired = acquire(locks, &arguments, deadline) => acquired.map_err(|error| {
             Failure::from(error).with_code_for(NOT_OBTAINED, arguments.conflict_exit_code)
         })?,
-        never = tell_if_it_takes_long(locks, &arguments.name) => match never {},
+        never = notify_if_slow(locks, &arguments.name) => match never {},
         signal = signals.ending() => {
             let code = ended_by(signal);
             return Ok(Finished { code, settled: false });
@@ -153,8 +153,8 @@ async fn under_lock(
         (_, None) => LOST.into(),
     };
     if let Some(signal) = end.by_keyboard {
-        // The keyboard would have sent it to our neighbours too, had the command been in their group: a script ends with
-        // what it runs. Nothing is left to be done here, so it does not matter that we get it as well.
+        // The keyboard would have sent it to our neighbours too, had the command been in their group: a script ends
+        // with the command that it runs. Nothing is left to do here, so it does not matter that we receive it as well.
         job::signal_our_group(signal);
     }
     Ok(Finished { code, settled: true })
@@ -187,7 +187,7 @@ async fn acquire(locks: &LockClient, arguments: &Run, deadline: Option<Instant>)
         None => locks.mutex(name).acquire(),
     };
     if let Some(deadline) = deadline {
-        // Connecting has taken a part of it. None at all would be a try, which takes as long as the driver does.
+        // Connecting has used up a part of it. Zero would be a try, which takes as long as the driver does.
         let left = deadline.saturating_duration_since(Instant::now());
         acquire = acquire.timeout(left.max(Duration::from_millis(1)));
     } else if let Some(timeout) = arguments.timeout {
@@ -203,7 +203,7 @@ async fn acquire(locks: &LockClient, arguments: &Run, deadline: Option<Instant>)
     acquired
 }
 
-/// The name of the program alone: its arguments may have a secret, and would stand in the database.
+/// Returns only the name of the program: its arguments may have a secret, and would end up in the database.
 fn program_name(command: &[OsString]) -> String {
     let program = command.first().map(Path::new);
     let name = program.and_then(Path::file_name).unwrap_or_default();
@@ -215,13 +215,13 @@ fn program_name(command: &[OsString]) -> String {
     name
 }
 
-/// Somebody at a terminal wants to know why nothing happens.
-async fn tell_if_it_takes_long(locks: &LockClient, name: &str) -> std::convert::Infallible {
+/// Tells a user at a terminal why nothing happens.
+async fn notify_if_slow(locks: &LockClient, name: &str) -> std::convert::Infallible {
     if io::stderr().is_terminal() {
         sleep(SILENT).await;
-        // What can't be read can't be told; the acquire will tell what is wrong.
+        // An unreadable lock is not reported here; the acquire will report the error.
         if let Ok(Some(mut lock)) = locks.inspect(name).await {
-            // Whoever waits does not wait for itself.
+            // A waiter does not wait for itself.
             if let Some(us) = lock.waiters.iter().position(|waiter| waiter.pid == std::process::id()) {
                 lock.waiters.remove(us);
             }
@@ -231,14 +231,14 @@ async fn tell_if_it_takes_long(locks: &LockClient, name: &str) -> std::convert::
     std::future::pending().await
 }
 
-/// Gives the lock back; tells if it turns out that it was lost before.
+/// Releases the lock; returns a message if it turns out that it was lost before.
 async fn release(handle: LockHandle, signals: &mut Signals) -> Option<String> {
     let name = plain(handle.name());
     let released = tokio::select! {
         released = handle.release() => released,
-        // Who asks again to end is obeyed.
+        // A second request to end is obeyed.
         _ = signals.ending() => {
-            say(&format!("`{name}` may stay taken until its lease ends"));
+            say(&format!("`{name}` may stay taken until its lease expires"));
             return None;
         }
     };
@@ -250,7 +250,7 @@ async fn release(handle: LockHandle, signals: &mut Signals) -> Option<String> {
                 Some(source) => format!("{error}: {source}"),
                 None => error.to_string(),
             };
-            say(&format!("`{name}` stays taken until its lease ends: {why}"));
+            say(&format!("`{name}` stays taken until its lease expires: {why}"));
             None
         }
     }

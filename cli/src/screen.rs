@@ -1,10 +1,10 @@
 //! The full-screen view of `watchlock watch`.
 //!
-//! Events of the change stream have the locks listed again, at most so often; so does a slow tick, as those who get in
-//! line make no event. Events and keys that are there are taken in before anything is drawn, and only the rows that are
-//! seen are made: ten thousand locks cost as much to draw as those that fit.
+//! Events of the change stream trigger a new list of the locks, at a limited rate; so does a slow tick, as waiters that
+//! join a queue cause no event. Pending events and keys are processed before anything is drawn, and only the visible
+//! rows are made: drawing ten thousand locks costs as much as drawing those that fit.
 //!
-//! The name of a lock is what somebody looks for, so on a narrow terminal all else gives way first.
+//! Users look for the name of a lock, so on a narrow terminal everything else gives way first.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -42,69 +42,69 @@ use crate::{
     watch::{Events, line},
 };
 
-/// How often the ages are brought up to date.
+/// Interval at which the ages are updated.
 const TICK: Duration = Duration::from_secs(1);
 
-/// The shortest time between two listings, however many events there are.
+/// Shortest time between two listings, however many events there are.
 const PAUSE: Duration = Duration::from_millis(200);
 
-/// The shortest time between two drawings for what happens; a key is answered at once.
+/// Shortest time between two drawings because of events; a key is answered at once.
 const FRAME: Duration = Duration::from_millis(50);
 
-/// A listing that took long is not repeated before so many times as long, so that it does not take all of a core.
+/// Multiple of a listing's duration to wait before the next one, so that slow listings do not take a whole core.
 const REST: u32 = 4;
 
-/// How many events are remembered.
+/// Number of events that are remembered.
 const REMEMBERED: usize = 100;
 
-/// How many lines the events get.
+/// Number of lines for the events.
 const EVENT_LINES: u16 = 8;
 
-/// A listing that is older is told to be old, as one comes about once a second.
+/// Age at which a listing is marked as stale, as one arrives about once a second.
 const STALE: Duration = Duration::from_secs(4);
 
-/// Which columns are shown where there is no room for all: of the name, by whom it is held, for how long the lease lasts,
-/// since when, why, the token, the kind.
+/// Priority of the columns if there is no room for all: name, holder, time left of the lease, held since, reason,
+/// token, kind.
 const ORDER: [usize; 7] = [0, 2, 4, 3, 6, 5, 1];
 
-/// What is seen.
+/// The state of the view.
 #[derive(Debug)]
 struct View {
     title: String,
     mode: String,
     locks: Vec<LockInfo>,
-    /// What there is to be shown of the locks, row for row.
+    /// The parts of the locks to show, row by row.
     rows: Vec<(usize, Part)>,
-    /// How many of the locks are held, and how many wait.
+    /// Number of held locks, and of waiters.
     held: usize,
     waiting: usize,
     offset: Offset,
-    /// Free locks are shown as well.
+    /// Whether free locks are shown as well.
     all: bool,
     /// The selected row.
     selected: Option<usize>,
-    /// The first row that is seen.
+    /// The first visible row.
     top: usize,
     events: VecDeque<String>,
-    /// Why the locks could not be listed, if they could not.
+    /// The reason why the locks could not be listed, if they could not.
     trouble: Option<String>,
-    /// When the locks were listed last, and how long that took.
+    /// Time of the last listing, and its duration.
     listed_at: Instant,
     took: Duration,
-    /// The longest that was left of the lease of each grant when it was looked at: about the lease.
+    /// The longest remaining lease seen for each grant: approximately the lease.
     leases: HashMap<FencingToken, Duration>,
-    /// Only locks are shown whose name or holder has this in it.
+    /// Only locks with this text in their name or holder are shown.
     filter: String,
-    /// The keyboard writes the filter.
+    /// Whether the keyboard edits the filter.
     filtering: bool,
     sort: Sort,
-    /// What the keyboard is asked for.
+    /// The question that waits for the keyboard.
     asked: Option<Asked>,
-    /// What became of the last question.
+    /// The result of the last question.
     answer: Option<String>,
 }
 
-/// The holder that is to be put out, if that is confirmed.
+/// The holder to evict, if that is confirmed.
 #[derive(Clone, Debug)]
 struct Asked {
     name: String,
@@ -112,13 +112,13 @@ struct Asked {
     question: String,
 }
 
-/// What comes first.
+/// The order of the rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Sort {
     Name,
-    /// Who has held for longest.
+    /// By the longest hold.
     Oldest,
-    /// For what most wait.
+    /// By the most waiters.
     Awaited,
 }
 
@@ -140,7 +140,7 @@ impl Sort {
     }
 }
 
-/// What a row shows of its lock.
+/// The part of its lock that a row shows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Part {
     Free,
@@ -148,7 +148,7 @@ enum Part {
     Waiter(usize),
 }
 
-/// What a key has the view do that it can't do by itself.
+/// A request of a key that the view can't fulfil by itself.
 #[derive(Debug)]
 enum Deed {
     Quit,
@@ -158,7 +158,7 @@ enum Deed {
 
 pub(crate) async fn show(place: &Place, locks: &LockClient, name: Option<String>, events: Events) -> Outcome {
     let offset = Offset::measure(place).await?;
-    // Those that end a program would leave the terminal as it is; ^C comes as a key.
+    // Signals that end a program would leave the terminal as it is; ^C comes as a key.
     let signals = Signals::listen(&[
         Signal::INT,
         Signal::TERM,
@@ -192,7 +192,7 @@ pub(crate) async fn show(place: &Place, locks: &LockClient, name: Option<String>
         asked: None,
         answer: None,
     };
-    // It has a panic restore the terminal, too.
+    // It also restores the terminal on a panic.
     let mut terminal = ratatui::try_init()?;
     let shown = live(&mut terminal, &mut view, locks, name, events, signals).await;
     ratatui::restore();
@@ -213,10 +213,10 @@ async fn live(
     tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let (found, mut listings) = mpsc::channel(1);
     let (broke, mut answers) = mpsc::channel(1);
-    // One listing at a time; `next` is when the one after it may begin.
+    // One listing at a time; `next` is the earliest start of the next one.
     let (mut listing, mut due, mut next) = (false, true, Instant::now());
     let mut began = Instant::now();
-    // Whether there is something to be drawn, and from when on that may be done.
+    // Whether there is something to draw, and from when on that may happen.
     let (mut changed, mut frame) = (true, Instant::now());
     loop {
         if due && !listing && Instant::now() >= next {
@@ -224,7 +224,7 @@ async fn live(
             (listing, due, next) = (true, false, began + PAUSE);
             let (found, looking) = (found.clone(), look(locks.clone(), name.clone()));
             tokio::spawn(async move {
-                // Nobody waits for it any more when the view is left.
+                // Nobody waits for it after the view is left.
                 let _ = found.send(looking.await).await;
             });
         }
@@ -252,7 +252,7 @@ async fn live(
                 (due, changed) = (true, true);
             }
             key = keyboard.next() => {
-                // A keyboard that can't be read is gone, and the view with it.
+                // If the keyboard can't be read, it is gone, and the view with it.
                 let Ok(key) = key else { return Ok(()) };
                 match view.obey(key) {
                     Some(Deed::Quit) => return Ok(()),
@@ -260,8 +260,8 @@ async fn live(
                     Some(Deed::PutOut(asked)) => {
                         let (broke, locks) = (broke.clone(), locks.clone());
                         tokio::spawn(async move {
-                            // As above.
-                            let _ = broke.send(put_out(&locks, &asked).await).await;
+                            // Nobody waits for it after the view is left.
+                            let _ = broke.send(evict(&locks, &asked).await).await;
                         });
                     }
                     None => {}
@@ -290,17 +290,17 @@ fn suspend(terminal: &mut DefaultTerminal) -> io::Result<()> {
     // The terminal does so by itself only when it is dropped.
     terminal.show_cursor()?;
     signals::stop();
-    // A new one knows of nothing on the screen, which is empty when it is entered, and so draws it all.
+    // A new terminal knows nothing about the screen, which is empty when it is entered, and so draws everything.
     *terminal = ratatui::try_init()?;
     Ok(())
 }
 
-/// By its token, so that nobody is put out who has the lock by now.
-async fn put_out(locks: &LockClient, asked: &Asked) -> String {
+/// Evicts by token, so that a new holder of the lock is not evicted.
+async fn evict(locks: &LockClient, asked: &Asked) -> String {
     let name = plain(&asked.name);
     match locks.break_holder(&asked.name, asked.token).await {
         Ok(Some(_)) => format!("`{name}` is broken, token {}", asked.token),
-        Ok(None) => format!("`{name}` has changed hands meanwhile; nothing was broken"),
+        Ok(None) => format!("`{name}` has changed hands in the meantime; nothing was broken"),
         Err(error) => Failure::from(error).message().to_owned(),
     }
 }
@@ -344,7 +344,7 @@ impl View {
         self.leases = leases;
     }
 
-    /// Whether renewals seem to fail: they come with four fifths of the lease left.
+    /// Returns whether renewals seem to fail: they normally come with four fifths of the lease left.
     fn is_at_risk(&self, holder: &HolderInfo, now: SystemTime) -> bool {
         let left = holder.until.duration_since(now).unwrap_or_default();
         self.leases.get(&holder.token).is_some_and(|lease| left < *lease / 2)
@@ -410,7 +410,7 @@ impl View {
         });
     }
 
-    /// Asks whether the selected lock is to be broken, or the selected one of its holders to be put out.
+    /// Asks whether to break the selected lock, or to evict the selected one of its holders.
     fn ask(&mut self) {
         let Some((at, part)) = self.selected.and_then(|row| self.rows.get(row)).copied() else {
             self.answer = Some("select a lock first, with up and down".to_owned());
@@ -419,7 +419,7 @@ impl View {
         let lock = &self.locks[at];
         let holder = match part {
             Part::Holder(holder) => lock.holders.get(holder),
-            // Of a waiter: the one that it waits for, if it is one.
+            // For a waiter: the holder that it waits for, if there is only one.
             Part::Waiter(_) => lock.holders.first().filter(|_| lock.holders.len() == 1),
             Part::Free => None,
         };
@@ -435,7 +435,7 @@ impl View {
         });
     }
 
-    /// A row for each holder, and one for each waiter below them.
+    /// Makes a row for each holder, and one for each waiter below them.
     fn arrange(&mut self) {
         self.rows.clear();
         let mut shown: Vec<_> = (0..self.locks.len())
@@ -474,7 +474,7 @@ impl View {
         self.selected = self.selected.and_then(|row| Some(row.min(last?)));
     }
 
-    /// The rows that are seen, when so many fit; brings the selected one among them.
+    /// Returns the visible rows, if this many fit; scrolls the selected one into view.
     fn seen(&mut self, fit: usize) -> Range<usize> {
         let last_top = self.rows.len().saturating_sub(fit);
         self.top = self.top.min(last_top);
@@ -495,7 +495,7 @@ impl View {
         frame.render_widget(self.head(), head);
         let now = self.offset.at(here);
         let headings = ["NAME", "KIND", "HELD BY / WAITING", "FOR", "LEFT", "TOKEN", "WHY"];
-        // But for the headings.
+        // Without the headings.
         let seen = self.seen(usize::from(body.height.saturating_sub(1)));
         let selected = self.selected.map(|row| row.saturating_sub(seen.start));
         let (cells, styles): (Vec<_>, Vec<_>) = self.rows[seen]
@@ -520,11 +520,8 @@ impl View {
             .and_then(|row| self.rows.get(row))
             .map(|(at, _)| &self.locks[*at]);
         let (title, text) = match details {
-            Some(lock) => ("The selected lock", in_full(lock, now)),
-            None => (
-                "What happens",
-                self.events.iter().map(|event| format!("{event}\n")).collect(),
-            ),
+            Some(lock) => ("Selected lock", in_full(lock, now)),
+            None => ("Events", self.events.iter().map(|event| format!("{event}\n")).collect()),
         };
         let block = Block::new().borders(Borders::TOP).title(title);
         frame.render_widget(Paragraph::new(text).block(block), log);
@@ -541,7 +538,7 @@ impl View {
         if let Some(answer) = &self.answer {
             return Line::raw(&answer[..]).bold();
         }
-        let free = if self.all { "f held only" } else { "f free too" };
+        let free = if self.all { "f held only" } else { "f show free" };
         let sort = self.sort.as_str();
         Line::raw(format!(
             "q quit  up/down details  b break  / filter  s sort: {sort}  {free}"
@@ -558,7 +555,7 @@ impl View {
         ];
         let age = self.listed_at.elapsed();
         let red = Style::new().red().bold();
-        // First, as what comes last is cut off where there is no room.
+        // The trouble comes first, as the end is cut off if there is no room.
         if age > STALE.max(self.took * 2 * REST) {
             let age = span_of(age);
             spans.insert(0, Span::styled(format!("{age} old, no answer  "), red));

@@ -43,7 +43,7 @@ pub(crate) fn no_trace(name: &str) -> String {
     )
 }
 
-/// Writing to a String can't fail.
+/// Describes a lock in full. Writing to a String can't fail.
 pub(crate) fn in_full(lock: &LockInfo, now: SystemTime) -> String {
     let mut text = String::new();
     let _ = writeln!(text, "name    {}", plain(&lock.name));
@@ -51,7 +51,7 @@ pub(crate) fn in_full(lock: &LockInfo, now: SystemTime) -> String {
         Kind::Semaphore => writeln!(text, "kind    semaphore of {} permits", lock.capacity),
         kind => writeln!(text, "kind    {kind}"),
     };
-    let _ = writeln!(text, "token   {}, the last that was issued", lock.token);
+    let _ = writeln!(text, "token   {}, the last one issued", lock.token);
     if lock.holders.is_empty() {
         let _ = writeln!(text, "holder  nobody");
     }
@@ -69,7 +69,7 @@ pub(crate) fn in_full(lock: &LockInfo, now: SystemTime) -> String {
             let over = span(holder.until, now);
             writeln!(
                 text,
-                "          until  {until}: the lease is over, {over} ago; the next who asks gets the lock"
+                "          until  {until}: the lease expired {over} ago; the next client that asks gets the lock"
             )
         };
         said(&mut text, "leads ", holder.value.as_deref());
@@ -82,7 +82,7 @@ pub(crate) fn in_full(lock: &LockInfo, now: SystemTime) -> String {
             let (until, over) = (time(waiter.until), span(waiter.until, now));
             let _ = writeln!(
                 text,
-                "          until  {until}: it has not been heard of for too long, {over} ago; it is passed over"
+                "          until  {until}: silent for too long, expired {over} ago; it is passed over"
             );
         }
         said(&mut text, "why   ", waiter.reason.as_deref());

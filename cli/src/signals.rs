@@ -1,4 +1,4 @@
-//! Signals as they come in.
+//! Incoming signals.
 
 use std::{fs, io, thread};
 
@@ -10,7 +10,7 @@ use signal_hook::{
 };
 use tokio::sync::mpsc;
 
-/// What is passed on to a command.
+/// Signals that are passed on to a command.
 pub(crate) const PASSED_ON: [Signal; 6] = [
     Signal::INT,
     Signal::TERM,
@@ -20,17 +20,17 @@ pub(crate) const PASSED_ON: [Signal; 6] = [
     Signal::USR2,
 ];
 
-/// What asks a program to end.
+/// Signals that ask a program to end.
 pub(crate) const ENDING: [Signal; 4] = [Signal::INT, Signal::TERM, Signal::HUP, Signal::QUIT];
 
-/// What stops a program and lets it go on.
+/// Signals that stop a program and let it go on.
 pub(crate) const JOB_CONTROL: [Signal; 2] = [Signal::TSTP, Signal::CONT];
 
-/// Signals that have come in and were not looked at yet. More of them only come from somebody who floods us, and those
-/// that are dropped then say nothing new.
+/// Limits the signals that have arrived and are not processed yet. Only a flood exceeds it, and the dropped ones say
+/// nothing new.
 const WAITING: usize = 256;
 
-/// Takes signals from their default effect, until the end of the program.
+/// Signals taken from their default effect, until the end of the program.
 #[derive(Debug)]
 pub(crate) struct Signals {
     received: mpsc::Receiver<Received>,
@@ -39,7 +39,7 @@ pub(crate) struct Signals {
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Received {
-    /// A child has ended, stopped or gone on, or more than one.
+    /// One or more children have ended, stopped or continued.
     Child,
     /// We are asked to stop, as by ^Z.
     Stop,
@@ -48,25 +48,25 @@ pub(crate) enum Received {
     Signal(Signal),
 }
 
-/// Sets which signals reach this program, whatever its parent left: all but one. Call it before any thread is started, as
-/// threads have the mask of the thread that starts them.
+/// Sets which signals reach this program, whatever its parent left: all but one. Call it before any thread is started,
+/// as threads inherit the mask of the thread that starts them.
 ///
-/// A parent that blocks SIGCHLD, and starts us so, would have us miss the command's end. What stays blocked is SIGTTOU: it
-/// stops a program in the background that hands the terminal to another, which is what we do when the command ends.
+/// A parent that blocks SIGCHLD would make us miss the command's end. SIGTTOU stays blocked: it stops a background
+/// program that hands the terminal to another, which is what we do when the command ends.
 pub(crate) fn unblock() {
     let mut mask = SigSet::empty();
     mask.add(nix::sys::signal::Signal::SIGTTOU);
-    // It only fails for arguments that make no sense.
+    // It only fails for invalid arguments.
     let _ = mask.thread_set_mask();
 }
 
-/// Sets that every signal reaches what this program becomes.
+/// Unblocks every signal for the program that this one becomes.
 pub(crate) fn unblock_all() {
     let _ = SigSet::empty().thread_set_mask();
 }
 
 impl Signals {
-    /// Those that the program was told to ignore when it was started stay ignored, as `nohup` and shells mean it.
+    /// Listens to signals. Signals that the program was started to ignore stay ignored, as `nohup` and shells intend.
     pub(crate) fn listen<'a>(to: impl IntoIterator<Item = &'a Signal>) -> io::Result<Self> {
         let ignored = ignored();
         let numbers = to.into_iter().map(|signal| signal.as_raw());
@@ -85,7 +85,7 @@ impl Signals {
         Ok(Self { received, handle })
     }
 
-    /// Cancel safe.
+    /// Waits for the next signal. Cancel safe.
     pub(crate) async fn next(&mut self) -> Received {
         match self.received.recv().await {
             Some(received) => received,
@@ -94,7 +94,7 @@ impl Signals {
         }
     }
 
-    /// Waits for a signal that asks the program to end. Stops when it is asked to. Cancel safe.
+    /// Waits for a signal that asks the program to end. Stops when asked to. Cancel safe.
     pub(crate) async fn ending(&mut self) -> Signal {
         loop {
             match self.next().await {
@@ -112,11 +112,11 @@ impl Drop for Signals {
     }
 }
 
-/// Stops this program, as it would stop if it did not listen; returns when it is continued. Nothing happens where there is
-/// no shell that could continue it.
+/// Stops this program, as it would stop if it did not listen; returns when it is continued. Does nothing if there is no
+/// shell that could continue it.
 pub(crate) fn stop() {
     if crate::job::is_controlled() {
-        // It only fails for a number that is no signal's.
+        // It only fails for an invalid signal number.
         let _ = signal_hook::low_level::raise(Signal::STOP.as_raw());
     }
 }
@@ -130,7 +130,7 @@ fn read(number: i32) -> Option<Received> {
     })
 }
 
-/// The signals that are ignored, a bit for each; none where `/proc` does not tell.
+/// Returns the ignored signals, one bit each; none if `/proc` has no information.
 fn ignored() -> u64 {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));

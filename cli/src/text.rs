@@ -1,14 +1,14 @@
-//! Text for people: tables, times, and what others wrote.
+//! Text for people: tables, times, and text written by others.
 
 use std::{
     fmt::Write as _,
     time::{Duration, SystemTime},
 };
 
-/// The last millisecond of the year 9999; what lies beyond has no form in RFC 3339.
+/// The last millisecond of the year 9999; RFC 3339 has no form for later times.
 const LAST: u64 = 253_402_300_799_999;
 
-/// RFC 3339 in UTC. A time that has no such form is brought to the nearest that has.
+/// Formats a time as RFC 3339 in UTC. A time without such a form becomes the nearest one with it.
 pub(crate) fn time(time: SystemTime) -> String {
     let millis = time
         .duration_since(SystemTime::UNIX_EPOCH)
@@ -17,7 +17,7 @@ pub(crate) fn time(time: SystemTime) -> String {
     humantime::format_rfc3339_millis(shown).to_string()
 }
 
-/// How long it is from `from` to `to`, with the two largest units: `350ms`, `12s`, `3m 5s`, `2h 10m`, `4days 3h`.
+/// Formats the time from `from` to `to`, with the two largest units: `350ms`, `12s`, `3m 5s`, `2h 10m`, `4days 3h`.
 pub(crate) fn span(from: SystemTime, to: SystemTime) -> String {
     span_of(to.duration_since(from).unwrap_or_default())
 }
@@ -36,8 +36,8 @@ pub(crate) fn span_of(duration: Duration) -> String {
     }
 }
 
-/// Whether a terminal obeys the character and does not show it: it controls the terminal, or it changes the order in
-/// which others are shown, so that one text looks like another.
+/// Returns whether a terminal obeys the character instead of showing it: it controls the terminal, or it changes the
+/// order in which others are shown, so that one text looks like another.
 pub(crate) fn is_obeyed(character: char) -> bool {
     let reorders = ['\u{61c}', '\u{200e}', '\u{200f}', '\u{2028}', '\u{2029}', '\u{feff}'].contains(&character)
         || ('\u{202a}'..='\u{202e}').contains(&character)
@@ -45,7 +45,8 @@ pub(crate) fn is_obeyed(character: char) -> bool {
     character.is_control() || reorders
 }
 
-/// What somebody else wrote, as it may be shown on a terminal: what that would obey is escaped.
+/// Escapes text written by others so that it can be shown on a terminal: every character that the terminal would obey
+/// is escaped.
 pub(crate) fn plain(text: &str) -> String {
     let mut shown = String::with_capacity(text.len());
     for character in text.chars() {
@@ -59,12 +60,12 @@ pub(crate) fn plain(text: &str) -> String {
     shown
 }
 
-/// How wide columns are that together may be so wide, with a gap between any two; zero for those that are left out.
+/// Returns the widths of columns within a total width, with a gap between any two; zero for those that are left out.
 ///
-/// The first in `order` is the last to shrink. The others come in with as little as they make sense with, in that order, as
-/// long as there is room for them, and then what is left makes them wider, up to what is in them.
+/// The first in `order` is the last to shrink. The others enter with their minimum width, in that order, as long as
+/// there is room for them; the remaining room then makes them wider, up to their contents.
 pub(crate) fn fit<const N: usize>(natural: [usize; N], order: [usize; N], gap: usize, width: usize) -> [usize; N] {
-    /// What a cell makes sense with.
+    /// Minimum useful width of a cell.
     const LEAST: usize = 9;
     let mut widths = [0; N];
     let Some((first, others)) = order.split_first() else {
@@ -90,7 +91,7 @@ pub(crate) fn fit<const N: usize>(natural: [usize; N], order: [usize; N], gap: u
     widths
 }
 
-/// As much of a text as there is room for; what was cut off is marked.
+/// Returns as much of a text as fits; a mark shows that it was cut off.
 pub(crate) fn cut(text: &str, width: usize) -> String {
     if text.chars().count() <= width {
         return text.to_owned();
@@ -102,7 +103,7 @@ pub(crate) fn cut(text: &str, width: usize) -> String {
     shown
 }
 
-/// The width of the widest cell of each column.
+/// Returns the width of the widest cell of each column.
 pub(crate) fn natural<const N: usize>(headings: [&str; N], rows: &[[String; N]]) -> [usize; N] {
     let mut widths = headings.map(|heading| heading.chars().count());
     for row in rows {
@@ -113,8 +114,8 @@ pub(crate) fn natural<const N: usize>(headings: [&str; N], rows: &[[String; N]])
     widths
 }
 
-/// Lines of cells below headings, each column as wide as its widest cell; where a width is given, no wider than that, with
-/// the columns that come first in `order`.
+/// Formats lines of cells below headings, each column as wide as its widest cell; with a given width, no wider than
+/// that, with the columns that come first in `order`.
 pub(crate) fn table<const N: usize>(
     headings: [&str; N],
     rows: &[[String; N]],

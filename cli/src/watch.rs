@@ -24,10 +24,10 @@ use crate::{
     text::{plain, time},
 };
 
-/// A grant that is older than that was there before.
+/// Age beyond which a grant counts as present before the watch began.
 const JUST_NOW: Duration = Duration::from_secs(2);
 
-/// Each event with the name of its lock.
+/// A stream of events, each with the name of its lock.
 pub(crate) type Events = Pin<Box<dyn Stream<Item = Result<(String, LockEvent), OperateError>>>>;
 
 pub(crate) async fn watch(connection: &Connection, arguments: Watch) -> Outcome {
@@ -40,7 +40,7 @@ pub(crate) async fn watch(connection: &Connection, arguments: Watch) -> Outcome 
     let gone = reader_gone();
     tokio::select! {
         outcome = lines(events, arguments.output.json) => outcome,
-        // Whoever reads has read enough, as `head` does.
+        // The reader has read enough, as `head` does.
         Ok(()) = gone => Ok(ExitCode::SUCCESS),
     }
 }
@@ -51,19 +51,19 @@ fn reader_gone() -> oneshot::Receiver<()> {
     let wait = move || {
         let out = io::stdout();
         loop {
-            // Errors are told without being asked for.
+            // Errors are reported without being requested.
             let mut polled = [PollFd::new(&out, PollFlags::empty())];
             match poll(&mut polled, None) {
                 Ok(_) if polled[0].revents().intersects(PollFlags::ERR | PollFlags::HUP) => break,
                 Ok(_) | Err(Errno::INTR) => {}
-                // It can't be told; then the next event finds out.
+                // It can't be determined; then the next event finds out.
                 Err(_) => return,
             }
         }
         // Nobody waits for it when the program ends.
         let _ = tell.send(());
     };
-    // Where no thread can be started, the next event finds out.
+    // If no thread can be started, the next event finds out.
     let _ = thread::Builder::new().name("reader".to_owned()).spawn(wait);
     gone
 }
@@ -98,7 +98,7 @@ async fn lines(mut events: Events, json: bool) -> Outcome {
 
 pub(crate) fn line(at: SystemTime, name: &str, event: &LockEvent) -> String {
     let at = match event {
-        // One that was there before we looked keeps its time, by the server's clock.
+        // A grant from before the watch keeps its time, by the server's clock.
         LockEvent::Granted { holder, .. } if holder.since + JUST_NOW < at => holder.since,
         _ => at,
     };

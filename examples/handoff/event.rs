@@ -1,4 +1,4 @@
-//! What a worker tells the scenes: one line of text per event.
+//! Reports of a worker to the scenes: one line of text per event.
 
 use std::{fmt, str::FromStr, time::SystemTime};
 
@@ -26,7 +26,7 @@ impl fmt::Display for Event {
 }
 
 impl FromStr for Event {
-    /// No worker wrote the line.
+    /// `()`: no worker wrote the line.
     type Err = ();
 
     fn from_str(line: &str) -> Result<Self, ()> {

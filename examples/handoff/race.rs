@@ -1,7 +1,7 @@
-//! The last scene: how long a hand-over takes, and what there is to compare it with.
+//! The last scene: the duration of a hand-over, and its comparisons.
 //!
-//! Every number is the time from a call in one client to a return in another, each client with connections of its own.
-//! Hand-overs and raw hops take turns, so that whatever else the machine does strikes both alike.
+//! Every number is the time from a call in one client to a return in another, each client with its own connections.
+//! Hand-overs and raw hops alternate, so that other activity on the machine affects both alike.
 
 use std::time::{Duration, Instant};
 
@@ -28,17 +28,17 @@ const WARM_UP: usize = 20;
 
 const ROUNDS: usize = 200;
 
-/// How many polling locks are handed over. All at once, as one after the other would take minutes; they ask so seldom
-/// that they are not in each other's way.
+/// Number of hand-overs of polling locks. All at once, as one after the other would take minutes; they ask so seldom
+/// that they do not disturb each other.
 const POLLING_ROUNDS: usize = 100;
 
-/// How long waiters of a polling lock sleep: the default of the .NET library DistributedLock.
+/// Shortest and longest sleep of the waiters of a polling lock: the default of the .NET library DistributedLock.
 const POLL: (Duration, Duration) = (Duration::from_millis(10), Duration::from_millis(800));
 
-/// Before each measurement: what came before has been answered, and every stream waits for its next event.
+/// Pause before each measurement: everything before has been answered, and every stream waits for its next event.
 const SETTLE: Duration = Duration::from_millis(3);
 
-/// How long a waiter may take to get in line.
+/// Limit for a waiter to join the queue.
 const QUEUE_PATIENCE: Duration = Duration::from_secs(10);
 
 /// Measures all three, and prints the table.
@@ -66,8 +66,7 @@ pub(crate) async fn run(server: Server) -> Result<()> {
     Ok(())
 }
 
-/// A majority write in one client and its event in another: no lock that is handed over by a change stream can be
-/// faster.
+/// A majority write in one client and its event in another: no lock that a change stream hands over can be faster.
 struct Hop {
     sender: Collection<Document>,
     received: mpsc::UnboundedReceiver<Result<(i32, Instant)>>,
@@ -104,7 +103,7 @@ impl Hop {
     }
 }
 
-/// Tells the count in each event and when it came, until the first error.
+/// Sends the count in each event and the time of its arrival, until the first error.
 async fn receive(mut stream: Events, tell: mpsc::UnboundedSender<Result<(i32, Instant)>>) {
     while let Some(event) = stream.next().await {
         let at = Instant::now();
@@ -123,7 +122,7 @@ fn count(event: ChangeStreamEvent<Document>) -> i32 {
         .unwrap_or_default()
 }
 
-/// Two clients that hand a lock to each other, and one that looks on, on connections of its own.
+/// Two clients that hand a lock to each other, and one observer, each on its own connections.
 struct Relay {
     holder: LockClient,
     waiter: LockClient,
@@ -182,7 +181,7 @@ impl Relay {
     }
 }
 
-/// Waits until somebody stands in the server's queue.
+/// Waits until there is a waiter in the server's queue.
 async fn until_in_line(spectator: &LockClient) -> Result<()> {
     let deadline = Instant::now() + QUEUE_PATIENCE;
     while spectator
@@ -198,7 +197,7 @@ async fn until_in_line(spectator: &LockClient) -> Result<()> {
     Ok(())
 }
 
-/// Hand-overs of a lock whose waiters try, sleep, and try again.
+/// Measures hand-overs of a lock whose waiters try, sleep, and try again.
 async fn polling(server: &Server) -> Result<Vec<Duration>> {
     let (holder, waiter) = (majority(server, "polled").await?, majority(server, "polled").await?);
     let rounds = (0..POLLING_ROUNDS).map(|round| {
@@ -217,14 +216,14 @@ async fn poll_once(holder: Collection<Document>, waiter: Collection<Document>, l
         }
         Ok::<_, mongodb::error::Error>(Instant::now())
     });
-    // At any point of the waiter's sleep, with the same probability.
+    // At any point of the waiter's sleep, with equal probability.
     sleep(chance::between(POLL.1, 2 * POLL.1)).await;
     let released_at = Instant::now();
     holder.delete_one(lock).await?;
     Ok(waiting.await?? - released_at)
 }
 
-/// Whether the lock's document could be made; it can't while another's is there.
+/// Returns whether the lock's document could be inserted; it can't while another one exists.
 async fn try_insert(locks: &Collection<Document>, lock: &Document) -> mongodb::error::Result<bool> {
     match locks.insert_one(lock).await {
         Ok(_) => Ok(true),
@@ -237,7 +236,7 @@ fn is_duplicate(error: &mongodb::error::Error) -> bool {
     matches!(&*error.kind, ErrorKind::Write(WriteFailure::WriteError(error)) if error.code == 11000)
 }
 
-/// A collection through a client of its own, whose writes are as durable as a lock's.
+/// Returns a collection through its own client, whose writes are as durable as a lock's.
 async fn majority(server: &Server, name: &str) -> Result<Collection<Document>> {
     let options = CollectionOptions::builder()
         .write_concern(WriteConcern::majority())
@@ -262,7 +261,7 @@ fn print_table(rows: [(&str, Vec<Duration>); 3]) {
     }
 }
 
-/// In milliseconds, by nearest rank.
+/// Returns a percentile in milliseconds, by nearest rank.
 fn percentile(sorted: &[Duration], percent: usize) -> f64 {
     let rank = (sorted.len() * percent).div_ceil(100).max(1);
     sorted.get(rank - 1).map_or(0.0, |sample| sample.as_secs_f64() * 1e3)

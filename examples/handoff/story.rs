@@ -17,16 +17,16 @@ use crate::{event::Event, locks, worker};
 
 const WORKERS: usize = 3;
 
-/// How many grants the first scene shows: three for each worker, so that the order of the queue is seen.
+/// Number of grants in the first scene: three for each worker, so that the order of the queue is visible.
 const GRANTS: usize = 9;
 
-/// A holder is still at it for sure this long after it said so: two thirds of the shortest time that a worker holds.
+/// Time after its report during which a holder surely still works: two thirds of the shortest time that a worker holds.
 const FRESH: Duration = Duration::from_millis(100);
 
-/// How long the other workers get to line up behind a new holder.
+/// Time for the other workers to line up behind a new holder.
 const LINE_UP: Duration = Duration::from_millis(40);
 
-/// Where the library keeps its locks unless told otherwise.
+/// The library's default collection for its locks.
 const COLLECTION: &str = "distributed_locks";
 
 /// Plays the scenes.
@@ -52,9 +52,9 @@ struct Story {
     crew: Crew<Event>,
     locks: LockClient,
     collection: Collection<Document>,
-    /// The last token that was seen.
+    /// The last token seen.
     token: i64,
-    /// When the last release was begun.
+    /// The start of the last release.
     released: Option<SystemTime>,
 }
 
@@ -90,7 +90,7 @@ impl Story {
         self.crew.kill(holder.worker).await?;
         let label = self.crew.label(holder.worker).to_owned();
         let Some(left) = self.look_up(&holder).await?.0 else {
-            return Err(format!("{label} let go of the lock before it could be killed").into());
+            return Err(format!("{label} released the lock before it could be killed").into());
         };
         say(&format!(
             "{label} is dead; the document still names it, until {} at the latest",
@@ -102,7 +102,7 @@ impl Story {
         let overdue = self.look_up(&next).await?.0.map(|taken| since(left.until, taken.since));
         self.show(&next).await?;
         let overdue = overdue.map_or_else(String::new, |overdue| {
-            format!(", {} after the lease ended", millis(overdue))
+            format!(", {} after the lease expired", millis(overdue))
         });
         let (label, tokens) = (self.crew.label(next.worker), tokens(holder.token, next.token));
         say(&format!(
@@ -113,17 +113,17 @@ impl Story {
     }
 
     async fn delete_the_document(&mut self) -> Result<()> {
-        heading(3, "A foreign hand deletes the document of the held lock");
+        heading(3, "Another program deletes the document of the held lock");
         let holder = self.fresh_grant().await?;
         self.show(&holder).await?;
         let deleted_at = SystemTime::now();
-        // Together with the token, so that nobody else's lock is deleted should this process be slow.
+        // The token is part of the filter, so that nobody else's lock is deleted if this process is slow.
         let document = doc! { "_id": worker::LOCK, "holders.token": holder.token };
         if self.collection.delete_one(document).await?.deleted_count == 0 {
-            return Err("the holder had let go of the lock before its document could be deleted".into());
+            return Err("the holder had released the lock before its document could be deleted".into());
         }
 
-        // Both are told by the same event of the change stream, so either may be first to say so.
+        // The same change event notifies both, so either may be first to report it.
         let (mut lost, mut next) = (None, None);
         let ((lost_at, reason), next) = loop {
             match self.next_event().await? {
@@ -143,13 +143,13 @@ impl Story {
         self.show(&next).await?;
         let (label, after) = (self.crew.label(next.worker), millis(since(deleted_at, next.at)));
         say(&format!(
-            "{label} acquired it anew {after} after the delete was sent; {}",
+            "{label} acquired it again {after} after the delete was sent; {}",
             tokens(holder.token, next.token)
         ));
         Ok(())
     }
 
-    /// The next grant. A release on the way is kept for the line that shows the grant.
+    /// Waits for the next grant. A release in between is kept for the line that shows the grant.
     async fn next_grant(&mut self) -> Result<Grant> {
         loop {
             match self.next_event().await? {
@@ -160,7 +160,7 @@ impl Story {
         }
     }
 
-    /// The next grant that the holder surely still has, with the others in line behind it.
+    /// Waits for the next grant that the holder surely still has, with the others in line behind it.
     async fn fresh_grant(&mut self) -> Result<Grant> {
         loop {
             let grant = self.next_grant().await?;
@@ -210,16 +210,16 @@ impl Story {
                 let (since, reason) = (clock(since), reason.unwrap_or_default());
                 println!("   {who:<32}  {token}  {since:<12}  {reason:<8}  {waiting:>7}  {handed_over:>9}");
             }
-            // Only where this process is much slower than the workers.
+            // Only if this process is much slower than the workers.
             None => println!(
-                "   {:<32}  {token}  over before it could be looked at",
+                "   {:<32}  {token}  over before it could be looked up",
                 self.crew.label(grant.worker)
             ),
         }
         Ok(())
     }
 
-    /// What the lock's document says of a grant, and how many wait.
+    /// Looks up the grant and the number of waiters in the lock's document.
     async fn look_up(&self, grant: &Grant) -> Result<(Option<HolderInfo>, usize)> {
         let Some(lock) = self.locks.inspect(worker::LOCK).await? else {
             return Ok((None, 0));

@@ -1,4 +1,4 @@
-//! A process that wants the lock again and again.
+//! A process that acquires the lock repeatedly.
 
 use std::time::{Duration, SystemTime};
 
@@ -11,11 +11,11 @@ use crate::{event::Event, locks};
 /// The name of the lock.
 pub(crate) const LOCK: &str = "invoice-42";
 
-/// Short, as the death of a holder costs this long, and somebody is watching. Real ones are better off with the
-/// default, 30 s: it is also how long an outage of the server a holder survives.
+/// A short lease, as the death of a holder costs this long, and somebody is watching. Real programs should use the
+/// default, 30 s: a holder also survives an outage of the server this long.
 pub(crate) const LEASE: Duration = Duration::from_secs(2);
 
-/// How long the lock is held.
+/// Shortest and longest time that the lock is held.
 const WORK: (Duration, Duration) = (Duration::from_millis(150), Duration::from_millis(300));
 
 /// Contends for the lock until it is dismissed.
@@ -25,7 +25,7 @@ pub(crate) async fn work(part: Part) -> Result<()> {
         worked = contend(&locks) => worked,
         _ = part.dismissed => Ok(()),
     };
-    // Gives back what is held or waited for, so that nobody has to wait for a lease to run out.
+    // Gives back all holds and queue positions, so that nobody has to wait for a lease to expire.
     locks.shutdown().await;
     worked
 }

@@ -1,4 +1,4 @@
-//! What a node tells the scenes: one line of text per event.
+//! Reports of a node to the scenes: one line of text per event.
 
 use std::{fmt, str::FromStr, time::SystemTime};
 
@@ -23,7 +23,7 @@ impl fmt::Display for Event {
 }
 
 impl FromStr for Event {
-    /// No node wrote the line.
+    /// `()`: no node wrote the line.
     type Err = ();
 
     fn from_str(line: &str) -> Result<Self, ()> {

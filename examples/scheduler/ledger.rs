@@ -1,4 +1,4 @@
-//! What was run, as the database knows it: the judge of what the library promises.
+//! The runs of the job, as the database has them: the judge of the library's promises.
 
 use std::time::{Duration, SystemTime};
 
@@ -12,14 +12,14 @@ use watchlock_testkit::stage::{Result, moment::since};
 
 use crate::node::{LEASE, TICK};
 
-/// How much longer than the lease the job may rest: until the tick that comes next, and what a busy machine takes.
+/// Time beyond the lease that the job may rest: until the next tick, plus the delays of a busy machine.
 const MARGIN: Duration = TICK.saturating_add(Duration::from_secs(1));
 
-/// One document for each run. Nothing in it keeps a tick from being entered twice, as the election is to do that.
+/// One document for each run. Nothing in it keeps a tick from being entered twice, as that is the election's task.
 #[derive(Clone, Debug)]
 pub(crate) struct Ledger(Collection<Document>);
 
-/// What the ledger has to say at the end.
+/// The ledger's result at the end.
 #[derive(Debug)]
 pub(crate) struct Verdict {
     pub(crate) runs: usize,
@@ -48,7 +48,7 @@ impl Ledger {
         Ok(())
     }
 
-    /// Looks for what must not be.
+    /// Looks for violations.
     pub(crate) async fn judge(&self) -> Result<Verdict> {
         let runs = self.0.find(doc! {}).sort(doc! { "tick": 1, "token": 1 }).await?;
         let runs: Vec<Document> = runs.try_collect().await?;

@@ -1,17 +1,17 @@
 //! Processes that elect who runs a job on each tick, on a real MongoDB: `cargo run --example scheduler`.
 //!
-//! Nothing has to be there beforehand: a server is found or installed, started as a throw-away replica set, and gone
-//! afterwards. With `MONGODB_URI` set that server is used, in a database of its own that is dropped at the end.
+//! No preparation is needed: the example finds or installs a server, starts it as a throw-away replica set, and removes
+//! it afterwards. With `MONGODB_URI` set it uses that server, in its own database that is dropped at the end.
 //!
 //! 1. Three processes stand for election, and the leader runs the job on each tick.
-//! 2. The leader freezes. Another goes on when its lease has run out, and what thaws is no leader any more.
-//! 3. The leader is killed, and another goes on when its lease has run out.
-//! 4. The leader is told to end, as at a deploy. It resigns, and another goes on at once.
+//! 2. The leader freezes. Another continues when its lease has expired, and the thawed process is no longer the leader.
+//! 3. The leader is killed, and another continues when its lease has expired.
+//! 4. The leader is asked to end, as in a deploy. It resigns, and another continues at once.
 //!
-//! At the end the database is asked what was run. The example fails if a tick was run twice, if an earlier leader ran a
+//! At the end the example checks the runs in the database. It fails if a tick was run twice, if an earlier leader ran a
 //! tick after a later one had, or if the job rested for longer than the lease and a margin.
 //!
-//! What a user of the library writes is in `node.rs`.
+//! `node.rs` has the code that a user of the library writes.
 
 mod event;
 mod ledger;

@@ -15,11 +15,11 @@ use crate::{event::Event, ledger::Ledger};
 /// The name of the election.
 pub(crate) const ELECTION: &str = "nightly-report";
 
-/// Short, as the death of a leader costs this long, and somebody is watching. Real ones are better off with the
-/// default, 30 s: it is also how long an outage of the server a leader survives.
+/// A short lease, as the death of a leader costs this long, and somebody is watching. Real programs should use the
+/// default, 30 s: a leader also survives an outage of the server this long.
 pub(crate) const LEASE: Duration = Duration::from_secs(1);
 
-/// How often the job runs. The nights of this example are short.
+/// Interval of the job. The nights of this example are short.
 pub(crate) const TICK: Duration = Duration::from_millis(200);
 
 /// Leads whenever it is elected, until it is dismissed.
@@ -44,12 +44,12 @@ pub(crate) async fn attend(part: Part) -> Result<()> {
         ended = leading => Err(ended?),
         _ = part.dismissed => Ok(()),
     };
-    // Resigns, so that nobody has to wait for the lease to run out.
+    // Resigns, so that nobody has to wait for the lease to expire.
     locks.shutdown().await;
     led
 }
 
-/// Runs the job on each tick that begins under this leadership. An earlier one may have been run by another leader.
+/// Runs the job on each tick that begins under this leadership. Another leader may have run an earlier one.
 async fn run_each_tick(leading: &LockView, ledger: &Ledger, label: &str) -> Result<Infallible> {
     let token = leading.token().as_i64();
     let at = SystemTime::now();
@@ -57,7 +57,7 @@ async fn run_each_tick(leading: &LockView, ledger: &Ledger, label: &str) -> Resu
     let mut tick = tick_at(at);
     loop {
         tick = next_tick(tick).await;
-        // The job. The token goes with it, so that whoever receives it can refuse a leader that is not the last.
+        // The job. The token goes with it, so that its receiver can refuse a leader that is not the last.
         ledger.enter(tick, token, label).await?;
         say(Event::Ran {
             at: SystemTime::now(),
@@ -67,7 +67,7 @@ async fn run_each_tick(leading: &LockView, ledger: &Ledger, label: &str) -> Resu
     }
 }
 
-/// Waits until another tick than `last` has begun, and returns the one that has.
+/// Waits until a tick other than `last` has begun, and returns it.
 async fn next_tick(last: i64) -> i64 {
     loop {
         let now = SystemTime::now();
@@ -79,13 +79,13 @@ async fn next_tick(last: i64) -> i64 {
     }
 }
 
-/// Ticks are counted by the wall clock, so that all nodes count alike.
+/// Returns the tick at a moment, by the wall clock, so that all nodes count alike.
 fn tick_at(moment: SystemTime) -> i64 {
     let since_epoch = moment.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     i64::try_from(since_epoch.as_millis() / TICK.as_millis()).unwrap_or(i64::MAX)
 }
 
-/// The moment in which a tick begins.
+/// Returns the moment when a tick begins.
 pub(crate) fn begin_of(tick: i64) -> SystemTime {
     let ticks = u64::try_from(tick).unwrap_or(0);
     let tick = u64::try_from(TICK.as_millis()).unwrap_or(u64::MAX);

@@ -17,10 +17,10 @@ use crate::{
 
 const NODES: usize = 3;
 
-/// How many ticks each scene shows after what happens in it.
+/// Number of ticks that each scene shows after its event.
 const TICKS: usize = 4;
 
-/// Plays the scenes, and asks the database what was run.
+/// Plays the scenes, and checks the runs in the database.
 pub(crate) async fn tell(server: Server) -> Result<()> {
     let database = server.connect().await?;
     let ledger = Ledger::of(&database);
@@ -59,11 +59,11 @@ struct Story {
     leaders: Leaders,
     /// The node whose campaign succeeded last, and when.
     elected: Option<(usize, SystemTime)>,
-    /// All that were run.
+    /// All ticks that were run.
     ticks: HashSet<i64>,
 }
 
-/// The job was run.
+/// A run of the job.
 #[derive(Clone, Copy)]
 struct Run {
     node: usize,
@@ -85,7 +85,7 @@ impl Story {
         let last = self.tick().await?;
         let label = self.crew.label(last.node).to_owned();
         self.crew.freeze(last.node).await?;
-        say(&format!("{label} is frozen; for all that it knows it still leads"));
+        say(&format!("{label} is frozen; as far as it knows, it still leads"));
         self.taken_over(last).await?;
         self.crew.thaw(last.node).await?;
         while !self.is_candidate(&label).await? {
@@ -108,7 +108,7 @@ impl Story {
     }
 
     async fn dismiss_the_leader(&mut self) -> Result<()> {
-        heading(4, "The leader is told to end, as at a deploy, and resigns");
+        heading(4, "The leader is asked to end, as in a deploy, and resigns");
         let last = self.tick().await?;
         let told = SystemTime::now();
         self.crew.dismiss(last.node).await?;
@@ -117,7 +117,7 @@ impl Story {
         if let Some((next, at)) = self.elected.filter(|&(next, at)| next != last.node && at >= told) {
             let next = self.crew.label(next);
             say(&format!(
-                "{next} was elected {} after {label} was told to end",
+                "{next} was elected {} after {label} was asked to end",
                 millis(since(told, at))
             ));
         }
@@ -134,7 +134,7 @@ impl Story {
         };
         let (earlier, later) = (self.crew.label(last.node), self.crew.label(next.node));
         say(&format!(
-            "{later} goes on {} after the last run of {earlier}; the token rose by {}",
+            "{later} continues {} after the last run of {earlier}; the token rose by {}",
             millis(since(last.at, next.at)),
             next.token - last.token
         ));
@@ -154,7 +154,7 @@ impl Story {
         Ok(())
     }
 
-    /// Waits until the job is run, and prints that and whatever happens until then.
+    /// Waits until the job is run, and prints that and all events until then.
     async fn tick(&mut self) -> Result<Run> {
         loop {
             let (node, event) = tokio::select! {

@@ -1,7 +1,7 @@
-//! Who worked at what, and when: the evidence by which the library is judged.
+//! The record of who worked on which event, and when: the evidence for judging the library.
 //!
-//! A worker enters that it begins before it does, and that it has ended before it lets go. All moments are of the
-//! machine's monotonic clock, which is one for all processes.
+//! A worker enters its start before it begins, and its end before it releases. All moments are from the machine's
+//! monotonic clock, which all processes share.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -19,19 +19,19 @@ use watchlock_testkit::stage::{Result, moment::uptime};
 
 use crate::queue::{self, Event};
 
-/// One document for each time that a worker worked at an event.
+/// One document for each time that a worker worked on an event.
 #[derive(Clone, Debug)]
 pub(crate) struct Journal {
     entries: Collection<Document>,
     events: Collection<Document>,
 }
 
-/// What the journal has to say at the end.
+/// The journal's result at the end.
 #[derive(Debug)]
 pub(crate) struct Verdict {
-    /// How many events were begun more than once, as their workers died or froze.
+    /// Number of events that were begun more than once, as their workers died or froze.
     pub(crate) begun_again: usize,
-    /// How many events each worker finished.
+    /// Number of events that each worker finished.
     pub(crate) finished: BTreeMap<String, usize>,
 }
 
@@ -39,7 +39,7 @@ struct Entry {
     by: String,
     token: i64,
     begun: i64,
-    /// Until when its lock was valid at least.
+    /// The time until which its lock was valid at least.
     valid_until: i64,
     ended: bool,
 }
@@ -55,25 +55,25 @@ impl Journal {
         }
     }
 
-    /// Enters that a worker begins; returns the entry's id.
+    /// Enters the start of a worker's work; returns the entry's id.
     pub(crate) async fn begin(&self, event: &DocumentHandle<Event>, by: &str) -> Result<Bson> {
         let begun = uptime();
         let entry = doc! {
             "event": event.document().id, "token": event.token().as_i64(), "by": by, "begun": nanos(begun),
-            // Whoever is killed or frozen has its lock for this long, be it of use to it or not.
+            // A killed or frozen worker has its lock for this long, whether or not it can use it.
             "safe_until": nanos(begun + event.safe_for()),
         };
         Ok(self.entries.insert_one(entry).await?.inserted_id)
     }
 
-    /// Enters that the worker's update was made. It still has the lock.
+    /// Enters that the worker's update was made. The worker still has the lock.
     pub(crate) async fn end(&self, entry: Bson) -> Result<()> {
         let ended = doc! { "$set": { "ended": nanos(uptime()) } };
         self.entries.update_one(doc! { "_id": entry }, ended).await?;
         Ok(())
     }
 
-    /// Looks for what must not be, among `count` events.
+    /// Looks for violations among `count` events.
     pub(crate) async fn judge(&self, count: i64) -> Result<Verdict> {
         let mut entries: HashMap<i64, Vec<Entry>> = HashMap::new();
         let mut found = self.entries.find(doc! {}).sort(doc! { "begun": 1 }).await?;
@@ -102,7 +102,7 @@ impl Journal {
     }
 }
 
-/// What is wrong with an event, whose entries are in the order in which they were begun.
+/// Returns the violation of an event, whose entries are in the order in which they were begun.
 fn judge_event(event: &Document, entries: &[Entry]) -> Result<(), String> {
     let times = event.get_i32("times").unwrap_or(0);
     if times != 1 || !event.get_bool("done").unwrap_or(false) {
@@ -110,10 +110,10 @@ fn judge_event(event: &Document, entries: &[Entry]) -> Result<(), String> {
     }
     let (by, token) = (event.get_str("by").ok(), event.get_i64("token").ok());
     let Some(last) = entries.last().filter(|last| Some(last.token) == token) else {
-        return Err("was not finished by the last who began it".to_owned());
+        return Err("was not finished by the last worker that began it".to_owned());
     };
     if by != Some(&last.by) {
-        return Err(format!("was finished by {by:?}, and it was {} who had it", last.by));
+        return Err(format!("was finished by {by:?}, but {} had it", last.by));
     }
     for (at, later) in entries.iter().enumerate() {
         for earlier in &entries[..at] {
@@ -122,10 +122,10 @@ fn judge_event(event: &Document, entries: &[Entry]) -> Result<(), String> {
                 return Err(format!("was finished by {one}, and begun again by {other}"));
             }
             if later.token <= earlier.token {
-                return Err(format!("was given to {other} after {one} without a greater token"));
+                return Err(format!("was given to {other} after {one} without a larger token"));
             }
             if later.begun < earlier.valid_until {
-                return Err(format!("was processed by {one} and {other} at once"));
+                return Err(format!("was processed by {one} and {other} at the same time"));
             }
         }
     }

@@ -1,4 +1,4 @@
-//! What a worker tells the scenes: one line of text each.
+//! Reports of a worker to the scenes: one line of text each.
 
 use std::{fmt, str::FromStr};
 
@@ -9,7 +9,7 @@ pub(crate) enum News {
     Took { event: i64, token: i64 },
     /// It has processed an event.
     Finished { event: i64 },
-    /// It was too late: it had lost its lock of the event, and its update was not made.
+    /// It was too late: it had lost its lock on the event, and its update was not made.
     Refused { event: i64 },
 }
 
@@ -24,7 +24,7 @@ impl fmt::Display for News {
 }
 
 impl FromStr for News {
-    /// No worker wrote the line.
+    /// `()`: no worker wrote the line.
     type Err = ();
 
     fn from_str(line: &str) -> Result<Self, ()> {

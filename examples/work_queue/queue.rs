@@ -1,4 +1,4 @@
-//! The queue: a collection of events, each of which is to be processed.
+//! The queue: a collection of events to process.
 
 use std::time::Duration;
 
@@ -11,25 +11,25 @@ use serde::Deserialize;
 use tokio::{sync::oneshot, task::JoinHandle, time::sleep};
 use watchlock_testkit::stage::Result;
 
-/// How many events are there at once when the queue is opened.
+/// Number of events when the queue is opened.
 const AT_FIRST: i64 = 40;
 
-/// How often another event comes: about as often as the workers can bear.
+/// Interval between new events: about as often as the workers can handle.
 const EVERY: Duration = Duration::from_millis(25);
 
-/// As the workers read it. Of the lock, which is in the document too, they need not know.
+/// An event as the workers read it. They need not know of the lock, which is in the document too.
 #[derive(Debug, Deserialize)]
 pub(crate) struct Event {
     #[serde(rename = "_id")]
     pub(crate) id: i64,
 }
 
-/// The filter of the events that are still to be processed.
+/// Returns the filter of the events that are still to be processed.
 pub(crate) fn open() -> Document {
     doc! { "done": false }
 }
 
-/// The events, as durable as their locks.
+/// Returns the events, as durable as their locks.
 pub(crate) fn events<T: Send + Sync>(database: &Database) -> Collection<T> {
     let options = CollectionOptions::builder()
         .write_concern(WriteConcern::majority())
@@ -37,7 +37,7 @@ pub(crate) fn events<T: Send + Sync>(database: &Database) -> Collection<T> {
     database.collection_with_options("events", options)
 }
 
-/// Where the events come from.
+/// The source of the events.
 #[derive(Debug)]
 pub(crate) struct Source {
     task: JoinHandle<Result<i64>>,
@@ -62,9 +62,9 @@ impl Source {
         Self { task, stop }
     }
 
-    /// Lets no more events come; returns how many came.
+    /// Stops the events; returns how many came.
     pub(crate) async fn close(self) -> Result<i64> {
-        // It has ended by itself when it failed; then it says why.
+        // It has ended by itself if it failed; then it returns the reason.
         let _ = self.stop.send(());
         self.task.await?
     }

@@ -21,22 +21,22 @@ use crate::{
 
 const WORKERS: usize = 4;
 
-/// How many workers are killed.
+/// Number of workers that are killed.
 const KILLS: usize = 6;
 
-/// How many hand-outs the first scene shows.
+/// Number of grants that the first scene shows.
 const SHOWN: usize = 8;
 
-/// How long all goes well, before the next worker is killed.
+/// Shortest and longest quiet time before the next worker is killed.
 const PEACE: (Duration, Duration) = (Duration::from_millis(150), Duration::from_millis(450));
 
-/// How long a place is empty, until another worker is started.
+/// Shortest and longest time until another worker is started in a free place.
 const VACANCY: (Duration, Duration) = (Duration::from_millis(20), Duration::from_millis(150));
 
-/// How often it is looked whether there is anything new, where nobody says so.
+/// Interval of checks for changes that nobody reports.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// Plays the scenes, and asks the database what was done.
+/// Plays the scenes, and checks the results in the database.
 pub(crate) async fn tell(server: Server) -> Result<()> {
     let database = server.connect().await?;
     let events = queue::events(&database);
@@ -63,7 +63,7 @@ pub(crate) async fn tell(server: Server) -> Result<()> {
         println!("   {worker}  finished {finished:>3}");
     }
     if verdict.begun_again < 2 {
-        return Err("nobody was struck at work, so that little was shown".into());
+        return Err("no worker was killed at work, so little was shown".into());
     }
     Ok(())
 }
@@ -72,13 +72,13 @@ struct Story {
     crew: Crew<News>,
     server: Server,
     events: Collection<Document>,
-    /// The processes that live.
+    /// The living processes.
     at_work: Vec<usize>,
-    /// Events whose workers were struck, by their ids.
+    /// Events whose workers were killed or frozen, by their ids.
     left: HashMap<i64, Left>,
 }
 
-/// An event whose worker was struck.
+/// An event whose worker was killed or frozen.
 struct Left {
     by: String,
     token: i64,
@@ -114,7 +114,7 @@ impl Story {
     async fn kill_at_random(&mut self) -> Result<()> {
         heading(
             2,
-            &format!("Workers are killed at random (SIGKILL), others come; the lease is {LEASE:?}"),
+            &format!("Workers are killed at random (SIGKILL), others replace them; the lease is {LEASE:?}"),
         );
         for number in 1..=KILLS {
             self.work_on(chance::between(PEACE.0, PEACE.1)).await?;
@@ -127,7 +127,7 @@ impl Story {
             self.at_work.push(next);
             say(&format!("{} is started", self.crew.label(next)));
         }
-        // All that was left is taken over.
+        // All abandoned events are taken over.
         while !self.left.is_empty() {
             self.work_on(LOOK).await?;
             self.forget_finished().await?;
@@ -135,7 +135,7 @@ impl Story {
         Ok(())
     }
 
-    /// Looks for what a worker had in hand when it was killed: it is written in the event.
+    /// Looks up the event that a worker had when it was killed: the event names it.
     async fn mourn(&mut self, victim: usize) -> Result<()> {
         let by = self.crew.label(victim).to_owned();
         let since = uptime();
@@ -146,7 +146,7 @@ impl Story {
             return Ok(());
         };
         let (id, lock) = (event.get_i64("_id")?, event.get_document("watchlock")?);
-        say(&format!("{by} is killed at event {id}"));
+        say(&format!("{by} is killed while working on event {id}"));
         let token = lock.get_i64("token")?;
         self.left.insert(id, Left { by, token, since });
         Ok(())
@@ -170,7 +170,7 @@ impl Story {
             if self.is_taken_over(taken.event).await? {
                 break (taken, by);
             }
-            // It had been quicker than the signal.
+            // The worker was faster than the signal.
             self.crew.thaw(taken.worker).await?;
         };
         self.crew.thaw(frozen.worker).await?;
@@ -190,9 +190,12 @@ impl Story {
         Ok(())
     }
 
-    /// Waits until a worker takes over an event whose worker was frozen; `false` when that had finished it.
+    /// Waits until a worker takes over an event whose worker was frozen; `false` if that worker had finished it.
     async fn is_taken_over(&mut self, event: i64) -> Result<bool> {
-        say(&format!("{} is frozen at event {event}", self.left[&event].by));
+        say(&format!(
+            "{} is frozen while working on event {event}",
+            self.left[&event].by
+        ));
         while self.left.contains_key(&event) {
             self.work_on(LOOK).await?;
             if self.forget_finished().await? {
@@ -203,7 +206,7 @@ impl Story {
         Ok(true)
     }
 
-    /// Strikes out what was not left after all, as the worker's update was on its way when it was struck.
+    /// Removes events that were not abandoned after all, as the worker's update was already on its way.
     async fn forget_finished(&mut self) -> Result<bool> {
         let mut finished = Vec::new();
         for (event, left) in &self.left {
@@ -218,7 +221,7 @@ impl Story {
         Ok(!finished.is_empty())
     }
 
-    /// Waits until there is nothing left to be done.
+    /// Waits until no work is left.
     async fn drain(&mut self) -> Result<()> {
         while self.events.find_one(queue::open()).await?.is_some() {
             self.work_on(LOOK).await?;
@@ -226,7 +229,7 @@ impl Story {
         Ok(())
     }
 
-    /// Hears what the workers say, for a while.
+    /// Listens to the workers for a while.
     async fn work_on(&mut self, time: Duration) -> Result<()> {
         let end = Instant::now() + time;
         loop {
@@ -247,9 +250,9 @@ impl Story {
         }
     }
 
-    /// What a worker says next, and who. Says who takes over what was left.
+    /// Returns the next report of a worker, and its worker. Prints who takes over an abandoned event.
     ///
-    /// Cancel safe: nothing that was told is lost.
+    /// Cancel safe: no report is lost.
     async fn news(&mut self) -> Result<(usize, News)> {
         let (worker, news) = self.crew.next().await?;
         if let News::Took { event, token } = news

@@ -1,4 +1,4 @@
-//! A process that works off the queue.
+//! A process that works through the queue.
 
 use std::time::Duration;
 
@@ -13,11 +13,11 @@ use crate::{
     queue::{self, Event},
 };
 
-/// Short, as the death of a worker costs its event this long, and somebody is watching. Real ones are better off with
-/// the default, 30 s: it is also how long an outage of the server a holder survives.
+/// A short lease, as the death of a worker costs its event this long, and somebody is watching. Real programs should
+/// use the default, 30 s: a holder also survives an outage of the server this long.
 pub(crate) const LEASE: Duration = Duration::from_secs(1);
 
-/// How long it takes to process an event.
+/// Shortest and longest time to process an event.
 const WORK: (Duration, Duration) = (Duration::from_millis(40), Duration::from_millis(120));
 
 /// Works until it is dismissed.
@@ -34,14 +34,14 @@ pub(crate) async fn work(part: Part) -> Result<()> {
         worked = drain(&events, &journal, &part.label) => worked,
         _ = part.dismissed => Ok(()),
     };
-    // Gives back what is held, so that nobody has to wait for a lease to run out.
+    // Gives back all holds, so that nobody has to wait for a lease to expire.
     locks.shutdown().await;
     worked
 }
 
 async fn drain(events: &DocumentLocks<Event>, journal: &Journal, label: &str) -> Result<()> {
     loop {
-        // The first that is open and that nobody holds. Waits until there is one.
+        // The first event that is open and that nobody holds. Waits until there is one.
         let event = events.claim(queue::open()).sort(doc! { "_id": 1 }).await?;
         process(&event, journal, label).await?;
         event.release().await?;
@@ -56,14 +56,14 @@ async fn process(event: &DocumentHandle<Event>, journal: &Journal, label: &str) 
     // The work.
     sleep(chance::between(WORK.0, WORK.1)).await;
 
-    // Made only if the lock is still held at that moment, by the server's reckoning.
+    // Made only if the lock is still held at that moment, by the server's clock.
     let done = doc! { "$set": { "done": true, "by": label, "token": token }, "$inc": { "times": 1 } };
     match event.update(done).await {
         Ok(_) => {
             journal.end(entry).await?;
             say(News::Finished { event: id })?;
         }
-        // Too late: it is another's by now.
+        // Too late: another worker has it by now.
         Err(DocumentError::Lost(_)) => say(News::Refused { event: id })?,
         Err(error) => return Err(error.into()),
     }

@@ -1,4 +1,4 @@
-//! The actions by which documents are locked.
+//! Actions that lock documents.
 
 use std::{
     fmt,
@@ -47,13 +47,13 @@ impl<T> AcquireDocument<T> {
         }
     }
 
-    /// Gives up after `timeout` with [`AcquireError::Timeout`]; as [`Acquire::timeout`](crate::Acquire::timeout).
+    /// Gives up after `timeout` with [`AcquireError::Timeout`]; see [`Acquire::timeout`](crate::Acquire::timeout).
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = Some(timeout);
         self
     }
 
-    /// Why the lock is wanted, up to 1,024 bytes, for people to read.
+    /// Sets why the lock is wanted, up to 1,024 bytes, for people to read.
     pub fn reason(mut self, reason: impl Into<String>) -> Self {
         self.reason = Some(reason.into());
         self
@@ -100,13 +100,14 @@ impl<T> TryAcquireDocument<T> {
         }
     }
 
-    /// Gives up when the server has not answered after `timeout`; as [`TryAcquire::timeout`](crate::TryAcquire::timeout).
+    /// Gives up if the server has not answered after `timeout`; see
+    /// [`TryAcquire::timeout`](crate::TryAcquire::timeout).
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = Some(timeout);
         self
     }
 
-    /// Why the lock is wanted, up to 1,024 bytes, for people to read.
+    /// Sets why the lock is wanted, up to 1,024 bytes, for people to read.
     pub fn reason(mut self, reason: impl Into<String>) -> Self {
         self.reason = Some(reason.into());
         self
@@ -114,8 +115,8 @@ impl<T> TryAcquireDocument<T> {
 }
 
 impl<T: DeserializeOwned + Send + Sync + 'static> TryAcquireDocument<T> {
-    /// Tries, and fails with [`AcquireError::Held`] where the document is locked, which tells who has it. Set other options
-    /// before.
+    /// Tries, and fails with [`AcquireError::Held`], which names the holder, if the document is locked. Set other
+    /// options first.
     ///
     /// # Errors
     ///
@@ -123,7 +124,7 @@ impl<T: DeserializeOwned + Send + Sync + 'static> TryAcquireDocument<T> {
     ///
     /// # Cancel safety
     ///
-    /// Cancel safe, as [`DocumentLocks::acquire`].
+    /// Cancel safe, like [`DocumentLocks::acquire`].
     ///
     /// # Examples
     ///
@@ -180,12 +181,12 @@ fn share(session: &Arc<Session>, name: String) -> Share {
     }
 }
 
-/// When a timeout that begins now is over. One of zero asks once, and takes as long as that takes.
+/// Returns the end of a timeout that begins now. A timeout of zero asks once, and takes as long as that takes.
 fn deadline(timeout: Option<Duration>) -> Option<Instant> {
     Instant::now().checked_add(timeout.filter(|timeout| !timeout.is_zero())?)
 }
 
-/// Reads the document, in what is left of the timeout; whoever is not in time releases it again.
+/// Reads the document in the rest of the timeout; on a timeout it is released again.
 async fn fetched<T: DeserializeOwned>(
     session: &Arc<Session>,
     handle: LockHandle,
@@ -212,7 +213,7 @@ async fn fetched<T: DeserializeOwned>(
     }
 }
 
-/// The handle with its document; what can't be read is released with the handle.
+/// Returns the handle with its document; an unreadable document is released with the handle.
 fn read<T: DeserializeOwned>(
     session: &Arc<Session>,
     handle: LockHandle,
@@ -228,7 +229,7 @@ fn read<T: DeserializeOwned>(
     }
 }
 
-/// A claim that waits for a document that is free; await it. Made by [`DocumentLocks::claim`].
+/// A claim that waits for a free document; await it. Made by [`DocumentLocks::claim`].
 #[must_use = "a claim does nothing until it is awaited"]
 pub struct Claim<T> {
     locks: DocumentLocks<T>,
@@ -247,7 +248,7 @@ impl<T> Claim<T> {
         }
     }
 
-    /// Which of the documents comes first, as in the driver's `find_one_and_update`.
+    /// Sets which of the documents comes first, as in the driver's `find_one_and_update`.
     pub fn sort(mut self, sort: Document) -> Self {
         self.wanted.sort = Some(sort);
         self
@@ -259,7 +260,7 @@ impl<T> Claim<T> {
         self
     }
 
-    /// Why the document is wanted, up to 1,024 bytes, for people to read.
+    /// Sets why the document is wanted, up to 1,024 bytes, for people to read.
     pub fn reason(mut self, reason: impl Into<String>) -> Self {
         self.reason = Some(reason.into());
         self
@@ -281,7 +282,7 @@ impl<T: DeserializeOwned + Send + Sync + 'static> IntoFuture for Claim<T> {
                 let mut failing = None;
                 let claiming = claim(&self.locks, self.wanted, self.reason, waits, &mut failing);
                 let claimed = match timeout.filter(|_| waits) {
-                    // Dropping a claim gives back what it got in that moment.
+                    // Dropping a claim releases a document that it got at that moment.
                     Some(timeout) => tokio::time::timeout(timeout, claiming).await.unwrap_or(Ok(None)),
                     None => claiming.await,
                 };
@@ -316,20 +317,20 @@ impl<T> TryClaim<T> {
         }
     }
 
-    /// Which of the documents comes first, as in the driver's `find_one_and_update`.
+    /// Sets which of the documents comes first, as in the driver's `find_one_and_update`.
     pub fn sort(mut self, sort: Document) -> Self {
         self.wanted.sort = Some(sort);
         self
     }
 
-    /// Gives up with [`AcquireError::Timeout`] when the server has not answered after `timeout`; at most 366 days, and zero
-    /// gives up before anything is sent. What was claimed all the same is given back.
+    /// Gives up with [`AcquireError::Timeout`] if the server has not answered after `timeout`; at most 366 days, and
+    /// zero gives up before anything is sent. A document that was claimed all the same is released.
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = Some(timeout);
         self
     }
 
-    /// Why the document is wanted, up to 1,024 bytes, for people to read.
+    /// Sets why the document is wanted, up to 1,024 bytes, for people to read.
     pub fn reason(mut self, reason: impl Into<String>) -> Self {
         self.reason = Some(reason.into());
         self
@@ -370,7 +371,7 @@ impl<T: DeserializeOwned + Send + Sync + 'static> IntoFuture for TryClaim<T> {
     }
 }
 
-/// Checks the reason, which is told to observers as it is.
+/// Checks the reason, which observers get unchanged.
 fn attempt(reason: Option<&str>, waits: bool) -> Result<Attempt, AcquireError> {
     reason.map_or(Ok(()), |reason| check_text("reason", reason))?;
     Ok(Attempt::begin(None, Kind::Document, 1, waits, reason))
@@ -390,7 +391,7 @@ async fn claim<T: DeserializeOwned>(
         let passed = unreadable.is_some();
         let claiming = session.claim(wanted.clone(), owner.clone(), waits, passed, failing);
         let given = match (claiming.await, unreadable.take()) {
-            // There is no other.
+            // No other document is left.
             (Err(AcquireError::Unclaimable { .. }), Some(unreadable)) => return Err(unreadable),
             (given, _) => given?,
         };
@@ -401,7 +402,7 @@ async fn claim<T: DeserializeOwned>(
         let id = document.get("_id").cloned().unwrap_or(Bson::Null);
         match read(session, handle, id.clone(), &document) {
             Err(AcquireError::Unreadable { name, source }) => {
-                // It is released as it was dropped, and the next is claimed.
+                // It was released when it was dropped, and the next one is claimed.
                 session.pass_over(id, source.clone());
                 unreadable = Some(AcquireError::Unreadable { name, source });
             }

@@ -1,4 +1,4 @@
-//! What is accepted of ids, paths and updates.
+//! Checks of ids, paths and updates.
 
 use mongodb::{
     bson::{Bson, Document},
@@ -14,7 +14,7 @@ use crate::{
     },
 };
 
-/// The `_id` of a document: what would be read as an operator or a pattern is none, and no document can have it.
+/// Checks the `_id` of a document: an operator or a pattern is not an id, and no document can have it.
 pub(crate) fn check_id(id: &Bson) -> Result<(), InvalidInput> {
     let operator = |document: &Document| document.keys().any(|key| key.starts_with('$'));
     let kind = match id {
@@ -22,7 +22,7 @@ pub(crate) fn check_id(id: &Bson) -> Result<(), InvalidInput> {
         Bson::RegularExpression(_) => "a regular expression",
         Bson::Undefined => "undefined",
         Bson::Document(document) if operator(document) => "a document with operators",
-        Bson::Document(document) if has_nul(document) => "a document with NUL in the name of a field",
+        Bson::Document(document) if has_nul(document) => "a document with NUL in a field name",
         _ => return Ok(()),
     };
     let shown: String = id.to_string().chars().take(200).collect();
@@ -32,7 +32,7 @@ pub(crate) fn check_id(id: &Bson) -> Result<(), InvalidInput> {
     )))
 }
 
-/// An `_id` that can be locked is not too long. Claims pass over longer ones, by the same bound.
+/// Checks that an `_id` is short enough to lock. Claims pass over longer ones, by the same bound.
 pub(super) fn check_size(id: &Bson) -> Result<(), InvalidInput> {
     let size = size_of_id(id);
     if size > ID_MOST {
@@ -43,7 +43,8 @@ pub(super) fn check_size(id: &Bson) -> Result<(), InvalidInput> {
     Ok(())
 }
 
-/// BSON ends names of fields with a NUL, so there is none in them; and what can't be written has no name of its own.
+/// Returns whether a field name contains a NUL: BSON ends field names with one, and a document that can't be written
+/// has no name of its own.
 fn has_nul(document: &Document) -> bool {
     let within = |value: &Bson| match value {
         Bson::Document(inner) => has_nul(inner),
@@ -55,7 +56,7 @@ fn has_nul(document: &Document) -> bool {
         .any(|(field, value)| field.contains('\0') || within(value))
 }
 
-/// The path of the locks in documents: 1 to 16 names of fields with dots between them, 200 bytes at most.
+/// Checks the path of the locks in documents: 1 to 16 field names with dots between them, 200 bytes at most.
 pub(crate) fn check_path(path: &str) -> Result<(), InvalidInput> {
     let problem = if path.len() > 200 {
         "is longer than 200 bytes"
@@ -71,7 +72,7 @@ pub(crate) fn check_path(path: &str) -> Result<(), InvalidInput> {
         .split('.')
         .any(|part| part.bytes().all(|byte| byte.is_ascii_digit()))
     {
-        "has a number for a part, which would be a place in an array"
+        "has a number as a part, which would be an array index"
     } else if path.split('.').next() == Some("_id") {
         "is in the `_id`"
     } else {
@@ -82,7 +83,8 @@ pub(crate) fn check_path(path: &str) -> Result<(), InvalidInput> {
     Err(InvalidInput::new(format!("the field `{path}` for the locks {problem}")))
 }
 
-/// An update of a document of the user's own leaves the lock alone, and those of other parts of the document.
+/// Checks that an update of a document of the user's own leaves the lock alone, and those of other parts of the
+/// document.
 pub(crate) fn check_update(update: &UpdateModifications, place: &InPlace) -> Result<(), InvalidInput> {
     let paths = place.paths();
     let touches = |field: &str| paths.iter().any(|path| overlap(field, path));
@@ -96,13 +98,13 @@ pub(crate) fn check_update(update: &UpdateModifications, place: &InPlace) -> Res
             for (operator, fields) in operators {
                 let fields = fields.as_document();
                 if !operator.starts_with('$') || fields.is_none() {
-                    problem = Some(format!("`{}` is no update operator", operator.escape_debug()));
+                    problem = Some(format!("`{}` is not an update operator", operator.escape_debug()));
                 }
                 for (field, value) in fields.into_iter().flatten() {
                     let renamed = value.as_str().filter(|_| operator == "$rename");
                     if field.split('.').any(|name| name == "$") {
                         problem = Some(format!(
-                            "the `$` in `{}` would be the place of the holder among those of the lock: a pipeline can \
+                            "the `$` in `{}` would stand for the holder's place in the lock: a pipeline can \
                              name the element, or `$[identifier]` with the array filters of `fence().update_one(..)`",
                             field.escape_debug()
                         ));
@@ -124,7 +126,7 @@ pub(crate) fn check_update(update: &UpdateModifications, place: &InPlace) -> Res
                     ("$unset", Bson::Array(fields)) => fields.iter().filter_map(Bson::as_str).collect(),
                     _ => {
                         problem = Some(format!(
-                            "the stage `{}` is none of `$set`, `$addFields` and `$unset`",
+                            "the stage `{}` is not `$set`, `$addFields` or `$unset`",
                             stage.escape_debug()
                         ));
                         continue;
@@ -135,7 +137,7 @@ pub(crate) fn check_update(update: &UpdateModifications, place: &InPlace) -> Res
                 }
             }
         }
-        _ => problem = Some("it is of a kind that is not known".to_owned()),
+        _ => problem = Some("it is of an unknown kind".to_owned()),
     }
     problem.map_or(Ok(()), |problem| {
         Err(InvalidInput::new(format!(

@@ -1,4 +1,4 @@
-//! What a holder of a document has in hand.
+//! Handles of locked documents.
 
 use std::{fmt, ops::Deref, sync::Arc, time::Duration};
 
@@ -16,13 +16,13 @@ use crate::{
 
 /// A locked document.
 ///
-/// It dereferences to a [`LockView`], which has the fencing token and tells of a loss; [`LockView::name`] is the `_id` as
-/// text. It is renewed in the background for as long as the handle lives, and dropping it releases the document.
+/// It dereferences to a [`LockView`], which has the fencing token and reports a loss; [`LockView::name`] is the `_id`
+/// as text. It is renewed in the background for as long as the handle lives, and dropping it releases the document.
 ///
 /// # Guarantees
 ///
-/// Those of a [`LockHandle`](crate::LockHandle); and what is written with [`update`](Self::update) and
-/// [`delete`](Self::delete) is written under the lock: the server looks at the lock in the same atomic step.
+/// Those of a [`LockHandle`](crate::LockHandle); and [`update`](Self::update) and [`delete`](Self::delete) write under
+/// the lock: the server checks the lock in the same atomic step.
 #[must_use = "the document is released when the handle is dropped"]
 pub struct DocumentHandle<T> {
     session: Arc<Session>,
@@ -45,27 +45,27 @@ impl<T> DocumentHandle<T> {
         self.handle.hold().granted()
     }
 
-    /// The document as it was when it was locked, or right after.
+    /// Returns the document as it was when it was locked, or right after.
     pub fn document(&self) -> &T {
         &self.document
     }
 
-    /// The `_id` of the document.
+    /// Returns the `_id` of the document.
     pub fn id(&self) -> &Bson {
         &self.id
     }
 
-    /// A view of the lock for those who work under it, as [`LockHandle::view`](crate::LockHandle::view).
+    /// Returns a view of the lock for the code that works under it; see [`LockHandle::view`](crate::LockHandle::view).
     pub fn view(&self) -> LockView {
         self.handle.view()
     }
 
-    /// Renews the lock now, beyond what is done in the background, and returns for how long it is safe; as
+    /// Renews the lock now, in addition to the renewals in the background, and returns for how long it is safe; see
     /// [`LockHandle::renew`](crate::LockHandle::renew).
     ///
     /// # Errors
     ///
-    /// [`RenewError::Lost`] when it is lost. [`RenewError::Server`] when the server could not be reached: the document is
+    /// [`RenewError::Lost`] if it is lost. [`RenewError::Server`] if the server could not be reached: the document is
     /// still locked, and renewals go on in the background.
     ///
     /// # Cancel safety
@@ -84,17 +84,17 @@ impl<T> DocumentHandle<T> {
         self.handle.renew().await
     }
 
-    /// Deletes the document if it is still locked by this handle, and with it the lock: the handle is then released.
+    /// Deletes the document if this handle still locks it, and the lock with it: the handle is then released.
     ///
     /// # Errors
     ///
-    /// [`DocumentError::Lost`] when the lock was lost before: nothing was deleted. [`DocumentError::InTransaction`] when
-    /// a transaction is open that this lock [guards](LockView::guard_transaction): nothing was deleted. [`DocumentError::Server`] when the
-    /// server could not be reached (it may have been deleted) or refused.
+    /// [`DocumentError::Lost`] if the lock was lost before: nothing was deleted. [`DocumentError::InTransaction`] if a
+    /// transaction is open that this lock [guards](LockView::guard_transaction): nothing was deleted.
+    /// [`DocumentError::Server`] if the server could not be reached (the document may have been deleted) or refused.
     ///
     /// # Cancel safety
     ///
-    /// It goes on in the background when the future is dropped.
+    /// If the future is dropped, it goes on in the background.
     ///
     /// # Examples
     ///
@@ -122,11 +122,11 @@ impl<T> DocumentHandle<T> {
     ///
     /// # Errors
     ///
-    /// As [`LockHandle::release`](crate::LockHandle::release).
+    /// Same as for [`LockHandle::release`](crate::LockHandle::release).
     ///
     /// # Cancel safety
     ///
-    /// The release goes on in the background when the future is dropped.
+    /// If the future is dropped, the release goes on in the background.
     ///
     /// # Examples
     ///
@@ -135,7 +135,7 @@ impl<T> DocumentHandle<T> {
         self.handle.release().await
     }
 
-    /// The handle of the lock alone, and the document.
+    /// Splits this into the handle of the lock alone, and the document.
     pub fn into_parts(self) -> (LockHandle, T) {
         (self.handle, self.document)
     }
@@ -144,8 +144,8 @@ impl<T> DocumentHandle<T> {
         self.lost_reason().map_or(Ok(()), |reason| Err(reason.into()))
     }
 
-    /// That no transaction is open that the lock guards: the server would do the write when that has ended, however long
-    /// after the caller gave it up.
+    /// Checks that no transaction is open that the lock guards: the server would carry out the write when that
+    /// transaction has ended, however long after the caller gave up.
     async fn outside_of_transactions(&self) -> Result<(), DocumentError> {
         match self.session.is_in_open_transaction(self.handle.hold()).await? {
             true => Err(DocumentError::InTransaction),
@@ -153,34 +153,34 @@ impl<T> DocumentHandle<T> {
         }
     }
 
-    /// The server says that this handle holds no more; what it was is looked up.
+    /// Finds the reason after the server said that this handle no longer holds the lock.
     async fn lost_it(&self) -> DocumentError {
         self.session.give_up(self.handle.hold()).await.into()
     }
 }
 
 impl<T: DeserializeOwned> DocumentHandle<T> {
-    /// Updates the document if it is still locked by this handle, and returns it as it is then.
+    /// Updates the document if this handle still locks it, and returns it as it is then.
     ///
     /// `update` is a document of update operators or an aggregation pipeline; it must leave the lock's field alone, and
     /// the fields of the other locks that this client has in the same documents
-    /// ([`DocumentLocks::field`](crate::DocumentLocks::field)). The positional `$` is refused, as the place that it stands
-    /// for is found by the filter, which is the library's; `$[]` and pipelines work.
+    /// ([`DocumentLocks::field`](crate::DocumentLocks::field)). The positional `$` is refused, as it stands for a place
+    /// found by the filter, which is the library's; `$[]` and pipelines work.
     ///
     /// # Errors
     ///
-    /// [`DocumentError::Invalid`] when the update would touch the lock, or replaces the document: nothing was sent.
-    /// [`DocumentError::Lost`] when the lock was lost before: nothing was changed. [`DocumentError::InTransaction`] when
-    /// a transaction is open that this lock [guards](LockView::guard_transaction): nothing was changed, and within the transaction the
-    /// document is written with its session ([`Fence::update_one`](crate::Fence::update_one) with
-    /// [`session`](crate::FencedUpdate::session) does so). [`DocumentError::Server`] when the server could not be reached
-    /// or did not answer for the time of a lease (it may have been changed, or be changed yet: the update is not repeated
-    /// beyond the driver's own retry) or refused. [`DocumentError::Unreadable`] when the document was changed and can't be
-    /// read as a `T`.
+    /// [`DocumentError::Invalid`] if the update would touch the lock, or replaces the document: nothing was sent.
+    /// [`DocumentError::Lost`] if the lock was lost before: nothing was changed. [`DocumentError::InTransaction`] if a
+    /// transaction is open that this lock [guards](LockView::guard_transaction): nothing was changed; within the
+    /// transaction, write to the document with its session ([`Fence::update_one`](crate::Fence::update_one) with
+    /// [`session`](crate::FencedUpdate::session) does so). [`DocumentError::Server`] if the server could not be reached
+    /// or did not answer for the time of a lease (the document may have been changed, or may still be: the update is
+    /// not repeated beyond the driver's own retry) or refused. [`DocumentError::Unreadable`] if the document was
+    /// changed but can't be read as a `T`.
     ///
     /// # Cancel safety
     ///
-    /// It goes on in the background when the future is dropped.
+    /// If the future is dropped, it goes on in the background.
     ///
     /// # Examples
     ///

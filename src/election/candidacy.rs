@@ -1,4 +1,4 @@
-//! Leading in the background, with callbacks.
+//! Candidates that lead in the background, with callbacks.
 
 use std::{any::Any, panic::AssertUnwindSafe, time::Duration};
 
@@ -14,16 +14,16 @@ use crate::{
     telemetry,
 };
 
-/// Pauses before a name that is in use as another kind of lock is tried again: the first, and the longest. It is the
-/// other program that must let go of it, and nothing tells when.
+/// First and longest pause before a name that is in use as another kind of lock is tried again. The other program must
+/// release it, and nothing announces when.
 const OTHER_USE: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
 
-/// Bytes of a panic's message that are kept.
+/// Limits the bytes of a panic's message that are kept.
 const MESSAGE_MOST: usize = 1_024;
 
 impl Election {
-    /// Whether [`run`](Self::run) and [`stand`](Self::stand) wait while the name is in use as another kind of lock; by
-    /// default they end with [`AcquireError::KindMismatch`].
+    /// Sets whether [`run`](Self::run) and [`stand`](Self::stand) wait while the name is in use as another kind of
+    /// lock; by default they end with [`AcquireError::KindMismatch`].
     ///
     /// They ask again after a tenth of a second and then less and less often, every five seconds at last.
     ///
@@ -35,7 +35,7 @@ impl Election {
     /// let other = locks.mutex("scheduler").acquire().await?;
     /// let candidacy = locks.election("scheduler").wait_out_other_uses(true).stand("node 7", |_| {}, |_| {});
     /// other.release().await?;
-    /// // It is elected before long.
+    /// // It is elected soon.
     /// # candidacy.withdraw().await?;
     /// # Ok(()) }
     /// ```
@@ -47,7 +47,7 @@ impl Election {
         }
     }
 
-    /// Campaigns, and again while the name is in other use, if that is to be waited out.
+    /// Campaigns, and repeats it while the name is in other use, if the election waits for that.
     pub(super) async fn campaign_on(&self, value: &str) -> Result<Leadership, AcquireError> {
         let mut pause = OTHER_USE.0;
         loop {
@@ -61,12 +61,11 @@ impl Election {
 
     /// Leads in the background, with callbacks: `elected` when a term begins, `lost` when it ends.
     ///
-    /// Ends, and resigns, when the returned [`Candidacy`] is withdrawn, or dropped: then without a further callback. Call
-    /// it on a tokio runtime.
+    /// It ends, and resigns, when the returned [`Candidacy`] is withdrawn or dropped: then without a further callback.
+    /// Call it on a tokio runtime.
     ///
     /// It ends by itself after an error of a campaign, and when a callback panics: then without a further callback, and
-    /// where it led it resigns. [`Candidacy::ended`] tells of that, and so does a `WARN` event,
-    /// `watchlock.candidacy_ended`.
+    /// a leader resigns. [`Candidacy::ended`] reports that, and so does a `WARN` event, `watchlock.candidacy_ended`.
     ///
     /// # Examples
     ///
@@ -95,7 +94,7 @@ impl Election {
         let ended = result.subscribe();
         let (election, value, until) = (self.clone(), value.into(), withdrawn.clone());
         let task = tokio::spawn(async move {
-            // What the callbacks have in hand is theirs, and they are not called again.
+            // The callbacks own their state, and they are not called again.
             let standing = AssertUnwindSafe(election.stand_until(&value, elected, lost, until)).catch_unwind();
             let end = match standing.await {
                 Ok(end) => end.map_err(CandidacyError::from),
@@ -133,7 +132,7 @@ impl Election {
                 reason = leadership.lost() => lost(reason),
                 () = until.cancelled() => {
                     lost(LostReason::Released);
-                    // What could not be confirmed is bounded by the lease.
+                    // The lease limits an unconfirmed resignation.
                     let _ = leadership.resign().await;
                     return Ok(());
                 }
@@ -142,11 +141,11 @@ impl Election {
     }
 }
 
-/// What a panic says.
+/// Returns the message of a panic.
 fn message(panic: &(dyn Any + Send)) -> String {
     let text = panic.downcast_ref::<&str>().copied();
     let text = text.or_else(|| panic.downcast_ref::<String>().map(String::as_str));
-    let text = text.unwrap_or("a value that is no text");
+    let text = text.unwrap_or("a value that is not text");
     let end = (0..=MESSAGE_MOST.min(text.len()))
         .rev()
         .find(|end| text.is_char_boundary(*end));
@@ -163,7 +162,7 @@ pub struct Candidacy {
 }
 
 impl Candidacy {
-    /// Waits until the candidacy has ended by itself, and tells why: nobody stands any more then.
+    /// Waits until the candidacy has ended by itself, and returns why: it no longer has a candidate then.
     ///
     /// # Cancel safety
     ///
@@ -185,7 +184,7 @@ impl Candidacy {
     pub async fn ended(&self) -> CandidacyError {
         match self.end().await {
             Err(error) => error,
-            // Only a withdrawal ends it without an error, and takes the candidacy along.
+            // Only a withdrawal ends it without an error, and consumes the candidacy.
             Ok(()) => CandidacyError::Stopped,
         }
     }
@@ -194,11 +193,11 @@ impl Candidacy {
     ///
     /// # Errors
     ///
-    /// Why the candidacy had ended already, if it had.
+    /// The reason why the candidacy had ended already, if it had.
     ///
     /// # Cancel safety
     ///
-    /// The candidacy ends all the same when the future is dropped.
+    /// If the future is dropped, the candidacy ends all the same.
     ///
     /// # Examples
     ///
@@ -211,7 +210,7 @@ impl Candidacy {
     async fn end(&self) -> Result<(), CandidacyError> {
         let mut ended = self.ended.clone();
         let end = ended.wait_for(Option::is_some).await.map(|end| end.clone());
-        // The task goes without a word only with its runtime.
+        // Without an answer the task can only end with its runtime.
         end.ok().flatten().unwrap_or(Err(CandidacyError::Stopped))
     }
 }

@@ -1,4 +1,4 @@
-//! Trouble with the server, and what a program can tell of it.
+//! Errors of the server, and how a program can distinguish them.
 
 use std::{error::Error as StdError, fmt};
 
@@ -8,40 +8,40 @@ use crate::store::error::StoreError;
 
 /// The server could not be reached, or it refused.
 ///
-/// [`kind`](Self::kind) tells which, for a program to act on; [`source`](StdError::source) is the driver's error where there
-/// is one.
+/// [`kind`](Self::kind) distinguishes these cases for a program; [`source`](StdError::source) is the driver's error if
+/// there is one.
 #[derive(Clone, Debug)]
 pub struct ServerError(StoreError);
 
-/// What kind of trouble there is with the server.
+/// The kind of a [`ServerError`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ServerErrorKind {
-    /// The server was not reached or did not answer in time, or there is no primary at the moment. What was asked for may
-    /// have been done. It may succeed later.
+    /// The server was not reached or did not answer in time, or there is no primary at the moment. The operation may
+    /// have been carried out. It may succeed later.
     Unavailable,
-    /// The server does not know the user of the connection, or not by these credentials.
+    /// The server does not know the user of the connection, or rejects the credentials.
     Unauthenticated,
-    /// The user of the connection is not permitted to do it.
+    /// The user of the connection lacks a privilege for the operation.
     Unauthorized(MissingPrivilege),
-    /// What stands under the name is not the document of a lock, or is that of a later version of this library.
+    /// The document under the name is not a lock, or was written by a later version of this library.
     NotALock,
-    /// The runtime on which the client lives has ended or stands still, or this is a fork of its process.
+    /// The client's runtime has ended or stands still, or this is a fork of its process.
     NoRuntime,
-    /// The server or the driver refused for another reason, and would again. The server's reason has a
+    /// The server or the driver refused for another reason, and would refuse again. The server's reason has a
     /// [`code`](ServerError::code).
     Refused,
 }
 
 /// The privilege that the user of the connection lacks, as far as the server's message names it.
 ///
-/// What it tells is meant for people: the server names the command that was refused, of which the actions are derived.
+/// It is meant for people: the server names the refused command, from which the actions are derived.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct MissingPrivilege {
-    /// The actions that the command needs, of which at least one is missing; empty where that is not known.
+    /// The actions that the command needs, at least one of which is missing; empty if they are unknown.
     pub actions: Vec<&'static str>,
-    /// The database, or the collection with its database before it (`app.distributed_locks`); `None` where the server does
+    /// The database, or the collection with its database in front (`app.distributed_locks`); `None` if the server does
     /// not name it.
     pub namespace: Option<String>,
 }
@@ -51,7 +51,7 @@ impl ServerError {
         &self.0
     }
 
-    /// What kind of trouble it is.
+    /// Returns the kind of this error.
     ///
     /// # Examples
     ///
@@ -82,7 +82,7 @@ impl ServerError {
         match self.code() {
             Some(UNAUTHORIZED) => ServerErrorKind::Unauthorized(self.missing_privilege()),
             Some(AUTHENTICATION_FAILED) => ServerErrorKind::Unauthenticated,
-            // Atlas has one code for much that it does not permit.
+            // Atlas uses one code for many forbidden operations.
             Some(ATLAS) => ServerErrorKind::Unauthorized(MissingPrivilege::default()),
             _ if unauthenticated => ServerErrorKind::Unauthenticated,
             _ if self.0.is_final() => ServerErrorKind::Refused,
@@ -90,24 +90,25 @@ impl ServerError {
         }
     }
 
-    /// The server's number for the error (`13` is `Unauthorized`), where the server has said it.
+    /// Returns the server's number for the error (`13` is `Unauthorized`), if the server sent one.
     pub fn code(&self) -> Option<i32> {
         self.0.code()
     }
 
-    /// The driver's error, with its labels and with all that the server has said, where it is one of the driver's.
+    /// Returns the driver's error, with its labels and the server's full answer, if the driver reported it.
     pub fn driver(&self) -> Option<&DriverError> {
         self.source()?.downcast_ref()
     }
 
-    /// Whether the driver's error has this label, as [`TRANSIENT_TRANSACTION_ERROR`](mongodb::error::TRANSIENT_TRANSACTION_ERROR).
+    /// Returns whether the driver's error has this label, such as
+    /// [`TRANSIENT_TRANSACTION_ERROR`](mongodb::error::TRANSIENT_TRANSACTION_ERROR).
     pub fn contains_label(&self, label: &str) -> bool {
         self.driver().is_some_and(|error| error.contains_label(label))
     }
 
     fn missing_privilege(&self) -> MissingPrivilege {
         match self.driver().map(|error| &*error.kind) {
-            Some(ErrorKind::Command(command)) => MissingPrivilege::told(&command.message),
+            Some(ErrorKind::Command(command)) => MissingPrivilege::parse(&command.message),
             _ => MissingPrivilege::default(),
         }
     }
@@ -118,8 +119,8 @@ const AUTHENTICATION_FAILED: i32 = 18;
 const ATLAS: i32 = 8000;
 
 impl MissingPrivilege {
-    /// By the server's message, `not authorized on app to execute command { find: "locks", … }`.
-    fn told(message: &str) -> Self {
+    /// Parses the server's message, `not authorized on app to execute command { find: "locks", … }`.
+    fn parse(message: &str) -> Self {
         let read = || {
             let (_, rest) = message.split_once("not authorized on ")?;
             let (database, rest) = rest.split_once(" to execute command { ")?;
@@ -179,14 +180,14 @@ impl From<StoreError> for ServerError {
     }
 }
 
-/// Of what is done to the user's own documents: there a duplicate key is no race for the document of a lock.
+/// For operations on the user's own documents: there a duplicate key is not a race for the document of a lock.
 impl From<DriverError> for ServerError {
     fn from(error: DriverError) -> Self {
         Self(StoreError::of_user_s_write(error))
     }
 }
 
-/// As the driver's own error: itself where it is one, with its labels.
+/// Converts into the driver's own error: the original if there is one, with its labels.
 impl From<ServerError> for DriverError {
     fn from(error: ServerError) -> Self {
         error.0.into_driver_error()
@@ -199,22 +200,22 @@ mod tests {
 
     #[test]
     fn a_missing_privilege_is_read_from_what_the_server_says() {
-        let told = |message: &str| MissingPrivilege::told(message).to_string();
+        let described = |message: &str| MissingPrivilege::parse(message).to_string();
         assert_eq!(
-            told(
+            described(
                 "not authorized on app to execute command { findAndModify: \"distributed_locks\", query: { _id: \"x\" }, \
                  lsid: { id: UUID(\"0\") } }"
             ),
             "missing one of `find`, `insert`, `update` on app.distributed_locks"
         );
         assert_eq!(
-            told(
+            described(
                 "not authorized on app to execute command { aggregate: \"locks\", pipeline: [ { $changeStream: {} } ] }"
             ),
             "missing one of `changeStream`, `find` on app.locks"
         );
         assert_eq!(
-            told("not authorized on admin to execute command { hostInfo: 1 }"),
+            described("not authorized on admin to execute command { hostInfo: 1 }"),
             "missing a privilege on admin"
         );
         for odd in [
@@ -223,7 +224,7 @@ mod tests {
             "not authorized on é to execute command { x",
             "command quit requires authentication",
         ] {
-            assert_eq!(told(odd), "missing a privilege", "{odd}");
+            assert_eq!(described(odd), "missing a privilege", "{odd}");
         }
     }
 

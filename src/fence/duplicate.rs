@@ -1,4 +1,4 @@
-//! Which unique index a write ran into.
+//! The unique index that a write collided with.
 
 use mongodb::{
     bson::{Bson, Document},
@@ -11,13 +11,13 @@ const DUPLICATE_KEY: i32 = 11_000;
 /// The unique index that had the key already.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Duplicate {
-    /// That of `_id`.
+    /// The index of `_id`.
     Id,
-    /// One of the user's own.
+    /// One of the user's own indexes.
     Other,
 }
 
-/// The index, where the error is about a duplicate key.
+/// Returns the index, if the error is about a duplicate key.
 pub(super) fn of(error: &Error) -> Option<Duplicate> {
     let (code, message) = match &*error.kind {
         ErrorKind::Command(command) => (command.code, &command.message),
@@ -31,13 +31,13 @@ pub(super) fn of(error: &Error) -> Option<Duplicate> {
     let answer: Option<Document> = answer.and_then(|answer| Document::from_reader(answer.as_bytes()).ok());
     let is_id = match answer.as_ref().and_then(pattern) {
         Some(pattern) => pattern.keys().eq(["_id"]),
-        // Servers name the index in the text as well, and the name of this one can't be given to another.
+        // Servers also name the index in the text, and no other index can have this name.
         None => message.contains(" index: _id_ "),
     };
     Some(if is_id { Duplicate::Id } else { Duplicate::Other })
 }
 
-/// The fields of the index, as the server's answer has them: beside a write error, or beside the error of a command.
+/// Returns the fields of the index from the server's answer: next to a write error, or next to the error of a command.
 fn pattern(answer: &Document) -> Option<&Document> {
     let errors = answer.get_array("writeErrors").ok();
     let error = errors.and_then(|errors| errors.first()).and_then(Bson::as_document);

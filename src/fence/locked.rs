@@ -1,7 +1,7 @@
-//! A fence that was made from the handle of a document, used in that document's own collection.
+//! A fence from the handle of a document, used in that document's own collection.
 //!
 //! The document's lock is a field of the document itself: a replacement would delete it, and an update could overwrite
-//! it. The fence knows where the locks of that collection are and leaves them alone.
+//! it. The fence knows the places of the locks in that collection and leaves them alone.
 
 use mongodb::{
     bson::{Bson, Document, doc},
@@ -15,7 +15,7 @@ use crate::{
     store::{InPlace, place::overlap},
 };
 
-/// The token and the locks have a field each.
+/// Checks that the token and the locks have separate fields.
 pub(super) fn check_field(field: &str, place: &InPlace) -> Result<(), InvalidInput> {
     match place.paths().into_iter().find(|path| overlap(field, path)) {
         None => Ok(()),
@@ -26,7 +26,7 @@ pub(super) fn check_field(field: &str, place: &InPlace) -> Result<(), InvalidInp
     }
 }
 
-/// An update leaves the locks alone. One without operators only records the token.
+/// Checks that an update leaves the locks alone. An update without operators only records the token.
 pub(super) fn check_update(update: &UpdateModifications, place: &InPlace) -> Result<(), InvalidInput> {
     match update {
         UpdateModifications::Document(none) if none.is_empty() => Ok(()),
@@ -34,8 +34,8 @@ pub(super) fn check_update(update: &UpdateModifications, place: &InPlace) -> Res
     }
 }
 
-/// A pipeline that replaces a document by this one and keeps the locks as they are stored, whatever `replacement` has in
-/// their place: it may have been read with a lock in it, as that was at an earlier time.
+/// Returns a pipeline that replaces a document by this one and keeps the stored locks, whatever `replacement` has in
+/// their place: it may have been read with an earlier state of a lock.
 pub(super) fn replace(mut replacement: Document, place: &InPlace) -> Result<Vec<Document>, InvalidInput> {
     let locks: Vec<Location> = place.paths().iter().map(|path| Location::under(path)).collect();
     for lock in &locks {
@@ -43,13 +43,13 @@ pub(super) fn replace(mut replacement: Document, place: &InPlace) -> Result<Vec<
         match lock.obstacle(&replacement) {
             Some(path) if path != whole => {
                 return Err(InvalidInput::new(format!(
-                    "the replacement has something else at `{path}`, and the lock of the document is in `{whole}`"
+                    "the replacement has another value at `{path}`, and the lock of the document is in `{whole}`"
                 )));
             }
             _ => lock.take_lock(&mut replacement),
         };
     }
-    // A stage for each lock puts it into the new document, which is a field beside the old one until the last stage.
+    // One stage per lock puts it into the new document, which is a field next to the old one until the last stage.
     let new = "_watchlock_new";
     let mut stages = vec![doc! { "$replaceWith": {
         "old": "$$ROOT",

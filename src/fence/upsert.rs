@@ -1,23 +1,23 @@
-//! The filters that an upsert under a fence may have.
+//! The filters that are allowed for an upsert under a fence.
 
 use mongodb::bson::{Bson, Document, doc};
 
 use crate::error::InvalidInput;
 
-/// Operators of a condition on a field by which the server puts nothing into a document that it inserts.
+/// Operators of a field condition for which the server adds no value to a document that it inserts.
 const WITHOUT_A_VALUE: [&str; 12] = [
     "$exists", "$gt", "$gte", "$lt", "$lte", "$ne", "$nin", "$type", "$mod", "$size", "$regex", "$options",
 ];
 
-/// Nested deeper than the server accepts.
+/// Nesting limit: deeper than the server accepts.
 const DEEPEST: u32 = 100;
 
-/// The document that an upsert's filter names by its `_id`.
+/// Returns the document that an upsert's filter names by its `_id`.
 ///
 /// # Errors
 ///
-/// When it names none, or asks for a value in the fence's field: the server begins a new document with what the filter
-/// asks for, and a value there that is no token, or a larger one, would fence everybody out.
+/// If it names none, or asks for a value in the fence's field: the server starts a new document with the values that
+/// the filter asks for, and a value there that is not a token, or is a larger one, would fence everybody out.
 pub(super) fn named_id(filter: &Document, field: &str) -> Result<Document, InvalidInput> {
     if let Some(path) = asked_for(filter, field, false, 0) {
         let path: String = path.chars().take(255).collect();
@@ -43,7 +43,7 @@ pub(super) fn named_id(filter: &Document, field: &str) -> Result<Document, Inval
     }
 }
 
-/// The path of a value that the filter asks for in the fence's field, in what leads there, or beneath. Under a `$nor` any
+/// Returns the path of a value that the filter asks for in the fence's field, above or below it. Under a `$nor` any
 /// condition counts: that of `$ne` asks for a value.
 fn asked_for(filter: &Document, field: &str, negated: bool, depth: u32) -> Option<String> {
     filter

@@ -1,7 +1,7 @@
 //! The writes under a fence.
 //!
-//! The driver's commands run in tasks of their own, as one that is dropped half-way stalls the connection pool. What
-//! follows from their answers is decided by the future that the user awaits: when it is dropped nothing more is sent.
+//! The driver's commands run in their own tasks, as a command dropped half-way stalls the connection pool. The future
+//! that the user awaits decides what follows from their answers: when it is dropped, nothing more is sent.
 
 use std::{fmt, time::Duration};
 
@@ -25,11 +25,12 @@ use crate::{
     error::{FenceError, InvalidInput},
 };
 
-/// Tries of one write that finds the document changed by others each time. With the pauses this takes a second or two:
-/// whoever loses a race for so long does not lose a race, but has a filter that the server answers differently each time.
+/// Maximum tries of one write that finds the document changed by others each time. With the pauses this takes a second
+/// or two: a write that loses for so long has not lost a race, but has a filter that the server answers differently
+/// each time.
 const TRIES: u32 = 16;
 
-/// Pauses between the tries: the first, and the longest.
+/// First and longest pause between the tries.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(2), Duration::from_millis(200));
 
 /// The tries of one write.
@@ -37,7 +38,7 @@ const PAUSES: (Duration, Duration) = (Duration::from_millis(2), Duration::from_m
 struct Tries(u32);
 
 impl Tries {
-    /// Waits before the next try; `false` when there are to be no more.
+    /// Waits before the next try; `false` if there are no more tries.
     async fn again(&mut self) -> bool {
         self.0 += 1;
         if self.0 >= TRIES {
@@ -50,7 +51,7 @@ impl Tries {
 
     fn used_up() -> FenceError {
         server(Error::custom(format!(
-            "the document was changed by somebody else between each of {TRIES} tries and the look at it"
+            "the document was changed by somebody else between each of {TRIES} tries and the check after it"
         )))
     }
 }
@@ -59,7 +60,7 @@ fn server(error: Error) -> FenceError {
     FenceError::Server(error.into())
 }
 
-/// What all writes have in common.
+/// Fields common to all writes.
 #[derive(Clone)]
 pub(super) struct Write {
     fence: Fence,
@@ -69,7 +70,7 @@ pub(super) struct Write {
 
 impl Write {
     pub(super) fn new<T: Send + Sync>(fence: &Fence, collection: &Collection<T>, filter: Document) -> Self {
-        // The majority's view can lag behind what was acknowledged, so it is the primary's that says why. In a
+        // The majority's view can lag behind acknowledged writes, so the primary's view explains the result. In a
         // transaction the driver leaves all of this to the transaction.
         let options = CollectionOptions::builder()
             .write_concern(WriteConcern::majority())
@@ -89,7 +90,7 @@ impl Write {
         self.fence.filter(self.filter.clone())
     }
 
-    /// That no document of these is refused by the fence.
+    /// Checks that the fence refuses none of these documents.
     async fn check(&self, of: &Document, session: &mut Option<&mut ClientSession>) -> Result<(), FenceError> {
         let refused = doc! { "$and": [of, { "$nor": [self.fence.lets_through()] }] };
         let root = self.fence.field.split('.').next().unwrap_or_default();
@@ -99,7 +100,7 @@ impl Write {
         }
     }
 
-    /// Whether there is any document for the user's own filter.
+    /// Returns whether there is any document for the user's own filter.
     async fn has_any(&self, session: &mut Option<&mut ClientSession>) -> Result<bool, FenceError> {
         Ok(self.find(self.filter.clone(), "_id", session).await?.is_some())
     }
@@ -170,7 +171,7 @@ impl Write {
 
 impl fmt::Debug for Write {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // Not the collection: the driver's client shows the user's connection options.
+        // The collection is left out: the driver's client shows the user's connection options.
         f.debug_struct("Write")
             .field("fence", &self.fence)
             .field("collection", &self.collection.namespace().to_string())
@@ -179,7 +180,7 @@ impl fmt::Debug for Write {
     }
 }
 
-/// What is written to a document that may be there already.
+/// The change to a document that may already exist.
 #[derive(Clone, Debug)]
 pub(super) enum Change {
     Update(UpdateModifications),
@@ -209,24 +210,24 @@ impl FencedUpdate<'_> {
         }
     }
 
-    /// Inserts the document where there is none. The filter must name its `_id` then: a filter that several documents
-    /// could meet would make a second one where the fence refuses the first. And it must not ask for a value in the
-    /// fence's field, which the server would put into the new document in the token's place.
+    /// Inserts the document if there is none. The filter must name its `_id` then: a filter that matches several
+    /// documents would create a second one when the fence refuses the first. And it must not ask for a value in the
+    /// fence's field, which the server would put into the new document in place of the token.
     pub fn upsert(mut self, upsert: bool) -> Self {
         self.upsert = upsert;
         self
     }
 
-    /// Which elements of arrays the update's `$[name]` stand for, as with the driver's method. A pipeline or a
+    /// Sets which array elements the update's `$[name]` stand for, as with the driver's method. A pipeline or a
     /// replacement has none.
     pub fn array_filters(mut self, filters: impl IntoIterator<Item = Document>) -> Self {
         self.array_filters = Some(filters.into_iter().collect());
         self
     }
 
-    /// Writes as part of a session of the driver's, and of the transaction that is going on in it.
+    /// Writes as part of a session of the driver, and of the transaction in progress in it.
     ///
-    /// The transaction's own write concern is in effect then.
+    /// The transaction's own write concern applies then.
     pub fn session(self, session: &mut ClientSession) -> FencedUpdate<'_> {
         FencedUpdate {
             session: Some(session),
@@ -264,13 +265,13 @@ impl FencedUpdate<'_> {
         let change = self.change?;
         let filters = self.array_filters.as_ref();
         if self.replaces && filters.is_some() {
-            return Err(InvalidInput::new("a replacement has no use for array filters").into());
+            return Err(InvalidInput::new("a replacement can't have array filters").into());
         }
         let id = self.upsert.then(|| upsert::named_id(&write.filter, &write.fence.field));
         let id = id.transpose()?;
         if let (Some(id), Some(_)) = (&id, &session) {
-            // A refusal would be a duplicate key, and that is the end of a transaction, in which nothing can be looked
-            // up any more. But what a transaction saw once, it sees to its end.
+            // A refusal would be a duplicate key, which ends a transaction, so nothing can be checked afterwards. But a
+            // transaction keeps seeing the same data to its end.
             write.check(id, &mut session).await?;
         }
         let mut tries = Tries::default();
@@ -290,20 +291,20 @@ impl FencedUpdate<'_> {
                     let Some(of) = duplicate::of(&error) else {
                         return Err(server(error));
                     };
-                    // In a transaction nothing can be looked up after an error; then this one tells more.
+                    // In a transaction nothing can be checked after an error; then this error says more.
                     match write.check(id, &mut session).await {
                         Ok(()) => {}
                         Err(FenceError::Server(_)) => return Err(server(error)),
                         Err(refused) => return Err(refused),
                     }
-                    // Of another unique index it would be the same at each try.
+                    // A duplicate in another unique index would be the same at each try.
                     if of == Duplicate::Other {
                         return Err(server(error));
                     }
-                    // The document may not meet the rest of the filter.
+                    // The document may not match the rest of the filter.
                     let fits = doc! { "$and": [&write.filter, write.fence.lets_through()] };
                     let fits = write.find(fits, "_id", &mut session).await?.is_some();
-                    // Two who insert it at once: now that it is there, it is updated.
+                    // Two clients inserted it at once: now that it exists, it is updated.
                     if !fits || !tries.again().await {
                         return Err(server(error));
                     }
@@ -331,9 +332,9 @@ impl FencedInsert<'_> {
         }
     }
 
-    /// Writes as part of a session of the driver's, and of the transaction that is going on in it.
+    /// Writes as part of a session of the driver, and of the transaction in progress in it.
     ///
-    /// The transaction's own write concern is in effect then.
+    /// The transaction's own write concern applies then.
     pub fn session(self, session: &mut ClientSession) -> FencedInsert<'_> {
         FencedInsert {
             session: Some(session),
@@ -350,7 +351,7 @@ impl FencedInsert<'_> {
         } = self;
         let document = document?;
         if session.is_some() {
-            // As with an upsert.
+            // As with an upsert, a refusal would end the transaction.
             write.check(&write.filter, &mut session).await?;
         }
         let collection = write.collection.clone();
@@ -398,9 +399,9 @@ impl FencedDelete<'_> {
         Self { write, session: None }
     }
 
-    /// Writes as part of a session of the driver's, and of the transaction that is going on in it.
+    /// Writes as part of a session of the driver, and of the transaction in progress in it.
     ///
-    /// The transaction's own write concern is in effect then.
+    /// The transaction's own write concern applies then.
     pub fn session(self, session: &mut ClientSession) -> FencedDelete<'_> {
         FencedDelete {
             session: Some(session),
@@ -449,7 +450,7 @@ impl<'a> IntoFuture for FencedDelete<'a> {
     }
 }
 
-/// Runs one command of the driver's in a task of its own.
+/// Runs one command of the driver in its own task.
 async fn to_its_end<T: Send + 'static>(
     command: impl Future<Output = Result<T, Error>> + Send + 'static,
 ) -> Result<T, Error> {

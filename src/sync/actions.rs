@@ -1,4 +1,4 @@
-//! What is awaited elsewhere, run on this thread.
+//! Actions that run on the calling thread instead of being awaited.
 
 use serde::de::DeserializeOwned;
 
@@ -66,7 +66,7 @@ impl TryAcquire {
         Ok(block_on(self.into_future())?.map(LockHandle::new))
     }
 
-    /// As [`or_held`](Self::or_held), on this thread.
+    /// Tries on this thread, like [`or_held`](Self::or_held), and blocks it until the server has answered.
     ///
     /// # Errors
     ///
@@ -109,7 +109,7 @@ impl TryMultiAcquire {
         Ok(block_on(self.into_future())?.map(MultiHandle::new))
     }
 
-    /// As [`or_held`](Self::or_held), on this thread.
+    /// Tries on this thread, like [`or_held`](Self::or_held), and blocks it until the server has answered.
     ///
     /// # Errors
     ///
@@ -183,7 +183,7 @@ impl<T: DeserializeOwned + Send + Sync + 'static> TryAcquireDocument<T> {
 }
 
 impl<T: DeserializeOwned + Send + Sync + 'static> Claim<T> {
-    /// Claims on this thread, and blocks it until there is a document that is free; instead of awaiting the action.
+    /// Claims on this thread, and blocks it until there is a free document; instead of awaiting the action.
     ///
     /// # Errors
     ///
@@ -217,7 +217,7 @@ impl List {
     ///
     /// # Errors
     ///
-    /// When the server can't be reached, or it refuses.
+    /// If the server can't be reached, or it refuses.
     ///
     /// # Panics
     ///

@@ -14,8 +14,8 @@ use crate::{
     wake_mode::{WakeMode, WakeSource},
 };
 
-/// Makes a [`LockClient`]. Made by [`LockClient::builder`], or from any [`watchlock::LockClientBuilder`], with its
-/// settings: as that of [`InMemory::builder`](crate::InMemory::builder).
+/// A builder of a [`LockClient`]. Made by [`LockClient::builder`], or from any [`watchlock::LockClientBuilder`] with
+/// its settings, such as that of [`InMemory::builder`](crate::InMemory::builder).
 ///
 /// [`watchlock::LockClientBuilder`]: crate::LockClientBuilder
 #[derive(Clone, Debug)]
@@ -87,7 +87,7 @@ impl LockClientBuilder {
         self.with(|builder| builder.owner_id(id))
     }
 
-    /// Checks the settings and asks the server once what it is.
+    /// Checks the settings and asks the server once for its type.
     ///
     /// # Errors
     ///
@@ -101,10 +101,10 @@ impl LockClientBuilder {
     }
 }
 
-/// Makes locks that all processes share which use the same collection: [`watchlock::LockClient`] for threads.
+/// A factory for locks that all processes share if they use the same collection: [`watchlock::LockClient`] for threads.
 ///
-/// One per process is enough, and best. Cloning is cheap, and clones are the same session. It can also be made
-/// [from](From) a [`watchlock::LockClient`], of which it is a clone then: for the threads of an async program.
+/// One client per process is enough, and best. Cloning is cheap, and clones share the session. It can also be made
+/// [from](From) a [`watchlock::LockClient`], as its clone: for the threads of an async program.
 ///
 /// [`watchlock::LockClient`]: crate::LockClient
 ///
@@ -133,17 +133,17 @@ impl From<crate::LockClient> for LockClient {
 }
 
 impl LockClient {
-    /// Begins to make a client whose locks live in a collection of `database`.
+    /// Returns a builder of a client whose locks live in a collection of `database`.
     ///
-    /// See [`sync`](crate::sync#connecting) for how to come by one without async.
+    /// See [`sync`](crate::sync#connecting) for how to get one without async.
     pub fn builder(database: Database) -> LockClientBuilder {
         crate::LockClient::builder(database).into()
     }
 
-    /// A client of locks in the memory of this process, without a server: for tests of your own code.
+    /// Returns a client of locks in the memory of this process, without a server: for tests of your own code.
     ///
-    /// See [`InMemory`](crate::InMemory) for several clients of the same memory. Time is that of the system: tokio's clock
-    /// can't be paused for threads.
+    /// See [`InMemory`](crate::InMemory) for several clients of the same memory. Time is that of the system: tokio's
+    /// clock can't be paused for threads.
     ///
     /// # Examples
     ///
@@ -158,54 +158,55 @@ impl LockClient {
         crate::LockClient::in_memory().into()
     }
 
-    /// The same client for async code.
+    /// Returns the same client for async code.
     pub fn as_async(&self) -> &crate::LockClient {
         &self.client
     }
 
-    /// A mutex: one holder at a time among all processes; as [`LockClient::mutex`](crate::LockClient::mutex).
+    /// Returns a mutex: one holder at a time among all processes; see [`LockClient::mutex`](crate::LockClient::mutex).
     pub fn mutex(&self, name: impl Into<String>) -> Mutex {
         Mutex::new(self.client.mutex(name))
     }
 
-    /// A semaphore of `permits` permits; as [`LockClient::semaphore`](crate::LockClient::semaphore).
+    /// Returns a semaphore with `permits` permits; see [`LockClient::semaphore`](crate::LockClient::semaphore).
     pub fn semaphore(&self, name: impl Into<String>, permits: u32) -> Semaphore {
         Semaphore::new(self.client.semaphore(name, permits))
     }
 
-    /// A readers-writer lock; as [`LockClient::rw_lock`](crate::LockClient::rw_lock).
+    /// Returns a readers-writer lock; see [`LockClient::rw_lock`](crate::LockClient::rw_lock).
     pub fn rw_lock(&self, name: impl Into<String>) -> RwLock {
         RwLock::new(self.client.rw_lock(name))
     }
 
-    /// An election; as [`LockClient::election`](crate::LockClient::election).
+    /// Returns an election; see [`LockClient::election`](crate::LockClient::election).
     pub fn election(&self, name: impl Into<String>) -> Election {
         Election::new(self.client.election(name))
     }
 
-    /// Several mutexes, held together or not at all; as [`LockClient::multi`](crate::LockClient::multi).
+    /// Returns a multi-lock: several mutexes, held together or not at all; see
+    /// [`LockClient::multi`](crate::LockClient::multi).
     pub fn multi(&self, names: impl IntoIterator<Item = impl Into<String>>) -> MultiLock {
         MultiLock::new(self.client.multi(names))
     }
 
-    /// Locks for the documents of a collection of yours, in place; as
+    /// Returns locks for the documents of a collection of yours, in place; see
     /// [`LockClient::documents`](crate::LockClient::documents).
     pub fn documents<T: Send + Sync>(&self, collection: Collection<T>) -> DocumentLocks<T> {
         DocumentLocks::new(self.client.documents(collection))
     }
 
-    /// The same for the documents of a collection in memory; as
+    /// Returns locks for the documents of a collection in memory; see
     /// [`LockClient::documents_in_memory`](crate::LockClient::documents_in_memory).
     pub fn documents_in_memory<T>(&self, collection: &MemoryCollection) -> DocumentLocks<T> {
         DocumentLocks::new(self.client.documents_in_memory(collection))
     }
 
-    /// How waiters are woken at present; as [`LockClient::wake_mode`](crate::LockClient::wake_mode).
+    /// Returns how waiters are woken at present; see [`LockClient::wake_mode`](crate::LockClient::wake_mode).
     pub fn wake_mode(&self) -> WakeMode {
         self.client.wake_mode()
     }
 
-    /// Blocks until the wake mode is another than `present`, and returns it.
+    /// Blocks until the wake mode differs from `present`, and returns it.
     ///
     /// # Panics
     ///
@@ -214,11 +215,12 @@ impl LockClient {
         block_on(self.client.wake_mode_changed(present))
     }
 
-    /// Who holds the lock `name` and who waits for it, as of now; as [`LockClient::inspect`](crate::LockClient::inspect).
+    /// Returns who holds the lock `name` and who waits for it, as of now; see
+    /// [`LockClient::inspect`](crate::LockClient::inspect).
     ///
     /// # Errors
     ///
-    /// When the name is out of its bounds, the server can't be reached, or the document is not a lock's.
+    /// If the name is out of bounds, the server can't be reached, or the document is not a lock.
     ///
     /// # Panics
     ///
@@ -232,26 +234,25 @@ impl LockClient {
         self.client.list()
     }
 
-    /// What happens to the lock `name`, as it happens: an iterator that blocks until there is something to tell. As
-    /// [`LockClient::watch`](crate::LockClient::watch), with the same errors.
+    /// Returns the events of the lock `name`, as they happen: an iterator that blocks until there is an event. See
+    /// [`LockClient::watch`](crate::LockClient::watch), which has the same errors.
     pub fn watch(&self, name: &str) -> LockEvents {
         let _entered = enter();
         LockEvents::new(self.client.watch(name))
     }
 
-    /// What happens to every lock of the collection: as [`watch`](Self::watch), each event with the name of its lock. As
-    /// [`LockClient::watch_all`](crate::LockClient::watch_all), with the same errors.
+    /// Returns the events of every lock in the collection: those of [`watch`](Self::watch), each with the name of its
+    /// lock. See [`LockClient::watch_all`](crate::LockClient::watch_all), which has the same errors.
     pub fn watch_all(&self) -> AllLockEvents {
         let _entered = enter();
         AllLockEvents::new(self.client.watch_all())
     }
 
-    /// Takes the lock `name` away from whoever holds it; as [`LockClient::break_lock`](crate::LockClient::break_lock).
+    /// Takes the lock `name` away from all its holders; see [`LockClient::break_lock`](crate::LockClient::break_lock).
     ///
     /// # Errors
     ///
-    /// When the name is out of its bounds, or the server refuses or can't be reached. Whether the lock is broken is open
-    /// then.
+    /// If the name is out of bounds, or the server refuses or can't be reached. The lock may or may not be broken then.
     ///
     /// # Panics
     ///
@@ -260,12 +261,12 @@ impl LockClient {
         block_on(self.client.break_lock(name))
     }
 
-    /// Takes the lock `name` away from the one holder whose grant has this token; as
+    /// Takes the lock `name` away from the one holder whose grant has this token; see
     /// [`LockClient::break_holder`](crate::LockClient::break_holder).
     ///
     /// # Errors
     ///
-    /// As those of [`break_lock`](Self::break_lock).
+    /// Same as for [`break_lock`](Self::break_lock).
     ///
     /// # Panics
     ///
@@ -274,8 +275,8 @@ impl LockClient {
         block_on(self.client.break_holder(name, token))
     }
 
-    /// Ends the client: acquires fail, what is held is released; returns when the server knows, or after the time of a
-    /// lease. Call it before the process ends; as [`LockClient::shutdown`](crate::LockClient::shutdown).
+    /// Ends the client: acquires fail, held locks are released. Returns when the server has confirmed, or after the
+    /// time of a lease. Call it before the process ends; see [`LockClient::shutdown`](crate::LockClient::shutdown).
     ///
     /// # Panics
     ///

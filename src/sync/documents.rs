@@ -1,4 +1,4 @@
-//! Locking the documents of the user's own collection in place.
+//! Locks in the documents of the user's own collection.
 
 use std::{fmt, ops::Deref, time::Duration};
 
@@ -16,7 +16,7 @@ use crate::{
     inspect::LockInfo,
 };
 
-/// Locks the documents of a collection of yours, in place: [`watchlock::DocumentLocks`] for threads.
+/// Locks for the documents of a collection of yours, in place: [`watchlock::DocumentLocks`] for threads.
 ///
 /// [`watchlock::DocumentLocks`]: crate::DocumentLocks
 ///
@@ -44,7 +44,7 @@ impl<T> DocumentLocks<T> {
         Self { documents }
     }
 
-    /// Where in the documents the locks are; as [`DocumentLocks::field`](crate::DocumentLocks::field).
+    /// Sets the place of the locks in the documents; see [`DocumentLocks::field`](crate::DocumentLocks::field).
     #[must_use = "the locks under another field are returned"]
     pub fn field(self, path: impl Into<String>) -> Self {
         Self::new(self.documents.field(path))
@@ -62,23 +62,23 @@ impl<T> DocumentLocks<T> {
         self.documents.try_acquire(id)
     }
 
-    /// Locks any document that matches the filter and is free, and waits until there is one. [`run`](Claim::run) the
-    /// returned action.
+    /// Locks any free document that matches the filter, and waits until there is one. [`run`](Claim::run) the returned
+    /// action.
     pub fn claim(&self, filter: Document) -> Claim<T> {
         self.documents.claim(filter)
     }
 
-    /// Locks any document that matches the filter and is free. [`run`](TryClaim::run) the returned action.
+    /// Locks any free document that matches the filter. [`run`](TryClaim::run) the returned action.
     pub fn try_claim(&self, filter: Document) -> TryClaim<T> {
         self.documents.try_claim(filter)
     }
 
-    /// Who holds the lock of the document with this `_id` and who waits for it; as
+    /// Returns who holds the lock of the document with this `_id` and who waits for it; see
     /// [`DocumentLocks::inspect`](crate::DocumentLocks::inspect).
     ///
     /// # Errors
     ///
-    /// When the `_id` or the field is out of its bounds, the server can't be reached, or the field is not a lock.
+    /// If the `_id` or the field is out of bounds, the server can't be reached, or the field is not a lock.
     ///
     /// # Panics
     ///
@@ -87,12 +87,12 @@ impl<T> DocumentLocks<T> {
         block_on(self.documents.inspect(id))
     }
 
-    /// Takes the lock of the document with this `_id` away from its holder; as
+    /// Takes the lock of the document with this `_id` away from its holder; see
     /// [`DocumentLocks::break_lock`](crate::DocumentLocks::break_lock).
     ///
     /// # Errors
     ///
-    /// As [`inspect`](Self::inspect). When the server does not answer, it may have been broken.
+    /// Same as for [`inspect`](Self::inspect). If the server does not answer, the lock may have been broken.
     ///
     /// # Panics
     ///
@@ -129,32 +129,32 @@ impl<T> DocumentHandle<T> {
         Self { handle, view }
     }
 
-    /// The same handle for async code.
+    /// Returns the same handle for async code.
     pub fn as_async(&self) -> &crate::DocumentHandle<T> {
         &self.handle
     }
 
-    /// The document as it was when it was locked, or right after.
+    /// Returns the document as it was when it was locked, or right after.
     pub fn document(&self) -> &T {
         self.handle.document()
     }
 
-    /// The `_id` of the document.
+    /// Returns the `_id` of the document.
     pub fn id(&self) -> &Bson {
         self.handle.id()
     }
 
-    /// A view of the lock for those who work under it.
+    /// Returns a view of the lock for the code that works under it.
     pub fn view(&self) -> LockView {
         self.view.clone()
     }
 
-    /// Renews the lock now, and returns for how long it is safe; as
+    /// Renews the lock now, and returns for how long it is safe; see
     /// [`DocumentHandle::renew`](crate::DocumentHandle::renew).
     ///
     /// # Errors
     ///
-    /// [`RenewError::Lost`] when it is lost. [`RenewError::Server`] when the server could not be reached: the document is
+    /// [`RenewError::Lost`] if it is lost. [`RenewError::Server`] if the server could not be reached: the document is
     /// still locked, and renewals go on in the background.
     ///
     /// # Panics
@@ -164,13 +164,13 @@ impl<T> DocumentHandle<T> {
         block_on(self.handle.renew())
     }
 
-    /// Deletes the document if it is still locked by this handle; as
+    /// Deletes the document if this handle still locks it; see
     /// [`DocumentHandle::delete`](crate::DocumentHandle::delete).
     ///
     /// # Errors
     ///
-    /// [`DocumentError::Lost`] when the lock was lost before: nothing was deleted. [`DocumentError::Server`] when the
-    /// server could not be reached (it may have been deleted) or refused.
+    /// [`DocumentError::Lost`] if the lock was lost before: nothing was deleted. [`DocumentError::Server`] if the
+    /// server could not be reached (the document may have been deleted) or refused.
     ///
     /// # Panics
     ///
@@ -183,7 +183,7 @@ impl<T> DocumentHandle<T> {
     ///
     /// # Errors
     ///
-    /// As [`LockHandle::release`].
+    /// Same as for [`LockHandle::release`].
     ///
     /// # Panics
     ///
@@ -192,7 +192,7 @@ impl<T> DocumentHandle<T> {
         block_on(self.handle.release())
     }
 
-    /// The handle of the lock alone, and the document.
+    /// Splits this into the handle of the lock alone, and the document.
     pub fn into_parts(self) -> (LockHandle, T) {
         let (handle, document) = self.handle.into_parts();
         (LockHandle::new(handle), document)
@@ -200,8 +200,8 @@ impl<T> DocumentHandle<T> {
 }
 
 impl<T: DeserializeOwned> DocumentHandle<T> {
-    /// Updates the document if it is still locked by this handle, and returns it as it is then; as
-    /// [`DocumentHandle::update`](crate::DocumentHandle::update), with the same errors.
+    /// Updates the document if this handle still locks it, and returns it as it is then; see
+    /// [`DocumentHandle::update`](crate::DocumentHandle::update), which has the same errors.
     ///
     /// # Errors
     ///

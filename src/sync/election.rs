@@ -11,7 +11,7 @@ use crate::{
     handle::Released,
 };
 
-/// Chooses one leader among all processes: [`watchlock::Election`] for threads.
+/// An election of one leader among all processes: [`watchlock::Election`] for threads.
 ///
 /// [`watchlock::Election`]: crate::Election
 ///
@@ -36,7 +36,7 @@ impl Election {
         Self { election }
     }
 
-    /// The name of the election.
+    /// Returns the name of the election.
     pub fn name(&self) -> &str {
         self.election.name()
     }
@@ -46,11 +46,11 @@ impl Election {
         self.election.campaign(value)
     }
 
-    /// Who leads at this moment; `None` when nobody does.
+    /// Returns the leader at this moment; `None` if there is none.
     ///
     /// # Errors
     ///
-    /// When the name is out of its bounds or in use as something else, or the server can't be reached.
+    /// If the name is out of bounds or in use as something else, or the server can't be reached.
     ///
     /// # Panics
     ///
@@ -59,8 +59,8 @@ impl Election {
         block_on(self.election.leader())
     }
 
-    /// Observes who leads: an iterator that blocks until there is something to tell. As
-    /// [`Election::observe`](crate::Election::observe), with the same errors.
+    /// Observes the leadership: an iterator that blocks until there is a change. See
+    /// [`Election::observe`](crate::Election::observe), which has the same errors.
     ///
     /// # Examples
     ///
@@ -81,11 +81,11 @@ impl Election {
         }
     }
 
-    /// Leads again and again: campaigns, does the work, resigns, and campaigns anew after [`ControlFlow::Continue`];
+    /// Leads repeatedly: campaigns, does the work, resigns, and campaigns again after [`ControlFlow::Continue`];
     /// returns after [`ControlFlow::Break`].
     ///
-    /// Nothing stops a thread from outside: when the leadership is lost the work is to find out by its
-    /// [`lost_reason`](LockView::lost_reason), and to return. To lead beside other work, run it on a thread of its own.
+    /// Nothing stops a thread from outside: if the leadership is lost, the work must notice it through its
+    /// [`lost_reason`](LockView::lost_reason), and return. To lead alongside other work, run it on its own thread.
     ///
     /// # Errors
     ///
@@ -121,7 +121,7 @@ impl Election {
         loop {
             let leadership = self.campaign(&value).run()?;
             let led = lead(leadership.view());
-            // An event tells of what could not be confirmed.
+            // An event reports an unconfirmed resignation.
             let _ = leadership.resign();
             if let ControlFlow::Break(output) = led {
                 return Ok(output);
@@ -130,7 +130,7 @@ impl Election {
     }
 }
 
-/// To be the leader: [`watchlock::Leadership`] for threads. Dropping it resigns in the background.
+/// A held leadership: [`watchlock::Leadership`] for threads. Dropping it resigns in the background.
 ///
 /// [`watchlock::Leadership`]: crate::Leadership
 #[must_use = "the leader resigns when its leadership is dropped"]
@@ -146,22 +146,22 @@ impl Leadership {
         Self { leadership, view }
     }
 
-    /// The same leadership for async code.
+    /// Returns the same leadership for async code.
     pub fn as_async(&self) -> &crate::Leadership {
         &self.leadership
     }
 
-    /// A view of the leadership for those who work under it.
+    /// Returns a view of the leadership for the code that works under it.
     pub fn view(&self) -> LockView {
         self.view.clone()
     }
 
-    /// Proclaims another value; as [`Leadership::proclaim`](crate::Leadership::proclaim).
+    /// Proclaims another value; see [`Leadership::proclaim`](crate::Leadership::proclaim).
     ///
     /// # Errors
     ///
-    /// [`RenewError::Lost`] when the leadership is lost; nothing is proclaimed then. [`RenewError::Server`] when the
-    /// server refuses or can't be reached.
+    /// [`RenewError::Lost`] if the leadership is lost; nothing is proclaimed then. [`RenewError::Server`] if the server
+    /// refuses or can't be reached.
     ///
     /// # Panics
     ///
@@ -174,7 +174,7 @@ impl Leadership {
     ///
     /// # Errors
     ///
-    /// As [`LockHandle::release`](super::LockHandle::release).
+    /// Same as for [`LockHandle::release`](super::LockHandle::release).
     ///
     /// # Panics
     ///
@@ -192,7 +192,7 @@ impl Deref for Leadership {
     }
 }
 
-/// The leaders of an election, one after the other: an iterator that blocks until there is something to tell. Made by
+/// The leaders of an election, one after the other: an iterator that blocks until there is a change. Made by
 /// [`Election::observe`].
 ///
 /// # Panics

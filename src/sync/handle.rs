@@ -1,4 +1,4 @@
-//! What a holder has in hand.
+//! Handles and views of held locks.
 
 use std::{ops::Deref, time::Duration};
 
@@ -12,7 +12,7 @@ use crate::{
 
 /// A held lock: [`watchlock::LockHandle`] for threads.
 ///
-/// It dereferences to a [`LockView`], and is renewed in the background whatever the threads of the program do. Dropping it
+/// It dereferences to a [`LockView`], and is renewed in the background regardless of the program's threads. Dropping it
 /// releases the lock in the background, without blocking.
 ///
 /// [`watchlock::LockHandle`]: crate::LockHandle
@@ -29,22 +29,22 @@ impl LockHandle {
         Self { handle, view }
     }
 
-    /// The same handle for async code.
+    /// Returns the same handle for async code.
     pub fn as_async(&self) -> &crate::LockHandle {
         &self.handle
     }
 
-    /// A view of this hold for those who work under it; it can be cloned, and outlives the handle.
+    /// Returns a view of this hold for the code that works under it; it can be cloned, and outlives the handle.
     pub fn view(&self) -> LockView {
         self.view.clone()
     }
 
-    /// Renews the lock now, and returns for how long it is safe; as [`LockHandle::renew`](crate::LockHandle::renew).
+    /// Renews the lock now, and returns for how long it is safe; see [`LockHandle::renew`](crate::LockHandle::renew).
     ///
     /// # Errors
     ///
-    /// [`RenewError::Lost`] when it is lost. [`RenewError::Server`] when the server could not be reached: the lock is
-    /// still held, and renewals go on in the background.
+    /// [`RenewError::Lost`] if it is lost. [`RenewError::Server`] if the server could not be reached: the lock is still
+    /// held, and renewals go on in the background.
     ///
     /// # Panics
     ///
@@ -53,11 +53,11 @@ impl LockHandle {
         block_on(self.handle.renew())
     }
 
-    /// Releases the lock, and blocks until it is done; as [`LockHandle::release`](crate::LockHandle::release).
+    /// Releases the lock, and blocks until it is done; see [`LockHandle::release`](crate::LockHandle::release).
     ///
     /// # Errors
     ///
-    /// When the server refuses, or can't be reached for the time of a lease. The lock is not ours any more then either.
+    /// If the server refuses, or can't be reached for the time of a lease. Even then the lock is no longer ours.
     ///
     /// # Panics
     ///
@@ -75,13 +75,13 @@ impl Deref for LockHandle {
     }
 }
 
-/// A view of a held lock, for those who work under it: [`watchlock::LockView`] for threads.
+/// A view of a held lock, for the code that works under it: [`watchlock::LockView`] for threads.
 ///
 /// [`watchlock::LockView`]: crate::LockView
 ///
 /// # Examples
 ///
-/// Work in steps, and look between them:
+/// Work in steps, and check between them:
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -97,7 +97,7 @@ impl Deref for LockHandle {
 /// # Ok(()) }
 /// ```
 ///
-/// Or have a thread of its own wait for the loss:
+/// Or have a separate thread wait for the loss:
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -119,27 +119,27 @@ impl LockView {
         Self { view }
     }
 
-    /// The same view for async code.
+    /// Returns the same view for async code.
     pub fn as_async(&self) -> &crate::LockView {
         &self.view
     }
 
-    /// The name of the lock.
+    /// Returns the name of the lock.
     pub fn name(&self) -> &str {
         self.view.name()
     }
 
-    /// The fencing token of this grant.
+    /// Returns the fencing token of this grant.
     pub fn token(&self) -> FencingToken {
         self.view.token()
     }
 
-    /// How many permits are held: 1 of a mutex, what was asked for of a semaphore.
+    /// Returns the number of held permits: 1 for a mutex, the requested number for a semaphore.
     pub fn permits(&self) -> u64 {
         self.view.permits()
     }
 
-    /// Blocks until the lock is lost, and tells why.
+    /// Blocks until the lock is lost, and returns the reason.
     ///
     /// # Panics
     ///
@@ -148,7 +148,7 @@ impl LockView {
         block_on(self.view.lost())
     }
 
-    /// Blocks until the lock is lost, or `limit` is over: then `None`, and it is still held.
+    /// Blocks until the lock is lost, or `limit` is over: then it returns `None`, and the lock is still held.
     ///
     /// # Panics
     ///
@@ -172,17 +172,17 @@ impl LockView {
         block_on(async { tokio::time::timeout(limit, self.view.lost()).await.ok() })
     }
 
-    /// Why the lock was lost; `None` while it is held. It does not block, and looks at the clock on the spot.
+    /// Returns why the lock was lost; `None` while it is held. It does not block, and checks the clock on the spot.
     pub fn lost_reason(&self) -> Option<LostReason> {
         self.view.lost_reason()
     }
 
-    /// How safe the lock is at present.
+    /// Returns how safe the lock is at present.
     pub fn status(&self) -> LockStatus {
         self.view.status()
     }
 
-    /// For how long the lock is surely ours; as [`LockView::safe_for`](crate::LockView::safe_for).
+    /// Returns for how long the lock is surely ours; see [`LockView::safe_for`](crate::LockView::safe_for).
     pub fn safe_for(&self) -> Duration {
         self.view.safe_for()
     }

@@ -1,14 +1,16 @@
-//! The same without async: calls that block the thread until they are done. With the feature `sync`, which switches on
-//! the driver's own feature of that name.
+//! The blocking API: the same without async, with calls that block the thread until they are done. It needs the feature
+//! `sync`, which enables the driver's own feature of that name.
 //!
-//! It reads as the driver's synchronous API: what is awaited there is [`run`](crate::Acquire::run) here. The actions are
-//! the same ones, with the same options; the types of this module are thin wrappers around those of the crate, with the
-//! same guarantees. Their documentation says here what differs, and refers to them for the rest.
+//! It reads like the driver's synchronous API: actions that are awaited there have [`run`](crate::Acquire::run) here.
+//! The actions are the same ones, with the same options; the types of this module are thin wrappers around those of the
+//! crate, with the same guarantees. Their documentation describes the differences, and refers to the crate's types for
+//! the rest.
 //!
 //! # Connecting
 //!
-//! A [`LockClient`] is made from the driver's `mongodb::Database`, as a `mongodb::sync::Database` does not give out the
-//! connections beneath it. The other way round it does: make one client, and have the synchronous one from it.
+//! A [`LockClient`] is made from the driver's `mongodb::Database`, as a `mongodb::sync::Database` gives no access to
+//! the connections beneath it. The other direction works: make one async client, and derive the synchronous one from
+//! it.
 //!
 //! ```no_run
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -30,19 +32,19 @@
 //!
 //! # In the background
 //!
-//! Two threads of a runtime of the library's own renew what is held, wake who waits, and carry out what was dropped,
-//! whatever the threads of the program do. They are started by the first call, and end with the process: call
-//! [`LockClient::shutdown`] before that.
+//! Two threads of the library's own runtime renew held locks, wake waiters, and carry out dropped releases, regardless
+//! of the program's threads. The first call starts them, and they end with the process: call [`LockClient::shutdown`]
+//! before that.
 //!
-//! A process that is forked has none of these threads, and what its parent holds is not its own: there, every client and
-//! handle of the parent's says so at once ([`LostReason::Forked`](crate::LostReason::Forked)). The driver has threads of its
-//! own, which are missing there as well: fork before the first call, or start the child as a program of its own.
+//! A forked process has none of these threads, and does not own the locks of its parent: every client and handle of the
+//! parent reports that at once ([`LostReason::Forked`](crate::LostReason::Forked)). The driver has its own threads,
+//! which are missing there as well: fork before the first call, or start the child as a separate program.
 //!
 //! # Panics
 //!
-//! As with the driver's synchronous API, every call that blocks panics on a thread of an async runtime, whose other tasks
-//! it would block: there, use the types of the crate itself, or `tokio::task::spawn_blocking`. So does the first call if
-//! the system refuses to start the threads. Dropping a handle blocks nowhere.
+//! As with the driver's synchronous API, every blocking call panics on a thread of an async runtime, whose other tasks
+//! it would block: there, use the types of the crate itself, or `tokio::task::spawn_blocking`. The first call also
+//! panics if the system refuses to start the threads. Dropping a handle blocks nowhere.
 
 mod actions;
 mod client;
@@ -69,13 +71,13 @@ pub use rw_lock::RwLock;
 pub use semaphore::Semaphore;
 pub use watch::{AllLockEvents, LockEvents};
 
-/// One works, and where that is busy with a large answer of the server the other goes on renewing.
+/// Number of threads: while one is busy with a large answer of the server, the other keeps renewing.
 const THREADS: usize = 2;
 
-/// The runtime, and the process that its threads are of.
+/// The runtime, and the process that owns its threads.
 static RUNTIME: LazyLock<(u32, Runtime)> = LazyLock::new(|| (std::process::id(), started()));
 
-/// That of a process that was forked from the one with the other.
+/// The runtime of a process that was forked from the one with the first runtime.
 static FORKED: Lock<Option<(u32, &'static Runtime)>> = Lock::new(None);
 
 fn runtime() -> &'static Runtime {
@@ -86,7 +88,7 @@ fn runtime() -> &'static Runtime {
     let mut present = FORKED.lock().unwrap_or_else(PoisonError::into_inner);
     match *present {
         Some((process, runtime)) if process == std::process::id() => runtime,
-        // That of a parent is not dropped: its threads are not there to be waited for.
+        // A parent's runtime is not dropped: its threads do not exist here, so nothing can wait for them.
         _ => present.insert((std::process::id(), Box::leak(Box::new(started())))).1,
     }
 }
@@ -100,7 +102,7 @@ fn started() -> Runtime {
         .build();
     match built {
         Ok(runtime) => runtime,
-        Err(error) => panic!("the threads in the background could not be started: {error}"),
+        Err(error) => panic!("the background threads could not be started: {error}"),
     }
 }
 
@@ -109,7 +111,7 @@ fn block_on<F: Future>(future: F) -> F::Output {
     runtime().block_on(future)
 }
 
-/// For calls that do not wait, but start tasks.
+/// Enters the runtime, for calls that do not wait but start tasks.
 fn enter() -> EnterGuard<'static> {
     runtime().enter()
 }

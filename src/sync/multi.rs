@@ -36,7 +36,7 @@ impl MultiLock {
         Self { multi }
     }
 
-    /// The names, in the order in which they are acquired.
+    /// Returns the names, in the order in which they are acquired.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.multi.names()
     }
@@ -52,12 +52,12 @@ impl MultiLock {
         self.multi.try_acquire()
     }
 
-    /// Acquires all parts, does the work, and releases them; as [`Mutex::run`](super::Mutex::run).
+    /// Acquires all parts, does the work, and releases them; see [`Mutex::run`](super::Mutex::run).
     ///
     /// # Errors
     ///
-    /// [`MultiRunError::Acquire`] when they were not acquired, [`MultiRunError::Lost`] when one was lost before the work
-    /// came to its end.
+    /// [`MultiRunError::Acquire`] if they were not acquired, [`MultiRunError::Lost`] if one was lost before the work
+    /// finished.
     ///
     /// # Panics
     ///
@@ -68,7 +68,7 @@ impl MultiLock {
         if let Some(part) = handle.lost_part() {
             return Err(part.into());
         }
-        // An event tells of what could not be confirmed.
+        // An event reports an unconfirmed release.
         let _ = handle.release();
         Ok(output)
     }
@@ -90,21 +90,22 @@ impl MultiHandle {
         Self { handle, view }
     }
 
-    /// The same handle for async code.
+    /// Returns the same handle for async code.
     pub fn as_async(&self) -> &crate::MultiHandle {
         &self.handle
     }
 
-    /// A view of these holds for those who work under them; it can be cloned, and outlives the handle.
+    /// Returns a view of these holds for the code that works under them; it can be cloned, and outlives the handle.
     pub fn view(&self) -> MultiView {
         self.view.clone()
     }
 
-    /// Releases all parts, and blocks until it is done; as [`MultiHandle::release`](crate::MultiHandle::release).
+    /// Releases all parts, and blocks until it is done; see [`MultiHandle::release`](crate::MultiHandle::release).
     ///
     /// # Errors
     ///
-    /// As [`LockHandle::release`](super::LockHandle::release), when the release of any part could not be confirmed.
+    /// Same as for [`LockHandle::release`](super::LockHandle::release), if the release of any part could not be
+    /// confirmed.
     ///
     /// # Panics
     ///
@@ -122,7 +123,7 @@ impl Deref for MultiHandle {
     }
 }
 
-/// A view of several held locks, for those who work under them: [`watchlock::MultiView`] for threads.
+/// A view of several held locks, for the code that works under them: [`watchlock::MultiView`] for threads.
 ///
 /// [`watchlock::MultiView`]: crate::MultiView
 #[derive(Clone, Debug)]
@@ -131,32 +132,32 @@ pub struct MultiView {
 }
 
 impl MultiView {
-    /// The same view for async code.
+    /// Returns the same view for async code.
     pub fn as_async(&self) -> &crate::MultiView {
         &self.view
     }
 
-    /// The parts, in the order of their names.
+    /// Returns the parts, in the order of their names.
     pub fn parts(&self) -> impl Iterator<Item = LockView> {
         self.view.parts().cloned().map(LockView::new)
     }
 
-    /// The part of this name.
+    /// Returns the part with this name.
     pub fn part(&self, name: &str) -> Option<LockView> {
         self.view.part(name).cloned().map(LockView::new)
     }
 
-    /// The fencing token of the part of this name.
+    /// Returns the fencing token of the part with this name.
     pub fn token(&self, name: &str) -> Option<FencingToken> {
         self.view.token(name)
     }
 
-    /// The names and their fencing tokens, in the order of the names.
+    /// Returns the names and their fencing tokens, in the order of the names.
     pub fn tokens(&self) -> impl Iterator<Item = (&str, FencingToken)> {
         self.view.tokens()
     }
 
-    /// Blocks until any part is lost, and tells which and why.
+    /// Blocks until any part is lost, and returns which one and why.
     ///
     /// # Panics
     ///
@@ -165,7 +166,7 @@ impl MultiView {
         block_on(self.view.lost())
     }
 
-    /// Blocks until any part is lost, or `limit` is over: then `None`, and all are still held.
+    /// Blocks until any part is lost, or `limit` is over: then it returns `None`, and all are still held.
     ///
     /// # Panics
     ///
@@ -174,17 +175,18 @@ impl MultiView {
         block_on(async { tokio::time::timeout(limit, self.view.lost()).await.ok() })
     }
 
-    /// Which part was lost and why; `None` while all are held. It does not block, and looks at the clock on the spot.
+    /// Returns which part was lost and why; `None` while all are held. It does not block, and checks the clock on the
+    /// spot.
     pub fn lost_part(&self) -> Option<LostPart> {
         self.view.lost_part()
     }
 
-    /// How safe the locks are at present: as the part that is least so.
+    /// Returns how safe the locks are at present: the status of the least safe part.
     pub fn status(&self) -> LockStatus {
         self.view.status()
     }
 
-    /// For how long all parts are surely ours.
+    /// Returns for how long all parts are surely ours.
     pub fn safe_for(&self) -> Duration {
         self.view.safe_for()
     }

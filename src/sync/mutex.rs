@@ -8,7 +8,7 @@ use crate::{
 
 /// A lock with one holder at a time, among all processes: [`watchlock::Mutex`] for threads.
 ///
-/// The threads of a process wait in line as the tasks of an async one do.
+/// The threads of a process wait in line, like the tasks of an async one.
 ///
 /// [`watchlock::Mutex`]: crate::Mutex
 ///
@@ -33,7 +33,7 @@ impl Mutex {
         Self { mutex }
     }
 
-    /// The name of the lock.
+    /// Returns the name of the lock.
     pub fn name(&self) -> &str {
         self.mutex.name()
     }
@@ -50,17 +50,17 @@ impl Mutex {
 
     /// Acquires the lock, does the work, and releases the lock.
     ///
-    /// Nothing stops a thread from outside: when the lock is lost the work goes on, unless it looks at the
+    /// Nothing stops a thread from outside: if the lock is lost the work goes on, unless it checks the
     /// [`lost_reason`](LockView::lost_reason) itself and returns.
     ///
     /// # Errors
     ///
-    /// [`RunError::Acquire`] when the lock was not acquired, [`RunError::Lost`] when it was lost before the work came to
-    /// its end; what the work returned is dropped then. A release that can't be confirmed is no error.
+    /// [`RunError::Acquire`] if the lock was not acquired, [`RunError::Lost`] if it was lost before the work finished;
+    /// the work's result is dropped then. A release that can't be confirmed is not an error.
     ///
     /// # Panics
     ///
-    /// On a thread of an async runtime; see [`sync`](crate::sync#panics). When the work panics the lock is released.
+    /// On a thread of an async runtime; see [`sync`](crate::sync#panics). If the work panics, the lock is released.
     ///
     /// # Examples
     ///
@@ -77,7 +77,7 @@ impl Mutex {
         if let Some(reason) = handle.lost_reason() {
             return Err(reason.into());
         }
-        // An event tells of what could not be confirmed.
+        // An event reports an unconfirmed release.
         let _ = handle.release();
         Ok(output)
     }

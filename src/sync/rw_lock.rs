@@ -1,8 +1,8 @@
-//! A lock of many readers or one writer.
+//! A lock with many readers or one writer.
 
 use crate::acquire::{Acquire, TryAcquire};
 
-/// A lock of many readers or one writer, among all processes: [`watchlock::RwLock`] for threads.
+/// A lock with many readers or one writer, among all processes: [`watchlock::RwLock`] for threads.
 ///
 /// [`watchlock::RwLock`]: crate::RwLock
 ///
@@ -28,7 +28,7 @@ impl RwLock {
         Self { lock }
     }
 
-    /// The name of the lock.
+    /// Returns the name of the lock.
     pub fn name(&self) -> &str {
         self.lock.name()
     }
@@ -43,12 +43,14 @@ impl RwLock {
         self.lock.write()
     }
 
-    /// As [`read`](Self::read), if nobody is in the way. [`run`](TryAcquire::run) the returned action.
+    /// Acquires the lock to read, like [`read`](Self::read), if nobody is in the way. [`run`](TryAcquire::run) the
+    /// returned action.
     pub fn try_read(&self) -> TryAcquire {
         self.lock.try_read()
     }
 
-    /// As [`write`](Self::write), if nobody is in the way. [`run`](TryAcquire::run) the returned action.
+    /// Acquires the lock to write, like [`write`](Self::write), if nobody is in the way. [`run`](TryAcquire::run) the
+    /// returned action.
     pub fn try_write(&self) -> TryAcquire {
         self.lock.try_write()
     }

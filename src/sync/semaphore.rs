@@ -1,4 +1,4 @@
-//! A lock of a number of permits.
+//! A lock with a number of permits.
 
 use super::block_on;
 use crate::{
@@ -30,12 +30,12 @@ impl Semaphore {
         Self { semaphore }
     }
 
-    /// The name of the semaphore.
+    /// Returns the name of the semaphore.
     pub fn name(&self) -> &str {
         self.semaphore.name()
     }
 
-    /// How many permits it has, held ones included.
+    /// Returns the number of its permits, including held ones.
     pub fn permits(&self) -> u32 {
         self.semaphore.permits()
     }
@@ -50,22 +50,22 @@ impl Semaphore {
         self.semaphore.acquire_many(permits)
     }
 
-    /// Acquires one permit if there is one and nobody waits. [`run`](TryAcquire::run) the returned action.
+    /// Acquires one permit if one is free and nobody waits. [`run`](TryAcquire::run) the returned action.
     pub fn try_acquire(&self) -> TryAcquire {
         self.semaphore.try_acquire()
     }
 
-    /// Acquires `permits` permits if there are as many and nobody waits. [`run`](TryAcquire::run) the returned action.
+    /// Acquires `permits` permits if that many are free and nobody waits. [`run`](TryAcquire::run) the returned action.
     pub fn try_acquire_many(&self, permits: u32) -> TryAcquire {
         self.semaphore.try_acquire_many(permits)
     }
 
-    /// How many permits are free at this moment; as
+    /// Returns how many permits are free at this moment; see
     /// [`Semaphore::available_permits`](crate::Semaphore::available_permits).
     ///
     /// # Errors
     ///
-    /// When the name is out of its bounds or in use as something else, or the server can't be reached.
+    /// If the name is out of bounds or in use as something else, or the server can't be reached.
     ///
     /// # Panics
     ///

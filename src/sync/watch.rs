@@ -1,4 +1,4 @@
-//! What happens to one lock, as it happens.
+//! The events of one lock, as they happen.
 
 use futures::StreamExt;
 
@@ -48,8 +48,8 @@ impl Iterator for LockEvents {
     }
 }
 
-/// The events of all locks, each with the name of its lock: an iterator that blocks until there is something to tell. Made
-/// by [`LockClient::watch_all`](super::LockClient::watch_all).
+/// The events of all locks, each with the name of its lock: an iterator that blocks until there is an event. Made by
+/// [`LockClient::watch_all`](super::LockClient::watch_all).
 ///
 /// # Panics
 ///

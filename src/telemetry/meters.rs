@@ -1,6 +1,6 @@
-//! The numbers, by their names; without the feature `metrics` they go nowhere.
+//! The metrics, by their names; without the feature `metrics` they go nowhere.
 //!
-//! Labels are names that stand in the code, so there are few values of each.
+//! Labels are names that occur in the code, so there are few values of each.
 
 pub(super) use sink::{change, count, describe, time};
 
@@ -30,39 +30,35 @@ mod sink {
 
     use super::{super::shield::shielded, *};
 
-    /// Counts so many more.
+    /// Increments a counter.
     pub(in super::super) fn count(name: &'static str, more: u64, labels: &[Label]) {
         shielded(|| counter!(name, labels).increment(more));
     }
 
-    /// Raises or lowers what there is at present.
+    /// Raises or lowers a gauge.
     pub(in super::super) fn change(name: &'static str, by: f64, labels: &[Label]) {
         shielded(|| gauge!(name, labels).increment(by));
     }
 
-    /// Enters how long something took.
+    /// Records how long something took.
     pub(in super::super) fn time(name: &'static str, took: Duration, labels: &[Label]) {
         shielded(|| histogram!(name, labels).record(took));
     }
 
-    /// With every client, as nobody tells when a recorder is installed.
+    /// Describes the metrics. Every client does, as nothing announces when a recorder is installed.
     pub(in super::super) fn describe() {
         shielded(describe_all);
     }
 
     fn describe_all() {
-        describe_counter!(ACQUIRES, Unit::Count, "Acquires and tries that ended, by how");
-        describe_histogram!(
-            WAIT,
-            Unit::Seconds,
-            "How long acquires and tries took, by how they ended"
-        );
+        describe_counter!(ACQUIRES, Unit::Count, "Acquires and tries that ended, by outcome");
+        describe_histogram!(WAIT, Unit::Seconds, "Duration of acquires and tries, by outcome");
         describe_gauge!(WAITING, Unit::Count, "Acquires and tries that have not ended");
-        describe_counter!(GRANTS, Unit::Count, "Grants, by how the client heard of them");
+        describe_counter!(GRANTS, Unit::Count, "Grants, by how the client learned of them");
         describe_gauge!(HELD, Unit::Count, "Locks that are held");
-        describe_histogram!(HOLD, Unit::Seconds, "How long locks were held, by how that ended");
-        describe_counter!(LOSSES, Unit::Count, "Locks that were lost, by why");
-        describe_counter!(RENEWALS, Unit::Count, "Locks that were renewed, or failed to be");
+        describe_histogram!(HOLD, Unit::Seconds, "Duration of holds, by how they ended");
+        describe_counter!(LOSSES, Unit::Count, "Locks that were lost, by reason");
+        describe_counter!(RENEWALS, Unit::Count, "Locks that were renewed, or failed to renew");
         describe_counter!(BREAKS, Unit::Count, "Locks that were broken through this process");
         describe_counter!(PASSED_OVER, Unit::Count, "Documents that could not be claimed");
         describe_gauge!(SESSIONS, Unit::Count, "Sessions, by how their waiters are woken");
@@ -70,7 +66,7 @@ mod sink {
         describe_counter!(
             JUMPS,
             Unit::Count,
-            "Servers' clocks that were set by more than the margin of deadlines"
+            "Jumps of servers' clocks by more than the margin of the deadlines"
         );
         describe_counter!(
             ERRORS,

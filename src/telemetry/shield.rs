@@ -1,7 +1,7 @@
-//! Calls into code of the user's, which may panic: a subscriber, a recorder.
+//! Calls into the user's code, which may panic: a subscriber, a recorder.
 //!
-//! A panic there would end the task that calls: the heartbeat, and with it every lock of the client, or an operation, and
-//! with it the name it is on. So it is caught at the call, and the task goes on.
+//! A panic there would end the calling task: the heartbeat, and with it every lock of the client; or an operation, and
+//! with it the name that it is on. So it is caught at the call, and the task goes on.
 
 use std::{
     panic::{AssertUnwindSafe, catch_unwind},
@@ -14,15 +14,15 @@ use tracing::{Span, error};
 
 use super::TARGET;
 
-/// Whether it has been told that an observer panics. One that does so once is likely to do so with every event.
-static TOLD: AtomicBool = AtomicBool::new(false);
+/// Whether a panicking observer has been reported. An observer that panics once is likely to do so with every event.
+static REPORTED: AtomicBool = AtomicBool::new(false);
 
-/// Calls a subscriber or a recorder; `None` when it panicked.
+/// Calls a subscriber or a recorder; returns `None` if it panicked.
 pub(super) fn shielded<T>(call: impl FnOnce() -> T) -> Option<T> {
-    // What is ours is not changed by the call.
+    // The call changes none of our own state.
     let called = catch_unwind(AssertUnwindSafe(call)).ok();
-    if called.is_none() && !TOLD.swap(true, Ordering::Relaxed) {
-        // The very subscriber that panicked may be the one that is told.
+    if called.is_none() && !REPORTED.swap(true, Ordering::Relaxed) {
+        // The subscriber that panicked may itself receive this event.
         let _ = catch_unwind(|| {
             error!(name: "watchlock.panicked", target: TARGET, "code of the user's panicked");
         });
@@ -30,7 +30,7 @@ pub(super) fn shielded<T>(call: impl FnOnce() -> T) -> Option<T> {
     called
 }
 
-/// Runs a future in a span, whose subscriber is called at each of its polls.
+/// Runs a future in a span, whose subscriber is called at each poll.
 pub(super) async fn in_span<F: Future>(span: &Span, future: F) -> F::Output {
     let mut future = pin!(future);
     std::future::poll_fn(|context| poll_in_span(span, future.as_mut(), context)).await
@@ -41,7 +41,7 @@ fn poll_in_span<F: Future>(span: &Span, future: Pin<&mut F>, context: &mut Conte
     future.poll(context)
 }
 
-/// A span that is entered; left when this is dropped, also by a panic of the future.
+/// An entered span; left when this is dropped, even by a panic of the future.
 struct Entered<'a>(&'a Span);
 
 impl<'a> Entered<'a> {

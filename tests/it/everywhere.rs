@@ -309,7 +309,7 @@ async fn one_name_is_one_kind_of_lock_while_it_is_used() {
                 panic!("{error}")
             };
             assert!(
-                error.to_string().contains("is in use as a semaphore of capacity 3"),
+                error.to_string().contains("is in use as a semaphore with capacity 3"),
                 "{error}"
             );
         }
@@ -328,11 +328,11 @@ async fn as_many_permits_as_there_never_are_can_not_be_asked_for() {
         for (error, words) in [
             (
                 a.semaphore("x", 3).acquire_many(4).await.unwrap_err(),
-                "4 permits are asked for; of this semaphore it must be 1 to 3",
+                "4 permits are requested; for this semaphore it must be 1 to 3",
             ),
             (
                 a.semaphore("x", 3).acquire_many(0).await.unwrap_err(),
-                "0 permits are asked for",
+                "0 permits are requested",
             ),
             (
                 a.semaphore("x", 0).try_acquire().await.unwrap_err(),

@@ -93,7 +93,9 @@ async fn errors_tell_who_holds_why_and_how_many_come_before() {
         };
         assert_eq!(contention.holders[0].token, held.token());
         assert_eq!(contention.waiting_before, 2, "{message}");
-        assert!(message.contains("`x` was not free within 200ms: held by a") && message.contains("2 wait before us"));
+        assert!(
+            message.contains("`x` was not free within 200ms: held by a") && message.contains("2 waiters ahead of us")
+        );
 
         // To oneself, it says so.
         let error = a.mutex("x").acquire().timeout(Duration::ZERO).await.unwrap_err();

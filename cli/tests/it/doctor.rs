@@ -13,14 +13,14 @@ use crate::{
     done, watchlock,
 };
 
-/// What the report says, by the name of the check.
+/// Returns the check's status, by the check's name.
 fn status<'a>(report: &'a Value, name: &str) -> &'a str {
     let checks = report["checks"].as_array().unwrap();
     let check = checks.iter().find(|check| check["name"] == name);
     let check = check.unwrap_or_else(|| panic!("{name} is not in {report}"));
     assert_eq!(check.as_object().unwrap().len(), 4, "{check}");
     let status = check["status"].as_str().unwrap();
-    // Whoever is told of trouble is told what to do.
+    // Every reported problem comes with advice.
     assert_eq!(check["advice"].is_string(), status != "ok", "{check}");
     assert!(!check["found"].as_str().unwrap().is_empty(), "{check}");
     status
@@ -43,7 +43,7 @@ async fn a_replica_set_is_well() {
     ] {
         assert_eq!(status(&report, name), "ok", "{name}");
     }
-    // With the first lock comes the index; whoever takes it away is told so.
+    // The index comes with the first lock; without it, the report says so.
     let locks = ground.locks().await;
     let _held = locks.mutex("x").acquire().await.unwrap();
     let documents = ground.documents().await;
@@ -53,7 +53,7 @@ async fn a_replica_set_is_well() {
     .await;
     let report = watchlock(&ground, ["doctor", "--json"]).await.expect(0).json();
     assert_eq!(status(&report, "index"), "ok");
-    // A client whose first request was not answered in time asks again, and would put the index back.
+    // A client whose first request was not answered in time asks again, and would recreate the index.
     locks.shutdown().await;
     documents.drop_indexes().await.unwrap();
     let report = watchlock(&ground, ["doctor", "--json"]).await.expect(0).json();
@@ -135,7 +135,7 @@ async fn missing_privileges_are_named() {
         (status(&found, "privileges"), status(&found, "wake-mode")),
         ("ok", "ok")
     );
-    // The README's least role leaves nothing to be done.
+    // The README's minimum role leaves no problem.
     for check in found["checks"].as_array().unwrap() {
         assert_eq!(check["status"], json!("ok"), "{check}");
     }

@@ -1,6 +1,6 @@
-//! `watchlock run` under job control: whatever a terminal, a shell or a parent does to it, never two holders.
+//! `watchlock run` under job control: whatever a terminal, a shell or a parent does to it, there are never two holders.
 //!
-//! The commands here write for as long as they run. Once another holds the lock, nothing more may be written.
+//! The commands here write for as long as they run. Once another client holds the lock, nothing more may be written.
 
 use std::{
     fs,
@@ -21,7 +21,7 @@ use crate::{
     until_gone,
 };
 
-/// A file that a command adds a line to, many times a second.
+/// A file to which a command adds a line, many times a second.
 struct Writes(PathBuf);
 
 impl Writes {
@@ -47,7 +47,7 @@ impl Writes {
         eventually(PATIENCE, "the command writes", async || self.count() > before).await;
     }
 
-    /// Fails when the command writes although somebody else holds the lock.
+    /// Fails if the command writes although somebody else holds the lock.
     async fn expect_no_more(&self) {
         let before = self.count();
         pause(Duration::from_millis(300)).await;
@@ -71,7 +71,7 @@ async fn second(locks: &LockClient) -> LockHandle {
     within(PATIENCE, "the second holder", acquired).await.unwrap()
 }
 
-/// A pipe that takes nothing more, with its reading end.
+/// A full pipe, with its reading end.
 fn full_pipe() -> (std::io::PipeReader, std::io::PipeWriter) {
     let (reader, mut writer) = std::io::pipe().unwrap();
     let flags = rustix::fs::fcntl_getfl(&writer).unwrap();
@@ -102,7 +102,7 @@ async fn messages_that_nobody_reads_do_not_keep_the_command_running() {
     second.release().await.unwrap();
 }
 
-/// At a terminal whose output is held up by ^S.
+/// At a terminal whose output ^S holds up.
 #[tokio::test(flavor = "multi_thread")]
 async fn messages_that_nobody_reads_do_not_hold_up_the_start() {
     let ground = Ground::replica_set("cli_held_up").await;
@@ -116,7 +116,7 @@ async fn messages_that_nobody_reads_do_not_hold_up_the_start() {
     terminal.until_shown("here").await;
     terminal.type_in("\u{13}");
     until_waiting(&locks, "x", 1).await;
-    // So long that it has tried to say for whom it waits.
+    // Long enough for the program to have tried to report whom it waits for.
     pause(Duration::from_millis(1_500)).await;
     assert_eq!(first.release().await.unwrap(), Released::Released);
     writes.until_more().await;
@@ -141,14 +141,14 @@ async fn a_stopped_job_writes_no_more_when_another_holds_the_lock() {
         writes.until_more().await;
         if start == "&" {
             terminal.type_in("fg\n");
-            // Keys that mean a signal discard what was typed and not read.
+            // Keys that mean a signal discard input that was typed but not read.
             terminal.until_shown_times("\n$W run", 1).await;
         }
         terminal.type_until("\u{1a}", "Stopped", 1).await;
         let second = second(&locks).await;
         writes.expect_no_more().await;
         let before = writes.count();
-        // It looks at its lock before the command goes on, which so never does.
+        // The program checks its lock before the command goes on, so the command never does.
         terminal.type_in("fg\n");
         terminal.until_shown("is lost").await;
         terminal.type_in("echo code $?\n");
@@ -175,7 +175,7 @@ async fn a_stopped_job_goes_on_while_its_lock_is_held() {
         terminal.type_in(go_on);
     }
     writes.until_more().await;
-    // And it is ended by the keyboard where it is in the foreground.
+    // And the keyboard ends it if it is in the foreground.
     terminal.type_in("fg; echo code $?; exit 0\n");
     terminal.until_shown_times("\n$W run", 2).await;
     terminal.type_until("\u{3}", "code 130", 1).await;
@@ -184,8 +184,8 @@ async fn a_stopped_job_goes_on_while_its_lock_is_held() {
     writes.expect_no_more().await;
 }
 
-/// A job in the background that reads from the terminal is stopped, and so is the program, whose lock runs out as that of
-/// whoever does nothing.
+/// A job in the background that reads from the terminal is stopped, and so is the program, whose lock then expires like
+/// that of any idle holder.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_job_that_reads_in_the_background_waits_for_the_foreground() {
     let ground = Ground::replica_set("cli_ttin").await;
@@ -205,14 +205,14 @@ async fn a_job_that_reads_in_the_background_waits_for_the_foreground() {
     terminal.until_shown("is lost").await;
     second.release().await.unwrap();
 
-    // The shell has the terminal again, and so has what it runs next.
+    // The shell has the terminal again, and so has its next program.
     terminal.type_in("$W run x -- sh -c 'read line; echo \"then <$line>\"'\nthat\n");
     terminal.until_shown("then <that>").await;
     terminal.type_in("exit 0\n");
     assert_eq!(terminal.code().await, Some(0));
 }
 
-/// A pager beside the command has the keyboard until the command asks for it.
+/// A pager next to the command has the keyboard until the command asks for it.
 #[tokio::test(flavor = "multi_thread")]
 async fn neighbours_in_a_pipeline_may_read_from_the_terminal() {
     let ground = Ground::replica_set("cli_pipeline").await;
@@ -257,7 +257,7 @@ async fn the_keyboard_ends_the_script_too() {
     assert!(is_vacant(&ground.locks().await, "x").await);
 }
 
-/// In the foreground as elsewhere: all of the command's group ends, and not its shell alone.
+/// In the foreground as elsewhere: the command's whole group ends, not just its shell.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_request_to_end_reaches_the_whole_group_at_a_terminal() {
     let ground = Ground::replica_set("cli_whole").await;
@@ -288,7 +288,7 @@ async fn a_command_that_has_stopped_itself_can_be_ended() {
         until_gone(command).await;
         assert!(is_vacant(&locks, "x").await, "{name}");
     }
-    // A lost lock has it killed, and never continued.
+    // A lost lock gets it killed, and never continued.
     let writes = Writes::new();
     let script = format!("trap '' TERM; echo $$; kill -STOP $$; {}", writes.script());
     let arguments = ["run", "--grace", "1m", "x", "--", "sh", "-c", &script];
@@ -300,15 +300,15 @@ async fn a_command_that_has_stopped_itself_can_be_ended() {
     assert_eq!(writes.count(), 0);
 }
 
-/// In a container, a session and a process group that were made outside of it have no number but 0.
+/// In a container, a session and a process group created outside of it have no number but 0.
 #[tokio::test(flavor = "multi_thread")]
 async fn sessions_and_groups_without_a_number_are_no_trouble() {
     if !rustix::process::geteuid().is_root() {
-        // Only root can make such a container.
+        // Only root can create such a container.
         return;
     }
     let ground = Ground::replica_set("cli_container").await;
-    // Numbers of processes are others in there, so the command itself ends the program when it is told to.
+    // Process numbers differ in there, so the command itself ends the program on request.
     let script = "exec 3<&0; (read line <&3; kill -TERM $PPID) & kill -STOP $$; exec sleep 300";
     for own_session in [true, false] {
         let mut program = program(&ground);
@@ -334,7 +334,7 @@ async fn sessions_and_groups_without_a_number_are_no_trouble() {
     }
 }
 
-/// The program hears of the loss before it hears of the stop, as after a freeze: it looks at the command itself.
+/// The program hears of the loss before it hears of the stop, as after a freeze: it checks the command itself.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_command_that_stopped_unseen_is_killed_with_its_lock() {
     let ground = Ground::replica_set("cli_unseen").await;
@@ -349,7 +349,7 @@ async fn a_command_that_stopped_unseen_is_killed_with_its_lock() {
     signal("STOP", started.pid());
     started.type_in("go\n").await;
     until_state(command, 'T').await;
-    // When it goes on, its lease is over.
+    // When it continues, its lease has expired.
     let second = second(&locks).await;
     signal("CONT", started.pid());
     let status = within(PATIENCE, "the end", started.status()).await;
@@ -357,8 +357,8 @@ async fn a_command_that_stopped_unseen_is_killed_with_its_lock() {
     second.release().await.unwrap();
 }
 
-/// A shell that has just started a program with `vfork` waits for it in the kernel, where it can't be stopped; the program
-/// can. Nobody tells of that stop.
+/// A shell that has just started a program with `vfork` waits for it in the kernel, where it can't be stopped; the
+/// program can. Nothing reports that stop.
 #[cfg(target_arch = "x86_64")]
 #[tokio::test(flavor = "multi_thread")]
 async fn a_command_that_cannot_stop_yet_is_stopped_all_the_same() {
@@ -383,7 +383,7 @@ async fn a_command_that_cannot_stop_yet_is_stopped_all_the_same() {
     fs::remove_file(script_at).unwrap();
 }
 
-/// Waits until the process is in a state, as `ps` tells it.
+/// Waits until the process is in a state reported by `ps`.
 async fn until_state(pid: u32, state: char) {
     eventually(PATIENCE, "the state", async || {
         let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
@@ -402,7 +402,7 @@ async fn signals_that_a_parent_has_blocked_are_received() {
         Started::new(&mut started_by("env", &[&block], &program))
     };
     assert_eq!(blocked("CHLD", "exit 3").done().await.expect(3).out, "");
-    // And by the command: one that starts jobs of its own needs each of them.
+    // And by the command: a command that starts its own jobs needs each of them.
     let mask = blocked("USR1", "grep SigBlk /proc/self/status")
         .done()
         .await
@@ -420,7 +420,7 @@ async fn signals_that_a_parent_has_blocked_are_received() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_command_of_another_user_does_not_keep_the_program() {
     if !rustix::process::geteuid().is_root() {
-        // Only root can make such a program.
+        // Only root can create such a program.
         return;
     }
     let ground = Ground::replica_set("cli_setuid").await;
@@ -463,10 +463,10 @@ async fn the_view_gives_the_terminal_back_while_it_is_stopped() {
     terminal.until_shown("$ ").await;
     for (times, by_key) in [true, false].into_iter().enumerate() {
         terminal.type_in(if times == 0 { "$W watch\n" } else { "fg\n" });
-        // A request to stop is gone when it comes before the shell has continued the job.
+        // A request to stop is lost if it comes before the shell has continued the job.
         terminal.until_shown_times(ENTERED, times + 1).await;
         if by_key {
-            // What is typed behind it is the shell's.
+            // Input typed after it is for the shell.
             terminal.type_in("\u{1a}echo be''hind\n");
             terminal.until_shown("behind").await;
         } else {

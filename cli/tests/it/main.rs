@@ -23,7 +23,7 @@ use tokio::{
 
 use crate::common::{Ground, PATIENCE, SOON, eventually, within};
 
-/// What a run of the program left.
+/// The result of a run of the program.
 #[derive(Debug)]
 struct Done {
     code: i32,
@@ -32,7 +32,7 @@ struct Done {
 }
 
 impl Done {
-    /// Fails unless the program ended as it should; returns what it wrote.
+    /// Fails unless the program ended as expected; returns its output.
     fn expect(self, code: i32) -> Self {
         assert_eq!(self.code, code, "{self:?}");
         self
@@ -43,7 +43,7 @@ impl Done {
     }
 }
 
-/// The program, told where the locks are in the way that keeps secrets out of the list of processes.
+/// Returns the program with the locks' location in its environment, which keeps secrets out of the process list.
 fn program(ground: &Ground) -> Command {
     let mut program = bare();
     program
@@ -68,8 +68,8 @@ fn bare() -> Command {
     program
 }
 
-/// Signals that whoever runs the tests had ignored, as `nohup` and a job in the background have, would be ignored by what
-/// the tests start too. What has a handler here has the default there.
+/// Resets signals that the user of the tests has ignored, as `nohup` and background jobs do: the tests' own processes
+/// would ignore them too. A signal with a handler here has its default there.
 fn heed_signals() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
@@ -83,14 +83,14 @@ fn heed_signals() {
             SignalKind::terminate(),
         ] {
             if ignored & (1 << (kind.as_raw_value() - 1)) != 0 {
-                // The handler stays when the stream of signals is dropped.
+                // The handler stays after the stream of signals is dropped.
                 drop(tokio::signal::unix::signal(kind).unwrap());
             }
         }
     });
 }
 
-/// The program with its environment, started by another.
+/// Returns the program with its environment, started by another.
 fn started_by(starter: &str, arguments: &[&str], program: &Command) -> Command {
     let program = program.as_std();
     let mut starter = Command::new(starter);
@@ -121,7 +121,7 @@ async fn done(program: &mut Command) -> Done {
     }
 }
 
-/// The program as it runs, and what it writes.
+/// The running program, and its output.
 struct Started {
     child: Child,
     input: Option<ChildStdin>,
@@ -152,7 +152,7 @@ impl Started {
         self.child.id().expect("it runs")
     }
 
-    /// The next line that it, or the command that it runs, writes.
+    /// Returns the next line of the program or of its command.
     async fn line(&mut self) -> String {
         let line = within(PATIENCE, "a line", self.lines.next_line()).await.unwrap();
         line.expect("there is more to come")
@@ -166,12 +166,12 @@ impl Started {
         within(PATIENCE, "the program ends", self.child.wait()).await.unwrap()
     }
 
-    /// The program in a session of its own, where no shell continues what is stopped.
+    /// Starts the program in its own session, where no shell continues stopped processes.
     fn detached(program: &mut Command) -> Self {
         Self::new(&mut started_by("setsid", &["--wait"], program))
     }
 
-    /// Waits until standard error has told of it.
+    /// Waits until standard error has reported it.
     async fn until_told(&mut self, text: &str) {
         let mut told = String::new();
         let read = async {
@@ -183,10 +183,10 @@ impl Started {
         within(PATIENCE, text, read).await;
     }
 
-    /// All that it has written to standard error, when it has ended.
+    /// Returns everything on standard error, once it has ended.
     async fn told(&mut self) -> String {
         let mut told = Vec::new();
-        // What it could not end may have its outputs for longer.
+        // Processes that it could not end may keep its outputs for longer.
         let read = tokio::time::timeout(SOON, self.err.read_to_end(&mut told)).await;
         drop(read);
         String::from_utf8(told).unwrap()
@@ -204,7 +204,7 @@ impl Started {
             }
             self.err.read_to_string(&mut err).await.unwrap();
         };
-        // Nothing that it started may keep its outputs.
+        // No process that it started may keep its outputs.
         within(PATIENCE, "its outputs are closed", read).await;
         Done {
             code: status.code().expect("it exits by itself"),
@@ -222,7 +222,7 @@ fn signal(name: &str, pid: u32) {
     assert!(sent.success(), "SIG{name} to {pid}");
 }
 
-/// Waits until the process is gone, or is one that has ended and is only not looked after yet.
+/// Waits until the process is gone, or has ended and only waits to be reaped.
 async fn until_gone(pid: u32) {
     eventually(PATIENCE, "the process is gone", async || {
         let alive = std::process::Command::new("sh")

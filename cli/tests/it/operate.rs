@@ -1,4 +1,4 @@
-//! `ls`, `show`, `watch`, `break`, and what all commands have in common.
+//! `ls`, `show`, `watch`, `break`, and the features common to all commands.
 
 use std::{process::Stdio, time::Duration};
 
@@ -67,7 +67,7 @@ async fn locks_are_listed_by_what_is_asked() {
     for words in ["the reason", "(writer)", "billing@", "node 7"] {
         assert!(told.out.contains(words), "{words}: {told:?}");
     }
-    // A writer is not told as so many permits.
+    // A writer is not shown as a number of permits.
     assert!(!told.out.contains("1073741824"), "{told:?}");
     let starts: Vec<_> = told
         .out
@@ -114,7 +114,7 @@ async fn one_lock_is_shown_in_full() {
         told.out.contains("as writer") && told.out.contains("as reader"),
         "{told:?}"
     );
-    // What others wrote is not obeyed by the terminal.
+    // The terminal does not obey text written by others.
     assert!(told.out.contains(r"a \u{1b}[2J test"), "{told:?}");
 
     assert_eq!(
@@ -143,7 +143,7 @@ async fn a_lock_is_broken() {
     let ground = Ground::replica_set("cli_break").await;
     let locks = ground.locks().await;
     let held = locks.mutex("x").acquire().await.unwrap();
-    // Nobody is there to be asked.
+    // There is nobody to ask.
     let told = watchlock(&ground, ["break", "x"]).await.expect(64);
     assert!(told.err.contains("--yes"), "{told:?}");
     assert_eq!(held.lost_reason(), None);
@@ -174,7 +174,7 @@ async fn a_lock_is_broken() {
     let told = watchlock(&ground, arguments).await.expect(1).json();
     assert_eq!(told["broken"], json!([]));
     assert_eq!(stays.lost_reason(), None);
-    // Whoever asked for JSON gets it, whatever happens.
+    // With --json the output is JSON, whatever happens.
     for name in ["x", "y"] {
         let told = watchlock(&ground, ["break", name, "--yes", "--json"])
             .await
@@ -224,7 +224,7 @@ async fn events_are_told_as_they_happen() {
         assert_eq!((&event["event"], &event["token"]), (&json!("released"), &json!(token)));
         assert_eq!((&event["holder"], &event["waiting"]), (&Value::Null, &Value::Null));
 
-        // One that the other does not watch.
+        // A lock that the other does not watch.
         let other = locks.mutex("y").acquire().await.unwrap();
         assert!(all.line().await.contains("  y  granted to "));
         locks.break_lock("y").await.unwrap();
@@ -272,7 +272,7 @@ async fn a_reader_that_has_read_enough_is_no_trouble() {
         drop(reader);
         program.args(arguments).stdout(writer).stderr(Stdio::piped());
         let child = program.spawn().unwrap();
-        // It holds the pipe's other end.
+        // It holds the other end of the pipe.
         drop(program);
         let output = within(PATIENCE, "the end", child.wait_with_output()).await.unwrap();
         assert_eq!(
@@ -307,7 +307,7 @@ async fn a_server_out_of_reach_is_told_without_secrets() {
             );
         }
     }
-    // What can't be read as a connection string could quote the password.
+    // Text that is not a connection string could quote the password.
     for uri in [
         format!("mongodb://locker:{PASSWORD}/x@127.0.0.1/app"),
         format!("mongodb://locker:{PASSWORD}%@127.0.0.1/app"),
@@ -334,7 +334,7 @@ async fn a_server_out_of_reach_is_told_without_secrets() {
 #[tokio::test(flavor = "multi_thread")]
 async fn bad_input_is_told_with_its_value_and_its_bound() {
     let long = "n".repeat(1_025);
-    // Nothing is sent: nobody is there.
+    // Nothing is sent: there is no server.
     let nobody = "mongodb://127.0.0.1:1/app";
     let cases: [(&[&str], &[&str]); 18] = [
         (&["run", "", "--", "true"], &["0 bytes", "1 to 1024"]),
@@ -436,7 +436,7 @@ async fn completions_and_manual_pages_are_generated() {
     assert_eq!(version.out, format!("watchlock {}\n", env!("CARGO_PKG_VERSION")));
 }
 
-/// Whoever has a lock says what he likes, and whoever looks at it has his terminal obey nobody.
+/// A holder may write anything, and an observer's terminal obeys none of it.
 #[tokio::test(flavor = "multi_thread")]
 async fn hostile_text_comes_back_as_it_is_and_no_terminal_obeys_it() {
     let ground = Ground::replica_set("cli_hostile").await;
@@ -469,18 +469,18 @@ async fn hostile_text_comes_back_as_it_is_and_no_terminal_obeys_it() {
             }
         }
         drop(leads);
-        // The end of it, in whichever way.
+        // The end of it, one way or another.
         let line = watching.line().await;
         assert!(!obeyed(&line), "{line:?}");
     }
-    // What is refused is told without being obeyed, too.
+    // Refused text is shown without being obeyed, too.
     let told = watchlock(&ground, ["show", "--", &"\u{1b}[2J".repeat(1_000)])
         .await
         .expect(64);
     assert!(told.err.contains("1024") && !obeyed(&told.err), "{told:?}");
 }
 
-/// One that waits for events that never come ends with its reader.
+/// A watch without events ends with its reader.
 #[tokio::test(flavor = "multi_thread")]
 async fn whoever_watches_for_a_reader_that_goes_ends() {
     let ground = Ground::replica_set("cli_head").await;
@@ -556,10 +556,10 @@ async fn nothing_held_is_told() {
     let locks = ground.locks().await;
     locks.mutex("x").acquire().await.unwrap().release().await.unwrap();
     let told = watchlock(&ground, ["ls", "--held"]).await.expect(0);
-    assert!(told.err.contains("none is held"), "{told:?}");
+    assert!(told.err.contains("none of the requested locks"), "{told:?}");
 }
 
-/// A server of names for [`mongodb_srv_is_looked_up`]: whatever is asked for, the members of the set are at one address.
+/// A DNS server for [`mongodb_srv_is_looked_up`]: for every question, the members of the set are at one address.
 async fn serve_names(socket: tokio::net::UdpSocket, port: u16) {
     let mut query = [0; 1_500];
     loop {
@@ -606,7 +606,7 @@ async fn serve_names(socket: tokio::net::UdpSocket, port: u16) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn mongodb_srv_is_looked_up() {
-    // A name that never is: it is looked up, and neither the secret nor another cause is told.
+    // A name that never exists: it is looked up, and neither the secret nor another cause is shown.
     let uri = format!("mongodb+srv://locker:{PASSWORD}@cluster0.watchlock.invalid/app");
     let told = done(bare().env("MONGODB_URI", &uri).arg("ls")).await.expect(69);
     assert!(
@@ -614,7 +614,7 @@ async fn mongodb_srv_is_looked_up() {
         "{told:?}"
     );
 
-    // Only root can have a process ask another server of names, and not in every container.
+    // Only root can make a process use another DNS server, and not in every container.
     let may = std::process::Command::new("unshare").args(["-m", "true"]).status();
     let Ok(socket) = tokio::net::UdpSocket::bind("127.83.1.1:53").await else {
         return;
@@ -661,7 +661,7 @@ async fn mongodb_srv_is_looked_up() {
     assert!(told.expect(0).out.contains("by-srv"));
 }
 
-/// A document that is no lock hides no other, and is told by all who look.
+/// A document that is not a lock hides no others, and every observer reports it.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_is_no_lock_is_told() {
     let ground = Ground::replica_set("cli_no_lock").await;
@@ -686,10 +686,11 @@ async fn what_is_no_lock_is_told() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_missing_privilege_is_named() {
     let (ground, _) = crate::common::users::user("cli_missing", &["find"]).await;
-    // Not with `--try`: on a machine that is busy its time may be over when the server has said so.
+    // Not with `--try`: on a busy machine its time may be over when the server has answered.
     let told = watchlock(&ground, ["run", "x", "--", "true"]).await.expect(77);
     assert!(
-        told.err.contains("missing `update`") && told.err.contains("watchlock doctor"),
+        told.err.contains("missing one of `find`, `insert`, `update` on ")
+            && told.err.contains("; see `watchlock doctor`"),
         "{told:?}"
     );
     assert!(told.err.lines().count() == 1 && !told.err.contains("lsid"), "{told:?}");

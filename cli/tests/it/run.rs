@@ -9,7 +9,7 @@ use crate::{
     done, program, signal, until_gone, watchlock,
 };
 
-/// A command that is bound to be there for a while, and says when it is there.
+/// A command that surely runs for a while, and says when it has started.
 const LASTING: &str = "echo $$; exec sleep 300";
 
 #[tokio::test(flavor = "multi_thread")]
@@ -66,7 +66,7 @@ async fn runs_exclude_each_other() {
         Ground::standalone("cli_exclude").await,
     ] {
         let folder = std::env::temp_dir().join(shared::unique_name("watchlock_cli"));
-        // Fails where the folder is there already: while another is in.
+        // Fails if the folder exists already: while another run is in progress.
         let script = r#"mkdir "$0" && sleep 0.05 && rmdir "$0""#;
         let runs = (0..6).map(|_| {
             let mut program = program(&ground);
@@ -76,7 +76,7 @@ async fn runs_exclude_each_other() {
         for run in runs.collect::<Vec<_>>() {
             run.await.unwrap().expect(0);
         }
-        // Without the lock it does not go well, or this test shows nothing.
+        // It goes wrong without the lock; otherwise this test would show nothing.
         std::fs::create_dir(&folder).unwrap();
         watchlock(&ground, ["run", "x", "--", "mkdir", folder.to_str().unwrap()])
             .await
@@ -178,7 +178,7 @@ async fn signals_are_passed_on() {
 #[tokio::test(flavor = "multi_thread")]
 async fn ignored_signals_stay_ignored() {
     let ground = Ground::replica_set("cli_nohup").await;
-    // As nohup does it. What is sent later and obeyed shows that the other was not.
+    // Like nohup. A later signal that is obeyed shows that the other was not.
     let command = "trap 'echo usr1; exit 0' USR1; echo ready; while :; do sleep 0.02; done";
     let script = r#"trap '' HUP; exec "$W" run x -- sh -c "$0""#;
     let program = program(&ground);
@@ -231,7 +231,7 @@ async fn a_lost_lock_ends_the_command_and_what_it_started() {
         Ground::standalone("cli_lost").await,
     ] {
         let locks = ground.locks().await;
-        // One child in a session of its own, one whose parent has ended, and all deaf to SIGTERM.
+        // One child in its own session, one whose parent has ended, and all deaf to SIGTERM.
         let script =
             "trap '' TERM; setsid sleep 300 & echo $!; (sleep 300 & echo $!); sleep 300 & echo $!; echo $$; wait";
         let arguments = ["run", "--grace", "100ms", "x", "--", "sh", "-c", script];
@@ -275,7 +275,7 @@ async fn a_frozen_program_ends_its_command_when_it_thaws() {
     process_signal::thaw(started.pid()).unwrap();
     started.done().await.expect(76);
     until_gone(command).await;
-    // What is not ours any more was not touched.
+    // A lock that is no longer ours was not touched.
     assert_eq!(next.release().await.unwrap(), Released::Released);
 }
 
@@ -302,7 +302,7 @@ async fn a_job_that_is_started_again_takes_its_lock_back() {
 
     let mut again = Started::run(&ground, &arguments);
     again.line().await;
-    // Nobody may run twice at the same time under one id; whoever does loses.
+    // No id may run twice at the same time; the earlier run loses.
     let next = ["run", "--try", "--owner-id", "job-1", "x", "--", "true"];
     watchlock(&ground, next).await.expect(0);
     again.done().await.expect(76);
@@ -364,7 +364,7 @@ async fn it_is_typed_as_people_type_it() {
     watchlock(&ground, ["run", "-t", "2s", "-E", "0", "x", "false"])
         .await
         .expect(0);
-    // What it gets by the environment is not asked for in the usage.
+    // Values from the environment are not requested in the usage.
     let told = watchlock(&ground, ["run", "x"]).await.expect(64);
     assert!(
         told.err.contains("watchlock run [OPTIONS] <NAME>") && !told.err.contains("--uri"),

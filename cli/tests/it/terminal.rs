@@ -22,29 +22,29 @@ use crate::{
     program, signal, until_gone,
 };
 
-/// What the view begins with, when the keyboard is its own: the other screen is entered.
+/// The start of the view, when the keyboard is its own: it enters the other screen.
 pub(super) const ENTERED: &str = "\u{1b}[?1049h";
 
-/// What restores a terminal: the other screen is left, and the cursor is shown.
+/// The sequences that restore a terminal: leave the other screen, and show the cursor.
 pub(super) const RESTORED: &str = "\u{1b}[?1049l\u{1b}[?25h";
 
 /// A terminal with a program in its foreground.
 pub(super) struct Terminal {
     child: Child,
     keyboard: File,
-    /// Our own end of what the program has, so that its settings can be looked at when it has gone.
+    /// Our own end of the program's terminal, so that its settings can be checked after the program is gone.
     settings: File,
     before: Termios,
     shown: Arc<Mutex<Vec<u8>>>,
 }
 
 impl Terminal {
-    /// Runs a script of the shell with the program as `$W`, in a session of its own at a terminal of its own.
+    /// Runs a shell script with the program as `$W`, in its own session at its own terminal.
     pub(super) fn new(ground: &Ground, script: &str) -> Self {
         Self::sized(ground, script, 120)
     }
 
-    /// The same with so many columns.
+    /// The same with this number of columns.
     fn sized(ground: &Ground, script: &str, columns: u16) -> Self {
         let master = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).unwrap();
         grantpt(&master).unwrap();
@@ -52,7 +52,7 @@ impl Terminal {
         let path = ptsname(&master, Vec::new()).unwrap();
         let open = || {
             let mut options = File::options();
-            // Ours is never the terminal of this process.
+            // Our terminal is never that of this process.
             std::os::unix::fs::OpenOptionsExt::custom_flags(&mut options, OpenptFlags::NOCTTY.bits() as i32);
             options.read(true).write(true).open(path.to_str().unwrap()).unwrap()
         };
@@ -79,7 +79,7 @@ impl Terminal {
         let (mut screen, told) = (File::from(copy(&master)), shown.clone());
         thread::spawn(move || {
             let mut part = [0; 4096];
-            // An error when nobody has the other end any more.
+            // An error if nobody has the other end any more.
             while let Ok(length @ 1..) = screen.read(&mut part) {
                 let mut told = told.lock().unwrap_or_else(PoisonError::into_inner);
                 told.extend_from_slice(&part[..length]);
@@ -99,7 +99,7 @@ impl Terminal {
         String::from_utf8_lossy(&shown).into_owned()
     }
 
-    /// What is on the screen now, as the full-screen view has drawn it: only what has changed is sent.
+    /// Returns the current screen, as the full-screen view has drawn it: the program sends only the changes.
     fn screen(&self) -> String {
         let (mut cells, mut row, mut column) = (vec![vec![' '; 200]; 60], 0_usize, 0_usize);
         let shown = self.shown();
@@ -148,13 +148,13 @@ impl Terminal {
         self.keyboard.write_all(keys.as_bytes()).unwrap();
     }
 
-    /// Waits until a text has been shown so many times.
+    /// Waits until a text has been shown this many times.
     pub(super) async fn until_shown_times(&self, text: &str, times: usize) {
         eventually(PATIENCE, text, async || self.shown().matches(text).count() >= times).await;
     }
 
-    /// Types keys again and again until a text has been shown so many times: a shell that brings a job to the foreground says
-    /// so before it hands it the keyboard.
+    /// Types keys repeatedly until a text has been shown this many times: a shell that brings a job to the foreground
+    /// says so before it hands it the keyboard.
     pub(super) async fn type_until(&mut self, keys: &str, text: &str, times: usize) {
         eventually(PATIENCE, text, async || {
             self.type_in(keys);
@@ -164,7 +164,7 @@ impl Terminal {
         .await;
     }
 
-    /// Has an interactive shell tell of its jobs, until one has stopped that has not been seen before.
+    /// Makes an interactive shell list its jobs, until one has stopped that has not been seen before.
     pub(super) async fn until_stopped(&mut self) {
         let before = self.shown().matches("Stopped").count();
         eventually(PATIENCE, "a job has stopped", async || {
@@ -175,7 +175,7 @@ impl Terminal {
         .await;
     }
 
-    /// The process that the shell has started.
+    /// Returns the process that the shell has started.
     pub(super) fn child_of_shell(&self) -> u32 {
         children(self.child.id().unwrap())[0]
     }
@@ -185,10 +185,10 @@ impl Terminal {
         within(PATIENCE, "the end", self.child.wait()).await.unwrap().code()
     }
 
-    /// Waits for the end; returns the code, and all that was shown.
+    /// Waits for the end; returns the code, and everything that was shown.
     pub(super) async fn end(&mut self) -> (Option<i32>, String) {
         let status = within(PATIENCE, "the end", self.child.wait()).await.unwrap();
-        // What is written is shown a moment later.
+        // Output appears a moment later.
         let mark = "that was all";
         writeln!(&self.settings, "{mark}").unwrap();
         self.until_shown(mark).await;
@@ -196,7 +196,7 @@ impl Terminal {
         (status.code(), shown[..shown.find(mark).unwrap()].to_owned())
     }
 
-    /// Whether the terminal is set as it was at first.
+    /// Returns whether the terminal has its original settings.
     fn is_as_before(&self) -> bool {
         let now = tcgetattr(&self.settings).unwrap();
         let of = |settings: &Termios| (settings.local_modes, settings.input_modes, settings.output_modes);
@@ -204,7 +204,7 @@ impl Terminal {
     }
 }
 
-/// A failure shows what was on the terminal.
+/// A failure shows the contents of the terminal.
 impl Drop for Terminal {
     fn drop(&mut self) {
         if thread::panicking() {
@@ -244,7 +244,7 @@ async fn the_view_is_left_by_any_way_out_and_leaves_the_terminal_as_it_was() {
     }
 }
 
-/// However soon it is typed, and though nobody reads it before the view has been left.
+/// However soon it is typed, even if nobody reads it before the view has been left.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_is_typed_behind_the_key_that_leaves_the_view_is_left_to_others() {
     let ground = Ground::replica_set("cli_behind").await;
@@ -255,7 +255,7 @@ async fn what_is_typed_behind_the_key_that_leaves_the_view_is_left_to_others() {
     assert!(code == Some(0) && shown.contains("got <mine>"), "{shown}");
 }
 
-/// The processes that a process has started: `setsid` starts the shell where it can't become it.
+/// Returns the processes that a process has started: `setsid` starts the shell if it can't become it.
 fn children(of: u32) -> Vec<u32> {
     let listed = std::process::Command::new("ps")
         .args(["-o", "pid=", "--ppid", &of.to_string()])
@@ -266,7 +266,7 @@ fn children(of: u32) -> Vec<u32> {
     if found.is_empty() { vec![of] } else { found }
 }
 
-/// What others write is shown and not obeyed, in the rows and in what happens.
+/// Text written by others is shown and not obeyed, in the rows and in the events.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_view_obeys_nobody_but_the_keyboard() {
     let ground = Ground::replica_set("cli_obeys").await;
@@ -296,13 +296,13 @@ async fn the_view_follows_what_happens() {
     terminal.until_shown("nightly-7").await;
     let other = ground.builder().await.label("the-waiter").build().await.unwrap();
     let waiting = tokio::spawn(async move { other.mutex("nightly-7").acquire().await.unwrap() });
-    // No event tells of those who get in line.
+    // No event reports new waiters.
     terminal.until_shown("the-waiter@").await;
     held.release().await.unwrap();
     terminal.until_shown("released,").await;
     let next = waiting.await.unwrap();
     next.release().await.unwrap();
-    // A free lock is shown if one asks for it.
+    // A free lock is shown on request.
     assert!(!terminal.shown().contains("quiet"));
     terminal.type_in("f");
     terminal.until_shown("quiet").await;
@@ -310,7 +310,7 @@ async fn the_view_follows_what_happens() {
     assert_eq!(terminal.end().await.0, Some(0));
 }
 
-/// On a narrow terminal all else gives way before the name.
+/// On a narrow terminal everything else gives way before the name.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_name_is_the_last_to_shrink() {
     let ground = Ground::replica_set("cli_narrow").await;
@@ -335,7 +335,7 @@ async fn the_name_is_the_last_to_shrink() {
         assert!(widest <= Some(usize::from(columns)), "{columns}: {shown}");
         assert_eq!(shown.contains("the-reason"), columns == 120, "{columns}: {shown}");
     }
-    // Whoever reads a pipe gets all of it.
+    // The reader of a pipe gets all of it.
     let told = crate::watchlock(&ground, ["ls"]).await.expect(0).out;
     assert!(
         told.contains("the-reason") && told.contains(&held.token().to_string()),
@@ -365,7 +365,7 @@ async fn a_lock_is_found_looked_at_and_broken_in_the_view() {
         terminal.type_in("n");
         terminal.until_seen("nothing was broken").await;
         terminal.type_in("\u{1b}");
-        // An escape by itself is told from the beginning of a key by the time after it.
+        // The time after an escape distinguishes it from the beginning of a key.
         tokio::time::sleep(Duration::from_millis(200)).await;
         terminal.type_in("q");
         assert_eq!(terminal.end().await.0, Some(0), "{columns}");
@@ -374,9 +374,9 @@ async fn a_lock_is_found_looked_at_and_broken_in_the_view() {
     let mut terminal = Terminal::new(&ground, "exec $W watch");
     terminal.until_seen("nightly-7").await;
     terminal.type_in("/nightly\rjj");
-    // The same question as that of `break`, of one holder.
+    // The same question as that of `break`, for one holder.
     terminal.type_in("b");
-    terminal.until_seen("Put out this holder?").await;
+    terminal.until_seen("Evict this holder?").await;
     terminal.until_seen("[y/N]").await;
     terminal.type_in("y");
     assert_eq!(within(PATIENCE, "the loss", second.lost()).await, LostReason::Broken);
@@ -386,11 +386,11 @@ async fn a_lock_is_found_looked_at_and_broken_in_the_view() {
     assert_eq!(terminal.end().await.0, Some(0));
 }
 
-/// However many events there are at the start, one for each lock that is held.
+/// However many events there are at the start, one for each held lock.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_view_is_drawn_when_events_have_been_taken_in() {
     const LOCKS: usize = 300;
-    /// The least between two frames.
+    /// Shortest time between two frames.
     const FRAME: Duration = Duration::from_millis(50);
     let ground = Ground::replica_set("cli_frames").await;
     let locks = ground.locks().await;
@@ -399,7 +399,7 @@ async fn the_view_is_drawn_when_events_have_been_taken_in() {
     let begun = Instant::now();
     let mut terminal = Terminal::new(&ground, "exec $W watch");
     terminal.until_seen(&format!("{LOCKS} held")).await;
-    // Each of the events has been told by now, as the last is among the last that are shown.
+    // Each of the events has been shown by now, as the last is among the last that are shown.
     terminal.until_shown("granted").await;
     tokio::time::sleep(FRAME * 5).await;
     // The cursor is hidden anew with each frame.
@@ -433,12 +433,12 @@ async fn a_lock_that_is_not_renewed_has_a_colour() {
     assert_eq!(terminal.end().await.0, Some(0));
 }
 
-/// Who looks at what is old is told so.
+/// The view marks stale data as such.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_view_tells_when_the_server_stops_answering() {
     let cluster = watchlock_testkit::Cluster::replica_set(1).await.unwrap();
     let ground = Ground::on(&cluster, "cli_stale");
-    // So that it holds on while nothing is answered.
+    // It keeps holding while nothing is answered.
     let locks = ground.locks_for(Duration::from_secs(120)).await;
     let second = || std::time::SystemTime::UNIX_EPOCH.elapsed().unwrap().as_secs();
     let before = second();
@@ -450,7 +450,7 @@ async fn the_view_tells_when_the_server_stops_answering() {
         terminal.until_seen("nightly-7").await;
         assert!(!terminal.screen().contains("no answer"));
     }
-    // What was granted before keeps its time.
+    // An earlier grant keeps its time.
     eventually(PATIENCE, "the time of the grant", async || {
         let shown = terminals[0].screen();
         (before..=after).any(|second| shown.contains(&format!(":{:02}.", second % 60)))
@@ -478,7 +478,7 @@ async fn the_keyboard_is_the_command_s() {
     let (code, shown) = terminal.end().await;
     assert!(code == Some(0) && shown.contains("got <hello>"), "{shown}");
 
-    // ^C goes to all in the foreground.
+    // ^C goes to all processes in the foreground.
     let mut terminal = Terminal::new(
         &ground,
         r#"exec $W run x -- sh -c 'trap "exit 9" INT; echo ready; while :; do sleep 0.02; done'"#,
@@ -502,7 +502,7 @@ async fn the_keyboard_is_the_command_s() {
     assert!(is_vacant(&ground.locks().await, "x").await);
 }
 
-/// The process id that a command has told.
+/// The process id that a command has printed.
 pub(super) fn number(shown: &str) -> u32 {
     let told = shown.split("pid ").nth(1).unwrap();
     told.split(' ').next().unwrap().parse().unwrap()
@@ -551,7 +551,7 @@ async fn a_lock_is_only_broken_when_that_is_confirmed() {
     }
     assert_eq!(first.lost_reason(), None);
 
-    // It is asked for one holder, and there is another when the answer comes.
+    // The question is about one holder, and there is another when the answer comes.
     let mut terminal = Terminal::new(&ground, "exec $W break nightly-7");
     terminal.until_shown("[y/N]").await;
     first.release().await.unwrap();

@@ -426,7 +426,7 @@ async fn a_name_in_use_as_something_else_is_refused_with_both_sides() {
     bench.settle();
     let error = outcome.try_recv().unwrap().unwrap_err().to_string();
     assert!(
-        error.contains("mutex of capacity 1") && error.contains("semaphore of 5"),
+        error.contains("mutex with capacity 1") && error.contains("semaphore with capacity 5"),
         "{error}"
     );
     assert_eq!(bench.document, before);
@@ -1214,7 +1214,9 @@ async fn a_full_queue_is_told_and_keeps_no_try_waiting() {
         "{contention}"
     );
     assert!(
-        contention.to_string().contains("256 wait in the queue, which is full"),
+        contention
+            .to_string()
+            .contains("256 waiters in the queue, which is full"),
         "{contention}"
     );
     bench.settle();
