@@ -418,7 +418,7 @@ fn waiter(entry: &Request, now: &Bson) -> Document {
 
 /// Entries come for the first time to a lock of one permit: what most requests are.
 fn comes_plainly(operation: &Operation, requests: &Requests) -> bool {
-    requests.capacity == 1 && operation.leave.is_empty() && requests.adopts.is_none() && !operation.may_change_nothing()
+    requests.capacity == 1 && operation.leave.is_empty() && requests.adopts.is_none() && !operation.may_be_no_op()
 }
 
 /// The holder goes, and who is first in line becomes the holder.
@@ -661,7 +661,7 @@ fn write(at: &Location, operation: &Operation, now: &Bson) -> Bson {
         Evict::Everybody => drop(fields.insert("broken", doc! { "$max": at.value("holders.token") })),
         Evict::Holder(token) => drop(fields.insert("evicted", token)),
     }
-    if !operation.may_change_nothing() {
+    if !operation.may_be_no_op() {
         return at.merged([fields.into()]);
     }
     let changed = doc! { "$ne": [["$$after.holders", "$$after.queue"], [at.value("holders"), at.value("queue")]] };

@@ -5,10 +5,7 @@ use std::io;
 use super::{super::hold::Remains, *};
 use crate::{
     config::Settings,
-    protocol::{
-        Expects, Identity,
-        state::{self, ServerTime},
-    },
+    protocol::{Expects, Identity, ServerTime, state},
     status::LockStatus,
 };
 
