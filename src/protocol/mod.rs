@@ -13,9 +13,9 @@
 //!   version:  <the number of writes>,
 //!   at:       <the time of the last write>,
 //!   purge_at: <the time from which the TTL index may remove the document>,
-//!   broken:   <the largest token that an operator put out, if ever one did>,
-//!   adopted:  <the tokens that the last adoption put out, if ever there was one>,
-//!   evicted:  <the token of the last holder that an operator put out by itself, if ever one did> }
+//!   broken:   <the largest token that an operator evicted by breaking the lock, if ever one did>,
+//!   adopted:  <the tokens that the last adoption removed, if ever there was one>,
+//!   evicted:  <the token of the last holder that an operator evicted by itself, if ever one did> }
 //! ```
 //!
 //! A mutex has capacity 1 and a semaphore capacity n; a readers-writer lock has a large capacity, of which a reader
@@ -28,7 +28,7 @@
 //! 1. *leave*: the entries that are asked to leave are removed, and all whose `until` has passed.
 //! 2. *adopt*: the entries of earlier incarnations of the owner that requests are removed.
 //! 3. *proclaim*: a holder gets another value, unless it has a later one.
-//! 4. *evict*: the holders that an operator puts out are removed.
+//! 4. *evict*: the holders that an operator evicts are removed.
 //! 5. *enqueue*: the requested entries are appended to the queue, unless they are in the document already; on a kind
 //!    mismatch the operation is a no-op. If adopt removed a holder, they go to the head of the queue instead.
 //! 6. *advance*: as long as the head of the queue fits the free capacity, it becomes a holder with the next token. Then
@@ -55,7 +55,7 @@
 //! - *Idempotence*: a request names its entry. If its answer is lost and it is sent again, enqueue finds the entry and
 //!   adds nothing.
 //! - *No revival*: a renewal extends only holders whose `until` lies ahead; a lost lock stays lost.
-//! - *Adoption*: a request under a stable owner id puts out the entries that earlier incarnations of that owner have in
+//! - *Adoption*: a request under a stable owner id removes the entries that earlier incarnations of that owner have in
 //!   the document, in the same write (adopt). It takes the place of those that held: at the head of the queue
 //!   (enqueue), with a token of its own (advance). The server's clock when each incarnation began decides which is the
 //!   earlier.

@@ -25,7 +25,7 @@ pub(crate) struct Operation {
     ///
     /// As long as one of them is there, this is the document's capacity, which changes only while a lock is idle.
     pub(crate) leave_capacity: Option<i64>,
-    /// The holders that an operator puts out. They are notified.
+    /// The holders that an operator evicts. `wake` names them.
     pub(crate) evict: Evict,
     pub(crate) proclaim: Option<Proclaim>,
     pub(crate) requests: Option<Requests>,
@@ -38,7 +38,7 @@ pub(crate) struct Operation {
     pub(crate) keep: i64,
 }
 
-/// The holders that an operator puts out.
+/// The holders that an operator evicts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Evict {
     Nobody,
@@ -133,7 +133,7 @@ impl Operation {
 }
 
 impl Evict {
-    pub(super) fn puts_out(self, holder: &Holder) -> bool {
+    pub(super) fn includes(self, holder: &Holder) -> bool {
         match self {
             Self::Nobody => false,
             Self::Everybody => true,

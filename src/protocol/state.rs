@@ -30,12 +30,12 @@ pub(crate) struct State {
     /// The time of the last write.
     pub(crate) at: ServerTime,
     pub(crate) purge_at: ServerTime,
-    /// The largest token that an operator put out. It outlives `wake`, so that a client that only reads the document
-    /// later still learns why it lost the lock.
+    /// The largest token that an operator evicted by breaking the lock. It outlives `wake`, so that a client that only
+    /// reads the document later still learns why it lost the lock.
     pub(crate) broken: Option<i64>,
-    /// The tokens that the last adoption put out, kept for the same reason.
+    /// The tokens that the last adoption removed, kept for the same reason.
     pub(crate) adopted: Vec<i64>,
-    /// The token of the last holder that an operator put out by itself, kept for the same reason.
+    /// The token of the last holder that an operator evicted by itself, kept for the same reason.
     pub(crate) evicted: Option<i64>,
 }
 
@@ -65,7 +65,7 @@ impl State {
         self.version < other.version && self.at <= other.at
     }
 
-    /// Returns whether an operator has put out the holder that had this token and no longer has it.
+    /// Returns whether an operator has evicted the holder that had this token and no longer has it.
     pub(crate) fn was_broken(&self, token: i64) -> bool {
         self.evicted == Some(token) || self.broken.is_some_and(|broken| token <= broken)
     }
@@ -118,7 +118,7 @@ impl Operation {
                 self.creates()
                     || leave.any(|id| state.has_holder(id) || state.has_waiter(id))
                     || self.proclaim.iter().any(|proclaim| state.has_holder(&proclaim.id))
-                    || state.holders.iter().any(|holder| self.evict.puts_out(holder))
+                    || state.holders.iter().any(|holder| self.evict.includes(holder))
             }
         }
     }
@@ -172,7 +172,7 @@ struct Step<'a> {
     before: &'a State,
     /// The document as the phases so far have left it.
     state: State,
-    /// Whether a holder was among the entries that adopt put out.
+    /// Whether a holder was among the entries that adopt removed.
     adopts_a_hold: bool,
     words: wake::Announcement,
 }
@@ -230,13 +230,13 @@ impl Step<'_> {
         }
     }
 
-    /// Removes the holders that an operator puts out.
+    /// Removes the holders that an operator evicts.
     fn evict(&mut self) {
         let (evict, before) = (self.operation.evict, self.before);
-        for holder in before.holders.iter().filter(|holder| evict.puts_out(holder)) {
+        for holder in before.holders.iter().filter(|holder| evict.includes(holder)) {
             self.words.evicted(&holder.id, holder.token);
         }
-        self.state.holders.retain(|holder| !evict.puts_out(holder));
+        self.state.holders.retain(|holder| !evict.includes(holder));
         match evict {
             Evict::Nobody => {}
             Evict::Everybody => self.state.broken = before.holders.iter().map(|holder| holder.token).max(),

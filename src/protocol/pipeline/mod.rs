@@ -134,7 +134,9 @@ fn fields_of_adopt(at: &Location, operation: &Operation) -> Document {
 }
 
 fn words_of_adopt(operation: &Operation) -> Option<Bson> {
-    operation.adopts().map(|_| put_out("$$adopted".into(), "~", "".into()))
+    operation
+        .adopts()
+        .map(|_| words_for("$$adopted".into(), "~", "".into()))
 }
 
 /// Gives a holder another value, unless it has a later one.
@@ -152,7 +154,7 @@ fn proclaim(holders: Bson, operation: &Operation) -> Bson {
     map(holders, element)
 }
 
-/// Removes the holders that an operator puts out.
+/// Removes the holders that an operator evicts.
 fn evict(holders: Bson, operation: &Operation) -> Bson {
     match operation.evict {
         Evict::Nobody => holders,
@@ -175,13 +177,13 @@ fn words_of_evict(at: &Location, operation: &Operation) -> Option<Bson> {
         Evict::Everybody => Bson::from(at.value("holders")),
         Evict::Holder(token) => filter(at.value("holders"), doc! { "$eq": ["$$this.token", token] }),
     };
-    Some(put_out(evicted, "!", doc! { "$toString": "$$this.token" }.into()))
+    Some(words_for(evicted, "!", doc! { "$toString": "$$this.token" }.into()))
 }
 
-/// Returns the words for entries that were put out.
-fn put_out(list: Bson, mark: &str, token: Bson) -> Bson {
+/// Returns the words for entries that evict or adopt removed.
+fn words_for(removed: Bson, mark: &str, token: Bson) -> Bson {
     Bson::from(doc! { "$reduce": {
-        "input": list,
+        "input": removed,
         "initialValue": "",
         "in": { "$concat": ["$$value", "$$this.id", mark, token, ";"] },
     } })
