@@ -62,7 +62,7 @@ pub(crate) struct Proclaim {
 pub(crate) enum Expects {
     /// Any state.
     Nothing,
-    /// The one entry that leaves is a holder.
+    /// The one entry that leaves is a holder, and nothing is requested.
     Holding,
     /// The lock has one permit. The holder that leaves is its only entry; if an entry is requested instead, there is
     /// none.
