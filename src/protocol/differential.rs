@@ -182,16 +182,22 @@ fn step(random: &mut Random, number: usize, setup: &Setup, strings: &[String], s
                 ..operation
             }
         }
-        1 => Operation {
-            proclaim: Some(Proclaim {
-                id: random.pick(&ids).clone(),
-                value: random.pick(strings).clone(),
-                number: i64::try_from(1 + random.below(4)).unwrap(),
-            }),
-            leave: Vec::new(),
-            requests: None,
-            ..operation
-        },
+        1 => {
+            // Mostly a holder, so that values of one entry meet, with equal numbers too.
+            let another = random.pick(&ids);
+            let held = state.and_then(|state| state.holders.last());
+            let id = held.map_or(another, |held| *random.pick(&[&held.id, &held.id, &held.id, another]));
+            Operation {
+                proclaim: Some(Proclaim {
+                    id: id.clone(),
+                    value: random.pick(strings).clone(),
+                    number: i64::try_from(1 + random.below(4)).unwrap(),
+                }),
+                leave: Vec::new(),
+                requests: None,
+                ..operation
+            }
+        }
         2..5 if operation.leave.len() == 1 && used.is_some_and(|(_, capacity)| capacity == 1) => Operation {
             requests: None,
             leave_capacity: Some(1),
