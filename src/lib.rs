@@ -40,6 +40,7 @@ mod store;
 pub mod sync;
 mod telemetry;
 mod token;
+mod waitlist;
 mod wake_mode;
 mod watch;
 

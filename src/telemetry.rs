@@ -31,7 +31,7 @@ use shield::{in_span, shielded};
 const TARGET: &str = "watchlock";
 
 /// How a grant came.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum How {
     /// With the answer to the first request.
     AtOnce,

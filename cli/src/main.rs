@@ -13,6 +13,7 @@ mod doctor;
 mod exit;
 mod job;
 mod json;
+mod keyboard;
 mod list;
 mod manual;
 mod messages;

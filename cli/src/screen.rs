@@ -11,14 +11,12 @@ use std::{
     io,
     ops::Range,
     process::ExitCode,
-    thread,
     time::{Duration, SystemTime},
 };
 
 use futures::StreamExt as _;
 use ratatui::{
     DefaultTerminal, Frame,
-    crossterm::event::{self, Event, KeyCode, KeyEvent, KeyEventKind, KeyModifiers},
     layout::{Constraint, Layout},
     style::{Modifier, Style, Stylize as _},
     text::{Line, Span},
@@ -36,6 +34,7 @@ use crate::{
     clock::Offset,
     connection::Place,
     exit::{Failure, Outcome},
+    keyboard::{Key, Keyboard},
     list::{left, short, who, why},
     show::in_full,
     signals::{self, Received, Signals},
@@ -67,9 +66,6 @@ const STALE: Duration = Duration::from_secs(4);
 /// Which columns are shown where there is no room for all: of the name, by whom it is held, for how long the lease lasts,
 /// since when, why, the token, the kind.
 const ORDER: [usize; 7] = [0, 2, 4, 3, 6, 5, 1];
-
-/// How often the thread that reads the keyboard looks whether it is still wanted.
-const KEYBOARD: Duration = Duration::from_millis(100);
 
 /// What is seen.
 #[derive(Debug)]
@@ -152,26 +148,25 @@ enum Part {
     Waiter(usize),
 }
 
-/// What is asked for at the keyboard.
-#[derive(Clone, Debug)]
-enum Wish {
-    Quit,
-    Suspend,
-    Redraw,
-    Key(KeyEvent),
-}
-
 /// What a key has the view do that it can't do by itself.
 #[derive(Debug)]
 enum Deed {
     Quit,
+    Suspend,
     PutOut(Asked),
 }
 
 pub(crate) async fn show(place: &Place, locks: &LockClient, name: Option<String>, events: Events) -> Outcome {
     let offset = Offset::measure(place).await?;
     // Those that end a program would leave the terminal as it is; ^C comes as a key.
-    let signals = Signals::listen(&[Signal::INT, Signal::TERM, Signal::HUP, Signal::QUIT, Signal::TSTP])?;
+    let signals = Signals::listen(&[
+        Signal::INT,
+        Signal::TERM,
+        Signal::HUP,
+        Signal::QUIT,
+        Signal::TSTP,
+        Signal::WINCH,
+    ])?;
     let mut view = View {
         title: match &name {
             None => format!("{}.{}", place.database.name(), place.collection),
@@ -213,7 +208,7 @@ async fn live(
     mut events: Events,
     mut signals: Signals,
 ) -> Result<(), Failure> {
-    let mut keyboard = keyboard()?;
+    let mut keyboard = Keyboard::new(io::stdin())?;
     let mut tick = interval(TICK);
     tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let (found, mut listings) = mpsc::channel(1);
@@ -256,28 +251,25 @@ async fn live(
                 view.answer = Some(answer);
                 (due, changed) = (true, true);
             }
-            wish = keyboard.recv() => match wish {
-                Some(Wish::Quit) | None => return Ok(()),
-                Some(wish) => {
-                    match wish {
-                        Wish::Suspend => suspend(terminal)?,
-                        Wish::Key(key) => match view.obey(key) {
-                            Some(Deed::Quit) => return Ok(()),
-                            Some(Deed::PutOut(asked)) => {
-                                let (broke, locks) = (broke.clone(), locks.clone());
-                                tokio::spawn(async move {
-                                    // As above.
-                                    let _ = broke.send(put_out(&locks, &asked).await).await;
-                                });
-                            }
-                            None => {}
-                        },
-                        Wish::Quit | Wish::Redraw => {}
+            key = keyboard.next() => {
+                // A keyboard that can't be read is gone, and the view with it.
+                let Ok(key) = key else { return Ok(()) };
+                match view.obey(key) {
+                    Some(Deed::Quit) => return Ok(()),
+                    Some(Deed::Suspend) => suspend(terminal)?,
+                    Some(Deed::PutOut(asked)) => {
+                        let (broke, locks) = (broke.clone(), locks.clone());
+                        tokio::spawn(async move {
+                            // As above.
+                            let _ = broke.send(put_out(&locks, &asked).await).await;
+                        });
                     }
-                    (changed, frame) = (true, Instant::now());
+                    None => {}
                 }
+                (changed, frame) = (true, Instant::now());
             },
             received = signals.next() => match received {
+                Received::Signal(Signal::WINCH) => (changed, frame) = (true, Instant::now()),
                 Received::Signal(_) => return Ok(()),
                 Received::Stop => {
                     suspend(terminal)?;
@@ -295,6 +287,8 @@ async fn live(
 /// Gives the terminal back while this program is stopped.
 fn suspend(terminal: &mut DefaultTerminal) -> io::Result<()> {
     ratatui::restore();
+    // The terminal does so by itself only when it is dropped.
+    terminal.show_cursor()?;
     signals::stop();
     // A new one knows of nothing on the screen, which is empty when it is entered, and so draws it all.
     *terminal = ratatui::try_init()?;
@@ -315,40 +309,6 @@ async fn look(locks: LockClient, name: Option<String>) -> Result<Vec<LockInfo>, 
     match name {
         Some(name) => Ok(locks.inspect(&name).await?.into_iter().collect()),
         None => locks.list().await,
-    }
-}
-
-/// Reads the keyboard in a thread of its own, as it can't be waited for otherwise. The thread ends with the receiver.
-fn keyboard() -> io::Result<mpsc::UnboundedReceiver<Wish>> {
-    let (wishes, receiver) = mpsc::unbounded_channel();
-    thread::Builder::new().name("keyboard".to_owned()).spawn(move || {
-        while !wishes.is_closed() {
-            let wish = match event::poll(KEYBOARD) {
-                Ok(false) => continue,
-                Ok(true) => event::read().map(|event| wish(&event)),
-                Err(error) => Err(error),
-            };
-            // A keyboard that can't be read is gone, and the view with it.
-            let Ok(wish) = wish else { return };
-            if let Some(wish) = wish
-                && wishes.send(wish).is_err()
-            {
-                return;
-            }
-        }
-    })?;
-    Ok(receiver)
-}
-
-fn wish(event: &Event) -> Option<Wish> {
-    match event {
-        Event::Resize(..) => Some(Wish::Redraw),
-        Event::Key(key) if key.kind != KeyEventKind::Release => Some(match key.code {
-            KeyCode::Char('c' | 'd') if key.modifiers.contains(KeyModifiers::CONTROL) => Wish::Quit,
-            KeyCode::Char('z') if key.modifiers.contains(KeyModifiers::CONTROL) => Wish::Suspend,
-            _ => Wish::Key(*key),
-        }),
-        _ => None,
     }
 }
 
@@ -390,49 +350,53 @@ impl View {
         self.leases.get(&holder.token).is_some_and(|lease| left < *lease / 2)
     }
 
-    fn obey(&mut self, key: KeyEvent) -> Option<Deed> {
-        self.answer = None;
+    fn obey(&mut self, key: Key) -> Option<Deed> {
+        match key {
+            Key::Control('c' | 'd') => return Some(Deed::Quit),
+            Key::Control('z') => return Some(Deed::Suspend),
+            _ => self.answer = None,
+        }
         if let Some(asked) = self.asked.take() {
-            if matches!(key.code, KeyCode::Char('y' | 'Y')) {
+            if matches!(key, Key::Char('y' | 'Y')) {
                 return Some(Deed::PutOut(asked));
             }
             self.answer = Some("nothing was broken".to_owned());
             return None;
         }
         if self.filtering {
-            match key.code {
-                KeyCode::Char(character) => self.filter.push(character),
-                KeyCode::Backspace => drop(self.filter.pop()),
-                KeyCode::Esc => {
+            match key {
+                Key::Char(character) => self.filter.push(character),
+                Key::Backspace => drop(self.filter.pop()),
+                Key::Escape => {
                     self.filter.clear();
                     self.filtering = false;
                 }
-                KeyCode::Enter => self.filtering = false,
+                Key::Enter => self.filtering = false,
                 _ => {}
             }
             self.arrange();
             return None;
         }
-        match key.code {
-            KeyCode::Char('q') => return Some(Deed::Quit),
-            KeyCode::Esc if self.selected.is_none() => return Some(Deed::Quit),
-            KeyCode::Esc => self.selected = None,
-            KeyCode::Char('f') => {
+        match key {
+            Key::Char('q') => return Some(Deed::Quit),
+            Key::Escape if self.selected.is_none() => return Some(Deed::Quit),
+            Key::Escape => self.selected = None,
+            Key::Char('f') => {
                 self.all = !self.all;
                 self.arrange();
             }
-            KeyCode::Char('/') => self.filtering = true,
-            KeyCode::Char('s') => {
+            Key::Char('/') => self.filtering = true,
+            Key::Char('s') => {
                 self.sort = self.sort.next();
                 self.arrange();
             }
-            KeyCode::Char('b') => self.ask(),
-            KeyCode::Up | KeyCode::Char('k') => self.step(-1),
-            KeyCode::Down | KeyCode::Char('j') => self.step(1),
-            KeyCode::PageUp => self.step(-10),
-            KeyCode::PageDown => self.step(10),
-            KeyCode::Home => self.selected = Some(0),
-            KeyCode::End => self.selected = Some(usize::MAX),
+            Key::Char('b') => self.ask(),
+            Key::Up | Key::Char('k') => self.step(-1),
+            Key::Down | Key::Char('j') => self.step(1),
+            Key::PageUp => self.step(-10),
+            Key::PageDown => self.step(10),
+            Key::Home => self.selected = Some(0),
+            Key::End => self.selected = Some(usize::MAX),
             _ => {}
         }
         self.keep_in_bounds();

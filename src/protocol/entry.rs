@@ -31,7 +31,7 @@ pub(crate) struct Waiter {
 }
 
 /// The owner of an entry, for people to read: of all this only the identity decides anything.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) struct Owner {
     pub(crate) host: String,
     pub(crate) pid: i64,
@@ -45,7 +45,7 @@ pub(crate) struct Owner {
 }
 
 /// An owner that is the same over its restarts, and one of its incarnations.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Identity {
     pub(crate) id: String,
     /// The server's clock when this incarnation began, in microseconds: of two, the one with the larger is the younger.

@@ -270,8 +270,8 @@ mod tests {
     use super::*;
     use crate::{
         protocol::Kind,
-        session::{deadline::Deadline, hold::Grant},
         telemetry::How,
+        waitlist::{Grant, deadline::Deadline},
     };
 
     const LEASE: Duration = Duration::from_secs(30);
@@ -282,7 +282,6 @@ mod tests {
             used: (Kind::Mutex, 1),
             permits: 1,
             lease: LEASE,
-            uncertain: false,
             deadline: Deadline::at(end),
             renew_at,
             how: How::AtOnce,

@@ -34,8 +34,8 @@ use crate::{
     protocol::{Evict, Operation, State},
     store::{Answer, Documents, Exchange, Store, StoreError},
     telemetry,
+    waitlist::{Vain, answers::asked_for, timing::BACKOFF},
 };
-use line::Vain;
 
 /// Operations that are on their way at one time, so that a burst of acquires and cancels leaves room in the connection
 /// pool, which is the user's; the driver's has ten connections by default.
@@ -544,7 +544,7 @@ impl Session {
             Ok(answer) => {
                 self.note(&answer.exchange);
                 let Some(state) = &answer.state else { return };
-                if line::asked_for(operation, state).next().is_some() {
+                if asked_for(operation, state).next().is_some() {
                     self.feed(name, |lines, context, _| {
                         lines.line(name).applied_late(operation, state, context);
                     });
@@ -585,7 +585,7 @@ impl Session {
         within: Duration,
         deadline: Option<Instant>,
     ) -> Result<Option<State>, ServerError> {
-        let mut pause = line::BACKOFF.0;
+        let mut pause = BACKOFF.0;
         loop {
             let (store, name, operation) = (self.store.clone(), name.to_owned(), operation.clone());
             let running = async move { store.run(&name, &operation, within).await };
@@ -597,7 +597,7 @@ impl Session {
                 Err(_) => {}
             }
             sleep(pause).await;
-            pause = (pause * 2).min(line::BACKOFF.1);
+            pause = (pause * 2).min(BACKOFF.1);
         }
     }
 

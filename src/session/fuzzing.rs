@@ -6,16 +6,18 @@ use mongodb::bson::Document;
 use tokio::{sync::oneshot, time::Instant};
 
 use super::{
-    clock::{ServerClock, offset},
     hold::Hold,
-    ids::Ids,
     line::{Context, Effect, Line, Pending, Wanted},
 };
 use crate::{
     config::{Config, Settings},
     fuzzing::{Choices, corruption},
-    protocol::{Kind, Operation, Owner, ServerTime, State, state, wake},
+    protocol::{Kind, Operation, Owner, QUEUE_MOST, ServerTime, State, state, wake},
     store::{Answer, Exchange, StoreError},
+    waitlist::{
+        clock::{ServerClock, offset},
+        ids::Ids,
+    },
 };
 
 const SESSION: &str = "me";
@@ -105,6 +107,7 @@ impl Bench {
             streaming: self.streaming,
             resting: !self.streaming,
             ids: &self.ids,
+            room: QUEUE_MOST,
         };
         let now = context.now;
         let output = input(&mut self.line, &context, &mut effects);

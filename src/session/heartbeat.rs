@@ -32,16 +32,14 @@ use tokio_util::sync::CancellationToken;
 use super::{
     Session, Table,
     agenda::Queue,
-    clock::Jump,
-    deadline::Deadline,
     hold::Hold,
-    line::BACKOFF,
     renewals::{Lane, SOONEST},
 };
 use crate::{
     protocol::{State, document::Malformed},
     store::{Exchange, Renewal, StoreError},
     telemetry,
+    waitlist::{clock::Jump, deadline::Deadline, timing::BACKOFF},
 };
 
 /// Documents in one command: a few hundred kilobytes, and some milliseconds of the server's time.

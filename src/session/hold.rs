@@ -3,7 +3,7 @@
 use std::{
     sync::{
         Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering},
+        atomic::{AtomicI64, AtomicU64, Ordering},
     },
     time::Duration,
 };
@@ -14,13 +14,14 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-use super::{clock::ServerClock, deadline::Deadline, process::Process};
+use super::process::Process;
 use crate::{
     config::Config,
     protocol::{Holder, ServerTime, Use, clock_token},
     status::{LockStatus, LostReason},
     telemetry::{self, Granted, How},
     token::FencingToken,
+    waitlist::{Grant, clock::ServerClock, deadline::Deadline},
 };
 
 /// A grant, with the local deadline up to which it is surely ours.
@@ -41,8 +42,6 @@ pub(crate) struct Hold {
     pub(crate) since: Instant,
     /// How many values were proclaimed.
     proclaimed: AtomicI64,
-    /// Whether an early request for this entry may still reach the server and put it in once more.
-    uncertain: AtomicBool,
     progress: Mutex<Progress>,
     changed: Notify,
     ended: CancellationToken,
@@ -119,19 +118,6 @@ pub(crate) enum Remains {
     Lost(LostReason),
 }
 
-/// What a new hold starts with.
-#[derive(Debug)]
-pub(crate) struct Grant {
-    pub(crate) token: i64,
-    pub(crate) used: Use,
-    pub(crate) permits: u64,
-    pub(crate) lease: Duration,
-    pub(crate) uncertain: bool,
-    pub(crate) how: How,
-    pub(crate) deadline: Deadline,
-    pub(crate) renew_at: Instant,
-}
-
 impl Hold {
     /// Whether it was granted later than this, on the server's clock, which every token begins from.
     ///
@@ -151,7 +137,6 @@ impl Hold {
             lease: grant.lease,
             since: Instant::now(),
             proclaimed: AtomicI64::new(0),
-            uncertain: AtomicBool::new(grant.uncertain),
             progress: Mutex::new(Progress {
                 deadline: grant.deadline,
                 renew_at: grant.renew_at,
@@ -182,15 +167,6 @@ impl Hold {
     /// The number of the next value that is proclaimed.
     pub(crate) fn proclamation(&self) -> i64 {
         self.proclaimed.fetch_add(1, Ordering::Relaxed) + 1
-    }
-
-    pub(crate) fn is_uncertain(&self) -> bool {
-        self.uncertain.load(Ordering::Relaxed)
-    }
-
-    /// A request for this entry was on its way as the hold was granted, and what became of it is unknown.
-    pub(crate) fn doubt(&self) {
-        self.uncertain.store(true, Ordering::Relaxed);
     }
 
     /// Waits until the hold is lost.
@@ -512,7 +488,6 @@ mod tests {
             used: (Kind::Document, 1),
             permits: 1,
             lease: Duration::from_secs(30),
-            uncertain: false,
             deadline: Deadline::at(later),
             renew_at: later,
             how: How::AtOnce,

@@ -20,16 +20,8 @@ pub(super) struct Holds {
 }
 
 impl Holds {
-    pub(super) fn is_empty(&self) -> bool {
-        self.by_id.is_empty()
-    }
-
     pub(super) fn values(&self) -> impl Iterator<Item = &Arc<Hold>> {
         self.by_id.values()
-    }
-
-    pub(super) fn get(&self, id: &str) -> Option<&Arc<Hold>> {
-        self.by_id.get(id)
     }
 
     pub(super) fn contains_key(&self, id: &str) -> bool {
@@ -47,15 +39,6 @@ impl Holds {
         let hold = self.by_id.remove(id)?;
         self.changes.push(Change::Gone(hold.clone()));
         Some(hold)
-    }
-
-    /// Takes out those of which it holds.
-    pub(super) fn take_if(&mut self, goes: impl Fn(&Arc<Hold>) -> bool) -> Vec<Arc<Hold>> {
-        let gone: Vec<Arc<Hold>> = self.by_id.values().filter(|hold| goes(hold)).cloned().collect();
-        for hold in &gone {
-            self.remove(&hold.id);
-        }
-        gone
     }
 
     /// What came and went since the last time.

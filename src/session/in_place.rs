@@ -24,9 +24,8 @@ use tokio::{
 
 use super::{
     Session,
-    deadline::Deadline,
-    hold::{Grant, Hold},
-    line::{self, Vain},
+    hold::Hold,
+    line::UNANSWERED,
     pace::Pace,
     passed::{PASSED_AT_ONCE, Passed, Why},
     watcher::Demand,
@@ -37,6 +36,12 @@ use crate::{
     status::LostReason,
     store::{Among, Claimed, Outlook, Store, StoreError, Wanted, name},
     telemetry::{self, How},
+    waitlist::{
+        Grant, SWEEPS, Vain,
+        answers::TRY_FOR,
+        deadline::Deadline,
+        timing::{self, BACKOFF, CLOCK_RESOLUTION},
+    },
 };
 
 /// What a document is locked as.
@@ -230,7 +235,7 @@ impl Session {
         // As long as there is enough for all, nobody waits for anybody.
         let nobody_waits = turn.try_lock().is_ok();
         if nobody_waits || !wait {
-            let mut pause = line::BACKOFF.0;
+            let mut pause = BACKOFF.0;
             loop {
                 let claimed = self.claim_once(&wanted, &owner, How::AtOnce, &mut vain, &mut passed, failing);
                 match claimed.await {
@@ -245,11 +250,9 @@ impl Session {
                     }
                     Err(error) if wait && !error.is_final() => *failing = Some(error.into()),
                     // Another try can meet with a connection that works, or with a limit that is long enough.
-                    Err(error)
-                        if (error.is_unanswered() || error.ran_out_of_time()) && begun.elapsed() < line::TRY_FOR =>
-                    {
+                    Err(error) if (error.is_unanswered() || error.ran_out_of_time()) && begun.elapsed() < TRY_FOR => {
                         sleep(pause).await;
-                        pause = (pause * 2).min(line::BACKOFF.1);
+                        pause = (pause * 2).min(BACKOFF.1);
                         continue;
                     }
                     Ok(claimed) => return Ok(claimed),
@@ -265,7 +268,7 @@ impl Session {
         let since = Instant::now();
         let mut freed = self.claims.freed.subscribe();
         self.watch_free();
-        let mut pause = line::BACKOFF.0;
+        let mut pause = BACKOFF.0;
         let mut pace = Pace::new(Instant::now());
         let mut free_at: Option<Instant> = None;
         let mut how = How::Asking;
@@ -280,15 +283,15 @@ impl Session {
                 Err(error) => {
                     *failing = Some(error.into());
                     sleep(pause).await;
-                    pause = (pause * 2).min(line::BACKOFF.1);
+                    pause = (pause * 2).min(BACKOFF.1);
                     continue;
                 }
             }
             *failing = None;
-            pause = line::BACKOFF.0;
+            pause = BACKOFF.0;
             let now = Instant::now();
             pace.tried(began, now);
-            let polled = now + line::poll_interval(&self.config, 0, since.elapsed());
+            let polled = now + timing::poll_interval(&self.config, 0, since.elapsed());
             // What was seen a moment ago will do for an event.
             let seen = free_at.filter(|free_at| how == How::Event && now < pace.look_at().min(*free_at));
             let again = match seen {
@@ -333,10 +336,10 @@ impl Session {
 
     /// When it is tried again although no event said so: at the first end of a lease, or after a while.
     fn free_at(&self, outlook: &Outlook) -> Instant {
-        let routine = Instant::now() + line::refresh(&self.config);
+        let routine = Instant::now() + timing::refresh(&self.config);
         let soonest = Instant::now() + self.config.poll_interval.0;
         let over = outlook.free_at.and_then(|free_at| self.table().clock.after(free_at));
-        let over = over.map(|at| at + line::CLOCK_RESOLUTION);
+        let over = over.map(|at| at + CLOCK_RESOLUTION);
         over.map_or(routine, |over| over.min(routine)).max(soonest)
     }
 
@@ -421,10 +424,10 @@ impl Session {
         let (to, mut answer) = oneshot::channel();
         let claiming = self.clone().run_claim(wanted.clone(), owner.clone(), how, *vain, to);
         let task = self.spawn_for(claiming);
-        let claimed = match timeout(line::UNANSWERED, &mut answer).await {
+        let claimed = match timeout(UNANSWERED, &mut answer).await {
             Ok(claimed) => claimed,
             Err(_) => {
-                *failing = Some(StoreError::unanswered(line::UNANSWERED).into());
+                *failing = Some(StoreError::unanswered(UNANSWERED).into());
                 answer.await
             }
         };
@@ -558,7 +561,6 @@ impl Session {
                     used: USED,
                     permits: 1,
                     lease: context.config.lease,
-                    uncertain: false,
                     how,
                     deadline,
                     renew_at: exchange.sent + context.config.renewal_interval,
@@ -594,7 +596,7 @@ impl Session {
 
     /// A claim of unknown outcome may have been applied, or still be: it is looked for, and taken out again.
     async fn take_out(self: Arc<Self>, wanted: Arc<Wanted>, id: String) {
-        for pause in line::SWEEPS {
+        for pause in SWEEPS {
             sleep(pause).await;
             let reading = self.read_long(|store| {
                 let (wanted, id) = (wanted.clone(), id.clone());

@@ -8,8 +8,6 @@
 mod agenda;
 pub(crate) mod asking;
 pub(crate) mod budget;
-pub(crate) mod clock;
-pub(crate) mod deadline;
 pub(crate) mod follow;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzzing;
@@ -17,7 +15,6 @@ mod guard;
 mod heartbeat;
 pub(crate) mod hold;
 mod holds;
-mod ids;
 mod in_place;
 mod index;
 pub(crate) mod line;
@@ -25,7 +22,6 @@ mod opening;
 mod pace;
 mod passed;
 mod process;
-pub(crate) mod prospect;
 mod renewals;
 mod runtime;
 mod shut_down;
@@ -56,16 +52,15 @@ use crate::{
     protocol::{Evict, Expects, Operation, Proclaim, QUEUE_MOST, ServerTime, State, wake},
     store::{Event, Exchange, Store, StoreError},
     telemetry,
+    waitlist::{clock::ServerClock, ids::Ids},
     wake_mode::WakeMode,
 };
 use agenda::Agenda;
 use asking::Asking;
 use budget::StreamBudget;
-use clock::ServerClock;
 use heartbeat::AT_A_TIME;
 use hold::{Hold, Remains};
 use holds::Change;
-use ids::Ids;
 use in_place::Claims;
 pub(crate) use in_place::Given;
 use line::{Context, Effect, Line, Look, Need, Outcome, Pending, Standing, Wanted};
@@ -557,6 +552,7 @@ impl Session {
             streaming,
             resting: !streaming && self.wants_to_stream() && *self.mode.borrow() == WakeMode::ChangeStream,
             ids: &self.ids,
+            room: QUEUE_MOST,
         }
     }
 

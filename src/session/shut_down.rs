@@ -103,7 +103,7 @@ impl Session {
                 };
                 line.let_go(hold, None, &context);
                 if let Some(mut operation) = line.next(&context) {
-                    if operation.requests.is_some() || line.is_asked_what_it_finds() {
+                    if operation.requests.is_some() || line.is_awaited_by_release() {
                         alone.push((hold.name.clone(), (operation, line.vain())));
                     } else {
                         // There is no answer by which a wrong guess would be found out.

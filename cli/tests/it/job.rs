@@ -17,7 +17,7 @@ use crate::{
     Started,
     common::{Ground, PATIENCE, eventually, is_vacant, pause, until_waiting, within},
     program, signal, started_by,
-    terminal::{Terminal, number},
+    terminal::{ENTERED, RESTORED, Terminal, number},
     until_gone,
 };
 
@@ -463,19 +463,22 @@ async fn the_view_gives_the_terminal_back_while_it_is_stopped() {
     terminal.until_shown("$ ").await;
     for (times, by_key) in [true, false].into_iter().enumerate() {
         terminal.type_in(if times == 0 { "$W watch\n" } else { "fg\n" });
-        terminal.until_shown_times("WAITING", times + 1).await;
+        // A request to stop is gone when it comes before the shell has continued the job.
+        terminal.until_shown_times(ENTERED, times + 1).await;
         if by_key {
-            terminal.type_in("\u{1a}");
+            // What is typed behind it is the shell's.
+            terminal.type_in("\u{1a}echo be''hind\n");
+            terminal.until_shown("behind").await;
         } else {
             signal("TSTP", terminal.child_of_shell());
         }
         terminal.until_shown_times("Stopped", times + 1).await;
-        terminal.until_shown_times("\u{1b}[?1049l", times + 1).await;
+        terminal.until_shown_times(RESTORED, times + 1).await;
     }
     terminal.type_in("fg\n");
-    terminal.until_shown_times("WAITING", 3).await;
+    terminal.until_shown_times(ENTERED, 3).await;
     terminal.type_in("q");
-    terminal.until_shown_times("\u{1b}[?1049l", 3).await;
+    terminal.until_shown_times(RESTORED, 3).await;
     terminal.type_in("exit 0\n");
     assert_eq!(terminal.code().await, Some(0));
 }

@@ -22,8 +22,11 @@ use crate::{
     program, signal, until_gone,
 };
 
+/// What the view begins with, when the keyboard is its own: the other screen is entered.
+pub(super) const ENTERED: &str = "\u{1b}[?1049h";
+
 /// What restores a terminal: the other screen is left, and the cursor is shown.
-const RESTORED: &str = "\u{1b}[?1049l\u{1b}[?25h";
+pub(super) const RESTORED: &str = "\u{1b}[?1049l\u{1b}[?25h";
 
 /// A terminal with a program in its foreground.
 pub(super) struct Terminal {
@@ -239,6 +242,17 @@ async fn the_view_is_left_by_any_way_out_and_leaves_the_terminal_as_it_was() {
         assert!(shown.trim_end().ends_with(RESTORED), "{way_out:?}: {shown:?}");
         assert!(terminal.is_as_before(), "{way_out:?}");
     }
+}
+
+/// However soon it is typed, and though nobody reads it before the view has been left.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_typed_behind_the_key_that_leaves_the_view_is_left_to_others() {
+    let ground = Ground::replica_set("cli_behind").await;
+    let mut terminal = Terminal::new(&ground, r#"$W watch; read line; echo "got <$line>""#);
+    terminal.until_shown(ENTERED).await;
+    terminal.type_in("qmine\n");
+    let (code, shown) = terminal.end().await;
+    assert!(code == Some(0) && shown.contains("got <mine>"), "{shown}");
 }
 
 /// The processes that a process has started: `setsid` starts the shell where it can't become it.

@@ -9,13 +9,16 @@ use std::{
 };
 
 use super::{
-    client::{Client, LONG, Leave, Line},
+    client::{Client, LONG, Line, instant, tick},
     rules::{CLAIM, EPOCH, SKEW},
     system::{Applied, Command, Message, Notice, Slot, System, room_for_tokens},
 };
-use crate::protocol::{
-    Operation, ServerTime, State,
-    wake::{self, Signal},
+use crate::{
+    protocol::{
+        Operation, ServerTime, State,
+        wake::{self, Signal},
+    },
+    waitlist::Word,
 };
 
 /// A view of a state, from which the hash is made.
@@ -55,7 +58,11 @@ impl System {
         for client in &self.clients {
             for line in &client.lines {
                 tokens.extend(line.holds.iter().map(|hold| hold.token));
-                tokens.extend(line.waiting.iter().map(|pending| pending.above));
+                line.waitlist.words(instant(self.time), &mut |word| {
+                    if let Word::Token(token) = word {
+                        tokens.push(token);
+                    }
+                });
             }
         }
         for message in &self.network {
@@ -185,8 +192,8 @@ impl<'a> View<'a> {
         self.words.push(client.permits);
         self.flag(client.frozen);
         self.flag(client.lags);
-        match client.clock {
-            Some(clock) => self.words.extend([clock.round_trip, clock.ahead]),
+        match client.reference() {
+            Some((round_trip, ahead)) => self.words.extend([round_trip, ahead]),
             None => self.words.push(-1),
         }
         for line in &client.lines {
@@ -196,40 +203,17 @@ impl<'a> View<'a> {
 
     fn line(&mut self, line: &'a Line) {
         self.words.push(i64::from(line.acquires));
-        for pending in &line.waiting {
-            self.id(&pending.id);
-            self.words.push(pending.permits);
-            self.token(pending.above);
-            for flag in [pending.wait, pending.sent, pending.queued, pending.uncertain] {
-                self.flag(flag);
-            }
-        }
-        self.words.push(-1);
+        line.waitlist.words(instant(self.system.time), &mut |word| match word {
+            Word::Entry(entry) => self.id(entry),
+            Word::Token(token) => self.token(token),
+            Word::Time(at) => self.time(tick(at), 0),
+            Word::Number(number) => self.words.push(number),
+        });
         for hold in &line.holds {
             self.id(&hold.id);
             self.words.push(hold.permits);
             self.token(hold.token);
-            self.flag(hold.uncertain);
             self.time(hold.deadline, 0);
-        }
-        self.words.push(-1);
-        self.leaves(&line.leaving);
-        self.flag(line.under_way.is_some());
-        self.leaves(line.under_way.as_deref().unwrap_or_default());
-        self.flag(line.paused);
-        self.words.push(line.full.map_or(-1, |knock| knock as i64));
-        let alone = line.alone_at.map(|at| i64::from(at == self.system.time));
-        self.words.push(alone.unwrap_or(-1));
-    }
-
-    fn leaves(&mut self, leaves: &'a [Leave]) {
-        for leave in leaves {
-            self.id(&leave.id);
-            for flag in [leave.held, leave.used, leave.uncertain] {
-                self.flag(flag);
-            }
-            self.time(leave.not_before, 0);
-            self.words.push(i64::from(leave.sweep));
         }
         self.words.push(-1);
     }

@@ -1,6 +1,11 @@
 //! What is checked: the transitions, and the rules by which a client believes. The real ones, or those with a fault.
 
-use crate::protocol::{Operation, QUEUE_MOST, ServerTime, State, state};
+use std::{sync::LazyLock, time::Duration};
+
+use crate::{
+    config::{Config, Settings},
+    protocol::{Operation, QUEUE_MOST, ServerTime, State, state},
+};
 
 /// In ticks, each a millisecond of the server's clock. Small, so that everything can run out within a few steps; in the
 /// proportions that the settings of a client are held to.
@@ -17,13 +22,14 @@ pub(super) const KEEP: i64 = LEASE + 3;
 pub(super) type Apply = fn(Option<&State>, &Operation, ServerTime) -> Option<State>;
 pub(super) type Renew = fn(&mut State, &str, &[String], i64, ServerTime) -> bool;
 
-/// The seam through which faults are seeded. It exists in this model only: the library calls `state` itself.
+/// The seam through which faults are seeded: what is done to the real waitlist, and to what it is told. It exists in this
+/// model only.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Rules {
     pub(super) apply: Apply,
     pub(super) renew: Renew,
-    /// What a client takes off the end of every lease.
-    pub(super) margin: i64,
+    /// A client takes the skew margin off the end of every lease.
+    pub(super) margin: bool,
     /// How many entries the queue has room for.
     pub(super) room: usize,
     /// Leases are counted from before the request was sent, and not from its answer.
@@ -50,7 +56,7 @@ impl Rules {
     pub(super) const REAL: Self = Self {
         apply: state::apply,
         renew: state::renew,
-        margin: SKEW,
+        margin: true,
         room: QUEUE_MOST,
         counts_from_sending: true,
         refuses_late_news: true,
@@ -62,4 +68,28 @@ impl Rules {
         knocks_in_full: true,
         gives_up_commands: true,
     };
+
+    /// The settings of every client.
+    pub(super) fn config(&self) -> &'static Config {
+        static WITH_MARGIN: LazyLock<Config> = LazyLock::new(|| config(SKEW));
+        static WITHOUT: LazyLock<Config> = LazyLock::new(|| config(0));
+        if self.margin { &WITH_MARGIN } else { &WITHOUT }
+    }
+
+    /// What a client takes off the end of a lease, in ticks.
+    pub(super) fn skew(&self) -> i64 {
+        if self.margin { SKEW } else { 0 }
+    }
+}
+
+/// Settings of a few milliseconds, which no user may choose.
+fn config(skew: i64) -> Config {
+    let ticks = |ticks: i64| Duration::from_millis(u64::try_from(ticks).unwrap_or(0));
+    let mut config = Settings::default().unchecked();
+    (config.lease, config.claim_lease) = (ticks(LEASE), ticks(CLAIM));
+    config.retention = ticks(KEEP - LEASE);
+    config.skew_margin = ticks(skew);
+    // Looks only make a waiter ask, which it may at any time.
+    config.near = u64::MAX;
+    config
 }

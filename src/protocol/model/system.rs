@@ -4,12 +4,16 @@ use std::{fmt, sync::Arc};
 
 use super::{
     breach::{Before, Breach, check_write},
-    client::{Answer, Client, Hold},
+    client::{Client, Hold, World, instant},
     rules::{EPOCH, KEEP, LEASE, Rules, SKEW},
 };
-use crate::protocol::{
-    Evict, Expects, Holder, Kind, Operation, ServerTime, State, state,
-    wake::{self, Signal},
+use crate::{
+    protocol::{
+        Evict, Expects, Holder, Kind, Operation, ServerTime, State, state,
+        wake::{self, Signal},
+    },
+    store::Exchange,
+    waitlist::deadline::Deadline,
 };
 
 /// What is explored.
@@ -313,14 +317,14 @@ impl Setup {
         for (client, it) in state.clients.iter().enumerate().filter(|(_, client)| !client.frozen) {
             for (lock, line) in it.lines.iter().enumerate() {
                 let mut own = Vec::new();
-                if line.acquires > 0 && line.waiting.len() + line.holds.len() < self.tasks {
+                if line.acquires > 0 && line.waitlist.waiting().len() + line.holds.len() < self.tasks {
                     own.push(Step::Acquire { wait: true });
                     if self.tries {
                         own.push(Step::Acquire { wait: false });
                     }
                 }
                 if self.allows(state, Fault::Cancel) {
-                    own.extend((0..line.waiting.len()).map(Step::Cancel));
+                    own.extend((0..line.waitlist.waiting().len()).map(Step::Cancel));
                 }
                 own.extend((0..line.holds.len()).map(Step::LetGo));
                 if line.wants_to_send(state.time) {
@@ -446,6 +450,14 @@ impl System {
         self.clocks.1.max(ahead) - self.clocks.0.min(ahead) <= SKEW
     }
 
+    fn world<'a>(&self, setup: &'a Setup) -> World<'a> {
+        World {
+            now: self.time,
+            rules: &setup.rules,
+            used: setup.used(),
+        }
+    }
+
     /// Nothing has to happen before time goes on.
     fn is_timely(&self) -> bool {
         let heard = |client: &Client| client.lags || self.streams[client.number].is_empty();
@@ -460,7 +472,7 @@ impl System {
                 && message.awaited
                 && matches!(&message.command, Command::Renew { id, .. } if *id == hold.id)
         });
-        let gains = hold.deadline < self.time + LEASE - rules.margin;
+        let gains = hold.deadline < self.time + LEASE - rules.skew();
         self.time < hold.deadline && gains && !on_its_way
     }
 
@@ -475,23 +487,17 @@ impl System {
             self.send(setup, client, lock, command, mode);
             return true;
         }
-        self.operations += 1;
-        let number = self.operations;
-        let permits = self.clients[client].permits;
-        let world = (self.time, &setup.rules, setup.used());
-        let next = self.clients[client].with(lock, world, |line, context| {
-            match step {
-                Step::Acquire { wait } => {
-                    line.acquires -= 1;
-                    line.join(permits, wait, context);
-                }
-                Step::Cancel(place) => line.cancel(place, context),
-                Step::LetGo(place) => line.let_go(place, context),
-                Step::Renew(_) | Step::Send | Step::Timer => {}
-            }
-            line.next(step == Step::Timer, number, context)
-        });
-        let Some(operation) = next else { return false };
+        let world = self.world(setup);
+        let it = &mut self.clients[client];
+        match step {
+            Step::Acquire { wait } => it.join(lock, wait, world),
+            Step::Cancel(place) => it.cancel(lock, place, world),
+            Step::LetGo(place) => it.let_go(lock, place, world),
+            Step::Renew(_) | Step::Send | Step::Timer => {}
+        }
+        let Some(operation) = it.next(lock, step == Step::Timer, world) else {
+            return false;
+        };
         self.send(setup, client, lock, Command::Run(Arc::new(operation)), mode);
         true
     }
@@ -554,7 +560,7 @@ impl System {
                 let line = &self.clients[message.client].lines[lock];
                 let requests = operation.requests.iter().flat_map(|requests| &requests.entries);
                 // It comes after the last sweep, or after its client's death.
-                self.abandoned |= requests.into_iter().any(|entry| !line.knows(&entry.id));
+                self.abandoned |= requests.into_iter().any(|entry| !line.waitlist.knows(&entry.id));
             }
         }
     }
@@ -646,46 +652,45 @@ impl System {
             self.commit(applied.place);
         }
         let (client, lock) = (message.client, message.lock);
-        let world = (self.time, &setup.rules, setup.used());
+        let world = self.world(setup);
+        let sent = instant(message.sent);
         match message.command {
             Command::Run(operation) => {
-                if applied.shown.is_some() {
-                    self.clients[client].note(message.sent, self.time, applied.at);
-                }
-                let answer = Answer {
-                    state: applied.shown.as_deref(),
-                    sent: message.sent,
-                    at: applied.at,
+                let exchange = Exchange {
+                    sent,
+                    received: instant(self.time),
+                    now: applied.shown.is_some().then_some(applied.at),
                 };
-                self.clients[client].with(lock, world, |line, context| line.answered(&operation, &answer, context));
+                let client = &mut self.clients[client];
+                client.note(&exchange, &setup.rules);
+                client.answered(lock, &operation, applied.shown.as_deref(), &exchange, world);
             }
             Command::Renew { id, token } => {
-                let (time, now) = (self.time, self.now());
+                let now = instant(self.time);
+                let read = Exchange {
+                    sent: now,
+                    received: now,
+                    now: Some(self.now()),
+                };
                 let document = self.documents()[lock].state.clone();
-                let line = &mut self.clients[client].lines[lock];
-                let Some(position) = line.holds.iter().position(|hold| hold.id == id && hold.token == token) else {
+                let client = &mut self.clients[client];
+                let mut holds = client.lines[lock].holds.iter();
+                let Some(place) = holds.position(|hold| hold.id == id && hold.token == token) else {
                     return;
                 };
-                let counted_from = if setup.rules.counts_from_sending {
-                    message.sent
-                } else {
-                    time
-                };
-                let most = counted_from + LEASE;
-                if applied.shown.is_some() {
-                    line.holds[position].renewed(most - setup.rules.margin, time, &setup.rules);
-                    return;
-                }
-                // Some are gone, or were renewed by another meanwhile: the document is read.
+                let sent = if setup.rules.counts_from_sending { sent } else { now };
+                let config = setup.rules.config();
+                // Where some are gone, or were renewed by another meanwhile, the document is read.
                 let mut holders = document.iter().flat_map(|state| &state.holders);
-                match holders.find(|holder| holder.id == id && holder.token == token) {
-                    Some(holder) => {
-                        let until = (time + holder.until.0 - now.0).min(most);
-                        line.holds[position].renewed(until - setup.rules.margin, time, &setup.rules);
-                    }
-                    None => {
-                        line.holds.remove(position);
-                    }
+                let deadline = if applied.shown.is_some() {
+                    Some(Deadline::of_renewal(sent, config.lease, &client.clock, config))
+                } else {
+                    let holder = holders.find(|holder| holder.id == id && holder.token == token);
+                    holder.and_then(|holder| Deadline::of_reading(&read, holder.until, sent, config.lease, config))
+                };
+                match deadline {
+                    Some(deadline) => client.lines[lock].renewed(place, deadline, self.time, &setup.rules),
+                    None => client.verified(lock, &id, document.as_deref().cloned(), world),
                 }
             }
         }
@@ -696,8 +701,8 @@ impl System {
         let Message { client, lock, .. } = self.network[number];
         let command = self.network[number].command.clone();
         if let Command::Run(operation) = &command {
-            let world = (self.time, &setup.rules, setup.used());
-            self.clients[client].with(lock, world, |line, context| line.failed(operation, context));
+            let world = self.world(setup);
+            self.clients[client].failed(lock, operation, world);
         }
         self.network[number].awaited = false;
         if self.network[number].applied.is_some() {
@@ -712,10 +717,8 @@ impl System {
         if setup.rules.waits_for_majority {
             self.commit(notice.place);
         }
-        let world = (self.time, &setup.rules, setup.used());
-        self.clients[client].with(notice.lock, world, |line, context| {
-            line.signalled(&notice.id, notice.signal, notice.at, context);
-        });
+        let world = self.world(setup);
+        self.clients[client].signalled(notice.lock, &notice.id, notice.signal, notice.at, world);
     }
 
     fn crash(&mut self, client: usize) {
@@ -865,7 +868,7 @@ impl System {
                 }
                 // With a stream, asking is only the back-stop.
                 let line = &self.clients[client].lines[lock];
-                let queued = line.waiting.first().is_some_and(|head| head.queued);
+                let queued = line.waitlist.is_queued();
                 if line.may_ask(self.time) && !(events && queued && self.time % (LEASE / 2) != 0) {
                     self.ask(setup, client, lock, Step::Timer, silent);
                 }

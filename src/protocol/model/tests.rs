@@ -373,7 +373,7 @@ fn a_lease_that_is_counted_from_the_answer_is_found() {
 #[test]
 fn a_lease_without_a_margin_is_found() {
     let rules = Rules {
-        margin: 0,
+        margin: false,
         ..Rules::REAL
     };
     find("no skew margin", "exclusion", faulty(rules, 1, &[Fault::FailOver]));

@@ -4,9 +4,16 @@ use std::io;
 
 use super::{super::hold::Remains, *};
 use crate::{
-    config::Settings,
-    protocol::{Expects, Identity, ServerTime, state},
+    config::{Config, Settings},
+    protocol::{Evict, Expects, Identity, QUEUE_MOST, Request, Requests, state},
     status::LockStatus,
+    store::Exchange,
+    waitlist::{
+        SWEEPS,
+        answers::{RACES, TRY_FOR},
+        clock::ServerClock,
+        timing::{CLAIM_CHECK, KNOCK},
+    },
 };
 
 /// One line, and the one document that it is about.
@@ -54,6 +61,7 @@ impl Bench {
             streaming: self.streaming,
             resting: self.resting,
             ids: &self.ids,
+            room: QUEUE_MOST,
         };
         let output = input(&mut self.line, &context, &mut effects);
         (output, effects)
@@ -1148,7 +1156,7 @@ async fn who_finds_the_queue_full_knocks_until_there_is_room() {
     let (_, mut outcome) = bench.join(true);
     bench.settle();
     assert!(bench.ids_in_document().iter().all(|id| id.starts_with("s-")));
-    assert!(!bench.line.is_queued(), "no event tells of room");
+    assert!(!bench.line.waitlist.is_queued(), "no event tells of room");
     // It knocks about once a second, at a price that does not grow with the queue but for now and then.
     let (begun, before) = (Instant::now(), bench.document.clone());
     let (mut full, operations) = (0, bench.operations);
@@ -1176,7 +1184,7 @@ async fn who_finds_the_queue_full_knocks_until_there_is_room() {
     bench.foreign(&foreign("s.x", &["s-7"], None), false);
     tokio::time::advance(KNOCK + KNOCK / 4).await;
     bench.settle();
-    assert!(bench.line.is_queued());
+    assert!(bench.line.waitlist.is_queued());
     let queue = &bench.document.as_ref().unwrap().queue;
     assert_eq!(
         (queue.len(), queue[QUEUE_MOST - 1].id.starts_with("me-")),
@@ -1243,7 +1251,7 @@ async fn who_is_far_back_looks_at_its_place_and_asks_when_its_turn_comes_near() 
         let (_, mut outcome) = bench.join(true);
         bench.settle();
         let sent = bench.operations;
-        assert!(bench.line.is_queued() && bench.line.need() == Need::Looks);
+        assert!(bench.line.waitlist.is_queued() && bench.line.need() == Need::Looks);
         let mut looks = 0;
         // Those before it go, one after the other, or it is served out of turn while nobody tells it.
         for gone in others.windows(2) {

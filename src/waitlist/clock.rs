@@ -17,7 +17,7 @@ const REFERENCE_AGE: Duration = Duration::from_secs(10);
 ///
 /// All of that holds while the server's clock goes on as ours does. Where an exchange shows that it did not, by more than
 /// the margin that every deadline has for it, the clock was set, or is another primary's: a [`Jump`].
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct ServerClock {
     reference: Option<Reading>,
     /// An earlier exchange, by which later ones are judged, so that many small steps are seen as well.
@@ -29,7 +29,7 @@ pub(crate) struct ServerClock {
 }
 
 /// The server read `now` between these instants.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 struct Reading {
     sent: Instant,
     received: Instant,
@@ -47,7 +47,7 @@ pub(crate) struct Jump {
 
 impl ServerClock {
     /// Takes in an exchange; returns by how much it contradicts what was known, where that is more than the margin.
-    pub(super) fn note(&mut self, exchange: &Exchange, config: &Config) -> Option<Jump> {
+    pub(crate) fn note(&mut self, exchange: &Exchange, config: &Config) -> Option<Jump> {
         let seen = Reading {
             sent: exchange.sent,
             received: exchange.received,
@@ -75,8 +75,14 @@ impl ServerClock {
         None
     }
 
+    /// The tightest exchange of late: when it was sent and received, and what the server read.
+    #[cfg(test)]
+    pub(crate) fn reference(&self) -> Option<(Instant, Instant, ServerTime)> {
+        self.reference.map(|known| (known.sent, known.received, known.now))
+    }
+
     /// Whether nothing was heard since then. Whoever asks is about to.
-    pub(super) fn is_stale(&mut self, since: Instant, now: Instant) -> bool {
+    pub(crate) fn is_stale(&mut self, since: Instant, now: Instant) -> bool {
         let stale = self.heard_at.is_none_or(|heard_at| heard_at < since);
         if stale {
             self.heard_at = Some(now);
@@ -85,12 +91,12 @@ impl ServerClock {
     }
 
     /// Whether the server's clock may have been set ahead since then.
-    pub(super) fn ran_ahead_since(&self, instant: Instant) -> bool {
+    pub(crate) fn ran_ahead_since(&self, instant: Instant) -> bool {
         self.ran_ahead_at.is_some_and(|at| at >= instant)
     }
 
     /// What the server's clock surely shows then, or more; `None` before the first exchange.
-    pub(super) fn at_least(&self, instant: Instant) -> Option<ServerTime> {
+    pub(crate) fn at_least(&self, instant: Instant) -> Option<ServerTime> {
         let Reading { received, now, .. } = self.reference?;
         let since = i64::try_from(instant.saturating_duration_since(received).as_millis()).unwrap_or(0);
         let before = i64::try_from(received.saturating_duration_since(instant).as_millis()).unwrap_or(i64::MAX);
@@ -101,7 +107,7 @@ impl ServerClock {
 
     /// An instant at which the server's clock has not passed `time` yet, after that from which it is counted; `None` before
     /// the first exchange.
-    pub(super) fn until(&self, time: ServerTime) -> Option<(Instant, Instant)> {
+    pub(crate) fn until(&self, time: ServerTime) -> Option<(Instant, Instant)> {
         self.reference
             .map(|known| (known.sent, offset(known.sent, known.now, time)))
     }

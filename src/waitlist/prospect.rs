@@ -27,7 +27,7 @@ const PART: u32 = 4;
 const AWAKE: u64 = 16;
 
 /// When it may be served.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Turn {
     /// As one of the next, or of those who come up to that within moments.
     Near,
@@ -36,7 +36,7 @@ pub(crate) enum Turn {
 }
 
 /// What a waiter knows of the queue, from one look to the next.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Prospect {
     /// The waiter's entry.
     pub(crate) entry: String,

@@ -27,7 +27,7 @@ impl Deadline {
     ///
     /// The server read its clock after we sent, so counting from the send instant is on the safe side. The lease is no
     /// longer than ours from now on, whatever the document says.
-    pub(super) fn of_answer(
+    pub(crate) fn of_answer(
         exchange: &Exchange,
         until: ServerTime,
         clock: &ServerClock,
@@ -48,7 +48,7 @@ impl Deadline {
     ///
     /// The grant is older than its event, so the claim can't run longer than from now on, wherever the server's clock was
     /// set to since we last heard of it.
-    pub(super) fn of_event(at: ServerTime, clock: &ServerClock, now: Instant, config: &Config) -> Option<Self> {
+    pub(crate) fn of_event(at: ServerTime, clock: &ServerClock, now: Instant, config: &Config) -> Option<Self> {
         let until = at.plus_millis(config.claim_millis());
         let (from, end) = clock.until(until)?;
         let at = before(from, end.min(now + config.claim_lease), config);
@@ -57,7 +57,7 @@ impl Deadline {
     }
 
     /// By a renewal that is sent now, should it be acknowledged: the server counts the lease from a later time.
-    pub(super) fn of_renewal(sent: Instant, lease: Duration, clock: &ServerClock, config: &Config) -> Self {
+    pub(crate) fn of_renewal(sent: Instant, lease: Duration, clock: &ServerClock, config: &Config) -> Self {
         let millis = i64::try_from(lease.as_millis()).unwrap_or(0);
         Self {
             at: before(sent, sent + lease, config),
@@ -70,7 +70,7 @@ impl Deadline {
     /// where the reading does not tell the server's clock.
     ///
     /// What was read may be a later renewal that is not committed yet: that one is, and no more.
-    pub(super) fn of_reading(
+    pub(crate) fn of_reading(
         exchange: &Exchange,
         until: ServerTime,
         renewed: Instant,
@@ -88,7 +88,7 @@ impl Deadline {
     /// The same after all that is known of the server's clock now: earlier, where that was set ahead since.
     ///
     /// How often the clock is set between the same two times, as where two routers take turns, makes no difference.
-    pub(super) fn corrected(self, clock: &ServerClock, config: &Config) -> Self {
+    pub(crate) fn corrected(self, clock: &ServerClock, config: &Config) -> Self {
         if !clock.ran_ahead_since(self.as_of) {
             return self;
         }

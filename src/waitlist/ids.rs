@@ -52,6 +52,15 @@ impl Ids {
         }
     }
 
+    /// Ids that go on with this number.
+    #[cfg(test)]
+    pub(crate) fn resumed(session: String, next: u64) -> Self {
+        Self {
+            next: AtomicU64::new(next),
+            ..Self::new(session)
+        }
+    }
+
     pub(crate) fn session(&self) -> &str {
         &self.session
     }

@@ -1,0 +1,363 @@
+//! What becomes of an operation: its answer, or its failure.
+
+use std::{
+    collections::{BTreeSet, VecDeque},
+    time::Duration,
+};
+
+use tokio::time::Instant;
+
+use super::{
+    Context, Effect, Grant, Held, Key, Leaving, Patience, Setback, Stage, Waiting, Waitlist, deadline::Deadline, timing,
+};
+use crate::{
+    protocol::{Expects, Operation, Request, Requests, State, wake},
+    store::Exchange,
+    telemetry::How,
+};
+
+/// Number of races in a row that are lost for a new document before it is taken for something else: some other unique
+/// index is in the way.
+pub(crate) const RACES: u32 = 8;
+
+/// How long a try is repeated while the server does not get it done. A caller that wants to know sooner sets a timeout.
+pub(crate) const TRY_FOR: Duration = Duration::from_secs(10);
+
+impl Waitlist {
+    /// Takes in the answer to the operation that is on its way; `state` is `None` where there is no document.
+    pub(crate) fn answered(
+        &mut self,
+        operation: &Operation,
+        state: Option<&State>,
+        exchange: &Exchange,
+        context: &Context<'_>,
+        effects: &mut Vec<Effect>,
+    ) {
+        self.failures = 0;
+        self.vain = Default::default();
+        self.retry_at = None;
+        self.alone_at = None;
+        let left = state.and_then(|state| wake::left(&state.wake, &operation.id));
+        if operation.expects == Expects::Alone && left.is_none() {
+            // There is somebody else, or nothing of ours: nothing was done, and it is asked for in full.
+            self.leaving.extend(self.under_way.take().unwrap_or_default());
+            for waiting in self.waiting.iter_mut().filter(|it| operation.asks_for(&it.entry)) {
+                waiting.stage = Stage::New;
+            }
+            return self.see(state, context);
+        }
+        if operation.expects == Expects::Room && state.is_none() {
+            self.under_way = None;
+            if self.overtaken {
+                self.doubt_everything(context, effects);
+            } else {
+                self.knock_later(context);
+            }
+            return;
+        }
+        let left = left.unwrap_or_default();
+        let mut handed_over = false;
+        for (position, leaving) in self.under_way.take().unwrap_or_default().into_iter().enumerate() {
+            let found = match left.get(position).copied().unwrap_or(wake::Left::Nowhere) {
+                // Our earlier try took it out: that answer was lost on the way.
+                wake::Left::Nowhere if leaving.repeated => wake::Left::Holder,
+                found => found,
+            };
+            handed_over |= found == wake::Left::Holder;
+            if let Some(release) = leaving.release {
+                effects.push(Effect::Left { release, found });
+            }
+            self.sweep_after(leaving, context);
+        }
+        let Some(state) = state else {
+            // A document that may not be made.
+            self.missing(operation, context, effects);
+            return self.see(None, context);
+        };
+        if let Some(requests) = &operation.requests {
+            for waiting in self.waiting.iter_mut().filter(|it| operation.asks_for(&it.entry)) {
+                if handed_over {
+                    waiting.how = How::Local;
+                }
+            }
+            for entry in &requests.entries {
+                self.requested(entry, requests, state, exchange, context, effects);
+            }
+        }
+        let ours = |id: &String| self.holds.contains_key(id);
+        let alone = state.queue.is_empty() && state.holders.iter().all(|holder| ours(&holder.id));
+        self.alone_at = alone.then_some(context.now);
+        self.compare_holds(state, effects);
+        self.take_out_strangers(state, context);
+        self.plan_asking(state, exchange.now, context);
+        if self.overtaken {
+            self.doubt_everything(context, effects);
+        }
+        self.see(Some(state), context);
+    }
+
+    /// Remembers whether other clients wait, for as long as a task of ours does.
+    fn see(&mut self, state: Option<&State>, context: &Context<'_>) {
+        if self.waiting.is_empty() {
+            self.others_absent = false;
+        } else if let Some(state) = state {
+            self.others_absent = state.queue.iter().all(|waiter| context.ids.made(&waiter.id));
+        }
+    }
+
+    fn doubt_everything(&mut self, context: &Context<'_>, effects: &mut Vec<Effect>) {
+        self.doubt(context);
+        effects.push(Effect::Doubted);
+    }
+
+    /// There is no document to lock.
+    fn missing(&mut self, operation: &Operation, context: &Context<'_>, effects: &mut Vec<Effect>) {
+        let asked = |waiting: &Waiting| operation.expects == Expects::Nothing && operation.asks_for(&waiting.entry);
+        for waiting in self.take_waiting(asked) {
+            effects.push(Effect::Missing { key: waiting.key });
+            // An earlier request may find a document yet.
+            self.abandon(waiting, context);
+        }
+    }
+
+    fn take_waiting(&mut self, goes: impl Fn(&Waiting) -> bool) -> VecDeque<Waiting> {
+        let (gone, stay) = std::mem::take(&mut self.waiting).into_iter().partition(goes);
+        self.waiting = stay;
+        gone
+    }
+
+    /// Takes in what the document shows of one entry that was asked for.
+    fn requested(
+        &mut self,
+        entry: &Request,
+        requests: &Requests,
+        state: &State,
+        exchange: &Exchange,
+        context: &Context<'_>,
+        effects: &mut Vec<Effect>,
+    ) {
+        // Cancelled meanwhile, and then it leaves with the next operation; or granted by an event.
+        let Some(position) = self.waiting.iter().position(|waiting| waiting.entry == entry.id) else {
+            return;
+        };
+        if let Some(holder) = state.holders.iter().find(|holder| holder.id == entry.id) {
+            let deadline = Deadline::of_answer(exchange, holder.until, context.clock, context.now, context.config);
+            let full = holder.until.since(holder.since) >= Duration::from_millis(unsigned(holder.lease));
+            let renew_at = if full {
+                exchange.sent + context.config.renewal_interval
+            } else {
+                timing::check(context)
+            };
+            return self.grant(position, holder.token, deadline, renew_at, context, effects);
+        }
+        let waiting = &mut self.waiting[position];
+        waiting.how = How::Asking;
+        let (key, patience) = (waiting.key, waiting.patience);
+        if state.queue.iter().any(|waiter| waiter.id == entry.id) {
+            (waiting.stage, waiting.above) = (Stage::Queued, state.token);
+            self.full = None;
+        } else if (state.kind, state.capacity) != (requests.kind, requests.capacity) {
+            effects.push(Effect::Mismatched { key });
+            // An earlier request may still find it used otherwise again.
+            self.cancel(key, context);
+        } else if !entry.wait {
+            // A waiter that stands behind others in line was only tried beside them.
+            if patience == Patience::Try {
+                let others = state.queue.iter().filter(|waiter| !context.ids.made(&waiter.id));
+                let before = position + others.count();
+                effects.push(Effect::Denied { key, before });
+                // An earlier request may still find the lock free.
+                self.cancel(key, context);
+            }
+        } else {
+            waiting.stage = Stage::Asked;
+            if state.queue.len() >= context.room {
+                self.knock_later(context);
+            } else {
+                self.retry_at = Some(context.now + timing::ASK_AGAIN);
+            }
+        }
+    }
+
+    pub(super) fn grant(
+        &mut self,
+        position: usize,
+        token: i64,
+        deadline: Option<Deadline>,
+        renew_at: Instant,
+        context: &Context<'_>,
+        effects: &mut Vec<Effect>,
+    ) {
+        let Some(deadline) = deadline.filter(|deadline| deadline.instant() > context.now) else {
+            // The news came too late to be believed.
+            return self.ask_anew(position, true, context);
+        };
+        let Some(waiting) = self.waiting.remove(position) else {
+            return;
+        };
+        self.ask_after_grant(context);
+        self.full = None;
+        let held = Held {
+            used: waiting.used,
+            permits: waiting.permits,
+            token,
+            uncertain: waiting.uncertain,
+        };
+        self.holds.insert(waiting.entry.clone(), held);
+        // The queue that was seen before is another now.
+        self.others_absent = false;
+        let grant = Grant {
+            token,
+            used: waiting.used,
+            permits: unsigned(waiting.permits),
+            lease: context.config.lease,
+            how: waiting.how,
+            deadline,
+            renew_at,
+        };
+        effects.push(Effect::Granted {
+            key: waiting.key,
+            entry: waiting.entry,
+            grant,
+        });
+    }
+
+    /// Asks again for a waiter with a new entry, so that nothing that is left of this one can be mistaken for it.
+    pub(super) fn ask_anew(&mut self, position: usize, uncertain: bool, context: &Context<'_>) {
+        let waiting = &mut self.waiting[position];
+        let stale = std::mem::replace(&mut waiting.entry, context.ids.entry());
+        let uncertain = uncertain || waiting.uncertain;
+        // Not as a first request: these go to the end, behind those that were only tried beside it.
+        (waiting.stage, waiting.above) = (Stage::Asked, 0);
+        waiting.how = How::Asking;
+        let leaving = Leaving::new(stale, context).used_as(waiting.used);
+        self.leaving.push(leaving.swept_if(uncertain));
+    }
+
+    /// Takes in that the operation on its way has failed.
+    pub(crate) fn failed(
+        &mut self,
+        operation: &Operation,
+        setback: Setback,
+        context: &Context<'_>,
+        effects: &mut Vec<Effect>,
+    ) {
+        self.alone_at = None;
+        self.plan += 1;
+        let told = self.told_of(operation, setback, context);
+        let leaves = self.under_way.take().unwrap_or_default();
+        match setback {
+            Setback::Raced if self.failures < RACES => {
+                self.failures += 1;
+                self.leaving.extend(leaves);
+                return;
+            }
+            Setback::Raced | Setback::Refused | Setback::Unreadable => {
+                let releases = leaves.into_iter().filter_map(|leaving| leaving.release);
+                effects.extend(releases.map(|release| Effect::NotLeft { release }));
+            }
+            Setback::NoServer | Setback::Overdue | Setback::Unanswered | Setback::Interrupted => {
+                self.back_off(setback, context);
+                self.outcome_unknown(operation, leaves, context, effects);
+            }
+        }
+        for mut waiting in self.take_waiting(|waiting| told.contains(&waiting.key)) {
+            waiting.uncertain |= setback == Setback::Unreadable;
+            effects.push(Effect::Failed { key: waiting.key });
+            self.abandon(waiting, context);
+        }
+    }
+
+    /// The tasks for which the operation is not repeated.
+    ///
+    /// A waiter asks until it is granted or gives up; a refusal ends it. So is a try ended when it has failed once more: a
+    /// fail-over or a cut connection fails every command on its way, and the next one comes through. Where there was no
+    /// answer in time, several may have to be sent until one does.
+    fn told_of(&self, operation: &Operation, setback: Setback, context: &Context<'_>) -> BTreeSet<Key> {
+        let in_vain = |waiting: &Waiting| match setback {
+            Setback::NoServer => true,
+            Setback::Unanswered | Setback::Overdue => context.now.saturating_duration_since(waiting.since) >= TRY_FOR,
+            _ => waiting.uncertain,
+        };
+        let asked = self.waiting.iter().filter(|it| operation.asks_for(&it.entry));
+        let told = asked.filter(|it| setback.is_final() || (!it.waits() && in_vain(it)));
+        told.map(|waiting| waiting.key).collect()
+    }
+
+    fn back_off(&mut self, setback: Setback, context: &Context<'_>) {
+        if setback == Setback::Unanswered {
+            // The wait for the answer was pause enough.
+            self.vain.unanswered = self.vain.unanswered.saturating_add(1);
+            self.retry_at = None;
+            return;
+        }
+        self.vain.overdue = match setback {
+            Setback::Overdue => self.vain.overdue.saturating_add(1),
+            _ => 0,
+        };
+        self.failures = self.failures.saturating_add(1);
+        let doubled = 2_u32.saturating_pow(self.failures - 1);
+        let pause = timing::BACKOFF.0.saturating_mul(doubled).min(timing::BACKOFF.1);
+        self.retry_at = Some(context.now + pause);
+    }
+
+    /// The operation may have been applied, or may still be: entries leave once more, and requests count as uncertain.
+    fn outcome_unknown(
+        &mut self,
+        operation: &Operation,
+        leaves: Vec<Leaving>,
+        context: &Context<'_>,
+        effects: &mut Vec<Effect>,
+    ) {
+        for leaving in leaves {
+            if leaving.give_up > context.now {
+                let repeated = true;
+                self.leaving.push(Leaving { repeated, ..leaving });
+            } else if let Some(release) = leaving.release {
+                effects.push(Effect::NotLeft { release });
+            }
+        }
+        for waiting in self.waiting.iter_mut().filter(|it| operation.asks_for(&it.entry)) {
+            waiting.uncertain = true;
+        }
+        // Granted by an event while the request was on its way.
+        for (entry, held) in &mut self.holds {
+            held.uncertain |= operation.asks_for(entry);
+        }
+        // Given up while the request was on its way.
+        for leaving in self.leaving.iter_mut().filter(|it| operation.asks_for(&it.entry)) {
+            leaving.sweep = 0;
+        }
+    }
+
+    /// Takes in the late answer to an operation that was given up, which put in an entry of ours. Entries that nobody wants
+    /// any more are taken out.
+    pub(crate) fn applied_late(&mut self, operation: &Operation, state: &State, context: &Context<'_>) {
+        let ids: Vec<String> = asked_for(operation, state).map(str::to_owned).collect();
+        for id in ids {
+            if let Some(leaving) = self.leaving.iter_mut().find(|leaving| leaving.entry == id) {
+                leaving.not_before = leaving.not_before.min(context.now);
+            } else if !self.knows(&id) {
+                let mut leaving = Leaving::new(id, context).holding();
+                leaving.used = operation.requests.as_ref().map(|it| (it.kind, it.capacity));
+                self.leaving.push(leaving);
+            }
+        }
+    }
+}
+
+/// The entries in the document that the operation asked for.
+pub(crate) fn asked_for<'a>(operation: &'a Operation, state: &'a State) -> impl Iterator<Item = &'a str> {
+    let entries = operation.requests.iter().flat_map(|requests| &requests.entries);
+    let there = |id: &String| {
+        state.holders.iter().any(|holder| holder.id == *id) || state.queue.iter().any(|waiter| waiter.id == *id)
+    };
+    entries
+        .map(|entry| &entry.id)
+        .filter(move |id| there(id))
+        .map(String::as_str)
+}
+
+pub(super) fn unsigned(value: i64) -> u64 {
+    u64::try_from(value).unwrap_or(0)
+}

@@ -1,0 +1,554 @@
+//! The waiting client as a value: the queue of one process before one lock, without I/O, tasks or a clock of its own.
+//!
+//! At most one operation per name is on its way at a time, so a leave can never overtake the request that it undoes, and
+//! everything that comes up meanwhile goes into the next operation together. The tasks of the process wait in a local
+//! queue. Only its head stands in the server's queue, so the document grows with the waiting processes and not with
+//! their tasks. When the process lets go of a hold while its head waits already, the next task joins in the same write,
+//! unless other clients wait. Handing a lock from task to task inside a process thereby costs one command, and beside
+//! other processes each has one place in the queue.
+//!
+//! Time and events come in: [`join`](Waitlist::join), [`cancel`](Waitlist::cancel), [`let_go`](Waitlist::let_go),
+//! [`answered`](Waitlist::answered), [`failed`](Waitlist::failed), [`signalled`](Waitlist::signalled),
+//! [`doubt`](Waitlist::doubt), [`verified`](Waitlist::verified), [`looked`](Waitlist::looked). Three things come out: the
+//! [`Effect`]s, which name tasks and releases by the keys that these brought; the [next operation](Waitlist::next) to
+//! send; and the [instant](Waitlist::due_at) at which the waitlist wants to be asked again. It can be cloned, compared and
+//! hashed. `session::line` runs it for real tasks against a real server, and the model (`protocol::model`) runs the same
+//! value through every state that a few clients get into.
+
+pub(crate) mod answers;
+pub(crate) mod clock;
+pub(crate) mod deadline;
+pub(crate) mod ids;
+#[cfg(test)]
+mod modelled;
+mod news;
+pub(crate) mod prospect;
+mod sending;
+pub(crate) mod timing;
+
+use std::{
+    collections::{BTreeMap, VecDeque},
+    time::Duration,
+};
+
+use tokio::time::Instant;
+
+use crate::{
+    config::Config,
+    protocol::{Holder, Owner, Use, wake},
+    status::LostReason,
+    store::{Failure, StoreError},
+    telemetry::How,
+};
+use clock::ServerClock;
+use deadline::Deadline;
+use ids::Ids;
+#[cfg(test)]
+pub(crate) use modelled::Word;
+use prospect::{Prospect, Turn};
+
+/// Pauses before an entry whose request has an unknown outcome is taken out once more, in case the request was applied
+/// late.
+pub(crate) const SWEEPS: [Duration; 3] = [
+    Duration::from_millis(500),
+    Duration::from_secs(2),
+    Duration::from_secs(10),
+];
+
+/// Names a task that waits, or a release that awaits its answer.
+pub(crate) type Key = u64;
+
+/// The local queue of one process before one lock, with what it holds there and what is to leave the document.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub(crate) struct Waitlist {
+    waiting: VecDeque<Waiting>,
+    /// By their entries.
+    holds: BTreeMap<String, Held>,
+    leaving: Vec<Leaving>,
+    /// The entries that leave with the operation that is on its way.
+    under_way: Option<Vec<Leaving>>,
+    /// Nobody of another client was in the queue when it was last seen, and what was seen is not over.
+    others_absent: bool,
+    /// Something happened to the document since the operation was sent, so its answer may be older than that.
+    overtaken: bool,
+    /// When the document was last seen with no entries but ours.
+    alone_at: Option<Instant>,
+    /// When the head asks again although nothing woke it.
+    ask_at: Option<Instant>,
+    /// By when its queue position is to be confirmed.
+    confirm_at: Option<Instant>,
+    /// How soon the head may be served, as far as that is known.
+    prospect: Option<Prospect>,
+    /// When the head looks at its queue position.
+    look_at: Option<Instant>,
+    /// Counts the plans for asking and looking, so that a look made for an earlier plan can't overthrow a later one.
+    plan: u64,
+    /// The head is not in the server's queue, which was full.
+    full: Option<Full>,
+    /// Nothing is sent before, as the last try failed.
+    retry_at: Option<Instant>,
+    failures: u32,
+    vain: Vain,
+}
+
+/// A task that wants the lock.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Waiting {
+    pub(crate) key: Key,
+    /// Its entry in the document.
+    pub(crate) entry: String,
+    pub(crate) used: Use,
+    pub(crate) permits: i64,
+    pub(crate) patience: Patience,
+    pub(crate) owner: Owner,
+    pub(crate) since: Instant,
+    stage: Stage,
+    /// The last token that had been issued when the entry was seen in the queue: its own will be larger.
+    above: i64,
+    /// A request for it may have been applied, or may still be.
+    uncertain: bool,
+    /// How a grant would come that arrives now.
+    how: How,
+}
+
+/// How long a task stays.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Patience {
+    /// Until its turn comes.
+    Wait,
+    /// Not at all: it takes the lock at once or not.
+    Try,
+}
+
+/// How far the request of a task has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Stage {
+    /// Nothing was sent.
+    New,
+    /// A request was sent.
+    Asked,
+    /// The server's queue has the entry, as far as we know.
+    Queued,
+}
+
+impl Waiting {
+    pub(crate) fn new(
+        key: Key,
+        entry: String,
+        (used, permits): (Use, i64),
+        patience: Patience,
+        since: Instant,
+    ) -> Self {
+        Self {
+            key,
+            entry,
+            used,
+            permits,
+            patience,
+            owner: Owner::default(),
+            since,
+            stage: Stage::New,
+            above: 0,
+            uncertain: false,
+            how: How::AtOnce,
+        }
+    }
+
+    pub(crate) fn owned_by(self, owner: Owner) -> Self {
+        Self { owner, ..self }
+    }
+
+    fn waits(&self) -> bool {
+        self.patience == Patience::Wait
+    }
+
+    fn is_queued(&self) -> bool {
+        self.stage == Stage::Queued
+    }
+}
+
+/// A hold, as far as the waitlist decides by it: its deadline is its holder's business.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Held {
+    pub(crate) used: Use,
+    pub(crate) permits: i64,
+    pub(crate) token: i64,
+    /// An early request for this entry may still reach the server and put it in once more.
+    pub(crate) uncertain: bool,
+}
+
+impl Held {
+    /// Whether the document's holder with this hold's entry is this hold. The entry alone does not show it: where it was
+    /// put out while a request for it was on its way, it is granted anew, and nobody has that hold.
+    fn is(&self, holder: &Holder) -> bool {
+        holder.token == self.token
+    }
+}
+
+/// An entry that is to leave the document.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct Leaving {
+    entry: String,
+    /// What the lock was used as by it, where that is known.
+    used: Option<Use>,
+    /// The release that awaits the answer.
+    release: Option<Key>,
+    /// It may be a holder, so that others can be let in by its going.
+    may_hold: bool,
+    /// An earlier try may have been applied, so not finding the entry is no surprise.
+    repeated: bool,
+    not_before: Instant,
+    /// When the entry is left to the server's expiry.
+    give_up: Instant,
+    /// The next of the [`SWEEPS`] that follow; none, where this was the last.
+    sweep: usize,
+}
+
+impl Leaving {
+    /// An entry that waits, whose request came to its end.
+    fn new(entry: String, context: &Context<'_>) -> Self {
+        Self {
+            entry,
+            used: None,
+            release: None,
+            may_hold: false,
+            repeated: false,
+            not_before: context.now,
+            give_up: context.now + context.config.lease,
+            sweep: SWEEPS.len(),
+        }
+    }
+
+    fn used_as(self, used: Use) -> Self {
+        let used = Some(used);
+        Self { used, ..self }
+    }
+
+    fn holding(self) -> Self {
+        let may_hold = true;
+        Self { may_hold, ..self }
+    }
+
+    /// Sweeps follow where a request for the entry may still be on its way.
+    fn swept_if(self, uncertain: bool) -> Self {
+        let sweep = if uncertain { 0 } else { self.sweep };
+        Self { sweep, ..self }
+    }
+
+    fn answering(self, release: Option<Key>) -> Self {
+        Self { release, ..self }
+    }
+
+    /// A holder whose request came to its end, and which leaves for the first time.
+    fn is_plain_release(&self) -> bool {
+        self.may_hold && !self.repeated && self.sweep == SWEEPS.len()
+    }
+}
+
+/// What is owed to the outside.
+#[derive(Clone, Debug)]
+pub(crate) enum Effect {
+    Granted {
+        key: Key,
+        entry: String,
+        grant: Grant,
+    },
+    /// A try that found the lock taken.
+    Denied {
+        key: Key,
+        /// How many come before it.
+        before: usize,
+    },
+    /// The lock is used as another kind, or with another capacity.
+    Mismatched {
+        key: Key,
+    },
+    /// There is no document to lock, and none may be made.
+    Missing {
+        key: Key,
+    },
+    /// The operation that asked for it failed, and is not repeated.
+    Failed {
+        key: Key,
+    },
+    /// The client shuts down.
+    Closed {
+        key: Key,
+    },
+    /// A release was answered.
+    Left {
+        release: Key,
+        found: wake::Left,
+    },
+    /// A release was refused, or was not answered until its entry was left to the server's expiry.
+    NotLeft {
+        release: Key,
+    },
+    Lost {
+        entry: String,
+        reason: LostReason,
+    },
+    /// Whether the document still has the holds is to be looked up.
+    Doubted,
+}
+
+/// What a new hold starts with.
+#[derive(Clone, Debug)]
+pub(crate) struct Grant {
+    pub(crate) token: i64,
+    pub(crate) used: Use,
+    pub(crate) permits: u64,
+    pub(crate) lease: Duration,
+    pub(crate) how: How,
+    pub(crate) deadline: Deadline,
+    pub(crate) renew_at: Instant,
+}
+
+/// The world outside the waitlist, as far as it may know it.
+#[derive(Debug)]
+pub(crate) struct Context<'a> {
+    pub(crate) now: Instant,
+    pub(crate) config: &'a Config,
+    pub(crate) clock: &'a ServerClock,
+    /// Grants arrive as events, so asking is only the back-stop.
+    pub(crate) streaming: bool,
+    /// They don't, as nobody has needed the stream so far; it opens when somebody does.
+    pub(crate) resting: bool,
+    pub(crate) ids: &'a Ids,
+    /// The number of entries that the server's queue has room for.
+    pub(crate) room: usize,
+}
+
+/// Why an operation failed, as far as the waitlist acts on it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Setback {
+    /// Another client created the document first: nothing was written.
+    Raced,
+    /// The server refused: nothing was written.
+    Refused,
+    /// The answer could not be read: something may have been written.
+    Unreadable,
+    /// There was no server to send it to.
+    NoServer,
+    /// The server gave up after the time that it was given; something may have been written.
+    Overdue,
+    /// There was no answer in time; it may still be applied.
+    Unanswered,
+    /// The connection was cut, or the primary changed: it may have been applied.
+    Interrupted,
+}
+
+impl Setback {
+    /// Whether asking again would bring the same answer.
+    fn is_final(self) -> bool {
+        matches!(self, Self::Raced | Self::Refused | Self::Unreadable)
+    }
+}
+
+impl From<&StoreError> for Setback {
+    fn from(error: &StoreError) -> Self {
+        match error.kind {
+            Failure::Raced => Self::Raced,
+            Failure::Refused if error.is_malformed() => Self::Unreadable,
+            Failure::Refused => Self::Refused,
+            Failure::Unavailable if error.is_unanswered() => Self::Unanswered,
+            Failure::Unavailable if error.ran_out_of_time() => Self::Overdue,
+            Failure::Unavailable if error.found_no_server() => Self::NoServer,
+            Failure::Unavailable => Self::Interrupted,
+        }
+    }
+}
+
+/// Operations in a row that failed for want of time.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub(crate) struct Vain {
+    /// They were not answered in time.
+    pub(crate) unanswered: u32,
+    /// The server did not get them done in time, and said so.
+    pub(crate) overdue: u32,
+}
+
+/// A look at the queue position of an entry.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Look {
+    pub(crate) entry: String,
+    plan: u64,
+}
+
+/// What the process needs of the change stream because of this lock.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Need {
+    #[default]
+    Nothing,
+    /// Its head is far from its turn, and looks at its queue position.
+    Looks,
+    /// A task waits to be served soon, or a holder to hear that it lost the lock.
+    Stream,
+}
+
+/// A queue that had no room.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Full {
+    knock_at: Instant,
+    /// The knocks since the last request in full.
+    knocks: u32,
+}
+
+impl Waitlist {
+    /// `alone_at`: when the document was last seen idle.
+    pub(crate) fn new(alone_at: Option<Instant>) -> Self {
+        Self {
+            alone_at,
+            ..Self::default()
+        }
+    }
+
+    /// Whether nothing is held, waited for or to be taken out.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.waiting.is_empty() && self.holds.is_empty() && self.leaving.is_empty() && self.under_way.is_none()
+    }
+
+    /// When the document was last seen with no entries but ours; of an idle waitlist: with none.
+    pub(crate) fn alone_at(&self) -> Option<Instant> {
+        self.alone_at
+    }
+
+    /// Whether an operation is on its way.
+    pub(crate) fn is_under_way(&self) -> bool {
+        self.under_way.is_some()
+    }
+
+    /// Whether a release awaits the answer that is on its way.
+    pub(crate) fn is_awaited_by_release(&self) -> bool {
+        self.under_way.iter().flatten().any(|leaving| leaving.release.is_some())
+    }
+
+    /// Operations in a row that failed for want of time.
+    pub(crate) fn vain(&self) -> Vain {
+        self.vain
+    }
+
+    pub(crate) fn head(&self) -> Option<&Waiting> {
+        self.waiting.front()
+    }
+
+    /// Whether no task waits.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.waiting.is_empty()
+    }
+
+    /// How many tasks stand before one.
+    pub(crate) fn position(&self, key: Key) -> Option<usize> {
+        self.waiting.iter().position(|waiting| waiting.key == key)
+    }
+
+    /// The tasks that wait, in their order.
+    pub(crate) fn keys(&self) -> impl Iterator<Item = Key> {
+        self.waiting.iter().map(|waiting| waiting.key)
+    }
+
+    /// Whether the server's queue has our head.
+    pub(crate) fn is_queued(&self) -> bool {
+        self.waiting.front().is_some_and(Waiting::is_queued)
+    }
+
+    /// Whether the server's queue had no room for our head.
+    pub(crate) fn is_kept_out(&self) -> bool {
+        self.full.is_some() && !self.is_queued()
+    }
+
+    /// What the holders and the head need of the change stream once it is open.
+    pub(crate) fn need(&self) -> Need {
+        match self.waiting.front() {
+            _ if !self.holds.is_empty() => Need::Stream,
+            Some(_) if self.is_far() => Need::Looks,
+            Some(head) if self.knocks(head).is_some() => Need::Nothing,
+            None if self.is_idle() => Need::Nothing,
+            // A head whose request is not answered yet may be next; and a client that leaves may come again.
+            _ => Need::Stream,
+        }
+    }
+
+    /// Whether a task waits to be served within moments.
+    pub(crate) fn waits_for_event(&self) -> bool {
+        self.is_queued() && !self.is_far()
+    }
+
+    fn is_far(&self) -> bool {
+        let head = self.waiting.front();
+        self.prospect.as_ref().is_some_and(|prospect| {
+            head.is_some_and(|head| head.entry == prospect.entry) && matches!(prospect.turn, Turn::Far(_))
+        })
+    }
+
+    pub(crate) fn knows(&self, entry: &str) -> bool {
+        self.holds.contains_key(entry)
+            || self.waiting.iter().any(|waiting| waiting.entry == entry)
+            || self.leaving.iter().any(|leaving| leaving.entry == entry)
+    }
+
+    /// Adds a task at the end. A try that would stand behind others is denied at once.
+    pub(crate) fn join(&mut self, waiting: Waiting, effects: &mut Vec<Effect>) {
+        if !waiting.waits() && !self.waiting.is_empty() {
+            effects.push(Effect::Denied {
+                key: waiting.key,
+                before: self.waiting.len(),
+            });
+            return;
+        }
+        self.waiting.push_back(waiting);
+    }
+
+    /// Takes a task out, which gives up or has got what it wants otherwise. `false`: it does not wait any more.
+    pub(crate) fn cancel(&mut self, key: Key, context: &Context<'_>) -> bool {
+        let position = self.position(key);
+        let waiting = position.and_then(|position| self.waiting.remove(position));
+        let waits = waiting.is_some();
+        if let Some(waiting) = waiting {
+            self.abandon(waiting, context);
+        }
+        waits
+    }
+
+    /// Takes all tasks out, as the client shuts down.
+    pub(crate) fn close(&mut self, context: &Context<'_>, effects: &mut Vec<Effect>) {
+        while let Some(waiting) = self.waiting.pop_front() {
+            effects.push(Effect::Closed { key: waiting.key });
+            self.abandon(waiting, context);
+        }
+    }
+
+    /// Takes out the entry of a task that no longer waits, if the server can have it.
+    fn abandon(&mut self, waiting: Waiting, context: &Context<'_>) {
+        // While an operation is on its way its requests can be anywhere.
+        let on_its_way = waiting.stage != Stage::New && self.under_way.is_some();
+        if waiting.is_queued() || waiting.uncertain || on_its_way {
+            let leaving = Leaving::new(waiting.entry, context).used_as(waiting.used);
+            self.leaving.push(leaving.swept_if(waiting.uncertain));
+        }
+    }
+
+    /// Lets go of a hold: by release, by drop, or because it was lost. `release` awaits the answer.
+    pub(crate) fn let_go(&mut self, entry: &str, used: Use, release: Option<Key>, context: &Context<'_>) {
+        // What is known no more may be anywhere.
+        let uncertain = self.holds.remove(entry).is_none_or(|held| held.uncertain);
+        let leaving = Leaving::new(entry.to_owned(), context).used_as(used).holding();
+        self.leaving.push(leaving.swept_if(uncertain).answering(release));
+    }
+
+    /// Adds a hold that was not waited for here.
+    pub(crate) fn hold(&mut self, entry: String, held: Held) {
+        self.holds.insert(entry, held);
+    }
+
+    /// Forgets a hold that is gone from the document, as we know.
+    pub(crate) fn forget(&mut self, entry: &str) {
+        self.holds.remove(entry);
+    }
+
+    /// Takes out an entry that no task here holds or waits for.
+    pub(crate) fn take_out(&mut self, entry: String, used: Use, context: &Context<'_>) {
+        let leaving = Leaving::new(entry, context).used_as(used).holding();
+        self.leaving.push(leaving);
+    }
+}

@@ -1,0 +1,153 @@
+//! The waitlist as the model looks at it: timers that the checker fires, and the parts of a value that decide what it does
+//! next.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::{Full, Leaving, Patience, SWEEPS, Stage, Waiting, Waitlist, timing};
+
+/// One word of a value, as it is compared with other values: times count from now, and tokens by their order.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Word<'a> {
+    Entry(&'a str),
+    Token(i64),
+    Time(Instant),
+    Number(i64),
+}
+
+impl Waitlist {
+    pub(crate) fn waiting(&self) -> impl ExactSizeIterator<Item = &Waiting> {
+        self.waiting.iter()
+    }
+
+    pub(crate) fn token_of_hold(&self, entry: &str) -> Option<i64> {
+        self.holds.get(entry).map(|held| held.token)
+    }
+
+    /// Whether an operation goes out without a timer.
+    pub(crate) fn wants_to_send(&self, now: Instant) -> bool {
+        self.due_at().is_some_and(|at| at <= now)
+    }
+
+    /// Whether a timer has cause to fire.
+    pub(crate) fn may_ask(&self, now: Instant) -> bool {
+        let leaves = || self.leaving.iter().any(|leaving| leaving.not_before <= now);
+        self.under_way.is_none() && (!self.waiting.is_empty() || leaves())
+    }
+
+    /// Lets the timers fire: a pause is over, and a head that is queued asks again. With `knocks`, so does one that found
+    /// the queue full.
+    pub(crate) fn fire_timers(&mut self, now: Instant, knocks: bool) {
+        self.retry_at = None;
+        self.ask_at = Some(now);
+        if let Some(full) = self.full.as_mut().filter(|_| knocks) {
+            full.knock_at = now;
+        }
+    }
+
+    /// Puts every timer off to when the checker lets it fire. Sweeps follow each other by a `tick`, and there is one; of the
+    /// knocks every other is in full, or with `in_full` unset none; and entries are never left to the server's expiry.
+    pub(crate) fn stop_timers(&mut self, now: Instant, tick: Duration, never: Instant, in_full: bool) {
+        let put_off = |at: &mut Instant| {
+            if *at > now {
+                *at = never;
+            }
+        };
+        self.ask_at.iter_mut().for_each(put_off);
+        self.retry_at.iter_mut().for_each(put_off);
+        (self.look_at, self.confirm_at, self.prospect) = (None, None, None);
+        if !self.waiting.iter().any(Waiting::is_queued) {
+            // The answer that shows one queued sets these anew.
+            (self.ask_at, self.others_absent) = (None, false);
+        }
+        // A tick is longer than the time for which a holder is expected to be alone still.
+        let old = now - timing::ALONE_FOR - tick;
+        if self.alone_at.is_some_and(|at| at < now || self.holds.is_empty()) {
+            self.alone_at = Some(old);
+        }
+        (self.plan, self.failures, self.vain) = (0, 0, Default::default());
+        if let Some(Full { knock_at, knocks }) = &mut self.full {
+            put_off(knock_at);
+            match *knocks % timing::KNOCKS {
+                0 | 1 => {}
+                _ => *knocks = timing::KNOCKS,
+            }
+            if !in_full {
+                *knocks = 1;
+            }
+        }
+        for leaving in self.leaving.iter_mut().chain(self.under_way.iter_mut().flatten()) {
+            leaving.give_up = never;
+            if leaving.not_before > now {
+                leaving.not_before = now + tick;
+            }
+            if leaving.sweep > 0 {
+                leaving.sweep = SWEEPS.len();
+            }
+        }
+    }
+
+    /// Takes a task out and leaves its entry where it is: the mistake that the model must find.
+    pub(crate) fn vanish(&mut self, key: super::Key) {
+        self.waiting.retain(|waiting| waiting.key != key);
+    }
+
+    /// Whatever decides what this value does next, when [`stop_timers`](Self::stop_timers) was called on it.
+    pub(crate) fn words<'a>(&'a self, now: Instant, write: &mut impl FnMut(Word<'a>)) {
+        let mut flags = Vec::new();
+        for waiting in &self.waiting {
+            write(Word::Entry(&waiting.entry));
+            write(Word::Number(waiting.permits));
+            write(Word::Token(waiting.above));
+            let stage = match waiting.stage {
+                Stage::New => 0,
+                Stage::Asked => 1,
+                Stage::Queued => 2,
+            };
+            write(Word::Number(stage));
+            flags.extend([waiting.patience == Patience::Wait, waiting.uncertain]);
+        }
+        write(Word::Number(-1));
+        let mut holds: Vec<_> = self.holds.iter().collect();
+        holds.sort_unstable_by_key(|(_, held)| held.token);
+        for (entry, held) in holds {
+            write(Word::Entry(entry));
+            write(Word::Number(held.permits));
+            write(Word::Token(held.token));
+            flags.push(held.uncertain);
+        }
+        write(Word::Number(-1));
+        for leaving in self.leaving.iter().chain(self.under_way.iter().flatten()) {
+            leaving.words(write);
+            flags.extend([leaving.may_hold, leaving.repeated, leaving.used.is_some()]);
+        }
+        write(Word::Number(self.leaving.len().try_into().unwrap_or(-1)));
+        let is_due = |at: Option<Instant>| at.is_some_and(|at| at <= now);
+        let knocks = self.full.map(|full| full.knocks % timing::KNOCKS);
+        write(Word::Number(knocks.map_or(-1, i64::from)));
+        let alone = self.alone_at.map(|at| i64::from(at == now));
+        write(Word::Number(alone.unwrap_or(-1)));
+        flags.extend([
+            self.under_way.is_some(),
+            self.others_absent,
+            self.overtaken,
+            is_due(self.ask_at),
+            self.ask_at.is_none(),
+            self.retry_at.is_some(),
+            is_due(self.full.map(|full| full.knock_at)),
+        ]);
+        for part in flags.chunks(60) {
+            let bits = part.iter().fold(1, |bits, flag| bits << 1 | i64::from(*flag));
+            write(Word::Number(bits));
+        }
+    }
+}
+
+impl Leaving {
+    fn words<'a>(&'a self, write: &mut impl FnMut(Word<'a>)) {
+        write(Word::Entry(&self.entry));
+        write(Word::Time(self.not_before));
+        write(Word::Number(self.sweep.try_into().unwrap_or(-1)));
+    }
+}

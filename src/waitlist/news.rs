@@ -1,0 +1,143 @@
+//! What the waitlist hears between its own operations: events, doubts, and readings of the document.
+
+use super::{Context, Effect, Held, Leaving, Waitlist, deadline::Deadline, timing};
+use crate::{
+    protocol::{ServerTime, State, document::Malformed, wake},
+    status::LostReason,
+    telemetry::How,
+};
+
+impl Waitlist {
+    /// Takes in a write of another client, at a time of the server, that names one of our entries.
+    pub(crate) fn signalled(
+        &mut self,
+        entry: &str,
+        signal: wake::Signal,
+        at: ServerTime,
+        context: &Context<'_>,
+        effects: &mut Vec<Effect>,
+    ) {
+        let position = self.waiting.iter().position(|waiting| waiting.entry == entry);
+        match (signal, position) {
+            // A late event: that grant is over, and the entry has got in line again.
+            (wake::Signal::Granted { token }, Some(position)) if token <= self.waiting[position].above => {}
+            (wake::Signal::Granted { token }, Some(position)) => {
+                let deadline = Deadline::of_event(at, context.clock, context.now, context.config);
+                self.waiting[position].how = How::Event;
+                self.grant(position, token, deadline, timing::check(context), context, effects);
+            }
+            (wake::Signal::Granted { .. }, None) => {
+                let leaves = self.under_way.iter().flatten().any(|leaving| leaving.entry == entry);
+                if !leaves && !self.knows(entry) {
+                    self.leaving.push(Leaving::new(entry.to_owned(), context).holding());
+                }
+            }
+            (wake::Signal::Evicted { token }, Some(position)) if token <= self.waiting[position].above => {}
+            // An answer that is on its way may still say of this entry that it waits, or even holds.
+            (wake::Signal::Evicted { .. } | wake::Signal::Adopted, Some(position)) => {
+                self.ask_anew(position, false, context);
+            }
+            // It may have asked again since, and been granted anew: the event is of another hold then.
+            (wake::Signal::Evicted { token }, None) => {
+                if self.holds.get(entry).is_some_and(|held| held.token == token) {
+                    self.put_out(entry, LostReason::Broken, context, effects);
+                }
+            }
+            (wake::Signal::Adopted, None) => self.put_out(entry, LostReason::Adopted, context, effects),
+        }
+    }
+
+    /// A hold was put out by another client.
+    fn put_out(&mut self, entry: &str, reason: LostReason, context: &Context<'_>, effects: &mut Vec<Effect>) {
+        let Some(held) = self.holds.remove(entry) else { return };
+        // A request that is on its way, or whose outcome is unknown, can put the entry in once more.
+        if self.under_way.is_some() || held.uncertain {
+            let leaving = Leaving::new(entry.to_owned(), context).used_as(held.used);
+            self.leaving.push(leaving.swept_if(held.uncertain));
+        }
+        let entry = entry.to_owned();
+        effects.push(Effect::Lost { entry, reason });
+    }
+
+    /// Whatever is known of the document may be wrong: the head asks, at once.
+    pub(crate) fn doubt(&mut self, context: &Context<'_>) {
+        self.overtaken = self.under_way.is_some();
+        self.full = None;
+        if self.is_queued() {
+            self.plan += 1;
+            self.ask_at = Some(context.now);
+        }
+    }
+
+    /// Takes in the document as it was read after the hold of each of these entries had been granted.
+    pub(crate) fn verified(
+        &mut self,
+        document: Option<&Result<State, Malformed>>,
+        entries: &[String],
+        context: &Context<'_>,
+        effects: &mut Vec<Effect>,
+    ) {
+        let state = document.and_then(|document| document.as_ref().ok());
+        for entry in entries {
+            let Some(held) = self.holds.get(entry) else {
+                continue;
+            };
+            if state.is_some_and(|state| has(state, entry, held)) {
+                continue;
+            }
+            let reason = match (document, state) {
+                (None, _) => LostReason::Deleted,
+                (Some(_), Some(state)) => reason_of_absence(state, held),
+                (Some(_), None) => LostReason::Overwritten,
+            };
+            self.holds.remove(entry);
+            let entry = entry.clone();
+            effects.push(Effect::Lost { entry, reason });
+            if let Some(state) = state {
+                self.take_out_strangers(state, context);
+            }
+        }
+    }
+
+    /// Ends the holds that the document no longer has. A document with a smaller token is older than the hold.
+    pub(super) fn compare_holds(&mut self, state: &State, effects: &mut Vec<Effect>) {
+        self.holds.retain(|entry, held| {
+            if held.token > state.token || has(state, entry, held) {
+                return true;
+            }
+            effects.push(Effect::Lost {
+                entry: entry.clone(),
+                reason: reason_of_absence(state, held),
+            });
+            false
+        });
+    }
+
+    /// Takes out entries of this session that nothing here knows: requests that were applied late.
+    pub(super) fn take_out_strangers(&mut self, state: &State, context: &Context<'_>) {
+        let holders = state.holders.iter().map(|holder| &holder.id);
+        let ids = holders.chain(state.queue.iter().map(|waiter| &waiter.id));
+        let strangers: Vec<String> = ids
+            .filter(|id| context.ids.made(id) && !self.knows(id))
+            .cloned()
+            .collect();
+        let leaving = |entry| Leaving::new(entry, context).used_as((state.kind, state.capacity));
+        self.leaving.extend(strangers.into_iter().map(leaving));
+    }
+}
+
+/// Whether the document has this hold.
+fn has(state: &State, entry: &str, held: &Held) -> bool {
+    state.holders.iter().any(|holder| holder.id == entry && held.is(holder))
+}
+
+/// Why a holder is missing in the document.
+fn reason_of_absence(state: &State, held: &Held) -> LostReason {
+    if state.adopted.contains(&held.token) {
+        LostReason::Adopted
+    } else if state.was_broken(held.token) {
+        LostReason::Broken
+    } else {
+        LostReason::Overwritten
+    }
+}

@@ -1,0 +1,158 @@
+//! Which operation goes out next.
+
+use tokio::time::Instant;
+
+use super::{Context, Full, Leaving, SWEEPS, Stage, Waiting, Waitlist, timing};
+use crate::{
+    config::Config,
+    protocol::{ASK_TOGETHER, Evict, Expects, Operation, Request, Requests},
+};
+
+impl Waitlist {
+    /// The next operation, if there is cause for one. It is on its way from now on, until it is answered or has failed.
+    pub(crate) fn next(&mut self, context: &Context<'_>) -> Option<Operation> {
+        if self.under_way.is_some() || self.retry_at.is_some_and(|retry| context.now < retry) {
+            return None;
+        }
+        let (leaves, later): (Vec<_>, Vec<_>) = std::mem::take(&mut self.leaving)
+            .into_iter()
+            .partition(|leaving| leaving.not_before <= context.now);
+        self.leaving = later;
+        let knocks = |head| self.knocks(head).is_none_or(|full| full.knock_at <= context.now);
+        let asks = self
+            .waiting
+            .front()
+            .is_some_and(|head| !head.is_queued() && knocks(head))
+            || (self.is_queued() && self.ask_at.is_none_or(|ask_at| ask_at <= context.now));
+        if leaves.is_empty() && !asks {
+            return None;
+        }
+        let used = leaves.first().and_then(|leaving| leaving.used);
+        let used = used.filter(|used| leaves.iter().all(|leaving| leaving.used == Some(*used)));
+        let together = leaves.is_empty() || self.waiting.front().map(|head| head.used) == used;
+        let expects = self.expects(&leaves, context.now);
+        // The next in line joins the queue together with the release of a hold, so that handing the lock from task to
+        // task costs one command. While the head is queued already that is a second place, which is nobody's loss as
+        // long as no other client waits; beside others a client has one place, however many of its tasks wait.
+        let follows = self.others_absent && leaves.iter().any(|leaving| leaving.may_hold);
+        let operation = Operation {
+            id: context.ids.operation(),
+            leave: leaves.iter().map(|leaving| leaving.entry.clone()).collect(),
+            leave_capacity: used.map(|(_, capacity)| capacity),
+            evict: Evict::Nobody,
+            proclaim: None,
+            requests: if together {
+                // Where nobody is expected, there is nobody to adopt from.
+                self.requests(follows, expects == Expects::Nothing, context.config)
+            } else {
+                None
+            },
+            expects,
+            room: context.room,
+            keep: context.config.keep_millis(),
+        };
+        self.under_way = Some(leaves);
+        self.overtaken = false;
+        Some(operation)
+    }
+
+    /// Whether the head only knocks from time to time, as there was no room for it. A try is not kept waiting.
+    pub(super) fn knocks(&self, head: &Waiting) -> Option<Full> {
+        self.full.filter(|_| head.waits() && !head.is_queued())
+    }
+
+    /// The assumptions of the next operation about the document.
+    ///
+    /// A wrong one costs another round trip. Before an acquire that is a matter of course; a release that hands over must
+    /// not be late, so it expects nobody in line only where hardly anybody can have got there.
+    fn expects(&self, leaves: &[Leaving], now: Instant) -> Expects {
+        let alone_for = |limit| {
+            self.alone_at
+                .is_some_and(|at| now.saturating_duration_since(at) <= limit)
+        };
+        match (leaves, self.waiting.len()) {
+            ([], 1..) if self.knocks(&self.waiting[0]).is_some_and(Full::asks_for_room) => Expects::Room,
+            ([], 1) => {
+                let head = &self.waiting[0];
+                let alone = head.used.1 == 1 && head.stage == Stage::New && alone_for(timing::IDLE_FOR);
+                if alone { Expects::Alone } else { Expects::Nothing }
+            }
+            ([leaving], 0) if leaving.is_plain_release() => match leaving.used {
+                Some((_, 1)) if alone_for(timing::ALONE_FOR) => Expects::Alone,
+                Some(_) => Expects::Holding,
+                None => Expects::Nothing,
+            },
+            _ => Expects::Nothing,
+        }
+    }
+
+    /// Requests the head; with it the next in line where it `may_follow`; and tries for those who fit beside them.
+    ///
+    /// A request for the first time puts out earlier incarnations of its owner; a task that is in line has done so.
+    fn requests(&mut self, may_follow: bool, adopting: bool, config: &Config) -> Option<Requests> {
+        let head = self.waiting.front()?;
+        let (used, head_queued) = (head.used, head.is_queued());
+        let mut entries = Vec::new();
+        let mut adopts = None;
+        let mut permits = 0;
+        for (position, waiting) in self.waiting.iter_mut().enumerate().take(ASK_TOGETHER) {
+            if waiting.used != used {
+                break;
+            }
+            permits += waiting.permits;
+            if position > 0 && waiting.is_queued() {
+                continue;
+            }
+            let follows = position == 1 && may_follow && head_queued && waiting.waits();
+            if position > 0 && !follows && permits > used.1 {
+                break;
+            }
+            let stays = waiting.waits() && (position == 0 || follows);
+            entries.push(request(waiting, stays, config));
+            if adopting && !waiting.is_queued() {
+                adopts = waiting.owner.identity.clone();
+            }
+            if waiting.stage == Stage::New {
+                waiting.stage = Stage::Asked;
+            }
+        }
+        Some(Requests {
+            kind: used.0,
+            capacity: used.1,
+            entries,
+            adopts,
+        })
+    }
+
+    /// An entry leaves, and sweeps follow while they are to.
+    pub(super) fn sweep_after(&mut self, leaving: Leaving, context: &Context<'_>) {
+        if let Some(pause) = SWEEPS.get(leaving.sweep) {
+            self.leaving.push(Leaving {
+                release: None,
+                not_before: context.now + *pause,
+                sweep: leaving.sweep + 1,
+                ..leaving
+            });
+        }
+    }
+}
+
+impl Full {
+    /// Most knocks are answered only if there is a document with room in its queue. They don't show that it was deleted, or
+    /// who holds it now, and they put nobody out whose lease is over; so some are requests in full.
+    fn asks_for_room(self) -> bool {
+        !self.knocks.is_multiple_of(timing::KNOCKS)
+    }
+}
+
+fn request(waiting: &Waiting, wait: bool, config: &Config) -> Request {
+    Request {
+        id: waiting.entry.clone(),
+        permits: waiting.permits,
+        lease: config.lease_millis(),
+        claim: config.claim_millis(),
+        wait,
+        fresh: waiting.stage == Stage::New,
+        owner: waiting.owner.clone(),
+    }
+}

@@ -1,0 +1,224 @@
+//! When the waitlist acts although nothing happened: asks again, looks at its queue position, knocks, or takes out.
+
+use std::{
+    hash::{DefaultHasher, Hash as _, Hasher as _},
+    time::Duration,
+};
+
+use tokio::time::Instant;
+
+use super::{
+    Context, Full, Look, Waitlist,
+    answers::unsigned,
+    prospect::{self, Prospect, Turn},
+};
+use crate::{
+    config::Config,
+    protocol::{Ahead, ServerTime, State},
+};
+
+/// Delay of the first renewal of a waiter that was woken, which shows that it is alive; until then it holds on the claim
+/// lease. Most critical sections are over by then, and cost no further write.
+pub(crate) const CLAIM_CHECK: Duration = Duration::from_millis(300);
+
+/// Pause before the head asks again, when an answer leaves it nowhere for no reason known.
+pub(super) const ASK_AGAIN: Duration = Duration::from_millis(20);
+
+/// Stagger between the waiters that ask because a lease ends, for each queue position: those further back ask in case
+/// those before them are dead. Expiry raises no event.
+const EXPIRY_STAGGER: Duration = Duration::from_millis(25);
+
+/// Upper limit of the staggers added up.
+const EXPIRY_STAGGER_MOST: Duration = Duration::from_secs(1);
+
+/// Age up to which a lock that was seen idle is expected to be idle still.
+pub(super) const IDLE_FOR: Duration = Duration::from_secs(10);
+
+/// Age up to which a holder that was seen alone is expected to be alone still. Only the shortest critical sections are
+/// over by then, and these are the ones that feel what a release costs.
+pub(super) const ALONE_FOR: Duration = Duration::from_millis(2);
+
+/// Pause before a client that found the queue full knocks again, a quarter more or less.
+///
+/// Often enough to come in soon after there is room, and seldom enough for the server to bear a thousand of them.
+pub(crate) const KNOCK: Duration = Duration::from_secs(1);
+
+/// Number of knocks of which one is a request in full.
+pub(super) const KNOCKS: u32 = 8;
+
+/// Resolution of the server's clock: it has reached a time in milliseconds when it shows the next one.
+pub(crate) const CLOCK_RESOLUTION: Duration = Duration::from_millis(1);
+
+/// Pauses between tries while the server can't be reached: the first, and the longest.
+pub(crate) const BACKOFF: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(1));
+
+impl Waitlist {
+    /// When [`next`](Self::next) wants to be called, at the latest.
+    pub(crate) fn due_at(&self) -> Option<Instant> {
+        if self.under_way.is_some() {
+            return None;
+        }
+        let head = self.waiting.front().and_then(|head| {
+            if head.is_queued() {
+                self.ask_at.into_iter().chain(self.look_at).min()
+            } else {
+                Some(self.knocks(head).map_or(head.since, |full| full.knock_at))
+            }
+        });
+        let leaves = self.leaving.iter().map(|leaving| leaving.not_before).min();
+        let due = head.into_iter().chain(leaves).min()?;
+        Some(self.retry_at.map_or(due, |retry| due.max(retry)))
+    }
+
+    /// When entries are to be taken out next that no operation on its way takes out.
+    pub(crate) fn leaves_at(&self) -> Option<Instant> {
+        let leaves = self.leaving.iter().map(|leaving| leaving.not_before);
+        let at = leaves.min().filter(|_| self.under_way.is_none())?;
+        Some(self.retry_at.map_or(at, |retry| at.max(retry)))
+    }
+
+    /// Sets when the head asks again, by what it knows of those before it.
+    pub(super) fn plan_asking(&mut self, state: &State, now: Option<ServerTime>, context: &Context<'_>) {
+        (self.ask_at, self.look_at) = (None, None);
+        self.plan += 1;
+        let Some(head) = self.waiting.front().filter(|head| head.is_queued()) else {
+            return;
+        };
+        let (entry, waits_since) = (head.entry.clone(), head.since);
+        let Some(place) = state.queue.iter().position(|waiter| waiter.id == entry) else {
+            return;
+        };
+        let holders = state.holders.iter().map(|holder| holder.until);
+        let before = state.queue[..place].iter().map(|waiter| waiter.until);
+        let first_end = holders.chain(before).min();
+        let expiry = first_end.and_then(|end| expiry(end, place as u64, context));
+        let ahead = now.and_then(|now| Ahead::of(state, &entry, now));
+        let prospect = ahead.map(|ahead| Prospect::new(&entry, &ahead, self.prospect.as_ref(), context.config));
+        self.look_at = match (&prospect, &ahead) {
+            (Some(prospect), Some(ahead)) => self.next_look_at(prospect, ahead, context),
+            _ => None,
+        };
+        self.prospect = prospect;
+        let looks = context.resting && self.look_at.is_some();
+        let routine = if context.streaming || looks {
+            // Should the head be granted the lock and be dead, no event shows it: the next in line is to notice when the
+            // head's claim lease ends. Those further back are served by that.
+            let claim = state
+                .queue
+                .first()
+                .filter(|_| place == 1)
+                .map(|head| unsigned(head.claim));
+            let claim = claim.map(|claim| Duration::from_millis(claim).max(context.config.poll_interval.1));
+            claim.map_or(refresh(context.config), |claim| claim.min(refresh(context.config)))
+        } else {
+            // A grant is to be seen while its claim runs.
+            let waited = context.now.saturating_duration_since(waits_since);
+            poll_interval(context.config, place, waited).min(context.config.claim_lease / 4)
+        };
+        let routine = context.now + routine;
+        self.confirm_at = Some(routine);
+        let soonest = context.now + context.config.poll_interval.0;
+        // Never at once: a new primary's clock can be behind the one by which the expiry was reckoned.
+        self.ask_at = Some(expiry.map_or(routine, |expiry| expiry.min(routine)).max(soonest));
+    }
+
+    /// Sets when the next head asks, if it is queued already: it stands behind ourselves, and the answer to our own leave
+    /// will show more.
+    pub(super) fn ask_after_grant(&mut self, context: &Context<'_>) {
+        let routine = if context.streaming {
+            refresh(context.config)
+        } else {
+            context.config.poll_interval.0
+        };
+        self.ask_at = Some(context.now + routine);
+    }
+
+    /// The look at the head's queue position that is due, once: [`looked`](Self::looked) takes in what it found.
+    pub(crate) fn next_look(&mut self, context: &Context<'_>) -> Option<Look> {
+        let head = self.waiting.front().filter(|head| head.is_queued())?;
+        if self.under_way.is_some() || self.look_at.is_none_or(|at| at > context.now) {
+            return None;
+        }
+        self.look_at = None;
+        Some(Look {
+            entry: head.entry.clone(),
+            plan: self.plan,
+        })
+    }
+
+    /// Takes in what the head saw of its queue position. A head that is not in the queue any more asks, and so does one that
+    /// has come near the front.
+    pub(crate) fn looked(&mut self, look: &Look, ahead: Option<Ahead>, context: &Context<'_>) {
+        let entry = look.entry.as_str();
+        let is_head = self.waiting.front().is_some_and(|head| head.entry == entry);
+        if look.plan != self.plan || self.under_way.is_some() || !self.is_queued() || !is_head {
+            // It knows better by now, or soon.
+            return;
+        }
+        let Some(ahead) = ahead else {
+            self.ask_at = Some(context.now);
+            return;
+        };
+        let was_far = self.is_far();
+        let prospect = Prospect::new(entry, &ahead, self.prospect.as_ref(), context.config);
+        self.look_at = self.next_look_at(&prospect, &ahead, context);
+        let comes_near = was_far && prospect.turn == Turn::Near;
+        self.prospect = Some(prospect);
+        if comes_near || (self.look_at.is_none() && !context.streaming) {
+            self.ask_at = Some(context.now);
+            return;
+        }
+        let expiry = ahead.first_end.and_then(|end| expiry(end, ahead.turns, context));
+        let at = expiry.into_iter().chain(self.confirm_at).min();
+        let soonest = context.now + context.config.poll_interval.0;
+        self.ask_at = Some(at.unwrap_or(context.now).max(soonest));
+    }
+
+    fn next_look_at(&self, prospect: &Prospect, ahead: &Ahead, context: &Context<'_>) -> Option<Instant> {
+        match prospect.turn {
+            Turn::Far(after) if context.resting => Some(context.now + after),
+            // A client that has the stream open because of its queue position alone may find that it does not need it.
+            Turn::Near if context.streaming && ahead.turns >= context.config.near => {
+                Some(context.now + prospect::reconsider(context.config))
+            }
+            _ => None,
+        }
+    }
+
+    /// There is no room in the queue.
+    pub(super) fn knock_later(&mut self, context: &Context<'_>) {
+        // Clients that came together are not to knock together: their sessions are numbers drawn at random.
+        let mut hasher = DefaultHasher::new();
+        let knocks = self.full.map_or(0, |full| full.knocks);
+        (self.head().map(|head| &head.entry), knocks).hash(&mut hasher);
+        let part = u32::try_from(hasher.finish() % 1_024).unwrap_or(0);
+        self.full = Some(Full {
+            knock_at: context.now + KNOCK - KNOCK / 4 + KNOCK / 2 * part / 1_024,
+            knocks: knocks + 1,
+        });
+    }
+}
+
+/// When a waiter at this queue position asks because a lease before it ends.
+fn expiry(end: ServerTime, place: u64, context: &Context<'_>) -> Option<Instant> {
+    let stagger = EXPIRY_STAGGER.saturating_mul(u32::try_from(place).unwrap_or(u32::MAX));
+    Some(context.clock.after(end)? + CLOCK_RESOLUTION + stagger.min(EXPIRY_STAGGER_MOST))
+}
+
+/// How often a queue position is confirmed: also the back-stop should an event be lost.
+pub(crate) fn refresh(config: &Config) -> Duration {
+    config.lease / 2
+}
+
+/// When a hold on a claim lease is renewed first.
+pub(super) fn check(context: &Context<'_>) -> Instant {
+    context.now + CLAIM_CHECK.min(context.config.claim_lease / 4)
+}
+
+/// How long to wait between two questions without a stream. The head asks often, a waiter far back seldom; and all of
+/// them the less often the longer they have waited, as the same delay then matters less.
+pub(crate) fn poll_interval(config: &Config, place: usize, waited: Duration) -> Duration {
+    let (least, most) = config.poll_interval;
+    let places = u32::try_from(place).unwrap_or(u32::MAX).saturating_add(1);
+    (waited / 50).max(least).saturating_mul(places).min(most)
+}
