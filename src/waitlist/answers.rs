@@ -8,7 +8,8 @@ use std::{
 use tokio::time::Instant;
 
 use super::{
-    Context, Effect, Grant, Held, Key, Leaving, Patience, Setback, Stage, Waiting, Waitlist, deadline::Deadline, timing,
+    Context, Effect, Grant, Held, Key, Leaving, Patience, Setback, Stage, Waiting, Waitlist, deadline::Deadline,
+    timing, unsigned,
 };
 use crate::{
     protocol::{Expects, Operation, Request, Requests, State, wake},
@@ -356,8 +357,4 @@ pub(crate) fn asked_for<'a>(operation: &'a Operation, state: &'a State) -> impl 
         .map(|entry| &entry.id)
         .filter(move |id| there(id))
         .map(String::as_str)
-}
-
-pub(super) fn unsigned(value: i64) -> u64 {
-    u64::try_from(value).unwrap_or(0)
 }

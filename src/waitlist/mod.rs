@@ -552,3 +552,7 @@ impl Waitlist {
         self.leaving.push(leaving);
     }
 }
+
+fn unsigned(value: i64) -> u64 {
+    u64::try_from(value).unwrap_or(0)
+}

@@ -88,6 +88,12 @@ impl Waitlist {
         }
     }
 
+    /// The tokens among its [`words`](Self::words).
+    pub(crate) fn tokens(&self) -> impl Iterator<Item = i64> {
+        let above = self.waiting.iter().map(|waiting| waiting.above);
+        above.chain(self.holds.values().map(|held| held.token))
+    }
+
     /// Takes a task out and leaves its entry where it is: the mistake that the model must find.
     pub(crate) fn vanish(&mut self, key: super::Key) {
         self.waiting.retain(|waiting| waiting.key != key);
@@ -95,7 +101,7 @@ impl Waitlist {
 
     /// Whatever decides what this value does next, when [`stop_timers`](Self::stop_timers) was called on it.
     pub(crate) fn words<'a>(&'a self, now: Instant, write: &mut impl FnMut(Word<'a>)) {
-        let mut flags = Vec::new();
+        let mut flags = Vec::with_capacity(32);
         for waiting in &self.waiting {
             write(Word::Entry(&waiting.entry));
             write(Word::Number(waiting.permits));

@@ -9,8 +9,8 @@ use tokio::time::Instant;
 
 use super::{
     Context, Full, Look, Waitlist,
-    answers::unsigned,
     prospect::{self, Prospect, Turn},
+    unsigned,
 };
 use crate::{
     config::Config,

@@ -94,10 +94,10 @@ async fn a_taken_lock_is_refused_or_waited_for() {
         .await
         .expect(75);
     assert!(told.out.is_empty() && told.err.contains("a test"), "{told:?}");
-    let told = watchlock(&ground, ["run", "--timeout", "200ms", "x", "--", "echo", "ran"])
+    let told = watchlock(&ground, ["run", "--timeout", "2s", "x", "--", "echo", "ran"])
         .await
         .expect(75);
-    assert!(told.out.is_empty() && told.err.contains("200ms"), "{told:?}");
+    assert!(told.out.is_empty() && told.err.contains("2s"), "{told:?}");
     // Its name is that of a mutex.
     let told = watchlock(&ground, ["run", "--try", "--semaphore", "2", "x", "--", "echo", "ran"])
         .await
@@ -361,7 +361,7 @@ async fn it_is_typed_as_people_type_it() {
     watchlock(&ground, ["run", "-n", "-E", "3", "x", "true"])
         .await
         .expect(3);
-    watchlock(&ground, ["run", "-t", "100ms", "-E", "0", "x", "false"])
+    watchlock(&ground, ["run", "-t", "2s", "-E", "0", "x", "false"])
         .await
         .expect(0);
     // What it gets by the environment is not asked for in the usage.

@@ -121,6 +121,11 @@ impl Client {
         }
     }
 
+    /// How many ids it has made, and how often it was started again.
+    pub(super) fn made_so_far(&self) -> i64 {
+        i64::try_from(self.ids).unwrap_or(0) + i64::from(self.starts)
+    }
+
     /// Whether an entry is of its present session.
     pub(super) fn made(&self, id: &str) -> bool {
         id.strip_prefix(&self.session).is_some_and(|rest| rest.starts_with('-'))

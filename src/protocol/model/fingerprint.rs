@@ -58,11 +58,7 @@ impl System {
         for client in &self.clients {
             for line in &client.lines {
                 tokens.extend(line.holds.iter().map(|hold| hold.token));
-                line.waitlist.words(instant(self.time), &mut |word| {
-                    if let Word::Token(token) = word {
-                        tokens.push(token);
-                    }
-                });
+                tokens.extend(line.waitlist.tokens());
             }
         }
         for message in &self.network {

@@ -798,6 +798,12 @@ impl System {
         self.network.iter().any(sent) || self.streams[client].iter().any(|notice| notice.lock == lock)
     }
 
+    /// A number by which some states are chosen: of the ids that were made, which differ from state to state.
+    pub(super) fn lot(&self) -> i64 {
+        let clients = self.clients.iter().map(Client::made_so_far);
+        clients.fold(self.time, |lot, made| lot * 31 + made).wrapping_abs()
+    }
+
     /// Whether an answer is awaited.
     pub(super) fn awaits_answers(&self) -> bool {
         self.network.iter().any(|message| message.awaited)

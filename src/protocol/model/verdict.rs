@@ -1,5 +1,7 @@
 //! What must hold of each state.
 
+use std::sync::LazyLock;
+
 use super::{
     client::Client,
     system::{Setup, System},
@@ -37,9 +39,20 @@ pub(super) fn is_without_ghosts(state: &System) -> bool {
         })
 }
 
+/// One state in so many is played out to its end every day, as each play-out goes through many states that are played out
+/// themselves. `WATCHLOCK_MODEL_PLAYED=1` has each of them played out.
+fn played() -> i64 {
+    static PLAYED: LazyLock<i64> = LazyLock::new(|| {
+        let played = std::env::var("WATCHLOCK_MODEL_PLAYED");
+        played.map_or(6, |played| played.parse().expect("a number, 1 or more"))
+    });
+    *PLAYED
+}
+
 /// When nothing goes wrong any more, whoever waits gets its turn, and in the end all is quiet and free.
 pub(super) fn ends_well(setup: &Setup, state: &System) -> bool {
     !setup.liveness
+        || state.lot() % played() != 0
         || [(true, true), (false, true), (false, false)]
             .into_iter()
             .all(|(events, answers)| {
