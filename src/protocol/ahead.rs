@@ -1,29 +1,29 @@
-//! What a waiter has before it in the queue: by a document, and as the server finds it out for a small answer.
+//! The entries ahead of a waiter: computed from a document, and by the server for a small answer.
 
 use mongodb::bson::{Bson, Document, doc};
 
 use super::{Holder, Location, ServerTime, State, document::whole};
 
-/// What a waiter sees of those before it.
+/// A summary of the entries ahead of a waiter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Ahead {
-    /// How often the lock is handed over before it is its turn, if all who are served together go together.
+    /// Hand-overs until it is the waiter's turn, if entries that are granted together also leave together.
     pub(crate) turns: u64,
-    /// When somebody was served last, of those who hold the lock now; `None` where nobody holds it.
+    /// The latest grant among the holders; `None` if nobody holds the lock.
     pub(crate) served_at: Option<ServerTime>,
-    /// The first end of a lease among the holders and those before it.
+    /// The earliest end of a lease among the holders and the waiters ahead.
     pub(crate) first_end: Option<ServerTime>,
-    /// A holder has not shown for a while that it knows that it was served.
+    /// Whether a holder has shown no sign for a while that it knows of its grant.
     pub(crate) asleep: bool,
     pub(crate) now: ServerTime,
 }
 
-/// After this long on its claim lease a holder has not noticed so far that it was served: in milliseconds. One that has
-/// renews by then.
+/// Time on its claim lease after which a holder counts as asleep, in milliseconds: one that has noticed its grant
+/// renews earlier.
 const ASLEEP: i64 = 600;
 
 impl Ahead {
-    /// What the entry sees; `None` where it is not in the queue.
+    /// Returns the summary for an entry; `None` if it is not in the queue.
     pub(crate) fn of(state: &State, entry: &str, now: ServerTime) -> Option<Self> {
         let place = state.queue.iter().position(|waiter| waiter.id == entry)?;
         let before = &state.queue[..place];
@@ -45,14 +45,15 @@ impl Ahead {
     }
 }
 
-/// How often a lock of this capacity is handed over to serve so many permits.
+/// Returns how often a lock of this capacity is handed over until so many permits were granted.
 fn turns(permits: i64, capacity: i64) -> u64 {
     u64::try_from(permits / capacity.max(1)).unwrap_or(0)
 }
 
-/// The fields of the answer to a find that tell what an entry has before it. `place` is -1 where it is not in the queue.
+/// Returns the projection of a find by which the server computes the summary. `place` is -1 if the entry is not in the
+/// queue.
 ///
-/// The whole document would have an entry for each waiter, of some 300 bytes.
+/// The whole document would have some 300 bytes for each waiter.
 pub(crate) fn projection(at: &Location, entry: &str) -> Document {
     let place = doc! { "$indexOfArray": [at.value("queue.id"), { "$literal": entry }] };
     // `$slice` takes no length of 0.
@@ -77,7 +78,7 @@ pub(crate) fn projection(at: &Location, entry: &str) -> Document {
     }
 }
 
-/// Reads what the server has found; `None` where the entry is not in the queue.
+/// Reads the answer to such a find; `None` if the entry is not in the queue.
 pub(crate) fn read(found: &Document, now: ServerTime) -> Option<Ahead> {
     let number = |field: &str| found.get(field).and_then(whole);
     let time = |field: &str| {
@@ -99,7 +100,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_are_served_together_count_as_one_turn() {
+    fn entries_that_are_granted_together_count_as_one_turn() {
         assert_eq!(turns(12, 5), 2);
         assert_eq!(turns(4, 5), 0);
         assert_eq!(turns(7, 1), 7);

@@ -18,11 +18,11 @@ use super::{
     ServerTime, State, Use, ahead, pipeline, random::Random, state,
 };
 
-/// Sequences of every day, and steps in each. More are asked for by `WATCHLOCK_SEQUENCES=10000`.
+/// Sequences of an everyday run, and steps in each. `WATCHLOCK_SEQUENCES=10000` sets more.
 const SEQUENCES: u64 = 3_000;
 const STEPS: usize = 8;
 
-/// Sequences whose steps go in one command.
+/// Sequences whose steps are sent in one command.
 const TOGETHER: usize = 250;
 
 /// Strings that would do harm if the server read them as anything but strings.
@@ -64,7 +64,7 @@ enum Step {
     Guard { operation: String, id: String, token: i64 },
 }
 
-/// Ids are few, so that entries meet themselves again; some of them are hostile.
+/// Draws a step. Ids are few, so that entries meet themselves again; some of them are hostile.
 fn step(random: &mut Random, number: usize, setup: &Setup, strings: &[String], state: Option<&State>) -> Step {
     let known = |id: &String| {
         state.is_some_and(|state| {
@@ -78,7 +78,7 @@ fn step(random: &mut Random, number: usize, setup: &Setup, strings: &[String], s
         .collect();
     let few = |random: &mut Random, most: u64| {
         let count = random.below(most + 1);
-        // Mostly from the plain ones: they are to meet.
+        // Mostly from the plain ones: they must meet.
         (0..count)
             .map(|_| {
                 if random.below(8) == 0 {
@@ -89,7 +89,7 @@ fn step(random: &mut Random, number: usize, setup: &Setup, strings: &[String], s
             })
             .collect::<Vec<_>>()
     };
-    // Few owners, some of them hostile, and few incarnations: they are to meet too.
+    // Few owners, some of them hostile, and few incarnations: they must meet too.
     let identity = |random: &mut Random| {
         let owners = ["worker", "$$NOW", "$holders.owner.id"];
         (random.below(3) != 0).then(|| Identity {
@@ -159,7 +159,7 @@ fn step(random: &mut Random, number: usize, setup: &Setup, strings: &[String], s
         keep: 500,
     };
     let one_fresh = |requests: &Requests| matches!(&requests.entries[..], [entry] if entry.fresh);
-    // As they are in use: an operation that leaves and requests is of one kind of lock, an eviction is alone.
+    // As in use: an operation that leaves and requests is of one kind of lock, and an eviction does nothing else.
     let used = state.map(|state| (state.kind, state.capacity));
     let wanted = operation
         .requests
@@ -175,23 +175,29 @@ fn step(random: &mut Random, number: usize, setup: &Setup, strings: &[String], s
         11 => {
             let held = state.and_then(|state| state.holders.get(random.below(2) as usize));
             Operation {
-                // Or one that is over.
+                // Or of a hold that is over.
                 evict: Evict::Holder(held.map_or(7, |holder| holder.token - i64::from(random.below(4) == 0))),
                 leave: Vec::new(),
                 requests: None,
                 ..operation
             }
         }
-        1 => Operation {
-            proclaim: Some(Proclaim {
-                id: random.pick(&ids).clone(),
-                value: random.pick(strings).clone(),
-                number: i64::try_from(1 + random.below(4)).unwrap(),
-            }),
-            leave: Vec::new(),
-            requests: None,
-            ..operation
-        },
+        1 => {
+            // Mostly a holder, so that values of one entry meet, with equal numbers too.
+            let another = random.pick(&ids);
+            let held = state.and_then(|state| state.holders.last());
+            let id = held.map_or(another, |held| *random.pick(&[&held.id, &held.id, &held.id, another]));
+            Operation {
+                proclaim: Some(Proclaim {
+                    id: id.clone(),
+                    value: random.pick(strings).clone(),
+                    number: i64::try_from(1 + random.below(4)).unwrap(),
+                }),
+                leave: Vec::new(),
+                requests: None,
+                ..operation
+            }
+        }
         2..5 if operation.leave.len() == 1 && used.is_some_and(|(_, capacity)| capacity == 1) => Operation {
             requests: None,
             leave_capacity: Some(1),
@@ -230,7 +236,7 @@ fn step(random: &mut Random, number: usize, setup: &Setup, strings: &[String], s
                 ..operation
             }
         }
-        // Where there is no lock any more an operation may still be about one that there was.
+        // An operation may still concern a lock that is gone by now.
         _ if wanted.is_some() && used.is_some() && wanted != used => Operation {
             leave: Vec::new(),
             ..operation
@@ -239,14 +245,14 @@ fn step(random: &mut Random, number: usize, setup: &Setup, strings: &[String], s
     })
 }
 
-/// One sequence on its way, and what its document must be.
+/// One sequence on its way, and the document that it must have.
 struct Sequence {
     seed: u64,
     random: Random,
     id: Bson,
     now: ServerTime,
     expected: Option<State>,
-    /// The user's part of the document; there is none where the document is the lock's alone.
+    /// The user's part of the document; `None` if the document is the lock's alone.
     users: Option<Document>,
 }
 
@@ -259,7 +265,7 @@ impl Sequence {
         let users = (!setup.at.is_root()).then(|| {
             let text = random.pick(strings).clone();
             let mut document = doc! { "_id": &id, "text": text, "list": [1, { "holders": 2 }] };
-            // The way to the lock may be there, or a part of it.
+            // The path to the lock may be there, or a part of it.
             match random.below(3) {
                 0 => {}
                 1 => drop(document.insert("a", doc! { "holders": 3, "text": random.pick(strings) })),
@@ -278,7 +284,7 @@ impl Sequence {
         }
     }
 
-    /// Takes a step by the specification; returns it as an update for the server.
+    /// Takes a step by the specification, and returns it as an update for the server.
     fn step(&mut self, number: usize, setup: &Setup, strings: &[String]) -> Option<(Step, Document)> {
         self.now = self.now.plus_millis(i64::try_from(self.random.below(16)).unwrap() - 1);
         let date = Bson::from(self.now);
@@ -296,7 +302,7 @@ impl Sequence {
                 let free = self.expected.as_ref().is_none_or(|state| state.is_free(self.now));
                 self.expected = state::apply(self.expected.as_ref(), operation, self.now);
                 match &operation.requests {
-                    // What would be a claim, with its own filter and pipeline.
+                    // As a claim, with its own filter and pipeline.
                     Some(requests) if !setup.at.is_root() && free && is_claim(operation) => (
                         doc! { "$and": [{ "_id": &self.id }, pipeline::free(&setup.at, &date)] },
                         pipeline::claim(&setup.at, operation, requests, &date),
@@ -333,7 +339,7 @@ impl Sequence {
         Some((step, doc! { "q": query, "u": update, "upsert": upsert }))
     }
 
-    /// The document as the server must have it.
+    /// Returns the document that the server must have.
     fn document(&self, setup: &Setup) -> Option<Document> {
         let name = self.id.as_str().unwrap();
         let Some(users) = &self.users else {
@@ -351,7 +357,7 @@ impl Sequence {
                 }
                 parent = parent.get_document_mut(segment).unwrap();
             }
-            // What else the user has there stays, before it.
+            // Other fields of the user's stay there, before it.
             match parent.get_document_mut(last) {
                 Ok(present) => present.extend(lock),
                 Err(_) => drop(parent.insert(last, lock)),
@@ -367,14 +373,14 @@ fn is_claim(operation: &Operation) -> bool {
     operation.creates() && operation.leave.is_empty() && !adopts && matches!(entries, Some([entry]) if entry.fresh)
 }
 
-/// What a run of sequences is about.
+/// The subject of a run of sequences.
 struct Setup {
     at: Location,
-    /// What the names are used as: mostly the first.
+    /// The kinds and capacities of the locks.
     uses: &'static [Use],
 }
 
-/// Runs sequences side by side, a step of all of them in one command.
+/// Runs sequences side by side, with a step of all of them in one command.
 async fn run(setup: &Setup, seeds: std::ops::Range<u64>) {
     let cluster = shared::standalone().await;
     let client = cluster.client().await.unwrap();
@@ -488,7 +494,7 @@ async fn pipelines_do_what_the_specification_says_of_locks_in_documents() {
     }
 }
 
-/// What a later version wrote is left alone by every form of a pipeline, whatever is in it.
+/// No form of a pipeline touches a document that a later version wrote, whatever is in it.
 #[tokio::test]
 async fn no_pipeline_changes_a_document_of_a_later_protocol() {
     let cluster = shared::standalone().await;
@@ -512,7 +518,7 @@ async fn no_pipeline_changes_a_document_of_a_later_protocol() {
                 let (Some(mut document), Some((_, mut update))) = (before, step) else {
                     continue;
                 };
-                // Each as a document of its own.
+                // Each step has a document of its own.
                 let id = format!("{path} {seed} {number} {}", documents.len() + updates.len());
                 document.insert("_id", &id);
                 let lock = doc! { "protocol": 2_i64 };
@@ -551,9 +557,9 @@ async fn no_pipeline_changes_a_document_of_a_later_protocol() {
     }
 }
 
-/// What an entry has before it is found by the server as by the specification, also where the entry is not there.
+/// The server and the specification find the same ahead of an entry, also if the entry is not there.
 #[tokio::test]
-async fn what_an_entry_has_before_it_is_found_alike() {
+async fn the_entries_ahead_of_a_waiter_are_found_alike() {
     let cluster = shared::standalone().await;
     let client = cluster.client().await.unwrap();
     let database = client.database(&shared::unique_name("ahead"));
@@ -665,7 +671,7 @@ async fn a_step_that_changes_nothing_writes_nothing() {
     }
 }
 
-/// As many tasks of one client as ask together, for the first time and again, nest no deeper than a command may.
+/// The most entries that one operation requests, fresh and repeated, nest no deeper than a command may.
 #[tokio::test]
 async fn many_entries_fit_one_operation() {
     let cluster = shared::standalone().await;

@@ -1,26 +1,26 @@
-//! The state of a lock as a BSON document, and back.
+//! Conversion between the state of a lock and its BSON document.
 
 use mongodb::bson::{Bson, DateTime, Document, doc};
 
 use super::{Holder, Identity, Kind, Owner, ServerTime, State, Waiter};
 
-/// The most permits that a lock can have; of so many any number adds up to one that an `i64` holds.
+/// Maximum permits of a lock, so that the sum of any number of them fits an `i64`.
 const PERMITS_MOST: i64 = u32::MAX as i64;
 
-/// No number in a lock is larger: far more than the clock's microseconds, and what is added to it stays an `i64`.
+/// Maximum of every number in a lock: far more than the clock's microseconds, and a sum with it still fits an `i64`.
 pub(super) const NUMBER_MOST: i64 = i64::MAX / 2;
 
-/// Below this a double is the whole number that somebody meant who set it by hand in a shell.
+/// Bound of the doubles that are read as whole numbers: below it a number that was set by hand in a shell is exact.
 pub(super) const DOUBLE_MOST: f64 = 9e15;
 
-/// The most bytes that the `_id` of a document of the user's own has as BSON. A renewal names up to a thousand documents
-/// in one command, which has 16 MB at most; and each event of a change stream has the `_id` three times.
+/// Maximum size of the `_id` of a document of the user's own, in bytes of BSON. A renewal names up to a thousand
+/// documents in one command, which has at most 16 MB; and each event of a change stream has the `_id` three times.
 pub(crate) const ID_MOST: usize = 8_192;
 
-/// The protocol that this client speaks: the largest number of a document that it acts on. See [`super`] for the rule.
+/// The protocol that this client speaks: the largest number of a document that it acts on. [`super`] has the rules.
 pub(crate) const PROTOCOL: i64 = 1;
 
-/// A document under a lock's name that can't be read as that of a lock.
+/// A document under a lock's name that can't be read as a lock.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Malformed {
     /// It is not the document of a lock.
@@ -32,7 +32,7 @@ pub(crate) enum Malformed {
 }
 
 impl Malformed {
-    /// Where the lock is to be in a document is something else.
+    /// A value that is no sub-document is at the path of the lock, or on the way to it.
     pub(crate) fn occupied(path: String) -> Self {
         Self::Field {
             field: path,
@@ -40,7 +40,7 @@ impl Malformed {
         }
     }
 
-    /// Whether a later version of this library can read it.
+    /// Returns whether a later version of this library can read it.
     pub(crate) fn is_newer(&self) -> bool {
         matches!(self, Self::Newer { .. })
     }
@@ -70,7 +70,7 @@ impl Owner {
         owner
     }
 
-    /// Nothing is decided by what is read of an owner, so whatever is missing in it is just left empty.
+    /// Reads an owner, and leaves missing fields empty: no decision depends on what is read here.
     fn from_document(owner: Option<&Document>) -> Self {
         let text = |field| owner.and_then(|owner| owner.get_str(field).ok()).map(str::to_owned);
         let number = |field| {
@@ -95,7 +95,7 @@ impl Owner {
 }
 
 impl State {
-    /// Whether a document has any field of a lock.
+    /// Returns whether a document has any field of a lock.
     pub(crate) fn is_in(document: &Document) -> bool {
         const FIELDS: [&str; 9] = [
             "kind", "capacity", "token", "holders", "queue", "wake", "version", "at", "purge_at",
@@ -103,7 +103,7 @@ impl State {
         FIELDS.iter().any(|field| document.contains_key(field))
     }
 
-    /// Reads the lock's fields of a document; other fields are passed over.
+    /// Reads the lock's fields of a document, and ignores other fields.
     pub(crate) fn from_document(document: &Document) -> Result<Self, Malformed> {
         let fields = Fields { document, path: "" };
         fields.protocol()?;
@@ -160,7 +160,7 @@ impl State {
         })
     }
 
-    /// The document of the lock `name`, field for field as the pipelines write it.
+    /// Returns the document of the lock `name`, field for field as the pipelines write it.
     #[cfg(test)]
     pub(crate) fn to_document(&self, name: &str) -> Document {
         let mut document = doc! { "_id": name };
@@ -168,7 +168,7 @@ impl State {
         document
     }
 
-    /// The lock's fields, as the pipelines write them.
+    /// Returns the lock's fields, as the pipelines write them.
     pub(crate) fn fields(&self) -> Document {
         let holders: Vec<Bson> = self
             .holders
@@ -223,7 +223,7 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// Before anything else is read: a later protocol may have other fields.
+    /// Checks the number of the protocol, before anything else is read: a later protocol may have other fields.
     fn protocol(&self) -> Result<(), Malformed> {
         // The first builds wrote none.
         let Some(value) = self.document.get("protocol") else {
@@ -252,7 +252,7 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// As many as a holder has at least; with none or fewer it would keep nobody out.
+    /// Reads a number of permits: at least one, as a holder with fewer would keep nobody out.
     fn permits(&self, field: &str) -> Result<i64, Malformed> {
         let permits = self.whole(field)?;
         if (1..=PERMITS_MOST).contains(&permits) {
@@ -282,6 +282,7 @@ impl<'a> Fields<'a> {
     }
 }
 
+/// Reads a whole number of any numeric type.
 pub(super) fn whole(value: &Bson) -> Option<i64> {
     match value {
         Bson::Int32(value) => Some(i64::from(*value)),

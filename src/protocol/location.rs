@@ -1,10 +1,10 @@
-//! Where in a document the fields of its lock are.
+//! The place of a lock's fields in its document.
 
 use mongodb::bson::{Bson, Document, doc};
 
 use super::{State, document::Malformed};
 
-/// At the root of the document, as in the collection of the locks; or in a sub-document of the user's own.
+/// The root of the document, as in the collection of the locks; or a sub-document in a document of the user's own.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Location {
     /// The path with a dot at its end; empty for the root.
@@ -12,7 +12,7 @@ pub(crate) struct Location {
 }
 
 impl Location {
-    /// Under a path, as `a.b`: the lock is the sub-document `b` of the sub-document `a`.
+    /// Returns the location under a path. Under `a.b` the lock is the sub-document `b` of the sub-document `a`.
     pub(crate) fn under(path: &str) -> Self {
         Self {
             prefix: format!("{path}."),
@@ -23,39 +23,39 @@ impl Location {
         self.prefix.is_empty()
     }
 
-    /// The path of the lock's sub-document; empty for the root.
+    /// Returns the path of the lock's sub-document; empty for the root.
     pub(crate) fn path(&self) -> &str {
         self.prefix.strip_suffix('.').unwrap_or_default()
     }
 
-    /// A field of the lock as filters and projections name it: `a.b.holders`.
+    /// Returns the name of a lock's field in filters and projections: `a.b.holders`.
     pub(crate) fn key(&self, field: &str) -> String {
         format!("{}{field}", self.prefix)
     }
 
-    /// The value of a field of the lock in an expression: `$a.b.holders`.
+    /// Returns the value of a lock's field in expressions: `$a.b.holders`.
     pub(crate) fn value(&self, field: &str) -> String {
         format!("${}{field}", self.prefix)
     }
 
-    /// The path's segments; none at the root.
+    /// Returns the segments of the path; none at the root.
     pub(crate) fn segments(&self) -> impl DoubleEndedIterator<Item = &str> {
         self.prefix.split_terminator('.')
     }
 
-    /// The lock's sub-document, where there is one.
+    /// Returns the lock's sub-document, if there is one.
     pub(crate) fn lock<'a>(&self, document: &'a Document) -> Option<&'a Document> {
         let mut segments = self.segments();
         segments.try_fold(document, |document, segment| document.get_document(segment).ok())
     }
 
-    /// What stands on the way to the lock, or in its place, and is no sub-document: its path.
+    /// Returns the path of a value that is on the way to the lock, or in its place, and is no sub-document.
     pub(crate) fn obstacle(&self, document: &Document) -> Option<String> {
         let mut inner = document;
         for (depth, segment) in self.segments().enumerate() {
             match inner.get(segment) {
                 Some(Bson::Document(document)) => inner = document,
-                // As good as nothing, to the server too.
+                // The server takes these for missing too.
                 Some(Bson::Null | Bson::Undefined) | None => return None,
                 Some(_) => {
                     let path: Vec<&str> = self.segments().take(depth + 1).collect();
@@ -66,7 +66,7 @@ impl Location {
         None
     }
 
-    /// Why there can be no lock in the document as it is; `None` where there is one, or can be.
+    /// Returns why there can be no lock in the document as it is; `None` if there is one, or can be.
     pub(crate) fn flaw(&self, document: &Document) -> Option<Malformed> {
         if let Some(path) = self.obstacle(document) {
             return Some(Malformed::occupied(path));
@@ -74,13 +74,13 @@ impl Location {
         self.state(document).err()
     }
 
-    /// The lock in the document, where there is one: a sub-document with none of a lock's fields has none.
+    /// Reads the lock in the document, if there is one: a sub-document without any field of a lock has none.
     pub(crate) fn state(&self, document: &Document) -> Result<Option<State>, Malformed> {
         let lock = self.lock(document).filter(|lock| State::is_in(lock));
         lock.map(State::from_document).transpose()
     }
 
-    /// Takes the lock's sub-document out, so that the rest is the user's.
+    /// Removes the lock's sub-document, so that the rest is the user's.
     pub(crate) fn take_lock(&self, document: &mut Document) -> Option<Document> {
         let mut segments: Vec<&str> = self.segments().collect();
         let last = segments.pop()?;
@@ -93,8 +93,8 @@ impl Location {
         }
     }
 
-    /// Sets fields of the lock's sub-document, which is made where it is missing; `false` where something else is in its
-    /// place.
+    /// Sets fields of the lock's sub-document, and creates it if it is missing. Returns `false` if another value is in
+    /// its place.
     pub(crate) fn set_lock(&self, document: &mut Document, fields: Document) -> bool {
         let mut inner = document;
         for segment in self.segments() {
@@ -108,7 +108,7 @@ impl Location {
         true
     }
 
-    /// An expression for the whole document with these set in its lock, and nothing else touched.
+    /// Returns an expression for the whole document with these fields set in its lock, and nothing else touched.
     pub(crate) fn merged(&self, fields: impl IntoIterator<Item = Bson>) -> Bson {
         let mut segments: Vec<&str> = self.segments().collect();
         let mut inputs = vec![self.whole(segments.len())];
@@ -121,7 +121,7 @@ impl Location {
         Bson::from(merged)
     }
 
-    /// The sub-document that so many segments lead to.
+    /// Returns the value of the sub-document that the first segments lead to.
     fn whole(&self, depth: usize) -> Bson {
         if depth == 0 {
             return Bson::from("$$ROOT");

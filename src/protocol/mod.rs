@@ -10,74 +10,96 @@
 //!   holders:  [{ id, permits, lease, claim, since, until, owner, token }],
 //!   queue:    [{ id, permits, lease, claim, since, until, owner }],   // first come, first served; head first
 //!   wake:     <a string, new in every write: see `wake`>,
-//!   version:  <counts the writes>,
-//!   at:       <when it was written last>,
-//!   purge_at: <when the TTL index may remove the document>,
-//!   broken:   <the largest token that an operator put out, if ever one did>,
-//!   adopted:  <the tokens that the last adoption put out, if ever there was one>,
-//!   evicted:  <the token of the last holder that an operator put out by itself, if ever one did> }
+//!   version:  <the number of writes>,
+//!   at:       <the time of the last write>,
+//!   purge_at: <the time from which the TTL index may remove the document>,
+//!   broken:   <the largest token that an operator evicted by breaking the lock, if ever one did>,
+//!   adopted:  <the tokens that the last adoption removed, if ever there was one>,
+//!   evicted:  <the token of the last holder that an operator evicted by itself, if ever one did> }
 //! ```
 //!
-//! A mutex is capacity 1; a semaphore is capacity n; a readers-writer lock is a large capacity of which a reader takes
-//! one and a writer all, exactly as `tokio::sync` builds its own on one semaphore.
+//! A mutex has capacity 1 and a semaphore capacity n; a readers-writer lock has a large capacity, of which a reader
+//! takes one permit and a writer all, exactly as `tokio::sync` builds its own on one semaphore.
 //!
-//! Every [`Operation`] is one atomic write, decided on the server's clock, and ends with the same step, *advance*:
-//! entries whose `until` has passed fall out, and as long as the head of the queue fits the free capacity it becomes a
-//! holder with the next token. A release therefore *hands over inside the same write*; the change event of that write
-//! is the grant. Nobody contends and nothing is retried: one write and one event per hand-over, however many wait. The
-//! queue is served strictly in order, so a large request is not starved by small ones behind it.
+//! # The phases
 //!
-//! The algorithm exists twice. [`state`] is the specification: pure functions of state, operation and time, which also
-//! run the in-memory store. [`pipeline`] is the same as an aggregation pipeline for the server. A differential test
-//! runs random sequences through both and compares the documents.
+//! Every [`Operation`] is one atomic write, decided on the server's clock. It takes the document through these phases:
 //!
-//! # What each transition guarantees
+//! 1. *leave*: the entries that are asked to leave are removed, and all whose `until` has passed.
+//! 2. *adopt*: the entries of earlier incarnations of the owner that requests are removed.
+//! 3. *proclaim*: a holder gets another value, unless it has a later one.
+//! 4. *evict*: the holders that an operator evicts are removed.
+//! 5. *enqueue*: the requested entries are appended to the queue, unless they are in the document already; on a kind
+//!    mismatch the operation is a no-op. If adopt removed a holder, they go to the head of the queue instead.
+//! 6. *advance*: as long as the head of the queue fits the free capacity, it becomes a holder with the next token. Then
+//!    the queue is cut to its room, and the requests that are not to wait leave it.
+//! 7. *stamp*: `wake`, the version and the times are set. A try or a repeated request that changed nothing is a no-op.
 //!
-//! - *Exclusion*: only *advance* adds a holder, and only while the permits fit the capacity.
-//! - *Rising tokens*: only *advance* issues a token: the last one plus one, or the server's clock in microseconds where that
-//!   is larger. So tokens rise also where the counter was lost or set back with its document: deleted, purged, or
+//! Leave comes before advance, so a release *hands over inside the same write*, and the change event of that write is
+//! the grant. Nobody contends and nothing is retried: one write and one event per hand-over, however many wait. Advance
+//! serves the queue strictly in order, so small requests do not starve a large one in front of them.
+//!
+//! The phases exist twice, as functions of the same names in the same order. [`state`] is the specification: pure
+//! functions of state, operation and time, on which the in-memory store runs too. [`pipeline`] is the same as an
+//! aggregation pipeline for the server, with short forms for the frequent operations, which leave out the phases that
+//! have nothing to do. A differential test runs random sequences through both and compares the documents.
+//!
+//! A renewal is no operation: it extends the leases of holders, and has nothing of the phases but the stamp.
+//!
+//! # The guarantees of the phases
+//!
+//! - *Exclusion*: only advance adds a holder, and only while the permits fit the capacity.
+//! - *Rising tokens*: only advance issues a token: the last one plus one, or the server's clock in microseconds where
+//!   that is larger. So tokens rise even if the counter was lost or set back with its document: deleted, purged, or
 //!   overwritten with an earlier copy.
-//! - *Idempotence*: a request names its entry. Asking again after a lost answer finds the entry and adds nothing.
-//! - *No revival*: a renewal touches only holders whose `until` lies ahead; a lost lock stays lost.
-//! - *Adoption*: a request under a stable owner id puts out what earlier incarnations of that owner have in the document,
-//!   in the same write, and takes the place of those that held: at the head of the queue, with a token of its own. Which
-//!   of two incarnations is the earlier is decided by the server's clock when each began.
-//! - *No ghost*: an entry lives until `until` and not longer unless its session says so again.
-//! - *A bounded document*: the queue has room for so many entries. A request that finds it full is not in it afterwards,
-//!   and its session knocks again from time to time.
+//! - *Idempotence*: a request names its entry. If its answer is lost and it is sent again, enqueue finds the entry and
+//!   adds nothing.
+//! - *No revival*: a renewal extends only holders whose `until` lies ahead; a lost lock stays lost.
+//! - *Adoption*: a request under a stable owner id removes the entries that earlier incarnations of that owner have in
+//!   the document, in the same write (adopt). It takes the place of those that held: at the head of the queue
+//!   (enqueue), with a token of its own (advance). The server's clock when each incarnation began decides which is the
+//!   earlier.
+//! - *No ghost*: an entry lives until `until`, and longer only if its session says so again; leave removes the others.
+//! - *A bounded document*: advance cuts the queue to a fixed length. A request that finds the queue full is not in it
+//!   afterwards, and its session knocks again from time to time.
 //!
 //! # Versions of the protocol
 //!
-//! `protocol` is the number of the protocol that a client must speak to act on the document. A document without it is of
-//! the first. Versions of the library with different protocols share a collection by these rules:
+//! `protocol` is the number of the protocol that a client must speak to act on the document. A document without a
+//! number is of the first. Versions of the library with different protocols share a collection by these rules:
 //!
-//! 1. A client acts on documents up to its own number. On any other it does nothing: each pipeline and each filter of an
-//!    update compares the number in the same atomic write, before it looks at anything else. The caller gets an error
-//!    with both numbers; a claim passes over such a document; a holder whose document was taken to a later protocol
-//!    has lost its lock.
-//! 2. A later client keeps the number of a document as long as anybody holds the lock or waits for it, and writes it as
-//!    that number says. It may write its own number where the lock is idle, as it may change kind and capacity
-//!    there, or where it creates the document. So no holder and no waiter of an earlier version is cut off.
+//! 1. A client acts on documents up to its own number. On any other it does nothing: each pipeline and each filter of
+//!    an update compares the number in the same atomic write, before it looks at anything else. The caller gets an
+//!    error with both numbers; a claim passes over such a document; a holder whose document was taken to a later
+//!    protocol has lost its lock.
+//! 2. A later client keeps the number of a document as long as anybody holds the lock or waits for it, and writes the
+//!    document as that number says. It may write its own number where the lock is idle, as it may change kind and
+//!    capacity there, or where it creates the document. So no holder and no waiter of an earlier version is cut off.
 //! 3. Nobody lowers a number. After a downgrade the documents are removed, which is safe while they are idle; the TTL
 //!    index does so in time.
-//! 4. A change gets another number if an earlier client that goes on as before would break a promise: another meaning of
-//!    a field, another order of the queue, another bound of its length. A field that earlier clients may pass over needs
-//!    none: they keep the fields of the document and of its entries that they don't know.
+//! 4. A change needs a new number if an earlier client that does not know of it would break a promise: another meaning
+//!    of a field, another order of the queue, another bound of its length. A field that earlier clients may ignore
+//!    needs none: they keep the fields of the document and of its entries that they don't know.
 
 pub(crate) mod ahead;
 pub(crate) mod document;
+mod entry;
+mod kind;
 pub(crate) mod location;
+mod operation;
 pub(crate) mod pipeline;
+mod server_time;
 pub(crate) mod state;
 pub(crate) mod wake;
 
 pub(crate) use ahead::Ahead;
+pub(crate) use entry::{Holder, Identity, Owner, Waiter};
+pub use kind::Kind;
+pub(crate) use kind::Use;
 pub(crate) use location::Location;
-pub use state::Kind;
-pub(crate) use state::{
-    ASK_TOGETHER, Evict, Expects, Holder, Identity, Operation, Owner, Proclaim, QUEUE_MOST, Request, Requests,
-    ServerTime, State, Use, Waiter, clock_token,
-};
+pub(crate) use operation::{ASK_TOGETHER, Evict, Expects, Operation, Proclaim, QUEUE_MOST, Request, Requests};
+pub(crate) use server_time::ServerTime;
+pub(crate) use state::{State, clock_token};
 
 #[cfg(test)]
 mod differential;

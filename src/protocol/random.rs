@@ -1,4 +1,4 @@
-//! Dice for tests: a seed names a sequence.
+//! Random numbers for tests: a seed names a sequence.
 
 /// A small generator (xorshift64*, Marsaglia and Vigna).
 #[derive(Debug)]

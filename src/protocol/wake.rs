@@ -1,23 +1,23 @@
-//! The `wake` field: who a write concerns, in one root scalar that a change stream can be filtered by.
+//! The `wake` field: the entries that a write concerns, in one root scalar that a change stream can filter by.
 //!
-//! `<operation>:<left>;` and then one word per entry that the write granted or put out:
+//! `<operation>:<left>;` and then one word for each entry that the write granted, evicted or adopted:
 //!
 //! ```text
 //! 9f2c41d07a35.17:h;4be09a21cc7f-3+1764000000000001;77aa01e4d2b8-9!1764000000000000;
 //! ```
 //!
-//! - `left` has one letter per entry that asked to leave: `h` it held, `q` it waited, `0` it was not there.
-//! - `<id>+<token>;` was granted, on its claim lease; `<id>!<token>;` was put out by `break_lock`, and `<id>~;` by a later
-//!   incarnation of its owner. The token tells which grant it was, as the entry may have been granted anew by the time
-//!   that the event comes. What ran out is not named: its holder has known it before the server.
+//! - `left` has one letter for each entry that asked to leave: `h` it held, `q` it waited, `0` it was not there.
+//! - `<id>+<token>;` was granted, on its claim lease; `<id>!<token>;` was evicted by an operator, and `<id>~;` adopted
+//!   by a later incarnation of its owner. The token names the grant, as the entry may have been granted anew by the
+//!   time that the event arrives. Entries whose lease ran out are not named: their holders knew it before the server.
 //!
-//! A session matches `;<session>-`, so it receives just the writes that concern one of its own entries. The entry that
-//! asks is not among the words: it reads its grant in the answer. An array would be easier to read, but a change
-//! stream reports arrays as element diffs, which `$match` can't look into.
+//! A session matches `;<session>-`, so it receives only the writes that concern one of its own entries. Entries that
+//! the operation requests are not among the words: their session reads the grant in the answer. An array would be
+//! easier to read, but a change stream reports arrays as element diffs, which `$match` can't look into.
 
 use std::fmt::Write as _;
 
-/// Where an entry was that asked to leave.
+/// The place of an entry that asked to leave.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Left {
     Holder,
@@ -31,7 +31,7 @@ impl Left {
     pub(crate) const NOWHERE: &'static str = "0";
 }
 
-/// What a write tells one entry.
+/// The news of a write for one entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Signal {
     Granted { token: i64 },
@@ -39,10 +39,10 @@ pub(crate) enum Signal {
     Adopted,
 }
 
-/// Collects the words of one write.
+/// The words of one write.
 ///
-/// The order is part of the protocol, as both implementations must write the same document: grants, then who was put
-/// out by an operator, then who was by its successor.
+/// Their order is part of the protocol, as both implementations must write the same document: grants, then the entries
+/// that an operator evicted, then those that a later incarnation adopted.
 #[derive(Default)]
 pub(crate) struct Announcement {
     left: String,
@@ -84,25 +84,26 @@ impl Announcement {
     }
 }
 
-/// The `wake` of a change to a document by the holder of its lock: nobody comes and nobody goes.
+/// Returns the `wake` of a write in which no entry comes or leaves: a renewal, or a change by the holder to its
+/// document.
 pub(crate) fn of_change(operation: &str) -> String {
     format!("{operation}:;")
 }
 
-/// The pattern of a write by which somebody went and nobody was let in.
+/// The pattern of a write in which an entry left or was evicted, and none was granted.
 pub(crate) const FREEING: &str = "^[^+]*[hq!][^+]*$";
 
-/// Whether it is of such a write.
+/// Returns whether this is the `wake` of such a write.
 pub(crate) fn is_freeing(wake: &str) -> bool {
     !wake.contains('+') && wake.contains(['h', 'q', '!'])
 }
 
-/// The pattern by which a session's change stream selects its writes.
+/// Returns the pattern by which a session's change stream selects its writes.
 pub(crate) fn pattern(session: &str) -> String {
     format!(";{session}-")
 }
 
-/// What became of the entries that `operation` took out, when `wake` is of that operation's write; `None` when the
+/// Returns the places of the entries that asked to leave, if `wake` is of this operation's write. `None` means that the
 /// operation wrote nothing, so that none of them was there.
 pub(crate) fn left(wake: &str, operation: &str) -> Option<Vec<Left>> {
     let letters = wake.strip_prefix(operation)?.strip_prefix(':')?.split(';').next()?;
@@ -114,7 +115,7 @@ pub(crate) fn left(wake: &str, operation: &str) -> Option<Vec<Left>> {
     Some(left.collect())
 }
 
-/// The words for entries of `session`. What can't be read is passed over: it isn't ours.
+/// Returns the news for entries of `session`. Unreadable words are skipped: they are not ours.
 pub(crate) fn signals<'a>(wake: &'a str, session: &'a str) -> impl Iterator<Item = (&'a str, Signal)> {
     wake.split(';').skip(1).filter_map(move |word| {
         let sequence = word.strip_prefix(session)?.strip_prefix('-')?;

@@ -1,0 +1,64 @@
+//! The entries of a lock's document, and their owners.
+
+use super::ServerTime;
+
+/// An entry that holds the lock.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Holder {
+    pub(crate) id: String,
+    pub(crate) permits: i64,
+    /// The time that a renewal adds to the server's now, in milliseconds.
+    pub(crate) lease: i64,
+    pub(crate) claim: i64,
+    pub(crate) since: ServerTime,
+    pub(crate) until: ServerTime,
+    pub(crate) owner: Owner,
+    pub(crate) token: i64,
+}
+
+/// An entry in the queue.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Waiter {
+    pub(crate) id: String,
+    pub(crate) permits: i64,
+    /// The lease of the entry itself and of the hold that it becomes, in milliseconds.
+    pub(crate) lease: i64,
+    /// The first, short lease after a hand-over, in milliseconds: the time that a waiter which died unnoticed costs.
+    pub(crate) claim: i64,
+    pub(crate) since: ServerTime,
+    pub(crate) until: ServerTime,
+    pub(crate) owner: Owner,
+}
+
+/// The owner of an entry, for people to read: of all this only the identity decides anything.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub(crate) struct Owner {
+    pub(crate) host: String,
+    pub(crate) pid: i64,
+    pub(crate) label: Option<String>,
+    pub(crate) reason: Option<String>,
+    /// The value that a leader proclaims.
+    pub(crate) value: Option<String>,
+    /// The number of that value among those that this entry has proclaimed; zero for the one it was requested with.
+    pub(crate) proclaimed: i64,
+    pub(crate) identity: Option<Identity>,
+}
+
+/// An owner that is the same over its restarts, and one of its incarnations.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Identity {
+    pub(crate) id: String,
+    /// The server's clock when this incarnation began, in microseconds: of two, the one with the larger is the younger.
+    pub(crate) born: i64,
+}
+
+impl Identity {
+    /// Returns whether an entry of `owner` belongs to an earlier incarnation.
+    ///
+    /// A later incarnation is never superseded, and none supersedes itself. So a request of a dead incarnation that is
+    /// applied late takes nothing from the living one, and of two that live at once only the younger takes.
+    pub(super) fn supersedes(&self, owner: &Owner) -> bool {
+        let other = owner.identity.as_ref();
+        other.is_some_and(|other| other.id == self.id && other.born < self.born)
+    }
+}

@@ -1,0 +1,151 @@
+//! Operations: the steps that clients ask for, each one atomic write of one lock.
+
+use super::{Holder, Identity, Kind, Owner};
+
+/// Maximum length of a lock's queue; see [`Operation::room`].
+///
+/// Every write of a document rewrites its queue and every answer carries it, about 300 bytes for an entry. A longer
+/// queue would slow down each hand-over, and in the end make the document too large for the server.
+pub(crate) const QUEUE_MOST: usize = 256;
+
+/// Maximum number of entries in one request: the head of a line, and those behind it that fit the capacity with it.
+pub(crate) const ASK_TOGETHER: usize = 64;
+
+/// One atomic step on one lock. It goes through the phases of [`super`].
+///
+/// Leaving and requesting in one step lets a process hand a lock from one of its tasks to the next with a single
+/// command.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Operation {
+    /// New for every operation; the first word of `wake`.
+    pub(crate) id: String,
+    /// Entries that leave, whether they hold or wait. Unknown ones are ignored.
+    pub(crate) leave: Vec<String>,
+    /// The capacity of the lock that all of these entries are in, where it is known.
+    ///
+    /// As long as one of them is there, this is the document's capacity, which changes only while a lock is idle.
+    pub(crate) leave_capacity: Option<i64>,
+    /// The holders that an operator evicts. `wake` names them.
+    pub(crate) evict: Evict,
+    pub(crate) proclaim: Option<Proclaim>,
+    pub(crate) requests: Option<Requests>,
+    /// The expected state of the document; where the document differs, the operation is a no-op.
+    pub(crate) expects: Expects,
+    /// Maximum length of the queue. Entries beyond it, the last to come, are dropped.
+    pub(crate) room: usize,
+    /// Minimum time that the document is kept after this write, in milliseconds. Longer than the lease of every entry
+    /// that the operation writes.
+    pub(crate) keep: i64,
+}
+
+/// The holders that an operator evicts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Evict {
+    Nobody,
+    Everybody,
+    /// The one with this token.
+    Holder(i64),
+}
+
+/// A new value for a holder, unless it has proclaimed a later one: a command that was sent again may arrive late.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Proclaim {
+    pub(crate) id: String,
+    pub(crate) value: String,
+    /// Of two values of one entry the one with the larger number is the later.
+    pub(crate) number: i64,
+}
+
+/// The state of the document that an operation expects. The fewer cases an operation provides for, the less it costs
+/// the server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Expects {
+    /// Any state.
+    Nothing,
+    /// The one entry that leaves is a holder, and nothing is requested.
+    Holding,
+    /// The lock has one permit. The holder that leaves is its only entry; if an entry is requested instead, there is
+    /// none.
+    Alone,
+    /// There is a document, and room in its queue.
+    Room,
+}
+
+/// One or more entries that are requested in a lock that is used as `kind` with `capacity`.
+///
+/// They are sent together with entries that leave only where those are of the same kind and capacity. On a kind
+/// mismatch the whole operation is a no-op, and none of the entries that leave can be there.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Requests {
+    pub(crate) kind: Kind,
+    pub(crate) capacity: i64,
+    pub(crate) entries: Vec<Request>,
+    /// The owner whose earlier incarnations lose their entries. If one of them held, the requested entries go to the
+    /// head of the queue. Never combined with an expectation.
+    pub(crate) adopts: Option<Identity>,
+}
+
+/// A requested entry.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Request {
+    pub(crate) id: String,
+    pub(crate) permits: i64,
+    pub(crate) lease: i64,
+    pub(crate) claim: i64,
+    /// Whether to stay in the queue when the request can't be granted at once.
+    pub(crate) wait: bool,
+    /// Whether this is the first time that the request is sent. If its entry is there all the same, a repetition has
+    /// overtaken it, and it adds nothing.
+    pub(crate) fresh: bool,
+    pub(crate) owner: Owner,
+}
+
+impl Operation {
+    pub(super) fn entries(&self) -> impl Iterator<Item = &Request> {
+        self.requests.iter().flat_map(|requests| &requests.entries)
+    }
+
+    pub(super) fn adopts(&self) -> Option<&Identity> {
+        self.requests.as_ref()?.adopts.as_ref()
+    }
+
+    /// Returns whether the operation requests this entry. Such an entry learns of its grant from the answer, so `wake`
+    /// does not announce it.
+    pub(crate) fn asks_for(&self, id: &str) -> bool {
+        self.entries().any(|entry| entry.id == id)
+    }
+
+    /// Returns whether the operation may create the document of a lock that has none.
+    pub(crate) fn creates(&self) -> bool {
+        self.requests.is_some() && self.expects == Expects::Nothing
+    }
+
+    /// Returns the capacity that the document has when the operation applies, where it is known.
+    pub(super) fn capacity(&self) -> Option<i64> {
+        let requested = self.requests.as_ref().map(|requests| requests.capacity);
+        requested.or(self.leave_capacity)
+    }
+
+    /// Returns whether the operation may be a no-op, and then must not write: a try, or a repeated request.
+    pub(super) fn may_be_no_op(&self) -> bool {
+        self.leave.is_empty() && self.entries().any(|entry| !entry.wait || !entry.fresh)
+    }
+}
+
+impl Evict {
+    pub(super) fn includes(self, holder: &Holder) -> bool {
+        match self {
+            Self::Nobody => false,
+            Self::Everybody => true,
+            Self::Holder(token) => holder.token == token,
+        }
+    }
+}
+
+impl Request {
+    /// Returns the least time that an entry in the queue has left without a refresh when it is requested again, in
+    /// milliseconds. With more left a repeated request changes nothing, so that polling costs the server no writes.
+    pub(super) fn refresh_below(&self) -> i64 {
+        self.lease - self.lease / 10
+    }
+}

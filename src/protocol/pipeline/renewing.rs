@@ -1,0 +1,60 @@
+//! Renewals: the writes that only extend leases.
+
+use mongodb::bson::{Bson, Document, doc};
+
+use super::{
+    expression::{bind, cond, filter, literal, map},
+    live,
+    selecting::is_known,
+    stamp_fields,
+};
+use crate::protocol::{Location, wake};
+
+/// Returns the pipeline of [`crate::protocol::state::renew`], for all documents at once that hold one of `ids`.
+pub(crate) fn renewal(at: &Location, operation: &str, ids: &[String], keep: i64, now: &Bson) -> Vec<Document> {
+    let renewed = doc! { "$and": [live(now), { "$in": ["$$this.id", literal(ids)] }] };
+    let holders = extended(at, renewed, now);
+    let written = cond(
+        doc! { "$ne": ["$$holders", at.value("holders")] },
+        written(at, operation, "$$holders".into(), keep, now),
+        "$$ROOT",
+    );
+    let renewed = bind(doc! { "holders": holders }, written);
+    vec![doc! { "$replaceWith": cond(is_known(at), renewed, "$$ROOT") }]
+}
+
+/// Returns the filter for the document while a holder with this id and token holds its lock.
+pub(crate) fn holding(at: &Location, document: &Bson, (id, token): (&str, i64), now: &Bson) -> Document {
+    let holders = at.value("holders");
+    let holders = cond(doc! { "$isArray": &holders }, holders, Bson::Array(Vec::new()));
+    let live = filter(holders, live(now));
+    doc! {
+        "_id": document,
+        at.key("holders"): { "$elemMatch": { "id": id, "token": token } },
+        "$expr": { "$and": [
+            is_known(at),
+            bind(doc! { "live": live }, doc! { "$in": [literal(id), "$$live.id"] }),
+        ] },
+    }
+}
+
+/// Returns the pipeline of [`crate::protocol::state::renew`] for one holder in a document that [`holding`] selects,
+/// except that it writes even where the lease is as long already.
+pub(crate) fn guard(at: &Location, operation: &str, id: &str, keep: i64, now: &Bson) -> Vec<Document> {
+    let holders = extended(at, doc! { "$eq": ["$$this.id", literal(id)] }, now);
+    vec![doc! { "$replaceWith": written(at, operation, holders, keep, now) }]
+}
+
+/// Returns the holders; each that meets the condition has a full lease from now.
+fn extended(at: &Location, condition: Document, now: &Bson) -> Bson {
+    // Renewals overtake each other, and the server's clock is read when a command begins.
+    let until = doc! { "$max": ["$$this.until", { "$add": [now, "$$this.lease"] }] };
+    let extended = doc! { "$mergeObjects": ["$$this", { "until": until }] };
+    map(at.value("holders"), cond(condition, extended, "$$this"))
+}
+
+fn written(at: &Location, operation: &str, holders: Bson, keep: i64, now: &Bson) -> Bson {
+    let mut fields = doc! { "holders": holders, "wake": literal(wake::of_change(operation)) };
+    fields.extend(stamp_fields(at, keep, now));
+    at.merged([fields.into()])
+}

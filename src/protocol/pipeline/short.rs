@@ -1,0 +1,180 @@
+//! The short forms: the phases of the frequent operations, without those that have nothing to do.
+//!
+//! The fewer cases a pipeline provides for, the less it costs the server. The condition under which phases may be left
+//! out is compared in the same atomic write; where the document does not meet it, nothing is written. No form has
+//! proclaim or evict: operations that proclaim or evict are rare, and take the general form. All forms have stamp.
+//!
+//! ```text
+//! form              used for                     leaves out                    why it may
+//! ------------------------------------------------------------------------------------------------------------------
+//! alone             request, Expects::Alone      leave, adopt, enqueue;        the document has no entry and is of the
+//!                                                of advance all but a grant    same kind, and the one permit is free
+//!
+//! alone             release, Expects::Alone      expiry, adopt, enqueue,       the entry that leaves is the only one:
+//!                                                advance                       none is left to expire or advance
+//!
+//! alone             claim of any free document   leave, adopt, enqueue;        the filter `free` selects documents
+//!                                                of advance all but a grant    without live entries, idle for any kind
+//!
+//! hand_over         release, Expects::Holding,   expiry of holders, adopt,     the entry that leaves is the only
+//!                   one permit                   enqueue; of advance all but   holder: nobody holds after it, and the
+//!                                                the grant to the head         one permit is for the head
+//!
+//! hand_over_among   release, Expects::Holding,   leave in the queue but for    the entry that leaves is a holder, so
+//!                   more permits, or unknown     expiry, adopt, enqueue        it does not wait; nothing is requested
+//!
+//! line_up           first requests that wait,    leave but for expiry, adopt,  nothing leaves or adopts; such requests
+//!                   one permit, nothing leaves   no-op; of advance all but     may write in any case; the one permit
+//!                   or adopts                    the grant to the head         is for the head, if nobody holds
+//!
+//! advance_by_one    advance in the general       the count of the waiters      the one permit is for the head, if
+//!                   form, one permit             that fit                      nobody holds
+//! ```
+
+use mongodb::bson::{Bson, Document, doc};
+
+use super::{
+    enqueue,
+    expression::{bind, cond, literal},
+    granting::{grant, grant_as_fits, next_token, room, with_room, words_of_grant},
+    is_used_as_requested, kept, leave, live, requested_use, stamp_fields, waiter,
+};
+use crate::protocol::{Expects, Location, Operation, Requests, wake::Left};
+
+/// Returns the short form of an operation, if it has one: the condition that the document must meet, and the expression
+/// for the document afterwards.
+pub(super) fn form(at: &Location, operation: &Operation, now: &Bson) -> Option<(Option<Document>, Bson)> {
+    match operation.expects {
+        Expects::Alone => {
+            let written = at.merged([alone(at, operation, now).into()]);
+            Some((Some(is_alone(at, operation)), written))
+        }
+        Expects::Holding if operation.leave_capacity == Some(1) => {
+            Some((Some(is_the_holder(at, operation)), hand_over(at, operation, now)))
+        }
+        Expects::Holding => Some((Some(is_a_holder(at, operation)), hand_over_among(at, operation, now))),
+        Expects::Nothing | Expects::Room => {
+            let requests = operation.requests.as_ref()?;
+            lines_up(operation, requests).then(|| (None, line_up(at, operation, requests, now)))
+        }
+    }
+}
+
+/// Returns the condition that the document is as [`Expects::Alone`] says.
+fn is_alone(at: &Location, operation: &Operation) -> Document {
+    match &operation.requests {
+        None => {
+            doc! { "$eq": [[at.value("holders.id"), at.value("queue")], [literal(operation.leave.as_slice()), []]] }
+        }
+        Some(requests) => doc! { "$eq": [
+            [at.value("kind"), at.value("capacity"), at.value("holders"), at.value("queue")],
+            [requests.kind.as_str(), requests.capacity, [], []],
+        ] },
+    }
+}
+
+/// Returns the fields of a lock after its only entry comes or leaves.
+pub(super) fn alone(at: &Location, operation: &Operation, now: &Bson) -> Document {
+    let token = next_token(at.value("token"), now);
+    let holders: Vec<Document> = operation
+        .entries()
+        .map(|entry| {
+            let mut holder = waiter(entry, now);
+            holder.insert("token", &token);
+            holder
+        })
+        .collect();
+    let left = if operation.leave.is_empty() { "" } else { Left::HOLDER };
+    let mut fields = doc! { "wake": literal(format!("{}:{left};", operation.id)) };
+    if !holders.is_empty() {
+        fields.insert("token", token);
+    }
+    fields.insert("holders", holders);
+    fields.extend(stamp_fields(at, operation.keep, now));
+    fields
+}
+
+/// Returns the condition that the entry that leaves is the only holder.
+fn is_the_holder(at: &Location, operation: &Operation) -> Document {
+    doc! { "$eq": [at.value("holders.id"), literal(operation.leave.as_slice())] }
+}
+
+/// Removes the only holder, and grants the lock to the head of the queue.
+fn hand_over(at: &Location, operation: &Operation, now: &Bson) -> Bson {
+    let wake = literal(format!("{}:{};", operation.id, Left::HOLDER));
+    let idle = doc! { "holders": [], "queue": [], "wake": &wake };
+    let granted = grant_to_head(at, "$$queue", wake, operation, now);
+    let after = cond(doc! { "$eq": ["$$queue", []] }, idle, granted);
+    let written = at.merged([after, stamp_fields(at, operation.keep, now).into()]);
+    bind(doc! { "queue": kept(at, "queue", &live(now)) }, written)
+}
+
+/// Returns the condition that the entry that leaves is one of the holders.
+fn is_a_holder(at: &Location, operation: &Operation) -> Document {
+    doc! { "$setIsSubset": [
+        literal(operation.leave.as_slice()),
+        { "$ifNull": [at.value("holders.id"), []] },
+    ] }
+}
+
+/// Removes one of the holders, and grants the lock to the head of the queue as long as it fits.
+fn hand_over_among(at: &Location, operation: &Operation, now: &Bson) -> Bson {
+    let wake = literal(format!("{}:{};", operation.id, Left::HOLDER));
+    let queue = kept(at, "queue", &live(now));
+    let after = grant_as_fits(at, queue, ("wake", wake), operation, now);
+    let written = at.merged([after, stamp_fields(at, operation.keep, now).into()]);
+    bind(doc! { "holders": kept(at, "holders", &leave(operation, now)) }, written)
+}
+
+/// Returns whether the operation only requests entries, for the first time and to wait, in a lock with one permit: most
+/// requests.
+fn lines_up(operation: &Operation, requests: &Requests) -> bool {
+    requests.capacity == 1 && operation.leave.is_empty() && requests.adopts.is_none() && !operation.may_be_no_op()
+}
+
+/// Appends the requested entries to the queue, and grants the lock to the head if nobody holds it.
+fn line_up(at: &Location, operation: &Operation, requests: &Requests, now: &Bson) -> Bson {
+    let wake = literal(format!("{}:;", operation.id));
+    let queue = with_room("$$all", operation);
+    let unchanged = doc! { "holders": "$$holders", "queue": queue, "wake": &wake };
+    let granted = grant_to_head(at, "$$all", wake, operation, now);
+    let after = cond(doc! { "$eq": ["$$holders", []] }, granted, unchanged);
+    let stamped = stamp_fields(at, operation.keep, now);
+    let written = at.merged([requested_use(requests).into(), after, stamped.into()]);
+    let written = bind(doc! { "all": enqueue(operation, now) }, written);
+    let live = leave(operation, now);
+    bind(
+        doc! { "holders": kept(at, "holders", &live), "queue": kept(at, "queue", &live) },
+        cond(is_used_as_requested(at, requests), written, "$$ROOT"),
+    )
+}
+
+/// Grants the lock to the first of a list that is not empty; the others are the queue.
+fn grant_to_head(at: &Location, list: &str, wake: Bson, operation: &Operation, now: &Bson) -> Bson {
+    bind(
+        doc! { "head": { "$arrayElemAt": [list, 0] }, "token": next_token(at.value("token"), now) },
+        doc! {
+            "token": "$$token",
+            "holders": [grant("$$head", operation, now)],
+            "queue": { "$slice": [list, 1, room(operation)] },
+            "wake": words_of_grant(wake, "$$head", "$$token", operation),
+        },
+    )
+}
+
+/// Grants the lock to the head of the queue, `$$all`, if nobody holds it: [`super::advance`] with one permit.
+pub(super) fn advance_by_one(at: &Location, operation: &Operation, now: &Bson) -> Bson {
+    let granted = bind(
+        doc! { "head": { "$arrayElemAt": ["$$all", 0] }, "token": next_token(at.value("token"), now) },
+        doc! {
+            "holders": [grant("$$head", operation, now)],
+            "token": "$$token",
+            "queue": { "$slice": ["$$all", 1, room(operation)] },
+            "granted": words_of_grant("".into(), "$$head", "$$token", operation),
+        },
+    );
+    let queue = with_room("$$all", operation);
+    let unchanged = doc! { "holders": "$$holders", "token": at.value("token"), "queue": queue, "granted": "" };
+    let grants = doc! { "$and": [{ "$eq": ["$$holders", []] }, { "$ne": ["$$all", []] }] };
+    cond(grants, granted, unchanged)
+}

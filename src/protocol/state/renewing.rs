@@ -1,0 +1,40 @@
+//! Renewals: the writes that only extend leases.
+
+use super::State;
+#[cfg(test)]
+use crate::protocol::Holder;
+use crate::protocol::{ServerTime, wake};
+
+/// Renews the holders in `ids` whose leases have not run out, and returns whether that changed anything.
+///
+/// The document stays as it is where none of them holds: a renewal neither revives nor creates anew.
+pub(crate) fn renew(state: &mut State, operation: &str, ids: &[String], keep: i64, now: ServerTime) -> bool {
+    let mut renewed = false;
+    for holder in &mut state.holders {
+        if holder.until > now && ids.contains(&holder.id) {
+            // Renewals overtake each other, and none may take away time that another gave.
+            let until = holder.until.max(now.plus_millis(holder.lease));
+            renewed |= holder.until != until;
+            holder.until = until;
+        }
+    }
+    if renewed {
+        state.stamp(wake::of_change(operation), keep, now);
+    }
+    renewed
+}
+
+/// Renews the holder `id` if it holds under this token, and returns whether it does; if so, it writes in any case.
+///
+/// A guard is a step of a transaction of the user's, which the in-memory store does not have. This one is compared with
+/// the pipeline.
+#[cfg(test)]
+pub(crate) fn guard(state: &mut State, operation: &str, (id, token): (&str, i64), keep: i64, now: ServerTime) -> bool {
+    let holds = |holder: &&mut Holder| holder.id == id && holder.token == token && holder.until > now;
+    let Some(holder) = state.holders.iter_mut().find(holds) else {
+        return false;
+    };
+    holder.until = holder.until.max(now.plus_millis(holder.lease));
+    state.stamp(wake::of_change(operation), keep, now);
+    true
+}
