@@ -1,10 +1,11 @@
 //! The protocol, checked exhaustively: every state that a few clients, a server and a network can get into.
 //!
-//! The transitions that are checked are the real ones, [`state::apply`](super::state::apply) and
-//! [`state::renew`](super::state::renew); nothing of the protocol is written a second time. Around them the model has a
-//! server with a log, a network, and clients that follow the rules of `session::line`, `session::hold` and
-//! `session::heartbeat` step by step (`client`). [stateright](https://docs.rs/stateright) goes through all states
-//! breadth first, so that what it finds is shown by one of the shortest ways there.
+//! Nothing of the protocol is written a second time. The server runs the real transitions,
+//! [`state::apply`](super::state::apply) and [`state::renew`](super::state::renew). The clients are real
+//! [waitlists](crate::waitlist) that reckon with the real clock and deadlines. The model adds a server with a log, a
+//! network, and the little that the session does around a waitlist: it keeps the deadlines of holds and fires timers
+//! (`client`). [stateright](https://docs.rs/stateright) explores all states breadth first, so a breach is shown by one of
+//! the shortest ways to it.
 //!
 //! # What can happen
 //!
@@ -48,7 +49,8 @@
 //!
 //! # What is not modelled
 //!
-//! When timers fire: the model lets them fire at any time. Other foreign writes and deletes, adoption by a later client of the same owner id, re-entrant holds, shared renewals of many locks in one command (each document is its own atomic write), the
+//! When timers fire: the model lets them fire at any time, and has one sweep instead of three. Looks at a queue position,
+//! which only make a waiter ask. Other foreign writes and deletes, adoption by a later client of the same owner id, re-entrant holds, shared renewals of many locks in one command (each document is its own atomic write), the
 //! look by which a holder in doubt reads its document (it only ends holds), the pipelines (`differential` holds them to
 //! the transitions) and the locks in documents of others, whose differences are there too. One prompt command and its
 //! answer are one step: what comes between them comes as one of the faults.

@@ -134,7 +134,7 @@ fn a_mutex_whose_document_is_purged() {
         steps: 14,
         ..mutex()
     };
-    check("mutex, two clients, purged, fourteen steps", purged, 75_000);
+    check("mutex, two clients, purged, fourteen steps", purged, 70_000);
 }
 
 #[test]
