@@ -15,7 +15,7 @@ use crate::{
     handle::LockHandle,
     name::LockName,
     protocol::{Kind, Owner},
-    session::{Session, line::Wanted},
+    session::{Session, line::AcquireOptions},
     telemetry::Attempt,
 };
 
@@ -145,19 +145,19 @@ impl Request {
             value: self.value,
             ..session.config.owner(self.reason)
         };
-        let place = session.join(
+        let acquiring = session.join(
             &name,
-            Wanted {
+            AcquireOptions {
                 kind,
                 capacity,
                 permits,
                 wait: otherwise == Otherwise::Wait,
-                tell: otherwise == Otherwise::Report,
+                reports_contention: otherwise == Otherwise::Report,
                 reentrant: self.reentrant,
                 owner,
             },
         );
-        let hold = place.outcome(timeout).await?;
+        let hold = acquiring.outcome(timeout).await?;
         Ok(hold.map(|hold| LockHandle::new(session, hold)))
     }
 }

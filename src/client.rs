@@ -24,7 +24,7 @@ use crate::{
     semaphore::Semaphore,
     session::{
         Session,
-        reading::{Pace, read_beside},
+        reading::{Hedging, read_beside},
     },
     store::{
         MemoryStore, MongoStore, Store, Topology,
@@ -237,7 +237,7 @@ impl LockClientBuilder {
             let (database, collection) = (database.clone(), collection.clone());
             async move { MongoStore::connect(&database, &collection).await }
         };
-        let connected = read_beside(&Handle::current(), Pace::CONNECT, connecting).await;
+        let connected = read_beside(&Handle::current(), Hedging::CONNECT, connecting).await;
         let (store, topology, exchange) = connected
             .inspect_err(|error| telemetry::operation_failed("connect", None, error))
             .map_err(ServerError::from)?;

@@ -24,7 +24,7 @@ use crate::{
     protocol::{Kind, State},
     session::{
         Session,
-        streams::follow::{Scope, Seen, Sights, follow},
+        streams::follow::{Observation, Observations, Scope, follow},
     },
     status::LostReason,
     token::FencingToken,
@@ -423,7 +423,7 @@ impl fmt::Debug for Leadership {
 pub struct Leaders {
     name: LockName,
     /// `Err`: the error of the name, until it has been reported.
-    sights: Result<Sights, Option<OperateError>>,
+    sights: Result<Observations, Option<OperateError>>,
     last: Option<Option<Leader>>,
 }
 
@@ -438,9 +438,9 @@ impl Stream for Leaders {
         };
         loop {
             let state = match std::task::ready!(sights.poll_recv(context)) {
-                Some(Ok(Seen::State(_, state))) => state,
+                Some(Ok(Observation::State(_, state))) => state,
                 // It contains no state of a lock, so there is no leader, which is reported separately.
-                Some(Ok(Seen::Unreadable(_))) => continue,
+                Some(Ok(Observation::Unreadable(_))) => continue,
                 Some(Err(error)) => return Poll::Ready(Some(Err(error.into()))),
                 None => return Poll::Ready(None),
             };

@@ -21,7 +21,7 @@ use crate::{
     handle::LockHandle,
     name::LockName,
     protocol::Kind,
-    session::{Given, PASSED_AT_ONCE, Session},
+    session::{ClaimedDocument, PASSED_AT_ONCE, Session},
     store::{StoreError, Wanted, read_as},
     telemetry::Attempt,
 };
@@ -395,7 +395,7 @@ async fn claim<T: DeserializeOwned>(
             (Err(AcquireError::Unclaimable { .. }), Some(unreadable)) => return Err(unreadable),
             (given, _) => given?,
         };
-        let Some((Some(hold), document)) = given.map(Given::take) else {
+        let Some((Some(hold), document)) = given.map(ClaimedDocument::take) else {
             return Ok(None);
         };
         let handle = LockHandle::new(session.clone(), hold);

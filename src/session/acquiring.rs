@@ -7,16 +7,16 @@ use tokio::sync::oneshot;
 use super::{
     Session,
     hold::{Hold, Remains},
-    line::{self, Effect, Outcome, Pending, Standing, Wanted},
+    line::{self, AcquireOptions, AcquireOutcome, Effect, Pending, Standing},
 };
 use crate::error::{AcquireError, ServerError};
 
 impl Session {
     /// Gets in line for `name`; the receiver has the outcome. Dropping the returned place gives it up.
-    pub(crate) fn join(self: &Arc<Self>, name: &str, wanted: Wanted) -> Place {
+    pub(crate) fn join(self: &Arc<Self>, name: &str, options: AcquireOptions) -> Acquiring {
         let (to, outcome) = oneshot::channel();
         let key = self.ids.number();
-        let pending = Pending::new(key, self.ids.entry(), wanted, to);
+        let pending = Pending::new(key, self.ids.entry(), options, to);
         self.feed(name, |lines, context, effects| {
             if lines.closed {
                 effects.push(Effect::Answer(pending.to, Err(self.why_closed())));
@@ -24,7 +24,7 @@ impl Session {
                 lines.line(name).join(pending, context, effects);
             }
         });
-        Place {
+        Acquiring {
             session: self.clone(),
             name: name.to_owned(),
             key,
@@ -34,7 +34,7 @@ impl Session {
     }
 
     /// Lets go of a hold; the receiver has what became of it.
-    pub(crate) fn let_go(self: &Arc<Self>, hold: &Hold) -> oneshot::Receiver<line::Left> {
+    pub(crate) fn let_go(self: &Arc<Self>, hold: &Hold) -> oneshot::Receiver<line::ReleaseOutcome> {
         let (to, left) = oneshot::channel();
         self.feed(&hold.name, |lines, context, _| {
             lines.line(&hold.name).let_go(hold, Some(to), context)
@@ -45,7 +45,7 @@ impl Session {
     /// Drops a handle that nobody will ask about, and lets go of the hold if it was the last.
     pub(crate) fn discard(self: &Arc<Self>, hold: &Hold) {
         let remains = hold.exit();
-        hold.tell_end();
+        hold.report_end();
         if remains == Remains::Nothing {
             drop(self.let_go(hold));
         }
@@ -54,17 +54,17 @@ impl Session {
 
 /// A place in the line. Dropping it gives it up, and gives back what was granted meanwhile.
 #[derive(Debug)]
-pub(crate) struct Place {
+pub(crate) struct Acquiring {
     session: Arc<Session>,
     name: String,
     key: u64,
-    outcome: oneshot::Receiver<Outcome>,
+    outcome: oneshot::Receiver<AcquireOutcome>,
     answered: bool,
 }
 
-impl Place {
+impl Acquiring {
     /// Waits for the outcome, for `timeout` at most.
-    pub(crate) async fn outcome(mut self, timeout: Option<Duration>) -> Outcome {
+    pub(crate) async fn outcome(mut self, timeout: Option<Duration>) -> AcquireOutcome {
         let session = self.session.clone();
         let waiting = async {
             match timeout {
@@ -94,7 +94,7 @@ impl Place {
     }
 
     pub(super) fn overdue(&self, waited: Duration, standing: Option<Standing>) -> AcquireError {
-        let (contention, trouble) = standing.map_or((None, None), |standing| standing.tell(&self.session.ids));
+        let (contention, trouble) = standing.map_or((None, None), |standing| standing.report(&self.session.ids));
         AcquireError::Timeout {
             name: self.name.clone(),
             waited,
@@ -114,7 +114,7 @@ impl Place {
     }
 }
 
-impl Drop for Place {
+impl Drop for Acquiring {
     fn drop(&mut self) {
         if self.answered {
             return;

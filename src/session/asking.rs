@@ -25,9 +25,9 @@ use tokio::{
     time::{Instant, sleep, sleep_until},
 };
 
-use crate::{config::Config, store::StoreError, waitlist::Vain};
+use crate::{config::Config, store::StoreError, waitlist::TimedOut};
 
-/// Operations that are on their way at one time, so that a burst of acquires and cancels leaves room in the connection
+/// Operations that are on their way at one time, so that a burst of acquires and cancels leaves slot in the connection
 /// pool, which is the user's; the driver's has ten connections by default.
 pub(super) const OPERATIONS_AT_ONCE: usize = 6;
 
@@ -70,7 +70,7 @@ const ADRIFT_PAUSE: Duration = Duration::from_secs(1);
 const ADRIFT_MOST: usize = 64;
 
 /// How often it is looked whether an overdue operation may be given up, where it could not be at once.
-const LOOK_AGAIN: Duration = Duration::from_millis(250);
+const RETRY_GIVING_UP: Duration = Duration::from_millis(250);
 
 /// For how long a claim may take at the server: the filter is the user's, and may go through many documents.
 const CLAIM: Duration = Duration::from_secs(1);
@@ -92,14 +92,14 @@ pub(super) struct Asking {
 }
 
 /// A place among the operations that are on their way.
-pub(super) struct Room<'a> {
+pub(super) struct Slot<'a> {
     /// Only held.
     _permit: SemaphorePermit<'a>,
     /// It is to be left to others as soon as the answer is not prompt.
     prompt: bool,
 }
 
-impl<'a> Room<'a> {
+impl<'a> Slot<'a> {
     fn new(permit: SemaphorePermit<'a>, prompt: bool) -> Self {
         Self {
             _permit: permit,
@@ -177,8 +177,8 @@ impl Asking {
     ///
     /// It grows with each that the server did not get done in time, so that a slow server gets it done in the end. Of those
     /// that it did not answer at all, it grows when there have been more than there can be dead connections.
-    pub(super) fn limit(&self, vain: Vain, config: &Config) -> Limit {
-        let within = Self::grown(self.usual(), vain, config);
+    pub(super) fn limit(&self, timed_out: TimedOut, config: &Config) -> Limit {
+        let within = Self::grown(self.usual(), timed_out, config);
         Limit {
             within,
             is_of_filter: false,
@@ -186,19 +186,19 @@ impl Asking {
     }
 
     /// The same for a claim.
-    pub(super) fn limit_of_claim(&self, vain: Vain, config: &Config) -> Limit {
-        let within = Self::grown(self.usual().max(CLAIM), vain, config);
+    pub(super) fn limit_of_claim(&self, timed_out: TimedOut, config: &Config) -> Limit {
+        let within = Self::grown(self.usual().max(CLAIM), timed_out, config);
         Limit {
             within,
             is_of_filter: true,
         }
     }
 
-    fn grown(usual: Duration, vain: Vain, config: &Config) -> Duration {
+    fn grown(usual: Duration, timed_out: TimedOut, config: &Config) -> Duration {
         let longest = (config.lease / 3).clamp(SHORTEST, LONGEST);
-        let (doublings, most) = match vain.overdue {
+        let (doublings, most) = match timed_out.overdue {
             0 => (
-                vain.unanswered.saturating_sub(DEAD_CONNECTIONS),
+                timed_out.unanswered.saturating_sub(DEAD_CONNECTIONS),
                 LONGEST_UNANSWERED.max(usual),
             ),
             overdue => (overdue, longest),
@@ -210,17 +210,17 @@ impl Asking {
     }
 
     /// Waits for a place.
-    pub(super) async fn enter(&self, leaves: bool, vain: Vain) -> Option<Room<'_>> {
-        let prompt = vain.overdue == 0;
+    pub(super) async fn enter(&self, leaves: bool, timed_out: TimedOut) -> Option<Slot<'_>> {
+        let prompt = timed_out.overdue == 0;
         let lane = if prompt { &self.prompt } else { &self.slow };
         // The semaphores are never closed.
         if !leaves {
-            return lane.acquire().await.ok().map(|permit| Room::new(permit, prompt));
+            return lane.acquire().await.ok().map(|permit| Slot::new(permit, prompt));
         }
         tokio::select! {
             biased;
-            permit = lane.acquire() => permit.ok().map(|permit| Room::new(permit, prompt)),
-            permit = self.leaves.acquire() => permit.ok().map(|permit| Room::new(permit, false)),
+            permit = lane.acquire() => permit.ok().map(|permit| Slot::new(permit, prompt)),
+            permit = self.leaves.acquire() => permit.ok().map(|permit| Slot::new(permit, false)),
         }
     }
 
@@ -228,7 +228,7 @@ impl Asking {
     pub(super) async fn answer<T>(
         self: &Arc<Self>,
         mut asking: Pin<&mut impl Future<Output = Result<T, StoreError>>>,
-        room: Option<Room<'_>>,
+        slot: Option<Slot<'_>>,
         limit: Limit,
     ) -> Result<Result<T, StoreError>, Adrift> {
         let sent = Instant::now();
@@ -239,7 +239,7 @@ impl Asking {
         };
         let answer = match prompt {
             Some(answer) => answer,
-            None => self.late_answer(asking, room, Sent { at: sent, limit }).await?,
+            None => self.late_answer(asking, slot, Sent { at: sent, limit }).await?,
         };
         self.answered(Sent { at: sent, limit }, &answer);
         Ok(answer)
@@ -248,23 +248,23 @@ impl Asking {
     async fn late_answer<T>(
         self: &Arc<Self>,
         mut asking: Pin<&mut impl Future<Output = T>>,
-        mut room: Option<Room<'_>>,
+        mut slot: Option<Slot<'_>>,
         sent: Sent,
     ) -> Result<T, Adrift> {
         let mut overdue_at = sent.at + sent.limit.patience();
         loop {
-            let moves = room.as_ref().is_some_and(|room| room.prompt);
+            let moves = slot.as_ref().is_some_and(|slot| slot.prompt);
             tokio::select! {
                 biased;
                 answer = &mut asking => return Ok(answer),
                 permit = self.slow.acquire(), if moves => {
-                    room = permit.ok().map(|permit| Room::new(permit, false));
+                    slot = permit.ok().map(|permit| Slot::new(permit, false));
                 }
                 () = sleep_until(overdue_at) => {
                     if let Some(adrift) = self.give_up(sent) {
                         return Err(adrift);
                     }
-                    overdue_at = Instant::now() + LOOK_AGAIN;
+                    overdue_at = Instant::now() + RETRY_GIVING_UP;
                 }
             }
         }
@@ -340,7 +340,8 @@ mod tests {
     async fn limits_grow_with_the_time_that_answers_take_but_not_with_that_of_claims() {
         let (asking, config) = (Asking::new(), Settings::default().validate().unwrap());
         let millis = Duration::from_millis;
-        let limit = |asking: &Asking, unanswered, overdue| asking.limit(Vain { unanswered, overdue }, &config).within;
+        let limit =
+            |asking: &Asking, unanswered, overdue| asking.limit(TimedOut { unanswered, overdue }, &config).within;
         assert_eq!(limit(&asking, 0, 0), SHORTEST);
         // At full pace while it can be for dead connections, then more slowly; longer only where the server asks for it.
         assert_eq!(limit(&asking, DEAD_CONNECTIONS, 0), SHORTEST);
@@ -351,14 +352,14 @@ mod tests {
 
         let claim = Sent {
             at: Instant::now(),
-            limit: asking.limit_of_claim(Vain::default(), &config),
+            limit: asking.limit_of_claim(TimedOut::default(), &config),
         };
         tokio::time::advance(millis(900)).await;
         asking.answered(claim, &Ok(()));
         assert_eq!(limit(&asking, 0, 0), SHORTEST);
         let operation = Sent {
             at: Instant::now(),
-            limit: asking.limit(Vain::default(), &config),
+            limit: asking.limit(TimedOut::default(), &config),
         };
         tokio::time::advance(millis(100)).await;
         asking.answered(operation, &Ok(()));

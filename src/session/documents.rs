@@ -45,7 +45,7 @@ impl Session {
                 session.feed(&held.name, |lines, _, _| lines.line(&held.name).forget(&held.id));
             }
             held.end_deleting(matches!(deleted, Ok(true)));
-            held.tell_end();
+            held.report_end();
             deleted
         };
         Ok(self.in_time(within, deleting).await?)
@@ -59,7 +59,7 @@ impl Session {
             .spawn_for(async move { session.verify_together(&[held]).await })
             .await;
         hold.lose(LostReason::Expired);
-        self.bury(hold);
+        self.let_go_if_over(hold);
         hold.lost_reason().unwrap_or(LostReason::Expired)
     }
 }

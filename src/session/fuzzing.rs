@@ -7,7 +7,7 @@ use tokio::{sync::oneshot, time::Instant};
 
 use super::{
     hold::Hold,
-    line::{Context, Effect, Line, Pending, Wanted},
+    line::{AcquireOptions, Context, Effect, Line, Pending},
 };
 use crate::{
     config::{Config, Settings},
@@ -75,7 +75,7 @@ impl Bench {
             2 => {
                 let key = self.keys.min(choices.below(8) as u64);
                 let standing = self.feed(&Permitted::new(), |line, context, _| line.cancel(key, context));
-                if let Some((Some(contention), _)) = standing.map(|standing| standing.tell(&self.ids)) {
+                if let Some((Some(contention), _)) = standing.map(|standing| standing.report(&self.ids)) {
                     assert!(!contention.to_string().chars().any(char::is_control));
                 }
             }
@@ -116,7 +116,7 @@ impl Bench {
             match effect {
                 Effect::Answer(_, Ok(Some(hold))) => self.granted(hold, now, permitted),
                 Effect::Lost(hold, _) => self.granted.retain(|held| held.id != hold.id),
-                Effect::Answer(..) | Effect::Left(..) | Effect::Doubted(_) => {}
+                Effect::Answer(..) | Effect::Released(..) | Effect::Doubted(_) => {}
             }
         }
         output
@@ -148,18 +148,18 @@ impl Bench {
     fn join(&mut self, choices: &mut Choices<'_>) {
         self.keys += 1;
         let (kind, capacity) = choices.pick(&[(Kind::Mutex, 1), (Kind::Mutex, 1), (Kind::Semaphore, 3)]);
-        let wanted = Wanted {
+        let options = AcquireOptions {
             kind,
             capacity,
             permits: choices.pick(&[1, capacity]),
             wait: !choices.one_in(3),
-            tell: choices.one_in(2),
+            reports_contention: choices.one_in(2),
             reentrant: choices.one_in(4),
             owner: Owner::default(),
         };
         // Nobody listens: what is answered is looked at on its way.
         let (to, _) = oneshot::channel();
-        let pending = Pending::new(self.keys, self.ids.entry(), wanted, to);
+        let pending = Pending::new(self.keys, self.ids.entry(), options, to);
         self.feed(&Permitted::new(), |line, context, effects| {
             line.join(pending, context, effects)
         });

@@ -149,7 +149,7 @@ impl Session {
         if !holders.any(|holder| hold.is(holder) && holds(holder.until)) {
             // The server's clock is further ahead than the skew margin allows for.
             hold.lose(LostReason::Expired);
-            self.bury(hold);
+            self.let_go_if_over(hold);
             return Some(hold.lost_reason().unwrap_or(LostReason::Expired).into());
         }
         // It is held, and the transaction does not see it: not yet, or not any more.

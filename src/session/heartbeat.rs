@@ -53,7 +53,7 @@ impl Table {
     pub(super) fn next_beat(&self, interval: Duration, wants_to_stream: bool, now: Instant) -> Option<Instant> {
         let late = self.is_late(interval, now);
         let next = self.agenda.next(|queue| self.renewals.room_for(queue, late, now));
-        next.into_iter().chain(self.looks_at(wants_to_stream, now)).min()
+        next.into_iter().chain(self.watch_due_at(wants_to_stream, now)).min()
     }
 }
 
@@ -62,29 +62,29 @@ impl Session {
     fn beat(self: &Arc<Self>) -> Instant {
         let now = Instant::now();
         let wants_to_stream = self.wants_to_stream();
-        let (over, asking, looked_after) = {
+        let (over, asking, to_verify) = {
             let mut table = self.table();
             let over = table.agenda.take_over(now, AT_A_TIME);
             let asking = table.agenda.take_asking(now, AT_A_TIME);
-            let mut looked_after = Vec::new();
-            if table.looks_at(wants_to_stream, now).is_some_and(|at| at <= now) {
+            let mut to_verify = Vec::new();
+            if table.watch_due_at(wants_to_stream, now).is_some_and(|at| at <= now) {
                 if wants_to_stream {
                     self.demand_stream();
                 } else {
-                    looked_after = table.look_after(now);
+                    to_verify = table.next_to_verify(now);
                 }
             }
-            (over, asking, looked_after)
+            (over, asking, to_verify)
         };
         for hold in over {
-            self.bury(&hold);
+            self.let_go_if_over(&hold);
         }
         for name in asking {
             // Feeding nothing is enough: the line is asked for its next operation.
             self.feed(&name, |_, _, _| {});
         }
         self.renew_due(now);
-        self.verify(looked_after);
+        self.verify(to_verify);
 
         let mut table = self.table();
         let next = table
@@ -97,12 +97,12 @@ impl Session {
     }
 
     /// Lets go of a hold that is over.
-    pub(super) fn bury(self: &Arc<Self>, hold: &Arc<Hold>) {
+    pub(super) fn let_go_if_over(self: &Arc<Self>, hold: &Arc<Hold>) {
         // Its time can be over without anybody having looked.
         if hold.lost_reason().is_none() {
             return;
         }
-        hold.tell_end();
+        hold.report_end();
         self.feed(&hold.name, |lines, context, _| {
             if let Some(line) = lines.by_name.get_mut(&hold.name)
                 && line.has(&hold.id)

@@ -70,7 +70,7 @@ struct Progress {
     /// It was seen that the document is gone, while one was.
     gone: bool,
     over_at: Option<Instant>,
-    told: Told,
+    reported: Reported,
 }
 
 /// How many holds this process has had.
@@ -100,7 +100,7 @@ const NEVER: Duration = Duration::from_secs(366 * 24 * 3600);
 
 /// What observers know of a hold.
 #[derive(Clone, Copy, Debug)]
-enum Told {
+enum Reported {
     /// Nothing, as nobody has it so far; and how it was granted.
     Nothing(How),
     Granted,
@@ -150,7 +150,7 @@ impl Hold {
                 deleting: 0,
                 gone: false,
                 over_at: None,
-                told: Told::Nothing(grant.how),
+                reported: Reported::Nothing(grant.how),
             }),
             changed: Notify::new(),
             ended: CancellationToken::new(),
@@ -294,12 +294,12 @@ impl Hold {
     /// Somebody has it from now on, as is to be told. Of those who share a hold the first brings how it was granted.
     pub(crate) fn granted(&self) -> Granted<'_> {
         let mut progress = self.progress();
-        let how = match progress.told {
-            Told::Nothing(how) => {
-                progress.told = Told::Granted;
+        let how = match progress.reported {
+            Reported::Nothing(how) => {
+                progress.reported = Reported::Granted;
                 how
             }
-            Told::Granted | Told::Over => How::Reentered,
+            Reported::Granted | Reported::Over => How::Reentered,
         };
         Granted {
             lock: &self.name,
@@ -312,17 +312,17 @@ impl Hold {
     /// Tells observers that it is over, if it is: once, and only those who know that it was granted.
     ///
     /// To be called whenever it may be over and no mutex is held, as whoever found out first may have held one.
-    pub(crate) fn tell_end(&self) {
+    pub(crate) fn report_end(&self) {
         let Err(reason) = self.look() else { return };
         if reason == LostReason::Forked {
             return;
         }
         let over_at = {
             let mut progress = self.progress();
-            if !matches!(progress.told, Told::Granted) {
+            if !matches!(progress.reported, Reported::Granted) {
                 return;
             }
-            progress.told = Told::Over;
+            progress.reported = Reported::Over;
             progress.over_at
         };
         let held = over_at.map_or(Duration::ZERO, |at| at.saturating_duration_since(self.since));

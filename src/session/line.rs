@@ -12,7 +12,7 @@ use super::{
     hold::Hold,
     holds::{Change, Holds},
 };
-pub(crate) use crate::waitlist::{Context, Look, Need, Vain};
+pub(crate) use crate::waitlist::{Context, Need, PositionLook, TimedOut};
 use crate::{
     contention::{Contention, Sighting},
     error::{AcquireError, KindMismatch, ServerError},
@@ -26,10 +26,10 @@ use crate::{
 pub(super) const UNANSWERED: Duration = Duration::from_secs(1);
 
 /// The outcome of an acquire.
-pub(crate) type Outcome = Result<Option<Arc<Hold>>, AcquireError>;
+pub(crate) type AcquireOutcome = Result<Option<Arc<Hold>>, AcquireError>;
 
 /// The outcome of a release.
-pub(crate) type Left = Result<wake::Left, ServerError>;
+pub(crate) type ReleaseOutcome = Result<wake::Left, ServerError>;
 
 /// A task that gets in line.
 #[derive(Debug)]
@@ -38,26 +38,26 @@ pub(crate) struct Pending {
     pub(crate) key: Key,
     /// Its entry in the document.
     id: String,
-    wanted: Wanted,
-    pub(crate) to: oneshot::Sender<Outcome>,
+    options: AcquireOptions,
+    pub(crate) to: oneshot::Sender<AcquireOutcome>,
 }
 
 impl Pending {
-    pub(crate) fn new(key: Key, id: String, wanted: Wanted, to: oneshot::Sender<Outcome>) -> Self {
-        Self { key, id, wanted, to }
+    pub(crate) fn new(key: Key, id: String, options: AcquireOptions, to: oneshot::Sender<AcquireOutcome>) -> Self {
+        Self { key, id, options, to }
     }
 }
 
 /// The wishes of a task.
 #[derive(Clone, Debug)]
-pub(crate) struct Wanted {
+pub(crate) struct AcquireOptions {
     pub(crate) kind: Kind,
     pub(crate) capacity: i64,
     pub(crate) permits: i64,
     /// `false`: a try.
     pub(crate) wait: bool,
     /// Of a try: it fails with [`AcquireError::Held`] and not with `None`.
-    pub(crate) tell: bool,
+    pub(crate) reports_contention: bool,
     /// A hold of this client in the same use will do.
     pub(crate) reentrant: bool,
     pub(crate) owner: Owner,
@@ -66,8 +66,8 @@ pub(crate) struct Wanted {
 /// A task that waits: where it is answered, and how.
 #[derive(Debug)]
 struct Task {
-    to: oneshot::Sender<Outcome>,
-    tell: bool,
+    to: oneshot::Sender<AcquireOutcome>,
+    reports_contention: bool,
     /// It may join a hold of this use and so many permits.
     reenters: Option<(Use, i64)>,
 }
@@ -75,7 +75,7 @@ struct Task {
 /// How a task stood in line, by the last news.
 #[derive(Debug)]
 pub(crate) struct Standing {
-    seen: Option<Seen>,
+    last_answer: Option<LastAnswer>,
     /// The server's queue had no room for this client.
     full: bool,
     /// How many come before it.
@@ -86,8 +86,8 @@ pub(crate) struct Standing {
 
 impl Standing {
     /// Apart from the line, as it copies what it tells.
-    pub(crate) fn tell(self, ids: &Ids) -> (Option<Contention>, Option<StoreError>) {
-        let contention = self.seen.map(|seen| {
+    pub(crate) fn report(self, ids: &Ids) -> (Option<Contention>, Option<StoreError>) {
+        let contention = self.last_answer.map(|seen| {
             let sighting = Sighting {
                 state: &seen.state,
                 as_of: seen.as_of,
@@ -104,7 +104,7 @@ impl Standing {
 
 /// The last answer of the server.
 #[derive(Clone, Debug)]
-struct Seen {
+struct LastAnswer {
     state: Arc<State>,
     as_of: ServerTime,
     at: Instant,
@@ -113,8 +113,8 @@ struct Seen {
 /// Something owed to the outside, to be done when no lock is held.
 #[derive(Debug)]
 pub(crate) enum Effect {
-    Answer(oneshot::Sender<Outcome>, Outcome),
-    Left(oneshot::Sender<Left>, Left),
+    Answer(oneshot::Sender<AcquireOutcome>, AcquireOutcome),
+    Released(oneshot::Sender<ReleaseOutcome>, ReleaseOutcome),
     Lost(Arc<Hold>, LostReason),
     /// Whether the document still has it is to be looked up.
     Doubted(Arc<Hold>),
@@ -133,12 +133,12 @@ pub(crate) struct Line {
     name: String,
     waitlist: Waitlist,
     tasks: BTreeMap<Key, Task>,
-    releases: BTreeMap<Key, oneshot::Sender<Left>>,
+    releases: BTreeMap<Key, oneshot::Sender<ReleaseOutcome>>,
     holds: Holds,
     /// When the last operation was sent.
     sent_at: Option<Instant>,
     /// The server's last answer to the tasks that wait now. Only kept while one waits.
-    seen: Option<Seen>,
+    last_answer: Option<LastAnswer>,
     /// Why the last operation failed, if it did.
     trouble: Option<StoreError>,
     /// When the first of the operations was sent that the server has not answered since.
@@ -157,7 +157,7 @@ impl Line {
             releases: BTreeMap::new(),
             holds: Holds::default(),
             sent_at: None,
-            seen: None,
+            last_answer: None,
             trouble: None,
             silent_since: None,
             counted: Need::Nothing,
@@ -188,8 +188,8 @@ impl Line {
         self.waitlist.waits_for_event()
     }
 
-    pub(crate) fn vain(&self) -> Vain {
-        self.waitlist.vain()
+    pub(crate) fn timed_out(&self) -> TimedOut {
+        self.waitlist.timed_out()
     }
 
     /// Whether a release awaits the answer to the operation on its way.
@@ -210,11 +210,11 @@ impl Line {
         self.holds.values()
     }
 
-    pub(crate) fn next_look(&mut self, context: &Context<'_>) -> Option<Look> {
+    pub(crate) fn next_look(&mut self, context: &Context<'_>) -> Option<PositionLook> {
         self.waitlist.next_look(context)
     }
 
-    pub(crate) fn looked(&mut self, look: &Look, ahead: Option<Ahead>, context: &Context<'_>) {
+    pub(crate) fn looked(&mut self, look: &PositionLook, ahead: Option<Ahead>, context: &Context<'_>) {
         self.waitlist.looked(look, ahead, context);
     }
 
@@ -226,20 +226,20 @@ impl Line {
 
     /// Adds a task. A try that would stand behind others has failed already.
     pub(crate) fn join(&mut self, pending: Pending, context: &Context<'_>, effects: &mut Vec<Effect>) {
-        let Pending { key, id, wanted, to } = pending;
-        let used = (wanted.kind, wanted.capacity);
+        let Pending { key, id, options, to } = pending;
+        let used = (options.kind, options.capacity);
         let task = Task {
             to,
-            tell: wanted.tell,
-            reenters: wanted.reentrant.then_some((used, wanted.permits)),
+            reports_contention: options.reports_contention,
+            reenters: options.reentrant.then_some((used, options.permits)),
         };
         if let Some(hold) = self.reenter(&task) {
             effects.push(Effect::Answer(task.to, Ok(Some(hold))));
             return;
         }
         self.tasks.insert(key, task);
-        let patience = if wanted.wait { Patience::Wait } else { Patience::Try };
-        let waiting = Waiting::new(key, id, (used, wanted.permits), patience, context.now).owned_by(wanted.owner);
+        let patience = if options.wait { Patience::Wait } else { Patience::Try };
+        let waiting = Waiting::new(key, id, (used, options.permits), patience, context.now).owned_by(options.owner);
         let mut owed = Vec::new();
         self.waitlist.join(waiting, &mut owed);
         self.pay(owed, Cause::Else, context, effects);
@@ -287,7 +287,7 @@ impl Line {
     /// What is known of the lock to a task that stands behind so many others of this process.
     fn standing(&self, position: usize, context: &Context<'_>) -> Standing {
         let since = |at: Instant| context.now.saturating_duration_since(at);
-        let ahead = self.seen.as_ref().map_or(0, |seen| {
+        let ahead = self.last_answer.as_ref().map_or(0, |seen| {
             let head = self.waitlist.head().map(|head| head.entry.as_str());
             let queue = seen.state.queue.iter().map(|waiter| waiter.id.as_str());
             queue
@@ -299,7 +299,7 @@ impl Line {
         let unanswered = || {
             let sent_at = self.sent_at.filter(|_| self.waitlist.is_under_way())?;
             let for_long = since(self.silent_since.unwrap_or(sent_at));
-            (self.seen.is_none() || for_long >= UNANSWERED).then(|| StoreError::unanswered(for_long))
+            (self.last_answer.is_none() || for_long >= UNANSWERED).then(|| StoreError::unanswered(for_long))
         };
         let trouble = match &self.trouble {
             Some(error) if error.is_unanswered() => unanswered().or_else(|| self.trouble.clone()),
@@ -308,8 +308,8 @@ impl Line {
         Standing {
             before: position + ahead,
             trouble,
-            age: self.seen.as_ref().map_or(Duration::ZERO, |seen| since(seen.at)),
-            seen: self.seen.clone(),
+            age: self.last_answer.as_ref().map_or(Duration::ZERO, |seen| since(seen.at)),
+            last_answer: self.last_answer.clone(),
             full: self.waitlist.is_kept_out(),
         }
     }
@@ -318,9 +318,9 @@ impl Line {
     pub(crate) fn remember(&mut self, answer: Answer, context: &Context<'_>) {
         self.trouble = None;
         if self.waitlist.is_empty() {
-            self.seen = None;
+            self.last_answer = None;
         } else if let Some(state) = answer.state {
-            self.seen = Some(Seen {
+            self.last_answer = Some(LastAnswer {
                 as_of: answer.exchange.now.unwrap_or(state.at),
                 state: Arc::new(state),
                 at: context.now,
@@ -329,7 +329,7 @@ impl Line {
     }
 
     /// The outcome of a try that found the lock taken.
-    fn denied(&self, contention: Option<Contention>) -> Outcome {
+    fn denied(&self, contention: Option<Contention>) -> AcquireOutcome {
         match contention {
             None => Ok(None),
             Some(contention) => Err(AcquireError::Held {
@@ -345,7 +345,7 @@ impl Line {
         let tasks = self.tasks.into_values();
         effects.extend(tasks.map(|task| Effect::Answer(task.to, Err(error().into()))));
         let releases = self.releases.into_values();
-        effects.extend(releases.map(|to| Effect::Left(to, Err(error()))));
+        effects.extend(releases.map(|to| Effect::Released(to, Err(error()))));
     }
 
     /// Takes all tasks out, as the client shuts down.
@@ -356,7 +356,7 @@ impl Line {
     }
 
     /// Lets go of a hold: by release, by drop, or because it was lost.
-    pub(crate) fn let_go(&mut self, hold: &Hold, to: Option<oneshot::Sender<Left>>, context: &Context<'_>) {
+    pub(crate) fn let_go(&mut self, hold: &Hold, to: Option<oneshot::Sender<ReleaseOutcome>>, context: &Context<'_>) {
         self.holds.remove(&hold.id);
         let release = to.map(|to| {
             let release = context.ids.number();
@@ -478,11 +478,11 @@ impl Line {
                 waitlist::Effect::Granted { key, entry, grant } => {
                     granted = true;
                     // The document that was seen before is another now.
-                    self.seen = None;
+                    self.last_answer = None;
                     self.granted(key, entry, &grant, effects);
                 }
                 waitlist::Effect::Denied { key, before } => self.answer(key, effects, |line, task| {
-                    line.denied(task.tell.then(|| line.contention(before, cause, context)))
+                    line.denied(task.reports_contention.then(|| line.contention(before, cause, context)))
                 }),
                 waitlist::Effect::Mismatched { key } => self.answer(key, effects, |line, _| match cause {
                     Cause::Answer(operation, answer) => Err(line.mismatch(operation, answer)),
@@ -494,13 +494,13 @@ impl Line {
                 }),
                 waitlist::Effect::Failed { key } => self.answer(key, effects, |_, _| Err(cause.error().into())),
                 waitlist::Effect::Closed { key } => self.answer(key, effects, |_, _| Err(AcquireError::Closed)),
-                waitlist::Effect::Left { release, found } => {
+                waitlist::Effect::Released { release, found } => {
                     let to = self.releases.remove(&release);
-                    effects.extend(to.map(|to| Effect::Left(to, Ok(found))));
+                    effects.extend(to.map(|to| Effect::Released(to, Ok(found))));
                 }
-                waitlist::Effect::NotLeft { release } => {
+                waitlist::Effect::NotReleased { release } => {
                     let to = self.releases.remove(&release);
-                    effects.extend(to.map(|to| Effect::Left(to, Err(cause.error()))));
+                    effects.extend(to.map(|to| Effect::Released(to, Err(cause.error()))));
                 }
                 waitlist::Effect::Lost { entry, reason } => {
                     effects.extend(self.holds.remove(&entry).map(|hold| Effect::Lost(hold, reason)));
@@ -519,7 +519,7 @@ impl Line {
         self.answer(key, effects, |_, _| Ok(Some(hold)));
     }
 
-    fn answer(&mut self, key: Key, effects: &mut Vec<Effect>, outcome: impl FnOnce(&Self, &Task) -> Outcome) {
+    fn answer(&mut self, key: Key, effects: &mut Vec<Effect>, outcome: impl FnOnce(&Self, &Task) -> AcquireOutcome) {
         if let Some(task) = self.tasks.remove(&key) {
             let outcome = outcome(self, &task);
             effects.push(Effect::Answer(task.to, outcome));
@@ -540,7 +540,7 @@ impl Line {
         }
         let standing = self.standing(before, context);
         let before = standing.before;
-        let (contention, _) = standing.tell(context.ids);
+        let (contention, _) = standing.report(context.ids);
         contention.unwrap_or_else(|| Contention::behind(before))
     }
 

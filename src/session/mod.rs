@@ -57,12 +57,12 @@ use crate::{
 };
 use agenda::Agenda;
 use asking::Asking;
+pub(crate) use claims::ClaimedDocument;
 use claims::Claims;
-pub(crate) use claims::Given;
 pub(crate) use claims::passed::PASSED_AT_ONCE;
 use hold::Hold;
 use holds::Change;
-use line::{Context, Effect, Line, Look, Need};
+use line::{Context, Effect, Line, Need, PositionLook};
 use needs::{LOOKS_MOST, Needs};
 use process::Process;
 use renewals::Renewals;
@@ -118,7 +118,7 @@ struct Table {
     /// When the holds are read again while no stream tells of them.
     verify_at: Option<Instant>,
     /// The number of the last that was.
-    looked_after: u64,
+    last_verified: u64,
     /// Every name is gone through, as events may have been missed; `true`: and once more then.
     gap: Option<bool>,
     renewals: Renewals,
@@ -221,7 +221,7 @@ impl Session {
             }
             let line = table.lines.by_name.get_mut(name);
             let (operation, look) = line.map_or((None, None), |line| match line.next(&context) {
-                Some(operation) => (Some((operation, line.vain())), None),
+                Some(operation) => (Some((operation, line.timed_out())), None),
                 None => (None, line.next_look(&context)),
             });
             self.after(table, name);
@@ -231,13 +231,13 @@ impl Session {
             self.spawn(self.clone().run(name.to_owned(), operation));
         }
         if let Some(look) = look {
-            self.spawn(self.clone().look_at_place(name.to_owned(), look));
+            self.spawn(self.clone().look_at_position(name.to_owned(), look));
         }
         self.carry_out(name, effects);
     }
 
     /// Looks at the place of an entry in the queue. Where that fails, the entry asks, which tells why.
-    async fn look_at_place(self: Arc<Self>, name: String, look: Look) {
+    async fn look_at_position(self: Arc<Self>, name: String, look: PositionLook) {
         let reading = self.read_short(|store| {
             let (name, entry) = (name.clone(), look.entry.clone());
             async move { store.ahead(&name, &entry).await }
@@ -294,7 +294,7 @@ impl Session {
                         self.discard(&hold);
                     }
                 }
-                Effect::Left(to, left) => {
+                Effect::Released(to, left) => {
                     // Whoever released may well not wait for the answer.
                     if let Err(Err(error)) = to.send(left) {
                         telemetry::release_failed(name, &error);
@@ -303,7 +303,7 @@ impl Session {
                 Effect::Doubted(hold) => self.verify(vec![hold]),
                 Effect::Lost(hold, reason) => {
                     hold.lose(reason);
-                    hold.tell_end();
+                    hold.report_end();
                 }
             }
         }

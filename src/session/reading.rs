@@ -13,14 +13,14 @@ use crate::store::{Documents, Exchange, Store, StoreError};
 
 /// How a reading is asked for again beside its own unanswered attempts.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Pace {
+pub(crate) struct Hedging {
     /// How long the first attempt is by itself; the later ones, in the end, for twice as long each.
     beside: Duration,
     /// By when there must be an answer.
     in_all: Duration,
 }
 
-impl Pace {
+impl Hedging {
     /// For what may be long.
     const LONG: Self = Self {
         beside: Duration::from_secs(2),
@@ -47,7 +47,7 @@ impl Pace {
 /// Only for what changes nothing.
 pub(crate) async fn read_beside<T, F>(
     runtime: &Handle,
-    pace: Pace,
+    hedging: Hedging,
     mut read: impl FnMut() -> F,
 ) -> Result<T, StoreError>
 where
@@ -55,8 +55,8 @@ where
     F: Future<Output = Result<T, StoreError>> + Send + 'static,
 {
     let begun = Instant::now();
-    let until = begun + pace.in_all;
-    let mut pause = pace.beside;
+    let until = begun + hedging.in_all;
+    let mut pause = hedging.beside;
     let mut attempts = FuturesUnordered::new();
     loop {
         if attempts.len() < READS_AT_ONCE {
@@ -103,10 +103,10 @@ impl Session {
         T: Send + 'static,
         F: Future<Output = Result<T, StoreError>> + Send + 'static,
     {
-        self.lives()?;
+        self.ensure_alive()?;
         let usual = self.asking.usual();
-        let pace = Pace::short(usual + usual / 4);
-        read_beside(self.start(), pace, || read(self.store.clone())).await
+        let hedging = Hedging::short(usual + usual / 4);
+        read_beside(self.start(), hedging, || read(self.store.clone())).await
     }
 
     /// Reads what may be long, in time.
@@ -115,7 +115,7 @@ impl Session {
         T: Send + 'static,
         F: Future<Output = Result<T, StoreError>> + Send + 'static,
     {
-        self.lives()?;
-        read_beside(self.start(), Pace::LONG, || read(self.store.clone())).await
+        self.ensure_alive()?;
+        read_beside(self.start(), Hedging::LONG, || read(self.store.clone())).await
     }
 }

@@ -9,21 +9,21 @@ use crate::{
     protocol::Operation,
     store::{Answer, StoreError},
     telemetry,
-    waitlist::{Vain, answers::asked_for},
+    waitlist::{TimedOut, answers::asked_for},
 };
 
 impl Session {
     /// Runs operations on one name for as long as its line wants any.
-    pub(super) async fn run(self: Arc<Self>, name: String, mut next: Option<(Operation, Vain)>) {
+    pub(super) async fn run(self: Arc<Self>, name: String, mut next: Option<(Operation, TimedOut)>) {
         if next.is_some() {
             self.prepare().await;
         }
-        while let Some((operation, vain)) = next {
-            let limit = self.asking.limit(vain, &self.config);
-            let room = self.asking.enter(!operation.leave.is_empty(), vain).await;
+        while let Some((operation, timed_out)) = next {
+            let limit = self.asking.limit(timed_out, &self.config);
+            let slot = self.asking.enter(!operation.leave.is_empty(), timed_out).await;
             let store = self.store.clone();
             let mut asking = pin!(store.run(&name, &operation, limit.within));
-            match self.asking.answer(asking.as_mut(), room, limit).await {
+            match self.asking.answer(asking.as_mut(), slot, limit).await {
                 Ok(answer) => next = self.settle(&name, &operation, answer),
                 Err(adrift) => {
                     self.give_up_on(&name, &operation, limit.patience());
@@ -64,7 +64,7 @@ impl Session {
         name: &str,
         operation: &Operation,
         answer: Result<Answer, StoreError>,
-    ) -> Option<(Operation, Vain)> {
+    ) -> Option<(Operation, TimedOut)> {
         // Before what the answer says is looked at: it is reckoned by this clock.
         if let Ok(answer) = &answer {
             self.note(&answer.exchange);
@@ -84,7 +84,7 @@ impl Session {
                     line.failed(operation, &error, &context, &mut effects);
                 }
             }
-            let next = line.next(&context).map(|next| (next, line.vain()));
+            let next = line.next(&context).map(|next| (next, line.timed_out()));
             self.after(table, name);
             next
         };
@@ -119,7 +119,7 @@ impl Session {
         patience: Duration,
         command: impl Future<Output = Result<T, StoreError>> + Send + 'static,
     ) -> Result<T, StoreError> {
-        self.lives()?;
+        self.ensure_alive()?;
         match timeout(patience, self.start().spawn(command)).await {
             Ok(answer) => answer.unwrap_or_else(|stopped| Err(StoreError::stopped(stopped))),
             Err(_) => Err(StoreError::unanswered(patience)),

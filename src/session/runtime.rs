@@ -100,8 +100,8 @@ impl Session {
     }
 
     /// Why the session is of no use, where its runtime has ended.
-    pub(crate) fn stopped(&self) -> Result<(), ServerError> {
-        Ok(self.lives()?)
+    pub(crate) fn ensure_usable(&self) -> Result<(), ServerError> {
+        Ok(self.ensure_alive()?)
     }
 
     /// Whether this process was forked from that of the session.
@@ -109,8 +109,8 @@ impl Session {
         !self.made_in.is_this()
     }
 
-    /// As [`stopped`](Self::stopped).
-    pub(super) fn lives(&self) -> Result<(), StoreError> {
+    /// As [`ensure_usable`](Self::ensure_usable).
+    pub(super) fn ensure_alive(&self) -> Result<(), StoreError> {
         if !self.made_in.is_this() {
             return Err(StoreError::forked());
         }
@@ -122,7 +122,7 @@ impl Session {
 
     /// Why nothing new is acquired.
     pub(super) fn why_closed(&self) -> AcquireError {
-        self.stopped()
+        self.ensure_usable()
             .map_or_else(AcquireError::from, |()| AcquireError::Closed)
     }
 

@@ -73,7 +73,7 @@ impl Session {
                 for hold in held {
                     // However many handles it has.
                     if hold.lose(LostReason::Released) {
-                        hold.tell_end();
+                        hold.report_end();
                         ended.push(hold);
                     }
                 }
@@ -104,7 +104,7 @@ impl Session {
                 line.let_go(hold, None, &context);
                 if let Some(mut operation) = line.next(&context) {
                     if operation.requests.is_some() || line.is_awaited_by_release() {
-                        alone.push((hold.name.clone(), (operation, line.vain())));
+                        alone.push((hold.name.clone(), (operation, line.timed_out())));
                     } else {
                         // There is no answer by which a wrong guess would be found out.
                         if operation.expects == Expects::Alone {

@@ -17,14 +17,14 @@ use crate::{
 pub(super) const WORTH_WATCHING: Duration = Duration::from_millis(200);
 
 /// How often holders look after a thousand locks while no stream tells of them.
-pub(super) const LOOK_AFTER: Duration = Duration::from_millis(500);
+pub(super) const VERIFY_EVERY: Duration = Duration::from_millis(500);
 
 /// How often a failed look is repeated; by then a renewal has told more.
-pub(super) const LOOKS: u32 = 8;
+pub(super) const READ_ATTEMPTS: u32 = 8;
 
 impl Table {
     /// When a stream is asked for that tells of losses, or holds are looked after as there is none.
-    pub(super) fn looks_at(&self, wants_to_stream: bool, now: Instant) -> Option<Instant> {
+    pub(super) fn watch_due_at(&self, wants_to_stream: bool, now: Instant) -> Option<Instant> {
         let worth_it = self.agenda.oldest()?.since + WORTH_WATCHING;
         if wants_to_stream {
             return Some(worth_it);
@@ -33,12 +33,12 @@ impl Table {
     }
 
     /// The next thousand of those that no stream tells of, in turn.
-    pub(super) fn look_after(&mut self, now: Instant) -> Vec<Arc<Hold>> {
-        let holds = self.agenda.after(self.looked_after, RENEWED_TOGETHER);
+    pub(super) fn next_to_verify(&mut self, now: Instant) -> Vec<Arc<Hold>> {
+        let holds = self.agenda.after(self.last_verified, RENEWED_TOGETHER);
         // From the beginning again, after the last.
         let all = holds.len() < RENEWED_TOGETHER;
-        self.looked_after = holds.last().filter(|_| !all).map_or(0, |hold| hold.number);
-        self.verify_at = Some(now + LOOK_AFTER);
+        self.last_verified = holds.last().filter(|_| !all).map_or(0, |hold| hold.number);
+        self.verify_at = Some(now + VERIFY_EVERY);
         holds
     }
 }
@@ -136,7 +136,7 @@ impl Session {
     pub(super) async fn verify_together(self: &Arc<Self>, holds: &[Arc<Hold>]) {
         let names: BTreeSet<&String> = holds.iter().map(|hold| &hold.name).collect();
         let names: Vec<String> = names.into_iter().cloned().collect();
-        for look in 0..LOOKS {
+        for attempt in 0..READ_ATTEMPTS {
             match self.read_names(&names).await {
                 Ok((documents, exchange)) => {
                     self.note(&exchange);
@@ -145,7 +145,7 @@ impl Session {
                     }
                     return;
                 }
-                Err(_) => sleep(BACKOFF.0.saturating_mul(1 << look)).await,
+                Err(_) => sleep(BACKOFF.0.saturating_mul(1 << attempt)).await,
             }
         }
     }

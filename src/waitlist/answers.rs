@@ -35,7 +35,7 @@ impl Waitlist {
         effects: &mut Vec<Effect>,
     ) {
         self.failures = 0;
-        self.vain = Default::default();
+        self.timed_out = Default::default();
         self.retry_at = None;
         self.alone_at = None;
         let left = state.and_then(|state| wake::left(&state.wake, &operation.id));
@@ -66,7 +66,7 @@ impl Waitlist {
             };
             handed_over |= found == wake::Left::Holder;
             if let Some(release) = leaving.release {
-                effects.push(Effect::Left { release, found });
+                effects.push(Effect::Released { release, found });
             }
             self.sweep_after(leaving, context);
         }
@@ -255,7 +255,7 @@ impl Waitlist {
             }
             Setback::Raced | Setback::Refused | Setback::Unreadable => {
                 let releases = leaves.into_iter().filter_map(|leaving| leaving.release);
-                effects.extend(releases.map(|release| Effect::NotLeft { release }));
+                effects.extend(releases.map(|release| Effect::NotReleased { release }));
             }
             Setback::NoServer | Setback::Overdue | Setback::Unanswered | Setback::Interrupted => {
                 self.back_off(setback, context);
@@ -288,12 +288,12 @@ impl Waitlist {
     fn back_off(&mut self, setback: Setback, context: &Context<'_>) {
         if setback == Setback::Unanswered {
             // The wait for the answer was pause enough.
-            self.vain.unanswered = self.vain.unanswered.saturating_add(1);
+            self.timed_out.unanswered = self.timed_out.unanswered.saturating_add(1);
             self.retry_at = None;
             return;
         }
-        self.vain.overdue = match setback {
-            Setback::Overdue => self.vain.overdue.saturating_add(1),
+        self.timed_out.overdue = match setback {
+            Setback::Overdue => self.timed_out.overdue.saturating_add(1),
             _ => 0,
         };
         self.failures = self.failures.saturating_add(1);
@@ -315,7 +315,7 @@ impl Waitlist {
                 let repeated = true;
                 self.leaving.push(Leaving { repeated, ..leaving });
             } else if let Some(release) = leaving.release {
-                effects.push(Effect::NotLeft { release });
+                effects.push(Effect::NotReleased { release });
             }
         }
         for waiting in self.waiting.iter_mut().filter(|it| operation.asks_for(&it.entry)) {

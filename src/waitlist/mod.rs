@@ -88,7 +88,7 @@ pub(crate) struct Waitlist {
     /// Nothing is sent before, as the last try failed.
     retry_at: Option<Instant>,
     failures: u32,
-    vain: Vain,
+    timed_out: TimedOut,
 }
 
 /// A task that wants the lock.
@@ -276,12 +276,12 @@ pub(crate) enum Effect {
         key: Key,
     },
     /// A release was answered.
-    Left {
+    Released {
         release: Key,
         found: wake::Left,
     },
     /// A release was refused, or was not answered until its entry was left to the server's expiry.
-    NotLeft {
+    NotReleased {
         release: Key,
     },
     Lost {
@@ -361,7 +361,7 @@ impl From<&StoreError> for Setback {
 
 /// Operations in a row that failed for want of time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub(crate) struct Vain {
+pub(crate) struct TimedOut {
     /// They were not answered in time.
     pub(crate) unanswered: u32,
     /// The server did not get them done in time, and said so.
@@ -370,7 +370,7 @@ pub(crate) struct Vain {
 
 /// A look at the queue position of an entry.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Look {
+pub(crate) struct PositionLook {
     pub(crate) entry: String,
     plan: u64,
 }
@@ -424,8 +424,8 @@ impl Waitlist {
     }
 
     /// Operations in a row that failed for want of time.
-    pub(crate) fn vain(&self) -> Vain {
-        self.vain
+    pub(crate) fn timed_out(&self) -> TimedOut {
+        self.timed_out
     }
 
     pub(crate) fn head(&self) -> Option<&Waiting> {

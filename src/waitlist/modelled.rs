@@ -66,7 +66,7 @@ impl Waitlist {
         if self.alone_at.is_some_and(|at| at < now || self.holds.is_empty()) {
             self.alone_at = Some(old);
         }
-        (self.plan, self.failures, self.vain) = (0, 0, Default::default());
+        (self.plan, self.failures, self.timed_out) = (0, 0, Default::default());
         if let Some(Full { knock_at, knocks }) = &mut self.full {
             put_off(knock_at);
             match *knocks % timing::KNOCKS {

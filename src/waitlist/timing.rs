@@ -8,7 +8,7 @@ use std::{
 use tokio::time::Instant;
 
 use super::{
-    Context, Full, Look, Waitlist,
+    Context, Full, PositionLook, Waitlist,
     prospect::{self, Prospect, Turn},
     unsigned,
 };
@@ -134,13 +134,13 @@ impl Waitlist {
     }
 
     /// The look at the head's queue position that is due, once: [`looked`](Self::looked) takes in what it found.
-    pub(crate) fn next_look(&mut self, context: &Context<'_>) -> Option<Look> {
+    pub(crate) fn next_look(&mut self, context: &Context<'_>) -> Option<PositionLook> {
         let head = self.waiting.front().filter(|head| head.is_queued())?;
         if self.under_way.is_some() || self.look_at.is_none_or(|at| at > context.now) {
             return None;
         }
         self.look_at = None;
-        Some(Look {
+        Some(PositionLook {
             entry: head.entry.clone(),
             plan: self.plan,
         })
@@ -148,7 +148,7 @@ impl Waitlist {
 
     /// Takes in what the head saw of its queue position. A head that is not in the queue any more asks, and so does one that
     /// has come near the front.
-    pub(crate) fn looked(&mut self, look: &Look, ahead: Option<Ahead>, context: &Context<'_>) {
+    pub(crate) fn looked(&mut self, look: &PositionLook, ahead: Option<Ahead>, context: &Context<'_>) {
         let entry = look.entry.as_str();
         let is_head = self.waiting.front().is_some_and(|head| head.entry == entry);
         if look.plan != self.plan || self.under_way.is_some() || !self.is_queued() || !is_head {

@@ -29,7 +29,7 @@ use crate::{
     store::{Outlook, StoreError, Wanted, name},
     telemetry::{self, How},
     waitlist::{
-        Vain,
+        TimedOut,
         answers::TRY_FOR,
         timing::{self, BACKOFF, CLOCK_RESOLUTION},
     },
@@ -44,7 +44,7 @@ const USED: (Kind, i64) = (Kind::Document, 1);
 const LOOK_EVERY: Duration = Duration::from_secs(5);
 
 /// Maximum number of filters for which the last look is known; they are forgotten together, which costs a look each.
-const LOOKS_MOST: usize = 64;
+const KNOWN_LOOKS_MOST: usize = 64;
 
 /// Maximum number of characters of an `_id` that are shown where it can't be claimed, as it may be too long.
 const SHOWN_MOST: usize = 200;
@@ -110,7 +110,7 @@ impl Claims {
 
     fn looked(&self, key: &[u8], found: bool) {
         let mut looks = self.looks.lock().unwrap_or_else(PoisonError::into_inner);
-        if looks.len() >= LOOKS_MOST && !looks.contains_key(key) {
+        if looks.len() >= KNOWN_LOOKS_MOST && !looks.contains_key(key) {
             looks.clear();
         }
         looks.insert(key.to_vec(), (Instant::now(), found));
@@ -123,20 +123,20 @@ impl Claims {
 
 /// A document that was claimed. Dropping it gives it back.
 #[derive(Debug)]
-pub(crate) struct Given {
+pub(crate) struct ClaimedDocument {
     session: Arc<Session>,
     hold: Option<Arc<Hold>>,
     document: Document,
 }
 
-impl Given {
+impl ClaimedDocument {
     /// The hold, now the caller's to let go of, and the user's part of the document.
     pub(crate) fn take(mut self) -> (Option<Arc<Hold>>, Document) {
         (self.hold.take(), std::mem::take(&mut self.document))
     }
 }
 
-impl Drop for Given {
+impl Drop for ClaimedDocument {
     fn drop(&mut self) {
         if let Some(hold) = self.hold.take() {
             self.session.discard(&hold);
@@ -156,8 +156,8 @@ impl Session {
         wait: bool,
         passed: bool,
         failing: &mut Option<ServerError>,
-    ) -> Result<Option<Given>, AcquireError> {
-        self.stopped()?;
+    ) -> Result<Option<ClaimedDocument>, AcquireError> {
+        self.ensure_usable()?;
         tokio::select! {
             biased;
             () = self.closing.cancelled() => Err(self.why_closed()),
@@ -172,20 +172,20 @@ impl Session {
         wait: bool,
         mut passed: bool,
         failing: &mut Option<ServerError>,
-    ) -> Result<Option<Given>, AcquireError> {
+    ) -> Result<Option<ClaimedDocument>, AcquireError> {
         // Until there is a first answer.
         *failing = Some(StoreError::unanswered(Duration::ZERO).into());
         let begun = Instant::now();
         let wanted = Arc::new(wanted);
         let key = key(&wanted);
         let turn = self.claims.turn(&key);
-        let mut vain = Vain::default();
+        let mut timed_out = TimedOut::default();
         // As long as there is enough for all, nobody waits for anybody.
         let nobody_waits = turn.try_lock().is_ok();
         if nobody_waits || !wait {
             let mut pause = BACKOFF.0;
             loop {
-                let claimed = self.claim_once(&wanted, &owner, How::AtOnce, &mut vain, &mut passed, failing);
+                let claimed = self.claim_once(&wanted, &owner, How::AtOnce, &mut timed_out, &mut passed, failing);
                 match claimed.await {
                     Ok(None) if wait => *failing = None,
                     Ok(None) => {
@@ -223,7 +223,7 @@ impl Session {
         loop {
             let streaming = freed.borrow_and_update().streaming;
             let began = Instant::now();
-            let claimed = self.claim_once(&wanted, &owner, how, &mut vain, &mut passed, failing);
+            let claimed = self.claim_once(&wanted, &owner, how, &mut timed_out, &mut passed, failing);
             match claimed.await {
                 Ok(Some(given)) => return Ok(Some(given)),
                 Ok(None) => {}
@@ -350,7 +350,7 @@ impl Session {
     }
 
     /// Something may be free now; `streaming`: the stream tells whatever else becomes free.
-    pub(in crate::session) fn freed(&self, streaming: bool) {
+    pub(in crate::session) fn note_freed(&self, streaming: bool) {
         self.claims.freed.send_modify(|freed| {
             freed.times += 1;
             freed.streaming = streaming;

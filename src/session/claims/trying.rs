@@ -18,13 +18,13 @@ use crate::{
     protocol::{Operation, Owner, Request, Requests},
     store::{Among, Claimed, Store, StoreError, Wanted},
     telemetry::How,
-    waitlist::{Grant, SWEEPS, Vain, deadline::Deadline},
+    waitlist::{Grant, SWEEPS, TimedOut, deadline::Deadline},
 };
 
 /// How a claim ended that was answered.
 #[derive(Debug)]
 pub(super) enum Round {
-    Claimed(Given),
+    Claimed(ClaimedDocument),
     NothingFree,
     /// A document could not be claimed, for this reason; the others may be.
     PassedOver(StoreError),
@@ -73,18 +73,18 @@ impl Session {
         wanted: &Arc<Wanted>,
         owner: &Owner,
         how: How,
-        vain: &mut Vain,
+        timed_out: &mut TimedOut,
         passed: &mut bool,
         failing: &mut Option<ServerError>,
-    ) -> Result<Option<Given>, StoreError> {
+    ) -> Result<Option<ClaimedDocument>, StoreError> {
         for _ in 1..PASSED_AT_ONCE {
-            match self.claim_round(wanted, owner, how, vain, failing).await? {
+            match self.claim_round(wanted, owner, how, timed_out, failing).await? {
                 Round::Claimed(given) => return Ok(Some(given)),
                 Round::NothingFree => return Ok(None),
                 Round::PassedOver(_) => *passed = true,
             }
         }
-        match self.claim_round(wanted, owner, how, vain, failing).await? {
+        match self.claim_round(wanted, owner, how, timed_out, failing).await? {
             Round::Claimed(given) => Ok(Some(given)),
             Round::NothingFree => Ok(None),
             Round::PassedOver(why) => Err(why),
@@ -96,11 +96,13 @@ impl Session {
         wanted: &Arc<Wanted>,
         owner: &Owner,
         how: How,
-        vain: &mut Vain,
+        timed_out: &mut TimedOut,
         failing: &mut Option<ServerError>,
     ) -> Result<Round, StoreError> {
         let (to, mut answer) = oneshot::channel();
-        let claiming = self.clone().run_claim(wanted.clone(), owner.clone(), how, *vain, to);
+        let claiming = self
+            .clone()
+            .run_claim(wanted.clone(), owner.clone(), how, *timed_out, to);
         let task = self.spawn_for(claiming);
         let claimed = match timeout(UNANSWERED, &mut answer).await {
             Ok(claimed) => claimed,
@@ -115,9 +117,9 @@ impl Session {
             Err(_) => Err(task.await.map_or_else(StoreError::stopped, |()| StoreError::overdue())),
         };
         match &claimed {
-            Ok(_) => *vain = Vain::default(),
-            Err(error) if error.is_unanswered() => vain.unanswered = vain.unanswered.saturating_add(1),
-            Err(error) if error.ran_out_of_time() => vain.overdue = vain.overdue.saturating_add(1),
+            Ok(_) => *timed_out = TimedOut::default(),
+            Err(error) if error.is_unanswered() => timed_out.unanswered = timed_out.unanswered.saturating_add(1),
+            Err(error) if error.ran_out_of_time() => timed_out.overdue = timed_out.overdue.saturating_add(1),
             Err(_) => {}
         }
         claimed
@@ -129,11 +131,11 @@ impl Session {
         wanted: Arc<Wanted>,
         owner: Owner,
         how: How,
-        vain: Vain,
+        timed_out: TimedOut,
         to: oneshot::Sender<Result<Round, StoreError>>,
     ) {
-        let limit = self.asking.limit_of_claim(vain, &self.config);
-        let room = self.asking.enter(false, vain).await;
+        let limit = self.asking.limit_of_claim(timed_out, &self.config);
+        let slot = self.asking.enter(false, timed_out).await;
         let id = self.ids.claim();
         if self.closing.is_cancelled() {
             self.ids.settled(&id);
@@ -163,7 +165,7 @@ impl Session {
         };
         let (store, passed) = (self.store.clone(), self.claims.passed().ids(Instant::now()));
         let mut claiming = pin!(claim_next(&store, &wanted, &passed, &operation, limit.within));
-        let (answer, adrift) = match self.asking.answer(claiming.as_mut(), room, limit).await {
+        let (answer, adrift) = match self.asking.answer(claiming.as_mut(), slot, limit).await {
             Ok(answer) => (answer, None),
             Err(adrift) => (Err(StoreError::unanswered(limit.patience())), Some(adrift)),
         };
@@ -265,7 +267,7 @@ impl Session {
         self.claims
             .passed()
             .forget(&shown(document.get("_id").unwrap_or(&Bson::Null)));
-        Ok(Round::Claimed(Given {
+        Ok(Round::Claimed(ClaimedDocument {
             session: self.clone(),
             hold: Some(hold),
             document,

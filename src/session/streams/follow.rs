@@ -33,11 +33,11 @@ const READ_TOGETHER: usize = 1_000;
 
 /// Unreadable documents that are told, and remembered so as to be told once: who has as many knows that something is wrong
 /// with the collection.
-const UNREADABLE_TOLD: usize = 256;
+const UNREADABLE_MOST: usize = 256;
 
 /// What a follower tells.
 #[derive(Clone, Debug)]
-pub(crate) enum Seen {
+pub(crate) enum Observation {
     /// The state of a document whenever it changed, holders whose lease is over left out; `None`: there is no document,
     /// or none of a lock.
     State(String, Option<State>),
@@ -45,7 +45,7 @@ pub(crate) enum Seen {
     Unreadable(Unreadable),
 }
 
-pub(crate) type Sight = Result<Seen, ServerError>;
+pub(crate) type Observed = Result<Observation, ServerError>;
 
 /// What is followed.
 #[derive(Clone, Debug)]
@@ -69,14 +69,14 @@ impl Scope {
 ///
 /// The latest state always comes, and the stream is taken up where it broke; states that last for less than a hop may be
 /// skipped. An error that the server would repeat ends the sequence.
-pub(crate) fn follow(session: &Arc<Session>, scope: Scope) -> Sights {
+pub(crate) fn follow(session: &Arc<Session>, scope: Scope) -> Observations {
     let (to, seen) = mpsc::channel(BEHIND);
-    let sights = Sights {
+    let observations = Observations {
         seen,
         followed_in: session.made_in,
     };
-    if session.lives().is_err() {
-        return sights;
+    if session.ensure_alive().is_err() {
+        return observations;
     }
     let follower = Follower {
         session: session.clone(),
@@ -87,8 +87,8 @@ pub(crate) fn follow(session: &Arc<Session>, scope: Scope) -> Sights {
         paused: HashMap::new(),
         unclear: HashSet::new(),
         some_at: Instant::now(),
-        look_at: Some(Instant::now()),
-        looked_at: None,
+        read_at: Some(Instant::now()),
+        last_read_at: None,
     };
     session.spawn(async move {
         let ended = follower.session.ended.clone();
@@ -99,19 +99,19 @@ pub(crate) fn follow(session: &Arc<Session>, scope: Scope) -> Sights {
             () = gone.closed() => {}
         }
     });
-    sights
+    observations
 }
 
 /// What is seen, in its order.
 #[derive(Debug)]
-pub(crate) struct Sights {
-    seen: mpsc::Receiver<Sight>,
+pub(crate) struct Observations {
+    seen: mpsc::Receiver<Observed>,
     followed_in: Process,
 }
 
-impl Sights {
+impl Observations {
     /// Ends at once in a process that was forked, as nobody follows anything there.
-    pub(crate) fn poll_recv(&mut self, context: &mut task::Context<'_>) -> Poll<Option<Sight>> {
+    pub(crate) fn poll_recv(&mut self, context: &mut task::Context<'_>) -> Poll<Option<Observed>> {
         if !self.followed_in.is_this() {
             return Poll::Ready(None);
         }
@@ -122,7 +122,7 @@ impl Sights {
 struct Follower {
     session: Arc<Session>,
     scope: Scope,
-    to: mpsc::Sender<Sight>,
+    to: mpsc::Sender<Observed>,
     /// What was told last, by name. Where all are followed, names without a document are left out.
     last: HashMap<String, Option<State>>,
     /// The unreadable documents that were told.
@@ -135,9 +135,9 @@ struct Follower {
     /// When some names can be read again.
     some_at: Instant,
     /// When all is read the next time; `None`: the stream tells of it.
-    look_at: Option<Instant>,
+    read_at: Option<Instant>,
     /// When all was read last.
-    looked_at: Option<Instant>,
+    last_read_at: Option<Instant>,
 }
 
 impl Follower {
@@ -154,16 +154,16 @@ impl Follower {
         let mut is_open = false;
         if subscription.is_some() {
             // What was read before the stream is open would have to be read again.
-            self.look_at = None;
+            self.read_at = None;
         }
         loop {
-            let look_at = self.look_at;
+            let read_at = self.read_at;
             let some_at = self.some_due_at();
             let result = tokio::select! {
                 news = next(&mut subscription) => match news {
                     News::Opened => {
                         is_open = true;
-                        self.look_soon();
+                        self.read_soon();
                         Ok(())
                     }
                     News::Events(sightings) => {
@@ -172,19 +172,19 @@ impl Follower {
                     }
                     News::Closed(_) => {
                         is_open = false;
-                        self.look_soon();
+                        self.read_soon();
                         Ok(())
                     }
                 },
-                () = until(look_at) => self.look().await.inspect(|()| {
-                    self.look_at = (!is_open).then(|| Instant::now() + self.session.config.poll_interval.1);
+                () = until(read_at) => self.read_all().await.inspect(|()| {
+                    self.read_at = (!is_open).then(|| Instant::now() + self.session.config.poll_interval.1);
                 }),
-                () = until(some_at) => self.look_at_some().await,
+                () = until(some_at) => self.read_some().await,
             };
             match result {
                 Err(error) if error.is_final() => return Err(error),
                 // Whatever was to be read.
-                Err(_) => self.look_at = Some(Instant::now() + self.session.config.poll_interval.1),
+                Err(_) => self.read_at = Some(Instant::now() + self.session.config.poll_interval.1),
                 Ok(()) => {}
             }
         }
@@ -201,36 +201,38 @@ impl Follower {
     }
 
     /// Has all read now, or as soon as it may be read again.
-    fn look_soon(&mut self) {
+    fn read_soon(&mut self) {
         let pause = self.session.config.poll_interval.1;
-        let soonest = self.looked_at.map_or_else(Instant::now, |looked_at| looked_at + pause);
+        let soonest = self
+            .last_read_at
+            .map_or_else(Instant::now, |last_read_at| last_read_at + pause);
         let soon = soonest.max(Instant::now());
-        self.look_at = Some(self.look_at.map_or(soon, |at| at.min(soon)));
+        self.read_at = Some(self.read_at.map_or(soon, |at| at.min(soon)));
     }
 
     async fn sighted(&mut self, sightings: Vec<NamedSighting>) {
         for sighting in sightings {
             match sighting {
-                NamedSighting::Of(name, Sighting::State(state)) => self.tell(name, Some(*state)).await,
-                NamedSighting::Of(name, Sighting::Gone) => self.tell(name, None).await,
+                NamedSighting::Of(name, Sighting::State(state)) => self.report(name, Some(*state)).await,
+                NamedSighting::Of(name, Sighting::Gone) => self.report(name, None).await,
                 NamedSighting::Of(name, Sighting::Unclear) => {
                     self.unclear.insert(name);
                 }
-                NamedSighting::Unreadable(unreadable) => self.tell_unreadable(unreadable).await,
-                NamedSighting::Everything => self.look_soon(),
+                NamedSighting::Unreadable(unreadable) => self.report_unreadable(unreadable).await,
+                NamedSighting::Everything => self.read_soon(),
             }
         }
         if self.unclear.len() > READ_TOGETHER {
             self.unclear.clear();
-            self.look_soon();
+            self.read_soon();
         }
     }
 
     /// Reads all that is followed.
-    async fn look(&mut self) -> Result<(), StoreError> {
-        self.looked_at = Some(Instant::now());
+    async fn read_all(&mut self) -> Result<(), StoreError> {
+        self.last_read_at = Some(Instant::now());
         if let Scope::One(name) = &self.scope {
-            return self.look_at_names(vec![name.clone()]).await;
+            return self.read_names(vec![name.clone()]).await;
         }
         let sent = Instant::now();
         let listing = self
@@ -242,20 +244,20 @@ impl Follower {
         let listed: HashMap<String, State> = found.into_iter().collect();
         let gone = self.last.keys().filter(|name| !listed.contains_key(*name));
         for name in gone.cloned().collect::<Vec<_>>() {
-            self.tell(name, None).await;
+            self.report(name, None).await;
         }
         for (name, state) in listed {
-            self.tell(name, Some(state)).await;
+            self.report(name, Some(state)).await;
         }
         // Those that are gone or have been mended are told again should they come back.
         self.unreadable.retain(|told| unreadable.contains(told));
         for unreadable in unreadable {
-            self.tell_unreadable(unreadable).await;
+            self.report_unreadable(unreadable).await;
         }
         Ok(())
     }
 
-    async fn look_at_names(&mut self, names: Vec<String>) -> Result<(), StoreError> {
+    async fn read_names(&mut self, names: Vec<String>) -> Result<(), StoreError> {
         let observing = self.session.read_short(|store| {
             let names = names.clone();
             async move { store.observe(&names).await }
@@ -269,12 +271,12 @@ impl Follower {
                 self.unreadable.retain(|told| told.name != name);
             }
             match document {
-                Some(Ok(state)) => self.tell(name, Some(state)).await,
-                None => self.tell(name, None).await,
+                Some(Ok(state)) => self.report(name, Some(state)).await,
+                None => self.report(name, None).await,
                 Some(Err(malformed)) => {
                     // What stands there and is no lock holds nothing.
-                    self.tell(name.clone(), None).await;
-                    self.tell_unreadable(Unreadable::new(name, &malformed)).await;
+                    self.report(name.clone(), None).await;
+                    self.report_unreadable(Unreadable::new(name, &malformed)).await;
                 }
             }
         }
@@ -292,12 +294,12 @@ impl Follower {
         Some(due_at.max(self.some_at))
     }
 
-    async fn look_at_some(&mut self) -> Result<(), StoreError> {
+    async fn read_some(&mut self) -> Result<(), StoreError> {
         let (least, most) = self.session.config.poll_interval;
         let mut names = std::mem::take(&mut self.unclear);
         names.extend(self.due());
         let names: Vec<String> = names.into_iter().take(READ_TOGETHER).collect();
-        let looked = self.look_at_names(names).await;
+        let looked = self.read_names(names).await;
         let now = Instant::now();
         self.some_at = now + least;
         self.paused.retain(|_, until| *until > now);
@@ -307,7 +309,7 @@ impl Follower {
     }
 
     /// Tells a state, unless it is older than what was told last, or the same for an observer.
-    async fn tell(&mut self, name: String, state: Option<State>) {
+    async fn report(&mut self, name: String, state: Option<State>) {
         let state = state.map(|state| self.without_expired(state));
         let last = self.last.get(&name);
         if let (Some(Some(last)), Some(state)) = (last, &state)
@@ -318,7 +320,7 @@ impl Follower {
         if last == Some(&state) {
             return;
         }
-        let seen = Seen::State(name.clone(), state.clone());
+        let seen = Observation::State(name.clone(), state.clone());
         if state.is_none() && matches!(self.scope, Scope::All) {
             self.last.remove(&name);
         } else {
@@ -328,12 +330,12 @@ impl Follower {
         let _ = self.to.send(Ok(seen)).await;
     }
 
-    async fn tell_unreadable(&mut self, unreadable: Unreadable) {
-        if self.unreadable.len() >= UNREADABLE_TOLD || !self.unreadable.insert(unreadable.clone()) {
+    async fn report_unreadable(&mut self, unreadable: Unreadable) {
+        if self.unreadable.len() >= UNREADABLE_MOST || !self.unreadable.insert(unreadable.clone()) {
             return;
         }
         telemetry::unreadable(&unreadable.name, &unreadable.problem);
-        let _ = self.to.send(Ok(Seen::Unreadable(unreadable))).await;
+        let _ = self.to.send(Ok(Observation::Unreadable(unreadable))).await;
     }
 
     fn without_expired(&self, mut state: State) -> State {

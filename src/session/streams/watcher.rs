@@ -29,7 +29,7 @@ const LINGER: Duration = Duration::from_secs(30);
 const LINGER_FOR_LATER: Duration = Duration::from_secs(5);
 
 /// How often it is looked whether anybody still needs a stream that could not be opened so far.
-const LOOK: Duration = Duration::from_secs(1);
+const CHECK_EVERY: Duration = Duration::from_secs(1);
 
 /// What the stream is needed for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -76,7 +76,7 @@ async fn watch(weak: &Weak<Session>, mut demand: watch::Receiver<Demand>) -> Opt
         let news = tokio::select! {
             news = subscription.next() => Some(news),
             changed = demand.changed() => changed.map(|()| None).ok()?,
-            () = sleep(LOOK), if !is_open => None,
+            () = sleep(CHECK_EVERY), if !is_open => None,
         };
         let session = weak.upgrade()?;
         match news {
@@ -101,7 +101,11 @@ async fn watch(weak: &Weak<Session>, mut demand: watch::Receiver<Demand>) -> Opt
             claimed_at = now;
         }
         // What is not open does not linger, nor what others wait for.
-        let linger = if session.looks() { LINGER_FOR_LATER } else { LINGER };
+        let linger = if session.has_far_waiters() {
+            LINGER_FOR_LATER
+        } else {
+            LINGER
+        };
         let lingers = is_open && !subscription.is_in_the_way() && now < needed_at + linger;
         let session = if needed_at < now && !lingers && session.close_stream() {
             drop(session);
@@ -123,7 +127,7 @@ async fn watch(weak: &Weak<Session>, mut demand: watch::Receiver<Demand>) -> Opt
             // It is opened again from where it is, and tells more or less from there.
             let (_, of) = present.watched();
             subscription.turn(of, session.opener(present));
-            session.freed(false);
+            session.note_freed(false);
         }
     }
 }
@@ -162,18 +166,18 @@ impl Session {
     }
 
     fn stream_opened(self: &Arc<Self>, demand: Demand) {
-        self.streams(true);
+        self.set_streaming(true);
         self.set_mode(WakeMode::ChangeStream);
         self.on_gap();
-        self.freed(demand.claims);
+        self.note_freed(demand.claims);
     }
 
     fn stream_closed(self: &Arc<Self>, reason: PollingReason, was_open: bool) {
-        self.streams(false);
+        self.set_streaming(false);
         self.set_mode(WakeMode::Polling(reason));
         if was_open {
             self.on_gap();
-            self.freed(false);
+            self.note_freed(false);
         }
     }
 
@@ -184,7 +188,7 @@ impl Session {
         // However many of them there are.
         let frees = |event: &Event| matches!(event, Event::Freed | Event::Everything);
         if events.iter().any(frees) {
-            self.freed(demand.claims);
+            self.note_freed(demand.claims);
         }
     }
 
@@ -197,7 +201,7 @@ impl Session {
     }
 
     /// Whether somebody waits who will need the stream later.
-    fn looks(&self) -> bool {
+    fn has_far_waiters(&self) -> bool {
         self.table().lines.needs.looks > 0
     }
 
@@ -220,7 +224,7 @@ impl Session {
             table.streaming = false;
             table.lines.needs.looks > 0
         };
-        self.freed(false);
+        self.note_freed(false);
         // Nobody is woken late any more, so there is nothing to be alarmed of.
         let mode = self.mode.borrow().at_rest();
         self.set_mode(mode);
@@ -237,7 +241,7 @@ impl Session {
             .send_if_modified(|demand| !self.is_claiming() && std::mem::take(&mut demand.claims));
     }
 
-    fn streams(&self, streaming: bool) {
+    fn set_streaming(&self, streaming: bool) {
         self.table().streaming = streaming;
     }
 }
