@@ -1,4 +1,5 @@
-//! Tasks that acquire: from getting in line to the outcome, or to giving up.
+//! The way into a line and out of it: a task that acquires, up to its outcome or until it gives up, and the end of a
+//! hold.
 
 use std::{sync::Arc, time::Duration};
 
@@ -12,7 +13,7 @@ use super::{
 use crate::error::{AcquireError, ServerError};
 
 impl Session {
-    /// Gets in line for `name`; the receiver has the outcome. Dropping the returned place gives it up.
+    /// Adds a task to the line of `name`. The returned [`Acquiring`] waits for the outcome; dropping it gives up.
     pub(crate) fn join(self: &Arc<Self>, name: &str, options: AcquireOptions) -> Acquiring {
         let (to, outcome) = oneshot::channel();
         let key = self.ids.number();
@@ -33,7 +34,7 @@ impl Session {
         }
     }
 
-    /// Lets go of a hold; the receiver has what became of it.
+    /// Lets go of a hold; the receiver gets the outcome of the release.
     pub(crate) fn let_go(self: &Arc<Self>, hold: &Hold) -> oneshot::Receiver<line::ReleaseOutcome> {
         let (to, left) = oneshot::channel();
         self.feed(&hold.name, |lines, context, _| {
@@ -42,7 +43,7 @@ impl Session {
         left
     }
 
-    /// Drops a handle that nobody will ask about, and lets go of the hold if it was the last.
+    /// Drops a handle whose end nobody asks about, and lets go of the hold if it was the last.
     pub(crate) fn discard(self: &Arc<Self>, hold: &Hold) {
         let remains = hold.exit();
         hold.report_end();
@@ -52,7 +53,7 @@ impl Session {
     }
 }
 
-/// A place in the line. Dropping it gives it up, and gives back what was granted meanwhile.
+/// A task in line that waits for its outcome. Dropping it gives up, and gives back what was granted meanwhile.
 #[derive(Debug)]
 pub(crate) struct Acquiring {
     session: Arc<Session>,
@@ -82,14 +83,14 @@ impl Acquiring {
             (Err(_), timeout) => {
                 let standing = self.give_up();
                 match self.outcome.try_recv() {
-                    // Granted in the very moment: then it is ours, and not too late.
+                    // Granted in this very moment: the hold is ours, and not too late.
                     Ok(answered) => Ok(answered),
                     Err(_) => return Err(self.overdue(timeout.unwrap_or_default(), standing)),
                 }
             }
         };
         self.answered = true;
-        // The sender goes without a word only when the runtime of the session ends, or in a fork.
+        // The sender is dropped without an answer only when the session's runtime ends, or in a fork.
         answered.unwrap_or_else(|_| Err(self.session.why_closed()))
     }
 
@@ -120,7 +121,7 @@ impl Drop for Acquiring {
             return;
         }
         self.give_up();
-        // What is sent from here on comes back to the sender, which gives it back to the server.
+        // From here on the sender gets back what it sends, and releases it.
         self.outcome.close();
         if let Ok(Ok(Some(hold))) = self.outcome.try_recv() {
             self.session.discard(&hold);

@@ -1,4 +1,5 @@
-//! The document around a lock in place: its holder reads, changes and deletes it.
+//! The user's document around a lock in place, which its holder reads, changes and deletes; and the end of a hold that
+//! the server denies.
 
 use std::sync::Arc;
 
@@ -8,7 +9,7 @@ use super::{Session, hold::Hold};
 use crate::{error::ServerError, status::LostReason};
 
 impl Session {
-    /// The user's part of a document.
+    /// Reads the user's part of a document.
     pub(crate) async fn fetch(self: &Arc<Self>, name: &str) -> Result<Option<Document>, ServerError> {
         let fetching = self.read_long(|store| {
             let name = name.to_owned();
@@ -17,7 +18,7 @@ impl Session {
         Ok(fetching.await?)
     }
 
-    /// Changes the user's part of a document that is held, and returns it; `None` when it is not held any more.
+    /// Changes the user's part of a held document, and returns it; `None` when it is no longer held.
     pub(crate) async fn change(
         self: &Arc<Self>,
         hold: &Arc<Hold>,
@@ -33,7 +34,7 @@ impl Session {
         Ok(self.in_time(within, changing).await?)
     }
 
-    /// Deletes a document that is held; `false` when it is not held any more.
+    /// Deletes a held document; `false` when it is no longer held.
     pub(crate) async fn delete(self: &Arc<Self>, hold: &Arc<Hold>) -> Result<bool, ServerError> {
         let (session, held, within) = (self.clone(), hold.clone(), hold.lease);
         let deleting = async move {
@@ -41,7 +42,7 @@ impl Session {
             held.begin_deleting();
             let deleted = session.store.delete(&held.name, holder, within).await;
             if matches!(deleted, Ok(true)) {
-                // Gone with its document: there is nothing to take out.
+                // The entry is gone with its document: nothing has to leave.
                 session.feed(&held.name, |lines, _, _| lines.line(&held.name).forget(&held.id));
             }
             held.end_deleting(matches!(deleted, Ok(true)));
@@ -51,10 +52,10 @@ impl Session {
         Ok(self.in_time(within, deleting).await?)
     }
 
-    /// The server said that a hold is over: looks up why, and ends it.
+    /// Takes in that the server denies a hold: looks up why, and ends it.
     pub(crate) async fn give_up(self: &Arc<Self>, hold: &Arc<Hold>) -> LostReason {
         let (session, held) = (self.clone(), hold.clone());
-        // Should the task be stopped, or the server not answer, its time is over all the same.
+        // If the task is stopped or the server does not answer, the hold ends all the same.
         let _ = self
             .spawn_for(async move { session.verify_together(&[held]).await })
             .await;

@@ -1,4 +1,4 @@
-//! A line whose document is in other hands, checked: see [`crate::fuzzing`].
+//! Checks on a line whose document another program changes: see [`crate::fuzzing`].
 
 use std::{collections::HashMap, sync::Arc};
 
@@ -22,13 +22,13 @@ use crate::{
 
 const SESSION: &str = "me";
 
-/// The most that one choice of bytes goes on for.
+/// Maximum number of steps for one choice of bytes.
 const STEPS: usize = 60;
 
-/// When the server reads its clock first.
+/// The server's clock at its first reading.
 const NOW: i64 = 1_700_000_000_000;
 
-/// Grants that what the server said in this step permits: by entry and token, and until when.
+/// The grants that the server's words in this step permit: by entry and token, and until when.
 type Permitted = HashMap<(String, i64), Option<Instant>>;
 
 struct Bench {
@@ -41,12 +41,12 @@ struct Bench {
     document: Option<State>,
     keys: u64,
     granted: Vec<Arc<Hold>>,
-    /// The entries that a request was sent for.
+    /// The entries that were requested.
     asked: Vec<String>,
 }
 
-/// Tasks come and go, operations are answered with what the specification makes of a document that others corrupt, and
-/// events come that nobody sent. Panics where the line does, and where it takes for granted what no document says.
+/// Runs a line: tasks come and go, operations are answered by the specification on a document that others corrupt, and
+/// events come that nobody sent. Panics where the line does, and where it believes in a grant that no document shows.
 pub(crate) fn drive(choices: &mut Choices<'_>) {
     let mut bench = Bench {
         config: Settings::default().unchecked(),
@@ -122,7 +122,8 @@ impl Bench {
         output
     }
 
-    /// A grant is in what the server just said, under that token, and is believed for no longer than it says.
+    /// Checks that the grant is in the server's last words, under that token, and is believed for no longer than they
+    /// say.
     fn granted(&mut self, hold: Arc<Hold>, now: Instant, permitted: &Permitted) {
         if self.granted.iter().any(|held| Arc::ptr_eq(held, &hold)) {
             // Joined by a task that may re-enter.
@@ -157,7 +158,7 @@ impl Bench {
             reentrant: choices.one_in(4),
             owner: Owner::default(),
         };
-        // Nobody listens: what is answered is looked at on its way.
+        // Nothing listens: the answers are looked at on their way.
         let (to, _) = oneshot::channel();
         let pending = Pending::new(self.keys, self.ids.entry(), options, to);
         self.feed(&Permitted::new(), |line, context, effects| {
@@ -165,7 +166,7 @@ impl Bench {
         });
     }
 
-    /// The next operation goes out, and is answered somehow.
+    /// Sends the next operation, and answers it somehow.
     fn exchange(&mut self, choices: &mut Choices<'_>) {
         let Some(operation) = self.feed(&Permitted::new(), |line, context, _| line.next(context)) else {
             return;
@@ -183,7 +184,7 @@ impl Bench {
         }
         let now = ServerTime(NOW + i64::from(u8::try_from(choices.below(256)).unwrap_or(0)) * 500);
         self.document = state::apply(self.document.as_ref(), &operation, now);
-        // What is corrupted is what comes in the answer, as somebody else may write at any time.
+        // The corruption is in the answer, as another program may write at any time.
         let answered = match self.corrupted(choices) {
             Some(Err(malformed)) if operation.creates() => return self.failed(&operation, &malformed.into()),
             answered => answered.and_then(Result::ok),
@@ -227,7 +228,7 @@ impl Bench {
         });
     }
 
-    /// An event: of the last write, or of one that never was.
+    /// Delivers an event: of the last write, or of one that never was.
     fn signal(&mut self, choices: &mut Choices<'_>) {
         let words = match &self.document {
             Some(state) if choices.one_in(2) => state.wake.clone(),
@@ -256,7 +257,7 @@ impl Bench {
         }
     }
 
-    /// The document was read. What it does not have is lost.
+    /// Feeds a reading of the document. A hold that it does not have is lost.
     fn verify(&mut self, choices: &mut Choices<'_>) {
         let read = self.corrupted(choices);
         let held: Vec<String> = self.granted.iter().map(|hold| hold.id.clone()).collect();
@@ -276,7 +277,7 @@ impl Bench {
         }
     }
 
-    /// The document, most of the time as it is, as it is decoded.
+    /// Returns the document as decoded; most of the time unchanged.
     fn corrupted(&self, choices: &mut Choices<'_>) -> Option<Result<State, crate::protocol::document::Malformed>> {
         if choices.one_in(16) {
             return None;

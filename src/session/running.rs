@@ -1,4 +1,4 @@
-//! How the operations of lines run: one at a time for each name, and beside those that are not answered.
+//! The run of an operation: one at a time for each name, and beside the unanswered ones that were given up.
 
 use std::{pin::pin, sync::Arc, time::Duration};
 
@@ -27,7 +27,7 @@ impl Session {
                 Ok(answer) => next = self.settle(&name, &operation, answer),
                 Err(adrift) => {
                     self.give_up_on(&name, &operation, limit.patience());
-                    // What is adrift keeps no session alive.
+                    // An operation adrift keeps no session alive.
                     let session = Arc::downgrade(&self);
                     drop(self);
                     let late = asking.await;
@@ -39,8 +39,8 @@ impl Session {
                 }
             }
         }
-        // What is still to be taken out has nobody else: its handles and futures, and the client too, may be gone, and
-        // with them the session but for this task.
+        // Entries that are still to leave have nothing else to see to it: the handles, the futures and the client may
+        // be gone, and with them the session, except for this task.
         let leaves_at = self.table().lines.by_name.get(&name).and_then(Line::leaves_at);
         if let Some(at) = leaves_at {
             tokio::select! {
@@ -51,7 +51,7 @@ impl Session {
         }
     }
 
-    /// An operation counts as failed, and the line goes on beside it.
+    /// Counts an operation as failed, and lets the line go on beside it.
     pub(super) fn give_up_on(self: &Arc<Self>, name: &str, operation: &Operation, waited: Duration) {
         let error = StoreError::unanswered(waited);
         telemetry::operation_failed(telemetry::purpose(operation), Some(name), &error);
@@ -65,7 +65,7 @@ impl Session {
         operation: &Operation,
         answer: Result<Answer, StoreError>,
     ) -> Option<(Operation, TimedOut)> {
-        // Before what the answer says is looked at: it is reckoned by this clock.
+        // Before the answer is acted on: its times are reckoned by this clock.
         if let Ok(answer) = &answer {
             self.note(&answer.exchange);
         }
@@ -92,7 +92,7 @@ impl Session {
         next
     }
 
-    /// An operation that was given up has ended.
+    /// Takes in the end of an operation that was given up.
     pub(super) fn came_late(self: &Arc<Self>, name: &str, operation: &Operation, answer: &Result<Answer, StoreError>) {
         match answer {
             Ok(answer) => {
@@ -112,8 +112,8 @@ impl Session {
         }
     }
 
-    /// Runs a command in a task of its own, and waits for its answer for so long. After that it counts as failed with an
-    /// unknown outcome, and runs on by itself.
+    /// Runs a command in a task of its own, and waits up to `patience` for its answer. After that the command counts
+    /// as failed with an unknown outcome, and runs on by itself.
     pub(crate) async fn in_time<T: Send + 'static>(
         self: &Arc<Self>,
         patience: Duration,

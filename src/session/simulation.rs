@@ -1,20 +1,21 @@
-//! The whole client in a simulated world: sessions, heartbeats, watchers and handles over a memory whose every exchange
-//! can be slow, fail, be applied late, or be applied or not and never answered, whose streams break, lose events and go
-//! silent, whose documents are blocked or not to be renewed, whose clock jumps, and whose links are cut; on tokio's paused
-//! clock, so that an hour takes a moment.
+//! The whole client in a simulated world: sessions, heartbeats, watchers and handles over an in-memory store. Every
+//! exchange with it can be slow, fail, be applied late, or be applied or not and never answered. Its streams break,
+//! lose events and go silent; its documents are blocked or refuse renewals; its clock jumps; and its links are cut.
+//! All of this runs on tokio's paused clock, so that an hour takes a moment.
 //!
 //! A seed makes a world. In each of them clients contend for a few locks while everything goes wrong, then the weather
-//! calms down, and in the end all must have come to rest. A failing seed is printed; run it again alone with
+//! calms down, and in the end everything must have come to rest. A failing seed is printed; run it again alone with
 //! `WATCHLOCK_SEED=<seed> cargo test --lib simulation -- --nocapture`.
 //!
 //! # What is checked
 //!
-//! - At every grant: the permits of all handles that believe themselves valid, those aside that an operator has put out,
-//!   fit the capacity.
+//! - At every grant: the permits of all handles that believe themselves valid, those aside that an operator has put
+//!   out, fit the capacity.
 //! - Every few moments: whatever believes itself valid is a live holder in the memory too, so a loss is known before
 //!   the server would give the lock away.
 //! - Tokens of a name are never issued twice; those of a mutex rise with each grant.
-//! - Every acquire ends, be it after the weather has calmed down; and then nothing is left: no holder, no waiter, no line.
+//! - Every acquire ends, be it after the weather has calmed down; and then nothing is left: no holder, no waiter, no
+//!   line.
 
 use std::{
     collections::BTreeMap,
@@ -233,8 +234,8 @@ async fn task(client: u64, locks: LockClient, observer: Observer, mut random: Ra
     }
 }
 
-/// What goes wrong beside the weather, by the seed: links are cut, connections that lie idle die, transactions of others
-/// block documents, a validator refuses those of one lock, an operator breaks locks, the clock jumps.
+/// What goes wrong beside the weather, by the seed: links are cut, connections that lie idle die, transactions of
+/// others block documents, a validator refuses those of one lock, an operator breaks locks, the clock jumps.
 async fn misfortune(
     links: Vec<Arc<Link>>,
     memory: Arc<MemoryStore>,
@@ -440,8 +441,8 @@ fn a_seed_is_replayed_to_the_letter() {
     }
 }
 
-/// Names that a transaction of others blocks leave the few places for operations to all others, and dead connections are
-/// got round.
+/// Names that a transaction of others blocks leave the few places for operations to all others, and dead connections
+/// are got round.
 #[tokio::test(start_paused = true)]
 async fn what_hangs_holds_up_nothing_else() {
     let memory = Arc::new(MemoryStore::begun(ServerTime(1_700_000_000_000)));
@@ -481,7 +482,8 @@ async fn what_hangs_holds_up_nothing_else() {
     .unwrap();
 }
 
-/// While nothing is answered at all, no more than so much is sent in vain; and all goes on as soon as there are answers.
+/// While nothing is answered at all, no more than so much is sent in vain; and all goes on as soon as there are
+/// answers.
 #[tokio::test(start_paused = true)]
 async fn a_server_that_says_nothing_is_not_asked_without_end() {
     let memory = Arc::new(MemoryStore::begun(ServerTime(1_700_000_000_000)));
@@ -495,7 +497,8 @@ async fn a_server_that_says_nothing_is_not_asked_without_end() {
         .collect();
     sleep(Duration::from_secs(20)).await;
     let sent = u64::MAX - link.kill_idle(0);
-    // Sixteen at once, one a second, and those that have a place; the rest are attempts to open the stream, and renewals.
+    // Sixteen at once, one a second, and those that have a place; the rest are attempts to open the stream, and
+    // renewals.
     assert!((20..80).contains(&sent), "{sent}");
     for waiter in waiting {
         let handle = timeout(Duration::from_secs(5), waiter).await.unwrap().unwrap().unwrap();

@@ -1,4 +1,4 @@
-//! One try to claim a document, and what becomes of it.
+//! One try to claim a document, and the handling of its answer.
 
 use std::{pin::pin, sync::Arc, time::Duration};
 
@@ -21,16 +21,16 @@ use crate::{
     waitlist::{Grant, SWEEPS, TimedOut, deadline::Deadline},
 };
 
-/// How a claim ended that was answered.
+/// The outcome of a claim that was answered.
 #[derive(Debug)]
 pub(super) enum Round {
     Claimed(ClaimedDocument),
     NothingFree,
-    /// A document could not be claimed, for this reason; the others may be.
+    /// A document could not be claimed, for this reason; others may be.
     PassedOver(StoreError),
 }
 
-/// What the server did with a claim.
+/// The server's answer to a claim.
 #[derive(Debug)]
 pub(super) enum Next {
     Claimed(Claimed),
@@ -39,7 +39,7 @@ pub(super) enum Next {
     Refused(Bson, StoreError),
 }
 
-/// Claims; where the server refuses, finds out whether that is because of one document.
+/// Claims; where the server refuses, finds out whether a single document is the cause.
 pub(super) async fn claim_next(
     store: &Store,
     wanted: &Wanted,
@@ -52,14 +52,14 @@ pub(super) async fn claim_next(
         Err(error) if error.may_concern_document() => error,
         claimed => return Ok(claimed?.map_or(Next::NothingFree, Next::Claimed)),
     };
-    // The refusal does not name the document. A filter that is refused is so here as well.
+    // The refusal does not name the document. A filter that is refused is refused here as well.
     let Ok(candidate) = store.candidate(wanted, among).await else {
         return Err(refused);
     };
     let Some(candidate) = candidate else {
         return Ok(Next::NothingFree);
     };
-    // It may be another by now: only the one that is refused by itself is passed over.
+    // It may be another document by now: only one that is refused by itself is passed over.
     match store.claim(wanted, Among::Only(&candidate), operation, within).await {
         Err(error) if error.may_concern_document() => Ok(Next::Refused(candidate, error)),
         claimed => Ok(claimed?.map_or(Next::NothingFree, Next::Claimed)),
@@ -67,7 +67,7 @@ pub(super) async fn claim_next(
 }
 
 impl Session {
-    /// Claims, and goes on with the next document where one can't be claimed; `passed` then says so.
+    /// Claims, and goes on with the next document if one can't be claimed; `passed` is then set.
     pub(super) async fn claim_once(
         self: &Arc<Self>,
         wanted: &Arc<Wanted>,
@@ -113,7 +113,7 @@ impl Session {
         };
         let claimed = match claimed {
             Ok(claimed) => claimed,
-            // It went without a word, as the runtime is shutting down.
+            // The sender was dropped without an answer, as the runtime is shutting down.
             Err(_) => Err(task.await.map_or_else(StoreError::stopped, |()| StoreError::overdue())),
         };
         match &claimed {
@@ -125,7 +125,7 @@ impl Session {
         claimed
     }
 
-    /// Claims once, and sends what comes of it. Where that is not heard of in time, it runs on by itself.
+    /// Claims once, and sends the result. Without an answer in time, the command runs on by itself.
     pub(super) async fn run_claim(
         self: Arc<Self>,
         wanted: Arc<Wanted>,
@@ -139,7 +139,7 @@ impl Session {
         let id = self.ids.claim();
         if self.closing.is_cancelled() {
             self.ids.settled(&id);
-            // Whoever waits for it may be gone.
+            // The receiver may be gone.
             drop(to.send(Ok(Round::NothingFree)));
             return;
         }
@@ -156,7 +156,7 @@ impl Session {
             kind: USED.0,
             capacity: USED.1,
             entries: vec![entry],
-            // Only what is free is claimed.
+            // A claim only takes a free document.
             adopts: None,
         };
         let operation = Operation {
@@ -184,17 +184,17 @@ impl Session {
             }
         };
         self.ids.settled(&id);
-        // Whoever waits for it may be gone; what was claimed is given back then.
+        // The receiver may be gone; a claimed document is given back then.
         drop(to.send(answer));
         // A shutdown waits for claims too.
         self.drained.notify_waiters();
         let Some(adrift) = adrift else { return };
-        // What is adrift keeps no session alive.
+        // A claim adrift keeps no session alive.
         let session = Arc::downgrade(&self);
         drop(self);
         let late = claiming.await;
         adrift.ended(&late);
-        // Nobody waits for it any more.
+        // Nothing waits for it any more.
         if let (Some(session), Ok(Next::Claimed(late))) = (session.upgrade(), late) {
             session.feed(&late.name, |lines, context, _| {
                 lines.line(&late.name).take_out(id, USED, context);
@@ -202,7 +202,7 @@ impl Session {
         }
     }
 
-    /// Enters a claimed document among what is held, unless the news came too late to be believed.
+    /// Adds a claimed document to the holds, unless the news came too late to be believed.
     pub(super) fn claimed(self: &Arc<Self>, id: &str, claimed: Claimed, how: How) -> Result<Round, StoreError> {
         let Claimed {
             name,
@@ -248,7 +248,7 @@ impl Session {
                 let granted = Arc::new(Hold::new(id.to_owned(), name.clone(), &grant));
                 let line = lines.line(&name);
                 line.hold(granted.clone());
-                // Its end may have been heard of first.
+                // News of its end may have come first.
                 doubted = overtaken.doubts(&name);
                 for (signal, at) in overtaken.signals {
                     line.signalled(id, signal, at, context, effects);
@@ -274,7 +274,8 @@ impl Session {
         }))
     }
 
-    /// A claim of unknown outcome may have been applied, or still be: it is looked for, and taken out again.
+    /// Looks for the entry of a claim with an unknown outcome, which may be applied now or later, and takes it out
+    /// again.
     pub(super) async fn take_out(self: Arc<Self>, wanted: Arc<Wanted>, id: String) {
         for pause in SWEEPS {
             sleep(pause).await;

@@ -1238,8 +1238,8 @@ async fn who_knocks_asks_in_full_when_the_document_may_have_changed() {
     assert!(held(&mut outcome).lost_reason().is_none());
 }
 
-/// Whoever is far back does without the stream and sends no requests; it looks at its place, and asks when its turn comes
-/// near, or when it is not in the queue any more.
+/// Whoever is far back does without the stream and sends no requests; it looks at its place, and asks when its turn
+/// comes near, or when it is not in the queue any more.
 #[tokio::test(start_paused = true)]
 async fn who_is_far_back_looks_at_its_place_and_asks_when_its_turn_comes_near() {
     for served in [false, true] {

@@ -1,6 +1,6 @@
-//! Following one name or all: what the documents show over time, for observers.
+//! The follower of one name or all: it reports the states of their documents over time, for observers.
 //!
-//! Observers read what a majority has, and nothing that a fail-over can undo: what they have told can't be taken back.
+//! Observers read what a majority has, and nothing that a fail-over can undo: a reported state can't be taken back.
 //! They read at their own pace, whatever the documents say.
 
 use std::{
@@ -25,34 +25,34 @@ use crate::{
     telemetry::{self, StreamOf},
 };
 
-/// States that an observer may lag behind before the follower waits for it.
+/// Maximum number of states that an observer may lag behind before the follower waits for it.
 const BEHIND: usize = 64;
 
-/// Names that are read together. Where there are more, all that is followed is read.
+/// Maximum number of names that are read together. If there are more, everything that is followed is read.
 const READ_TOGETHER: usize = 1_000;
 
-/// Unreadable documents that are told, and remembered so as to be told once: who has as many knows that something is wrong
-/// with the collection.
+/// Maximum number of unreadable documents that are reported, and remembered so as to be reported once: with as many,
+/// the observer knows that something is wrong with the collection.
 const UNREADABLE_MOST: usize = 256;
 
-/// What a follower tells.
+/// The report of a follower.
 #[derive(Clone, Debug)]
 pub(crate) enum Observation {
-    /// The state of a document whenever it changed, holders whose lease is over left out; `None`: there is no document,
+    /// The state of a document whenever it changed, without holders whose lease is over; `None`: there is no document,
     /// or none of a lock.
     State(String, Option<State>),
-    /// A document that is not that of a lock; told once.
+    /// A document that is not that of a lock; reported once.
     Unreadable(Unreadable),
 }
 
 pub(crate) type Observed = Result<Observation, ServerError>;
 
-/// What is followed.
+/// The names to follow.
 #[derive(Clone, Debug)]
 pub(crate) enum Scope {
     /// One name, whether there is a document or not.
     One(String),
-    /// All names of which there are documents.
+    /// All names that have documents.
     All,
 }
 
@@ -67,8 +67,8 @@ impl Scope {
 
 /// Follows names until the receiver is dropped or the client shuts down. The present states come first.
 ///
-/// The latest state always comes, and the stream is taken up where it broke; states that last for less than a hop may be
-/// skipped. An error that the server would repeat ends the sequence.
+/// The latest state always comes, and the stream is resumed where it broke; states that last for less than a hop may
+/// be skipped. An error that the server would repeat ends the sequence.
 pub(crate) fn follow(session: &Arc<Session>, scope: Scope) -> Observations {
     let (to, seen) = mpsc::channel(BEHIND);
     let observations = Observations {
@@ -102,7 +102,7 @@ pub(crate) fn follow(session: &Arc<Session>, scope: Scope) -> Observations {
     observations
 }
 
-/// What is seen, in its order.
+/// The reports of a follower, in order.
 #[derive(Debug)]
 pub(crate) struct Observations {
     seen: mpsc::Receiver<Observed>,
@@ -110,7 +110,7 @@ pub(crate) struct Observations {
 }
 
 impl Observations {
-    /// Ends at once in a process that was forked, as nobody follows anything there.
+    /// Ends at once in a process that was forked, as nothing is followed there.
     pub(crate) fn poll_recv(&mut self, context: &mut task::Context<'_>) -> Poll<Option<Observed>> {
         if !self.followed_in.is_this() {
             return Poll::Ready(None);
@@ -123,27 +123,27 @@ struct Follower {
     session: Arc<Session>,
     scope: Scope,
     to: mpsc::Sender<Observed>,
-    /// What was told last, by name. Where all are followed, names without a document are left out.
+    /// The last reported state of each name. When all are followed, names without a document are left out.
     last: HashMap<String, Option<State>>,
-    /// The unreadable documents that were told.
+    /// The unreadable documents that were reported.
     unreadable: HashSet<Unreadable>,
-    /// Names that said the same after they were read as a lease in them was over, and until when they are not read for that
-    /// again.
+    /// Names whose documents said the same when read after a lease in them was over, and until when that lease causes
+    /// no other reading.
     paused: HashMap<String, Instant>,
-    /// Names that the stream could not tell the state of.
+    /// Names whose state the stream could not report.
     unclear: HashSet<String>,
     /// When some names can be read again.
     some_at: Instant,
-    /// When all is read the next time; `None`: the stream tells of it.
+    /// When everything is read next; `None`: the stream reports changes.
     read_at: Option<Instant>,
-    /// When all was read last.
+    /// When everything was read last.
     last_read_at: Option<Instant>,
 }
 
 impl Follower {
     async fn run(mut self) {
         if let Err(error) = self.follow().await {
-            // Whoever observes may be gone by now.
+            // The observer may be gone by now.
             let _ = self.to.send(Err(error.into())).await;
         }
     }
@@ -153,7 +153,7 @@ impl Follower {
         let mut subscription = self.session.config.wake_source.may_stream().then(|| self.subscribe());
         let mut is_open = false;
         if subscription.is_some() {
-            // What was read before the stream is open would have to be read again.
+            // A reading from before the stream is open would have to be repeated.
             self.read_at = None;
         }
         loop {
@@ -183,7 +183,7 @@ impl Follower {
             };
             match result {
                 Err(error) if error.is_final() => return Err(error),
-                // Whatever was to be read.
+                // Whichever reading it was.
                 Err(_) => self.read_at = Some(Instant::now() + self.session.config.poll_interval.1),
                 Ok(()) => {}
             }
@@ -200,7 +200,7 @@ impl Follower {
         Subscription::new(StreamOf::Observers, budget, Box::new(open))
     }
 
-    /// Has all read now, or as soon as it may be read again.
+    /// Has everything read now, or as soon as it may be read again.
     fn read_soon(&mut self) {
         let pause = self.session.config.poll_interval.1;
         let soonest = self
@@ -228,7 +228,7 @@ impl Follower {
         }
     }
 
-    /// Reads all that is followed.
+    /// Reads everything that is followed.
     async fn read_all(&mut self) -> Result<(), StoreError> {
         self.last_read_at = Some(Instant::now());
         if let Scope::One(name) = &self.scope {
@@ -249,7 +249,7 @@ impl Follower {
         for (name, state) in listed {
             self.report(name, Some(state)).await;
         }
-        // Those that are gone or have been mended are told again should they come back.
+        // A document that is gone or mended is reported again if it comes back.
         self.unreadable.retain(|told| unreadable.contains(told));
         for unreadable in unreadable {
             self.report_unreadable(unreadable).await;
@@ -267,14 +267,14 @@ impl Follower {
         for name in names {
             let document = documents.remove(&name);
             if !matches!(document, Some(Err(_))) {
-                // Should it become unreadable once more, it is told once more.
+                // If it becomes unreadable once more, it is reported once more.
                 self.unreadable.retain(|told| told.name != name);
             }
             match document {
                 Some(Ok(state)) => self.report(name, Some(state)).await,
                 None => self.report(name, None).await,
                 Some(Err(malformed)) => {
-                    // What stands there and is no lock holds nothing.
+                    // A document that is no lock holds nothing.
                     self.report(name.clone(), None).await;
                     self.report_unreadable(Unreadable::new(name, &malformed)).await;
                 }
@@ -283,8 +283,8 @@ impl Follower {
         Ok(())
     }
 
-    /// When some names are to be read: as the stream could not tell their state, or as the lease of a holder is over,
-    /// which no event tells. No sooner than the shortest poll interval after the last time.
+    /// Returns when some names are to be read: because the stream could not report their state, or because a holder's
+    /// lease is over, which no event reports. No sooner than the shortest poll interval after the last time.
     fn some_due_at(&self) -> Option<Instant> {
         let due_at = if self.unclear.is_empty() {
             self.expiry()?
@@ -308,7 +308,7 @@ impl Follower {
         looked
     }
 
-    /// Tells a state, unless it is older than what was told last, or the same for an observer.
+    /// Reports a state, unless it is older than the last one reported, or the same for an observer.
     async fn report(&mut self, name: String, state: Option<State>) {
         let state = state.map(|state| self.without_expired(state));
         let last = self.last.get(&name);
@@ -347,8 +347,8 @@ impl Follower {
         state
     }
 
-    /// When the next lease of a holder is over. A name whose document says the same after it was read is not read again
-    /// before the longest poll interval is over.
+    /// Returns when the next lease of a holder is over. A name whose document said the same after a reading is not
+    /// read again before the longest poll interval is over.
     fn expiry(&self) -> Option<Instant> {
         let table = self.session.table();
         let over = self.last.iter().filter_map(|(name, state)| {
@@ -360,7 +360,7 @@ impl Follower {
         over.min()
     }
 
-    /// The names of which the lease of a holder is over.
+    /// Returns the names with a holder whose lease is over.
     fn due(&self) -> Vec<String> {
         let now = Instant::now();
         let table = self.session.table();
@@ -374,7 +374,7 @@ impl Follower {
     }
 }
 
-/// What the stream says next; nothing ever where there is none.
+/// Returns the next news of the stream; never, where there is none.
 async fn next(subscription: &mut Option<Subscription<NamedSighting>>) -> News<NamedSighting> {
     match subscription {
         Some(subscription) => subscription.next().await,

@@ -1,8 +1,8 @@
-//! One subscription: a change stream that is opened, taken up where it broke, and given up when it goes silent.
+//! A subscription: a change stream that is opened, resumed where it broke, and given up when it goes silent.
 //!
-//! Grants, claims and observers read their events through it, so that all of them keep the same rules: what is final,
-//! how long to pause, and how many streams the client may have open at once. The consumer only decides what to do when
-//! a stream is open, when it is not, and with each batch.
+//! Grants, claims and observers read their events through it, so that all of them keep the same rules: which errors
+//! are final, how long to pause, and how many streams the client may have open at once. The consumer only decides what
+//! to do when a stream is open, when it is not, and with each batch.
 
 use std::{sync::Arc, time::Duration};
 
@@ -39,7 +39,7 @@ const UNAVAILABLE: Duration = Duration::from_secs(30);
 pub(in crate::session) type Opener<T> =
     Box<dyn Fn(Option<ResumeAt>) -> BoxFuture<'static, Result<Stream<T>, StoreError>> + Send + Sync>;
 
-/// What a subscription reports.
+/// A report of a subscription.
 #[derive(Debug)]
 pub(in crate::session) enum News<T> {
     /// A stream is open. Events of the time before may have been missed.
@@ -54,7 +54,7 @@ pub(in crate::session) enum News<T> {
 pub(in crate::session) struct Subscription<T> {
     of: StreamOf,
     open: Opener<T>,
-    /// Where the stream is one of those that the client counts.
+    /// The client's budget, if the stream counts against it.
     budget: Option<Arc<StreamBudget>>,
     permit: Option<Permit>,
     opening: Opening<Stream<T>>,
@@ -80,7 +80,7 @@ enum Phase<T> {
 }
 
 impl<T: Send + 'static> Subscription<T> {
-    /// Nothing is opened before the first [`next`](Self::next).
+    /// Creates a subscription. It opens nothing before the first [`next`](Self::next).
     pub(in crate::session) fn new(of: StreamOf, budget: Option<Arc<StreamBudget>>, open: Opener<T>) -> Self {
         Self {
             of,
@@ -104,8 +104,8 @@ impl<T: Send + 'static> Subscription<T> {
         self.open = open;
     }
 
-    /// Closes the stream, and makes room for others. The next call to [`next`](Self::next) opens it from now on, as soon
-    /// as it would have been opened otherwise.
+    /// Closes the stream, and makes room for others. The next call to [`next`](Self::next) opens it anew from its time
+    /// on, no sooner than it would have been opened otherwise.
     pub(in crate::session) fn rest(&mut self) {
         self.close();
         self.resume = None;
@@ -114,14 +114,14 @@ impl<T: Send + 'static> Subscription<T> {
 
     fn close(&mut self) {
         self.earn();
-        // What attempts that are on their way come to open is closed.
+        // Attempts that are on their way close the streams that they open.
         self.opening = Opening::new();
         if !matches!(self.phase, Phase::Paused(_)) {
             self.phase = Phase::Paused(Instant::now() + self.backoff.pause);
         }
     }
 
-    /// A stream that has lived for a while has a fresh back-off.
+    /// Resets the back-off of a stream that has lived for a while.
     fn earn(&mut self) {
         if let Phase::Open { since, .. } = &self.phase
             && since.elapsed() >= EARNED
@@ -135,7 +135,8 @@ impl<T: Send + 'static> Subscription<T> {
         self.permit.is_some() && self.budget.as_ref().is_some_and(|budget| budget.is_wanted())
     }
 
-    /// Cancel safe: no event is lost when the future is dropped, and no attempt is made twice.
+    /// Waits for the next report. Cancel safe: no event is lost when the future is dropped, and no attempt is made
+    /// twice.
     pub(in crate::session) async fn next(&mut self) -> News<T> {
         loop {
             match &mut self.phase {
@@ -184,7 +185,7 @@ impl<T: Send + 'static> Subscription<T> {
 
     fn opened(&mut self, stream: Stream<T>) -> News<T> {
         telemetry::stream_opened(self.of, self.resume.is_some());
-        // Whatever is left over closes itself.
+        // Leftover attempts close themselves.
         self.opening = Opening::new();
         self.phase = Phase::Open {
             stream,
@@ -196,14 +197,15 @@ impl<T: Send + 'static> Subscription<T> {
 
     fn failed(&mut self, error: &StoreError) -> News<T> {
         if error.is_final() {
-            // Its history is lost, or the server refuses to go on from there for another reason: from now on, then.
+            // Its history is lost, or the server refuses to resume from there for another reason: the next one starts
+            // afresh.
             self.resume = None;
         }
         let reason = why_polling(error);
         if reason == PollingReason::Interrupted {
             return self.pause(reason);
         }
-        // Others may be permitted what this one is not.
+        // Other streams may be permitted while this one is not.
         self.permit = None;
         self.phase = Phase::Paused(Instant::now() + UNAVAILABLE);
         News::Closed(reason)
@@ -240,8 +242,8 @@ impl Backoff {
     }
 }
 
-/// Codes of the server: an aggregation it has no stage for as it is no replica set (40573, and 40324 for an unknown
-/// stage), and what it does not permit (13).
+/// Returns why a client polls, by codes of the server: an aggregation without a stage for it, as it is no replica set
+/// (40573, and 40324 for an unknown stage), and a missing permission (13).
 fn why_polling(error: &StoreError) -> PollingReason {
     match (error.kind, error.code()) {
         (Failure::Refused, Some(40573 | 40324)) => PollingReason::Standalone,
