@@ -1,4 +1,4 @@
-//! The checks on bytes of all seeds, in every run of the tests.
+//! The checks on the bytes of all seeds, in every run of the tests.
 //!
 //! A failing seed is printed; run it again alone with `WATCHLOCK_SEED=<seed> cargo test --lib fuzzing`.
 
