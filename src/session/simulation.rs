@@ -41,22 +41,22 @@ use crate::{
     wake_mode::WakeMode,
 };
 
-/// The worlds of every day. More are asked for by `WATCHLOCK_SEED=0..20000`.
+/// Number of worlds in an everyday run. `WATCHLOCK_SEED=0..20000` asks for more.
 const SEEDS: u64 = 200;
 
 const CLIENTS: u64 = 3;
 
-/// Tasks of each client, and what each of them does one after the other.
+/// Number of tasks of each client, and of steps of each task, one after the other.
 const TASKS: u64 = 3;
 const STEPS: u64 = 8;
 
-/// How long the weather is bad.
+/// Duration of the bad weather.
 const STORM: Duration = Duration::from_secs(60);
 
-/// How often it is compared what is believed with what is.
+/// Pause between two comparisons of the handles with the store.
 const LOOK: Duration = Duration::from_millis(23);
 
-/// How long everything may take after that: a driver that hangs, a lease, the sweeps, and the steps that are left.
+/// Maximum time for the rest: a driver that hangs, a lease, the sweeps, and the remaining steps.
 const CALM: Duration = Duration::from_secs(300);
 
 const LEASE: Duration = Duration::from_secs(3);
@@ -66,17 +66,17 @@ const SKEW: Duration = Duration::from_millis(300);
 /// The locks of the world; a name is one kind.
 const NAMES: [&str; 4] = ["mutex", "semaphore", "rwlock", "election"];
 
-/// What has happened, and who believes what.
+/// The record of a world: its events, and the handles that believe themselves valid.
 #[derive(Debug, Default)]
 struct World {
     live: BTreeMap<String, Vec<LockView>>,
     tokens: BTreeMap<String, Vec<i64>>,
-    /// One line an event; the same for the same seed.
+    /// One line for each event; the same for the same seed.
     log: String,
     grants: u64,
-    /// By their reasons.
+    /// By reason.
     losses: BTreeMap<String, u64>,
-    /// Renewals of one document that the server refused, among those of others.
+    /// Number of renewals of one document that the server refused among others.
     refused: u64,
 }
 
@@ -88,8 +88,8 @@ struct Observer {
     seed: u64,
 }
 
-/// Whether a handle believes in itself, and was not put out by an operator: of that it learns as soon as it can, and no
-/// sooner.
+/// Whether a handle must be right: it believes itself valid, and no operator has evicted it, of which it learns as
+/// soon as it can, and no sooner.
 fn is_to_be_right(view: &LockView, state: Option<&State>) -> bool {
     let broken = state.and_then(|state| state.broken).unwrap_or(0);
     view.lost_reason().is_none() && view.token().as_i64() > broken
@@ -110,7 +110,7 @@ impl Observer {
         panic!("{log}\nseed {}: {why}", self.seed);
     }
 
-    /// A handle was granted: nobody else is to believe in one that does not go together with it.
+    /// Takes in a grant: no other valid handle may exceed the capacity together with it.
     fn granted(&self, client: u64, handle: &LockHandle, capacity: u64) {
         let (name, token) = (handle.name().to_owned(), handle.token().as_i64());
         self.note(&format!("client {client} has {name} under {token}"));
@@ -134,7 +134,7 @@ impl Observer {
         }
     }
 
-    /// Whoever believes in a handle is right.
+    /// Checks that every handle that believes itself valid is right.
     fn compare(&self) {
         let mut gone = None;
         for (name, live) in &mut self.world().live {
@@ -157,7 +157,7 @@ impl Observer {
     }
 }
 
-/// A task of a client: it acquires, holds and lets go, in all the ways there are.
+/// Runs a task of a client: it acquires, holds and lets go, in all possible ways.
 async fn task(client: u64, locks: LockClient, observer: Observer, mut random: Random) {
     for _ in 0..STEPS {
         sleep(Duration::from_millis(random.below(3_000))).await;
@@ -234,8 +234,8 @@ async fn task(client: u64, locks: LockClient, observer: Observer, mut random: Ra
     }
 }
 
-/// What goes wrong beside the weather, by the seed: links are cut, connections that lie idle die, transactions of
-/// others block documents, a validator refuses those of one lock, an operator breaks locks, the clock jumps.
+/// Causes the misfortunes beside the weather, by the seed: links are cut, idle connections die, transactions of others
+/// block documents, a validator refuses those of one lock, an operator breaks locks, the clock jumps.
 async fn misfortune(
     links: Vec<Arc<Link>>,
     memory: Arc<MemoryStore>,
@@ -311,7 +311,7 @@ fn client(memory: &Arc<MemoryStore>, seed: u64, number: u64) -> (Arc<Link>, Arc<
     (link, session)
 }
 
-/// Runs the world of a seed to its end; returns what happened.
+/// Runs the world of a seed to its end; returns its record.
 async fn live(seed: u64) -> World {
     let mut random = Random::new(seed ^ 0x5EED);
     let memory = Arc::new(MemoryStore::begun(ServerTime(1_700_000_000_000)));
@@ -441,8 +441,8 @@ fn a_seed_is_replayed_to_the_letter() {
     }
 }
 
-/// Names that a transaction of others blocks leave the few places for operations to all others, and dead connections
-/// are got round.
+/// Names that a transaction of others blocks leave the few slots for operations to all others, and dead connections
+/// are bypassed.
 #[tokio::test(start_paused = true)]
 async fn what_hangs_holds_up_nothing_else() {
     let memory = Arc::new(MemoryStore::begun(ServerTime(1_700_000_000_000)));
@@ -482,8 +482,8 @@ async fn what_hangs_holds_up_nothing_else() {
     .unwrap();
 }
 
-/// While nothing is answered at all, no more than so much is sent in vain; and all goes on as soon as there are
-/// answers.
+/// While nothing is answered at all, only so many commands are sent in vain; and everything goes on as soon as there
+/// are answers.
 #[tokio::test(start_paused = true)]
 async fn a_server_that_says_nothing_is_not_asked_without_end() {
     let memory = Arc::new(MemoryStore::begun(ServerTime(1_700_000_000_000)));

@@ -23,18 +23,18 @@ use crate::{
     origin,
 };
 
-/// The most bytes that travel as one chunk.
+/// Maximum number of bytes that travel as one chunk.
 const CHUNK: usize = 64 * 1024;
 
-/// The most chunks on the way in one direction of one connection. Beyond that the sender is made to wait, as it would
-/// be by a full TCP window.
+/// Maximum number of chunks on the way in one direction of one connection. Beyond it the sender has to wait, as a full
+/// TCP window would make it.
 const IN_FLIGHT: usize = 1024;
 
 /// A TCP proxy on a loopback port of its own, before one server.
 ///
-/// It passes everything on until told otherwise; what it is told holds for the connections there are and those to
-/// come. Its work is done on a thread of its own, so it serves clients of any runtime, and may sit in a `static`.
-/// Dropping it closes everything.
+/// It passes everything on unless ordered otherwise; an order holds for the open connections and those to come. It
+/// works on a thread of its own, so it serves clients of any runtime, and may sit in a `static`. Dropping it closes
+/// everything.
 #[derive(Debug)]
 pub struct Proxy {
     addr: SocketAddr,
@@ -44,7 +44,7 @@ pub struct Proxy {
     thread: Option<JoinHandle<()>>,
 }
 
-/// What is wrong between one process and the server. See the methods of [`Proxy`] for what each means.
+/// A fault between one process and the server. See the methods of [`Proxy`] for their meanings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Trouble {
@@ -58,22 +58,22 @@ pub enum Trouble {
     Cut,
 }
 
-/// What the network is like at the moment: for everybody, and for some processes by their ids.
+/// The present state of the network: for everybody, and for some processes by their ids.
 #[derive(Clone, Debug, Default)]
 struct Network {
     all: Path,
     from: HashMap<u32, Path>,
 }
 
-/// What the way to the server is like.
+/// The present state of the way to the server.
 #[derive(Clone, Copy, Debug, Default)]
 struct Path {
     delay: Duration,
     hold_requests: bool,
     hold_replies: bool,
     refuse: bool,
-    /// How often all connections have been cut: one that was accepted at a lower count has to go. A count, as a flag
-    /// that is set and cleared in quick succession might be missed.
+    /// Number of times that all connections were cut: one that was accepted at a lower count has to go. A count, as a
+    /// flag that is set and cleared in quick succession might be missed.
     cuts: u64,
 }
 
@@ -86,7 +86,7 @@ enum Direction {
     Replies,
 }
 
-/// What is on the way in one direction.
+/// The load on the way in one direction.
 enum Cargo {
     Bytes(Vec<u8>),
     /// The sender has closed its half.
@@ -96,7 +96,7 @@ enum Cargo {
 }
 
 impl Network {
-    /// The way of a connection from the process `origin`, where that is known.
+    /// Returns the way of a connection from the process `origin`, if that is known.
     fn path(&self, origin: Option<u32>) -> Path {
         let Some(own) = origin.and_then(|pid| self.from.get(&pid)) else {
             return self.all;
@@ -137,8 +137,9 @@ impl Proxy {
         Self::start(server, false)
     }
 
-    /// As [`before`](Self::before), but with an eye on which process each connection comes from, so that there can be
-    /// [`trouble`](Self::trouble) for some of them. On Linux only, as `/proc` tells; elsewhere nobody is known.
+    /// Opens a proxy as [`before`](Self::before) does, which also looks up the process that each connection comes
+    /// from, so that there can be [`trouble`](Self::trouble) for some of them. On Linux only, where `/proc` shows it;
+    /// elsewhere no process is known.
     ///
     /// # Errors
     ///
@@ -257,10 +258,10 @@ impl Proxy {
         });
     }
 
-    /// Loses the open connections that `choose` picks, and returns how many: from now on nothing gets through them in either
-    /// direction, what is on the way included, and neither end learns of it, as behind a firewall that has forgotten them.
-    /// All others, and those to come, go on. What was lost stays lost until it is [closed](Self::close_lost), with
-    /// [`heal`](Self::heal) or [`cut`](Self::cut) at the latest.
+    /// Loses the open connections that `choose` picks, and returns how many: from now on nothing gets through them in
+    /// either direction, what is on the way included, and neither end learns of it, as behind a firewall that has
+    /// forgotten them. All others, and those to come, go on. What was lost stays lost until it is
+    /// [closed](Self::close_lost), with [`heal`](Self::heal) or [`cut`](Self::cut) at the latest.
     ///
     /// ```no_run
     /// # fn example(proxy: watchlock_testkit::Proxy) {
@@ -271,7 +272,8 @@ impl Proxy {
         self.flows.lose(choose)
     }
 
-    /// Closes those connections that were [lost](Self::lose) and that `choose` picks, so that both ends learn of it at last.
+    /// Closes those connections that were [lost](Self::lose) and that `choose` picks, so that both ends learn of it at
+    /// last.
     pub fn close_lost(&self, choose: impl FnMut(&Flow) -> bool) {
         self.flows.close_lost(choose);
     }

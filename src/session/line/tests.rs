@@ -1,4 +1,4 @@
-//! The line against the specification of the protocol in place of a server, on paused time.
+//! Tests of the line against the specification of the protocol in place of a server, on paused time.
 
 use std::io;
 
@@ -16,7 +16,7 @@ use crate::{
     },
 };
 
-/// One line, and the one document that it is about.
+/// One line, and the one document behind it.
 struct Bench {
     config: Config,
     clock: ServerClock,
@@ -92,7 +92,7 @@ impl Bench {
         (self.keys, outcome)
     }
 
-    /// Gives up, and tells how it stood.
+    /// Gives up, and returns how it stood.
     fn give_up(&mut self, key: u64) -> (Option<Contention>, Option<StoreError>) {
         let (standing, effects) = self.feed(|line, context, _| line.cancel(key, context));
         carry_out(effects);
@@ -103,7 +103,7 @@ impl Bench {
         self.feed(|line, context, _| line.next(context)).0
     }
 
-    /// What the server would answer now.
+    /// Returns the answer that the server would give now.
     fn apply(&mut self, operation: &Operation) -> Answer {
         self.operations += 1;
         let selected = self.document.as_ref().is_none_or(|state| operation.selects(state));
@@ -148,7 +148,7 @@ impl Bench {
         }
     }
 
-    /// Another session's operation on the document; its announcements reach the line unless they get lost.
+    /// Applies another session's operation to the document; its announcements reach the line unless they get lost.
     fn foreign(&mut self, operation: &Operation, announced: bool) {
         self.document = state::apply(self.document.as_ref(), operation, self.server_now());
         if announced {
