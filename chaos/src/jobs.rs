@@ -102,7 +102,7 @@ pub(crate) async fn run(jobs: Jobs) -> Result<bool> {
     let file = fs::canonicalize(&jobs.folder)?.join("jobs.jsonl");
     let cluster = Cluster::replica_set(1).await?;
     println!("{TERMINALS} terminals, jobs of one lock at each, for {:?}", jobs.lasts);
-    let place = Place {
+    let place = Terminals {
         program,
         uri: cluster.uri(),
         file: file.clone(),
@@ -148,14 +148,14 @@ fn program() -> Result<PathBuf> {
 
 /// What every terminal has.
 #[derive(Debug)]
-struct Place {
+struct Terminals {
     program: PathBuf,
     uri: String,
     file: PathBuf,
 }
 
 /// Somebody at a terminal, or at one after the other, until all is over.
-async fn sit(place: &Place, jobs: &Jobs, number: usize, until: Instant) -> Result<Done> {
+async fn sit(place: &Terminals, jobs: &Jobs, number: usize, until: Instant) -> Result<Done> {
     let mut random = Random::new(jobs.seed, number as u64);
     let mut done = Done::default();
     let mut terminal = Terminal::new(place)?;
@@ -263,7 +263,7 @@ struct Terminal {
 }
 
 impl Terminal {
-    fn new(place: &Place) -> Result<Self> {
+    fn new(place: &Terminals) -> Result<Self> {
         let master = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY)?;
         grantpt(&master)?;
         unlockpt(&master)?;

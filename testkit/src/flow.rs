@@ -74,14 +74,14 @@ struct Open {
 
 /// The registration of a connection while it is open.
 #[derive(Debug)]
-pub(crate) struct Place {
+pub(crate) struct OpenFlow {
     flows: Flows,
     number: u64,
     pub(crate) flow: Arc<Flow>,
 }
 
 impl Flows {
-    pub(crate) fn open(&self, origin: Option<u32>) -> Place {
+    pub(crate) fn open(&self, origin: Option<u32>) -> OpenFlow {
         let flow = Arc::new(Flow {
             origin,
             carried: Mutex::default(),
@@ -91,7 +91,7 @@ impl Flows {
         let number = open.next;
         open.next += 1;
         open.flows.insert(number, flow.clone());
-        Place {
+        OpenFlow {
             flows: self.clone(),
             number,
             flow,
@@ -126,7 +126,7 @@ impl Flows {
     }
 }
 
-impl Drop for Place {
+impl Drop for OpenFlow {
     fn drop(&mut self) {
         lock(&self.flows.0).flows.remove(&self.number);
     }

@@ -19,7 +19,7 @@ use tokio::{
 };
 
 use crate::{
-    flow::{Condition, Flow, Flows, Place, Reader},
+    flow::{Condition, Flow, Flows, OpenFlow, Reader},
     origin,
 };
 
@@ -179,27 +179,27 @@ impl Proxy {
         })
     }
 
-    /// Where the proxy listens.
+    /// Returns the address on which the proxy listens.
     #[must_use]
     pub fn addr(&self) -> SocketAddr {
         self.addr
     }
 
-    /// A connection string for the server through the proxy, and for no other: without `directConnection` a driver
-    /// would ask a replica set for its members, and go round the proxy from then on.
+    /// Returns a connection string for the server through the proxy, and for no other: without `directConnection` a
+    /// driver would ask a replica set for its members, and bypass the proxy from then on.
     #[must_use]
     pub fn uri(&self) -> String {
         format!("mongodb://{}/?directConnection=true", self.addr)
     }
 
-    /// Has every chunk of bytes arrive that much later, in each direction. The order is kept.
+    /// Delays every chunk of bytes by this much, in each direction. The order is kept.
     pub fn set_delay(&self, delay: Duration) {
         self.network.send_modify(|network| network.all.delay = delay);
     }
 
     /// Lets nothing through in either direction, as if the cable had been pulled: open connections stay open and
-    /// silent, new ones are accepted and stay silent too. What is sent meanwhile, the closing of a connection
-    /// included, arrives after [`heal`](Self::heal).
+    /// silent, new ones are accepted and stay silent too. Bytes sent meanwhile, and closings of connections, arrive
+    /// after [`heal`](Self::heal).
     pub fn black_hole(&self) {
         self.network.send_modify(|network| {
             network.all.hold_requests = true;
@@ -225,7 +225,7 @@ impl Proxy {
         });
     }
 
-    /// Back to a network without faults or delay. What was held back is delivered; connections that were
+    /// Restores a network without faults or delay. Held-back bytes are delivered; connections that were
     /// [lost](Self::lose) are closed.
     pub fn heal(&self) {
         self.flows.close_lost(|_| true);
@@ -235,7 +235,7 @@ impl Proxy {
         });
     }
 
-    /// Makes trouble for the connections of one process, those it has and those to come, until [`heal`](Self::heal) or
+    /// Makes trouble for the present and future connections of one process, until [`heal`](Self::heal) or
     /// [`heal_for`](Self::heal_for). Needs a proxy that is [`telling_apart`](Self::telling_apart).
     pub fn trouble(&self, pid: u32, trouble: Trouble) {
         self.network.send_modify(|network| {
@@ -258,9 +258,9 @@ impl Proxy {
         });
     }
 
-    /// Loses the open connections that `choose` picks, and returns how many: from now on nothing gets through them in
-    /// either direction, what is on the way included, and neither end learns of it, as behind a firewall that has
-    /// forgotten them. All others, and those to come, go on. What was lost stays lost until it is
+    /// Loses the open connections that `choose` picks, and returns their number. From now on nothing gets through them
+    /// in either direction, bytes on the way included, and neither end learns of it, as behind a firewall that has
+    /// forgotten them. All others, and those to come, go on. A lost connection stays lost until it is
     /// [closed](Self::close_lost), with [`heal`](Self::heal) or [`cut`](Self::cut) at the latest.
     ///
     /// ```no_run
@@ -272,8 +272,7 @@ impl Proxy {
         self.flows.lose(choose)
     }
 
-    /// Closes those connections that were [lost](Self::lose) and that `choose` picks, so that both ends learn of it at
-    /// last.
+    /// Closes those [lost](Self::lose) connections that `choose` picks, so that both ends learn of it at last.
     pub fn close_lost(&self, choose: impl FnMut(&Flow) -> bool) {
         self.flows.close_lost(choose);
     }
@@ -312,7 +311,7 @@ async fn accept(
             Ok((client, peer)) => {
                 let (network, flows) = (network.clone(), flows.clone());
                 tokio::spawn(async move {
-                    // Reading `/proc` takes milliseconds, in which the others are not to wait.
+                    // Reading `/proc` takes milliseconds, for which the others must not wait.
                     let origin = if tells_apart {
                         let asked = tokio::task::spawn_blocking(move || origin::of_port(peer.port()));
                         asked.await.ok().flatten()
@@ -325,7 +324,7 @@ async fn accept(
                     }
                 });
             }
-            // Out of file descriptors, most likely: others will have been closed in a moment.
+            // Most likely out of file descriptors: others will have been closed in a moment.
             Err(_) => sleep(Duration::from_millis(10)).await,
         }
     }
@@ -336,7 +335,7 @@ async fn serve(
     mut client: TcpStream,
     server: SocketAddr,
     mut network: watch::Receiver<Network>,
-    place: Place,
+    place: OpenFlow,
     cuts: u64,
 ) {
     let flow = &*place.flow;
@@ -382,8 +381,8 @@ async fn serve(
     }
 }
 
-/// Takes whatever comes and keeps both sockets open, until the connection is closed here. An end that closes its own is
-/// not passed on.
+/// Takes everything that comes and keeps both sockets open, until the connection is closed here. A closing by one end
+/// is not passed on.
 async fn swallow(client: &mut TcpStream, server: &mut TcpStream, mut condition: watch::Receiver<Condition>) {
     let drained = async {
         tokio::join!(drain(client), drain(server));
