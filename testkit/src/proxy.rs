@@ -335,10 +335,10 @@ async fn serve(
     mut client: TcpStream,
     server: SocketAddr,
     mut network: watch::Receiver<Network>,
-    place: OpenFlow,
+    open: OpenFlow,
     cuts: u64,
 ) {
-    let flow = &*place.flow;
+    let flow = &*open.flow;
     let (origin, mut condition) = (flow.origin(), flow.watch());
     let mut on_the_way = network.clone();
     let pass = async {
