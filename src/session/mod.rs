@@ -9,7 +9,7 @@ mod acquiring;
 mod agenda;
 pub(crate) mod asking;
 pub(crate) mod claims;
-mod documents;
+pub(crate) mod documents;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzzing;
 mod guard;
@@ -18,6 +18,7 @@ pub(crate) mod hold;
 mod holds;
 mod index;
 pub(crate) mod line;
+pub(crate) mod locks;
 mod needs;
 mod operating;
 mod process;

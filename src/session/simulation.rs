@@ -29,14 +29,14 @@ use tokio::{
     time::{Instant, sleep, sleep_until, timeout},
 };
 
-use super::Session;
+use super::{Session, locks::LockSession};
 use crate::{
     client::LockClient,
     config::Settings,
     error::AcquireError,
     handle::{LockHandle, LockView, Released},
     protocol::{ServerTime, State, random::Random},
-    store::{MemoryStore, Store, simulated::Link},
+    store::{LockStore, MemoryStore, Store, simulated::Link},
     wake_mode::WakeMode,
 };
 
@@ -294,7 +294,7 @@ async fn misfortune(
     }
 }
 
-fn client(memory: &Arc<MemoryStore>, seed: u64, number: u64) -> (Arc<Link>, Arc<Session>) {
+fn client(memory: &Arc<MemoryStore>, seed: u64, number: u64) -> (Arc<Link>, LockSession) {
     let link = Link::new(memory.clone(), seed * 16 + number);
     let settings = Settings {
         lease: Some(LEASE),
@@ -307,6 +307,7 @@ fn client(memory: &Arc<MemoryStore>, seed: u64, number: u64) -> (Arc<Link>, Arc<
     let config = settings.validate().unwrap();
     let store = Store::Simulated(link.clone());
     let session = Session::of(format!("{number:016x}"), config, store, None, WakeMode::ChangeStream);
+    let session = LockSession::over(session, LockStore::Simulated(link.clone()));
     (link, session)
 }
 
