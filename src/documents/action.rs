@@ -13,11 +13,11 @@ use tokio::time::Instant;
 
 use super::{DocumentHandle, DocumentLocks};
 use crate::{
-    acquire::{Acquire, Share, TryAcquire},
     brief::Brief,
     config::{check_text, check_timeout},
     error::{AcquireError, ServerError},
     handle::LockHandle,
+    locks::acquire::{Acquire, Share, TryAcquire},
     name::LockName,
     protocol::Kind,
     session::{Given, PASSED_AT_ONCE, documents::DocumentSession},

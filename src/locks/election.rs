@@ -15,11 +15,11 @@ use std::{
 use futures::Stream;
 
 use crate::{
-    acquire::{Acquire, Share},
     config::{check_name, check_text},
     error::{AcquireError, KindMismatch, OperateError, ReleaseError, RenewError},
     handle::{LockHandle, LockView, Released},
     inspect::{HolderInfo, LockInfo},
+    locks::acquire::{Acquire, Share},
     name::LockName,
     protocol::{Kind, State},
     session::{

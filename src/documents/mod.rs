@@ -3,6 +3,7 @@
 mod action;
 mod check;
 mod handle;
+pub(crate) mod memory_collection;
 
 use std::{
     fmt,

@@ -1,5 +1,7 @@
 //! The client: one per process, from which all locks are made.
 
+pub(crate) mod in_memory;
+
 use std::{
     collections::HashMap,
     fmt,
@@ -12,16 +14,15 @@ use tokio::{runtime::Handle, sync::watch};
 
 use crate::{
     config::{Config, Settings, check_collection, check_name},
-    election::Election,
     error::{BuildError, OperateError, ServerError},
     inspect::LockInfo,
-    list::List,
-    multi::MultiLock,
-    mutex,
+    locks::{election::Election, multi::MultiLock, mutex, rw_lock::RwLock, semaphore::Semaphore},
     name::LockName,
+    operate::{
+        list::List,
+        watch::{AllLockEvents, LockEvents},
+    },
     protocol::Evict,
-    rw_lock::RwLock,
-    semaphore::Semaphore,
     session::{
         Session,
         documents::DocumentSession,
@@ -35,7 +36,6 @@ use crate::{
     telemetry,
     token::FencingToken,
     wake_mode::{PollingReason, WakeMode, WakeSource},
-    watch::{AllLockEvents, LockEvents},
 };
 
 const DEFAULT_COLLECTION: &str = "distributed_locks";
