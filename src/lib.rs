@@ -11,9 +11,6 @@ mod contention;
 mod documents;
 mod error;
 mod fence;
-#[cfg(any(test, fuzzing))]
-#[doc(hidden)]
-pub mod fuzzing;
 #[doc = include_str!("../docs/guarantees.md")]
 pub mod guarantees {}
 mod handle;
@@ -23,6 +20,8 @@ mod name;
 #[doc = include_str!("../docs/observability.md")]
 pub mod observability {}
 mod operate;
+#[cfg(any(test, fuzzing))]
+mod proofs;
 mod protocol;
 mod session;
 mod status;
@@ -56,6 +55,9 @@ pub use locks::rw_lock::RwLock;
 pub use locks::semaphore::Semaphore;
 pub use operate::list::{List, Listing, UnreadableInfo};
 pub use operate::watch::{AllLockEvents, LockEvent, LockEvents};
+#[cfg(any(test, fuzzing))]
+#[doc(hidden)]
+pub use proofs::fuzzing;
 pub use protocol::Kind;
 pub use status::{LockStatus, LostPart, LostReason};
 pub use token::FencingToken;

@@ -10,8 +10,6 @@ mod agenda;
 pub(crate) mod asking;
 pub(crate) mod claims;
 pub(crate) mod documents;
-#[cfg(any(test, fuzzing))]
-pub(crate) mod fuzzing;
 mod guard;
 mod heartbeat;
 pub(crate) mod hold;
@@ -29,8 +27,6 @@ mod routing;
 mod running;
 mod runtime;
 mod shut_down;
-#[cfg(test)]
-mod simulation;
 pub(crate) mod streams;
 mod verifying;
 
@@ -142,7 +138,7 @@ impl Session {
         Self::of(id[..16].to_owned(), config, store, first, mode)
     }
 
-    fn of(id: String, config: Config, store: Store, first: Option<&Exchange>, mode: WakeMode) -> Arc<Self> {
+    pub(crate) fn of(id: String, config: Config, store: Store, first: Option<&Exchange>, mode: WakeMode) -> Arc<Self> {
         let budget = StreamBudget::new(config.max_streams);
         Self::within(budget, id, config, store, first, mode)
     }
@@ -342,7 +338,7 @@ impl Session {
 
     /// Whether nothing is held, waited for or to be taken out.
     #[cfg(test)]
-    fn rests(&self) -> bool {
+    pub(crate) fn rests(&self) -> bool {
         let table = self.table();
         let rests = table.lines.by_name.is_empty();
         assert!(!rests || table.agenda.is_empty(), "{:?}", table.agenda);

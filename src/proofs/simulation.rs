@@ -29,13 +29,14 @@ use tokio::{
     time::{Instant, sleep, sleep_until, timeout},
 };
 
-use super::{Session, locks::LockSession};
 use crate::{
     client::LockClient,
     config::Settings,
     error::AcquireError,
     handle::{LockHandle, LockView, Released},
-    protocol::{ServerTime, State, random::Random},
+    proofs::random::Random,
+    protocol::{ServerTime, State},
+    session::{Session, locks::LockSession},
     store::{LockStore, MemoryStore, Store, simulated::Link},
     wake_mode::WakeMode,
 };
