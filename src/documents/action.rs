@@ -4,7 +4,6 @@ use std::{
     fmt,
     future::{Future, IntoFuture},
     pin::Pin,
-    sync::Arc,
     time::Duration,
 };
 
@@ -14,14 +13,14 @@ use tokio::time::Instant;
 
 use super::{DocumentHandle, DocumentLocks};
 use crate::{
-    acquire::{Acquire, Share, TryAcquire},
     brief::Brief,
     config::{check_text, check_timeout},
     error::{AcquireError, ServerError},
     handle::LockHandle,
+    locks::acquire::{Acquire, Share, TryAcquire},
     name::LockName,
     protocol::Kind,
-    session::{ClaimedDocument, PASSED_AT_ONCE, Session},
+    session::{ClaimedDocument, PASSED_AT_ONCE, documents::DocumentSession},
     store::{StoreError, Wanted, read_as},
     telemetry::Attempt,
 };
@@ -143,7 +142,7 @@ impl<T: DeserializeOwned + Send + Sync + 'static> TryAcquireDocument<T> {
         fetched(session, handle, self.id, self.timeout, until).await
     }
 
-    fn acquire(&self, session: &Arc<Session>, name: String) -> TryAcquire {
+    fn acquire(&self, session: &DocumentSession, name: String) -> TryAcquire {
         let mut acquire = TryAcquire::new(share(session, name));
         if let Some(timeout) = self.timeout {
             acquire = acquire.timeout(timeout);
@@ -171,9 +170,9 @@ impl<T: DeserializeOwned + Send + Sync + 'static> IntoFuture for TryAcquireDocum
     }
 }
 
-fn share(session: &Arc<Session>, name: String) -> Share {
+fn share(session: &DocumentSession, name: String) -> Share {
     Share {
-        session: session.clone(),
+        session: session.session().clone(),
         name: LockName::new(name),
         kind: Kind::Document,
         capacity: 1,
@@ -188,7 +187,7 @@ fn deadline(timeout: Option<Duration>) -> Option<Instant> {
 
 /// Reads the document in the rest of the timeout; on a timeout it is released again.
 async fn fetched<T: DeserializeOwned>(
-    session: &Arc<Session>,
+    session: &DocumentSession,
     handle: LockHandle,
     id: Bson,
     timeout: Option<Duration>,
@@ -215,7 +214,7 @@ async fn fetched<T: DeserializeOwned>(
 
 /// Returns the handle with its document; an unreadable document is released with the handle.
 fn read<T: DeserializeOwned>(
-    session: &Arc<Session>,
+    session: &DocumentSession,
     handle: LockHandle,
     id: Bson,
     document: &Document,
@@ -398,7 +397,7 @@ async fn claim<T: DeserializeOwned>(
         let Some((Some(hold), document)) = given.map(ClaimedDocument::take) else {
             return Ok(None);
         };
-        let handle = LockHandle::new(session.clone(), hold);
+        let handle = LockHandle::new(session.session().clone(), hold);
         let id = document.get("_id").cloned().unwrap_or(Bson::Null);
         match read(session, handle, id.clone(), &document) {
             Err(AcquireError::Unreadable { name, source }) => {

@@ -1,6 +1,6 @@
 //! Handles of locked documents.
 
-use std::{fmt, ops::Deref, sync::Arc, time::Duration};
+use std::{fmt, ops::Deref, time::Duration};
 
 use mongodb::{bson::Bson, options::UpdateModifications};
 use serde::de::DeserializeOwned;
@@ -9,7 +9,7 @@ use super::check::check_update;
 use crate::{
     error::{DocumentError, ReleaseError, RenewError},
     handle::{LockHandle, LockView, Released},
-    session::Session,
+    session::documents::DocumentSession,
     store::read_as,
     telemetry::Granted,
 };
@@ -25,14 +25,14 @@ use crate::{
 /// the lock: the server checks the lock in the same atomic step.
 #[must_use = "the document is released when the handle is dropped"]
 pub struct DocumentHandle<T> {
-    session: Arc<Session>,
+    session: DocumentSession,
     handle: LockHandle,
     id: Bson,
     document: T,
 }
 
 impl<T> DocumentHandle<T> {
-    pub(super) fn new(session: Arc<Session>, handle: LockHandle, id: Bson, document: T) -> Self {
+    pub(super) fn new(session: DocumentSession, handle: LockHandle, id: Bson, document: T) -> Self {
         Self {
             session,
             handle,
@@ -197,9 +197,7 @@ impl<T: DeserializeOwned> DocumentHandle<T> {
     /// ```
     pub async fn update(&self, update: impl Into<UpdateModifications>) -> Result<T, DocumentError> {
         let update = update.into();
-        if let Some(place) = self.session.store.in_place() {
-            check_update(&update, place)?;
-        }
+        check_update(&update, self.session.documents().place())?;
         self.still_held()?;
         self.outside_of_transactions().await?;
         match self.session.change(self.handle.hold(), update).await? {

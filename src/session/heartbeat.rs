@@ -131,13 +131,16 @@ mod tests {
     use futures::future::join_all;
     use tokio::time::sleep;
 
-    use super::{super::hold::LOOKS, *};
+    use super::{
+        super::{hold::LOOKS, locks::LockSession},
+        *,
+    };
     use crate::{
         client::LockClient,
         config::Settings,
         protocol::ServerTime,
         status::{LockStatus, LostReason},
-        store::{MemoryStore, Store, simulated::Link},
+        store::{LockStore, MemoryStore, Store, simulated::Link},
         wake_mode::WakeMode,
     };
 
@@ -156,6 +159,7 @@ mod tests {
         };
         let (config, store) = (settings.validate().unwrap(), Store::Simulated(link.clone()));
         let session = Session::of(id.to_owned(), config, store, None, WakeMode::ChangeStream);
+        let session = LockSession::over(session, LockStore::Simulated(link.clone()));
         (link, LockClient::new(session))
     }
 

@@ -10,15 +10,14 @@ mod acquiring;
 mod agenda;
 pub(crate) mod asking;
 pub(crate) mod claims;
-mod documents;
-#[cfg(any(test, fuzzing))]
-pub(crate) mod fuzzing;
+pub(crate) mod documents;
 mod guard;
 mod heartbeat;
 pub(crate) mod hold;
 mod holds;
 mod index;
 pub(crate) mod line;
+pub(crate) mod locks;
 mod needs;
 mod operating;
 mod process;
@@ -29,8 +28,6 @@ mod routing;
 mod running;
 mod runtime;
 mod shut_down;
-#[cfg(test)]
-mod simulation;
 pub(crate) mod streams;
 mod verifying;
 
@@ -142,7 +139,7 @@ impl Session {
         Self::of(id[..16].to_owned(), config, store, first, mode)
     }
 
-    fn of(id: String, config: Config, store: Store, first: Option<&Exchange>, mode: WakeMode) -> Arc<Self> {
+    pub(crate) fn of(id: String, config: Config, store: Store, first: Option<&Exchange>, mode: WakeMode) -> Arc<Self> {
         let budget = StreamBudget::new(config.max_streams);
         Self::within(budget, id, config, store, first, mode)
     }
@@ -343,7 +340,7 @@ impl Session {
 
     /// Whether nothing is held, waited for or about to leave.
     #[cfg(test)]
-    fn rests(&self) -> bool {
+    pub(crate) fn rests(&self) -> bool {
         let table = self.table();
         let rests = table.lines.by_name.is_empty();
         assert!(!rests || table.agenda.is_empty(), "{:?}", table.agenda);

@@ -140,14 +140,6 @@ impl StoreError {
         }
     }
 
-    /// The store can't do that: it is of locks by themselves or of locks in documents, and the other is asked for.
-    pub(super) fn unsupported() -> Self {
-        Self {
-            kind: Failure::Refused,
-            source: Arc::new(io::Error::from(io::ErrorKind::Unsupported)),
-        }
-    }
-
     /// The driver's error, or the error as one of the driver's.
     pub(crate) fn into_driver_error(self) -> mongodb::error::Error {
         let source = self.source.downcast_ref::<mongodb::error::Error>();

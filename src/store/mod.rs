@@ -3,12 +3,12 @@
 //! A store runs one operation of the protocol at a time, renews many holders at once, reads, and watches. It decides
 //! nothing about time-outs and retries; that is the session's part.
 
+mod documents;
 pub(crate) mod error;
 mod failure;
-#[cfg(any(test, fuzzing))]
-pub(crate) mod fuzzing;
+mod locks;
 mod memory;
-mod mongo;
+pub(crate) mod mongo;
 pub(crate) mod name;
 mod number;
 pub(crate) mod place;
@@ -18,37 +18,37 @@ mod typed;
 
 use std::{
     collections::{BTreeMap, HashMap},
-    fmt, io,
+    io,
     panic::AssertUnwindSafe,
     sync::Arc,
     time::Duration,
 };
 
 use futures::FutureExt;
-use mongodb::{
-    bson::{Bson, Document},
-    options::UpdateModifications,
-};
 use tokio::time::Instant;
 
 use crate::{
-    protocol::{Ahead, Kind, Operation, ServerTime, State, document::Malformed},
+    protocol::{Ahead, Operation, ServerTime, State, document::Malformed},
     telemetry,
 };
 
+pub(crate) use documents::{Among, Claimed, DocumentStore, Outlook, Wanted};
 pub(crate) use error::{Failure, StoreError};
+pub(crate) use locks::{Listed, LockStore, NamedSighting, Selection, Sighting, Unreadable};
 pub(crate) use memory::{MemoryDocuments, MemoryInPlace, MemoryStore, Refused};
 pub(crate) use mongo::{AWAIT_TIME, MongoStore, Topology, abort, identity, is_in_transaction};
 pub(crate) use name::size_of_id;
 pub(crate) use place::InPlace;
 pub(crate) use typed::read_as;
 
-/// A store, by what it is. All keep the same documents by the same transitions.
+/// A store as every session uses it, by what it is. All keep the same documents by the same transitions.
+///
+/// More can be done with a store of locks ([`LockStore`]), and other things with one of documents ([`DocumentStore`]).
 #[derive(Debug)]
 pub(crate) enum Store {
-    Mongo(MongoStore),
+    Mongo(Arc<MongoStore>),
     Memory(Arc<MemoryStore>),
-    MemoryInPlace(MemoryInPlace),
+    MemoryInPlace(Arc<MemoryInPlace>),
     #[cfg(test)]
     Simulated(Arc<simulated::Link>),
 }
@@ -199,19 +199,6 @@ impl Store {
         .inspect_err(|error| telemetry::operation_failed("read", None, error))
     }
 
-    /// Reads all documents that can match.
-    pub(crate) async fn list(&self, selection: &Selection, view: View) -> Result<Listed, StoreError> {
-        match self {
-            Self::Mongo(store) => contained(store.list(selection, view)).await,
-            Self::Memory(store) => Ok(store.list()),
-            // Nobody lists the locks in documents.
-            Self::MemoryInPlace(_) => Err(StoreError::unsupported()),
-            #[cfg(test)]
-            Self::Simulated(link) => Ok(link.memory().list()),
-        }
-        .inspect_err(|error| telemetry::operation_failed("list", None, error))
-    }
-
     /// Opens a stream of the events that concern `session`, from now on or from after the last event of `resume`. What
     /// becomes free is told of the documents of the user's own alone.
     pub(crate) async fn watch(
@@ -231,84 +218,6 @@ impl Store {
             Self::Simulated(link) => link.watch(session).await.map(Stream::Simulated),
         }
         .inspect_err(|error| telemetry::operation_failed("watch", None, error))
-    }
-
-    /// Opens a stream of whatever happens to the document `name`, or to any of them, likewise.
-    pub(crate) async fn follow(
-        &self,
-        name: Option<&str>,
-        resume: Option<&ResumeAt>,
-    ) -> Result<Stream<NamedSighting>, StoreError> {
-        match self {
-            Self::Mongo(store) => contained(store.follow(name, resume))
-                .await
-                .map(Box::new)
-                .map(Stream::Mongo),
-            Self::Memory(store) => Ok(Stream::Memory(store.follow(name))),
-            // Nobody follows the locks in documents.
-            Self::MemoryInPlace(_) => Err(StoreError::unsupported()),
-            #[cfg(test)]
-            Self::Simulated(link) => Ok(Stream::Memory(link.memory().follow(name))),
-        }
-        .inspect_err(|error| telemetry::operation_failed("follow", name, error))
-    }
-
-    /// Locks any document that is wanted and free, and returns it; `None` when there is none. The server may try for so
-    /// long.
-    pub(crate) async fn claim(
-        &self,
-        wanted: &Wanted,
-        among: Among<'_>,
-        operation: &Operation,
-        within: Duration,
-    ) -> Result<Option<Claimed>, StoreError> {
-        match self {
-            Self::Mongo(store) => contained(store.claim(wanted, among, operation, within)).await,
-            Self::MemoryInPlace(store) => store.claim(wanted, among, operation),
-            _ => Err(StoreError::unsupported()),
-        }
-        .inspect_err(|error| telemetry::operation_failed("claim", None, error))
-    }
-
-    /// The `_id` of a document that a claim would take next, which may be the one that it failed at.
-    pub(crate) async fn candidate(&self, wanted: &Wanted, among: Among<'_>) -> Result<Option<Bson>, StoreError> {
-        match self {
-            Self::Mongo(store) => contained(store.candidate(wanted, among)).await,
-            // Nothing refuses to be claimed there.
-            Self::MemoryInPlace(_) => Ok(None),
-            _ => Err(StoreError::unsupported()),
-        }
-        .inspect_err(|error| telemetry::operation_failed("read", None, error))
-    }
-
-    /// Looks at the documents that are wanted, none of which is free; those that are `passed` over count as unfit.
-    pub(crate) async fn outlook(&self, wanted: &Wanted, passed: &[Bson]) -> Result<Outlook, StoreError> {
-        match self {
-            Self::Mongo(store) => contained(store.outlook(wanted, passed)).await,
-            Self::MemoryInPlace(store) => store.outlook(wanted, passed),
-            _ => Err(StoreError::unsupported()),
-        }
-        .inspect_err(|error| telemetry::operation_failed("read", None, error))
-    }
-
-    /// Why the document with this `_id` is not fit to be claimed; `None` when it is so by now, or is gone.
-    pub(crate) async fn why_unfit(&self, id: &Bson) -> Result<Option<StoreError>, StoreError> {
-        match self {
-            Self::Mongo(store) => contained(store.why_unfit(id)).await,
-            Self::MemoryInPlace(store) => Ok(store.why_unfit(id)),
-            _ => Err(StoreError::unsupported()),
-        }
-        .inspect_err(|error| telemetry::operation_failed("read", None, error))
-    }
-
-    /// The names of the wanted documents in which this entry is a holder.
-    pub(crate) async fn held_by(&self, wanted: &Wanted, entry: &str) -> Result<Vec<String>, StoreError> {
-        match self {
-            Self::Mongo(store) => contained(store.held_by(wanted, entry)).await,
-            Self::MemoryInPlace(store) => store.held_by(wanted, entry),
-            _ => Err(StoreError::unsupported()),
-        }
-        .inspect_err(|error| telemetry::operation_failed("read", None, error))
     }
 
     /// Whether its streams take connections of the driver's pool.
@@ -334,46 +243,6 @@ impl Store {
         }
     }
 
-    /// The user's part of a document as it is now.
-    pub(crate) async fn fetch(&self, name: &str) -> Result<Option<Document>, StoreError> {
-        match self {
-            Self::Mongo(store) => contained(store.fetch(name)).await,
-            Self::MemoryInPlace(store) => Ok(store.fetch(name)),
-            _ => Err(StoreError::unsupported()),
-        }
-        .inspect_err(|error| telemetry::operation_failed("read", Some(name), error))
-    }
-
-    /// Changes the user's part of a document, and returns it, if this entry holds it under this token; `None` otherwise.
-    /// The id of the operation goes into `wake`, by which claims see that the document is still held.
-    /// The server may try for so long.
-    pub(crate) async fn change(
-        &self,
-        name: &str,
-        holder: (&str, i64),
-        update: UpdateModifications,
-        operation: &str,
-        within: Duration,
-    ) -> Result<Option<Document>, StoreError> {
-        match self {
-            Self::Mongo(store) => contained(store.change(name, holder, update, operation, within)).await,
-            Self::MemoryInPlace(store) => store.change(name, holder, &update, operation),
-            _ => Err(StoreError::unsupported()),
-        }
-        .inspect_err(|error| telemetry::operation_failed("update", Some(name), error))
-    }
-
-    /// Deletes a document if this entry holds it under this token, and says whether it did. The server may try for so
-    /// long.
-    pub(crate) async fn delete(&self, name: &str, holder: (&str, i64), within: Duration) -> Result<bool, StoreError> {
-        match self {
-            Self::Mongo(store) => contained(store.delete(name, holder, within)).await,
-            Self::MemoryInPlace(store) => Ok(store.delete(name, holder)),
-            _ => Err(StoreError::unsupported()),
-        }
-        .inspect_err(|error| telemetry::operation_failed("delete", Some(name), error))
-    }
-
     /// Prepares the collection: makes the index by which the server purges idle locks, for which it may try for so long.
     pub(crate) async fn prepare(&self, within: Duration) -> Result<(), StoreError> {
         match self {
@@ -381,85 +250,6 @@ impl Store {
             _ => Ok(()),
         }
         .inspect_err(|error| telemetry::operation_failed("index", None, error))
-    }
-}
-
-/// Which documents of the user's own are wanted, and which of them first.
-#[derive(Clone, Debug)]
-pub(crate) struct Wanted {
-    pub(crate) filter: Document,
-    pub(crate) sort: Option<Document>,
-}
-
-/// Which of the wanted documents a claim may take.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum Among<'a> {
-    /// All but those with one of these `_id`s.
-    AllBut(&'a [Bson]),
-    /// The one with this `_id`.
-    Only(&'a Bson),
-}
-
-/// A document of the user's own that was claimed.
-#[derive(Debug)]
-pub(crate) struct Claimed {
-    pub(crate) name: String,
-    /// The user's part of it.
-    pub(crate) document: Document,
-    /// The lock as it was written.
-    pub(crate) state: Result<State, Malformed>,
-    pub(crate) exchange: Exchange,
-}
-
-/// What is to be expected of the wanted documents when none is free.
-#[derive(Debug)]
-pub(crate) struct Outlook {
-    /// When the first of them is free again, should nobody renew.
-    pub(crate) free_at: Option<ServerTime>,
-    /// Some are claimed by others, and are free in time.
-    pub(crate) others: bool,
-    /// One that claims pass over as it is not fit, if there is one.
-    pub(crate) unfit: Option<Bson>,
-    pub(crate) exchange: Exchange,
-}
-
-/// Which documents are listed: every condition that is set must be met.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Selection {
-    /// How the name begins.
-    pub(crate) prefix: String,
-    pub(crate) kind: Option<Kind>,
-    /// Whether it has holders.
-    pub(crate) held: Option<bool>,
-}
-
-/// The documents that a list is of.
-#[derive(Debug)]
-pub(crate) struct Listed {
-    pub(crate) found: Vec<(String, State)>,
-    /// Those that are no locks.
-    pub(crate) unreadable: Vec<Unreadable>,
-    /// The server's clock.
-    pub(crate) now: Option<ServerTime>,
-}
-
-/// A document in a collection of locks that is not that of a lock.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Unreadable {
-    /// Its `_id`, as far as it can be shown.
-    pub(crate) name: String,
-    pub(crate) problem: String,
-}
-
-/// Characters of an unreadable `_id` that are shown: what is longer than the name of a lock can be is not.
-const SHOWN: usize = 1_024;
-
-impl Unreadable {
-    pub(crate) fn new(name: String, problem: &impl fmt::Display) -> Self {
-        Self {
-            name: name.chars().take(SHOWN).collect(),
-            problem: problem.to_string(),
-        }
     }
 }
 
@@ -512,26 +302,6 @@ pub(crate) struct Guarding<'a> {
 /// Where a stream can be taken up again.
 #[derive(Clone, Debug)]
 pub(crate) struct ResumeAt(mongodb::bson::Document);
-
-/// What a stream says to observers.
-#[derive(Clone, Debug)]
-pub(crate) enum NamedSighting {
-    Of(String, Sighting),
-    /// Something was written that is not the document of a lock.
-    Unreadable(Unreadable),
-    /// Anything can have happened to any document.
-    Everything,
-}
-
-/// What a stream says about one document.
-#[derive(Clone, Debug)]
-pub(crate) enum Sighting {
-    State(Box<State>),
-    /// The document was deleted.
-    Gone,
-    /// The document must be read to know.
-    Unclear,
-}
 
 /// An open change stream.
 pub(crate) enum Stream<T> {

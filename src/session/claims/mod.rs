@@ -22,7 +22,7 @@ use tokio::{
     time::{Instant, sleep, sleep_until},
 };
 
-use super::{Session, hold::Hold, streams::watcher::Demand};
+use super::{Session, documents::DocumentSession, hold::Hold, streams::watcher::Demand};
 use crate::{
     error::{AcquireError, ServerError},
     protocol::{Kind, Owner},
@@ -144,13 +144,13 @@ impl Drop for ClaimedDocument {
     }
 }
 
-impl Session {
+impl DocumentSession {
     /// Claims a document; waits until one is free, or returns `None` when none is. While it waits, `failing` has the
     /// last error, unless the server has answered since. `passed`: it has passed over a document already.
     ///
     /// Cancel safe: a document claimed at the moment the future is dropped is given back.
     pub(crate) async fn claim(
-        self: &Arc<Self>,
+        &self,
         wanted: Wanted,
         owner: Owner,
         wait: bool,
@@ -166,7 +166,7 @@ impl Session {
     }
 
     async fn claim_or_wait(
-        self: &Arc<Self>,
+        &self,
         wanted: Wanted,
         owner: Owner,
         wait: bool,
@@ -270,11 +270,11 @@ impl Session {
         }
     }
 
-    async fn look(self: &Arc<Self>, wanted: &Arc<Wanted>, key: &[u8]) -> Result<Outlook, StoreError> {
+    async fn look(&self, wanted: &Arc<Wanted>, key: &[u8]) -> Result<Outlook, StoreError> {
         let passed = self.claims.passed().ids(Instant::now());
-        let reading = self.read_long(|store| {
-            let (wanted, passed) = (wanted.clone(), passed.clone());
-            async move { store.outlook(&wanted, &passed).await }
+        let reading = self.read_long(|_| {
+            let (documents, wanted, passed) = (self.documents().clone(), wanted.clone(), passed.clone());
+            async move { documents.outlook(&wanted, &passed).await }
         });
         let outlook = reading.await?;
         self.note(&outlook.exchange);
@@ -282,17 +282,8 @@ impl Session {
         Ok(outlook)
     }
 
-    /// Returns when to try again without an event: at the first end of a lease, or after a while.
-    fn free_at(&self, outlook: &Outlook) -> Instant {
-        let routine = Instant::now() + timing::refresh(&self.config);
-        let soonest = Instant::now() + self.config.poll_interval.0;
-        let over = outlook.free_at.and_then(|free_at| self.table().clock.after(free_at));
-        let over = over.map(|at| at + CLOCK_RESOLUTION);
-        over.map_or(routine, |over| over.min(routine)).max(soonest)
-    }
-
     /// Fails if all matching documents are unclaimable. Where this is known already, it fails again only if `asked`.
-    async fn some_are_claimable(self: &Arc<Self>, outlook: Option<&Outlook>, asked: bool) -> Result<(), AcquireError> {
+    async fn some_are_claimable(&self, outlook: Option<&Outlook>, asked: bool) -> Result<(), AcquireError> {
         let Some((outlook, id)) = outlook.and_then(|outlook| Some((outlook, outlook.unfit.as_ref()?))) else {
             return Ok(());
         };
@@ -302,9 +293,9 @@ impl Session {
         let why = match known {
             Some(why) => why,
             None => {
-                let reading = self.read_long(|store| {
-                    let unfit = id.clone();
-                    async move { store.why_unfit(&unfit).await }
+                let reading = self.read_long(|_| {
+                    let (documents, unfit) = (self.documents().clone(), id.clone());
+                    async move { documents.why_unfit(&unfit).await }
                 });
                 let Some(why) = reading.await.unwrap_or_else(Some) else {
                     return Ok(());
@@ -318,6 +309,17 @@ impl Session {
             return Ok(());
         }
         Err(AcquireError::Unclaimable { name, source: why })
+    }
+}
+
+impl Session {
+    /// Returns when to try again without an event: at the first end of a lease, or after a while.
+    fn free_at(&self, outlook: &Outlook) -> Instant {
+        let routine = Instant::now() + timing::refresh(&self.config);
+        let soonest = Instant::now() + self.config.poll_interval.0;
+        let over = outlook.free_at.and_then(|free_at| self.table().clock.after(free_at));
+        let over = over.map(|at| at + CLOCK_RESOLUTION);
+        over.map_or(routine, |over| over.min(routine)).max(soonest)
     }
 
     /// Leaves a document out of the coming claims for a while, as it can't be read as the requested type.

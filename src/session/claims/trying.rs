@@ -9,14 +9,14 @@ use tokio::{
 };
 
 use super::{
-    super::{Session, hold::Hold, line::UNANSWERED},
+    super::{documents::DocumentSession, hold::Hold, line::UNANSWERED},
     passed::PASSED_AT_ONCE,
     *,
 };
 use crate::{
     error::ServerError,
     protocol::{Operation, Owner, Request, Requests},
-    store::{Among, Claimed, Store, StoreError, Wanted},
+    store::{Among, Claimed, DocumentStore, StoreError, Wanted},
     telemetry::How,
     waitlist::{Grant, SWEEPS, TimedOut, deadline::Deadline},
 };
@@ -41,35 +41,38 @@ pub(super) enum Next {
 
 /// Claims; where the server refuses, finds out whether a single document is the cause.
 pub(super) async fn claim_next(
-    store: &Store,
+    documents: &DocumentStore,
     wanted: &Wanted,
     passed: &[Bson],
     operation: &Operation,
     within: Duration,
 ) -> Result<Next, StoreError> {
     let among = Among::AllBut(passed);
-    let refused = match store.claim(wanted, among, operation, within).await {
+    let refused = match documents.claim(wanted, among, operation, within).await {
         Err(error) if error.may_concern_document() => error,
         claimed => return Ok(claimed?.map_or(Next::NothingFree, Next::Claimed)),
     };
     // The refusal does not name the document. A filter that is refused is refused here as well.
-    let Ok(candidate) = store.candidate(wanted, among).await else {
+    let Ok(candidate) = documents.candidate(wanted, among).await else {
         return Err(refused);
     };
     let Some(candidate) = candidate else {
         return Ok(Next::NothingFree);
     };
     // It may be another document by now: only one that is refused by itself is passed over.
-    match store.claim(wanted, Among::Only(&candidate), operation, within).await {
+    match documents
+        .claim(wanted, Among::Only(&candidate), operation, within)
+        .await
+    {
         Err(error) if error.may_concern_document() => Ok(Next::Refused(candidate, error)),
         claimed => Ok(claimed?.map_or(Next::NothingFree, Next::Claimed)),
     }
 }
 
-impl Session {
+impl DocumentSession {
     /// Claims, and goes on with the next document if one can't be claimed; `passed` is then set.
     pub(super) async fn claim_once(
-        self: &Arc<Self>,
+        &self,
         wanted: &Arc<Wanted>,
         owner: &Owner,
         how: How,
@@ -92,7 +95,7 @@ impl Session {
     }
 
     pub(super) async fn claim_round(
-        self: &Arc<Self>,
+        &self,
         wanted: &Arc<Wanted>,
         owner: &Owner,
         how: How,
@@ -127,7 +130,7 @@ impl Session {
 
     /// Claims once, and sends the result. Without an answer in time, the command runs on by itself.
     pub(super) async fn run_claim(
-        self: Arc<Self>,
+        self,
         wanted: Arc<Wanted>,
         owner: Owner,
         how: How,
@@ -163,8 +166,8 @@ impl Session {
             requests: Some(requests),
             ..self.operation()
         };
-        let (store, passed) = (self.store.clone(), self.claims.passed().ids(Instant::now()));
-        let mut claiming = pin!(claim_next(&store, &wanted, &passed, &operation, limit.within));
+        let (documents, passed) = (self.documents().clone(), self.claims.passed().ids(Instant::now()));
+        let mut claiming = pin!(claim_next(&documents, &wanted, &passed, &operation, limit.within));
         let (answer, adrift) = match self.asking.answer(claiming.as_mut(), slot, limit).await {
             Ok(answer) => (answer, None),
             Err(adrift) => (Err(StoreError::unanswered(limit.patience())), Some(adrift)),
@@ -190,7 +193,7 @@ impl Session {
         self.drained.notify_waiters();
         let Some(adrift) = adrift else { return };
         // A claim adrift keeps no session alive.
-        let session = Arc::downgrade(&self);
+        let session = Arc::downgrade(self.session());
         drop(self);
         let late = claiming.await;
         adrift.ended(&late);
@@ -203,7 +206,7 @@ impl Session {
     }
 
     /// Adds a claimed document to the holds, unless the news came too late to be believed.
-    pub(super) fn claimed(self: &Arc<Self>, id: &str, claimed: Claimed, how: How) -> Result<Round, StoreError> {
+    pub(super) fn claimed(&self, id: &str, claimed: Claimed, how: How) -> Result<Round, StoreError> {
         let Claimed {
             name,
             document,
@@ -268,7 +271,7 @@ impl Session {
             .passed()
             .forget(&shown(document.get("_id").unwrap_or(&Bson::Null)));
         Ok(Round::Claimed(ClaimedDocument {
-            session: self.clone(),
+            session: self.session().clone(),
             hold: Some(hold),
             document,
         }))
@@ -276,12 +279,12 @@ impl Session {
 
     /// Looks for the entry of a claim with an unknown outcome, which may be applied now or later, and takes it out
     /// again.
-    pub(super) async fn take_out(self: Arc<Self>, wanted: Arc<Wanted>, id: String) {
+    pub(super) async fn take_out(self, wanted: Arc<Wanted>, id: String) {
         for pause in SWEEPS {
             sleep(pause).await;
-            let reading = self.read_long(|store| {
-                let (wanted, id) = (wanted.clone(), id.clone());
-                async move { store.held_by(&wanted, &id).await }
+            let reading = self.read_long(|_| {
+                let (documents, wanted, id) = (self.documents().clone(), wanted.clone(), id.clone());
+                async move { documents.held_by(&wanted, &id).await }
             });
             for name in reading.await.unwrap_or_default() {
                 self.feed(&name, |lines, context, _| {

@@ -5,7 +5,6 @@
 
 use std::{
     collections::{HashMap, HashSet},
-    sync::Arc,
     task::{self, Poll},
 };
 
@@ -15,7 +14,7 @@ use tokio::{
 };
 
 use super::{
-    super::{Session, process::Process},
+    super::{locks::LockSession, process::Process},
     subscription::{News, Subscription},
 };
 use crate::{
@@ -69,7 +68,7 @@ impl Scope {
 ///
 /// The latest state always comes, and the stream is resumed where it broke; states that last for less than a hop may
 /// be skipped. An error that the server would repeat ends the sequence.
-pub(crate) fn follow(session: &Arc<Session>, scope: Scope) -> Observations {
+pub(crate) fn follow(session: &LockSession, scope: Scope) -> Observations {
     let (to, seen) = mpsc::channel(BEHIND);
     let observations = Observations {
         seen,
@@ -120,7 +119,7 @@ impl Observations {
 }
 
 struct Follower {
-    session: Arc<Session>,
+    session: LockSession,
     scope: Scope,
     to: mpsc::Sender<Observed>,
     /// The last reported state of each name. When all are followed, names without a document are left out.
@@ -194,8 +193,8 @@ impl Follower {
         let (session, scope) = (self.session.clone(), self.scope.clone());
         let budget = session.store.is_remote().then(|| session.budget.clone());
         let open = move |resume: Option<_>| {
-            let (session, scope) = (session.clone(), scope.clone());
-            Box::pin(async move { session.store.follow(scope.name(), resume.as_ref()).await }) as _
+            let (locks, scope) = (session.locks().clone(), scope.clone());
+            Box::pin(async move { locks.follow(scope.name(), resume.as_ref()).await }) as _
         };
         Subscription::new(StreamOf::Observers, budget, Box::new(open))
     }
@@ -235,9 +234,10 @@ impl Follower {
             return self.read_names(vec![name.clone()]).await;
         }
         let sent = Instant::now();
-        let listing = self
-            .session
-            .read_long(|store| async move { store.list(&Selection::default(), View::Committed).await });
+        let listing = self.session.read_long(|_| {
+            let locks = self.session.locks().clone();
+            async move { locks.list(&Selection::default(), View::Committed).await }
+        });
         let Listed { found, unreadable, now } = listing.await?;
         let received = Instant::now();
         self.session.note(&Exchange { sent, received, now });

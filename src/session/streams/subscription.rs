@@ -260,7 +260,8 @@ mod tests {
     };
 
     use super::*;
-    use crate::store::{MemoryStore, NamedSighting, fuzzing::error};
+    use crate::proofs::fuzzing::decoding::error;
+    use crate::store::{MemoryStore, NamedSighting};
 
     const STANDALONE: i32 = 40_573;
     const NOT_PERMITTED: i32 = 13;

@@ -1,17 +1,18 @@
 use mongodb::bson::doc;
 
 use super::*;
-use crate::status::LostReason;
 use crate::{
     config::Settings,
     protocol::{Evict, wake},
-    store::{Event, InPlace, MemoryDocuments, MemoryInPlace, Store, place::Paths},
+    session::Session,
+    status::LostReason,
+    store::{Event, InPlace, MemoryDocuments, MemoryInPlace, place::Paths},
     wake_mode::WakeMode,
 };
 
 /// A claim whose answer is on its way: the write is done, and the session does not know of it so far.
 struct Scene {
-    session: Arc<Session>,
+    session: DocumentSession,
     documents: Arc<MemoryDocuments>,
     entry: String,
     claimed: Option<Claimed>,
@@ -21,12 +22,17 @@ impl Scene {
     async fn new() -> Self {
         let documents = Arc::new(MemoryDocuments::new());
         documents.insert(doc! { "_id": 1 }).unwrap();
-        let store = Store::MemoryInPlace(MemoryInPlace::new(
-            &documents,
-            InPlace::new(None, "lock", &Paths::default()).unwrap(),
-        ));
+        let place = InPlace::new(None, "lock", &Paths::default()).unwrap();
+        let store = DocumentStore::Memory(Arc::new(MemoryInPlace::new(&documents, place)));
         let config = Settings::default().validate().unwrap();
-        let session = Session::of("0123456789abcdef".into(), config, store, None, WakeMode::ChangeStream);
+        let session = Session::of(
+            "0123456789abcdef".into(),
+            config,
+            store.store(),
+            None,
+            WakeMode::ChangeStream,
+        );
+        let session = DocumentSession::new(session, Arc::new(store));
         let entry = session.ids.claim();
         let request = Request {
             id: entry.clone(),
@@ -52,7 +58,7 @@ impl Scene {
             sort: None,
         };
         let claimed = session
-            .store
+            .documents()
             .claim(&wanted, Among::AllBut(&[]), &operation, Duration::from_secs(1))
             .await
             .unwrap();

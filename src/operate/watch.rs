@@ -15,7 +15,7 @@ use crate::{
     inspect::{HolderInfo, LockInfo},
     protocol::State,
     session::{
-        Session,
+        locks::LockSession,
         streams::follow::{Observation, Observations, Scope, follow},
     },
     store::Unreadable,
@@ -106,7 +106,7 @@ pub struct LockEvents {
 }
 
 impl LockEvents {
-    pub(crate) fn new(session: &std::sync::Arc<Session>, name: &str) -> Self {
+    pub(crate) fn new(session: &LockSession, name: &str) -> Self {
         let sights = match check_name(name) {
             Ok(()) => Ok(follow(session, Scope::One(name.to_owned()))),
             Err(error) => Err(Some(error.into())),
@@ -194,7 +194,7 @@ pub struct AllLockEvents {
 }
 
 impl AllLockEvents {
-    pub(crate) fn new(session: &std::sync::Arc<Session>) -> Self {
+    pub(crate) fn new(session: &LockSession) -> Self {
         Self {
             sights: follow(session, Scope::All),
             last: HashMap::new(),

@@ -1,18 +1,18 @@
-//! Checks on a line whose document another program changes: see [`crate::fuzzing`].
+//! Checks on a line whose document another program changes: see [`crate::proofs::fuzzing`].
 
 use std::{collections::HashMap, sync::Arc};
 
 use mongodb::bson::Document;
 use tokio::{sync::oneshot, time::Instant};
 
-use super::{
-    hold::Hold,
-    line::{AcquireOptions, Context, Effect, Line, Pending},
-};
+use super::{Choices, corruption};
 use crate::{
     config::{Config, Settings},
-    fuzzing::{Choices, corruption},
     protocol::{Kind, Operation, Owner, QUEUE_MOST, ServerTime, State, state, wake},
+    session::{
+        hold::Hold,
+        line::{AcquireOptions, Context, Effect, Line, Pending},
+    },
     store::{Answer, Exchange, StoreError},
     waitlist::{
         clock::{ServerClock, offset},
@@ -177,8 +177,8 @@ impl Bench {
         if choices.below(8) == 0 {
             let error = choices.pick(&[
                 StoreError::overdue(),
-                crate::store::fuzzing::error(11000),
-                crate::store::fuzzing::error(13),
+                crate::proofs::fuzzing::decoding::error(11000),
+                crate::proofs::fuzzing::decoding::error(13),
             ]);
             return self.failed(&operation, &error);
         }

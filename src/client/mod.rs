@@ -1,5 +1,7 @@
 //! The client: one per process, from which all locks are made.
 
+pub(crate) mod in_memory;
+
 use std::{
     collections::HashMap,
     fmt,
@@ -12,28 +14,28 @@ use tokio::{runtime::Handle, sync::watch};
 
 use crate::{
     config::{Config, Settings, check_collection, check_name},
-    election::Election,
     error::{BuildError, OperateError, ServerError},
     inspect::LockInfo,
-    list::List,
-    multi::MultiLock,
-    mutex,
+    locks::{election::Election, multi::MultiLock, mutex, rw_lock::RwLock, semaphore::Semaphore},
     name::LockName,
+    operate::{
+        list::List,
+        watch::{AllLockEvents, LockEvents},
+    },
     protocol::Evict,
-    rw_lock::RwLock,
-    semaphore::Semaphore,
     session::{
         Session,
+        documents::DocumentSession,
+        locks::LockSession,
         reading::{Hedging, read_beside},
     },
     store::{
-        MemoryStore, MongoStore, Store, Topology,
+        DocumentStore, LockStore, MemoryStore, MongoStore, Topology,
         place::{Paths, PlaceId},
     },
     telemetry,
     token::FencingToken,
     wake_mode::{PollingReason, WakeMode, WakeSource},
-    watch::{AllLockEvents, LockEvents},
 };
 
 const DEFAULT_COLLECTION: &str = "distributed_locks";
@@ -248,7 +250,7 @@ impl LockClientBuilder {
             _ if standalone => WakeMode::Polling(PollingReason::Standalone),
             _ => WakeMode::ChangeStream,
         };
-        let session = Session::new(config, Store::Mongo(store), Some(&exchange), mode);
+        let session = LockSession::new(config, LockStore::Mongo(Arc::new(store)), Some(&exchange), mode);
         // The driver's own tasks usually run there.
         session.live_on(Handle::current());
         Ok(LockClient::new(session))
@@ -278,15 +280,27 @@ impl LockClientBuilder {
 /// the driver is abandoned half-way.
 #[derive(Clone)]
 pub struct LockClient {
-    session: Arc<Session>,
+    session: LockSession,
     /// Sessions over the user's own collections, by place: they end with this client.
     others: Arc<Mutex<Vec<Other>>>,
     /// Places of the locks in the user's own collections, by collection: as many as a program names.
     paths: Arc<Mutex<HashMap<String, Paths>>>,
 }
 
-/// A session, and its place if the place can be recognized.
-type Other = (Option<PlaceId>, Weak<Session>);
+/// A session over documents of the user's own.
+struct Other {
+    /// Its place, if the place can be recognized.
+    place: Option<PlaceId>,
+    session: Weak<Session>,
+    documents: Arc<DocumentStore>,
+}
+
+impl Other {
+    fn upgrade(&self) -> Option<DocumentSession> {
+        let session = self.session.upgrade()?;
+        Some(DocumentSession::new(session, self.documents.clone()))
+    }
+}
 
 impl fmt::Debug for LockClient {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -311,10 +325,10 @@ impl LockClient {
             WakeSource::Polling => WakeMode::Polling(PollingReason::Configured),
             _ => WakeMode::ChangeStream,
         };
-        Self::new(Session::new(config, Store::Memory(memory), None, mode))
+        Self::new(LockSession::new(config, LockStore::Memory(memory), None, mode))
     }
 
-    pub(crate) fn new(session: Arc<Session>) -> Self {
+    pub(crate) fn new(session: LockSession) -> Self {
         Self {
             session,
             others: Arc::default(),
@@ -330,46 +344,54 @@ impl LockClient {
 
     /// Returns this client's session over the locks of a place, or creates one with that store. An unknown place gets
     /// its own session.
-    pub(crate) fn session_over(&self, place: Option<PlaceId>, store: impl FnOnce() -> Store) -> Arc<Session> {
+    pub(crate) fn session_over(
+        &self,
+        place: Option<PlaceId>,
+        documents: impl FnOnce() -> DocumentStore,
+    ) -> DocumentSession {
         let find = |others: &[Other]| {
-            let mut same = others.iter().filter(|(other, _)| place.is_some() && *other == place);
-            same.find_map(|(_, session)| session.upgrade())
+            let mut same = others.iter().filter(|other| place.is_some() && other.place == place);
+            same.find_map(Other::upgrade)
         };
         let others = || self.others.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(session) = find(&others()) {
             return session;
         }
-        let store = store();
-        let mode = match (self.session.config.wake_source, &store) {
-            (WakeSource::Polling, _) => WakeMode::Polling(PollingReason::Configured),
-            (_, Store::Mongo(_)) => self.wake_mode().at_rest(),
+        let documents = Arc::new(documents());
+        let by_driver = matches!(*documents, DocumentStore::Mongo(..));
+        let mode = match self.session.config.wake_source {
+            WakeSource::Polling => WakeMode::Polling(PollingReason::Configured),
+            _ if by_driver => self.wake_mode().at_rest(),
             _ => WakeMode::ChangeStream,
         };
-        let by_driver = matches!(store, Store::Mongo(_));
         // Operators are notified while none of our internal locks is held.
-        let session = self.session.beside(store, mode);
+        let session = self.session.beside(documents.store(), mode);
         if by_driver {
-            session.live_with(&self.session);
+            session.live_with(self.session.session());
         }
         let mut others = others();
         // Another thread may have been as fast.
         if let Some(session) = find(&others) {
             return session;
         }
-        others.retain(|(_, other)| other.strong_count() > 0);
-        others.push((place.clone(), Arc::downgrade(&session)));
+        others.retain(|other| other.session.strong_count() > 0);
+        others.push(Other {
+            place: place.clone(),
+            session: Arc::downgrade(&session),
+            documents: documents.clone(),
+        });
         // The shutdown looks for other sessions under the same internal lock, so none of them escapes it.
         if self.session.is_closed() {
             session.close();
         }
-        session
+        DocumentSession::new(session, documents)
     }
 
     /// Returns a mutex: one holder at a time among all processes.
     ///
     /// Any text of 1 to 1,024 bytes is a name; acquiring refuses other names. Making a mutex sends nothing.
     pub fn mutex(&self, name: impl Into<String>) -> mutex::Mutex {
-        mutex::Mutex::new(self.session.clone(), LockName::new(name.into()))
+        mutex::Mutex::new(self.session.session().clone(), LockName::new(name.into()))
     }
 
     /// Returns a semaphore with `permits` permits among all processes.
@@ -377,14 +399,14 @@ impl LockClient {
     /// Names are as for [`mutex`](Self::mutex), and both share them: one name is one kind of lock. Making a semaphore
     /// sends nothing; acquiring refuses a semaphore without permits.
     pub fn semaphore(&self, name: impl Into<String>, permits: u32) -> Semaphore {
-        Semaphore::new(self.session.clone(), LockName::new(name.into()), permits)
+        Semaphore::new(self.session.session().clone(), LockName::new(name.into()), permits)
     }
 
     /// Returns a readers-writer lock: many readers or one writer at a time among all processes.
     ///
     /// Names are as for [`mutex`](Self::mutex). Making a lock sends nothing.
     pub fn rw_lock(&self, name: impl Into<String>) -> RwLock {
-        RwLock::new(self.session.clone(), LockName::new(name.into()))
+        RwLock::new(self.session.session().clone(), LockName::new(name.into()))
     }
 
     /// Returns an election: one leader at a time among all processes.
@@ -399,7 +421,7 @@ impl LockClient {
     /// Names are as for [`mutex`](Self::mutex); 1 to 128, each once. Making a multi-lock sends nothing.
     pub fn multi(&self, names: impl IntoIterator<Item = impl Into<String>>) -> MultiLock {
         let names = names.into_iter().map(|name| LockName::new(name.into())).collect();
-        MultiLock::new(self.session.clone(), names)
+        MultiLock::new(self.session.session().clone(), names)
     }
 
     /// Returns how waiters are woken at present.
@@ -659,9 +681,9 @@ impl LockClient {
         let others: Vec<_> = {
             let others = self.others.lock().unwrap_or_else(PoisonError::into_inner);
             self.session.close();
-            others.iter().filter_map(|(_, session)| session.upgrade()).collect()
+            others.iter().filter_map(|other| other.session.upgrade()).collect()
         };
-        let sessions = others.iter().chain([&self.session]);
+        let sessions = others.iter().chain([self.session.session()]);
         futures::future::join_all(sessions.map(Session::shut_down)).await;
     }
 }

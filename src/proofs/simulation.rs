@@ -30,14 +30,15 @@ use tokio::{
     time::{Instant, sleep, sleep_until, timeout},
 };
 
-use super::Session;
 use crate::{
     client::LockClient,
     config::Settings,
     error::AcquireError,
     handle::{LockHandle, LockView, Released},
-    protocol::{ServerTime, State, random::Random},
-    store::{MemoryStore, Store, simulated::Link},
+    proofs::random::Random,
+    protocol::{ServerTime, State},
+    session::{Session, locks::LockSession},
+    store::{LockStore, MemoryStore, Store, simulated::Link},
     wake_mode::WakeMode,
 };
 
@@ -295,7 +296,7 @@ async fn misfortune(
     }
 }
 
-fn client(memory: &Arc<MemoryStore>, seed: u64, number: u64) -> (Arc<Link>, Arc<Session>) {
+fn client(memory: &Arc<MemoryStore>, seed: u64, number: u64) -> (Arc<Link>, LockSession) {
     let link = Link::new(memory.clone(), seed * 16 + number);
     let settings = Settings {
         lease: Some(LEASE),
@@ -308,6 +309,7 @@ fn client(memory: &Arc<MemoryStore>, seed: u64, number: u64) -> (Arc<Link>, Arc<
     let config = settings.validate().unwrap();
     let store = Store::Simulated(link.clone());
     let session = Session::of(format!("{number:016x}"), config, store, None, WakeMode::ChangeStream);
+    let session = LockSession::over(session, LockStore::Simulated(link.clone()));
     (link, session)
 }
 

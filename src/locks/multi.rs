@@ -24,7 +24,7 @@ use crate::{
     contention::Contention,
     error::{AcquireError, InvalidInput, MultiRunError, ReleaseError},
     handle::{LockHandle, LockView, Released},
-    mutex::Mutex,
+    locks::mutex::Mutex,
     name::LockName,
     session::Session,
     status::{LockStatus, LostPart, LostReason},

@@ -7,7 +7,7 @@ use std::{
     panic::{self, AssertUnwindSafe},
 };
 
-use crate::protocol::random::Random;
+use crate::proofs::random::Random;
 
 /// Runs the check on the bytes of so many seeds.
 fn on_all(seeds: u64, most: u64, check: fn(&[u8])) {

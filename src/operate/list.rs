@@ -3,7 +3,6 @@
 use std::{
     future::{Future, IntoFuture},
     pin::Pin,
-    sync::Arc,
     time::{Duration, SystemTime},
 };
 
@@ -12,7 +11,7 @@ use crate::{
     error::{OperateError, ServerError},
     inspect::LockInfo,
     protocol::{Kind, State},
-    session::Session,
+    session::locks::LockSession,
     store::{Listed, Selection, Unreadable, View},
     telemetry,
 };
@@ -28,7 +27,7 @@ const UNREADABLE_REPORTED: usize = 256;
 #[derive(Clone, Debug)]
 #[must_use = "a listing does nothing until it is awaited"]
 pub struct List {
-    session: Arc<Session>,
+    session: LockSession,
     filter: Filter,
 }
 
@@ -63,7 +62,7 @@ impl Filter {
 }
 
 impl List {
-    pub(crate) fn new(session: Arc<Session>) -> Self {
+    pub(crate) fn new(session: LockSession) -> Self {
         Self {
             session,
             filter: Filter::default(),
@@ -155,9 +154,9 @@ impl List {
         {
             let Self { session, filter } = self;
             check_prefix(&filter.selection.prefix)?;
-            let listing = session.read_long(|store| {
-                let selection = filter.selection.clone();
-                async move { store.list(&selection, View::Newest).await }
+            let listing = session.read_long(|_| {
+                let (locks, selection) = (session.locks().clone(), filter.selection.clone());
+                async move { locks.list(&selection, View::Newest).await }
             });
             let Listed { found, unreadable, now } = listing.await.map_err(ServerError::from)?;
             for document in unreadable.iter().take(UNREADABLE_REPORTED) {

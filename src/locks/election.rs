@@ -15,15 +15,16 @@ use std::{
 use futures::Stream;
 
 use crate::{
-    acquire::{Acquire, Share},
     config::{check_name, check_text},
     error::{AcquireError, KindMismatch, OperateError, ReleaseError, RenewError},
     handle::{LockHandle, LockView, Released},
     inspect::{HolderInfo, LockInfo},
+    locks::acquire::{Acquire, Share},
     name::LockName,
     protocol::{Kind, State},
     session::{
         Session,
+        locks::LockSession,
         streams::follow::{Observation, Observations, Scope, follow},
     },
     status::LostReason,
@@ -56,7 +57,7 @@ pub use candidacy::Candidacy;
 /// ```
 #[derive(Clone, Debug)]
 pub struct Election {
-    session: Arc<Session>,
+    session: LockSession,
     name: LockName,
     waits_out_other_uses: bool,
 }
@@ -108,7 +109,7 @@ impl Leader {
 }
 
 impl Election {
-    pub(crate) fn new(session: Arc<Session>, name: LockName) -> Self {
+    pub(crate) fn new(session: LockSession, name: LockName) -> Self {
         Self {
             session,
             name,
@@ -145,14 +146,14 @@ impl Election {
     /// ```
     pub fn campaign(&self, value: impl Into<String>) -> Campaign {
         let share = Share {
-            session: self.session.clone(),
+            session: self.session.session().clone(),
             name: self.name.clone(),
             kind: Kind::Election,
             capacity: 1,
             permits: 1,
         };
         Campaign {
-            session: self.session.clone(),
+            session: self.session.session().clone(),
             acquire: Acquire::new(share).value(value.into()),
         }
     }

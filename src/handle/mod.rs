@@ -1,5 +1,7 @@
 //! Handles and views of held locks.
 
+pub(crate) mod guard;
+
 use std::{
     fmt,
     ops::Deref,

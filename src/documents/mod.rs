@@ -3,6 +3,7 @@
 mod action;
 mod check;
 mod handle;
+pub(crate) mod memory_collection;
 
 use std::{
     fmt,
@@ -20,9 +21,9 @@ use crate::{
     error::{InvalidInput, OperateError},
     inspect::LockInfo,
     protocol::Evict,
-    session::Session,
+    session::documents::DocumentSession,
     store::{
-        InPlace, MemoryInPlace, MongoStore, Store, name,
+        DocumentStore, InPlace, MemoryInPlace, MongoStore, name,
         place::{Place, PlaceId},
     },
     wake_mode::WakeMode,
@@ -99,7 +100,7 @@ pub struct DocumentLocks<T> {
     locks: LockClient,
     place: Place,
     path: String,
-    session: Arc<OnceLock<Arc<Session>>>,
+    session: Arc<OnceLock<DocumentSession>>,
     read_as: PhantomData<fn() -> T>,
 }
 
@@ -340,13 +341,13 @@ impl<T> DocumentLocks<T> {
     }
 
     /// Returns the session, and its name for the document.
-    fn place(&self, id: &Bson) -> Result<(&Arc<Session>, String), InvalidInput> {
+    fn place(&self, id: &Bson) -> Result<(&DocumentSession, String), InvalidInput> {
         check_size(id)?;
         check_id(id)?;
         Ok((self.session()?, name::of_id(id)))
     }
 
-    fn session(&self) -> Result<&Arc<Session>, InvalidInput> {
+    fn session(&self) -> Result<&DocumentSession, InvalidInput> {
         if let Some(session) = self.session.get() {
             return Ok(session);
         }
@@ -365,8 +366,11 @@ impl<T> DocumentLocks<T> {
         Ok(self.session.get_or_init(|| {
             self.locks
                 .session_over(PlaceId::of(&self.place, &self.path), || match &self.place {
-                    Place::Mongo(collection) => Store::Mongo(MongoStore::in_place(collection, place)),
-                    Place::Memory(documents) => Store::MemoryInPlace(MemoryInPlace::new(documents, place)),
+                    Place::Mongo(collection) => {
+                        let store = MongoStore::in_place(collection, place.clone());
+                        DocumentStore::Mongo(Arc::new(store), place)
+                    }
+                    Place::Memory(documents) => DocumentStore::Memory(Arc::new(MemoryInPlace::new(documents, place))),
                 })
         }))
     }

@@ -9,6 +9,8 @@
 
 mod choices;
 pub(crate) mod corruption;
+pub(crate) mod decoding;
+mod line;
 #[cfg(test)]
 mod tests;
 
@@ -20,7 +22,6 @@ use crate::{
     contention::{Contention, Sighting},
     inspect::LockInfo,
     protocol::{Location, ServerTime, State, wake},
-    session, store,
 };
 
 /// Checks the document of a lock: the bytes as BSON, and a valid document corrupted as the bytes choose.
@@ -37,10 +38,10 @@ pub fn lock(data: &[u8]) {
 /// Checks an event of a change stream: the bytes as BSON, and an event whose parts are corrupted as the bytes choose.
 pub fn event(data: &[u8]) {
     if let Ok(event) = Document::from_reader(data) {
-        store::fuzzing::read_event(&event);
+        decoding::read_event(&event);
     }
     let mut choices = Choices::new(data);
-    store::fuzzing::read_event(&corruption::event(&mut choices));
+    decoding::read_event(&corruption::event(&mut choices));
 }
 
 /// Checks the words of a `wake`.
@@ -53,26 +54,26 @@ pub fn words(data: &[u8]) {
 
 /// Checks an `_id` of a document, and its name.
 pub fn name(data: &[u8]) {
-    store::fuzzing::read_name(&String::from_utf8_lossy(data));
+    decoding::read_name(&String::from_utf8_lossy(data));
     if let Ok(document) = Document::from_reader(data) {
-        document.values().for_each(store::fuzzing::read_id);
+        document.values().for_each(decoding::read_id);
     }
     let mut choices = Choices::new(data);
-    store::fuzzing::read_id(&corruption::value(&mut choices, 3));
+    decoding::read_id(&corruption::value(&mut choices, 3));
 }
 
 /// Checks an error from the server.
 pub fn failure(data: &[u8]) {
     if let Ok(answer) = Document::from_reader(data) {
-        store::fuzzing::read_failure(&answer);
+        decoding::read_failure(&answer);
     }
     let mut choices = Choices::new(data);
-    store::fuzzing::read_failure(&corruption::failure(&mut choices));
+    decoding::read_failure(&corruption::failure(&mut choices));
 }
 
 /// Checks a client's handling of answers and events: the bytes choose its tasks' actions, and the server's words.
 pub fn line(data: &[u8]) {
-    session::fuzzing::drive(&mut Choices::new(data));
+    line::drive(&mut Choices::new(data));
 }
 
 /// Checks that a decoded lock is the same after it was written and read again, wherever in a document it is, and can
