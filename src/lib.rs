@@ -14,6 +14,7 @@ mod fence;
 #[doc = include_str!("../docs/guarantees.md")]
 pub mod guarantees {}
 mod handle;
+mod input;
 mod inspect;
 mod locks;
 mod name;

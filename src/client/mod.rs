@@ -13,8 +13,9 @@ use mongodb::Database;
 use tokio::{runtime::Handle, sync::watch};
 
 use crate::{
-    config::{Config, Settings, check_collection, check_name},
+    config::{Config, Settings},
     error::{BuildError, OperateError, ServerError},
+    input::{check_collection, check_name},
     inspect::LockInfo,
     locks::{election::Election, multi::MultiLock, mutex, rw_lock::RwLock, semaphore::Semaphore},
     name::LockName,

@@ -14,9 +14,10 @@ use tokio::time::Instant;
 use super::{DocumentHandle, DocumentLocks};
 use crate::{
     brief::Brief,
-    config::{check_text, check_timeout},
+    config::check_timeout,
     error::{AcquireError, ServerError},
     handle::LockHandle,
+    input::check_text,
     locks::acquire::{Acquire, Share, TryAcquire},
     name::LockName,
     protocol::Kind,

@@ -9,10 +9,11 @@ use std::{
 };
 
 use crate::{
-    config::{check_name, check_text, check_timeout},
+    config::check_timeout,
     contention::Contention,
     error::{AcquireError, InvalidInput},
     handle::LockHandle,
+    input::{check_name, check_text},
     name::LockName,
     protocol::{Kind, Owner},
     session::{Session, line::AcquireOptions},

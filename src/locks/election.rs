@@ -15,9 +15,9 @@ use std::{
 use futures::Stream;
 
 use crate::{
-    config::{check_name, check_text},
     error::{AcquireError, KindMismatch, OperateError, ReleaseError, RenewError},
     handle::{LockHandle, LockView, Released},
+    input::{check_name, check_text},
     inspect::{HolderInfo, LockInfo},
     locks::acquire::{Acquire, Share},
     name::LockName,

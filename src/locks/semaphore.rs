@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use crate::{
-    config::check_name,
     error::{KindMismatch, OperateError},
+    input::check_name,
     locks::acquire::{Acquire, Share, TryAcquire},
     name::LockName,
     protocol::Kind,

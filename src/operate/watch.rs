@@ -10,8 +10,8 @@ use std::{
 use futures::Stream;
 
 use crate::{
-    config::check_name,
     error::OperateError,
+    input::check_name,
     inspect::{HolderInfo, LockInfo},
     protocol::State,
     session::{

@@ -12,7 +12,7 @@
 //! [`doubt`](Waitlist::doubt), [`verified`](Waitlist::verified), [`looked`](Waitlist::looked). Three things come out:
 //! the [`Effect`]s, which name tasks and releases by the keys that these brought; the [next operation](Waitlist::next)
 //! to send; and the [instant](Waitlist::due_at) at which the waitlist wants to be asked again. It can be cloned,
-//! compared and hashed. `session::line` runs it for real tasks against a real server, and the model (`protocol::model`)
+//! compared and hashed. `session::line` runs it for real tasks against a real server, and the model (`proofs::model`)
 //! runs the same value through every state that a few clients get into.
 
 pub(crate) mod answers;

@@ -43,7 +43,7 @@ pub(crate) fn read_name(text: &str) {
 
 /// The name of an id that is accepted leads to the same document, and has the same name.
 pub(crate) fn read_id(id: &Bson) {
-    if crate::documents::check_id(id).is_err() {
+    if crate::input::check_id(id).is_err() {
         return;
     }
     let at = Location::under("lock");
