@@ -185,7 +185,7 @@ async fn task(client: u64, locks: LockClient, observer: Observer, mut random: Ra
                         let _ = leadership.resign().await;
                     }
                     Err(AcquireError::Timeout { .. }) => {}
-                    // One of no time is a try, and a try is told when the server can't be reached.
+                    // An acquire without time is a try, and a try fails when the server can't be reached.
                     Err(AcquireError::Server(_)) if patience.is_zero() => {}
                     Err(error) => observer.fail(&format!("client {client} is refused {name}: {error}")),
                 }
@@ -203,7 +203,7 @@ async fn task(client: u64, locks: LockClient, observer: Observer, mut random: Ra
                 .await
                 .map_or(Ok(None), |got| got.map(Some)),
             _ => match try_acquire.await {
-                // A try is told when the server can't be reached.
+                // A try fails when the server can't be reached.
                 Err(AcquireError::Server(_)) => Ok(None),
                 other => other,
             },
@@ -324,7 +324,7 @@ async fn live(seed: u64) -> World {
         seed,
     };
     let (links, sessions): (Vec<_>, Vec<_>) = (0..CLIENTS).map(|number| client(&memory, seed, number)).unzip();
-    // A break whose sender was told that it failed could still be done at any time.
+    // A break whose sender got an error could still be done at any time.
     let (its_link, operator) = client(&memory, seed, CLIENTS);
     its_link.calm();
     let mut tasks = JoinSet::new();

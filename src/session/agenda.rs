@@ -353,7 +353,7 @@ mod tests {
         agenda.update(&hold, now);
         assert_eq!(agenda.repeated(now), [Queue::Refused]);
         hold.renewed(Deadline::at(now + LEASE + seconds(1)), now);
-        hold.guarded_at(now);
+        hold.note_guarded(now);
         agenda.update(&hold, now);
         assert_eq!(agenda.repeated(now), [Queue::Guarded]);
         hold.answered(now + seconds(1));

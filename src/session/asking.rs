@@ -283,7 +283,7 @@ impl Asking {
     }
 
     /// Notes that an operation sent at that time was answered.
-    pub(super) fn heard(&self, sent: Instant) {
+    pub(super) fn note_heard(&self, sent: Instant) {
         self.heard.fetch_max(self.micros(sent), Ordering::Relaxed);
     }
 
@@ -292,11 +292,11 @@ impl Asking {
         match answer {
             Ok(_) => {}
             // The server did not get it done within the limit that we set; but it answers.
-            Err(error) if error.ran_out_of_time() => return self.heard(sent.at),
+            Err(error) if error.ran_out_of_time() => return self.note_heard(sent.at),
             // An error of the driver's own says nothing of the server.
             Err(_) => return,
         }
-        self.heard(sent.at);
+        self.note_heard(sent.at);
         if sent.limit.is_of_filter {
             return;
         }

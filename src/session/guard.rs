@@ -43,7 +43,7 @@ impl Session {
             return Err(reason.into());
         }
         // From here until the transaction ends, the server makes every renewal of this document wait.
-        hold.guarded_at(Instant::now());
+        hold.note_guarded(Instant::now());
         let guarding = Guarding {
             operation: self.ids.operation(),
             name: &hold.name,

@@ -159,7 +159,7 @@ impl Hold {
         }
     }
 
-    /// Whether the document's holder is this hold. The entry alone does not show it: where the hold was evicted while
+    /// Whether the document's holder is this hold. The entry alone does not show it: where the hold was removed while
     /// a request for it was on its way, the entry is granted anew, and nothing here has that hold.
     pub(crate) fn is(&self, holder: &Holder) -> bool {
         holder.id == self.id && holder.token == self.token.as_i64()
@@ -426,7 +426,7 @@ impl Hold {
     }
 
     /// Notes that it becomes part of a transaction: as long as that is open, renewals are not answered.
-    pub(crate) fn guarded_at(&self, at: Instant) {
+    pub(crate) fn note_guarded(&self, at: Instant) {
         self.progress().guarded_at = Some(at);
     }
 
@@ -510,7 +510,7 @@ mod tests {
             hold.end_deleting(deleted);
             assert_eq!(hold.lost().await, reason);
         }
-        // Another reason is one at once; and who does not delete is told of a deletion at once.
+        // Another reason applies at once; and after a failed deletion by the holder, so does a deletion by others.
         let (broken, robbed) = (hold(), hold());
         broken.begin_deleting();
         assert!(broken.lose(LostReason::Broken));

@@ -86,7 +86,7 @@ impl Session {
             self.read_names(&[name.to_owned()]).await?;
         }
         let state = self.operate(name, operation, BREAK, None).await?;
-        self.asking.heard(sent);
+        self.asking.note_heard(sent);
         telemetry::broke(name);
         Ok(state)
     }

@@ -180,7 +180,7 @@ pub(crate) struct Held {
 
 impl Held {
     /// Whether the document's holder with this hold's entry is this hold. The entry alone does not show it: where the
-    /// hold was evicted while a request for it was on its way, the entry is granted anew, and nothing here has that
+    /// hold was removed while a request for it was on its way, the entry is granted anew, and nothing here has that
     /// hold.
     fn is(&self, holder: &Holder) -> bool {
         holder.token == self.token

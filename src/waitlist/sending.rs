@@ -92,7 +92,7 @@ impl Waitlist {
     /// Returns requests for the head, for the next in line if it `may_follow`, and tries for those that fit beside
     /// them.
     ///
-    /// A first request evicts earlier incarnations of its owner; a queued task has done so already.
+    /// A first request puts out earlier incarnations of its owner; a queued task has done so already.
     fn requests(&mut self, may_follow: bool, adopting: bool, config: &Config) -> Option<Requests> {
         let head = self.waiting.front()?;
         let (used, head_queued) = (head.used, head.is_queued());
@@ -143,7 +143,7 @@ impl Waitlist {
 
 impl Full {
     /// Whether the next knock is answered only if there is a document with room in its queue, as most are. Such knocks
-    /// don't show that the document was deleted, or who holds it now, and they evict no holder whose lease is over; so
+    /// don't show that the document was deleted, or who holds it now, and they remove no holder whose lease is over; so
     /// some knocks are requests in full.
     fn asks_for_room(self) -> bool {
         !self.knocks.is_multiple_of(timing::KNOCKS)
