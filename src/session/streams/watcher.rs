@@ -22,7 +22,7 @@ use crate::{
     wake_mode::{PollingReason, WakeMode},
 };
 
-/// Age at which an unneeded stream is closed, so that short pauses don't cost opening it again.
+/// Time without need after which the stream is closed, so that short pauses don't cost opening it again.
 const LINGER: Duration = Duration::from_secs(30);
 
 /// The same while waiters will need it later: it is opened again in time, and costs the server for every write.
