@@ -65,7 +65,7 @@ use needs::{LOOKS_MOST, Needs};
 use process::Process;
 use renewals::Renewals;
 use streams::budget::StreamBudget;
-use streams::watcher::Demand;
+use streams::{suspicion::Suspicion, watcher::Demand};
 
 /// Maximum number of idle names to remember: as many as a service is likely to use again and again.
 const IDLE_REMEMBERED: usize = 1_024;
@@ -98,6 +98,8 @@ pub(crate) struct Session {
     home: OnceLock<Handle>,
     /// Set when the index is asked for, and cancelled when nothing needs to wait for it any more.
     prepared: OnceLock<CancellationToken>,
+    /// What commands learn of fail-overs, for the change stream.
+    suspicion: Suspicion,
 }
 
 #[derive(Debug, Default)]
@@ -192,6 +194,7 @@ impl Session {
             started: OnceLock::new(),
             home: OnceLock::new(),
             prepared: OnceLock::new(),
+            suspicion: Suspicion::default(),
         })
     }
 

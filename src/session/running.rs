@@ -69,6 +69,7 @@ impl Session {
         if let Ok(answer) = &answer {
             self.note(&answer.exchange);
         }
+        self.suspicion.note(answer.as_ref());
         let mut effects = Vec::new();
         let next = {
             let mut table = self.table();

@@ -5,4 +5,5 @@ pub(crate) mod budget;
 pub(crate) mod follow;
 mod opening;
 mod subscription;
+pub(in crate::session) mod suspicion;
 pub(in crate::session) mod watcher;

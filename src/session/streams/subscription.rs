@@ -20,8 +20,7 @@ use crate::{
 };
 
 /// Longest silence of an open stream, which gives a sign of life at least once in the await time. A stream that is
-/// overdue by half a second is dropped: after a clean shutdown of the primary the driver can wait for its answer for
-/// half a minute.
+/// overdue by half a second is dropped. This is the back-stop of `suspicion`, which explains such silences.
 const SILENT: Duration = AWAIT_TIME.saturating_add(Duration::from_millis(500));
 
 /// Shortest and longest pause before the stream is opened again. The first opening, and the first after a stream that
@@ -74,6 +73,8 @@ enum Phase<T> {
     Open {
         stream: Stream<T>,
         since: Instant,
+        /// When it said something last.
+        heard_at: Instant,
         /// When the batch that is asked for is overdue.
         overdue_at: Option<Instant>,
     },
@@ -166,13 +167,21 @@ impl<T: Send + 'static> Subscription<T> {
                         None => self.pause(PollingReason::Interrupted),
                     };
                 }
-                Phase::Open { stream, overdue_at, .. } => {
+                Phase::Open {
+                    stream,
+                    heard_at,
+                    overdue_at,
+                    ..
+                } => {
                     let overdue_at_now = *overdue_at.get_or_insert_with(|| Instant::now() + SILENT);
                     let batch = timeout_at(overdue_at_now, stream.next()).await;
                     let silent = batch.is_err() && !matches!(stream, Stream::Memory(_));
                     *overdue_at = None;
                     match batch {
-                        Ok(Ok(events)) => return News::Events(events),
+                        Ok(Ok(events)) => {
+                            *heard_at = Instant::now();
+                            return News::Events(events);
+                        }
                         Ok(Err(error)) => return self.broke(Some(&error)),
                         Err(_) if silent => return self.broke(None),
                         // In memory nothing is overdue.
@@ -183,6 +192,14 @@ impl<T: Send + 'static> Subscription<T> {
         }
     }
 
+    /// Gives the stream up if it has said nothing since then.
+    pub(in crate::session) fn suspect(&mut self, since: Instant) -> Option<News<T>> {
+        match &self.phase {
+            Phase::Open { heard_at, .. } if *heard_at < since => Some(self.broke(None)),
+            _ => None,
+        }
+    }
+
     fn opened(&mut self, stream: Stream<T>) -> News<T> {
         telemetry::stream_opened(self.of, self.resume.is_some());
         // Leftover attempts close themselves.
@@ -190,6 +207,7 @@ impl<T: Send + 'static> Subscription<T> {
         self.phase = Phase::Open {
             stream,
             since: Instant::now(),
+            heard_at: Instant::now(),
             overdue_at: None,
         };
         News::Opened
@@ -326,6 +344,24 @@ mod tests {
             assert_eq!(begin.elapsed(), Duration::from_millis(1_550 + 3_000), "{code}");
             opened(&mut subscription).await;
         }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_suspect_stream_is_given_up_unless_it_has_said_something() {
+        let server = Server::new(Vec::new());
+        let mut subscription = server.subscribe(None);
+        assert!(subscription.suspect(Instant::now()).is_none(), "there is none");
+        opened(&mut subscription).await;
+        let before = Instant::now();
+        tokio::time::advance(Duration::from_secs(1)).await;
+        assert!(subscription.suspect(before).is_none(), "it was opened later");
+        let news = subscription.suspect(Instant::now());
+        assert!(
+            matches!(news, Some(News::Closed(PollingReason::Interrupted))),
+            "{news:?}"
+        );
+        opened(&mut subscription).await;
+        assert_eq!(server.openings.load(Ordering::Relaxed), 2);
     }
 
     #[tokio::test(start_paused = true)]

@@ -70,12 +70,17 @@ async fn watch(weak: &Weak<Session>, mut demand: watch::Receiver<Demand>) -> Opt
     let mut present = *demand.wait_for(|demand| demand.stream).await.ok()?;
     // One for the life of the session: its back-off outlives short pauses without need for it.
     let mut subscription = weak.upgrade()?.subscribe(present);
+    let mut suspicion = weak.upgrade()?.suspicion.subscribe();
     let mut is_open = false;
     let (mut needed_at, mut claimed_at) = (Instant::now(), Instant::now());
     loop {
         let news = tokio::select! {
             news = subscription.next() => Some(news),
             changed = demand.changed() => changed.map(|()| None).ok()?,
+            changed = suspicion.changed() => {
+                let since = changed.ok().and_then(|()| *suspicion.borrow_and_update())?;
+                subscription.suspect(since)
+            }
             () = sleep(CHECK_EVERY), if !is_open => None,
         };
         let session = weak.upgrade()?;
