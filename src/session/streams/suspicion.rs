@@ -3,8 +3,9 @@
 //! The driver sends the next `getMore` of a stream to the server that has its cursor. Once that server is gone, it waits
 //! for it in server selection, for half a minute by default, and the stream is silent meanwhile. Silence alone shows only
 //! after the await time. But the commands of the session learn of the new primary much earlier: one fails as its server
-//! is no primary any more, and a later one is answered. A stream that has said nothing since the failure is then given
-//! up, and taken up after its last event at the new primary.
+//! is no primary any more, and a later one is answered. A stream that has said nothing since the last failure is then
+//! given up, and taken up after its last event at the new primary. It may have been opened after the first failure, by a
+//! server that was about to go.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -15,7 +16,7 @@ use crate::store::StoreError;
 /// Fail-overs as the commands of a session notice them.
 #[derive(Debug, Default)]
 pub(in crate::session) struct Suspicion {
-    /// When the first command failed that no answer has followed.
+    /// When the last command failed that no answer has followed.
     failed_at: Mutex<Option<Instant>>,
     /// A stream is suspect that has said nothing since.
     since: watch::Sender<Option<Instant>>,
@@ -27,7 +28,7 @@ impl Suspicion {
         let mut failed_at = self.failed_at.lock().unwrap_or_else(PoisonError::into_inner);
         match ended {
             Err(error) if error.lost_primary() => {
-                failed_at.get_or_insert_with(Instant::now);
+                *failed_at = Some(Instant::now());
             }
             Err(_) => {}
             Ok(_) => {
@@ -58,10 +59,11 @@ mod tests {
         suspicion.note::<()>(Err(&error(EXCEEDED_TIME)));
         suspicion.note(Ok(()));
         assert_eq!(*since.borrow(), None);
+        suspicion.note::<()>(Err(&error(NOT_WRITABLE_PRIMARY)));
+        tokio::time::advance(std::time::Duration::from_secs(1)).await;
         let failed_at = Instant::now();
         suspicion.note::<()>(Err(&error(NOT_WRITABLE_PRIMARY)));
         tokio::time::advance(std::time::Duration::from_secs(1)).await;
-        suspicion.note::<()>(Err(&error(NOT_WRITABLE_PRIMARY)));
         assert_eq!(*since.borrow(), None, "there is no other primary so far");
         suspicion.note(Ok(()));
         assert_eq!(*since.borrow(), Some(failed_at));
