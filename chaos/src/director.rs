@@ -23,8 +23,9 @@ use crate::{
     Result,
     client::{Actor, LEASE, Options, Plan, Way, connect},
     clock::wall_ahead,
+    fault::NODES,
     history::{HISTORY, History, JOURNAL, SERVERS},
-    journal::{Entry, Note},
+    journal::{Entry, Note, SLOW},
     judge::{self, Case, IDLE, PROBE},
     locks::{ALL, JOBS, Kind, LOCKS, OWN_DOCUMENT, OWN_MUTEX, PERMITS, Share, is_own},
     oplog::Reader,
@@ -56,9 +57,6 @@ const CALM: Duration = Duration::from_secs(12);
 /// Pause between two writes of the director that show whether machine and servers have time.
 const PULSE: Duration = Duration::from_millis(100);
 
-/// Time above which an answer is noted as slow.
-pub(crate) const SLOW: Duration = Duration::from_millis(500);
-
 /// Maximum number of pictures.
 const PICTURES: usize = 10;
 
@@ -80,7 +78,7 @@ pub(crate) async fn run(play: Play) -> Result<bool> {
     fs::create_dir_all(&play.folder)?;
     println!("seed {}: the cluster starts", play.seed);
     let cluster = Cluster::builder()
-        .replica_set(crate::schedule::NODES)
+        .replica_set(NODES)
         .proxied(true)
         // Without the library those faults are missed, and the summary says so.
         .clocks(clock::library().is_some())

@@ -5,8 +5,13 @@ use std::fmt;
 use crate::{
     locks::{self, ALL, JOBS, LOCKS, OWN_MUTEX},
     random::Random,
-    schedule::{CLIENTS, NODES},
 };
+
+/// Number of client processes at any time.
+pub(crate) const CLIENTS: usize = 5;
+
+/// Number of nodes of the replica set.
+pub(crate) const NODES: usize = 3;
 
 /// A node, by its role when the fault comes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,8 +1,13 @@
 //! The director's notes: the faults as they came, the ends of clients, and the differences between the clocks.
 
+use std::time::Duration;
+
 use serde::{Deserialize, Serialize};
 
 use crate::clock::Moment;
+
+/// Time above which an answer is noted as slow.
+pub(crate) const SLOW: Duration = Duration::from_millis(500);
 
 /// One line; `at` is read before the event, unless the event says otherwise.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

@@ -8,12 +8,6 @@ use crate::{
     random::Random,
 };
 
-/// Number of client processes at any time.
-pub(crate) const CLIENTS: usize = 5;
-
-/// Number of nodes of the replica set.
-pub(crate) const NODES: usize = 3;
-
 /// Additional time of faults that make something wait in vain: long beside any deadline.
 const MORE: Duration = Duration::from_secs(8);
 

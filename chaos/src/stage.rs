@@ -18,13 +18,13 @@ use crate::{
     Result,
     client::Actor,
     clock::now,
-    fault::{Failure, Fault, LOST_MOST, Network, Node, Which},
+    fault::{CLIENTS, Failure, Fault, LOST_MOST, NODES, Network, Node, Which},
     foreign,
     history::HISTORY,
     journal::{Entry, Note, Reach},
     locks::{JOBS, LOCKS},
     record::Log,
-    schedule::{CLIENTS, NODES, Planned},
+    schedule::Planned,
     streams::{self, Stream},
 };
 

@@ -12,10 +12,9 @@ use super::{Case, Judged, Promise, Violation};
 use crate::{
     client::{CLAIM_LEASE, LEASE},
     clock::{MILLI, Moment, SECOND},
-    director::SLOW,
     fault::LOST_MOST,
     history::{Grant, Operation},
-    journal::{Note, Reach},
+    journal::{Note, Reach, SLOW},
     locks::is_own,
     record::End,
 };
