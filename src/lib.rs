@@ -36,7 +36,7 @@ mod waitlist;
 mod wake_mode;
 
 pub use client::in_memory::InMemory;
-pub use client::{LockClient, LockClientBuilder};
+pub use client::{LockClient, builder::LockClientBuilder};
 pub use contention::Contention;
 pub use documents::memory_collection::MemoryCollection;
 pub use documents::{AcquireDocument, Claim, DocumentHandle, DocumentLocks, TryAcquireDocument, TryClaim};

@@ -1,21 +1,21 @@
 //! The client: one per process, from which all locks are made.
 
+pub(crate) mod builder;
 pub(crate) mod in_memory;
 
 use std::{
     collections::HashMap,
     fmt,
     sync::{Arc, Mutex, PoisonError, Weak},
-    time::Duration,
 };
 
 use mongodb::Database;
-use tokio::{runtime::Handle, sync::watch};
+use tokio::sync::watch;
 
 use crate::{
-    config::{Config, Settings},
-    error::{BuildError, OperateError, ServerError},
-    input::{check_collection, check_name},
+    config::Config,
+    error::OperateError,
+    input::check_name,
     inspect::LockInfo,
     locks::{election::Election, multi::MultiLock, mutex, rw_lock::RwLock, semaphore::Semaphore},
     name::LockName,
@@ -24,239 +24,15 @@ use crate::{
         watch::{AllLockEvents, LockEvents},
     },
     protocol::Evict,
-    session::{
-        Session,
-        documents::DocumentSession,
-        locks::LockSession,
-        reading::{Hedging, read_beside},
-    },
+    session::{Session, documents::DocumentSession, locks::LockSession},
     store::{
-        DocumentStore, LockStore, MemoryStore, MongoStore, Topology,
+        DocumentStore, LockStore, MemoryStore,
         place::{Paths, PlaceId},
     },
-    telemetry,
     token::FencingToken,
     wake_mode::{PollingReason, WakeMode, WakeSource},
 };
-
-const DEFAULT_COLLECTION: &str = "distributed_locks";
-
-/// A builder of a [`LockClient`]. Made by [`LockClient::builder`].
-///
-/// [`build`](Self::build) checks every setting before anything is sent.
-#[derive(Clone, Debug)]
-#[must_use = "a builder does nothing until it is built"]
-pub struct LockClientBuilder {
-    place: Place,
-    collection: String,
-    settings: Settings,
-}
-
-/// The place where the locks live.
-#[derive(Clone, Debug)]
-enum Place {
-    Database(Database),
-    Memory(Arc<MemoryStore>),
-}
-
-impl LockClientBuilder {
-    fn new(place: Place) -> Self {
-        Self {
-            place,
-            collection: DEFAULT_COLLECTION.to_owned(),
-            settings: Settings::default(),
-        }
-    }
-
-    pub(crate) fn in_memory(memory: Arc<MemoryStore>) -> Self {
-        Self::new(Place::Memory(memory))
-    }
-
-    /// Sets the collection of the locks' documents; `distributed_locks` by default. Leave it to watchlock alone.
-    pub fn collection(mut self, name: impl Into<String>) -> Self {
-        self.collection = name.into();
-        self
-    }
-
-    /// Sets how long a lock outlives its holder's last sign of life; 30 s by default, at least 500 ms.
-    ///
-    /// A crashed holder costs this much, and a holder survives an outage of the server this long.
-    pub fn lease(mut self, lease: Duration) -> Self {
-        self.settings.lease = Some(lease);
-        self
-    }
-
-    /// Sets how often held locks are renewed; a fifth of the lease by default. It must be shorter than the lease less
-    /// the skew margin and the clock drift, a thousandth of the lease.
-    ///
-    /// If the primary fails at the worst moment, the lease less this interval is left. That must outlast the election
-    /// (10 to 12 s by MongoDB's defaults, 20 s if it has to be repeated) and the first commit after it.
-    pub fn renewal_interval(mut self, interval: Duration) -> Self {
-        self.settings.renewal_interval = Some(interval);
-        self
-    }
-
-    /// Sets the first lease of a waiter that was handed the lock, until its first renewal shortly after; 5 s by
-    /// default, or the lease if that is shorter. A waiter that died unnoticed in the queue costs this much.
-    pub fn claim_lease(mut self, lease: Duration) -> Self {
-        self.settings.claim_lease = Some(lease);
-        self
-    }
-
-    /// Sets how long the document of an idle lock is kept; one day by default. It only limits the size of the
-    /// collection: fencing tokens rise whether or not the document is kept.
-    pub fn retention(mut self, retention: Duration) -> Self {
-        self.settings.retention = Some(retention);
-        self
-    }
-
-    /// Sets how far the clocks of the replica set's members may differ; a tenth of the lease by default, 1 s at most.
-    ///
-    /// A holder gives up this much before the server would give the lock away, so a new primary whose clock is ahead of
-    /// the old one's does no harm. It gives up another thousandth of the lease earlier, as the clocks of two machines
-    /// don't run equally fast: 30 ms of 30 s, almost an hour and a half of 60 days.
-    pub fn skew_margin(mut self, margin: Duration) -> Self {
-        self.settings.skew_margin = Some(margin);
-        self
-    }
-
-    /// Sets the shortest and the longest pause between two tries of a polling waiter; 10 ms and 500 ms by default.
-    pub fn poll_interval(mut self, least: Duration, most: Duration) -> Self {
-        self.settings.poll_interval = Some((least, most));
-        self
-    }
-
-    /// Sets how waiters learn of a release; by default through the change stream if there is one.
-    pub fn wake_source(mut self, source: WakeSource) -> Self {
-        self.settings.wake_source = source;
-        self
-    }
-
-    /// Sets how many change streams the client may have open at a time, so that they leave room in the driver's
-    /// connection pool; 4 by default, 1 to 100.
-    ///
-    /// Each open stream occupies one of the pool's connections (`maxPoolSize`, 10 by default). There is one for the
-    /// locks while one is held for long or a waiter is about to be served, which always has room; one for each
-    /// collection (and [field](crate::DocumentLocks::field)) of documents with a waiter, a claim or a long hold; and
-    /// one for each [`watch`](LockClient::watch), [`watch_all`](LockClient::watch_all) and
-    /// [`observe`](crate::Election::observe). Beyond the limit the first to come stream, and the others poll until
-    /// there is room.
-    pub fn max_streams(mut self, streams: u32) -> Self {
-        self.settings.max_streams = Some(streams);
-        self
-    }
-
-    /// Sets a name for this process that people recognize: the locks' documents have it next to the host and the
-    /// process id.
-    pub fn label(mut self, label: impl Into<String>) -> Self {
-        self.settings.label = Some(label.into());
-        self
-    }
-
-    /// Sets a name that this process keeps across restarts, of 1 to 1,024 bytes: with it, the process takes its own
-    /// locks back at once.
-    ///
-    /// The locks of a killed process stay taken for the rest of their lease. A process that comes back with the same
-    /// owner id need not wait for that. Its acquire (or try) of such a lock evicts every hold and every wait of earlier
-    /// clients with the id, and gets the lock, in one write and under a new token, before the waiters behind. On a
-    /// semaphore all permits of the earlier clients become free, and the new request is first in line. A
-    /// [claim](crate::DocumentLocks::claim) takes only free documents.
-    ///
-    /// # One client at a time
-    ///
-    /// **Two clients that run at the same time must not have the same owner id: the one built later takes the locks of
-    /// the earlier one away whenever it acquires them.** The earlier one finds out at once, through
-    /// [`LostReason::Adopted`](crate::LostReason::Adopted), and the new fencing token is larger. But its work under the
-    /// lock is cut off as by a crash, and until the news arrives (within a hop; about a second while polling; at most
-    /// its lease, if it can't reach the server) both believe that they hold the lock, as after a
-    /// [`break_lock`](LockClient::break_lock). So derive the id from something unique to the instance, not from the
-    /// service: `billing-3` of a stateful set, but not a host name if several instances run on a host. In a rolling
-    /// deploy that starts the new instance before it stops the old, the new one takes over. Tasks of one client never
-    /// take locks from each other.
-    ///
-    /// The server's clock at the time each client was built decides which one is later. It can't decide if a new
-    /// primary's clock is behind the old one's by more than the time in between; then the client waits for the lock
-    /// like any other.
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// use watchlock::{InMemory, LostReason};
-    ///
-    /// let memory = InMemory::new();
-    /// let before = memory.builder().owner_id("billing-3").build().await?;
-    /// let held = before.mutex("invoice-42").acquire().await?;
-    ///
-    /// // After a restart it does not wait for its own old lease.
-    /// let after = memory.builder().owner_id("billing-3").build().await?;
-    /// let again = after.mutex("invoice-42").acquire().await?;
-    /// assert!(again.token() > held.token());
-    /// assert_eq!(held.lost().await, LostReason::Adopted);
-    /// # Ok(()) }
-    /// ```
-    pub fn owner_id(mut self, id: impl Into<String>) -> Self {
-        self.settings.owner_id = Some(id.into());
-        self
-    }
-
-    /// Checks the settings and asks the server once for its type.
-    ///
-    /// It writes nothing. The collection and its index are made before the first lock is acquired.
-    ///
-    /// # Errors
-    ///
-    /// [`BuildError::Invalid`] names the setting, its value and its bound; nothing was sent then.
-    /// [`BuildError::Server`] if no primary answers within the driver's server selection timeout (30 s unless set in
-    /// the connection string). [`BuildError::NoChangeStream`] with [`WakeSource::ChangeStream`] on a standalone.
-    ///
-    /// # Cancel safety
-    ///
-    /// Cancel safe: a dropped future leaves nothing behind.
-    ///
-    /// # Examples
-    ///
-    /// ```no_run
-    /// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
-    /// use std::time::Duration;
-    /// use watchlock::LockClient;
-    ///
-    /// let client = mongodb::Client::with_uri_str("mongodb://localhost:27017/?replicaSet=rs0").await?;
-    /// let locks = LockClient::builder(client.database("app"))
-    ///     .lease(Duration::from_secs(20))
-    ///     .label("billing")
-    ///     .build()
-    ///     .await?;
-    /// # Ok(()) }
-    /// ```
-    pub async fn build(self) -> Result<LockClient, BuildError> {
-        let config = self.settings.validate()?;
-        check_collection(&self.collection)?;
-        let (database, collection) = match self.place {
-            Place::Database(database) => (database, self.collection),
-            Place::Memory(memory) => return Ok(LockClient::over_memory(memory, config)),
-        };
-        let connecting = || {
-            let (database, collection) = (database.clone(), collection.clone());
-            async move { MongoStore::connect(&database, &collection).await }
-        };
-        let connected = read_beside(&Handle::current(), Hedging::CONNECT, connecting).await;
-        let (store, topology, exchange) = connected
-            .inspect_err(|error| telemetry::operation_failed("connect", None, error))
-            .map_err(ServerError::from)?;
-        let standalone = topology == Topology::Standalone;
-        let mode = match config.wake_source {
-            WakeSource::Polling => WakeMode::Polling(PollingReason::Configured),
-            WakeSource::ChangeStream if standalone => return Err(BuildError::NoChangeStream),
-            _ if standalone => WakeMode::Polling(PollingReason::Standalone),
-            _ => WakeMode::ChangeStream,
-        };
-        let session = LockSession::new(config, LockStore::Mongo(Arc::new(store)), Some(&exchange), mode);
-        // The driver's own tasks usually run there.
-        session.live_on(Handle::current());
-        Ok(LockClient::new(session))
-    }
-}
+use builder::{LockClientBuilder, Place};
 
 /// A factory for locks that all processes share if they use the same collection.
 ///

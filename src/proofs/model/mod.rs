@@ -58,7 +58,10 @@
 mod breach;
 mod client;
 mod fingerprint;
+mod happening;
+mod playing_out;
 mod rules;
+mod steps;
 mod system;
 mod tests;
 mod verdict;
@@ -68,7 +71,8 @@ use stateright::{Model, Property};
 use crate::protocol::Kind;
 use breach::Breach;
 use rules::Rules;
-use system::{Action, Fault, Setup, System};
+use steps::Action;
+use system::{Fault, Setup, System};
 use verdict::{ends_well, is_exclusive, is_without_ghosts};
 
 impl Model for Setup {

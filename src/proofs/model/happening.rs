@@ -1,0 +1,314 @@
+//! What happens to a state: commands are sent, applied, answered and lost; events arrive; faults strike.
+
+use std::sync::Arc;
+
+use super::{
+    breach::{Before, check_write},
+    client::instant,
+    rules::KEEP,
+    steps::{Mode, Step},
+    system::{Applied, Command, Message, Notice, Setup, Slot, System},
+};
+use crate::{
+    protocol::{
+        Evict, Expects, Holder, Operation, State,
+        wake::{self},
+    },
+    store::Exchange,
+    waitlist::deadline::Deadline,
+};
+
+impl System {
+    /// A client's step; says whether it sent something.
+    pub(super) fn step(&mut self, setup: &Setup, client: usize, lock: usize, step: Step, mode: Mode) -> bool {
+        if let Step::Renew(hold) = step {
+            let hold = &self.clients[client].lines[lock].holds[hold];
+            let command = Command::Renew {
+                id: hold.id.clone(),
+                token: hold.token,
+            };
+            self.send(setup, client, lock, command, mode);
+            return true;
+        }
+        let world = self.world(setup);
+        let it = &mut self.clients[client];
+        match step {
+            Step::Acquire { wait } => it.join(lock, wait, world),
+            Step::Cancel(place) => it.cancel(lock, place, world),
+            Step::LetGo(place) => it.let_go(lock, place, world),
+            Step::Renew(_) | Step::Send | Step::Timer => {}
+        }
+        let Some(operation) = it.next(lock, step == Step::Timer, world) else {
+            return false;
+        };
+        self.send(setup, client, lock, Command::Run(Arc::new(operation)), mode);
+        true
+    }
+
+    pub(super) fn send(&mut self, setup: &Setup, client: usize, lock: usize, command: Command, mode: Mode) {
+        self.network.push(Message {
+            client,
+            lock,
+            command,
+            sent: self.time,
+            awaited: true,
+            applied: None,
+        });
+        let message = self.network.len() - 1;
+        if mode != Mode::Delayed {
+            self.apply(setup, message);
+        }
+        if mode == Mode::Prompt {
+            self.deliver(setup, message);
+        }
+    }
+
+    pub(super) fn apply(&mut self, setup: &Setup, number: usize) {
+        let Message { lock, ref command, .. } = self.network[number];
+        let now = self.now();
+        let before = self.documents()[lock].state.clone();
+        let (after, shown) = match command.clone() {
+            Command::Run(operation) => {
+                let after = (setup.rules.apply)(before.as_deref(), &operation, now);
+                self.check(setup, lock, Some(&operation), after.as_ref());
+                let after = after.map(Arc::new);
+                let selected = before.as_deref().is_none_or(|before| operation.selects(before));
+                let shown = after.clone().filter(|_| selected);
+                (after, shown)
+            }
+            Command::Renew { id, .. } => {
+                self.operations += 1;
+                let operation = format!("r.{}", self.operations);
+                let mut after = before.as_deref().cloned();
+                let renewed = after
+                    .as_mut()
+                    .is_some_and(|state| (setup.rules.renew)(state, &operation, &[id], KEEP, now));
+                self.check(setup, lock, None, after.as_ref());
+                let after = after.map(Arc::new);
+                (after.clone(), after.filter(|_| renewed))
+            }
+        };
+        if before != after {
+            self.write(lock, after);
+        }
+        if self.network[number].awaited {
+            self.network[number].applied = Some(Applied {
+                shown,
+                at: now,
+                place: self.log.len() - 1,
+            });
+        } else {
+            let message = self.network.remove(number);
+            if let Command::Run(operation) = message.command {
+                let line = &self.clients[message.client].lines[lock];
+                let requests = operation.requests.iter().flat_map(|requests| &requests.entries);
+                // It comes after the last sweep, or after its client's death.
+                self.abandoned |= requests.into_iter().any(|entry| !line.waitlist.knows(&entry.id));
+            }
+        }
+    }
+
+    pub(super) fn check(&mut self, setup: &Setup, lock: usize, operation: Option<&Operation>, after: Option<&State>) {
+        if self.breach.is_none() {
+            let slot = &self.documents()[lock];
+            let before = Before {
+                state: slot.state.as_deref(),
+                token: slot.token,
+                capacity: setup.capacity,
+                room: setup.rules.room,
+            };
+            self.breach = check_write(&before, operation, after, self.now());
+        }
+    }
+
+    /// A write of the primary, and the events of it.
+    pub(super) fn write(&mut self, lock: usize, after: Option<Arc<State>>) {
+        let mut documents = self.documents().to_vec();
+        let token = after.as_ref().map_or(0, |state| state.token);
+        documents[lock] = Slot {
+            token: documents[lock].token.max(token),
+            struck: documents[lock].struck.clone(),
+            state: after.clone(),
+        };
+        self.log.push(documents);
+        let place = self.log.len() - 1;
+        let Some(state) = after else { return };
+        for (client, stream) in self.streams.iter_mut().enumerate() {
+            for (id, signal) in wake::signals(&state.wake, &self.clients[client].session) {
+                stream.push(Notice {
+                    lock,
+                    id: id.to_owned(),
+                    signal,
+                    at: state.at,
+                    place,
+                });
+            }
+        }
+    }
+
+    pub(super) fn may_be_set_back(&self) -> bool {
+        let copy = self.copy.as_ref();
+        copy.is_some_and(|(lock, _)| self.documents()[*lock].may_be_set_back(self.now()))
+    }
+
+    /// Somebody else saves what it has read; `None` where it is still so.
+    pub(super) fn restore(&mut self) -> Option<()> {
+        let (lock, copy) = self.copy.take()?;
+        let before = self.documents()[lock].state.clone();
+        if before.as_ref() == Some(&copy) {
+            return None;
+        }
+        let mut struck = self.documents()[lock].struck.clone();
+        for holder in before.iter().flat_map(|state| &state.holders) {
+            let stays =
+                |other: &Holder| (&other.id, other.token) == (&holder.id, holder.token) && other.until >= holder.until;
+            if !copy.holders.iter().any(stays) {
+                struck.push(holder.token);
+            }
+        }
+        self.write(lock, Some(copy));
+        if let Some(slot) = self.log.last_mut().and_then(|documents| documents.get_mut(lock)) {
+            slot.struck = struck;
+        }
+        // It brings back entries that have left.
+        self.abandoned = true;
+        Some(())
+    }
+
+    /// A majority has the log up to a place.
+    pub(super) fn commit(&mut self, place: usize) {
+        if place == 0 {
+            return;
+        }
+        self.log.drain(..place);
+        let places = self.network.iter_mut().filter_map(|message| message.applied.as_mut());
+        places.for_each(|applied| applied.place = applied.place.saturating_sub(place));
+        let notices = self.streams.iter_mut().flatten();
+        notices.for_each(|notice| notice.place = notice.place.saturating_sub(place));
+    }
+
+    /// An answer arrives.
+    pub(super) fn deliver(&mut self, setup: &Setup, number: usize) {
+        let message = self.network.remove(number);
+        let Some(applied) = message.applied else { return };
+        if setup.rules.waits_for_majority {
+            self.commit(applied.place);
+        }
+        let (client, lock) = (message.client, message.lock);
+        let world = self.world(setup);
+        let sent = instant(message.sent);
+        match message.command {
+            Command::Run(operation) => {
+                let exchange = Exchange {
+                    sent,
+                    received: instant(self.time),
+                    now: applied.shown.is_some().then_some(applied.at),
+                };
+                let client = &mut self.clients[client];
+                client.note(&exchange, &setup.rules);
+                client.answered(lock, &operation, applied.shown.as_deref(), &exchange, world);
+            }
+            Command::Renew { id, token } => {
+                let now = instant(self.time);
+                let read = Exchange {
+                    sent: now,
+                    received: now,
+                    now: Some(self.now()),
+                };
+                let document = self.documents()[lock].state.clone();
+                let client = &mut self.clients[client];
+                let mut holds = client.lines[lock].holds.iter();
+                let Some(place) = holds.position(|hold| hold.id == id && hold.token == token) else {
+                    return;
+                };
+                let sent = if setup.rules.counts_from_sending { sent } else { now };
+                let config = setup.rules.config();
+                // Where some are gone, or were renewed by another meanwhile, the document is read.
+                let mut holders = document.iter().flat_map(|state| &state.holders);
+                let deadline = if applied.shown.is_some() {
+                    Some(Deadline::of_renewal(sent, config.lease, &client.clock, config))
+                } else {
+                    let holder = holders.find(|holder| holder.id == id && holder.token == token);
+                    holder.and_then(|holder| Deadline::of_reading(&read, holder.until, sent, config.lease, config))
+                };
+                match deadline {
+                    Some(deadline) => client.lines[lock].renewed(place, deadline, self.time, &setup.rules),
+                    None => client.verified(lock, &id, document.as_deref().cloned(), world),
+                }
+            }
+        }
+    }
+
+    /// A client gives an answer up. Where the command is not applied yet, it may still be.
+    pub(super) fn lose(&mut self, setup: &Setup, number: usize) {
+        let Message { client, lock, .. } = self.network[number];
+        let command = self.network[number].command.clone();
+        if let Command::Run(operation) = &command {
+            let world = self.world(setup);
+            self.clients[client].failed(lock, operation, world);
+        }
+        self.network[number].awaited = false;
+        if self.network[number].applied.is_some() {
+            self.network.remove(number);
+        }
+    }
+
+    /// The next event of a client's stream arrives.
+    pub(super) fn hear(&mut self, setup: &Setup, client: usize) {
+        let notice = self.streams[client].remove(0);
+        self.clients[client].lags &= !self.streams[client].is_empty();
+        if setup.rules.waits_for_majority {
+            self.commit(notice.place);
+        }
+        let world = self.world(setup);
+        self.clients[client].signalled(notice.lock, &notice.id, notice.signal, notice.at, world);
+    }
+
+    pub(super) fn crash(&mut self, client: usize) {
+        self.clients[client].crash();
+        self.streams[client].clear();
+        self.abandoned = true;
+        self.network.retain_mut(|message| {
+            message.awaited &= message.client != client;
+            message.awaited || message.applied.is_none()
+        });
+    }
+
+    pub(super) fn put_out(&mut self, setup: &Setup, lock: usize) {
+        self.operations += 1;
+        let operation = Operation {
+            id: format!("o.{}", self.operations),
+            leave: Vec::new(),
+            leave_capacity: None,
+            evict: Evict::Everybody,
+            proclaim: None,
+            requests: None,
+            expects: Expects::Nothing,
+            room: setup.rules.room,
+            keep: KEEP,
+        };
+        let now = self.now();
+        let before = self.documents()[lock].state.clone();
+        let after = (setup.rules.apply)(before.as_deref(), &operation, now);
+        self.check(setup, lock, Some(&operation), after.as_ref());
+        if before.as_deref() != after.as_ref() {
+            self.write(lock, after.map(Arc::new));
+        }
+    }
+
+    /// Another primary, which has `keep` states of the log.
+    pub(super) fn fail_over(&mut self, keep: usize, ahead: i64) {
+        self.log.truncate(keep);
+        for message in &mut self.network {
+            // Its write is undone: the driver sends it again, or it never was.
+            if message.applied.as_ref().is_some_and(|applied| applied.place >= keep) {
+                message.applied = None;
+            }
+        }
+        for stream in &mut self.streams {
+            stream.retain(|notice| notice.place < keep);
+        }
+        self.ahead = ahead;
+        self.clocks = (self.clocks.0.min(ahead), self.clocks.1.max(ahead));
+    }
+}

@@ -1,0 +1,95 @@
+//! The rest of a run in which nothing goes wrong any more: everybody is to have its turn.
+
+use super::{
+    rules::LEASE,
+    steps::{Mode, Step},
+    system::{Message, Setup, System},
+};
+
+impl System {
+    /// From here on nothing goes wrong, whoever holds lets go, and nobody else comes. What is still on its way comes
+    /// first. Without `events`, the clients poll. Without `answers`, none comes of those that are still awaited, nor of the
+    /// first command that each client sends from here on: it is given up and asked for again beside, and done before
+    /// that, or after.
+    pub(super) fn play_out(&self, setup: &Setup, events: bool, answers: bool) -> Self {
+        let mut state = self.clone();
+        state.clients.iter_mut().for_each(|client| client.frozen = false);
+        state.copy = None;
+        let mut silent = vec![vec![!answers; setup.locks]; state.clients.len()];
+        while let Some(message) = state.network.iter().position(|message| message.awaited) {
+            if answers {
+                if state.network[message].applied.is_none() {
+                    state.apply(setup, message);
+                }
+                state.deliver(setup, message);
+            } else if setup.rules.gives_up_commands {
+                state.lose(setup, message);
+            } else {
+                break;
+            }
+        }
+        for _ in 0..PATIENCE {
+            if state.is_quiet() || state.breach.is_some() {
+                break;
+            }
+            state.round(setup, events, &mut silent);
+            state.time += 1;
+            // What nobody waits for any more comes after its client has asked again.
+            let late = |state: &Self| {
+                let late = |message: &Message| message.applied.is_none() && message.sent + 1 < state.time;
+                state.network.iter().position(late)
+            };
+            while let Some(message) = late(&state) {
+                state.apply(setup, message);
+            }
+        }
+        state
+    }
+
+    pub(super) fn round(&mut self, setup: &Setup, events: bool, silent: &mut [Vec<bool>]) {
+        for client in 0..self.clients.len() {
+            if !events {
+                self.streams[client].clear();
+            }
+            while !self.streams[client].is_empty() {
+                self.hear(setup, client);
+            }
+            for lock in 0..setup.locks {
+                let silent = &mut silent[client][lock];
+                while !self.clients[client].lines[lock].holds.is_empty() {
+                    self.ask(setup, client, lock, Step::LetGo(0), silent);
+                }
+                // With a stream, asking is only the back-stop.
+                let line = &self.clients[client].lines[lock];
+                let queued = line.waitlist.is_queued();
+                if line.may_ask(self.time) && !(events && queued && self.time % (LEASE / 2) != 0) {
+                    self.ask(setup, client, lock, Step::Timer, silent);
+                }
+                // Not for ever: what has come to no end by then comes to none.
+                for _ in 0..PATIENCE {
+                    if !self.clients[client].lines[lock].wants_to_send(self.time) {
+                        break;
+                    }
+                    self.ask(setup, client, lock, Step::Send, silent);
+                }
+            }
+        }
+    }
+
+    /// A client's step whose command is answered at once; or is not answered at all where it is to be `silent`, which is
+    /// over then.
+    pub(super) fn ask(&mut self, setup: &Setup, client: usize, lock: usize, step: Step, silent: &mut bool) {
+        let mode = match (*silent, client % 2) {
+            (false, _) => Mode::Prompt,
+            (true, 0) => Mode::Unanswered,
+            (true, _) => Mode::Delayed,
+        };
+        if self.step(setup, client, lock, step, mode) && std::mem::take(silent) && setup.rules.gives_up_commands {
+            self.lose(setup, self.network.len() - 1);
+        }
+    }
+}
+
+/// Rounds after which everybody has had his turn: a lease for whoever died as a holder, a claim for each that died in the
+/// queue, and the sweeps.
+const PATIENCE: usize = 40;
