@@ -7,19 +7,10 @@ use std::{
 
 use crate::{
     error::InvalidInput,
-    name::LockName,
+    input::{TEXT_MOST, check_text},
     protocol::{Identity, Owner, ServerTime},
     wake_mode::WakeSource,
 };
-
-/// Longest name of a lock, in bytes. Much longer ones would kill every change stream on the collection.
-const NAME_MOST: usize = 1_024;
-
-/// Maximum number of names of a multi-lock: each costs a round trip before the lock is held, one after the other.
-const NAMES_MOST: usize = 128;
-
-/// Longest label or reason, in bytes; they are stored with every entry.
-const TEXT_MOST: usize = 1_024;
 
 /// Shortest lease: below it, a pause of the scheduler or one lost packet costs the lock.
 const LEASE_LEAST: Duration = Duration::from_millis(500);
@@ -258,80 +249,6 @@ fn below(name: &str, value: Duration, bound_name: &str, bound: Duration) -> Resu
     Ok(())
 }
 
-pub(crate) fn check_collection(name: &str) -> Result<(), InvalidInput> {
-    let problem = if name.is_empty() {
-        "is empty"
-    } else if name.len() > 200 {
-        "is longer than 200 bytes"
-    } else if name.contains(['$', '\0']) {
-        "contains `$` or NUL"
-    } else if name.starts_with("system.") || name.starts_with('.') || name.ends_with('.') {
-        "starts with `system.`, or starts or ends with a dot"
-    } else {
-        return Ok(());
-    };
-    let shown: String = name.chars().take(200).collect();
-    Err(InvalidInput::new(format!(
-        "the collection name `{}` {problem}",
-        shown.escape_debug()
-    )))
-}
-
-/// Checks a name: 1 to 1,024 bytes of any text.
-pub(crate) fn check_name(name: &str) -> Result<(), InvalidInput> {
-    if name.is_empty() {
-        return Err(InvalidInput::new(
-            "the name of a lock is empty; it must have 1 to 1024 bytes",
-        ));
-    }
-    if name.len() > NAME_MOST {
-        let length = name.len();
-        return Err(InvalidInput::new(format!(
-            "the name of a lock has {length} bytes; it must have 1 to {NAME_MOST}"
-        )));
-    }
-    Ok(())
-}
-
-/// Checks a prefix: it is no longer than a name.
-pub(crate) fn check_prefix(prefix: &str) -> Result<(), InvalidInput> {
-    if prefix.len() > NAME_MOST {
-        let length = prefix.len();
-        return Err(InvalidInput::new(format!(
-            "the name prefix has {length} bytes; it must have at most {NAME_MOST}"
-        )));
-    }
-    Ok(())
-}
-
-/// Checks the names of a multi-lock, sorted: at least one, not too many, and each once.
-pub(crate) fn check_names(names: &[LockName]) -> Result<(), InvalidInput> {
-    if !(1..=NAMES_MOST).contains(&names.len()) {
-        let count = names.len();
-        return Err(InvalidInput::new(format!(
-            "the multi-lock has {count} names; it must have 1 to {NAMES_MOST}"
-        )));
-    }
-    names.iter().try_for_each(|name| check_name(name))?;
-    if let Some(twice) = names.windows(2).find(|pair| pair[0] == pair[1]) {
-        let name = twice[0].escape_debug();
-        return Err(InvalidInput::new(format!(
-            "`{name}` is given more than once; each name of a multi-lock must be given once"
-        )));
-    }
-    Ok(())
-}
-
-pub(crate) fn check_text(what: &str, text: &str) -> Result<(), InvalidInput> {
-    if text.len() > TEXT_MOST {
-        let length = text.len();
-        return Err(InvalidInput::new(format!(
-            "the {what} has {length} bytes; it must have at most {TEXT_MOST}"
-        )));
-    }
-    Ok(())
-}
-
 /// Checks a timeout: from zero to longer than anybody lives, but short enough to add it to the clock.
 pub(crate) fn check_timeout(timeout: Duration) -> Result<(), InvalidInput> {
     at_most("timeout", timeout, "longest accepted value", DURATION_MOST)
@@ -500,17 +417,5 @@ mod tests {
             let message = settings.validate().unwrap_err().to_string();
             assert!(words.iter().all(|word| message.contains(word)), "{message}");
         }
-    }
-
-    #[test]
-    fn names_are_bounded_in_bytes() {
-        check_name("x").unwrap();
-        check_name(&"é".repeat(512)).unwrap();
-        assert!(check_name("").unwrap_err().to_string().contains("1 to 1024"));
-        assert!(check_name(&"é".repeat(513)).unwrap_err().to_string().contains("1026"));
-        for name in ["", "a$b", "a\0", "system.x", ".a", "a."] {
-            check_collection(name).unwrap_err();
-        }
-        check_collection("a.b").unwrap();
     }
 }

@@ -1,4 +1,4 @@
-//! The numbers, their bounds, and how they are shown and saved.
+//! The numbers and their bounds, and the table and file that show them.
 
 use std::{
     fmt::{self, Write as _},
@@ -6,7 +6,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// One number of the scoreboard and what it may be at most.
+/// A number of the scoreboard and its maximum.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Key {
     name: &'static str,
@@ -37,7 +37,7 @@ pub(crate) const CLAIM_RS1: Key = key("claim_ratio_rs1", 1.2);
 pub(crate) const EXPIRY: Key = key("expiry_wake_ms", 25.0);
 pub(crate) const POLLING: Key = key("polling_handoff_ms", 25.0);
 
-/// What was measured, in the order in which it was.
+/// The measurements, in their order.
 #[derive(Debug, Default)]
 pub(crate) struct Board {
     entries: Vec<Entry>,
@@ -48,7 +48,7 @@ pub(crate) struct Board {
 struct Entry {
     key: Key,
     value: f64,
-    /// The figures the value was made from.
+    /// The figures behind the value.
     basis: String,
 }
 
@@ -57,14 +57,14 @@ impl Board {
         self.entries.push(Entry { key, value, basis });
     }
 
-    /// Something worth knowing that has no bound.
+    /// Shows a figure without a bound.
     pub(crate) fn remark(&mut self, remark: String) {
         self.remarks.push(remark);
     }
 
     /// Writes the numbers to the target directory, wherever that is, as one flat JSON object.
     pub(crate) fn save(&self) -> io::Result<PathBuf> {
-        // Cargo tells benches of a folder in the target directory only, not of the target directory.
+        // Cargo gives benches a folder in the target directory, not the target directory itself.
         let temporary = Path::new(env!("CARGO_TARGET_TMPDIR"));
         let path = temporary.parent().unwrap_or(temporary).join("scoreboard.json");
         fs::write(&path, self.json())?;

@@ -1,4 +1,4 @@
-//! What it takes to claim a document of one's own and to give it back.
+//! The cost of claiming a document and giving it back.
 
 use mongodb::bson::doc;
 use tokio::time::Instant;
@@ -7,13 +7,13 @@ use watchlock_testkit::Cluster;
 
 use crate::{Result, peer::Peer, samples::Compared};
 
-/// Rounds that are thrown away.
+/// Number of rounds that are thrown away.
 const WARM_UP: usize = 30;
 
-/// Documents to choose from.
+/// Number of documents to choose from.
 const DOCUMENTS: i32 = 100;
 
-/// A claim and its release, beside the least that marks a free document as taken and then as free again.
+/// Measures a claim and its release, beside the least that marks a free document as taken and then as free again.
 pub(crate) async fn claim(cluster: &Cluster, rounds: usize) -> Result<Compared> {
     let peer = Peer::new(cluster).await?;
     let (raw, documents) = (peer.raw(), peer.documents());

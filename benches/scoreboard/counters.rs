@@ -1,4 +1,4 @@
-//! What a server has executed, by command.
+//! The commands that a server has executed.
 
 use std::{collections::BTreeMap, fmt, time::Duration};
 
@@ -11,11 +11,11 @@ use watchlock_testkit::Cluster;
 
 use crate::Result;
 
-/// What drivers send to watch over the server and to greet it, whoever uses them and for whatever. Older servers call
-/// it `isMaster`, and the driver uses that name until it knows better.
+/// Command by which drivers watch over the server and greet it, for every client. Older servers call it `isMaster`,
+/// and the driver uses that name until it knows better.
 const MONITORING: [&str; 3] = ["hello", "isMaster", "ping"];
 
-/// Reads the counters of a cluster's first node, and is not counted itself.
+/// A reader of the counters of a cluster's first node, which is not counted itself.
 #[derive(Debug)]
 pub(crate) struct Observer(Client);
 
@@ -30,7 +30,7 @@ impl Observer {
         Ok(observer)
     }
 
-    /// All of `serverStatus.metrics.commands.*.total`, but for `serverStatus` itself, which nobody else asks for.
+    /// Returns all of `serverStatus.metrics.commands.*.total`, except `serverStatus` itself, which nothing else runs.
     pub(crate) async fn read(&self) -> Result<Commands> {
         let status = self.0.database("admin").run_command(doc! { "serverStatus": 1 }).await?;
         let commands = status.get_document("metrics")?.get_document("commands")?;
@@ -51,7 +51,7 @@ fn total(counts: &Document) -> i64 {
     }
 }
 
-/// How often each command was executed by a server, whoever sent it.
+/// The number of executions of each command by a server, for all clients.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Commands(BTreeMap<String, i64>);
 

@@ -1,4 +1,4 @@
-//! What many clients that wait for one lock cost the server, and with it everybody else.
+//! The cost of many clients that wait for one lock, for the server and for everybody else.
 
 use std::{collections::BTreeSet, fmt, fs, time::Duration};
 
@@ -21,22 +21,22 @@ use crate::{
     peer::Peer,
 };
 
-/// Clients that wait, each with connections of its own.
+/// Number of clients that wait, each with connections of its own.
 const CLIENTS: usize = 200;
 
-/// How long they wait before anything is counted.
+/// Wait of the clients before anything is counted.
 const SETTLING: Duration = Duration::from_secs(30);
 
-/// How long commands are counted.
+/// Time for which commands are counted.
 const COUNTED: Duration = Duration::from_secs(30);
 
-/// Clients that wait while somebody else writes.
+/// Number of clients that wait while another client writes.
 const TAXING: usize = 64;
 
-/// Writes by which the time of the server's processor is measured.
+/// Number of writes by which the time of the server's processor is measured.
 const WRITES: i32 = 3_000;
 
-/// So many of these a second: with pauses, as one writer after the other would wake waiting cursors together.
+/// Pause between two of these writes, as one writer after the other would wake waiting cursors together.
 const PAUSE: Duration = Duration::from_millis(2);
 
 #[derive(Debug)]
@@ -47,7 +47,7 @@ pub(crate) struct Crowd {
 }
 
 impl Crowd {
-    /// Without what drivers send to watch over the server, and without the holder's renewals.
+    /// Without the drivers' monitoring, and without the holder's renewals.
     pub(crate) fn commands_per_client(&self) -> f64 {
         let counted = self.commands.all() - self.commands.monitoring() - self.commands.of("update");
         counted as f64 / self.elapsed.as_secs_f64() / CLIENTS as f64
@@ -61,7 +61,7 @@ impl fmt::Display for Crowd {
     }
 }
 
-/// Has this many clients wait for a lock that is held for long.
+/// Makes this many clients wait for a lock that is held for long.
 async fn waiting(cluster: &Cluster, count: usize) -> Result<(Peer, LockHandle, Vec<LockClient>, JoinSet<()>)> {
     let holder = Peer::new(cluster).await?;
     let held = holder.locks.mutex("held").acquire().await?;
@@ -95,7 +95,7 @@ pub(crate) async fn crowd(cluster: &Cluster) -> Result<Crowd> {
     })
 }
 
-/// How many change streams are open.
+/// Returns the number of open change streams.
 async fn streams(driver: &Client) -> Result<usize> {
     let stages = [
         doc! { "$currentOp": { "allUsers": true, "idleCursors": true } },
@@ -112,7 +112,8 @@ async fn streams(driver: &Client) -> Result<usize> {
     Ok(operations.iter().filter_map(id).collect::<BTreeSet<_>>().len())
 }
 
-/// The server's processor time for a write to another collection, in microseconds, with nobody and with many waiting.
+/// Measures the server's processor time for a write to another collection, in microseconds, with nobody and with many
+/// waiting.
 #[derive(Debug)]
 pub(crate) struct Tax {
     alone: f64,
@@ -137,7 +138,7 @@ impl fmt::Display for Tax {
 
 pub(crate) async fn tax(cluster: &Cluster) -> Result<Tax> {
     let writer = cluster.client().await?;
-    // Connections and the collection are made.
+    // This makes the connections and the collection.
     cost_of_writes(cluster, &writer).await?;
     let alone = cost_of_writes(cluster, &writer).await?;
     let (_holder, _held, _clients, _waiters) = waiting(cluster, TAXING).await?;
@@ -145,7 +146,7 @@ pub(crate) async fn tax(cluster: &Cluster) -> Result<Tax> {
     Ok(Tax { alone, beside })
 }
 
-/// In microseconds a write, without what the server does anyway.
+/// Returns microseconds a write, without the server's idle work.
 async fn cost_of_writes(cluster: &Cluster, writer: &Client) -> Result<f64> {
     let foreign = writer.database("foreign").collection::<Document>("events");
     let pause = PAUSE * u32::try_from(WRITES)?;
@@ -162,7 +163,7 @@ async fn cost_of_writes(cluster: &Cluster, writer: &Client) -> Result<f64> {
     Ok(taken * 1e6 / f64::from(WRITES))
 }
 
-/// What the first node has had of the processor so far, as the kernel counts it, in hundredths of a second.
+/// Returns the first node's processor time so far, as the kernel counts it, in hundredths of a second.
 fn processor_time(cluster: &Cluster) -> Result<Duration> {
     let pid = cluster.pid(0).ok_or("the server has no process")?;
     let stat = fs::read_to_string(format!("/proc/{pid}/stat"))?;

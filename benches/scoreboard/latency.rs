@@ -1,4 +1,4 @@
-//! How long things take, in rounds that alternate with the raw driver commands they are compared with.
+//! Latencies, in rounds that alternate with the raw driver commands they are compared with.
 //!
 //! The machine is shared and its noise comes and goes, so every round of a lock has a raw neighbour.
 
@@ -22,7 +22,8 @@ use crate::{
     samples::{Compared, Samples},
 };
 
-/// Rounds that are thrown away: connections are made, streams opened, and the server gets to know its queries.
+/// Number of rounds that are thrown away: connections are made, streams opened, and the server gets to know its
+/// queries.
 const WARM_UP: usize = 30;
 
 /// The shortest lease there is, for the holder that dies.
@@ -54,7 +55,7 @@ impl Hop {
         Ok(Self { sender, received })
     }
 
-    /// From the write's being sent to the event's being received.
+    /// Measures from the sending of the write to the arrival of the event.
     async fn once(&mut self) -> Result<Duration> {
         let sent = Instant::now();
         self.sender
@@ -65,7 +66,7 @@ impl Hop {
     }
 }
 
-/// `acquire` and `release` of a free lock, beside the least that any lock in a document does.
+/// Measures `acquire` and `release` of a free lock, beside the least that any lock in a document does.
 pub(crate) async fn uncontended(cluster: &Cluster, rounds: usize) -> Result<Compared> {
     let peer = Peer::new(cluster).await?;
     let (raw, mutex) = (peer.raw(), peer.locks.mutex("uncontended"));
@@ -92,7 +93,7 @@ pub(crate) async fn uncontended(cluster: &Cluster, rounds: usize) -> Result<Comp
     Ok(compared)
 }
 
-/// One that holds, one that waits in the queue for it, and one that looks whether it does.
+/// A client that holds, one that waits in the queue for it, and one that looks whether it does.
 #[derive(Debug)]
 struct Trio {
     holder: Peer,
@@ -109,7 +110,7 @@ impl Trio {
         })
     }
 
-    /// From `release` being called by who got `held` to `wanted` having returned in the other client.
+    /// Measures from the call of `release` by the holder of `held` until `wanted` has returned in the other client.
     async fn hand_over(&self, name: &str, held: Acquire, wanted: Acquire, waited: Duration) -> Result<Duration> {
         let held = held.await?;
         let waiting = wait(wanted);
@@ -123,7 +124,7 @@ impl Trio {
         Ok(acquired.at - called)
     }
 
-    /// Rounds of a hand-over, each beside a raw hop the same way.
+    /// Compares rounds of a hand-over, each beside a raw hop the same way.
     async fn compare(
         &self,
         rounds: usize,
@@ -153,7 +154,7 @@ impl Trio {
     }
 }
 
-/// From `release` being called to `acquire` having returned in another client that stands in the queue.
+/// Measures from the call of `release` until `acquire` has returned in another client that stands in the queue.
 pub(crate) async fn handoff(cluster: &Cluster, rounds: usize) -> Result<Compared> {
     let trio = Trio::of(cluster).await?;
     let name = "handed over";
@@ -167,7 +168,7 @@ pub(crate) async fn handoff(cluster: &Cluster, rounds: usize) -> Result<Compared
     Ok(compared)
 }
 
-/// The same of a readers-writer lock: from a writer to a reader, and from a reader to a writer, in turns.
+/// Measures the same of a readers-writer lock: from a writer to a reader, and from a reader to a writer, in turns.
 pub(crate) async fn rw_lock_handoff(cluster: &Cluster, rounds: usize) -> Result<Compared> {
     let trio = Trio::of(cluster).await?;
     let name = "read and written";
@@ -185,7 +186,7 @@ pub(crate) async fn rw_lock_handoff(cluster: &Cluster, rounds: usize) -> Result<
     Ok(compared)
 }
 
-/// The same of the last of four permits, while others hold the other three.
+/// Measures the same of the last of four permits, while others hold the other three.
 pub(crate) async fn semaphore_handoff(cluster: &Cluster, rounds: usize) -> Result<Compared> {
     let trio = Trio::of(cluster).await?;
     let name = "one of four";
@@ -207,7 +208,7 @@ pub(crate) async fn semaphore_handoff(cluster: &Cluster, rounds: usize) -> Resul
     Ok(compared)
 }
 
-/// From `resign` being called to the next leader's `campaign` having returned.
+/// Measures from the call of `resign` until the next leader's `campaign` has returned.
 pub(crate) async fn election_failover(cluster: &Cluster, rounds: usize) -> Result<Compared> {
     let trio = Trio::of(cluster).await?;
     let name = "led";
@@ -229,7 +230,7 @@ pub(crate) async fn election_failover(cluster: &Cluster, rounds: usize) -> Resul
     Ok(compared)
 }
 
-/// A mutex without a change stream, for a waiter that has waited for 50 to 100 ms.
+/// Measures a mutex without a change stream, for a waiter that has waited for 50 to 100 ms.
 pub(crate) async fn polling_handoff(cluster: &Cluster, rounds: usize) -> Result<Samples> {
     let trio = Trio::of(cluster).await?;
     let name = "handed over";
@@ -243,7 +244,7 @@ pub(crate) async fn polling_handoff(cluster: &Cluster, rounds: usize) -> Result<
     Ok(samples)
 }
 
-/// From `break_lock` being called to `lost` having resolved in the holder.
+/// Measures from the call of `break_lock` until `lost` has resolved in the holder.
 pub(crate) async fn lost(cluster: &Cluster, rounds: usize) -> Result<Compared> {
     let (operator, holder) = (Peer::new(cluster).await?, Peer::new(cluster).await?);
     let mut hop = Hop::between(&operator, &holder).await?;
@@ -277,7 +278,7 @@ pub(crate) async fn lost(cluster: &Cluster, rounds: usize) -> Result<Compared> {
     Ok(compared)
 }
 
-/// From the end of a dead holder's lease, on the server's clock, to `acquire` having returned in a waiter.
+/// Measures from the end of a dead holder's lease, on the server's clock, until `acquire` has returned in a waiter.
 ///
 /// Servers and clients are on one machine, so the server's clock is the system's.
 pub(crate) async fn expiry(cluster: &Cluster, rounds: usize) -> Result<Samples> {
@@ -303,7 +304,7 @@ pub(crate) async fn expiry(cluster: &Cluster, rounds: usize) -> Result<Samples> 
     Ok(samples)
 }
 
-/// Ends as a killed process does: with its runtime everything stops that would renew or release the lock.
+/// Ends as a killed process does: everything that would renew or release the lock stops with its runtime.
 fn acquire_and_die(uri: &str, name: &str) -> Result<()> {
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(1)

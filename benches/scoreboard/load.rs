@@ -1,4 +1,4 @@
-//! How many commands a server executes for many clients, tasks or locks. Each has a server of its own.
+//! The number of commands that a server executes for many clients, tasks or locks. Each load has a server of its own.
 
 use std::{fmt, time::Duration};
 
@@ -22,10 +22,10 @@ const WARM_UP: usize = 3;
 /// Rounds of each contender that are counted.
 const ROUNDS: usize = 20;
 
-/// How long waiters have to get where they stay.
+/// Time for waiters to reach their queue positions.
 const SETTLING: Duration = Duration::from_secs(5);
 
-/// A multiple of every interval that is at work: of the streams (5 s), the drivers' and the heartbeat (10 s).
+/// Time to count: a multiple of every interval at work: of the streams (5 s), the drivers' and the heartbeat (10 s).
 const IDLE_FOR: Duration = Duration::from_secs(30);
 
 const LOCKS: usize = 10_000;
@@ -35,10 +35,10 @@ const LEASE: Duration = Duration::from_secs(30);
 /// The default for that lease.
 const RENEWAL_INTERVAL: Duration = Duration::from_secs(10);
 
-/// Renewal rounds that are counted.
+/// Number of renewal rounds that are counted.
 const RENEWAL_ROUNDS: u32 = 3;
 
-/// Lock clients that each stand for a process.
+/// Makes lock clients that each stand for a process.
 pub(crate) async fn many_clients(cluster: &Cluster, count: usize) -> Result<Vec<LockClient>> {
     let peers: Vec<Peer> = stream::iter(0..count)
         .then(|_| Peer::new(cluster))
@@ -47,12 +47,12 @@ pub(crate) async fn many_clients(cluster: &Cluster, count: usize) -> Result<Vec<
     Ok(peers.into_iter().map(|peer| peer.locks).collect())
 }
 
-/// One lock client, to be used by many tasks.
+/// Makes one lock client, for many tasks to use.
 pub(crate) async fn many_tasks(cluster: &Cluster, count: usize) -> Result<Vec<LockClient>> {
     Ok(vec![Peer::new(cluster).await?.locks; count])
 }
 
-/// What it took to hand a lock round.
+/// The cost of handing a lock round.
 #[derive(Debug)]
 pub(crate) struct Contention {
     handoffs: usize,
@@ -60,7 +60,7 @@ pub(crate) struct Contention {
     commands: Commands,
 }
 
-/// Has all contenders acquire and release one mutex again and again, each in a task.
+/// Makes all contenders acquire and release one mutex again and again, each in a task.
 pub(crate) async fn contention(cluster: &Cluster, contenders: Vec<LockClient>) -> Result<Contention> {
     let observer = Observer::new(cluster).await?;
     contend(&contenders, WARM_UP).await?;
@@ -94,7 +94,7 @@ async fn contend(contenders: &[LockClient], rounds: usize) -> Result<()> {
 }
 
 impl Contention {
-    /// Everything but `getMore` and what drivers do to watch over the server.
+    /// Everything but `getMore` and the drivers' monitoring.
     pub(crate) fn commands_per_handoff(&self) -> f64 {
         let commands = self.commands.all() - self.commands.of("getMore") - self.commands.monitoring();
         float(commands) / self.handoffs()
@@ -123,14 +123,14 @@ impl fmt::Display for Contention {
     }
 }
 
-/// What waiting costs.
+/// The cost of waiting.
 #[derive(Debug)]
 pub(crate) struct Idle {
     elapsed: Duration,
     commands: Commands,
 }
 
-/// Fifty tasks of five clients wait for what a sixth holds.
+/// Measures fifty tasks of five clients that wait for a lock that a sixth holds.
 pub(crate) async fn idle(cluster: &Cluster) -> Result<Idle> {
     let observer = Observer::new(cluster).await?;
     let holder = Peer::new(cluster).await?;
@@ -159,7 +159,7 @@ pub(crate) async fn idle(cluster: &Cluster) -> Result<Idle> {
 }
 
 impl Idle {
-    /// Everything, the drivers' monitors included, but for the holder's renewals: nobody else sends an `update`.
+    /// Everything, the drivers' monitors included, except the holder's renewals: nothing else sends an `update`.
     pub(crate) fn commands_per_second(&self) -> f64 {
         float(self.commands.all() - self.commands.of("update")) / self.elapsed.as_secs_f64()
     }
@@ -176,7 +176,7 @@ impl fmt::Display for Idle {
     }
 }
 
-/// What holding many locks costs.
+/// The cost of holding many locks.
 #[derive(Debug)]
 pub(crate) struct Renewals {
     acquired_in: Duration,
@@ -184,7 +184,7 @@ pub(crate) struct Renewals {
     commands: Commands,
 }
 
-/// One client holds ten thousand locks.
+/// Measures one client that holds ten thousand locks.
 pub(crate) async fn renewals(cluster: &Cluster) -> Result<Renewals> {
     let observer = Observer::new(cluster).await?;
     let holder = Peer::with_lease(&cluster.uri(), LEASE).await?;
@@ -202,7 +202,7 @@ pub(crate) async fn renewals(cluster: &Cluster) -> Result<Renewals> {
     sleep(RENEWAL_INTERVAL * RENEWAL_ROUNDS).await;
     let commands = observer.read().await?.since(&before);
     let lost = held.iter().filter(|handle| handle.lost_reason().is_some()).count();
-    // Ten thousand releases would be of no use to anybody: the server ends here.
+    // Ten thousand releases would be of no use: the server ends here.
     held.into_iter().for_each(std::mem::forget);
     Ok(Renewals {
         acquired_in,

@@ -1,4 +1,4 @@
-//! What a lock costs beside the raw driver commands it is made of, measured in the same run.
+//! The cost of a lock beside the raw driver commands it is made of, measured in the same run.
 //!
 //! `cargo bench --bench scoreboard` starts its own servers, prints a table and writes `scoreboard.json` to the target
 //! directory. A number beyond its bound is shown and is no failure: the machine may be busy.
@@ -22,19 +22,19 @@ use load::{Contention, Idle, Renewals};
 use samples::{Compared, Samples};
 use watchlock_testkit::Cluster;
 
-/// Whatever goes wrong ends the run: there is nothing to be saved of a measurement on a server that does not answer.
+/// An error ends the run: a measurement on a server that does not answer has nothing to save.
 type Result<T> = std::result::Result<T, Box<dyn Error + Send + Sync>>;
 
-/// Rounds of one comparison on one node, where a round takes a few milliseconds.
+/// Number of rounds of one comparison on one node, where a round takes a few milliseconds.
 const ROUNDS_RS1: usize = 500;
 
-/// Rounds on three nodes, where every write waits for another node.
+/// Number of rounds on three nodes, where every write waits for another node.
 const ROUNDS_RS3: usize = 300;
 
-/// Rounds on a standalone server, where the waiter waits for up to 100 ms each time.
+/// Number of rounds on a standalone server, where the waiter waits for up to 100 ms each time.
 const ROUNDS_POLLING: usize = 100;
 
-/// Rounds with a holder that dies, which take a lease each.
+/// Number of rounds with a holder that dies, which take a lease each.
 const ROUNDS_EXPIRY: usize = 15;
 
 const PARTS: [&str; 6] = [
@@ -80,7 +80,7 @@ async fn main() -> Result<()> {
         }
     }
     println!("{board}\n\nmeasured in {:.0} s", begun.elapsed().as_secs_f64());
-    // What is not all of it is not to be taken for it.
+    // A part must not be taken for the whole.
     if parts.is_empty() {
         println!("written to {}", board.save()?.display());
     }
@@ -185,7 +185,7 @@ async fn crowd(board: &mut Board) -> Result<()> {
     Ok(())
 }
 
-/// Both only count commands over a long time, so one does not disturb the other.
+/// Measures both at once: both only count commands over a long time, so one does not disturb the other.
 async fn steady_state(board: &mut Board) -> Result<()> {
     let waited = start(Cluster::replica_set(1), "50 waiters of 5 clients").await?;
     let held = start(Cluster::replica_set(1), "10,000 locks of one client").await?;
@@ -196,7 +196,7 @@ async fn steady_state(board: &mut Board) -> Result<()> {
     Ok(())
 }
 
-/// Starts a cluster and says what comes next: the run takes minutes.
+/// Starts a cluster and prints the next step: the run takes minutes.
 async fn start(
     cluster: impl Future<Output = std::result::Result<Cluster, watchlock_testkit::Error>>,
     what: &str,

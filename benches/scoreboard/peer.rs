@@ -1,4 +1,4 @@
-//! What stands for one process: a driver's client and a lock client of its own.
+//! The stand-in for one process: a driver's client and a lock client of its own.
 
 use std::time::{Duration, SystemTime};
 
@@ -18,7 +18,7 @@ use crate::Result;
 
 const DATABASE: &str = "scoreboard";
 
-/// Within this a waiter stands in the queue, or something is wrong.
+/// Maximum time for a waiter to stand in the queue: beyond it something is wrong.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 #[derive(Debug)]
@@ -47,7 +47,7 @@ impl Peer {
         })
     }
 
-    /// The collection of the raw commands, beside the one of the locks and with the same write concern.
+    /// Returns the collection of the raw commands, beside the one of the locks and with the same write concern.
     pub(crate) fn raw(&self) -> Collection<Document> {
         let options = CollectionOptions::builder()
             .write_concern(WriteConcern::majority())
@@ -55,12 +55,12 @@ impl Peer {
         self.driver.database(DATABASE).collection_with_options("raw", options)
     }
 
-    /// The collection of documents to be locked in place.
+    /// Returns the collection of documents to be locked in place.
     pub(crate) fn documents(&self) -> Collection<Document> {
         self.driver.database(DATABASE).collection("documents")
     }
 
-    /// Waits until `waiters` stand in the server's queue, and returns what the lock looks like then.
+    /// Waits until `waiters` stand in the server's queue, and returns the state of the lock then.
     pub(crate) async fn until_queued(&self, name: &str, waiters: usize) -> Result<LockInfo> {
         let queued = async {
             loop {
@@ -74,7 +74,7 @@ impl Peer {
     }
 }
 
-/// Begins to wait in a task of its own.
+/// Starts to wait in a task of its own.
 pub(crate) fn wait(acquire: Acquire) -> JoinHandle<Result<Acquired>> {
     tokio::spawn(async move {
         let handle = acquire.await?;
@@ -86,7 +86,7 @@ pub(crate) fn wait(acquire: Acquire) -> JoinHandle<Result<Acquired>> {
     })
 }
 
-/// What a waiter comes back with.
+/// The result of a wait.
 #[derive(Debug)]
 pub(crate) struct Acquired {
     pub(crate) at: Instant,

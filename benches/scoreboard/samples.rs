@@ -1,4 +1,4 @@
-//! Latencies and what is told of them.
+//! Latencies and their quantiles.
 
 use std::{fmt, time::Duration};
 
@@ -37,7 +37,7 @@ impl fmt::Display for Samples {
     }
 }
 
-/// What a lock takes, and what the driver's commands take that it can't do without, in alternate rounds.
+/// The latencies of a lock, and of the driver's commands that it needs at least, in alternate rounds.
 #[derive(Debug, Default)]
 pub(crate) struct Compared {
     pub(crate) raw: Samples,

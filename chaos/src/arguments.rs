@@ -51,7 +51,7 @@ usage: watchlock-chaos [--minutes N | --seconds N] [--seed S] [--fault KINDS]
 It ends with 0 if every promise was kept, with 1 if one was broken, and with 2 if it could not run.
 ";
 
-/// What is asked for.
+/// The requested command.
 pub(crate) enum Command {
     Help,
     Schedule {
@@ -66,7 +66,7 @@ pub(crate) enum Command {
     Load(Load),
     Play(Play),
     Jobs(Jobs),
-    /// What a job of these runs under its lock.
+    /// The job whose process this is: it runs under the lock.
     Job {
         file: PathBuf,
         lasts: Duration,
@@ -169,7 +169,7 @@ fn minutes(count: u64) -> Duration {
 }
 
 impl Play {
-    /// The command line that runs the same faults again.
+    /// Returns the command line that runs the same faults again.
     pub(crate) fn again(&self) -> String {
         let (seconds, seed) = (self.lasts.as_secs(), self.seed);
         let faults = if self.mix == Mix::default() {

@@ -1,4 +1,4 @@
-//! One client process: several tasks that acquire, hold and let go, and write down all of it.
+//! A client process: several tasks that acquire, hold and let go, and record all of it.
 
 use std::{
     path::PathBuf,
@@ -33,26 +33,26 @@ use crate::{
     record::{End, Log, Record, What},
 };
 
-/// How long a lock outlives its holder. Short, so that leases do run out in a burst of faults.
+/// Time for which a lock outlives its holder. Short, so that leases do run out in a burst of faults.
 pub(crate) const LEASE: Duration = Duration::from_secs(2);
 
 /// The first lease of a waiter that was handed the lock.
 pub(crate) const CLAIM_LEASE: Duration = Duration::from_secs(1);
 
-/// How many tasks of one client contend.
+/// Number of tasks of one client that contend.
 const TASKS: usize = 4;
 
-/// How long they wait for the locks that their client has for itself: longer than any fault lasts, so that it is seen how
-/// long one was held up.
+/// Maximum wait for the locks that their client has for itself: longer than any fault lasts, so that the history shows
+/// how long one was held up.
 const OWN_PATIENCE: Duration = Duration::from_secs(30);
 
-/// How often it is looked after how the client is woken.
+/// Pause between two looks at how the client is woken.
 const WAKE_LOOK: Duration = Duration::from_millis(100);
 
-/// The pause between two looks. What is not seen in between is covered by what `safe_for` said.
+/// Pause between two looks. The `safe_for` of a look covers the time until the next.
 const LOOK: Duration = Duration::from_millis(25);
 
-/// How a client is to be.
+/// The settings of a client.
 #[derive(Clone, Debug)]
 pub(crate) struct Options {
     pub(crate) uri: String,
@@ -60,13 +60,13 @@ pub(crate) struct Options {
     pub(crate) label: String,
     pub(crate) seed: u64,
     pub(crate) history: PathBuf,
-    /// To go on after the loss of a lock as if nothing had happened. The judge has to find it.
+    /// Whether it goes on after the loss of a lock as if nothing had happened. The judge has to find it.
     pub(crate) ignores_loss: bool,
-    /// One task acquires and releases one lock, as fast as it can.
+    /// Whether one task acquires and releases one lock, as fast as it can.
     pub(crate) contends: bool,
 }
 
-/// What is held, of whatever kind.
+/// A handle, of any kind.
 #[derive(Debug)]
 pub(crate) enum Held {
     Lock(LockHandle),
@@ -92,7 +92,7 @@ impl Held {
     }
 }
 
-/// How an acquire is made.
+/// The way to make an acquire.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Way {
     /// It gives up by itself.
@@ -102,19 +102,19 @@ pub(crate) enum Way {
     Tries,
 }
 
-/// One operation to be.
+/// A planned operation.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Plan {
     pub(crate) lock: Lock,
     pub(crate) share: Share,
     pub(crate) way: Way,
-    /// How long it is held.
+    /// Time to hold it.
     pub(crate) hold: Duration,
-    /// It is released, and not dropped.
+    /// Whether it is released, and not dropped.
     pub(crate) releases: bool,
 }
 
-/// What the tasks of one process share.
+/// The shared state of one process's tasks.
 #[derive(Debug)]
 pub(crate) struct Actor {
     client: Client,
@@ -133,7 +133,7 @@ pub(crate) async fn run(options: Options) -> Result<()> {
     let (stop, stopping) = watch::channel(false);
     let (seed, contends) = (options.seed, options.contends);
     let actor = Arc::new(Actor::start(options).await?);
-    // One more has locks for itself.
+    // One more task has locks for itself.
     let tasks: Vec<_> = (0..if contends { 1 } else { TASKS + 1 })
         .map(|task| {
             let (actor, mut stopping) = (actor.clone(), stopping.clone());
@@ -152,7 +152,7 @@ pub(crate) async fn run(options: Options) -> Result<()> {
         tokio::spawn(async move { actor.watch_wakes().await })
     });
 
-    // Whatever comes, it is the end of it that counts.
+    // Whatever comes, only its end matters.
     let mut rest = Vec::new();
     let _ = tokio::io::stdin().read_to_end(&mut rest).await;
     stop.send_replace(true);
@@ -201,7 +201,7 @@ impl Actor {
         })
     }
 
-    /// Puts the holder of a lock out.
+    /// Evicts the holder of a lock.
     pub(crate) async fn break_lock(&self, name: &str) -> std::result::Result<(), OperateError> {
         if name.starts_with("document") {
             self.jobs.break_lock(name).await?;
@@ -211,10 +211,10 @@ impl Actor {
         Ok(())
     }
 
-    /// Gives back what is held.
+    /// Gives back all locks.
     pub(crate) async fn end(&self) {
         self.locks.shutdown().await;
-        // It closes the change streams at the server.
+        // This closes the change streams at the server.
         self.client.clone().shutdown().await;
         self.log(0, now(), What::Farewell);
     }
@@ -237,7 +237,7 @@ impl Actor {
         }
     }
 
-    /// One operation after the other.
+    /// Runs one operation after the other.
     async fn play(&self, task: usize, mut random: Random, stopping: &mut watch::Receiver<bool>) {
         while !*stopping.borrow() {
             let lock = random.pick(&ALL);
@@ -270,7 +270,7 @@ impl Actor {
         }
     }
 
-    /// Acquires and releases a mutex and a document that nobody else asks for: whatever it waits for is not a holder.
+    /// Acquires and releases a mutex and a document that nobody else asks for: no holder keeps it waiting.
     async fn keep_to_itself(&self, mut random: Random, stopping: &mut watch::Receiver<bool>) {
         // One name for the life of the process.
         let name = |kind: &str| -> &'static str { Box::leak(format!("{kind}{}", self.label).into_boxed_str()) };
@@ -305,7 +305,7 @@ impl Actor {
         }
     }
 
-    /// Writes down how the client is woken, whenever that changes.
+    /// Records how the client is woken, whenever that changes.
     async fn watch_wakes(&self) {
         let mut known = None;
         loop {
@@ -317,10 +317,10 @@ impl Actor {
         }
     }
 
-    /// Acquires, holds and lets go. An acquire that is on its way when all is to stop is dropped.
+    /// Acquires, holds and lets go. An acquire that is on its way when everything is to stop is dropped.
     ///
-    /// There is no await between the request's line and the first poll of the acquire, and the runtime has one thread: the
-    /// order of the lines is the order in which the tasks get in line.
+    /// There is no await between the request's line and the first poll of the acquire, and the runtime has one thread:
+    /// the order of the lines is the order in which the tasks get in line.
     pub(crate) async fn operate(&self, task: usize, plan: Plan, stopping: &mut watch::Receiver<bool>) {
         let Plan {
             lock,
@@ -356,7 +356,7 @@ impl Actor {
             Way::Dropped(after) => after,
             // Tries of documents have no timeout of their own.
             Way::Tries => Duration::from_secs(30),
-            // To be seen by the judge, if it does not end by itself.
+            // The judge sees it, if it does not end by itself.
             Way::Waits(_) => Duration::MAX,
         };
         let acquired = tokio::select! {
@@ -365,7 +365,7 @@ impl Actor {
             _ = stopping.wait_for(|stop| *stop) => None,
         };
         let held = match acquired {
-            // `Open` says so when it is dropped.
+            // `Open` records this when it is dropped.
             None => return,
             Some(Ok(Some(held))) => held,
             Some(Ok(None)) => return open.end(End::NotFree, None),
@@ -450,8 +450,8 @@ impl Actor {
         }
     }
 
-    /// What the lock of a document is for: reads a number, adds one and writes it back, under the lock. Returns whether it
-    /// is still held.
+    /// Uses the lock of a document: reads a number, adds one and writes it back, under the lock. Returns whether it is
+    /// still held.
     async fn count_up(&self, op: u64, handle: &DocumentHandle<Document>) -> bool {
         let count = handle.document().get_i64("count").unwrap_or(-1) + 1;
         self.log(op, now(), What::Writing { count });
@@ -532,7 +532,7 @@ impl Actor {
     }
 }
 
-/// An operation that has not come to its end; dropped before, it was cancelled.
+/// An operation that has not ended; dropped before its end, it was cancelled.
 #[derive(Debug)]
 struct Open<'a> {
     actor: &'a Actor,
@@ -562,7 +562,7 @@ impl Drop for Open<'_> {
     }
 }
 
-/// The database, through connections that the server knows by the label.
+/// Connects to the database, through connections that the server knows by the label.
 pub(crate) async fn connect(uri: &str, database: &str, label: &str) -> Result<Database> {
     let mut options = ClientOptions::parse(uri).await?;
     options.app_name = Some(label.to_owned());

@@ -21,9 +21,9 @@ pub(crate) fn now() -> Moment {
     seconds * SECOND + u64::try_from(time.tv_nsec).unwrap_or(0)
 }
 
-/// How far the clock on the wall, which the servers decide by, is ahead of the monotonic one, in nanoseconds.
+/// Returns how far the wall clock, by which the servers decide, is ahead of the monotonic one, in nanoseconds.
 pub(crate) fn wall_ahead() -> i128 {
-    // The tightest of some, as the process may be put aside between the two readings.
+    // The tightest of some, as the process may be suspended between the two readings.
     let read = |_| {
         let before = now();
         let wall = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();

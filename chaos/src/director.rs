@@ -1,4 +1,4 @@
-//! A whole run: bursts of faults, pauses in which all has to come right, and the judgement.
+//! A whole run: bursts of faults, pauses in which everything has to recover, and the judgement.
 
 use std::{
     collections::BTreeSet,
@@ -23,8 +23,9 @@ use crate::{
     Result,
     client::{Actor, LEASE, Options, Plan, Way, connect},
     clock::wall_ahead,
+    fault::NODES,
     history::{HISTORY, History, JOURNAL, SERVERS},
-    journal::{Entry, Note},
+    journal::{Entry, Note, SLOW},
     judge::{self, Case, IDLE, PROBE},
     locks::{ALL, JOBS, Kind, LOCKS, OWN_DOCUMENT, OWN_MUTEX, PERMITS, Share, is_own},
     oplog::Reader,
@@ -39,29 +40,27 @@ use crate::{
 /// The database of every run.
 const DATABASE: &str = "chaos";
 
-/// How long the director waits for a lock when the cluster is whole: longer than all clients' leases together.
+/// Maximum wait of the director for a lock when the cluster is whole: longer than all clients' leases together.
 const PROBE_PATIENCE: Duration = Duration::from_secs(60);
 
-/// How long change streams of clients that are gone may stay open: the server looks after the connection of a waiting
+/// Maximum time for change streams of gone clients to stay open: the server checks the connection of a waiting
 /// `getMore` only now and then.
 const STREAM_PATIENCE: Duration = Duration::from_secs(30);
 
-/// Without hearing from the primary for so long, the others elect another.
+/// Time without the primary after which the others elect another.
 const ELECTION_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// How long clients contend in the end without any fault: they have to come to rest, and then to be served in time.
+/// Time for which clients contend at the end without any fault: they have to come to rest, and then to be served in
+/// time.
 const CALM: Duration = Duration::from_secs(12);
 
-/// The pause between two writes of the director that tell whether machine and servers have time.
+/// Pause between two writes of the director that show whether machine and servers have time.
 const PULSE: Duration = Duration::from_millis(100);
 
-/// An answer that took longer is noted.
-pub(crate) const SLOW: Duration = Duration::from_millis(500);
-
-/// How many pictures are drawn.
+/// Maximum number of pictures.
 const PICTURES: usize = 10;
 
-/// What is asked for.
+/// The settings of a run.
 #[derive(Clone, Debug)]
 pub(crate) struct Play {
     pub(crate) seed: u64,
@@ -79,7 +78,7 @@ pub(crate) async fn run(play: Play) -> Result<bool> {
     fs::create_dir_all(&play.folder)?;
     println!("seed {}: the cluster starts", play.seed);
     let cluster = Cluster::builder()
-        .replica_set(crate::schedule::NODES)
+        .replica_set(NODES)
         .proxied(true)
         // Without the library those faults are missed, and the summary says so.
         .clocks(clock::library().is_some())
@@ -161,7 +160,7 @@ async fn perform(play: &Play, stage: &Arc<Stage>, probe: &Actor) -> Result<()> {
     pulse.abort();
     stage.note(Note::Dismissing);
     stage.dismiss().await?;
-    // What is left of those that were killed.
+    // The remains of killed clients.
     sleep(LEASE + Duration::from_secs(1)).await;
     stage.note(Note::Silence);
     look(probe, IDLE, Way::Tries).await;
@@ -171,7 +170,7 @@ async fn perform(play: &Play, stage: &Arc<Stage>, probe: &Actor) -> Result<()> {
     leftovers(stage, whole_since).await
 }
 
-/// Writes again and again, as a client that no fault is meant for, and notes when that took long.
+/// Writes again and again, as a client that no fault strikes, and notes slow answers.
 async fn feel_pulse(stage: Arc<Stage>) -> Result<()> {
     let pulses = stage.cluster.client().await?.database(DATABASE);
     let pulses = pulses.collection::<Document>("pulses");
@@ -217,10 +216,11 @@ async fn read(stage: &Stage, reader: &mut Reader, servers: &Log) -> Result<()> {
     reader.read(&stage.cluster.node_client(primary).await?, servers).await
 }
 
-/// Notes what is there although everybody has gone. Since `whole_since`, by the servers' clock, nobody has been disturbed.
+/// Notes everything that is left although all clients have gone. Nothing has been disturbed since `whole_since`, by
+/// the servers' clock.
 async fn leftovers(stage: &Stage, whole_since: i64) -> Result<()> {
     let database = stage.cluster.client().await?.database(DATABASE);
-    // What a killed client had for itself nobody else asks for, so its entries stay until the document is purged.
+    // Nothing else asks for a killed client's own locks, so its entries stay until the document is purged.
     let journal: Vec<Entry> = record::read(&stage.folder.join(JOURNAL))?;
     let killed = journal.iter().filter_map(|entry| match &entry.note {
         Note::Killed { client } => Some(client.as_str()),
@@ -247,9 +247,10 @@ async fn leftovers(stage: &Stage, whole_since: i64) -> Result<()> {
     }
     let deadline = Instant::now() + STREAM_PATIENCE;
     loop {
-        // Who was killed, or cut off, between two reads of its stream can't tell the server that it is not wanted any more.
-        // And the driver tells the primary, also where the stream is on a node that has stepped down and goes on there.
-        // These are closed by their servers when the session is over. All others are to be closed by who opened them.
+        // A client that was killed or cut off between two reads of its stream can't cancel the stream at the server.
+        // And the driver cancels it at the primary, also if the stream is on a node that has stepped down and goes on
+        // there. Their servers close these streams when the session is over. All others must be closed by the clients
+        // that opened them.
         let primary = stage.cluster.primary().await?;
         let is_abandoned = |stream: &Stream| {
             let since = stream.idle_since;
@@ -280,7 +281,7 @@ async fn leftovers(stage: &Stage, whole_since: i64) -> Result<()> {
     }
 }
 
-/// Judges what is in a folder, and prints and draws what came of it. Returns whether no promise was broken.
+/// Judges the records in a folder, and prints and draws the result. Returns whether no promise was broken.
 pub(crate) fn judge(folder: &Path) -> Result<bool> {
     let history = History::read(folder)?;
     let case = Case::new(&history);

@@ -5,10 +5,15 @@ use std::fmt;
 use crate::{
     locks::{self, ALL, JOBS, LOCKS, OWN_MUTEX},
     random::Random,
-    schedule::{CLIENTS, NODES},
 };
 
-/// A node by the role that it has when the fault comes.
+/// Number of client processes at any time.
+pub(crate) const CLIENTS: usize = 5;
+
+/// Number of nodes of the replica set.
+pub(crate) const NODES: usize = 3;
+
+/// A node, by its role when the fault comes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Node {
     Primary,
@@ -16,7 +21,7 @@ pub(crate) enum Node {
     Other(usize),
 }
 
-/// What is wrong with the way between two processes.
+/// A fault of the way between two processes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Network {
     BlackHole,
@@ -30,18 +35,18 @@ pub(crate) enum Network {
     Delay(u64),
 }
 
-/// How many milliseconds a node's clock may be from the true time: two of them are apart by the skew margin of the clients
-/// at most, which is a tenth of their lease.
+/// Maximum number of milliseconds by which a node's clock may be off: two of them are apart by the skew margin of the
+/// clients at most, which is a tenth of their lease.
 pub(crate) const CLOCK_OFF: u64 = 100;
 
-/// How commands of clients fail.
+/// A failure of clients' commands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Failure {
     /// The connection is closed instead of an answer; the command is not run.
     Closed,
     /// The command is not run.
     Refused(i32),
-    /// The command is run, and its write concern is said to have failed.
+    /// The command is run, and its write concern is reported as failed.
     WriteConcern(i32),
     /// It is run this many milliseconds late.
     Late(u64),
@@ -64,26 +69,26 @@ pub(crate) enum Fault {
     Isolate(Node),
     KillCursors,
     DropCollection,
-    /// An operator puts the holder of a lock out.
+    /// An operator evicts the holder of a lock.
     Break(&'static str),
     FailCommand(&'static str, Failure),
     /// Milliseconds ahead of the others, or behind.
     SetClock(Node, i64),
-    /// So many commands of that name that a client sends are held by the servers until the fault is over, and done then.
+    /// The servers hold this many commands of that name from a client until the fault is over, and run them then.
     Unanswered(usize, &'static str, u32),
     /// Some of a client's open connections swallow everything and are never closed; others and new ones work.
     LoseConnections(usize, Which),
-    /// The documents of these locks have been written by a transaction of somebody else's that stays open.
+    /// Another program's transaction has written the documents of these locks, and stays open.
     Block(Locks),
-    /// A validator lets nobody write the document of a lock, one of the many that are renewed together.
+    /// A validator refuses writes to the document of a lock, one of the many that are renewed together.
     Refuse(&'static str),
-    /// A document with an `_id` that is no text is inserted and deleted, where the documents of locks are.
+    /// A document with an `_id` that is no text is inserted and deleted among the documents of locks.
     Unreadable(&'static str),
-    /// The document of a lock is read, and saved as it was when the fault comes, some seconds later.
+    /// The document of a lock is read when the fault comes, and saved in that state some seconds later.
     SaveOld(&'static str),
 }
 
-/// Which of a client's connections.
+/// A selection of a client's connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Which {
     /// Those that have carried a command.
@@ -91,7 +96,7 @@ pub(crate) enum Which {
     EverySecond,
 }
 
-/// The most connections that are lost at a time, and commands that are not answered: more of them would leave the driver
+/// Maximum number of lost connections and of unanswered commands at a time: more of them would leave the driver
 /// without any, as its pool has ten.
 pub(crate) const LOST_MOST: u32 = 3;
 
@@ -99,7 +104,7 @@ pub(crate) const LOST_MOST: u32 = 3;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Locks(u8);
 
-/// Those that are [confined](Fault::is_confined).
+/// The kinds that are [confined](Fault::is_confined).
 pub(crate) const CONFINED_KINDS: [&str; 10] = [
     "client killed",
     "client frozen",
@@ -154,7 +159,7 @@ pub(crate) const KINDS: [&str; 20] = [
 ];
 
 impl Fault {
-    /// One of those whose kind is wanted, of which there must be some.
+    /// Returns a fault whose kind is wanted; there must be one.
     pub(crate) fn any_of(random: &mut Random, wanted: impl Fn(Self) -> bool) -> Self {
         loop {
             let fault = Self::any(random);
@@ -217,7 +222,7 @@ impl Fault {
         }
     }
 
-    /// What kind of fault it is, for counting.
+    /// Returns the kind of fault, for counting.
     pub(crate) fn kind(self) -> &'static str {
         match self {
             Self::KillNode(_) => "node killed",
@@ -243,7 +248,7 @@ impl Fault {
         }
     }
 
-    /// The locks that it takes away from their holders: names, or beginnings of names with a star.
+    /// Returns the locks that it takes away from their holders: names, or beginnings of names with a star.
     pub(crate) fn takes(self) -> Vec<String> {
         match self {
             // The documents that are locked in place are in another collection.
@@ -262,7 +267,7 @@ impl Fault {
         self.victim().is_some() || self.concerns().is_some()
     }
 
-    /// The client that it strikes, where it strikes no other.
+    /// Returns the client that it strikes, if it strikes no other.
     pub(crate) fn victim(self) -> Option<usize> {
         match self {
             Self::KillClient(client)
@@ -274,7 +279,7 @@ impl Fault {
         }
     }
 
-    /// The locks that it concerns, where it concerns no other.
+    /// Returns the locks that it concerns, if it concerns no other.
     pub(crate) fn concerns(self) -> Option<Vec<String>> {
         let names: Vec<&str> = match self {
             Self::Block(locks) => locks.names().collect(),
@@ -285,12 +290,12 @@ impl Fault {
         Some(names.into_iter().map(str::to_owned).collect())
     }
 
-    /// Whether its victim goes on, and is only to ask again for what was not answered.
+    /// Whether its victim can go on, and only has to ask again for commands without an answer.
     pub(crate) fn leaves_a_way(self) -> bool {
         matches!(self, Self::Unanswered(..) | Self::LoseConnections(..))
     }
 
-    /// Whether it shows only if it lasts for longer than anything waits for an answer.
+    /// Whether it shows only if it lasts longer than anything waits for an answer.
     pub(crate) fn needs_time(self) -> bool {
         self.leaves_a_way() || matches!(self, Self::Block(_) | Self::Refuse(_))
     }

@@ -1,4 +1,4 @@
-//! Foreign hands: programs that know nothing of locks and write where the locks' documents are.
+//! Other programs: they know nothing of locks, and write the locks' documents.
 
 use std::time::Duration;
 
@@ -15,26 +15,27 @@ use crate::{
     locks::{JOBS, LOCKS},
 };
 
-/// What the `_id` of a document begins with that can't be read.
+/// The beginning of an unreadable document's `_id`.
 pub(crate) const UNREADABLE: &str = "unreadable-";
 
-/// How often a transaction is begun anew that met other writes, which take less than a [`PAUSE`].
+/// Maximum number of times that a transaction is begun anew after a conflict with other writes, which take less than a
+/// [`PAUSE`].
 const TRIES: usize = 50;
 const PAUSE: Duration = Duration::from_millis(20);
 
-/// How many milliseconds a change of a collection's rules waits for its turn at the server. Whoever comes after it waits as
-/// well: an outage of everything, where one document is to be struck.
+/// Maximum milliseconds for which a change of a collection's rules waits for its turn at the server. All commands
+/// after it wait as well: an outage of everything, where one document should be struck.
 const TURN: i64 = 100;
 
-/// The collection is not there, and has no rules.
+/// The code for a missing collection, which has no rules.
 const NAMESPACE_NOT_FOUND: i32 = 26;
 
-/// The collection in which the document of a lock is.
+/// Returns the collection with the document of a lock.
 pub(crate) fn home(lock: &str) -> &'static str {
     if lock.starts_with("document") { JOBS } else { LOCKS }
 }
 
-/// Writes the documents of locks in a transaction that stays open as long as the session is.
+/// Writes the documents of locks in a transaction that stays open as long as the session.
 pub(crate) async fn block(client: Client, database: String, locks: Vec<&'static str>) -> Result<ClientSession> {
     let mut last = None;
     for _ in 0..TRIES {
@@ -63,17 +64,17 @@ async fn try_block(client: &Client, database: &str, locks: &[&str]) -> Result<Op
     Ok((blocked > 0).then_some(session))
 }
 
-/// Ends what [`block`] began, and nothing of it stays.
+/// Ends what [`block`] began, and undoes all of it.
 pub(crate) async fn unblock(mut session: ClientSession) -> Result<()> {
     Ok(session.abort_transaction().await?)
 }
 
-/// Lets nobody write the document of a lock.
+/// Refuses all writes to the document of a lock.
 pub(crate) async fn refuse(database: Database, lock: &'static str) -> Result<()> {
     Ok(rule(&database, home(lock), doc! { "_id": { "$ne": lock } }).await?)
 }
 
-/// Lets everybody write every document of a collection again.
+/// Allows all writes to a collection again.
 pub(crate) async fn allow(database: Database, collection: &str) -> Result<()> {
     match rule(&database, collection, doc! {}).await {
         Err(error) if code(&error) == Some(NAMESPACE_NOT_FOUND) => Ok(()),
@@ -104,7 +105,7 @@ pub(crate) async fn insert_unreadable(database: Database, collection: &str, numb
     .await
 }
 
-/// Deletes it.
+/// Deletes that document.
 pub(crate) async fn delete_unreadable(database: Database, collection: &str, number: usize) -> Result<()> {
     let mut deletes = RawArrayBuf::new();
     deletes.push(rawdoc! { "q": unreadable(number)?, "limit": 1 });
@@ -136,7 +137,7 @@ fn unreadable(number: usize) -> Result<RawDocumentBuf> {
     Ok(RawDocumentBuf::from_bytes(bytes)?)
 }
 
-/// Reads the document of a lock, as a program does that means to save it later.
+/// Reads the document of a lock, as a program does that will save it later.
 pub(crate) async fn load(database: Database, lock: &'static str) -> Result<Document> {
     let collection = database.collection::<Document>(home(lock));
     let read = collection
@@ -145,7 +146,7 @@ pub(crate) async fn load(database: Database, lock: &'static str) -> Result<Docum
     Ok(read.await?.ok_or("it is not there")?)
 }
 
-/// Saves it, over whatever is there now.
+/// Saves it, over the present state.
 pub(crate) async fn save(database: Database, lock: &'static str, document: Document) -> Result<()> {
     let collection = database.collection::<Document>(home(lock));
     let saved = collection

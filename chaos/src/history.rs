@@ -1,4 +1,4 @@
-//! The records of a run, put together: one operation after the other, and what the director and the servers say.
+//! The records of a run, put together: the operations, and the records of the director and the servers.
 
 use std::{collections::BTreeMap, fs, io, path::Path};
 
@@ -10,20 +10,20 @@ use crate::{
     record::{self, End, Record, What},
 };
 
-/// The file of what the director notes.
+/// The file of the director's notes.
 pub(crate) const JOURNAL: &str = "director.jsonl";
 
-/// The file of what the servers' log says.
+/// The file of the servers' log.
 pub(crate) const SERVERS: &str = "servers.jsonl";
 
-/// What the files of the clients' histories end with.
+/// The ending of the files with the clients' histories.
 pub(crate) const HISTORY: &str = ".history.jsonl";
 
-/// All that is known of a run.
+/// Everything that is known of a run.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct History {
     pub(crate) operations: Vec<Operation>,
-    /// What clients say is wrong, with the client.
+    /// The clients' complaints, with the client.
     pub(crate) complaints: Vec<(String, Moment, String)>,
     /// Whether a client is woken by its stream from then on.
     pub(crate) wakes: Vec<(String, Moment, bool)>,
@@ -33,7 +33,7 @@ pub(crate) struct History {
     pub(crate) versions: Vec<Version>,
 }
 
-/// One acquire, and what followed.
+/// One acquire, and its consequences.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Operation {
     pub(crate) client: String,
@@ -41,9 +41,9 @@ pub(crate) struct Operation {
     pub(crate) task: usize,
     pub(crate) name: String,
     pub(crate) share: Share,
-    /// It waits for its turn, and does not merely try.
+    /// Whether it waits for its turn, and does not merely try.
     pub(crate) waits: bool,
-    /// After so many milliseconds it was to give up.
+    /// Number of milliseconds after which it was to give up.
     pub(crate) limit: Option<u64>,
     pub(crate) requested: Moment,
     pub(crate) grant: Option<Grant>,
@@ -53,17 +53,17 @@ pub(crate) struct Operation {
     pub(crate) wrote: Option<(i64, Option<bool>)>,
 }
 
-/// What is known of a hold. See [`record`] for what each moment proves.
+/// The evidence of a hold. See [`record`] for what each moment proves.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Grant {
     pub(crate) token: i64,
     /// The first look at it.
     pub(crate) from: Moment,
-    /// For how long it said then that it was safe.
+    /// The time for which it called itself safe then.
     pub(crate) safe_at_first: u64,
     /// The last moment at which it surely was valid; `None` if it never was.
     pub(crate) valid_until: Option<Moment>,
-    /// The latest moment up to which it ever said that it was safe.
+    /// The latest moment up to which it ever called itself safe.
     pub(crate) promised_until: Moment,
     pub(crate) let_go: Option<LetGo>,
     pub(crate) lost: Option<(Moment, String)>,
@@ -72,14 +72,14 @@ pub(crate) struct Grant {
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct LetGo {
     pub(crate) at: Moment,
-    /// It was released and not dropped.
+    /// Whether it was released and not dropped.
     pub(crate) released: bool,
-    /// When the release returned, and what.
+    /// The return of the release, and its result.
     pub(crate) outcome: Option<(Moment, String)>,
 }
 
 impl Operation {
-    /// By which the servers know its entry.
+    /// Returns the reason by which the servers know its entry.
     pub(crate) fn reason(&self) -> String {
         format!("{}#{}", self.client, self.number)
     }
@@ -97,7 +97,7 @@ impl Operation {
 }
 
 impl Grant {
-    /// Up to when nobody else may have the lock, by what this one said of itself: `None` if it was never valid.
+    /// Returns up to when nobody else may have the lock, by this hold's own claims: `None` if it was never valid.
     pub(crate) fn claimed_until(&self) -> Option<Moment> {
         let valid_until = self.valid_until?;
         let taken = self.lost.as_ref().is_some_and(|(_, reason)| reason != "Expired");
@@ -111,7 +111,7 @@ impl Grant {
 }
 
 impl History {
-    /// Reads what is in a folder.
+    /// Reads the records in a folder.
     pub(crate) fn read(folder: &Path) -> io::Result<Self> {
         let mut history = Self {
             journal: record::read(&folder.join(JOURNAL))?,
@@ -130,7 +130,7 @@ impl History {
         Ok(history)
     }
 
-    /// Adds what one client told.
+    /// Adds the records of one client.
     pub(crate) fn add(&mut self, client: &str, records: Vec<Record>) {
         let mut operations: BTreeMap<u64, Operation> = BTreeMap::new();
         for Record { at, op, what } in records {
@@ -174,7 +174,7 @@ impl History {
         self.operations.extend(operations.into_values());
     }
 
-    /// The moment of a reading of the servers' clock, which is the wall clock of this machine.
+    /// Returns the moment of a reading of the servers' clock, which is the wall clock of this machine.
     pub(crate) fn moment(&self, millis: i64) -> Moment {
         let wall = i128::from(millis) * i128::from(MILLI);
         let guess = |ahead: i64| wall - i128::from(ahead);

@@ -1,10 +1,11 @@
-//! The program `watchlock run` at terminals that stop it, under shells that are killed: never do the commands of two run at
-//! once.
+//! The program `watchlock run` at terminals that stop it, under shells that are killed: it never runs the commands of
+//! two at once.
 //!
-//! Some shells, each at a terminal of its own, start jobs for one lock, in the foreground and in the background. The keyboard
-//! stops them (^Z), for shorter or longer than the lease, and the shell lets them go on (`fg`, `bg`); shells are killed with
-//! jobs that run, wait or are stopped. Every command writes down, again and again, when it runs: a line is the proof that it
-//! ran at the moment that was read before. Two overlap if one ran after the other had begun, and before it ended.
+//! Some shells, each at a terminal of its own, start jobs for one lock, in the foreground and in the background. The
+//! keyboard stops them (^Z), for shorter or longer than the lease, and the shell lets them go on (`fg`, `bg`); shells
+//! are killed with jobs that run, wait or are stopped. Every command records, again and again, when it runs: a line
+//! proves that it ran at the moment that was read before. Two overlap if one ran after the other had begun, and before
+//! it ended.
 
 use std::{
     collections::BTreeMap,
@@ -34,35 +35,36 @@ use crate::{
     record::{self, Log},
 };
 
-/// How many terminals there are.
+/// Number of terminals.
 const TERMINALS: usize = 4;
 
 /// The lease of the program's lock, in seconds; short, so that it runs out while a job is stopped.
 const LEASE: u64 = 2;
 
-/// The pause between two lines of a command.
+/// Pause between two lines of a command.
 const WRITE: Duration = Duration::from_millis(5);
 
-/// How long programs may take to end when all is over.
+/// Maximum time for programs to end at the end of the run.
 const FAREWELL: Duration = Duration::from_secs(5);
 
-/// How long a shell may take to start.
+/// Maximum time for a shell to start.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// How many overlaps are told.
+/// Maximum number of overlaps that are printed.
 const TOLD: usize = 10;
 
-/// What is asked for.
+/// The settings of a run.
 #[derive(Clone, Debug)]
 pub(crate) struct Jobs {
     pub(crate) seed: u64,
     pub(crate) lasts: Duration,
     pub(crate) folder: PathBuf,
-    /// Programs are stopped by SIGSTOP, alone and not at their terminal: the judge has to find what comes of that.
+    /// Whether programs are stopped by SIGSTOP, alone and not at their terminal: the judge has to find the
+    /// consequences.
     pub(crate) stops_program: bool,
 }
 
-/// A command says that it runs.
+/// A line of a command that runs.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Line {
     at: Moment,
@@ -70,17 +72,17 @@ struct Line {
     pid: u32,
 }
 
-/// What was done at the terminals.
+/// The actions at the terminals.
 #[derive(Clone, Copy, Debug, Default)]
 struct Done {
     started: u64,
     stopped: u64,
-    /// For longer than a lease.
+    /// Number of stops for longer than a lease.
     stopped_long: u64,
     killed: u64,
 }
 
-/// The command under the lock: writes for a while that it runs.
+/// Runs as the command under the lock: writes for a while that it runs.
 pub(crate) fn command(file: &Path, lasts: Duration) -> Result<bool> {
     let log = Log::open(file)?;
     let token = env::var("WATCHLOCK_TOKEN")?.parse()?;
@@ -102,13 +104,13 @@ pub(crate) async fn run(jobs: Jobs) -> Result<bool> {
     let file = fs::canonicalize(&jobs.folder)?.join("jobs.jsonl");
     let cluster = Cluster::replica_set(1).await?;
     println!("{TERMINALS} terminals, jobs of one lock at each, for {:?}", jobs.lasts);
-    let place = Place {
+    let terminals = Terminals {
         program,
         uri: cluster.uri(),
         file: file.clone(),
     };
     let until = Instant::now() + jobs.lasts;
-    let terminals = (0..TERMINALS).map(|number| sit(&place, &jobs, number, until));
+    let terminals = (0..TERMINALS).map(|number| sit(&terminals, &jobs, number, until));
     let done = try_join_all(terminals).await;
     dismiss(&file).await;
     let done = done?;
@@ -133,7 +135,7 @@ pub(crate) async fn run(jobs: Jobs) -> Result<bool> {
     Ok(overlaps.is_empty())
 }
 
-/// The program beside this one.
+/// Returns the path of the program, which is beside this one.
 fn program() -> Result<PathBuf> {
     let program = match env::var_os("WATCHLOCK_PROGRAM") {
         Some(program) => PathBuf::from(program),
@@ -146,19 +148,19 @@ fn program() -> Result<PathBuf> {
     Ok(program)
 }
 
-/// What every terminal has.
+/// The settings of every terminal.
 #[derive(Debug)]
-struct Place {
+struct Terminals {
     program: PathBuf,
     uri: String,
     file: PathBuf,
 }
 
-/// Somebody at a terminal, or at one after the other, until all is over.
-async fn sit(place: &Place, jobs: &Jobs, number: usize, until: Instant) -> Result<Done> {
+/// Acts as a person at a terminal, or at one after the other, until the run is over.
+async fn sit(terminals: &Terminals, jobs: &Jobs, number: usize, until: Instant) -> Result<Done> {
     let mut random = Random::new(jobs.seed, number as u64);
     let mut done = Done::default();
-    let mut terminal = Terminal::new(place)?;
+    let mut terminal = Terminal::new(terminals)?;
     while Instant::now() < until {
         // Some for longer than a lease.
         let ends = random.within(300..6_000);
@@ -170,7 +172,7 @@ async fn sit(place: &Place, jobs: &Jobs, number: usize, until: Instant) -> Resul
             0 => {
                 terminal.kill().await?;
                 done.killed += 1;
-                terminal = Terminal::new(place)?;
+                terminal = Terminal::new(terminals)?;
             }
             1..6 => {
                 let long = random.chance(50);
@@ -194,7 +196,7 @@ async fn sit(place: &Place, jobs: &Jobs, number: usize, until: Instant) -> Resul
                 if random.chance(15) {
                     terminal.kill().await?;
                     done.killed += 1;
-                    terminal = Terminal::new(place)?;
+                    terminal = Terminal::new(terminals)?;
                 } else {
                     terminal.type_in(if random.chance(70) { "fg\n" } else { "bg\n" })?;
                     sleep(random.millis(50..1_000)).await;
@@ -219,7 +221,7 @@ async fn stop_programs(shell: u32, lasts: Duration) {
     }
 }
 
-/// Ends the programs and commands that have outlived their shells, as jobs in the background do.
+/// Ends the programs and commands that have outlived their shells, as background jobs do.
 async fn dismiss(file: &Path) {
     let name = file.display().to_string();
     let is_ours = |line: String| line.contains(&name) && line.contains("--millis");
@@ -236,7 +238,7 @@ async fn dismiss(file: &Path) {
     }
 }
 
-/// The processes that a process has started.
+/// Returns the processes that a process has started.
 fn children(parent: u32) -> Vec<u32> {
     let line = format!("PPid:\t{parent}");
     processes(|pid| {
@@ -263,7 +265,7 @@ struct Terminal {
 }
 
 impl Terminal {
-    fn new(place: &Place) -> Result<Self> {
+    fn new(terminals: &Terminals) -> Result<Self> {
         let master = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY)?;
         grantpt(&master)?;
         unlockpt(&master)?;
@@ -274,8 +276,8 @@ impl Terminal {
             let flags = i32::try_from(OpenptFlags::NOCTTY.bits()).unwrap_or(0);
             File::options().read(true).write(true).custom_flags(flags).open(path)
         };
-        let shell = place.file.with_file_name(format!("shell-{}", now()));
-        let (us, program, file) = (env::current_exe()?, &place.program, &place.file);
+        let shell = terminals.file.with_file_name(format!("shell-{}", now()));
+        let (us, program, file) = (env::current_exe()?, &terminals.program, &terminals.file);
         // The shell starts with a function, so that little is typed.
         let job = format!(
             "job() {{ '{}' run --lease {LEASE}s --grace 100ms job -- '{}' job --folder '{}' --millis $1; }}",
@@ -289,7 +291,7 @@ impl Terminal {
             .args(["--ctty", "--wait", "bash", "--noprofile", "--noediting", "--rcfile"])
             .arg(&rc)
             .arg("-i")
-            .env("MONGODB_URI", &place.uri)
+            .env("MONGODB_URI", &terminals.uri)
             .env("WATCHLOCK_DATABASE", "jobs")
             .env("TERM", "dumb")
             .stdin(Stdio::from(open()?))
@@ -298,7 +300,7 @@ impl Terminal {
             .kill_on_drop(true)
             .spawn()?;
         let mut screen = File::from(master.try_clone()?);
-        // Nobody looks at it, but what nobody takes holds up those who write.
+        // The output is of no interest, but unread output would hold up the writers.
         thread::spawn(move || {
             let mut part = [0; 4096];
             while let Ok(1..) = screen.read(&mut part) {}
@@ -314,7 +316,7 @@ impl Terminal {
         Ok(self.keyboard.write_all(keys.as_bytes())?)
     }
 
-    /// The shell's process id, which it writes down when it starts.
+    /// Returns the shell's process id, which it writes to a file when it starts.
     async fn shell(&self) -> Result<u32> {
         let start = Instant::now();
         while start.elapsed() < PATIENCE {
@@ -335,7 +337,7 @@ impl Terminal {
     }
 }
 
-/// From when to when a command ran, at least.
+/// The time in which a command ran, at least.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Ran {
     from: Moment,
@@ -343,7 +345,7 @@ struct Ran {
     token: i64,
 }
 
-/// The commands, in the order in which they began.
+/// Returns the runs of commands, in the order in which they began.
 fn runs(lines: &[Line]) -> Vec<Ran> {
     let mut runs: BTreeMap<(i64, u32), Ran> = BTreeMap::new();
     for &Line { at, token, pid } in lines {
@@ -359,7 +361,7 @@ fn runs(lines: &[Line]) -> Vec<Ran> {
     runs
 }
 
-/// Those that began before an earlier one had ended, or under a token that is no larger.
+/// Returns the commands that began before an earlier one had ended, or under a token that is no larger.
 fn overlaps(runs: &[Ran]) -> Vec<String> {
     let mut found = Vec::new();
     let mut last: Option<Ran> = None;

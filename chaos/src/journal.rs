@@ -1,10 +1,15 @@
-//! What the director notes: the faults as they came, the ends of clients, and how the clocks stand to each other.
+//! The director's notes: the faults as they came, the ends of clients, and the differences between the clocks.
+
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
 use crate::clock::Moment;
 
-/// One line; `at` is read before what it stands by, unless it says otherwise.
+/// Time above which an answer is noted as slow.
+pub(crate) const SLOW: Duration = Duration::from_millis(500);
+
+/// One line; `at` is read before the event, unless the event says otherwise.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Entry {
     pub(crate) at: Moment,
@@ -15,7 +20,7 @@ pub(crate) struct Entry {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "note", rename_all = "snake_case")]
 pub(crate) enum Note {
-    /// How far the clock on the wall is ahead of the monotonic one, in nanoseconds.
+    /// The wall clock is so far ahead of the monotonic one, in nanoseconds.
     Clock { ahead: i64 },
     /// A fault begins.
     Began {
@@ -27,7 +32,7 @@ pub(crate) enum Note {
         #[serde(default)]
         reach: Reach,
     },
-    /// It could not be had, as another was in its way: after the fact.
+    /// It could not be had, as another fault was in its way: after the fact.
     Missed { fault: usize, why: String },
     /// It is over: after the fact.
     Over { fault: usize },
@@ -35,29 +40,29 @@ pub(crate) enum Note {
     Started { client: String },
     /// A client is killed.
     Killed { client: String },
-    /// A client was told to end, and did or did not: after the fact.
+    /// A client was asked to end, and did or did not: after the fact.
     Dismissed { client: String, problem: Option<String> },
     /// The cluster is whole again: after the fact.
     Whole,
-    /// From now on nothing is done to anybody any more: after the fact.
+    /// From now on nothing is disturbed any more: after the fact.
     Calm,
-    /// Clients are about to be told to end.
+    /// Clients are about to be asked to end.
     Dismissing,
-    /// An answer of the primary to the director's own write took so long: after the fact. The machine had no time then, or
+    /// The primary took so long to answer the director's own write: after the fact. The machine had no time then, or
     /// the servers did not work.
     Slow { millis: u64 },
     /// All clients have ended and all leases have run out: after the fact.
     Silence,
     /// Something that nobody should have left behind: after the fact.
     Remains { text: String },
-    /// Change streams of clients that were killed or cut off, or on nodes that have stepped down, which the servers close in
-    /// their own time.
+    /// Change streams of clients that were killed or cut off, or on nodes that have stepped down, which the servers
+    /// close in their own time.
     Abandoned { streams: usize },
     /// Something is wrong with the run itself.
     Trouble { text: String },
 }
 
-/// What a fault may harm.
+/// The reach of a fault.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Reach {
@@ -67,6 +72,6 @@ pub(crate) enum Reach {
     Locks(Vec<String>),
     /// This client, and no other.
     Client(String),
-    /// This client, which has a way left: it may lose what it holds, and has to ask again for what was not answered.
+    /// This client, which has a way left: it may lose its locks, and has to ask again for commands without an answer.
     Answers(String),
 }

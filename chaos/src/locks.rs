@@ -11,13 +11,14 @@ pub(crate) const JOBS: &str = "jobs";
 /// The field of those documents in which their locks are.
 pub(crate) const FIELD: &str = "watchlock";
 
-/// How many permits the semaphore has.
+/// Number of permits of the semaphore.
 pub(crate) const PERMITS: u32 = 3;
 
-/// What a writer takes of a readers-writer lock in the eyes of the judge: more than there are readers.
+/// Number of permits that a writer takes of a readers-writer lock in the eyes of the judge: more than there are
+/// readers.
 const WRITER: u32 = 1_000_000;
 
-/// What is locked.
+/// The kind of a lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Kind {
@@ -28,7 +29,7 @@ pub(crate) enum Kind {
     Document,
 }
 
-/// One of the locks. None goes by the name of another, of whatever kind.
+/// One of the locks. No two share a name, whatever their kinds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Lock {
     pub(crate) name: &'static str,
@@ -71,8 +72,8 @@ pub(crate) const ALL: [Lock; 8] = [
     },
 ];
 
-/// What the name of a mutex begins with that one client has for itself; its label follows. Nobody contends for it, so an
-/// acquire has to wait for nothing.
+/// The beginning of the name of a mutex that one client has for itself; its label follows. Nobody contends for it, so
+/// an acquire has to wait for nothing.
 pub(crate) const OWN_MUTEX: &str = "own-mutex-";
 
 /// The same of a document.
@@ -83,7 +84,7 @@ pub(crate) fn is_own(name: &str) -> bool {
     name.starts_with(OWN_MUTEX) || name.starts_with(OWN_DOCUMENT)
 }
 
-/// What is asked for of a lock: so many permits of so many.
+/// The share of a lock that is asked for: so many permits of so many.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Share {
     pub(crate) kind: Kind,
@@ -92,7 +93,7 @@ pub(crate) struct Share {
 }
 
 impl Share {
-    /// The whole of a lock that only one can have.
+    /// Returns the whole of a lock that only one can have.
     pub(crate) fn whole(kind: Kind) -> Self {
         Self {
             kind,

@@ -1,4 +1,4 @@
-//! Faults of every kind against watchlock on real servers, and a judge of what came of it. See `README.md`.
+//! Faults of every kind against watchlock on real servers, and a judge of the results. See `README.md`.
 
 mod arguments;
 mod client;
@@ -53,10 +53,10 @@ fn act() -> Result<bool> {
         }
         Command::Judge { folder } => director::judge(&folder),
         Command::Client(options) => {
-            // One thread: a client's lines are then in the order of what they tell.
+            // One thread: a client's lines are then in the order of their events.
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
             runtime.block_on(client::run(options))?;
-            // Standard input may still be waited for by a thread.
+            // A thread may still wait for standard input.
             std::process::exit(0)
         }
         Command::Job { file, lasts } => jobs::command(&file, lasts),

@@ -1,9 +1,9 @@
-//! What the servers say that happened: every version of every lock, out of the replica set's own log.
+//! The servers' evidence: every version of every lock, out of the replica set's own log.
 //!
-//! The clients' histories are one witness, and this is the other. The log has, in the one order in which the set agreed on
-//! them, all writes to the locks' documents: who stood where in the queue, who was granted when under which token, and
-//! until when by the servers' clock. It is read when the cluster is whole, with read concern majority, so nothing in it
-//! can be rolled back any more.
+//! The clients' histories are one witness, and this is the other. The log has, in the one order in which the set
+//! agreed on them, all writes to the locks' documents: who stood where in the queue, who was granted when under which
+//! token, and until when by the servers' clock. It is read when the cluster is whole, with read concern majority, so
+//! nothing in it can be rolled back any more.
 
 use std::{collections::HashMap, io};
 
@@ -26,7 +26,7 @@ use crate::{
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Version {
     pub(crate) name: String,
-    /// How often documents of this name had been deleted before.
+    /// Number of earlier deletions of documents of this name.
     pub(crate) epoch: usize,
     /// When it was written, in milliseconds by the primary's clock.
     pub(crate) at: i64,
@@ -34,21 +34,21 @@ pub(crate) struct Version {
     pub(crate) state: Option<State>,
 }
 
-/// What a lock's document says.
+/// The contents of a lock's document.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct State {
     pub(crate) capacity: i64,
     pub(crate) token: i64,
-    /// The largest token that an operator put out.
+    /// The largest token that an operator evicted.
     pub(crate) broken: Option<i64>,
     pub(crate) holders: Vec<Entry>,
     pub(crate) queue: Vec<Entry>,
-    /// Counts the writes: it falls where somebody else saved what had been.
+    /// The count of writes: it falls where another program saved an earlier state.
     #[serde(default)]
     pub(crate) version: i64,
 }
 
-/// One who holds the lock, or waits for it.
+/// A holder of the lock, or a waiter.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Entry {
     pub(crate) id: String,
@@ -56,11 +56,11 @@ pub(crate) struct Entry {
     pub(crate) until: i64,
     /// The client and its operation.
     pub(crate) reason: String,
-    /// Of a holder.
+    /// Only of a holder.
     pub(crate) token: Option<i64>,
 }
 
-/// Reads the log bit by bit.
+/// A reader of the log, part by part.
 #[derive(Debug)]
 pub(crate) struct Reader {
     database: String,
@@ -81,7 +81,7 @@ impl Reader {
         }
     }
 
-    /// Writes down what came since the last time, from the primary that `client` leads to.
+    /// Records what came since the last time, from the primary that `client` leads to.
     pub(crate) async fn read(&mut self, client: &Client, to: &Log) -> Result<()> {
         let log = client.database("local").collection::<Document>("oplog.rs");
         if let Some(after) = self.after {
@@ -95,7 +95,7 @@ impl Reader {
             format!("{}.{LOCKS}", self.database),
             format!("{}.{JOBS}", self.database),
         );
-        // Documents that can't be read are of no lock; their `_id`s are texts to the server.
+        // Unreadable documents are of no lock; their `_id`s are texts to the server.
         let unreadable = doc! { "$not": { "$gte": UNREADABLE, "$lt": format!("{UNREADABLE}~") } };
         let mut filter = doc! {
             "ns": { "$in": [locks, jobs, format!("{}.$cmd", self.database)] },
@@ -118,7 +118,7 @@ impl Reader {
         Ok(())
     }
 
-    /// The versions that one entry of the log makes.
+    /// Returns the versions that one entry of the log makes.
     fn take(&mut self, entry: &Document) -> Result<Vec<Version>> {
         let at = entry.get_datetime("wall")?.timestamp_millis();
         let object = entry.get_document("o")?;
@@ -190,7 +190,7 @@ impl Reader {
     }
 }
 
-/// The lock of a document; `None` where there is none in it.
+/// Returns the lock of a document; `None` if there is none in it.
 fn state(lock: &Document) -> Option<State> {
     let entries = |field: &str| -> Option<Vec<Entry>> {
         let entries = lock.get_array(field).ok()?.iter().filter_map(Bson::as_document);

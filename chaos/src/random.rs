@@ -7,7 +7,7 @@ use std::{ops::Range, time::Duration};
 pub(crate) struct Random(u64);
 
 impl Random {
-    /// The numbers of one stream among many that one seed has.
+    /// Creates one of the many streams of numbers that one seed has.
     pub(crate) fn new(seed: u64, stream: u64) -> Self {
         let mut random = Self(seed ^ stream.wrapping_mul(0xA24B_AED4_963E_E407));
         random.next();
@@ -22,7 +22,7 @@ impl Random {
         mixed ^ (mixed >> 31)
     }
 
-    /// A number of the range, which must not be empty. The bias is far below anything that matters here.
+    /// Returns a number of the range, which must not be empty. The bias is far below anything that matters here.
     pub(crate) fn within(&mut self, range: Range<u64>) -> u64 {
         range.start + self.next() % (range.end - range.start)
     }
@@ -36,7 +36,7 @@ impl Random {
         Duration::from_millis(self.within(range))
     }
 
-    /// A number that is no further from zero than `most`.
+    /// Returns a number that is no further from zero than `most`.
     pub(crate) fn around_zero(&mut self, most: u64) -> i64 {
         let above = i64::try_from(self.within(0..2 * most + 1)).unwrap_or(0);
         above - i64::try_from(most).unwrap_or(0)

@@ -1,23 +1,22 @@
-//! What a client tells of itself, one JSON document a line.
+//! A client's record of itself, one JSON document a line.
 //!
 //! # What a line says
 //!
-//! `at` is a reading of the machine's monotonic clock, and it is *taken before* that which it stands by:
+//! `at` is a reading of the machine's monotonic clock, and it is *taken before* the event of its line:
 //!
 //! - `request`: before the acquire is polled for the first time.
 //! - `granted` and `look`: before [`lost_reason`](watchlock::LockView::lost_reason) was asked, which then said `None`.
 //!   The handle was valid when it was asked, later than `at`; a handle does not become valid again, and it had been
-//!   returned before. So it was valid at `at`, *however long the process was frozen between the reading, the question and
-//!   the writing of the line*. Whatever is derived from looks is proved: there are no false alarms.
-//! - `safe_for`, asked in the same way, is a promise about the time after the look: until `at` plus `safe_for` nobody else
-//!   gets the lock, unless it is given back or a foreign hand takes it. That closes the gaps between looks, and the time
-//!   after the last look of a process that was frozen or killed: there is no blind spot either.
+//!   returned before. So it was valid at `at`, *however long the process was frozen between the reading, the question
+//!   and the writing of the line*. Whatever is derived from looks is proved: there are no false alarms.
+//! - `safe_for`, asked in the same way, is a promise about the time after the look: until `at` plus `safe_for` nobody
+//!   else gets the lock, unless it is given back or a foreign hand takes it. That closes the gaps between looks, and
+//!   the time after the last look of a process that was frozen or killed: there is no blind spot either.
 //! - `letting_go`: before the release is called, or the handle dropped. Nothing is claimed from there on.
-//! - `lost`: before the question that was answered with a reason. Nothing was claimed then but what earlier looks had
-//!   been promised.
+//! - `lost`: before the question that was answered with a reason. Only promises of earlier looks count from there on.
 //!
-//! Every line goes to the file with one `write` as it comes up: a process that is killed simply ends, and leaves at worst
-//! half a line.
+//! Every line goes to the file with one `write` as it comes up: a process that is killed simply ends, and leaves at
+//! worst half a line.
 
 use std::{
     fs::{File, OpenOptions},
@@ -34,13 +33,13 @@ use crate::{clock::Moment, locks::Share};
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Record {
     pub(crate) at: Moment,
-    /// Which of the client's operations.
+    /// The number of the client's operation.
     pub(crate) op: u64,
     #[serde(flatten)]
     pub(crate) what: What,
 }
 
-/// What happened.
+/// The event of a line.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "what", rename_all = "snake_case")]
 pub(crate) enum What {
@@ -52,7 +51,7 @@ pub(crate) enum What {
         share: Share,
         task: usize,
         waits: bool,
-        /// After so many milliseconds it is to give up.
+        /// Number of milliseconds after which it gives up.
         #[serde(default)]
         limit: Option<u64>,
     },
@@ -72,17 +71,17 @@ pub(crate) enum What {
     Ended { how: End, error: Option<String> },
     /// The locked document is about to be counted up.
     Writing { count: i64 },
-    /// It was, or it was not for sure, or nobody knows.
+    /// It was written, or surely not, or nobody knows.
     Wrote { written: Option<bool> },
-    /// How the client waits has changed.
+    /// The way in which the client waits has changed.
     Wakes { by_stream: bool },
-    /// Something is not as it has to be, and needs no judge.
+    /// Something is wrong, and needs no judge.
     Complaint { text: String },
-    /// All has been given back; the process ends.
+    /// Everything has been given back; the process ends.
     Farewell,
 }
 
-/// How an acquire ended that got nothing.
+/// The end of an acquire that got nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum End {
@@ -92,17 +91,19 @@ pub(crate) enum End {
     Failed,
 }
 
-/// Where the records of one process go.
+/// The file of one process's records.
 #[derive(Debug)]
 pub(crate) struct Log(Mutex<File>);
 
 impl Log {
-    /// Adds to the file, which is made where there is none.
+    /// Appends to the file; creates it if there is none.
     pub(crate) fn open(path: &Path) -> io::Result<Self> {
         let file = OpenOptions::new().create(true).append(true).open(path)?;
         Ok(Self(Mutex::new(file)))
     }
 
+    /// Writes a line.
+    ///
     /// # Panics
     ///
     /// The disk is full or gone: a history with a hole must not be judged.
@@ -114,7 +115,7 @@ impl Log {
     }
 }
 
-/// Reads lines back. The last is left out where its process was killed while it wrote.
+/// Reads lines back, without a last line that its process did not finish before it was killed.
 pub(crate) fn read<T: for<'a> Deserialize<'a>>(path: &Path) -> io::Result<Vec<T>> {
     let text = std::fs::read_to_string(path)?;
     let whole = text.rfind('\n').map_or("", |end| &text[..end]);

@@ -1,4 +1,4 @@
-//! Which faults come when: a pure function of the seed.
+//! The schedule of faults: a pure function of the seed.
 
 use std::{collections::BTreeSet, fmt, time::Duration};
 
@@ -8,16 +8,10 @@ use crate::{
     random::Random,
 };
 
-/// How many client processes there are at any time.
-pub(crate) const CLIENTS: usize = 5;
-
-/// How many nodes the replica set has.
-pub(crate) const NODES: usize = 3;
-
-/// How much longer those faults last that something has to wait for in vain: long beside any deadline.
+/// Additional time of faults that make something wait in vain: long beside any deadline.
 const MORE: Duration = Duration::from_secs(8);
 
-/// A fault with its time, counted from the begin of the burst.
+/// A fault with its time, counted from the start of the burst.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Planned {
     pub(crate) after: Duration,
@@ -31,11 +25,11 @@ pub(crate) struct Burst {
     pub(crate) faults: Vec<Planned>,
 }
 
-/// The kinds of faults that a run has.
+/// The kinds of faults of a run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Mix(BTreeSet<&'static str>);
 
-/// All there are.
+/// All kinds.
 impl Default for Mix {
     fn default() -> Self {
         Self(KINDS.into_iter().collect())
@@ -43,7 +37,7 @@ impl Default for Mix {
 }
 
 impl Mix {
-    /// Only those of the names given, with commas between them and `-` for a space.
+    /// Parses a choice of kinds, with commas between them and `-` for a space.
     pub(crate) fn parse(text: &str) -> Result<Self> {
         let find = |name: &str| {
             let kind = KINDS
@@ -66,12 +60,12 @@ impl fmt::Display for Mix {
     }
 }
 
-/// How many bursts of a hundred have only faults that are confined to a client or to some locks, so that all else is judged
-/// to be unharmed.
+/// Number of bursts in a hundred that have only faults confined to a client or to some locks, so that everything else
+/// is judged to be unharmed.
 const CONFINED: u64 = 40;
 
 impl Burst {
-    /// The burst of that number.
+    /// Returns the burst of that number.
     pub(crate) fn of(seed: u64, number: u64, mix: &Mix) -> Self {
         let mut random = Random::new(seed, 1_000_000 + number);
         let length = random.within(4_000..12_000);

@@ -1,4 +1,4 @@
-//! The cluster and the client processes, and the faults that are done to them.
+//! The cluster and the client processes, and the faults that strike them.
 
 use std::{env, fs, path::PathBuf, process::Stdio, sync::Arc, time::Duration};
 
@@ -18,29 +18,29 @@ use crate::{
     Result,
     client::Actor,
     clock::now,
-    fault::{Failure, Fault, LOST_MOST, Network, Node, Which},
+    fault::{CLIENTS, Failure, Fault, LOST_MOST, NODES, Network, Node, Which},
     foreign,
     history::HISTORY,
     journal::{Entry, Note, Reach},
     locks::{JOBS, LOCKS},
     record::Log,
-    schedule::{CLIENTS, NODES, Planned},
+    schedule::Planned,
     streams::{self, Stream},
 };
 
-/// How long a fault that needs a server's answer may take before it is given up.
+/// Maximum time for a fault that needs a server's answer.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// The pause before something is tried again that met another fault.
+/// Pause before another try of something that met another fault.
 const RETRY: Duration = Duration::from_millis(300);
 
-/// How long the cluster may take to be whole again.
+/// Maximum time for the cluster to be whole again.
 const RECOVERY: Duration = Duration::from_secs(120);
 
-/// How long a client may take to give back what it has and end.
+/// Maximum time for a client to give back its locks and end.
 const FAREWELL: Duration = Duration::from_secs(60);
 
-/// Where the play is.
+/// The cluster, the clients and the folder of a run.
 #[derive(Debug)]
 pub(crate) struct Stage {
     pub(crate) cluster: Cluster,
@@ -53,7 +53,7 @@ pub(crate) struct Stage {
     operator: Arc<Actor>,
 }
 
-/// The place of one client: when its process is killed another takes it.
+/// The place of one client: when its process is killed, another takes it.
 #[derive(Debug)]
 struct Slot {
     child: Option<Child>,
@@ -61,7 +61,7 @@ struct Slot {
     incarnation: u64,
 }
 
-/// What ends a fault.
+/// The remedy that ends a fault.
 #[derive(Debug)]
 enum Remedy {
     Nothing,
@@ -76,9 +76,9 @@ enum Remedy {
     /// The connections of a process that were lost.
     CloseLost(u32),
     Unblock(Box<ClientSession>),
-    /// In which collection.
+    /// The collection.
     Allow(&'static str),
-    /// In which collection, and its number.
+    /// The collection, and the number of the document.
     DeleteUnreadable(&'static str, usize),
 }
 
@@ -124,7 +124,7 @@ impl Stage {
         Ok(())
     }
 
-    /// Waits until every client has written its first line, in vain where a fault keeps it from that.
+    /// Waits until every client has written its first line; in vain if a fault prevents that.
     pub(crate) async fn await_clients(&self) {
         let start = Instant::now();
         for slot in &self.clients {
@@ -169,7 +169,7 @@ impl Stage {
         Ok(())
     }
 
-    /// Lets a fault come, last and go.
+    /// Starts a fault, lets it last, and ends it.
     pub(crate) async fn inflict(&self, fault: usize, planned: Planned) {
         sleep(planned.after).await;
         let prepared = self.prepare(planned).await;
@@ -199,7 +199,7 @@ impl Stage {
         }
     }
 
-    /// Does that part of a fault which harms nobody yet: an old document is old before it is saved.
+    /// Does the harmless first part of a fault: an old document is old before it is saved.
     async fn prepare(&self, planned: Planned) -> Result<Option<Document>> {
         let Fault::SaveOld(name) = planned.fault else {
             return Ok(None);
@@ -401,7 +401,7 @@ impl Stage {
     }
 
     async fn remedy(&self, remedy: Remedy) {
-        // What fails here has been remedied by another fault's end, or will be when all is made whole.
+        // A later end of a fault, or the repair of the whole cluster, makes up for a failure here.
         match remedy {
             Remedy::Nothing => {}
             Remedy::Restart(node) => drop(self.cluster.restart(node).await),
@@ -452,7 +452,7 @@ impl Stage {
         }
     }
 
-    /// Undoes whatever is left of the faults, and waits until the cluster is whole and every client there.
+    /// Undoes the rest of the faults, and waits until the cluster is whole and every client there.
     pub(crate) async fn make_whole(&self) -> Result<()> {
         for node in 0..NODES {
             if let Some(proxy) = self.cluster.network(node) {
@@ -487,7 +487,7 @@ impl Stage {
         apart(foreign::allow(database, collection)).await
     }
 
-    /// Tells every client to give back what it has and to end, and waits for that.
+    /// Asks every client to give back its locks and to end, and waits for that.
     pub(crate) async fn dismiss(&self) -> Result<()> {
         let farewells = self.clients.iter().map(async |slot| -> Result<()> {
             let mut slot = slot.lock().await;
@@ -513,7 +513,7 @@ impl Stage {
         join_all(farewells).await.into_iter().collect()
     }
 
-    /// The change streams that are open on any node.
+    /// Returns the change streams that are open on any node.
     pub(crate) async fn streams(&self) -> Result<Vec<Stream>> {
         let mut found = Vec::new();
         for node in (0..NODES).filter(|node| self.cluster.pid(*node).is_some()) {
@@ -532,7 +532,7 @@ impl Stage {
         Ok(streams.len())
     }
 
-    /// Which node it is at this moment.
+    /// Returns the index of the node at this moment.
     async fn find(&self, node: Node) -> Result<usize> {
         let primary = self.cluster.wait_for_primary(Duration::from_secs(3)).await;
         match node {
@@ -550,7 +550,7 @@ impl Stage {
     }
 }
 
-/// Runs what needs a server's answer, for as long as there is [`PATIENCE`], and does not drop it then: it is the driver's.
+/// Runs a command that needs a server's answer, for up to [`PATIENCE`], and does not drop it then: it is the driver's.
 async fn apart<T: Send + 'static>(doing: impl Future<Output = Result<T>> + Send + 'static) -> Result<T> {
     timeout(PATIENCE, tokio::spawn(doing)).await??
 }

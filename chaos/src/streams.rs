@@ -1,4 +1,4 @@
-//! The change streams that are open at a node, as the node tells.
+//! The change streams that are open at a node, by its own report.
 
 use futures::TryStreamExt;
 use mongodb::{
@@ -14,13 +14,13 @@ pub(crate) struct Stream {
     pub(crate) node: usize,
     pub(crate) collection: String,
     pub(crate) id: i64,
-    /// Whose it is, where the server says so.
+    /// The owner, if the server reports it.
     pub(crate) of: String,
-    /// When it was read last, by the server's clock in milliseconds; `None` while it is being read.
+    /// When it was last read, by the server's clock in milliseconds; `None` while it is being read.
     pub(crate) idle_since: Option<i64>,
 }
 
-/// The streams on collections of `database` at the node that `client` leads to.
+/// Returns the streams on collections of `database` at the node that `client` leads to.
 pub(crate) async fn find(client: &Client, node: usize, database: &str) -> Result<Vec<Stream>> {
     let mut found = Vec::new();
     let look = [doc! { "$currentOp": { "idleCursors": true, "allUsers": true } }];
@@ -53,7 +53,7 @@ pub(crate) async fn find(client: &Client, node: usize, database: &str) -> Result
     Ok(found)
 }
 
-/// Has the node close a stream's cursor.
+/// Makes the node close a stream's cursor.
 pub(crate) async fn kill(client: &Client, database: &str, stream: &Stream) -> Result<()> {
     let command = doc! { "killCursors": &stream.collection, "cursors": [stream.id] };
     client.database(database).run_command(command).await?;

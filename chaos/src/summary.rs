@@ -10,18 +10,18 @@ use crate::{
     record::End,
 };
 
-/// What is told of a run.
+/// The summary of a run.
 #[derive(Debug)]
 pub(crate) struct Summary<'a> {
     pub(crate) history: &'a History,
     pub(crate) violations: &'a [Violation],
     pub(crate) judged: Judged,
-    /// How long was waited while one kind of fault was about.
+    /// The longest waits under each single kind of fault.
     pub(crate) waits: BTreeMap<&'a str, Waits>,
     pub(crate) folder: &'a Path,
 }
 
-/// How many of the violations are told.
+/// Maximum number of violations that are printed.
 const TOLD: usize = 20;
 
 impl fmt::Display for Summary<'_> {

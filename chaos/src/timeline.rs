@@ -8,7 +8,7 @@ use crate::{
     judge::{Case, Violation},
 };
 
-/// How much of the time before and after is shown.
+/// Time before and after the moment that is shown.
 const AROUND: Moment = 6 * SECOND;
 
 const LEFT: f64 = 170.0;
@@ -114,7 +114,7 @@ pub(crate) fn draw(case: &Case<'_>, violation: &Violation) -> String {
     )
 }
 
-/// The faults with their begins and ends.
+/// Returns the faults with their beginnings and ends.
 fn faults(case: &Case<'_>) -> Vec<(Moment, Option<Moment>, String)> {
     let journal = &case.history.journal;
     let begun = journal.iter().filter_map(|entry| match &entry.note {
@@ -132,7 +132,7 @@ fn faults(case: &Case<'_>) -> Vec<(Moment, Option<Moment>, String)> {
         .collect()
 }
 
-/// What is seen.
+/// The visible part of the time.
 struct View {
     start: Moment,
     end: Moment,
@@ -170,7 +170,7 @@ impl View {
 
     fn text(&self, row: &mut String, at: Moment, text: &str) {
         if (self.start..self.end).contains(&at) {
-            // The last digits tell tokens apart.
+            // The last digits distinguish tokens.
             let short = &text[text.len().saturating_sub(5)..];
             let _ = writeln!(row, "<text x=\"{}\" y=\"15\">{short}</text>", self.x(at) + 2.0);
         }

@@ -10,6 +10,7 @@ mod clock;
 mod connection;
 mod descendants;
 mod doctor;
+mod events;
 mod exit;
 mod job;
 mod json;

@@ -33,13 +33,13 @@ use crate::{
     break_lock::question,
     clock::Offset,
     connection::Place,
+    events::{Events, line},
     exit::{Failure, Outcome},
     keyboard::{Key, Keyboard},
     list::{left, short, who, why},
     show::in_full,
     signals::{self, Received, Signals},
     text::{cut, fit, natural, plain, span, span_of},
-    watch::{Events, line},
 };
 
 /// Interval at which the ages are updated.

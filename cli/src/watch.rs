@@ -2,33 +2,25 @@
 
 use std::{
     io::{self, IsTerminal as _, Write as _},
-    pin::Pin,
     process::ExitCode,
     thread,
-    time::{Duration, SystemTime},
+    time::SystemTime,
 };
 
-use futures::{Stream, StreamExt as _};
+use futures::StreamExt as _;
 use rustix::{
     event::{PollFd, PollFlags, poll},
     io::Errno,
 };
 use tokio::sync::oneshot;
-use watchlock::{LockClient, LockEvent, OperateError};
 
 use crate::{
     arguments::Watch,
     connection::Connection,
+    events::{Events, events, line},
     exit::{Failure, Outcome, UNAVAILABLE},
     json, screen,
-    text::{plain, time},
 };
-
-/// Age beyond which a grant counts as present before the watch began.
-const JUST_NOW: Duration = Duration::from_secs(2);
-
-/// A stream of events, each with the name of its lock.
-pub(crate) type Events = Pin<Box<dyn Stream<Item = Result<(String, LockEvent), OperateError>>>>;
 
 pub(crate) async fn watch(connection: &Connection, arguments: Watch) -> Outcome {
     let place = connection.prompt().await?;
@@ -68,17 +60,6 @@ fn reader_gone() -> oneshot::Receiver<()> {
     gone
 }
 
-fn events(locks: &LockClient, name: Option<&str>) -> Events {
-    match name {
-        None => Box::pin(locks.watch_all()),
-        Some(name) => {
-            let name = name.to_owned();
-            let events = locks.watch(&name);
-            Box::pin(events.map(move |event| Ok((name.clone(), event?))))
-        }
-    }
-}
-
 async fn lines(mut events: Events, json: bool) -> Outcome {
     while let Some(event) = events.next().await {
         let (name, event) = event?;
@@ -94,18 +75,4 @@ async fn lines(mut events: Events, json: bool) -> Outcome {
         out.flush()?;
     }
     Err(Failure::new(UNAVAILABLE, "there are no more events"))
-}
-
-pub(crate) fn line(at: SystemTime, name: &str, event: &LockEvent) -> String {
-    let at = match event {
-        // A grant from before the watch keeps its time, by the server's clock.
-        LockEvent::Granted { holder, .. } if holder.since + JUST_NOW < at => holder.since,
-        _ => at,
-    };
-    let why = match event {
-        LockEvent::Granted { holder, .. } => holder.reason.as_deref(),
-        _ => None,
-    };
-    let why = why.map(|why| format!(": {}", plain(why))).unwrap_or_default();
-    format!("{}  {}  {event}{why}", time(at), plain(name))
 }

@@ -13,14 +13,15 @@ use tokio::time::Instant;
 
 use super::{DocumentHandle, DocumentLocks};
 use crate::{
-    acquire::{Acquire, Share, TryAcquire},
     brief::Brief,
-    config::{check_text, check_timeout},
+    config::check_timeout,
     error::{AcquireError, ServerError},
     handle::LockHandle,
+    input::check_text,
+    locks::acquire::{Acquire, Share, TryAcquire},
     name::LockName,
     protocol::Kind,
-    session::{Given, PASSED_AT_ONCE, documents::DocumentSession},
+    session::{ClaimedDocument, PASSED_AT_ONCE, documents::DocumentSession},
     store::{StoreError, Wanted, read_as},
     telemetry::Attempt,
 };
@@ -394,7 +395,7 @@ async fn claim<T: DeserializeOwned>(
             (Err(AcquireError::Unclaimable { .. }), Some(unreadable)) => return Err(unreadable),
             (given, _) => given?,
         };
-        let Some((Some(hold), document)) = given.map(Given::take) else {
+        let Some((Some(hold), document)) = given.map(ClaimedDocument::take) else {
             return Ok(None);
         };
         let handle = LockHandle::new(session.session().clone(), hold);

@@ -1,87 +1,11 @@
-//! Checks of ids, paths and updates.
+//! Checks of updates: they leave the locks alone.
 
-use mongodb::{
-    bson::{Bson, Document},
-    options::UpdateModifications,
-};
+use mongodb::{bson::Bson, options::UpdateModifications};
 
 use crate::{
     error::InvalidInput,
-    protocol::document::ID_MOST,
-    store::{
-        place::{InPlace, overlap},
-        size_of_id,
-    },
+    store::place::{InPlace, overlap},
 };
-
-/// Checks the `_id` of a document: an operator or a pattern is not an id, and no document can have it.
-pub(crate) fn check_id(id: &Bson) -> Result<(), InvalidInput> {
-    let operator = |document: &Document| document.keys().any(|key| key.starts_with('$'));
-    let kind = match id {
-        Bson::Array(_) => "an array",
-        Bson::RegularExpression(_) => "a regular expression",
-        Bson::Undefined => "undefined",
-        Bson::Document(document) if operator(document) => "a document with operators",
-        Bson::Document(document) if has_nul(document) => "a document with NUL in a field name",
-        _ => return Ok(()),
-    };
-    let shown: String = id.to_string().chars().take(200).collect();
-    Err(InvalidInput::new(format!(
-        "the id {} is {kind}; no document has such an `_id`",
-        shown.escape_debug()
-    )))
-}
-
-/// Checks that an `_id` is short enough to lock. Claims pass over longer ones, by the same bound.
-pub(super) fn check_size(id: &Bson) -> Result<(), InvalidInput> {
-    let size = size_of_id(id);
-    if size > ID_MOST {
-        return Err(InvalidInput::new(format!(
-            "the id of the document has {size} bytes as BSON; it must have at most {ID_MOST} to be locked"
-        )));
-    }
-    Ok(())
-}
-
-/// Returns whether a field name contains a NUL: BSON ends field names with one, and a document that can't be written
-/// has no name of its own.
-fn has_nul(document: &Document) -> bool {
-    let within = |value: &Bson| match value {
-        Bson::Document(inner) => has_nul(inner),
-        Bson::Array(values) => values.iter().filter_map(Bson::as_document).any(has_nul),
-        _ => false,
-    };
-    document
-        .iter()
-        .any(|(field, value)| field.contains('\0') || within(value))
-}
-
-/// Checks the path of the locks in documents: 1 to 16 field names with dots between them, 200 bytes at most.
-pub(crate) fn check_path(path: &str) -> Result<(), InvalidInput> {
-    let problem = if path.len() > 200 {
-        "is longer than 200 bytes"
-    } else if path.contains('\0') {
-        "contains NUL"
-    } else if path.split('.').count() > 16 {
-        "has more than 16 parts"
-    } else if path.split('.').any(str::is_empty) {
-        "has an empty part"
-    } else if path.split('.').any(|part| part.starts_with('$')) {
-        "has a part that starts with `$`"
-    } else if path
-        .split('.')
-        .any(|part| part.bytes().all(|byte| byte.is_ascii_digit()))
-    {
-        "has a number as a part, which would be an array index"
-    } else if path.split('.').next() == Some("_id") {
-        "is in the `_id`"
-    } else {
-        return Ok(());
-    };
-    let shown: String = path.chars().take(200).collect();
-    let path = shown.escape_debug();
-    Err(InvalidInput::new(format!("the field `{path}` for the locks {problem}")))
-}
 
 /// Checks that an update of a document of the user's own leaves the lock alone, and those of other parts of the
 /// document.

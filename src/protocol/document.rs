@@ -283,7 +283,7 @@ impl<'a> Fields<'a> {
 }
 
 /// Reads a whole number of any numeric type.
-pub(super) fn whole(value: &Bson) -> Option<i64> {
+pub(crate) fn whole(value: &Bson) -> Option<i64> {
     match value {
         Bson::Int32(value) => Some(i64::from(*value)),
         Bson::Int64(value) => Some(*value),

@@ -100,10 +100,3 @@ pub(crate) use location::Location;
 pub(crate) use operation::{ASK_TOGETHER, Evict, Expects, Operation, Proclaim, QUEUE_MOST, Request, Requests};
 pub(crate) use server_time::ServerTime;
 pub(crate) use state::{State, clock_token};
-
-#[cfg(test)]
-mod differential;
-#[cfg(test)]
-mod model;
-#[cfg(test)]
-pub(crate) mod random;

@@ -1,4 +1,5 @@
-//! Tasks that acquire: from getting in line to the outcome, or to giving up.
+//! The way into a line and out of it: a task that acquires, up to its outcome or until it gives up, and the end of a
+//! hold.
 
 use std::{sync::Arc, time::Duration};
 
@@ -7,16 +8,16 @@ use tokio::sync::oneshot;
 use super::{
     Session,
     hold::{Hold, Remains},
-    line::{self, Effect, Outcome, Pending, Standing, Wanted},
+    line::{self, AcquireOptions, AcquireOutcome, Effect, Pending, Standing},
 };
 use crate::error::{AcquireError, ServerError};
 
 impl Session {
-    /// Gets in line for `name`; the receiver has the outcome. Dropping the returned place gives it up.
-    pub(crate) fn join(self: &Arc<Self>, name: &str, wanted: Wanted) -> Place {
+    /// Adds a task to the line of `name`. The returned [`Acquiring`] waits for the outcome; dropping it gives up.
+    pub(crate) fn join(self: &Arc<Self>, name: &str, options: AcquireOptions) -> Acquiring {
         let (to, outcome) = oneshot::channel();
         let key = self.ids.number();
-        let pending = Pending::new(key, self.ids.entry(), wanted, to);
+        let pending = Pending::new(key, self.ids.entry(), options, to);
         self.feed(name, |lines, context, effects| {
             if lines.closed {
                 effects.push(Effect::Answer(pending.to, Err(self.why_closed())));
@@ -24,7 +25,7 @@ impl Session {
                 lines.line(name).join(pending, context, effects);
             }
         });
-        Place {
+        Acquiring {
             session: self.clone(),
             name: name.to_owned(),
             key,
@@ -33,8 +34,8 @@ impl Session {
         }
     }
 
-    /// Lets go of a hold; the receiver has what became of it.
-    pub(crate) fn let_go(self: &Arc<Self>, hold: &Hold) -> oneshot::Receiver<line::Left> {
+    /// Lets go of a hold; the receiver gets the outcome of the release.
+    pub(crate) fn let_go(self: &Arc<Self>, hold: &Hold) -> oneshot::Receiver<line::ReleaseOutcome> {
         let (to, left) = oneshot::channel();
         self.feed(&hold.name, |lines, context, _| {
             lines.line(&hold.name).let_go(hold, Some(to), context)
@@ -42,29 +43,29 @@ impl Session {
         left
     }
 
-    /// Drops a handle that nobody will ask about, and lets go of the hold if it was the last.
+    /// Drops a handle whose end nobody asks about, and lets go of the hold if it was the last.
     pub(crate) fn discard(self: &Arc<Self>, hold: &Hold) {
         let remains = hold.exit();
-        hold.tell_end();
+        hold.report_end();
         if remains == Remains::Nothing {
             drop(self.let_go(hold));
         }
     }
 }
 
-/// A place in the line. Dropping it gives it up, and gives back what was granted meanwhile.
+/// A task in line that waits for its outcome. Dropping it gives up, and gives back what was granted meanwhile.
 #[derive(Debug)]
-pub(crate) struct Place {
+pub(crate) struct Acquiring {
     session: Arc<Session>,
     name: String,
     key: u64,
-    outcome: oneshot::Receiver<Outcome>,
+    outcome: oneshot::Receiver<AcquireOutcome>,
     answered: bool,
 }
 
-impl Place {
+impl Acquiring {
     /// Waits for the outcome, for `timeout` at most.
-    pub(crate) async fn outcome(mut self, timeout: Option<Duration>) -> Outcome {
+    pub(crate) async fn outcome(mut self, timeout: Option<Duration>) -> AcquireOutcome {
         let session = self.session.clone();
         let waiting = async {
             match timeout {
@@ -82,19 +83,19 @@ impl Place {
             (Err(_), timeout) => {
                 let standing = self.give_up();
                 match self.outcome.try_recv() {
-                    // Granted in the very moment: then it is ours, and not too late.
+                    // Granted in this very moment: the hold is ours, and not too late.
                     Ok(answered) => Ok(answered),
                     Err(_) => return Err(self.overdue(timeout.unwrap_or_default(), standing)),
                 }
             }
         };
         self.answered = true;
-        // The sender goes without a word only when the runtime of the session ends, or in a fork.
+        // The sender is dropped without an answer only when the session's runtime ends, or in a fork.
         answered.unwrap_or_else(|_| Err(self.session.why_closed()))
     }
 
     pub(super) fn overdue(&self, waited: Duration, standing: Option<Standing>) -> AcquireError {
-        let (contention, trouble) = standing.map_or((None, None), |standing| standing.tell(&self.session.ids));
+        let (contention, trouble) = standing.map_or((None, None), |standing| standing.report(&self.session.ids));
         AcquireError::Timeout {
             name: self.name.clone(),
             waited,
@@ -114,13 +115,13 @@ impl Place {
     }
 }
 
-impl Drop for Place {
+impl Drop for Acquiring {
     fn drop(&mut self) {
         if self.answered {
             return;
         }
         self.give_up();
-        // What is sent from here on comes back to the sender, which gives it back to the server.
+        // From here on the sender gets back what it sends, and releases it.
         self.outcome.close();
         if let Ok(Ok(Some(hold))) = self.outcome.try_recv() {
             self.session.discard(&hold);

@@ -1,10 +1,10 @@
-//! What the heartbeat has to do, in the order in which it is due.
+//! The heartbeat's work, in the order in which it is due.
 //!
-//! A client can hold a hundred thousand locks. So nothing here walks through them all: what is due is found at the front
-//! of an ordered set, in steps of a bounded size, between which the session's mutex is let go.
+//! A client can hold a hundred thousand locks. So nothing here walks through them all: due work is found at the front
+//! of an ordered set, in steps of a bounded size, and the session's mutex is released between them.
 //!
-//! A hold's own times move without word to the agenda when a renewal puts them off. So what is found to be due is
-//! compared with the hold, and put in its right place where it is not; and whoever brings a time *forward* says so
+//! A renewal that puts off a hold's times does not update the agenda. So a hold that seems due is compared with its
+//! own times, and put in its right place where it is not due. A caller that brings a time *forward* must report it
 //! ([`Agenda::update`]).
 
 use std::{
@@ -17,29 +17,29 @@ use tokio::time::Instant;
 
 use super::hold::{Hold, Schedule};
 
-/// The most names or holds that are seen to while the session's mutex is held: some tenths of a millisecond.
+/// Maximum number of names or holds processed while the session's mutex is held: some tenths of a millisecond.
 pub(super) const AT_A_TIME: usize = 500;
 
-/// After so many renewals in vain the commands don't get smaller any more.
+/// Number of renewals in vain after which the commands don't get smaller any more.
 const IN_VAIN_MOST: u32 = 5;
 
-/// Which holds are renewed together.
+/// A group of holds that are renewed together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Queue {
-    /// Less than half of the lease is left: mostly those that hold on a claim lease, which is too short to wait for its
-    /// turn.
+    /// Less than half of the lease is left: mostly holds on a claim lease, which is too short to wait for its turn.
     Urgent,
     /// All others that have no renewal on its way.
     First,
-    /// So many renewals were not answered.
+    /// This many renewals were not answered.
     InVain(u32),
-    /// They are part of a transaction of the user's, as far as we know, and so known to stand in the others' way.
+    /// As far as we know, the hold is part of a transaction of the user's, and so is known to block others of its
+    /// command.
     Guarded,
     /// The server refused to renew them.
     Refused,
 }
 
-/// The holds of a session and what is due of them and of its lines.
+/// The holds of a session, with the due times of these and of the lines.
 #[derive(Debug, Default)]
 pub(super) struct Agenda {
     /// Names whose lines want to be asked for an operation.
@@ -47,9 +47,9 @@ pub(super) struct Agenda {
     asked_at: HashMap<Arc<str>, Instant>,
     /// By their numbers, which rise: the oldest first.
     holds: BTreeMap<u64, Entry>,
-    /// Those that are to be renewed, by when.
+    /// Holds to renew, by when.
     renewals: BTreeMap<Queue, BTreeSet<(Instant, u64)>>,
-    /// When they are over unless they are renewed.
+    /// When each hold is over unless it is renewed.
     ends: BTreeSet<(Instant, u64)>,
 }
 
@@ -61,7 +61,7 @@ struct Entry {
 }
 
 impl Agenda {
-    /// When the line of `name` wants to be asked; `None`: not at all.
+    /// Sets when the line of `name` wants to be asked; `None`: not at all.
     pub(super) fn ask(&mut self, name: &str, at: Option<Instant>) {
         let before = self.asked_at.get(name).copied();
         if before == at {
@@ -96,7 +96,7 @@ impl Agenda {
         }
     }
 
-    /// Puts a hold in its place, after its times changed.
+    /// Puts a hold in its place after its times changed.
     pub(super) fn update(&mut self, hold: &Hold, now: Instant) {
         let number = hold.number;
         let Some(entry) = self.holds.get_mut(&number) else {
@@ -126,7 +126,7 @@ impl Agenda {
         }
     }
 
-    /// Names whose lines want to be asked now; so many at most.
+    /// Takes the names whose lines want to be asked now, up to `most`.
     pub(super) fn take_asking(&mut self, now: Instant, most: usize) -> Vec<Arc<str>> {
         let mut taken = Vec::new();
         while taken.len() < most
@@ -140,7 +140,7 @@ impl Agenda {
         taken
     }
 
-    /// Holds that are over now and were not let go of; looks at so many at most.
+    /// Takes the holds that are over now and were not let go of; looks at `most` at most.
     pub(super) fn take_over(&mut self, now: Instant, most: usize) -> Vec<Arc<Hold>> {
         let mut over = Vec::new();
         for _ in 0..most {
@@ -155,7 +155,7 @@ impl Agenda {
                 self.update(&hold, now);
                 continue;
             }
-            // Whoever lets go of it takes it out of its line, and with that out of here.
+            // Letting go of the hold takes it out of its line, and thereby out of here.
             self.ends.pop_first();
             if let Some(entry) = self.holds.get_mut(&number) {
                 entry.end = None;
@@ -165,19 +165,20 @@ impl Agenda {
         over
     }
 
-    /// Whether any of a queue is due.
+    /// Whether any hold of a queue is due.
     pub(super) fn is_due(&self, queue: Queue, by: Instant) -> bool {
         let first = self.renewals.get(&queue).and_then(BTreeSet::first);
         first.is_some_and(|(at, _)| *at <= by)
     }
 
-    /// How many of a queue are due; counts no further than `most`.
+    /// Counts the holds of a queue that are due, no further than `most`.
     pub(super) fn count_due(&self, queue: Queue, by: Instant, most: usize) -> usize {
         let waiting = self.renewals.get(&queue).into_iter().flatten();
         waiting.take_while(|(at, _)| *at <= by).take(most).count()
     }
 
-    /// Holds of a queue that are due by then, the first first. They are to be put back by [`Agenda::update`].
+    /// Takes the holds of a queue that are due by then, the first first. The caller puts them back by
+    /// [`Agenda::update`].
     pub(super) fn take_due(&mut self, queue: Queue, by: Instant, most: usize, now: Instant) -> Vec<Arc<Hold>> {
         let mut due = Vec::new();
         while due.len() < most {
@@ -201,7 +202,7 @@ impl Agenda {
         due
     }
 
-    /// The queues of renewals that are repeated, the one with the first that is due first.
+    /// Returns the queues of repeated renewals, the one with the earliest due hold first.
     pub(super) fn repeated(&self, by: Instant) -> Vec<Queue> {
         let queues = self.renewals.iter().filter_map(|(queue, waiting)| {
             let (at, _) = waiting.first()?;
@@ -213,7 +214,7 @@ impl Agenda {
         queues.into_iter().map(|(_, queue)| queue).collect()
     }
 
-    /// When something is due next. `room` tells from when there is room for the renewals of a queue, if there is any.
+    /// Returns when something is due next. `room` returns from when a queue has room for a renewal, if it has any.
     pub(super) fn next(&self, room: impl Fn(Queue) -> Option<Instant>) -> Option<Instant> {
         let asking = self.asking.first().map(|(at, _)| *at);
         let ends = self.ends.first().map(|(at, _)| *at);
@@ -230,12 +231,12 @@ impl Agenda {
         self.holds.is_empty() && self.ends.is_empty() && self.asking.is_empty() && self.asked_at.is_empty() && renewals
     }
 
-    /// The hold that was granted first.
+    /// Returns the hold that was granted first.
     pub(super) fn oldest(&self) -> Option<&Arc<Hold>> {
         self.holds.first_key_value().map(|(_, entry)| &entry.hold)
     }
 
-    /// The next holds after the one of that number, in the order in which they were granted.
+    /// Returns the next holds after the one of that number, in the order of their grants.
     pub(super) fn after(&self, number: u64, most: usize) -> Vec<Arc<Hold>> {
         let range = (Bound::Excluded(number), Bound::Unbounded);
         let holds = self.holds.range(range).take(most);
@@ -243,7 +244,7 @@ impl Agenda {
     }
 }
 
-/// Where a hold belongs, and when it is over.
+/// Returns the queue of a hold with its time, and when the hold is over.
 fn place(hold: &Hold, now: Instant) -> (Option<(Queue, Instant)>, Instant) {
     let Schedule {
         renew_at,
@@ -352,7 +353,7 @@ mod tests {
         agenda.update(&hold, now);
         assert_eq!(agenda.repeated(now), [Queue::Refused]);
         hold.renewed(Deadline::at(now + LEASE + seconds(1)), now);
-        hold.guarded_at(now);
+        hold.note_guarded(now);
         agenda.update(&hold, now);
         assert_eq!(agenda.repeated(now), [Queue::Guarded]);
         hold.answered(now + seconds(1));

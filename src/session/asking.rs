@@ -1,15 +1,16 @@
-//! How the commands of a session are sent, and for how long their answers are awaited.
+//! The way that a session's commands are sent, and the time for which their answers are awaited.
 //!
-//! A command can stay without an answer for ever: on a connection that a firewall has forgotten, or at a primary that
-//! stands still. Or for long: the server says nothing of a document that a transaction has written until that ends. So
-//! every command has a limit at the server, and here a little more patience than that. When that is over, the command
-//! counts as failed with an unknown outcome: its place among the operations is free, and it is asked for again beside. The
-//! driver's future runs on by itself, as one that is dropped half-way stalls the connection pool; we call it adrift. Its
-//! late answer grants nothing. It shows the server's clock, and entries that have come late, which are taken out then.
+//! A command can stay without an answer for ever, on a connection that a firewall has forgotten, or at a primary that
+//! stands still. It can also stay so for long: the server says nothing of a document that a transaction has written
+//! until that transaction ends. So every command has a limit at the server, and here a little more patience than that.
+//! After that time the command counts as failed with an unknown outcome: its slot is free, and the line sends another
+//! beside it. The driver's future runs on by itself, as one that is dropped half-way stalls the connection pool; we
+//! call it adrift. Its late answer grants nothing. The answer shows the server's clock, and entries that have come
+//! late, which are then taken out.
 //!
-//! Few operations are on their way at once, as the pool is the user's. One that is not answered promptly moves over to
-//! places of its own, so that those that hang leave the way free to all others; and two places are for entries that
-//! leave, so that a release gets through when everything else hangs.
+//! Few operations are on their way at once, as the pool is the user's. An operation without a prompt answer moves to a
+//! slot of another kind, so that hanging ones leave the way free to all others. Two slots are for entries that leave,
+//! so that a release gets through when everything else hangs.
 
 use std::{
     pin::Pin,
@@ -25,81 +26,81 @@ use tokio::{
     time::{Instant, sleep, sleep_until},
 };
 
-use crate::{config::Config, store::StoreError, waitlist::Vain};
+use crate::{config::Config, store::StoreError, waitlist::TimedOut};
 
-/// Operations that are on their way at one time, so that a burst of acquires and cancels leaves room in the connection
-/// pool, which is the user's; the driver's has ten connections by default.
+/// Maximum number of operations on their way at once, so that a burst of acquires and cancels leaves room in the
+/// connection pool, which is the user's; the driver's has ten connections by default.
 pub(super) const OPERATIONS_AT_ONCE: usize = 6;
 
-/// Operations beside these that were not answered promptly, or not in time when they were sent last. Each can have a
-/// connection of the pool for as long as the server may try.
+/// Maximum number of slow operations beside these: those without a prompt answer, or not done in time when they were
+/// last sent. Each can occupy a connection of the pool for as long as the server may try.
 const SLOW_AT_ONCE: usize = 4;
 
-/// Operations beside all of these in which entries leave.
+/// Maximum number of operations with leaving entries beside all of these.
 const LEAVES_AT_ONCE: usize = 2;
 
-/// A prompt answer is here by then, or in twice the time that answers take of late, where that is more: what takes longer
-/// hangs.
+/// Time within which an answer is prompt, or twice the recent answer time if that is more: an operation that takes
+/// longer hangs.
 const PROMPT: Duration = Duration::from_millis(30);
 
-/// For how long the server may try an operation that it usually answers in milliseconds.
+/// Minimum time that the server may try an operation that it usually answers in milliseconds.
 const SHORTEST: Duration = Duration::from_millis(200);
 
-/// And if it takes longer of late, so many times as long.
+/// That time as a multiple of the slowest recent answer, if this is more.
 const TIMES_THE_SLOWEST: u32 = 3;
 
-/// For how long it may try at the most, where it says that it takes longer each time: long enough for any server that
-/// can renew leases at all.
+/// Maximum time that the server may try, where it reports each time that it needs longer: long enough for any server
+/// that can renew leases at all.
 const LONGEST: Duration = Duration::from_secs(10);
 
-/// The same where it says nothing: by then there can be another primary, or another connection.
+/// The same where the server says nothing: by then there can be another primary, or another connection.
 const LONGEST_UNANSWERED: Duration = Duration::from_secs(2);
 
-/// So many tries in a row are made at full pace although none is answered: each can have got a dead connection out of the
+/// Number of tries in a row at full pace although none is answered: each can have taken a dead connection out of the
 /// pool, of which [`OPERATIONS_AT_ONCE`] have carried operations at once.
 const DEAD_CONNECTIONS: u32 = 6;
 
-/// Operations of a session that may come to be adrift while nothing is answered: more of them tell no more about the
+/// Maximum number of operations that come to be adrift while nothing is answered: more of them show no more about the
 /// server.
 const ADRIFT_AT_ONCE: usize = 16;
 
-/// Beyond that one more after each such pause, so that another primary is noticed.
+/// Pause after which one more than those may be adrift, so that another primary is noticed.
 const ADRIFT_PAUSE: Duration = Duration::from_secs(1);
 
-/// The most that are adrift in any case. Each occupies a connection, or a place in the line for one.
+/// Maximum number of operations adrift in any case. Each occupies a connection, or waits for one.
 const ADRIFT_MOST: usize = 64;
 
-/// How often it is looked whether an overdue operation may be given up, where it could not be at once.
-const LOOK_AGAIN: Duration = Duration::from_millis(250);
+/// Pause before another check whether an overdue operation may be given up, if it could not be at once.
+const RETRY_GIVING_UP: Duration = Duration::from_millis(250);
 
-/// For how long a claim may take at the server: the filter is the user's, and may go through many documents.
+/// Minimum time that the server may take for a claim: the filter is the user's, and may go through many documents.
 const CLAIM: Duration = Duration::from_secs(1);
 
-/// The operations of a session that are on their way, and how long the server takes.
+/// The operations of a session that are on their way, and the recent speed of the server.
 #[derive(Debug)]
 pub(super) struct Asking {
     prompt: Semaphore,
     slow: Semaphore,
     leaves: Semaphore,
     begun: Instant,
-    /// The longest that an answer took of late, in microseconds.
+    /// The longest recent answer time, in microseconds.
     slowest: AtomicU64,
-    /// When the youngest operation was sent that was answered, in microseconds from the beginning.
+    /// When the youngest answered operation was sent, in microseconds from the beginning.
     heard: AtomicU64,
     adrift: AtomicUsize,
-    /// When one was last given up, in microseconds from the beginning.
+    /// When an operation was last given up, in microseconds from the beginning.
     given_up: AtomicU64,
 }
 
-/// A place among the operations that are on their way.
-pub(super) struct Room<'a> {
+/// A slot for an operation that is on its way.
+pub(super) struct Slot<'a> {
     /// Only held.
     _permit: SemaphorePermit<'a>,
-    /// It is to be left to others as soon as the answer is not prompt.
+    /// Whether the slot must be left to others once the answer is not prompt.
     prompt: bool,
 }
 
-impl<'a> Room<'a> {
+impl<'a> Slot<'a> {
     fn new(permit: SemaphorePermit<'a>, prompt: bool) -> Self {
         Self {
             _permit: permit,
@@ -108,22 +109,22 @@ impl<'a> Room<'a> {
     }
 }
 
-/// For how long the server may try.
+/// The time that the server may try.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Limit {
     pub(super) within: Duration,
-    /// It looks for documents by a filter of the user's: how long that takes tells nothing of other operations.
+    /// Whether it searches documents by a filter of the user's: the time for that says nothing about other operations.
     is_of_filter: bool,
 }
 
 impl Limit {
-    /// A little longer than the server may try, so that it can still say so.
+    /// Returns the time to wait: a little longer than the server may try, so that it can still say so.
     pub(super) fn patience(self) -> Duration {
         self.within + self.within / 4
     }
 }
 
-/// When something was sent, and with which limit.
+/// The instant and the limit with which an operation was sent.
 #[derive(Clone, Copy, Debug)]
 struct Sent {
     at: Instant,
@@ -138,7 +139,7 @@ pub(super) struct Adrift {
 }
 
 impl Adrift {
-    /// It has ended after all.
+    /// Takes in that it has ended after all.
     pub(super) fn ended<T>(self, answer: &Result<T, StoreError>) {
         self.asking.answered(self.sent, answer);
     }
@@ -164,7 +165,7 @@ impl Asking {
         })
     }
 
-    /// For how long the server may try what it usually answers at once.
+    /// Returns the time that the server may try what it usually answers at once.
     pub(super) fn usual(&self) -> Duration {
         self.slowest().saturating_mul(TIMES_THE_SLOWEST).max(SHORTEST)
     }
@@ -173,32 +174,32 @@ impl Asking {
         Duration::from_micros(self.slowest.load(Ordering::Relaxed))
     }
 
-    /// For how long the server may try, after so many tries in vain.
+    /// Returns the time that the server may try, after these tries in vain.
     ///
-    /// It grows with each that the server did not get done in time, so that a slow server gets it done in the end. Of those
-    /// that it did not answer at all, it grows when there have been more than there can be dead connections.
-    pub(super) fn limit(&self, vain: Vain, config: &Config) -> Limit {
-        let within = Self::grown(self.usual(), vain, config);
+    /// It grows with each try that the server reported as overdue, so that a slow server gets it done in the end. With
+    /// unanswered tries it grows only when there have been more than there can be dead connections.
+    pub(super) fn limit(&self, timed_out: TimedOut, config: &Config) -> Limit {
+        let within = Self::grown(self.usual(), timed_out, config);
         Limit {
             within,
             is_of_filter: false,
         }
     }
 
-    /// The same for a claim.
-    pub(super) fn limit_of_claim(&self, vain: Vain, config: &Config) -> Limit {
-        let within = Self::grown(self.usual().max(CLAIM), vain, config);
+    /// Returns the same for a claim.
+    pub(super) fn limit_of_claim(&self, timed_out: TimedOut, config: &Config) -> Limit {
+        let within = Self::grown(self.usual().max(CLAIM), timed_out, config);
         Limit {
             within,
             is_of_filter: true,
         }
     }
 
-    fn grown(usual: Duration, vain: Vain, config: &Config) -> Duration {
+    fn grown(usual: Duration, timed_out: TimedOut, config: &Config) -> Duration {
         let longest = (config.lease / 3).clamp(SHORTEST, LONGEST);
-        let (doublings, most) = match vain.overdue {
+        let (doublings, most) = match timed_out.overdue {
             0 => (
-                vain.unanswered.saturating_sub(DEAD_CONNECTIONS),
+                timed_out.unanswered.saturating_sub(DEAD_CONNECTIONS),
                 LONGEST_UNANSWERED.max(usual),
             ),
             overdue => (overdue, longest),
@@ -209,26 +210,26 @@ impl Asking {
             .min(longest)
     }
 
-    /// Waits for a place.
-    pub(super) async fn enter(&self, leaves: bool, vain: Vain) -> Option<Room<'_>> {
-        let prompt = vain.overdue == 0;
+    /// Waits for a slot.
+    pub(super) async fn enter(&self, leaves: bool, timed_out: TimedOut) -> Option<Slot<'_>> {
+        let prompt = timed_out.overdue == 0;
         let lane = if prompt { &self.prompt } else { &self.slow };
         // The semaphores are never closed.
         if !leaves {
-            return lane.acquire().await.ok().map(|permit| Room::new(permit, prompt));
+            return lane.acquire().await.ok().map(|permit| Slot::new(permit, prompt));
         }
         tokio::select! {
             biased;
-            permit = lane.acquire() => permit.ok().map(|permit| Room::new(permit, prompt)),
-            permit = self.leaves.acquire() => permit.ok().map(|permit| Room::new(permit, false)),
+            permit = lane.acquire() => permit.ok().map(|permit| Slot::new(permit, prompt)),
+            permit = self.leaves.acquire() => permit.ok().map(|permit| Slot::new(permit, false)),
         }
     }
 
-    /// Waits for the answer to what is sent now; once it is given up the future is to be run on.
+    /// Waits for the answer to an operation that is sent now. The caller runs the future on once it is given up.
     pub(super) async fn answer<T>(
         self: &Arc<Self>,
         mut asking: Pin<&mut impl Future<Output = Result<T, StoreError>>>,
-        room: Option<Room<'_>>,
+        slot: Option<Slot<'_>>,
         limit: Limit,
     ) -> Result<Result<T, StoreError>, Adrift> {
         let sent = Instant::now();
@@ -239,7 +240,7 @@ impl Asking {
         };
         let answer = match prompt {
             Some(answer) => answer,
-            None => self.late_answer(asking, room, Sent { at: sent, limit }).await?,
+            None => self.late_answer(asking, slot, Sent { at: sent, limit }).await?,
         };
         self.answered(Sent { at: sent, limit }, &answer);
         Ok(answer)
@@ -248,29 +249,29 @@ impl Asking {
     async fn late_answer<T>(
         self: &Arc<Self>,
         mut asking: Pin<&mut impl Future<Output = T>>,
-        mut room: Option<Room<'_>>,
+        mut slot: Option<Slot<'_>>,
         sent: Sent,
     ) -> Result<T, Adrift> {
         let mut overdue_at = sent.at + sent.limit.patience();
         loop {
-            let moves = room.as_ref().is_some_and(|room| room.prompt);
+            let moves = slot.as_ref().is_some_and(|slot| slot.prompt);
             tokio::select! {
                 biased;
                 answer = &mut asking => return Ok(answer),
                 permit = self.slow.acquire(), if moves => {
-                    room = permit.ok().map(|permit| Room::new(permit, false));
+                    slot = permit.ok().map(|permit| Slot::new(permit, false));
                 }
                 () = sleep_until(overdue_at) => {
                     if let Some(adrift) = self.give_up(sent) {
                         return Err(adrift);
                     }
-                    overdue_at = Instant::now() + LOOK_AGAIN;
+                    overdue_at = Instant::now() + RETRY_GIVING_UP;
                 }
             }
         }
     }
 
-    /// Whether an operation was answered that was sent so shortly before.
+    /// Whether an operation that was sent at most `time` ago was answered.
     pub(super) fn was_answered_within(&self, time: Duration, now: Instant) -> bool {
         let heard = self.heard.load(Ordering::Relaxed);
         heard > 0 && Duration::from_micros(self.micros(now).saturating_sub(heard)) <= time
@@ -281,34 +282,33 @@ impl Asking {
         self.prompt.available_permits() == OPERATIONS_AT_ONCE && self.adrift.load(Ordering::Relaxed) == 0
     }
 
-    /// An operation was answered that was sent at that time.
-    pub(super) fn heard(&self, sent: Instant) {
+    /// Notes that an operation sent at that time was answered.
+    pub(super) fn note_heard(&self, sent: Instant) {
         self.heard.fetch_max(self.micros(sent), Ordering::Relaxed);
     }
 
-    /// What was sent at that time was answered.
+    /// Takes in the end of an operation.
     fn answered<T>(&self, sent: Sent, answer: &Result<T, StoreError>) {
         match answer {
             Ok(_) => {}
-            // It did not get it done, as we asked; but it answers.
-            Err(error) if error.ran_out_of_time() => return self.heard(sent.at),
+            // The server did not get it done within the limit that we set; but it answers.
+            Err(error) if error.ran_out_of_time() => return self.note_heard(sent.at),
             // An error of the driver's own says nothing of the server.
             Err(_) => return,
         }
-        self.heard(sent.at);
+        self.note_heard(sent.at);
         if sent.limit.is_of_filter {
             return;
         }
         let slowest = self.slowest.load(Ordering::Relaxed);
-        // A single one that hung does not tell of the others; and one fast answer does not make a fast server.
+        // A single one that hung says nothing of the others; and one fast answer does not make a fast server.
         let took = Instant::now().saturating_duration_since(sent.at).min(self.usual());
         let took = u64::try_from(took.as_micros()).unwrap_or(u64::MAX);
         self.slowest.store(took.max(slowest / 4 * 3), Ordering::Relaxed);
     }
 
-    /// Gives up an overdue operation, unless many are adrift already. That is not so where what was sent later has been
-    /// answered: then it is not the server that does not answer, but the connection, or another server than the present
-    /// primary.
+    /// Gives up an overdue operation, unless many are adrift already. That limit does not apply if a later operation
+    /// has been answered: then the silence is the connection's, or that of a server that is no longer the primary.
     fn give_up(self: &Arc<Self>, sent: Sent) -> Option<Adrift> {
         let now = self.micros(Instant::now());
         let adrift = self.adrift.load(Ordering::Relaxed);
@@ -340,9 +340,11 @@ mod tests {
     async fn limits_grow_with_the_time_that_answers_take_but_not_with_that_of_claims() {
         let (asking, config) = (Asking::new(), Settings::default().validate().unwrap());
         let millis = Duration::from_millis;
-        let limit = |asking: &Asking, unanswered, overdue| asking.limit(Vain { unanswered, overdue }, &config).within;
+        let limit =
+            |asking: &Asking, unanswered, overdue| asking.limit(TimedOut { unanswered, overdue }, &config).within;
         assert_eq!(limit(&asking, 0, 0), SHORTEST);
-        // At full pace while it can be for dead connections, then more slowly; longer only where the server asks for it.
+        // At full pace while it can be for dead connections, then more slowly; longer only where the server asks for
+        // it.
         assert_eq!(limit(&asking, DEAD_CONNECTIONS, 0), SHORTEST);
         assert_eq!(limit(&asking, DEAD_CONNECTIONS + 1, 0), 2 * SHORTEST);
         assert_eq!(limit(&asking, 99, 0), LONGEST_UNANSWERED);
@@ -351,14 +353,14 @@ mod tests {
 
         let claim = Sent {
             at: Instant::now(),
-            limit: asking.limit_of_claim(Vain::default(), &config),
+            limit: asking.limit_of_claim(TimedOut::default(), &config),
         };
         tokio::time::advance(millis(900)).await;
         asking.answered(claim, &Ok(()));
         assert_eq!(limit(&asking, 0, 0), SHORTEST);
         let operation = Sent {
             at: Instant::now(),
-            limit: asking.limit(Vain::default(), &config),
+            limit: asking.limit(TimedOut::default(), &config),
         };
         tokio::time::advance(millis(100)).await;
         asking.answered(operation, &Ok(()));

@@ -1,5 +1,5 @@
-//! A session whose documents are the user's own, with locks in them: holders read, change and delete the document around
-//! their lock.
+//! A session over the user's own documents, with locks in them: a holder reads, changes and deletes the document around
+//! its lock, and learns why a hold is over that the server denies.
 
 use std::{ops::Deref, sync::Arc};
 
@@ -16,7 +16,7 @@ pub(crate) struct DocumentSession {
 }
 
 impl DocumentSession {
-    /// `session` is one over the same documents.
+    /// Creates it from a session over the same documents.
     pub(crate) fn new(session: Arc<Session>, documents: Arc<DocumentStore>) -> Self {
         Self { session, documents }
     }
@@ -29,7 +29,7 @@ impl DocumentSession {
         &self.documents
     }
 
-    /// The user's part of a document.
+    /// Reads the user's part of a document.
     pub(crate) async fn fetch(&self, name: &str) -> Result<Option<Document>, ServerError> {
         let fetching = self.read_long(|_| {
             let (documents, name) = (self.documents.clone(), name.to_owned());
@@ -38,7 +38,7 @@ impl DocumentSession {
         Ok(fetching.await?)
     }
 
-    /// Changes the user's part of a document that is held, and returns it; `None` when it is not held any more.
+    /// Changes the user's part of a held document, and returns it; `None` when it is no longer held.
     pub(crate) async fn change(
         &self,
         hold: &Arc<Hold>,
@@ -54,7 +54,7 @@ impl DocumentSession {
         Ok(self.in_time(within, changing).await?)
     }
 
-    /// Deletes a document that is held; `false` when it is not held any more.
+    /// Deletes a held document; `false` when it is no longer held.
     pub(crate) async fn delete(&self, hold: &Arc<Hold>) -> Result<bool, ServerError> {
         let (session, held, within) = (self.clone(), hold.clone(), hold.lease);
         let deleting = async move {
@@ -62,25 +62,25 @@ impl DocumentSession {
             held.begin_deleting();
             let deleted = session.documents.delete(&held.name, holder, within).await;
             if matches!(deleted, Ok(true)) {
-                // Gone with its document: there is nothing to take out.
+                // The entry is gone with its document: nothing has to leave.
                 session.feed(&held.name, |lines, _, _| lines.line(&held.name).forget(&held.id));
             }
             held.end_deleting(matches!(deleted, Ok(true)));
-            held.tell_end();
+            held.report_end();
             deleted
         };
         Ok(self.in_time(within, deleting).await?)
     }
 
-    /// The server said that a hold is over: looks up why, and ends it.
+    /// Takes in that the server denies a hold: looks up why, and ends it.
     pub(crate) async fn give_up(&self, hold: &Arc<Hold>) -> LostReason {
         let (session, held) = (self.clone(), hold.clone());
-        // Should the task be stopped, or the server not answer, its time is over all the same.
+        // If the task is stopped or the server does not answer, the hold ends all the same.
         let _ = self
             .spawn_for(async move { session.verify_together(&[held]).await })
             .await;
         hold.lose(LostReason::Expired);
-        self.bury(hold);
+        self.let_go_if_over(hold);
         hold.lost_reason().unwrap_or(LostReason::Expired)
     }
 }

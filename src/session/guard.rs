@@ -1,4 +1,4 @@
-//! A hold made part of a transaction of the user's.
+//! Holds that guard a transaction of the user's.
 
 use std::{sync::Arc, time::Duration};
 
@@ -16,7 +16,7 @@ use crate::{
     telemetry,
 };
 
-/// Pauses before it is asked again whether a transaction is open, as other writes are in the way for a moment too.
+/// Pauses before the next question whether a transaction is open, as other writes conflict for a moment too.
 const CONFLICTS: [Duration; 3] = [
     Duration::from_millis(5),
     Duration::from_millis(20),
@@ -24,8 +24,8 @@ const CONFLICTS: [Duration; 3] = [
 ];
 
 impl Session {
-    /// Writes the lock's document within the transaction, if the lock is held. Otherwise the transaction is ended on the
-    /// server, so that it can't be committed whatever becomes of the error.
+    /// Writes the lock's document within the transaction, if the lock is held. Otherwise ends the transaction on the
+    /// server, so that it can't be committed, whatever the caller does with the error.
     pub(crate) async fn guard(
         self: &Arc<Self>,
         hold: &Arc<Hold>,
@@ -42,8 +42,8 @@ impl Session {
             abort(transaction).await;
             return Err(reason.into());
         }
-        // From here on until the transaction ends the server makes every renewal of this document wait.
-        hold.guarded_at(Instant::now());
+        // From here until the transaction ends, the server makes every renewal of this document wait.
+        hold.note_guarded(Instant::now());
         let guarding = Guarding {
             operation: self.ids.operation(),
             name: &hold.name,
@@ -55,7 +55,8 @@ impl Session {
             Err(error) if MongoStore::has_no_transactions(&error) => return Err(GuardError::Standalone),
             Err(error) => {
                 telemetry::operation_failed("guard", Some(&hold.name), &error.clone().into());
-                // What may be tried again is over to the server already; what was never sent is not.
+                // A transient error has ended the transaction on the server already; a command that was never sent has
+                // not.
                 if !error.contains_label(TRANSIENT_TRANSACTION_ERROR) {
                     abort(transaction).await;
                 }
@@ -73,8 +74,8 @@ impl Session {
                 abort(transaction).await;
                 match refused {
                     Some(refused) => Err(refused),
-                    // What the server says to the next command of a transaction that it has ended is what the driver tells
-                    // from other errors when it runs a transaction again.
+                    // The server's error to the next command of an ended transaction is the one by which the driver
+                    // knows that it should run the transaction again.
                     None => match store.guard(&guarding, transaction).await {
                         Err(error) => Err(GuardError::Outdated(error.into())),
                         Ok(_) => {
@@ -87,8 +88,8 @@ impl Session {
         }
     }
 
-    /// Whether a transaction that the hold guards may still be open, so that a write of the document from outside of it
-    /// would wait for its end, and be done then.
+    /// Whether a transaction that the hold guards may still be open, so that a write of the document from outside of
+    /// it would wait for its end, and be done then.
     pub(crate) async fn is_in_open_transaction(self: &Arc<Self>, hold: &Arc<Hold>) -> Result<bool, ServerError> {
         let mut pauses = CONFLICTS.into_iter();
         while hold.is_guarded() {
@@ -126,7 +127,7 @@ impl Session {
         Ok(false)
     }
 
-    /// Why the transaction did not find the lock held; `None` where it is older than the lock.
+    /// Returns why the transaction did not find the lock held; `None` if it is older than the lock.
     async fn why_not(
         self: &Arc<Self>,
         hold: &Arc<Hold>,
@@ -149,10 +150,10 @@ impl Session {
         if !holders.any(|holder| hold.is(holder) && holds(holder.until)) {
             // The server's clock is further ahead than the skew margin allows for.
             hold.lose(LostReason::Expired);
-            self.bury(hold);
+            self.let_go_if_over(hold);
             return Some(hold.lost_reason().unwrap_or(LostReason::Expired).into());
         }
-        // It is held, and the transaction does not see it: not yet, or not any more.
+        // It is held, and the transaction does not see it: not yet, or no longer.
         let (session, name) = (self.clone(), hold.name.clone());
         let reading = self.spawn_for(async move {
             match &*session.store {
@@ -168,7 +169,7 @@ impl Session {
         match store.was_removed(guarding, whole, transaction).await {
             Ok(false) => None,
             Err(error) if error.contains_label(TRANSIENT_TRANSACTION_ERROR) => Some(GuardError::Outdated(error.into())),
-            // Something else stands in the way of putting it back: what the transaction has put there.
+            // Something else keeps it from being put back: a write of the transaction itself.
             Ok(true) | Err(_) => Some(GuardError::Removed),
         }
     }

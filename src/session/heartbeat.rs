@@ -1,21 +1,21 @@
 //! The one timer of a session: renews what is held, asks again for what is waited for, and notices deadlines.
 //!
 //! All holds that are due at about the same time are renewed together, in commands of up to a thousand documents. A
-//! renewal that is not answered is no reason to wait: another goes out beside it, as a connection to a frozen or
-//! vanished server can hang for longer than the lease. It goes out in parts, as a single document can be what hangs: one
-//! that a transaction has written, of which the server says nothing until the transaction ends. A failed renewal is not
-//! a loss; the deadline is.
+//! renewal without an answer does not hold up the next: another goes out beside it, as a connection to a frozen or
+//! vanished server can hang for longer than the lease. It goes out in parts, as a single document can be the one that
+//! hangs: one that a transaction has written, about which the server says nothing until the transaction ends. A failed
+//! renewal is not a loss; the deadline is.
 //!
-//! Where the server answers that it refuses to renew one of the documents (a validator that was added, a document that is
-//! full, one that others have spoiled), they are renewed one by one in one command, and those that are refused are told
-//! and asked for by themselves from then on.
+//! If the server refuses to renew one of the documents (a validator was added, the document is full, another program
+//! has spoiled it), all of them are renewed one by one in one command. The holds of the refused documents take in the
+//! refusal, and are renewed by themselves from then on.
 //!
-//! However many locks are held, a beat looks only at what is due, which the [`agenda`](super::agenda) has in order, and
-//! lets the session's mutex go after each thousand of them at the latest.
+//! However many locks are held, a beat looks only at due work, which the [`agenda`](super::agenda) has in order, and
+//! releases the session's mutex after each thousand of them at the latest.
 //!
 //! A server that is only slow looks the same at first, and each renewal beside another makes it slower, until it does
-//! nothing else. So few are on their way at once, the most urgent first, and another goes out beside one no sooner than
-//! twice as long after it as answers have taken of late.
+//! nothing else. So few are on their way at once, the most urgent first, and another goes out beside one no sooner
+//! than after twice the recent answer time.
 
 use std::{
     sync::{Arc, Weak},
@@ -49,60 +49,60 @@ pub(super) async fn run(session: Weak<Session>, beat: Arc<Notify>, ended: Cancel
 }
 
 impl Table {
-    /// When the heart has to beat again.
+    /// Returns when the heart has to beat again.
     pub(super) fn next_beat(&self, interval: Duration, wants_to_stream: bool, now: Instant) -> Option<Instant> {
         let late = self.is_late(interval, now);
         let next = self.agenda.next(|queue| self.renewals.room_for(queue, late, now));
-        next.into_iter().chain(self.looks_at(wants_to_stream, now)).min()
+        next.into_iter().chain(self.watch_due_at(wants_to_stream, now)).min()
     }
 }
 
 impl Session {
-    /// Does what is due, and returns when something will be due next.
+    /// Does the work that is due, and returns when more will be due.
     fn beat(self: &Arc<Self>) -> Instant {
         let now = Instant::now();
         let wants_to_stream = self.wants_to_stream();
-        let (over, asking, looked_after) = {
+        let (over, asking, to_verify) = {
             let mut table = self.table();
             let over = table.agenda.take_over(now, AT_A_TIME);
             let asking = table.agenda.take_asking(now, AT_A_TIME);
-            let mut looked_after = Vec::new();
-            if table.looks_at(wants_to_stream, now).is_some_and(|at| at <= now) {
+            let mut to_verify = Vec::new();
+            if table.watch_due_at(wants_to_stream, now).is_some_and(|at| at <= now) {
                 if wants_to_stream {
                     self.demand_stream();
                 } else {
-                    looked_after = table.look_after(now);
+                    to_verify = table.next_to_verify(now);
                 }
             }
-            (over, asking, looked_after)
+            (over, asking, to_verify)
         };
         for hold in over {
-            self.bury(&hold);
+            self.let_go_if_over(&hold);
         }
         for name in asking {
             // Feeding nothing is enough: the line is asked for its next operation.
             self.feed(&name, |_, _, _| {});
         }
         self.renew_due(now);
-        self.verify(looked_after);
+        self.verify(to_verify);
 
         let mut table = self.table();
         let next = table
             .next_beat(self.config.renewal_interval, self.wants_to_stream(), now)
             .unwrap_or(now + NOTHING_DUE);
-        // What is late in spite of all must not make the heart race.
+        // Work that is late in spite of all must not make the heart race.
         let next = next.max(now + Duration::from_millis(1));
         table.beat_at = Some(next);
         next
     }
 
-    /// Lets go of a hold that is over.
-    pub(super) fn bury(self: &Arc<Self>, hold: &Arc<Hold>) {
-        // Its time can be over without anybody having looked.
+    /// Lets go of a hold if it is over.
+    pub(super) fn let_go_if_over(self: &Arc<Self>, hold: &Arc<Hold>) {
+        // Its time can be over before anything has looked.
         if hold.lost_reason().is_none() {
             return;
         }
-        hold.tell_end();
+        hold.report_end();
         self.feed(&hold.name, |lines, context, _| {
             if let Some(line) = lines.by_name.get_mut(&hold.name)
                 && line.has(&hold.id)
@@ -224,8 +224,8 @@ mod tests {
             handle.release().await.unwrap();
         }
         let looks = LOOKS.with(Cell::get) - before;
-        // Each of those held may have been renewed once meanwhile, with some looks; a single walk for each of those beside
-        // them would be a million.
+        // Each of those held may have been renewed once meanwhile, with some looks; a single walk for each of those
+        // beside them would be a million.
         assert!(looks < 20 * COUNT as u64, "{looks}");
         assert!(acquired.iter().all(|handle| handle.lost_reason().is_none()));
         locks.shutdown().await;

@@ -1,4 +1,4 @@
-//! One held lock, as its holder sees it.
+//! One held lock, from its holder's side.
 
 use std::{
     sync::{
@@ -27,11 +27,11 @@ use crate::{
 /// A grant, with the local deadline up to which it is surely ours.
 ///
 /// The deadline is counted on this machine's monotonic clock from before the request was sent, so it comes before the
-/// server's own `until`. Whoever looks at the hold compares the clock with the deadline on the spot: a process that
-/// was frozen sees the loss with its first look, before any task of the session has run.
+/// server's own `until`. Every look at the hold compares the clock with the deadline on the spot: a process that was
+/// frozen sees the loss with its first look, before any task of the session has run.
 #[derive(Debug)]
 pub(crate) struct Hold {
-    /// Larger than that of any hold that this process got before.
+    /// Larger than that of any earlier hold of this process.
     pub(super) number: u64,
     pub(crate) id: String,
     pub(crate) name: String,
@@ -40,7 +40,7 @@ pub(crate) struct Hold {
     pub(crate) permits: u64,
     pub(crate) lease: Duration,
     pub(crate) since: Instant,
-    /// How many values were proclaimed.
+    /// Number of proclaimed values.
     proclaimed: AtomicI64,
     progress: Mutex<Progress>,
     changed: Notify,
@@ -52,43 +52,44 @@ pub(crate) struct Hold {
 struct Progress {
     deadline: Deadline,
     renew_at: Instant,
-    /// How many renewals were sent so far.
+    /// Number of renewals sent.
     renewals: u64,
-    /// How many of them since the last of which the server said anything in time.
+    /// Renewals sent since the last timely answer.
     in_vain: u32,
-    /// How many renewals in a row the server has refused.
+    /// Number of renewals in a row that the server has refused.
     refusals: u32,
-    /// The last renewal failed or has not been answered in time.
+    /// Whether the last renewal failed or has not been answered in time.
     failing: bool,
-    /// How many handles there are to it: more than one where it was re-entered.
+    /// Number of handles: more than one where the hold was re-entered.
     handles: usize,
     /// When it was made part of a transaction that may not have ended yet.
     guarded_at: Option<Instant>,
     lost: Option<LostReason>,
-    /// Deletions of the document by its holder that are on their way: that it is gone is theirs to tell.
+    /// Number of deletions of the document by its holder that are on their way: their answers decide the reason of the
+    /// loss.
     deleting: usize,
-    /// It was seen that the document is gone, while one was.
+    /// Whether the document was seen to be gone during such a deletion.
     gone: bool,
     over_at: Option<Instant>,
-    told: Told,
+    reported: Reported,
 }
 
-/// How many holds this process has had.
+/// The number of the next hold of this process.
 static HELD_HERE: AtomicU64 = AtomicU64::new(1);
 
 #[cfg(test)]
 thread_local! {
-    /// How often this thread has looked at a hold, whichever.
+    /// Number of looks of this thread at any hold.
     pub(super) static LOOKS: std::cell::Cell<u64> = const { std::cell::Cell::new(0) };
 }
 
-/// When the heartbeat is to see to a hold.
+/// The times at which the heartbeat acts on a hold.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Schedule {
     /// `None`: it is over.
     pub(super) renew_at: Option<Instant>,
-    /// When it is over unless it is renewed; in the past where it is already. Far ahead where its holder let go of it, who
-    /// sees to the rest.
+    /// When it is over unless it is renewed; in the past if it is over already. Far ahead if its holder let go of it,
+    /// as the release sees to the rest.
     pub(super) end: Instant,
     pub(super) in_vain: u32,
     pub(super) guarded: bool,
@@ -98,30 +99,30 @@ pub(super) struct Schedule {
 /// Later than anything that the heartbeat waits for.
 const NEVER: Duration = Duration::from_secs(366 * 24 * 3600);
 
-/// What observers know of a hold.
+/// The events of a hold that observers have seen.
 #[derive(Clone, Copy, Debug)]
-enum Told {
-    /// Nothing, as nobody has it so far; and how it was granted.
+enum Reported {
+    /// None, as nothing has the hold so far; with how it was granted.
     Nothing(How),
     Granted,
     Over,
 }
 
-/// What is left of a hold when one of its handles goes.
+/// The remains of a hold when one of its handles goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Remains {
     /// Other handles.
     Held,
-    /// Nothing: it was the last, and the hold is to be given back.
+    /// Nothing: this was the last handle, and the hold must be released.
     Nothing,
-    /// It was lost before.
+    /// Nothing: it was lost before.
     Lost(LostReason),
 }
 
 impl Hold {
-    /// Whether it was granted later than this, on the server's clock, which every token begins from.
+    /// Whether it was granted later than this, by the server's clock, from which every token starts.
     ///
-    /// Where the counter was ahead of the clock it can be told of a time that was later.
+    /// Where the counter was ahead of the clock, it can be `true` for a time that was later.
     pub(crate) fn is_granted_after(&self, at: ServerTime) -> bool {
         clock_token(at.plus_millis(1)) <= self.token.as_i64()
     }
@@ -150,7 +151,7 @@ impl Hold {
                 deleting: 0,
                 gone: false,
                 over_at: None,
-                told: Told::Nothing(grant.how),
+                reported: Reported::Nothing(grant.how),
             }),
             changed: Notify::new(),
             ended: CancellationToken::new(),
@@ -158,13 +159,13 @@ impl Hold {
         }
     }
 
-    /// Whether the document's holder is this hold. The entry alone does not tell: where it was put out and a request for
-    /// it was still on its way, it is granted anew, which is another hold that nobody has.
+    /// Whether the document's holder is this hold. The entry alone does not show it: where the hold was removed while
+    /// a request for it was on its way, the entry is granted anew, and nothing here has that hold.
     pub(crate) fn is(&self, holder: &Holder) -> bool {
         holder.id == self.id && holder.token == self.token.as_i64()
     }
 
-    /// The number of the next value that is proclaimed.
+    /// Returns the number of the next proclaimed value.
     pub(crate) fn proclamation(&self) -> i64 {
         self.proclaimed.fetch_add(1, Ordering::Relaxed) + 1
     }
@@ -177,10 +178,10 @@ impl Hold {
             changed.as_mut().enable();
             let deadline = match self.look() {
                 Ok(deadline) => deadline,
-                // Nobody cancels anything there.
+                // Nothing cancels the token in a fork.
                 Err(LostReason::Forked) => return LostReason::Forked,
                 Err(reason) => {
-                    // Whoever lost it may be about to cancel the token: they are to agree.
+                    // The task that noticed the loss may be about to cancel the token: the two must agree.
                     self.ended.cancelled().await;
                     return reason;
                 }
@@ -219,7 +220,7 @@ impl Hold {
         self.progress().deadline.instant()
     }
 
-    /// Ends the hold; the first reason stays. Returns whether this was it.
+    /// Ends the hold; the first reason stays. Returns whether this was the first.
     pub(crate) fn lose(&self, reason: LostReason) -> bool {
         let first = {
             let mut progress = self.progress();
@@ -239,12 +240,13 @@ impl Hold {
         first
     }
 
-    /// Its holder is about to delete the document. The news of it can be here before the answer.
+    /// Notes that its holder is about to delete the document. News of the deletion can come before its answer.
     pub(crate) fn begin_deleting(&self) {
         self.progress().deleting += 1;
     }
 
-    /// The answer is here, or there is none. Where the holder did not delete it, it was somebody else.
+    /// Notes the answer to that, or that there is none. If the holder did not delete the document, another program
+    /// did.
     pub(crate) fn end_deleting(&self, deleted: bool) {
         let gone = {
             let mut progress = self.progress();
@@ -258,9 +260,10 @@ impl Hold {
         }
     }
 
-    /// One more handle to it, unless it is over.
+    /// Adds a handle, unless the hold is over.
     ///
-    /// Decided together with its loss and with the going of its last handle: what is over is never entered again.
+    /// Decided under the same mutex as its loss and the end of its last handle: a hold that is over is never entered
+    /// again.
     pub(crate) fn enter(&self) -> bool {
         if self.look().is_err() {
             return false;
@@ -271,7 +274,7 @@ impl Hold {
         held
     }
 
-    /// A handle goes; with the last one the hold is over.
+    /// Drops a handle; with the last one the hold is over.
     pub(crate) fn exit(&self) -> Remains {
         if let Err(reason) = self.look() {
             return Remains::Lost(reason);
@@ -291,15 +294,16 @@ impl Hold {
         Remains::Nothing
     }
 
-    /// Somebody has it from now on, as is to be told. Of those who share a hold the first brings how it was granted.
+    /// Returns the grant to report to observers, now that a task has it. Of the tasks that share a hold, the first
+    /// reports how it was granted.
     pub(crate) fn granted(&self) -> Granted<'_> {
         let mut progress = self.progress();
-        let how = match progress.told {
-            Told::Nothing(how) => {
-                progress.told = Told::Granted;
+        let how = match progress.reported {
+            Reported::Nothing(how) => {
+                progress.reported = Reported::Granted;
                 how
             }
-            Told::Granted | Told::Over => How::Reentered,
+            Reported::Granted | Reported::Over => How::Reentered,
         };
         Granted {
             lock: &self.name,
@@ -309,20 +313,20 @@ impl Hold {
         }
     }
 
-    /// Tells observers that it is over, if it is: once, and only those who know that it was granted.
+    /// Reports to observers that it is over, if it is: once, and only if its grant was reported.
     ///
-    /// To be called whenever it may be over and no mutex is held, as whoever found out first may have held one.
-    pub(crate) fn tell_end(&self) {
+    /// Call it whenever the hold may be over and no mutex is held, as the code that notices the end may hold one.
+    pub(crate) fn report_end(&self) {
         let Err(reason) = self.look() else { return };
         if reason == LostReason::Forked {
             return;
         }
         let over_at = {
             let mut progress = self.progress();
-            if !matches!(progress.told, Told::Granted) {
+            if !matches!(progress.reported, Reported::Granted) {
                 return;
             }
-            progress.told = Told::Over;
+            progress.reported = Reported::Over;
             progress.over_at
         };
         let held = over_at.map_or(Duration::ZERO, |at| at.saturating_duration_since(self.since));
@@ -334,7 +338,7 @@ impl Hold {
         self.ended.cancel();
     }
 
-    /// When it wants to be renewed next, if it still is to be.
+    /// Returns when it wants to be renewed next, if at all.
     #[cfg(test)]
     pub(crate) fn renew_at(&self) -> Option<Instant> {
         self.schedule().renew_at
@@ -355,23 +359,23 @@ impl Hold {
         }
     }
 
-    /// A renewal is under way; unless it is answered another goes out beside it at `again`. Returns which it is.
+    /// Notes that a renewal is sent; without an answer another goes out beside it at `again`. Returns its number.
     pub(crate) fn renewing(&self, again: Instant) -> u64 {
         let mut progress = self.progress();
         progress.renew_at = again;
         progress.renewals += 1;
-        // This one goes out beside another.
+        // This renewal goes out beside another.
         progress.failing |= progress.in_vain > 0;
         progress.in_vain = progress.in_vain.saturating_add(1);
         progress.renewals
     }
 
-    /// A renewal was acknowledged.
+    /// Notes that a renewal was acknowledged.
     ///
-    /// Nobody is woken: whoever waits for the loss looks again when the deadline comes that they know of.
+    /// It wakes no task: one that waits for the loss looks again at the deadline that it knows of.
     pub(crate) fn renewed(&self, deadline: Deadline, renew_at: Instant) {
         let mut progress = self.progress();
-        // Renewals overtake each other; and what was lost stays lost, however good the news.
+        // Renewals overtake each other; and a lost hold stays lost, however good the news.
         if deadline.instant() > progress.deadline.instant() {
             progress.deadline = deadline;
             progress.renew_at = renew_at;
@@ -381,7 +385,8 @@ impl Hold {
         }
     }
 
-    /// The server's clock was set ahead: the deadline comes earlier, and the hold is renewed at once, by that clock.
+    /// Brings the deadline forward because the server's clock was set ahead, and has the hold renewed at once by that
+    /// clock.
     pub(super) fn shorten(&self, clock: &ServerClock, config: &Config) {
         let mut progress = self.progress();
         progress.deadline = progress.deadline.corrected(clock, config);
@@ -389,13 +394,13 @@ impl Hold {
         progress.renew_at = Instant::now();
     }
 
-    /// The deadline comes earlier than those may know who wait for it.
+    /// Wakes the tasks that wait for the loss, as the deadline comes earlier than they know.
     pub(super) fn look_again(&self) {
         self.changed.notify_waiters();
     }
 
-    /// A renewal failed: not a loss, as long as the deadline is ahead. Another goes out at `again` at the latest, unless
-    /// one has since.
+    /// Notes that a renewal failed: not a loss, as long as the deadline is ahead. Another goes out at `again` at the
+    /// latest, unless one has gone out since.
     pub(crate) fn failed(&self, renewal: u64, again: Instant, answered: bool) {
         let mut progress = self.progress();
         if progress.renewals == renewal {
@@ -407,8 +412,8 @@ impl Hold {
         }
     }
 
-    /// The server answered that it does not renew this one; it is asked again after a pause that is reckoned from how often it
-    /// had refused before, and from what is left. Returns how often it has refused in a row.
+    /// Notes that the server refused to renew this hold. The next try comes after `pause`, which is given the number
+    /// of refusals before this one and the time left. Returns the number of refusals in a row.
     pub(crate) fn refused(&self, pause: impl FnOnce(u32, Duration) -> Duration) -> u32 {
         let now = Instant::now();
         let mut progress = self.progress();
@@ -420,8 +425,8 @@ impl Hold {
         progress.refusals
     }
 
-    /// It becomes part of a transaction: as long as that is open, renewals are not answered.
-    pub(crate) fn guarded_at(&self, at: Instant) {
+    /// Notes that it becomes part of a transaction: as long as that is open, renewals are not answered.
+    pub(crate) fn note_guarded(&self, at: Instant) {
         self.progress().guarded_at = Some(at);
     }
 
@@ -429,13 +434,13 @@ impl Hold {
         self.progress().guarded_at.is_some()
     }
 
-    /// A renewal sent at that time was answered, so no transaction from before it is open any more.
+    /// Notes that a renewal sent at that time was answered, so no transaction from before it is open any more.
     pub(crate) fn answered(&self, sent: Instant) {
         let mut progress = self.progress();
         progress.guarded_at = progress.guarded_at.filter(|guarded_at| *guarded_at >= sent);
     }
 
-    /// The deadline, or why the hold is over; it is over as soon as the deadline has come.
+    /// Returns the deadline, or why the hold is over; it is over as soon as the deadline has come.
     fn look(&self) -> Result<Instant, LostReason> {
         if !self.held_in.is_this() {
             return Err(LostReason::Forked);
@@ -451,21 +456,21 @@ impl Hold {
             return Ok(deadline);
         }
         self.lose(LostReason::Expired);
-        // Somebody else may have been first, with another reason.
+        // Another task may have been first, with another reason.
         Err(self.progress().lost.unwrap_or(LostReason::Expired))
     }
 
     fn progress(&self) -> MutexGuard<'_, Progress> {
         #[cfg(test)]
         LOOKS.with(|looks| looks.set(looks.get() + 1));
-        // Each change is a plain assignment: nothing is left half-done by a panic.
+        // Each change is a plain assignment: a panic leaves nothing half-done.
         self.progress.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Progress {
     fn end(&mut self, reason: LostReason) {
-        // Nobody may have looked when the deadline came.
+        // Perhaps nothing looked when the deadline came.
         let expired = reason == LostReason::Expired;
         self.over_at = Some(if expired {
             self.deadline.instant()
@@ -505,7 +510,7 @@ mod tests {
             hold.end_deleting(deleted);
             assert_eq!(hold.lost().await, reason);
         }
-        // Another reason is one at once; and who does not delete is told of a deletion at once.
+        // Another reason applies at once; and after a failed deletion by the holder, so does a deletion by others.
         let (broken, robbed) = (hold(), hold());
         broken.begin_deleting();
         assert!(broken.lose(LostReason::Broken));

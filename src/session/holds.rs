@@ -4,15 +4,16 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use super::hold::Hold;
 
-/// What came to a line or went, in its order.
+/// A hold that came to a line or went, in its order.
 #[derive(Debug)]
 pub(super) enum Change {
     Came(Arc<Hold>),
     Gone(Arc<Hold>),
 }
 
-/// The holds of one line by their entries. It notes which came and which went since that was asked last: the heartbeat
-/// has its own books of them all, so that it need not look through the lines.
+/// The holds of one line by their entries. It records which came and went since the last call of
+/// [`take_changes`](Self::take_changes): the heartbeat has its own books of all holds, so that it need not search the
+/// lines.
 #[derive(Debug, Default)]
 pub(super) struct Holds {
     by_id: BTreeMap<String, Arc<Hold>>,
@@ -41,7 +42,7 @@ impl Holds {
         Some(hold)
     }
 
-    /// What came and went since the last time.
+    /// Returns the holds that came and went since the last call.
     pub(super) fn take_changes(&mut self) -> Vec<Change> {
         std::mem::take(&mut self.changes)
     }

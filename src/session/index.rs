@@ -1,10 +1,10 @@
 //! The index by which the server purges idle locks.
 //!
-//! Locks work without it; idle ones would only stay. It is asked for before the first operation all the same, as it is free
-//! only as long as there is no collection. Where there are documents, the server builds it with everybody else shut out at
-//! the begin and at the end, for which it waits until no transaction has written any of them: one that is open stops
-//! everything that wants any lock. So the first operation waits for the index for a moment, and where it is not to be had
-//! soon, it is asked for only now and then.
+//! Locks work without it; only idle ones would stay. It is asked for before the first operation all the same, as it is
+//! free only as long as there is no collection. Where there are documents, the server builds it with all others shut
+//! out at the beginning and at the end. For that it waits until no transaction has written any of them, and an open
+//! one stops every command that wants any lock. So the first operation waits a moment for the index, and if it can't
+//! be had soon, it is asked for only now and then.
 
 use std::{
     sync::{Arc, Weak},
@@ -17,22 +17,22 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 use super::Session;
 use crate::telemetry;
 
-/// Pauses between tries while the server can't be reached: the first, and the longest. Nothing is urgent about it.
+/// Pauses between tries while the server can't be reached: the first, and the longest. Nothing about it is urgent.
 const PAUSES: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
 
-/// For how long the server may try: at first, as all others may wait meanwhile, and at the most, as it takes a while where
+/// Time that the server may try: at first, as all others may wait meanwhile, and at most, as it takes a while where
 /// there are many locks.
 const LIMITS: (Duration, Duration) = (Duration::from_millis(250), Duration::from_secs(240));
 
-/// After a try that the server gave up nothing is asked of it for so many times as long: others have at least that part
+/// Pause after a try that the server gave up, as a multiple of the time for that try: others have at least that part
 /// of the time.
 const REST: u32 = 9;
 
-/// The most that the first operation of a session waits for the index.
+/// Maximum wait of a session's first operation for the index.
 const PATIENCE: Duration = Duration::from_millis(500);
 
 impl Session {
-    /// Asks for the index, the first time, and waits a moment for the answer.
+    /// Asks for the index on the first call, and waits a moment for the answer.
     pub(super) async fn prepare(self: &Arc<Self>) {
         let asked = self.prepared.get_or_init(|| {
             let asked = CancellationToken::new();
@@ -44,7 +44,7 @@ impl Session {
             asked
         });
         if !asked.is_cancelled() {
-            // Who comes later than the first waits no longer than it does, or a little.
+            // A later caller waits no longer than the first, or a little longer.
             let _ = timeout(PATIENCE, asked.cancelled()).await;
             asked.cancel();
         }
@@ -63,11 +63,11 @@ async fn ask(session: Weak<Session>, asked: DropGuard, ended: CancellationToken)
             session.spawn_for(async move { present.store.prepare(limit).await })
         };
         let mut rest = Duration::ZERO;
-        // A little longer than the server may try, so that it can still say so. After that it goes on by itself.
+        // A little longer than the server may try, so that it can still say so. After that it runs on by itself.
         match timeout(limit + limit / 4, asking).await {
             Ok(Ok(Ok(()))) | Ok(Err(_)) => return,
             Ok(Ok(Err(error))) => {
-                // Of what may pass by itself once is enough.
+                // One report is enough for an error that may pass by itself.
                 if error.is_final() || !std::mem::replace(&mut told, true) {
                     telemetry::index_missing(&error);
                 }

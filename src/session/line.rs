@@ -1,8 +1,8 @@
 //! The line before one lock: the tasks and holds of this process, around the [`Waitlist`] that decides for them.
 //!
-//! The waitlist knows tasks, releases and holds by keys and entries. The line has the channels on which tasks and releases
-//! are answered, the holds that their handles look at, and what is shown to a task that gives up: the last answer of the
-//! server, or its last error.
+//! The waitlist knows tasks, releases and holds by keys and entries. The line has the channels that answer tasks and
+//! releases, the holds that the handles look at, and the details that a task gets when it gives up: the last answer of
+//! the server, or its last error.
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
@@ -12,7 +12,7 @@ use super::{
     hold::Hold,
     holds::{Change, Holds},
 };
-pub(crate) use crate::waitlist::{Context, Look, Need, Vain};
+pub(crate) use crate::waitlist::{Context, Need, PositionLook, TimedOut};
 use crate::{
     contention::{Contention, Sighting},
     error::{AcquireError, KindMismatch, ServerError},
@@ -22,72 +22,72 @@ use crate::{
     waitlist::{self, Grant, Held, Key, Patience, Setback, Waiting, Waitlist, ids::Ids},
 };
 
-/// Time without an answer after which a server is not merely slow.
+/// Time without an answer after which a server is more than merely slow.
 pub(super) const UNANSWERED: Duration = Duration::from_secs(1);
 
 /// The outcome of an acquire.
-pub(crate) type Outcome = Result<Option<Arc<Hold>>, AcquireError>;
+pub(crate) type AcquireOutcome = Result<Option<Arc<Hold>>, AcquireError>;
 
 /// The outcome of a release.
-pub(crate) type Left = Result<wake::Left, ServerError>;
+pub(crate) type ReleaseOutcome = Result<wake::Left, ServerError>;
 
-/// A task that gets in line.
+/// A task that is about to get in line.
 #[derive(Debug)]
 pub(crate) struct Pending {
-    /// By which its future finds it again.
+    /// Its future finds it again by this.
     pub(crate) key: Key,
     /// Its entry in the document.
     id: String,
-    wanted: Wanted,
-    pub(crate) to: oneshot::Sender<Outcome>,
+    options: AcquireOptions,
+    pub(crate) to: oneshot::Sender<AcquireOutcome>,
 }
 
 impl Pending {
-    pub(crate) fn new(key: Key, id: String, wanted: Wanted, to: oneshot::Sender<Outcome>) -> Self {
-        Self { key, id, wanted, to }
+    pub(crate) fn new(key: Key, id: String, options: AcquireOptions, to: oneshot::Sender<AcquireOutcome>) -> Self {
+        Self { key, id, options, to }
     }
 }
 
-/// The wishes of a task.
+/// The options of an acquire.
 #[derive(Clone, Debug)]
-pub(crate) struct Wanted {
+pub(crate) struct AcquireOptions {
     pub(crate) kind: Kind,
     pub(crate) capacity: i64,
     pub(crate) permits: i64,
-    /// `false`: a try.
+    /// Whether it waits for its turn; otherwise it is a try.
     pub(crate) wait: bool,
-    /// Of a try: it fails with [`AcquireError::Held`] and not with `None`.
-    pub(crate) tell: bool,
-    /// A hold of this client in the same use will do.
+    /// Whether a failed try returns [`AcquireError::Held`] rather than `None`.
+    pub(crate) reports_contention: bool,
+    /// Whether a hold of this client with the same use will do.
     pub(crate) reentrant: bool,
     pub(crate) owner: Owner,
 }
 
-/// A task that waits: where it is answered, and how.
+/// A waiting task: its channel, and the kind of answer it wants.
 #[derive(Debug)]
 struct Task {
-    to: oneshot::Sender<Outcome>,
-    tell: bool,
-    /// It may join a hold of this use and so many permits.
+    to: oneshot::Sender<AcquireOutcome>,
+    reports_contention: bool,
+    /// The use and permits of a hold that it may join.
     reenters: Option<(Use, i64)>,
 }
 
-/// How a task stood in line, by the last news.
+/// The situation of a task in line, by the last news.
 #[derive(Debug)]
 pub(crate) struct Standing {
-    seen: Option<Seen>,
-    /// The server's queue had no room for this client.
+    last_answer: Option<LastAnswer>,
+    /// Whether the server's queue had no room for this client.
     full: bool,
-    /// How many come before it.
+    /// Number of waiters ahead of it.
     before: usize,
     trouble: Option<StoreError>,
     age: Duration,
 }
 
 impl Standing {
-    /// Apart from the line, as it copies what it tells.
-    pub(crate) fn tell(self, ids: &Ids) -> (Option<Contention>, Option<StoreError>) {
-        let contention = self.seen.map(|seen| {
+    /// Turns it into error details. Outside of the line, as it copies strings.
+    pub(crate) fn report(self, ids: &Ids) -> (Option<Contention>, Option<StoreError>) {
+        let contention = self.last_answer.map(|seen| {
             let sighting = Sighting {
                 state: &seen.state,
                 as_of: seen.as_of,
@@ -104,23 +104,23 @@ impl Standing {
 
 /// The last answer of the server.
 #[derive(Clone, Debug)]
-struct Seen {
+struct LastAnswer {
     state: Arc<State>,
     as_of: ServerTime,
     at: Instant,
 }
 
-/// Something owed to the outside, to be done when no lock is held.
+/// An action owed to the outside, to be taken when the mutex is released.
 #[derive(Debug)]
 pub(crate) enum Effect {
-    Answer(oneshot::Sender<Outcome>, Outcome),
-    Left(oneshot::Sender<Left>, Left),
+    Answer(oneshot::Sender<AcquireOutcome>, AcquireOutcome),
+    Released(oneshot::Sender<ReleaseOutcome>, ReleaseOutcome),
     Lost(Arc<Hold>, LostReason),
-    /// Whether the document still has it is to be looked up.
+    /// The document has to be read to see whether the hold is still there.
     Doubted(Arc<Hold>),
 }
 
-/// Why the waitlist wants something done: the source of what tasks are told.
+/// The event behind an effect of the waitlist: the source of what tasks are answered.
 #[derive(Clone, Copy, Debug)]
 enum Cause<'a> {
     Answer(&'a Operation, &'a Answer),
@@ -133,22 +133,22 @@ pub(crate) struct Line {
     name: String,
     waitlist: Waitlist,
     tasks: BTreeMap<Key, Task>,
-    releases: BTreeMap<Key, oneshot::Sender<Left>>,
+    releases: BTreeMap<Key, oneshot::Sender<ReleaseOutcome>>,
     holds: Holds,
     /// When the last operation was sent.
     sent_at: Option<Instant>,
     /// The server's last answer to the tasks that wait now. Only kept while one waits.
-    seen: Option<Seen>,
-    /// Why the last operation failed, if it did.
+    last_answer: Option<LastAnswer>,
+    /// The error of the last operation, if it failed.
     trouble: Option<StoreError>,
-    /// When the first of the operations was sent that the server has not answered since.
+    /// When the first operation was sent that the server has not answered, nor any since.
     silent_since: Option<Instant>,
-    /// The need of the line, in the session's books.
+    /// The need of the line, as counted by the session.
     pub(super) counted: Need,
 }
 
 impl Line {
-    /// `alone_at`: when the document was last seen idle.
+    /// Creates a line; `alone_at`: when the document was last seen idle.
     pub(crate) fn new(name: String, alone_at: Option<Instant>) -> Self {
         Self {
             name,
@@ -157,7 +157,7 @@ impl Line {
             releases: BTreeMap::new(),
             holds: Holds::default(),
             sent_at: None,
-            seen: None,
+            last_answer: None,
             trouble: None,
             silent_since: None,
             counted: Need::Nothing,
@@ -188,8 +188,8 @@ impl Line {
         self.waitlist.waits_for_event()
     }
 
-    pub(crate) fn vain(&self) -> Vain {
-        self.waitlist.vain()
+    pub(crate) fn timed_out(&self) -> TimedOut {
+        self.waitlist.timed_out()
     }
 
     /// Whether a release awaits the answer to the operation on its way.
@@ -197,7 +197,7 @@ impl Line {
         self.waitlist.is_awaited_by_release()
     }
 
-    /// The holds that came and went since this was asked last.
+    /// Returns the holds that came and went since the last call.
     pub(super) fn take_changes(&mut self) -> Vec<Change> {
         self.holds.take_changes()
     }
@@ -210,11 +210,11 @@ impl Line {
         self.holds.values()
     }
 
-    pub(crate) fn next_look(&mut self, context: &Context<'_>) -> Option<Look> {
+    pub(crate) fn next_look(&mut self, context: &Context<'_>) -> Option<PositionLook> {
         self.waitlist.next_look(context)
     }
 
-    pub(crate) fn looked(&mut self, look: &Look, ahead: Option<Ahead>, context: &Context<'_>) {
+    pub(crate) fn looked(&mut self, look: &PositionLook, ahead: Option<Ahead>, context: &Context<'_>) {
         self.waitlist.looked(look, ahead, context);
     }
 
@@ -224,31 +224,32 @@ impl Line {
         Some(operation)
     }
 
-    /// Adds a task. A try that would stand behind others has failed already.
+    /// Adds a task. A try that would stand behind others fails at once.
     pub(crate) fn join(&mut self, pending: Pending, context: &Context<'_>, effects: &mut Vec<Effect>) {
-        let Pending { key, id, wanted, to } = pending;
-        let used = (wanted.kind, wanted.capacity);
+        let Pending { key, id, options, to } = pending;
+        let used = (options.kind, options.capacity);
         let task = Task {
             to,
-            tell: wanted.tell,
-            reenters: wanted.reentrant.then_some((used, wanted.permits)),
+            reports_contention: options.reports_contention,
+            reenters: options.reentrant.then_some((used, options.permits)),
         };
         if let Some(hold) = self.reenter(&task) {
             effects.push(Effect::Answer(task.to, Ok(Some(hold))));
             return;
         }
         self.tasks.insert(key, task);
-        let patience = if wanted.wait { Patience::Wait } else { Patience::Try };
-        let waiting = Waiting::new(key, id, (used, wanted.permits), patience, context.now).owned_by(wanted.owner);
+        let patience = if options.wait { Patience::Wait } else { Patience::Try };
+        let waiting = Waiting::new(key, id, (used, options.permits), patience, context.now).owned_by(options.owner);
         let mut owed = Vec::new();
         self.waitlist.join(waiting, &mut owed);
         self.pay(owed, Cause::Else, context, effects);
     }
 
-    /// A hold of this client in which the task may join, with a handle more.
+    /// Returns a hold of this client that the task may join, with one more handle.
     ///
-    /// Re-entrancy is by client, and only into the very same share: as many permits of the same kind. So a reader gets in
-    /// although a writer waits, which would otherwise wait for the reader; and a reader never becomes a writer.
+    /// A client re-enters only the very same share: as many permits of the same kind. So a reader gets in although a
+    /// writer waits: behind the writer, which waits for the reader's own hold, it would be stuck. And a reader never
+    /// becomes a writer.
     fn reenter(&self, task: &Task) -> Option<Arc<Hold>> {
         let (used, permits) = task.reenters?;
         let mut holds: Vec<&Arc<Hold>> = self
@@ -261,7 +262,7 @@ impl Line {
         holds.into_iter().find(|hold| hold.enter()).cloned()
     }
 
-    /// Answers the tasks that may join a hold that was granted since.
+    /// Answers the tasks that may join a hold granted since they came.
     fn let_reenter(&mut self, context: &Context<'_>, effects: &mut Vec<Effect>) {
         let keys: Vec<Key> = self.waitlist.keys().collect();
         for key in keys {
@@ -275,7 +276,7 @@ impl Line {
         }
     }
 
-    /// Takes out a task that gives up, unless it was answered before. Returns how it stood.
+    /// Takes out a task that gives up, unless it was answered before. Returns its situation.
     pub(crate) fn cancel(&mut self, key: Key, context: &Context<'_>) -> Option<Standing> {
         let position = self.waitlist.position(key)?;
         let standing = self.standing(position, context);
@@ -284,10 +285,10 @@ impl Line {
         Some(standing)
     }
 
-    /// What is known of the lock to a task that stands behind so many others of this process.
+    /// Returns what is known of the lock to a task with `position` other tasks of this process ahead of it.
     fn standing(&self, position: usize, context: &Context<'_>) -> Standing {
         let since = |at: Instant| context.now.saturating_duration_since(at);
-        let ahead = self.seen.as_ref().map_or(0, |seen| {
+        let ahead = self.last_answer.as_ref().map_or(0, |seen| {
             let head = self.waitlist.head().map(|head| head.entry.as_str());
             let queue = seen.state.queue.iter().map(|waiter| waiter.id.as_str());
             queue
@@ -295,11 +296,11 @@ impl Line {
                 .filter(|id| !context.ids.made(id))
                 .count()
         });
-        // An operation can hang for longer than anybody wants to wait, so there need not be an error yet.
+        // An operation can hang for longer than a task wants to wait, so there may be no error yet.
         let unanswered = || {
             let sent_at = self.sent_at.filter(|_| self.waitlist.is_under_way())?;
             let for_long = since(self.silent_since.unwrap_or(sent_at));
-            (self.seen.is_none() || for_long >= UNANSWERED).then(|| StoreError::unanswered(for_long))
+            (self.last_answer.is_none() || for_long >= UNANSWERED).then(|| StoreError::unanswered(for_long))
         };
         let trouble = match &self.trouble {
             Some(error) if error.is_unanswered() => unanswered().or_else(|| self.trouble.clone()),
@@ -308,19 +309,19 @@ impl Line {
         Standing {
             before: position + ahead,
             trouble,
-            age: self.seen.as_ref().map_or(Duration::ZERO, |seen| since(seen.at)),
-            seen: self.seen.clone(),
+            age: self.last_answer.as_ref().map_or(Duration::ZERO, |seen| since(seen.at)),
+            last_answer: self.last_answer.clone(),
             full: self.waitlist.is_kept_out(),
         }
     }
 
-    /// Keeps an answer for the tasks that wait, should they give up.
+    /// Keeps an answer for the waiting tasks, in case they give up.
     pub(crate) fn remember(&mut self, answer: Answer, context: &Context<'_>) {
         self.trouble = None;
         if self.waitlist.is_empty() {
-            self.seen = None;
+            self.last_answer = None;
         } else if let Some(state) = answer.state {
-            self.seen = Some(Seen {
+            self.last_answer = Some(LastAnswer {
                 as_of: answer.exchange.now.unwrap_or(state.at),
                 state: Arc::new(state),
                 at: context.now,
@@ -328,8 +329,8 @@ impl Line {
         }
     }
 
-    /// The outcome of a try that found the lock taken.
-    fn denied(&self, contention: Option<Contention>) -> Outcome {
+    /// Returns the outcome of a try that found the lock taken.
+    fn denied(&self, contention: Option<Contention>) -> AcquireOutcome {
         match contention {
             None => Ok(None),
             Some(contention) => Err(AcquireError::Held {
@@ -339,13 +340,13 @@ impl Line {
         }
     }
 
-    /// Ends the line: nothing is sent any more, and all that wait for an answer get the error.
+    /// Ends the line: nothing more is sent, and everything that waits for an answer gets the error.
     pub(crate) fn stop(self, error: &StoreError, effects: &mut Vec<Effect>) {
         let error = || ServerError::from(error.clone());
         let tasks = self.tasks.into_values();
         effects.extend(tasks.map(|task| Effect::Answer(task.to, Err(error().into()))));
         let releases = self.releases.into_values();
-        effects.extend(releases.map(|to| Effect::Left(to, Err(error()))));
+        effects.extend(releases.map(|to| Effect::Released(to, Err(error()))));
     }
 
     /// Takes all tasks out, as the client shuts down.
@@ -356,7 +357,7 @@ impl Line {
     }
 
     /// Lets go of a hold: by release, by drop, or because it was lost.
-    pub(crate) fn let_go(&mut self, hold: &Hold, to: Option<oneshot::Sender<Left>>, context: &Context<'_>) {
+    pub(crate) fn let_go(&mut self, hold: &Hold, to: Option<oneshot::Sender<ReleaseOutcome>>, context: &Context<'_>) {
         self.holds.remove(&hold.id);
         let release = to.map(|to| {
             let release = context.ids.number();
@@ -366,7 +367,7 @@ impl Line {
         self.waitlist.let_go(&hold.id, hold.used, release, context);
     }
 
-    /// Adds a hold that was not waited for here.
+    /// Adds a hold that no task here waited for.
     pub(crate) fn hold(&mut self, hold: Arc<Hold>) {
         let held = Held {
             used: hold.used,
@@ -378,7 +379,7 @@ impl Line {
         self.holds.insert(hold.id.clone(), hold);
     }
 
-    /// Forgets a hold that is gone from the document, as we know.
+    /// Forgets a hold that is known to be gone from the document.
     pub(crate) fn forget(&mut self, id: &str) {
         self.waitlist.forget(id);
         self.holds.remove(id);
@@ -431,14 +432,14 @@ impl Line {
         self.waitlist.applied_late(operation, state, context);
     }
 
-    /// Takes in that an operation that was given up has failed, which says more than that nothing was heard.
+    /// Takes in that an operation that was given up has failed, which says more than its silence.
     pub(crate) fn failed_late(&mut self, error: &StoreError) {
         if self.trouble.as_ref().is_some_and(StoreError::is_unanswered) && error.kind == Failure::Unavailable {
             self.trouble = Some(error.clone());
         }
     }
 
-    /// Takes in a write of another client, at a time of the server, that names one of our entries.
+    /// Takes in another client's write, at a time of the server, that names one of our entries.
     pub(crate) fn signalled(
         &mut self,
         id: &str,
@@ -452,12 +453,12 @@ impl Line {
         self.pay(owed, Cause::Else, context, effects);
     }
 
-    /// Whatever is known of the document may be wrong.
+    /// Takes in that anything known of the document may be wrong.
     pub(crate) fn doubt(&mut self, context: &Context<'_>) {
         self.waitlist.doubt(context);
     }
 
-    /// Takes in the document as it was read after each of these holds had been granted.
+    /// Takes in the document as read after each of these holds was granted.
     pub(crate) fn verified(
         &mut self,
         document: Option<&Result<State, Malformed>>,
@@ -470,19 +471,19 @@ impl Line {
         self.pay(owed, Cause::Else, context, effects);
     }
 
-    /// Turns what the waitlist owes to keys and entries into answers to tasks, releases and holds.
+    /// Turns effects on keys and entries into answers to tasks, releases and holds.
     fn pay(&mut self, owed: Vec<waitlist::Effect>, cause: Cause<'_>, context: &Context<'_>, effects: &mut Vec<Effect>) {
         let mut granted = false;
         for effect in owed {
             match effect {
                 waitlist::Effect::Granted { key, entry, grant } => {
                     granted = true;
-                    // The document that was seen before is another now.
-                    self.seen = None;
+                    // The grant changed the document that was seen before.
+                    self.last_answer = None;
                     self.granted(key, entry, &grant, effects);
                 }
                 waitlist::Effect::Denied { key, before } => self.answer(key, effects, |line, task| {
-                    line.denied(task.tell.then(|| line.contention(before, cause, context)))
+                    line.denied(task.reports_contention.then(|| line.contention(before, cause, context)))
                 }),
                 waitlist::Effect::Mismatched { key } => self.answer(key, effects, |line, _| match cause {
                     Cause::Answer(operation, answer) => Err(line.mismatch(operation, answer)),
@@ -494,13 +495,13 @@ impl Line {
                 }),
                 waitlist::Effect::Failed { key } => self.answer(key, effects, |_, _| Err(cause.error().into())),
                 waitlist::Effect::Closed { key } => self.answer(key, effects, |_, _| Err(AcquireError::Closed)),
-                waitlist::Effect::Left { release, found } => {
+                waitlist::Effect::Released { release, found } => {
                     let to = self.releases.remove(&release);
-                    effects.extend(to.map(|to| Effect::Left(to, Ok(found))));
+                    effects.extend(to.map(|to| Effect::Released(to, Ok(found))));
                 }
-                waitlist::Effect::NotLeft { release } => {
+                waitlist::Effect::NotReleased { release } => {
                     let to = self.releases.remove(&release);
-                    effects.extend(to.map(|to| Effect::Left(to, Err(cause.error()))));
+                    effects.extend(to.map(|to| Effect::Released(to, Err(cause.error()))));
                 }
                 waitlist::Effect::Lost { entry, reason } => {
                     effects.extend(self.holds.remove(&entry).map(|hold| Effect::Lost(hold, reason)));
@@ -519,14 +520,14 @@ impl Line {
         self.answer(key, effects, |_, _| Ok(Some(hold)));
     }
 
-    fn answer(&mut self, key: Key, effects: &mut Vec<Effect>, outcome: impl FnOnce(&Self, &Task) -> Outcome) {
+    fn answer(&mut self, key: Key, effects: &mut Vec<Effect>, outcome: impl FnOnce(&Self, &Task) -> AcquireOutcome) {
         if let Some(task) = self.tasks.remove(&key) {
             let outcome = outcome(self, &task);
             effects.push(Effect::Answer(task.to, outcome));
         }
     }
 
-    /// Who holds the lock and waits for it, by the answer that denied it, or else by the last one.
+    /// Returns the holders and waiters, from the answer that denied the lock, or else from the last one.
     fn contention(&self, before: usize, cause: Cause<'_>, context: &Context<'_>) -> Contention {
         if let Cause::Answer(_, answer) = cause
             && let Some(state) = &answer.state
@@ -540,7 +541,7 @@ impl Line {
         }
         let standing = self.standing(before, context);
         let before = standing.before;
-        let (contention, _) = standing.tell(context.ids);
+        let (contention, _) = standing.report(context.ids);
         contention.unwrap_or_else(|| Contention::behind(before))
     }
 
@@ -557,7 +558,7 @@ impl Line {
 }
 
 impl Cause<'_> {
-    /// The error of the operation that failed.
+    /// Returns the error of the operation that failed.
     fn error(self) -> ServerError {
         match self {
             Self::Failure(error) => error.clone().into(),

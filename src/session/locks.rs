@@ -1,4 +1,4 @@
-//! A session whose documents are locks.
+//! A session over a collection of lock documents.
 
 use std::{ops::Deref, sync::Arc};
 
@@ -23,7 +23,7 @@ impl LockSession {
         Self { session, locks }
     }
 
-    /// A session of a test, over the same store.
+    /// Creates one for a test, from a session over the same store.
     #[cfg(test)]
     pub(crate) fn over(session: Arc<Session>, locks: LockStore) -> Self {
         let locks = Arc::new(locks);

@@ -1,17 +1,16 @@
 //! One session per client: the lines before its locks, one heartbeat for all its holds, one change stream.
 //!
-//! All state is behind one mutex that is never held across an await. Whatever happens (a task joins, a future is
-//! dropped, an answer or an event arrives, a timer fires) is fed to the [`Line`] of the name under the mutex; the
-//! effects are carried out after it is let go; and when the line wants an operation, a task runs it (see [`asking`]).
-//! The driver's futures are never dropped: one given up half-way may still be applied, and stalls the connection pool.
+//! All state is behind one mutex that is never held across an await. Every input (a task joins, a future is dropped,
+//! an answer or an event arrives, a timer fires) is fed to the [`Line`] of its name under the mutex. The effects are
+//! carried out after the mutex is released. When the line wants an operation, a task runs it (see [`running`] and
+//! [`asking`]). The driver's futures are never dropped: one dropped half-way may still be applied, and stalls the
+//! connection pool.
 
 mod acquiring;
 mod agenda;
 pub(crate) mod asking;
 pub(crate) mod claims;
 pub(crate) mod documents;
-#[cfg(any(test, fuzzing))]
-pub(crate) mod fuzzing;
 mod guard;
 mod heartbeat;
 pub(crate) mod hold;
@@ -29,8 +28,6 @@ mod routing;
 mod running;
 mod runtime;
 mod shut_down;
-#[cfg(test)]
-mod simulation;
 pub(crate) mod streams;
 mod verifying;
 
@@ -58,19 +55,19 @@ use crate::{
 };
 use agenda::Agenda;
 use asking::Asking;
+pub(crate) use claims::ClaimedDocument;
 use claims::Claims;
-pub(crate) use claims::Given;
 pub(crate) use claims::passed::PASSED_AT_ONCE;
 use hold::Hold;
 use holds::Change;
-use line::{Context, Effect, Line, Look, Need};
+use line::{Context, Effect, Line, Need, PositionLook};
 use needs::{LOOKS_MOST, Needs};
 use process::Process;
 use renewals::Renewals;
 use streams::budget::StreamBudget;
-use streams::watcher::Demand;
+use streams::{suspicion::Suspicion, watcher::Demand};
 
-/// How many idle names are remembered: as many as a service is likely to use again and again.
+/// Maximum number of idle names to remember: as many as a service is likely to use again and again.
 const IDLE_REMEMBERED: usize = 1_024;
 
 /// The state of one client, shared by its handles and its tasks.
@@ -79,48 +76,50 @@ pub(crate) struct Session {
     pub(crate) store: Arc<Store>,
     ids: Ids,
     table: Mutex<Table>,
-    /// The heartbeat has something to do earlier than it knows.
+    /// Wakes the heartbeat when something is due earlier than it knows.
     beat: Arc<Notify>,
     asking: Arc<Asking>,
     claims: Claims,
     mode: watch::Sender<WakeMode>,
     /// Shared by all sessions of the client.
     budget: Arc<StreamBudget>,
-    /// What the change stream is needed for.
+    /// The uses that the change stream has now.
     demand: watch::Sender<Demand>,
-    /// The last line went idle; only of interest to a shutdown.
+    /// Notified when the last line goes idle or a claim settles; only a shutdown waits for it.
     drained: Notify,
-    /// Nothing new is acquired any more.
+    /// Cancelled when nothing new is acquired any more.
     closing: CancellationToken,
     ended: CancellationToken,
-    /// Its runtime has ended.
+    /// Cancelled when the session's runtime has ended.
     stopped: CancellationToken,
     made_in: Process,
     started: OnceLock<Handle>,
     /// The runtime on which the client was built, where there is a driver.
     home: OnceLock<Handle>,
-    /// Filled when the index is asked for, and cancelled when nobody is to wait for it any more.
+    /// Set when the index is asked for, and cancelled when nothing needs to wait for it any more.
     prepared: OnceLock<CancellationToken>,
+    /// What commands learn of fail-overs, for the change stream.
+    suspicion: Suspicion,
 }
 
 #[derive(Debug, Default)]
 struct Table {
     lines: Lines,
     clock: ServerClock,
-    /// Grants arrive as events.
+    /// Whether grants arrive as events.
     streaming: bool,
-    /// What the heartbeat sleeps up to.
+    /// The instant up to which the heartbeat sleeps.
     beat_at: Option<Instant>,
-    /// What the heartbeat has to do.
+    /// The work of the heartbeat.
     agenda: Agenda,
-    /// Holds whose documents are to be read, by their numbers, and whether that is under way.
+    /// Holds whose documents are to be read, by their numbers.
     doubted: BTreeMap<u64, Arc<Hold>>,
     verifying: bool,
-    /// When the holds are read again while no stream tells of them.
+    /// When the holds are read again while no stream reports losses.
     verify_at: Option<Instant>,
-    /// The number of the last that was.
-    looked_after: u64,
-    /// Every name is gone through, as events may have been missed; `true`: and once more then.
+    /// The number of the hold that was read last.
+    last_verified: u64,
+    /// Set while every name is gone through because events may have been missed; `true`: once more after that.
     gap: Option<bool>,
     renewals: Renewals,
 }
@@ -142,12 +141,12 @@ impl Session {
         Self::of(id[..16].to_owned(), config, store, first, mode)
     }
 
-    fn of(id: String, config: Config, store: Store, first: Option<&Exchange>, mode: WakeMode) -> Arc<Self> {
+    pub(crate) fn of(id: String, config: Config, store: Store, first: Option<&Exchange>, mode: WakeMode) -> Arc<Self> {
         let budget = StreamBudget::new(config.max_streams);
         Self::within(budget, id, config, store, first, mode)
     }
 
-    /// Another session of the same client: it shares the room for change streams.
+    /// Creates another session of the same client: it shares the budget of change streams.
     pub(crate) fn beside(&self, store: Store, mode: WakeMode) -> Arc<Self> {
         let id = uuid::Uuid::new_v4().simple().to_string();
         let (budget, config) = (self.budget.clone(), self.config.clone());
@@ -164,13 +163,13 @@ impl Session {
     ) -> Arc<Self> {
         config.begin(first.and_then(|exchange| exchange.now));
         if store.is_in_memory() {
-            // There a stream costs nobody anything.
+            // An in-memory stream costs no server anything.
             config.near = u64::MAX;
         }
         telemetry::session_began(mode);
         let mut clock = ServerClock::default();
         if let Some(exchange) = first {
-            // The first there is contradicts nothing.
+            // The first exchange has nothing to contradict.
             let _ = clock.note(exchange, &config);
         }
         Arc::new(Self {
@@ -195,6 +194,7 @@ impl Session {
             started: OnceLock::new(),
             home: OnceLock::new(),
             prepared: OnceLock::new(),
+            suspicion: Suspicion::default(),
         })
     }
 
@@ -202,8 +202,8 @@ impl Session {
         self.mode.subscribe()
     }
 
-    /// Feeds something to the lines, carries out what follows from it, and sees to the line of `name`. In a fork nothing is
-    /// fed, so that the sender of whoever waits for an answer goes without a word.
+    /// Feeds an input to the lines, carries out the effects, and runs what the line of `name` wants next. In a fork it
+    /// feeds nothing, so a task that waits for an answer finds its sender dropped.
     fn feed(self: &Arc<Self>, name: &str, input: impl FnOnce(&mut Lines, &Context<'_>, &mut Vec<Effect>)) {
         if !self.made_in.is_this() {
             return;
@@ -222,7 +222,7 @@ impl Session {
             }
             let line = table.lines.by_name.get_mut(name);
             let (operation, look) = line.map_or((None, None), |line| match line.next(&context) {
-                Some(operation) => (Some((operation, line.vain())), None),
+                Some(operation) => (Some((operation, line.timed_out())), None),
                 None => (None, line.next_look(&context)),
             });
             self.after(table, name);
@@ -232,13 +232,14 @@ impl Session {
             self.spawn(self.clone().run(name.to_owned(), operation));
         }
         if let Some(look) = look {
-            self.spawn(self.clone().look_at_place(name.to_owned(), look));
+            self.spawn(self.clone().look_at_position(name.to_owned(), look));
         }
         self.carry_out(name, effects);
     }
 
-    /// Looks at the place of an entry in the queue. Where that fails, the entry asks, which tells why.
-    async fn look_at_place(self: Arc<Self>, name: String, look: Look) {
+    /// Looks at the queue position of an entry. If the reading fails, the entry asks the server, and the error of that
+    /// shows why.
+    async fn look_at_position(self: Arc<Self>, name: String, look: PositionLook) {
         let reading = self.read_short(|store| {
             let (name, entry) = (name.clone(), look.entry.clone());
             async move { store.ahead(&name, &entry).await }
@@ -254,7 +255,7 @@ impl Session {
         });
     }
 
-    /// Keeps the books after a line changed: idle lines go, the heartbeat knows the next instant.
+    /// Updates the books after a line changed: removes an idle line, and gives the heartbeat its next instant.
     fn after(&self, table: &mut Table, name: &str) {
         let Lines { by_name, needs, .. } = &mut table.lines;
         let Some(line) = by_name.get_mut(name) else {
@@ -290,13 +291,13 @@ impl Session {
         for effect in effects {
             match effect {
                 Effect::Answer(to, outcome) => {
-                    // Nobody waits for it any more: give it back.
+                    // The task is gone: give the hold back.
                     if let Err(Ok(Some(hold))) = to.send(outcome) {
                         self.discard(&hold);
                     }
                 }
-                Effect::Left(to, left) => {
-                    // Whoever released may well not wait for the answer.
+                Effect::Released(to, left) => {
+                    // A release need not wait for its answer.
                     if let Err(Err(error)) = to.send(left) {
                         telemetry::release_failed(name, &error);
                     }
@@ -304,13 +305,13 @@ impl Session {
                 Effect::Doubted(hold) => self.verify(vec![hold]),
                 Effect::Lost(hold, reason) => {
                     hold.lose(reason);
-                    hold.tell_end();
+                    hold.report_end();
                 }
             }
         }
     }
 
-    /// Whether the change stream would tell of a loss, if it were open.
+    /// Whether the change stream would report losses, if it were open.
     fn wants_to_stream(&self) -> bool {
         self.config.wake_source.may_stream() && !self.demand.borrow().stream
     }
@@ -327,7 +328,7 @@ impl Session {
         }
     }
 
-    /// Spawns what must come to its end whoever waits for it.
+    /// Spawns a task that must run to its end even if nothing waits for it.
     pub(crate) fn spawn_for<T: Send + 'static>(
         self: &Arc<Self>,
         task: impl Future<Output = T> + Send + 'static,
@@ -336,13 +337,13 @@ impl Session {
     }
 
     fn spawn(self: &Arc<Self>, task: impl Future<Output = ()> + Send + 'static) {
-        // A runtime that is shutting down drops the task; then the lease is the bound.
+        // A runtime that is shutting down drops the task; the lease is the bound then.
         drop(self.start().spawn(task));
     }
 
-    /// Whether nothing is held, waited for or to be taken out.
+    /// Whether nothing is held, waited for or about to leave.
     #[cfg(test)]
-    fn rests(&self) -> bool {
+    pub(crate) fn rests(&self) -> bool {
         let table = self.table();
         let rests = table.lines.by_name.is_empty();
         assert!(!rests || table.agenda.is_empty(), "{:?}", table.agenda);
@@ -362,7 +363,7 @@ impl Session {
     }
 
     fn table(&self) -> MutexGuard<'_, Table> {
-        // The lines are written so that no step panics; should one, the others must go on being renewed.
+        // The lines are written so that no step panics. If one does, the others must go on being renewed.
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -396,7 +397,7 @@ impl Lines {
 
     fn remember_idle(&mut self, name: &str, at: Instant) {
         if self.idle.len() >= IDLE_REMEMBERED {
-            // Only a hint: what is forgotten costs the server a little more work the next time.
+            // Only a hint: a forgotten name costs the server a little more work the next time.
             self.idle.clear();
         }
         self.idle.insert(name.to_owned(), at);

@@ -1,23 +1,23 @@
-//! What the lines of a session need of the change stream, counted, as that is asked after every event.
+//! The lines' needs of the change stream, counted: the count is asked for after every event.
 
 use tokio::time::Instant;
 
 use super::line::Need;
 
-/// Maximum number of names at whose queues a session looks. For more of them one stream costs less than the reads.
+/// Maximum number of names whose queues a session looks at. Beyond that one stream costs less than the reads.
 pub(super) const LOOKS_MOST: usize = 8;
 
-/// What the lines need of the change stream: how many of them, as that is asked after every event.
+/// The number of lines with each need of the change stream.
 #[derive(Debug, Default)]
 pub(super) struct Needs {
     stream: usize,
     pub(super) looks: usize,
-    /// When the last that needed it went.
+    /// When the last line that needed the stream went away.
     pub(super) unneeded_since: Option<Instant>,
 }
 
 impl Needs {
-    /// A line needs something else than before.
+    /// Takes in that the need of a line changed.
     pub(super) fn change(&mut self, before: Need, now: Need) {
         let needed = self.need_stream();
         match before {

@@ -1,4 +1,4 @@
-//! Commands beside the lines: operators look at a lock and break it, and leaders proclaim.
+//! Commands that bypass the lines: an operator reads a lock and breaks it, and a leader proclaims a value.
 
 use std::{sync::Arc, time::Duration};
 
@@ -14,7 +14,7 @@ use crate::{
 };
 
 impl Session {
-    /// Reads the document of `name`; with it, the server's clock at that moment.
+    /// Reads the document of `name`, and the server's clock at that moment.
     pub(crate) async fn inspect(self: &Arc<Self>, name: &str) -> Result<Option<(State, Exchange)>, ServerError> {
         let read = self.read_names(&[name.to_owned()]).await;
         let (mut documents, exchange) = read.map_err(ServerError::from)?;
@@ -25,7 +25,7 @@ impl Session {
         }
     }
 
-    /// Gives a holder another value; `false` when it holds no more.
+    /// Gives a holder another value; `false` when it no longer holds.
     pub(crate) async fn proclaim(self: &Arc<Self>, hold: &Hold, value: String) -> Result<bool, ServerError> {
         let number = hold.proclamation();
         let proclaim = Some(Proclaim {
@@ -44,7 +44,7 @@ impl Session {
             .iter()
             .flat_map(|state| &state.holders)
             .find(|holder| hold.is(holder));
-        // A later value may have got there first, and then stays.
+        // A later value may have arrived first, and then stays.
         Ok(holder.is_some_and(|holder| holder.owner.proclaimed >= number))
     }
 
@@ -62,37 +62,37 @@ impl Session {
         }
     }
 }
-/// For how long an operator's eviction may take at the server. It is not repeated, so it is given time.
+/// Maximum time that the server may take for an operator's eviction. It is not repeated, so it gets time.
 pub(super) const BREAK: Duration = Duration::from_secs(5);
 
-/// A connection that has answered is taken to answer for so long after.
+/// Time after an answer for which the connection is expected to answer again.
 pub(super) const ANSWERS_STILL: Duration = Duration::from_secs(1);
 
-/// For how long a proclamation may take at the server before it is made anew. So long that the next is sent when the
-/// last is over.
+/// Maximum time that the server may take for a proclamation before it is made anew. Long enough that the next is sent
+/// when the last is over.
 pub(super) const PROCLAIM: Duration = Duration::from_secs(2);
 
 impl Session {
-    /// Puts holders of `name` out. Not repeated when its outcome is unknown: it could be those who came after.
+    /// Evicts holders of `name`. Not repeated when its outcome is unknown: that could evict their successors.
     pub(crate) async fn evict(self: &Arc<Self>, name: &str, evict: Evict) -> Result<Option<State>, ServerError> {
         let operation = Operation {
             evict,
             ..self.operation()
         };
-        // As it is not repeated, it had better not meet with a dead connection: a reading finds one that works. The driver
-        // uses first the connection that it used last, so where one was answered just now there is no need.
+        // As it is not repeated, it must not meet a dead connection: a reading finds one that works. The driver reuses
+        // its last connection first, so no reading is needed where that one has answered just now.
         let sent = Instant::now();
         if !self.asking.is_idle() || !self.asking.was_answered_within(ANSWERS_STILL, sent) {
             self.read_names(&[name.to_owned()]).await?;
         }
         let state = self.operate(name, operation, BREAK, None).await?;
-        self.asking.heard(sent);
+        self.asking.note_heard(sent);
         telemetry::broke(name);
         Ok(state)
     }
 
-    /// Runs an operation; one that can be run twice again and again until it gets through, up to a deadline. The server
-    /// may try each time for as long as said.
+    /// Runs an operation, with the time `within` at the server for each try. With a deadline it is one that can be run
+    /// twice: it is repeated until it gets through or the deadline passes.
     pub(super) async fn operate(
         self: &Arc<Self>,
         name: &str,

@@ -1,8 +1,8 @@
-//! The process that a client was made in, and those that are forked from it.
+//! The process that a client was made in, as opposed to its forks.
 //!
-//! A fork copies what is in memory and none of the threads: nothing of ours runs in it, a mutex that another thread held
-//! stays locked for ever, and what the parent holds goes on being renewed, released and lost without the child's
-//! knowledge. So whoever asks for anything there is told so before anything else is looked at.
+//! A fork copies the memory and none of the threads: nothing of ours runs in it, and a mutex that another thread held
+//! stays locked for ever. The parent's holds go on being renewed, released and lost without the child's knowledge. So
+//! every request in a fork fails before it looks at anything else.
 
 /// A process, by its number.
 #[derive(Clone, Copy, Debug)]
@@ -13,7 +13,7 @@ impl Process {
         Self(std::process::id())
     }
 
-    /// Whether we are in it, and not in one that was forked from it.
+    /// Whether this code runs in it, and not in a fork of it.
     pub(crate) fn is_this(self) -> bool {
         self.0 == std::process::id()
     }

@@ -1,4 +1,4 @@
-//! How a session reads, in time: beside its own unanswered attempts.
+//! Hedged readings of a session: each is repeated beside its own unanswered attempts, and must be answered in time.
 
 use std::{sync::Arc, time::Duration};
 
@@ -11,23 +11,24 @@ use tokio::{
 use super::{Session, asking::OPERATIONS_AT_ONCE};
 use crate::store::{Documents, Exchange, Store, StoreError};
 
-/// How a reading is asked for again beside its own unanswered attempts.
+/// The limits of a reading that is repeated beside its own unanswered attempts.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Pace {
-    /// How long the first attempt is by itself; the later ones, in the end, for twice as long each.
+pub(crate) struct Hedging {
+    /// Time that the first attempt has for itself. Each later one has the same, and twice as long as the one before
+    /// once [`OPERATIONS_AT_ONCE`] are unanswered.
     beside: Duration,
-    /// By when there must be an answer.
+    /// Time within which there must be an answer.
     in_all: Duration,
 }
 
-impl Pace {
-    /// For what may be long.
+impl Hedging {
+    /// For readings of any length.
     const LONG: Self = Self {
         beside: Duration::from_secs(2),
         in_all: Duration::from_secs(30),
     };
 
-    /// For the first command of all. Longer than the driver looks for a server, as its error tells more.
+    /// For the first command of all. Longer than the driver looks for a server, as the driver's error says more.
     pub(crate) const CONNECT: Self = Self {
         in_all: Duration::from_secs(120),
         ..Self::LONG
@@ -42,12 +43,13 @@ impl Pace {
     }
 }
 
-/// Reads, and reads again beside what is not answered: the first answer counts. What is left over runs on by itself.
+/// Reads, and reads again beside unanswered attempts: the first answer counts. The other attempts run on by
+/// themselves.
 ///
-/// Only for what changes nothing.
+/// Only for commands that change nothing.
 pub(crate) async fn read_beside<T, F>(
     runtime: &Handle,
-    pace: Pace,
+    hedging: Hedging,
     mut read: impl FnMut() -> F,
 ) -> Result<T, StoreError>
 where
@@ -55,8 +57,8 @@ where
     F: Future<Output = Result<T, StoreError>> + Send + 'static,
 {
     let begun = Instant::now();
-    let until = begun + pace.in_all;
-    let mut pause = pace.beside;
+    let until = begun + hedging.in_all;
+    let mut pause = hedging.beside;
     let mut attempts = FuturesUnordered::new();
     loop {
         if attempts.len() < READS_AT_ONCE {
@@ -70,7 +72,7 @@ where
                 () = sleep_until(again) => break,
             };
             match ended {
-                // Others are on their way still. Where there is no server there is none for them.
+                // Other attempts are still on their way. Where there is no server, there is none for them either.
                 Err(error) if !(error.is_final() || error.found_no_server() || attempts.is_empty()) => {}
                 ended => return ended,
             }
@@ -84,7 +86,7 @@ where
     }
 }
 
-/// The most attempts of one reading at once.
+/// Maximum number of attempts of one reading at once.
 pub(super) const READS_AT_ONCE: usize = 8;
 
 impl Session {
@@ -103,19 +105,19 @@ impl Session {
         T: Send + 'static,
         F: Future<Output = Result<T, StoreError>> + Send + 'static,
     {
-        self.lives()?;
+        self.ensure_alive()?;
         let usual = self.asking.usual();
-        let pace = Pace::short(usual + usual / 4);
-        read_beside(self.start(), pace, || read(self.store.clone())).await
+        let hedging = Hedging::short(usual + usual / 4);
+        read_beside(self.start(), hedging, || read(self.store.clone())).await
     }
 
-    /// Reads what may be long, in time.
+    /// Reads a result of any length, in time.
     pub(crate) async fn read_long<T, F>(self: &Arc<Self>, read: impl Fn(Arc<Store>) -> F) -> Result<T, StoreError>
     where
         T: Send + 'static,
         F: Future<Output = Result<T, StoreError>> + Send + 'static,
     {
-        self.lives()?;
-        read_beside(self.start(), Pace::LONG, || read(self.store.clone())).await
+        self.ensure_alive()?;
+        read_beside(self.start(), Hedging::LONG, || read(self.store.clone())).await
     }
 }

@@ -1,4 +1,4 @@
-//! How many renewals are on their way at once, and how long one is waited for before another goes out beside it.
+//! The number of renewals that are on their way at once, and the wait for one before another goes out beside it.
 
 use std::time::Duration;
 
@@ -6,50 +6,51 @@ use tokio::time::Instant;
 
 use super::agenda::Queue;
 
-/// Documents in one command: a few hundred kilobytes, and some milliseconds of the server's time.
+/// Maximum number of documents in one command: a few hundred kilobytes, and some milliseconds of the server's time.
 pub(super) const RENEWED_TOGETHER: usize = 1_000;
 
-/// Another renewal goes out beside an unanswered one after this part of the renewal interval, and beside both after
-/// twice as long.
+/// Part of the renewal interval after which another renewal goes out beside an unanswered one; after twice as long,
+/// one more goes out beside both.
 const BESIDE: u32 = 5;
 
-/// However little time is left, so many renewals do no good.
+/// Minimum pause between two renewals: more of them would only load the server, however little time is left.
 pub(super) const SOONEST: Duration = Duration::from_millis(50);
 
-/// The most renewals that are on their way at once, but for those that had another sent beside them.
+/// Maximum number of renewals on their way at once, except those that had another sent beside them.
 const RENEWALS_AT_ONCE: usize = 64;
 
-/// The most of them that are no repetitions. The server does them side by side, so with more of them each only takes
-/// longer; and they leave room in the connection pool, which is the user's.
+/// Maximum number of them that are no repetitions. The server runs them side by side, so each takes longer with more
+/// of them; and they leave room in the connection pool, which is the user's.
 const FIRST_AT_ONCE: usize = 4;
 
-/// And while the first of them is no later than the renewal interval, when nothing is at stake yet. After each of these there
-/// is a rest as long as its answer took, so that a client that holds very many locks leaves the server to those who acquire.
+/// The same while the first of them is no later than the renewal interval, when nothing is at stake yet. After each of
+/// these comes a rest as long as its answer took, so that a client with very many locks leaves the server to other
+/// clients' acquires.
 const FIRST_IN_TIME: usize = 1;
 
-/// The renewals of a session that are on their way, and how long their answers take.
+/// The renewals of a session that are on their way, and their recent answer times.
 #[derive(Debug, Default)]
 pub(super) struct Renewals {
-    /// Those that had no other sent beside them so far.
+    /// Number of those without another sent beside them so far.
     awaited: usize,
-    /// Those of them that are no repetitions, and not urgent.
+    /// Number of these that are no repetitions, and not urgent.
     first: usize,
-    /// Those of them that are urgent.
+    /// Number of these that are urgent.
     urgent: usize,
-    /// The longest that an answer took of late.
+    /// The longest recent answer time.
     slowest: Duration,
-    /// Until when those that come first rest, unless they are late.
+    /// Until when first renewals rest, unless they are late.
     rest_until: Option<Instant>,
 }
 
-/// Why a renewal goes out now.
+/// The reason for a renewal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Lane {
     /// It is due.
     First,
     /// It is due, and there is little time left.
     Urgent,
-    /// As others were sent in vain.
+    /// Earlier ones were sent in vain.
     Again,
 }
 
@@ -59,7 +60,8 @@ impl Renewals {
         self.room_from(lane, late, now).is_some_and(|from| from <= now)
     }
 
-    /// From when there is room for another, unless one has to end before. `late`: the first of those that are due is.
+    /// Returns from when there is room for another, unless one must end before. `late`: whether the first due one is
+    /// late.
     fn room_from(&self, lane: Lane, late: bool, now: Instant) -> Option<Instant> {
         let (has_room, from) = match lane {
             Lane::First if late => (self.first < FIRST_AT_ONCE, None),
@@ -70,12 +72,12 @@ impl Renewals {
         (has_room && self.awaited < RENEWALS_AT_ONCE).then(|| from.map_or(now, |from| from.max(now)))
     }
 
-    /// The same for any of a queue.
+    /// Returns the same for a hold of this queue.
     pub(super) fn room_for(&self, queue: Queue, late: bool, now: Instant) -> Option<Instant> {
         let room = |lane| self.room_from(lane, late, now);
         match queue {
             Queue::First => room(Lane::First),
-            // What finds no room in its own lane goes with the others.
+            // An urgent renewal without room in its own lane goes with the others.
             Queue::Urgent => room(Lane::Urgent).or_else(|| room(Lane::First)),
             Queue::InVain(_) | Queue::Guarded | Queue::Refused => room(Lane::Again),
         }
@@ -87,14 +89,15 @@ impl Renewals {
         self.urgent += usize::from(lane == Lane::Urgent);
     }
 
-    /// One has ended, or another was sent beside it.
+    /// Frees the slot of a renewal that has ended, or had another sent beside it.
     pub(super) fn end(&mut self, lane: Lane) {
         self.awaited -= 1;
         self.first -= usize::from(lane == Lane::First);
         self.urgent -= usize::from(lane == Lane::Urgent);
     }
 
-    /// One for which `pause` was waited was answered. A single one that hung does not tell of the others.
+    /// Takes in the answer time of one that was awaited for `pause`. A single one that hung says nothing of the
+    /// others.
     pub(super) fn answered(&mut self, took: Duration, pause: Duration, lane: Lane) {
         if lane == Lane::First {
             self.rest_until = Some(Instant::now() + took);
@@ -102,12 +105,12 @@ impl Renewals {
         self.slowest = took.min(pause * 2).max(self.slowest * 3 / 4);
     }
 
-    /// How long a renewal is waited for until another goes out beside it, after so many in vain.
+    /// Returns how long to wait for a renewal until another goes out beside it, after so many in vain.
     pub(super) fn pause(&self, interval: Duration, in_vain: u32, left: Duration) -> Duration {
         let least = self.slowest.min(interval / 2) * 2;
         let pause = (interval / BESIDE).max(least);
         let pause = pause.saturating_mul(2_u32.saturating_pow(in_vain));
-        // In time for the deadline, be it that of a claim; however slow the server is, once more before it.
+        // In time for the deadline, even that of a claim; however slow the server is, once more before it.
         pause.min(left / 3).max(least.min(left / 2)).max(SOONEST)
     }
 }

@@ -1,4 +1,4 @@
-//! How holds are renewed: which of them together, when, and what becomes of the command.
+//! The renewal of holds: which go together, when, and what follows from the answer.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -20,22 +20,22 @@ use crate::{
     waitlist::{deadline::Deadline, timing::BACKOFF},
 };
 
-/// A round takes along what is due within this part of the renewal interval, so that holds acquired at different
+/// Part of the renewal interval within which holds that are due later go along, so that holds acquired at different
 /// times come to be renewed together.
 pub(super) const TAKEN_ALONG: u32 = 2;
 
-/// Into so many parts goes what was not answered, whenever it is sent again; so within five times a document that hangs
-/// is by itself, and most of those beside it are renewed with the first.
+/// Each retry splits an unanswered batch into this many commands. So within five retries a document that hangs is
+/// alone, and most of those beside it are renewed with the first.
 pub(super) const PARTS: usize = 4;
 
-/// But into no more commands than this: where nothing is answered at all, it is not for one of the documents.
+/// Maximum number of commands for a retry: where nothing is answered at all, no single document is the cause.
 pub(super) const COMMANDS: usize = 32;
 
-/// How many of those that have less than half of their lease left go out together, beside all others: mostly those that
-/// hold on a claim lease, which is too short to wait for its turn.
+/// Maximum number of urgent holds (less than half of their lease left) that go out in one command, beside all others.
+/// Most of them hold on a claim lease, which is too short to wait for its turn.
 pub(super) const URGENT_TOGETHER: usize = 100;
 
-/// The place of a renewal among those that are on their way, for as long as it is waited for.
+/// The slot of a renewal that is on its way, for as long as its answer is awaited.
 pub(super) struct Awaited {
     session: Arc<Session>,
     lane: Lane,
@@ -44,12 +44,12 @@ pub(super) struct Awaited {
 impl Drop for Awaited {
     fn drop(&mut self) {
         self.session.table().renewals.end(self.lane);
-        // There may be others that have waited for that.
+        // Others may have waited for the slot.
         self.session.beat.notify_one();
     }
 }
 
-/// How many of `count` holds go into one command, after so many renewals that were not answered.
+/// Returns how many of `count` holds go into one command, after `in_vain` renewals without an answer.
 pub(super) fn renewed_together(in_vain: u32, count: usize) -> usize {
     if in_vain == 0 {
         return RENEWED_TOGETHER;
@@ -58,24 +58,24 @@ pub(super) fn renewed_together(in_vain: u32, count: usize) -> usize {
     part.max(count.div_ceil(COMMANDS)).clamp(1, RENEWED_TOGETHER)
 }
 
-/// Holds that are renewed by one command.
+/// The holds that one command renews.
 pub(super) struct Batch {
     holds: Vec<Arc<Hold>>,
-    /// Which renewal it is of each of them.
+    /// The number of this renewal, for each of the holds.
     numbers: Vec<u64>,
     lane: Lane,
-    /// How many were not answered before.
+    /// Number of renewals before this one without an answer.
     in_vain: u32,
-    /// Each by a statement of its own.
+    /// Whether each document gets a statement of its own.
     apart: bool,
-    /// How long it is waited for until another goes out beside it.
+    /// Wait for an answer before another renewal goes out beside it.
     pause: Duration,
-    /// For how long the server may try.
+    /// Time that the server may take.
     within: Duration,
 }
 
 impl Table {
-    /// The next renewal for which there is room, its holds marked as being renewed.
+    /// Returns the next renewal for which there is room, and marks its holds as being renewed.
     pub(super) fn next_batch(
         &mut self,
         interval: Duration,
@@ -133,10 +133,11 @@ impl Table {
         now: Instant,
     ) -> Batch {
         let left = holds.iter().map(|hold| hold.deadline().saturating_duration_since(now));
-        // For the first of the deadlines: one time for them all keeps them together.
+        // By the first of the deadlines: one time for all of them keeps them together.
         let least_left = left.clone().min().unwrap_or_default();
         let pause = self.renewals.pause(interval, in_vain, least_left);
-        // What hangs takes a connection of the pool, so the first may hang for as long as it is of use, and few beside it.
+        // A command that hangs occupies a connection of the pool. So the first may hang for as long as it is of use,
+        // and each repetition for half of that, which keeps few beside it.
         let within = left.max().unwrap_or_default();
         let within = if in_vain == 0 { within } else { within / 2 };
         let numbers = holds.iter().map(|hold| hold.renewing(now + pause)).collect();
@@ -163,11 +164,11 @@ impl Table {
 }
 
 impl Session {
-    /// Renews what is due, as far as there is room.
+    /// Renews the holds that are due, as far as there is room.
     pub(super) fn renew_due(self: &Arc<Self>, now: Instant) {
         let mut sizes = BTreeMap::new();
         loop {
-            // Bound by itself, so that the mutex is let go after each.
+            // A binding of its own, so that the mutex is released after each.
             let batch = self.table().next_batch(self.config.renewal_interval, &mut sizes, now);
             let Some(batch) = batch else { return };
             self.send_renewal(batch);
@@ -195,7 +196,7 @@ impl Session {
                 answered = &mut renewing => Some(answered),
                 () = sleep(*pause) => None,
             };
-            // Who is late does not keep the next from being sent: there may be another primary by now.
+            // A late answer does not keep the next renewal from being sent: there may be another primary by now.
             drop(awaited);
             let answered = match answered {
                 Some(answered) => answered,
@@ -204,6 +205,7 @@ impl Session {
             if answered.is_ok() && *in_vain == 0 {
                 session.table().renewals.answered(sent_at.elapsed(), *pause, *lane);
             }
+            session.suspicion.note(answered.as_ref());
             if let Err(error) = answered {
                 let again = Instant::now() + (session.config.renewal_interval / 10).min(BACKOFF.1);
                 for (hold, number) in holds.iter().zip(&batch.numbers) {
@@ -214,7 +216,7 @@ impl Session {
         });
     }
 
-    /// Enters in the agenda that the times of holds have changed.
+    /// Updates the agenda after the times of holds changed.
     pub(super) fn reschedule(&self, holds: &[Arc<Hold>]) {
         let now = Instant::now();
         for some in holds.chunks(AT_A_TIME) {
@@ -226,8 +228,8 @@ impl Session {
         }
     }
 
-    /// Renews holds in one command. `Some`: why the server refused single documents; that is for their holds to bear, and
-    /// they have been told.
+    /// Renews holds in one command. `Some`: the error with which the server refused single documents; it concerns
+    /// their holds alone, which have taken it in already.
     pub(crate) async fn renew_together(
         self: &Arc<Self>,
         holds: &[Arc<Hold>],
@@ -241,8 +243,8 @@ impl Session {
         Ok(refused)
     }
 
-    /// Renews, and returns how many were, and why the others were refused, if any. Which of them are gone is only read when
-    /// some are.
+    /// Renews, and returns the number of renewed holds, and why the others were refused, if any. Reads which holds are
+    /// gone only if some are.
     pub(super) async fn renew_once(
         self: &Arc<Self>,
         holds: &[Arc<Hold>],
@@ -260,7 +262,7 @@ impl Session {
             within,
             apart,
         };
-        // Reckoned by what is known of the server's clock as it is sent: by the answer it may be another's.
+        // Reckoned from the server's clock as known at sending: by the time of the answer it may be another server's.
         let sent = Instant::now();
         let deadline = Deadline::of_renewal(sent, self.config.lease, &self.table().clock, &self.config);
         let outcome = self.store.renew(&renewal).await?;
@@ -277,10 +279,11 @@ impl Session {
         if refused > 0 {
             telemetry::renewals_refused(refused);
         }
-        // Documents are counted, not holders: with two of ours in one document a missing one would not show.
+        // The server counts documents, not holders: with two of our holds in one document, a missing one would not
+        // show.
         if outcome.renewed == asked.len() as u64 && renewal.entries.values().all(|ids| ids.len() == 1) {
             for some in asked.chunks(AT_A_TIME) {
-                // Under the mutex of the clock, so that none escapes it when that is set ahead.
+                // Under the mutex of the clock, so that a jump ahead misses none of them.
                 let clock = &self.table().clock;
                 for hold in some {
                     hold.renewed(deadline.corrected(clock, &self.config), renew_at);
@@ -310,7 +313,7 @@ impl Session {
         Ok((renewed, why))
     }
 
-    /// The server refused to renew a hold, alone among those that were renewed with it.
+    /// Takes in that the server refused to renew this hold among those of one command.
     pub(super) fn refused(&self, hold: &Hold, sent: Instant, error: &StoreError) {
         let interval = self.config.renewal_interval;
         let times = hold.refused(|times, left| {

@@ -1,4 +1,4 @@
-//! Where events go: to the lines of their names, and to the holds that are to be verified.
+//! The way of events: to the lines of their names, and to the holds that need verifying.
 
 use std::{ops::Bound, sync::Arc};
 
@@ -9,7 +9,7 @@ use crate::{
 };
 
 impl Session {
-    /// An event of the change stream. Only routes: what is to be done is done by tasks.
+    /// Routes an event of the change stream. It only routes: tasks do the work.
     pub(super) fn on_event(self: &Arc<Self>, event: &Event) {
         match event {
             Event::Addressed { name, wake, at } => {
@@ -20,7 +20,7 @@ impl Session {
                         if context.ids.remember(id, signal, *at) {
                             return;
                         }
-                        // A grant of an entry that nobody knows any more: it is taken out again.
+                        // A grant of an entry that nobody knows any more is taken out again.
                         let known = lines.by_name.contains_key(name);
                         if known || matches!(signal, wake::Signal::Granted { .. }) {
                             lines.line(name).signalled(id, signal, *at, context, effects);
@@ -30,18 +30,19 @@ impl Session {
                 if ours {
                     self.on_time(name, *at);
                 } else {
-                    // It came to us for its age alone: somebody wrote an earlier copy of the lock.
+                    // It reached us for its age alone: another program restored an earlier copy of the lock.
                     self.on_doubt(name);
                 }
             }
             Event::Foreign { name } => self.on_doubt(name),
-            // The claims are told of all of them at once.
+            // The watcher notifies the claims once for each batch.
             Event::Freed => {}
             Event::Everything => self.on_gap(),
         }
     }
 
-    /// A write bears this time. One from before a hold was granted is an earlier copy of the lock, or its event is late.
+    /// Verifies holds that were granted after the time that a write bears. Such a write restored an earlier copy of
+    /// the lock, or its event is late.
     pub(super) fn on_time(self: &Arc<Self>, name: &str, at: ServerTime) {
         let held: Vec<_> = {
             let table = self.table();
@@ -51,7 +52,8 @@ impl Session {
         self.verify(held);
     }
 
-    /// The document of `name` may have changed in any way: who waits asks again, who holds is verified.
+    /// Takes in that the document of `name` may have changed in any way: its waiters ask again, its holds are
+    /// verified.
     pub(super) fn on_doubt(self: &Arc<Self>, name: &str) {
         let mut held = Vec::new();
         self.feed(name, |lines, context, _| {
@@ -64,7 +66,7 @@ impl Session {
         self.verify(held);
     }
 
-    /// Events may have been missed: the same for every name.
+    /// Takes in that events may have been missed: the same for every name.
     pub(super) fn on_gap(self: &Arc<Self>) {
         let under_way = {
             let mut table = self.table();
@@ -77,7 +79,7 @@ impl Session {
         }
     }
 
-    /// Doubts every name, some at a time, so that nothing else has to wait for long.
+    /// Doubts every name, a bounded number at a time, so that nothing else has to wait for long.
     pub(super) async fn doubt_all(self: Arc<Self>) {
         let mut last: Option<String> = None;
         loop {
@@ -88,7 +90,7 @@ impl Session {
             last = names.into_iter().next_back();
             if last.is_none() {
                 let gap = &mut self.table().gap;
-                // There was another gap meanwhile.
+                // Another gap came meanwhile.
                 *gap = gap.filter(|again| *again).map(|_| false);
                 if gap.is_none() {
                     return;
@@ -98,7 +100,7 @@ impl Session {
         }
     }
 
-    /// The next names that have lines, in their order.
+    /// Returns the next names that have lines, in their order.
     pub(super) fn names_after(&self, last: Option<&str>) -> Vec<String> {
         let from = last.map_or(Bound::Unbounded, Bound::Excluded);
         let table = self.table();

@@ -1,4 +1,4 @@
-//! How the operations of lines run: one at a time for each name, and beside those that are not answered.
+//! The run of an operation: one at a time for each name, and beside the unanswered ones that were given up.
 
 use std::{pin::pin, sync::Arc, time::Duration};
 
@@ -9,25 +9,25 @@ use crate::{
     protocol::Operation,
     store::{Answer, StoreError},
     telemetry,
-    waitlist::{Vain, answers::asked_for},
+    waitlist::{TimedOut, answers::asked_for},
 };
 
 impl Session {
     /// Runs operations on one name for as long as its line wants any.
-    pub(super) async fn run(self: Arc<Self>, name: String, mut next: Option<(Operation, Vain)>) {
+    pub(super) async fn run(self: Arc<Self>, name: String, mut next: Option<(Operation, TimedOut)>) {
         if next.is_some() {
             self.prepare().await;
         }
-        while let Some((operation, vain)) = next {
-            let limit = self.asking.limit(vain, &self.config);
-            let room = self.asking.enter(!operation.leave.is_empty(), vain).await;
+        while let Some((operation, timed_out)) = next {
+            let limit = self.asking.limit(timed_out, &self.config);
+            let slot = self.asking.enter(!operation.leave.is_empty(), timed_out).await;
             let store = self.store.clone();
             let mut asking = pin!(store.run(&name, &operation, limit.within));
-            match self.asking.answer(asking.as_mut(), room, limit).await {
+            match self.asking.answer(asking.as_mut(), slot, limit).await {
                 Ok(answer) => next = self.settle(&name, &operation, answer),
                 Err(adrift) => {
                     self.give_up_on(&name, &operation, limit.patience());
-                    // What is adrift keeps no session alive.
+                    // An operation adrift keeps no session alive.
                     let session = Arc::downgrade(&self);
                     drop(self);
                     let late = asking.await;
@@ -39,8 +39,8 @@ impl Session {
                 }
             }
         }
-        // What is still to be taken out has nobody else: its handles and futures, and the client too, may be gone, and
-        // with them the session but for this task.
+        // Entries that are still to leave have nothing else to see to it: the handles, the futures and the client may
+        // be gone, and with them the session, except for this task.
         let leaves_at = self.table().lines.by_name.get(&name).and_then(Line::leaves_at);
         if let Some(at) = leaves_at {
             tokio::select! {
@@ -51,7 +51,7 @@ impl Session {
         }
     }
 
-    /// An operation counts as failed, and the line goes on beside it.
+    /// Counts an operation as failed, and lets the line go on beside it.
     pub(super) fn give_up_on(self: &Arc<Self>, name: &str, operation: &Operation, waited: Duration) {
         let error = StoreError::unanswered(waited);
         telemetry::operation_failed(telemetry::purpose(operation), Some(name), &error);
@@ -64,11 +64,12 @@ impl Session {
         name: &str,
         operation: &Operation,
         answer: Result<Answer, StoreError>,
-    ) -> Option<(Operation, Vain)> {
-        // Before what the answer says is looked at: it is reckoned by this clock.
+    ) -> Option<(Operation, TimedOut)> {
+        // Before the answer is acted on: its times are reckoned by this clock.
         if let Ok(answer) = &answer {
             self.note(&answer.exchange);
         }
+        self.suspicion.note(answer.as_ref());
         let mut effects = Vec::new();
         let next = {
             let mut table = self.table();
@@ -84,7 +85,7 @@ impl Session {
                     line.failed(operation, &error, &context, &mut effects);
                 }
             }
-            let next = line.next(&context).map(|next| (next, line.vain()));
+            let next = line.next(&context).map(|next| (next, line.timed_out()));
             self.after(table, name);
             next
         };
@@ -92,7 +93,7 @@ impl Session {
         next
     }
 
-    /// An operation that was given up has ended.
+    /// Takes in the end of an operation that was given up.
     pub(super) fn came_late(self: &Arc<Self>, name: &str, operation: &Operation, answer: &Result<Answer, StoreError>) {
         match answer {
             Ok(answer) => {
@@ -112,14 +113,14 @@ impl Session {
         }
     }
 
-    /// Runs a command in a task of its own, and waits for its answer for so long. After that it counts as failed with an
-    /// unknown outcome, and runs on by itself.
+    /// Runs a command in a task of its own, and waits up to `patience` for its answer. After that the command counts
+    /// as failed with an unknown outcome, and runs on by itself.
     pub(crate) async fn in_time<T: Send + 'static>(
         self: &Arc<Self>,
         patience: Duration,
         command: impl Future<Output = Result<T, StoreError>> + Send + 'static,
     ) -> Result<T, StoreError> {
-        self.lives()?;
+        self.ensure_alive()?;
         match timeout(patience, self.start().spawn(command)).await {
             Ok(answer) => answer.unwrap_or_else(|stopped| Err(StoreError::stopped(stopped))),
             Err(_) => Err(StoreError::unanswered(patience)),

@@ -1,8 +1,8 @@
-//! The runtime that a session lives on: the one on which it was needed first.
+//! The runtime that a session lives on: the one on which it was first needed.
 //!
-//! All of its tasks are there, and so are those of the driver's client as a rule. When that runtime ends they are gone,
-//! and what was on its way is lost with them; the session is over then. Whoever asks for anything is told so at once, on
-//! whatever runtime. What is held stays valid up to its deadline and can't be given back.
+//! All tasks of the session are there, and as a rule so are those of the driver's client. When that runtime ends, they
+//! are gone, and everything on its way is lost with them: the session is over. Every later request fails at once, on
+//! any runtime. A hold stays valid up to its deadline, and can't be released.
 
 use std::{
     future::pending,
@@ -22,11 +22,11 @@ use crate::{
     store::StoreError,
 };
 
-/// A runtime of one thread that lets no task run for so long, while others wait for it, is taken to stand still: nobody
-/// drives it, or its thread is blocked.
+/// Time after which a runtime of one thread that runs no task counts as standing still: nothing drives it, or its
+/// thread is blocked.
 const STANDS_STILL: Duration = Duration::from_secs(5);
 
-/// Dropped by the runtime when that ends.
+/// A guard that the runtime drops when it ends.
 struct Vigil(Weak<Session>);
 
 impl Drop for Vigil {
@@ -38,7 +38,7 @@ impl Drop for Vigil {
 }
 
 impl Session {
-    /// Starts the session's tasks on the present runtime, the first time that it is needed.
+    /// Starts the session's tasks on the present runtime, on the first call.
     pub(super) fn start(self: &Arc<Self>) -> &Handle {
         self.started.get_or_init(|| {
             let runtime = Handle::current();
@@ -59,22 +59,22 @@ impl Session {
         })
     }
 
-    /// Binds the session to the runtime on which its client was built: where that ends, the driver's tasks are gone, and
-    /// nothing would be answered.
+    /// Binds the session to the runtime on which its client was built: when that ends, the driver's tasks are gone,
+    /// and nothing would be answered.
     pub(crate) fn live_on(self: &Arc<Self>, runtime: Handle) {
         self.watch_over(&runtime);
         // A session is bound once.
         let _ = self.home.set(runtime);
     }
 
-    /// As [`live_on`](Self::live_on), where the other session lives.
+    /// Binds the session as [`live_on`](Self::live_on) does, to the runtime of the other session.
     pub(crate) fn live_with(self: &Arc<Self>, other: &Self) {
         if let Some(runtime) = other.home.get() {
             self.live_on(runtime.clone());
         }
     }
 
-    /// Notices the end of the runtime. One that has ended drops the task at once.
+    /// Notices the end of the runtime. A runtime that has ended drops the task at once.
     fn watch_over(self: &Arc<Self>, runtime: &Handle) {
         let (vigil, ended) = (Vigil(Arc::downgrade(self)), self.ended.clone());
         runtime.spawn(async move {
@@ -83,9 +83,9 @@ impl Session {
         });
     }
 
-    /// Nothing that was on its way is answered any more.
+    /// Ends everything that was on its way, as no answer comes any more.
     fn runtime_ended(self: &Arc<Self>) {
-        // Before the lines are looked at: whatever is fed to them from now on is answered on the spot.
+        // Before the loop over the lines: an input fed to them from now on is answered on the spot.
         self.stopped.cancel();
         let names: Vec<String> = {
             let mut table = self.table();
@@ -99,9 +99,9 @@ impl Session {
         self.drained.notify_waiters();
     }
 
-    /// Why the session is of no use, where its runtime has ended.
-    pub(crate) fn stopped(&self) -> Result<(), ServerError> {
-        Ok(self.lives()?)
+    /// Fails if the session is of no use, as its runtime has ended or this is a fork.
+    pub(crate) fn ensure_usable(&self) -> Result<(), ServerError> {
+        Ok(self.ensure_alive()?)
     }
 
     /// Whether this process was forked from that of the session.
@@ -109,8 +109,8 @@ impl Session {
         !self.made_in.is_this()
     }
 
-    /// As [`stopped`](Self::stopped).
-    pub(super) fn lives(&self) -> Result<(), StoreError> {
+    /// Does the same as [`ensure_usable`](Self::ensure_usable), with the store's error.
+    pub(super) fn ensure_alive(&self) -> Result<(), StoreError> {
         if !self.made_in.is_this() {
             return Err(StoreError::forked());
         }
@@ -120,13 +120,13 @@ impl Session {
         }
     }
 
-    /// Why nothing new is acquired.
+    /// Returns why nothing new is acquired.
     pub(super) fn why_closed(&self) -> AcquireError {
-        self.stopped()
+        self.ensure_usable()
             .map_or_else(AcquireError::from, |()| AcquireError::Closed)
     }
 
-    /// Resolves when the session's runtime stands still, which can be seen from another one only.
+    /// Resolves when the session's runtime stands still; only another runtime can see that.
     pub(crate) async fn stands_still(&self) -> ServerError {
         let Some(runtime) = self.started.get() else {
             return pending().await;

@@ -1,4 +1,4 @@
-//! The end of a session: everything is let go of, also where a hundred thousand locks are held.
+//! The end of a session: it lets go of everything, also where it holds a hundred thousand locks.
 
 use std::{sync::Arc, time::Duration};
 
@@ -12,24 +12,24 @@ use crate::{
     store::{Answer, Exchange},
 };
 
-/// Documents in one command of releases: some hundred kilobytes, as each has a pipeline of its own.
+/// Maximum number of documents in one command of releases: some hundred kilobytes, as each has a pipeline of its own.
 const RELEASED_TOGETHER: usize = 250;
 
-/// Such commands that are on their way at one time; they leave room in the connection pool, which is the user's.
+/// Maximum number of such commands on their way at once; they leave room in the connection pool, which is the user's.
 const RELEASES_AT_ONCE: usize = 3;
 
-/// After this without an answer the releases of a command count as failed, and each is repeated by itself.
+/// Time without an answer after which the releases of a command count as failed, and each is repeated by itself.
 const OVERDUE: Duration = UNANSWERED.saturating_mul(2);
 
 impl Session {
-    /// Refuses new acquires, lets go of everything, and waits until the server knows, for a lease at most.
+    /// Refuses new acquires, lets go of everything, and waits up to a lease until the server knows.
     pub(crate) async fn shut_down(self: &Arc<Self>) {
         if !self.made_in.is_this() {
-            // All of it is the parent's.
+            // Everything belongs to the parent.
             return;
         }
         self.close();
-        // In a task, so that it comes to its end although nobody waits for it any more.
+        // In a task, so that it runs to its end even if the caller stops waiting.
         drop(self.spawn_for(self.clone().let_all_go()));
         let rest = async {
             loop {
@@ -57,7 +57,7 @@ impl Session {
         self.closing.is_cancelled()
     }
 
-    /// Ends every wait and every hold, and then has the server know. Nothing new comes to the lines meanwhile.
+    /// Ends every wait and every hold, and then reports this to the server. Nothing new comes to the lines meanwhile.
     async fn let_all_go(self: Arc<Self>) {
         let (mut last, mut ended) = (None::<String>, Vec::new());
         loop {
@@ -73,7 +73,7 @@ impl Session {
                 for hold in held {
                     // However many handles it has.
                     if hold.lose(LostReason::Released) {
-                        hold.tell_end();
+                        hold.report_end();
                         ended.push(hold);
                     }
                 }
@@ -90,7 +90,7 @@ impl Session {
             .await;
     }
 
-    /// Lets go of holds of which nobody asks what the server finds. Those that can go by one command do so.
+    /// Lets go of holds for which no release awaits the server's answer. Those that can go by one command do so.
     async fn release_together(self: &Arc<Self>, holds: &[Arc<Hold>]) {
         let (mut together, mut alone) = (Vec::new(), Vec::new());
         {
@@ -104,9 +104,9 @@ impl Session {
                 line.let_go(hold, None, &context);
                 if let Some(mut operation) = line.next(&context) {
                     if operation.requests.is_some() || line.is_awaited_by_release() {
-                        alone.push((hold.name.clone(), (operation, line.vain())));
+                        alone.push((hold.name.clone(), (operation, line.timed_out())));
                     } else {
-                        // There is no answer by which a wrong guess would be found out.
+                        // There is no answer that would reveal a wrong guess.
                         if operation.expects == Expects::Alone {
                             operation.expects = Expects::Holding;
                         }
@@ -139,7 +139,7 @@ impl Session {
             };
             let failed = answer.is_err();
             let next = self.settle(name, operation, answer);
-            // What failed is still to be taken out, and there may be nobody else to see to it.
+            // A failed release must still leave, and nothing else may be there to see to it.
             if next.is_some() || failed {
                 self.spawn(self.clone().run(name.clone(), next));
             }

@@ -1,4 +1,5 @@
-//! How holds are verified: their documents are read, and what contradicts the server's clock is acted on.
+//! The checks on holds beside renewals: their documents are read, and a jump of the server's clock brings their
+//! deadlines forward.
 
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
@@ -12,19 +13,19 @@ use crate::{
     waitlist::{clock::Jump, timing::BACKOFF},
 };
 
-/// A lock held for longer than this is worth a change stream that tells of its loss. Most critical sections are
-/// shorter, and each open stream costs the server some work for every write.
+/// Age from which a held lock is worth a change stream that reports its loss. Most critical sections are shorter, and
+/// each open stream costs the server some work for every write.
 pub(super) const WORTH_WATCHING: Duration = Duration::from_millis(200);
 
-/// How often holders look after a thousand locks while no stream tells of them.
-pub(super) const LOOK_AFTER: Duration = Duration::from_millis(500);
+/// Pause between two readings of up to a thousand held locks while no stream reports losses.
+pub(super) const VERIFY_EVERY: Duration = Duration::from_millis(500);
 
-/// How often a failed look is repeated; by then a renewal has told more.
-pub(super) const LOOKS: u32 = 8;
+/// Maximum number of tries to read the documents of doubted holds. By the last, a renewal has shown more.
+pub(super) const READ_ATTEMPTS: u32 = 8;
 
 impl Table {
-    /// When a stream is asked for that tells of losses, or holds are looked after as there is none.
-    pub(super) fn looks_at(&self, wants_to_stream: bool, now: Instant) -> Option<Instant> {
+    /// Returns when a stream is demanded to report losses, or, where none can be, when the next holds are read.
+    pub(super) fn watch_due_at(&self, wants_to_stream: bool, now: Instant) -> Option<Instant> {
         let worth_it = self.agenda.oldest()?.since + WORTH_WATCHING;
         if wants_to_stream {
             return Some(worth_it);
@@ -32,19 +33,19 @@ impl Table {
         (!self.streaming).then(|| worth_it.max(self.verify_at.unwrap_or(now)))
     }
 
-    /// The next thousand of those that no stream tells of, in turn.
-    pub(super) fn look_after(&mut self, now: Instant) -> Vec<Arc<Hold>> {
-        let holds = self.agenda.after(self.looked_after, RENEWED_TOGETHER);
-        // From the beginning again, after the last.
+    /// Returns the next thousand holds to read while no stream reports losses, in turn.
+    pub(super) fn next_to_verify(&mut self, now: Instant) -> Vec<Arc<Hold>> {
+        let holds = self.agenda.after(self.last_verified, RENEWED_TOGETHER);
+        // Start over after the last hold.
         let all = holds.len() < RENEWED_TOGETHER;
-        self.looked_after = holds.last().filter(|_| !all).map_or(0, |hold| hold.number);
-        self.verify_at = Some(now + LOOK_AFTER);
+        self.last_verified = holds.last().filter(|_| !all).map_or(0, |hold| hold.number);
+        self.verify_at = Some(now + VERIFY_EVERY);
         holds
     }
 }
 
 impl Session {
-    /// Renewals tell nothing of the server's clock. Where nothing else has since the one before, a document is read.
+    /// Reads a document if nothing else has shown the server's clock since the renewal before: renewals don't show it.
     pub(super) fn hear_the_clock(self: &Arc<Self>, name: &str, now: Instant) {
         let Some(since) = now.checked_sub(self.config.renewal_interval) else {
             return;
@@ -52,7 +53,7 @@ impl Session {
         if self.table().clock.is_stale(since, now) {
             let (session, names) = (self.clone(), [name.to_owned()]);
             self.spawn(async move {
-                // Should it fail, the next renewal asks again.
+                // If it fails, the next renewal asks again.
                 if let Ok((_, exchange)) = session.read_names(&names).await {
                     session.note(&exchange);
                 }
@@ -60,17 +61,17 @@ impl Session {
         }
     }
 
-    /// Takes in what an exchange tells of the server's clock.
+    /// Takes in what an exchange shows of the server's clock.
     pub(super) fn note(self: &Arc<Self>, exchange: &Exchange) {
         let jump = self.table().clock.note(exchange, &self.config);
         self.on_jump(jump);
     }
 
-    /// The server's clock contradicts what was known of it. To be called when no mutex is held.
+    /// Acts on a contradiction in the server's clock. Call it with no mutex held.
     pub(super) fn on_jump(self: &Arc<Self>, jump: Option<Jump>) {
         let Some(jump) = jump else { return };
         if jump.ahead {
-            // At once, without a pause: whoever looks at a hold after this is to see the deadline that is right.
+            // Without a pause: every look at a hold after this must see the corrected deadline.
             let mut last = 0;
             loop {
                 let holds = {
@@ -101,7 +102,7 @@ impl Session {
         });
     }
 
-    /// Reads the documents of holds whose state is in doubt. What comes up meanwhile goes into the next reading.
+    /// Reads the documents of holds whose state is in doubt. Holds that come up meanwhile go into the next reading.
     pub(super) fn verify(self: &Arc<Self>, holds: Vec<Arc<Hold>>) {
         if holds.is_empty() {
             return;
@@ -136,7 +137,7 @@ impl Session {
     pub(super) async fn verify_together(self: &Arc<Self>, holds: &[Arc<Hold>]) {
         let names: BTreeSet<&String> = holds.iter().map(|hold| &hold.name).collect();
         let names: Vec<String> = names.into_iter().cloned().collect();
-        for look in 0..LOOKS {
+        for attempt in 0..READ_ATTEMPTS {
             match self.read_names(&names).await {
                 Ok((documents, exchange)) => {
                     self.note(&exchange);
@@ -145,7 +146,7 @@ impl Session {
                     }
                     return;
                 }
-                Err(_) => sleep(BACKOFF.0.saturating_mul(1 << look)).await,
+                Err(_) => sleep(BACKOFF.0.saturating_mul(1 << attempt)).await,
             }
         }
     }

@@ -101,6 +101,13 @@ impl StoreError {
         self.code().is_some_and(|code| code != 50)
     }
 
+    /// The server is no primary any more, or is about to stop.
+    pub(crate) fn lost_primary(&self) -> bool {
+        // ShutdownInProgress, PrimarySteppedDown, NotWritablePrimary, InterruptedAtShutdown,
+        // InterruptedDueToReplStateChange, NotPrimaryNoSecondaryOk, NotPrimaryOrSecondary
+        matches!(self.code(), Some(91 | 189 | 10107 | 11600 | 11602 | 13435 | 13436))
+    }
+
     /// It was not even sent: the driver found no server to send it to, for as long as it is told to look for one.
     pub(crate) fn found_no_server(&self) -> bool {
         self.source.downcast_ref().is_some_and(failure::found_no_server)

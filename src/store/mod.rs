@@ -6,11 +6,9 @@
 mod documents;
 pub(crate) mod error;
 mod failure;
-#[cfg(any(test, fuzzing))]
-pub(crate) mod fuzzing;
 mod locks;
 mod memory;
-mod mongo;
+pub(crate) mod mongo;
 pub(crate) mod name;
 mod number;
 pub(crate) mod place;

@@ -28,12 +28,12 @@ use crate::protocol::{
 };
 
 #[cfg(any(test, fuzzing))]
-pub(in crate::store) use command::refusal;
+pub(crate) use command::refusal;
 pub(crate) use guard::{abort, is_in_transaction};
 pub(crate) use identity::identity;
 pub(in crate::store) use stream::MongoStream;
 #[cfg(any(test, fuzzing))]
-pub(in crate::store) use stream::{read_event, read_sighting};
+pub(crate) use stream::{read_event, read_sighting};
 
 /// How long the server may hold an empty `getMore`. A stream silent for longer than this and a margin is taken for
 /// dead, so it is also how soon a stream that silently stopped is noticed; each one costs a command.

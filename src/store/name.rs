@@ -11,7 +11,7 @@ use crate::protocol::Location;
 const ANY: &str = "bson:";
 
 /// The name of the document with this `_id`; `None` where it can't be that of a lock.
-pub(super) fn of_document(location: &Location, id: &Bson) -> Option<String> {
+pub(crate) fn of_document(location: &Location, id: &Bson) -> Option<String> {
     if location.is_root() {
         return id.as_str().map(str::to_owned);
     }
@@ -19,7 +19,7 @@ pub(super) fn of_document(location: &Location, id: &Bson) -> Option<String> {
 }
 
 /// The `_id` of the document with this name.
-pub(super) fn id_of(location: &Location, name: &str) -> Bson {
+pub(crate) fn id_of(location: &Location, name: &str) -> Bson {
     let id = if location.is_root() { None } else { to_id(name) };
     id.unwrap_or_else(|| Bson::from(name))
 }
@@ -105,7 +105,7 @@ mod tests {
     use watchlock_testkit::shared;
 
     use super::*;
-    use crate::protocol::random::Random;
+    use crate::proofs::random::Random;
 
     #[test]
     fn every_id_comes_back() {

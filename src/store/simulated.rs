@@ -21,7 +21,7 @@ use super::{
     AWAIT_TIME, Answer, Documents, Event, Exchange, Failure, MemoryStore, Renewal, Renewed, StoreError,
     error::OutOfTime, memory::MemoryStream,
 };
-use crate::protocol::{Operation, random::Random};
+use crate::{proofs::random::Random, protocol::Operation};
 
 /// How long the driver lets an operation hang on a server that does not answer.
 const HANGS: Duration = Duration::from_secs(20);

@@ -4,13 +4,15 @@ use serde::de::DeserializeOwned;
 
 use super::{DocumentHandle, LockHandle, MultiHandle, block_on, election::Leadership};
 use crate::{
-    acquire::{Acquire, TryAcquire},
     documents::{AcquireDocument, Claim, TryAcquireDocument, TryClaim},
-    election::Campaign,
     error::{AcquireError, OperateError},
     inspect::LockInfo,
-    list::List,
-    multi::{MultiAcquire, TryMultiAcquire},
+    locks::{
+        acquire::{Acquire, TryAcquire},
+        election::Campaign,
+        multi::{MultiAcquire, TryMultiAcquire},
+    },
+    operate::list::List,
 };
 
 impl Acquire {

@@ -6,10 +6,10 @@ use mongodb::{Collection, Database};
 
 use super::{AllLockEvents, DocumentLocks, Election, LockEvents, MultiLock, Mutex, RwLock, Semaphore, block_on, enter};
 use crate::{
+    documents::memory_collection::MemoryCollection,
     error::{BuildError, OperateError},
     inspect::LockInfo,
-    list::List,
-    memory_collection::MemoryCollection,
+    operate::list::List,
     token::FencingToken,
     wake_mode::{WakeMode, WakeSource},
 };

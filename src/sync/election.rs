@@ -6,9 +6,9 @@ use futures::StreamExt;
 
 use super::{LockView, block_on, enter};
 use crate::{
-    election::{Campaign, Leader},
     error::{AcquireError, OperateError, ReleaseError, RenewError},
     handle::Released,
+    locks::election::{Campaign, Leader},
 };
 
 /// An election of one leader among all processes: [`watchlock::Election`] for threads.

@@ -6,7 +6,7 @@ use super::{LockView, block_on};
 use crate::{
     error::{MultiRunError, ReleaseError},
     handle::Released,
-    multi::{MultiAcquire, TryMultiAcquire},
+    locks::multi::{MultiAcquire, TryMultiAcquire},
     status::{LockStatus, LostPart},
     token::FencingToken,
 };

@@ -2,8 +2,8 @@
 
 use super::LockView;
 use crate::{
-    acquire::{Acquire, TryAcquire},
     error::RunError,
+    locks::acquire::{Acquire, TryAcquire},
 };
 
 /// A lock with one holder at a time, among all processes: [`watchlock::Mutex`] for threads.

@@ -1,6 +1,6 @@
 //! A lock with many readers or one writer.
 
-use crate::acquire::{Acquire, TryAcquire};
+use crate::locks::acquire::{Acquire, TryAcquire};
 
 /// A lock with many readers or one writer, among all processes: [`watchlock::RwLock`] for threads.
 ///

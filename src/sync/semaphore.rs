@@ -2,8 +2,8 @@
 
 use super::block_on;
 use crate::{
-    acquire::{Acquire, TryAcquire},
     error::OperateError,
+    locks::acquire::{Acquire, TryAcquire},
 };
 
 /// A number of permits that all processes share: [`watchlock::Semaphore`] for threads.

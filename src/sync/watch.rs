@@ -3,7 +3,7 @@
 use futures::StreamExt;
 
 use super::block_on;
-use crate::{error::OperateError, watch::LockEvent};
+use crate::{error::OperateError, operate::watch::LockEvent};
 
 /// The events of one lock: an iterator that blocks until there is one. Made by
 /// [`LockClient::watch`](super::LockClient::watch).

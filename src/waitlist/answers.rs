@@ -1,4 +1,4 @@
-//! What becomes of an operation: its answer, or its failure.
+//! The end of an operation: its answer, or its failure.
 
 use std::{
     collections::{BTreeSet, VecDeque},
@@ -17,15 +17,15 @@ use crate::{
     telemetry::How,
 };
 
-/// Number of races in a row that are lost for a new document before it is taken for something else: some other unique
-/// index is in the way.
+/// Maximum number of races for a new document lost in a row: after that some other unique index is in the way.
 pub(crate) const RACES: u32 = 8;
 
-/// How long a try is repeated while the server does not get it done. A caller that wants to know sooner sets a timeout.
+/// Maximum time for which a try is repeated while the server does not get it done. A caller that wants to know sooner
+/// sets a timeout.
 pub(crate) const TRY_FOR: Duration = Duration::from_secs(10);
 
 impl Waitlist {
-    /// Takes in the answer to the operation that is on its way; `state` is `None` where there is no document.
+    /// Takes in the answer to the operation that is on its way; `state` is `None` if there is no document.
     pub(crate) fn answered(
         &mut self,
         operation: &Operation,
@@ -35,12 +35,12 @@ impl Waitlist {
         effects: &mut Vec<Effect>,
     ) {
         self.failures = 0;
-        self.vain = Default::default();
+        self.timed_out = Default::default();
         self.retry_at = None;
         self.alone_at = None;
         let left = state.and_then(|state| wake::left(&state.wake, &operation.id));
         if operation.expects == Expects::Alone && left.is_none() {
-            // There is somebody else, or nothing of ours: nothing was done, and it is asked for in full.
+            // The document has other entries, or none of ours: nothing was written, and the full operation follows.
             self.leaving.extend(self.under_way.take().unwrap_or_default());
             for waiting in self.waiting.iter_mut().filter(|it| operation.asks_for(&it.entry)) {
                 waiting.stage = Stage::New;
@@ -60,18 +60,18 @@ impl Waitlist {
         let mut handed_over = false;
         for (position, leaving) in self.under_way.take().unwrap_or_default().into_iter().enumerate() {
             let found = match left.get(position).copied().unwrap_or(wake::Left::Nowhere) {
-                // Our earlier try took it out: that answer was lost on the way.
+                // Our earlier try took it out: its answer was lost on the way.
                 wake::Left::Nowhere if leaving.repeated => wake::Left::Holder,
                 found => found,
             };
             handed_over |= found == wake::Left::Holder;
             if let Some(release) = leaving.release {
-                effects.push(Effect::Left { release, found });
+                effects.push(Effect::Released { release, found });
             }
             self.sweep_after(leaving, context);
         }
         let Some(state) = state else {
-            // A document that may not be made.
+            // There is no document, and none may be made.
             self.missing(operation, context, effects);
             return self.see(None, context);
         };
@@ -97,7 +97,7 @@ impl Waitlist {
         self.see(Some(state), context);
     }
 
-    /// Remembers whether other clients wait, for as long as a task of ours does.
+    /// Notes whether other clients wait, for as long as a task of ours does.
     fn see(&mut self, state: Option<&State>, context: &Context<'_>) {
         if self.waiting.is_empty() {
             self.others_absent = false;
@@ -111,12 +111,12 @@ impl Waitlist {
         effects.push(Effect::Doubted);
     }
 
-    /// There is no document to lock.
+    /// Answers the tasks that asked where there is no document to lock.
     fn missing(&mut self, operation: &Operation, context: &Context<'_>, effects: &mut Vec<Effect>) {
         let asked = |waiting: &Waiting| operation.expects == Expects::Nothing && operation.asks_for(&waiting.entry);
         for waiting in self.take_waiting(asked) {
             effects.push(Effect::Missing { key: waiting.key });
-            // An earlier request may find a document yet.
+            // An earlier request may still find a document.
             self.abandon(waiting, context);
         }
     }
@@ -127,7 +127,7 @@ impl Waitlist {
         gone
     }
 
-    /// Takes in what the document shows of one entry that was asked for.
+    /// Takes in the document's view of one requested entry.
     fn requested(
         &mut self,
         entry: &Request,
@@ -137,7 +137,7 @@ impl Waitlist {
         context: &Context<'_>,
         effects: &mut Vec<Effect>,
     ) {
-        // Cancelled meanwhile, and then it leaves with the next operation; or granted by an event.
+        // It was cancelled meanwhile, and leaves with the next operation; or an event granted it.
         let Some(position) = self.waiting.iter().position(|waiting| waiting.entry == entry.id) else {
             return;
         };
@@ -159,10 +159,10 @@ impl Waitlist {
             self.full = None;
         } else if (state.kind, state.capacity) != (requests.kind, requests.capacity) {
             effects.push(Effect::Mismatched { key });
-            // An earlier request may still find it used otherwise again.
+            // An earlier request may still find the lock in another use again.
             self.cancel(key, context);
         } else if !entry.wait {
-            // A waiter that stands behind others in line was only tried beside them.
+            // A waiter behind others in line was only tried beside them.
             if patience == Patience::Try {
                 let others = state.queue.iter().filter(|waiter| !context.ids.made(&waiter.id));
                 let before = position + others.count();
@@ -205,7 +205,7 @@ impl Waitlist {
             uncertain: waiting.uncertain,
         };
         self.holds.insert(waiting.entry.clone(), held);
-        // The queue that was seen before is another now.
+        // The queue has changed since it was seen.
         self.others_absent = false;
         let grant = Grant {
             token,
@@ -223,12 +223,13 @@ impl Waitlist {
         });
     }
 
-    /// Asks again for a waiter with a new entry, so that nothing that is left of this one can be mistaken for it.
+    /// Asks again for a waiter with a new entry, so that no trace of the old one can be mistaken for it.
     pub(super) fn ask_anew(&mut self, position: usize, uncertain: bool, context: &Context<'_>) {
         let waiting = &mut self.waiting[position];
         let stale = std::mem::replace(&mut waiting.entry, context.ids.entry());
         let uncertain = uncertain || waiting.uncertain;
-        // Not as a first request: these go to the end, behind those that were only tried beside it.
+        // Not as a first request: a first request goes to the end, behind the entries that were only tried beside this
+        // one.
         (waiting.stage, waiting.above) = (Stage::Asked, 0);
         waiting.how = How::Asking;
         let leaving = Leaving::new(stale, context).used_as(waiting.used);
@@ -255,7 +256,7 @@ impl Waitlist {
             }
             Setback::Raced | Setback::Refused | Setback::Unreadable => {
                 let releases = leaves.into_iter().filter_map(|leaving| leaving.release);
-                effects.extend(releases.map(|release| Effect::NotLeft { release }));
+                effects.extend(releases.map(|release| Effect::NotReleased { release }));
             }
             Setback::NoServer | Setback::Overdue | Setback::Unanswered | Setback::Interrupted => {
                 self.back_off(setback, context);
@@ -269,11 +270,11 @@ impl Waitlist {
         }
     }
 
-    /// The tasks for which the operation is not repeated.
+    /// Returns the tasks for which the operation is not repeated.
     ///
-    /// A waiter asks until it is granted or gives up; a refusal ends it. So is a try ended when it has failed once more: a
-    /// fail-over or a cut connection fails every command on its way, and the next one comes through. Where there was no
-    /// answer in time, several may have to be sent until one does.
+    /// A waiter asks until it is granted or gives up; a refusal ends it. A try ends when it has failed once more: a
+    /// fail-over or a cut connection fails every command on its way, and the next one comes through. Without an answer
+    /// in time, several may have to be sent until one gets an answer.
     fn told_of(&self, operation: &Operation, setback: Setback, context: &Context<'_>) -> BTreeSet<Key> {
         let in_vain = |waiting: &Waiting| match setback {
             Setback::NoServer => true,
@@ -288,12 +289,12 @@ impl Waitlist {
     fn back_off(&mut self, setback: Setback, context: &Context<'_>) {
         if setback == Setback::Unanswered {
             // The wait for the answer was pause enough.
-            self.vain.unanswered = self.vain.unanswered.saturating_add(1);
+            self.timed_out.unanswered = self.timed_out.unanswered.saturating_add(1);
             self.retry_at = None;
             return;
         }
-        self.vain.overdue = match setback {
-            Setback::Overdue => self.vain.overdue.saturating_add(1),
+        self.timed_out.overdue = match setback {
+            Setback::Overdue => self.timed_out.overdue.saturating_add(1),
             _ => 0,
         };
         self.failures = self.failures.saturating_add(1);
@@ -302,7 +303,8 @@ impl Waitlist {
         self.retry_at = Some(context.now + pause);
     }
 
-    /// The operation may have been applied, or may still be: entries leave once more, and requests count as uncertain.
+    /// Takes in that the operation may have been applied, or may still be: entries leave once more, and requests count
+    /// as uncertain.
     fn outcome_unknown(
         &mut self,
         operation: &Operation,
@@ -315,7 +317,7 @@ impl Waitlist {
                 let repeated = true;
                 self.leaving.push(Leaving { repeated, ..leaving });
             } else if let Some(release) = leaving.release {
-                effects.push(Effect::NotLeft { release });
+                effects.push(Effect::NotReleased { release });
             }
         }
         for waiting in self.waiting.iter_mut().filter(|it| operation.asks_for(&it.entry)) {
@@ -331,8 +333,8 @@ impl Waitlist {
         }
     }
 
-    /// Takes in the late answer to an operation that was given up, which put in an entry of ours. Entries that nobody wants
-    /// any more are taken out.
+    /// Takes in the late answer to an operation that was given up, which put in an entry of ours. Takes out entries
+    /// that no task wants any more.
     pub(crate) fn applied_late(&mut self, operation: &Operation, state: &State, context: &Context<'_>) {
         let ids: Vec<String> = asked_for(operation, state).map(str::to_owned).collect();
         for id in ids {
@@ -347,7 +349,7 @@ impl Waitlist {
     }
 }
 
-/// The entries in the document that the operation asked for.
+/// Returns the entries in the document that the operation asked for.
 pub(crate) fn asked_for<'a>(operation: &'a Operation, state: &'a State) -> impl Iterator<Item = &'a str> {
     let entries = operation.requests.iter().flat_map(|requests| &requests.entries);
     let there = |id: &String| {

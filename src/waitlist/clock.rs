@@ -1,4 +1,4 @@
-//! What this process knows of the server's clock.
+//! The bounds of this process on the server's clock.
 
 use std::time::Duration;
 
@@ -6,29 +6,29 @@ use tokio::time::Instant;
 
 use crate::{config::Config, protocol::ServerTime, store::Exchange};
 
-/// How long an exchange stays the reference although later ones were slower. Clocks drift by well under a
+/// Age up to which an exchange stays the reference although later ones were slower. Clocks drift by well under a
 /// millisecond in that time; a new primary with another clock is the business of the skew margin.
 const REFERENCE_AGE: Duration = Duration::from_secs(10);
 
-/// Bounds on the server's clock, from the tightest exchange of late.
+/// Bounds on the server's clock, from the tightest recent exchange.
 ///
 /// In an exchange the server read its clock after we sent and before we received. So the instant at which it reads a
 /// given time lies between the send instant plus the difference and the receive instant plus the difference.
 ///
-/// All of that holds while the server's clock goes on as ours does. Where an exchange shows that it did not, by more than
-/// the margin that every deadline has for it, the clock was set, or is another primary's: a [`Jump`].
+/// This holds while the server's clock runs as ours does. If an exchange contradicts that by more than the margin of
+/// every deadline, the clock was set, or is another primary's: a [`Jump`].
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct ServerClock {
     reference: Option<Reading>,
-    /// An earlier exchange, by which later ones are judged, so that many small steps are seen as well.
+    /// An earlier exchange that later ones are compared with, so that many small steps are noticed too.
     base: Option<Reading>,
-    /// When the last exchange began that said anything.
+    /// When the last exchange with a server time began.
     heard_at: Option<Instant>,
-    /// When it was last heard that the clock had been set ahead.
+    /// When a jump ahead of the clock was last noticed.
     ran_ahead_at: Option<Instant>,
 }
 
-/// The server read `now` between these instants.
+/// A reading `now` of the server's clock, made between these instants.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Reading {
     sent: Instant,
@@ -36,17 +36,17 @@ struct Reading {
     now: ServerTime,
 }
 
-/// A server's clock that was set, or another server's, by which leases are reckoned now.
+/// A jump of the server's clock: it was set, or another server's clock now counts the leases.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Jump {
-    /// At least by so much.
+    /// By at least this much.
     pub(crate) by: Duration,
-    /// Leases end earlier than was reckoned; otherwise later.
+    /// Whether leases end earlier than was reckoned; otherwise later.
     pub(crate) ahead: bool,
 }
 
 impl ServerClock {
-    /// Takes in an exchange; returns by how much it contradicts what was known, where that is more than the margin.
+    /// Takes in an exchange; returns the contradiction with earlier ones, if it is more than the margin.
     pub(crate) fn note(&mut self, exchange: &Exchange, config: &Config) -> Option<Jump> {
         let seen = Reading {
             sent: exchange.sent,
@@ -54,7 +54,7 @@ impl ServerClock {
             now: exchange.now?,
         };
         self.heard_at = self.heard_at.max(Some(seen.sent));
-        // What comes late tells of a clock that may have been set since.
+        // A late answer shows a clock that may have been set since.
         let jump = self.base.filter(|base| base.sent < seen.sent);
         if let Some(jump) = jump.and_then(|base| base.contradicted_by(&seen, config)) {
             (self.reference, self.base) = (Some(seen), Some(seen));
@@ -75,13 +75,13 @@ impl ServerClock {
         None
     }
 
-    /// The tightest exchange of late: when it was sent and received, and what the server read.
+    /// Returns the tightest recent exchange: when it was sent and received, and the server's reading.
     #[cfg(test)]
     pub(crate) fn reference(&self) -> Option<(Instant, Instant, ServerTime)> {
         self.reference.map(|known| (known.sent, known.received, known.now))
     }
 
-    /// Whether nothing was heard since then. Whoever asks is about to.
+    /// Whether nothing was heard of the clock since then. A caller that gets `true` is about to ask.
     pub(crate) fn is_stale(&mut self, since: Instant, now: Instant) -> bool {
         let stale = self.heard_at.is_none_or(|heard_at| heard_at < since);
         if stale {
@@ -95,7 +95,7 @@ impl ServerClock {
         self.ran_ahead_at.is_some_and(|at| at >= instant)
     }
 
-    /// What the server's clock surely shows then, or more; `None` before the first exchange.
+    /// Returns a time that the server's clock has surely reached then; `None` before the first exchange.
     pub(crate) fn at_least(&self, instant: Instant) -> Option<ServerTime> {
         let Reading { received, now, .. } = self.reference?;
         let since = i64::try_from(instant.saturating_duration_since(received).as_millis()).unwrap_or(0);
@@ -105,21 +105,21 @@ impl ServerClock {
         ))
     }
 
-    /// An instant at which the server's clock has not passed `time` yet, after that from which it is counted; `None` before
-    /// the first exchange.
+    /// Returns an instant at which the server's clock has not passed `time` yet, after the instant from which it is
+    /// counted; `None` before the first exchange.
     pub(crate) fn until(&self, time: ServerTime) -> Option<(Instant, Instant)> {
         self.reference
             .map(|known| (known.sent, offset(known.sent, known.now, time)))
     }
 
-    /// An instant at which the server's clock has reached `time`.
+    /// Returns an instant at which the server's clock has reached `time`.
     pub(crate) fn after(&self, time: ServerTime) -> Option<Instant> {
         self.reference.map(|known| offset(known.received, known.now, time))
     }
 }
 
 impl Reading {
-    /// By how much a later reading is out of what this one says, where that is more than the margin of a deadline.
+    /// Returns by how much a later reading contradicts this one, if that is more than the margin of a deadline.
     fn contradicted_by(&self, later: &Self, config: &Config) -> Option<Jump> {
         let passed = later.now.0.saturating_sub(self.now.0);
         let millis = |duration: Duration| i64::try_from(duration.as_millis()).unwrap_or(i64::MAX);
@@ -133,16 +133,16 @@ impl Reading {
     }
 }
 
-/// Whoever wrote a time further ahead than this meant that it never comes: all that is waited for comes before.
+/// Time ahead beyond which an instant counts as never: everything that is waited for comes before.
 const NEVER: Duration = Duration::from_secs(100 * 366 * 24 * 3600);
 
-/// `instant` moved by the difference from `now` to `time`.
+/// Returns `instant` moved by the difference from `now` to `time`.
 pub(crate) fn offset(instant: Instant, now: ServerTime, time: ServerTime) -> Instant {
     if time >= now {
-        // Not every platform's clock has room for what a date can hold.
+        // Not every platform's clock has room for all the dates of BSON.
         instant + time.since(now).min(NEVER)
     } else {
-        // Before the clock's own beginning there is nothing to tell apart.
+        // Instants before the clock's own beginning are all the same to us.
         instant.checked_sub(now.since(time)).unwrap_or(instant)
     }
 }

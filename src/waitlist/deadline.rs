@@ -1,9 +1,10 @@
-//! Until when a hold is surely ours, on this machine's monotonic clock.
+//! The deadline of a hold, on this machine's monotonic clock: until then it is surely ours.
 //!
-//! The server ends a lease on its own wall clock. A holder must be done before, although it can't see that clock: so it
-//! counts from an instant at which the server's clock had surely not come further than is known, and stops earlier by
-//! two margins ([`Config::margin`]). The *skew margin* covers that the next primary's clock may be ahead of the one that began the lease. The
-//! *drift* covers that the two clocks don't go equally fast, so it grows with the time that is counted.
+//! The server ends a lease on its own wall clock. A holder must be done before that, although it can't see that clock.
+//! So it counts from an instant at which the server's clock had surely come no further than is known, and stops
+//! earlier by two margins ([`Config::margin`]). The *skew margin* covers that the next primary's clock may be ahead of
+//! the one that began the lease. The *drift* covers that the two clocks don't run equally fast, so it grows with the
+//! counted time.
 
 use std::time::Duration;
 
@@ -12,21 +13,22 @@ use tokio::time::Instant;
 use super::clock::{ServerClock, offset};
 use crate::{config::Config, protocol::ServerTime, store::Exchange};
 
-/// The instant at which a hold is over at the latest, unless it is renewed.
+/// The latest instant at which a hold is over, unless it is renewed.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Deadline {
     at: Instant,
-    /// It is reckoned from what was known of the server's clock then.
+    /// The instant as of which the server's clock was known for it.
     as_of: Instant,
-    /// When the lease ends on the server's clock, or later. `None`: not known, as its clock is not.
+    /// When the lease ends on the server's clock, or later. `None`: unknown, as that clock is.
     until: Option<ServerTime>,
 }
 
 impl Deadline {
-    /// By an answer that shows the entry as a holder until `until`; `None` where nothing is known of the server's clock.
+    /// Returns the deadline for an answer that shows the entry as a holder until `until`; `None` if nothing is known
+    /// of the server's clock.
     ///
-    /// The server read its clock after we sent, so counting from the send instant is on the safe side. The lease is no
-    /// longer than ours from now on, whatever the document says.
+    /// The server read its clock after we sent, so counting from the send instant is on the safe side. From now on the
+    /// lease is no longer than ours, whatever the document says.
     pub(crate) fn of_answer(
         exchange: &Exchange,
         until: ServerTime,
@@ -44,10 +46,11 @@ impl Deadline {
         Some(Self { at, as_of, until })
     }
 
-    /// By an event of a grant that was written at `at`, by the server's clock; `None` where nothing is known of that.
+    /// Returns the deadline for an event of a grant that was written at `at`, by the server's clock; `None` if nothing
+    /// is known of that clock.
     ///
-    /// The grant is older than its event, so the claim can't run longer than from now on, wherever the server's clock was
-    /// set to since we last heard of it.
+    /// The grant is older than its event, so the claim can't run longer than from now on, wherever the server's clock
+    /// was set since we last heard of it.
     pub(crate) fn of_event(at: ServerTime, clock: &ServerClock, now: Instant, config: &Config) -> Option<Self> {
         let until = at.plus_millis(config.claim_millis());
         let (from, end) = clock.until(until)?;
@@ -56,7 +59,8 @@ impl Deadline {
         Some(Self { at, as_of, until })
     }
 
-    /// By a renewal that is sent now, should it be acknowledged: the server counts the lease from a later time.
+    /// Returns the deadline for a renewal that is sent now, if it is acknowledged: the server counts the lease from a
+    /// later time.
     pub(crate) fn of_renewal(sent: Instant, lease: Duration, clock: &ServerClock, config: &Config) -> Self {
         let millis = i64::try_from(lease.as_millis()).unwrap_or(0);
         Self {
@@ -66,10 +70,10 @@ impl Deadline {
         }
     }
 
-    /// By a reading that shows the holder until `until`, after a renewal that was sent at `renewed` and acknowledged; `None`
-    /// where the reading does not tell the server's clock.
+    /// Returns the deadline for a reading that shows the holder until `until`, after a renewal that was sent at
+    /// `renewed` and acknowledged; `None` if the reading does not show the server's clock.
     ///
-    /// What was read may be a later renewal that is not committed yet: that one is, and no more.
+    /// The reading may show a later renewal that is not committed yet: the acknowledged one is, and no more.
     pub(crate) fn of_reading(
         exchange: &Exchange,
         until: ServerTime,
@@ -85,9 +89,10 @@ impl Deadline {
         })
     }
 
-    /// The same after all that is known of the server's clock now: earlier, where that was set ahead since.
+    /// Returns the deadline corrected by the present knowledge of the server's clock: earlier if that was set ahead
+    /// since.
     ///
-    /// How often the clock is set between the same two times, as where two routers take turns, makes no difference.
+    /// It makes no difference how often the clock is set between the same two times, as where two routers take turns.
     pub(crate) fn corrected(self, clock: &ServerClock, config: &Config) -> Self {
         if !clock.ran_ahead_since(self.as_of) {
             return self;
@@ -101,7 +106,7 @@ impl Deadline {
         self.at
     }
 
-    /// A deadline of a test.
+    /// Creates a deadline for a test.
     #[cfg(test)]
     pub(crate) fn at(instant: Instant) -> Self {
         Self {
@@ -112,10 +117,10 @@ impl Deadline {
     }
 }
 
-/// The deadline of what ends at `end`, if the clocks agreed at `from`.
+/// Returns the deadline of a lease that ends at `end`, if the clocks agreed at `from`.
 fn before(from: Instant, end: Instant, config: &Config) -> Instant {
     let margin = config.margin(end.saturating_duration_since(from));
-    // What ended before the clock began is over in any case.
+    // A lease that ended before the clock began is over in any case.
     end.checked_sub(margin).unwrap_or(from)
 }
 

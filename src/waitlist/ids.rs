@@ -1,4 +1,4 @@
-//! The ids of a session.
+//! The ids of a session: of its entries, operations and claims.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -10,10 +10,10 @@ use std::{
 
 use crate::protocol::{ServerTime, wake::Signal};
 
-/// Maximum number of names that are remembered for a claim on its way; beyond, every name counts as remembered.
+/// Maximum number of names to remember for a claim on its way; beyond it, every name counts as remembered.
 const DOUBTED_MOST: usize = 1_000;
 
-/// Maximum number of signals that are remembered for an entry: each ends a hold for good, so one would do.
+/// Maximum number of signals to remember for an entry: each ends a hold for good, so one would do.
 const SIGNALS_MOST: usize = 8;
 
 /// The news of a claim that came before its own answer.
@@ -21,25 +21,25 @@ const SIGNALS_MOST: usize = 8;
 pub(crate) struct Overtaken {
     /// Writes that put its entry out.
     pub(crate) signals: Vec<(Signal, ServerTime)>,
-    /// Documents that somebody else wrote.
+    /// Documents that another program wrote.
     doubted: HashSet<String>,
-    /// Any document may have been written.
+    /// Whether any document may have been written.
     doubts_all: bool,
 }
 
 impl Overtaken {
-    /// Whether somebody else may have written the document meanwhile.
+    /// Whether another program may have written the document meanwhile.
     pub(crate) fn doubts(&self, name: &str) -> bool {
         self.doubts_all || self.doubted.contains(name)
     }
 }
 
-/// Makes the ids of a session: of its entries and of its operations.
+/// The source of a session's ids: of its entries and of its operations.
 #[derive(Debug)]
 pub(crate) struct Ids {
     session: String,
     next: AtomicU64,
-    /// Entries of claims that are on their way: which document they are in is not known yet.
+    /// Entries of claims that are on their way: their documents are not known yet.
     claiming: Mutex<HashMap<String, Overtaken>>,
 }
 
@@ -52,7 +52,7 @@ impl Ids {
         }
     }
 
-    /// Ids that go on with this number.
+    /// Creates ids that go on with this number.
     #[cfg(test)]
     pub(crate) fn resumed(session: String, next: u64) -> Self {
         Self {
@@ -73,19 +73,19 @@ impl Ids {
         format!("{}-{}", self.session, self.number())
     }
 
-    /// The entry of a claim; until it is settled nobody takes it for a stranger.
+    /// Returns the entry of a new claim; until that is settled, nothing takes it for a stranger.
     pub(crate) fn claim(&self) -> String {
         let entry = self.entry();
         self.claiming().insert(entry.clone(), Overtaken::default());
         entry
     }
 
-    /// What became of a claim is known. Returns the news that came before that.
+    /// Notes that the outcome of a claim is known. Returns the news that came before it.
     pub(crate) fn settled(&self, claim: &str) -> Overtaken {
         self.claiming().remove(claim).unwrap_or_default()
     }
 
-    /// Keeps the news of an entry until its claim is settled; `false` when no such claim is on its way.
+    /// Keeps the news of an entry until its claim is settled; `false` if no such claim is on its way.
     pub(crate) fn remember(&self, entry: &str, signal: Signal, at: ServerTime) -> bool {
         let mut claiming = self.claiming();
         let Some(overtaken) = claiming.get_mut(entry) else {
@@ -97,7 +97,7 @@ impl Ids {
         true
     }
 
-    /// The document of this name, or any, may have been changed by somebody else.
+    /// Notes that another program may have changed the document of this name, or any if `None`.
     pub(crate) fn doubt(&self, name: Option<&str>) {
         for overtaken in self.claiming().values_mut() {
             match name {

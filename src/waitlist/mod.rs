@@ -1,19 +1,19 @@
 //! The waiting client as a value: the queue of one process before one lock, without I/O, tasks or a clock of its own.
 //!
-//! At most one operation per name is on its way at a time, so a leave can never overtake the request that it undoes, and
-//! everything that comes up meanwhile goes into the next operation together. The tasks of the process wait in a local
-//! queue. Only its head stands in the server's queue, so the document grows with the waiting processes and not with
-//! their tasks. When the process lets go of a hold while its head waits already, the next task joins in the same write,
-//! unless other clients wait. Handing a lock from task to task inside a process thereby costs one command, and beside
-//! other processes each has one place in the queue.
+//! At most one operation per name is on its way at a time, so a leave can never overtake the request that it undoes,
+//! and everything that comes up meanwhile goes into the next operation together. The tasks of the process wait in a
+//! local queue. Only its head stands in the server's queue, so the document grows with the waiting processes and not
+//! with their tasks. When the process lets go of a hold while its head is queued already, the next task joins in the
+//! same write, unless other clients wait. So handing a lock from task to task inside a process costs one command, and
+//! beside other processes each has one queue position.
 //!
 //! Time and events come in: [`join`](Waitlist::join), [`cancel`](Waitlist::cancel), [`let_go`](Waitlist::let_go),
 //! [`answered`](Waitlist::answered), [`failed`](Waitlist::failed), [`signalled`](Waitlist::signalled),
-//! [`doubt`](Waitlist::doubt), [`verified`](Waitlist::verified), [`looked`](Waitlist::looked). Three things come out: the
-//! [`Effect`]s, which name tasks and releases by the keys that these brought; the [next operation](Waitlist::next) to
-//! send; and the [instant](Waitlist::due_at) at which the waitlist wants to be asked again. It can be cloned, compared and
-//! hashed. `session::line` runs it for real tasks against a real server, and the model (`protocol::model`) runs the same
-//! value through every state that a few clients get into.
+//! [`doubt`](Waitlist::doubt), [`verified`](Waitlist::verified), [`looked`](Waitlist::looked). Three things come out:
+//! the [`Effect`]s, which name tasks and releases by the keys that these brought; the [next operation](Waitlist::next)
+//! to send; and the [instant](Waitlist::due_at) at which the waitlist wants to be asked again. It can be cloned,
+//! compared and hashed. `session::line` runs it for real tasks against a real server, and the model (`proofs::model`)
+//! runs the same value through every state that a few clients get into.
 
 pub(crate) mod answers;
 pub(crate) mod clock;
@@ -67,28 +67,29 @@ pub(crate) struct Waitlist {
     leaving: Vec<Leaving>,
     /// The entries that leave with the operation that is on its way.
     under_way: Option<Vec<Leaving>>,
-    /// Nobody of another client was in the queue when it was last seen, and what was seen is not over.
+    /// Whether no other client was in the queue when it was last seen, and nothing has changed it since.
     others_absent: bool,
-    /// Something happened to the document since the operation was sent, so its answer may be older than that.
+    /// Whether the document changed since the operation was sent, so that its answer may be older than that.
     overtaken: bool,
     /// When the document was last seen with no entries but ours.
     alone_at: Option<Instant>,
-    /// When the head asks again although nothing woke it.
+    /// When the head asks again if nothing wakes it.
     ask_at: Option<Instant>,
-    /// By when its queue position is to be confirmed.
+    /// By when its queue position must be confirmed.
     confirm_at: Option<Instant>,
-    /// How soon the head may be served, as far as that is known.
+    /// The prospect of the head, as far as it is known.
     prospect: Option<Prospect>,
     /// When the head looks at its queue position.
     look_at: Option<Instant>,
-    /// Counts the plans for asking and looking, so that a look made for an earlier plan can't overthrow a later one.
+    /// The number of plans for asking and looking, so that a look made for an earlier plan can't overthrow a later
+    /// one.
     plan: u64,
-    /// The head is not in the server's queue, which was full.
+    /// Set while the head is not in the server's queue because that was full.
     full: Option<Full>,
-    /// Nothing is sent before, as the last try failed.
+    /// Nothing is sent before this, as the last try failed.
     retry_at: Option<Instant>,
     failures: u32,
-    vain: Vain,
+    timed_out: TimedOut,
 }
 
 /// A task that wants the lock.
@@ -105,13 +106,13 @@ pub(crate) struct Waiting {
     stage: Stage,
     /// The last token that had been issued when the entry was seen in the queue: its own will be larger.
     above: i64,
-    /// A request for it may have been applied, or may still be.
+    /// Whether a request for it may have been applied, or may still be.
     uncertain: bool,
-    /// How a grant would come that arrives now.
+    /// The way in which a grant would come that arrives now.
     how: How,
 }
 
-/// How long a task stays.
+/// The time that a task stays.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Patience {
     /// Until its turn comes.
@@ -120,7 +121,7 @@ pub(crate) enum Patience {
     Try,
 }
 
-/// How far the request of a task has come.
+/// The progress of a task's request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Stage {
     /// Nothing was sent.
@@ -167,7 +168,7 @@ impl Waiting {
     }
 }
 
-/// A hold, as far as the waitlist decides by it: its deadline is its holder's business.
+/// A hold, as far as the waitlist needs it: the deadline is its holder's business.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Held {
     pub(crate) used: Use,
@@ -178,8 +179,9 @@ pub(crate) struct Held {
 }
 
 impl Held {
-    /// Whether the document's holder with this hold's entry is this hold. The entry alone does not show it: where it was
-    /// put out while a request for it was on its way, it is granted anew, and nobody has that hold.
+    /// Whether the document's holder with this hold's entry is this hold. The entry alone does not show it: where the
+    /// hold was removed while a request for it was on its way, the entry is granted anew, and nothing here has that
+    /// hold.
     fn is(&self, holder: &Holder) -> bool {
         holder.token == self.token
     }
@@ -189,23 +191,23 @@ impl Held {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Leaving {
     entry: String,
-    /// What the lock was used as by it, where that is known.
+    /// The use of the lock by this entry, if that is known.
     used: Option<Use>,
     /// The release that awaits the answer.
     release: Option<Key>,
-    /// It may be a holder, so that others can be let in by its going.
+    /// Whether it may be a holder, so that its going can let others in.
     may_hold: bool,
-    /// An earlier try may have been applied, so not finding the entry is no surprise.
+    /// Whether an earlier try may have been applied, so that not finding the entry is no surprise.
     repeated: bool,
     not_before: Instant,
     /// When the entry is left to the server's expiry.
     give_up: Instant,
-    /// The next of the [`SWEEPS`] that follow; none, where this was the last.
+    /// The next of the [`SWEEPS`] that follow; none if this was the last.
     sweep: usize,
 }
 
 impl Leaving {
-    /// An entry that waits, whose request came to its end.
+    /// Creates a leave of a waiting entry whose request came to its end.
     fn new(entry: String, context: &Context<'_>) -> Self {
         Self {
             entry,
@@ -229,7 +231,7 @@ impl Leaving {
         Self { may_hold, ..self }
     }
 
-    /// Sweeps follow where a request for the entry may still be on its way.
+    /// Adds sweeps if a request for the entry may still be on its way.
     fn swept_if(self, uncertain: bool) -> Self {
         let sweep = if uncertain { 0 } else { self.sweep };
         Self { sweep, ..self }
@@ -239,13 +241,13 @@ impl Leaving {
         Self { release, ..self }
     }
 
-    /// A holder whose request came to its end, and which leaves for the first time.
+    /// Whether it is a holder whose request came to its end, and which leaves for the first time.
     fn is_plain_release(&self) -> bool {
         self.may_hold && !self.repeated && self.sweep == SWEEPS.len()
     }
 }
 
-/// What is owed to the outside.
+/// An effect owed to the outside.
 #[derive(Clone, Debug)]
 pub(crate) enum Effect {
     Granted {
@@ -256,7 +258,7 @@ pub(crate) enum Effect {
     /// A try that found the lock taken.
     Denied {
         key: Key,
-        /// How many come before it.
+        /// Number of waiters ahead of it.
         before: usize,
     },
     /// The lock is used as another kind, or with another capacity.
@@ -276,23 +278,23 @@ pub(crate) enum Effect {
         key: Key,
     },
     /// A release was answered.
-    Left {
+    Released {
         release: Key,
         found: wake::Left,
     },
     /// A release was refused, or was not answered until its entry was left to the server's expiry.
-    NotLeft {
+    NotReleased {
         release: Key,
     },
     Lost {
         entry: String,
         reason: LostReason,
     },
-    /// Whether the document still has the holds is to be looked up.
+    /// The document has to be read to see whether the holds are still there.
     Doubted,
 }
 
-/// What a new hold starts with.
+/// The initial values of a new hold.
 #[derive(Clone, Debug)]
 pub(crate) struct Grant {
     pub(crate) token: i64,
@@ -304,22 +306,22 @@ pub(crate) struct Grant {
     pub(crate) renew_at: Instant,
 }
 
-/// The world outside the waitlist, as far as it may know it.
+/// The outside world, as far as the waitlist may know it.
 #[derive(Debug)]
 pub(crate) struct Context<'a> {
     pub(crate) now: Instant,
     pub(crate) config: &'a Config,
     pub(crate) clock: &'a ServerClock,
-    /// Grants arrive as events, so asking is only the back-stop.
+    /// Whether grants arrive as events, so that asking is only the back-stop.
     pub(crate) streaming: bool,
-    /// They don't, as nobody has needed the stream so far; it opens when somebody does.
+    /// Whether they don't because nobody has needed the stream so far; it opens when somebody does.
     pub(crate) resting: bool,
     pub(crate) ids: &'a Ids,
     /// The number of entries that the server's queue has room for.
     pub(crate) room: usize,
 }
 
-/// Why an operation failed, as far as the waitlist acts on it.
+/// The reason why an operation failed, as far as the waitlist acts on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Setback {
     /// Another client created the document first: nothing was written.
@@ -359,23 +361,23 @@ impl From<&StoreError> for Setback {
     }
 }
 
-/// Operations in a row that failed for want of time.
+/// The numbers of operations in a row that failed for want of time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub(crate) struct Vain {
-    /// They were not answered in time.
+pub(crate) struct TimedOut {
+    /// Number without an answer in time.
     pub(crate) unanswered: u32,
-    /// The server did not get them done in time, and said so.
+    /// Number that the server reported as not done in time.
     pub(crate) overdue: u32,
 }
 
 /// A look at the queue position of an entry.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Look {
+pub(crate) struct PositionLook {
     pub(crate) entry: String,
     plan: u64,
 }
 
-/// What the process needs of the change stream because of this lock.
+/// The lock's need of the change stream.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Need {
     #[default]
@@ -386,16 +388,16 @@ pub(crate) enum Need {
     Stream,
 }
 
-/// A queue that had no room.
+/// The state of a head that found the queue full.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Full {
     knock_at: Instant,
-    /// The knocks since the last request in full.
+    /// Number of knocks since the last request in full.
     knocks: u32,
 }
 
 impl Waitlist {
-    /// `alone_at`: when the document was last seen idle.
+    /// Creates a waitlist; `alone_at`: when the document was last seen idle.
     pub(crate) fn new(alone_at: Option<Instant>) -> Self {
         Self {
             alone_at,
@@ -403,12 +405,12 @@ impl Waitlist {
         }
     }
 
-    /// Whether nothing is held, waited for or to be taken out.
+    /// Whether nothing is held, waited for or about to leave.
     pub(crate) fn is_idle(&self) -> bool {
         self.waiting.is_empty() && self.holds.is_empty() && self.leaving.is_empty() && self.under_way.is_none()
     }
 
-    /// When the document was last seen with no entries but ours; of an idle waitlist: with none.
+    /// Returns when the document was last seen with no entries but ours; of an idle waitlist: with none.
     pub(crate) fn alone_at(&self) -> Option<Instant> {
         self.alone_at
     }
@@ -423,9 +425,9 @@ impl Waitlist {
         self.under_way.iter().flatten().any(|leaving| leaving.release.is_some())
     }
 
-    /// Operations in a row that failed for want of time.
-    pub(crate) fn vain(&self) -> Vain {
-        self.vain
+    /// Returns the numbers of operations in a row that failed for want of time.
+    pub(crate) fn timed_out(&self) -> TimedOut {
+        self.timed_out
     }
 
     pub(crate) fn head(&self) -> Option<&Waiting> {
@@ -437,12 +439,12 @@ impl Waitlist {
         self.waiting.is_empty()
     }
 
-    /// How many tasks stand before one.
+    /// Returns the number of tasks ahead of one.
     pub(crate) fn position(&self, key: Key) -> Option<usize> {
         self.waiting.iter().position(|waiting| waiting.key == key)
     }
 
-    /// The tasks that wait, in their order.
+    /// Returns the waiting tasks, in order.
     pub(crate) fn keys(&self) -> impl Iterator<Item = Key> {
         self.waiting.iter().map(|waiting| waiting.key)
     }
@@ -457,19 +459,19 @@ impl Waitlist {
         self.full.is_some() && !self.is_queued()
     }
 
-    /// What the holders and the head need of the change stream once it is open.
+    /// Returns the need of the holders and the head once the stream is open.
     pub(crate) fn need(&self) -> Need {
         match self.waiting.front() {
             _ if !self.holds.is_empty() => Need::Stream,
             Some(_) if self.is_far() => Need::Looks,
             Some(head) if self.knocks(head).is_some() => Need::Nothing,
             None if self.is_idle() => Need::Nothing,
-            // A head whose request is not answered yet may be next; and a client that leaves may come again.
+            // A head without an answer to its request may be next; and a client that leaves may come again.
             _ => Need::Stream,
         }
     }
 
-    /// Whether a task waits to be served within moments.
+    /// Whether a task expects to be served within moments.
     pub(crate) fn waits_for_event(&self) -> bool {
         self.is_queued() && !self.is_far()
     }
@@ -499,7 +501,7 @@ impl Waitlist {
         self.waiting.push_back(waiting);
     }
 
-    /// Takes a task out, which gives up or has got what it wants otherwise. `false`: it does not wait any more.
+    /// Takes out a task that gives up or got its lock in another way. `false`: it no longer waits.
     pub(crate) fn cancel(&mut self, key: Key, context: &Context<'_>) -> bool {
         let position = self.position(key);
         let waiting = position.and_then(|position| self.waiting.remove(position));
@@ -520,7 +522,7 @@ impl Waitlist {
 
     /// Takes out the entry of a task that no longer waits, if the server can have it.
     fn abandon(&mut self, waiting: Waiting, context: &Context<'_>) {
-        // While an operation is on its way its requests can be anywhere.
+        // While an operation is on its way, its requests can be anywhere.
         let on_its_way = waiting.stage != Stage::New && self.under_way.is_some();
         if waiting.is_queued() || waiting.uncertain || on_its_way {
             let leaving = Leaving::new(waiting.entry, context).used_as(waiting.used);
@@ -530,18 +532,18 @@ impl Waitlist {
 
     /// Lets go of a hold: by release, by drop, or because it was lost. `release` awaits the answer.
     pub(crate) fn let_go(&mut self, entry: &str, used: Use, release: Option<Key>, context: &Context<'_>) {
-        // What is known no more may be anywhere.
+        // An unknown entry may be anywhere.
         let uncertain = self.holds.remove(entry).is_none_or(|held| held.uncertain);
         let leaving = Leaving::new(entry.to_owned(), context).used_as(used).holding();
         self.leaving.push(leaving.swept_if(uncertain).answering(release));
     }
 
-    /// Adds a hold that was not waited for here.
+    /// Adds a hold that no task here waited for.
     pub(crate) fn hold(&mut self, entry: String, held: Held) {
         self.holds.insert(entry, held);
     }
 
-    /// Forgets a hold that is gone from the document, as we know.
+    /// Forgets a hold that is known to be gone from the document.
     pub(crate) fn forget(&mut self, entry: &str) {
         self.holds.remove(entry);
     }

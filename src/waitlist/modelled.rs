@@ -1,5 +1,5 @@
-//! The waitlist as the model looks at it: timers that the checker fires, and the parts of a value that decide what it does
-//! next.
+//! The model's access to the waitlist: timers that the checker fires, and the parts of a value that decide its next
+//! step.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use tokio::time::Instant;
 
 use super::{Full, Leaving, Patience, SWEEPS, Stage, Waiting, Waitlist, timing};
 
-/// One word of a value, as it is compared with other values: times count from now, and tokens by their order.
+/// One word of a value for its comparison with other values: times count from now, and tokens by their order.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Word<'a> {
     Entry(&'a str),
@@ -36,8 +36,8 @@ impl Waitlist {
         self.under_way.is_none() && (!self.waiting.is_empty() || leaves())
     }
 
-    /// Lets the timers fire: a pause is over, and a head that is queued asks again. With `knocks`, so does one that found
-    /// the queue full.
+    /// Fires the timers: a pause is over, and a queued head asks again. With `knocks`, a head that found the queue
+    /// full asks too.
     pub(crate) fn fire_timers(&mut self, now: Instant, knocks: bool) {
         self.retry_at = None;
         self.ask_at = Some(now);
@@ -46,8 +46,8 @@ impl Waitlist {
         }
     }
 
-    /// Puts every timer off to when the checker lets it fire. Sweeps follow each other by a `tick`, and there is one; of the
-    /// knocks every other is in full, or with `in_full` unset none; and entries are never left to the server's expiry.
+    /// Puts every timer off until the checker fires it. Sweeps follow each other by a `tick`, and there is one. Every
+    /// other knock is in full, or none with `in_full` unset. Entries are never left to the server's expiry.
     pub(crate) fn stop_timers(&mut self, now: Instant, tick: Duration, never: Instant, in_full: bool) {
         let put_off = |at: &mut Instant| {
             if *at > now {
@@ -58,7 +58,7 @@ impl Waitlist {
         self.retry_at.iter_mut().for_each(put_off);
         (self.look_at, self.confirm_at, self.prospect) = (None, None, None);
         if !self.waiting.iter().any(Waiting::is_queued) {
-            // The answer that shows one queued sets these anew.
+            // The answer that shows a queued head sets these anew.
             (self.ask_at, self.others_absent) = (None, false);
         }
         // A tick is longer than the time for which a holder is expected to be alone still.
@@ -66,7 +66,7 @@ impl Waitlist {
         if self.alone_at.is_some_and(|at| at < now || self.holds.is_empty()) {
             self.alone_at = Some(old);
         }
-        (self.plan, self.failures, self.vain) = (0, 0, Default::default());
+        (self.plan, self.failures, self.timed_out) = (0, 0, Default::default());
         if let Some(Full { knock_at, knocks }) = &mut self.full {
             put_off(knock_at);
             match *knocks % timing::KNOCKS {
@@ -88,7 +88,7 @@ impl Waitlist {
         }
     }
 
-    /// The tokens among its [`words`](Self::words).
+    /// Returns the tokens among its [`words`](Self::words).
     pub(crate) fn tokens(&self) -> impl Iterator<Item = i64> {
         let above = self.waiting.iter().map(|waiting| waiting.above);
         above.chain(self.holds.values().map(|held| held.token))
@@ -99,7 +99,7 @@ impl Waitlist {
         self.waiting.retain(|waiting| waiting.key != key);
     }
 
-    /// Whatever decides what this value does next, when [`stop_timers`](Self::stop_timers) was called on it.
+    /// Writes everything that decides this value's next step, after a call of [`stop_timers`](Self::stop_timers).
     pub(crate) fn words<'a>(&'a self, now: Instant, write: &mut impl FnMut(Word<'a>)) {
         let mut flags = Vec::with_capacity(32);
         for waiting in &self.waiting {

@@ -1,4 +1,4 @@
-//! What the waitlist hears between its own operations: events, doubts, and readings of the document.
+//! The news that reaches the waitlist between its own operations: events, doubts, and readings of the document.
 
 use super::{Context, Effect, Held, Leaving, Waitlist, deadline::Deadline, timing};
 use crate::{
@@ -8,7 +8,7 @@ use crate::{
 };
 
 impl Waitlist {
-    /// Takes in a write of another client, at a time of the server, that names one of our entries.
+    /// Takes in another client's write, at a time of the server, that names one of our entries.
     pub(crate) fn signalled(
         &mut self,
         entry: &str,
@@ -33,11 +33,11 @@ impl Waitlist {
                 }
             }
             (wake::Signal::Evicted { token }, Some(position)) if token <= self.waiting[position].above => {}
-            // An answer that is on its way may still say of this entry that it waits, or even holds.
+            // An answer that is on its way may still show this entry as a waiter, or even as a holder.
             (wake::Signal::Evicted { .. } | wake::Signal::Adopted, Some(position)) => {
                 self.ask_anew(position, false, context);
             }
-            // It may have asked again since, and been granted anew: the event is of another hold then.
+            // The entry may have asked again since, and been granted anew: then the event is about the earlier hold.
             (wake::Signal::Evicted { token }, None) => {
                 if self.holds.get(entry).is_some_and(|held| held.token == token) {
                     self.put_out(entry, LostReason::Broken, context, effects);
@@ -47,7 +47,7 @@ impl Waitlist {
         }
     }
 
-    /// A hold was put out by another client.
+    /// Ends a hold that another client put out.
     fn put_out(&mut self, entry: &str, reason: LostReason, context: &Context<'_>, effects: &mut Vec<Effect>) {
         let Some(held) = self.holds.remove(entry) else { return };
         // A request that is on its way, or whose outcome is unknown, can put the entry in once more.
@@ -59,7 +59,7 @@ impl Waitlist {
         effects.push(Effect::Lost { entry, reason });
     }
 
-    /// Whatever is known of the document may be wrong: the head asks, at once.
+    /// Takes in that anything known of the document may be wrong: the head asks at once.
     pub(crate) fn doubt(&mut self, context: &Context<'_>) {
         self.overtaken = self.under_way.is_some();
         self.full = None;
@@ -69,7 +69,7 @@ impl Waitlist {
         }
     }
 
-    /// Takes in the document as it was read after the hold of each of these entries had been granted.
+    /// Takes in the document as read after the hold of each of these entries was granted.
     pub(crate) fn verified(
         &mut self,
         document: Option<&Result<State, Malformed>>,
@@ -131,7 +131,7 @@ fn has(state: &State, entry: &str, held: &Held) -> bool {
     state.holders.iter().any(|holder| holder.id == entry && held.is(holder))
 }
 
-/// Why a holder is missing in the document.
+/// Returns why a holder is missing in the document.
 fn reason_of_absence(state: &State, held: &Held) -> LostReason {
     if state.adopted.contains(&held.token) {
         LostReason::Adopted

@@ -1,9 +1,9 @@
-//! How soon a waiter may be served, and so whether it needs the change stream.
+//! The prospect of a waiter: how soon it may be served, and so whether it needs the change stream.
 //!
-//! An open stream costs the server some of its time for every write of the whole replica set. So it is for holders, who
-//! hear of a loss by it, and for those who may be served within moments. Whoever stands further back looks at its place by
-//! a small read from time to time, and has the stream opened when its turn comes near. It is served late where all those
-//! before it go at once: by the time between two looks, which is less than a claim lease.
+//! An open stream costs the server some of its time for every write of the whole replica set. So it is for holders,
+//! which learn of a loss by it, and for waiters that may be served within moments. A waiter further back looks at its
+//! queue position by a small read from time to time, and has the stream opened when its turn comes near. If all those
+//! ahead of it go at once, it is served late: by the time between two looks, which is less than a claim lease.
 
 use std::time::Duration;
 
@@ -12,30 +12,30 @@ use crate::{
     protocol::{Ahead, ServerTime},
 };
 
-/// Whoever may be served within this time needs the stream: opening it takes milliseconds, and those before it can be
+/// Time until its turn below which a waiter needs the stream: opening it takes milliseconds, and those ahead can be
 /// faster than they have been.
 const SOON: Duration = Duration::from_secs(2);
 
-/// Pause between two looks: the shortest, so that a client sends two small reads a second for a name at the most, and the longest,
-/// which is how late a waiter may be served whose turn came sooner than it looked.
+/// Pause between two looks: the shortest, so that a client sends at most two small reads a second for a name, and the
+/// longest, which is how late a waiter may be served if its turn comes before its next look.
 const LOOKS: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(2));
 
-/// Of the time until its turn may come near, a waiter lets this part pass before it looks again.
+/// Part of the time until its turn may come near after which a waiter looks again.
 const PART: u32 = 4;
 
-/// Where a holder sleeps, so many times as many have streams opened as do at the least.
+/// Factor by which more waiters than usual open streams while a holder sleeps.
 const AWAKE: u64 = 16;
 
-/// When it may be served.
+/// The expected time of a waiter's turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Turn {
-    /// As one of the next, or of those who come up to that within moments.
+    /// Soon: it is one of the next, or may become one within moments.
     Near,
-    /// Later: its place is to be looked at after this time.
+    /// Later: it looks at its queue position after this time.
     Far(Duration),
 }
 
-/// What a waiter knows of the queue, from one look to the next.
+/// A waiter's knowledge of the queue, from one look to the next.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Prospect {
     /// The waiter's entry.
@@ -45,7 +45,7 @@ pub(crate) struct Prospect {
 }
 
 impl Prospect {
-    /// From what the entry sees now, and what was known of it before.
+    /// Creates it from the entry's present sight of the queue, and from the knowledge before.
     pub(crate) fn new(entry: &str, ahead: &Ahead, before: Option<&Self>, config: &Config) -> Self {
         let before = before.filter(|before| before.entry == entry).map(|before| before.seen);
         Self {
@@ -56,7 +56,8 @@ impl Prospect {
     }
 }
 
-/// A hold that has lasted for long is taken to last for as long again, and as long as a hand-over took of late.
+/// Estimates the turn. A hold that has lasted for long is expected to last as long again, and as long as a recent
+/// hand-over took.
 fn turn(ahead: &Ahead, before: Option<(u64, ServerTime)>, config: &Config) -> Turn {
     let Some(turns) = ahead.turns.checked_sub(config.near) else {
         return Turn::Near;
@@ -67,7 +68,8 @@ fn turn(ahead: &Ahead, before: Option<(u64, ServerTime)>, config: &Config) -> Tu
         return Turn::Near;
     };
     if ahead.asleep {
-        // Whoever sleeps was served sooner than it reckoned, and so may others be: not all of them, as it may be dead.
+        // The sleeping waiter was served sooner than it reckoned, and others may be too: not all of them, as it may be
+        // dead.
         return if turns < config.near.saturating_mul(AWAKE) {
             Turn::Near
         } else {
@@ -84,11 +86,11 @@ fn turn(ahead: &Ahead, before: Option<(u64, ServerTime)>, config: &Config) -> Tu
     if soonest < SOON {
         return Turn::Near;
     }
-    // Served out of turn, it has a claim lease to notice.
+    // A waiter that is served out of turn has a claim lease to notice.
     Turn::Far((soonest / PART).clamp(least, most))
 }
 
-/// After how long a waiter that is served soon, by what it knows, and is none of the next, looks whether it is still so.
+/// Returns when a waiter that expects its turn soon, and is none of the next, looks whether this is still so.
 pub(crate) fn reconsider(config: &Config) -> Duration {
     SOON.min(config.lease / 2)
 }

@@ -1,4 +1,4 @@
-//! Which operation goes out next.
+//! The choice of the next operation.
 
 use tokio::time::Instant;
 
@@ -9,7 +9,8 @@ use crate::{
 };
 
 impl Waitlist {
-    /// The next operation, if there is cause for one. It is on its way from now on, until it is answered or has failed.
+    /// Returns the next operation, if there is cause for one. It is on its way from now on, until it is answered or
+    /// has failed.
     pub(crate) fn next(&mut self, context: &Context<'_>) -> Option<Operation> {
         if self.under_way.is_some() || self.retry_at.is_some_and(|retry| context.now < retry) {
             return None;
@@ -31,9 +32,10 @@ impl Waitlist {
         let used = used.filter(|used| leaves.iter().all(|leaving| leaving.used == Some(*used)));
         let together = leaves.is_empty() || self.waiting.front().map(|head| head.used) == used;
         let expects = self.expects(&leaves, context.now);
-        // The next in line joins the queue together with the release of a hold, so that handing the lock from task to
-        // task costs one command. While the head is queued already that is a second place, which is nobody's loss as
-        // long as no other client waits; beside others a client has one place, however many of its tasks wait.
+        // The next task in line joins the queue together with the release of a hold, so that handing the lock from
+        // task to task costs one command. While the head is queued already, the client has two queue positions. That
+        // harms no one as long as no other client waits; beside others a client has one position, however many of its
+        // tasks wait.
         let follows = self.others_absent && leaves.iter().any(|leaving| leaving.may_hold);
         let operation = Operation {
             id: context.ids.operation(),
@@ -56,15 +58,16 @@ impl Waitlist {
         Some(operation)
     }
 
-    /// Whether the head only knocks from time to time, as there was no room for it. A try is not kept waiting.
+    /// Returns the state of a head that only knocks from time to time, as there was no room for it. A try is not kept
+    /// waiting.
     pub(super) fn knocks(&self, head: &Waiting) -> Option<Full> {
         self.full.filter(|_| head.waits() && !head.is_queued())
     }
 
-    /// The assumptions of the next operation about the document.
+    /// Returns the assumptions of the next operation about the document.
     ///
-    /// A wrong one costs another round trip. Before an acquire that is a matter of course; a release that hands over must
-    /// not be late, so it expects nobody in line only where hardly anybody can have got there.
+    /// A wrong one costs another round trip. Before an acquire that is acceptable. A release that hands over must not
+    /// be late, so it assumes an empty queue only while hardly anybody can have joined it.
     fn expects(&self, leaves: &[Leaving], now: Instant) -> Expects {
         let alone_for = |limit| {
             self.alone_at
@@ -86,9 +89,10 @@ impl Waitlist {
         }
     }
 
-    /// Requests the head; with it the next in line where it `may_follow`; and tries for those who fit beside them.
+    /// Returns requests for the head, for the next in line if it `may_follow`, and tries for those that fit beside
+    /// them.
     ///
-    /// A request for the first time puts out earlier incarnations of its owner; a task that is in line has done so.
+    /// A first request puts out earlier incarnations of its owner; a queued task has done so already.
     fn requests(&mut self, may_follow: bool, adopting: bool, config: &Config) -> Option<Requests> {
         let head = self.waiting.front()?;
         let (used, head_queued) = (head.used, head.is_queued());
@@ -124,7 +128,7 @@ impl Waitlist {
         })
     }
 
-    /// An entry leaves, and sweeps follow while they are to.
+    /// Plans the next sweep of an entry that leaves, if one is to follow.
     pub(super) fn sweep_after(&mut self, leaving: Leaving, context: &Context<'_>) {
         if let Some(pause) = SWEEPS.get(leaving.sweep) {
             self.leaving.push(Leaving {
@@ -138,8 +142,9 @@ impl Waitlist {
 }
 
 impl Full {
-    /// Most knocks are answered only if there is a document with room in its queue. They don't show that it was deleted, or
-    /// who holds it now, and they put nobody out whose lease is over; so some are requests in full.
+    /// Whether the next knock is answered only if there is a document with room in its queue, as most are. Such knocks
+    /// don't show that the document was deleted, or who holds it now, and they remove no holder whose lease is over; so
+    /// some knocks are requests in full.
     fn asks_for_room(self) -> bool {
         !self.knocks.is_multiple_of(timing::KNOCKS)
     }

@@ -1,4 +1,4 @@
-//! When the waitlist acts although nothing happened: asks again, looks at its queue position, knocks, or takes out.
+//! The timers of the waitlist: when it asks again, looks at its queue position, knocks, or takes entries out.
 
 use std::{
     hash::{DefaultHasher, Hash as _, Hasher as _},
@@ -8,7 +8,7 @@ use std::{
 use tokio::time::Instant;
 
 use super::{
-    Context, Full, Look, Waitlist,
+    Context, Full, PositionLook, Waitlist,
     prospect::{self, Prospect, Turn},
     unsigned,
 };
@@ -17,8 +17,8 @@ use crate::{
     protocol::{Ahead, ServerTime, State},
 };
 
-/// Delay of the first renewal of a waiter that was woken, which shows that it is alive; until then it holds on the claim
-/// lease. Most critical sections are over by then, and cost no further write.
+/// Delay of the first renewal of a waiter that was woken, which shows that it is alive; until then it holds on the
+/// claim lease. Most critical sections are over by then, and cost no further write.
 pub(crate) const CLAIM_CHECK: Duration = Duration::from_millis(300);
 
 /// Pause before the head asks again, when an answer leaves it nowhere for no reason known.
@@ -53,7 +53,7 @@ pub(crate) const CLOCK_RESOLUTION: Duration = Duration::from_millis(1);
 pub(crate) const BACKOFF: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(1));
 
 impl Waitlist {
-    /// When [`next`](Self::next) wants to be called, at the latest.
+    /// Returns the latest instant at which [`next`](Self::next) wants to be called.
     pub(crate) fn due_at(&self) -> Option<Instant> {
         if self.under_way.is_some() {
             return None;
@@ -70,14 +70,14 @@ impl Waitlist {
         Some(self.retry_at.map_or(due, |retry| due.max(retry)))
     }
 
-    /// When entries are to be taken out next that no operation on its way takes out.
+    /// Returns when entries next have to leave that are not in the operation on its way.
     pub(crate) fn leaves_at(&self) -> Option<Instant> {
         let leaves = self.leaving.iter().map(|leaving| leaving.not_before);
         let at = leaves.min().filter(|_| self.under_way.is_none())?;
         Some(self.retry_at.map_or(at, |retry| at.max(retry)))
     }
 
-    /// Sets when the head asks again, by what it knows of those before it.
+    /// Sets when the head asks again, by the leases of those ahead of it.
     pub(super) fn plan_asking(&mut self, state: &State, now: Option<ServerTime>, context: &Context<'_>) {
         (self.ask_at, self.look_at) = (None, None);
         self.plan += 1;
@@ -101,8 +101,8 @@ impl Waitlist {
         self.prospect = prospect;
         let looks = context.resting && self.look_at.is_some();
         let routine = if context.streaming || looks {
-            // Should the head be granted the lock and be dead, no event shows it: the next in line is to notice when the
-            // head's claim lease ends. Those further back are served by that.
+            // If the head is granted the lock and is dead, no event shows it. So the next in line must notice when the
+            // head's claim lease ends; this serves those further back too.
             let claim = state
                 .queue
                 .first()
@@ -111,7 +111,7 @@ impl Waitlist {
             let claim = claim.map(|claim| Duration::from_millis(claim).max(context.config.poll_interval.1));
             claim.map_or(refresh(context.config), |claim| claim.min(refresh(context.config)))
         } else {
-            // A grant is to be seen while its claim runs.
+            // A grant must be noticed while its claim lease runs.
             let waited = context.now.saturating_duration_since(waits_since);
             poll_interval(context.config, place, waited).min(context.config.claim_lease / 4)
         };
@@ -122,8 +122,8 @@ impl Waitlist {
         self.ask_at = Some(expiry.map_or(routine, |expiry| expiry.min(routine)).max(soonest));
     }
 
-    /// Sets when the next head asks, if it is queued already: it stands behind ourselves, and the answer to our own leave
-    /// will show more.
+    /// Sets when the next head asks, if it is queued already: it stands behind our own hold, and the answer to that
+    /// hold's leave will show more.
     pub(super) fn ask_after_grant(&mut self, context: &Context<'_>) {
         let routine = if context.streaming {
             refresh(context.config)
@@ -133,26 +133,26 @@ impl Waitlist {
         self.ask_at = Some(context.now + routine);
     }
 
-    /// The look at the head's queue position that is due, once: [`looked`](Self::looked) takes in what it found.
-    pub(crate) fn next_look(&mut self, context: &Context<'_>) -> Option<Look> {
+    /// Returns the due look at the head's queue position, once: [`looked`](Self::looked) takes in the result.
+    pub(crate) fn next_look(&mut self, context: &Context<'_>) -> Option<PositionLook> {
         let head = self.waiting.front().filter(|head| head.is_queued())?;
         if self.under_way.is_some() || self.look_at.is_none_or(|at| at > context.now) {
             return None;
         }
         self.look_at = None;
-        Some(Look {
+        Some(PositionLook {
             entry: head.entry.clone(),
             plan: self.plan,
         })
     }
 
-    /// Takes in what the head saw of its queue position. A head that is not in the queue any more asks, and so does one that
-    /// has come near the front.
-    pub(crate) fn looked(&mut self, look: &Look, ahead: Option<Ahead>, context: &Context<'_>) {
+    /// Takes in the head's sight of its queue position. A head that is no longer in the queue asks, and so does one
+    /// that has come near the front.
+    pub(crate) fn looked(&mut self, look: &PositionLook, ahead: Option<Ahead>, context: &Context<'_>) {
         let entry = look.entry.as_str();
         let is_head = self.waiting.front().is_some_and(|head| head.entry == entry);
         if look.plan != self.plan || self.under_way.is_some() || !self.is_queued() || !is_head {
-            // It knows better by now, or soon.
+            // A later answer knows better, or soon will.
             return;
         }
         let Some(ahead) = ahead else {
@@ -177,7 +177,7 @@ impl Waitlist {
     fn next_look_at(&self, prospect: &Prospect, ahead: &Ahead, context: &Context<'_>) -> Option<Instant> {
         match prospect.turn {
             Turn::Far(after) if context.resting => Some(context.now + after),
-            // A client that has the stream open because of its queue position alone may find that it does not need it.
+            // A client that has the stream open only because of its queue position may find that it does not need it.
             Turn::Near if context.streaming && ahead.turns >= context.config.near => {
                 Some(context.now + prospect::reconsider(context.config))
             }
@@ -185,9 +185,9 @@ impl Waitlist {
         }
     }
 
-    /// There is no room in the queue.
+    /// Plans the next knock, as there is no room in the queue.
     pub(super) fn knock_later(&mut self, context: &Context<'_>) {
-        // Clients that came together are not to knock together: their sessions are numbers drawn at random.
+        // Clients that came together should not knock together: their sessions are random numbers.
         let mut hasher = DefaultHasher::new();
         let knocks = self.full.map_or(0, |full| full.knocks);
         (self.head().map(|head| &head.entry), knocks).hash(&mut hasher);
@@ -199,24 +199,24 @@ impl Waitlist {
     }
 }
 
-/// When a waiter at this queue position asks because a lease before it ends.
+/// Returns when a waiter at this queue position asks because a lease ahead of it ends.
 fn expiry(end: ServerTime, place: u64, context: &Context<'_>) -> Option<Instant> {
     let stagger = EXPIRY_STAGGER.saturating_mul(u32::try_from(place).unwrap_or(u32::MAX));
     Some(context.clock.after(end)? + CLOCK_RESOLUTION + stagger.min(EXPIRY_STAGGER_MOST))
 }
 
-/// How often a queue position is confirmed: also the back-stop should an event be lost.
+/// Returns the pause between two confirmations of a queue position: also the back-stop if an event is lost.
 pub(crate) fn refresh(config: &Config) -> Duration {
     config.lease / 2
 }
 
-/// When a hold on a claim lease is renewed first.
+/// Returns when a hold on a claim lease is renewed first.
 pub(super) fn check(context: &Context<'_>) -> Instant {
     context.now + CLAIM_CHECK.min(context.config.claim_lease / 4)
 }
 
-/// How long to wait between two questions without a stream. The head asks often, a waiter far back seldom; and all of
-/// them the less often the longer they have waited, as the same delay then matters less.
+/// Returns the pause between two questions without a stream. The head asks often, a waiter far back seldom. All of
+/// them ask less often the longer they have waited, as the same delay then matters less.
 pub(crate) fn poll_interval(config: &Config, place: usize, waited: Duration) -> Duration {
     let (least, most) = config.poll_interval;
     let places = u32::try_from(place).unwrap_or(u32::MAX).saturating_add(1);

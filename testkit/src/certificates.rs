@@ -35,7 +35,8 @@ impl Certificates {
         &self.authority
     }
 
-    /// What a server is told. The members of a set show each other the certificate too; clients need not have any.
+    /// Returns a server's arguments. The members of a set show each other the certificate too; clients need not have
+    /// any.
     pub(crate) fn node_args(&self) -> Vec<String> {
         vec![
             "--tlsMode=requireTLS".to_owned(),
@@ -45,13 +46,13 @@ impl Certificates {
         ]
     }
 
-    /// What a connection string is told.
+    /// Returns the options of a connection string.
     pub(crate) fn options(&self) -> String {
         format!("&tls=true&tlsCAFile={}", self.authority.display())
     }
 }
 
-/// The authority's certificate; and the servers' with its key.
+/// Returns the authority's certificate, and the servers' with its key.
 fn pem() -> Result<(String, String), rcgen::Error> {
     let mut authority = CertificateParams::new(Vec::new())?;
     authority.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
@@ -69,7 +70,7 @@ fn pem() -> Result<(String, String), rcgen::Error> {
     Ok((authority_certificate.pem(), server))
 }
 
-/// The key is nobody else's to read.
+/// Writes a file that nobody else may read, as it can contain a key.
 fn write(path: &Path, text: &str) -> Result<(), Error> {
     let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?;
     Ok(file.write_all(text.as_bytes())?)

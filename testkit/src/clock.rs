@@ -16,11 +16,11 @@ const PLACES: [&str; 4] = [
     "/usr/local/lib/faketime",
 ];
 
-/// How long it takes until a server has noticed that its clock was set, at the most.
+/// Maximum time until a server has noticed that its clock was set.
 pub const NOTICED: Duration = Duration::from_secs(1);
 
-/// The library by which a server can have a clock of its own, libfaketime's, if there is one: the file that
-/// `WATCHLOCK_FAKETIME` names, or where the system's package `faketime` has it.
+/// Returns the library that gives a server a clock of its own (libfaketime's), if there is one: the file that
+/// `WATCHLOCK_FAKETIME` names, or the one of the system's package `faketime`.
 #[must_use]
 pub fn library() -> Option<PathBuf> {
     match env::var_os("WATCHLOCK_FAKETIME").filter(|path| !path.is_empty()) {
@@ -32,7 +32,7 @@ pub fn library() -> Option<PathBuf> {
     }
 }
 
-/// The wall clock of one server. Monotonic time goes on as it does.
+/// The wall clock of one server. Monotonic time is not affected.
 #[derive(Clone, Debug)]
 pub(crate) struct Clock {
     library: PathBuf,
@@ -40,7 +40,7 @@ pub(crate) struct Clock {
 }
 
 impl Clock {
-    /// A clock that is right at first, and is set through a file in `folder`.
+    /// Creates a clock that is right at first, and is set through a file in `folder`.
     pub(crate) fn new(library: &Path, folder: &Path) -> io::Result<Self> {
         let clock = Self {
             library: library.to_owned(),
@@ -50,17 +50,17 @@ impl Clock {
         Ok(clock)
     }
 
-    /// Sets it so many milliseconds ahead of the machine's clock, or behind.
+    /// Sets it `ahead` milliseconds ahead of the machine's clock; behind it if negative.
     pub(crate) fn set(&self, ahead: i64) -> io::Result<()> {
         let written = self.file.with_extension("new");
         let sign = if ahead < 0 { '-' } else { '+' };
         let (seconds, millis) = (ahead.unsigned_abs() / 1_000, ahead.unsigned_abs() % 1_000);
         fs::write(&written, format!("{sign}{seconds}.{millis:03}\n"))?;
-        // The server never reads half of it.
+        // So that the server never reads half of it.
         fs::rename(written, &self.file)
     }
 
-    /// What a process needs to live by it.
+    /// Returns the environment of a process that is to use this clock.
     pub(crate) fn environment(&self) -> [(&'static str, OsString); 4] {
         [
             ("LD_PRELOAD", self.library.clone().into()),

@@ -30,28 +30,28 @@ use crate::{
 /// The name of every replica set of this crate.
 const SET_NAME: &str = "watchlock";
 
-/// The name and the password of the user where users are asked for theirs.
+/// The name and the password of the user, if clients must authenticate.
 const USER: &str = "root";
 
-/// How long nodes get to agree on a primary, unless a caller says otherwise: three of MongoDB's default election
-/// timeouts, for an election that has to be repeated.
+/// Default time for nodes to agree on a primary: three of MongoDB's default election timeouts, for an election that
+/// has to be repeated.
 const ELECTION_PATIENCE: Duration = Duration::from_secs(30);
 
-/// How long one node gets to answer a `hello`.
+/// Maximum time for one node to answer a `hello`.
 const HELLO_PATIENCE: Duration = Duration::from_secs(2);
 
-/// How often nodes are asked whether they have got there.
+/// Pause between two questions to nodes whether they are ready.
 const POLL: Duration = Duration::from_millis(20);
 
 /// One or more `mongod` processes on loopback ports, with their data in a throw-away folder.
 ///
-/// Dropping it kills the processes and removes the folder. So does the end of this process, in whatever way it comes,
-/// which makes a cluster in a `static` a fine thing too. A cluster is not bound to the runtime it was started in.
+/// Dropping it kills the processes and removes the folder. The end of this process does the same, however it comes, so
+/// a cluster in a `static` is fine too. A cluster is not bound to the runtime in which it was started.
 #[derive(Debug)]
 pub struct Cluster {
     // Dropped in this order: servers first, then the folder they write to.
     nodes: Vec<Node>,
-    /// Before the nodes, in the same order, where everybody has to go through one.
+    /// The proxies before the nodes, in the same order, if all connections go through them.
     proxies: Vec<Proxy>,
     replica_set: bool,
     auth: bool,
@@ -59,7 +59,7 @@ pub struct Cluster {
     folder: Folder,
 }
 
-/// How a [`Cluster`] is to be. One node that is no replica set, unless told otherwise.
+/// The settings of a [`Cluster`]. By default, one node that is no replica set.
 #[derive(Clone, Debug)]
 #[must_use = "a cluster is not there before `start`"]
 pub struct ClusterBuilder {
@@ -74,37 +74,37 @@ pub struct ClusterBuilder {
 }
 
 impl ClusterBuilder {
-    /// One server without a replica set: it has neither change streams nor transactions.
+    /// Asks for one server without a replica set: it has neither change streams nor transactions.
     pub fn standalone(mut self) -> Self {
         self.nodes = 1;
         self.replica_set = false;
         self
     }
 
-    /// A replica set of `nodes` voting members, all with the same priority.
+    /// Asks for a replica set of `nodes` voting members, all with the same priority.
     pub fn replica_set(mut self, nodes: usize) -> Self {
         self.nodes = nodes;
         self.replica_set = true;
         self
     }
 
-    /// Whether clients have to authenticate. The connection strings then name the user `root`, who may do everything.
-    /// Off by default. A replica set of several nodes takes an election timeout longer to start with it.
+    /// Sets whether clients have to authenticate. The connection strings then name the user `root`, who may do
+    /// everything. Off by default. A replica set of several nodes takes an election timeout longer to start with it.
     pub fn auth(mut self, auth: bool) -> Self {
         self.auth = auth;
         self
     }
 
-    /// Whether the servers let nobody in without TLS, under certificates made for this cluster: the connection strings
-    /// then ask for TLS and name the file of the authority, as does [`Cluster::certificate_authority`]. Off by default.
+    /// Sets whether the servers require TLS, under certificates made for this cluster: the connection strings then ask
+    /// for TLS and name the file of the authority, as does [`Cluster::certificate_authority`]. Off by default.
     pub fn tls(mut self, tls: bool) -> Self {
         self.tls = tls;
         self
     }
 
-    /// Whether a proxy stands before every node, [telling apart](Proxy::telling_apart) who connects: the members of a
-    /// replica set know each other, and are known to its clients, by the proxies' addresses. See
-    /// [`Cluster::network`]. Off by default.
+    /// Sets whether a proxy stands before every node, [telling apart](Proxy::telling_apart) the processes that
+    /// connect: the members of a replica set know each other, and are known to its clients, by the proxies' addresses.
+    /// See [`Cluster::network`]. Off by default.
     pub fn proxied(mut self, proxied: bool) -> Self {
         self.proxied = proxied;
         self
@@ -116,16 +116,15 @@ impl ClusterBuilder {
         self
     }
 
-    /// Whether each server has a wall clock of its own, which [`Cluster::set_clock`] sets. That takes libfaketime; see
-    /// [`clock::library`].
+    /// Sets whether each server has a wall clock of its own, which [`Cluster::set_clock`] sets. That takes
+    /// libfaketime; see [`clock::library`].
     pub fn clocks(mut self, clocks: bool) -> Self {
         self.clocks = clocks;
         self
     }
 
-    /// How long the secondaries go without hearing from the primary before they elect another one, in whole
-    /// milliseconds. MongoDB's default, 10 s, unless set. The interval between heartbeats, 2 s by default, shrinks in
-    /// proportion.
+    /// Sets the time without the primary after which the secondaries elect another one, in whole milliseconds.
+    /// MongoDB's default is 10 s. The interval between heartbeats, 2 s by default, shrinks in proportion.
     pub fn election_timeout(mut self, election_timeout: Duration) -> Self {
         self.election_timeout = Some(election_timeout);
         self
@@ -191,8 +190,8 @@ impl ClusterBuilder {
             "--wiredTigerCacheSizeGB=0.25",
             "--setParameter=enableTestCommands=1",
             "--setParameter=diagnosticDataCollectionEnabled=false",
-            // A server that is asked to end would otherwise wait 15 s for its clients to look elsewhere. Older
-            // servers do not know of it, and are started without.
+            // A server that is asked to end would otherwise wait 15 s for its clients to look elsewhere. Older servers
+            // don't know the parameter, and are started without it.
             QUICK_SHUTDOWN,
         ]
         .map(str::to_owned)
@@ -205,7 +204,7 @@ impl ClusterBuilder {
             (false, _) => {}
             (true, false) => args.push("--auth".to_owned()),
             (true, true) => {
-                // The members of a set know each other by a shared secret, in a file nobody else may read.
+                // The members of a set know each other by a shared secret, in a file that nobody else may read.
                 let key = folder.join("key");
                 OpenOptions::new()
                     .write(true)
@@ -222,7 +221,7 @@ impl ClusterBuilder {
 }
 
 impl Cluster {
-    /// A cluster to be, at first a standalone server.
+    /// Returns the settings of a cluster, at first of a standalone server.
     pub fn builder() -> ClusterBuilder {
         ClusterBuilder {
             nodes: 1,
@@ -254,45 +253,45 @@ impl Cluster {
         Self::builder().replica_set(nodes).start().await
     }
 
-    /// The number of nodes, running or not.
+    /// Returns the number of nodes, running or not.
     #[must_use]
     #[expect(clippy::len_without_is_empty, reason = "there is always at least one node")]
     pub fn len(&self) -> usize {
         self.nodes.len()
     }
 
-    /// The throw-away folder. Gone when the cluster is.
+    /// Returns the throw-away folder, which goes with the cluster.
     #[must_use]
     pub fn folder(&self) -> &Path {
         self.folder.path()
     }
 
-    /// The address of node `i`, the same before and after a restart.
+    /// Returns the address of node `i`, the same before and after a restart.
     #[must_use]
     pub fn addr(&self, i: usize) -> SocketAddr {
         self.nodes[i].addr()
     }
 
-    /// Where others find node `i`: its proxy, if it has one.
+    /// Returns the public address of node `i`: its proxy's, if it has one.
     fn public_addr(&self, i: usize) -> SocketAddr {
         self.proxies.get(i).map_or_else(|| self.addr(i), Proxy::addr)
     }
 
-    /// The proxy that stands before node `i`, where the cluster is [`proxied`](ClusterBuilder::proxied): whatever comes
-    /// to the node goes through it, from clients and other nodes, but for what this cluster does itself and for clients
-    /// of [`node_uri`](Self::node_uri). What the node sends to others goes through theirs.
+    /// Returns the proxy before node `i`, if the cluster is [`proxied`](ClusterBuilder::proxied). Everything that
+    /// clients and other nodes send to the node goes through it, except the commands of this cluster itself and of
+    /// clients of [`node_uri`](Self::node_uri). Messages of the node to others go through their proxies.
     #[must_use]
     pub fn network(&self, i: usize) -> Option<&Proxy> {
         self.proxies.get(i)
     }
 
-    /// The id of the process that is node `i`, if it is running, frozen or not.
+    /// Returns the id of node `i`'s process, if it is running, frozen or not.
     #[must_use]
     pub fn pid(&self, i: usize) -> Option<u32> {
         self.nodes[i].pid()
     }
 
-    /// The connection string of the whole cluster: all nodes of a replica set, or the one standalone server.
+    /// Returns the connection string of the whole cluster: all nodes of a replica set, or the one standalone server.
     #[must_use]
     pub fn uri(&self) -> String {
         if !self.replica_set {
@@ -302,14 +301,14 @@ impl Cluster {
         self.uri_of(&hosts.join(","), &format!("replicaSet={SET_NAME}"), self.auth)
     }
 
-    /// A connection string for node `i` and no other, whatever its role.
+    /// Returns a connection string for node `i` and no other, whatever its role.
     #[must_use]
     pub fn node_uri(&self, i: usize) -> String {
         self.direct_uri(self.addr(i))
     }
 
-    /// A connection string for the node behind a proxy, through the proxy. Other than [`Proxy::uri`] it names the user
-    /// where [`auth`](ClusterBuilder::auth) is on.
+    /// Returns a connection string for the node behind a proxy, through the proxy. Unlike [`Proxy::uri`] it names the
+    /// user if [`auth`](ClusterBuilder::auth) is on.
     #[must_use]
     pub fn proxy_uri(&self, proxy: &Proxy) -> String {
         self.direct_uri(proxy.addr())
@@ -328,15 +327,15 @@ impl Cluster {
         }
     }
 
-    /// The file with the certificate of the authority that vouches for the servers, where they ask for
+    /// Returns the file with the certificate of the authority that vouches for the servers, if they require
     /// [`tls`](ClusterBuilder::tls).
     #[must_use]
     pub fn certificate_authority(&self) -> Option<&Path> {
         self.tls.as_ref().map(Certificates::authority)
     }
 
-    /// A fresh client of the whole cluster with the driver's default options. It belongs to the runtime it is made
-    /// in.
+    /// Returns a fresh client of the whole cluster with the driver's default options. It belongs to the runtime in
+    /// which it is made.
     ///
     /// # Errors
     ///
@@ -345,7 +344,7 @@ impl Cluster {
         Client::with_uri_str(self.uri()).await
     }
 
-    /// A fresh client of node `i` alone, with the driver's default options.
+    /// Returns a fresh client of node `i` alone, with the driver's default options.
     ///
     /// # Errors
     ///
@@ -354,7 +353,7 @@ impl Cluster {
         Client::with_uri_str(self.node_uri(i)).await
     }
 
-    /// The index of the node that is the writable primary, as the nodes themselves say. Waits up to 30 s for one.
+    /// Returns the index of the writable primary, as the nodes themselves report it. Waits up to 30 s for one.
     ///
     /// # Errors
     ///
@@ -363,10 +362,9 @@ impl Cluster {
         self.wait_for_primary(ELECTION_PATIENCE).await
     }
 
-    /// The index of the node that is the writable primary, as the nodes themselves say. Waits up to `patience` for
-    /// one.
+    /// Returns the index of the writable primary, as the nodes themselves report it. Waits up to `patience` for one.
     ///
-    /// Nodes that are not running or frozen by [`freeze`](Self::freeze) are not asked. Where two nodes take themselves
+    /// Nodes that are not running, or frozen by [`freeze`](Self::freeze), are not asked. If two nodes take themselves
     /// for the primary, the one elected last is.
     ///
     /// # Errors
@@ -386,12 +384,12 @@ impl Cluster {
         }
     }
 
-    /// Waits up to `patience` until there is a writable primary, and all other nodes that are running and not frozen are
-    /// secondaries and have caught up with it. After that, any of them can take over.
+    /// Waits up to `patience` until there is a writable primary, and all other nodes that are running and not frozen
+    /// are secondaries and have caught up with it. After that, any of them can take over.
     ///
     /// # Errors
     ///
-    /// It did not come to that in time.
+    /// The nodes were not ready in time.
     pub async fn wait_until_ready(&self, patience: Duration) -> Result<(), Error> {
         let deadline = Instant::now() + patience;
         let clients = self.observers().await?;
@@ -409,7 +407,7 @@ impl Cluster {
         }
     }
 
-    /// Kills node `i` with `SIGKILL`, frozen or not, and waits for its end. No matter if it is not running.
+    /// Kills node `i` with `SIGKILL`, frozen or not, and waits for its end. A no-op if it is not running.
     pub fn kill(&self, i: usize) {
         self.nodes[i].kill();
     }
@@ -432,8 +430,8 @@ impl Cluster {
         self.nodes[i].thaw()
     }
 
-    /// Sets the wall clock of node `i` so many milliseconds ahead of the machine's, or behind it. It takes the server
-    /// [`clock::NOTICED`] to notice; a server that is started again later keeps it.
+    /// Sets the wall clock of node `i` `ahead` milliseconds ahead of the machine's; behind it if negative. The server
+    /// takes [`clock::NOTICED`] to notice, and keeps the clock if it is started again later.
     ///
     /// # Errors
     ///
@@ -453,8 +451,8 @@ impl Cluster {
         self.nodes[i].shut_down().await
     }
 
-    /// Starts node `i` again on the port and the data it had, and waits until it listens. Not until it has found its
-    /// place in the replica set: see [`wait_until_ready`](Self::wait_until_ready).
+    /// Starts node `i` again on the port and the data it had, and waits until it listens. It does not wait until the
+    /// node is a working member of the replica set again: see [`wait_until_ready`](Self::wait_until_ready).
     ///
     /// # Errors
     ///
@@ -463,8 +461,8 @@ impl Cluster {
         self.nodes[i].restart().await
     }
 
-    /// Has node `i` step down as the primary, and not stand for election again for `secs` seconds. Where another node
-    /// keeps up it takes over at once. Where none has in 10 s (or `secs`, if that is less) node `i` steps down all the
+    /// Makes node `i` step down as the primary, and not stand for election again for `secs` seconds. If another node
+    /// keeps up, it takes over at once. If none has in 10 s (or `secs`, if that is less), node `i` steps down all the
     /// same; alone in its set, it does so at once.
     ///
     /// # Errors
@@ -474,7 +472,8 @@ impl Cluster {
         let client = self.node_client(i).await?;
         let admin = client.database("admin");
         if self.len() > 1 {
-            // Only a step-down without force is followed by a hand-over; the others would wait for the election timeout.
+            // Only a step-down without force is followed by a hand-over; the others would wait for the election
+            // timeout.
             let step_down = doc! { "replSetStepDown": secs, "secondaryCatchUpPeriodSecs": secs.min(10) };
             match admin.run_command(step_down).await {
                 Ok(_) => return Ok(()),
@@ -498,12 +497,12 @@ impl Cluster {
         FailPoint::configure(self.node_uri(i), command).await
     }
 
-    /// Has node `i` fail commands: switches on the fail point `failCommand`, in the mode `"alwaysOn"`,
-    /// `{ times: n }` or `{ skip: n }`, with what the server documents as its `data`, as in
-    /// `{ failCommands: ["insert"], errorCode: 11602 }`.
+    /// Makes node `i` fail commands: switches on the fail point `failCommand`, in the mode `"alwaysOn"`, `{ times: n
+    /// }` or `{ skip: n }`, with the `data` that the server documents, as in `{ failCommands: ["insert"], errorCode:
+    /// 11602 }`.
     ///
-    /// It strikes all clients of the node. At a shared one, give the client an application name and
-    /// have `data` say `appName`.
+    /// It strikes all clients of the node. At a shared node, give the client an application name and set `appName` in
+    /// `data`.
     ///
     /// # Errors
     ///
@@ -513,10 +512,10 @@ impl Cluster {
         self.fail_point(i, command).await
     }
 
-    /// A proxy before node `i`.
+    /// Returns a new proxy before node `i`.
     ///
-    /// A client has to reach it through [`Proxy::uri`], a direct connection. To the primary, which the one node
-    /// of a replica set of one always is, that does for change streams and retryable writes as well.
+    /// A client has to reach it through [`Proxy::uri`], a direct connection. To the primary, which the one node of a
+    /// replica set of one always is, that does for change streams and retryable writes as well.
     ///
     /// # Errors
     ///
@@ -525,7 +524,7 @@ impl Cluster {
         Proxy::before(self.addr(i))
     }
 
-    /// The last `lines` lines of the log of node `i`.
+    /// Returns the last `lines` lines of the log of node `i`.
     #[must_use]
     pub fn log_tail(&self, i: usize, lines: usize) -> String {
         self.nodes[i].log_tail(lines)
@@ -541,8 +540,8 @@ impl Cluster {
         if let Some(election_timeout) = election_timeout {
             let millis = i64::try_from(election_timeout.as_millis()).unwrap_or(i64::MAX);
             settings.insert("electionTimeoutMillis", millis);
-            // A frozen node is noticed when a heartbeat has gone unanswered for an election timeout. Heartbeats that are
-            // not much more frequent than that make a new primary lose sight of the majority and resign at once.
+            // A frozen node is noticed when a heartbeat has gone unanswered for an election timeout. Heartbeats that
+            // are not much more frequent than that make a new primary lose sight of the majority and resign at once.
             settings.insert("heartbeatIntervalMillis", (millis / 5).clamp(1, 2_000));
         }
         let config = doc! { "_id": SET_NAME, "members": members, "settings": settings };
@@ -580,12 +579,12 @@ impl Cluster {
         Ok(())
     }
 
-    /// Clients of all nodes, one each.
+    /// Returns clients of all nodes, one each.
     async fn observers(&self) -> Result<Vec<Client>, Error> {
         try_join_all((0..self.len()).map(|i| self.observer(i))).await
     }
 
-    /// A client of node `i` that says nobody's name, as is enough for `hello`, and does not wait long.
+    /// Returns a client of node `i` without a user, which is enough for `hello`, and with a short patience.
     async fn observer(&self, i: usize) -> Result<Client, Error> {
         let uri = self.uri_of(&self.addr(i).to_string(), "directConnection=true", false);
         let mut options = ClientOptions::parse(uri).await?;
@@ -593,7 +592,7 @@ impl Cluster {
         Ok(Client::with_options(options)?)
     }
 
-    /// What node `i` says of itself, if it is up and answers.
+    /// Returns the answer of node `i` to `hello`, if it is up and answers.
     async fn hello(&self, client: &Client, i: usize) -> Option<Document> {
         if !self.nodes[i].is_awake() {
             return None;
@@ -603,7 +602,7 @@ impl Cluster {
         timeout(HELLO_PATIENCE, hello).await.ok()?.ok()
     }
 
-    /// Whether every node that is up says that it is the primary or a secondary.
+    /// Whether every node that is up reports itself as the primary or a secondary.
     async fn all_in_place(&self, clients: &[Client]) -> bool {
         let up = (0..self.len()).filter(|&i| self.nodes[i].is_awake());
         join_all(up.map(async |i| {
@@ -651,8 +650,8 @@ impl Cluster {
     }
 }
 
-/// The deployment an example runs against: the one that `MONGODB_URI` names, or else a replica set of `nodes` nodes
-/// of its own, to be kept as long as it is needed. The string is the connection string.
+/// Returns the connection string of the deployment for an example: the one that `MONGODB_URI` names, or else a new
+/// replica set of `nodes` nodes, which the caller keeps as long as it is needed.
 ///
 /// # Errors
 ///

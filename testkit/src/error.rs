@@ -2,10 +2,10 @@
 
 use std::{error, fmt, io};
 
-/// Why a server could not be had, started or told what to do.
+/// A failure to find, start or command a server.
 ///
-/// Meant to be read by a person: the message says what was tried and, where a server did not start, ends with the
-/// last lines of its log.
+/// Meant for people to read: the message lists the attempts and, if a server did not start, ends with the last lines
+/// of its log.
 pub struct Error {
     message: String,
     source: Option<Box<dyn error::Error + Send + Sync>>,
@@ -37,14 +37,14 @@ impl fmt::Display for Error {
     }
 }
 
-// Tests mostly `unwrap` this error, which prints the debug form: the message is of more use there than its fields.
+// Tests mostly `unwrap` this error, which prints the debug form: the message is more useful there than the fields.
 impl fmt::Debug for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)
     }
 }
 
-// The cause is part of the message already, so it is not handed out once more as `source`.
+// The message contains the cause already, so it is not returned once more as `source`.
 impl error::Error for Error {}
 
 impl From<mongodb::error::Error> for Error {

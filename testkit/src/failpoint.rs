@@ -15,7 +15,7 @@ use crate::Error;
 pub struct FailPoint {
     uri: String,
     name: String,
-    /// How often it had been entered, in the life of the server, when it was switched on.
+    /// Number of times that it had been entered, in the life of the server, when it was switched on.
     entered_before: i64,
     on: bool,
 }
@@ -76,8 +76,8 @@ impl FailPoint {
 }
 
 impl Drop for FailPoint {
-    /// Spares the other tests at the same server the fault that a failed test had asked for. Takes a thread with a
-    /// runtime, as the current one cannot be waited on.
+    /// Spares the other tests at the same server the fault that a failed test had asked for. Uses a thread with a
+    /// runtime, as the current runtime can't be waited on.
     fn drop(&mut self) {
         if !self.on {
             return;
@@ -87,7 +87,7 @@ impl Drop for FailPoint {
             let Ok(runtime) = tokio::runtime::Builder::new_current_thread().enable_all().build() else {
                 return;
             };
-            // The server may be frozen or dead, which is then the end of the fail point too.
+            // The server may be frozen or dead; that ends the fail point too.
             let _ =
                 runtime.block_on(async { tokio::time::timeout(Duration::from_secs(5), switch_off(&uri, &name)).await });
         });

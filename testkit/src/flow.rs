@@ -11,10 +11,10 @@ use tokio::sync::watch;
 /// document and the type of its first element.
 const BEFORE_NAME: usize = 16 + 4 + 1 + 4 + 1;
 
-/// The most bytes of a command's name. MongoDB's are shorter.
+/// Maximum length of a command's name in bytes. MongoDB's are shorter.
 const NAME: usize = 64;
 
-/// The longest message of MongoDB. Whatever calls itself longer is not its protocol.
+/// Maximum length of a message in MongoDB. A longer one is not its protocol.
 const MESSAGE: usize = 48_000_000;
 
 /// The code of an `OP_MSG`, in which drivers send their commands.
@@ -28,7 +28,7 @@ pub struct Flow {
     condition: watch::Sender<Condition>,
 }
 
-/// What has become of a connection.
+/// The condition of a connection.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Condition {
     #[default]
@@ -40,14 +40,14 @@ pub(crate) enum Condition {
 }
 
 impl Flow {
-    /// The process that it comes from, where the proxy is [telling apart](crate::Proxy::telling_apart).
+    /// Returns the process that it comes from, if the proxy is [telling apart](crate::Proxy::telling_apart).
     #[must_use]
     pub fn origin(&self) -> Option<u32> {
         self.origin
     }
 
-    /// Whether a command of that name, as `findAndModify`, has been sent over it. Nothing is known of what is encrypted or
-    /// compressed.
+    /// Whether a command of that name, as `findAndModify`, has been sent over it. Encrypted or compressed commands are
+    /// unknown.
     #[must_use]
     pub fn has_carried(&self, command: &str) -> bool {
         lock(&self.carried).contains(command)
@@ -62,7 +62,7 @@ impl Flow {
     }
 }
 
-/// The connections that are open.
+/// The open connections.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Flows(Arc<Mutex<Open>>);
 
@@ -72,16 +72,16 @@ struct Open {
     next: u64,
 }
 
-/// A connection's place among those that are open, for as long as it is.
+/// The registration of a connection while it is open.
 #[derive(Debug)]
-pub(crate) struct Place {
+pub(crate) struct OpenFlow {
     flows: Flows,
     number: u64,
     pub(crate) flow: Arc<Flow>,
 }
 
 impl Flows {
-    pub(crate) fn open(&self, origin: Option<u32>) -> Place {
+    pub(crate) fn open(&self, origin: Option<u32>) -> OpenFlow {
         let flow = Arc::new(Flow {
             origin,
             carried: Mutex::default(),
@@ -91,14 +91,14 @@ impl Flows {
         let number = open.next;
         open.next += 1;
         open.flows.insert(number, flow.clone());
-        Place {
+        OpenFlow {
             flows: self.clone(),
             number,
             flow,
         }
     }
 
-    /// Loses those of the living that are chosen, and says how many.
+    /// Loses the living connections that are chosen, and returns their number.
     pub(crate) fn lose(&self, mut choose: impl FnMut(&Flow) -> bool) -> usize {
         let open = lock(&self.0);
         let living = open
@@ -113,7 +113,7 @@ impl Flows {
         lost
     }
 
-    /// Closes those of the lost that are chosen.
+    /// Closes the lost connections that are chosen.
     pub(crate) fn close_lost(&self, mut choose: impl FnMut(&Flow) -> bool) {
         let open = lock(&self.0);
         let lost = open
@@ -126,25 +126,25 @@ impl Flows {
     }
 }
 
-impl Drop for Place {
+impl Drop for OpenFlow {
     fn drop(&mut self) {
         lock(&self.flows.0).flows.remove(&self.number);
     }
 }
 
-/// Reads the names of commands out of the bytes that a client sends.
+/// A reader of the command names in the bytes that a client sends.
 #[derive(Debug, Default)]
 pub(crate) struct Reader {
     /// The beginning of a message, until its command is known.
     head: Vec<u8>,
-    /// Bytes of a message that are still to come, and say nothing new.
+    /// Number of bytes of a message that are still to come, and say nothing new.
     skip: usize,
-    /// What was read is not MongoDB's protocol.
+    /// Whether the bytes are not MongoDB's protocol.
     deaf: bool,
 }
 
 impl Reader {
-    /// Takes what comes next, and calls `found` for each command that begins in it.
+    /// Takes the next bytes, and calls `found` for each command that begins in them.
     pub(crate) fn read(&mut self, mut bytes: &[u8], mut found: impl FnMut(String)) {
         while !bytes.is_empty() && !self.deaf {
             let skipped = self.skip.min(bytes.len());
@@ -181,7 +181,7 @@ fn int(bytes: &[u8], at: usize) -> Option<i32> {
     Some(i32::from_le_bytes(bytes))
 }
 
-/// What is guarded is whole whenever the lock is free, also after a panic.
+/// Locks a mutex whose data is whole whenever it is free, also after a panic.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

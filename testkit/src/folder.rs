@@ -12,12 +12,12 @@ use std::{
 
 use crate::Error;
 
-/// What the supervisor runs. Its standard input is a pipe whose other end only this process holds: first comes the
-/// name of the folder, then either `done` or, once this process has gone, however it went, the end of the file.
+/// The supervisor's script. Its standard input is a pipe whose other end only this process holds: first comes the name
+/// of the folder, then either `done` or, once this process has gone, however it went, the end of the file.
 ///
-/// It looks for the servers by their command line rather than by ids told to it: that leaves no moment in which a
-/// server has been started but not yet been told of, and no id that meanwhile belongs to another process. It looks
-/// until it has found none twice in a row, as one may have been between fork and exec the first time.
+/// It looks for the servers by their command line rather than by ids sent to it. That leaves no moment in which a
+/// server has been started without the supervisor's knowledge, and no id that meanwhile belongs to another process. It
+/// looks until it has found none twice in a row, as one may have been between fork and exec the first time.
 ///
 /// The folder is kept out of the command lines of the supervisor and of its `grep`, which would match otherwise.
 const SUPERVISOR: &str = r#"
@@ -53,7 +53,7 @@ done
 rm -rf -- "$folder"
 "#;
 
-/// A folder that goes with its owner: removed on drop, and by a supervising process if it never comes to that.
+/// A folder that goes with its owner: removed on drop, or by a supervising process if the owner dies without that.
 #[derive(Debug)]
 pub(crate) struct Folder {
     path: PathBuf,
@@ -73,7 +73,7 @@ impl Folder {
             .map_err(|error| Error::caused(format!("there is no temporary folder {}", parent.display()), error))?
             .join(name);
 
-        // Started first, so that there is no folder without somebody to remove it. Its own process group keeps Ctrl-C
+        // Started first, so that no folder exists without something to remove it. Its own process group keeps Ctrl-C
         // at the terminal from it.
         let mut supervisor = Command::new("sh")
             .args(["-c", SUPERVISOR])
@@ -104,7 +104,7 @@ impl Folder {
 
 impl Drop for Folder {
     fn drop(&mut self) {
-        // Whoever owns the folder has ended its servers by now. Should a file resist, the supervisor tries again.
+        // The owner of the folder has ended its servers by now. If a file resists, the supervisor tries again.
         let removed = fs::remove_dir_all(&self.path).is_ok();
         if let Some(mut pipe) = self.supervisor.stdin.take()
             && removed

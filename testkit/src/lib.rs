@@ -1,11 +1,11 @@
 //! Real `mongod` servers for watchlock's own tests, examples and benchmarks.
 //!
-//! A [`Cluster`] is a standalone server or a replica set on free loopback ports, with its data in a throw-away
-//! folder. It can be killed, frozen, restarted and stepped down node by node, made to fail commands through a
-//! [`FailPoint`], have its [`clock`]s set, and be reached through a [`Proxy`] that delays, swallows or cuts the traffic. Nothing of it outlives
-//! the process that started it, however that process ends.
+//! A [`Cluster`] is a standalone server or a replica set on free loopback ports, with its data in a throw-away folder.
+//! It can be killed, frozen, restarted and stepped down node by node, made to fail commands through a [`FailPoint`],
+//! have its [`clock`]s set, and be reached through a [`Proxy`] that delays, swallows or cuts the traffic. Nothing of
+//! it outlives the process that started it, however that process ends.
 //!
-//! The server itself is found by [`binary::mongod`], which installs one where there is none.
+//! [`binary::mongod`] finds the server itself, and installs one where there is none.
 //!
 //! ```no_run
 //! # async fn example() -> Result<(), Box<dyn std::error::Error>> {

@@ -17,16 +17,16 @@ use tokio::time::sleep;
 
 use crate::{Error, clock::Clock, signal};
 
-/// How long a server may take from its start until it listens, and from being asked to end until it has.
+/// Maximum time from a server's start until it listens, and from a request to end until it has ended.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// How often the operating system is asked whether something has come to pass.
+/// Pause between two questions to the operating system.
 const POLL: Duration = Duration::from_millis(10);
 
-/// How many lines of a server's log an error carries.
+/// Maximum number of log lines in an error.
 const LOG_LINES: usize = 20;
 
-/// What a server is told that may not know it: it is started without then.
+/// An argument that a server may not know: it is started without it then.
 pub(crate) const QUICK_SHUTDOWN: &str = "--setParameter=shutdownTimeoutMillisForSignaledShutdown=500";
 
 /// One server with its port and data, which stay the same while processes come and go.
@@ -40,8 +40,8 @@ pub(crate) struct Node {
     process: Mutex<Option<Process>>,
 }
 
-/// A running process. Killed and reaped on drop, so that it goes wherever its owner goes, be that an unwinding test
-/// or a start-up that was abandoned half-way.
+/// A running process. Killed and reaped on drop, so that it goes with its owner, even an unwinding test or a start-up
+/// that was abandoned half-way.
 #[derive(Debug)]
 struct Process {
     child: Child,
@@ -56,7 +56,7 @@ impl Drop for Process {
     }
 }
 
-/// How a launch ended.
+/// The end of a launch.
 enum Launch {
     Listening,
     PortTaken,
@@ -143,7 +143,7 @@ impl Node {
         self.until_listening(before).await
     }
 
-    /// Waits for the log to say so, rather than for the port to answer: somebody else may have taken it.
+    /// Waits until the log reports it. An answer of the port would not do: another process may have taken it.
     async fn until_listening(&self, log_start: u64) -> Result<Launch, Error> {
         let deadline = Instant::now() + PATIENCE;
         loop {
@@ -170,7 +170,7 @@ impl Node {
         }
     }
 
-    /// The exit status of a process that has ended by itself, which is then forgotten.
+    /// Returns the exit status of a process that has ended by itself, which is then forgotten.
     fn has_ended(&self) -> Result<Option<String>, Error> {
         let mut process = self.process();
         let Some(running) = process.as_mut() else {
@@ -191,7 +191,7 @@ impl Node {
         SocketAddr::from((Ipv4Addr::LOCALHOST, self.port))
     }
 
-    /// The process id, if there is a process.
+    /// Returns the process id, if there is a process.
     pub(crate) fn pid(&self) -> Option<u32> {
         self.process().as_ref().map(|process| process.child.id())
     }
@@ -248,7 +248,7 @@ impl Node {
         self.folder.join("log")
     }
 
-    /// The log from some byte on; empty where it cannot be read.
+    /// Returns the log from this byte on; empty if it can't be read.
     fn read_log(&self, start: u64) -> String {
         let mut bytes = Vec::new();
         let read = File::open(self.log()).and_then(|mut file| {
@@ -261,7 +261,7 @@ impl Node {
         }
     }
 
-    /// The last lines of the log.
+    /// Returns the last lines of the log.
     pub(crate) fn log_tail(&self, lines: usize) -> String {
         let log = self.read_log(0);
         let all: Vec<&str> = log.lines().collect();
@@ -273,10 +273,10 @@ impl Node {
     }
 }
 
-/// A port nobody listens on at this moment.
+/// Returns a port on which nothing listens at this moment.
 ///
-/// From below the range that Linux takes the ports of outgoing connections from: one of those might otherwise sit on a
-/// node's port by the time the node is restarted.
+/// It is below the range from which Linux takes the ports of outgoing connections: one of those might otherwise occupy
+/// a node's port by the time the node is restarted.
 fn free_port() -> Result<u16, Error> {
     const FIRST: u16 = 12_000;
     const COUNT: u64 = 20_000;

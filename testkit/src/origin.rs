@@ -1,14 +1,14 @@
-//! Which process a connection over loopback comes from.
+//! The process from which a connection over loopback comes.
 
 use std::{
     fs,
     path::{Path, PathBuf},
 };
 
-/// The process that has the socket with this local port on 127.0.0.1, where `/proc` tells.
+/// Returns the process that has the socket with this local port on 127.0.0.1, if `/proc` shows it.
 ///
-/// The socket is there as long as its connection is, so whoever has accepted that finds the process, unless it has just
-/// ended or closed it.
+/// The socket lives as long as its connection. So the side that accepted the connection finds the process, unless that
+/// has just ended or closed it.
 pub(crate) fn of_port(port: u16) -> Option<u32> {
     let sockets = fs::read_to_string("/proc/net/tcp").ok()?;
     let local = format!("0100007F:{port:04X}");
@@ -28,7 +28,7 @@ pub(crate) fn of_port(port: u16) -> Option<u32> {
 }
 
 fn has_open(process: &Path, link: &Path) -> bool {
-    // The processes of others can't be read, and are not asked about.
+    // The processes of other users can't be read, and are skipped.
     fs::read_dir(process.join("fd")).is_ok_and(|files| {
         files
             .flatten()

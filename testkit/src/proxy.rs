@@ -19,22 +19,22 @@ use tokio::{
 };
 
 use crate::{
-    flow::{Condition, Flow, Flows, Place, Reader},
+    flow::{Condition, Flow, Flows, OpenFlow, Reader},
     origin,
 };
 
-/// The most bytes that travel as one chunk.
+/// Maximum number of bytes that travel as one chunk.
 const CHUNK: usize = 64 * 1024;
 
-/// The most chunks on the way in one direction of one connection. Beyond that the sender is made to wait, as it would
-/// be by a full TCP window.
+/// Maximum number of chunks on the way in one direction of one connection. Beyond it the sender has to wait, as a full
+/// TCP window would make it.
 const IN_FLIGHT: usize = 1024;
 
 /// A TCP proxy on a loopback port of its own, before one server.
 ///
-/// It passes everything on until told otherwise; what it is told holds for the connections there are and those to
-/// come. Its work is done on a thread of its own, so it serves clients of any runtime, and may sit in a `static`.
-/// Dropping it closes everything.
+/// It passes everything on unless ordered otherwise; an order holds for the open connections and those to come. It
+/// works on a thread of its own, so it serves clients of any runtime, and may sit in a `static`. Dropping it closes
+/// everything.
 #[derive(Debug)]
 pub struct Proxy {
     addr: SocketAddr,
@@ -44,7 +44,7 @@ pub struct Proxy {
     thread: Option<JoinHandle<()>>,
 }
 
-/// What is wrong between one process and the server. See the methods of [`Proxy`] for what each means.
+/// A fault between one process and the server. See the methods of [`Proxy`] for their meanings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Trouble {
@@ -58,22 +58,22 @@ pub enum Trouble {
     Cut,
 }
 
-/// What the network is like at the moment: for everybody, and for some processes by their ids.
+/// The present state of the network: for everybody, and for some processes by their ids.
 #[derive(Clone, Debug, Default)]
 struct Network {
     all: Path,
     from: HashMap<u32, Path>,
 }
 
-/// What the way to the server is like.
+/// The present state of the way to the server.
 #[derive(Clone, Copy, Debug, Default)]
 struct Path {
     delay: Duration,
     hold_requests: bool,
     hold_replies: bool,
     refuse: bool,
-    /// How often all connections have been cut: one that was accepted at a lower count has to go. A count, as a flag
-    /// that is set and cleared in quick succession might be missed.
+    /// Number of times that all connections were cut: one that was accepted at a lower count has to go. A count, as a
+    /// flag that is set and cleared in quick succession might be missed.
     cuts: u64,
 }
 
@@ -86,7 +86,7 @@ enum Direction {
     Replies,
 }
 
-/// What is on the way in one direction.
+/// The load on the way in one direction.
 enum Cargo {
     Bytes(Vec<u8>),
     /// The sender has closed its half.
@@ -96,7 +96,7 @@ enum Cargo {
 }
 
 impl Network {
-    /// The way of a connection from the process `origin`, where that is known.
+    /// Returns the way of a connection from the process `origin`, if that is known.
     fn path(&self, origin: Option<u32>) -> Path {
         let Some(own) = origin.and_then(|pid| self.from.get(&pid)) else {
             return self.all;
@@ -137,8 +137,9 @@ impl Proxy {
         Self::start(server, false)
     }
 
-    /// As [`before`](Self::before), but with an eye on which process each connection comes from, so that there can be
-    /// [`trouble`](Self::trouble) for some of them. On Linux only, as `/proc` tells; elsewhere nobody is known.
+    /// Opens a proxy as [`before`](Self::before) does, which also looks up the process that each connection comes
+    /// from, so that there can be [`trouble`](Self::trouble) for some of them. On Linux only, where `/proc` shows it;
+    /// elsewhere no process is known.
     ///
     /// # Errors
     ///
@@ -178,27 +179,27 @@ impl Proxy {
         })
     }
 
-    /// Where the proxy listens.
+    /// Returns the address on which the proxy listens.
     #[must_use]
     pub fn addr(&self) -> SocketAddr {
         self.addr
     }
 
-    /// A connection string for the server through the proxy, and for no other: without `directConnection` a driver
-    /// would ask a replica set for its members, and go round the proxy from then on.
+    /// Returns a connection string for the server through the proxy, and for no other: without `directConnection` a
+    /// driver would ask a replica set for its members, and bypass the proxy from then on.
     #[must_use]
     pub fn uri(&self) -> String {
         format!("mongodb://{}/?directConnection=true", self.addr)
     }
 
-    /// Has every chunk of bytes arrive that much later, in each direction. The order is kept.
+    /// Delays every chunk of bytes by this much, in each direction. The order is kept.
     pub fn set_delay(&self, delay: Duration) {
         self.network.send_modify(|network| network.all.delay = delay);
     }
 
     /// Lets nothing through in either direction, as if the cable had been pulled: open connections stay open and
-    /// silent, new ones are accepted and stay silent too. What is sent meanwhile, the closing of a connection
-    /// included, arrives after [`heal`](Self::heal).
+    /// silent, new ones are accepted and stay silent too. Bytes sent meanwhile, and closings of connections, arrive
+    /// after [`heal`](Self::heal).
     pub fn black_hole(&self) {
         self.network.send_modify(|network| {
             network.all.hold_requests = true;
@@ -224,7 +225,7 @@ impl Proxy {
         });
     }
 
-    /// Back to a network without faults or delay. What was held back is delivered; connections that were
+    /// Restores a network without faults or delay. Held-back bytes are delivered; connections that were
     /// [lost](Self::lose) are closed.
     pub fn heal(&self) {
         self.flows.close_lost(|_| true);
@@ -234,7 +235,7 @@ impl Proxy {
         });
     }
 
-    /// Makes trouble for the connections of one process, those it has and those to come, until [`heal`](Self::heal) or
+    /// Makes trouble for the present and future connections of one process, until [`heal`](Self::heal) or
     /// [`heal_for`](Self::heal_for). Needs a proxy that is [`telling_apart`](Self::telling_apart).
     pub fn trouble(&self, pid: u32, trouble: Trouble) {
         self.network.send_modify(|network| {
@@ -257,10 +258,10 @@ impl Proxy {
         });
     }
 
-    /// Loses the open connections that `choose` picks, and returns how many: from now on nothing gets through them in either
-    /// direction, what is on the way included, and neither end learns of it, as behind a firewall that has forgotten them.
-    /// All others, and those to come, go on. What was lost stays lost until it is [closed](Self::close_lost), with
-    /// [`heal`](Self::heal) or [`cut`](Self::cut) at the latest.
+    /// Loses the open connections that `choose` picks, and returns their number. From now on nothing gets through them
+    /// in either direction, bytes on the way included, and neither end learns of it, as behind a firewall that has
+    /// forgotten them. All others, and those to come, go on. A lost connection stays lost until it is
+    /// [closed](Self::close_lost), with [`heal`](Self::heal) or [`cut`](Self::cut) at the latest.
     ///
     /// ```no_run
     /// # fn example(proxy: watchlock_testkit::Proxy) {
@@ -271,7 +272,7 @@ impl Proxy {
         self.flows.lose(choose)
     }
 
-    /// Closes those connections that were [lost](Self::lose) and that `choose` picks, so that both ends learn of it at last.
+    /// Closes those [lost](Self::lose) connections that `choose` picks, so that both ends learn of it at last.
     pub fn close_lost(&self, choose: impl FnMut(&Flow) -> bool) {
         self.flows.close_lost(choose);
     }
@@ -310,7 +311,7 @@ async fn accept(
             Ok((client, peer)) => {
                 let (network, flows) = (network.clone(), flows.clone());
                 tokio::spawn(async move {
-                    // Reading `/proc` takes milliseconds, in which the others are not to wait.
+                    // Reading `/proc` takes milliseconds, for which the others must not wait.
                     let origin = if tells_apart {
                         let asked = tokio::task::spawn_blocking(move || origin::of_port(peer.port()));
                         asked.await.ok().flatten()
@@ -323,7 +324,7 @@ async fn accept(
                     }
                 });
             }
-            // Out of file descriptors, most likely: others will have been closed in a moment.
+            // Most likely out of file descriptors: others will have been closed in a moment.
             Err(_) => sleep(Duration::from_millis(10)).await,
         }
     }
@@ -334,10 +335,10 @@ async fn serve(
     mut client: TcpStream,
     server: SocketAddr,
     mut network: watch::Receiver<Network>,
-    place: Place,
+    open: OpenFlow,
     cuts: u64,
 ) {
-    let flow = &*place.flow;
+    let flow = &*open.flow;
     let (origin, mut condition) = (flow.origin(), flow.watch());
     let mut on_the_way = network.clone();
     let pass = async {
@@ -380,8 +381,8 @@ async fn serve(
     }
 }
 
-/// Takes whatever comes and keeps both sockets open, until the connection is closed here. An end that closes its own is
-/// not passed on.
+/// Takes everything that comes and keeps both sockets open, until the connection is closed here. A closing by one end
+/// is not passed on.
 async fn swallow(client: &mut TcpStream, server: &mut TcpStream, mut condition: watch::Receiver<Condition>) {
     let drained = async {
         tokio::join!(drain(client), drain(server));

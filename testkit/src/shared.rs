@@ -10,7 +10,7 @@ use tokio::sync::OnceCell;
 
 use crate::Cluster;
 
-/// The replica set of one node that all tests of this process share. Started by whoever asks first.
+/// Returns the replica set of one node that all tests of this process share. The first call starts it.
 ///
 /// # Panics
 ///
@@ -25,7 +25,7 @@ pub async fn replica_set() -> &'static Cluster {
         .await
 }
 
-/// The standalone server that all tests of this process share. Started by whoever asks first.
+/// Returns the standalone server that all tests of this process share. The first call starts it.
 ///
 /// # Panics
 ///
@@ -40,8 +40,8 @@ pub async fn standalone() -> &'static Cluster {
         .await
 }
 
-/// A name no other call has returned, in this process or in one that runs at the same time: `prefix`, the process id
-/// and a number. Fit for a database where `prefix` is.
+/// Returns a name that no other call has returned, in this process or in one that runs at the same time: `prefix`, the
+/// process id and a number. It is valid for a database if `prefix` is.
 pub fn unique_name(prefix: &str) -> String {
     static NEXT: AtomicU64 = AtomicU64::new(0);
     format!(

@@ -1,6 +1,6 @@
 //! Freezing, thawing and killing a process by its id.
 //!
-//! For tests that start a process of their own, say the holder of a lock, and want it to stall or to die.
+//! For tests that start a process of their own, such as the holder of a lock, and want it to stall or to die.
 
 use std::{
     fs, io,
@@ -10,14 +10,13 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Stops the process with `SIGSTOP`. It keeps its memory, its sockets and its locks, and does nothing until
-/// [`thaw`].
+/// Stops the process with `SIGSTOP`. It keeps its memory, its sockets and its locks, and does nothing until [`thaw`].
 ///
-/// Returns once all its threads have stopped, where `/proc` tells (on Linux).
+/// Returns once all its threads have stopped, if `/proc` shows them (on Linux).
 ///
 /// # Errors
 ///
-/// There is no such process, or it is somebody else's.
+/// There is no such process, or it belongs to another user.
 pub fn freeze(pid: u32) -> io::Result<()> {
     send("STOP", pid)?;
     // The signal is only queued when `kill` returns; a thread may run on for a moment.
@@ -38,7 +37,7 @@ pub fn freeze(pid: u32) -> io::Result<()> {
 ///
 /// # Errors
 ///
-/// There is no such process, or it is somebody else's.
+/// There is no such process, or it belongs to another user.
 pub fn thaw(pid: u32) -> io::Result<()> {
     send("CONT", pid)
 }
@@ -47,7 +46,7 @@ pub fn thaw(pid: u32) -> io::Result<()> {
 ///
 /// # Errors
 ///
-/// There is no such process, or it is somebody else's.
+/// There is no such process, or it belongs to another user.
 pub fn kill(pid: u32) -> io::Result<()> {
     send("KILL", pid)
 }
@@ -56,7 +55,7 @@ pub fn kill(pid: u32) -> io::Result<()> {
 ///
 /// # Errors
 ///
-/// There is no such process, or it is somebody else's.
+/// There is no such process, or it belongs to another user.
 pub fn terminate(pid: u32) -> io::Result<()> {
     send("TERM", pid)
 }
@@ -77,7 +76,7 @@ fn send(signal: &str, pid: u32) -> io::Result<()> {
     )))
 }
 
-/// Whether every thread of the process is stopped (or gone); `true` as well where there is no `/proc` to ask.
+/// Whether every thread of the process is stopped (or gone); also `true` where there is no `/proc` to ask.
 fn stopped(pid: u32) -> bool {
     let Ok(tasks) = fs::read_dir(Path::new("/proc").join(pid.to_string()).join("task")) else {
         return true;

@@ -554,13 +554,13 @@ async fn bad_input_is_refused_before_anything_is_sent() {
     for scene in Scene::streaming("doc_input").await {
         let (locks, _) = scene.locks();
         for (path, word) in [
-            ("", "empty part"),
-            ("a..b", "empty part"),
+            ("", "empty name"),
+            ("a..b", "empty name"),
             ("$a", "`$`"),
             ("a.0", "number"),
             ("_id.x", "`_id`"),
             ("a\0", "NUL"),
-            (&"x".repeat(201), "200 bytes"),
+            (&"x".repeat(256), "256 bytes"),
         ] {
             let error = scene
                 .locks_of::<Document>(&scene.a)

@@ -735,8 +735,13 @@ impl Process {
         assert_eq!(*mode, WakeMode::ChangeStream, "{}", self.name);
         // Where the election had to be repeated, everything waits for the members to find each other.
         let in_time = moments.standing - moments.struck <= ELECTED_IN_TIME;
-        // A stream that was opened on a server as that went is silent, and is found so once more.
-        let bound = if in_time { moments.standing } else { full_speed } + BACK + STREAM_DEAD;
+        // A server that says that it goes has its streams replaced once a command finds another. Of one that does not, a
+        // stream may be found silent once more.
+        let silence = match fault {
+            Fault::SteppedDown | Fault::ShutDown => Duration::ZERO,
+            Fault::Killed | Fault::Frozen => STREAM_DEAD,
+        };
+        let bound = if in_time { moments.standing } else { full_speed } + BACK + silence;
         assert!(
             *back <= bound,
             "{}: its stream was back {}",

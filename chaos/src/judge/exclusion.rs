@@ -1,13 +1,14 @@
-//! Never more at once than the lock has room for.
+//! Exclusion: a lock is never held more often at once than it has room for.
 
 use super::{Case, Held, Promise, Violation};
 use crate::clock::{MILLI, Moment};
 
-/// No moment at which handles say that they are valid, or have said that they would be safe, beyond the capacity.
+/// Checks that at no moment the handles that call themselves valid, or have called themselves safe for longer, exceed
+/// the capacity.
 pub(super) fn check(case: &Case<'_>) -> Vec<Violation> {
     let mut violations = Vec::new();
     for held in case.held_by_name().into_values() {
-        // Those that may still be held when the next comes.
+        // The holds that may still last when the next comes.
         let mut open: Vec<(Held<'_>, Moment)> = Vec::new();
         for next in held {
             let Some(until) = case.claimed_until(next).filter(|until| *until > next.grant.from) else {

@@ -1,7 +1,7 @@
-//! What faults do to what they do not strike.
+//! The harm of faults to clients and locks that they do not strike.
 //!
-//! A fault may be confined: to one client, or to some locks. While no other is about, everything else has to go on: no hold
-//! is lost, and an acquire of a lock that nobody else asks for, and every release, is answered within a bound.
+//! A fault may be confined: to one client, or to some locks. While no other is active, everything else has to go on:
+//! no hold is lost, and an acquire of a lock that nobody else asks for, and every release, is answered within a bound.
 
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
@@ -12,47 +12,47 @@ use super::{Case, Judged, Promise, Violation};
 use crate::{
     client::{CLAIM_LEASE, LEASE},
     clock::{MILLI, Moment, SECOND},
-    director::SLOW,
     fault::LOST_MOST,
     history::{Grant, Operation},
-    journal::{Note, Reach},
+    journal::{Note, Reach, SLOW},
     locks::is_own,
     record::End,
 };
 
-/// How long what a fault has left behind may go on: two leases, and an election.
+/// Time for which the aftermath of a fault may last: two leases, and an election.
 const SETTLE: u64 = 5 * SECOND;
 
-/// A command that a client gives up, at the pace of the library: the server may try it for 200 ms, and the client waits for
-/// a quarter more.
+/// Time after which a client gives up a command, at the pace of the library: the server may try it for 200 ms, and the
+/// client waits for a quarter more.
 const GIVEN_UP: u64 = 250 * MILLI;
 
-/// So many are given up at that pace; later ones are given a third of the lease and a quarter more.
+/// Number of commands that are given up at that pace; later ones get a third of the lease and a quarter more.
 const AT_FULL_PACE: u64 = 6;
 const GIVEN_UP_LATER: u64 = nanos(LEASE) / 3 / 4 * 5;
 
-/// An answer that takes longer than this is noted, and nothing is judged then.
+/// Maximum time of an answer for a judgement: slower ones are noted, and nothing is judged then.
 const ANSWER: u64 = nanos(SLOW);
 
-/// A holder that did not look at its lock for so long had no processor: whatever it lost, it lost by that.
+/// Time without a look at its lock after which a holder had no processor: this explains any loss.
 const STALLED: u64 = SECOND / 2;
 
-/// The longest that an acquire of a free lock, or a release, may take that no fault strikes.
+/// Maximum time of an acquire of a free lock, or of a release, that no fault strikes.
 ///
-/// Servers that take just less than what is noted are too slow for the limits that a client begins with: it gives up all
-/// that it asks at full pace, and one more at twice the limit. The next has its answer. Client and judge may both have been
-/// without a processor for as long as is not called stalled.
+/// Servers that take just less than the noted time are too slow for the limits that a client starts with: it gives up
+/// everything that it asks at full pace, and one more at twice the limit. The next has its answer. Client and judge
+/// may both have been without a processor for as long as is not called stalled.
 pub(super) const HELD_UP: u64 = AT_FULL_PACE * GIVEN_UP + 2 * GIVEN_UP + ANSWER + 2 * STALLED;
 
-/// The same where one fault lets a client's commands go unanswered, or its connections die: each costs one command more,
-/// and not at full pace any more.
+/// The same where one fault leaves a client's commands without an answer, or its connections die: each costs one
+/// command more, and not at full pace any more.
 const ASKS_AGAIN: u64 = HELD_UP + LOST_MOST as u64 * GIVEN_UP_LATER;
 
-/// A lock that was handed over is held on a short lease until it is renewed, first after a quarter of that. News of it that
-/// come later than this before its end leave no time for that: the servers may take so long for the answer.
+/// Time for the first renewal of a lock that was handed over: it is held on a short lease until that, which comes
+/// after a quarter of the lease. News of the lock that leave less than this of the lease leave no time for it: the
+/// servers may take so long for the answer.
 const CLAIM_TO_RENEW: u64 = nanos(CLAIM_LEASE) / 4 + ANSWER;
 
-/// What is lost now may have been on its way to be lost for this long.
+/// Time for which a present loss may have been on its way.
 const BEFORE: u64 = nanos(LEASE);
 
 #[allow(clippy::cast_possible_truncation, reason = "seconds are few")]
@@ -69,7 +69,7 @@ pub(super) struct Strike<'a> {
     reach: &'a Reach,
 }
 
-/// What faults mean for one lock of one client at some time.
+/// The effect of the faults on one lock of one client at some time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Weather {
     /// None strikes it.
@@ -80,7 +80,7 @@ enum Weather {
     Foul,
 }
 
-/// The longest waits while one kind of fault was about and no other.
+/// The longest waits while one kind of fault was active and no other.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Waits {
     pub(crate) acquires: usize,
@@ -89,7 +89,7 @@ pub(crate) struct Waits {
     pub(crate) longest_release: u64,
 }
 
-/// The faults, and when the machine or the servers were too slow for anything to be judged.
+/// The faults, and the times when the machine or the servers were too slow for a judgement.
 #[derive(Debug)]
 struct Sky<'a> {
     strikes: Vec<Strike<'a>>,
@@ -103,7 +103,7 @@ impl<'a> Sky<'a> {
         for entry in journal {
             match &entry.note {
                 Note::Over { fault } => ends.insert(*fault, entry.at),
-                // Where there was no answer it may still strike, for as long as the driver tries.
+                // Without an answer it may still strike, for as long as the driver tries.
                 Note::Missed { fault, why } if why.contains("elapsed") => ends.insert(*fault, entry.at + 60 * SECOND),
                 Note::Missed { fault, .. } => ends.insert(*fault, entry.at),
                 _ => None,
@@ -167,7 +167,7 @@ impl<'a> Sky<'a> {
         }
     }
 
-    /// The one kind of fault that was about; none is one too.
+    /// Returns the one kind of fault that was active; none is one too.
     fn only_kind(&self, operation: &Operation, from: Moment, to: Moment) -> Option<&'a str> {
         let about = self
             .strikes
@@ -187,7 +187,7 @@ impl<'a> Sky<'a> {
     }
 }
 
-/// Nothing is lost or held up that no fault strikes. Counts the waits that there were, and those that were judged.
+/// Checks that without a fault nothing is lost or held up. Counts the waits, and those that were judged.
 pub(super) fn unharmed(case: &Case<'_>, judged: &mut Judged) -> Vec<Violation> {
     let sky = Sky::of(case);
     let mut violations = Vec::new();
@@ -232,7 +232,7 @@ pub(super) fn unharmed(case: &Case<'_>, judged: &mut Judged) -> Vec<Violation> {
     violations
 }
 
-/// When it was lost, unless its process had no time to see to it, or had heard of it too late to renew it.
+/// Returns when it was lost, unless its process had no time to see to it, or had heard of it too late to renew it.
 fn loss(grant: &Grant) -> Option<(Moment, &str)> {
     let (at, reason) = grant.lost.as_ref()?;
     let looked = grant.valid_until.unwrap_or(grant.from);
@@ -241,7 +241,7 @@ fn loss(grant: &Grant) -> Option<(Moment, &str)> {
     (at - looked < STALLED && in_time).then_some((*at, reason))
 }
 
-/// From when to when it waited, for what is not a holder.
+/// Returns the times in which it waited for anything but a holder.
 fn waits(operation: &Operation) -> Vec<(Moment, Moment, &'static str)> {
     let mut waits = Vec::new();
     let granted = operation.grant.as_ref().map(|grant| grant.from);
@@ -258,7 +258,7 @@ fn waits(operation: &Operation) -> Vec<(Moment, Moment, &'static str)> {
     waits
 }
 
-/// The longest waits for each kind of fault.
+/// Returns the longest waits for each kind of fault.
 pub(crate) fn measure<'a>(case: &Case<'a>) -> BTreeMap<&'a str, Waits> {
     let sky = Sky::of(case);
     let mut measured: BTreeMap<&str, Waits> = BTreeMap::new();
@@ -280,7 +280,7 @@ pub(crate) fn measure<'a>(case: &Case<'a>) -> BTreeMap<&'a str, Waits> {
     measured
 }
 
-/// When clients are told to end, and nothing was done to them for a while, they are woken by streams.
+/// Checks that clients are woken by streams when they are asked to end, after a while without disturbance.
 pub(super) fn woken(case: &Case<'_>) -> Vec<Violation> {
     let journal = &case.history.journal;
     let Some(end) = journal.iter().find(|entry| matches!(entry.note, Note::Dismissing)) else {

@@ -8,7 +8,7 @@ use crate::{
     journal::{Note, Reach},
 };
 
-/// Every operation of a client that was not killed has an end, and so has the client.
+/// Checks that every operation of a client that was not killed has an end, and so has the client.
 pub(super) fn ended(case: &Case<'_>) -> Vec<Violation> {
     let killed: HashSet<&str> = notes(case)
         .filter_map(|(_, note)| match note {
@@ -42,10 +42,10 @@ pub(super) fn ended(case: &Case<'_>) -> Vec<Violation> {
     open.chain(ends).chain(late(case)).collect()
 }
 
-/// How long an acquire may take to give up after its time is up. The machine may be busy.
+/// Time after its limit within which an acquire must give up. The machine may be busy.
 const GIVES_UP: u64 = 5 * SECOND;
 
-/// Every acquire gives up in its time, whatever happens, but for a client that is frozen then.
+/// Checks that every acquire gives up in its time, whatever happens, unless its client is frozen then.
 fn late(case: &Case<'_>) -> Vec<Violation> {
     let mut frozen: BTreeMap<&str, Vec<(u64, u64)>> = BTreeMap::new();
     for (at, note) in notes(case) {
@@ -87,7 +87,7 @@ fn late(case: &Case<'_>) -> Vec<Violation> {
     violations
 }
 
-/// Every probe of a whole cluster was granted.
+/// Checks that every probe of a whole cluster was granted.
 pub(super) fn progress(case: &Case<'_>) -> Vec<Violation> {
     let probes = case
         .history
@@ -110,7 +110,7 @@ pub(super) fn progress(case: &Case<'_>) -> Vec<Violation> {
         .collect()
 }
 
-/// At the end every lock is free at once, and nothing was found that should not be there.
+/// Checks that at the end every lock is free at once, and nothing was found that should not be there.
 pub(super) fn remains(case: &Case<'_>) -> Vec<Violation> {
     let last = case
         .history
@@ -137,8 +137,8 @@ pub(super) fn remains(case: &Case<'_>) -> Vec<Violation> {
     taken.chain(found).collect()
 }
 
-/// Each write under a document's lock counts a number up that was read under it: no number is written twice, unless
-/// somebody else saved an old one in between.
+/// Checks that each write under a document's lock counts up a number that was read under it: no number is written
+/// twice, unless another program saved an old one in between.
 pub(super) fn guarded_writes(case: &Case<'_>) -> Vec<Violation> {
     let mut written: BTreeMap<(&str, usize, i64), Held<'_>> = BTreeMap::new();
     let mut violations = Vec::new();
@@ -161,7 +161,8 @@ pub(super) fn guarded_writes(case: &Case<'_>) -> Vec<Violation> {
     violations
 }
 
-/// How often an old document had been saved when the lock was granted; `None` if one was saved while it was held.
+/// Returns how often an old document had been saved when the lock was granted; `None` if one was saved while it was
+/// held.
 fn saves_before(case: &Case<'_>, held: Held<'_>) -> Option<usize> {
     let let_go = held.grant.let_go.as_ref().map(|let_go| let_go.at);
     let until = let_go.or(held.grant.valid_until).unwrap_or(held.grant.from);
@@ -176,7 +177,7 @@ fn saves_before(case: &Case<'_>, held: Held<'_>) -> Option<usize> {
     Some(before)
 }
 
-/// What clients and the director say themselves.
+/// Returns the complaints of clients and the director.
 pub(super) fn complaints(case: &Case<'_>) -> Vec<Violation> {
     let complaint = |text, at| Violation {
         promise: Promise::Complaint,

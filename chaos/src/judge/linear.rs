@@ -1,18 +1,18 @@
 //! An external judge: the linearizability tester of `stateright`, with a lock as its specification.
 //!
-//! Of every lock that only one can hold the history is put to it as operations that overlap in time: an acquire that
-//! returns a token, and the end of that hold. It looks for *one* order of them, each at some moment between its begin and
-//! its end, in which a plain sequential lock gives the same answers.
+//! The history of every lock that only one can hold becomes operations that overlap in time: an acquire that returns a
+//! token, and the end of that hold. The tester looks for *one* order of them, each at some moment between its
+//! beginning and its end, in which a plain sequential lock gives the same answers.
 //!
 //! - A release that was acknowledged lies between its call and its return.
-//! - Every other end (a handle dropped, lost, or gone with its process) lies somewhere after the last moment at which the
-//!   hold was claimed, and before the next grant returned. That is all that a lease says.
-//! - Acquires that got nothing are left out: nothing is seen of them.
+//! - Every other end (a handle dropped, lost, or gone with its process) lies somewhere after the last moment at which
+//!   the hold was claimed, and before the next grant returned. That is all that a lease says.
+//! - Acquires that got nothing are left out: they leave no trace.
 //!
-//! The search is exponential at its worst, so a history is cut where nothing overlaps: what is known of the lock there,
-//! free or held under which token, is the beginning of the next part. Where the contention never ends a long part is
-//! looked at through windows of successive tokens. And as all orders in which the tokens do not rise are wrong, only the
-//! next token is tried.
+//! The search is exponential at its worst, so a history is cut where nothing overlaps: the known state of the lock
+//! there, free or held under a token, is the beginning of the next part. Where the contention never ends, a long part
+//! is examined through windows of successive tokens. And as all orders in which the tokens do not rise are wrong, only
+//! the next token is tried.
 
 use std::{collections::BTreeMap, fmt::Write, rc::Rc};
 
@@ -21,13 +21,13 @@ use stateright::semantics::{ConsistencyTester, LinearizabilityTester, Sequential
 use super::{Case, Held, Promise, Violation};
 use crate::clock::Moment;
 
-/// The most operations of one part that are put to the tester at once.
+/// Maximum number of operations of one part that the tester gets at once.
 const PART_MOST: usize = 200;
 
-/// Of longer parts, how many tokens are looked at together.
+/// Number of tokens of a longer part that are examined together.
 const WINDOW: usize = 40;
 
-/// How much was judged.
+/// The amount of judged operations.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Judged {
     /// By the external judge.
@@ -58,7 +58,7 @@ enum Operation {
 enum Answer {
     Token(i64),
     Left,
-    /// What the lock says to what can't be.
+    /// The answer of the lock to an impossible operation.
     Refused,
 }
 
@@ -87,10 +87,10 @@ impl SequentialSpec for Sequential {
     }
 }
 
-/// An operation with its begin and end.
+/// An operation with its beginning and end.
 #[derive(Clone, Debug)]
 struct Interval {
-    /// Who does one thing after the other.
+    /// The process, which does one thing after the other.
     process: usize,
     operation: Operation,
     answer: Answer,
@@ -100,7 +100,7 @@ struct Interval {
 }
 
 impl Interval {
-    /// Which hold it begins or ends.
+    /// Returns the token of the hold that it begins or ends.
     fn token(&self) -> i64 {
         match (self.operation, self.answer) {
             (Operation::Leave(token), _) | (Operation::Acquire, Answer::Token(token)) => token,
@@ -109,10 +109,10 @@ impl Interval {
     }
 }
 
-/// The holder and the last token when something begins.
+/// The holder and the last token at the beginning of a part.
 type Begin = (Option<i64>, i64);
 
-/// Puts all locks that only one can hold to the judge.
+/// Submits all locks that only one can hold to the tester.
 pub(super) fn check(case: &Case<'_>) -> (Vec<Violation>, Judged) {
     let (mut violations, mut judged) = (Vec::new(), Judged::default());
     for (name, held) in exclusive(case) {
@@ -139,8 +139,8 @@ pub(super) fn check(case: &Case<'_>) -> (Vec<Violation>, Judged) {
     (violations, judged)
 }
 
-/// What of a part is put to the tester at a time, with the holder and the last token at its begin: all of it, or what
-/// concerns some successive tokens, in windows that overlap by half.
+/// Returns the pieces of a part that the tester gets at a time, each with the holder and the last token at its
+/// beginning: all of it, or the operations of some successive tokens, in windows that overlap by half.
 fn windows(begin: Begin, part: Vec<Interval>) -> Vec<(Begin, Vec<Interval>)> {
     if part.len() <= PART_MOST {
         return vec![(begin, part)];
@@ -150,8 +150,8 @@ fn windows(begin: Begin, part: Vec<Interval>) -> Vec<(Begin, Vec<Interval>)> {
     for start in (0..tokens.len()).step_by(WINDOW / 2) {
         let within = &tokens[start..tokens.len().min(start + WINDOW)];
         let (first, last) = (within[0], within[within.len() - 1]);
-        // Who is there when the part begins leaves in its first window. The others begin with a free lock, as whoever was
-        // there before has left: the window before has judged that.
+        // The holder at the beginning of the part leaves in the part's first window. The other windows begin with a
+        // free lock: the window before has judged the earlier holders.
         let (begin, first) = match start.checked_sub(1) {
             Some(before) => ((None, tokens[before]), first),
             None => (begin, 0),
@@ -168,7 +168,7 @@ fn exclusive<'a>(case: &Case<'a>) -> BTreeMap<&'a str, Vec<Held<'a>>> {
     by_name
 }
 
-/// The operations of a lock, in the order of their begins.
+/// Returns the operations of a lock, in the order of their beginnings.
 fn intervals(case: &Case<'_>, held: &[Held<'_>]) -> Vec<Interval> {
     let mut processes = BTreeMap::new();
     let mut fresh = held.len();
@@ -202,7 +202,7 @@ fn intervals(case: &Case<'_>, held: &[Held<'_>]) -> Vec<Interval> {
                 };
                 fresh += 1;
                 let from = case.claimed_until(*one).unwrap_or(one.operation.requested);
-                // Where that lies before the claim's end, exclusion is broken, and this is not to hide it.
+                // If that lies before the claim's end, exclusion is broken, and this must not hide it.
                 (fresh, from, to.max(from + 1))
             }
         };
@@ -258,7 +258,7 @@ fn tokens(part: &[Interval]) -> Rc<[i64]> {
     tokens.into()
 }
 
-/// Who holds the lock after a part, as everything in it is over.
+/// Returns the holder after a part, as everything in it is over.
 fn after(holder: Option<i64>, part: &[Interval]) -> Option<i64> {
     let left = |token: i64| {
         part.iter()
@@ -275,7 +275,7 @@ fn is_linearizable((holder, last): Begin, part: &[Interval]) -> bool {
         issued: 0,
         last,
     };
-    // Begins and ends in their order; at the same moment the begin comes first, which makes them overlap.
+    // Beginnings and ends in their order; at the same moment the beginning comes first, which makes them overlap.
     let begins = part
         .iter()
         .enumerate()
@@ -298,7 +298,8 @@ fn is_linearizable((holder, last): Begin, part: &[Interval]) -> bool {
     tester.is_consistent()
 }
 
-/// The same history for other checkers: one map a line, as Jepsen's Knossos and Porcupine's converters read it.
+/// Returns the same history for other checkers: one map a line, as Jepsen's Knossos and Porcupine's converters read
+/// it.
 pub(crate) fn edn(case: &Case<'_>) -> BTreeMap<String, String> {
     let mut files = BTreeMap::new();
     for (name, held) in exclusive(case) {

@@ -1,16 +1,17 @@
-//! What is checked of a run afterwards.
+//! The checks of a run afterwards.
 //!
-//! Each check is one function from the [`History`] to the breaches of one promise. None trusts another, and none trusts
-//! the library: a history is what clients wrote down, what the director did, and what the servers' log says.
+//! Each check is one function from the [`History`] to the breaches of one promise. None trusts another, and none
+//! trusts the library: a history consists of the clients' records, the director's actions, and the servers' log.
 //!
-//! A foreign hand (a dropped collection, a broken lock) takes a lock away from its holder, who learns of it a hop later;
-//! the promises do not cover that hop. Such a hold is *void* from the moment at which the director raised the hand: which
-//! holds it struck is told by the servers' log. Nothing is judged of them from there on, but that they are over at the end
-//! of their last lease, as no renewal succeeds any more.
+//! A foreign hand (a dropped collection, a broken lock) takes a lock away from its holder, which learns of it a hop
+//! later; the promises do not cover that hop. Such a hold is *void* from the moment at which the director raised the
+//! hand; the servers' log shows which holds it struck. From there on, the judge only requires that they are over at
+//! the end of their last lease, as no renewal succeeds any more.
 //!
-//! A save of an old document is such a hand as well. It strikes who was a holder and is none any more, or is one for a
-//! shorter time: exclusion is not promised to them from the save on. The order of the queue is what was saved. What is
-//! promised all the same: no token is issued again, who lost the lock is told, and the lock is to be had.
+//! A save of an old document is such a hand as well. It strikes a client that was a holder and is none any more, or is
+//! one for a shorter time: exclusion is not promised to it from the save on. The order of the queue is the saved one.
+//! These promises hold all the same: no token is issued again, a holder that lost the lock learns of it, and the lock
+//! can be acquired.
 
 mod exclusion;
 mod harm;
@@ -36,22 +37,23 @@ use crate::{
 pub(crate) use harm::{Waits, measure};
 pub(crate) use linear::{Judged, edn};
 
-/// How far a server's clock may have been set from the true time.
+/// Maximum distance of a server's set clock from the true time.
 const OFF: u64 = CLOCK_OFF * MILLI;
 
-/// How far a moment of the servers' log may be from one of ours: their clocks have milliseconds, and may have been set.
+/// Maximum distance of a moment of the servers' log from one of ours: their clocks have milliseconds, and may have
+/// been set.
 const MARGIN: u64 = SECOND / 20 + OFF;
 
 /// The kind of fault that is a save of an old document.
 const SAVED: &str = "old document saved";
 
-/// The task number of those operations by which the director sees whether there is progress.
+/// The task number of the operations by which the director checks whether there is progress.
 pub(crate) const PROBE: usize = 1_000;
 
-/// The task number of those by which it sees, at the end, that every lock is idle.
+/// The task number of those by which it checks, at the end, that every lock is idle.
 pub(crate) const IDLE: usize = 1_001;
 
-/// Which promise was broken.
+/// A promise that was broken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Promise {
     Exclusion,
@@ -96,12 +98,12 @@ impl fmt::Display for Promise {
 pub(crate) struct Violation {
     pub(crate) promise: Promise,
     pub(crate) text: String,
-    /// Where in the time-line it is, and of which lock.
+    /// Its position in the time-line, with its lock.
     pub(crate) at: Moment,
     pub(crate) name: Option<String>,
 }
 
-/// The history, with what several checks want to know of it.
+/// The history, with data that several checks need.
 #[derive(Debug)]
 pub(crate) struct Case<'a> {
     pub(crate) history: &'a History,
@@ -109,7 +111,7 @@ pub(crate) struct Case<'a> {
     void: HashMap<(&'a str, i64), Moment>,
     /// The last moment at which the servers' log lets a hold be.
     until: HashMap<(&'a str, i64), Moment>,
-    /// Which versions in the servers' log are old ones that somebody else saved.
+    /// The versions in the servers' log that are old ones, saved by another program.
     saved: HashSet<usize>,
 }
 
@@ -167,13 +169,13 @@ impl<'a> Case<'a> {
         }
     }
 
-    /// The versions in the servers' log, and whether each is an old one that somebody else saved.
+    /// Returns the versions in the servers' log, and whether each is an old one that another program saved.
     pub(crate) fn versions(&self) -> impl Iterator<Item = (&'a Version, bool)> {
         let versions = self.history.versions.iter().enumerate();
         versions.map(|(index, version)| (version, self.saved.contains(&index)))
     }
 
-    /// All that was granted, in the order of the grants as the clients saw them.
+    /// Returns all grants, in the order in which the clients saw them.
     pub(crate) fn held(&self) -> Vec<Held<'a>> {
         let operations = self.history.operations.iter();
         let held = operations.filter_map(|operation| {
@@ -187,7 +189,7 @@ impl<'a> Case<'a> {
         held
     }
 
-    /// The same, by the name of the lock.
+    /// Returns the same, by the name of the lock.
     pub(crate) fn held_by_name(&self) -> BTreeMap<&'a str, Vec<Held<'a>>> {
         let mut by_name: BTreeMap<&str, Vec<_>> = BTreeMap::new();
         for held in self.held() {
@@ -196,14 +198,14 @@ impl<'a> Case<'a> {
         by_name
     }
 
-    /// From when on the hold does not count any more.
+    /// Returns from when on the hold does not count any more.
     pub(crate) fn void(&self, held: Held<'_>) -> Option<Moment> {
         self.void
             .get(&(held.operation.name.as_str(), held.grant.token))
             .copied()
     }
 
-    /// Up to when nobody else may have the lock; `None` if the hold never was valid.
+    /// Returns up to when nobody else may have the lock; `None` if the hold never was valid.
     pub(crate) fn claimed_until(&self, held: Held<'_>) -> Option<Moment> {
         let claimed = held.grant.claimed_until()?;
         Some(self.void(held).map_or(claimed, |void| claimed.min(void)))
@@ -218,7 +220,7 @@ impl<'a> Case<'a> {
         }
     }
 
-    /// All breaches, and what the external judge had to say.
+    /// Returns all breaches, and the counts of the external judge.
     pub(crate) fn judge(&self) -> (Vec<Violation>, Judged) {
         let (linear, mut judged) = linear::check(self);
         let checks = [
@@ -243,7 +245,7 @@ impl<'a> Case<'a> {
     }
 }
 
-/// Whether a version is an old one that somebody else saved: it does not count on, and a hand was there to save it.
+/// Whether a version is an old one that another program saved: its count falls back, and a hand was there to save it.
 fn is_saved(history: &History, earlier: Option<&Version>, version: &Version) -> bool {
     let Some(state) = &version.state else {
         return false;
@@ -257,7 +259,7 @@ fn is_saved(history: &History, earlier: Option<&Version>, version: &Version) -> 
     !counts_on && saves.any(|(from, to)| from <= at + MARGIN && to + MARGIN >= at)
 }
 
-/// From when to when somebody saved an old document of a lock.
+/// Returns the times in which another program saved an old document of a lock.
 fn saves<'a>(history: &'a History, name: &'a str) -> impl Iterator<Item = (Moment, Moment)> + 'a {
     history.journal.iter().filter_map(move |entry| match &entry.note {
         Note::Began { fault, kind, takes, .. } if kind == SAVED && takes.iter().any(|taken| taken == name) => {
@@ -267,7 +269,7 @@ fn saves<'a>(history: &'a History, name: &'a str) -> impl Iterator<Item = (Momen
     })
 }
 
-/// When a hand was not raised any more.
+/// Returns when a hand was no longer raised.
 fn over(history: &History, fault: usize) -> Option<Moment> {
     history.journal.iter().find_map(|later| match &later.note {
         Note::Over { fault: of } if *of == fault => Some(later.at),
@@ -277,7 +279,7 @@ fn over(history: &History, fault: usize) -> Option<Moment> {
     })
 }
 
-/// When the hand was raised that took a lock away at a moment of the servers' clock.
+/// Returns when the hand was raised that took a lock away at a moment of the servers' clock.
 fn hand(history: &History, name: &str, at: Moment) -> Option<Moment> {
     let (mut striking, mut latest) = (None, None);
     for entry in &history.journal {
@@ -293,7 +295,7 @@ fn hand(history: &History, name: &str, at: Moment) -> Option<Moment> {
         }
         latest = Some(entry.at);
         if over(history, *fault).is_none_or(|over| over + MARGIN >= at) {
-            // With several in the air the first counts, as it is not known which of them it was.
+            // Of several active hands the first counts, as the one that struck is not known.
             striking = striking.or(Some(entry.at));
         }
     }

@@ -1,13 +1,13 @@
-//! Whose turn it is in one client.
+//! The order of turns within one client.
 
 use std::collections::{BTreeMap, HashMap};
 
 use super::{Case, Held, Promise, Violation};
 
-/// The tasks of one client that wait for one lock are granted it in the order in which they began to wait.
+/// Checks that the tasks of one client that wait for one lock are granted it in the order in which they began to wait.
 ///
-/// The first grant of an entry counts, by the servers' log: one that its client never saw, as it was cut off until the
-/// claim lease had run out, has had its turn.
+/// The first grant of an entry counts, by the servers' log: a grant that its client never saw, as it was cut off until
+/// the claim lease had run out, has had its turn.
 pub(super) fn turn(case: &Case<'_>) -> Vec<Violation> {
     let mut first: HashMap<(&str, &str), i64> = HashMap::new();
     for version in &case.history.versions {

@@ -1,4 +1,4 @@
-//! What the servers' log shows.
+//! Checks of the servers' log.
 
 use std::collections::HashMap;
 
@@ -8,12 +8,12 @@ use crate::{
     oplog::{State, Version},
 };
 
-/// How far a moment of the servers' clock may be off when it is put beside one of ours: their clock has milliseconds,
-/// and the two clocks of the machine drift a little between two measurements.
+/// Maximum error of a moment of the servers' clock beside one of ours: their clock has milliseconds, and the two
+/// clocks of the machine drift a little between two measurements.
 const TOLERANCE: u64 = 3 * MILLI;
 
-/// Every grant is in the log; and no handle ever called itself safe beyond the end that its lease has there, by the
-/// earliest of the servers' clocks.
+/// Checks that every grant is in the log; and that no handle ever called itself safe beyond the end of its lease
+/// there, by the earliest of the servers' clocks.
 pub(super) fn lost_in_time(case: &Case<'_>) -> Vec<Violation> {
     let mut violations = Vec::new();
     for held in case.held() {
@@ -36,7 +36,7 @@ pub(super) fn lost_in_time(case: &Case<'_>) -> Vec<Violation> {
     violations
 }
 
-/// The documents themselves never hold more than there is room for, and their tokens only rise.
+/// Checks that the documents themselves never hold more than there is room for, and that their tokens only rise.
 pub(super) fn capacity(case: &Case<'_>) -> Vec<Violation> {
     let mut violations = Vec::new();
     // The token of the last version, and the largest of all.
@@ -70,7 +70,8 @@ pub(super) fn capacity(case: &Case<'_>) -> Vec<Violation> {
     violations
 }
 
-/// Nobody becomes a holder while a live entry before it stays in the queue, and nobody changes places.
+/// Checks that no client becomes a holder while a live entry before it stays in the queue, and that no two change
+/// places.
 pub(super) fn queue(case: &Case<'_>) -> Vec<Violation> {
     let mut violations = Vec::new();
     let mut before: HashMap<&str, &Version> = HashMap::new();
@@ -96,7 +97,7 @@ fn overtaken(from: &State, to: &State, at: i64) -> Option<String> {
         .iter()
         .filter(|holder| from.holders.iter().all(|other| other.id != holder.id));
     for holder in granted {
-        // Who was not in the queue comes after all that were.
+        // An entry that was not in the queue comes after all that were.
         let position = place(from, &holder.id).unwrap_or(from.queue.len());
         let passed = from.queue[..position]
             .iter()

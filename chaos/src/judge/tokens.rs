@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use super::{Case, Promise, Violation};
 
-/// No token of a name is issued twice, and who asks after another has been granted gets a larger one.
+/// Checks that no token of a name is issued twice, and that a request after another's grant gets a larger one.
 pub(super) fn check(case: &Case<'_>) -> Vec<Violation> {
     let mut violations = Vec::new();
     for held in case.held_by_name().into_values() {

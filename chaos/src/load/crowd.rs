@@ -1,4 +1,5 @@
-//! Many clients, each a session of its own as in a process of its own, wait for one lock: more than its queue has room for.
+//! Many clients, each a session of its own as in a process of its own, that wait for one lock: more than its queue has
+//! room for.
 
 use std::time::Duration;
 
@@ -11,13 +12,13 @@ use watchlock_testkit::Cluster;
 use super::{DATABASE, gauge::Gauge};
 use crate::{Result, client::connect, locks::LOCKS};
 
-/// As many as the queue of one lock has room for.
+/// Number of waiters that the queue of one lock has room for.
 const ROOM: usize = 256;
 
-/// The document of a lock stays below this, however many wait.
+/// Maximum size of a lock's document, however many clients wait.
 const BYTES_MOST: i32 = 150_000;
 
-/// So many share the connections of one driver's client.
+/// Number of clients that share the connections of one driver's client.
 const SHARING: usize = 50;
 
 pub(super) async fn run(count: usize, lasts: Duration) -> Result<bool> {
@@ -35,7 +36,7 @@ pub(super) async fn run(count: usize, lasts: Duration) -> Result<bool> {
             database = Some(connect(&cluster.uri(), DATABASE, "waiter").await?);
         }
         let database = database.clone().ok_or("there is a database")?;
-        // What a stream for each costs is another matter.
+        // The cost of a stream for each is another matter.
         let client = LockClient::builder(database).wake_source(WakeSource::Polling);
         clients.push(client.build().await?);
     }

@@ -1,20 +1,20 @@
-//! Whether something has grown: the median of the last quarter of its readings against that of the second.
+//! The check whether something has grown: the median of the last quarter of its readings against that of the second.
 //!
 //! The first quarter is left out, as caches, pools and allocators fill then; the third only stands between. Medians,
 //! as what counts is not the one reading that caught a moment's work.
 
 use std::fmt;
 
-/// How much more the last quarter may show than the second.
+/// The growth that the last quarter may show over the second.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Bound {
     /// In percent of the second quarter.
     pub(super) percent: u64,
-    /// What is added to that: the least that is not noise.
+    /// The addition to that: the least that is not noise.
     pub(super) and: u64,
 }
 
-/// What became of one figure.
+/// The result for one figure.
 #[derive(Clone, Debug)]
 pub(super) struct Verdict {
     what: &'static str,

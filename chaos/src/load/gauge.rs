@@ -1,4 +1,4 @@
-//! What clients and server use: processor time, memory, commands, cursors, connections, tasks.
+//! The resources of clients and server: processor time, memory, commands, cursors, connections, tasks.
 
 use std::{fmt, fs};
 
@@ -14,10 +14,10 @@ use crate::{Result, client::connect};
 /// The clock ticks of `/proc`, as Linux gives them to programs.
 const TICKS: f64 = 100.0;
 
-/// What the locks have the server do. Monitoring, and what the measurement itself asks, is not of their making.
+/// The commands that locks cause. Monitoring, and the commands of the measurement itself, don't count.
 const COMMANDS: [&str; 5] = ["findAndModify", "update", "aggregate", "getMore", "find"];
 
-/// Looks at a server and at client processes, through a connection of its own.
+/// A gauge of a server and of client processes, with a connection of its own.
 #[derive(Debug)]
 pub(super) struct Gauge {
     client: Client,
@@ -25,7 +25,7 @@ pub(super) struct Gauge {
     clients: Vec<u32>,
 }
 
-/// What is used at some moment, or has been used up to it.
+/// The resources in use at some moment, or used up to it.
 #[derive(Clone, Debug)]
 pub(super) struct Sample {
     pub(super) at: Instant,
@@ -33,10 +33,10 @@ pub(super) struct Sample {
     get_mores: i64,
     server_seconds: f64,
     client_seconds: f64,
-    /// In KB, as all memory here: what the process occupies.
+    /// In KB, as all memory here: the size of the process.
     pub(super) server_memory: u64,
-    /// What the server has asked for and not given back, but for the storage engine's cache. It fills the cache up to the
-    /// limit it was given, whatever happens; this is what is to stay flat.
+    /// The memory that the server has asked for and not given back, except for the storage engine's cache. It fills
+    /// the cache up to its limit, whatever happens; this figure must stay flat.
     pub(super) server_heap: u64,
     pub(super) client_memory: u64,
     /// Open at the server.
@@ -48,7 +48,7 @@ pub(super) struct Sample {
 }
 
 impl Gauge {
-    /// Of the first node of a cluster and of some processes.
+    /// Creates the gauge of the first node of a cluster and of some processes.
     pub(super) async fn new(cluster: &Cluster, clients: Vec<u32>) -> Result<Self> {
         let database = connect(&cluster.uri(), "admin", "gauge").await?;
         Ok(Self {
@@ -58,7 +58,7 @@ impl Gauge {
         })
     }
 
-    /// Of the first node of a cluster and of this process.
+    /// Creates the gauge of the first node of a cluster and of this process.
     pub(super) async fn here(cluster: &Cluster) -> Result<Self> {
         Self::new(cluster, vec![std::process::id()]).await
     }
@@ -96,14 +96,14 @@ impl Sample {
 }
 
 impl fmt::Display for Sample {
-    /// What is used at this moment.
+    /// Shows the resources at this moment.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (server, clients) = (self.server_memory / 1024, self.client_memory / 1024);
         write!(f, "server {server:>5} MB  clients {clients:>5} MB")
     }
 }
 
-/// What was used between two moments.
+/// The resources used between two moments.
 #[derive(Debug)]
 pub(super) struct Spent<'a> {
     earlier: &'a Sample,
@@ -156,7 +156,7 @@ impl fmt::Display for Spent<'_> {
     }
 }
 
-/// A number somewhere in a document; 0 where there is none.
+/// Returns a number somewhere in a document; 0 if there is none.
 pub(super) fn number(document: &Document, path: &[&str]) -> i64 {
     let Some((last, path)) = path.split_last() else {
         return 0;
@@ -180,7 +180,7 @@ pub(super) fn number(document: &Document, path: &[&str]) -> i64 {
     }
 }
 
-/// How much memory a process occupies, in KB.
+/// Returns the size of a process, in KB.
 fn memory(pid: u32) -> u64 {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
@@ -188,7 +188,7 @@ fn memory(pid: u32) -> u64 {
         .unwrap_or(0)
 }
 
-/// How long a process has been running on some core.
+/// Returns how long a process has been running on some core.
 fn processor_seconds(pid: u32) -> f64 {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     // After the name, which may hold anything, the state is the first field, and the two times are the 12th and 13th.

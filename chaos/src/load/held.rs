@@ -1,4 +1,4 @@
-//! One client holds very many locks for several lease periods, and goes on acquiring others beside them.
+//! One client that holds very many locks for several lease periods, and goes on acquiring others beside them.
 
 use std::{
     collections::BTreeMap,
@@ -21,18 +21,18 @@ use crate::{Result, client::connect, locks::LOCKS};
 
 const LEASE: Duration = Duration::from_secs(30);
 
-/// The rate of acquires is measured over so many, when as many are held and when all are.
+/// Number of acquires over which the rate is measured, when as many are held and when all are.
 const MEASURED: usize = 1_000;
 
-/// At the end the rate is to be at least this part of what it was at the beginning.
+/// Minimum rate at the end, as a part of the rate at the beginning.
 const RATE_LEAST: f64 = 0.8;
 
-/// The time in which everything is to be released.
+/// Maximum time to release everything.
 const SHUTDOWN_MOST: Duration = Duration::from_secs(60);
 
 const AT_ONCE: usize = 64;
 
-/// How many lines tell how it goes.
+/// Number of progress lines.
 const LINES: u32 = 10;
 
 pub(super) async fn run(count: usize, lasts: Duration) -> Result<bool> {
@@ -98,7 +98,7 @@ pub(super) async fn run(count: usize, lasts: Duration) -> Result<bool> {
     Ok(lost.is_empty() && released && rate >= RATE_LEAST)
 }
 
-/// Acquires so many more, and returns how many a second that were.
+/// Acquires so many more, and returns their number per second.
 async fn acquire(locks: &LockClient, handles: &mut Vec<LockHandle>, count: usize) -> Result<f64> {
     let (first, began) = (handles.len(), Instant::now());
     let acquiring = (first..first + count).map(|number| locks.mutex(format!("lock {number}")).acquire().into_future());
@@ -108,7 +108,7 @@ async fn acquire(locks: &LockClient, handles: &mut Vec<LockHandle>, count: usize
     Ok(count as f64 / began.elapsed().as_secs_f64())
 }
 
-/// A thread that looks at the client again and again: each look waits until nobody else has the client's state in hand.
+/// A thread that looks at the client again and again: each look waits until nothing else holds the client's state.
 struct Probe {
     done: Arc<AtomicBool>,
     thread: thread::JoinHandle<Vec<Duration>>,
@@ -131,7 +131,7 @@ impl Probe {
         Self { done, thread }
     }
 
-    /// What was seen, as words.
+    /// Returns the looks' result, as words.
     fn end(self) -> String {
         self.done.store(true, Ordering::Relaxed);
         let mut waits = self.thread.join().unwrap_or_default();

@@ -1,4 +1,4 @@
-//! One client holds many locks for several lease periods, while the server is slow.
+//! One client that holds many locks for several lease periods, while the server is slow.
 
 use std::time::Duration;
 
@@ -15,23 +15,23 @@ use super::{
 };
 use crate::{Result, client::connect, locks::LOCKS};
 
-/// Shorter than the default, so that several periods do not take long. All that follows from it is left as it is: a
-/// renewal every fifth of it, and a tenth of it that clocks may go apart.
+/// Shorter than the default, so that several periods do not take long. Everything that follows from it stays as it is:
+/// a renewal every fifth of it, and a tenth of it by which clocks may differ.
 const LEASE: Duration = Duration::from_secs(10);
 
-/// How much longer each command of the client takes that concerns locks.
+/// Additional time for each command of the client that concerns locks.
 const SLOW_MILLIS: i64 = 300;
 
-/// Periods in which the server is as fast as it can be, to compare with.
+/// Number of periods in which the server is as fast as it can be, for comparison.
 const FAST_PERIODS: u32 = 2;
 
-/// The pause between two looks at what is left of all holds.
+/// Pause between two looks at the remaining time of all holds.
 const LOOK: Duration = Duration::from_millis(50);
 
-/// Acquires and releases that are under way at once.
+/// Number of acquires and releases under way at once.
 const AT_ONCE: usize = 64;
 
-/// By which the server knows whose commands are to be slow.
+/// The application name of the client whose commands are slowed.
 const LABEL: &str = "holder";
 
 pub(super) async fn run(count: usize, lasts: Duration) -> Result<bool> {
@@ -91,7 +91,7 @@ pub(super) async fn run(count: usize, lasts: Duration) -> Result<bool> {
     Ok(none_lost && all_released && held == 0 && flat)
 }
 
-/// What one lease period took.
+/// The resources that one lease period used.
 #[derive(Debug)]
 struct Period {
     commands: u64,
@@ -99,7 +99,7 @@ struct Period {
     samples: Vec<Sample>,
 }
 
-/// Looks on for the time of a lease.
+/// Watches for the time of a lease.
 async fn period(label: &str, gauge: &Gauge, views: &[LockView], earlier: &mut Sample) -> Result<Period> {
     let (start, mut second) = (earlier.at, 0);
     let (mut least_left, mut samples) = (Duration::MAX, Vec::new());
@@ -127,14 +127,14 @@ async fn period(label: &str, gauge: &Gauge, views: &[LockView], earlier: &mut Sa
     })
 }
 
-/// Whether it stays as it is while the server is slow.
+/// Whether everything stays as it is while the server is slow.
 fn report(periods: &[Period]) -> bool {
     let each = |of: fn(&Sample) -> u64| -> Vec<u64> {
         let samples = periods.iter().flat_map(|period| &period.samples);
         samples.map(of).collect()
     };
     let commands: Vec<u64> = periods.iter().map(|period| period.commands).collect();
-    // What is left is to stay as large: the time that is gone is not to grow.
+    // The remaining time must stay as large: the used-up time must not grow.
     let gone = periods.iter().map(|period| LEASE.saturating_sub(period.least_left));
     let gone: Vec<u64> = gone
         .map(|gone| u64::try_from(gone.as_millis()).unwrap_or(u64::MAX))

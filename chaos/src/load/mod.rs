@@ -1,4 +1,5 @@
-//! What a load costs the clients and the server, whether it stays so, and whether the promises are kept under it.
+//! The costs of a load for the clients and the server, and the checks that they stay flat and that the promises are
+//! kept.
 
 mod crowd;
 mod flat;
@@ -16,10 +17,10 @@ use crate::Result;
 
 const DATABASE: &str = "load";
 
-/// How often a long wait is looked at.
+/// Number of looks at a long wait.
 const SAMPLES: u32 = 6;
 
-/// What it is.
+/// The kind of a load.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Burden {
     /// Tasks of one client wait for one lock.
@@ -38,11 +39,11 @@ pub(crate) enum Burden {
     Soak,
 }
 
-/// What is asked for.
+/// The settings of a load.
 #[derive(Clone, Debug)]
 pub(crate) struct Load {
     pub(crate) burden: Burden,
-    /// Where it is not told, every burden has its own.
+    /// By default, every kind has its own duration.
     pub(crate) lasts: Option<Duration>,
     pub(crate) seed: u64,
     pub(crate) folder: PathBuf,

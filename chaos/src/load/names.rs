@@ -1,5 +1,5 @@
-//! Many names that are used once each. What is stored of a name is purged after its retention, so it is the names of the
-//! last minute or so that take room, however many there have been.
+//! Many names that are used once each. The document of a name is purged after its retention, so only the names of the
+//! last minute or so take room, however many there have been.
 
 use std::{
     sync::{
@@ -34,8 +34,8 @@ const LEASE: Duration = Duration::from_secs(5);
 /// The shortest there is.
 const RETENTION: Duration = Duration::from_secs(60);
 
-/// How much later than it may the server purges a document: with the pause that is set here it looks every second, and
-/// then has as much to do as was used in a second.
+/// Maximum delay of a purge: with the pause that is set here the server looks every second, and then has as much to do
+/// as was used in a second.
 const LATE: Duration = Duration::from_secs(30);
 
 /// Clients, and their tasks that use one name after the other.
@@ -45,14 +45,14 @@ const TASKS: usize = 16;
 /// One name of so many is used again just as it is about to be purged.
 const RETURNING: u64 = 100;
 
-/// The time around the purge in which that is.
+/// The time around the purge in which that happens.
 const AROUND: Duration = Duration::from_secs(4);
 
 /// The pause between two samples, and how many make a line.
 const SAMPLED: Duration = Duration::from_secs(2);
 const A_LINE: usize = 10;
 
-/// A name that was used, and is to be used again.
+/// A name that was used, and will be used again.
 #[derive(Debug)]
 struct Used {
     name: String,
@@ -60,7 +60,7 @@ struct Used {
     at: Instant,
 }
 
-/// What there is at some moment.
+/// The state at some moment.
 #[derive(Debug)]
 struct Reading {
     sample: Sample,
@@ -161,7 +161,7 @@ async fn use_names(
     }
 }
 
-/// Uses names again when they are about to be purged: before, after, or in the very moment.
+/// Uses names again when they are about to be purged: before, after, or at the very moment.
 async fn use_again(locks: LockClient, mut returning: mpsc::UnboundedReceiver<Used>, kept: Duration) -> Result<u64> {
     let mut uses: JoinSet<Result<()>> = JoinSet::new();
     let mut returned = 0;
@@ -230,9 +230,9 @@ fn line(start: Instant, earlier: &Reading, later: &Reading) -> String {
     )
 }
 
-/// Whether what is stored is bounded by what was used of late, nothing is left, and the client keeps nothing of it.
+/// Whether the stored data is bounded by recent use, nothing is left, and the client keeps nothing of it.
 fn report(readings: &[Reading], kept: Duration, took: Duration) -> bool {
-    // Who returns is kept again: for these twice the time.
+    // A returning name is kept again: for these twice the time.
     let long_ago = |at: Instant, ago: Duration| {
         let before = readings.iter().take_while(|reading| reading.sample.at + ago <= at);
         before.last().map_or(0, |reading| reading.used)

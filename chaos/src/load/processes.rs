@@ -1,4 +1,4 @@
-//! Many client processes contend for one lock, and are judged.
+//! Many client processes that contend for one lock, and are judged.
 
 use std::{env, fs, path::PathBuf, process::Stdio, time::Duration};
 
@@ -20,7 +20,7 @@ use crate::{
     record::Log,
 };
 
-/// How long 64 processes may take to give back what they have and end, on a slow machine.
+/// Maximum time for 64 processes to give back their locks and end, on a slow machine.
 const FAREWELL: Duration = Duration::from_secs(120);
 
 pub(super) async fn run(count: usize, lasts: Duration, folder: PathBuf) -> Result<bool> {
@@ -75,7 +75,7 @@ pub(super) async fn run(count: usize, lasts: Duration, folder: PathBuf) -> Resul
         let later = gauge.read().await?;
         println!("  {}", later.since(&earlier));
         earlier = later;
-        // The log has to be read before it runs over.
+        // The log has to be read before it overflows.
         reader.read(&node, &servers).await?;
         clock();
     }

@@ -1,4 +1,4 @@
-//! Many tasks of one client wait for one lock; then each gets it, in turn.
+//! Many tasks of one client that wait for one lock; then each gets it, in turn.
 
 use std::{future::poll_fn, task::Poll, time::Duration};
 

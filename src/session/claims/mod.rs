@@ -1,9 +1,9 @@
-//! Documents of the user's own: claiming any that is free, and reading and changing one that is held.
+//! Claims of the user's own documents: a task claims any document that is free.
 //!
-//! A lock of a known name is waited for in the queue of its document. A claim asks for whatever document is free, so it
-//! has no document to stand in line at: it tries, and when there is none it tries again as soon as one may have become
-//! free. The change stream tells of releases, and of documents that came or changed; ends of leases are reckoned from
-//! the documents. Of the tasks of one client that claim the same only one tries at a time once there is none: the
+//! A lock of a known name is waited for in the queue of its document. A claim asks for any document that is free, so
+//! it has no document to stand in line at. It tries, and when none is free it tries again as soon as one may have
+//! become free. The change stream reports releases, and documents that came or changed; ends of leases are reckoned
+//! from the documents. Of the tasks of one client that claim the same, only one tries at a time once none is free: the
 //! others wait behind it, first come, first served.
 
 mod pace;
@@ -29,7 +29,7 @@ use crate::{
     store::{Outlook, StoreError, Wanted, name},
     telemetry::{self, How},
     waitlist::{
-        Vain,
+        TimedOut,
         answers::TRY_FOR,
         timing::{self, BACKOFF, CLOCK_RESOLUTION},
     },
@@ -37,49 +37,49 @@ use crate::{
 use pace::Pace;
 use passed::{Passed, Why};
 
-/// What a document is locked as.
+/// The kind and capacity of a claimed document's lock.
 const USED: (Kind, i64) = (Kind::Document, 1);
 
-/// How often a claim that finds nothing looks for documents that can't be claimed, once it has found none of them.
+/// Pause between two looks for unclaimable documents by a claim that finds nothing, while there were none.
 const LOOK_EVERY: Duration = Duration::from_secs(5);
 
-/// Maximum number of filters for which the last look is known; they are forgotten together, which costs a look each.
-const LOOKS_MOST: usize = 64;
+/// Maximum number of filters with a known last look; they are forgotten together, which costs a look each.
+const KNOWN_LOOKS_MOST: usize = 64;
 
-/// Maximum number of characters of an `_id` that are shown where it can't be claimed, as it may be too long.
+/// Maximum number of characters shown of an unclaimable `_id`, as it may be too long.
 const SHOWN_MOST: usize = 200;
 
-/// What the claims of a session share.
+/// The shared state of a session's claims.
 #[derive(Debug, Default)]
 pub(in crate::session) struct Claims {
-    /// By what is wanted: whoever found nothing free has the turn.
+    /// By filter and order: the turn of the task that found nothing free.
     turns: Mutex<HashMap<Vec<u8>, Weak<tokio::sync::Mutex<()>>>>,
-    /// By what is wanted: when it was looked for documents that can't be claimed, and whether there was any.
+    /// By filter and order: the last look for unclaimable documents, and whether it found any.
     looks: Mutex<HashMap<Vec<u8>, (Instant, bool)>>,
     passed: Mutex<Passed>,
     freed: watch::Sender<Freed>,
 }
 
-/// What is known of documents that become free.
+/// The news of documents that become free.
 #[derive(Clone, Copy, Debug, Default)]
 struct Freed {
-    /// Counts what may have made a document free.
+    /// Counts the events that may have made a document free.
     times: u64,
-    /// The stream tells of it.
+    /// Whether the stream reports them.
     streaming: bool,
 }
 
-/// What is wanted, as a key.
+/// Returns the filter and order as a key.
 fn key(wanted: &Wanted) -> Vec<u8> {
     let mut key = Vec::new();
     for part in [Some(&wanted.filter), wanted.sort.as_ref()].into_iter().flatten() {
-        // What can't be written is refused by the driver, whoever's turn it is.
+        // The driver refuses what can't be written, at any turn.
         let _ = part.to_writer(&mut key);
     }
     key
 }
 
-/// The name of a document that can't be claimed, which may be too long for a name.
+/// Returns the name of an unclaimable document, shortened if it is too long.
 fn shown(id: &Bson) -> String {
     let name = name::of_id(id);
     match name.char_indices().nth(SHOWN_MOST) {
@@ -100,7 +100,7 @@ impl Claims {
         turn
     }
 
-    /// Whether it is time to look for documents that can't be claimed: for as long as there are some it always is.
+    /// Whether to look for unclaimable documents now: always, as long as the last look found some.
     fn look_is_due(&self, key: &[u8]) -> bool {
         let looks = self.looks.lock().unwrap_or_else(PoisonError::into_inner);
         looks
@@ -110,7 +110,7 @@ impl Claims {
 
     fn looked(&self, key: &[u8], found: bool) {
         let mut looks = self.looks.lock().unwrap_or_else(PoisonError::into_inner);
-        if looks.len() >= LOOKS_MOST && !looks.contains_key(key) {
+        if looks.len() >= KNOWN_LOOKS_MOST && !looks.contains_key(key) {
             looks.clear();
         }
         looks.insert(key.to_vec(), (Instant::now(), found));
@@ -121,22 +121,22 @@ impl Claims {
     }
 }
 
-/// A document that was claimed. Dropping it gives it back.
+/// A claimed document. Dropping it gives it back.
 #[derive(Debug)]
-pub(crate) struct Given {
+pub(crate) struct ClaimedDocument {
     session: Arc<Session>,
     hold: Option<Arc<Hold>>,
     document: Document,
 }
 
-impl Given {
-    /// The hold, now the caller's to let go of, and the user's part of the document.
+impl ClaimedDocument {
+    /// Returns the hold, now the caller's to let go of, and the user's part of the document.
     pub(crate) fn take(mut self) -> (Option<Arc<Hold>>, Document) {
         (self.hold.take(), std::mem::take(&mut self.document))
     }
 }
 
-impl Drop for Given {
+impl Drop for ClaimedDocument {
     fn drop(&mut self) {
         if let Some(hold) = self.hold.take() {
             self.session.discard(&hold);
@@ -145,10 +145,10 @@ impl Drop for Given {
 }
 
 impl DocumentSession {
-    /// Claims a document; waits until one is free, or returns `None` when none is. While it waits `failing` has the last
-    /// error, unless the server has answered since. `passed`: a document was passed over for its sake already.
+    /// Claims a document; waits until one is free, or returns `None` when none is. While it waits, `failing` has the
+    /// last error, unless the server has answered since. `passed`: it has passed over a document already.
     ///
-    /// Cancel safe: what was claimed in the moment in which the future is dropped is given back.
+    /// Cancel safe: a document claimed at the moment the future is dropped is given back.
     pub(crate) async fn claim(
         &self,
         wanted: Wanted,
@@ -156,8 +156,8 @@ impl DocumentSession {
         wait: bool,
         passed: bool,
         failing: &mut Option<ServerError>,
-    ) -> Result<Option<Given>, AcquireError> {
-        self.stopped()?;
+    ) -> Result<Option<ClaimedDocument>, AcquireError> {
+        self.ensure_usable()?;
         tokio::select! {
             biased;
             () = self.closing.cancelled() => Err(self.why_closed()),
@@ -172,32 +172,32 @@ impl DocumentSession {
         wait: bool,
         mut passed: bool,
         failing: &mut Option<ServerError>,
-    ) -> Result<Option<Given>, AcquireError> {
-        // Until there is a first answer.
+    ) -> Result<Option<ClaimedDocument>, AcquireError> {
+        // Until the first answer comes.
         *failing = Some(StoreError::unanswered(Duration::ZERO).into());
         let begun = Instant::now();
         let wanted = Arc::new(wanted);
         let key = key(&wanted);
         let turn = self.claims.turn(&key);
-        let mut vain = Vain::default();
-        // As long as there is enough for all, nobody waits for anybody.
+        let mut timed_out = TimedOut::default();
+        // As long as there is enough for all, no task waits for another.
         let nobody_waits = turn.try_lock().is_ok();
         if nobody_waits || !wait {
             let mut pause = BACKOFF.0;
             loop {
-                let claimed = self.claim_once(&wanted, &owner, How::AtOnce, &mut vain, &mut passed, failing);
+                let claimed = self.claim_once(&wanted, &owner, How::AtOnce, &mut timed_out, &mut passed, failing);
                 match claimed.await {
                     Ok(None) if wait => *failing = None,
                     Ok(None) => {
                         if passed || self.claims.look_is_due(&key) {
-                            // The claim was answered; the look is only for what may hold up all claims.
+                            // The claim was answered; the look is only for documents that may hold up all claims.
                             let outlook = self.look(&wanted, &key).await;
                             self.some_are_claimable(outlook.ok().as_ref(), true).await?;
                         }
                         return Ok(None);
                     }
                     Err(error) if wait && !error.is_final() => *failing = Some(error.into()),
-                    // Another try can meet with a connection that works, or with a limit that is long enough.
+                    // Another try may get a connection that works, or a limit that is long enough.
                     Err(error) if (error.is_unanswered() || error.ran_out_of_time()) && begun.elapsed() < TRY_FOR => {
                         sleep(pause).await;
                         pause = (pause * 2).min(BACKOFF.1);
@@ -209,7 +209,7 @@ impl DocumentSession {
                 break;
             }
         } else {
-            // Whoever has the turn has been answered.
+            // The task that has the turn was answered.
             *failing = None;
         }
         let _turn = turn.lock().await;
@@ -223,7 +223,7 @@ impl DocumentSession {
         loop {
             let streaming = freed.borrow_and_update().streaming;
             let began = Instant::now();
-            let claimed = self.claim_once(&wanted, &owner, how, &mut vain, &mut passed, failing);
+            let claimed = self.claim_once(&wanted, &owner, how, &mut timed_out, &mut passed, failing);
             match claimed.await {
                 Ok(Some(given)) => return Ok(Some(given)),
                 Ok(None) => {}
@@ -240,7 +240,7 @@ impl DocumentSession {
             let now = Instant::now();
             pace.tried(began, now);
             let polled = now + timing::poll_interval(&self.config, 0, since.elapsed());
-            // What was seen a moment ago will do for an event.
+            // After an event, a look from a moment ago will do.
             let seen = free_at.filter(|free_at| how == How::Event && now < pace.look_at().min(*free_at));
             let again = match seen {
                 Some(free_at) if streaming => free_at.min(pace.look_at()),
@@ -282,8 +282,7 @@ impl DocumentSession {
         Ok(outlook)
     }
 
-    /// Fails where all that match are documents that can't be claimed; of those that are known already it is only said
-    /// again where that is `asked`.
+    /// Fails if all matching documents are unclaimable. Where this is known already, it fails again only if `asked`.
     async fn some_are_claimable(&self, outlook: Option<&Outlook>, asked: bool) -> Result<(), AcquireError> {
         let Some((outlook, id)) = outlook.and_then(|outlook| Some((outlook, outlook.unfit.as_ref()?))) else {
             return Ok(());
@@ -314,7 +313,7 @@ impl DocumentSession {
 }
 
 impl Session {
-    /// When it is tried again although no event said so: at the first end of a lease, or after a while.
+    /// Returns when to try again without an event: at the first end of a lease, or after a while.
     fn free_at(&self, outlook: &Outlook) -> Instant {
         let routine = Instant::now() + timing::refresh(&self.config);
         let soonest = Instant::now() + self.config.poll_interval.0;
@@ -323,7 +322,7 @@ impl Session {
         over.map_or(routine, |over| over.min(routine)).max(soonest)
     }
 
-    /// Leaves a document out of the claims to come for a while, as it can't be read as what it is asked for.
+    /// Leaves a document out of the coming claims for a while, as it can't be read as the requested type.
     pub(crate) fn pass_over(&self, id: Bson, why: Why) {
         self.note_passed(id, why, false);
     }
@@ -339,7 +338,8 @@ impl Session {
         }
     }
 
-    /// Has the session's stream tell what becomes free, as long as somebody claims. To be called by who is told of it.
+    /// Makes the session's stream report what becomes free, as long as a task claims. The caller must have subscribed
+    /// before.
     fn watch_free(&self) {
         if self.config.wake_source.may_stream() {
             let wanted = Demand {
@@ -351,15 +351,15 @@ impl Session {
         }
     }
 
-    /// Something may be free now; `streaming`: the stream tells whatever else becomes free.
-    pub(in crate::session) fn freed(&self, streaming: bool) {
+    /// Notes that a document may be free now; `streaming`: the stream reports the next ones.
+    pub(in crate::session) fn note_freed(&self, streaming: bool) {
         self.claims.freed.send_modify(|freed| {
             freed.times += 1;
             freed.streaming = streaming;
         });
     }
 
-    /// Whether somebody waits for a document to become free.
+    /// Whether a task waits for a document to become free.
     pub(in crate::session) fn is_claiming(&self) -> bool {
         self.claims.freed.receiver_count() > 0
     }

@@ -1,9 +1,9 @@
-//! How often a claim that waits tries again.
+//! The pace at which a waiting claim tries again.
 //!
 //! Every insertion and every change of a document may be the one that a claim waits for. In a busy collection most are
-//! not, and a try for each would cost the server more than the work itself. The first event after a quiet time is
-//! answered at once; those that follow are answered together, after a pause that grows with each try in vain and with
-//! the time that a try takes.
+//! not, and a try for each would cost the server more than the work itself. So the first event after a quiet time is
+//! answered at once. The following events are answered together, after a pause that grows with each try in vain and
+//! with the duration of a try.
 
 use std::time::Duration;
 
@@ -12,14 +12,15 @@ use tokio::time::Instant;
 /// Minimum pause after a try in vain.
 const LEAST: Duration = Duration::from_millis(1);
 
-/// Maximum pause after quick tries: as long as a document that became free may go unnoticed in a busy collection.
+/// Maximum pause after quick tries: the time for which a freed document may go unnoticed in a busy collection.
 const MOST: Duration = Duration::from_millis(100);
 
-/// After slow tries the pause may last this many times as long as a try, so that a claim keeps the server busy for a
+/// Maximum pause after slow tries, as a multiple of the duration of a try, so that a claim keeps the server busy for a
 /// fifth of the time at most.
 const SHARE: u32 = 4;
 
-/// Looks at when leases end read all that match. The pause between two lasts this many times as long as one.
+/// Pause between two looks for the ends of leases, as a multiple of the duration of one: a look reads everything that
+/// matches.
 const LOOK_SHARE: u32 = 20;
 
 /// Maximum pause between two looks: a lease that ends sooner than others may be noticed this much late.
@@ -28,7 +29,7 @@ const LOOK_MOST: Duration = Duration::from_secs(1);
 #[derive(Debug)]
 pub(super) struct Pace {
     pause: Duration,
-    /// The next try is not made before.
+    /// The earliest instant of the next try.
     ready_at: Instant,
     look_at: Instant,
 }
@@ -46,7 +47,7 @@ impl Pace {
         self.ready_at
     }
 
-    /// A try found nothing.
+    /// Notes that a try found nothing.
     pub(super) fn tried(&mut self, began: Instant, now: Instant) {
         let took = now.saturating_duration_since(began);
         let was_quiet = began >= self.ready_at + self.pause;
@@ -55,7 +56,7 @@ impl Pace {
         self.ready_at = now + self.pause;
     }
 
-    /// When it is looked again for the end of leases.
+    /// Returns when the next look for the ends of leases is due.
     pub(super) fn look_at(&self) -> Instant {
         self.look_at
     }

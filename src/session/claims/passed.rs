@@ -1,23 +1,23 @@
-//! Documents that the claims of a client pass over, as they could not be claimed.
+//! Documents that a client's claims pass over because they could not be claimed.
 //!
-//! A document that the server refuses to lock, or that can't be read as what it is asked for, would be the first to be
-//! claimed again, before all others. So it is left out for a while, which doubles with each further failure; a document
-//! that was mended can be claimed when that is over.
+//! A document that the server refuses to lock, or that can't be read as the requested type, would be the first to be
+//! claimed again, before all others. So claims leave it out for a while, which doubles with each further failure. A
+//! document that was mended can be claimed when that is over.
 
 use std::{collections::HashMap, error::Error as StdError, sync::Arc, time::Duration};
 
 use mongodb::bson::Bson;
 use tokio::time::Instant;
 
-/// For how long a document is passed over: the first time, and at most.
+/// Time for which a document is passed over: the first time, and at most.
 const PAUSES: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(300));
 
-/// Maximum number of documents that are known: their `_id`s, of up to 8 KiB each, are sent with every claim. Of more bad
-/// documents the rest are claimed in vain more often.
+/// Maximum number of known documents: their `_id`s, of up to 8 KiB each, are sent with every claim. Further bad
+/// documents are claimed in vain more often.
 const PASSED_MOST: usize = 64;
 
-/// Maximum number of documents that one claim passes over before it fails: where so many in a row can't be claimed, the
-/// trouble is with all.
+/// Maximum number of documents that one claim passes over before it fails: if so many in a row can't be claimed, the
+/// trouble is with all of them.
 pub(crate) const PASSED_AT_ONCE: usize = 16;
 
 /// Why a document can't be claimed.
@@ -34,12 +34,12 @@ struct Entry {
     why: Why,
     pause: Duration,
     until: Instant,
-    /// The server itself selects it no more, so that it can be claimed as soon as it is mended.
+    /// Whether the server no longer selects it, so that it can be claimed as soon as it is mended.
     unselected: bool,
 }
 
 impl Passed {
-    /// A document could not be claimed. Returns whether that is news: nothing like it was known for a while.
+    /// Notes that a document could not be claimed. Returns whether that is news: it was not passed over already.
     pub(in crate::session) fn note(
         &mut self,
         name: String,
@@ -72,18 +72,18 @@ impl Passed {
         true
     }
 
-    /// Why the document is passed over now, if it is.
+    /// Returns why the document is passed over now, if it is.
     pub(in crate::session) fn why(&self, name: &str, now: Instant) -> Option<Why> {
         let entry = self.by_name.get(name).filter(|entry| now < entry.until)?;
         Some(entry.why.clone())
     }
 
-    /// A document was claimed.
+    /// Forgets a document that was claimed.
     pub(in crate::session) fn forget(&mut self, name: &str) {
         self.by_name.remove(name);
     }
 
-    /// The `_id`s of the documents that claims leave out now.
+    /// Returns the `_id`s of the documents that claims leave out now.
     pub(in crate::session) fn ids(&self, now: Instant) -> Vec<Bson> {
         let entries = self.by_name.values();
         let left_out = entries.filter(|entry| now < entry.until && !entry.unselected);

@@ -1,4 +1,4 @@
-//! One try to claim a document, and what becomes of it.
+//! One try to claim a document, and the handling of its answer.
 
 use std::{pin::pin, sync::Arc, time::Duration};
 
@@ -18,19 +18,19 @@ use crate::{
     protocol::{Operation, Owner, Request, Requests},
     store::{Among, Claimed, DocumentStore, StoreError, Wanted},
     telemetry::How,
-    waitlist::{Grant, SWEEPS, Vain, deadline::Deadline},
+    waitlist::{Grant, SWEEPS, TimedOut, deadline::Deadline},
 };
 
-/// How a claim ended that was answered.
+/// The outcome of a claim that was answered.
 #[derive(Debug)]
 pub(super) enum Round {
-    Claimed(Given),
+    Claimed(ClaimedDocument),
     NothingFree,
-    /// A document could not be claimed, for this reason; the others may be.
+    /// A document could not be claimed, for this reason; others may be.
     PassedOver(StoreError),
 }
 
-/// What the server did with a claim.
+/// The server's answer to a claim.
 #[derive(Debug)]
 pub(super) enum Next {
     Claimed(Claimed),
@@ -39,7 +39,7 @@ pub(super) enum Next {
     Refused(Bson, StoreError),
 }
 
-/// Claims; where the server refuses, finds out whether that is because of one document.
+/// Claims; where the server refuses, finds out whether a single document is the cause.
 pub(super) async fn claim_next(
     documents: &DocumentStore,
     wanted: &Wanted,
@@ -52,14 +52,14 @@ pub(super) async fn claim_next(
         Err(error) if error.may_concern_document() => error,
         claimed => return Ok(claimed?.map_or(Next::NothingFree, Next::Claimed)),
     };
-    // The refusal does not name the document. A filter that is refused is so here as well.
+    // The refusal does not name the document. A filter that is refused is refused here as well.
     let Ok(candidate) = documents.candidate(wanted, among).await else {
         return Err(refused);
     };
     let Some(candidate) = candidate else {
         return Ok(Next::NothingFree);
     };
-    // It may be another by now: only the one that is refused by itself is passed over.
+    // It may be another document by now: only one that is refused by itself is passed over.
     match documents
         .claim(wanted, Among::Only(&candidate), operation, within)
         .await
@@ -70,24 +70,24 @@ pub(super) async fn claim_next(
 }
 
 impl DocumentSession {
-    /// Claims, and goes on with the next document where one can't be claimed; `passed` then says so.
+    /// Claims, and goes on with the next document if one can't be claimed; `passed` is then set.
     pub(super) async fn claim_once(
         &self,
         wanted: &Arc<Wanted>,
         owner: &Owner,
         how: How,
-        vain: &mut Vain,
+        timed_out: &mut TimedOut,
         passed: &mut bool,
         failing: &mut Option<ServerError>,
-    ) -> Result<Option<Given>, StoreError> {
+    ) -> Result<Option<ClaimedDocument>, StoreError> {
         for _ in 1..PASSED_AT_ONCE {
-            match self.claim_round(wanted, owner, how, vain, failing).await? {
+            match self.claim_round(wanted, owner, how, timed_out, failing).await? {
                 Round::Claimed(given) => return Ok(Some(given)),
                 Round::NothingFree => return Ok(None),
                 Round::PassedOver(_) => *passed = true,
             }
         }
-        match self.claim_round(wanted, owner, how, vain, failing).await? {
+        match self.claim_round(wanted, owner, how, timed_out, failing).await? {
             Round::Claimed(given) => Ok(Some(given)),
             Round::NothingFree => Ok(None),
             Round::PassedOver(why) => Err(why),
@@ -99,11 +99,13 @@ impl DocumentSession {
         wanted: &Arc<Wanted>,
         owner: &Owner,
         how: How,
-        vain: &mut Vain,
+        timed_out: &mut TimedOut,
         failing: &mut Option<ServerError>,
     ) -> Result<Round, StoreError> {
         let (to, mut answer) = oneshot::channel();
-        let claiming = self.clone().run_claim(wanted.clone(), owner.clone(), how, *vain, to);
+        let claiming = self
+            .clone()
+            .run_claim(wanted.clone(), owner.clone(), how, *timed_out, to);
         let task = self.spawn_for(claiming);
         let claimed = match timeout(UNANSWERED, &mut answer).await {
             Ok(claimed) => claimed,
@@ -114,33 +116,33 @@ impl DocumentSession {
         };
         let claimed = match claimed {
             Ok(claimed) => claimed,
-            // It went without a word, as the runtime is shutting down.
+            // The sender was dropped without an answer, as the runtime is shutting down.
             Err(_) => Err(task.await.map_or_else(StoreError::stopped, |()| StoreError::overdue())),
         };
         match &claimed {
-            Ok(_) => *vain = Vain::default(),
-            Err(error) if error.is_unanswered() => vain.unanswered = vain.unanswered.saturating_add(1),
-            Err(error) if error.ran_out_of_time() => vain.overdue = vain.overdue.saturating_add(1),
+            Ok(_) => *timed_out = TimedOut::default(),
+            Err(error) if error.is_unanswered() => timed_out.unanswered = timed_out.unanswered.saturating_add(1),
+            Err(error) if error.ran_out_of_time() => timed_out.overdue = timed_out.overdue.saturating_add(1),
             Err(_) => {}
         }
         claimed
     }
 
-    /// Claims once, and sends what comes of it. Where that is not heard of in time, it runs on by itself.
+    /// Claims once, and sends the result. Without an answer in time, the command runs on by itself.
     pub(super) async fn run_claim(
         self,
         wanted: Arc<Wanted>,
         owner: Owner,
         how: How,
-        vain: Vain,
+        timed_out: TimedOut,
         to: oneshot::Sender<Result<Round, StoreError>>,
     ) {
-        let limit = self.asking.limit_of_claim(vain, &self.config);
-        let room = self.asking.enter(false, vain).await;
+        let limit = self.asking.limit_of_claim(timed_out, &self.config);
+        let slot = self.asking.enter(false, timed_out).await;
         let id = self.ids.claim();
         if self.closing.is_cancelled() {
             self.ids.settled(&id);
-            // Whoever waits for it may be gone.
+            // The receiver may be gone.
             drop(to.send(Ok(Round::NothingFree)));
             return;
         }
@@ -157,7 +159,7 @@ impl DocumentSession {
             kind: USED.0,
             capacity: USED.1,
             entries: vec![entry],
-            // Only what is free is claimed.
+            // A claim only takes a free document.
             adopts: None,
         };
         let operation = Operation {
@@ -166,7 +168,7 @@ impl DocumentSession {
         };
         let (documents, passed) = (self.documents().clone(), self.claims.passed().ids(Instant::now()));
         let mut claiming = pin!(claim_next(&documents, &wanted, &passed, &operation, limit.within));
-        let (answer, adrift) = match self.asking.answer(claiming.as_mut(), room, limit).await {
+        let (answer, adrift) = match self.asking.answer(claiming.as_mut(), slot, limit).await {
             Ok(answer) => (answer, None),
             Err(adrift) => (Err(StoreError::unanswered(limit.patience())), Some(adrift)),
         };
@@ -185,17 +187,17 @@ impl DocumentSession {
             }
         };
         self.ids.settled(&id);
-        // Whoever waits for it may be gone; what was claimed is given back then.
+        // The receiver may be gone; a claimed document is given back then.
         drop(to.send(answer));
         // A shutdown waits for claims too.
         self.drained.notify_waiters();
         let Some(adrift) = adrift else { return };
-        // What is adrift keeps no session alive.
+        // A claim adrift keeps no session alive.
         let session = Arc::downgrade(self.session());
         drop(self);
         let late = claiming.await;
         adrift.ended(&late);
-        // Nobody waits for it any more.
+        // Nothing waits for it any more.
         if let (Some(session), Ok(Next::Claimed(late))) = (session.upgrade(), late) {
             session.feed(&late.name, |lines, context, _| {
                 lines.line(&late.name).take_out(id, USED, context);
@@ -203,7 +205,7 @@ impl DocumentSession {
         }
     }
 
-    /// Enters a claimed document among what is held, unless the news came too late to be believed.
+    /// Adds a claimed document to the holds, unless the news came too late to be believed.
     pub(super) fn claimed(&self, id: &str, claimed: Claimed, how: How) -> Result<Round, StoreError> {
         let Claimed {
             name,
@@ -249,7 +251,7 @@ impl DocumentSession {
                 let granted = Arc::new(Hold::new(id.to_owned(), name.clone(), &grant));
                 let line = lines.line(&name);
                 line.hold(granted.clone());
-                // Its end may have been heard of first.
+                // News of its end may have come first.
                 doubted = overtaken.doubts(&name);
                 for (signal, at) in overtaken.signals {
                     line.signalled(id, signal, at, context, effects);
@@ -268,14 +270,15 @@ impl DocumentSession {
         self.claims
             .passed()
             .forget(&shown(document.get("_id").unwrap_or(&Bson::Null)));
-        Ok(Round::Claimed(Given {
+        Ok(Round::Claimed(ClaimedDocument {
             session: self.session().clone(),
             hold: Some(hold),
             document,
         }))
     }
 
-    /// A claim of unknown outcome may have been applied, or still be: it is looked for, and taken out again.
+    /// Looks for the entry of a claim with an unknown outcome, which may be applied now or later, and takes it out
+    /// again.
     pub(super) async fn take_out(self, wanted: Arc<Wanted>, id: String) {
         for pause in SWEEPS {
             sleep(pause).await;

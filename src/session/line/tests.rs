@@ -1,4 +1,4 @@
-//! The line against the specification of the protocol in place of a server, on paused time.
+//! Tests of the line against the specification of the protocol in place of a server, on paused time.
 
 use std::io;
 
@@ -16,7 +16,7 @@ use crate::{
     },
 };
 
-/// One line, and the one document that it is about.
+/// One line, and the one document behind it.
 struct Bench {
     config: Config,
     clock: ServerClock,
@@ -30,7 +30,7 @@ struct Bench {
     keys: u64,
 }
 
-type Receiver = oneshot::Receiver<Outcome>;
+type Receiver = oneshot::Receiver<AcquireOutcome>;
 
 impl Bench {
     fn new() -> Self {
@@ -72,38 +72,38 @@ impl Bench {
     }
 
     fn join_as(&mut self, kind: Kind, capacity: i64, wait: bool) -> (u64, Receiver) {
-        self.join_for(Wanted {
+        self.join_for(AcquireOptions {
             kind,
             capacity,
             permits: 1,
             wait,
-            tell: false,
+            reports_contention: false,
             reentrant: false,
             owner: Owner::default(),
         })
     }
 
-    fn join_for(&mut self, wanted: Wanted) -> (u64, Receiver) {
+    fn join_for(&mut self, options: AcquireOptions) -> (u64, Receiver) {
         self.keys += 1;
         let (to, outcome) = oneshot::channel();
-        let pending = Pending::new(self.keys, self.ids.entry(), wanted, to);
+        let pending = Pending::new(self.keys, self.ids.entry(), options, to);
         let ((), effects) = self.feed(|line, context, effects| line.join(pending, context, effects));
         carry_out(effects);
         (self.keys, outcome)
     }
 
-    /// Gives up, and tells how it stood.
+    /// Gives up, and returns how it stood.
     fn give_up(&mut self, key: u64) -> (Option<Contention>, Option<StoreError>) {
         let (standing, effects) = self.feed(|line, context, _| line.cancel(key, context));
         carry_out(effects);
-        standing.expect("it waits").tell(&self.ids)
+        standing.expect("it waits").report(&self.ids)
     }
 
     fn next(&mut self) -> Option<Operation> {
         self.feed(|line, context, _| line.next(context)).0
     }
 
-    /// What the server would answer now.
+    /// Returns the answer that the server would give now.
     fn apply(&mut self, operation: &Operation) -> Answer {
         self.operations += 1;
         let selected = self.document.as_ref().is_none_or(|state| operation.selects(state));
@@ -148,7 +148,7 @@ impl Bench {
         }
     }
 
-    /// Another session's operation on the document; its announcements reach the line unless they get lost.
+    /// Applies another session's operation to the document; its announcements reach the line unless they get lost.
     fn foreign(&mut self, operation: &Operation, announced: bool) {
         self.document = state::apply(self.document.as_ref(), operation, self.server_now());
         if announced {
@@ -165,7 +165,7 @@ impl Bench {
         }
     }
 
-    fn let_go(&mut self, hold: &Hold) -> oneshot::Receiver<super::Left> {
+    fn let_go(&mut self, hold: &Hold) -> oneshot::Receiver<super::ReleaseOutcome> {
         let (to, left) = oneshot::channel();
         self.feed(|line, context, _| line.let_go(hold, Some(to), context));
         left
@@ -184,7 +184,7 @@ fn carry_out(effects: Vec<Effect>) {
     for effect in effects {
         match effect {
             Effect::Answer(to, outcome) => drop(to.send(outcome)),
-            Effect::Left(to, left) => drop(to.send(left)),
+            Effect::Released(to, left) => drop(to.send(left)),
             Effect::Lost(hold, reason) => drop(hold.lose(reason)),
             Effect::Doubted(_) => {}
         }
@@ -716,22 +716,22 @@ async fn a_request_whose_answer_is_lost_after_its_grant_was_broken_leaves_no_gho
     assert!(bench.ids_in_document().is_empty(), "nobody has the second grant");
 }
 
-fn try_told() -> Wanted {
-    Wanted {
+fn try_told() -> AcquireOptions {
+    AcquireOptions {
         kind: Kind::Mutex,
         capacity: 1,
         permits: 1,
         wait: false,
-        tell: true,
+        reports_contention: true,
         reentrant: false,
         owner: Owner::default(),
     }
 }
 
-fn reentrant() -> Wanted {
-    Wanted {
+fn reentrant() -> AcquireOptions {
+    AcquireOptions {
         wait: true,
-        tell: false,
+        reports_contention: false,
         reentrant: true,
         ..try_told()
     }
@@ -758,7 +758,7 @@ async fn who_gives_up_is_told_who_holds_and_how_many_come_before() {
     assert_eq!(contention.age, Duration::from_secs(3));
     assert_eq!(bench.give_up(first).0.unwrap().waiting_before, 1);
     bench.settle();
-    assert!(bench.line.seen.is_none(), "nobody waits any more");
+    assert!(bench.line.last_answer.is_none(), "nobody waits any more");
 }
 
 #[tokio::test(start_paused = true)]
@@ -912,12 +912,12 @@ async fn what_is_lost_is_never_entered_again() {
 
 #[tokio::test(start_paused = true)]
 async fn only_the_same_share_is_entered() {
-    let reader = Wanted {
+    let reader = AcquireOptions {
         kind: Kind::RwLock,
         capacity: 10,
         ..reentrant()
     };
-    let writer = Wanted {
+    let writer = AcquireOptions {
         permits: 10,
         ..reader.clone()
     };
@@ -940,10 +940,10 @@ fn incarnation(born: i64) -> Option<Identity> {
 }
 
 /// A wish of this client as an incarnation of `worker`.
-fn wanted_as(born: i64) -> Wanted {
-    Wanted {
+fn wanted_as(born: i64) -> AcquireOptions {
+    AcquireOptions {
         wait: true,
-        tell: false,
+        reports_contention: false,
         owner: Owner {
             identity: incarnation(born),
             ..Owner::default()
@@ -1054,7 +1054,7 @@ async fn tasks_of_one_client_never_take_from_each_other() {
     bench.settle();
     let first = held(&mut first);
     let (_, mut second) = bench.join_for(wanted_as(1));
-    let (_, mut tried) = bench.join_for(Wanted {
+    let (_, mut tried) = bench.join_for(AcquireOptions {
         wait: false,
         ..wanted_as(1)
     });
@@ -1077,7 +1077,7 @@ async fn what_is_not_answered_is_asked_for_beside_at_once() {
         let ((), effects) =
             bench.feed(|line, context, effects| line.failed(&operation, &unanswered(), context, effects));
         carry_out(effects);
-        assert_eq!(bench.line.vain().unanswered, times);
+        assert_eq!(bench.line.timed_out().unanswered, times);
     }
     // A try as well; but not for ever.
     assert!(outcome.try_recv().is_err());
@@ -1088,7 +1088,7 @@ async fn what_is_not_answered_is_asked_for_beside_at_once() {
     assert!(matches!(outcome.try_recv(), Ok(Err(AcquireError::Server(_)))));
     // An answer makes all good again.
     bench.settle();
-    assert_eq!(bench.line.vain().unanswered, 0);
+    assert_eq!(bench.line.timed_out().unanswered, 0);
 }
 
 /// The first request is still on its way when the second is answered.
@@ -1238,8 +1238,8 @@ async fn who_knocks_asks_in_full_when_the_document_may_have_changed() {
     assert!(held(&mut outcome).lost_reason().is_none());
 }
 
-/// Whoever is far back does without the stream and sends no requests; it looks at its place, and asks when its turn comes
-/// near, or when it is not in the queue any more.
+/// Whoever is far back does without the stream and sends no requests; it looks at its place, and asks when its turn
+/// comes near, or when it is not in the queue any more.
 #[tokio::test(start_paused = true)]
 async fn who_is_far_back_looks_at_its_place_and_asks_when_its_turn_comes_near() {
     for served in [false, true] {

@@ -1,4 +1,5 @@
-//! How many change streams a client may have open, so that they leave room in the connection pool, which is the user's.
+//! The number of change streams that a client may have open: they leave room in the connection pool, which is the
+//! user's.
 
 use std::sync::{
     Arc,
@@ -7,8 +8,8 @@ use std::sync::{
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-/// The streams of one client beside that of its locks, which always has room: those of its collections of documents and
-/// of its observers. Shared by all sessions of the client.
+/// The streams of one client beside that of its locks, which always has room: those of its collections of documents
+/// and of its observers. Shared by all sessions of the client.
 #[derive(Debug)]
 pub(crate) struct StreamBudget {
     room: Arc<Semaphore>,
@@ -20,7 +21,7 @@ pub(crate) struct StreamBudget {
 pub(in crate::session) struct Permit(#[expect(dead_code, reason = "only held")] Option<OwnedSemaphorePermit>);
 
 impl StreamBudget {
-    /// For a client that may have `most` streams open, that of its locks among them.
+    /// Creates the budget of a client that may have `most` streams open, that of its locks among them.
     pub(crate) fn new(most: u32) -> Arc<Self> {
         let beside = most.saturating_sub(1);
         Arc::new(Self {
@@ -39,20 +40,20 @@ impl StreamBudget {
             .map(|permit| Permit(Some(permit)))
     }
 
-    /// Waits for room. Cancel safe, but for its place among those that wait.
+    /// Waits for room. Cancel safe, except for its place among the waiting streams.
     pub(in crate::session) async fn acquire(&self) -> Permit {
         let _waits = Waits::begin(&self.waiting);
         // The semaphore is never closed.
         Permit(self.room.clone().acquire_owned().await.ok())
     }
 
-    /// Whether somebody waits for room.
+    /// Whether another stream waits for room.
     pub(in crate::session) fn is_wanted(&self) -> bool {
         self.waiting.load(Ordering::Relaxed) > 0
     }
 }
 
-/// Counts one who waits, also where the future is dropped.
+/// A count of one waiting stream, also if the future is dropped.
 struct Waits<'a>(&'a AtomicUsize);
 
 impl<'a> Waits<'a> {

@@ -1,6 +1,6 @@
-//! Following one name or all: what the documents show over time, for observers.
+//! The follower of one name or all: it reports the states of their documents over time, for observers.
 //!
-//! Observers read what a majority has, and nothing that a fail-over can undo: what they have told can't be taken back.
+//! Observers read what a majority has, and nothing that a fail-over can undo: a reported state can't be taken back.
 //! They read at their own pace, whatever the documents say.
 
 use std::{
@@ -24,34 +24,34 @@ use crate::{
     telemetry::{self, StreamOf},
 };
 
-/// States that an observer may lag behind before the follower waits for it.
+/// Maximum number of states that an observer may lag behind before the follower waits for it.
 const BEHIND: usize = 64;
 
-/// Names that are read together. Where there are more, all that is followed is read.
+/// Maximum number of names that are read together. If there are more, everything that is followed is read.
 const READ_TOGETHER: usize = 1_000;
 
-/// Unreadable documents that are told, and remembered so as to be told once: who has as many knows that something is wrong
-/// with the collection.
-const UNREADABLE_TOLD: usize = 256;
+/// Maximum number of unreadable documents that are reported, and remembered so as to be reported once: with as many,
+/// the observer knows that something is wrong with the collection.
+const UNREADABLE_MOST: usize = 256;
 
-/// What a follower tells.
+/// The report of a follower.
 #[derive(Clone, Debug)]
-pub(crate) enum Seen {
-    /// The state of a document whenever it changed, holders whose lease is over left out; `None`: there is no document,
+pub(crate) enum Observation {
+    /// The state of a document whenever it changed, without holders whose lease is over; `None`: there is no document,
     /// or none of a lock.
     State(String, Option<State>),
-    /// A document that is not that of a lock; told once.
+    /// A document that is not that of a lock; reported once.
     Unreadable(Unreadable),
 }
 
-pub(crate) type Sight = Result<Seen, ServerError>;
+pub(crate) type Observed = Result<Observation, ServerError>;
 
-/// What is followed.
+/// The names to follow.
 #[derive(Clone, Debug)]
 pub(crate) enum Scope {
     /// One name, whether there is a document or not.
     One(String),
-    /// All names of which there are documents.
+    /// All names that have documents.
     All,
 }
 
@@ -66,16 +66,16 @@ impl Scope {
 
 /// Follows names until the receiver is dropped or the client shuts down. The present states come first.
 ///
-/// The latest state always comes, and the stream is taken up where it broke; states that last for less than a hop may be
-/// skipped. An error that the server would repeat ends the sequence.
-pub(crate) fn follow(session: &LockSession, scope: Scope) -> Sights {
+/// The latest state always comes, and the stream is resumed where it broke; states that last for less than a hop may
+/// be skipped. An error that the server would repeat ends the sequence.
+pub(crate) fn follow(session: &LockSession, scope: Scope) -> Observations {
     let (to, seen) = mpsc::channel(BEHIND);
-    let sights = Sights {
+    let observations = Observations {
         seen,
         followed_in: session.made_in,
     };
-    if session.lives().is_err() {
-        return sights;
+    if session.ensure_alive().is_err() {
+        return observations;
     }
     let follower = Follower {
         session: session.clone(),
@@ -86,8 +86,8 @@ pub(crate) fn follow(session: &LockSession, scope: Scope) -> Sights {
         paused: HashMap::new(),
         unclear: HashSet::new(),
         some_at: Instant::now(),
-        look_at: Some(Instant::now()),
-        looked_at: None,
+        read_at: Some(Instant::now()),
+        last_read_at: None,
     };
     session.spawn(async move {
         let ended = follower.session.ended.clone();
@@ -98,19 +98,19 @@ pub(crate) fn follow(session: &LockSession, scope: Scope) -> Sights {
             () = gone.closed() => {}
         }
     });
-    sights
+    observations
 }
 
-/// What is seen, in its order.
+/// The reports of a follower, in order.
 #[derive(Debug)]
-pub(crate) struct Sights {
-    seen: mpsc::Receiver<Sight>,
+pub(crate) struct Observations {
+    seen: mpsc::Receiver<Observed>,
     followed_in: Process,
 }
 
-impl Sights {
-    /// Ends at once in a process that was forked, as nobody follows anything there.
-    pub(crate) fn poll_recv(&mut self, context: &mut task::Context<'_>) -> Poll<Option<Sight>> {
+impl Observations {
+    /// Ends at once in a process that was forked, as nothing is followed there.
+    pub(crate) fn poll_recv(&mut self, context: &mut task::Context<'_>) -> Poll<Option<Observed>> {
         if !self.followed_in.is_this() {
             return Poll::Ready(None);
         }
@@ -121,28 +121,28 @@ impl Sights {
 struct Follower {
     session: LockSession,
     scope: Scope,
-    to: mpsc::Sender<Sight>,
-    /// What was told last, by name. Where all are followed, names without a document are left out.
+    to: mpsc::Sender<Observed>,
+    /// The last reported state of each name. When all are followed, names without a document are left out.
     last: HashMap<String, Option<State>>,
-    /// The unreadable documents that were told.
+    /// The unreadable documents that were reported.
     unreadable: HashSet<Unreadable>,
-    /// Names that said the same after they were read as a lease in them was over, and until when they are not read for that
-    /// again.
+    /// Names whose documents said the same when read after a lease in them was over, and until when that lease causes
+    /// no other reading.
     paused: HashMap<String, Instant>,
-    /// Names that the stream could not tell the state of.
+    /// Names whose state the stream could not report.
     unclear: HashSet<String>,
     /// When some names can be read again.
     some_at: Instant,
-    /// When all is read the next time; `None`: the stream tells of it.
-    look_at: Option<Instant>,
-    /// When all was read last.
-    looked_at: Option<Instant>,
+    /// When everything is read next; `None`: the stream reports changes.
+    read_at: Option<Instant>,
+    /// When everything was read last.
+    last_read_at: Option<Instant>,
 }
 
 impl Follower {
     async fn run(mut self) {
         if let Err(error) = self.follow().await {
-            // Whoever observes may be gone by now.
+            // The observer may be gone by now.
             let _ = self.to.send(Err(error.into())).await;
         }
     }
@@ -152,17 +152,17 @@ impl Follower {
         let mut subscription = self.session.config.wake_source.may_stream().then(|| self.subscribe());
         let mut is_open = false;
         if subscription.is_some() {
-            // What was read before the stream is open would have to be read again.
-            self.look_at = None;
+            // A reading from before the stream is open would have to be repeated.
+            self.read_at = None;
         }
         loop {
-            let look_at = self.look_at;
+            let read_at = self.read_at;
             let some_at = self.some_due_at();
             let result = tokio::select! {
                 news = next(&mut subscription) => match news {
                     News::Opened => {
                         is_open = true;
-                        self.look_soon();
+                        self.read_soon();
                         Ok(())
                     }
                     News::Events(sightings) => {
@@ -171,19 +171,19 @@ impl Follower {
                     }
                     News::Closed(_) => {
                         is_open = false;
-                        self.look_soon();
+                        self.read_soon();
                         Ok(())
                     }
                 },
-                () = until(look_at) => self.look().await.inspect(|()| {
-                    self.look_at = (!is_open).then(|| Instant::now() + self.session.config.poll_interval.1);
+                () = until(read_at) => self.read_all().await.inspect(|()| {
+                    self.read_at = (!is_open).then(|| Instant::now() + self.session.config.poll_interval.1);
                 }),
-                () = until(some_at) => self.look_at_some().await,
+                () = until(some_at) => self.read_some().await,
             };
             match result {
                 Err(error) if error.is_final() => return Err(error),
-                // Whatever was to be read.
-                Err(_) => self.look_at = Some(Instant::now() + self.session.config.poll_interval.1),
+                // Whichever reading it was.
+                Err(_) => self.read_at = Some(Instant::now() + self.session.config.poll_interval.1),
                 Ok(()) => {}
             }
         }
@@ -199,37 +199,39 @@ impl Follower {
         Subscription::new(StreamOf::Observers, budget, Box::new(open))
     }
 
-    /// Has all read now, or as soon as it may be read again.
-    fn look_soon(&mut self) {
+    /// Has everything read now, or as soon as it may be read again.
+    fn read_soon(&mut self) {
         let pause = self.session.config.poll_interval.1;
-        let soonest = self.looked_at.map_or_else(Instant::now, |looked_at| looked_at + pause);
+        let soonest = self
+            .last_read_at
+            .map_or_else(Instant::now, |last_read_at| last_read_at + pause);
         let soon = soonest.max(Instant::now());
-        self.look_at = Some(self.look_at.map_or(soon, |at| at.min(soon)));
+        self.read_at = Some(self.read_at.map_or(soon, |at| at.min(soon)));
     }
 
     async fn sighted(&mut self, sightings: Vec<NamedSighting>) {
         for sighting in sightings {
             match sighting {
-                NamedSighting::Of(name, Sighting::State(state)) => self.tell(name, Some(*state)).await,
-                NamedSighting::Of(name, Sighting::Gone) => self.tell(name, None).await,
+                NamedSighting::Of(name, Sighting::State(state)) => self.report(name, Some(*state)).await,
+                NamedSighting::Of(name, Sighting::Gone) => self.report(name, None).await,
                 NamedSighting::Of(name, Sighting::Unclear) => {
                     self.unclear.insert(name);
                 }
-                NamedSighting::Unreadable(unreadable) => self.tell_unreadable(unreadable).await,
-                NamedSighting::Everything => self.look_soon(),
+                NamedSighting::Unreadable(unreadable) => self.report_unreadable(unreadable).await,
+                NamedSighting::Everything => self.read_soon(),
             }
         }
         if self.unclear.len() > READ_TOGETHER {
             self.unclear.clear();
-            self.look_soon();
+            self.read_soon();
         }
     }
 
-    /// Reads all that is followed.
-    async fn look(&mut self) -> Result<(), StoreError> {
-        self.looked_at = Some(Instant::now());
+    /// Reads everything that is followed.
+    async fn read_all(&mut self) -> Result<(), StoreError> {
+        self.last_read_at = Some(Instant::now());
         if let Scope::One(name) = &self.scope {
-            return self.look_at_names(vec![name.clone()]).await;
+            return self.read_names(vec![name.clone()]).await;
         }
         let sent = Instant::now();
         let listing = self.session.read_long(|_| {
@@ -242,20 +244,20 @@ impl Follower {
         let listed: HashMap<String, State> = found.into_iter().collect();
         let gone = self.last.keys().filter(|name| !listed.contains_key(*name));
         for name in gone.cloned().collect::<Vec<_>>() {
-            self.tell(name, None).await;
+            self.report(name, None).await;
         }
         for (name, state) in listed {
-            self.tell(name, Some(state)).await;
+            self.report(name, Some(state)).await;
         }
-        // Those that are gone or have been mended are told again should they come back.
+        // A document that is gone or mended is reported again if it comes back.
         self.unreadable.retain(|told| unreadable.contains(told));
         for unreadable in unreadable {
-            self.tell_unreadable(unreadable).await;
+            self.report_unreadable(unreadable).await;
         }
         Ok(())
     }
 
-    async fn look_at_names(&mut self, names: Vec<String>) -> Result<(), StoreError> {
+    async fn read_names(&mut self, names: Vec<String>) -> Result<(), StoreError> {
         let observing = self.session.read_short(|store| {
             let names = names.clone();
             async move { store.observe(&names).await }
@@ -265,24 +267,24 @@ impl Follower {
         for name in names {
             let document = documents.remove(&name);
             if !matches!(document, Some(Err(_))) {
-                // Should it become unreadable once more, it is told once more.
+                // If it becomes unreadable once more, it is reported once more.
                 self.unreadable.retain(|told| told.name != name);
             }
             match document {
-                Some(Ok(state)) => self.tell(name, Some(state)).await,
-                None => self.tell(name, None).await,
+                Some(Ok(state)) => self.report(name, Some(state)).await,
+                None => self.report(name, None).await,
                 Some(Err(malformed)) => {
-                    // What stands there and is no lock holds nothing.
-                    self.tell(name.clone(), None).await;
-                    self.tell_unreadable(Unreadable::new(name, &malformed)).await;
+                    // A document that is no lock holds nothing.
+                    self.report(name.clone(), None).await;
+                    self.report_unreadable(Unreadable::new(name, &malformed)).await;
                 }
             }
         }
         Ok(())
     }
 
-    /// When some names are to be read: as the stream could not tell their state, or as the lease of a holder is over,
-    /// which no event tells. No sooner than the shortest poll interval after the last time.
+    /// Returns when some names are to be read: because the stream could not report their state, or because a holder's
+    /// lease is over, which no event reports. No sooner than the shortest poll interval after the last time.
     fn some_due_at(&self) -> Option<Instant> {
         let due_at = if self.unclear.is_empty() {
             self.expiry()?
@@ -292,12 +294,12 @@ impl Follower {
         Some(due_at.max(self.some_at))
     }
 
-    async fn look_at_some(&mut self) -> Result<(), StoreError> {
+    async fn read_some(&mut self) -> Result<(), StoreError> {
         let (least, most) = self.session.config.poll_interval;
         let mut names = std::mem::take(&mut self.unclear);
         names.extend(self.due());
         let names: Vec<String> = names.into_iter().take(READ_TOGETHER).collect();
-        let looked = self.look_at_names(names).await;
+        let looked = self.read_names(names).await;
         let now = Instant::now();
         self.some_at = now + least;
         self.paused.retain(|_, until| *until > now);
@@ -306,8 +308,8 @@ impl Follower {
         looked
     }
 
-    /// Tells a state, unless it is older than what was told last, or the same for an observer.
-    async fn tell(&mut self, name: String, state: Option<State>) {
+    /// Reports a state, unless it is older than the last one reported, or the same for an observer.
+    async fn report(&mut self, name: String, state: Option<State>) {
         let state = state.map(|state| self.without_expired(state));
         let last = self.last.get(&name);
         if let (Some(Some(last)), Some(state)) = (last, &state)
@@ -318,7 +320,7 @@ impl Follower {
         if last == Some(&state) {
             return;
         }
-        let seen = Seen::State(name.clone(), state.clone());
+        let seen = Observation::State(name.clone(), state.clone());
         if state.is_none() && matches!(self.scope, Scope::All) {
             self.last.remove(&name);
         } else {
@@ -328,12 +330,12 @@ impl Follower {
         let _ = self.to.send(Ok(seen)).await;
     }
 
-    async fn tell_unreadable(&mut self, unreadable: Unreadable) {
-        if self.unreadable.len() >= UNREADABLE_TOLD || !self.unreadable.insert(unreadable.clone()) {
+    async fn report_unreadable(&mut self, unreadable: Unreadable) {
+        if self.unreadable.len() >= UNREADABLE_MOST || !self.unreadable.insert(unreadable.clone()) {
             return;
         }
         telemetry::unreadable(&unreadable.name, &unreadable.problem);
-        let _ = self.to.send(Ok(Seen::Unreadable(unreadable))).await;
+        let _ = self.to.send(Ok(Observation::Unreadable(unreadable))).await;
     }
 
     fn without_expired(&self, mut state: State) -> State {
@@ -345,8 +347,8 @@ impl Follower {
         state
     }
 
-    /// When the next lease of a holder is over. A name whose document says the same after it was read is not read again
-    /// before the longest poll interval is over.
+    /// Returns when the next lease of a holder is over. A name whose document said the same after a reading is not
+    /// read again before the longest poll interval is over.
     fn expiry(&self) -> Option<Instant> {
         let table = self.session.table();
         let over = self.last.iter().filter_map(|(name, state)| {
@@ -358,7 +360,7 @@ impl Follower {
         over.min()
     }
 
-    /// The names of which the lease of a holder is over.
+    /// Returns the names with a holder whose lease is over.
     fn due(&self) -> Vec<String> {
         let now = Instant::now();
         let table = self.session.table();
@@ -372,7 +374,7 @@ impl Follower {
     }
 }
 
-/// What the stream says next; nothing ever where there is none.
+/// Returns the next news of the stream; never, where there is none.
 async fn next(subscription: &mut Option<Subscription<NamedSighting>>) -> News<NamedSighting> {
     match subscription {
         Some(subscription) => subscription.next().await,

@@ -1,4 +1,5 @@
-//! Opening a change stream where a server may not answer: attempts beside each other, of which the first counts.
+//! The opening of a change stream at a server that may not answer: attempts beside each other, of which the first
+//! counts.
 
 use std::{future::Future, time::Duration};
 
@@ -10,26 +11,27 @@ use tokio::{
 
 use crate::store::StoreError;
 
-/// How long opening may take before it is tried anew beside it: selecting a server can hang for 30 s on one that is
+/// Time for an attempt to open before another is made beside it: selecting a server can hang for 30 s on one that is
 /// gone, although another stands already.
 const BESIDE: Duration = Duration::from_secs(2);
 
-/// The most attempts at once, each of which can have a connection of the driver's pool, which is the user's. They are
-/// enough for the time that it takes to elect another primary, and the driver gives up those to a server that is gone.
+/// Maximum number of attempts at once, each of which can occupy a connection of the driver's pool, which is the
+/// user's. They are enough for the time that it takes to elect another primary, and the driver gives up those to a
+/// server that is gone.
 const AT_ONCE: usize = 6;
 
-/// What became of one attempt.
+/// The outcome of one attempt.
 type Opened<S> = Result<S, StoreError>;
 
 /// The attempts to open one stream, of which the first to get through counts.
 ///
-/// An attempt that takes long is not given up: while the members of a replica set look for each other after a fail-over,
-/// every one can take long. Those that are left over close the streams that they come to open.
+/// A slow attempt is not given up: while the members of a replica set look for each other after a fail-over, every
+/// attempt can take long. Leftover attempts close the streams that they open.
 #[derive(Debug)]
 pub(in crate::session) struct Opening<S> {
     attempts: FuturesUnordered<JoinHandle<(u64, Opened<S>)>>,
     newest: u64,
-    /// How long the attempt that is on its way is waited for; `None`: another is to be made.
+    /// Until when the newest attempt is awaited; `None`: another is due.
     until: Option<Instant>,
 }
 
@@ -42,10 +44,11 @@ impl<S: Send + 'static> Opening<S> {
         }
     }
 
-    /// Tries once more, unless many are at it already; `None` when no attempt has got through in time, nor the last one
-    /// failed. That earlier ones failed says nothing: all that hang on a dead server do, when it is found to be.
+    /// Tries once more, unless many attempts are under way already; `None` when no attempt has got through in time,
+    /// nor the last one failed. The failure of an earlier one says nothing: all attempts that hang on a dead server
+    /// fail when it is found dead.
     ///
-    /// Cancel safe: where the future is dropped, the next call goes on with the same attempt.
+    /// Cancel safe: if the future is dropped, the next call goes on with the same attempt.
     pub(in crate::session) async fn attempt<A>(&mut self, attempt: impl FnOnce() -> A) -> Option<Opened<S>>
     where
         A: Future<Output = Opened<S>> + Send + 'static,
@@ -61,7 +64,7 @@ impl<S: Send + 'static> Opening<S> {
                 if self.attempts.len() < AT_ONCE {
                     self.newest += 1;
                     let (number, attempt) = (self.newest, attempt());
-                    // In a task of its own, as the driver's futures are not to be dropped half-way.
+                    // In a task of its own, as the driver's futures must not be dropped half-way.
                     self.attempts.push(tokio::spawn(async move { (number, attempt.await) }));
                 }
                 *self.until.insert(Instant::now() + BESIDE)
@@ -72,7 +75,7 @@ impl<S: Send + 'static> Opening<S> {
             while let Some(ended) = self.attempts.next().await {
                 match ended {
                     Ok((number, opened)) if opened.is_ok() || number == newest => return Some(opened),
-                    // An earlier one; or the runtime is shutting down, where a task was stopped.
+                    // An earlier one; or the runtime is shutting down, which stopped the task.
                     _ => {}
                 }
             }

@@ -1,8 +1,8 @@
-//! One subscription: a change stream that is opened, taken up where it broke, and given up when it goes silent.
+//! A subscription: a change stream that is opened, resumed where it broke, and given up when it goes silent.
 //!
-//! Grants, claims and observers read their events through it, so that all of them keep the same rules: what is final,
-//! how long to pause, and how many streams the client may have open at once. The consumer only decides what to do when
-//! a stream is open, when it is not, and with each batch.
+//! Grants, claims and observers read their events through it, so that all of them keep the same rules: which errors
+//! are final, how long to pause, and how many streams the client may have open at once. The consumer only decides what
+//! to do when a stream is open, when it is not, and with each batch.
 
 use std::{sync::Arc, time::Duration};
 
@@ -20,8 +20,7 @@ use crate::{
 };
 
 /// Longest silence of an open stream, which gives a sign of life at least once in the await time. A stream that is
-/// overdue by half a second is dropped: after a clean shutdown of the primary the driver can wait for its answer for
-/// half a minute.
+/// overdue by half a second is dropped. This is the back-stop of `suspicion`, which explains such silences.
 const SILENT: Duration = AWAIT_TIME.saturating_add(Duration::from_millis(500));
 
 /// Shortest and longest pause before the stream is opened again. The first opening, and the first after a stream that
@@ -39,7 +38,7 @@ const UNAVAILABLE: Duration = Duration::from_secs(30);
 pub(in crate::session) type Opener<T> =
     Box<dyn Fn(Option<ResumeAt>) -> BoxFuture<'static, Result<Stream<T>, StoreError>> + Send + Sync>;
 
-/// What a subscription reports.
+/// A report of a subscription.
 #[derive(Debug)]
 pub(in crate::session) enum News<T> {
     /// A stream is open. Events of the time before may have been missed.
@@ -54,7 +53,7 @@ pub(in crate::session) enum News<T> {
 pub(in crate::session) struct Subscription<T> {
     of: StreamOf,
     open: Opener<T>,
-    /// Where the stream is one of those that the client counts.
+    /// The client's budget, if the stream counts against it.
     budget: Option<Arc<StreamBudget>>,
     permit: Option<Permit>,
     opening: Opening<Stream<T>>,
@@ -74,13 +73,15 @@ enum Phase<T> {
     Open {
         stream: Stream<T>,
         since: Instant,
+        /// When it said something last.
+        heard_at: Instant,
         /// When the batch that is asked for is overdue.
         overdue_at: Option<Instant>,
     },
 }
 
 impl<T: Send + 'static> Subscription<T> {
-    /// Nothing is opened before the first [`next`](Self::next).
+    /// Creates a subscription. It opens nothing before the first [`next`](Self::next).
     pub(in crate::session) fn new(of: StreamOf, budget: Option<Arc<StreamBudget>>, open: Opener<T>) -> Self {
         Self {
             of,
@@ -104,8 +105,8 @@ impl<T: Send + 'static> Subscription<T> {
         self.open = open;
     }
 
-    /// Closes the stream, and makes room for others. The next call to [`next`](Self::next) opens it from now on, as soon
-    /// as it would have been opened otherwise.
+    /// Closes the stream, and makes room for others. The next call to [`next`](Self::next) opens it anew from its time
+    /// on, no sooner than it would have been opened otherwise.
     pub(in crate::session) fn rest(&mut self) {
         self.close();
         self.resume = None;
@@ -114,14 +115,14 @@ impl<T: Send + 'static> Subscription<T> {
 
     fn close(&mut self) {
         self.earn();
-        // What attempts that are on their way come to open is closed.
+        // Attempts that are on their way close the streams that they open.
         self.opening = Opening::new();
         if !matches!(self.phase, Phase::Paused(_)) {
             self.phase = Phase::Paused(Instant::now() + self.backoff.pause);
         }
     }
 
-    /// A stream that has lived for a while has a fresh back-off.
+    /// Resets the back-off of a stream that has lived for a while.
     fn earn(&mut self) {
         if let Phase::Open { since, .. } = &self.phase
             && since.elapsed() >= EARNED
@@ -135,7 +136,8 @@ impl<T: Send + 'static> Subscription<T> {
         self.permit.is_some() && self.budget.as_ref().is_some_and(|budget| budget.is_wanted())
     }
 
-    /// Cancel safe: no event is lost when the future is dropped, and no attempt is made twice.
+    /// Waits for the next report. Cancel safe: no event is lost when the future is dropped, and no attempt is made
+    /// twice.
     pub(in crate::session) async fn next(&mut self) -> News<T> {
         loop {
             match &mut self.phase {
@@ -165,13 +167,21 @@ impl<T: Send + 'static> Subscription<T> {
                         None => self.pause(PollingReason::Interrupted),
                     };
                 }
-                Phase::Open { stream, overdue_at, .. } => {
+                Phase::Open {
+                    stream,
+                    heard_at,
+                    overdue_at,
+                    ..
+                } => {
                     let overdue_at_now = *overdue_at.get_or_insert_with(|| Instant::now() + SILENT);
                     let batch = timeout_at(overdue_at_now, stream.next()).await;
                     let silent = batch.is_err() && !matches!(stream, Stream::Memory(_));
                     *overdue_at = None;
                     match batch {
-                        Ok(Ok(events)) => return News::Events(events),
+                        Ok(Ok(events)) => {
+                            *heard_at = Instant::now();
+                            return News::Events(events);
+                        }
                         Ok(Err(error)) => return self.broke(Some(&error)),
                         Err(_) if silent => return self.broke(None),
                         // In memory nothing is overdue.
@@ -182,13 +192,22 @@ impl<T: Send + 'static> Subscription<T> {
         }
     }
 
+    /// Gives the stream up if it has said nothing since then.
+    pub(in crate::session) fn suspect(&mut self, since: Instant) -> Option<News<T>> {
+        match &self.phase {
+            Phase::Open { heard_at, .. } if *heard_at < since => Some(self.broke(None)),
+            _ => None,
+        }
+    }
+
     fn opened(&mut self, stream: Stream<T>) -> News<T> {
         telemetry::stream_opened(self.of, self.resume.is_some());
-        // Whatever is left over closes itself.
+        // Leftover attempts close themselves.
         self.opening = Opening::new();
         self.phase = Phase::Open {
             stream,
             since: Instant::now(),
+            heard_at: Instant::now(),
             overdue_at: None,
         };
         News::Opened
@@ -196,14 +215,15 @@ impl<T: Send + 'static> Subscription<T> {
 
     fn failed(&mut self, error: &StoreError) -> News<T> {
         if error.is_final() {
-            // Its history is lost, or the server refuses to go on from there for another reason: from now on, then.
+            // Its history is lost, or the server refuses to resume from there for another reason: the next one starts
+            // afresh.
             self.resume = None;
         }
         let reason = why_polling(error);
         if reason == PollingReason::Interrupted {
             return self.pause(reason);
         }
-        // Others may be permitted what this one is not.
+        // Other streams may be permitted while this one is not.
         self.permit = None;
         self.phase = Phase::Paused(Instant::now() + UNAVAILABLE);
         News::Closed(reason)
@@ -240,8 +260,8 @@ impl Backoff {
     }
 }
 
-/// Codes of the server: an aggregation it has no stage for as it is no replica set (40573, and 40324 for an unknown
-/// stage), and what it does not permit (13).
+/// Returns why a client polls, by codes of the server: an aggregation without a stage for it, as it is no replica set
+/// (40573, and 40324 for an unknown stage), and a missing permission (13).
 fn why_polling(error: &StoreError) -> PollingReason {
     match (error.kind, error.code()) {
         (Failure::Refused, Some(40573 | 40324)) => PollingReason::Standalone,
@@ -258,7 +278,8 @@ mod tests {
     };
 
     use super::*;
-    use crate::store::{MemoryStore, NamedSighting, fuzzing::error};
+    use crate::proofs::fuzzing::decoding::error;
+    use crate::store::{MemoryStore, NamedSighting};
 
     const STANDALONE: i32 = 40_573;
     const NOT_PERMITTED: i32 = 13;
@@ -323,6 +344,24 @@ mod tests {
             assert_eq!(begin.elapsed(), Duration::from_millis(1_550 + 3_000), "{code}");
             opened(&mut subscription).await;
         }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_suspect_stream_is_given_up_unless_it_has_said_something() {
+        let server = Server::new(Vec::new());
+        let mut subscription = server.subscribe(None);
+        assert!(subscription.suspect(Instant::now()).is_none(), "there is none");
+        opened(&mut subscription).await;
+        let before = Instant::now();
+        tokio::time::advance(Duration::from_secs(1)).await;
+        assert!(subscription.suspect(before).is_none(), "it was opened later");
+        let news = subscription.suspect(Instant::now());
+        assert!(
+            matches!(news, Some(News::Closed(PollingReason::Interrupted))),
+            "{news:?}"
+        );
+        opened(&mut subscription).await;
+        assert_eq!(server.openings.load(Ordering::Relaxed), 2);
     }
 
     #[tokio::test(start_paused = true)]

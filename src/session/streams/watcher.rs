@@ -1,5 +1,5 @@
-//! The one change stream of a session, of grants and losses, and of what becomes free while somebody claims: opened when
-//! somebody needs it, and closed when nobody has for a while.
+//! The one change stream of a session, for grants and losses, and for freed documents while a task claims. It is
+//! opened when something needs it, and closed when nothing has needed it for a while.
 
 use std::{
     sync::{Arc, Weak},
@@ -22,26 +22,26 @@ use crate::{
     wake_mode::{PollingReason, WakeMode},
 };
 
-/// A stream that nobody needs is closed after this, so that short pauses don't cost opening it again.
+/// Time without need after which the stream is closed, so that short pauses don't cost opening it again.
 const LINGER: Duration = Duration::from_secs(30);
 
-/// The same while others wait who need it later: it is opened again in time, and costs the server for every write.
+/// The same while waiters will need it later: it is opened again in time, and costs the server for every write.
 const LINGER_FOR_LATER: Duration = Duration::from_secs(5);
 
-/// How often it is looked whether anybody still needs a stream that could not be opened so far.
-const LOOK: Duration = Duration::from_secs(1);
+/// Pause between two checks whether anything still needs a stream that could not be opened so far.
+const CHECK_EVERY: Duration = Duration::from_secs(1);
 
-/// What the stream is needed for.
+/// The uses of the stream.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(in crate::session) struct Demand {
-    /// Somebody waits, or holds for long, or claims.
+    /// Whether a task waits, or holds for long, or claims.
     pub(in crate::session) stream: bool,
-    /// Somebody claims.
+    /// Whether a task claims.
     pub(in crate::session) claims: bool,
 }
 
 impl Demand {
-    /// What the stream is to tell, and as what it is known to operators.
+    /// Returns the events that the stream reports, and the name under which operators know it.
     fn watched(self) -> (Watched, StreamOf) {
         if self.claims {
             (Watched::LocksAndFree, StreamOf::Claims)
@@ -55,8 +55,8 @@ impl Demand {
 ///
 /// # Recovery
 ///
-/// After every opening all waiters ask again and all holds are verified, whatever was missed meanwhile. While no stream
-/// is open the lines and the claims poll. As openings are paced by the back-off of the subscription, so is this.
+/// After every opening all waiters ask again and all holds are verified, in case events were missed meanwhile. While
+/// no stream is open, the lines and the claims poll. The back-off of the subscription paces the openings, and so this.
 pub(in crate::session) async fn run(session: Weak<Session>, demand: watch::Receiver<Demand>, ended: CancellationToken) {
     tokio::select! {
         biased;
@@ -65,18 +65,23 @@ pub(in crate::session) async fn run(session: Weak<Session>, demand: watch::Recei
     }
 }
 
-/// Routes events whenever somebody needs them; ends with `None` when the session is gone.
+/// Routes events whenever something needs them; ends with `None` when the session is gone.
 async fn watch(weak: &Weak<Session>, mut demand: watch::Receiver<Demand>) -> Option<()> {
     let mut present = *demand.wait_for(|demand| demand.stream).await.ok()?;
-    // One for the life of the session: its back-off outlives short pauses in which nobody needs it.
+    // One for the life of the session: its back-off outlives short pauses without need for it.
     let mut subscription = weak.upgrade()?.subscribe(present);
+    let mut suspicion = weak.upgrade()?.suspicion.subscribe();
     let mut is_open = false;
     let (mut needed_at, mut claimed_at) = (Instant::now(), Instant::now());
     loop {
         let news = tokio::select! {
             news = subscription.next() => Some(news),
             changed = demand.changed() => changed.map(|()| None).ok()?,
-            () = sleep(LOOK), if !is_open => None,
+            changed = suspicion.changed() => {
+                let since = changed.ok().and_then(|()| *suspicion.borrow_and_update())?;
+                subscription.suspect(since)
+            }
+            () = sleep(CHECK_EVERY), if !is_open => None,
         };
         let session = weak.upgrade()?;
         match news {
@@ -100,8 +105,12 @@ async fn watch(weak: &Weak<Session>, mut demand: watch::Receiver<Demand>) -> Opt
         if session.is_claiming() {
             claimed_at = now;
         }
-        // What is not open does not linger, nor what others wait for.
-        let linger = if session.looks() { LINGER_FOR_LATER } else { LINGER };
+        // A stream that is not open does not linger, nor one whose room others wait for.
+        let linger = if session.has_far_waiters() {
+            LINGER_FOR_LATER
+        } else {
+            LINGER
+        };
         let lingers = is_open && !subscription.is_in_the_way() && now < needed_at + linger;
         let session = if needed_at < now && !lingers && session.close_stream() {
             drop(session);
@@ -120,10 +129,10 @@ async fn watch(weak: &Weak<Session>, mut demand: watch::Receiver<Demand>) -> Opt
         let wanted = *demand.borrow_and_update();
         if wanted.claims != present.claims {
             present = wanted;
-            // It is opened again from where it is, and tells more or less from there.
+            // It is opened again from its last event, and reports more or less from there.
             let (_, of) = present.watched();
             subscription.turn(of, session.opener(present));
-            session.freed(false);
+            session.note_freed(false);
         }
     }
 }
@@ -148,32 +157,31 @@ impl Session {
                             .watch(session.ids.session(), watched, resume.as_ref())
                             .await
                     }
-                    // Nobody is left to hear of it.
+                    // Nothing is left to receive the events.
                     None => std::future::pending().await,
                 }
             })
         })
     }
 
-    /// Whether the stream is one of those for which room is kept: that of the locks always has its own, and those in
-    /// memory take none.
+    /// Whether the stream counts against the budget: that of the locks always has room, and those in memory take none.
     fn counts_stream(&self) -> bool {
         self.store.is_remote() && self.store.is_in_place()
     }
 
     fn stream_opened(self: &Arc<Self>, demand: Demand) {
-        self.streams(true);
+        self.set_streaming(true);
         self.set_mode(WakeMode::ChangeStream);
         self.on_gap();
-        self.freed(demand.claims);
+        self.note_freed(demand.claims);
     }
 
     fn stream_closed(self: &Arc<Self>, reason: PollingReason, was_open: bool) {
-        self.streams(false);
+        self.set_streaming(false);
         self.set_mode(WakeMode::Polling(reason));
         if was_open {
             self.on_gap();
-            self.freed(false);
+            self.note_freed(false);
         }
     }
 
@@ -181,10 +189,10 @@ impl Session {
         for event in events {
             self.on_event(event);
         }
-        // However many of them there are.
+        // Once, however many of them there are.
         let frees = |event: &Event| matches!(event, Event::Freed | Event::Everything);
         if events.iter().any(frees) {
-            self.freed(demand.claims);
+            self.note_freed(demand.claims);
         }
     }
 
@@ -196,15 +204,15 @@ impl Session {
         self.table().lines.needs.unneeded_since
     }
 
-    /// Whether somebody waits who will need the stream later.
-    fn looks(&self) -> bool {
+    /// Whether a waiter is far from its turn, and will need the stream later.
+    fn has_far_waiters(&self) -> bool {
         self.table().lines.needs.looks > 0
     }
 
-    /// Lets the stream go, unless somebody has come to need it.
+    /// Lets the stream go, unless something has come to need it.
     fn close_stream(self: &Arc<Self>) -> bool {
         let waits = {
-            // Who comes to need it says so under the same lock, or after having subscribed to what becomes free.
+            // A task that comes to need it says so under the same lock, or after it has subscribed to freed documents.
             let mut table = self.table();
             let idle = !table.lines.needs.need_stream()
                 && self.demand.send_if_modified(|demand| {
@@ -220,24 +228,24 @@ impl Session {
             table.streaming = false;
             table.lines.needs.looks > 0
         };
-        self.freed(false);
-        // Nobody is woken late any more, so there is nothing to be alarmed of.
+        self.note_freed(false);
+        // No waiter is woken late any more, so there is no cause for alarm.
         let mode = self.mode.borrow().at_rest();
         self.set_mode(mode);
         if waits {
-            // No event told of what happened since the last one.
+            // No event reported what happened since the last one.
             self.on_gap();
         }
         true
     }
 
-    /// The stream need no more tell what becomes free, unless somebody has begun to claim.
+    /// Makes the stream stop reporting freed documents, unless a task has begun to claim.
     fn end_claiming(&self) {
         self.demand
             .send_if_modified(|demand| !self.is_claiming() && std::mem::take(&mut demand.claims));
     }
 
-    fn streams(&self, streaming: bool) {
+    fn set_streaming(&self, streaming: bool) {
         self.table().streaming = streaming;
     }
 }

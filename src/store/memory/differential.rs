@@ -13,7 +13,7 @@ use super::{
     matching::{Filter, Sort},
     updating::Update,
 };
-use crate::protocol::{ServerTime, random::Random};
+use crate::{proofs::random::Random, protocol::ServerTime};
 
 const ROUNDS: u64 = 8;
 const DOCUMENTS: i32 = 80;

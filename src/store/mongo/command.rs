@@ -123,7 +123,7 @@ fn limit(within: Duration) -> i32 {
 /// What went wrong with a write that was answered.
 ///
 /// A majority that is still missing comes last: what was refused was not written at all.
-pub(in crate::store) fn refusal(answer: &Document) -> Option<Error> {
+pub(crate) fn refusal(answer: &Document) -> Option<Error> {
     let refused = answer.get_array("writeErrors").ok().and_then(|errors| errors.first());
     let failure = if let Some(error) = refused {
         let Some(error) = error.as_document() else {

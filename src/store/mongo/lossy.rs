@@ -151,7 +151,7 @@ mod tests {
     };
 
     use super::*;
-    use crate::protocol::random::Random;
+    use crate::proofs::random::Random;
 
     fn whole() -> Document {
         doc! {

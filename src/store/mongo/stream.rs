@@ -344,7 +344,7 @@ fn read_any(location: &Location, event: &Received) -> Event {
 }
 
 /// `None`: it is of a document that no lock can have.
-pub(in crate::store) fn read_sighting(location: &Location, event: &Document) -> Option<NamedSighting> {
+pub(crate) fn read_sighting(location: &Location, event: &Document) -> Option<NamedSighting> {
     let Some(id) = event.get_document("documentKey").ok().and_then(|key| key.get("_id")) else {
         return Some(NamedSighting::Everything);
     };
@@ -363,7 +363,7 @@ pub(in crate::store) fn read_sighting(location: &Location, event: &Document) -> 
     Some(NamedSighting::Of(name, sighting))
 }
 
-pub(in crate::store) fn read_event(location: &Location, event: &Document) -> Event {
+pub(crate) fn read_event(location: &Location, event: &Document) -> Event {
     let id = event.get_document("documentKey").ok().and_then(|key| key.get("_id"));
     match (
         event.get_str("operationType"),

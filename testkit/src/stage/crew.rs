@@ -1,4 +1,4 @@
-//! The processes, as the scenes see them.
+//! The processes, from the scenes' side.
 
 use std::{env, io, process::Stdio, str::FromStr, time::Duration};
 
@@ -15,13 +15,14 @@ use super::{
 };
 use crate::signal;
 
-/// How long the processes may be silent. They are for a lease when a holder has died; the rest is for slow machines.
+/// Maximum silence of the processes. They are silent for a lease when a holder has died; the rest is for slow
+/// machines.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// How long a process may take to give back what it has. It ends itself a little sooner.
+/// Maximum time for a process to give back what it has. It ends itself a little sooner.
 const FAREWELL: Duration = Duration::from_secs(8);
 
-/// Processes that tell, line by line, what happens to them. They end with the crew, however it ends.
+/// Processes that report, line by line, what happens to them. They end with the crew, however it ends.
 #[derive(Debug)]
 pub struct Crew<E> {
     members: Vec<Member>,
@@ -53,7 +54,7 @@ enum Heard<E> {
 }
 
 impl<E: FromStr + Send + 'static> Crew<E> {
-    /// Starts this program again for each of `labels`. What they say is read as `E`.
+    /// Starts this program again for each of `labels`. Their lines are read as `E`.
     ///
     /// # Errors
     ///
@@ -71,8 +72,8 @@ impl<E: FromStr + Send + 'static> Crew<E> {
         Ok(crew)
     }
 
-    /// Starts this program once more, and returns the index of the label. A label may come again: it is how a process
-    /// is known to people that was killed and started anew.
+    /// Starts this program once more, and returns the index of the label. A label may come again: it names a process
+    /// that was killed and started anew.
     ///
     /// # Errors
     ///
@@ -96,7 +97,7 @@ impl<E: FromStr + Send + 'static> Crew<E> {
         Ok(index)
     }
 
-    /// What a process tells next, and the index of its label. What a killed one had told before is passed over.
+    /// Returns the next report of a process, and the index of its label. Earlier reports of a killed one are skipped.
     ///
     /// # Errors
     ///
@@ -104,7 +105,7 @@ impl<E: FromStr + Send + 'static> Crew<E> {
     ///
     /// # Cancel safety
     ///
-    /// Cancel safe: nothing that was told is lost.
+    /// Cancel safe: no report is lost.
     pub async fn next(&mut self) -> Result<(usize, E)> {
         loop {
             let heard = timeout(PATIENCE, self.heard.recv()).await;
@@ -126,12 +127,12 @@ impl<E: FromStr + Send + 'static> Crew<E> {
 }
 
 impl<E> Crew<E> {
-    /// What the process was called at the start.
+    /// Returns the label that the process got at the start.
     pub fn label(&self, index: usize) -> &str {
         &self.members[index].label
     }
 
-    /// Sends a process SIGKILL, which leaves it no moment to tidy up in, and waits for its end.
+    /// Kills a process with SIGKILL, which leaves it no moment to tidy up, and waits for its end.
     ///
     /// # Errors
     ///
@@ -205,7 +206,7 @@ impl<E> Crew<E> {
     }
 }
 
-/// Passes on what a process writes, until its end.
+/// Passes on the output of a process, until its end.
 async fn listen<E: FromStr>(index: usize, output: ChildStdout, tell: mpsc::UnboundedSender<(usize, Heard<E>)>) {
     let mut lines = BufReader::new(output).lines();
     while let Ok(Some(line)) = lines.next_line().await {
@@ -213,7 +214,7 @@ async fn listen<E: FromStr>(index: usize, output: ChildStdout, tell: mpsc::Unbou
             Some(message) => Heard::Failed(message.to_owned()),
             None => line.parse().map_or(Heard::Nonsense(line), Heard::Event),
         };
-        // Nobody listens any more once the crew is gone.
+        // Nothing listens any more once the crew is gone.
         let _ = tell.send((index, heard));
     }
     let _ = tell.send((index, Heard::End));

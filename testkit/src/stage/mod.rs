@@ -1,8 +1,8 @@
-//! What the examples of several processes are played on: a server, this program once more for each process, and an
-//! end that leaves nothing behind.
+//! The stage for examples of several processes: a server, this program once more for each process, and an end that
+//! leaves nothing behind.
 //!
-//! An example calls [`play`] with what its first process does, the scenes, and with what those do that the scenes
-//! start through a [`Crew`], the parts.
+//! An example calls [`play`] with the scenes, which its first process runs, and the parts, which the processes run
+//! that the scenes start through a [`Crew`].
 
 pub mod chance;
 pub mod moment;
@@ -21,13 +21,13 @@ pub use server::Server;
 
 use crate::uri_or_replica_set;
 
-/// What goes wrong on a stage is told to whoever watches; nobody looks at its kind.
+/// An error for the people who watch; nothing looks at its kind.
 pub type Result<T, E = Box<dyn Error + Send + Sync>> = std::result::Result<T, E>;
 
-/// How long the tasks that a scene left behind get to reach a point where they can be ended.
+/// Time for the tasks that a scene left behind to reach a point where they can be ended.
 const RUNTIME_PATIENCE: Duration = Duration::from_secs(1);
 
-/// The whole of an example's `main`: plays the scenes, or the part that this process was started for.
+/// Runs the whole of an example's `main`: the scenes, or the part that this process was started for.
 ///
 /// The server is the one that `MONGODB_URI` names, in a database of its own that is dropped at the end, or else a
 /// throw-away replica set. Ctrl-C ends the scenes, and clears away all the same. Fails if the scenes fail.
@@ -53,7 +53,7 @@ pub fn play(
     }
 }
 
-/// Everything between finding a server and leaving it as it was.
+/// Runs everything between finding a server and leaving it as it was.
 fn direct(example: &str, scenes: impl AsyncFnOnce(Server) -> Result<()>) -> Result<()> {
     match env::var_os("MONGODB_URI") {
         Some(_) => println!("On the server that MONGODB_URI names."),
@@ -63,7 +63,7 @@ fn direct(example: &str, scenes: impl AsyncFnOnce(Server) -> Result<()>) -> Resu
     let (uri, cluster) = runtime.block_on(unless_interrupted(async { Ok(uri_or_replica_set(1).await?) }))?;
     let server = Server::new(uri, example);
     let played = runtime.block_on(unless_interrupted(scenes(server.clone())));
-    // What an interruption left running could make the database anew.
+    // A task left running by an interruption could make the database anew.
     runtime.shutdown_timeout(RUNTIME_PATIENCE);
     // A server of our own goes with all its data.
     let cleared = match cluster {
@@ -73,7 +73,7 @@ fn direct(example: &str, scenes: impl AsyncFnOnce(Server) -> Result<()>) -> Resu
     played.and(cleared)
 }
 
-/// Ends the work at Ctrl-C. Left to itself, that would end this process before anything could be cleared away.
+/// Ends the work at Ctrl-C. Without it, Ctrl-C would end this process before anything could be cleared away.
 async fn unless_interrupted<T>(work: impl Future<Output = Result<T>>) -> Result<T> {
     tokio::select! {
         done = work => done,
@@ -84,7 +84,7 @@ async fn unless_interrupted<T>(work: impl Future<Output = Result<T>>) -> Result<
     }
 }
 
-/// An error with those that caused it, for errors that leave their cause out of their message.
+/// Returns an error with its causes, for errors that leave their cause out of their message.
 fn in_full(error: &(dyn Error + 'static)) -> String {
     let mut message = error.to_string();
     let mut cause = error.source();

@@ -15,18 +15,18 @@ use super::{Result, Server, in_full};
 /// The argument that makes a program play a part.
 pub(super) const ARGUMENT: &str = "part";
 
-/// The first word of the line that tells the scenes why a part can't go on.
+/// The first word of the line that reports to the scenes why a part can't go on.
 pub(super) const FAILED: &str = "failed ";
 
-/// How long a part may take to end once it has been told to.
+/// Maximum time for a part to end once it was asked to.
 const FAREWELL: Duration = Duration::from_secs(5);
 
-/// What a process of the crew has to know.
+/// The data that a process of the crew needs.
 #[derive(Debug)]
 pub struct Part {
-    /// What the scenes call it.
+    /// The name that the scenes give it.
     pub label: String,
-    /// Where it is played.
+    /// Its server and database.
     pub server: Server,
     /// Resolves when the scenes let the process go, or are gone themselves. It then has some seconds to end.
     pub dismissed: oneshot::Receiver<()>,
@@ -34,7 +34,7 @@ pub struct Part {
 
 /// Plays the part, to its end.
 ///
-/// What goes wrong is told to the scenes, which speak for all.
+/// It reports an error to the scenes, which speak for all.
 pub(super) fn perform(label: &str, database: &str, part: impl AsyncFnOnce(Part) -> Result<()>) -> ExitCode {
     let dismissed = dismissed();
     let played = || {
@@ -54,8 +54,8 @@ pub(super) fn perform(label: &str, database: &str, part: impl AsyncFnOnce(Part) 
     match played() {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            // One line, whatever the driver has to say. In vain when the scenes are what is missing; nobody else is to
-            // be told then.
+            // One line, whatever the driver's error says. In vain if the scenes are gone; then there is nobody to
+            // report to.
             let _ = say(format_args!("{FAILED}{}", in_full(&*error).replace('\n', " ")));
             ExitCode::FAILURE
         }
@@ -76,7 +76,7 @@ fn dismissed() -> oneshot::Receiver<()> {
     dismissed
 }
 
-/// Tells the scenes something, in one line.
+/// Reports something to the scenes, in one line.
 ///
 /// # Errors
 ///

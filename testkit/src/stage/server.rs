@@ -1,4 +1,4 @@
-//! The server that an example is played on.
+//! The server of an example.
 
 use std::{
     fmt,
@@ -11,10 +11,10 @@ use tokio::time::timeout;
 use super::Result;
 use crate::shared::unique_name;
 
-/// How long a server that `MONGODB_URI` names may take to be found. The driver's own 30 s are long to look at.
+/// Maximum time to find a server that `MONGODB_URI` names. The driver's own 30 s are long to watch.
 const SERVER_PATIENCE: Duration = Duration::from_secs(10);
 
-/// How long the database may take to be dropped, be the server gone.
+/// Maximum time to drop the database, even if the server is gone.
 const CLEARING_PATIENCE: Duration = Duration::from_secs(5);
 
 /// The server in use, and the database that is the example's there.
@@ -32,7 +32,7 @@ impl Server {
         Self { uri, database }
     }
 
-    /// The database, through a connection pool of its own: what each process of an application has.
+    /// Returns the database, through a connection pool of its own: each process of an application has one.
     ///
     /// # Errors
     ///

@@ -1,7 +1,7 @@
-//! Who holds what and who waits for it, of all clients of this process: the promises are checked with every grant.
+//! The holders and waiters of every lock, of all clients of this process: the promises are checked with every grant.
 //!
-//! All share one memory here, so what a judge would work out of histories afterwards is seen on the spot, and an hour
-//! needs no more memory than a minute.
+//! All share one memory here, so breaches that a judge would find in histories afterwards are seen on the spot, and an
+//! hour needs no more memory than a minute.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -10,7 +10,7 @@ use std::{
 
 use watchlock::LockView;
 
-/// How many complaints are kept; the others are counted.
+/// Maximum number of complaints that are kept; the others are counted.
 const KEPT: usize = 20;
 
 #[derive(Debug, Default)]
@@ -21,18 +21,18 @@ pub(super) struct Ledger {
 
 #[derive(Debug, Default)]
 struct Books {
-    /// Counts what happens, so that it has an order.
+    /// Counts the events, so that they have an order.
     now: u64,
     by_name: HashMap<String, Book>,
 }
 
-/// Of one lock.
+/// The records of one lock.
 #[derive(Debug, Default)]
 struct Book {
     /// The largest token that was seen.
     highest: i64,
     holders: Vec<Holder>,
-    /// Who stands in line, by when they began to ask.
+    /// The waiters, by when they began to ask.
     line: BTreeMap<u64, Waiter>,
 }
 
@@ -56,7 +56,7 @@ struct Complaints {
     kept: Vec<String>,
 }
 
-/// Somebody who asks for a lock, until it is answered or dropped.
+/// A task that asks for a lock, until it is answered or dropped.
 #[derive(Debug)]
 pub(super) struct Asked {
     ledger: Arc<Ledger>,
@@ -68,7 +68,7 @@ pub(super) struct Asked {
     above: i64,
 }
 
-/// Somebody who holds a lock, until it is dropped.
+/// A task that holds a lock, until it is dropped.
 #[derive(Debug)]
 pub(super) struct Holds {
     ledger: Arc<Ledger>,
@@ -77,7 +77,7 @@ pub(super) struct Holds {
 }
 
 impl Ledger {
-    /// A task of `client` is about to ask for the lock.
+    /// Notes that a task of `client` is about to ask for the lock.
     pub(super) fn ask(self: &Arc<Self>, client: &str, name: &str, capacity: u64) -> Asked {
         let mut books = self.books();
         books.now += 1;
@@ -107,7 +107,7 @@ impl Ledger {
         }
     }
 
-    /// How many complaints there were.
+    /// Returns the number of complaints.
     pub(super) fn complaints(&self) -> u64 {
         self.complaints.lock().unwrap_or_else(PoisonError::into_inner).count
     }
@@ -118,7 +118,7 @@ impl Ledger {
 }
 
 impl Asked {
-    /// The acquire has been polled: it stands in the line of its client.
+    /// Notes that the acquire has been polled: it stands in the line of its client.
     pub(super) fn stands(&self) {
         let mut books = self.ledger.books();
         books.now += 1;
@@ -132,7 +132,7 @@ impl Asked {
         }
     }
 
-    /// It does not wait any more.
+    /// Notes that it does not wait any more.
     pub(super) fn gives_up(&self) {
         let mut books = self.ledger.books();
         if let Some(book) = books.by_name.get_mut(&self.name) {
@@ -140,7 +140,8 @@ impl Asked {
         }
     }
 
-    /// It was granted. `None`: it was over already when it was seen, as happens to who is kept from running.
+    /// Notes that it was granted. `None`: it was over already when it was seen, as happens to a task that is kept from
+    /// running.
     pub(super) fn granted(self, view: LockView) -> Option<Holds> {
         let (permits, token) = (view.permits(), view.token().as_i64());
         let exclusive = permits == self.capacity;
@@ -155,7 +156,7 @@ impl Asked {
                 view,
             };
             book.holders.push(holder);
-            // Who is valid in both rounds was valid in the moment between them, all of them at once.
+            // A hold that is valid in both rounds was valid in the moment between them, all of these at once.
             let valid = |holder: &&Holder| holder.view.lost_reason().is_none();
             let first: Vec<&Holder> = book.holders.iter().filter(valid).collect();
             let both: Vec<&Holder> = first.into_iter().filter(valid).collect();
@@ -168,7 +169,7 @@ impl Asked {
                     self.capacity
                 ));
             }
-            // Beside others a later grant can be seen first, but none from before it was asked for.
+            // Among several clients, a later grant can be seen first, but none from before the lock was asked for.
             let above = if exclusive { book.highest } else { self.above };
             let twice = book
                 .holders
@@ -177,7 +178,7 @@ impl Asked {
             if held && (token <= above || twice.count() > 1) {
                 found.push(format!("token {token} after {above}"));
             }
-            // Of one client. Who stands before it either had the lock meanwhile, or is overtaken.
+            // Of one client. A task that stands before it either had the lock meanwhile, or is overtaken.
             let overtaken = book
                 .line
                 .values()

@@ -1,4 +1,4 @@
-//! What the tasks of a service do: locks of every kind, held shortly and for long, waited for, tried and given up.
+//! The work of a service's tasks: locks of every kind, held shortly and for long, waited for, tried and given up.
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
@@ -22,19 +22,19 @@ pub(super) const LONG: &str = "long";
 
 const PERMITS: u32 = 3;
 
-/// The permits that a writer has of a readers-writer lock, as its view tells.
+/// Number of permits of a writer of a readers-writer lock, as its view reports it.
 const WRITER: u64 = 1 << 30;
 
-/// Documents that are locked by their ids.
+/// Number of documents that are locked by their ids.
 pub(super) const DOCUMENTS: i32 = 4;
 
-/// Documents of which any will do.
+/// Number of documents of which any will do.
 const CLAIMED: i32 = 5;
 
-/// The names that multi-locks are made of.
+/// Number of names that multi-locks are made of.
 const PARTS: u64 = 5;
 
-/// What one task does again and again.
+/// The repeated work of one task.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Work {
     /// Short critical sections under one mutex.
@@ -54,7 +54,7 @@ pub(super) enum Work {
     Once,
 }
 
-/// What each service does at once.
+/// The works of each service at once.
 pub(super) const MIXTURE: [Work; 15] = [
     Work::Short,
     Work::Short,
@@ -74,7 +74,7 @@ pub(super) const MIXTURE: [Work; 15] = [
 ];
 
 impl Work {
-    /// Does it until all is to stop.
+    /// Works until everything is to stop.
     pub(super) async fn go_on(
         self,
         service: Arc<Service>,
@@ -98,7 +98,7 @@ impl Work {
         }
     }
 
-    /// Returns whether a lock was had.
+    /// Works once. Returns whether it got a lock.
     async fn once(self, service: &Service, tally: &Tally, random: &mut Random) -> bool {
         let locks = &service.locks;
         let (mut gives_up, mut hold) = (None, random.millis(0..15));
@@ -197,7 +197,7 @@ async fn document(service: &Service, tally: &Tally, random: &mut Random) -> bool
 
 /// Claims any of some documents.
 async fn claim(service: &Service, random: &mut Random) -> bool {
-    // Which one it will be is not known, so all are asked for.
+    // The claimed one is not known in advance, so all are asked for.
     let mut asked: HashMap<String, Asked> = (DOCUMENTS..DOCUMENTS + CLAIMED)
         .map(|id| format!("document {id}"))
         .map(|name| (name.clone(), service.ask(&name, 1)))
@@ -230,7 +230,7 @@ async fn claim(service: &Service, random: &mut Random) -> bool {
     true
 }
 
-/// Two or three of a few mutexes.
+/// Locks two or three of a few mutexes.
 async fn multi(service: &Service, random: &mut Random) -> bool {
     let first = random.within(0..PARTS);
     let names: Vec<String> = (0..random.within(2..4))
@@ -260,7 +260,7 @@ async fn multi(service: &Service, random: &mut Random) -> bool {
     true
 }
 
-/// A name that is used once: with every one of them a document more, until it is purged.
+/// Locks a name that is used once: each adds a document, until it is purged.
 async fn once(service: &Service, tally: &Tally) -> bool {
     let name = format!("once {}", tally.names.add(1));
     match service.locks.mutex(name).acquire().timeout(PATIENCE).await {
@@ -273,7 +273,7 @@ async fn once(service: &Service, tally: &Tally) -> bool {
     true
 }
 
-/// Looks at everything that happens, until all is to stop.
+/// Watches all events, until everything is to stop.
 pub(super) async fn observe(service: Arc<Service>, mut stopping: watch::Receiver<bool>) {
     let mut events = service.locks.watch_all();
     let mut leaders = service.locks.election("leader").observe();
@@ -294,14 +294,14 @@ pub(super) async fn observe(service: Arc<Service>, mut stopping: watch::Receiver
     }
 }
 
-/// The documents that are locked in place.
+/// Returns the documents that are locked in place.
 pub(super) fn documents() -> Vec<Document> {
     (0..DOCUMENTS + CLAIMED)
         .map(|id| doc! { "_id": id, "count": 0_i64, "claimed": id >= DOCUMENTS })
         .collect()
 }
 
-/// A pause that is never quite the same.
+/// Returns a pause that is never quite the same.
 pub(super) fn about(seconds: u64, random: &mut Random) -> Duration {
     random.millis(500 * seconds..1_500 * seconds)
 }

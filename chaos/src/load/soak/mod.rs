@@ -37,22 +37,22 @@ use crate::{
 use ledger::Ledger;
 use service::{LEASE, RETENTION, Service};
 
-/// Services that are there all the time.
+/// Number of services that are there all the time.
 const SERVICES: u64 = 3;
 
-/// How many samples are taken in all, if that is neither too often nor too seldom.
+/// Number of samples in all, if that is neither too often nor too seldom.
 const SAMPLES: u32 = 240;
 
-/// How many lines tell of them.
+/// Number of lines that show them.
 const LINES: usize = 20;
 
-/// How long tasks of clients that are gone may go on.
+/// Maximum time for tasks of gone clients to go on.
 const FAREWELL: Duration = Duration::from_secs(30);
 
-/// How late the server may purge documents, with the pause between two looks that is set here.
+/// Maximum delay of a purge, with the pause between two looks that is set here.
 const PURGED: Duration = Duration::from_secs(10);
 
-/// A counter that many count up.
+/// A counter of many tasks.
 #[derive(Debug, Default)]
 struct Count(AtomicU64);
 
@@ -66,7 +66,7 @@ impl Count {
     }
 }
 
-/// What has been done.
+/// The record of the work.
 #[derive(Debug, Default)]
 struct Tally {
     operations: Count,
@@ -88,7 +88,7 @@ impl Tally {
     }
 }
 
-/// A sample, and what else is to stay flat.
+/// A sample, and the other figures that must stay flat.
 #[derive(Debug)]
 struct Reading {
     sample: Sample,
@@ -168,7 +168,7 @@ pub(super) async fn run(lasts: Duration, seed: u64) -> Result<bool> {
     Ok(report(lasts, &readings, &tally, &ledger))
 }
 
-/// Looks at it all again and again.
+/// Takes samples again and again.
 async fn sample(gauge: &Gauge, operator: &mongodb::Database, tally: &Tally, lasts: Duration) -> Result<Vec<Reading>> {
     let locks = operator.collection::<Document>(LOCKS);
     let interval = (lasts / SAMPLES).clamp(Duration::from_millis(250), Duration::from_secs(15));
@@ -215,7 +215,7 @@ fn line(earlier: &Reading, later: &Reading) -> String {
     )
 }
 
-/// When all is given back, nothing is left but what dead clients had, and that not for long.
+/// Checks that after everything is given back, nothing is left but the holds of dead clients, and those not for long.
 async fn leftovers(
     gauge: &Gauge,
     operator: &mongodb::Database,
@@ -225,7 +225,7 @@ async fn leftovers(
 ) -> Result<()> {
     let deadline = Instant::now() + FAREWELL + LEASE;
     let locks = operator.collection::<Document>(LOCKS);
-    // What is over stays in the document until somebody comes: nobody may, after a death in the last seconds.
+    // An expired holder stays in the document until somebody comes: nobody may, after a death in the last seconds.
     let live = |list: &str| doc! { "$gt": [{ "$max": format!("${list}.until") }, "$$NOW"] };
     let taken = doc! { "$expr": { "$or": [live("holders"), live("queue")] } };
     loop {
@@ -251,7 +251,7 @@ async fn leftovers(
     }
 }
 
-/// What grew, and what came of it all.
+/// Reports growth, and the results.
 fn report(lasts: Duration, readings: &[Reading], tally: &Tally, ledger: &Ledger) -> bool {
     let series = |of: fn(&Reading) -> u64| -> Vec<u64> { readings.iter().map(of).collect() };
     let bound = |percent, and| Bound { percent, and };

@@ -1,4 +1,4 @@
-//! One client of the soak, as a service would have it, and how it acquires, holds and lets go.
+//! One client of the soak, as a service would have it: it acquires, holds and lets go.
 
 use std::{future::poll_fn, pin::Pin, sync::Arc, task::Poll, time::Duration};
 
@@ -19,13 +19,13 @@ pub(super) const LEASE: Duration = Duration::from_secs(10);
 
 const CLAIM_LEASE: Duration = Duration::from_secs(3);
 
-/// The shortest there is: what is stored of names that were used once is not to pile up.
+/// The shortest there is: documents of names that were used once must not pile up.
 pub(super) const RETENTION: Duration = Duration::from_secs(60);
 
-/// Whoever waits is granted the lock by then.
+/// Time within which every waiter is granted the lock.
 pub(super) const PATIENCE: Duration = Duration::from_secs(90);
 
-/// How long after its time an acquire may come to its end.
+/// Maximum delay of an acquire's end after its time.
 const OVERDUE: Duration = Duration::from_secs(15);
 
 pub(super) type Acquiring = Pin<Box<dyn Future<Output = Result<Option<Held>, AcquireError>> + Send>>;
@@ -70,7 +70,7 @@ impl Service {
         self.ledger.ask(&self.label, name, capacity)
     }
 
-    /// Waits for a lock; for so long only, if that is told. `None`: it has given up, or was refused.
+    /// Waits for a lock, for up to `at_most`. `None`: it has given up, or was refused.
     pub(super) async fn wait(&self, asked: &Asked, mut acquire: Acquiring, at_most: Option<Duration>) -> Option<Held> {
         let answer = match poll_fn(|context| Poll::Ready(acquire.as_mut().poll(context))).await {
             Poll::Ready(answer) => answer,
@@ -105,7 +105,7 @@ impl Service {
             () = sleep(hold) => view.lost_reason(),
         };
         if let Some(reason) = lost {
-            // Nothing is done here that takes a lock away from a client that runs.
+            // Nothing here takes a lock away from a client that runs.
             let (name, held) = (view.name(), since.elapsed());
             self.ledger
                 .complain(format!("{}: {name} was lost after {held:?}: {reason}", self.label));

@@ -1,4 +1,4 @@
-//! What does not go smoothly in a normal hour: clients that come and go, clients that die, streams that break.
+//! The troubles of a normal hour: clients that come and go, clients that die, streams that break.
 
 use std::{sync::Arc, thread, time::Duration};
 
@@ -19,20 +19,20 @@ const KILLS: u64 = 20;
 const VISITS: u64 = 12;
 const DEATHS: u64 = 30;
 
-/// The name by which the server knows those who die.
+/// The application name of the clients that die.
 const DOOMED: &str = "doomed";
 
-/// How often a stream is looked for that may just be opened.
+/// Number of looks for a stream that may just be opened.
 const LOOKS: u32 = 100;
 
-/// What is done.
+/// A kind of trouble.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Trouble {
     /// The cursors of all change streams are killed: they are opened again.
     KilledCursors,
     /// A client is made, uses a lock, and is shut down and dropped.
     Visit,
-    /// A client ends without a word while it holds a lock. The lock is to be had when its lease is over.
+    /// A client ends without a word while it holds a lock. The lock must be available when its lease is over.
     Death,
 }
 
@@ -93,7 +93,7 @@ async fn visit(uri: &str, ledger: &Arc<Ledger>) -> Result<()> {
     Ok(())
 }
 
-/// A client of a runtime of its own, with which all that it does ends.
+/// Runs a client in a runtime of its own, with which everything ends that it does.
 fn die(uri: &str, ledger: &Arc<Ledger>, tally: &Tally) -> Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let (service, taken) = runtime.block_on(async {
@@ -101,7 +101,7 @@ fn die(uri: &str, ledger: &Arc<Ledger>, tally: &Tally) -> Result<()> {
         let taken = take(&service).await;
         // Beyond the first lease of a waiter, which is short.
         sleep(Duration::from_millis(600)).await;
-        // Its stream stays open at the server, where nobody will be able to say any more whose it was.
+        // Its stream stays open at the server, where nobody can know later whose it was.
         let _calm = tally.calm.lock().await;
         for _ in 0..LOOKS {
             let mut streams = streams::find(&service.client, 0, DATABASE).await?;

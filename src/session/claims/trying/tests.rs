@@ -92,7 +92,7 @@ impl Scene {
         }
     }
 
-    fn answered(&mut self) -> Given {
+    fn answered(&mut self) -> ClaimedDocument {
         let claimed = self.claimed.take().unwrap();
         match self.session.claimed(&self.entry, claimed, How::AtOnce).unwrap() {
             Round::Claimed(given) => given,

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::{
-    acquire::{Acquire, Share, TryAcquire},
+    locks::acquire::{Acquire, Share, TryAcquire},
     name::LockName,
     protocol::Kind,
     session::Session,

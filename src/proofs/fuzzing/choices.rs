@@ -1,6 +1,6 @@
 //! Bytes as a sequence of choices.
 
-/// The bytes that choose. When they are at an end the first of everything is chosen.
+/// The bytes that choose. After their end the first option is always chosen.
 #[derive(Debug)]
 pub(crate) struct Choices<'a> {
     bytes: &'a [u8],
@@ -15,7 +15,7 @@ impl<'a> Choices<'a> {
         self.bytes.is_empty()
     }
 
-    /// A number below `bound`, which is 256 at most.
+    /// Returns a number below `bound`, which is 256 at most.
     pub(crate) fn below(&mut self, bound: usize) -> usize {
         match self.bytes.split_first() {
             Some((first, rest)) => {
@@ -26,7 +26,7 @@ impl<'a> Choices<'a> {
         }
     }
 
-    /// Once in so many times.
+    /// Returns `true` once in so many times.
     pub(crate) fn one_in(&mut self, times: usize) -> bool {
         self.below(times) == times - 1
     }
@@ -35,7 +35,7 @@ impl<'a> Choices<'a> {
         from[self.below(from.len())].clone()
     }
 
-    /// A number as odd as they come.
+    /// Returns an odd number: near a limit, or any.
     pub(crate) fn number(&mut self) -> i64 {
         let near = [
             0,

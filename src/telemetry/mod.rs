@@ -17,8 +17,8 @@ use tokio::time::Instant;
 use tracing::{Span, debug, field::Empty, info, info_span, warn};
 
 use crate::{
-    config::check_name,
     error::{AcquireError, CandidacyError, ServerError},
+    input::check_name,
     protocol::{Evict, Kind, Operation},
     status::LostReason,
     store::error::{Failure, StoreError},

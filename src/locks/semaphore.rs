@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use crate::{
-    acquire::{Acquire, Share, TryAcquire},
-    config::check_name,
     error::{KindMismatch, OperateError},
+    input::check_name,
+    locks::acquire::{Acquire, Share, TryAcquire},
     name::LockName,
     protocol::Kind,
     session::Session,

@@ -1,18 +1,18 @@
-//! A line whose document is in other hands, checked: see [`crate::fuzzing`].
+//! Checks on a line whose document another program changes: see [`crate::proofs::fuzzing`].
 
 use std::{collections::HashMap, sync::Arc};
 
 use mongodb::bson::Document;
 use tokio::{sync::oneshot, time::Instant};
 
-use super::{
-    hold::Hold,
-    line::{Context, Effect, Line, Pending, Wanted},
-};
+use super::{Choices, corruption};
 use crate::{
     config::{Config, Settings},
-    fuzzing::{Choices, corruption},
     protocol::{Kind, Operation, Owner, QUEUE_MOST, ServerTime, State, state, wake},
+    session::{
+        hold::Hold,
+        line::{AcquireOptions, Context, Effect, Line, Pending},
+    },
     store::{Answer, Exchange, StoreError},
     waitlist::{
         clock::{ServerClock, offset},
@@ -22,13 +22,13 @@ use crate::{
 
 const SESSION: &str = "me";
 
-/// The most that one choice of bytes goes on for.
+/// Maximum number of steps for one choice of bytes.
 const STEPS: usize = 60;
 
-/// When the server reads its clock first.
+/// The server's clock at its first reading.
 const NOW: i64 = 1_700_000_000_000;
 
-/// Grants that what the server said in this step permits: by entry and token, and until when.
+/// The grants that the server's words in this step permit: by entry and token, and until when.
 type Permitted = HashMap<(String, i64), Option<Instant>>;
 
 struct Bench {
@@ -41,12 +41,12 @@ struct Bench {
     document: Option<State>,
     keys: u64,
     granted: Vec<Arc<Hold>>,
-    /// The entries that a request was sent for.
+    /// The entries that were requested.
     asked: Vec<String>,
 }
 
-/// Tasks come and go, operations are answered with what the specification makes of a document that others corrupt, and
-/// events come that nobody sent. Panics where the line does, and where it takes for granted what no document says.
+/// Runs a line: tasks come and go, operations are answered by the specification on a document that others corrupt, and
+/// events come that nobody sent. Panics where the line does, and where it believes in a grant that no document shows.
 pub(crate) fn drive(choices: &mut Choices<'_>) {
     let mut bench = Bench {
         config: Settings::default().unchecked(),
@@ -75,7 +75,7 @@ impl Bench {
             2 => {
                 let key = self.keys.min(choices.below(8) as u64);
                 let standing = self.feed(&Permitted::new(), |line, context, _| line.cancel(key, context));
-                if let Some((Some(contention), _)) = standing.map(|standing| standing.tell(&self.ids)) {
+                if let Some((Some(contention), _)) = standing.map(|standing| standing.report(&self.ids)) {
                     assert!(!contention.to_string().chars().any(char::is_control));
                 }
             }
@@ -116,13 +116,14 @@ impl Bench {
             match effect {
                 Effect::Answer(_, Ok(Some(hold))) => self.granted(hold, now, permitted),
                 Effect::Lost(hold, _) => self.granted.retain(|held| held.id != hold.id),
-                Effect::Answer(..) | Effect::Left(..) | Effect::Doubted(_) => {}
+                Effect::Answer(..) | Effect::Released(..) | Effect::Doubted(_) => {}
             }
         }
         output
     }
 
-    /// A grant is in what the server just said, under that token, and is believed for no longer than it says.
+    /// Checks that the grant is in the server's last words, under that token, and is believed for no longer than they
+    /// say.
     fn granted(&mut self, hold: Arc<Hold>, now: Instant, permitted: &Permitted) {
         if self.granted.iter().any(|held| Arc::ptr_eq(held, &hold)) {
             // Joined by a task that may re-enter.
@@ -148,24 +149,24 @@ impl Bench {
     fn join(&mut self, choices: &mut Choices<'_>) {
         self.keys += 1;
         let (kind, capacity) = choices.pick(&[(Kind::Mutex, 1), (Kind::Mutex, 1), (Kind::Semaphore, 3)]);
-        let wanted = Wanted {
+        let options = AcquireOptions {
             kind,
             capacity,
             permits: choices.pick(&[1, capacity]),
             wait: !choices.one_in(3),
-            tell: choices.one_in(2),
+            reports_contention: choices.one_in(2),
             reentrant: choices.one_in(4),
             owner: Owner::default(),
         };
-        // Nobody listens: what is answered is looked at on its way.
+        // Nothing listens: the answers are looked at on their way.
         let (to, _) = oneshot::channel();
-        let pending = Pending::new(self.keys, self.ids.entry(), wanted, to);
+        let pending = Pending::new(self.keys, self.ids.entry(), options, to);
         self.feed(&Permitted::new(), |line, context, effects| {
             line.join(pending, context, effects)
         });
     }
 
-    /// The next operation goes out, and is answered somehow.
+    /// Sends the next operation, and answers it somehow.
     fn exchange(&mut self, choices: &mut Choices<'_>) {
         let Some(operation) = self.feed(&Permitted::new(), |line, context, _| line.next(context)) else {
             return;
@@ -176,14 +177,14 @@ impl Bench {
         if choices.below(8) == 0 {
             let error = choices.pick(&[
                 StoreError::overdue(),
-                crate::store::fuzzing::error(11000),
-                crate::store::fuzzing::error(13),
+                crate::proofs::fuzzing::decoding::error(11000),
+                crate::proofs::fuzzing::decoding::error(13),
             ]);
             return self.failed(&operation, &error);
         }
         let now = ServerTime(NOW + i64::from(u8::try_from(choices.below(256)).unwrap_or(0)) * 500);
         self.document = state::apply(self.document.as_ref(), &operation, now);
-        // What is corrupted is what comes in the answer, as somebody else may write at any time.
+        // The corruption is in the answer, as another program may write at any time.
         let answered = match self.corrupted(choices) {
             Some(Err(malformed)) if operation.creates() => return self.failed(&operation, &malformed.into()),
             answered => answered.and_then(Result::ok),
@@ -227,7 +228,7 @@ impl Bench {
         });
     }
 
-    /// An event: of the last write, or of one that never was.
+    /// Delivers an event: of the last write, or of one that never was.
     fn signal(&mut self, choices: &mut Choices<'_>) {
         let words = match &self.document {
             Some(state) if choices.one_in(2) => state.wake.clone(),
@@ -256,7 +257,7 @@ impl Bench {
         }
     }
 
-    /// The document was read. What it does not have is lost.
+    /// Feeds a reading of the document. A hold that it does not have is lost.
     fn verify(&mut self, choices: &mut Choices<'_>) {
         let read = self.corrupted(choices);
         let held: Vec<String> = self.granted.iter().map(|hold| hold.id.clone()).collect();
@@ -276,7 +277,7 @@ impl Bench {
         }
     }
 
-    /// The document, most of the time as it is, as it is decoded.
+    /// Returns the document as decoded; most of the time unchanged.
     fn corrupted(&self, choices: &mut Choices<'_>) -> Option<Result<State, crate::protocol::document::Malformed>> {
         if choices.one_in(16) {
             return None;

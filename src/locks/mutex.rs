@@ -3,9 +3,9 @@
 use std::{future::Future, sync::Arc};
 
 use crate::{
-    acquire::{Acquire, Share, TryAcquire},
     error::RunError,
     handle::LockView,
+    locks::acquire::{Acquire, Share, TryAcquire},
     name::LockName,
     protocol::Kind,
     session::Session,

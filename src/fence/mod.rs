@@ -23,6 +23,8 @@ use mongodb::{
 use crate::{
     error::{FenceError, Fenced, InvalidInput},
     handle::LockView,
+    input::check_path,
+    protocol::document::whole,
     store::InPlace,
     token::FencingToken,
 };
@@ -31,11 +33,6 @@ pub use write::{FencedDelete, FencedInsert, FencedUpdate};
 
 /// Default field of the token.
 const FIELD: &str = "fence";
-
-/// Longest path of the field in bytes, and its most sub-documents: more than anybody needs, and less than a server
-/// accepts.
-const FIELD_MOST: usize = 255;
-const DEPTH_MOST: usize = 16;
 
 impl LockView {
     /// Returns a fence for writes to your own documents, which refuses earlier holders.
@@ -138,30 +135,12 @@ impl Fence {
     ///
     /// # Errors
     ///
-    /// If the path is invalid: it has 1 to 255 bytes and at most 16 names; a name is not empty, has no NUL and does not
-    /// begin with `$`; `_id` can't be written to.
+    /// If the path is invalid: it has 1 to 255 bytes and at most 16 names; a name is not empty, has no NUL, does not
+    /// begin with `$` and is not a number, which would be an array index; `_id` can't be written to.
     pub fn field(self, field: impl Into<String>) -> Result<Self, InvalidInput> {
         let field = field.into();
-        let names = || field.split('.');
-        let problem = if field.len() > FIELD_MOST {
-            format!("has {} bytes; it must have 1 to {FIELD_MOST}", field.len())
-        } else if names().any(str::is_empty) {
-            "contains an empty name".to_owned()
-        } else if names().count() > DEPTH_MOST {
-            format!("has {} names; it must have at most {DEPTH_MOST}", names().count())
-        } else if field.contains('\0') || names().any(|name| name.starts_with('$')) {
-            "contains a name that begins with `$` or has a NUL".to_owned()
-        } else if names().next() == Some("_id") {
-            "is in `_id`, which can't be written to".to_owned()
-        } else {
-            return Ok(Self { field, ..self });
-        };
-        // The field may be megabytes: only its beginning is shown.
-        let shown: String = field.chars().take(FIELD_MOST).collect();
-        Err(InvalidInput::new(format!(
-            "the field `{}` of a fence {problem}",
-            shown.escape_debug()
-        )))
+        check_path(&field, "of a fence")?;
+        Ok(Self { field, ..self })
     }
 
     /// Returns the token of the writes.
@@ -208,7 +187,7 @@ impl Fence {
             if names.peek().is_none() {
                 match place.get(name) {
                     None | Some(Bson::Null) => {}
-                    Some(found) if number(found).is_some() => {}
+                    Some(found) if whole(found).is_some() => {}
                     Some(found) => return Err(occupied(found)),
                 }
                 place.insert(name, self.token);
@@ -443,7 +422,7 @@ impl Fence {
                 _ => break,
             }
         }
-        match found.and_then(number) {
+        match found.and_then(whole) {
             Some(stored) if stored > self.token.as_i64() => FenceError::Fenced(Fenced {
                 stored: FencingToken::new(stored),
                 ours: self.token,
@@ -453,17 +432,6 @@ impl Fence {
                 found: found.map_or_else(|| "nothing".to_owned(), describe),
             },
         }
-    }
-}
-
-/// Returns a whole number, however it is stored.
-fn number(value: &Bson) -> Option<i64> {
-    match *value {
-        Bson::Int32(number) => Some(number.into()),
-        Bson::Int64(number) => Some(number),
-        // Beyond 2^53 a double is not exact, and no token is that large.
-        Bson::Double(number) if number.fract() == 0.0 && number.abs() <= 9_007_199_254_740_992.0 => Some(number as i64),
-        _ => None,
     }
 }
 

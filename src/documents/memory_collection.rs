@@ -6,8 +6,9 @@ use mongodb::bson::{Bson, Document};
 
 use crate::{
     client::LockClient,
-    documents::{DocumentLocks, check_id},
+    documents::DocumentLocks,
     error::InvalidInput,
+    input::check_id,
     store::{MemoryDocuments, Refused, place::Place},
 };
 

@@ -1,4 +1,4 @@
-//! What the store decodes, checked: see [`crate::fuzzing`].
+//! What the store decodes, checked: see [`super`].
 
 use std::sync::Arc;
 
@@ -8,8 +8,10 @@ use mongodb::{
 };
 use serde::Deserialize as _;
 
-use super::{Event, Failure, NamedSighting, Sighting, StoreError, mongo, name};
-use crate::protocol::{Location, State, wake};
+use crate::{
+    protocol::{Location, State, wake},
+    store::{Event, Failure, NamedSighting, Sighting, StoreError, mongo, name},
+};
 
 /// An event of a collection of locks, and of one with locks in its documents.
 pub(crate) fn read_event(event: &Document) {
@@ -41,7 +43,7 @@ pub(crate) fn read_name(text: &str) {
 
 /// The name of an id that is accepted leads to the same document, and has the same name.
 pub(crate) fn read_id(id: &Bson) {
-    if crate::documents::check_id(id).is_err() {
+    if crate::input::check_id(id).is_err() {
         return;
     }
     let at = Location::under("lock");

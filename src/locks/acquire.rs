@@ -9,13 +9,14 @@ use std::{
 };
 
 use crate::{
-    config::{check_name, check_text, check_timeout},
+    config::check_timeout,
     contention::Contention,
     error::{AcquireError, InvalidInput},
     handle::LockHandle,
+    input::{check_name, check_text},
     name::LockName,
     protocol::{Kind, Owner},
-    session::{Session, line::Wanted},
+    session::{Session, line::AcquireOptions},
     telemetry::Attempt,
 };
 
@@ -145,19 +146,19 @@ impl Request {
             value: self.value,
             ..session.config.owner(self.reason)
         };
-        let place = session.join(
+        let acquiring = session.join(
             &name,
-            Wanted {
+            AcquireOptions {
                 kind,
                 capacity,
                 permits,
                 wait: otherwise == Otherwise::Wait,
-                tell: otherwise == Otherwise::Report,
+                reports_contention: otherwise == Otherwise::Report,
                 reentrant: self.reentrant,
                 owner,
             },
         );
-        let hold = place.outcome(timeout).await?;
+        let hold = acquiring.outcome(timeout).await?;
         Ok(hold.map(|hold| LockHandle::new(session, hold)))
     }
 }

@@ -1,4 +1,4 @@
-//! The checks on bytes of all seeds, in every run of the tests.
+//! The checks on the bytes of all seeds, in every run of the tests.
 //!
 //! A failing seed is printed; run it again alone with `WATCHLOCK_SEED=<seed> cargo test --lib fuzzing`. More seeds than those
 //! of every day are asked for by `WATCHLOCK_SEED=0..1000000`.
@@ -8,7 +8,7 @@ use std::{
     panic::{self, AssertUnwindSafe},
 };
 
-use crate::protocol::random::Random;
+use crate::proofs::random::Random;
 
 /// Runs the check on the bytes of so many seeds.
 fn on_all(seeds: u64, most: u64, check: fn(&[u8])) {

@@ -13,9 +13,10 @@ use mongodb::{
 };
 use watchlock_testkit::shared;
 
-use super::{
+use super::random::Random;
+use crate::protocol::{
     ASK_TOGETHER, Evict, Expects, Identity, Kind, Location, Operation, Owner, Proclaim, QUEUE_MOST, Request, Requests,
-    ServerTime, State, Use, ahead, pipeline, random::Random, state,
+    ServerTime, State, Use, ahead, pipeline, state,
 };
 
 /// Sequences of an everyday run, and steps in each. `WATCHLOCK_SEQUENCES=10000` sets more.

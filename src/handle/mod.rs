@@ -1,5 +1,7 @@
 //! Handles and views of held locks.
 
+pub(crate) mod guard;
+
 use std::{
     fmt,
     ops::Deref,
@@ -107,7 +109,7 @@ impl LockHandle {
         if let Some(reason) = self.lost_reason() {
             return Err(reason.into());
         }
-        self.session.stopped()?;
+        self.session.ensure_usable()?;
         let (session, hold) = (self.session.clone(), self.hold.clone());
         let within = hold.safe_for();
         let renewal = async move { session.renew_together(&[hold], false, within).await };
@@ -152,7 +154,7 @@ impl LockHandle {
     pub async fn release(mut self) -> Result<Released, ReleaseError> {
         self.gone = true;
         let remains = self.hold().exit();
-        self.hold().tell_end();
+        self.hold().report_end();
         match remains {
             Remains::Nothing => {}
             Remains::Held => return Ok(Released::StillHeld),

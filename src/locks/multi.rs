@@ -20,11 +20,12 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     brief::Brief,
-    config::{check_names, check_text, check_timeout},
+    config::check_timeout,
     contention::Contention,
     error::{AcquireError, InvalidInput, MultiRunError, ReleaseError},
     handle::{LockHandle, LockView, Released},
-    mutex::Mutex,
+    input::{check_names, check_text},
+    locks::mutex::Mutex,
     name::LockName,
     session::Session,
     status::{LockStatus, LostPart, LostReason},

@@ -15,17 +15,17 @@ use std::{
 use futures::Stream;
 
 use crate::{
-    acquire::{Acquire, Share},
-    config::{check_name, check_text},
     error::{AcquireError, KindMismatch, OperateError, ReleaseError, RenewError},
     handle::{LockHandle, LockView, Released},
+    input::{check_name, check_text},
     inspect::{HolderInfo, LockInfo},
+    locks::acquire::{Acquire, Share},
     name::LockName,
     protocol::{Kind, State},
     session::{
         Session,
         locks::LockSession,
-        streams::follow::{Scope, Seen, Sights, follow},
+        streams::follow::{Observation, Observations, Scope, follow},
     },
     status::LostReason,
     token::FencingToken,
@@ -424,7 +424,7 @@ impl fmt::Debug for Leadership {
 pub struct Leaders {
     name: LockName,
     /// `Err`: the error of the name, until it has been reported.
-    sights: Result<Sights, Option<OperateError>>,
+    sights: Result<Observations, Option<OperateError>>,
     last: Option<Option<Leader>>,
 }
 
@@ -439,9 +439,9 @@ impl Stream for Leaders {
         };
         loop {
             let state = match std::task::ready!(sights.poll_recv(context)) {
-                Some(Ok(Seen::State(_, state))) => state,
+                Some(Ok(Observation::State(_, state))) => state,
                 // It contains no state of a lock, so there is no leader, which is reported separately.
-                Some(Ok(Seen::Unreadable(_))) => continue,
+                Some(Ok(Observation::Unreadable(_))) => continue,
                 Some(Err(error)) => return Poll::Ready(Some(Err(error.into()))),
                 None => return Poll::Ready(None),
             };

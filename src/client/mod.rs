@@ -1,5 +1,7 @@
 //! The client: one per process, from which all locks are made.
 
+pub(crate) mod in_memory;
+
 use std::{
     collections::HashMap,
     fmt,
@@ -11,22 +13,22 @@ use mongodb::Database;
 use tokio::{runtime::Handle, sync::watch};
 
 use crate::{
-    config::{Config, Settings, check_collection, check_name},
-    election::Election,
+    config::{Config, Settings},
     error::{BuildError, OperateError, ServerError},
+    input::{check_collection, check_name},
     inspect::LockInfo,
-    list::List,
-    multi::MultiLock,
-    mutex,
+    locks::{election::Election, multi::MultiLock, mutex, rw_lock::RwLock, semaphore::Semaphore},
     name::LockName,
+    operate::{
+        list::List,
+        watch::{AllLockEvents, LockEvents},
+    },
     protocol::Evict,
-    rw_lock::RwLock,
-    semaphore::Semaphore,
     session::{
         Session,
         documents::DocumentSession,
         locks::LockSession,
-        reading::{Pace, read_beside},
+        reading::{Hedging, read_beside},
     },
     store::{
         DocumentStore, LockStore, MemoryStore, MongoStore, Topology,
@@ -35,7 +37,6 @@ use crate::{
     telemetry,
     token::FencingToken,
     wake_mode::{PollingReason, WakeMode, WakeSource},
-    watch::{AllLockEvents, LockEvents},
 };
 
 const DEFAULT_COLLECTION: &str = "distributed_locks";
@@ -239,7 +240,7 @@ impl LockClientBuilder {
             let (database, collection) = (database.clone(), collection.clone());
             async move { MongoStore::connect(&database, &collection).await }
         };
-        let connected = read_beside(&Handle::current(), Pace::CONNECT, connecting).await;
+        let connected = read_beside(&Handle::current(), Hedging::CONNECT, connecting).await;
         let (store, topology, exchange) = connected
             .inspect_err(|error| telemetry::operation_failed("connect", None, error))
             .map_err(ServerError::from)?;

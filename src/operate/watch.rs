@@ -10,13 +10,13 @@ use std::{
 use futures::Stream;
 
 use crate::{
-    config::check_name,
     error::OperateError,
+    input::check_name,
     inspect::{HolderInfo, LockInfo},
     protocol::State,
     session::{
         locks::LockSession,
-        streams::follow::{Scope, Seen, Sights, follow},
+        streams::follow::{Observation, Observations, Scope, follow},
     },
     store::Unreadable,
     token::FencingToken,
@@ -100,7 +100,7 @@ impl fmt::Display for LockEvent {
 pub struct LockEvents {
     name: String,
     /// `Err`: the error of the name, until it has been reported.
-    sights: Result<Sights, Option<OperateError>>,
+    sights: Result<Observations, Option<OperateError>>,
     last: Option<State>,
     events: VecDeque<LockEvent>,
 }
@@ -168,12 +168,12 @@ impl Stream for LockEvents {
                 Err(error) => return Poll::Ready(error.take().map(Err)),
             };
             match std::task::ready!(sights.poll_recv(context)) {
-                Some(Ok(Seen::State(_, state))) => {
+                Some(Ok(Observation::State(_, state))) => {
                     this.events
                         .extend(between(&this.name, this.last.as_ref(), state.as_ref()));
                     this.last = state;
                 }
-                Some(Ok(Seen::Unreadable(Unreadable { problem, .. }))) => {
+                Some(Ok(Observation::Unreadable(Unreadable { problem, .. }))) => {
                     this.events.push_back(LockEvent::Unreadable { problem });
                 }
                 Some(Err(error)) => return Poll::Ready(Some(Err(error.into()))),
@@ -188,7 +188,7 @@ impl Stream for LockEvents {
 #[must_use = "a stream does nothing unless it is polled"]
 #[derive(Debug)]
 pub struct AllLockEvents {
-    sights: Sights,
+    sights: Observations,
     last: HashMap<String, State>,
     events: VecDeque<(String, LockEvent)>,
 }
@@ -213,10 +213,10 @@ impl Stream for AllLockEvents {
                 return Poll::Ready(Some(Ok(event)));
             }
             match std::task::ready!(this.sights.poll_recv(context)) {
-                Some(Ok(Seen::Unreadable(Unreadable { name, problem }))) => {
+                Some(Ok(Observation::Unreadable(Unreadable { name, problem }))) => {
                     this.events.push_back((name, LockEvent::Unreadable { problem }));
                 }
-                Some(Ok(Seen::State(name, state))) => {
+                Some(Ok(Observation::State(name, state))) => {
                     let events = between(&name, this.last.get(&name), state.as_ref());
                     this.events
                         .extend(events.into_iter().map(|event| (name.clone(), event)));

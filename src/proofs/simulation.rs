@@ -1,20 +1,21 @@
-//! The whole client in a simulated world: sessions, heartbeats, watchers and handles over a memory whose every exchange
-//! can be slow, fail, be applied late, or be applied or not and never answered, whose streams break, lose events and go
-//! silent, whose documents are blocked or not to be renewed, whose clock jumps, and whose links are cut; on tokio's paused
-//! clock, so that an hour takes a moment.
+//! The whole client in a simulated world: sessions, heartbeats, watchers and handles over an in-memory store. Every
+//! exchange with it can be slow, fail, be applied late, or be applied or not and never answered. Its streams break,
+//! lose events and go silent; its documents are blocked or refuse renewals; its clock jumps; and its links are cut.
+//! All of this runs on tokio's paused clock, so that an hour takes a moment.
 //!
 //! A seed makes a world. In each of them clients contend for a few locks while everything goes wrong, then the weather
-//! calms down, and in the end all must have come to rest. A failing seed is printed; run it again alone with
+//! calms down, and in the end everything must have come to rest. A failing seed is printed; run it again alone with
 //! `WATCHLOCK_SEED=<seed> cargo test --lib simulation -- --nocapture`.
 //!
 //! # What is checked
 //!
-//! - At every grant: the permits of all handles that believe themselves valid, those aside that an operator has put out,
-//!   fit the capacity.
+//! - At every grant: the permits of all handles that believe themselves valid, those aside that an operator has put
+//!   out, fit the capacity.
 //! - Every few moments: whatever believes itself valid is a live holder in the memory too, so a loss is known before
 //!   the server would give the lock away.
 //! - Tokens of a name are never issued twice; those of a mutex rise with each grant.
-//! - Every acquire ends, be it after the weather has calmed down; and then nothing is left: no holder, no waiter, no line.
+//! - Every acquire ends, be it after the weather has calmed down; and then nothing is left: no holder, no waiter, no
+//!   line.
 
 use std::{
     collections::BTreeMap,
@@ -29,33 +30,34 @@ use tokio::{
     time::{Instant, sleep, sleep_until, timeout},
 };
 
-use super::{Session, locks::LockSession};
 use crate::{
     client::LockClient,
     config::Settings,
     error::AcquireError,
     handle::{LockHandle, LockView, Released},
-    protocol::{ServerTime, State, random::Random},
+    proofs::random::Random,
+    protocol::{ServerTime, State},
+    session::{Session, locks::LockSession},
     store::{LockStore, MemoryStore, Store, simulated::Link},
     wake_mode::WakeMode,
 };
 
-/// The worlds of every day. More are asked for by `WATCHLOCK_SEED=0..20000`.
+/// Number of worlds in an everyday run. `WATCHLOCK_SEED=0..20000` asks for more.
 const SEEDS: u64 = 200;
 
 const CLIENTS: u64 = 3;
 
-/// Tasks of each client, and what each of them does one after the other.
+/// Number of tasks of each client, and of steps of each task, one after the other.
 const TASKS: u64 = 3;
 const STEPS: u64 = 8;
 
-/// How long the weather is bad.
+/// Duration of the bad weather.
 const STORM: Duration = Duration::from_secs(60);
 
-/// How often it is compared what is believed with what is.
+/// Pause between two comparisons of the handles with the store.
 const LOOK: Duration = Duration::from_millis(23);
 
-/// How long everything may take after that: a driver that hangs, a lease, the sweeps, and the steps that are left.
+/// Maximum time for the rest: a driver that hangs, a lease, the sweeps, and the remaining steps.
 const CALM: Duration = Duration::from_secs(300);
 
 const LEASE: Duration = Duration::from_secs(3);
@@ -65,17 +67,17 @@ const SKEW: Duration = Duration::from_millis(300);
 /// The locks of the world; a name is one kind.
 const NAMES: [&str; 4] = ["mutex", "semaphore", "rwlock", "election"];
 
-/// What has happened, and who believes what.
+/// The record of a world: its events, and the handles that believe themselves valid.
 #[derive(Debug, Default)]
 struct World {
     live: BTreeMap<String, Vec<LockView>>,
     tokens: BTreeMap<String, Vec<i64>>,
-    /// One line an event; the same for the same seed.
+    /// One line for each event; the same for the same seed.
     log: String,
     grants: u64,
-    /// By their reasons.
+    /// By reason.
     losses: BTreeMap<String, u64>,
-    /// Renewals of one document that the server refused, among those of others.
+    /// Number of renewals of one document that the server refused among others.
     refused: u64,
 }
 
@@ -87,8 +89,8 @@ struct Observer {
     seed: u64,
 }
 
-/// Whether a handle believes in itself, and was not put out by an operator: of that it learns as soon as it can, and no
-/// sooner.
+/// Whether a handle must be right: it believes itself valid, and no operator has evicted it, of which it learns as
+/// soon as it can, and no sooner.
 fn is_to_be_right(view: &LockView, state: Option<&State>) -> bool {
     let broken = state.and_then(|state| state.broken).unwrap_or(0);
     view.lost_reason().is_none() && view.token().as_i64() > broken
@@ -109,7 +111,7 @@ impl Observer {
         panic!("{log}\nseed {}: {why}", self.seed);
     }
 
-    /// A handle was granted: nobody else is to believe in one that does not go together with it.
+    /// Takes in a grant: no other valid handle may exceed the capacity together with it.
     fn granted(&self, client: u64, handle: &LockHandle, capacity: u64) {
         let (name, token) = (handle.name().to_owned(), handle.token().as_i64());
         self.note(&format!("client {client} has {name} under {token}"));
@@ -133,7 +135,7 @@ impl Observer {
         }
     }
 
-    /// Whoever believes in a handle is right.
+    /// Checks that every handle that believes itself valid is right.
     fn compare(&self) {
         let mut gone = None;
         for (name, live) in &mut self.world().live {
@@ -156,7 +158,7 @@ impl Observer {
     }
 }
 
-/// A task of a client: it acquires, holds and lets go, in all the ways there are.
+/// Runs a task of a client: it acquires, holds and lets go, in all possible ways.
 async fn task(client: u64, locks: LockClient, observer: Observer, mut random: Random) {
     for _ in 0..STEPS {
         sleep(Duration::from_millis(random.below(3_000))).await;
@@ -183,7 +185,7 @@ async fn task(client: u64, locks: LockClient, observer: Observer, mut random: Ra
                         let _ = leadership.resign().await;
                     }
                     Err(AcquireError::Timeout { .. }) => {}
-                    // One of no time is a try, and a try is told when the server can't be reached.
+                    // An acquire without time is a try, and a try fails when the server can't be reached.
                     Err(AcquireError::Server(_)) if patience.is_zero() => {}
                     Err(error) => observer.fail(&format!("client {client} is refused {name}: {error}")),
                 }
@@ -201,7 +203,7 @@ async fn task(client: u64, locks: LockClient, observer: Observer, mut random: Ra
                 .await
                 .map_or(Ok(None), |got| got.map(Some)),
             _ => match try_acquire.await {
-                // A try is told when the server can't be reached.
+                // A try fails when the server can't be reached.
                 Err(AcquireError::Server(_)) => Ok(None),
                 other => other,
             },
@@ -233,7 +235,7 @@ async fn task(client: u64, locks: LockClient, observer: Observer, mut random: Ra
     }
 }
 
-/// What goes wrong beside the weather, by the seed: links are cut, connections that lie idle die, transactions of others
+/// Causes the misfortunes beside the weather, by the seed: links are cut, idle connections die, transactions of others
 /// block documents, a validator refuses those of one lock, an operator breaks locks, the clock jumps.
 async fn misfortune(
     links: Vec<Arc<Link>>,
@@ -311,7 +313,7 @@ fn client(memory: &Arc<MemoryStore>, seed: u64, number: u64) -> (Arc<Link>, Lock
     (link, session)
 }
 
-/// Runs the world of a seed to its end; returns what happened.
+/// Runs the world of a seed to its end; returns its record.
 async fn live(seed: u64) -> World {
     let mut random = Random::new(seed ^ 0x5EED);
     let memory = Arc::new(MemoryStore::begun(ServerTime(1_700_000_000_000)));
@@ -322,7 +324,7 @@ async fn live(seed: u64) -> World {
         seed,
     };
     let (links, sessions): (Vec<_>, Vec<_>) = (0..CLIENTS).map(|number| client(&memory, seed, number)).unzip();
-    // A break whose sender was told that it failed could still be done at any time.
+    // A break whose sender got an error could still be done at any time.
     let (its_link, operator) = client(&memory, seed, CLIENTS);
     its_link.calm();
     let mut tasks = JoinSet::new();
@@ -441,8 +443,8 @@ fn a_seed_is_replayed_to_the_letter() {
     }
 }
 
-/// Names that a transaction of others blocks leave the few places for operations to all others, and dead connections are
-/// got round.
+/// Names that a transaction of others blocks leave the few slots for operations to all others, and dead connections
+/// are bypassed.
 #[tokio::test(start_paused = true)]
 async fn what_hangs_holds_up_nothing_else() {
     let memory = Arc::new(MemoryStore::begun(ServerTime(1_700_000_000_000)));
@@ -482,7 +484,8 @@ async fn what_hangs_holds_up_nothing_else() {
     .unwrap();
 }
 
-/// While nothing is answered at all, no more than so much is sent in vain; and all goes on as soon as there are answers.
+/// While nothing is answered at all, only so many commands are sent in vain; and everything goes on as soon as there
+/// are answers.
 #[tokio::test(start_paused = true)]
 async fn a_server_that_says_nothing_is_not_asked_without_end() {
     let memory = Arc::new(MemoryStore::begun(ServerTime(1_700_000_000_000)));
@@ -496,7 +499,8 @@ async fn a_server_that_says_nothing_is_not_asked_without_end() {
         .collect();
     sleep(Duration::from_secs(20)).await;
     let sent = u64::MAX - link.kill_idle(0);
-    // Sixteen at once, one a second, and those that have a place; the rest are attempts to open the stream, and renewals.
+    // Sixteen at once, one a second, and those that have a place; the rest are attempts to open the stream, and
+    // renewals.
     assert!((20..80).contains(&sent), "{sent}");
     for waiter in waiting {
         let handle = timeout(Duration::from_secs(5), waiter).await.unwrap().unwrap().unwrap();

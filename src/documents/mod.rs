@@ -3,6 +3,7 @@
 mod action;
 mod check;
 mod handle;
+pub(crate) mod memory_collection;
 
 use std::{
     fmt,
@@ -15,6 +16,7 @@ use mongodb::{
     bson::{Bson, Document},
 };
 
+use crate::input::{check_id, check_path, check_size};
 use crate::{
     client::LockClient,
     error::{InvalidInput, OperateError},
@@ -27,10 +29,9 @@ use crate::{
     },
     wake_mode::WakeMode,
 };
-use check::{check_path, check_size};
 
 pub use action::{AcquireDocument, Claim, TryAcquireDocument, TryClaim};
-pub(crate) use check::{check_id, check_update};
+pub(crate) use check::check_update;
 pub use handle::DocumentHandle;
 
 /// Default field of the documents for their locks.
@@ -350,7 +351,7 @@ impl<T> DocumentLocks<T> {
         if let Some(session) = self.session.get() {
             return Ok(session);
         }
-        check_path(&self.path)?;
+        check_path(&self.path, "for the locks")?;
         let (namespace, key) = match &self.place {
             Place::Mongo(collection) => (Some(collection.namespace()), collection.namespace().to_string()),
             Place::Memory(documents) => (None, format!("{:p}", Arc::as_ptr(documents))),

@@ -7,8 +7,8 @@ use std::{
 };
 
 use crate::{
-    config::check_prefix,
     error::{OperateError, ServerError},
+    input::check_prefix,
     inspect::LockInfo,
     protocol::{Kind, State},
     session::locks::LockSession,

@@ -1,13 +1,16 @@
-//! What comes from the server, checked on arbitrary bytes: for the fuzz targets in `fuzz/`, and for the tests.
+//! Checks of everything that comes from the server, on arbitrary bytes: for the fuzz targets in `fuzz/`, and for the
+//! tests.
 //!
-//! Every function takes bytes as a fuzzer makes them, and panics where the decoder does or breaks a promise: what is
-//! accepted is the same after it was written and read again; what is shown has no control characters; and no grant
-//! comes from what no document says.
+//! Every function takes bytes as a fuzzer makes them, and panics where the decoder does or breaks a promise: an
+//! accepted value is the same after it was written and read again; shown text has no control characters; and no grant
+//! comes from anything that no document says.
 //!
-//! No part of the public face: it is there under `cfg(fuzzing)` and in tests.
+//! This is no part of the public API: it is there under `cfg(fuzzing)` and in tests.
 
 mod choices;
 pub(crate) mod corruption;
+pub(crate) mod decoding;
+mod line;
 #[cfg(test)]
 mod tests;
 
@@ -19,10 +22,9 @@ use crate::{
     contention::{Contention, Sighting},
     inspect::LockInfo,
     protocol::{Location, ServerTime, State, wake},
-    session, store,
 };
 
-/// The document of a lock: the bytes as BSON, and a valid document corrupted as the bytes choose.
+/// Checks the document of a lock: the bytes as BSON, and a valid document corrupted as the bytes choose.
 pub fn lock(data: &[u8]) {
     if let Ok(document) = Document::from_reader(data) {
         read_lock(&document);
@@ -33,16 +35,16 @@ pub fn lock(data: &[u8]) {
     read_lock(&document);
 }
 
-/// An event of a change stream: the bytes as BSON, and an event whose parts are corrupted as the bytes choose.
+/// Checks an event of a change stream: the bytes as BSON, and an event whose parts are corrupted as the bytes choose.
 pub fn event(data: &[u8]) {
     if let Ok(event) = Document::from_reader(data) {
-        store::fuzzing::read_event(&event);
+        decoding::read_event(&event);
     }
     let mut choices = Choices::new(data);
-    store::fuzzing::read_event(&corruption::event(&mut choices));
+    decoding::read_event(&corruption::event(&mut choices));
 }
 
-/// The words of a `wake`.
+/// Checks the words of a `wake`.
 pub fn words(data: &[u8]) {
     let text = String::from_utf8_lossy(data);
     read_words(&text);
@@ -50,31 +52,32 @@ pub fn words(data: &[u8]) {
     read_words(&corruption::words(&mut choices));
 }
 
-/// An `_id` of a document, and a name for one.
+/// Checks an `_id` of a document, and its name.
 pub fn name(data: &[u8]) {
-    store::fuzzing::read_name(&String::from_utf8_lossy(data));
+    decoding::read_name(&String::from_utf8_lossy(data));
     if let Ok(document) = Document::from_reader(data) {
-        document.values().for_each(store::fuzzing::read_id);
+        document.values().for_each(decoding::read_id);
     }
     let mut choices = Choices::new(data);
-    store::fuzzing::read_id(&corruption::value(&mut choices, 3));
+    decoding::read_id(&corruption::value(&mut choices, 3));
 }
 
-/// An error that the server answers with.
+/// Checks an error from the server.
 pub fn failure(data: &[u8]) {
     if let Ok(answer) = Document::from_reader(data) {
-        store::fuzzing::read_failure(&answer);
+        decoding::read_failure(&answer);
     }
     let mut choices = Choices::new(data);
-    store::fuzzing::read_failure(&corruption::failure(&mut choices));
+    decoding::read_failure(&corruption::failure(&mut choices));
 }
 
-/// What a client makes of answers and events: the bytes choose what its tasks do, and what the server says.
+/// Checks a client's handling of answers and events: the bytes choose its tasks' actions, and the server's words.
 pub fn line(data: &[u8]) {
-    session::fuzzing::drive(&mut Choices::new(data));
+    line::drive(&mut Choices::new(data));
 }
 
-/// What is decoded is the same after it was written and read again, wherever in a document it is, and can be shown.
+/// Checks that a decoded lock is the same after it was written and read again, wherever in a document it is, and can
+/// be shown.
 fn read_lock(document: &Document) -> Option<State> {
     let at = Location::under("a.b");
     let mut whole = Document::new();
@@ -121,7 +124,7 @@ fn show(state: &State) {
     }
 }
 
-/// What others wrote may be shown on a terminal, which obeys control characters.
+/// Checks that text of others can be shown on a terminal, which obeys control characters.
 fn harmless(shown: &str) {
     assert!(!shown.chars().any(char::is_control), "{shown:?}");
 }

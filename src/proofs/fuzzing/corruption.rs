@@ -1,4 +1,4 @@
-//! Documents of locks, events and answers, and what can become of them in other hands.
+//! Documents of locks, events and answers, and their corruptions by other programs.
 
 use mongodb::bson::{Binary, Bson, DateTime, Decimal128, Document, Timestamp, doc, oid::ObjectId, spec::BinarySubtype};
 
@@ -7,7 +7,7 @@ use crate::protocol::{Holder, Identity, Kind, Owner, ServerTime, State, Waiter};
 
 const NOW: i64 = 1_700_000_000_000;
 
-/// The document of a lock that somebody may hold, and others may wait for.
+/// Returns the document of a lock that somebody may hold, and others may wait for.
 pub(crate) fn sample(choices: &mut Choices<'_>) -> Document {
     let kinds = [
         Kind::Mutex,
@@ -80,7 +80,7 @@ fn waiter(number: usize, choices: &mut Choices<'_>) -> Waiter {
     }
 }
 
-/// Some corruptions of a document's fields, or of those of its entries.
+/// Corrupts some of a document's fields, or of those of its entries.
 pub(crate) fn corrupt(document: &mut Document, choices: &mut Choices<'_>) {
     for _ in 0..=choices.below(4) {
         match (choices.below(3), choices.pick(&["holders", "queue"])) {
@@ -169,7 +169,7 @@ fn decimal(choices: &mut Choices<'_>) -> Bson {
     number.map_or(Bson::Null, Bson::Decimal128)
 }
 
-/// Any value.
+/// Returns any value.
 pub(crate) fn value(choices: &mut Choices<'_>, depth: usize) -> Bson {
     match choices.below(18) {
         0 => Bson::Null,
@@ -200,7 +200,7 @@ pub(crate) fn value(choices: &mut Choices<'_>, depth: usize) -> Bson {
     }
 }
 
-/// As deep as the server lets documents be.
+/// Returns a value as deep as the server lets documents be.
 fn deep() -> Bson {
     (0..90).fold(Bson::Null, |inner, level| match level % 2 {
         0 => Bson::Array(vec![inner]),
@@ -208,7 +208,7 @@ fn deep() -> Bson {
     })
 }
 
-/// Text as others may write it.
+/// Returns text as other programs may write it.
 pub(crate) fn text(choices: &mut Choices<'_>) -> String {
     let texts = [
         "",
@@ -229,7 +229,7 @@ pub(crate) fn text(choices: &mut Choices<'_>) -> String {
     choices.pick(&texts).to_owned()
 }
 
-/// The `wake` of a write, more or less.
+/// Returns the `wake` of a write, more or less.
 pub(crate) fn words(choices: &mut Choices<'_>) -> String {
     let parts = [
         ";",
@@ -265,7 +265,7 @@ pub(crate) fn words(choices: &mut Choices<'_>) -> String {
     words
 }
 
-/// An event of a change stream in any of its forms.
+/// Returns an event of a change stream in any of its forms.
 pub(crate) fn event(choices: &mut Choices<'_>) -> Document {
     let types = [
         "insert",
@@ -295,7 +295,7 @@ pub(crate) fn event(choices: &mut Choices<'_>) -> Document {
     event
 }
 
-/// The answer to a command that failed.
+/// Returns the answer to a command that failed.
 pub(crate) fn failure(choices: &mut Choices<'_>) -> Document {
     let codes = [0, 1, 11000, 13, 43, 40573, -1, i32::MAX];
     let mut answer = doc! {
@@ -305,7 +305,7 @@ pub(crate) fn failure(choices: &mut Choices<'_>) -> Document {
         "errmsg": text(choices),
         "errorLabels": ["RetryableWriteError"],
     };
-    // A write that was not done, in an answer that is in order.
+    // A write that failed, in an answer that is in order.
     let error = answer.clone();
     match choices.below(4) {
         0 => drop(answer.insert("writeErrors", vec![error])),

@@ -1,7 +1,7 @@
 //! The protocol, checked exhaustively: every state that a few clients, a server and a network can get into.
 //!
 //! Nothing of the protocol is written a second time. The server runs the real transitions,
-//! [`state::apply`](super::state::apply) and [`state::renew`](super::state::renew). The clients are real
+//! [`state::apply`](crate::protocol::state::apply) and [`state::renew`](crate::protocol::state::renew). The clients are real
 //! [waitlists](crate::waitlist) that reckon with the real clock and deadlines. The model adds a server with a log, a
 //! network, and the little that the session does around a waitlist: it keeps the deadlines of holds and fires timers
 //! (`client`). [stateright](https://docs.rs/stateright) explores all states breadth first, so a breach is shown by one of
@@ -65,7 +65,7 @@ mod verdict;
 
 use stateright::{Model, Property};
 
-use super::Kind;
+use crate::protocol::Kind;
 use breach::Breach;
 use rules::Rules;
 use system::{Action, Fault, Setup, System};

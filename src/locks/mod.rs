@@ -1,0 +1,8 @@
+//! The kinds of locks, each a thin shell of the one engine, and the acquires that they share.
+
+pub(crate) mod acquire;
+pub(crate) mod election;
+pub(crate) mod multi;
+pub(crate) mod mutex;
+pub(crate) mod rw_lock;
+pub(crate) mod semaphore;

@@ -1,0 +1,71 @@
+//! Streams that fell silent with their server, noticed by other commands.
+//!
+//! The driver sends the next `getMore` of a stream to the server that has its cursor. Once that server is gone, it waits
+//! for it in server selection, for half a minute by default, and the stream is silent meanwhile. Silence alone shows only
+//! after the await time. But the commands of the session learn of the new primary much earlier: one fails as its server
+//! is no primary any more, and a later one is answered. A stream that has said nothing since the last failure is then
+//! given up, and taken up after its last event at the new primary. It may have been opened after the first failure, by a
+//! server that was about to go.
+
+use std::sync::{Mutex, PoisonError};
+
+use tokio::{sync::watch, time::Instant};
+
+use crate::store::StoreError;
+
+/// Fail-overs as the commands of a session notice them.
+#[derive(Debug, Default)]
+pub(in crate::session) struct Suspicion {
+    /// When the last command failed that no answer has followed.
+    failed_at: Mutex<Option<Instant>>,
+    /// A stream is suspect that has said nothing since.
+    since: watch::Sender<Option<Instant>>,
+}
+
+impl Suspicion {
+    /// Takes in how a command ended.
+    pub(in crate::session) fn note<T>(&self, ended: Result<T, &StoreError>) {
+        let mut failed_at = self.failed_at.lock().unwrap_or_else(PoisonError::into_inner);
+        match ended {
+            Err(error) if error.lost_primary() => {
+                *failed_at = Some(Instant::now());
+            }
+            Err(_) => {}
+            Ok(_) => {
+                if let Some(at) = failed_at.take() {
+                    self.since.send_replace(Some(at));
+                }
+            }
+        }
+    }
+
+    pub(in crate::session) fn subscribe(&self) -> watch::Receiver<Option<Instant>> {
+        self.since.subscribe()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::proofs::fuzzing::decoding::error;
+
+    #[tokio::test(start_paused = true)]
+    async fn an_answer_after_a_fail_over_makes_the_streams_of_before_suspect() {
+        const NOT_WRITABLE_PRIMARY: i32 = 10_107;
+        const EXCEEDED_TIME: i32 = 50;
+        let suspicion = Suspicion::default();
+        let since = suspicion.subscribe();
+        suspicion.note(Ok(()));
+        suspicion.note::<()>(Err(&error(EXCEEDED_TIME)));
+        suspicion.note(Ok(()));
+        assert_eq!(*since.borrow(), None);
+        suspicion.note::<()>(Err(&error(NOT_WRITABLE_PRIMARY)));
+        tokio::time::advance(std::time::Duration::from_secs(1)).await;
+        let failed_at = Instant::now();
+        suspicion.note::<()>(Err(&error(NOT_WRITABLE_PRIMARY)));
+        tokio::time::advance(std::time::Duration::from_secs(1)).await;
+        assert_eq!(*since.borrow(), None, "there is no other primary so far");
+        suspicion.note(Ok(()));
+        assert_eq!(*since.borrow(), Some(failed_at));
+    }
+}
