@@ -140,23 +140,30 @@ async fn everything_works(a: &LockClient, b: &LockClient) {
 }
 
 #[tokio::test]
-async fn observers_that_panic_end_nothing() {
-    for takes_spans in [false, true] {
-        let ground = Ground::replica_set("observers_that_panic").await;
-        let panics = Arc::<AtomicU64>::default();
-        let bomb = Bomb {
-            takes_spans,
-            panics: panics.clone(),
-        };
-        #[cfg(feature = "metrics")]
-        let _recording = metrics::set_default_local_recorder(&recorder::Bomb);
-        LazyLock::force(&ANOTHER);
-        let _listening = tracing::subscriber::set_default(bomb);
-        let (a, b) = (ground.locks_for(LEASE).await, ground.locks_for(LEASE).await);
-        everything_works(&a, &b).await;
-        a.shutdown().await;
-        b.shutdown().await;
-        // More than the first of them is met.
-        assert!(panics.load(Ordering::Relaxed) > 3);
-    }
+async fn observers_that_panic_at_once_end_nothing() {
+    observers_that_panic_end_nothing(false).await;
+}
+
+#[tokio::test]
+async fn observers_that_panic_later_end_nothing() {
+    observers_that_panic_end_nothing(true).await;
+}
+
+async fn observers_that_panic_end_nothing(takes_spans: bool) {
+    let ground = Ground::replica_set("observers_that_panic").await;
+    let panics = Arc::<AtomicU64>::default();
+    let bomb = Bomb {
+        takes_spans,
+        panics: panics.clone(),
+    };
+    #[cfg(feature = "metrics")]
+    let _recording = metrics::set_default_local_recorder(&recorder::Bomb);
+    LazyLock::force(&ANOTHER);
+    let _listening = tracing::subscriber::set_default(bomb);
+    let (a, b) = (ground.locks_for(LEASE).await, ground.locks_for(LEASE).await);
+    everything_works(&a, &b).await;
+    a.shutdown().await;
+    b.shutdown().await;
+    // More than the first of them is met.
+    assert!(panics.load(Ordering::Relaxed) > 3);
 }

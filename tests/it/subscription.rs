@@ -78,57 +78,67 @@ async fn a_stream_that_opens_and_breaks_at_once_is_opened_at_an_ever_slower_pace
     const OPENINGS: usize = 15;
     let (cluster, _turn) = faulty().await;
     let ground = Ground::on(cluster, "dying");
-    let (sent, driver) = Sent::counting(&ground, |_| {}).await;
-    let database = driver.database(&ground.database);
-    let holder = ground.polling().await;
     let data = doc! { "failCommands": ["getMore"], "errorCode": 286, "appName": &ground.database };
     let fault = cluster.fail_commands(0, "alwaysOn", data).await.unwrap();
+    // Each with what it alone sends, so that their time passes at once.
+    let client = async || {
+        let (sent, driver) = Sent::counting(&ground, |_| {}).await;
+        let database = driver.database(&ground.database);
+        let locks = LockClient::builder(database.clone()).build().await.unwrap();
+        (sent, database, locks)
+    };
 
-    let locks = LockClient::builder(database.clone()).build().await.unwrap();
+    let holder = ground.polling().await;
     let _held = holder.mutex("x").acquire().await.unwrap();
-    let _waiting = tokio::spawn(locks.mutex("x").acquire().into_future());
-    until_waiting(&holder, "x", 1).await;
-    let aggregates = sent.of("aggregate");
-    let asked = sent.of("findAndModify");
-    tokio::time::sleep(LOOK).await;
-    let aggregates = sent.of("aggregate") - aggregates;
-    let asked = sent.of("findAndModify") - asked;
-    println!("the locks' stream: {aggregates} aggregates, {asked} requests");
-    assert!(aggregates <= OPENINGS, "{aggregates} aggregates");
-    // It polls after 10 ms, and each time after a fiftieth of the time that has passed; and it asks at each opening and each
-    // interruption.
-    assert!(asked <= 200 + 2 * OPENINGS, "{asked} requests");
-    locks.shutdown().await;
+    let waiter = async {
+        let (sent, _, locks) = client().await;
+        let _waiting = tokio::spawn(locks.mutex("x").acquire().into_future());
+        until_waiting(&holder, "x", 1).await;
+        let aggregates = sent.of("aggregate");
+        let asked = sent.of("findAndModify");
+        tokio::time::sleep(LOOK).await;
+        let aggregates = sent.of("aggregate") - aggregates;
+        let asked = sent.of("findAndModify") - asked;
+        println!("the locks' stream: {aggregates} aggregates, {asked} requests");
+        assert!(aggregates <= OPENINGS, "{aggregates} aggregates");
+        // It polls after 10 ms, and each time after a fiftieth of the time that has passed; and it asks at each opening and each
+        // interruption.
+        assert!(asked <= 200 + 2 * OPENINGS, "{asked} requests");
+        locks.shutdown().await;
+    };
 
-    // Claims of documents.
-    let locks = LockClient::builder(database.clone()).build().await.unwrap();
-    let events = locks.documents(database.collection::<Document>("events"));
-    let _claiming = tokio::spawn(events.claim(doc! { "done": false }).into_future());
-    let (aggregates, tries) = (sent.of("aggregate"), sent.of("findAndModify"));
-    tokio::time::sleep(LOOK).await;
-    // Each try without a stream is an aggregate no more; with one it looks up when the next lease ends.
-    let aggregates = sent.of("aggregate") - aggregates;
-    let tries = sent.of("findAndModify") - tries;
-    println!("claims: {aggregates} aggregates, {tries} tries");
-    assert!(aggregates <= 3 * OPENINGS, "{aggregates} aggregates");
-    // Polling, it tries after 10 ms, and each time after a fiftieth of the time that has passed.
-    assert!(tries <= 200, "{tries} tries");
-    locks.shutdown().await;
+    let claimant = async {
+        let (sent, database, locks) = client().await;
+        let events = locks.documents(database.collection::<Document>("events"));
+        let _claiming = tokio::spawn(events.claim(doc! { "done": false }).into_future());
+        let (aggregates, tries) = (sent.of("aggregate"), sent.of("findAndModify"));
+        tokio::time::sleep(LOOK).await;
+        // Each try without a stream is an aggregate no more; with one it looks up when the next lease ends.
+        let aggregates = sent.of("aggregate") - aggregates;
+        let tries = sent.of("findAndModify") - tries;
+        println!("claims: {aggregates} aggregates, {tries} tries");
+        assert!(aggregates <= 3 * OPENINGS, "{aggregates} aggregates");
+        // Polling, it tries after 10 ms, and each time after a fiftieth of the time that has passed.
+        assert!(tries <= 200, "{tries} tries");
+        locks.shutdown().await;
+    };
 
-    // Observers.
-    let locks = LockClient::builder(database.clone()).build().await.unwrap();
-    let mut watching = locks.watch_all();
-    assert!(matches!(
-        within(PATIENCE, "the first", watching.next()).await,
-        Some(Ok(_))
-    ));
-    let (aggregates, lists) = (sent.of("aggregate"), sent.of("find"));
-    let _ = tokio::time::timeout(LOOK, async { while watching.next().await.is_some() {} }).await;
-    let aggregates = sent.of("aggregate") - aggregates;
-    let lists = sent.of("find") - lists;
-    println!("an observer: {aggregates} aggregates, {lists} lists");
-    assert!(aggregates <= OPENINGS, "{aggregates} aggregates");
-    assert!(lists <= 2 * OPENINGS, "{lists} lists");
+    let observer = async {
+        let (sent, _, locks) = client().await;
+        let mut watching = locks.watch_all();
+        assert!(matches!(
+            within(PATIENCE, "the first", watching.next()).await,
+            Some(Ok(_))
+        ));
+        let (aggregates, lists) = (sent.of("aggregate"), sent.of("find"));
+        let _ = tokio::time::timeout(LOOK, async { while watching.next().await.is_some() {} }).await;
+        let aggregates = sent.of("aggregate") - aggregates;
+        let lists = sent.of("find") - lists;
+        println!("an observer: {aggregates} aggregates, {lists} lists");
+        assert!(aggregates <= OPENINGS, "{aggregates} aggregates");
+        assert!(lists <= 2 * OPENINGS, "{lists} lists");
+    };
+    tokio::join!(waiter, claimant, observer);
     fault.off().await.unwrap();
 }
 

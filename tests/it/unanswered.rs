@@ -205,7 +205,13 @@ async fn documents_that_transactions_have_written_hold_up_no_others() {
 /// A frozen primary keeps its connections open and says nothing; a release follows the next one.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_release_follows_the_primary_away_from_a_frozen_one() {
-    let cluster = Cluster::replica_set(3).await.unwrap();
+    // How long the others take to elect is not asked here: what follows is counted from then on.
+    let cluster = Cluster::builder()
+        .replica_set(3)
+        .election_timeout(Duration::from_secs(2))
+        .start()
+        .await
+        .unwrap();
     let ground = Ground::on(&cluster, "frozen");
     let locks = ground.locks().await;
     let handles = held(&locks, 8).await;
