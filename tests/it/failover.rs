@@ -624,7 +624,14 @@ impl Keepers {
             assert_eq!(released, Released::Released, "relay {relay}");
         }
         for process in &self.processes {
-            assert_eq!(process.locks.wake_mode(), WakeMode::ChangeStream, "{}", process.name);
+            let modes = locked(&process.modes);
+            let ago: Vec<_> = modes.iter().map(|(at, mode)| (at.elapsed(), *mode)).collect();
+            assert_eq!(
+                process.locks.wake_mode(),
+                WakeMode::ChangeStream,
+                "{}, since {ago:.1?}, relays took {latencies:.1?}",
+                process.name
+            );
         }
         assert!(
             latencies.iter().all(|latency| *latency < BY_EVENT),
