@@ -26,7 +26,7 @@ use crate::{
     protocol::Evict,
     session::{Session, documents::DocumentSession, locks::LockSession},
     store::{
-        DocumentStore, LockStore, MemoryStore,
+        DocumentStore, InPlace, LockStore, MemoryStore,
         place::{Paths, PlaceId},
     },
     token::FencingToken,
@@ -69,13 +69,16 @@ struct Other {
     /// Its place, if the place can be recognized.
     place: Option<PlaceId>,
     session: Weak<Session>,
-    documents: Arc<DocumentStore>,
+    /// Where the locks are in its documents.
+    locks_at: Arc<InPlace>,
 }
 
 impl Other {
     fn upgrade(&self) -> Option<DocumentSession> {
         let session = self.session.upgrade()?;
-        Some(DocumentSession::new(session, self.documents.clone()))
+        // Kept by the session alone, so that it goes with it.
+        let documents = DocumentStore::over(&session.store, &self.locks_at)?;
+        Some(DocumentSession::new(session, Arc::new(documents)))
     }
 }
 
@@ -155,7 +158,7 @@ impl LockClient {
         others.push(Other {
             place: place.clone(),
             session: Arc::downgrade(&session),
-            documents: documents.clone(),
+            locks_at: documents.place().clone(),
         });
         // The shutdown looks for other sessions under the same internal lock, so none of them escapes it.
         if self.session.is_closed() {

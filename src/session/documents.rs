@@ -1,7 +1,7 @@
 //! A session over the user's own documents, with locks in them: a holder reads, changes and deletes the document around
 //! its lock, and learns why a hold is over that the server denies.
 
-use std::{ops::Deref, sync::Arc};
+use std::{fmt, ops::Deref, sync::Arc};
 
 use mongodb::{bson::Document, options::UpdateModifications};
 
@@ -9,7 +9,7 @@ use super::{Session, hold::Hold};
 use crate::{error::ServerError, status::LostReason, store::DocumentStore};
 
 /// A session over documents, which can also be claimed, read, changed and deleted.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub(crate) struct DocumentSession {
     session: Arc<Session>,
     documents: Arc<DocumentStore>,
@@ -82,6 +82,13 @@ impl DocumentSession {
         hold.lose(LostReason::Expired);
         self.let_go_if_over(hold);
         hold.lost_reason().unwrap_or(LostReason::Expired)
+    }
+}
+
+impl fmt::Debug for DocumentSession {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // Not the store: the driver's client shows the user's connection options.
+        self.session.fmt(f)
     }
 }
 

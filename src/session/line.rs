@@ -367,7 +367,7 @@ impl Line {
         self.waitlist.let_go(&hold.id, hold.used, release, context);
     }
 
-    /// Adds a hold that no task here waited for.
+    /// Adds a hold that no task here waited for. No task in line is to join it: documents are never re-entered.
     pub(crate) fn hold(&mut self, hold: Arc<Hold>) {
         let held = Held {
             used: hold.used,

@@ -1,6 +1,6 @@
 //! A session over a collection of lock documents.
 
-use std::{ops::Deref, sync::Arc};
+use std::{fmt, ops::Deref, sync::Arc};
 
 use super::Session;
 use crate::{
@@ -10,7 +10,7 @@ use crate::{
 };
 
 /// A session over locks, which can also be listed and followed.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub(crate) struct LockSession {
     session: Arc<Session>,
     locks: Arc<LockStore>,
@@ -36,6 +36,13 @@ impl LockSession {
 
     pub(crate) fn locks(&self) -> &Arc<LockStore> {
         &self.locks
+    }
+}
+
+impl fmt::Debug for LockSession {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // Not the store: the driver's client shows the user's connection options.
+        self.session.fmt(f)
     }
 }
 

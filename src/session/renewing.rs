@@ -205,7 +205,7 @@ impl Session {
             if answered.is_ok() && *in_vain == 0 {
                 session.table().renewals.answered(sent_at.elapsed(), *pause, *lane);
             }
-            session.suspicion.note(answered.as_ref());
+            session.suspicion.note(sent_at, answered.as_ref());
             if let Err(error) = answered {
                 let again = Instant::now() + (session.config.renewal_interval / 10).min(BACKOFF.1);
                 for (hold, number) in holds.iter().zip(&batch.numbers) {

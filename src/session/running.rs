@@ -2,7 +2,7 @@
 
 use std::{pin::pin, sync::Arc, time::Duration};
 
-use tokio::time::{sleep_until, timeout};
+use tokio::time::{Instant, sleep_until, timeout};
 
 use super::{Session, line::Line};
 use crate::{
@@ -22,9 +22,13 @@ impl Session {
             let limit = self.asking.limit(timed_out, &self.config);
             let slot = self.asking.enter(!operation.leave.is_empty(), timed_out).await;
             let store = self.store.clone();
+            let sent = Instant::now();
             let mut asking = pin!(store.run(&name, &operation, limit.within));
             match self.asking.answer(asking.as_mut(), slot, limit).await {
-                Ok(answer) => next = self.settle(&name, &operation, answer),
+                Ok(answer) => {
+                    self.suspicion.note(sent, answer.as_ref());
+                    next = self.settle(&name, &operation, answer);
+                }
                 Err(adrift) => {
                     self.give_up_on(&name, &operation, limit.patience());
                     // An operation adrift keeps no session alive.
@@ -69,7 +73,6 @@ impl Session {
         if let Ok(answer) = &answer {
             self.note(&answer.exchange);
         }
-        self.suspicion.note(answer.as_ref());
         let mut effects = Vec::new();
         let next = {
             let mut table = self.table();

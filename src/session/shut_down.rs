@@ -101,6 +101,10 @@ impl Session {
                 let Some(line) = table.lines.by_name.get_mut(&hold.name) else {
                     continue;
                 };
+                if !line.has(&hold.id) {
+                    // It was lost meanwhile, and its entry is gone.
+                    continue;
+                }
                 line.let_go(hold, None, &context);
                 if let Some(mut operation) = line.next(&context) {
                     if operation.requests.is_some() || line.is_awaited_by_release() {

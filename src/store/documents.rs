@@ -21,6 +21,15 @@ pub(crate) enum DocumentStore {
 }
 
 impl DocumentStore {
+    /// Returns the store of documents that this store is, with the locks in this place; `None` where it is one of locks.
+    pub(crate) fn over(store: &Store, place: &Arc<InPlace>) -> Option<Self> {
+        match store {
+            Store::Mongo(store) => Some(Self::Mongo(store.clone(), place.clone())),
+            Store::MemoryInPlace(store) => Some(Self::Memory(store.clone())),
+            _ => None,
+        }
+    }
+
     /// Returns the store as every session uses it.
     pub(crate) fn store(&self) -> Store {
         match self {

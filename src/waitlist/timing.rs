@@ -58,11 +58,13 @@ impl Waitlist {
         if self.under_way.is_some() {
             return None;
         }
-        let head = self.waiting.front().and_then(|head| {
+        let head = self.waiting.front().map(|head| {
             if head.is_queued() {
-                self.ask_at.into_iter().chain(self.look_at).min()
+                // As in `next`: where nothing says when, it asks now.
+                let ask_at = self.ask_at.unwrap_or(head.since);
+                self.look_at.map_or(ask_at, |look_at| look_at.min(ask_at))
             } else {
-                Some(self.knocks(head).map_or(head.since, |full| full.knock_at))
+                self.knocks(head).map_or(head.since, |full| full.knock_at)
             }
         });
         let leaves = self.leaving.iter().map(|leaving| leaving.not_before).min();

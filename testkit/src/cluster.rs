@@ -548,6 +548,11 @@ impl Cluster {
 
         let first = self.observer(0).await?;
         let admin = first.database("admin");
+        // It listens already; on a busy machine its first answer can take longer than a later one may.
+        let deadline = Instant::now() + ELECTION_PATIENCE;
+        while self.hello(&first, 0).await.is_none() && Instant::now() < deadline {
+            sleep(POLL).await;
+        }
         admin.run_command(doc! { "replSetInitiate": config }).await?;
 
         // Left alone, several nodes would first wait for an election timeout. The command fails until the others have

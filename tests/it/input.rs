@@ -230,6 +230,32 @@ async fn odd_names_labels_and_reasons_work_from_end_to_end() {
     assert_eq!(names.len(), odd_names().len());
 }
 
+/// The driver's client prints its options, and a password can be among them.
+#[tokio::test(flavor = "multi_thread")]
+async fn no_debug_output_shows_the_options_of_the_driver() {
+    let ground = Ground::replica_set("debug").await;
+    let locks = ground.locks().await;
+    let collection = ground.documents().await;
+    let options = format!("{:?}", collection.client());
+    let documents = locks.documents(collection);
+    let shown: [&dyn std::fmt::Debug; 9] = [
+        &locks,
+        &locks.mutex("x"),
+        &locks.election("x"),
+        &locks.election("x").observe(),
+        &locks.list(),
+        &locks.watch("x"),
+        &locks.watch_all(),
+        &documents,
+        &documents.acquire(1),
+    ];
+    assert!(options.contains("127.0.0.1"), "or this test shows nothing");
+    for shown in shown {
+        let shown = format!("{shown:?}");
+        assert!(!shown.contains("127.0.0.1") && shown.len() < 2_000, "{shown}");
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn an_empty_reason_and_the_shortest_settings_are_fine() {
     let ground = Ground::replica_set("shortest").await;

@@ -297,8 +297,11 @@ impl DocumentSession {
                     let (documents, unfit) = (self.documents().clone(), id.clone());
                     async move { documents.why_unfit(&unfit).await }
                 });
-                let Some(why) = reading.await.unwrap_or_else(Some) else {
-                    return Ok(());
+                let why = match reading.await {
+                    Ok(Some(why)) => why,
+                    Err(error) if error.is_final() => error,
+                    // It is fit by now; or that is not known, and the next look asks again.
+                    Ok(None) | Err(_) => return Ok(()),
                 };
                 let why: Why = Arc::new(why);
                 self.note_passed(id.clone(), why.clone(), true);

@@ -16,19 +16,20 @@ use crate::store::StoreError;
 /// Fail-overs as the commands of a session notice them.
 #[derive(Debug, Default)]
 pub(in crate::session) struct Suspicion {
-    /// When the last command failed that no answer has followed.
+    /// When the last command was sent that failed and that no answer has followed.
     failed_at: Mutex<Option<Instant>>,
     /// A stream is suspect that has said nothing since.
     since: watch::Sender<Option<Instant>>,
 }
 
 impl Suspicion {
-    /// Takes in how a command ended.
-    pub(in crate::session) fn note<T>(&self, ended: Result<T, &StoreError>) {
+    /// Takes in how a command ended that was sent at that time. A late answer of an old primary makes nothing suspect that
+    /// was heard of since.
+    pub(in crate::session) fn note<T>(&self, sent: Instant, ended: Result<T, &StoreError>) {
         let mut failed_at = self.failed_at.lock().unwrap_or_else(PoisonError::into_inner);
         match ended {
             Err(error) if error.lost_primary() => {
-                *failed_at = Some(Instant::now());
+                *failed_at = (*failed_at).max(Some(sent));
             }
             Err(_) => {}
             Ok(_) => {
@@ -55,17 +56,18 @@ mod tests {
         const EXCEEDED_TIME: i32 = 50;
         let suspicion = Suspicion::default();
         let since = suspicion.subscribe();
-        suspicion.note(Ok(()));
-        suspicion.note::<()>(Err(&error(EXCEEDED_TIME)));
-        suspicion.note(Ok(()));
+        let note = |ended: Result<(), StoreError>| suspicion.note(Instant::now(), ended.as_ref());
+        note(Ok(()));
+        note(Err(error(EXCEEDED_TIME)));
+        note(Ok(()));
         assert_eq!(*since.borrow(), None);
-        suspicion.note::<()>(Err(&error(NOT_WRITABLE_PRIMARY)));
+        note(Err(error(NOT_WRITABLE_PRIMARY)));
         tokio::time::advance(std::time::Duration::from_secs(1)).await;
         let failed_at = Instant::now();
-        suspicion.note::<()>(Err(&error(NOT_WRITABLE_PRIMARY)));
+        note(Err(error(NOT_WRITABLE_PRIMARY)));
         tokio::time::advance(std::time::Duration::from_secs(1)).await;
         assert_eq!(*since.borrow(), None, "there is no other primary so far");
-        suspicion.note(Ok(()));
+        note(Ok(()));
         assert_eq!(*since.borrow(), Some(failed_at));
     }
 }
