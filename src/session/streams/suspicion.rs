@@ -32,8 +32,9 @@ impl Suspicion {
                 *failed_at = (*failed_at).max(Some(sent));
             }
             Err(_) => {}
+            // An answer to what was sent before may be the old primary's.
             Ok(_) => {
-                if let Some(at) = failed_at.take() {
+                if let Some(at) = failed_at.take_if(|at| *at < sent) {
                     self.since.send_replace(Some(at));
                 }
             }
@@ -65,6 +66,8 @@ mod tests {
         tokio::time::advance(std::time::Duration::from_secs(1)).await;
         let failed_at = Instant::now();
         note(Err(error(NOT_WRITABLE_PRIMARY)));
+        note(Ok(()));
+        assert_eq!(*since.borrow(), None, "it was not sent later");
         tokio::time::advance(std::time::Duration::from_secs(1)).await;
         assert_eq!(*since.borrow(), None, "there is no other primary so far");
         note(Ok(()));
