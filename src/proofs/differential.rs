@@ -15,8 +15,8 @@ use watchlock_testkit::shared;
 
 use super::random::Random;
 use crate::protocol::{
-    ASK_TOGETHER, Evict, Expects, Identity, Kind, Location, Operation, Owner, Proclaim, QUEUE_MOST, Request, Requests,
-    ServerTime, State, Use, ahead, pipeline, state,
+    ASK_TOGETHER, Evict, Expects, Holder, Identity, Kept, KeptUntil, Kind, Location, Operation, Owner, Proclaim,
+    QUEUE_MOST, Request, Requests, ServerTime, State, Use, ahead, pipeline, state,
 };
 
 /// Sequences of an everyday run, and steps in each. `WATCHLOCK_SEQUENCES=10000` sets more.
@@ -115,6 +115,28 @@ fn step(random: &mut Random, number: usize, setup: &Setup, strings: &[String], s
             token: holder.token - i64::from(random.below(4) == 0),
         };
     }
+    if let Some(released) = state.and_then(|state| state.holders.iter().find(|holder| holder.is_kept()))
+        && random.below(4) == 0
+    {
+        // A release that comes late, in whatever form.
+        let capacity = state.map(|state| state.capacity);
+        let expects: &[Expects] = match capacity {
+            Some(1) => &[Expects::Nothing, Expects::Holding, Expects::Alone],
+            _ => &[Expects::Nothing, Expects::Holding],
+        };
+        return Step::Run(Operation {
+            id: operation,
+            leave: vec![released.id.clone()],
+            kept: Vec::new(),
+            leave_capacity: capacity,
+            evict: Evict::Nobody,
+            proclaim: None,
+            requests: None,
+            expects: *random.pick(expects),
+            room: 4,
+            keep: 500,
+        });
+    }
     let requests = (random.below(4) != 0).then(|| {
         let (kind, capacity) = *random.pick(setup.uses);
         let mut wanted = few(random, 2);
@@ -148,9 +170,12 @@ fn step(random: &mut Random, number: usize, setup: &Setup, strings: &[String], s
             adopts: identity(random),
         }
     });
+    let leave = few(random, 2);
+    let kept = state.map_or_else(Vec::new, |state| kept(random, state, &leave));
     let operation = Operation {
         id: operation,
-        leave: few(random, 2),
+        leave,
+        kept,
         leave_capacity: None,
         evict: Evict::Nobody,
         proclaim: None,
@@ -166,7 +191,7 @@ fn step(random: &mut Random, number: usize, setup: &Setup, strings: &[String], s
         .requests
         .as_ref()
         .map(|requests| (requests.kind, requests.capacity));
-    Step::Run(match random.below(13) {
+    let operation = match random.below(13) {
         0 => Operation {
             evict: Evict::Everybody,
             leave: Vec::new(),
@@ -243,7 +268,33 @@ fn step(random: &mut Random, number: usize, setup: &Setup, strings: &[String], s
             ..operation
         },
         _ => operation,
-    })
+    };
+    // As in use: what keeps is a release in the general form.
+    let keeps = !operation.leave.is_empty() && operation.expects == Expects::Nothing;
+    let kept = operation.kept.clone().into_iter().filter(|_| keeps).collect();
+    Step::Run(Operation { kept, ..operation })
+}
+
+/// Draws which of the holders that leave are kept, sometimes under the token of an earlier grant.
+fn kept(random: &mut Random, state: &State, leave: &[String]) -> Vec<Kept> {
+    let holders = state.holders.iter().filter(|holder| leave.contains(&holder.id));
+    let kept: Vec<&Holder> = holders.filter(|_| random.below(2) == 0).collect();
+    let kept = kept.into_iter().map(|holder| {
+        let millis = i64::try_from(random.below(40)).unwrap();
+        Kept {
+            id: holder.id.clone(),
+            token: holder.token - i64::from(random.below(8) == 0),
+            until: match random.below(3) {
+                0 => KeptUntil::AfterGrant(millis),
+                1 => KeptUntil::AfterRelease(millis),
+                _ => KeptUntil::WindowEnd {
+                    length: 1 + millis,
+                    offset: i64::try_from(random.below(20)).unwrap(),
+                },
+            },
+        }
+    });
+    kept.collect()
 }
 
 /// One sequence on its way, and the document that it must have.
@@ -626,6 +677,7 @@ async fn a_step_that_changes_nothing_writes_nothing() {
     let operation = |number: u32, leave: &[&str], entries| Operation {
         id: format!("a.{number}"),
         leave: leave.iter().map(|id| (*id).to_owned()).collect(),
+        kept: Vec::new(),
         leave_capacity: None,
         evict: Evict::Nobody,
         proclaim: None,
@@ -694,6 +746,7 @@ async fn many_entries_fit_one_operation() {
         let operation = Operation {
             id: format!("a.{number}"),
             leave: Vec::new(),
+            kept: Vec::new(),
             leave_capacity: None,
             evict: Evict::Nobody,
             proclaim: None,

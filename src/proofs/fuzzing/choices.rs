@@ -1,6 +1,6 @@
 //! Bytes as a sequence of choices.
 
-/// The bytes that choose. After their end the first option is always chosen.
+/// Bytes as the source of choices. After their end the first option is always chosen.
 #[derive(Debug)]
 pub(crate) struct Choices<'a> {
     bytes: &'a [u8],
@@ -15,7 +15,7 @@ impl<'a> Choices<'a> {
         self.bytes.is_empty()
     }
 
-    /// Returns a number below `bound`, which is 256 at most.
+    /// Returns a number below `bound`, which is at most 256.
     pub(crate) fn below(&mut self, bound: usize) -> usize {
         match self.bytes.split_first() {
             Some((first, rest)) => {
@@ -26,7 +26,7 @@ impl<'a> Choices<'a> {
         }
     }
 
-    /// Returns `true` once in so many times.
+    /// Returns `true` once in this many times.
     pub(crate) fn one_in(&mut self, times: usize) -> bool {
         self.below(times) == times - 1
     }
@@ -35,7 +35,7 @@ impl<'a> Choices<'a> {
         from[self.below(from.len())].clone()
     }
 
-    /// Returns an odd number: near a limit, or any.
+    /// Returns a number at or near a limit.
     pub(crate) fn number(&mut self) -> i64 {
         let near = [
             0,

@@ -53,6 +53,7 @@ fn holder(number: usize, choices: &mut Choices<'_>) -> Holder {
         until,
         owner,
         token: NOW * 1_000 - i64::from(u8::try_from(number).unwrap_or(0)),
+        released: choices.one_in(4).then_some(ServerTime(NOW)),
     }
 }
 
@@ -200,7 +201,7 @@ pub(crate) fn value(choices: &mut Choices<'_>, depth: usize) -> Bson {
     }
 }
 
-/// Returns a value as deep as the server lets documents be.
+/// Returns a value of the maximum depth that the server allows.
 fn deep() -> Bson {
     (0..90).fold(Bson::Null, |inner, level| match level % 2 {
         0 => Bson::Array(vec![inner]),
@@ -229,7 +230,7 @@ pub(crate) fn text(choices: &mut Choices<'_>) -> String {
     choices.pick(&texts).to_owned()
 }
 
-/// Returns the `wake` of a write, more or less.
+/// Returns the `wake` of a write, possibly malformed.
 pub(crate) fn words(choices: &mut Choices<'_>) -> String {
     let parts = [
         ";",
@@ -305,7 +306,7 @@ pub(crate) fn failure(choices: &mut Choices<'_>) -> Document {
         "errmsg": text(choices),
         "errorLabels": ["RetryableWriteError"],
     };
-    // A write that failed, in an answer that is in order.
+    // The same failure, as that of a single write or of the write concern.
     let error = answer.clone();
     match choices.below(4) {
         0 => drop(answer.insert("writeErrors", vec![error])),

@@ -1,4 +1,4 @@
-//! What the store decodes, checked: see [`super`].
+//! Checks of the store's decoding: see [`super`].
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use crate::{
     store::{Event, Failure, NamedSighting, Sighting, StoreError, mongo, name},
 };
 
-/// An event of a collection of locks, and of one with locks in its documents.
+/// Reads an event as one of a collection of locks, and as one of documents with locks in them.
 pub(crate) fn read_event(event: &Document) {
     let of = |location: &Location| {
         let document = event.get_document("fullDocument").ok()?;
@@ -34,14 +34,14 @@ pub(crate) fn read_event(event: &Document) {
     }
 }
 
-/// Whatever the text is, it is some `_id`, and a collection of locks has it under its name.
+/// Checks that any text is the name of some `_id`, and that a collection of locks has it as its name.
 pub(crate) fn read_name(text: &str) {
     assert_eq!(name::id_of(&Location::default(), text), Bson::from(text));
     let id = name::id_of(&Location::under("lock"), text);
     read_id(&id);
 }
 
-/// The name of an id that is accepted leads to the same document, and has the same name.
+/// Checks that the name of an accepted id leads to the same document, and that this document has the same name.
 pub(crate) fn read_id(id: &Bson) {
     if crate::input::check_id(id).is_err() {
         return;
@@ -60,7 +60,7 @@ pub(crate) fn read_id(id: &Bson) {
     }
 }
 
-/// A command's error answer is sorted by its code, and what is told of it has neither.
+/// Checks that a command's error answer is classified by its code, and that it can be shown.
 pub(crate) fn read_failure(answer: &Document) {
     let failed = answer.get_array("writeErrors").is_ok_and(|errors| !errors.is_empty())
         || answer.get_document("writeConcernError").is_ok();
@@ -81,7 +81,7 @@ pub(crate) fn read_failure(answer: &Document) {
     );
 }
 
-/// An error of the server's with this code.
+/// Returns an error of the server with this code.
 pub(crate) fn error(code: i32) -> StoreError {
     let answer = mongodb::bson::doc! { "code": code };
     let command = CommandError::deserialize(Deserializer::new(Bson::Document(answer)));

@@ -7,13 +7,14 @@ use tokio::{sync::oneshot, time::Instant};
 
 use super::{Choices, corruption};
 use crate::{
-    config::{Config, Settings},
-    protocol::{Kind, Operation, Owner, QUEUE_MOST, ServerTime, State, state, wake},
+    config::{Config, Settings, millis},
+    protocol::{Exchange, Kind, Operation, Owner, QUEUE_MOST, ServerTime, State, state, wake},
     session::{
         hold::Hold,
         line::{AcquireOptions, Context, Effect, Line, Pending},
     },
-    store::{Answer, Exchange, StoreError},
+    store::{Answer, StoreError},
+    terms::Terms,
     waitlist::{
         clock::{ServerClock, offset},
         ids::Ids,
@@ -22,13 +23,13 @@ use crate::{
 
 const SESSION: &str = "me";
 
-/// Maximum number of steps for one choice of bytes.
+/// Maximum number of steps for one input.
 const STEPS: usize = 60;
 
 /// The server's clock at its first reading.
 const NOW: i64 = 1_700_000_000_000;
 
-/// The grants that the server's words in this step permit: by entry and token, and until when.
+/// Grants that the server's answers and events in this step permit: by entry and token, with their ends.
 type Permitted = HashMap<(String, i64), Option<Instant>>;
 
 struct Bench {
@@ -46,7 +47,7 @@ struct Bench {
 }
 
 /// Runs a line: tasks come and go, operations are answered by the specification on a document that others corrupt, and
-/// events come that nobody sent. Panics where the line does, and where it believes in a grant that no document shows.
+/// forged events arrive. Panics if the line does, or if it believes in a grant that no document shows.
 pub(crate) fn drive(choices: &mut Choices<'_>) {
     let mut bench = Bench {
         config: Settings::default().unchecked(),
@@ -122,11 +123,11 @@ impl Bench {
         output
     }
 
-    /// Checks that the grant is in the server's last words, under that token, and is believed for no longer than they
-    /// say.
+    /// Checks that the grant is in the server's last answer or event, under that token, and is believed for no longer
+    /// than that permits.
     fn granted(&mut self, hold: Arc<Hold>, now: Instant, permitted: &Permitted) {
         if self.granted.iter().any(|held| Arc::ptr_eq(held, &hold)) {
-            // Joined by a task that may re-enter.
+            // Shared by a task that re-enters.
             return;
         }
         let until = permitted.get(&(hold.id.clone(), hold.token.as_i64()));
@@ -156,9 +157,10 @@ impl Bench {
             wait: !choices.one_in(3),
             reports_contention: choices.one_in(2),
             reentrant: choices.one_in(4),
+            terms: Terms::default(),
             owner: Owner::default(),
         };
-        // Nothing listens: the answers are looked at on their way.
+        // Nobody listens: the answers are checked on their way.
         let (to, _) = oneshot::channel();
         let pending = Pending::new(self.keys, self.ids.entry(), options, to);
         self.feed(&Permitted::new(), |line, context, effects| {
@@ -166,7 +168,7 @@ impl Bench {
         });
     }
 
-    /// Sends the next operation, and answers it somehow.
+    /// Sends the next operation, and answers it in one of several ways.
     fn exchange(&mut self, choices: &mut Choices<'_>) {
         let Some(operation) = self.feed(&Permitted::new(), |line, context, _| line.next(context)) else {
             return;
@@ -184,7 +186,7 @@ impl Bench {
         }
         let now = ServerTime(NOW + i64::from(u8::try_from(choices.below(256)).unwrap_or(0)) * 500);
         self.document = state::apply(self.document.as_ref(), &operation, now);
-        // The corruption is in the answer, as another program may write at any time.
+        // The corruption is part of the answer, as another program may write at any time.
         let answered = match self.corrupted(choices) {
             Some(Err(malformed)) if operation.creates() => return self.failed(&operation, &malformed.into()),
             answered => answered.and_then(Result::ok),
@@ -212,6 +214,7 @@ impl Bench {
         let answer = || Answer {
             state: answered.clone(),
             exchange,
+            logged_by: None,
         };
         self.feed(&permitted, |line, context, effects| {
             line.answered(&operation, &answer(), context, effects);
@@ -228,7 +231,7 @@ impl Bench {
         });
     }
 
-    /// Delivers an event: of the last write, or of one that never was.
+    /// Delivers an event: of the last write, or a forged one.
     fn signal(&mut self, choices: &mut Choices<'_>) {
         let words = match &self.document {
             Some(state) if choices.one_in(2) => state.wake.clone(),
@@ -248,16 +251,16 @@ impl Bench {
         for (id, signal) in wake::signals(&words, SESSION) {
             let mut permitted = Permitted::new();
             if let wake::Signal::Granted { token } = signal {
-                let claim = at.plus_millis(self.config.claim_millis());
+                let claim = at.plus_millis(millis(self.config.claim_lease));
                 permitted.insert((id.to_owned(), token), self.clock.until(claim).map(|(_, end)| end));
             }
             self.feed(&permitted, |line, context, effects| {
-                line.signalled(id, signal, at, context, effects)
+                line.signalled(id, signal, at, None, context, effects)
             });
         }
     }
 
-    /// Feeds a reading of the document. A hold that it does not have is lost.
+    /// Delivers a read of the document. A hold that is not in it is lost.
     fn verify(&mut self, choices: &mut Choices<'_>) {
         let read = self.corrupted(choices);
         let held: Vec<String> = self.granted.iter().map(|hold| hold.id.clone()).collect();
@@ -277,7 +280,7 @@ impl Bench {
         }
     }
 
-    /// Returns the document as decoded; most of the time unchanged.
+    /// Returns the document as decoded; usually unchanged.
     fn corrupted(&self, choices: &mut Choices<'_>) -> Option<Result<State, crate::protocol::document::Malformed>> {
         if choices.one_in(16) {
             return None;

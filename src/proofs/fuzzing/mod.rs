@@ -1,11 +1,11 @@
 //! Checks of everything that comes from the server, on arbitrary bytes: for the fuzz targets in `fuzz/`, and for the
 //! tests.
 //!
-//! Every function takes bytes as a fuzzer makes them, and panics where the decoder does or breaks a promise: an
-//! accepted value is the same after it was written and read again; shown text has no control characters; and no grant
-//! comes from anything that no document says.
+//! Every function takes bytes as a fuzzer produces them, and panics if the decoder does or breaks a promise: an
+//! accepted value is the same after being written and read again; shown text has no control characters; and every grant
+//! comes from a document that shows it.
 //!
-//! This is no part of the public API: it is there under `cfg(fuzzing)` and in tests.
+//! This is not part of the public API: it exists under `cfg(fuzzing)` and in tests.
 
 mod choices;
 pub(crate) mod corruption;
@@ -76,15 +76,15 @@ pub fn line(data: &[u8]) {
     line::drive(&mut Choices::new(data));
 }
 
-/// Checks that a decoded lock is the same after it was written and read again, wherever in a document it is, and can
-/// be shown.
+/// Checks that a decoded lock is the same after being written and read again, wherever it is in a document, and that it
+/// can be shown.
 fn read_lock(document: &Document) -> Option<State> {
     let at = Location::under("a.b");
     let mut whole = Document::new();
     assert!(at.set_lock(&mut whole, document.clone()));
     let inside = at.lock(&whole).map(State::from_document);
     let read = State::from_document(document);
-    // Where a field of the lock is named twice the last one counts, so that the two are the same document.
+    // If a field of the lock appears twice the last one counts, so the two are the same document.
     assert_eq!(inside.as_ref(), Some(&read));
     assert_eq!(
         at.take_lock(&mut whole).as_ref().map(State::from_document).as_ref(),
@@ -124,7 +124,7 @@ fn show(state: &State) {
     }
 }
 
-/// Checks that text of others can be shown on a terminal, which obeys control characters.
+/// Checks that text from others is safe to show on a terminal, which obeys control characters.
 fn harmless(shown: &str) {
     assert!(!shown.chars().any(char::is_control), "{shown:?}");
 }

@@ -1,7 +1,7 @@
 //! The checks on the bytes of all seeds, in every run of the tests.
 //!
-//! A failing seed is printed; run it again alone with `WATCHLOCK_SEED=<seed> cargo test --lib fuzzing`. More seeds than those
-//! of every day are asked for by `WATCHLOCK_SEED=0..1000000`.
+//! A failing seed is printed; run it again alone with `WATCHLOCK_SEED=<seed> cargo test --lib fuzzing`.
+//! `WATCHLOCK_SEED=0..1000000` runs more seeds than a daily run does.
 
 use std::{
     env,
@@ -10,7 +10,7 @@ use std::{
 
 use crate::proofs::random::Random;
 
-/// Runs the check on the bytes of so many seeds.
+/// Runs the check on the bytes of this many seeds.
 fn on_all(seeds: u64, most: u64, check: fn(&[u8])) {
     let seeds = match env::var("WATCHLOCK_SEED") {
         Ok(named) => {

@@ -48,6 +48,8 @@ pub(super) struct Rules {
     pub(super) knocks_again: bool,
     /// And some of the knocks are requests in full.
     pub(super) knocks_in_full: bool,
+    /// For how many ticks after a release a lock is kept; 0: not at all.
+    pub(super) keeps: i64,
     /// A command that is not answered is given up, and its client goes on beside it.
     pub(super) gives_up_commands: bool,
 }
@@ -66,6 +68,7 @@ impl Rules {
         tells_grants_apart: true,
         knocks_again: true,
         knocks_in_full: true,
+        keeps: 0,
         gives_up_commands: true,
     };
 

@@ -236,6 +236,7 @@ impl<'a> View<'a> {
         self.words.push(operation.expects as i64);
         for id in &operation.leave {
             self.id(id);
+            self.flag(operation.kept.iter().any(|kept| kept.id == *id));
         }
         self.words.push(-1);
         for entry in operation.requests.iter().flat_map(|requests| &requests.entries) {
@@ -274,6 +275,7 @@ impl<'a> View<'a> {
                 self.time(at.0 - EPOCH, CLAIM + SKEW);
             }
             Signal::Adopted => self.words.push(-3),
+            Signal::Ask => self.words.push(-4),
             Signal::Evicted { token } => {
                 self.words.push(-2);
                 self.token(token);
@@ -304,6 +306,7 @@ impl<'a> View<'a> {
             self.token(holder.token);
             // The clock may go back by the margin.
             self.words.push((holder.until.0 - now).max(-SKEW));
+            self.flag(holder.is_kept());
         }
         self.words.push(-1);
         for waiter in &state.queue {

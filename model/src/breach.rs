@@ -1,6 +1,6 @@
 //! What must hold of each write.
 
-use crate::protocol::{Expects, Operation, ServerTime, State, wake};
+use crate::protocol::{Evict, Expects, Holder, Operation, ServerTime, State, wake};
 
 /// What a write must never do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -19,6 +19,8 @@ pub(super) enum Breach {
     Stayed,
     /// The queue is longer than it may be.
     Crowded,
+    /// A lock that is kept, or is to be, is open or for another time, and no operator broke it.
+    Opened,
 }
 
 /// What was there before a write, and what it is bound by.
@@ -44,7 +46,8 @@ pub(super) fn check_write(
         .filter(|operation| operation.expects == Expects::Nothing || wake::left(&after.wake, &operation.id).is_some());
     let gone = did.into_iter().flat_map(|operation| &operation.leave);
     let is_there = |id: &String| {
-        after.holders.iter().any(|holder| holder.id == *id) || after.queue.iter().any(|waiter| waiter.id == *id)
+        let holds = |holder: &Holder| holder.id == *id && !holder.is_kept();
+        after.holders.iter().any(holds) || after.queue.iter().any(|waiter| waiter.id == *id)
     };
     if gone.into_iter().any(is_there) {
         return Some(Breach::Stayed);
@@ -55,6 +58,28 @@ pub(super) fn check_write(
     let (holders, queue) = before.map_or((&[][..], &[][..]), |before| (&before.holders[..], &before.queue[..]));
     if after.holders.iter().map(|holder| holder.permits).sum::<i64>() > was.capacity {
         return Some(Breach::Capacity);
+    }
+    let evicts = operation.is_some_and(|operation| operation.evict != Evict::Nobody);
+    let keeps = |holder: &Holder| {
+        let mut kept = did.iter().flat_map(|operation| &operation.kept);
+        kept.any(|kept| kept.id == holder.id && kept.token == holder.token)
+    };
+    let stays = |before: &Holder| {
+        let same = |holder: &&Holder| holder.id == before.id && holder.token == before.token;
+        let after = after
+            .holders
+            .iter()
+            .find(same)
+            .filter(|after| after.is_kept() && after.until > now);
+        after.is_some_and(|after| !before.is_kept() || after.until == before.until)
+    };
+    let live = holders.iter().filter(|holder| holder.until > now);
+    if !evicts
+        && live
+            .filter(|holder| holder.is_kept() || keeps(holder))
+            .any(|holder| !stays(holder))
+    {
+        return Some(Breach::Opened);
     }
     let was_there = |id: &str, token: i64| holders.iter().find(|holder| holder.id == id && holder.token == token);
     if after.queue.len() > was.room {

@@ -9,8 +9,7 @@ use tokio::time::Instant;
 
 use super::rules::{EPOCH, LEASE, Rules, SKEW};
 use crate::{
-    protocol::{Kind, Operation, ServerTime, State, wake::Signal},
-    store::Exchange,
+    protocol::{Exchange, Kept, KeptUntil, Kind, Operation, ServerTime, State, wake::Signal},
     waitlist::{
         Context, Effect, Patience, Setback, Waiting, Waitlist, clock::ServerClock, deadline::Deadline, ids::Ids,
     },
@@ -200,8 +199,15 @@ impl Client {
     /// A holder lets go: by release, by drop, or because its time is over.
     pub(super) fn let_go(&mut self, lock: usize, place: usize, world: World<'_>) {
         let hold = self.lines[lock].holds.remove(place);
+        // What was lost is not kept.
+        let keeps = world.rules.keeps > 0 && hold.is_believed(world.now, world.rules);
+        let kept = keeps.then(|| Kept {
+            id: hold.id.clone(),
+            token: hold.token,
+            until: KeptUntil::AfterRelease(world.rules.keeps),
+        });
         self.feed(lock, world, |waitlist, context, _| {
-            waitlist.let_go(&hold.id, world.used, None, context);
+            waitlist.let_go(&hold.id, world.used, None, kept, context);
         });
     }
 

@@ -11,10 +11,9 @@ use super::{
 };
 use crate::{
     protocol::{
-        Evict, Expects, Holder, Operation, State,
+        Evict, Exchange, Expects, Holder, Operation, State,
         wake::{self},
     },
-    store::Exchange,
     waitlist::deadline::Deadline,
 };
 
@@ -279,6 +278,7 @@ impl System {
         let operation = Operation {
             id: format!("o.{}", self.operations),
             leave: Vec::new(),
+            kept: Vec::new(),
             leave_capacity: None,
             evict: Evict::Everybody,
             proclaim: None,

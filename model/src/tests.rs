@@ -2,13 +2,13 @@
 //!
 //! `WATCHLOCK_MODEL_FAULTS` sets how many faults a run may have, and `WATCHLOCK_MODEL_STEPS` how many steps (0: any
 //! number), for a longer look than that of every day. What each test explores is printed:
-//! `cargo test --lib model -- --nocapture`.
+//! `cargo test --package watchlock-model -- --nocapture`.
 
 use std::{collections::BTreeSet, time::Instant};
 
 use stateright::{Checker, HasDiscoveries, Model};
 
-use super::{Fault, Kind, Rules, Setup, system::ALL_FAULTS};
+use super::{Fault, Kind, Rules, Setup, rules::LEASE, system::ALL_FAULTS};
 use crate::protocol::{Operation, ServerTime, State, state};
 
 /// Three clients that each want a mutex once.
@@ -122,6 +122,33 @@ fn a_mutex_that_is_renewed() {
         ..mutex()
     };
     check("mutex, two clients, renewed", renewed, 15_000);
+}
+
+/// For less than was left of the lease, and for more.
+#[test]
+fn a_mutex_that_is_kept_after_a_release() {
+    for keeps in [1, LEASE] {
+        let kept = Setup {
+            rules: Rules { keeps, ..Rules::REAL },
+            permits: vec![1; 2],
+            acquires: 2,
+            tries: true,
+            steps: 11,
+            ..mutex()
+        };
+        let name = format!("mutex, two clients, kept for {keeps}, eleven steps");
+        check(&name, kept, 40_000);
+    }
+    let to_the_end = Setup {
+        rules: Rules {
+            keeps: 2,
+            ..Rules::REAL
+        },
+        permits: vec![1; 2],
+        renewals: true,
+        ..mutex()
+    };
+    check("mutex, two clients, renewed and kept", to_the_end, 15_000);
 }
 
 #[test]
@@ -270,6 +297,50 @@ fn a_renewal_that_revives_is_found() {
         ..faulty(Rules { renew, ..Rules::REAL }, 1, &[Fault::Delay])
     };
     find("a renewal that revives", "no revival", setup);
+}
+
+#[test]
+fn a_late_leave_that_opens_a_kept_lock_is_found() {
+    fn apply(before: Option<&State>, operation: &Operation, now: ServerTime) -> Option<State> {
+        let mut before = before.cloned();
+        let holders = before.iter_mut().flat_map(|state| &mut state.holders);
+        for holder in holders.filter(|holder| operation.kept.is_empty() && operation.leave.contains(&holder.id)) {
+            holder.released = None;
+        }
+        state::apply(before.as_ref(), operation, now)
+    }
+    let rules = Rules {
+        keeps: LEASE,
+        ..with_apply(apply)
+    };
+    // The event of the grant, which an answer has told before.
+    find(
+        "a late leave that opens",
+        "what is kept stays",
+        faulty(rules, 1, &[Fault::LateEvent]),
+    );
+}
+
+#[test]
+fn a_renewal_of_a_kept_lock_is_found() {
+    fn renew(state: &mut State, operation: &str, ids: &[String], keep: i64, now: ServerTime) -> bool {
+        let released: Vec<_> = state.holders.iter_mut().map(|holder| holder.released.take()).collect();
+        let renewed = state::renew(state, operation, ids, keep, now);
+        for (holder, released) in state.holders.iter_mut().zip(released) {
+            holder.released = released;
+        }
+        renewed
+    }
+    let rules = Rules {
+        renew,
+        keeps: 1,
+        ..Rules::REAL
+    };
+    let setup = Setup {
+        renewals: true,
+        ..faulty(rules, 1, &[Fault::Delay])
+    };
+    find("a renewal of a kept lock", "what is kept stays", setup);
 }
 
 #[test]

@@ -20,12 +20,14 @@ pub(super) fn is_exclusive(setup: &Setup, state: &System) -> bool {
     })
 }
 
-/// A client that has left and was answered has nothing in the document: not even until a lease runs out.
+/// A client that has left and was answered has nothing in the document: not even until a lease runs out. A lock that it
+/// has kept is nobody's.
 pub(super) fn is_without_ghosts(state: &System) -> bool {
     let empty = |client: &Client, lock: usize| {
         let slot = state.documents().get(lock).and_then(|slot| slot.state.as_deref());
         slot.is_none_or(|document| {
-            let holders = document.holders.iter().map(|holder| &holder.id);
+            let holders = document.holders.iter().filter(|holder| !holder.is_kept());
+            let holders = holders.map(|holder| &holder.id);
             let mut ids = holders.chain(document.queue.iter().map(|waiter| &waiter.id));
             !ids.any(|id| client.made(id))
         })
