@@ -33,7 +33,10 @@ impl Ahead {
         let holders = state.holders.iter().map(|holder| holder.until);
         let is_asleep = |holder: &Holder| {
             let on_its_claim = holder.until.0.saturating_sub(holder.since.0) == holder.claim;
-            on_its_claim && holder.claim < holder.lease && now.0.saturating_sub(holder.since.0) > ASLEEP
+            !holder.is_kept()
+                && on_its_claim
+                && holder.claim < holder.lease
+                && now.0.saturating_sub(holder.since.0) > ASLEEP
         };
         Some(Self {
             turns: turns(permits, state.capacity),
@@ -64,6 +67,7 @@ pub(crate) fn projection(at: &Location, entry: &str) -> Document {
     let is_asleep = doc! { "$and": [
         { "$eq": [{ "$subtract": ["$$this.until", "$$this.since"] }, "$$this.claim"] },
         { "$lt": ["$$this.claim", "$$this.lease"] },
+        { "$lte": ["$$this.released", null] },
         { "$gt": [{ "$subtract": ["$$NOW", "$$this.since"] }, ASLEEP] },
     ] };
     let of = |value: Document| doc! { "$let": { "vars": { "place": &place }, "in": value } };

@@ -17,6 +17,22 @@ pub(super) const DOUBLE_MOST: f64 = 9e15;
 /// documents in one command, which has at most 16 MB; and each event of a change stream has the `_id` three times.
 pub(crate) const ID_MOST: usize = 8_192;
 
+/// Returns the size of an `_id` as BSON in bytes, without its field name.
+pub(crate) fn size_of_id(id: &Bson) -> usize {
+    match id {
+        // The text has a length in front and a NUL at the end.
+        Bson::String(text) => text.len() + 5,
+        Bson::Int32(_) | Bson::Int64(_) | Bson::ObjectId(_) => 12,
+        other => {
+            let mut bytes = Vec::new();
+            // Writing to memory fails only for values that are no BSON; no server has one as an id.
+            let _ = doc! { "": other }.to_writer(&mut bytes);
+            // Minus the document's length, the type, the empty name, and the end.
+            bytes.len().saturating_sub(7)
+        }
+    }
+}
+
 /// The protocol that this client speaks: the largest number of a document that it acts on. [`super`] has the rules.
 pub(crate) const PROTOCOL: i64 = 1;
 
@@ -123,6 +139,7 @@ impl State {
                 until: fields.time("until")?,
                 owner: Owner::from_document(holder.get_document("owner").ok()),
                 token: fields.whole("token")?,
+                released: fields.optional_time("released")?,
             });
         }
         let mut queue = Vec::new();
@@ -174,11 +191,15 @@ impl State {
             .holders
             .iter()
             .map(|holder| {
-                Bson::from(doc! {
+                let mut entry = doc! {
                     "id": &holder.id, "permits": holder.permits, "lease": holder.lease, "claim": holder.claim,
                     "since": holder.since, "until": holder.until, "owner": holder.owner.to_document(),
                     "token": holder.token,
-                })
+                };
+                if let Some(released) = holder.released {
+                    entry.insert("released", released);
+                }
+                Bson::from(entry)
             })
             .collect();
         let queue: Vec<Bson> = self
@@ -270,6 +291,14 @@ impl<'a> Fields<'a> {
         Ok(ServerTime(time.timestamp_millis()))
     }
 
+    /// Reads a date that may be missing. To the server a `null` is as good as nothing.
+    fn optional_time(&self, field: &str) -> Result<Option<ServerTime>, Malformed> {
+        match self.document.get(field) {
+            None | Some(Bson::Null) => Ok(None),
+            Some(_) => self.time(field).map(Some),
+        }
+    }
+
     fn list(&self, field: &str) -> Result<Vec<&'a Document>, Malformed> {
         let list = self
             .document
@@ -325,6 +354,7 @@ mod tests {
                         born: 3,
                     }),
                 },
+                released: Some(ServerTime(6)),
             }],
             queue: vec![Waiter {
                 id: "b-1".into(),
@@ -397,6 +427,7 @@ mod tests {
         for (list, field) in [
             ("holders", "until"),
             ("holders", "token"),
+            ("holders", "released"),
             ("queue", "claim"),
             ("queue", "id"),
         ] {

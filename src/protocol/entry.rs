@@ -14,6 +14,16 @@ pub(crate) struct Holder {
     pub(crate) until: ServerTime,
     pub(crate) owner: Owner,
     pub(crate) token: i64,
+    /// When its holder released it, if the lock is kept beyond that: until `until`, and nobody renews it.
+    pub(crate) released: Option<ServerTime>,
+}
+
+impl Holder {
+    /// Returns whether the lock is kept although its holder released it. Such an entry goes by expiry or by an eviction
+    /// only: its session is done with it, and a leave that comes late must not open the lock.
+    pub(crate) fn is_kept(&self) -> bool {
+        self.released.is_some()
+    }
 }
 
 /// An entry in the queue.

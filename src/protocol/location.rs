@@ -80,6 +80,19 @@ impl Location {
         lock.map(State::from_document).transpose()
     }
 
+    /// Reads what is in the place of the lock: the document itself at the root. `None` if there is nothing of a lock, also
+    /// where another value is on the way to that place, of which a projection shows nothing.
+    pub(crate) fn found(&self, document: &Document) -> Option<Result<State, Malformed>> {
+        if self.is_root() {
+            return Some(State::from_document(document));
+        }
+        match self.obstacle(document) {
+            Some(path) if path == self.path() => Some(Err(Malformed::occupied(path))),
+            Some(_) => None,
+            None => self.state(document).transpose(),
+        }
+    }
+
     /// Removes the lock's sub-document, so that the rest is the user's.
     pub(crate) fn take_lock(&self, document: &mut Document) -> Option<Document> {
         let mut segments: Vec<&str> = self.segments().collect();

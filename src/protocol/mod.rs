@@ -7,7 +7,8 @@
 //! ```text
 //! { _id: <name>, protocol, kind, capacity,
 //!   token:    <the last fencing token issued>,
-//!   holders:  [{ id, permits, lease, claim, since, until, owner, token }],
+//!   holders:  [{ id, permits, lease, claim, since, until, owner, token,
+//!                released: <when its holder released it, if the lock is kept beyond that> }],
 //!   queue:    [{ id, permits, lease, claim, since, until, owner }],   // first come, first served; head first
 //!   wake:     <a string, new in every write: see `wake`>,
 //!   version:  <the number of writes>,
@@ -25,7 +26,8 @@
 //!
 //! Every [`Operation`] is one atomic write, decided on the server's clock. It takes the document through these phases:
 //!
-//! 1. *leave*: the entries that are asked to leave are removed, and all whose `until` has passed.
+//! 1. *leave*: the entries that are asked to leave are removed, and all whose `until` has passed. A holder that leaves
+//!    and whose lock is to be kept stays, with another `until`.
 //! 2. *adopt*: the entries of earlier incarnations of the owner that requests are removed.
 //! 3. *proclaim*: a holder gets another value, unless it has a later one.
 //! 4. *evict*: the holders that an operator evicts are removed.
@@ -55,6 +57,8 @@
 //! - *Idempotence*: a request names its entry. If its answer is lost and it is sent again, enqueue finds the entry and
 //!   adds nothing.
 //! - *No revival*: a renewal extends only holders whose `until` lies ahead; a lost lock stays lost.
+//! - *A kept lock*: a holder that was released and is kept (leave) goes when its `until` has passed, or by evict. No
+//!   renewal extends it, no leave that comes late removes it, and a later incarnation of its owner does not adopt it.
 //! - *Adoption*: a request under a stable owner id removes the entries that earlier incarnations of that owner have in
 //!   the document, in the same write (adopt). It takes the place of those that held: at the head of the queue
 //!   (enqueue), with a token of its own (advance). The server's clock when each incarnation began decides which is the
@@ -84,6 +88,7 @@
 pub(crate) mod ahead;
 pub(crate) mod document;
 mod entry;
+mod exchange;
 mod kind;
 pub(crate) mod location;
 mod operation;
@@ -94,9 +99,12 @@ pub(crate) mod wake;
 
 pub(crate) use ahead::Ahead;
 pub(crate) use entry::{Holder, Identity, Owner, Waiter};
+pub(crate) use exchange::Exchange;
 pub use kind::Kind;
 pub(crate) use kind::Use;
 pub(crate) use location::Location;
-pub(crate) use operation::{ASK_TOGETHER, Evict, Expects, Operation, Proclaim, QUEUE_MOST, Request, Requests};
+pub(crate) use operation::{
+    ASK_TOGETHER, Evict, Expects, Kept, KeptUntil, Operation, Proclaim, QUEUE_MOST, Request, Requests,
+};
 pub(crate) use server_time::ServerTime;
 pub(crate) use state::{State, clock_token};

@@ -1,6 +1,6 @@
 //! Operations: the steps that clients ask for, each one atomic write of one lock.
 
-use super::{Holder, Identity, Kind, Owner};
+use super::{Holder, Identity, Kind, Owner, ServerTime};
 
 /// Maximum length of a lock's queue; see [`Operation::room`].
 ///
@@ -21,6 +21,8 @@ pub(crate) struct Operation {
     pub(crate) id: String,
     /// Entries that leave, whether they hold or wait. Unknown ones are ignored.
     pub(crate) leave: Vec<String>,
+    /// Of these, the holders whose lock is kept for a while.
+    pub(crate) kept: Vec<Kept>,
     /// The capacity of the lock that all of these entries are in, where it is known.
     ///
     /// As long as one of them is there, this is the document's capacity, which changes only while a lock is idle.
@@ -36,6 +38,37 @@ pub(crate) struct Operation {
     /// Minimum time that the document is kept after this write, in milliseconds. Longer than the lease of every entry
     /// that the operation writes.
     pub(crate) keep: i64,
+}
+
+/// A holder that leaves, and whose lock stays taken all the same until a time of the server's clock.
+///
+/// The token names the grant: if a late request has put the entry in once more, that grant leaves for good.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Kept {
+    pub(crate) id: String,
+    pub(crate) token: i64,
+    pub(crate) until: KeptUntil,
+}
+
+impl Kept {
+    /// Whether the time for which the lock is kept is over. A token begins with the server's clock at the grant, or is
+    /// ahead of it: then that time counts as longer than it is.
+    pub(crate) fn is_over(&self, now: ServerTime) -> bool {
+        let granted = ServerTime(self.token / 1_000);
+        self.until.of(granted, now) <= now
+    }
+}
+
+/// The end of the time for which a lock is kept, reckoned by the server. Durations are in milliseconds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum KeptUntil {
+    /// So long after the grant.
+    AfterGrant(i64),
+    /// So long after the release.
+    AfterRelease(i64),
+    /// The end of the window in which the lock was granted. One window begins at `offset` after the Unix epoch, and the
+    /// others follow on each other.
+    WindowEnd { length: i64, offset: i64 },
 }
 
 /// The holders that an operator evicts.
@@ -126,9 +159,38 @@ impl Operation {
         requested.or(self.leave_capacity)
     }
 
+    /// Returns the time until which the lock is kept when this holder leaves, if that lies ahead.
+    pub(super) fn kept_until(&self, holder: &Holder, now: ServerTime) -> Option<ServerTime> {
+        let kept = self.kept.iter();
+        let mut kept = kept.filter(|kept| kept.id == holder.id && kept.token == holder.token);
+        let until = kept.next()?.until.of(holder.since, now);
+        (until > now).then_some(until)
+    }
+
     /// Returns whether the operation may be a no-op, and then must not write: a try, or a repeated request.
     pub(super) fn may_be_no_op(&self) -> bool {
         self.leave.is_empty() && self.entries().any(|entry| !entry.wait || !entry.fresh)
+    }
+}
+
+impl KeptUntil {
+    fn of(self, granted: ServerTime, released: ServerTime) -> ServerTime {
+        match self {
+            Self::AfterGrant(millis) => granted.plus_millis(millis),
+            Self::AfterRelease(millis) => released.plus_millis(millis),
+            Self::WindowEnd { length, offset } => {
+                let into = granted.0.saturating_sub(offset) % length.max(1);
+                granted.plus_millis(length.saturating_sub(into))
+            }
+        }
+    }
+
+    /// Returns the longest time after the release for which it can keep a lock, in milliseconds.
+    pub(crate) fn most(self) -> i64 {
+        match self {
+            Self::AfterGrant(millis) | Self::AfterRelease(millis) => millis,
+            Self::WindowEnd { length, .. } => length,
+        }
     }
 }
 

@@ -105,12 +105,16 @@ impl Operation {
     /// Returns whether the document is as expected, and has anything for the operation to do.
     fn concerns(&self, state: &State) -> bool {
         match self.expects {
-            Expects::Holding => self.leave.iter().all(|id| state.has_holder(id)),
+            Expects::Holding => self
+                .leave
+                .iter()
+                .all(|id| state.holders.iter().any(|holder| holds(holder, id))),
             Expects::Room => state.queue.len() < self.room,
             Expects::Alone => {
                 let mut requests = self.requests.iter();
                 requests.all(|requests| (requests.kind, requests.capacity) == (state.kind, state.capacity))
                     && state.holders.iter().map(|holder| &holder.id).eq(&self.leave)
+                    && !state.holders.iter().any(Holder::is_kept)
                     && state.queue.is_empty()
             }
             Expects::Nothing => {
@@ -122,6 +126,11 @@ impl Operation {
             }
         }
     }
+}
+
+/// Returns whether the holder is the entry `id`, and has not released the lock.
+fn holds(holder: &Holder, id: &str) -> bool {
+    holder.id == id && !holder.is_kept()
 }
 
 /// Runs one operation on the lock's document (`None`: there is none) and returns the document afterwards.
@@ -178,7 +187,8 @@ struct Step<'a> {
 }
 
 impl Step<'_> {
-    /// Removes the entries that are asked to leave, and all whose lease has run out.
+    /// Removes the entries that are asked to leave, and all whose lease has run out. The holders whose lock is to be kept
+    /// stay, marked as released.
     fn leave(&mut self) {
         let (operation, before, now) = (self.operation, self.before, self.now);
         for id in &operation.leave {
@@ -190,9 +200,18 @@ impl Step<'_> {
                 wake::Left::Nowhere
             });
         }
-        let stays = |id: &String, until: ServerTime| until > now && !operation.leave.contains(id);
-        self.state.holders.retain(|holder| stays(&holder.id, holder.until));
-        self.state.queue.retain(|waiter| stays(&waiter.id, waiter.until));
+        for holder in &mut self.state.holders {
+            let leaves = holder.until > now && !holder.is_kept() && operation.leave.contains(&holder.id);
+            if let Some(until) = operation.kept_until(holder, now).filter(|_| leaves) {
+                (holder.until, holder.released) = (until, Some(now));
+            }
+        }
+        let leaves = |id: &String| operation.leave.contains(id);
+        let holders = &mut self.state.holders;
+        holders.retain(|holder| holder.until > now && (holder.is_kept() || !leaves(&holder.id)));
+        self.state
+            .queue
+            .retain(|waiter| waiter.until > now && !leaves(&waiter.id));
     }
 
     /// Removes the entries of earlier incarnations of the owner that requests.
@@ -200,20 +219,24 @@ impl Step<'_> {
         let Some(identity) = self.operation.adopts() else {
             return;
         };
-        let mut tokens = Vec::new();
-        for holder in &self.before.holders {
-            if holder.until > self.now && identity.supersedes(&holder.owner) {
-                tokens.push(holder.token);
-                self.words.adopted(&holder.id);
-            }
-        }
-        for waiter in &self.before.queue {
-            if waiter.until > self.now && identity.supersedes(&waiter.owner) {
-                self.words.adopted(&waiter.id);
-            }
-        }
-        self.state.holders.retain(|holder| !identity.supersedes(&holder.owner));
-        self.state.queue.retain(|waiter| !identity.supersedes(&waiter.owner));
+        let (before, now) = (self.before, self.now);
+        // A kept lock has done its work, and is kept for the owner's later incarnations too.
+        let holders = before
+            .holders
+            .iter()
+            .filter(|holder| holder.until > now && !holder.is_kept());
+        let holders: Vec<&Holder> = holders.filter(|holder| identity.supersedes(&holder.owner)).collect();
+        let waiters = before.queue.iter().filter(|waiter| waiter.until > now);
+        let waiters = waiters.filter(|waiter| identity.supersedes(&waiter.owner));
+        let ids: Vec<&String> = holders
+            .iter()
+            .map(|holder| &holder.id)
+            .chain(waiters.map(|waiter| &waiter.id))
+            .collect();
+        ids.iter().for_each(|id| self.words.adopted(id));
+        self.state.holders.retain(|holder| !ids.contains(&&holder.id));
+        self.state.queue.retain(|waiter| !ids.contains(&&waiter.id));
+        let tokens: Vec<i64> = holders.iter().map(|holder| holder.token).collect();
         if !tokens.is_empty() {
             self.adopts_a_hold = true;
             self.state.adopted = tokens;
@@ -328,6 +351,7 @@ impl Step<'_> {
             until: self.now.plus_millis(lease),
             owner: waiter.owner,
             token,
+            released: None,
         });
     }
 
@@ -338,6 +362,10 @@ impl Step<'_> {
 
     /// Sets `wake`, the version and the times.
     fn stamp(mut self) -> State {
+        // A lock that is kept can end sooner than its waiters know, and no event reports that end.
+        if let (Some(head), false) = (self.state.queue.first(), self.operation.kept.is_empty()) {
+            self.words.asks(&head.id);
+        }
         let wake = self.words.into_wake(&self.operation.id);
         self.state.stamp(wake, self.operation.keep, self.now);
         self.state

@@ -7,6 +7,8 @@
 //! ```
 //!
 //! - `left` has one letter for each entry that asked to leave: `h` it held, `q` it waited, `0` it was not there.
+//! - `<id>*;` waits at the head of the queue, and is to ask: the lock is kept, and that may end at another time than the
+//!   waiter knows. Earlier clients pass over the word, and ask when they would have asked.
 //! - `<id>+<token>;` was granted, on its claim lease; `<id>!<token>;` was evicted by an operator, and `<id>~;` adopted
 //!   by a later incarnation of its owner. The token names the grant, as the entry may have been granted anew by the
 //!   time that the event arrives. Entries whose lease ran out are not named: their holders knew it before the server.
@@ -21,6 +23,8 @@ use std::fmt::Write as _;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Left {
     Holder,
+    /// It held, and the lock is kept. The letter is the same: the document shows the difference.
+    Kept,
     Waiter,
     Nowhere,
 }
@@ -34,27 +38,34 @@ impl Left {
 /// The news of a write for one entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Signal {
-    Granted { token: i64 },
-    Evicted { token: i64 },
+    Granted {
+        token: i64,
+    },
+    Evicted {
+        token: i64,
+    },
     Adopted,
+    /// The lock ahead of it is kept until another time than before.
+    Ask,
 }
 
 /// The words of one write.
 ///
 /// Their order is part of the protocol, as both implementations must write the same document: grants, then the entries
-/// that an operator evicted, then those that a later incarnation adopted.
+/// that an operator evicted, then those that a later incarnation adopted, then the waiter that is to ask.
 #[derive(Default)]
 pub(crate) struct Announcement {
     left: String,
     granted: String,
     evicted: String,
     adopted: String,
+    asks: String,
 }
 
 impl Announcement {
     pub(crate) fn left(&mut self, left: Left) {
         self.left.push_str(match left {
-            Left::Holder => Left::HOLDER,
+            Left::Holder | Left::Kept => Left::HOLDER,
             Left::Waiter => Left::WAITER,
             Left::Nowhere => Left::NOWHERE,
         });
@@ -73,14 +84,19 @@ impl Announcement {
         let _ = write!(self.adopted, "{id}~;");
     }
 
+    pub(crate) fn asks(&mut self, id: &str) {
+        let _ = write!(self.asks, "{id}*;");
+    }
+
     pub(crate) fn into_wake(self, operation: &str) -> String {
         let Self {
             left,
             granted,
             evicted,
             adopted,
+            asks,
         } = self;
-        format!("{operation}:{left};{granted}{evicted}{adopted}")
+        format!("{operation}:{left};{granted}{evicted}{adopted}{asks}")
     }
 }
 
@@ -128,6 +144,7 @@ pub(crate) fn signals<'a>(wake: &'a str, session: &'a str) -> impl Iterator<Item
             ("+", Ok(token)) => Signal::Granted { token },
             ("!", Ok(token)) => Signal::Evicted { token },
             ("~", _) if token.is_empty() => Signal::Adopted,
+            ("*", _) if token.is_empty() => Signal::Ask,
             _ => return None,
         };
         Some((id, signal))
@@ -147,6 +164,7 @@ mod tests {
         announcement.evicted("aa-2", 5);
         announcement.evicted("bb-3", 6);
         announcement.adopted("bb-4");
+        announcement.asks("bb-5");
         let wake = announcement.into_wake("cc.5");
 
         assert_eq!(left(&wake, "cc.5"), Some(vec![Left::Holder, Left::Nowhere]));
@@ -162,7 +180,11 @@ mod tests {
         );
         assert_eq!(
             signals(&wake, "bb").collect::<Vec<_>>(),
-            [("bb-3", Signal::Evicted { token: 6 }), ("bb-4", Signal::Adopted)]
+            [
+                ("bb-3", Signal::Evicted { token: 6 }),
+                ("bb-4", Signal::Adopted),
+                ("bb-5", Signal::Ask)
+            ]
         );
         assert!(wake.contains(&pattern("aa")) && !wake.contains(&pattern("cc")));
     }
@@ -175,7 +197,7 @@ mod tests {
             "x",
             "x:;aa-",
             "x:;aa-+1@2;",
-            "x:;aa-1+;aa-1+x@y;aa-1?;aa-1?7;aa-1!;aa-1!x;aa-1~7;aa-1é;",
+            "x:;aa-1+;aa-1+x@y;aa-1?;aa-1?7;aa-1!;aa-1!x;aa-1~7;aa-1*7;aa-1é;",
             "x:;aa-1+99999999999999999999;",
         ] {
             assert_eq!(signals(wake, "aa").count(), 0, "{wake}");

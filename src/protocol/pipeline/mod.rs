@@ -22,7 +22,8 @@ mod short;
 use mongodb::bson::{Bson, Document, doc};
 
 use super::{
-    Evict, Identity, Operation, Proclaim, Request, Requests, document::PROTOCOL, location::Location, wake::Left,
+    Evict, Identity, Kept, KeptUntil, Operation, Proclaim, Request, Requests, document::PROTOCOL, location::Location,
+    wake::Left,
 };
 use expression::{bind, cond, filter, literal, map};
 use granting::grant_as_fits;
@@ -49,7 +50,8 @@ pub(crate) fn operation(at: &Location, operation: &Operation, now: &Bson) -> Vec
 fn general(at: &Location, operation: &Operation, now: &Bson) -> Bson {
     let stays = leave(operation, now);
     let stays = adopt(stays, operation);
-    let holders = proclaim(kept(at, "holders", &stays), operation);
+    let holders = filter(release(existing(at, "holders"), operation, now), &stays);
+    let holders = proclaim(holders, operation);
     let holders = evict(holders, operation);
     let queue = enqueue(operation, now);
     let after = advance(at, queue, operation, now);
@@ -69,12 +71,59 @@ fn general(at: &Location, operation: &Operation, now: &Bson) -> Bson {
     written
 }
 
-/// Removes the entries that are asked to leave, and all whose lease has run out: the condition under which one stays.
+/// Removes the entries that are asked to leave, and all whose lease has run out: the condition under which one stays. A
+/// lock that is kept goes by expiry alone.
 fn leave(operation: &Operation, now: &Bson) -> Document {
     if operation.leave.is_empty() {
         return live(now);
     }
-    doc! { "$and": [live(now), is_not_among(literal(operation.leave.as_slice()))] }
+    let stays = doc! { "$or": [is_not_among(literal(operation.leave.as_slice())), { "$not": is_not_kept() }] };
+    doc! { "$and": [live(now), stays] }
+}
+
+/// Marks the holders that leave and whose lock is to be kept as released, if that is to end later than now.
+fn release(holders: Bson, operation: &Operation, now: &Bson) -> Bson {
+    if operation.kept.is_empty() {
+        return holders;
+    }
+    let branches = operation.kept.iter().map(|Kept { id, token, until }| {
+        let until = match *until {
+            KeptUntil::AfterGrant(millis) => Bson::from(doc! { "$add": ["$$this.since", millis] }),
+            KeptUntil::AfterRelease(millis) => doc! { "$add": [now, millis] }.into(),
+            KeptUntil::WindowEnd { length, offset } => {
+                let into = doc! { "$mod": [
+                    { "$subtract": [{ "$toLong": "$$this.since" }, offset] },
+                    length.max(1),
+                ] };
+                doc! { "$add": ["$$this.since", { "$subtract": [length, into] }] }.into()
+            }
+        };
+        let leaves = doc! { "$and": [
+            { "$eq": [["$$this.id", "$$this.token"], [literal(id.as_str()), *token]] },
+            live(now),
+            is_not_kept(),
+            { "$gt": [&until, now] },
+        ] };
+        doc! { "case": leaves, "then": { "$mergeObjects": ["$$this", { "until": until, "released": now }] } }
+    });
+    let branches: Vec<Document> = branches.collect();
+    map(
+        holders,
+        doc! { "$switch": { "branches": branches, "default": "$$this" } },
+    )
+}
+
+/// Returns the condition that an entry's holder has not released it. To the server, a missing value is less than null.
+fn is_not_kept() -> Document {
+    doc! { "$lte": ["$$this.released", null] }
+}
+
+/// The word for the waiter that is to ask, if a lock is kept.
+fn words_of_release(operation: &Operation) -> Option<Bson> {
+    let head = doc! { "$arrayElemAt": ["$$after.queue.id", 0] };
+    // Without a waiter the word is null.
+    let word = doc! { "$ifNull": [{ "$concat": [head, "*;"] }, ""] };
+    (!operation.kept.is_empty()).then(|| word.into())
 }
 
 fn live(now: &Bson) -> Document {
@@ -87,7 +136,12 @@ fn is_not_among(ids: Bson) -> Document {
 
 /// Returns the entries of a list that stay.
 fn kept(at: &Location, list: &str, stays: &Document) -> Bson {
-    filter(doc! { "$ifNull": [at.value(list), []] }, stays)
+    filter(existing(at, list), stays)
+}
+
+/// Returns the entries of a list, which is missing where there is no lock.
+fn existing(at: &Location, list: &str) -> Bson {
+    Bson::from(doc! { "$ifNull": [at.value(list), []] })
 }
 
 fn words_of_leave(at: &Location, operation: &Operation) -> impl Iterator<Item = Bson> {
@@ -109,14 +163,14 @@ fn adopt(stays: Document, operation: &Operation) -> Document {
 
 /// Returns the entries of earlier incarnations, holders first. Only holders have a token.
 fn superseded(at: &Location, identity: &Identity, now: &Bson) -> Bson {
-    let entries = |list| doc! { "$ifNull": [at.value(list), []] };
     let earlier = doc! { "$and": [
         live(now),
+        is_not_kept(),
         { "$eq": ["$$this.owner.id", literal(identity.id.as_str())] },
         { "$lt": ["$$this.owner.born", identity.born] },
     ] };
     filter(
-        doc! { "$concatArrays": [entries("holders"), entries("queue")] },
+        doc! { "$concatArrays": [existing(at, "holders"), existing(at, "queue")] },
         earlier,
     )
 }
@@ -298,6 +352,7 @@ fn stamp(at: &Location, operation: &Operation, now: &Bson) -> Bson {
     wake.extend([Bson::from(";"), Bson::from("$$after.granted")]);
     wake.extend(words_of_evict(at, operation));
     wake.extend(words_of_adopt(operation));
+    wake.extend(words_of_release(operation));
 
     let mut fields = operation.requests.as_ref().map(requested_use).unwrap_or_default();
     fields.extend(fields_of_adopt(at, operation));

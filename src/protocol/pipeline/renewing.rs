@@ -4,7 +4,7 @@ use mongodb::bson::{Bson, Document, doc};
 
 use super::{
     expression::{bind, cond, filter, literal, map},
-    live,
+    is_not_kept, live,
     selecting::is_known,
     stamp_fields,
 };
@@ -12,7 +12,7 @@ use crate::protocol::{Location, wake};
 
 /// Returns the pipeline of [`crate::protocol::state::renew`], for all documents at once that hold one of `ids`.
 pub(crate) fn renewal(at: &Location, operation: &str, ids: &[String], keep: i64, now: &Bson) -> Vec<Document> {
-    let renewed = doc! { "$and": [live(now), { "$in": ["$$this.id", literal(ids)] }] };
+    let renewed = doc! { "$and": [live(now), is_not_kept(), { "$in": ["$$this.id", literal(ids)] }] };
     let holders = extended(at, renewed, now);
     let written = cond(
         doc! { "$ne": ["$$holders", at.value("holders")] },
@@ -30,7 +30,7 @@ pub(crate) fn holding(at: &Location, document: &Bson, (id, token): (&str, i64), 
     let live = filter(holders, live(now));
     doc! {
         "_id": document,
-        at.key("holders"): { "$elemMatch": { "id": id, "token": token } },
+        at.key("holders"): { "$elemMatch": { "id": id, "token": token, "released": null } },
         "$expr": { "$and": [
             is_known(at),
             bind(doc! { "live": live }, doc! { "$in": [literal(id), "$$live.id"] }),

@@ -37,7 +37,7 @@ use super::{
     enqueue,
     expression::{bind, cond, literal},
     granting::{grant, grant_as_fits, next_token, room, with_room, words_of_grant},
-    is_used_as_requested, kept, leave, live, requested_use, stamp_fields, waiter,
+    is_not_kept, is_used_as_requested, kept, leave, live, requested_use, stamp_fields, waiter,
 };
 use crate::protocol::{Expects, Location, Operation, Requests, wake::Left};
 
@@ -64,7 +64,10 @@ pub(super) fn form(at: &Location, operation: &Operation, now: &Bson) -> Option<(
 fn is_alone(at: &Location, operation: &Operation) -> Document {
     match &operation.requests {
         None => {
-            doc! { "$eq": [[at.value("holders.id"), at.value("queue")], [literal(operation.leave.as_slice()), []]] }
+            doc! { "$eq": [
+                [at.value("holders.id"), at.value("holders.released"), at.value("queue")],
+                [literal(operation.leave.as_slice()), [], []],
+            ] }
         }
         Some(requests) => doc! { "$eq": [
             [at.value("kind"), at.value("capacity"), at.value("holders"), at.value("queue")],
@@ -94,9 +97,12 @@ pub(super) fn alone(at: &Location, operation: &Operation, now: &Bson) -> Documen
     fields
 }
 
-/// Returns the condition that the entry that leaves is the only holder.
+/// Returns the condition that the entry that leaves is the only holder, and has not left before.
 fn is_the_holder(at: &Location, operation: &Operation) -> Document {
-    doc! { "$eq": [at.value("holders.id"), literal(operation.leave.as_slice())] }
+    doc! { "$eq": [
+        [at.value("holders.id"), at.value("holders.released")],
+        [literal(operation.leave.as_slice()), []],
+    ] }
 }
 
 /// Removes the only holder, and grants the lock to the head of the queue.
@@ -109,12 +115,10 @@ fn hand_over(at: &Location, operation: &Operation, now: &Bson) -> Bson {
     bind(doc! { "queue": kept(at, "queue", &live(now)) }, written)
 }
 
-/// Returns the condition that the entry that leaves is one of the holders.
+/// Returns the condition that the entry that leaves is one of the holders, and has not left before.
 fn is_a_holder(at: &Location, operation: &Operation) -> Document {
-    doc! { "$setIsSubset": [
-        literal(operation.leave.as_slice()),
-        { "$ifNull": [at.value("holders.id"), []] },
-    ] }
+    let holders = doc! { "holders": kept(at, "holders", &is_not_kept()) };
+    doc! { "$setIsSubset": [literal(operation.leave.as_slice()), bind(holders, "$$holders.id")] }
 }
 
 /// Removes one of the holders, and grants the lock to the head of the queue as long as it fits.

@@ -11,7 +11,7 @@ use crate::protocol::{ServerTime, wake};
 pub(crate) fn renew(state: &mut State, operation: &str, ids: &[String], keep: i64, now: ServerTime) -> bool {
     let mut renewed = false;
     for holder in &mut state.holders {
-        if holder.until > now && ids.contains(&holder.id) {
+        if holder.until > now && !holder.is_kept() && ids.contains(&holder.id) {
             // Renewals overtake each other, and none may take away time that another gave.
             let until = holder.until.max(now.plus_millis(holder.lease));
             renewed |= holder.until != until;
@@ -30,7 +30,8 @@ pub(crate) fn renew(state: &mut State, operation: &str, ids: &[String], keep: i6
 /// the pipeline.
 #[cfg(test)]
 pub(crate) fn guard(state: &mut State, operation: &str, (id, token): (&str, i64), keep: i64, now: ServerTime) -> bool {
-    let holds = |holder: &&mut Holder| holder.id == id && holder.token == token && holder.until > now;
+    let holds =
+        |holder: &&mut Holder| holder.id == id && holder.token == token && holder.until > now && !holder.is_kept();
     let Some(holder) = state.holders.iter_mut().find(holds) else {
         return false;
     };

@@ -1,5 +1,7 @@
 use super::{apply, renew};
-use crate::protocol::{Evict, Expects, Kind, Operation, Owner, Proclaim, QUEUE_MOST, Request, Requests, ServerTime};
+use crate::protocol::{
+    Evict, Expects, Kept, KeptUntil, Kind, Operation, Owner, Proclaim, QUEUE_MOST, Request, Requests, ServerTime,
+};
 
 /// A server that was frozen runs the commands that are still in its sockets, in any order.
 #[test]
@@ -51,6 +53,71 @@ fn a_renewal_never_shortens() {
     assert_eq!(state.holders[0].until, ServerTime(150));
 }
 
+/// The windows of a job, the time after its release, and the time after its grant: each by the server's clock.
+#[test]
+fn a_kept_lock_opens_when_its_time_is_over_and_not_before() {
+    let held = apply(None, &asking("a.1", request("a-1")), ServerTime(1_030)).expect("it is created");
+    let token = held.token;
+    let cases = [
+        (KeptUntil::AfterGrant(90), 1_120),
+        (KeptUntil::AfterRelease(90), 1_130),
+        (KeptUntil::WindowEnd { length: 50, offset: 0 }, 1_050),
+        (KeptUntil::WindowEnd { length: 50, offset: 20 }, 1_070),
+        (KeptUntil::WindowEnd { length: 50, offset: 31 }, 1_031),
+        (KeptUntil::WindowEnd { length: 50, offset: 30 }, 1_030 + 50),
+        // Too late to be kept for anything.
+        (KeptUntil::AfterGrant(10), 1_040),
+        (KeptUntil::WindowEnd { length: 5, offset: 0 }, 1_035),
+    ];
+    for (until, end) in cases {
+        let release = Operation {
+            leave: vec!["a-1".to_owned()],
+            kept: vec![Kept {
+                id: "a-1".to_owned(),
+                token,
+                until,
+            }],
+            requests: None,
+            ..asking("a.2", request("a-1"))
+        };
+        let released = apply(Some(&held), &release, ServerTime(1_040)).expect("it stays");
+        if end <= 1_040 {
+            assert!(released.holders.is_empty(), "{until:?}");
+            continue;
+        }
+        assert_eq!(
+            (released.holders[0].until, released.holders[0].released),
+            (ServerTime(end), Some(ServerTime(1_040)))
+        );
+        let before = apply(Some(&released), &asking("b.1", request("b-1")), ServerTime(end - 1)).expect("it stays");
+        assert_eq!((before.holders.len(), before.queue.len()), (1, 1), "{until:?}");
+        let after = apply(Some(&released), &asking("b.1", request("b-1")), ServerTime(end)).expect("it stays");
+        assert_eq!(
+            (after.holders[0].id.as_str(), after.holders.len()),
+            ("b-1", 1),
+            "{until:?}"
+        );
+    }
+}
+
+/// A request that was on its way for long can put the entry in once more, under another token.
+#[test]
+fn what_keeps_a_lock_names_one_grant_of_the_entry() {
+    let ghost = apply(None, &asking("a.1", request("a-1")), ServerTime(0)).expect("it is created");
+    let release = Operation {
+        leave: vec!["a-1".to_owned()],
+        kept: vec![Kept {
+            id: "a-1".to_owned(),
+            token: ghost.token - 1,
+            until: KeptUntil::AfterGrant(90),
+        }],
+        requests: None,
+        ..asking("a.2", request("a-1"))
+    };
+    let after = apply(Some(&ghost), &release, ServerTime(1)).expect("it stays");
+    assert!(after.holders.is_empty());
+}
+
 fn request(id: &str) -> Request {
     Request {
         id: id.to_owned(),
@@ -67,6 +134,7 @@ fn asking(id: &str, request: Request) -> Operation {
     Operation {
         id: id.to_owned(),
         leave: Vec::new(),
+        kept: Vec::new(),
         leave_capacity: None,
         evict: Evict::Nobody,
         proclaim: None,
