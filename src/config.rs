@@ -6,14 +6,14 @@ use std::{
 };
 
 use crate::{
-    error::InvalidInput,
-    input::{TEXT_MOST, check_text},
+    input::{InvalidInput, TEXT_MOST, check_name, check_text},
+    metered::Metered,
     protocol::{Identity, Owner, ServerTime},
     wake_mode::WakeSource,
 };
 
 /// Shortest lease: below it, a pause of the scheduler or one lost packet costs the lock.
-const LEASE_LEAST: Duration = Duration::from_millis(500);
+pub(crate) const LEASE_LEAST: Duration = Duration::from_millis(500);
 
 /// Shortest retention of idle locks, and longest claim lease: the server must not purge a document in which a waiter
 /// has just been let in.
@@ -29,6 +29,13 @@ const DRIFT: u32 = 1_000;
 /// Maximum number of change streams of a client: far more connections than the driver's pool has by default.
 const STREAMS_MOST: u32 = 100;
 
+/// Maximum number of a client's operations at once: no driver's pool that was seen is larger.
+const OPERATIONS_MOST: usize = 1_000;
+
+/// Default number of operations that may be on their way at once: as many as the driver's pool has connections by
+/// default. More would only wait there, and the user's own commands behind them.
+const OPERATIONS: u32 = 10;
+
 /// Default number of change streams that a client may have open: less than half of the ten connections that the
 /// driver's pool has by default.
 const STREAMS: u32 = 4;
@@ -37,8 +44,16 @@ const STREAMS: u32 = 4;
 /// woken at once, and a few of the waiters ahead may leave together.
 const NEAR: u64 = 4;
 
+/// Maximum number of locks of a client with metrics of their own: each is some hundred time series, most of them buckets,
+/// and so many locks are what a Prometheus server takes from one process without notice.
+const METERED_MOST: usize = 100;
+
 /// Longest duration of any setting; longer ones are slips, and their sums would not fit a date.
-const DURATION_MOST: Duration = Duration::from_secs(366 * 24 * 3600);
+pub(crate) const DURATION_MOST: Duration = Duration::from_secs(366 * 24 * 3600);
+
+/// Default of the shortest pause between two tries for a lock that changes hands fast: about the time of a command, so
+/// that asking more often would mostly ask twice.
+const POLL_QUICKEST: Duration = Duration::from_millis(1);
 
 /// The settings of a client, validated.
 #[derive(Clone, Debug)]
@@ -50,11 +65,16 @@ pub(crate) struct Config {
     pub(crate) skew_margin: Duration,
     /// Shortest and longest pause between two tries.
     pub(crate) poll_interval: (Duration, Duration),
+    /// Shortest pause where the lock changes hands faster than that.
+    pub(crate) poll_quickest: Duration,
     pub(crate) wake_source: WakeSource,
     /// Number of change streams that may be open at a time.
     pub(crate) max_streams: u32,
+    /// Number of operations that may be on their way at once.
+    pub(crate) max_operations: usize,
     /// Number of hand-overs before the turn of the first waiter without a stream.
     pub(crate) near: u64,
+    pub(crate) metered: Metered,
     host: String,
     label: Option<String>,
     owner_id: Option<String>,
@@ -105,6 +125,23 @@ impl Config {
                 "the maximum number of change streams is {streams}; it must be 1 to {STREAMS_MOST}"
             )));
         }
+        if self.max_operations < 1 || self.max_operations > OPERATIONS_MOST {
+            let operations = self.max_operations;
+            return Err(InvalidInput::new(format!(
+                "the maximum number of operations at once is {operations}; it must be 1 to {OPERATIONS_MOST}"
+            )));
+        }
+        let metered = self.metered.names();
+        if metered.len() > METERED_MOST {
+            let names = metered.len();
+            return Err(InvalidInput::new(format!(
+                "metrics are requested for the names of {names} locks; at most {METERED_MOST} locks can have metrics of \
+                 their own"
+            )));
+        }
+        for name in metered {
+            check_name(name)?;
+        }
         self.label.as_ref().map_or(Ok(()), |label| check_text("label", label))?;
         match &self.owner_id {
             Some(id) if id.is_empty() => Err(InvalidInput::new(format!(
@@ -138,19 +175,20 @@ impl Config {
         self.skew_margin + counted / DRIFT
     }
 
-    pub(crate) fn lease_millis(&self) -> i64 {
-        millis(self.lease)
-    }
-
-    pub(crate) fn claim_millis(&self) -> i64 {
-        millis(self.claim_lease)
-    }
-
     /// Returns how long a document is kept after a write: while an entry can be live in it, and then as an idle one.
     ///
     /// A write can also let in another client's waiter, for a claim lease; none is longer than the shortest retention.
     pub(crate) fn keep_millis(&self) -> i64 {
-        millis(self.lease) + millis(self.retention)
+        self.keep_millis_for(Duration::ZERO)
+    }
+
+    /// Returns the same after a write of an entry that lives for so long.
+    pub(crate) fn keep_millis_for(&self, longest: Duration) -> i64 {
+        millis(self.lease.max(longest)) + millis(self.retention)
+    }
+
+    pub(crate) fn host(&self) -> &str {
+        &self.host
     }
 
     pub(crate) fn owner(&self, reason: Option<String>) -> Owner {
@@ -170,7 +208,7 @@ impl Config {
 /// Number of clients with an owner id that this process has made.
 static BORN_HERE: AtomicI64 = AtomicI64::new(0);
 
-fn millis(duration: Duration) -> i64 {
+pub(crate) fn millis(duration: Duration) -> i64 {
     // Bounded by DURATION_MOST.
     i64::try_from(duration.as_millis()).unwrap_or(i64::MAX)
 }
@@ -186,7 +224,9 @@ pub(crate) struct Settings {
     pub(crate) poll_interval: Option<(Duration, Duration)>,
     pub(crate) wake_source: WakeSource,
     pub(crate) max_streams: Option<u32>,
+    pub(crate) max_operations: Option<u32>,
     pub(crate) near: Option<u64>,
+    pub(crate) metered: Vec<String>,
     pub(crate) label: Option<String>,
     pub(crate) owner_id: Option<String>,
 }
@@ -208,12 +248,15 @@ impl Settings {
             claim_lease: self.claim_lease.unwrap_or(lease.min(Duration::from_secs(5))),
             retention: self.retention.unwrap_or(Duration::from_secs(24 * 3600)),
             skew_margin: self.skew_margin.unwrap_or((lease / 10).min(Duration::from_secs(1))),
+            poll_quickest: self.poll_interval.map_or(POLL_QUICKEST, |(least, _)| least),
             poll_interval: self
                 .poll_interval
                 .unwrap_or((Duration::from_millis(10), Duration::from_millis(500))),
             wake_source: self.wake_source,
             max_streams: self.max_streams.unwrap_or(STREAMS),
+            max_operations: usize::try_from(self.max_operations.unwrap_or(OPERATIONS)).unwrap_or(0),
             near: self.near.unwrap_or(NEAR),
+            metered: Metered::new(self.metered),
             host: host(),
             label: self.label,
             owner_id: self.owner_id,
@@ -222,7 +265,7 @@ impl Settings {
     }
 }
 
-fn at_least(name: &str, value: Duration, least: Duration) -> Result<(), InvalidInput> {
+pub(crate) fn at_least(name: &str, value: Duration, least: Duration) -> Result<(), InvalidInput> {
     if value < least {
         return Err(InvalidInput::new(format!(
             "the {name} of {value:?} is shorter than {least:?}"
@@ -231,7 +274,7 @@ fn at_least(name: &str, value: Duration, least: Duration) -> Result<(), InvalidI
     Ok(())
 }
 
-fn at_most(name: &str, value: Duration, bound_name: &str, bound: Duration) -> Result<(), InvalidInput> {
+pub(crate) fn at_most(name: &str, value: Duration, bound_name: &str, bound: Duration) -> Result<(), InvalidInput> {
     if value > bound {
         return Err(InvalidInput::new(format!(
             "the {name} of {value:?} is longer than the {bound_name}, {bound:?}"
@@ -240,7 +283,7 @@ fn at_most(name: &str, value: Duration, bound_name: &str, bound: Duration) -> Re
     Ok(())
 }
 
-fn below(name: &str, value: Duration, bound_name: &str, bound: Duration) -> Result<(), InvalidInput> {
+pub(crate) fn below(name: &str, value: Duration, bound_name: &str, bound: Duration) -> Result<(), InvalidInput> {
     if value >= bound {
         return Err(InvalidInput::new(format!(
             "the {name} of {value:?} is not shorter than the {bound_name}, {bound:?}"
@@ -393,10 +436,38 @@ mod tests {
             ),
             (
                 Settings {
+                    max_operations: Some(0),
+                    ..settings()
+                },
+                ["operations at once is 0", "1 to 1000"],
+            ),
+            (
+                Settings {
+                    max_operations: Some(1_001),
+                    ..settings()
+                },
+                ["operations at once is 1001", "1 to 1000"],
+            ),
+            (
+                Settings {
                     max_streams: Some(101),
                     ..settings()
                 },
                 ["streams is 101", "1 to 100"],
+            ),
+            (
+                Settings {
+                    metered: (0..101).map(|number| format!("lock-{number}")).collect(),
+                    ..settings()
+                },
+                ["names of 101 locks", "at most 100"],
+            ),
+            (
+                Settings {
+                    metered: vec!["nightly".to_owned(), "n".repeat(1025)],
+                    ..settings()
+                },
+                ["name of a lock has 1025 bytes", "1 to 1024"],
             ),
             (
                 Settings {

@@ -27,7 +27,8 @@ const RECENT: Duration = Duration::from_secs(1);
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Contention {
-    /// The holders of the lock or of its permits. Empty if others only stood in line ahead of us, or if a task of this
+    /// The holders of the lock or of its permits, and those that released it while it is
+    /// [kept](crate::Acquire::at_least_for). Empty if others only stood in line ahead of us, or if a task of this
     /// client held it and the server has not answered that task yet.
     pub holders: Vec<HolderInfo>,
     /// The number of waiters that would have been served before us: 0 means that we were next. It counts the clients in
@@ -64,7 +65,7 @@ impl Contention {
                 .collect(),
             waiting_before,
             queue_full: false,
-            held_here: holders.iter().any(|holder| ours(&holder.id)),
+            held_here: holders.iter().any(|holder| ours(&holder.id) && !holder.is_kept()),
             as_of: sighting.as_of.into(),
             age: sighting.age,
         }
@@ -88,8 +89,16 @@ impl Contention {
             Some(label) => write!(f, "{} ({host}, process {pid})", label.escape_debug())?,
             None => write!(f, "process {pid} on {host}")?,
         }
-        let held_for = self.as_of.duration_since(holder.since).unwrap_or(Duration::ZERO);
-        write!(f, " for {:?}", rounded(held_for))?;
+        let span = |from: SystemTime, to: SystemTime| rounded(to.duration_since(from).unwrap_or(Duration::ZERO));
+        match holder.released {
+            None => write!(f, " for {:?}", span(holder.since, self.as_of))?,
+            Some(released) => write!(
+                f,
+                ", which released it {:?} ago, and kept for {:?} more",
+                span(released, self.as_of),
+                span(self.as_of, holder.until)
+            )?,
+        }
         if let Some(reason) = &holder.reason {
             write!(f, ", because of {reason:?}")?;
         }
@@ -100,7 +109,12 @@ impl Contention {
 impl fmt::Display for Contention {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (number, holder) in self.holders.iter().take(NAMED).enumerate() {
-            f.write_str(if number == 0 { "held by " } else { "; and by " })?;
+            f.write_str(match (number, holder.released) {
+                (0, None) => "held by ",
+                (0, Some(_)) => "last held by ",
+                (_, None) => "; and by ",
+                (_, Some(_)) => "; last also by ",
+            })?;
             self.holder(holder, f)?;
         }
         if self.held_here {
@@ -135,7 +149,7 @@ impl fmt::Display for Contention {
 }
 
 /// For people: seconds, or milliseconds where it is less than one.
-fn rounded(duration: Duration) -> Duration {
+pub(crate) fn rounded(duration: Duration) -> Duration {
     if duration < Duration::from_secs(1) {
         Duration::from_millis(u64::try_from(duration.as_millis()).unwrap_or(0))
     } else {
@@ -164,6 +178,7 @@ mod tests {
                 ..Owner::default()
             },
             token: 7,
+            released: None,
         }
     }
 

@@ -2,7 +2,8 @@
 
 use mongodb::bson::{Bson, Document};
 
-use crate::{error::InvalidInput, protocol::document::ID_MOST, store::size_of_id};
+use super::InvalidInput;
+use crate::protocol::document::{ID_MOST, size_of_id};
 
 /// Checks the `_id` of a document: an operator or a pattern is not an id, and no document can have it.
 pub(crate) fn check_id(id: &Bson) -> Result<(), InvalidInput> {

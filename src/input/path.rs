@@ -1,6 +1,6 @@
 //! Paths of fields in documents of the user's own: for the locks in them, and for the token of a fence.
 
-use crate::error::InvalidInput;
+use super::InvalidInput;
 
 /// Longest path of a field, in bytes: more than anybody needs, and less than a server accepts.
 const PATH_MOST: usize = 255;

@@ -1,6 +1,7 @@
 //! Names of locks and collections, and texts for people.
 
-use crate::{error::InvalidInput, name::LockName};
+use super::InvalidInput;
+use crate::name::LockName;
 
 /// Longest name of a lock, in bytes. Much longer ones would kill every change stream on the collection.
 const NAME_MOST: usize = 1_024;

@@ -12,9 +12,8 @@ use super::{
     timing, unsigned,
 };
 use crate::{
-    protocol::{Expects, Operation, Request, Requests, State, wake},
-    store::Exchange,
-    telemetry::How,
+    protocol::{Exchange, Expects, Kept, Operation, Request, Requests, ServerTime, State, wake},
+    waitlist::How,
 };
 
 /// Maximum number of races for a new document lost in a row: after that some other unique index is in the way.
@@ -34,8 +33,8 @@ impl Waitlist {
         context: &Context<'_>,
         effects: &mut Vec<Effect>,
     ) {
-        self.failures = 0;
-        self.timed_out = Default::default();
+        self.races = 0;
+        (self.backoff, self.timed_out) = Default::default();
         self.retry_at = None;
         self.alone_at = None;
         let left = state.and_then(|state| wake::left(&state.wake, &operation.id));
@@ -63,6 +62,10 @@ impl Waitlist {
                 // Our earlier try took it out: its answer was lost on the way.
                 wake::Left::Nowhere if leaving.repeated => wake::Left::Holder,
                 found => found,
+            };
+            let found = match (found, &leaving.kept) {
+                (wake::Left::Holder, Some(kept)) => kept_or_lost(kept, state, exchange.now),
+                (found, _) => found,
             };
             handed_over |= found == wake::Left::Holder;
             if let Some(release) = leaving.release {
@@ -142,12 +145,24 @@ impl Waitlist {
             return;
         };
         if let Some(holder) = state.holders.iter().find(|holder| holder.id == entry.id) {
-            let deadline = Deadline::of_answer(exchange, holder.until, context.clock, context.now, context.config);
+            if holder.is_kept() {
+                // Nothing here released it, so another program wrote that.
+                return self.ask_anew(position, true, context);
+            }
+            let lease = self.waiting[position].terms.lease(context.config);
+            let deadline = Deadline::of_answer(
+                exchange,
+                holder.until,
+                lease.length,
+                context.clock,
+                context.now,
+                context.config,
+            );
             let full = holder.until.since(holder.since) >= Duration::from_millis(unsigned(holder.lease));
             let renew_at = if full {
-                exchange.sent + context.config.renewal_interval
+                lease.next_renewal(exchange.sent)
             } else {
-                timing::check(context)
+                Some(timing::check(&lease, context.now))
             };
             return self.grant(position, holder.token, deadline, renew_at, context, effects);
         }
@@ -185,7 +200,7 @@ impl Waitlist {
         position: usize,
         token: i64,
         deadline: Option<Deadline>,
-        renew_at: Instant,
+        renew_at: Option<Instant>,
         context: &Context<'_>,
         effects: &mut Vec<Effect>,
     ) {
@@ -198,10 +213,12 @@ impl Waitlist {
         };
         self.ask_after_grant(context);
         self.full = None;
+        let lease = waiting.terms.lease(context.config);
         let held = Held {
             used: waiting.used,
             permits: waiting.permits,
             token,
+            lease: lease.length,
             uncertain: waiting.uncertain,
         };
         self.holds.insert(waiting.entry.clone(), held);
@@ -211,7 +228,7 @@ impl Waitlist {
             token,
             used: waiting.used,
             permits: unsigned(waiting.permits),
-            lease: context.config.lease,
+            lease,
             how: waiting.how,
             deadline,
             renew_at,
@@ -232,7 +249,10 @@ impl Waitlist {
         // one.
         (waiting.stage, waiting.above) = (Stage::Asked, 0);
         waiting.how = How::Asking;
-        let leaving = Leaving::new(stale, context).used_as(waiting.used);
+        let lease = waiting.terms.lease(context.config).length;
+        let leaving = Leaving::new(stale, context)
+            .used_as(waiting.used)
+            .of_lease(lease, context);
         self.leaving.push(leaving.swept_if(uncertain));
     }
 
@@ -249,8 +269,8 @@ impl Waitlist {
         let told = self.told_of(operation, setback, context);
         let leaves = self.under_way.take().unwrap_or_default();
         match setback {
-            Setback::Raced if self.failures < RACES => {
-                self.failures += 1;
+            Setback::Raced if self.races < RACES => {
+                self.races += 1;
                 self.leaving.extend(leaves);
                 return;
             }
@@ -297,10 +317,7 @@ impl Waitlist {
             Setback::Overdue => self.timed_out.overdue.saturating_add(1),
             _ => 0,
         };
-        self.failures = self.failures.saturating_add(1);
-        let doubled = 2_u32.saturating_pow(self.failures - 1);
-        let pause = timing::BACKOFF.0.saturating_mul(doubled).min(timing::BACKOFF.1);
-        self.retry_at = Some(context.now + pause);
+        self.retry_at = Some(context.now + self.backoff.failed());
     }
 
     /// Takes in that the operation may have been applied, or may still be: entries leave once more, and requests count
@@ -341,11 +358,29 @@ impl Waitlist {
             if let Some(leaving) = self.leaving.iter_mut().find(|leaving| leaving.entry == id) {
                 leaving.not_before = leaving.not_before.min(context.now);
             } else if !self.knows(&id) {
-                let mut leaving = Leaving::new(id, context).holding();
+                let leases = operation.requests.iter().flat_map(|it| &it.entries);
+                let lease = leases.map(|entry| unsigned(entry.lease)).max().unwrap_or(0);
+                let lease = Duration::from_millis(lease);
+                let mut leaving = Leaving::new(id, context).holding().of_lease(lease, context);
                 leaving.used = operation.requests.as_ref().map(|it| (it.kind, it.capacity));
                 self.leaving.push(leaving);
             }
         }
+    }
+}
+
+/// Returns the result of a leave of a hold that was to be kept, by the document after it.
+///
+/// An entry that is gone although its time is not over was not kept: its lease had ended, and somebody else may have
+/// the lock since.
+fn kept_or_lost(kept: &Kept, state: Option<&State>, now: Option<ServerTime>) -> wake::Left {
+    let mut holders = state.into_iter().flat_map(|state| &state.holders);
+    if holders.any(|holder| holder.id == kept.id && holder.token == kept.token && holder.is_kept()) {
+        wake::Left::Kept
+    } else if now.is_some_and(|now| kept.is_over(now)) {
+        wake::Left::Holder
+    } else {
+        wake::Left::Nowhere
     }
 }
 

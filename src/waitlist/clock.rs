@@ -4,7 +4,10 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::{config::Config, protocol::ServerTime, store::Exchange};
+use crate::{
+    config::Config,
+    protocol::{Exchange, ServerTime},
+};
 
 /// Age up to which an exchange stays the reference although later ones were slower. Clocks drift by well under a
 /// millisecond in that time; a new primary with another clock is the business of the skew margin.
@@ -76,7 +79,7 @@ impl ServerClock {
     }
 
     /// Returns the tightest recent exchange: when it was sent and received, and the server's reading.
-    #[cfg(test)]
+    #[cfg(modelled)]
     pub(crate) fn reference(&self) -> Option<(Instant, Instant, ServerTime)> {
         self.reference.map(|known| (known.sent, known.received, known.now))
     }

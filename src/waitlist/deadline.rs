@@ -11,7 +11,10 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::clock::{ServerClock, offset};
-use crate::{config::Config, protocol::ServerTime, store::Exchange};
+use crate::{
+    config::{Config, millis},
+    protocol::{Exchange, ServerTime},
+};
 
 /// The latest instant at which a hold is over, unless it is renewed.
 #[derive(Clone, Copy, Debug)]
@@ -28,10 +31,11 @@ impl Deadline {
     /// of the server's clock.
     ///
     /// The server read its clock after we sent, so counting from the send instant is on the safe side. From now on the
-    /// lease is no longer than ours, whatever the document says.
+    /// lease is no longer than the requested one, whatever the document says.
     pub(crate) fn of_answer(
         exchange: &Exchange,
         until: ServerTime,
+        lease: Duration,
         clock: &ServerClock,
         now: Instant,
         config: &Config,
@@ -41,20 +45,26 @@ impl Deadline {
             // A repeated command is answered from the server's record of it, which has no time.
             None => clock.until(until)?,
         };
-        let at = before(from, end.min(now + config.lease), config);
+        let at = before(from, end.min(now + lease), config);
         let (as_of, until) = (exchange.sent, Some(until));
         Some(Self { at, as_of, until })
     }
 
-    /// Returns the deadline for an event of a grant that was written at `at`, by the server's clock; `None` if nothing
-    /// is known of that clock.
+    /// Returns the deadline for an event of a grant that was written at `at`, by the server's clock, on this claim lease;
+    /// `None` if nothing is known of that clock.
     ///
     /// The grant is older than its event, so the claim can't run longer than from now on, wherever the server's clock
     /// was set since we last heard of it.
-    pub(crate) fn of_event(at: ServerTime, clock: &ServerClock, now: Instant, config: &Config) -> Option<Self> {
-        let until = at.plus_millis(config.claim_millis());
+    pub(crate) fn of_event(
+        at: ServerTime,
+        claim: Duration,
+        clock: &ServerClock,
+        now: Instant,
+        config: &Config,
+    ) -> Option<Self> {
+        let until = at.plus_millis(millis(claim));
         let (from, end) = clock.until(until)?;
-        let at = before(from, end.min(now + config.claim_lease), config);
+        let at = before(from, end.min(now + claim), config);
         let (as_of, until) = (now, Some(until));
         Some(Self { at, as_of, until })
     }
@@ -62,11 +72,10 @@ impl Deadline {
     /// Returns the deadline for a renewal that is sent now, if it is acknowledged: the server counts the lease from a
     /// later time.
     pub(crate) fn of_renewal(sent: Instant, lease: Duration, clock: &ServerClock, config: &Config) -> Self {
-        let millis = i64::try_from(lease.as_millis()).unwrap_or(0);
         Self {
             at: before(sent, sent + lease, config),
             as_of: sent,
-            until: clock.at_least(sent).map(|now| now.plus_millis(millis)),
+            until: clock.at_least(sent).map(|now| now.plus_millis(millis(lease))),
         }
     }
 
@@ -154,11 +163,11 @@ mod tests {
         clock.note(&exchange, &config(DAY));
         for lease in [Duration::from_millis(500), Duration::from_secs(30), DAY, 366 * DAY] {
             let config = config(lease);
-            let until = ServerTime(1_700_000_000_000).plus_millis(config.lease_millis());
+            let until = ServerTime(1_700_000_000_000).plus_millis(millis(config.lease));
             let given_away = |lease: Duration| sent + lease.mul_f64(1.0 / 1.001) - config.skew_margin;
-            let answer = Deadline::of_answer(&exchange, until, &clock, sent, &config).unwrap();
+            let answer = Deadline::of_answer(&exchange, until, config.lease, &clock, sent, &config).unwrap();
             let late = Exchange { now: None, ..exchange };
-            let late = Deadline::of_answer(&late, until, &clock, sent, &config).unwrap();
+            let late = Deadline::of_answer(&late, until, config.lease, &clock, sent, &config).unwrap();
             let renewal = Deadline::of_renewal(sent, lease, &clock, &config);
             let reading = Deadline::of_reading(&exchange, until, sent, lease, &config).unwrap();
             for deadline in [answer, late, renewal, reading] {
@@ -169,7 +178,8 @@ mod tests {
                 );
                 assert!(deadline.instant() > sent + lease.mul_f64(0.89));
             }
-            let event = Deadline::of_event(ServerTime(1_700_000_000_000), &clock, sent, &config).unwrap();
+            let event =
+                Deadline::of_event(ServerTime(1_700_000_000_000), config.claim_lease, &clock, sent, &config).unwrap();
             assert!(event.instant() <= given_away(config.claim_lease));
             assert!(event.instant() > sent + config.claim_lease / 2);
         }
@@ -194,7 +204,7 @@ mod tests {
         let now = Instant::now();
         // An hour on a clock that is slower than ours.
         let at = begun.plus_millis(3_600_000 - 3_600);
-        let event = Deadline::of_event(at, &clock, now, &config).unwrap();
+        let event = Deadline::of_event(at, config.claim_lease, &clock, now, &config).unwrap();
         let most = now + config.claim_lease - config.skew_margin - Duration::from_millis(3_600);
         assert!(event.instant() <= most, "{:?}", event.instant() - now);
     }
@@ -213,7 +223,7 @@ mod tests {
         let sent = Instant::now();
         assert_eq!(clock.note(&exchange(sent, 0), &config), None);
         let until = ServerTime(begun + 30_000);
-        let answer = Deadline::of_answer(&exchange(sent, 0), until, &clock, sent, &config).unwrap();
+        let answer = Deadline::of_answer(&exchange(sent, 0), until, config.lease, &clock, sent, &config).unwrap();
         let renewal = Deadline::of_renewal(sent, config.lease, &clock, &config);
         assert_eq!(answer.corrected(&clock, &config).instant(), answer.instant());
 

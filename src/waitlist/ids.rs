@@ -53,7 +53,7 @@ impl Ids {
     }
 
     /// Creates ids that go on with this number.
-    #[cfg(test)]
+    #[cfg(modelled)]
     pub(crate) fn resumed(session: String, next: u64) -> Self {
         Self {
             next: AtomicU64::new(next),

@@ -12,14 +12,16 @@
 //! [`doubt`](Waitlist::doubt), [`verified`](Waitlist::verified), [`looked`](Waitlist::looked). Three things come out:
 //! the [`Effect`]s, which name tasks and releases by the keys that these brought; the [next operation](Waitlist::next)
 //! to send; and the [instant](Waitlist::due_at) at which the waitlist wants to be asked again. It can be cloned,
-//! compared and hashed. `session::line` runs it for real tasks against a real server, and the model (`proofs::model`)
+//! compared and hashed. `session::line` runs it for real tasks against a real server, and the model (`model/`)
 //! runs the same value through every state that a few clients get into.
 
 pub(crate) mod answers;
+pub(crate) mod backoff;
 pub(crate) mod clock;
 pub(crate) mod deadline;
+mod how;
 pub(crate) mod ids;
-#[cfg(test)]
+#[cfg(modelled)]
 mod modelled;
 mod news;
 pub(crate) mod prospect;
@@ -35,15 +37,16 @@ use tokio::time::Instant;
 
 use crate::{
     config::Config,
-    protocol::{Holder, Owner, Use, wake},
+    protocol::{Holder, Kept, Owner, Use, wake},
     status::LostReason,
-    store::{Failure, StoreError},
-    telemetry::How,
+    terms::{Lease, Terms},
 };
+use backoff::Backoff;
 use clock::ServerClock;
 use deadline::Deadline;
+pub(crate) use how::How;
 use ids::Ids;
-#[cfg(test)]
+#[cfg(modelled)]
 pub(crate) use modelled::Word;
 use prospect::{Prospect, Turn};
 
@@ -88,7 +91,9 @@ pub(crate) struct Waitlist {
     full: Option<Full>,
     /// Nothing is sent before this, as the last try failed.
     retry_at: Option<Instant>,
-    failures: u32,
+    backoff: Backoff,
+    /// Races for a new document lost in a row.
+    races: u32,
     timed_out: TimedOut,
 }
 
@@ -101,6 +106,7 @@ pub(crate) struct Waiting {
     pub(crate) used: Use,
     pub(crate) permits: i64,
     pub(crate) patience: Patience,
+    pub(crate) terms: Terms,
     pub(crate) owner: Owner,
     pub(crate) since: Instant,
     stage: Stage,
@@ -146,6 +152,7 @@ impl Waiting {
             used,
             permits,
             patience,
+            terms: Terms::default(),
             owner: Owner::default(),
             since,
             stage: Stage::New,
@@ -157,6 +164,10 @@ impl Waiting {
 
     pub(crate) fn owned_by(self, owner: Owner) -> Self {
         Self { owner, ..self }
+    }
+
+    pub(crate) fn on(self, terms: Terms) -> Self {
+        Self { terms, ..self }
     }
 
     fn waits(&self) -> bool {
@@ -174,6 +185,8 @@ pub(crate) struct Held {
     pub(crate) used: Use,
     pub(crate) permits: i64,
     pub(crate) token: i64,
+    /// The length of its lease.
+    pub(crate) lease: Duration,
     /// An early request for this entry may still reach the server and put it in once more.
     pub(crate) uncertain: bool,
 }
@@ -183,7 +196,7 @@ impl Held {
     /// hold was removed while a request for it was on its way, the entry is granted anew, and nothing here has that
     /// hold.
     fn is(&self, holder: &Holder) -> bool {
-        holder.token == self.token
+        holder.token == self.token && !holder.is_kept()
     }
 }
 
@@ -193,6 +206,8 @@ struct Leaving {
     entry: String,
     /// The use of the lock by this entry, if that is known.
     used: Option<Use>,
+    /// Set if the lock is to stay taken after it.
+    kept: Option<Kept>,
     /// The release that awaits the answer.
     release: Option<Key>,
     /// Whether it may be a holder, so that its going can let others in.
@@ -212,6 +227,7 @@ impl Leaving {
         Self {
             entry,
             used: None,
+            kept: None,
             release: None,
             may_hold: false,
             repeated: false,
@@ -231,6 +247,17 @@ impl Leaving {
         Self { may_hold, ..self }
     }
 
+    /// Leaves the lock taken.
+    fn keeping(self, kept: Option<Kept>) -> Self {
+        Self { kept, ..self }
+    }
+
+    /// Goes on for as long as the entry can be live.
+    fn of_lease(self, lease: Duration, context: &Context<'_>) -> Self {
+        let give_up = self.give_up.max(context.now + lease);
+        Self { give_up, ..self }
+    }
+
     /// Adds sweeps if a request for the entry may still be on its way.
     fn swept_if(self, uncertain: bool) -> Self {
         let sweep = if uncertain { 0 } else { self.sweep };
@@ -241,9 +268,9 @@ impl Leaving {
         Self { release, ..self }
     }
 
-    /// Whether it is a holder whose request came to its end, and which leaves for the first time.
+    /// Whether it is a holder whose request came to its end, and which leaves for the first time and for good.
     fn is_plain_release(&self) -> bool {
-        self.may_hold && !self.repeated && self.sweep == SWEEPS.len()
+        self.may_hold && !self.repeated && self.sweep == SWEEPS.len() && self.kept.is_none()
     }
 }
 
@@ -300,10 +327,11 @@ pub(crate) struct Grant {
     pub(crate) token: i64,
     pub(crate) used: Use,
     pub(crate) permits: u64,
-    pub(crate) lease: Duration,
+    pub(crate) lease: Lease,
     pub(crate) how: How,
     pub(crate) deadline: Deadline,
-    pub(crate) renew_at: Instant,
+    /// `None`: not at all.
+    pub(crate) renew_at: Option<Instant>,
 }
 
 /// The outside world, as far as the waitlist may know it.
@@ -344,20 +372,6 @@ impl Setback {
     /// Whether asking again would bring the same answer.
     fn is_final(self) -> bool {
         matches!(self, Self::Raced | Self::Refused | Self::Unreadable)
-    }
-}
-
-impl From<&StoreError> for Setback {
-    fn from(error: &StoreError) -> Self {
-        match error.kind {
-            Failure::Raced => Self::Raced,
-            Failure::Refused if error.is_malformed() => Self::Unreadable,
-            Failure::Refused => Self::Refused,
-            Failure::Unavailable if error.is_unanswered() => Self::Unanswered,
-            Failure::Unavailable if error.ran_out_of_time() => Self::Overdue,
-            Failure::Unavailable if error.found_no_server() => Self::NoServer,
-            Failure::Unavailable => Self::Interrupted,
-        }
     }
 }
 
@@ -525,16 +539,29 @@ impl Waitlist {
         // While an operation is on its way, its requests can be anywhere.
         let on_its_way = waiting.stage != Stage::New && self.under_way.is_some();
         if waiting.is_queued() || waiting.uncertain || on_its_way {
+            let lease = waiting.terms.lease(context.config).length;
             let leaving = Leaving::new(waiting.entry, context).used_as(waiting.used);
+            let leaving = leaving.of_lease(lease, context);
             self.leaving.push(leaving.swept_if(waiting.uncertain));
         }
     }
 
-    /// Lets go of a hold: by release, by drop, or because it was lost. `release` awaits the answer.
-    pub(crate) fn let_go(&mut self, entry: &str, used: Use, release: Option<Key>, context: &Context<'_>) {
+    /// Lets go of a hold: by release, by drop, or because it was lost. `release` awaits the answer. `kept`: the lock is
+    /// to stay taken.
+    pub(crate) fn let_go(
+        &mut self,
+        entry: &str,
+        used: Use,
+        release: Option<Key>,
+        kept: Option<Kept>,
+        context: &Context<'_>,
+    ) {
+        let held = self.holds.remove(entry);
         // An unknown entry may be anywhere.
-        let uncertain = self.holds.remove(entry).is_none_or(|held| held.uncertain);
+        let uncertain = held.as_ref().is_none_or(|held| held.uncertain);
+        let lease = held.map_or(context.config.lease, |held| held.lease);
         let leaving = Leaving::new(entry.to_owned(), context).used_as(used).holding();
+        let leaving = leaving.of_lease(lease, context).keeping(kept);
         self.leaving.push(leaving.swept_if(uncertain).answering(release));
     }
 

@@ -66,7 +66,8 @@ impl Waitlist {
         if self.alone_at.is_some_and(|at| at < now || self.holds.is_empty()) {
             self.alone_at = Some(old);
         }
-        (self.plan, self.failures, self.timed_out) = (0, 0, Default::default());
+        (self.plan, self.races) = (0, 0);
+        (self.backoff, self.timed_out) = Default::default();
         if let Some(Full { knock_at, knocks }) = &mut self.full {
             put_off(knock_at);
             match *knocks % timing::KNOCKS {
@@ -127,6 +128,7 @@ impl Waitlist {
         for leaving in self.leaving.iter().chain(self.under_way.iter().flatten()) {
             leaving.words(write);
             flags.extend([leaving.may_hold, leaving.repeated, leaving.used.is_some()]);
+            flags.push(leaving.kept.is_some());
         }
         write(Word::Number(self.leaving.len().try_into().unwrap_or(-1)));
         let is_due = |at: Option<Instant>| at.is_some_and(|at| at <= now);

@@ -4,7 +4,7 @@ use super::{Context, Effect, Held, Leaving, Waitlist, deadline::Deadline, timing
 use crate::{
     protocol::{ServerTime, State, document::Malformed, wake},
     status::LostReason,
-    telemetry::How,
+    waitlist::How,
 };
 
 impl Waitlist {
@@ -22,9 +22,13 @@ impl Waitlist {
             // A late event: that grant is over, and the entry has got in line again.
             (wake::Signal::Granted { token }, Some(position)) if token <= self.waiting[position].above => {}
             (wake::Signal::Granted { token }, Some(position)) => {
-                let deadline = Deadline::of_event(at, context.clock, context.now, context.config);
+                let lease = self.waiting[position].terms.lease(context.config);
+                let deadline = Deadline::of_event(at, lease.claim, context.clock, context.now, context.config);
+                // A claim lease that is no shorter than the lease is the whole of it.
+                let renew_at = (lease.interval.is_some() || lease.claim < lease.length)
+                    .then(|| timing::check(&lease, context.now));
                 self.waiting[position].how = How::Event;
-                self.grant(position, token, deadline, timing::check(context), context, effects);
+                self.grant(position, token, deadline, renew_at, context, effects);
             }
             (wake::Signal::Granted { .. }, None) => {
                 let leaves = self.under_way.iter().flatten().any(|leaving| leaving.entry == entry);
@@ -44,6 +48,8 @@ impl Waitlist {
                 }
             }
             (wake::Signal::Adopted, None) => self.put_out(entry, LostReason::Adopted, context, effects),
+            (wake::Signal::Ask, Some(_)) => self.doubt(context),
+            (wake::Signal::Ask, None) => {}
         }
     }
 
@@ -53,6 +59,7 @@ impl Waitlist {
         // A request that is on its way, or whose outcome is unknown, can put the entry in once more.
         if self.under_way.is_some() || held.uncertain {
             let leaving = Leaving::new(entry.to_owned(), context).used_as(held.used);
+            let leaving = leaving.of_lease(held.lease, context);
             self.leaving.push(leaving.swept_if(held.uncertain));
         }
         let entry = entry.to_owned();
@@ -113,10 +120,12 @@ impl Waitlist {
         });
     }
 
-    /// Takes out entries of this session that nothing here knows: requests that were applied late.
+    /// Takes out entries of this session that nothing here knows: requests that were applied late. Kept locks stay: their
+    /// holders were released.
     pub(super) fn take_out_strangers(&mut self, state: &State, context: &Context<'_>) {
-        let holders = state.holders.iter().map(|holder| &holder.id);
-        let ids = holders.chain(state.queue.iter().map(|waiter| &waiter.id));
+        let holders = state.holders.iter().filter(|holder| !holder.is_kept());
+        let ids = holders.map(|holder| &holder.id);
+        let ids = ids.chain(state.queue.iter().map(|waiter| &waiter.id));
         let strangers: Vec<String> = ids
             .filter(|id| context.ids.made(id) && !self.knows(id))
             .cloned()

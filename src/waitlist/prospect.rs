@@ -10,6 +10,7 @@ use std::time::Duration;
 use crate::{
     config::Config,
     protocol::{Ahead, ServerTime},
+    terms::Lease,
 };
 
 /// Time until its turn below which a waiter needs the stream: opening it takes milliseconds, and those ahead can be
@@ -42,29 +43,44 @@ pub(crate) struct Prospect {
     pub(crate) entry: String,
     seen: (u64, ServerTime),
     pub(crate) turn: Turn,
+    /// Expected time of a hand-over; `None` while nobody holds the lock.
+    pub(crate) pace: Option<Duration>,
 }
 
 impl Prospect {
     /// Creates it from the entry's present sight of the queue, and from the knowledge before.
-    pub(crate) fn new(entry: &str, ahead: &Ahead, before: Option<&Self>, config: &Config) -> Self {
+    pub(crate) fn new(entry: &str, ahead: &Ahead, before: Option<&Self>, lease: &Lease, config: &Config) -> Self {
         let before = before.filter(|before| before.entry == entry).map(|before| before.seen);
         Self {
             entry: entry.to_owned(),
             seen: (ahead.turns, ahead.now),
-            turn: turn(ahead, before, config),
+            turn: turn(ahead, before, lease.claim, config),
+            pace: pace(ahead, before),
         }
     }
 }
 
-/// Estimates the turn. A hold that has lasted for long is expected to last as long again, and as long as a recent
-/// hand-over took.
-fn turn(ahead: &Ahead, before: Option<(u64, ServerTime)>, config: &Config) -> Turn {
+/// Estimates the time of a hand-over: a hold that has lasted for long is expected to last as long again, and as long as
+/// a recent hand-over took.
+fn pace(ahead: &Ahead, before: Option<(u64, ServerTime)>) -> Option<Duration> {
+    // After a fail-over the clock can be behind the one by which the grant was made.
+    let served_at = ahead.served_at.filter(|served_at| *served_at <= ahead.now)?;
+    let lasted = ahead.now.since(served_at);
+    let took = before.map_or(Duration::ZERO, |(turns, at)| {
+        let passed = turns.saturating_sub(ahead.turns).max(1);
+        ahead.now.since(at) / u32::try_from(passed).unwrap_or(u32::MAX)
+    });
+    Some(lasted.max(took))
+}
+
+/// Estimates the turn.
+fn turn(ahead: &Ahead, before: Option<(u64, ServerTime)>, claim: Duration, config: &Config) -> Turn {
     let Some(turns) = ahead.turns.checked_sub(config.near) else {
         return Turn::Near;
     };
-    let most = LOOKS.1.min(config.claim_lease / 3);
+    let most = LOOKS.1.min(claim / 3);
     let least = LOOKS.0.min(most);
-    let Some(served_at) = ahead.served_at else {
+    let Some(pace) = pace(ahead, before) else {
         return Turn::Near;
     };
     if ahead.asleep {
@@ -76,13 +92,8 @@ fn turn(ahead: &Ahead, before: Option<(u64, ServerTime)>, config: &Config) -> Tu
             Turn::Far(least)
         };
     }
-    let lasted = ahead.now.since(served_at);
-    let took = before.map_or(Duration::ZERO, |(turns, at)| {
-        let passed = turns.saturating_sub(ahead.turns).max(1);
-        ahead.now.since(at) / u32::try_from(passed).unwrap_or(u32::MAX)
-    });
     let turns = u32::try_from(turns).unwrap_or(u32::MAX).saturating_add(1);
-    let soonest = lasted.max(took).saturating_mul(turns);
+    let soonest = pace.saturating_mul(turns);
     if soonest < SOON {
         return Turn::Near;
     }
@@ -111,9 +122,23 @@ mod tests {
     }
 
     #[test]
+    fn the_pace_is_that_of_the_present_hold_or_of_the_queue() {
+        let millis = Duration::from_millis;
+        assert_eq!(pace(&ahead(3, 40), None), Some(millis(40)));
+        // Four hand-overs in 200 ms.
+        assert_eq!(pace(&ahead(3, 40), Some((7, ServerTime(999_800)))), Some(millis(50)));
+        assert_eq!(pace(&ahead(3, 90), Some((7, ServerTime(999_800)))), Some(millis(90)));
+        let free = Ahead {
+            served_at: None,
+            ..ahead(3, 0)
+        };
+        assert_eq!(pace(&free, None), None);
+    }
+
+    #[test]
     fn who_is_near_the_front_or_moves_fast_needs_the_stream() {
         let config = Settings::default().validate().unwrap();
-        let turn_of = |ahead: Ahead, before| turn(&ahead, before, &config);
+        let turn_of = |ahead: Ahead, before| turn(&ahead, before, config.claim_lease, &config);
         // One of the next, however long it takes.
         assert_eq!(turn_of(ahead(3, 3_600_000), None), Turn::Near);
         // Further back, where holds are short.

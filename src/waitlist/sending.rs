@@ -1,11 +1,13 @@
 //! The choice of the next operation.
 
+use std::time::Duration;
+
 use tokio::time::Instant;
 
-use super::{Context, Full, Leaving, SWEEPS, Stage, Waiting, Waitlist, timing};
+use super::{Context, Full, Leaving, SWEEPS, Stage, Waiting, Waitlist, timing, unsigned};
 use crate::{
-    config::Config,
-    protocol::{ASK_TOGETHER, Evict, Expects, Operation, Request, Requests},
+    config::{Config, millis},
+    protocol::{ASK_TOGETHER, Evict, Expects, Kept, Operation, Request, Requests},
 };
 
 impl Waitlist {
@@ -37,21 +39,29 @@ impl Waitlist {
         // harms no one as long as no other client waits; beside others a client has one position, however many of its
         // tasks wait.
         let follows = self.others_absent && leaves.iter().any(|leaving| leaving.may_hold);
+        let requests = if together {
+            // Where nobody is expected, there is nobody to adopt from.
+            self.requests(follows, expects == Expects::Nothing, context.config)
+        } else {
+            None
+        };
+        let kept: Vec<Kept> = leaves.iter().filter_map(|leaving| leaving.kept.clone()).collect();
+        let entries = requests.iter().flat_map(|requests| &requests.entries);
+        let longest = entries.map(|entry| entry.lease);
+        let longest = longest.chain(kept.iter().map(|kept| kept.until.most())).max();
         let operation = Operation {
             id: context.ids.operation(),
             leave: leaves.iter().map(|leaving| leaving.entry.clone()).collect(),
+            kept,
             leave_capacity: used.map(|(_, capacity)| capacity),
             evict: Evict::Nobody,
             proclaim: None,
-            requests: if together {
-                // Where nobody is expected, there is nobody to adopt from.
-                self.requests(follows, expects == Expects::Nothing, context.config)
-            } else {
-                None
-            },
+            requests,
             expects,
             room: context.room,
-            keep: context.config.keep_millis(),
+            keep: context
+                .config
+                .keep_millis_for(Duration::from_millis(unsigned(longest.unwrap_or(0)))),
         };
         self.under_way = Some(leaves);
         self.overtaken = false;
@@ -151,11 +161,12 @@ impl Full {
 }
 
 fn request(waiting: &Waiting, wait: bool, config: &Config) -> Request {
+    let lease = waiting.terms.lease(config);
     Request {
         id: waiting.entry.clone(),
         permits: waiting.permits,
-        lease: config.lease_millis(),
-        claim: config.claim_millis(),
+        lease: millis(lease.length),
+        claim: millis(lease.claim),
         wait,
         fresh: waiting.stage == Stage::New,
         owner: waiting.owner.clone(),

@@ -15,6 +15,7 @@ use super::{
 use crate::{
     config::Config,
     protocol::{Ahead, ServerTime, State},
+    terms::Lease,
 };
 
 /// Delay of the first renewal of a waiter that was woken, which shows that it is alive; until then it holds on the
@@ -48,9 +49,6 @@ pub(super) const KNOCKS: u32 = 8;
 
 /// Resolution of the server's clock: it has reached a time in milliseconds when it shows the next one.
 pub(crate) const CLOCK_RESOLUTION: Duration = Duration::from_millis(1);
-
-/// Pauses between tries while the server can't be reached: the first, and the longest.
-pub(crate) const BACKOFF: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(1));
 
 impl Waitlist {
     /// Returns the latest instant at which [`next`](Self::next) wants to be called.
@@ -87,6 +85,7 @@ impl Waitlist {
             return;
         };
         let (entry, waits_since) = (head.entry.clone(), head.since);
+        let lease = head.terms.lease(context.config);
         let Some(place) = state.queue.iter().position(|waiter| waiter.id == entry) else {
             return;
         };
@@ -95,7 +94,7 @@ impl Waitlist {
         let first_end = holders.chain(before).min();
         let expiry = first_end.and_then(|end| expiry(end, place as u64, context));
         let ahead = now.and_then(|now| Ahead::of(state, &entry, now));
-        let prospect = ahead.map(|ahead| Prospect::new(&entry, &ahead, self.prospect.as_ref(), context.config));
+        let prospect = ahead.map(|ahead| Prospect::new(&entry, &ahead, self.prospect.as_ref(), &lease, context.config));
         self.look_at = match (&prospect, &ahead) {
             (Some(prospect), Some(ahead)) => self.next_look_at(prospect, ahead, context),
             _ => None,
@@ -111,24 +110,28 @@ impl Waitlist {
                 .filter(|_| place == 1)
                 .map(|head| unsigned(head.claim));
             let claim = claim.map(|claim| Duration::from_millis(claim).max(context.config.poll_interval.1));
-            claim.map_or(refresh(context.config), |claim| claim.min(refresh(context.config)))
+            let refresh = refresh(&lease, context.config);
+            claim.map_or(refresh, |claim| claim.min(refresh))
         } else {
             // A grant must be noticed while its claim lease runs.
             let waited = context.now.saturating_duration_since(waits_since);
-            poll_interval(context.config, place, waited).min(context.config.claim_lease / 4)
+            let pace = self.prospect.as_ref().and_then(|prospect| prospect.pace);
+            poll_interval_at(pace, context.config, place, waited).min(lease.claim / 4)
         };
         let routine = context.now + routine;
         self.confirm_at = Some(routine);
         let soonest = context.now + context.config.poll_interval.0;
         // Never at once: a new primary's clock can be behind the one by which the expiry was reckoned.
-        self.ask_at = Some(expiry.map_or(routine, |expiry| expiry.min(routine)).max(soonest));
+        self.ask_at = Some(expiry.map_or(routine, |expiry| expiry.max(soonest).min(routine)));
     }
 
     /// Sets when the next head asks, if it is queued already: it stands behind our own hold, and the answer to that
     /// hold's leave will show more.
     pub(super) fn ask_after_grant(&mut self, context: &Context<'_>) {
+        let head = self.waiting.front();
+        let lease = head.map(|head| head.terms).unwrap_or_default().lease(context.config);
         let routine = if context.streaming {
-            refresh(context.config)
+            refresh(&lease, context.config)
         } else {
             context.config.poll_interval.0
         };
@@ -152,7 +155,9 @@ impl Waitlist {
     /// that has come near the front.
     pub(crate) fn looked(&mut self, look: &PositionLook, ahead: Option<Ahead>, context: &Context<'_>) {
         let entry = look.entry.as_str();
-        let is_head = self.waiting.front().is_some_and(|head| head.entry == entry);
+        let head = self.waiting.front();
+        let is_head = head.is_some_and(|head| head.entry == entry);
+        let lease = head.map(|head| head.terms).unwrap_or_default().lease(context.config);
         if look.plan != self.plan || self.under_way.is_some() || !self.is_queued() || !is_head {
             // A later answer knows better, or soon will.
             return;
@@ -162,7 +167,7 @@ impl Waitlist {
             return;
         };
         let was_far = self.is_far();
-        let prospect = Prospect::new(entry, &ahead, self.prospect.as_ref(), context.config);
+        let prospect = Prospect::new(entry, &ahead, self.prospect.as_ref(), &lease, context.config);
         self.look_at = self.next_look_at(&prospect, &ahead, context);
         let comes_near = was_far && prospect.turn == Turn::Near;
         self.prospect = Some(prospect);
@@ -207,14 +212,15 @@ fn expiry(end: ServerTime, place: u64, context: &Context<'_>) -> Option<Instant>
     Some(context.clock.after(end)? + CLOCK_RESOLUTION + stagger.min(EXPIRY_STAGGER_MOST))
 }
 
-/// Returns the pause between two confirmations of a queue position: also the back-stop if an event is lost.
-pub(crate) fn refresh(config: &Config) -> Duration {
-    config.lease / 2
+/// Returns the pause between two confirmations of a queue position: also the back-stop if an event is lost, so it is no
+/// longer for a long lease.
+pub(crate) fn refresh(lease: &Lease, config: &Config) -> Duration {
+    lease.length.min(config.lease) / 2
 }
 
 /// Returns when a hold on a claim lease is renewed first.
-pub(super) fn check(context: &Context<'_>) -> Instant {
-    context.now + CLAIM_CHECK.min(context.config.claim_lease / 4)
+pub(super) fn check(lease: &Lease, now: Instant) -> Instant {
+    now + CLAIM_CHECK.min(lease.claim / 4)
 }
 
 /// Returns the pause between two questions without a stream. The head asks often, a waiter far back seldom. All of
@@ -223,4 +229,53 @@ pub(crate) fn poll_interval(config: &Config, place: usize, waited: Duration) -> 
     let (least, most) = config.poll_interval;
     let places = u32::try_from(place).unwrap_or(u32::MAX).saturating_add(1);
     (waited / 50).max(least).saturating_mul(places).min(most)
+}
+
+/// Part of the time until a waiter's turn may come after which it asks without a stream: of a hand-over's delay, so
+/// much is added by asking.
+const ASKED_WITHIN: u32 = 3;
+
+/// Returns the pause where the pace of the lock is known: the waiters of a lock that changes hands fast follow it, and
+/// never ask less often than those of one whose pace is not known.
+fn poll_interval_at(pace: Option<Duration>, config: &Config, place: usize, waited: Duration) -> Duration {
+    let usual = poll_interval(config, place, waited);
+    let Some(pace) = pace else { return usual };
+    let places = u32::try_from(place).unwrap_or(u32::MAX).saturating_add(1);
+    // The longer a waiter has waited in spite of the pace, the more others there are.
+    let within = (pace / ASKED_WITHIN).max(config.poll_quickest).max(waited / 200);
+    within.saturating_mul(places).min(usual)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Settings;
+
+    #[test]
+    fn a_lock_that_changes_hands_fast_is_asked_about_as_often() {
+        let millis = Duration::from_millis;
+        let config = Settings::default().unchecked();
+        let asked = |pace: Option<u64>, place, waited| {
+            poll_interval_at(pace.map(millis), &config, place, Duration::from_secs(waited))
+        };
+        // At most once a millisecond and place, and a third of the way to its turn.
+        assert_eq!(asked(Some(0), 0, 0), millis(1));
+        assert_eq!(asked(Some(6), 0, 0), millis(2));
+        assert_eq!(asked(Some(6), 4, 0), millis(10));
+        // Less often where many wait in spite of it.
+        assert_eq!(asked(Some(6), 4, 2), millis(50));
+        // Never less often than by the time waited.
+        assert_eq!(
+            (asked(None, 0, 10), asked(Some(900), 0, 10)),
+            (millis(200), millis(200))
+        );
+        assert_eq!((asked(None, 0, 0), asked(Some(900), 0, 0)), (millis(10), millis(10)));
+        // The shortest pause that is set is never undercut.
+        let config = Settings {
+            poll_interval: Some((millis(20), millis(500))),
+            ..Settings::default()
+        }
+        .unchecked();
+        assert_eq!(poll_interval_at(Some(millis(6)), &config, 0, millis(0)), millis(20));
+    }
 }
