@@ -1,4 +1,5 @@
-//! A store whose documents are the user's own, with locks in them: they can also be claimed, read, changed and deleted.
+//! Stores whose documents are the user's own, with locks in them: documents can also be claimed, read, changed and
+//! deleted.
 
 use std::{sync::Arc, time::Duration};
 
@@ -7,13 +8,16 @@ use mongodb::{
     options::UpdateModifications,
 };
 
-use super::{Exchange, MemoryInPlace, MongoStore, Store, StoreError, contained, place::InPlace};
+use super::{
+    Listed, MemoryInPlace, MongoStore, NamedSighting, ResumeAt, Selection, Store, StoreError, Stream, View, contained,
+    place::InPlace,
+};
 use crate::{
-    protocol::{Operation, ServerTime, State, document::Malformed},
+    protocol::{Exchange, Operation, ServerTime, State, document::Malformed},
     telemetry,
 };
 
-/// A store of documents, by what it is.
+/// A store of documents, in MongoDB or in memory.
 #[derive(Clone, Debug)]
 pub(crate) enum DocumentStore {
     Mongo(Arc<MongoStore>, Arc<InPlace>),
@@ -21,7 +25,7 @@ pub(crate) enum DocumentStore {
 }
 
 impl DocumentStore {
-    /// Returns the store of documents that this store is, with the locks in this place; `None` where it is one of locks.
+    /// Returns this store as a store of documents with locks in this place; `None` when it is a store of locks.
     pub(crate) fn over(store: &Store, place: &Arc<InPlace>) -> Option<Self> {
         match store {
             Store::Mongo(store) => Some(Self::Mongo(store.clone(), place.clone())),
@@ -38,7 +42,7 @@ impl DocumentStore {
         }
     }
 
-    /// Returns where in the documents the locks are.
+    /// Returns the place of the locks in the documents.
     pub(crate) fn place(&self) -> &Arc<InPlace> {
         match self {
             Self::Mongo(_, place) => place,
@@ -46,8 +50,34 @@ impl DocumentStore {
         }
     }
 
-    /// Locks any document that is wanted and free, and returns it; `None` when there is none. The server may try for so
-    /// long.
+    /// Reads the locks in all documents that can match.
+    pub(crate) async fn list(&self, selection: &Selection, view: View) -> Result<Listed, StoreError> {
+        match self {
+            Self::Mongo(store, _) => contained(store.list_in_place(selection, view)).await,
+            Self::Memory(store) => Ok(store.list(selection)),
+        }
+        .inspect_err(|error| telemetry::operation_failed("list", None, error))
+    }
+
+    /// Opens a stream of whatever happens to the lock in the document `name`, or in any of them, from now on or from after
+    /// the last event of `resume`.
+    pub(crate) async fn follow(
+        &self,
+        name: Option<&str>,
+        resume: Option<&ResumeAt>,
+    ) -> Result<Stream<NamedSighting>, StoreError> {
+        match self {
+            Self::Mongo(store, _) => contained(store.follow(name, resume))
+                .await
+                .map(Box::new)
+                .map(Stream::Mongo),
+            Self::Memory(store) => Ok(Stream::Memory(store.follow(name))),
+        }
+        .inspect_err(|error| telemetry::operation_failed("follow", name, error))
+    }
+
+    /// Locks any wanted document that is free, and returns it; `None` when there is none. The server gives up after
+    /// `within`.
     pub(crate) async fn claim(
         &self,
         wanted: &Wanted,
@@ -62,17 +92,17 @@ impl DocumentStore {
         .inspect_err(|error| telemetry::operation_failed("claim", None, error))
     }
 
-    /// The `_id` of a document that a claim would take next, which may be the one that it failed at.
+    /// Returns the `_id` of a document that a claim would take next, which may be the one at which it failed.
     pub(crate) async fn candidate(&self, wanted: &Wanted, among: Among<'_>) -> Result<Option<Bson>, StoreError> {
         match self {
             Self::Mongo(store, _) => contained(store.candidate(wanted, among)).await,
-            // Nothing refuses to be claimed there.
+            // In memory nothing refuses to be claimed.
             Self::Memory(_) => Ok(None),
         }
         .inspect_err(|error| telemetry::operation_failed("read", None, error))
     }
 
-    /// Looks at the documents that are wanted, none of which is free; those that are `passed` over count as unfit.
+    /// Looks at the wanted documents, none of which is free; those in `passed` count as unfit.
     pub(crate) async fn outlook(&self, wanted: &Wanted, passed: &[Bson]) -> Result<Outlook, StoreError> {
         match self {
             Self::Mongo(store, _) => contained(store.outlook(wanted, passed)).await,
@@ -81,7 +111,7 @@ impl DocumentStore {
         .inspect_err(|error| telemetry::operation_failed("read", None, error))
     }
 
-    /// Why the document with this `_id` is not fit to be claimed; `None` when it is so by now, or is gone.
+    /// Returns the reason why the document with this `_id` can't be claimed; `None` when it has become fit, or is gone.
     pub(crate) async fn why_unfit(&self, id: &Bson) -> Result<Option<StoreError>, StoreError> {
         match self {
             Self::Mongo(store, _) => contained(store.why_unfit(id)).await,
@@ -90,7 +120,7 @@ impl DocumentStore {
         .inspect_err(|error| telemetry::operation_failed("read", None, error))
     }
 
-    /// The names of the wanted documents in which this entry is a holder.
+    /// Returns the names of the wanted documents in which this entry is a holder.
     pub(crate) async fn held_by(&self, wanted: &Wanted, entry: &str) -> Result<Vec<String>, StoreError> {
         match self {
             Self::Mongo(store, _) => contained(store.held_by(wanted, entry)).await,
@@ -99,7 +129,7 @@ impl DocumentStore {
         .inspect_err(|error| telemetry::operation_failed("read", None, error))
     }
 
-    /// The user's part of a document as it is now.
+    /// Returns the user's part of a document as it is now.
     pub(crate) async fn fetch(&self, name: &str) -> Result<Option<Document>, StoreError> {
         match self {
             Self::Mongo(store, _) => contained(store.fetch(name)).await,
@@ -108,9 +138,9 @@ impl DocumentStore {
         .inspect_err(|error| telemetry::operation_failed("read", Some(name), error))
     }
 
-    /// Changes the user's part of a document, and returns it, if this entry holds it under this token; `None` otherwise.
-    /// The id of the operation goes into `wake`, by which claims see that the document is still held.
-    /// The server may try for so long.
+    /// Changes the user's part of a document and returns it, if this entry holds it under this token; returns `None`
+    /// otherwise. The id of the operation goes into `wake`, which shows claims that the document is still held. The
+    /// server gives up after `within`.
     pub(crate) async fn change(
         &self,
         name: &str,
@@ -126,8 +156,8 @@ impl DocumentStore {
         .inspect_err(|error| telemetry::operation_failed("update", Some(name), error))
     }
 
-    /// Deletes a document if this entry holds it under this token, and says whether it did. The server may try for so
-    /// long.
+    /// Deletes a document if this entry holds it under this token, and reports whether it did. The server gives up
+    /// after `within`.
     pub(crate) async fn delete(&self, name: &str, holder: (&str, i64), within: Duration) -> Result<bool, StoreError> {
         match self {
             Self::Mongo(store, _) => contained(store.delete(name, holder, within)).await,
@@ -137,14 +167,14 @@ impl DocumentStore {
     }
 }
 
-/// Which documents of the user's own are wanted, and which of them first.
+/// The user's own documents that are wanted, and the order in which they are.
 #[derive(Clone, Debug)]
 pub(crate) struct Wanted {
     pub(crate) filter: Document,
     pub(crate) sort: Option<Document>,
 }
 
-/// Which of the wanted documents a claim may take.
+/// The wanted documents that a claim may take.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Among<'a> {
     /// All but those with one of these `_id`s.
@@ -157,21 +187,21 @@ pub(crate) enum Among<'a> {
 #[derive(Debug)]
 pub(crate) struct Claimed {
     pub(crate) name: String,
-    /// The user's part of it.
+    /// The user's part of the document.
     pub(crate) document: Document,
     /// The lock as it was written.
     pub(crate) state: Result<State, Malformed>,
     pub(crate) exchange: Exchange,
 }
 
-/// What is to be expected of the wanted documents when none is free.
+/// The prospects of a claim while no wanted document is free.
 #[derive(Debug)]
 pub(crate) struct Outlook {
-    /// When the first of them is free again, should nobody renew.
+    /// When the first of them becomes free, if nobody renews.
     pub(crate) free_at: Option<ServerTime>,
-    /// Some are claimed by others, and are free in time.
+    /// Whether some are claimed by others, and become free in time.
     pub(crate) others: bool,
-    /// One that claims pass over as it is not fit, if there is one.
+    /// An unfit document that claims pass over, if there is one.
     pub(crate) unfit: Option<Bson>,
     pub(crate) exchange: Exchange,
 }

@@ -1,4 +1,4 @@
-//! Why an operation failed.
+//! The errors of stores.
 
 use std::{error::Error as StdError, fmt, io, sync::Arc, time::Duration};
 
@@ -6,7 +6,7 @@ use super::failure;
 pub(crate) use super::failure::Failure;
 use crate::protocol::document::{ID_MOST, Malformed};
 
-/// Why an operation failed.
+/// The reason why an operation failed.
 #[derive(Clone, Debug)]
 pub(crate) struct StoreError {
     pub(crate) kind: Failure,
@@ -33,12 +33,12 @@ impl StdError for StoreError {
 }
 
 impl StoreError {
-    /// Asking again would bring the same answer.
+    /// Reports whether asking again would bring the same answer.
     pub(crate) fn is_final(&self) -> bool {
         self.kind == Failure::Refused
     }
 
-    /// Why a write of the user's was not done.
+    /// Returns the reason why a write of the user's own fields failed.
     pub(crate) fn of_user_s_write(error: mongodb::error::Error) -> Self {
         let error = Self::from(error);
         match error.kind {
@@ -50,7 +50,7 @@ impl StoreError {
         }
     }
 
-    /// There was no answer in time.
+    /// Returns the error for an operation that was not answered in time.
     pub(crate) fn overdue() -> Self {
         let source = io::Error::new(io::ErrorKind::TimedOut, "no answer within the time of a lease");
         Self {
@@ -59,7 +59,8 @@ impl StoreError {
         }
     }
 
-    /// The server has not answered so far; what was asked may be done, or be done yet.
+    /// Returns the error for an operation that has not been answered so far: it may have been applied, or be applied
+    /// yet.
     pub(crate) fn unanswered(for_long: Duration) -> Self {
         Self {
             kind: Failure::Unavailable,
@@ -67,12 +68,12 @@ impl StoreError {
         }
     }
 
-    /// There was no answer in time.
+    /// Reports whether there was no answer in time.
     pub(crate) fn is_unanswered(&self) -> bool {
         self.source.is::<Unanswered>()
     }
 
-    /// The server said that it did not get it done in the time that it was given.
+    /// Reports whether the server said that it ran out of the time it was given.
     pub(crate) fn ran_out_of_time(&self) -> bool {
         #[cfg(test)]
         if self.source.is::<OutOfTime>() {
@@ -81,46 +82,49 @@ impl StoreError {
         self.source.downcast_ref().is_some_and(failure::ran_out_of_time)
     }
 
-    /// The document is not that of a lock.
+    /// Reports whether the document is not the document of a lock.
     pub(crate) fn is_malformed(&self) -> bool {
         self.source.is::<NotALock>()
     }
 
-    /// What stands under the name is no lock of ours, or that of a later version.
+    /// Reports whether the document of that name is no lock, or one of a later version.
     pub(crate) fn is_no_lock(&self) -> bool {
         self.is_malformed() || self.source.is::<LaterProtocol>()
     }
 
-    /// The session's tasks do not run, in this process at least.
+    /// Reports whether the session's tasks do not run, at least in this process.
     pub(crate) fn has_no_runtime(&self) -> bool {
         self.source.is::<NoRuntime>()
     }
 
-    /// The server said so, and at once: not that it took too long (`MaxTimeMSExpired`).
+    /// Reports whether the server itself refused, and at once: not because it took too long (`MaxTimeMSExpired`).
     pub(crate) fn was_answered(&self) -> bool {
         self.code().is_some_and(|code| code != 50)
     }
 
-    /// The server is no primary any more, or is about to stop.
+    /// Reports whether the server is not the primary any more, is about to stop, or broke the connection: then it may be
+    /// gone, and its streams with it.
     pub(crate) fn lost_primary(&self) -> bool {
         // ShutdownInProgress, PrimarySteppedDown, NotWritablePrimary, InterruptedAtShutdown,
         // InterruptedDueToReplStateChange, NotPrimaryNoSecondaryOk, NotPrimaryOrSecondary
         matches!(self.code(), Some(91 | 189 | 10107 | 11600 | 11602 | 13435 | 13436))
+            || self.source.downcast_ref().is_some_and(failure::broke_off)
     }
 
-    /// It was not even sent: the driver found no server to send it to, for as long as it is told to look for one.
+    /// Reports whether the operation was not even sent: the driver found no server for as long as it is set to look for
+    /// one.
     pub(crate) fn found_no_server(&self) -> bool {
         self.source.downcast_ref().is_some_and(failure::found_no_server)
     }
 
-    /// The server refused a write for a reason that may lie in the one document that it was to write: not for a missing
-    /// privilege.
+    /// Reports whether the server refused a write for a reason that may lie in the one document to be written, and not
+    /// for a missing privilege.
     pub(crate) fn may_concern_document(&self) -> bool {
         const UNAUTHORIZED: i32 = 13;
         self.kind != Failure::Unavailable && self.code().is_some_and(|code| code != UNAUTHORIZED)
     }
 
-    /// The `_id` of a document has so many bytes that it can't be locked.
+    /// Returns the error for an `_id` that has too many bytes to be locked.
     pub(super) fn too_long(size: usize) -> Self {
         let message = format!("the `_id` has {size} bytes as BSON; it must have at most {ID_MOST} to be locked");
         Self {
@@ -129,17 +133,17 @@ impl StoreError {
         }
     }
 
-    /// The server's code for the error, where it is one of the server's.
+    /// Returns the server's code for the error, if it came from the server.
     pub(crate) fn code(&self) -> Option<i32> {
         failure::code(self.source.downcast_ref()?)
     }
 
-    /// The server's name for that code, where it has said it.
+    /// Returns the server's name for that code, if the server sent it.
     pub(crate) fn code_name(&self) -> Option<&str> {
         failure::code_name(self.source.downcast_ref()?)
     }
 
-    /// What went wrong, without the server's answer, which the driver's text has to the last byte.
+    /// Returns the cause without the server's answer, which the driver's text includes to the last byte.
     pub(crate) fn cause(&self) -> &dyn fmt::Display {
         match self.source.downcast_ref::<mongodb::error::Error>() {
             Some(error) => &error.kind,
@@ -147,7 +151,7 @@ impl StoreError {
         }
     }
 
-    /// The driver's error, or the error as one of the driver's.
+    /// Returns the driver's error, or this error wrapped as one of the driver's.
     pub(crate) fn into_driver_error(self) -> mongodb::error::Error {
         let source = self.source.downcast_ref::<mongodb::error::Error>();
         source
@@ -155,7 +159,7 @@ impl StoreError {
             .unwrap_or_else(|| mongodb::error::Error::custom(self.to_string()))
     }
 
-    /// The runtime of the session has ended, and its tasks with it.
+    /// Returns the error for a session whose runtime, and with it its tasks, has ended.
     pub(crate) fn runtime_ended() -> Self {
         Self {
             kind: Failure::Refused,
@@ -163,7 +167,7 @@ impl StoreError {
         }
     }
 
-    /// This process was forked from that of the session.
+    /// Returns the error for a process that was forked from the session's.
     pub(crate) fn forked() -> Self {
         Self {
             kind: Failure::Refused,
@@ -171,7 +175,7 @@ impl StoreError {
         }
     }
 
-    /// Nothing runs on the runtime of the session.
+    /// Returns the error for a session whose runtime is stalled.
     pub(crate) fn stands_still() -> Self {
         Self {
             kind: Failure::Refused,
@@ -179,8 +183,8 @@ impl StoreError {
         }
     }
 
-    /// The task that ran the operation was stopped, as its runtime is shutting down; or it panicked, and then
-    /// what became of the operation is not known.
+    /// Returns the error for an operation whose task was stopped because its runtime is shutting down, or panicked;
+    /// after a panic the outcome of the operation is unknown.
     pub(crate) fn stopped(error: tokio::task::JoinError) -> Self {
         if error.is_cancelled() {
             return Self::runtime_ended();
@@ -218,35 +222,33 @@ impl From<Malformed> for StoreError {
     }
 }
 
-/// There was no answer for so long.
+/// A missing answer, and for how long it has been missing.
 #[derive(Debug, thiserror::Error)]
 #[error("no answer for {0:?}")]
 struct Unanswered(Duration);
 
-/// The session's tasks do not run.
+/// The reason why the session's tasks do not run.
 #[derive(Debug, thiserror::Error)]
 enum NoRuntime {
     #[error("the runtime on which this client was built or first used has ended")]
     Ended,
-    #[error("this process was forked from the one in which this client was made: make another client in it")]
+    #[error("this process was forked from the one in which this client was made: build a new client in it")]
     Forked,
-    #[error(
-        "the runtime on which this client was first used stands still: nothing drives it, or its thread is blocked"
-    )]
+    #[error("the runtime on which this client was first used is stalled: nothing drives it, or its thread is blocked")]
     StandsStill,
 }
 
-/// A document stands under the lock's name that is not the document of a lock; it is left alone.
+/// A document under the lock's name that is not the document of a lock; it is left alone.
 #[derive(Debug, thiserror::Error)]
 #[error("the document of that name is not the document of a lock: {0}")]
 struct NotALock(Malformed);
 
-/// The document was written by a later version of this library; it is left alone.
+/// A document that was written by a later version of this library; it is left alone.
 #[derive(Debug, thiserror::Error)]
 #[error("the lock's document can't be used by this version: {0}")]
 struct LaterProtocol(Malformed);
 
-/// A simulated server did not get it done in the time that it was given.
+/// A simulated server's timeout.
 #[cfg(test)]
 #[derive(Debug, thiserror::Error)]
 #[error("the server ran out of time")]

@@ -1,20 +1,20 @@
-//! What an error of the driver's says about the operation that it ended.
+//! Classification of the driver's errors: whether the operation was applied, and whether asking again helps.
 
 use mongodb::error::{Error, ErrorKind, WriteFailure};
 
-/// Why an operation failed, as far as it matters to whether it is asked for again.
+/// The class of a failed operation's error, which decides whether the operation is repeated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Failure {
     /// Two commands created the document at once, and this one lost: nothing was written; ask again.
     Raced,
-    /// The server can't be reached or is changing its primary. It may have been written; asking again is safe.
+    /// The server can't be reached or is changing its primary. The write may have been applied; asking again is safe.
     Unavailable,
     /// The server refuses: asking again would bring the same answer. Nothing was written.
     Refused,
 }
 
-/// Sorts the driver's errors. Only what the server certainly refused, and would refuse again, is final: whatever can
-/// come with a fail-over, a cut connection or an overloaded server is not.
+/// Classifies the driver's errors. An error is final only if the server certainly refused and would refuse again; an
+/// error that can come with a fail-over, a cut connection or an overloaded server is not.
 pub(super) fn failure(error: &Error) -> Failure {
     if error.contains_label("RetryableWriteError") || error.contains_label("TransientTransactionError") {
         return Failure::Unavailable;
@@ -33,12 +33,17 @@ pub(super) fn failure(error: &Error) -> Failure {
     }
 }
 
+/// Reports whether the connection broke, so that the server may be gone.
+pub(super) fn broke_off(error: &Error) -> bool {
+    matches!(&*error.kind, ErrorKind::Io(_) | ErrorKind::ConnectionPoolCleared { .. })
+}
+
 pub(super) fn found_no_server(error: &Error) -> bool {
     matches!(&*error.kind, ErrorKind::ServerSelection { .. })
 }
 
-/// Whether the server gave up as its time was over: `MaxTimeMSExpired`, or the like from a router. A write may have been
-/// done, where only the majority was missing.
+/// Reports whether the server gave up because its time was over: `MaxTimeMSExpired`, or a router's equivalent. A write
+/// may have been applied, with only the majority missing.
 pub(super) fn ran_out_of_time(error: &Error) -> bool {
     let missing = match &*error.kind {
         ErrorKind::Write(WriteFailure::WriteConcernError(missing)) => Some(missing.code),
@@ -55,7 +60,7 @@ pub(super) fn code(error: &Error) -> Option<i32> {
     }
 }
 
-/// The server's name for the code, where it has said it.
+/// Returns the server's name for the code, if the server sent it.
 pub(super) fn code_name(error: &Error) -> Option<&str> {
     let name = match &*error.kind {
         ErrorKind::Command(command) => Some(&command.code_name),
@@ -65,8 +70,8 @@ pub(super) fn code_name(error: &Error) -> Option<&str> {
     name.map(String::as_str).filter(|name| !name.is_empty())
 }
 
-/// Codes of the server: a duplicate key; then those of the driver specifications that come and go with the state of
-/// the replica set or the load of the server.
+/// Classifies codes of the server: a duplicate key; then the codes in the driver specifications that depend on the
+/// state of the replica set or the load of the server.
 fn failure_by_code(code: i32) -> Failure {
     match code {
         11000 => Failure::Raced,

@@ -1,16 +1,16 @@
-//! A store whose documents are locks: it can also be listed and followed.
+//! Stores whose documents are locks: they can also be listed and followed.
 
 use std::{fmt, sync::Arc};
 
 #[cfg(test)]
 use super::simulated;
-use super::{MemoryStore, MongoStore, ResumeAt, Store, StoreError, Stream, View, contained};
+use super::{MemoryStore, MongoStore, ResumeAt, Store, StoreError, Stream, View, contained, name};
 use crate::{
-    protocol::{Kind, ServerTime, State},
+    protocol::{Kind, ServerTime, State, document::Malformed},
     telemetry,
 };
 
-/// A store of locks, by what it is.
+/// A store of locks, in MongoDB or in memory.
 #[derive(Clone, Debug)]
 pub(crate) enum LockStore {
     Mongo(Arc<MongoStore>),
@@ -41,7 +41,7 @@ impl LockStore {
         .inspect_err(|error| telemetry::operation_failed("list", None, error))
     }
 
-    /// Opens a stream of whatever happens to the document `name`, or to any of them, from now on or from after the last
+    /// Opens a stream of the changes to the document `name`, or to all documents, from now on or from after the last
     /// event of `resume`.
     pub(crate) async fn follow(
         &self,
@@ -61,27 +61,60 @@ impl LockStore {
     }
 }
 
-/// The conditions on the documents that are listed: every one that is set must be met.
+/// Conditions on the documents of a list: each one that is set must be met.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Selection {
-    /// How the name begins.
+    /// Prefix of the name; in the user's own documents, prefix of an `_id` that is a text.
     pub(crate) prefix: String,
     pub(crate) kind: Option<Kind>,
-    /// Whether it has holders.
+    /// Whether the lock has holders.
     pub(crate) held: Option<bool>,
+    /// Maximum number of the user's own documents; all where it is not set.
+    pub(crate) most: Option<usize>,
+}
+
+impl Selection {
+    /// Whether a document of the user's own can be one of those that are selected, by its name.
+    pub(crate) fn selects(&self, name: &str) -> bool {
+        self.prefix.is_empty() || name::text_of(name).is_some_and(|text| text.starts_with(&self.prefix))
+    }
 }
 
 /// The documents of a list.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Listed {
     pub(crate) found: Vec<(String, State)>,
-    /// Those that are no locks.
+    /// The documents that are not locks.
     pub(crate) unreadable: Vec<Unreadable>,
     /// The server's clock.
     pub(crate) now: Option<ServerTime>,
+    /// Whether more documents match than may be listed; those beyond are left out.
+    pub(crate) more: bool,
 }
 
-/// A document in a collection of locks that is not that of a lock.
+impl Listed {
+    /// Adds what one of the user's own documents has in the place of a lock.
+    pub(super) fn add(&mut self, name: String, found: Option<Result<State, Malformed>>, selection: &Selection) {
+        match found {
+            Some(Ok(_)) if selection.most.is_some_and(|most| self.found.len() >= most) => self.more = true,
+            Some(Ok(state)) => self.found.push((name, state)),
+            Some(Err(malformed)) => self.add_unreadable(Unreadable::new(name, &malformed)),
+            None => {}
+        }
+    }
+
+    pub(super) fn add_unreadable(&mut self, unreadable: Unreadable) {
+        if self.unreadable.len() < UNREADABLE_MOST {
+            self.unreadable.push(unreadable);
+        }
+    }
+}
+
+/// Maximum number of the user's own documents that are listed as no locks. Where the wrong field is asked for, each
+/// document is one.
+const UNREADABLE_MOST: usize = 1_000;
+
+/// A document in a collection of locks that is not the document of a lock.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Unreadable {
     /// Its `_id`, as far as it can be shown.
@@ -105,7 +138,7 @@ impl Unreadable {
 #[derive(Clone, Debug)]
 pub(crate) enum NamedSighting {
     Of(String, Sighting),
-    /// Something was written that is not the document of a lock.
+    /// A document was written that is not the document of a lock.
     Unreadable(Unreadable),
     /// Anything can have happened to any document.
     Everything,

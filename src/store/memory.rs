@@ -16,15 +16,13 @@ use std::{
 
 use tokio::{sync::mpsc, time::timeout};
 
-use super::{
-    AWAIT_TIME, Answer, Documents, Event, Exchange, Failure, Listed, NamedSighting, Renewal, Sighting, StoreError,
-};
-use crate::protocol::{Operation, ServerTime, State, state, wake};
+use super::{AWAIT_TIME, Answer, Documents, Event, Failure, Listed, NamedSighting, Renewal, Sighting, StoreError};
+use crate::protocol::{Exchange, Operation, ServerTime, State, state, wake};
 use clock::Clock;
 
 pub(crate) use documents::{MemoryDocuments, MemoryInPlace};
 
-/// What a server would do and memory does not know, or what a server would refuse too.
+/// A refusal by memory: of an operation that only a server supports, or that a server would refuse too.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub(crate) struct Refused(String);
@@ -54,7 +52,7 @@ pub(crate) struct MemoryStore {
 #[derive(Debug, Default)]
 struct Contents {
     states: HashMap<String, State>,
-    /// Sessions, by the pattern of what is addressed to them.
+    /// Sessions, by the pattern of the events addressed to them.
     sessions: Vec<(String, mpsc::UnboundedSender<Event>)>,
     /// Followers, by the name of the document; `None` follows all.
     followers: Vec<(Option<String>, mpsc::UnboundedSender<NamedSighting>)>,
@@ -80,7 +78,7 @@ impl MemoryStore {
         let mut contents = self.contents();
         let exchange = self.clock.exchange();
         let before = contents.state(name, exchange.1);
-        // As a server's: what its filter does not select is not shown.
+        // As on a server: a document that the operation's filter does not select is not returned.
         let concerned = before.is_none_or(|before| operation.selects(before));
         let after = state::apply(before, operation, exchange.1);
         if let Some(after) = &after
@@ -92,6 +90,7 @@ impl MemoryStore {
         Answer {
             state: after,
             exchange: exchange.0,
+            logged_by: None,
         }
     }
 
@@ -125,8 +124,8 @@ impl MemoryStore {
         let states = contents.states.iter().filter(|(_, state)| state.purge_at > now);
         Listed {
             found: states.map(|(name, state)| (name.clone(), state.clone())).collect(),
-            unreadable: Vec::new(),
             now: Some(now),
+            ..Listed::default()
         }
     }
 
@@ -142,32 +141,32 @@ impl MemoryStore {
         MemoryStream(receiver)
     }
 
-    /// A stream of whatever happens.
+    /// Opens a stream of all changes.
     #[cfg(test)]
     pub(crate) fn open(&self) -> super::Stream<NamedSighting> {
         super::Stream::Memory(self.follow(None))
     }
 
-    /// As if the server's clock read `epoch` now.
+    /// Creates a store whose server clock reads `epoch` now.
     #[cfg(test)]
     pub(crate) fn begun(epoch: ServerTime) -> Self {
         Self::at(Clock::begin(epoch))
     }
 
-    /// Sets the server's clock ahead of what has passed.
+    /// Sets the server's clock ahead of the elapsed time.
     #[cfg(test)]
     pub(crate) fn run_ahead(&self, millis: i64) {
         self.clock.run_ahead(millis);
     }
 
-    /// Looks at a document and the clock.
+    /// Returns a document and the clock.
     #[cfg(test)]
     pub(crate) fn look(&self, name: &str, look: impl FnOnce(Option<&State>, ServerTime)) {
         let now = self.clock.now();
         look(self.contents().state(name, now), now);
     }
 
-    /// Whether nobody holds anything or waits for it.
+    /// Reports whether nobody holds anything or waits for it.
     #[cfg(test)]
     pub(crate) fn rests(&self) -> bool {
         let now = self.clock.now();
@@ -175,13 +174,13 @@ impl MemoryStore {
     }
 
     fn contents(&self) -> MutexGuard<'_, Contents> {
-        // Nothing that runs under the lock leaves the contents half-written.
+        // No code that runs under the lock leaves the contents half-written.
         self.contents.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Contents {
-    /// The document of a name, unless a TTL index would have purged it by now.
+    /// Returns the document of a name, unless a TTL index would have purged it by now.
     fn state(&self, name: &str, now: ServerTime) -> Option<&State> {
         self.states.get(name).filter(|state| state.purge_at > now)
     }
@@ -191,6 +190,7 @@ impl Contents {
             name: name.to_owned(),
             wake: state.wake.clone(),
             at: state.at,
+            logged_at: None,
         };
         self.sessions.retain(|(pattern, events)| {
             if state.wake.contains(pattern) {
@@ -216,7 +216,7 @@ impl Contents {
 impl<T> MemoryStream<T> {
     pub(super) async fn next(&mut self) -> Vec<T> {
         let mut events = Vec::new();
-        // The store outlives its streams, so that there is always a sender. Silence is told, as by a server.
+        // The store outlives its streams, so there is always a sender. Silence is reported as by a server.
         let _ = timeout(AWAIT_TIME, self.0.recv_many(&mut events, 64)).await;
         events
     }

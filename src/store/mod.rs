@@ -1,7 +1,7 @@
-//! Where the documents of the locks are: a MongoDB collection, or memory.
+//! Stores: MongoDB collections and memory, where the documents of the locks are kept.
 //!
-//! A store runs one operation of the protocol at a time, renews many holders at once, reads, and watches. It decides
-//! nothing about time-outs and retries; that is the session's part.
+//! A store runs one operation of the protocol at a time, renews many holders at once, reads, and watches. The session,
+//! not the store, decides about time-outs and retries.
 
 mod documents;
 pub(crate) mod error;
@@ -24,26 +24,24 @@ use std::{
     time::Duration,
 };
 
-use futures::FutureExt;
-use tokio::time::Instant;
-
 use crate::{
-    protocol::{Ahead, Operation, ServerTime, State, document::Malformed},
+    protocol::{Ahead, Exchange, Operation, ServerTime, State, document::Malformed},
     telemetry,
 };
+use futures::FutureExt;
+use mongodb::bson::Timestamp;
 
 pub(crate) use documents::{Among, Claimed, DocumentStore, Outlook, Wanted};
 pub(crate) use error::{Failure, StoreError};
 pub(crate) use locks::{Listed, LockStore, NamedSighting, Selection, Sighting, Unreadable};
 pub(crate) use memory::{MemoryDocuments, MemoryInPlace, MemoryStore, Refused};
 pub(crate) use mongo::{AWAIT_TIME, MongoStore, Topology, abort, identity, is_in_transaction};
-pub(crate) use name::size_of_id;
 pub(crate) use place::InPlace;
 pub(crate) use typed::read_as;
 
-/// A store as every session uses it, by what it is. All keep the same documents by the same transitions.
+/// A store of any kind, as every session uses it. All of them keep the same documents by the same transitions.
 ///
-/// More can be done with a store of locks ([`LockStore`]), and other things with one of documents ([`DocumentStore`]).
+/// A store of locks ([`LockStore`]) and a store of documents ([`DocumentStore`]) each offer more.
 #[derive(Debug)]
 pub(crate) enum Store {
     Mongo(Arc<MongoStore>),
@@ -53,49 +51,62 @@ pub(crate) enum Store {
     Simulated(Arc<simulated::Link>),
 }
 
-/// The document after an operation, and when.
+/// The document after an operation, and the exchange that reported it.
 #[derive(Debug)]
 pub(crate) struct Answer {
-    /// `None`: there is no document.
+    /// `None` when there is no document.
     pub(crate) state: Option<State>,
     pub(crate) exchange: Exchange,
+    /// No later than this in the server's log; `None` where the server has no log, or does not report it.
+    pub(crate) logged_by: Option<LogTime>,
 }
 
-/// One exchange with the server: it read `now` on its clock some time after `sent` and before `received` on ours.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Exchange {
-    pub(crate) sent: Instant,
-    pub(crate) received: Instant,
-    /// `None` where the server does not say it: a retried command is answered from the server's record of it.
-    pub(crate) now: Option<ServerTime>,
-}
+/// A position in the log of a replica set's writes.
+pub(crate) type LogTime = Timestamp;
 
-/// Documents by name. `Err` stands for a document that is not the document of a lock.
+/// Documents by name. `Err` marks a document that is not the document of a lock.
 pub(crate) type Documents = HashMap<String, Result<State, Malformed>>;
 
-/// What the change stream says about one document, or about them all.
+/// An event of the change stream, about one document or about all of them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Event {
-    /// A write of the protocol, at a time, that names entries of this session in `wake`.
-    Addressed { name: String, wake: String, at: ServerTime },
-    /// The document was deleted, or written by something that is not the protocol.
-    Foreign { name: String },
+    /// A write of the protocol at time `at`, with entries of this session in `wake`.
+    Addressed {
+        name: String,
+        wake: String,
+        at: ServerTime,
+        logged_at: Option<LogTime>,
+    },
+    /// The document was deleted, or written by another program.
+    Foreign {
+        name: String,
+        /// The document after that write, if the event shows it.
+        left: Option<Box<Left>>,
+    },
     /// A document may have become free to be claimed.
     Freed,
     /// The collection was dropped or renamed, or the stream ended: anything can have happened to any document.
     Everything,
 }
 
-/// What a session's stream is to tell.
+/// A document right after another program's write.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Left {
+    /// `None`: it was deleted.
+    pub(crate) document: Option<Result<State, Malformed>>,
+    pub(crate) logged_at: LogTime,
+}
+
+/// The events that a session's stream reports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Watched {
-    /// What concerns the session's own entries.
+    /// Events that concern the session's own entries.
     Locks,
-    /// That, and whatever may make a document free to be claimed.
+    /// The same, and every event that may make a document free to be claimed.
     LocksAndFree,
 }
 
-/// How new the documents are that are read.
+/// How recent a read's documents are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum View {
     /// As the primary has them now: a fail-over can undo it.
@@ -104,13 +115,13 @@ pub(crate) enum View {
     Committed,
 }
 
-/// For how long the server may try to release many locks: by then each has been asked for by itself.
+/// Maximum time that the server may spend on releasing many locks: by then, each release has been sent by itself.
 const RELEASES_WITHIN: Duration = Duration::from_secs(10);
 
-/// Runs what calls into the driver. There the user's own handlers of its events are called, which may panic: that ends the
-/// operation, with an unknown outcome, and not the task that runs it.
+/// Runs a future that calls into the driver. The driver calls the user's handlers of its events, which may panic: a
+/// panic ends the operation with an unknown outcome, and not the task that runs it.
 async fn contained<T>(running: impl Future<Output = Result<T, StoreError>>) -> Result<T, StoreError> {
-    // A stream that panicked is dropped as one that failed; all else is the driver's to keep whole.
+    // A stream that panicked is dropped like a stream that failed; keeping everything else intact is the driver's task.
     let ended = AssertUnwindSafe(running).catch_unwind().await;
     ended.unwrap_or_else(|_| {
         Err(StoreError {
@@ -121,7 +132,7 @@ async fn contained<T>(running: impl Future<Output = Result<T, StoreError>>) -> R
 }
 
 impl Store {
-    /// Runs one operation on the document `name`, majority-committed. The server may try for so long.
+    /// Runs one operation on the document `name`, majority-committed. The server gives up after `within`.
     pub(crate) async fn run(&self, name: &str, operation: &Operation, within: Duration) -> Result<Answer, StoreError> {
         match self {
             Self::Mongo(store) => contained(store.run(name, operation, within)).await,
@@ -133,7 +144,8 @@ impl Store {
         .inspect_err(|error| telemetry::operation_failed(telemetry::purpose(operation), Some(name), error))
     }
 
-    /// Renews those entries that still hold their lock. A document that the server refuses to change costs no others.
+    /// Renews the given entries that still hold their lock. A document that the server refuses to change does not
+    /// affect the others.
     pub(crate) async fn renew(&self, renewal: &Renewal) -> Result<Renewed, StoreError> {
         match self {
             Self::Mongo(store) => contained(store.renew(renewal)).await,
@@ -145,8 +157,8 @@ impl Store {
         .inspect_err(|error| telemetry::operation_failed("renew", None, error))
     }
 
-    /// Runs operations that only take entries out, each on a document of its own; returns which were refused, by name. What
-    /// the others found is not told.
+    /// Runs operations that only remove entries, each on its own document, and returns the refused ones by name. The
+    /// documents that the others found are not returned.
     pub(crate) async fn release_together(
         &self,
         releases: &[(String, Operation)],
@@ -166,7 +178,7 @@ impl Store {
         .inspect_err(|error| telemetry::operation_failed("release", None, error))
     }
 
-    /// Reads the documents of these names as they are now; names without one are left out.
+    /// Reads the documents of these names as they are now; names without a document are left out.
     pub(crate) async fn read(&self, names: &[String]) -> Result<(Documents, Exchange), StoreError> {
         match self {
             Self::Mongo(store) => contained(store.read(names, View::Newest)).await,
@@ -178,7 +190,7 @@ impl Store {
         .inspect_err(|error| telemetry::operation_failed("read", None, error))
     }
 
-    /// What an entry of the queue has before it now; `None` where it is not in the queue.
+    /// Returns the entries ahead of a queue entry as they are now; `None` when it is not in the queue.
     pub(crate) async fn ahead(&self, name: &str, entry: &str) -> Result<(Option<Ahead>, Exchange), StoreError> {
         if let Self::Mongo(store) = self {
             let ahead = contained(store.ahead(name, entry)).await;
@@ -190,7 +202,7 @@ impl Store {
         Ok((ahead.and_then(|(state, now)| Ahead::of(state, entry, now)), exchange))
     }
 
-    /// The same as a majority has them, for observers: what was seen once is not undone.
+    /// Reads the documents as a majority has them, for observers: what they saw once is not undone.
     pub(crate) async fn observe(&self, names: &[String]) -> Result<(Documents, Exchange), StoreError> {
         match self {
             Self::Mongo(store) => contained(store.read(names, View::Committed)).await,
@@ -199,8 +211,8 @@ impl Store {
         .inspect_err(|error| telemetry::operation_failed("read", None, error))
     }
 
-    /// Opens a stream of the events that concern `session`, from now on or from after the last event of `resume`. What
-    /// becomes free is told of the documents of the user's own alone.
+    /// Opens a stream of the events that concern `session`, from now on or from after the last event of `resume`. Only
+    /// a collection of the user's own documents reports documents that become free.
     pub(crate) async fn watch(
         &self,
         session: &str,
@@ -220,7 +232,7 @@ impl Store {
         .inspect_err(|error| telemetry::operation_failed("watch", None, error))
     }
 
-    /// Whether its streams take connections of the driver's pool.
+    /// Reports whether its streams occupy connections of the driver's pool.
     pub(crate) fn is_remote(&self) -> bool {
         matches!(self, Self::Mongo(_))
     }
@@ -229,12 +241,12 @@ impl Store {
         matches!(self, Self::Memory(_) | Self::MemoryInPlace(_))
     }
 
-    /// Whether it is of documents of the user's own, with locks in them.
+    /// Reports whether its documents are the user's own, with locks in them.
     pub(crate) fn is_in_place(&self) -> bool {
         self.in_place().is_some()
     }
 
-    /// Where the locks are in the documents of the user's own; `None` where the documents are the locks.
+    /// Returns the place of the locks in the user's own documents; `None` when the documents are the locks.
     pub(crate) fn in_place(&self) -> Option<&Arc<InPlace>> {
         match self {
             Self::Mongo(store) => store.place(),
@@ -243,7 +255,8 @@ impl Store {
         }
     }
 
-    /// Prepares the collection: makes the index by which the server purges idle locks, for which it may try for so long.
+    /// Prepares the collection: creates the index by which the server purges idle locks. The server gives up after
+    /// `within`.
     pub(crate) async fn prepare(&self, within: Duration) -> Result<(), StoreError> {
         match self {
             Self::Mongo(store) => contained(store.prepare(within)).await,
@@ -253,32 +266,32 @@ impl Store {
     }
 }
 
-/// Holders to be renewed in one command.
+/// A renewal of many holders in one command.
 #[derive(Clone, Debug)]
 pub(crate) struct Renewal {
-    /// New for every renewal; the first word of `wake`.
+    /// Unique to each renewal; the first word of `wake`.
     pub(crate) operation: String,
     /// The holders' entries, by the names of their locks.
     pub(crate) entries: BTreeMap<String, Vec<String>>,
-    /// In milliseconds.
+    /// The lease, in milliseconds.
     pub(crate) keep: i64,
-    /// For how long the server may try.
+    /// Maximum time that the server may take.
     pub(crate) within: Duration,
-    /// Each document by a statement of its own, so that one that is refused costs no others a second command.
+    /// Whether each document gets its own statement, so that a refused document costs the others no second command.
     pub(crate) apart: bool,
 }
 
-/// What a renewal did.
+/// The outcome of a renewal.
 #[derive(Debug, Default)]
 pub(crate) struct Renewed {
-    /// In how many documents it did something.
+    /// The number of documents that were changed.
     pub(crate) renewed: u64,
     /// Documents that the server refused to change, by the names of their locks: nothing was written to them.
     pub(crate) refused: BTreeMap<String, StoreError>,
 }
 
 impl Renewed {
-    /// Nothing was refused.
+    /// Returns the outcome of a renewal that was refused for no document.
     pub(crate) fn all(renewed: u64) -> Self {
         Self {
             renewed,
@@ -287,19 +300,19 @@ impl Renewed {
     }
 }
 
-/// A holder to be made part of a transaction.
+/// A holder that becomes part of a transaction.
 #[derive(Clone, Debug)]
 pub(crate) struct Guarding<'a> {
-    /// New for every guard; the first word of `wake`.
+    /// Unique to each guard; the first word of `wake`.
     pub(crate) operation: String,
     pub(crate) name: &'a str,
     /// The entry's id and token.
     pub(crate) holder: (&'a str, i64),
-    /// In milliseconds.
+    /// The lease, in milliseconds.
     pub(crate) keep: i64,
 }
 
-/// Where a stream can be taken up again.
+/// The position at which a stream can be resumed.
 #[derive(Clone, Debug)]
 pub(crate) struct ResumeAt(mongodb::bson::Document);
 
@@ -312,7 +325,7 @@ pub(crate) enum Stream<T> {
 }
 
 impl<T> Stream<T> {
-    /// The next events; an empty batch is a sign of life. An error ends the stream.
+    /// Returns the next events; an empty batch is a sign of life. An error ends the stream.
     ///
     /// Cancel safe: no event is lost when the future is dropped.
     pub(crate) async fn next(&mut self) -> Result<Vec<T>, StoreError> {
@@ -324,7 +337,7 @@ impl<T> Stream<T> {
         }
     }
 
-    /// Where to take up the stream again after the last batch.
+    /// Returns the position after the last batch, from which the stream can be resumed.
     pub(crate) fn resume_at(&self) -> Option<ResumeAt> {
         match self {
             Self::Mongo(stream) => stream.resume_at(),

@@ -20,11 +20,10 @@ use mongodb::{
 use tokio::time::Instant;
 
 use super::{
-    Answer, Documents, Exchange, Failure, InPlace, Listed, Renewal, Renewed, Selection, StoreError, Unreadable, View,
-    name,
+    Answer, Documents, Failure, InPlace, Listed, Renewal, Renewed, Selection, StoreError, Unreadable, View, name,
 };
 use crate::protocol::{
-    Ahead, Evict, Expects, Location, Operation, ServerTime, State, ahead, document::Malformed, pipeline, wake,
+    Ahead, Evict, Exchange, Expects, Location, Operation, ServerTime, State, ahead, document::Malformed, pipeline, wake,
 };
 
 #[cfg(any(test, fuzzing))]
@@ -35,22 +34,23 @@ pub(in crate::store) use stream::MongoStream;
 #[cfg(any(test, fuzzing))]
 pub(crate) use stream::{read_event, read_sighting};
 
-/// How long the server may hold an empty `getMore`. A stream silent for longer than this and a margin is taken for
-/// dead, so it is also how soon a stream that silently stopped is noticed; each one costs a command.
+/// Maximum time for which the server may hold an empty `getMore`. A stream that is silent for longer than this and a
+/// margin is considered dead, so this also limits how soon a stream that silently stopped is noticed; each `getMore`
+/// costs a command.
 pub(crate) const AWAIT_TIME: Duration = Duration::from_millis(4_750);
 
-/// For how long the server may look for documents by their names, so that no reading stays behind there that nobody
-/// waits for any more.
+/// Maximum time for which the server may look for documents by their names, so that it keeps no read running that
+/// nobody waits for any more.
 const LOOK: Duration = Duration::from_secs(10);
 
-/// The same for what may go through many documents.
+/// The same limit for reads that may go through many documents.
 const LONG_LOOK: Duration = Duration::from_secs(30);
 const TTL_INDEX: &str = "watchlock_purge_at";
 
-/// The field of an answer in which the server tells its clock.
+/// Field of an answer that carries the server's clock.
 const NOW: &str = "_watchlock_now";
 
-/// What the server said it is, when it was asked first.
+/// The kind of deployment that the server reported when the client connected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Topology {
     ReplicaSet,
@@ -58,23 +58,24 @@ pub(crate) enum Topology {
     Standalone,
 }
 
-/// One collection whose documents are locks, or have one in them.
+/// A collection whose documents are locks, or contain them.
 #[derive(Debug)]
 pub(crate) struct MongoStore {
     collection: Collection<Document>,
     location: Location,
-    /// Of locks in documents of the user's own.
+    /// Set when the locks are in documents of the user's own.
     place: Option<Arc<InPlace>>,
 }
 
 impl MongoStore {
-    /// Asks the server once what it is and what its clock says.
+    /// Asks the server once for its topology and its clock.
     pub(crate) async fn connect(
         database: &Database,
         collection: &str,
     ) -> Result<(Self, Topology, Exchange), StoreError> {
         let sent = Instant::now();
-        // Asked of whoever may answer for the collection's writes, so that an unreachable primary shows here.
+        // Asked of the primary, which also answers for the collection's writes, so that an unreachable primary is
+        // noticed here.
         let primary = SelectionCriteria::ReadPreference(ReadPreference::Primary);
         let hello = database
             .run_command(doc! { "hello": 1 })
@@ -100,14 +101,14 @@ impl MongoStore {
         Ok((store, topology, exchange))
     }
 
-    /// The locks in the documents of a collection of the user's.
+    /// Returns the store of the locks in the documents of a user's collection.
     pub(crate) fn in_place<T: Send + Sync>(collection: &Collection<T>, place: Arc<InPlace>) -> Self {
         Self::new(collection.clone_with_type(), Some(place))
     }
 
     fn new(collection: Collection<Document>, place: Option<Arc<InPlace>>) -> Self {
-        // Set here and never inherited: what the user chose for the database is for the user's own data. A grant
-        // that is not majority-committed can be rolled back, and be granted again to another.
+        // Set here and never inherited: the user's settings for the database are meant for the user's own data. A grant
+        // that is not majority-committed can be rolled back, and then be granted again to another.
         let options = CollectionOptions::builder()
             .write_concern(WriteConcern::majority())
             .read_concern(ReadConcern::majority())
@@ -129,31 +130,33 @@ impl MongoStore {
         let at = &self.location;
         let query = pipeline::selection(at, &name::id_of(at, name), operation);
         let update = pipeline::operation(at, operation, &now());
-        // What was done as expected has its time in the document, and what was not is asked for in full or is over; so the
-        // server is spared the making of another document for the answer.
+        // An operation that did what was expected has its time in the document; one that did not is sent again in full,
+        // or is over. So the server need not build a second document for the answer.
         let bare = matches!(operation.expects, Expects::Alone | Expects::Holding) && at.is_root();
         let fields = (!bare).then(|| self.fields());
         let answer = if operation.evict != Evict::Nobody || operation.proclaim.is_some() {
-            // What must not come late, after another: the driver repeats it in a way by which the server knows it again.
+            // These operations must not arrive late, after another: the driver sends them as retryable writes, whose
+            // repeats the server recognises.
             self.collection
                 .find_one_and_update(query, update)
                 .return_document(ReturnDocument::After)
                 .projection(self.fields())
                 .max_time(within)
                 .await
+                .map(|document| (document, None))
         } else {
-            // A document of the user's own is there or it is not.
+            // A document of the user's own is never created here.
             let upsert = operation.creates() && at.is_root();
             self.find_and_modify(query, update, upsert, fields, within).await
         };
-        let document = match answer {
-            Ok(document) => document,
+        let (document, logged_by) = match answer {
+            Ok(answer) => answer,
             Err(error) => return Err(self.explain(name, error).await),
         };
         let received = Instant::now();
         let obstacle = document.as_ref().and_then(|document| at.obstacle(document));
         if let Some(path) = obstacle.filter(|_| operation.creates()) {
-            // An array has many values where the lock has one, so it is taken for another protocol.
+            // An array would give the lock many values instead of one, so it is treated as another protocol.
             return Err(Malformed::occupied(path).into());
         }
         let state = document.as_ref().and_then(|document| at.lock(document));
@@ -167,15 +170,23 @@ impl MongoStore {
             now: now.or(written.map(|state| state.at)),
         };
         match state {
-            Ok(state) => Ok(Answer { state, exchange }),
-            // A pipeline that only takes entries out leaves a foreign document as it is: nothing of ours is in it.
-            Err(malformed) if !operation.creates() && !malformed.is_newer() => Ok(Answer { state: None, exchange }),
+            Ok(state) => Ok(Answer {
+                state,
+                exchange,
+                logged_by,
+            }),
+            // A pipeline that only removes entries leaves a foreign document unchanged: it contains nothing of ours.
+            Err(malformed) if !operation.creates() && !malformed.is_newer() => Ok(Answer {
+                state: None,
+                exchange,
+                logged_by,
+            }),
             Err(malformed) => Err(malformed.into()),
         }
     }
 
-    /// Renews by one statement for all; where a document is refused, by one for each of them. A refusal ends the statement
-    /// for all, with those before written and those after not, so its count says nothing.
+    /// Renews by one statement for all documents; if a document is refused, by one statement for each. A refusal ends
+    /// the shared statement after some documents were written and before others, so its count is useless.
     pub(super) async fn renew(&self, renewal: &Renewal) -> Result<Renewed, StoreError> {
         if renewal.apart {
             return self.renew_each(renewal).await;
@@ -208,7 +219,7 @@ impl MongoStore {
         let mut refused = BTreeMap::new();
         for (position, error) in updated.refused {
             let error = StoreError::from(error);
-            // Of no document, but of the server.
+            // The server failed here, not a document.
             if error.kind == Failure::Unavailable {
                 return Err(error);
             }
@@ -242,7 +253,7 @@ impl MongoStore {
         Ok(refused.collect())
     }
 
-    /// The statement that renews these entries in the documents that `documents` selects.
+    /// Returns the statement that renews these entries in the documents that `documents` selects.
     fn renewal(&self, renewal: &Renewal, documents: Bson, ids: &[String]) -> Document {
         let holds = self.location.key("holders.id");
         doc! {
@@ -252,10 +263,10 @@ impl MongoStore {
         }
     }
 
-    /// Reads documents, each by itself: one that can't be read hides no others.
+    /// Reads documents, each independently: an unreadable one hides no others.
     ///
-    /// Holders need the newest view: the majority's can lag behind a write that was acknowledged already, and a hold that
-    /// had just been granted would be taken for lost.
+    /// Holders need the newest view: the majority's can lag behind a write that was already acknowledged, and a hold
+    /// that had just been granted would be considered lost.
     pub(super) async fn read(&self, names: &[String], view: View) -> Result<(Documents, Exchange), StoreError> {
         let sent = Instant::now();
         let find = self.collection.find(doc! { "_id": { "$in": self.ids(names) } });
@@ -268,8 +279,8 @@ impl MongoStore {
             now = server_now(&document).or(now);
             let id = lossy::read_exactly(raw, "_id");
             let name = id.and_then(|id| name::of_document(&self.location, &id));
-            if let (Some(name), Some(lock)) = (name, self.location.lock(&document)) {
-                found.insert(name, State::from_document(lock));
+            if let (Some(name), Some(state)) = (name, self.location.found(&document)) {
+                found.insert(name, state);
             }
         }
         let exchange = Exchange {
@@ -298,7 +309,7 @@ impl MongoStore {
     }
 
     pub(super) async fn list(&self, selection: &Selection, view: View) -> Result<Listed, StoreError> {
-        // No text that begins with the prefix comes after this, but for those that go on with this very character.
+        // No text with this prefix sorts after this bound, except text that continues with this very character.
         let mut query =
             doc! { "_id": { "$gte": &selection.prefix, "$lte": format!("{}\u{10ffff}", selection.prefix) } };
         if let Some(kind) = selection.kind {
@@ -309,11 +320,7 @@ impl MongoStore {
         }
         let find = self.collection.find(query).projection(self.fields());
         let mut cursor = find.read_concern(view.concern()).max_time(LONG_LOOK).await?;
-        let mut listed = Listed {
-            found: Vec::new(),
-            unreadable: Vec::new(),
-            now: None,
-        };
+        let mut listed = Listed::default();
         while cursor.advance().await? {
             let raw = cursor.current();
             let Some(document) = lossy::read(raw) else { continue };
@@ -329,7 +336,7 @@ impl MongoStore {
 
     pub(super) async fn prepare(&self, within: Duration) -> Result<(), StoreError> {
         if !self.location.is_root() {
-            // Nobody but the user deletes the user's documents.
+            // Only the user deletes the user's documents.
             return Ok(());
         }
         let options = IndexOptions::builder()
@@ -344,7 +351,8 @@ impl MongoStore {
         Ok(())
     }
 
-    /// A server's refusal of a pipeline says little where the reason is a document that is not a lock's.
+    /// Replaces the server's refusal of a pipeline by the reason, if the reason is a document that is not a lock's: the
+    /// refusal itself says little then.
     async fn explain(&self, name: &str, error: Error) -> StoreError {
         let error = StoreError::from(error);
         if error.kind == Failure::Refused
@@ -368,7 +376,7 @@ impl MongoStore {
         names.iter().map(|name| name::id_of(&self.location, name)).collect()
     }
 
-    /// The lock's own fields, and the server's clock as the answer is made.
+    /// Returns the projection of the lock's own fields, and of the server's clock when the answer is made.
     fn fields(&self) -> Document {
         if !self.location.is_root() {
             return doc! { self.location.path(): 1, NOW: "$$NOW" };
@@ -390,7 +398,7 @@ impl View {
     }
 }
 
-/// A document whose `_id` is not UTF-8, so that no lock has it.
+/// Returns a document whose `_id` is not UTF-8 as unreadable: no lock has such an `_id`.
 fn not_utf8(document: &Document) -> Unreadable {
     let shown = match document.get("_id") {
         Some(Bson::String(text)) => text.clone(),

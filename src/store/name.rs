@@ -1,7 +1,7 @@
-//! The names by which the session knows documents.
+//! Names by which the session knows documents.
 //!
 //! In a collection of locks the name is the document's `_id`. A document of the user's own may have an `_id` of any
-//! type; its name is a text that tells type and value, so that two documents never share one.
+//! type; its name is a text of both type and value, so two documents never share a name.
 
 use mongodb::bson::{Bson, Document, doc, oid::ObjectId};
 
@@ -10,7 +10,7 @@ use crate::protocol::Location;
 
 const ANY: &str = "bson:";
 
-/// The name of the document with this `_id`; `None` where it can't be that of a lock.
+/// Returns the name of the document with this `_id`; `None` when no lock can have that `_id`.
 pub(crate) fn of_document(location: &Location, id: &Bson) -> Option<String> {
     if location.is_root() {
         return id.as_str().map(str::to_owned);
@@ -18,14 +18,14 @@ pub(crate) fn of_document(location: &Location, id: &Bson) -> Option<String> {
     Some(of_id(id))
 }
 
-/// The `_id` of the document with this name.
+/// Returns the `_id` of the document with this name.
 pub(crate) fn id_of(location: &Location, name: &str) -> Bson {
     let id = if location.is_root() { None } else { to_id(name) };
     id.unwrap_or_else(|| Bson::from(name))
 }
 
-/// The name of a document of the user's own. Values that the server takes for the same `_id`, whatever their types, have
-/// the same name.
+/// Returns the name of a document of the user's own. Values that the server treats as the same `_id`, whatever their
+/// types, have the same name.
 pub(crate) fn of_id(id: &Bson) -> String {
     match &plain(id) {
         Bson::String(text) => format!("\"{text}\""),
@@ -33,7 +33,7 @@ pub(crate) fn of_id(id: &Bson) -> String {
         Bson::Int64(number) => number.to_string(),
         other => {
             let mut bytes = Vec::new();
-            // Writing to memory fails only for values that are no BSON; no server has one as an id.
+            // Writing to memory fails only for values that are not BSON; no server has one as an id.
             let _ = doc! { "": other }.to_writer(&mut bytes);
             let hex: Vec<String> = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
             format!("{ANY}{}", hex.concat())
@@ -41,24 +41,32 @@ pub(crate) fn of_id(id: &Bson) -> String {
     }
 }
 
-/// How many bytes an `_id` has as BSON, without its name.
-pub(crate) fn size_of_id(id: &Bson) -> usize {
-    match id {
-        // A length before it and NUL after it.
-        Bson::String(text) => text.len() + 5,
-        Bson::Int32(_) | Bson::Int64(_) | Bson::ObjectId(_) => 12,
-        other => {
-            let mut bytes = Vec::new();
-            // As above.
-            let _ = doc! { "": other }.to_writer(&mut bytes);
-            // The length of the document, the type, the empty name, and the end.
-            bytes.len().saturating_sub(7)
-        }
+/// The `_id` of a document of the user's own by its name, as [`of_id`] made it: a number as one of 64 bits where it is one,
+/// and a symbol as a string, which are the same to the server. `None` for any other text.
+pub(crate) fn to_id(name: &str) -> Option<Bson> {
+    if let Some(text) = text_of(name) {
+        return Some(Bson::String(text.to_owned()));
     }
+    if let Some(hex) = name.strip_prefix("ObjectId(") {
+        return ObjectId::parse_str(hex.strip_suffix(')')?).ok().map(Bson::ObjectId);
+    }
+    let Some(hex) = name.strip_prefix(ANY) else {
+        return name.parse().ok().map(Bson::Int64);
+    };
+    let bytes: Option<Vec<u8>> = (0..hex.len())
+        .step_by(2)
+        .map(|at| u8::from_str_radix(hex.get(at..at + 2)?, 16).ok())
+        .collect();
+    Document::from_reader(bytes?.as_slice()).ok()?.remove("")
 }
 
-/// The same value with every number and every text in one form: the index on `_id` keeps numbers by their exact values,
-/// and a symbol as a string. All other types differ from each other, and the order of fields counts.
+/// The text that is the `_id` of a document of the user's own, by its name.
+pub(crate) fn text_of(name: &str) -> Option<&str> {
+    name.strip_prefix('"')?.strip_suffix('"')
+}
+
+/// Returns the same value with every number and every text in one form: the index on `_id` keeps numbers by their exact
+/// values, and a symbol as a string. All other types differ from each other, and the order of fields counts.
 fn plain(value: &Bson) -> Bson {
     match value {
         Bson::Symbol(text) => Bson::String(text.clone()),
@@ -76,24 +84,6 @@ fn plain(value: &Bson) -> Bson {
 fn plain_fields(fields: &Document) -> Document {
     let fields = fields.iter().map(|(field, value)| (field.clone(), plain(value)));
     fields.collect()
-}
-
-/// The `_id` of a name that [`of_id`] made.
-fn to_id(name: &str) -> Option<Bson> {
-    if let Some(text) = name.strip_prefix('"') {
-        return Some(Bson::String(text.strip_suffix('"')?.to_owned()));
-    }
-    if let Some(hex) = name.strip_prefix("ObjectId(") {
-        return ObjectId::parse_str(hex.strip_suffix(')')?).ok().map(Bson::ObjectId);
-    }
-    let Some(hex) = name.strip_prefix(ANY) else {
-        return name.parse().ok().map(Bson::Int64);
-    };
-    let bytes: Option<Vec<u8>> = (0..hex.len())
-        .step_by(2)
-        .map(|at| u8::from_str_radix(hex.get(at..at + 2)?, 16).ok())
-        .collect();
-    Document::from_reader(bytes?.as_slice()).ok()?.remove("")
 }
 
 #[cfg(test)]
@@ -135,7 +125,7 @@ mod tests {
             let nested = |number: Bson| of_id(&Bson::from(doc! { "a": { "b": [number] } }));
             assert_eq!(nested(same), nested(Bson::Int64(7)));
         }
-        // What is not the same number to the last digit is another document.
+        // A number that differs in the last digit is another document's.
         assert_ne!(of_id(&decimal("7.00000000000000000001")), "7");
         assert_ne!(of_id(&decimal("1.1")), of_id(&Bson::Double(1.1)));
         assert_eq!(of_id(&decimal("1.5")), of_id(&Bson::Double(1.5)));
@@ -147,7 +137,7 @@ mod tests {
         );
     }
 
-    /// A number in one of the types that can hold it, or one next to it.
+    /// Returns a number in one of the types that can hold it, or one next to it.
     fn number(random: &mut Random) -> Bson {
         let decimal = |text: &str| Bson::Decimal128(text.parse().unwrap());
         if random.below(3) == 0 {
@@ -250,7 +240,7 @@ mod tests {
         }
     }
 
-    /// What the server refuses as a duplicate has the name of what is there, and nothing else has.
+    /// A value that the server refuses as a duplicate has the name of the existing one, and no other value has.
     #[tokio::test(flavor = "multi_thread")]
     async fn one_id_of_the_server_is_one_name() {
         let cluster = shared::standalone().await;
@@ -279,7 +269,7 @@ mod tests {
             };
             assert_eq!(duplicate, known.contains_key(&name), "{id:?} {name}");
             let first = *known.entry(name.clone()).or_insert(number_of_it);
-            // And by its name the server finds it.
+            // The server finds the document by its name.
             let asked = id_of(&Location::under("lock"), &name);
             assert_eq!(of_id(&asked), name);
             let found = collection

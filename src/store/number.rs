@@ -4,26 +4,26 @@ use std::cmp::Ordering;
 
 use mongodb::bson::{Bson, Decimal128};
 
-/// Two to the power of 63: the first double above all whole numbers of 64 bits.
+/// Two to the power of 63: the smallest double above all 64-bit integers.
 const BEYOND: f64 = 9_223_372_036_854_775_808.0;
 
-/// The largest coefficient of a decimal; the bits of a larger one stand for zero.
+/// Largest coefficient of a decimal; the bits of a larger one stand for zero.
 const COEFFICIENT_MOST: u128 = 10_u128.pow(34) - 1;
 
-/// The exponent that the bits of a decimal have for zero, and the largest.
+/// Offset that is added to a decimal's exponent in its bits, and the largest exponent.
 const BIAS: i32 = 6_176;
 const EXPONENT_MOST: i32 = 6_111;
 
-/// The digits after the first that write any double out to the last.
+/// Digits after the first that write out any double exactly.
 const DIGITS_OF_DOUBLE: usize = 800;
 
-/// The value of a number. Equal numbers of different types have the same.
+/// The value of a number. Equal numbers of different types have the same value.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Number {
     Whole(i64),
-    /// Not a whole number that the variant above can hold.
+    /// A number that is not an integer within the range of `Whole`.
     Double(f64),
-    /// Neither that nor a double.
+    /// A number that is neither an integer in that range nor a double.
     Decimal(Decimal),
 }
 
@@ -37,7 +37,7 @@ pub(super) struct Decimal {
 }
 
 impl Number {
-    /// The value of a BSON number; `None` for anything else.
+    /// Returns the value of a BSON number; `None` for anything else.
     pub(super) fn of(value: &Bson) -> Option<Self> {
         match value {
             Bson::Int32(number) => Some(Self::Whole(i64::from(*number))),
@@ -48,7 +48,7 @@ impl Number {
         }
     }
 
-    /// The value in the one type that stands for all in which it can be written.
+    /// Returns the value in one type, the same for all types in which it can be written.
     pub(super) fn into_bson(self) -> Bson {
         match self {
             Self::Whole(number) => Bson::Int64(number),
@@ -64,7 +64,7 @@ impl Number {
     fn of_double(number: f64) -> Self {
         #[allow(clippy::cast_possible_truncation, reason = "whole, and within the bounds")]
         if number.is_nan() {
-            // There are many of them, and all are one to the server.
+            // There are many NaNs, and the server treats all of them as equal.
             Self::Double(f64::NAN)
         } else if number.fract() == 0.0 && (-BEYOND..BEYOND).contains(&number) {
             Self::Whole(number as i64)
@@ -76,11 +76,11 @@ impl Number {
     fn of_decimal(number: &Decimal128) -> Self {
         let bits = u128::from_le_bytes(number.bytes());
         let negative = bits >> 127 == 1;
-        // Of the five bits after the sign four or five ones stand for what is no finite number.
+        // Among the five bits after the sign, four or five ones mark infinities and NaN.
         match (bits >> 122) & 0x1f {
             0x1f => return Self::Double(f64::NAN),
             0x1e => return Self::Double(if negative { f64::NEG_INFINITY } else { f64::INFINITY }),
-            // The other way to write a coefficient makes it too large.
+            // The alternative encoding of a coefficient makes it too large.
             0x18.. => return Self::Whole(0),
             _ => {}
         }
@@ -110,7 +110,7 @@ impl Number {
         }
     }
 
-    /// Numbers in their order; one that is not a number comes before all others.
+    /// Compares two numbers by value; NaN comes before all others.
     pub(super) fn compare(self, other: Self) -> Ordering {
         match (self, other) {
             (Self::Whole(one), Self::Whole(other)) => one.cmp(&other),
@@ -142,14 +142,14 @@ impl Decimal {
         i64::try_from(if self.negative { -whole } else { whole }).ok()
     }
 
-    /// The double next to it.
+    /// Returns the nearest double.
     fn nearest(self) -> f64 {
         let sign = if self.negative { "-" } else { "" };
         let text = format!("{sign}{}e{}", self.coefficient, self.exponent);
         text.parse().unwrap_or(f64::NAN)
     }
 
-    /// Whether it is this finite double to the last digit: both are an odd number times a power of two.
+    /// Reports whether it equals this finite double exactly: both are an odd number times a power of two.
     fn is(self, double: f64) -> bool {
         let bits = double.abs().to_bits();
         let (fraction, power) = (bits & ((1 << 52) - 1), i32::try_from(bits >> 52).unwrap_or_default());
@@ -177,7 +177,7 @@ impl Decimal {
         same_power && same_odd && self.negative == double.is_sign_negative()
     }
 
-    /// The exponent of its first digit, and its digits.
+    /// Returns the exponent of the first digit, and the digits.
     fn digits(self) -> (i32, String) {
         let digits = self.coefficient.to_string();
         let first = self.exponent + i32::try_from(digits.len()).unwrap_or_default() - 1;
@@ -211,9 +211,9 @@ impl Decimal {
     fn compare_double(self, other: f64) -> Ordering {
         let nearest = self.nearest();
         match nearest.partial_cmp(&other) {
-            // Not a number comes before all numbers.
+            // NaN comes before all numbers.
             None => Ordering::Greater,
-            // Beyond all doubles, and still less than infinity.
+            // The decimal is beyond all doubles, and still less than infinity.
             Some(Ordering::Equal) if other.is_infinite() => {
                 if self.negative {
                     Ordering::Greater
@@ -298,7 +298,7 @@ mod tests {
 
     #[test]
     fn numbers_are_in_the_order_of_their_exact_values() {
-        // The double next to a tenth is a little more than it, and that next to 0.3 a little less.
+        // The double nearest to 0.1 is slightly larger than it, the one nearest to 0.3 slightly smaller.
         let rising = [
             Bson::Double(f64::NAN),
             Bson::Double(f64::NEG_INFINITY),

@@ -1,4 +1,4 @@
-//! Where in a collection of the user's own the locks are.
+//! Places of locks in a collection of the user's own.
 
 use std::{
     collections::BTreeSet,
@@ -10,18 +10,18 @@ use mongodb::{Collection, Namespace, bson::Document};
 
 use super::{MemoryDocuments, identity};
 
-/// Where the documents are.
+/// The collection of the documents.
 #[derive(Clone)]
 pub(crate) enum Place {
     Mongo(Collection<Document>),
     Memory(Arc<MemoryDocuments>),
 }
 
-/// By what the locks of one place are known: those under a path in one collection of one client of the driver, or of
-/// memory. Only compared while what it is of is in use.
+/// Identity of the locks under one path in one collection, in one client of the driver or in memory. It is compared
+/// only while its client or memory is in use.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct PlaceId {
-    /// Of the driver's client, or of the memory.
+    /// Identity of the driver's client, or of the memory.
     owner: String,
     namespace: String,
     path: String,
@@ -48,7 +48,7 @@ impl fmt::Display for Place {
 }
 
 /// The places of the locks in the documents of one collection, as far as a client knows: programs may lock parts of one
-/// document by themselves, each under a path of its own.
+/// document independently, each under its own path.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Paths(Arc<Mutex<BTreeSet<String>>>);
 
@@ -67,7 +67,8 @@ pub(crate) struct InPlace {
 }
 
 impl InPlace {
-    /// From now on the client knows of the path; where a lock would be within another, of that other.
+    /// Registers the path with the client. If a lock there would lie within another lock, or contain it, returns the
+    /// path of that other lock as the error.
     pub(crate) fn new(namespace: Option<Namespace>, path: &str, all: &Paths) -> Result<Arc<Self>, String> {
         let mut paths = all.paths();
         if let Some(other) = paths.iter().find(|other| *other != path && overlap(other, path)) {
@@ -86,14 +87,14 @@ impl InPlace {
         &self.path
     }
 
-    /// This one first, then those of the other locks of the same documents.
+    /// Returns this path first, then those of the other locks in the same documents.
     pub(crate) fn paths(&self) -> Vec<String> {
         let others = self.all.paths();
         let others = others.iter().filter(|other| **other != self.path).cloned();
         [self.path.clone()].into_iter().chain(others).collect()
     }
 
-    /// Whether the documents of this collection are the locked ones.
+    /// Reports whether the documents of this collection are the locked ones.
     pub(crate) fn is_in(&self, namespace: &Namespace) -> bool {
         self.namespace.as_ref() == Some(namespace)
     }
@@ -116,7 +117,7 @@ impl fmt::Debug for InPlace {
     }
 }
 
-/// Whether one of two paths is the other, or leads to it.
+/// Reports whether two paths are equal, or one leads to the other.
 pub(crate) fn overlap(one: &str, other: &str) -> bool {
     one.split('.').zip(other.split('.')).all(|(one, other)| one == other)
 }

@@ -1,6 +1,7 @@
-//! Memory at the far end of a network that does everything that a network and a server can do to a client, by a seed.
+//! A simulated store: memory at the far end of a network that does, by a seed, everything that a network and a server
+//! can do to a client.
 //!
-//! Only for tests. Each client has a link of its own to the one memory.
+//! For tests only. Each client has its own link to the one memory.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashSet, VecDeque},
@@ -18,71 +19,74 @@ use tokio::{
 };
 
 use super::{
-    AWAIT_TIME, Answer, Documents, Event, Exchange, Failure, MemoryStore, Renewal, Renewed, StoreError,
-    error::OutOfTime, memory::MemoryStream,
+    AWAIT_TIME, Answer, Documents, Event, Failure, MemoryStore, Renewal, Renewed, StoreError, error::OutOfTime,
+    memory::MemoryStream,
 };
-use crate::{proofs::random::Random, protocol::Operation};
+use crate::{
+    proofs::random::Random,
+    protocol::{Exchange, Operation},
+};
 
-/// How long the driver lets an operation hang on a server that does not answer.
+/// Time for which the driver lets an operation hang on a server that does not answer.
 const HANGS: Duration = Duration::from_secs(20);
 
-/// How long one hangs on a connection that nobody knows to be dead.
+/// Time for which an operation hangs on a connection that nobody knows to be dead.
 const NEVER: Duration = Duration::from_secs(900);
 
-/// How late a command can still be applied whose sender has been told that it failed.
+/// Maximum delay, in milliseconds, after which a command is still applied although its sender was told that it failed.
 const LATEST: u64 = 8_000;
 
-/// One client's way to the memory.
+/// One client's link to the memory.
 #[derive(Debug)]
 pub(crate) struct Link {
     memory: Arc<MemoryStore>,
     random: Mutex<Random>,
-    /// Nothing goes wrong any more.
+    /// Whether nothing goes wrong any more.
     calm: AtomicBool,
-    /// Nothing comes through.
+    /// Whether nothing gets through.
     cut: AtomicBool,
-    /// Names of which the server says nothing, as somebody else's transaction has written their documents.
+    /// Names for which the server does not answer, as another program's transaction has written their documents.
     blocked: watch::Sender<HashSet<String>>,
-    /// So many connections that lie idle are dead, and nobody knows.
+    /// The number of idle connections that are dead without anybody knowing.
     dead: AtomicU64,
-    /// Renewals are slow.
+    /// Set while renewals are slow.
     burden: Mutex<Option<Arc<Burden>>>,
     /// Documents that the server refuses to renew.
     refusing: Mutex<BTreeSet<String>>,
-    /// Those of which it did.
+    /// The number of refused renewals.
     refused: AtomicU64,
 }
 
-/// What makes a server slow: one thing after the other is done, and each takes its time.
+/// The load of a slow server: it does one thing after the other, and each takes its time.
 #[derive(Debug)]
 pub(crate) struct Burden {
-    /// What any command takes, beside all others.
+    /// Time that each command takes, in parallel with all others.
     pub(crate) latency: Duration,
-    /// What the renewal of one lock takes, while nothing else is done.
+    /// Time that the renewal of one lock takes, while nothing else is done.
     pub(crate) each: Duration,
     server: tokio::sync::Mutex<()>,
     renewals: AtomicU64,
 }
 
 impl Burden {
-    /// How many renewals of many locks there have been.
+    /// Returns the number of renewals of many locks so far.
     pub(crate) fn renewals(&self) -> u64 {
         self.renewals.load(Ordering::Relaxed)
     }
 }
 
-/// What becomes of a command.
+/// The fate of a command.
 #[derive(Clone, Copy, Debug)]
 enum Fate {
-    /// It is applied after the first time and answered after the second.
+    /// Applied after the first time and answered after the second.
     Answered(Duration, Duration),
-    /// It is applied after the first time, and fails for its sender after the second.
+    /// Applied after the first time, and fails for its sender after the second.
     AnswerLost(Duration, Duration),
-    /// It fails for its sender after a while, and was never applied.
+    /// Fails for its sender after this time, and is never applied.
     RequestLost(Duration),
-    /// It fails for its sender after the first time, and is applied after the second.
+    /// Fails for its sender after the first time, and is applied after the second.
     AppliedLate(Duration, Duration),
-    /// It is applied after the time, or never, and never answered.
+    /// Applied after this time, or never, and never answered.
     NeverAnswered(Option<Duration>),
 }
 
@@ -110,13 +114,13 @@ impl Link {
         self.cut.store(cut, Ordering::Relaxed);
     }
 
-    /// So many of the connections that lie idle come to be dead: what is sent through one is never answered. Returns how
-    /// many still were from the last time.
+    /// Kills this many idle connections: a command sent through one is never answered. Returns the number still dead
+    /// from the last call.
     pub(crate) fn kill_idle(&self, connections: u64) -> u64 {
         self.dead.swap(connections, Ordering::Relaxed)
     }
 
-    /// Whether the server says nothing of a name for as long as it may try.
+    /// Sets whether the server gives no answer for a name for as long as it may try.
     pub(crate) fn block(&self, name: &str, blocked: bool) {
         self.blocked.send_modify(|names| {
             if blocked {
@@ -127,11 +131,11 @@ impl Link {
         });
     }
 
-    /// Comes when the server can get at the document, or has run out of time.
+    /// Resolves when the server can access the document, or has run out of time.
     async fn unblocked(&self, name: &str, within: Duration) -> Result<(), StoreError> {
         let mut blocked = self.blocked.subscribe();
         let free = blocked.wait_for(|names| !names.contains(name));
-        // The sender is the link's own.
+        // The link itself owns the sender.
         match timeout(within, free).await {
             Ok(_) => Ok(()),
             Err(_) => Err(StoreError {
@@ -153,7 +157,7 @@ impl Link {
         burden
     }
 
-    /// Renewals are as fast as all else again.
+    /// Makes renewals as fast as everything else again.
     pub(crate) fn unburden(&self) {
         *self.burden.lock().unwrap_or_else(PoisonError::into_inner) = None;
     }
@@ -197,7 +201,7 @@ impl Link {
         }
     }
 
-    /// Sends a command: `apply` is what it does at the other end.
+    /// Sends a command; `apply` is its effect at the other end.
     async fn send<T>(&self, apply: impl Fn(&MemoryStore) -> T + Send + 'static) -> Result<T, StoreError> {
         match self.fate() {
             Fate::Answered(there, back) => {
@@ -249,15 +253,16 @@ impl Link {
         Ok(Answer {
             state: answer.state,
             exchange: since(sent, &answer.exchange),
+            logged_by: None,
         })
     }
 
-    /// Documents of these names are not renewed any more.
+    /// Refuses to renew documents of these names from now on.
     pub(crate) fn refuse(&self, names: impl IntoIterator<Item = String>) {
         *self.refusing() = names.into_iter().collect();
     }
 
-    /// How many documents were not renewed for that, each time.
+    /// Returns the number of refused renewals.
     pub(crate) fn refused(&self) -> u64 {
         self.refused.load(Ordering::Relaxed)
     }
@@ -317,7 +322,7 @@ impl Link {
     }
 }
 
-/// The exchange as its sender sees it.
+/// Returns the exchange as its sender sees it.
 fn since(sent: Instant, exchange: &Exchange) -> Exchange {
     Exchange {
         sent,
@@ -326,7 +331,7 @@ fn since(sent: Instant, exchange: &Exchange) -> Exchange {
     }
 }
 
-/// As a validator does that was added later.
+/// Returns a refusal like that of a validator that was added later.
 fn refused_by_server() -> StoreError {
     StoreError {
         kind: Failure::Refused,
@@ -341,7 +346,7 @@ fn lost() -> StoreError {
     }
 }
 
-/// A change stream whose events come late, that breaks with events on the way, or goes silent for ever.
+/// A change stream whose events come late, that breaks and loses events, or goes silent for ever.
 #[derive(Debug)]
 pub(crate) struct SimulatedStream<T> {
     inner: MemoryStream<T>,
@@ -369,7 +374,7 @@ impl<T> SimulatedStream<T> {
                     }
                     self.on_the_way.clear();
                     if self.link.random().below(4) == 0 {
-                        // Nobody tells that it is dead.
+                        // Nobody reports that it is dead.
                         std::future::pending::<()>().await;
                     }
                     return Err(lost());

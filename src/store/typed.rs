@@ -5,7 +5,7 @@ use std::{error::Error as StdError, sync::Arc};
 use mongodb::bson::Document;
 use serde::de::DeserializeOwned;
 
-/// Why a document can't be read as a type.
+/// The reason why a document can't be read as a type.
 type Unreadable = Arc<dyn StdError + Send + Sync>;
 
 /// Reads a document as the driver's typed collections do.
@@ -16,9 +16,9 @@ pub(crate) fn read_as<T: DeserializeOwned>(document: &Document) -> Result<T, Unr
     bson::read(&bytes)
 }
 
-/// The function that reads a type from BSON has another name in each major of the `bson` crate, and which of them the
-/// driver has is known to the whole build only. A name that a glob import in a block does not bring is looked up
-/// outside the block; so each name has a stand-in, that is never called where the crate has it.
+/// Reading of a type from BSON. The function for that has a different name in each major of the `bson` crate, and only
+/// the whole build knows which major the driver uses. A name that a glob import in a block does not provide is looked
+/// up outside the block; so each name has a stand-in, which is never called when the crate has the function.
 mod bson {
     #![allow(dead_code, unused_imports, clippy::wildcard_imports)]
 
@@ -33,13 +33,13 @@ mod bson {
         deserialize_from_slice(bytes).map_err(|error| -> Unreadable { Arc::new(error) })
     }
 
-    /// Of bson 3.
+    /// Stand-in for the function of bson 3.
     fn deserialize_from_slice<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, StandIn> {
         use mongodb::bson::*;
         from_slice(bytes).map_err(|error| StandIn(Arc::new(error)))
     }
 
-    /// Of bson 2.
+    /// Stand-in for the function of bson 2.
     fn from_slice<T: DeserializeOwned>(_: &[u8]) -> Result<T, std::fmt::Error> {
         Err(std::fmt::Error)
     }

@@ -1,28 +1,28 @@
-//! What a document in memory may not be, as a server would refuse it.
+//! Bounds on documents in memory, the same as a server's.
 
 use mongodb::bson::{Bson, Document};
 
 use super::Refused;
 
-/// The deepest nesting that a server stores: the document itself, and 180 levels within.
+/// Maximum nesting depth that a server stores: the document itself, and 180 levels inside.
 const DEEPEST: usize = 181;
 
-/// The largest document that a server stores, in bytes.
+/// Maximum size of a document that a server stores, in bytes.
 const LARGEST: usize = 16 * 1024 * 1024;
 
 /// Refuses a document that a server would not store: nested too deep, or too large. Values of the deprecated type
-/// `undefined` are refused as well: servers differ in what finds them.
+/// `undefined` are refused as well: servers differ in which queries match them.
 pub(super) fn check(document: &Document) -> Result<(), Refused> {
     let size = size_of_document(document, 1)?;
     if size > LARGEST {
         return Err(Refused::new(format!(
-            "a document of {size} bytes is too large; the most is {LARGEST}"
+            "a document of {size} bytes is too large; the maximum is {LARGEST}"
         )));
     }
     Ok(())
 }
 
-/// Refuses a replacement that a server would take for an update or not at all.
+/// Refuses a replacement that a server would interpret as an update, or refuse.
 pub(super) fn check_replacement(replacement: &Document) -> Result<(), Refused> {
     match replacement.keys().find(|key| key.starts_with('$')) {
         Some(field) => Err(Refused::new(format!(
@@ -33,7 +33,7 @@ pub(super) fn check_replacement(replacement: &Document) -> Result<(), Refused> {
     }
 }
 
-/// In BSON: the length, the elements and the end.
+/// Returns the size as BSON: the length, the elements and the end.
 fn size_of_document(document: &Document, depth: usize) -> Result<usize, Refused> {
     check_depth(depth)?;
     let mut size = 5;
@@ -43,7 +43,7 @@ fn size_of_document(document: &Document, depth: usize) -> Result<usize, Refused>
     Ok(size)
 }
 
-/// The type, the key and its end, and the value.
+/// Returns the size of an element: the type, the key and its end, and the value.
 fn size_of_element(key: usize, value: &Bson, depth: usize) -> Result<usize, Refused> {
     let value = match value {
         Bson::Document(inner) => size_of_document(inner, depth + 1)?,
@@ -51,7 +51,7 @@ fn size_of_element(key: usize, value: &Bson, depth: usize) -> Result<usize, Refu
             check_depth(depth + 1)?;
             let mut size = 5;
             for (place, element) in elements.iter().enumerate() {
-                // The keys of an array are its places.
+                // The keys of an array are its indexes.
                 let digits = place.checked_ilog10().map_or(1, |log| log as usize + 1);
                 size += size_of_element(digits, element, depth + 1)?;
             }
@@ -66,9 +66,11 @@ fn size_of_element(key: usize, value: &Bson, depth: usize) -> Result<usize, Refu
         Bson::Boolean(_) => 1,
         Bson::Null | Bson::MinKey | Bson::MaxKey => 0,
         Bson::Undefined => {
-            return Err(Refused::new("values of the type `undefined` are not known in memory"));
+            return Err(Refused::new(
+                "values of the type `undefined` are not supported in memory",
+            ));
         }
-        // Patterns, scripts with a scope, and pointers: about as long as they are written.
+        // Regular expressions, code with a scope, and pointers: about the length of their text.
         other => other.to_string().len(),
     };
     Ok(2 + key + value)
@@ -77,7 +79,7 @@ fn size_of_element(key: usize, value: &Bson, depth: usize) -> Result<usize, Refu
 fn check_depth(depth: usize) -> Result<(), Refused> {
     if depth > DEEPEST {
         return Err(Refused::new(format!(
-            "a document is nested too deep; the most is {DEEPEST} levels"
+            "a document is nested too deep; the maximum is {DEEPEST} levels"
         )));
     }
     Ok(())
@@ -94,13 +96,13 @@ mod tests {
         (1..levels).fold(Document::new(), |inner, _| doc! { "a": inner })
     }
 
-    /// Of as many bytes as are wanted.
+    /// Returns a document of exactly this size in bytes.
     fn sized(size: usize) -> Document {
-        // The document, the `_id` of four bytes, and the frame of the string.
+        // Minus the document, the `_id` of four bytes, and the string's overhead.
         doc! { "_id": 1, "a": "x".repeat(size - 5 - 9 - 8) }
     }
 
-    /// A server refuses the same.
+    /// A server refuses the same documents.
     #[tokio::test]
     async fn what_a_server_does_not_store_is_refused() {
         let client = mongodb::Client::with_uri_str(shared::replica_set().await.uri())
@@ -134,7 +136,7 @@ mod tests {
         }
         assert!(collection.update_many(doc! {}, doc! {}).await.is_err());
         assert!(check(&doc! { "a": [{ "b": Bson::Undefined }] }).is_err());
-        // One that is nested far deeper is no trouble.
+        // A document that is nested far deeper is refused too, without overflowing the stack.
         assert!(check(&nested(2_000)).is_err());
         database.drop().await.unwrap();
     }

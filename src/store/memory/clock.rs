@@ -1,17 +1,17 @@
-//! The server's clock, in memory.
+//! The server's clock in memory.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use tokio::time::Instant;
 
-use crate::{protocol::ServerTime, store::Exchange};
+use crate::protocol::{Exchange, ServerTime};
 
-/// Reads as the wall clock did when it was made; from there on it runs with tokio's clock, which tests can pause.
+/// A clock that starts at the wall clock's time and runs with tokio's clock, which tests can pause.
 #[derive(Debug)]
 pub(super) struct Clock {
     epoch: ServerTime,
     started: Instant,
-    /// How far a simulated server's clock runs ahead of that, in milliseconds.
+    /// Milliseconds by which a simulated server's clock is ahead of that.
     #[cfg(test)]
     ahead: std::sync::atomic::AtomicI64,
 }
@@ -43,7 +43,7 @@ impl Clock {
         self.epoch.plus_millis(elapsed)
     }
 
-    /// An exchange that takes no time, and what the clock reads in it.
+    /// Returns an exchange that takes no time, and the clock's reading in it.
     pub(super) fn exchange(&self) -> (Exchange, ServerTime) {
         let instant = Instant::now();
         let now = self.now();

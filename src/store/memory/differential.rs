@@ -1,5 +1,5 @@
-//! Filters, sorts and updates in memory against those of a real server: random ones from a small grammar, on random
-//! documents, must come to the same.
+//! Filters, sorts and updates in memory compared with those of a real server: random ones from a small grammar, on
+//! random documents, must have the same results.
 
 use futures::TryStreamExt;
 use mongodb::{
@@ -62,7 +62,7 @@ fn fields(random: &mut Random, depth: usize) -> Document {
     document
 }
 
-/// As often as not a value that is somewhere in the documents.
+/// Returns a value that in half of all cases occurs in the documents.
 fn operand(random: &mut Random, documents: &[Document]) -> Bson {
     if random.below(2) == 0 {
         return value(random, 2);
@@ -151,7 +151,8 @@ fn update(random: &mut Random, documents: &[Document]) -> Document {
     update
 }
 
-/// Documents are equal to each other whatever the order of their fields, and NaN to nothing; texts tell.
+/// Returns a text for comparing documents, as documents are equal whatever the order of their fields, and NaN equals
+/// nothing.
 fn text(document: &Document) -> String {
     Bson::from(document.clone()).to_string()
 }

@@ -1,7 +1,7 @@
 //! Documents in memory, as a server would have them, and the locks in them.
 //!
-//! The lock of a document is its sub-document here too, so that whatever is done to the documents beside the locks
-//! does to them what it would do on a server.
+//! Here too, the lock of a document is its sub-document, so other changes to the documents have the same effect on the
+//! locks as on a server.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -19,10 +19,14 @@ use super::{
     updating::Update,
 };
 use crate::{
-    protocol::{Location, Operation, ServerTime, State, document::ID_MOST, state, wake},
+    protocol::{
+        Exchange, Location, Operation, ServerTime, State,
+        document::{ID_MOST, size_of_id},
+        state, wake,
+    },
     store::{
-        Among, Answer, Claimed, Documents, Event, Exchange, InPlace, Outlook, Renewal, StoreError, Wanted, Watched,
-        name, size_of_id,
+        Among, Answer, Claimed, Documents, Event, InPlace, Listed, NamedSighting, Outlook, Renewal, Selection,
+        Sighting, StoreError, Wanted, Watched, name,
     },
 };
 
@@ -35,16 +39,26 @@ pub(crate) struct MemoryDocuments {
 
 #[derive(Debug, Default)]
 struct Contents {
-    /// In the order in which they were inserted.
+    /// The documents, in the order of insertion.
     documents: Vec<Document>,
     watchers: Vec<Watcher>,
+    followers: Vec<Follower>,
 }
 
-/// The open stream of a session, of what happens to the locks at a location.
+/// The open stream of an observer, of what happens to the locks at a location.
+#[derive(Debug)]
+struct Follower {
+    location: Location,
+    /// `None` follows all.
+    name: Option<String>,
+    sightings: mpsc::UnboundedSender<NamedSighting>,
+}
+
+/// The open stream of a session: the events of the locks at a location.
 #[derive(Debug)]
 struct Watcher {
     location: Location,
-    /// The pattern of what is addressed to the session.
+    /// The pattern of the events addressed to the session.
     pattern: String,
     watched: Watched,
     events: mpsc::UnboundedSender<Event>,
@@ -58,7 +72,7 @@ impl MemoryDocuments {
         }
     }
 
-    /// Inserts a document, with an `_id` of its own where it has none, and returns the `_id`.
+    /// Inserts a document, adding an `_id` if it has none, and returns the `_id`.
     pub(crate) fn insert(&self, mut document: Document) -> Result<Bson, Refused> {
         let id = document.remove("_id").unwrap_or_else(|| ObjectId::new().into());
         let mut contents = self.contents();
@@ -74,7 +88,7 @@ impl MemoryDocuments {
         Ok(id)
     }
 
-    /// The documents that match, as they are now, in the order in which they were inserted.
+    /// Returns the documents that match, as they are now, in the order of insertion.
     pub(crate) fn find(&self, filter: &Document) -> Result<Vec<Document>, Refused> {
         let filter = Filter::read(filter)?;
         let contents = self.contents();
@@ -82,7 +96,7 @@ impl MemoryDocuments {
         Ok(found.cloned().collect())
     }
 
-    /// Updates all that match, and returns how many do. None is changed where one can't be.
+    /// Updates all documents that match, and returns their number. Changes none if one can't be changed.
     pub(crate) fn update(&self, filter: &Document, update: &Document) -> Result<u64, Refused> {
         let (filter, update) = (Filter::read(filter)?, Update::read_operators(update)?);
         let mut contents = self.contents();
@@ -100,7 +114,7 @@ impl MemoryDocuments {
         Ok(u64::try_from(count).unwrap_or(u64::MAX))
     }
 
-    /// Replaces the document with this `_id`, and says whether there was one.
+    /// Replaces the document with this `_id`, and reports whether there was one.
     pub(crate) fn replace(&self, id: &Bson, mut replacement: Document) -> Result<bool, Refused> {
         bounds::check_replacement(&replacement)?;
         if let Some(other) = replacement.remove("_id")
@@ -122,7 +136,7 @@ impl MemoryDocuments {
         Ok(true)
     }
 
-    /// Deletes all that match, and returns how many did.
+    /// Deletes all documents that match, and returns their number.
     pub(crate) fn delete(&self, filter: &Document) -> Result<u64, Refused> {
         let filter = Filter::read(filter)?;
         let mut contents = self.contents();
@@ -134,12 +148,12 @@ impl MemoryDocuments {
     }
 
     fn contents(&self) -> MutexGuard<'_, Contents> {
-        // Nothing that runs under the lock leaves the contents half-written.
+        // No code that runs under the lock leaves the contents half-written.
         self.contents.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// Whether two values are the same `_id`.
+/// Reports whether two values are the same `_id`.
 fn is_same(one: &Bson, other: &Bson) -> bool {
     rank(one) == rank(other) && compare(one, other).is_eq()
 }
@@ -171,17 +185,31 @@ impl Contents {
         self.announce(Some(&before), None);
     }
 
-    /// Tells the watchers of a write what a change stream would tell them.
+    /// Notifies the watchers of a write as a change stream would.
     fn announce(&mut self, before: Option<&Document>, after: Option<&Document>) {
         let id = before.or(after).and_then(|document| document.get("_id"));
         let name = name::of_id(id.unwrap_or(&Bson::Null));
+        self.followers.retain(|follower| {
+            let found = |document: Option<&Document>| document.and_then(|document| follower.location.found(document));
+            let (lock_before, lock_after) = (found(before), found(after));
+            if follower.name.as_ref().is_none_or(|followed| *followed == name) && lock_before != lock_after {
+                let sighting = match lock_after {
+                    Some(Ok(state)) => Sighting::State(Box::new(state)),
+                    Some(Err(_)) => Sighting::Unclear,
+                    None => Sighting::Gone,
+                };
+                // Nobody listens any more, which is seen below.
+                let _ = follower.sightings.send(NamedSighting::Of(name.clone(), sighting));
+            }
+            !follower.sightings.is_closed()
+        });
         self.watchers.retain(|watcher| {
             let location = &watcher.location;
             let lock_before = before.and_then(|document| location.lock(document));
             let lock_after = after.and_then(|document| location.lock(document));
             let wake_of =
                 |lock: Option<&'_ Document>| lock.and_then(|lock| lock.get_str("wake").ok().map(str::to_owned));
-            // A write of the protocol renews it, and nobody else does.
+            // Only a write of the protocol renews it.
             let wake = wake_of(lock_after).filter(|wake| Some(wake) != wake_of(lock_before).as_ref());
             let frees = watcher.watched == Watched::LocksAndFree
                 && after.is_some()
@@ -195,14 +223,19 @@ impl Contents {
                 (Some(wake), _) => {
                     let at = lock_after.and_then(|lock| lock.get_datetime("at").ok());
                     let at = ServerTime(at.map_or(0, |at| at.timestamp_millis()));
-                    Some(Event::Addressed { name, wake, at })
+                    Some(Event::Addressed {
+                        name,
+                        wake,
+                        at,
+                        logged_at: None,
+                    })
                 }
-                (None, None) => Some(Event::Foreign { name }),
-                (None, Some(_)) if lock_before != lock_after => Some(Event::Foreign { name }),
+                (None, None) => Some(Event::Foreign { name, left: None }),
+                (None, Some(_)) if lock_before != lock_after => Some(Event::Foreign { name, left: None }),
                 (None, Some(_)) => None,
             };
             for event in event.into_iter().chain(frees.then_some(Event::Freed)) {
-                // Nobody listens any more, which is seen below.
+                // Nobody listens any more, which is noticed below.
                 let _ = watcher.events.send(event);
             }
             !watcher.events.is_closed()
@@ -210,7 +243,7 @@ impl Contents {
     }
 }
 
-/// Whether an earlier copy of the lock was written.
+/// Reports whether the write restored an earlier copy of the lock.
 fn goes_back(before: Option<&Document>, after: Option<&Document>) -> bool {
     let at = |lock: Option<&Document>| lock.and_then(|lock| lock.get_datetime("at").ok().copied());
     at(before).zip(at(after)).is_some_and(|(before, after)| after < before)
@@ -224,7 +257,7 @@ pub(crate) struct MemoryInPlace {
     place: Arc<InPlace>,
 }
 
-/// A document, where it is, and the lock in it.
+/// A document, its index, and the lock in it.
 struct Found {
     at: usize,
     state: Option<State>,
@@ -246,11 +279,15 @@ impl MemoryInPlace {
     pub(in crate::store) fn run(&self, name: &str, operation: &Operation) -> Result<Answer, StoreError> {
         let mut contents = self.collection.contents();
         let (exchange, now) = self.collection.clock.exchange();
-        let unknown = Answer { state: None, exchange };
+        let unknown = Answer {
+            state: None,
+            exchange,
+            logged_by: None,
+        };
         let Found { at, state: before } = match self.found(&contents, name) {
             Ok(Some(found)) => found,
             Ok(None) => return Ok(unknown),
-            // As on a server: who only takes entries out has none in what is no lock.
+            // As on a server: an operation that only removes entries has none in a document that is not a lock.
             Err(error) if !operation.creates() && error.is_malformed() => return Ok(unknown),
             Err(error) => return Err(error),
         };
@@ -264,6 +301,7 @@ impl MemoryInPlace {
         Ok(Answer {
             state: after.filter(|_| concerned),
             exchange,
+            logged_by: None,
         })
     }
 
@@ -292,10 +330,34 @@ impl MemoryInPlace {
         let (exchange, _) = self.collection.clock.exchange();
         let found = names.iter().filter_map(|name| {
             let at = contents.position(&name::id_of(&self.location, name))?;
-            let lock = self.location.lock(&contents.documents[at])?;
-            Some((name.clone(), State::from_document(lock)))
+            Some((name.clone(), self.location.found(&contents.documents[at])?))
         });
         (found.collect(), exchange)
+    }
+
+    pub(in crate::store) fn list(&self, selection: &Selection) -> Listed {
+        let contents = self.collection.contents();
+        let mut listed = Listed {
+            now: Some(self.collection.clock.now()),
+            ..Listed::default()
+        };
+        for document in &contents.documents {
+            let name = document.get("_id").map(name::of_id).unwrap_or_default();
+            if selection.selects(&name) {
+                listed.add(name, self.location.found(document), selection);
+            }
+        }
+        listed
+    }
+
+    pub(in crate::store) fn follow(&self, name: Option<&str>) -> MemoryStream<NamedSighting> {
+        let (sightings, receiver) = mpsc::unbounded_channel();
+        self.collection.contents().followers.push(Follower {
+            location: self.location.clone(),
+            name: name.map(str::to_owned),
+            sightings,
+        });
+        MemoryStream(receiver)
     }
 
     pub(in crate::store) fn watch(&self, session: &str, watched: Watched) -> MemoryStream<Event> {
@@ -323,7 +385,7 @@ impl MemoryInPlace {
         for at in contents.matching(&filter) {
             let document = &contents.documents[at];
             let lock = self.location.lock(document).map(State::from_document);
-            // What a later protocol has written is passed over too.
+            // A document of a later protocol is passed over too.
             let passed = lock.is_some_and(|lock| lock.map_or_else(|lock| lock.is_newer(), |lock| !lock.is_free(now)));
             let id = document.get("_id").unwrap_or(&Bson::Null);
             let is_among = match among {
@@ -442,7 +504,7 @@ impl MemoryInPlace {
         held.is_some()
     }
 
-    /// Where the document is, while this holder's lease runs.
+    /// Returns the index of the document, if this holder's lease still runs.
     fn held(&self, contents: &Contents, name: &str, (id, token): (&str, i64), now: ServerTime) -> Option<usize> {
         let Found { at, state } = self.found(contents, name).ok()??;
         let is_it = |holder: &crate::protocol::Holder| holder.id == id && holder.token == token && holder.until > now;
@@ -457,7 +519,7 @@ impl MemoryInPlace {
         Ok(Some(Found { at, state }))
     }
 
-    /// Whether the document can be claimed once it is free.
+    /// Reports whether the document can be claimed once it is free.
     fn is_fit(&self, document: &Document) -> bool {
         let id = document.get("_id").unwrap_or(&Bson::Null);
         size_of_id(id) <= ID_MOST && self.location.flaw(document).is_none()
@@ -472,7 +534,7 @@ impl MemoryInPlace {
         let mut document = contents.documents[at].clone();
         if !self.location.set_lock(&mut document, state.fields()) {
             return Err(Refused::new(format!(
-                "the lock can't be written, as what stands at `{}` or on the way there is no document",
+                "the lock can't be written, as the value at `{}` or on the way there is not a document",
                 self.location.path().escape_debug()
             ))
             .into());
@@ -494,7 +556,7 @@ mod tests {
     use super::*;
     use crate::store::place::Paths;
 
-    /// On its own clock, whatever the holder's says; and be there no other holder.
+    /// The lease ends by the store's own clock, whatever the holder's says, even if there is no other holder.
     #[tokio::test(start_paused = true)]
     async fn a_lease_that_ran_out_permits_no_change() {
         let collection = Arc::new(MemoryDocuments::new());

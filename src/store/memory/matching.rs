@@ -1,6 +1,6 @@
-//! Which documents match a filter and which of them comes first: a part of the server's query language.
+//! Filters and sorts in memory: a part of the server's query language.
 //!
-//! What is not known is refused when the filter is read, whatever there is to be matched.
+//! Anything unsupported is refused when the filter is read, whatever the documents are.
 
 use std::cmp::Ordering;
 
@@ -11,10 +11,10 @@ use super::{
     order::{compare, is_nan, rank},
 };
 
-/// What is known here, as it is told to users.
+/// Supported operators, as shown to users.
 const KNOWN: &str = "$eq, $ne, $gt, $gte, $lt, $lte, $in, $nin, $exists, $not, $and, $or and $nor";
 
-/// A filter that was read.
+/// A parsed filter.
 #[derive(Debug)]
 pub(super) enum Filter {
     And(Vec<Filter>),
@@ -23,7 +23,7 @@ pub(super) enum Filter {
     Field(Vec<String>, Test),
 }
 
-/// What the values are asked that a path leads to.
+/// A condition on the values at a path.
 #[derive(Debug)]
 pub(super) enum Test {
     Equal(Bson),
@@ -73,15 +73,15 @@ impl Filter {
 
 fn read_all(operator: &str, value: &Bson) -> Result<Vec<Filter>, Refused> {
     let filters = value.as_array().filter(|filters| !filters.is_empty());
-    let filters = filters.ok_or_else(|| Refused::new(format!("`{operator}` wants an array that is not empty")))?;
+    let filters = filters.ok_or_else(|| Refused::new(format!("`{operator}` needs an array that is not empty")))?;
     let read = |filter: &Bson| match filter {
         Bson::Document(filter) => Filter::read(filter),
-        _ => Err(Refused::new(format!("`{operator}` wants an array of filters"))),
+        _ => Err(Refused::new(format!("`{operator}` needs an array of filters"))),
     };
     filters.iter().map(read).collect()
 }
 
-/// The segments of a path. Numbers would be places in arrays, which are not known here.
+/// Returns the segments of a path. Numbers would be indexes of arrays, which are not supported here.
 pub(super) fn read_path(path: &str) -> Result<Vec<String>, Refused> {
     let problem = if path.split('.').any(str::is_empty) {
         "has an empty part"
@@ -91,7 +91,7 @@ pub(super) fn read_path(path: &str) -> Result<Vec<String>, Refused> {
         .split('.')
         .any(|part| part.bytes().all(|byte| byte.is_ascii_digit()))
     {
-        "has a number for a part; places in arrays are not known in memory"
+        "has a number as a part; indexes of arrays are not supported in memory"
     } else {
         return Ok(path.split('.').map(str::to_owned).collect());
     };
@@ -99,7 +99,7 @@ pub(super) fn read_path(path: &str) -> Result<Vec<String>, Refused> {
 }
 
 impl Test {
-    /// The value of a field in a filter: operators, or what it must be equal to.
+    /// Reads the value of a field in a filter: operators, or a value that it must equal.
     fn read_value(value: &Bson) -> Result<Self, Refused> {
         match value {
             Bson::Document(operators) if operators.keys().next().is_some_and(|key| key.starts_with('$')) => {
@@ -128,16 +128,16 @@ impl Test {
                 "$exists" => match value {
                     Bson::Boolean(true) | Bson::Int32(1) | Bson::Int64(1) => Self::Exists,
                     Bson::Boolean(false) | Bson::Int32(0) | Bson::Int64(0) => Self::Not(Box::new(Self::Exists)),
-                    _ => return Err(Refused::new("`$exists` wants true or false")),
+                    _ => return Err(Refused::new("`$exists` needs true or false")),
                 },
                 "$not" => match value {
                     Bson::Document(operators) if operators.keys().all(|key| key.starts_with('$')) => {
                         if operators.is_empty() {
-                            return Err(Refused::new("`$not` wants operators"));
+                            return Err(Refused::new("`$not` needs operators"));
                         }
                         Self::Not(Box::new(Self::read_operators(operators)?))
                     }
-                    _ => return Err(Refused::new("`$not` wants operators")),
+                    _ => return Err(Refused::new("`$not` needs operators")),
                 },
                 _ => return Err(unknown(operator)),
             });
@@ -145,7 +145,7 @@ impl Test {
         Ok(Self::All(tests))
     }
 
-    /// Whether it is true of the values that a path led to; `None` stands for one that is not there.
+    /// Reports whether it is true of the values at a path; `None` stands for a missing one.
     fn holds(&self, values: &[Option<&Bson>]) -> bool {
         let any = |test: &dyn Fn(Option<&Bson>) -> bool| values.iter().any(|value| test(*value));
         match self {
@@ -160,7 +160,7 @@ impl Test {
 }
 
 impl Comparison {
-    /// Only values of one type are compared; what is missing is null.
+    /// Compares only values of one type; a missing value is null.
     fn holds(self, value: Option<&Bson>, than: &Bson) -> bool {
         let value = value.unwrap_or(&Bson::Null);
         if rank(value) != rank(than) {
@@ -186,7 +186,7 @@ fn is_equal(value: Option<&Bson>, wanted: &Bson) -> bool {
 
 fn read_list(operator: &str, value: &Bson) -> Result<Vec<Bson>, Refused> {
     let list = value.as_array();
-    let list = list.ok_or_else(|| Refused::new(format!("`{operator}` wants an array")))?;
+    let list = list.ok_or_else(|| Refused::new(format!("`{operator}` needs an array")))?;
     let read = |value: &Bson| match value {
         Bson::Document(operators) if operators.keys().next().is_some_and(|key| key.starts_with('$')) => {
             Err(Refused::new(format!("there are operators in `{operator}`")))
@@ -196,7 +196,7 @@ fn read_list(operator: &str, value: &Bson) -> Result<Vec<Bson>, Refused> {
     list.iter().map(read).collect()
 }
 
-/// A value that can be compared with.
+/// Returns a value that can be compared with.
 fn read_operand(value: &Bson) -> Result<Bson, Refused> {
     fn check(value: &Bson) -> Result<(), Refused> {
         let kind = match value {
@@ -208,7 +208,7 @@ fn read_operand(value: &Bson) -> Result<Bson, Refused> {
             Bson::Undefined | Bson::Symbol(_) | Bson::DbPointer(_) => "values of deprecated types",
             _ => return Ok(()),
         };
-        Err(Refused::new(format!("{kind} are not known in memory")))
+        Err(Refused::new(format!("{kind} are not supported in memory")))
     }
     check(value)?;
     Ok(value.clone())
@@ -216,12 +216,13 @@ fn read_operand(value: &Bson) -> Result<Bson, Refused> {
 
 fn unknown(operator: &str) -> Refused {
     Refused::new(format!(
-        "`{}` is not known in memory; filters can have {KNOWN}",
+        "`{}` is not supported in memory; filters can have {KNOWN}",
         operator.escape_debug()
     ))
 }
 
-/// What a path leads to. In arrays it goes on in each document; an array at its end is itself and each of its elements.
+/// Collects the values at a path. In arrays the path continues in each document; an array at its end counts as itself
+/// and as each of its elements.
 fn collect<'a>(document: &'a Document, path: &[String], values: &mut Vec<Option<&'a Bson>>) {
     let Some((first, rest)) = path.split_first() else {
         return;
@@ -241,7 +242,7 @@ fn collect<'a>(document: &'a Document, path: &[String], values: &mut Vec<Option<
     }
 }
 
-/// Which of the documents comes first.
+/// The order of documents.
 #[derive(Debug, Default)]
 pub(super) struct Sort(Vec<(Vec<String>, Direction)>);
 
@@ -261,7 +262,7 @@ impl Sort {
                 Bson::Double(direction) if *direction == -1.0 => Direction::Descending,
                 other => {
                     return Err(Refused::new(format!(
-                        "a sort by {other} is not known in memory; it can be 1 or -1"
+                        "a sort by {other} is not supported in memory; it can be 1 or -1"
                     )));
                 }
             };
@@ -270,7 +271,7 @@ impl Sort {
         Ok(Self(sort.iter().map(read).collect::<Result<_, _>>()?))
     }
 
-    /// What documents are compared by.
+    /// Returns the key by which a document is ordered.
     pub(super) fn key(&self, document: &Document) -> Result<SortKey, Refused> {
         let (mut key, mut through_arrays) = (Vec::new(), 0);
         for (path, direction) in &self.0 {
@@ -285,7 +286,7 @@ impl Sort {
         }
         if through_arrays > 1 {
             return Err(Refused::new(
-                "a sort by two fields that have arrays is not known in memory",
+                "a sort by two fields with arrays is not supported in memory",
             ));
         }
         Ok(SortKey(key))
@@ -309,7 +310,8 @@ impl SortKey {
     }
 }
 
-/// What a document is sorted by: of an array each element, and an empty one comes before everything.
+/// Collects the values by which a document is ordered: each element of an array, and for an empty one a value before
+/// all others.
 fn collect_keys(document: &Document, path: &[String], keys: &mut Vec<Bson>, through_array: &mut bool) {
     let Some((first, rest)) = path.split_first() else {
         return;

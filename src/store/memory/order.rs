@@ -1,4 +1,4 @@
-//! The order of BSON values, as the server has it.
+//! The order of BSON values, the same as the server's.
 
 use std::cmp::Ordering;
 
@@ -6,7 +6,7 @@ use mongodb::bson::{Bson, Document, spec::BinarySubtype};
 
 use crate::store::number::Number;
 
-/// Values of different types, but for numbers, are ordered by their types.
+/// Returns the rank of a value's type: values of different types, except numbers, are ordered by their types.
 pub(super) fn rank(value: &Bson) -> u8 {
     match value {
         Bson::MinKey => 0,
@@ -49,7 +49,7 @@ pub(super) fn compare(one: &Bson, other: &Bson) -> Ordering {
         (Bson::Timestamp(one), Bson::Timestamp(other)) => (one.time, one.increment).cmp(&(other.time, other.increment)),
         _ => match (Number::of(one), Number::of(other)) {
             (Some(one), Some(other)) => one.compare(other),
-            // What is left of equal types are those that nobody compares: they are as their text is.
+            // The remaining equal types are those that nobody compares: they are ordered by their text.
             _ if rank(one) == rank(other) && one != other => one.to_string().cmp(&other.to_string()),
             _ => rank(one).cmp(&rank(other)),
         },
@@ -83,7 +83,7 @@ fn compare_arrays(one: &[Bson], other: &[Bson]) -> Ordering {
     first.unwrap_or_else(|| one.len().cmp(&other.len()))
 }
 
-/// Whether it is the number that is not a number.
+/// Reports whether the value is NaN.
 pub(super) fn is_nan(value: &Bson) -> bool {
     Number::of(value).is_some_and(Number::is_nan)
 }

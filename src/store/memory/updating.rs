@@ -1,6 +1,6 @@
-//! Updates of documents: a part of the server's update operators.
+//! Updates in memory: a part of the server's update operators.
 //!
-//! What is not known is refused when the update is read, whatever there is to be updated.
+//! Anything unsupported is refused when the update is read, whatever the documents are.
 
 use std::cmp::Ordering;
 
@@ -16,10 +16,10 @@ use super::{
 };
 use crate::protocol::ServerTime;
 
-/// What is known here, as it is told to users.
+/// Supported operators, as shown to users.
 const KNOWN: &str = "$set, $unset, $inc, $min, $max, $push, $addToSet, $pull and $currentDate";
 
-/// An update that was read: what is done to which field, in the order in which it is done.
+/// A parsed update: the changes to each field, in the order in which they are made.
 #[derive(Debug)]
 pub(super) struct Update(Vec<(Vec<String>, Change)>);
 
@@ -41,22 +41,20 @@ impl Update {
         match update {
             UpdateModifications::Document(operators) => Self::read_operators(operators),
             _ => Err(Refused::new(format!(
-                "updates by a pipeline are not known in memory; updates can have {KNOWN}"
+                "updates by a pipeline are not supported in memory; updates can have {KNOWN}"
             ))),
         }
     }
 
     pub(super) fn read_operators(operators: &Document) -> Result<Self, Refused> {
         if operators.is_empty() {
-            return Err(Refused::new(format!(
-                "an update without operators does nothing; there are {KNOWN}"
-            )));
+            return Err(Refused::new(format!("an update needs operators; it can have {KNOWN}")));
         }
         let mut changes = Vec::new();
         for (operator, fields) in operators {
             let fields = fields
                 .as_document()
-                .ok_or_else(|| Refused::new(format!("`{}` wants a document of fields", operator.escape_debug())))?;
+                .ok_or_else(|| Refused::new(format!("`{}` needs a document of fields", operator.escape_debug())))?;
             for (path, value) in fields {
                 let path = read_path(path)?;
                 if path[0] == "_id" {
@@ -65,14 +63,14 @@ impl Update {
                 changes.push((path, Change::read(operator, value)?));
             }
             if fields.is_empty() {
-                // The operator is to be one all the same.
+                // The operator must exist all the same.
                 Change::read(operator, &Bson::Int32(1)).or_else(|error| match operator.as_str() {
                     "$currentDate" => Ok(Change::CurrentDate),
                     _ => Err(error),
                 })?;
             }
         }
-        // As the server does it: fields that are new come in the order of their names.
+        // As on the server: new fields are added in the order of their names.
         changes.sort_by(|(one, _), (other, _)| one.cmp(other));
         for pair in changes.windows(2) {
             let [(one, _), (other, _)] = pair else { continue };
@@ -87,7 +85,7 @@ impl Update {
         Ok(Self(changes))
     }
 
-    /// The document after the update. It is changed as a whole or not at all.
+    /// Returns the document after the update, which is applied as a whole or not at all.
     pub(super) fn apply(&self, document: &Document, now: ServerTime) -> Result<Document, Refused> {
         let mut updated = document.clone();
         for (path, change) in &self.0 {
@@ -103,7 +101,7 @@ impl Change {
             matches!(value, Bson::Document(value) if value.keys().next().is_some_and(|key| key.starts_with('$')));
         let plain = || match has_operators {
             true => Err(Refused::new(format!(
-                "`{operator}` with operators in it is not known in memory"
+                "`{operator}` with operators in it is not supported in memory"
             ))),
             false => Ok(value.clone()),
         };
@@ -112,17 +110,17 @@ impl Change {
             "$unset" => Self::Unset,
             "$inc" => match value {
                 Bson::Int32(_) | Bson::Int64(_) | Bson::Double(_) => Self::Add(value.clone()),
-                other => return Err(Refused::new(format!("`$inc` wants a number, and not {other}"))),
+                other => return Err(Refused::new(format!("`$inc` needs a number, and not {other}"))),
             },
             "$min" => Self::Min(value.clone()),
             "$max" => Self::Max(value.clone()),
             "$push" => Self::Push(plain()?),
             "$addToSet" => Self::AddToSet(plain()?),
             "$pull" => match value {
-                // The server takes documents for conditions here, and looks into arrays.
+                // The server treats documents as conditions here, and looks into arrays.
                 Bson::Document(_) | Bson::Array(_) | Bson::RegularExpression(_) => {
                     return Err(Refused::new(
-                        "`$pull` of documents, arrays and patterns is not known in memory",
+                        "`$pull` of documents, arrays and patterns is not supported in memory",
                     ));
                 }
                 value => Self::Pull(value.clone()),
@@ -132,11 +130,11 @@ impl Change {
                 Bson::Document(kind) if kind.len() == 1 && kind.get_str("$type").is_ok_and(|kind| kind == "date") => {
                     Self::CurrentDate
                 }
-                _ => return Err(Refused::new("`$currentDate` in memory is of the type `date`")),
+                _ => return Err(Refused::new("`$currentDate` supports only the type `date` in memory")),
             },
             _ => {
                 return Err(Refused::new(format!(
-                    "`{}` is not known in memory; updates can have {KNOWN}",
+                    "`{}` is not supported in memory; updates can have {KNOWN}",
                     operator.escape_debug()
                 )));
             }
@@ -184,14 +182,14 @@ impl Change {
             }
             (Self::Pull(_), None) => {}
             (Self::Pull(value), Some(Bson::Array(elements))) => elements.retain(|element| !is_same(element, value)),
-            (Self::Push(_) | Self::AddToSet(_) | Self::Pull(_), Some(_)) => return Err(refused("is no array")),
+            (Self::Push(_) | Self::AddToSet(_) | Self::Pull(_), Some(_)) => return Err(refused("is not an array")),
             (Self::CurrentDate, _) => set(parent, &Bson::from(now)),
         }
         Ok(())
     }
 }
 
-/// The document in which the last field of a path is; `None` where there is none and none is to be made.
+/// Returns the document that contains the last field of a path; `None` when there is none and none is to be created.
 fn parent<'a, 'p>(
     document: &'a mut Document,
     path: &'p [String],
@@ -212,7 +210,7 @@ fn parent<'a, 'p>(
             Some(Bson::Document(inner)) => parent = inner,
             _ => {
                 return Err(Refused::new(format!(
-                    "there can't be a field `{}`, as `{segment}` is no document",
+                    "the field `{}` can't be created, as `{segment}` is not a document",
                     path.join(".")
                 )));
             }
@@ -225,7 +223,7 @@ fn is_same(one: &Bson, other: &Bson) -> bool {
     rank(one) == rank(other) && compare(one, other) == Ordering::Equal
 }
 
-/// The type of a sum is the wider of the two; 32 bits become 64 where they are too few.
+/// Adds two numbers. The sum has the wider of their types; 32 bits become 64 when they are too few.
 fn sum(one: &Bson, other: &Bson) -> Result<Bson, &'static str> {
     const OVERFLOW: &str = "would exceed 64 bits";
     let wide = |one: i64, other: i64| one.checked_add(other).ok_or(OVERFLOW);
@@ -240,7 +238,7 @@ fn sum(one: &Bson, other: &Bson) -> Result<Bson, &'static str> {
         (Bson::Int64(one), Bson::Int64(other)) => Bson::Int64(wide(*one, *other)?),
         (one, other) => match (double(one), double(other)) {
             (Some(one), Some(other)) => Bson::Double(one + other),
-            _ => return Err("is no number that can be added to in memory"),
+            _ => return Err("is not a number of a type that `$inc` supports in memory"),
         },
     })
 }

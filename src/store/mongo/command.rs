@@ -1,9 +1,9 @@
-//! Commands that are sent as they are, beside the driver's operations.
+//! Commands that are sent directly, without the driver's operations.
 //!
-//! The driver makes each of its single writes a retryable one. For that the server notes every write in the record of
-//! its session, and for a `findAndModify` the image of the document too: two more documents a write. What the protocol
-//! writes may come twice anyway, and is repeated by whoever sent it; here it is spared. And the driver has no time limit
-//! for updates, where the server has one for every command.
+//! The driver makes each of its single writes a retryable one. For that the server records every write in the entry of
+//! its session, and for a `findAndModify` also the image of the document: two more documents for each write. The
+//! protocol's writes may arrive twice anyway, and their senders repeat them; so this cost is avoided here. In addition,
+//! the driver has no time limit for updates, while the server has one for every command.
 
 use std::time::Duration;
 
@@ -14,11 +14,11 @@ use mongodb::{
 };
 
 use super::MongoStore;
-use crate::store::read_as;
+use crate::store::{LogTime, read_as};
 
 impl MongoStore {
-    /// Changes one document, and returns these fields of what it is then, or all; `None` where there is none. The server
-    /// gives up after so long.
+    /// Changes one document and returns the given fields, or all, of the changed document; `None` when there is none.
+    /// And the time in the server's log by which that was done. The server gives up after `within`.
     pub(super) async fn find_and_modify(
         &self,
         query: Document,
@@ -26,7 +26,7 @@ impl MongoStore {
         upsert: bool,
         fields: Option<Document>,
         within: Duration,
-    ) -> Result<Option<Document>, Error> {
+    ) -> Result<(Option<Document>, Option<LogTime>), Error> {
         let mut command = doc! {
             "findAndModify": self.collection.name(),
             "query": query,
@@ -38,13 +38,15 @@ impl MongoStore {
         if let Some(fields) = fields {
             command.insert("fields", fields);
         }
-        match self.send(command).await?.remove("value") {
-            Some(Bson::Document(document)) => Ok(Some(document)),
-            _ => Ok(None),
+        let mut answer = self.send(command).await?;
+        let logged_by = answer.get_timestamp("operationTime").ok();
+        match answer.remove("value") {
+            Some(Bson::Document(document)) => Ok((Some(document), logged_by)),
+            _ => Ok((None, logged_by)),
         }
     }
 
-    /// Runs updates, none of which keeps the others from being done. The server gives up after so long.
+    /// Runs updates; a failed one does not stop the others. The server gives up after `within`.
     pub(super) async fn update(&self, updates: Vec<Document>, within: Duration) -> Result<Updated, Error> {
         let command = doc! {
             "update": self.collection.name(),
@@ -55,13 +57,13 @@ impl MongoStore {
         updated(&self.ask(command).await?)
     }
 
-    /// Sends a write to the primary, and returns its answer once a majority has what it wrote.
+    /// Sends a write to the primary, and returns its answer once a majority has the write.
     async fn send(&self, command: Document) -> Result<Document, Error> {
         let answer = self.ask(command).await?;
         refusal(&answer).map_or(Ok(answer), Err)
     }
 
-    /// As [`Self::send`]; what it says of single writes is still to be read.
+    /// Sends a write like [`Self::send`], but leaves the errors of single writes in the answer for the caller to read.
     async fn ask(&self, mut command: Document) -> Result<Document, Error> {
         command.insert("writeConcern", doc! { "w": "majority" });
         let database = self.collection.client().database(&self.collection.namespace().db);
@@ -70,18 +72,18 @@ impl MongoStore {
     }
 }
 
-/// What updates did.
+/// The outcome of several updates.
 #[derive(Debug)]
 pub(super) struct Updated {
-    /// In how many documents.
+    /// The number of changed documents.
     pub(super) modified: u64,
-    /// Those that were refused, by their positions.
+    /// The refused updates, by their positions.
     pub(super) refused: Vec<(usize, Error)>,
 }
 
 /// Reads the answer to updates that don't depend on each other.
 ///
-/// A majority that is missing comes first: whether any of them will stay is not known.
+/// A missing majority takes precedence: whether any of the updates will stay is unknown.
 fn updated(answer: &Document) -> Result<Updated, Error> {
     if let Ok(error) = answer.get_document("writeConcernError") {
         let failure = read_as(error).map(WriteFailure::WriteConcernError);
@@ -93,7 +95,7 @@ fn updated(answer: &Document) -> Result<Updated, Error> {
         let position = error.and_then(|error| count(error, "index"));
         let position = position.and_then(|position| usize::try_from(position).ok());
         let (Some(error), Some(position)) = (error, position) else {
-            return Err(Error::custom("a write error that does not say of which write"));
+            return Err(Error::custom("a write error without the index of its write"));
         };
         let error = read_as(error).map(WriteFailure::WriteError);
         Ok((
@@ -115,19 +117,19 @@ fn count(answer: &Document, field: &str) -> Option<u64> {
     }
 }
 
-/// In milliseconds; zero would be without a limit.
+/// Returns the limit in milliseconds, at least one: zero would mean no limit.
 fn limit(within: Duration) -> i32 {
     i32::try_from(within.as_millis()).unwrap_or(i32::MAX).max(1)
 }
 
-/// What went wrong with a write that was answered.
+/// Returns the error of a write that was answered.
 ///
-/// A majority that is still missing comes last: what was refused was not written at all.
+/// A missing majority comes last: a refused write was not applied at all.
 pub(crate) fn refusal(answer: &Document) -> Option<Error> {
     let refused = answer.get_array("writeErrors").ok().and_then(|errors| errors.first());
     let failure = if let Some(error) = refused {
         let Some(error) = error.as_document() else {
-            return Some(Error::custom("a write error that is no document"));
+            return Some(Error::custom("a write error that is not a document"));
         };
         read_as(error).map(WriteFailure::WriteError)
     } else {
@@ -161,7 +163,7 @@ mod tests {
                 doc! { "ok": 1, "writeErrors": [refused], "writeConcernError": missing },
                 Some(Failure::Refused),
             ),
-            // What can't be read may have been written.
+            // An unreadable error may belong to a write that was applied.
             (
                 doc! { "ok": 1, "writeErrors": [{ "code": "?" }] },
                 Some(Failure::Unavailable),
@@ -189,7 +191,7 @@ mod tests {
         let kinds = errors.into_iter().map(|(_, error)| StoreError::from(error).kind);
         assert!(kinds.into_iter().all(|kind| kind == Failure::Refused));
         assert!(updated(&doc! { "ok": 1, "nModified": 7_i64 }).is_ok_and(|updated| updated.modified == 7));
-        // That a majority is missing says nothing of single documents; nor does what can't be read.
+        // A missing majority says nothing about single documents; nor does an unreadable error.
         let missing = doc! { "code": 91, "codeName": "ShutdownInProgress", "errmsg": "soon" };
         for answer in [
             doc! { "ok": 1, "nModified": 1, "writeConcernError": missing.clone() },

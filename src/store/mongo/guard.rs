@@ -1,4 +1,4 @@
-//! A lock's document in a transaction of the user's.
+//! Guards: a lock's document in a transaction of the user's.
 
 use mongodb::{
     ClientSession,
@@ -14,14 +14,14 @@ use crate::{
     telemetry,
 };
 
-/// The server's code for a write that another transaction stands in the way of.
+/// The server's code for a write that conflicts with another transaction.
 const WRITE_CONFLICT: i32 = 112;
 
 impl MongoStore {
-    /// Renews a holder within the transaction, and says whether it holds the lock as the transaction sees it.
+    /// Renews a holder within the transaction, and reports whether it holds the lock as the transaction sees it.
     ///
-    /// Whatever is due is left to the next operation from outside: a transaction that is never committed must not have
-    /// told anybody anything.
+    /// Work that is due is left to the next operation from outside: a transaction that is never committed must not have
+    /// notified anybody.
     pub(crate) async fn guard(&self, guarding: &Guarding<'_>, transaction: &mut ClientSession) -> Result<bool, Error> {
         let at = &self.location;
         let document = name::id_of(at, guarding.name);
@@ -36,7 +36,7 @@ impl MongoStore {
         Ok(updated.matched_count > 0)
     }
 
-    /// The whole document, as others see it.
+    /// Returns the whole document, as others see it.
     pub(crate) async fn whole(&self, name: &str) -> Result<Option<Document>, Error> {
         let find = self
             .collection
@@ -44,11 +44,12 @@ impl MongoStore {
         find.read_concern(ReadConcern::local()).await
     }
 
-    /// Whether it was the transaction itself that took the lock out of its document, which others see `whole`.
+    /// Reports whether the transaction itself removed the lock from its document, which others see as `whole`.
     ///
-    /// A transaction that is older than the lock does not see it either. To tell the two apart it puts the lock back:
-    /// the server lets it write the document only if nobody else has since it began to read; so where it may, the lock
-    /// was there when it began. Afterwards the transaction is to be aborted.
+    /// A transaction that is older than the lock does not see the lock either. To distinguish the two cases it puts the
+    /// lock back: the server lets it write the document only if nobody else has written it since the transaction began
+    /// to read; so if the write succeeds, the lock was there when the transaction began. The caller must abort the
+    /// transaction afterwards.
     ///
     /// # Errors
     ///
@@ -65,7 +66,7 @@ impl MongoStore {
         let (id, token) = guarding.holder;
         let put_back = match &inside {
             Some(inside) if holds(at, inside, id, token) => return Ok(false),
-            // Changed a little, as the server takes what changes nothing for no write.
+            // Changed slightly, as the server does not count a write that changes nothing.
             Some(_) if at.is_root() => self
                 .collection
                 .update_one(one, doc! { "$set": { "wake": &guarding.operation } }),
@@ -82,8 +83,8 @@ impl MongoStore {
         put_back.session(transaction).await.map(|_| true)
     }
 
-    /// Whether somebody's transaction has written the document and has not ended: the server makes whoever else writes it
-    /// wait for that, but for another transaction, which is refused at once. Nothing is written.
+    /// Reports whether another transaction has written the document and has not ended: the server makes every other
+    /// writer wait for its end, except another transaction, which it refuses at once. Nothing is written.
     pub(crate) async fn is_in_transaction_of_others(&self, guarding: &Guarding<'_>) -> Result<bool, Error> {
         let mut probe = self.collection.client().start_session().await?;
         probe.start_transaction().await?;
@@ -92,18 +93,18 @@ impl MongoStore {
             Err(error) if code(&error) == Some(WRITE_CONFLICT) => Ok(true),
             Err(error) => Err(error),
         };
-        // Where it was refused, the server has ended it already.
+        // If it was refused, the server has already ended it.
         let _ = probe.abort_transaction().await;
         conflicts
     }
 
-    /// Whether this is how a standalone server refuses a transaction: as an illegal operation.
+    /// Reports whether the error is a standalone server's refusal of a transaction: an illegal operation.
     pub(crate) fn has_no_transactions(error: &Error) -> bool {
         code(error) == Some(20)
     }
 }
 
-/// Whether the lock in a document is held by this entry under this token.
+/// Reports whether this entry holds the lock in a document under this token.
 fn holds(at: &Location, document: &Document, id: &str, token: i64) -> bool {
     let holders = at.lock(document).and_then(|lock| lock.get_array("holders").ok());
     let mut holders = holders.into_iter().flatten().filter_map(Bson::as_document);
@@ -112,10 +113,11 @@ fn holds(at: &Location, document: &Document, id: &str, token: i64) -> bool {
     })
 }
 
-/// Whether a transaction has been started in the session and not ended. Sends nothing.
+/// Reports whether the session has a transaction that was started and not ended. Sends nothing.
 pub(crate) async fn is_in_transaction(session: &mut ClientSession) -> bool {
-    // The driver keeps that to itself, but lets no operation of a transaction have a write concern. This one it
-    // refuses in any case, as it contradicts itself; so what it complains of first tells.
+    // The driver does not show this, but it allows no operation of a transaction to have a write concern. It refuses
+    // this one in any case, as the write concern contradicts itself; so the first complaint reveals whether there is a
+    // transaction.
     let contradiction = WriteConcern::builder()
         .w(Acknowledgment::Nodes(0))
         .journal(true)
@@ -131,13 +133,13 @@ pub(crate) async fn is_in_transaction(session: &mut ClientSession) -> bool {
     matches!(&*refused.kind, ErrorKind::InvalidArgument { message, .. } if message.contains("transaction"))
 }
 
-/// Ends the transaction on the server, while to the driver it is still in progress: so its commit will fail, and what
-/// is still written in it will not be written outside of it instead.
+/// Ends the transaction on the server, while the driver still considers it in progress: its commit will fail, and later
+/// writes in it will not be written outside of it instead.
 pub(crate) async fn abort(transaction: &mut ClientSession) {
     let admin = transaction.client().database("admin");
     let aborting = admin.run_command(doc! { "abortTransaction": 1 });
     if let Err(error) = aborting.session(transaction).await {
-        // Where it was not known to the server before this, there is no such transaction, which is as good.
+        // If the server did not know it before, there is no such transaction, which is just as good.
         telemetry::operation_failed("abort", None, &error.into());
     }
 }

@@ -1,27 +1,28 @@
-//! Whether two handles are of one client of the driver.
+//! Identity of the driver's clients: whether two handles belong to the same one.
 
 use std::fmt::{self, Write};
 
 use mongodb::Client;
 
-/// Characters of a client's description that are looked through: it shows every server that the client knows.
+/// Maximum number of characters of a client's description that are searched: it shows every server that the client
+/// knows.
 const LOOKED_THROUGH: usize = 1 << 20;
 
-/// Text by which clones of one client of the driver are known, for as long as one of them lives; `None` where this
-/// release of the driver does not show it. Then each handle counts as one of another client, which costs a change stream
-/// each and harms nothing.
+/// Returns a text by which clones of one driver client are recognised, for as long as one of them lives; `None` if this
+/// release of the driver does not show it. In that case each handle counts as a separate client, which costs a change
+/// stream each and does no harm.
 ///
-/// The driver compares its clients by address and has no way to ask for it. Its description shows one: that of the
-/// tracker of the client's own tasks, which no other client has. Nothing else of the description is kept, and no more of
-/// it is made than is needed.
+/// The driver compares its clients by address and has no way to ask for it. Its description shows one: the address of
+/// the tracker of the client's own tasks, which no other client has. Nothing else of the description is kept, and no
+/// more of it is produced than necessary.
 pub(crate) fn identity(client: &Client) -> Option<String> {
     let mut description = Description::default();
-    // It stops with an error as soon as the identity is found.
+    // Ends with an error as soon as the identity is found.
     let _ = write!(description, "{client:?}");
     description.identity
 }
 
-/// What a client of the driver shows of itself, up to its identity.
+/// The description of a driver client, up to its identity.
 #[derive(Default)]
 struct Description {
     shown: String,

@@ -1,4 +1,4 @@
-//! What is only done with documents of the user's own: claiming any that is free, reading them, changing them.
+//! Operations only for documents of the user's own: claiming any free one, reading them, changing them.
 
 use std::{sync::Arc, time::Duration};
 
@@ -9,14 +9,18 @@ use mongodb::{
 };
 use tokio::time::Instant;
 
-use super::{LONG_LOOK, LOOK, MongoStore, NOW, now, server_now};
+use super::{LONG_LOOK, LOOK, MongoStore, NOW, lossy, not_utf8, now, server_now};
 use crate::{
-    protocol::{Location, Operation, ServerTime, State, document::ID_MOST, pipeline, wake},
-    store::{Among, Claimed, Exchange, InPlace, Outlook, StoreError, Wanted, name, size_of_id},
+    protocol::{
+        Exchange, Location, Operation, ServerTime, State,
+        document::{ID_MOST, size_of_id},
+        pipeline, wake,
+    },
+    store::{Among, Claimed, InPlace, Listed, Outlook, Selection, StoreError, View, Wanted, name},
 };
 
 impl MongoStore {
-    /// Locks any document that is wanted and free, and returns it; `None` when there is none.
+    /// Locks any wanted document that is free, and returns it; `None` when there is none.
     pub(in crate::store) async fn claim(
         &self,
         wanted: &Wanted,
@@ -50,7 +54,7 @@ impl MongoStore {
         let exchange = Exchange {
             sent,
             received: Instant::now(),
-            // The write's own time.
+            // The time of the write itself.
             now: state.as_ref().ok().map(|state| state.at),
         };
         Ok(Some(Claimed {
@@ -59,6 +63,42 @@ impl MongoStore {
             state,
             exchange,
         }))
+    }
+
+    /// Reads the locks in the documents that have something in the place of one.
+    pub(in crate::store) async fn list_in_place(
+        &self,
+        selection: &Selection,
+        view: View,
+    ) -> Result<Listed, StoreError> {
+        let at = &self.location;
+        let mut query = doc! { at.path(): { "$exists": true } };
+        if selection.held == Some(true) {
+            // What is no lock is told whatever is asked for.
+            let no_lock = doc! { at.key("token"): { "$exists": false } };
+            let held = doc! { at.key("holders.0"): { "$exists": true } };
+            query.insert("$or", vec![held, no_lock]);
+        }
+        if !selection.prefix.is_empty() {
+            // No text that begins with the prefix comes after this, but for those that go on with this very character.
+            let last = format!("{}\u{10ffff}", selection.prefix);
+            query.insert("_id", doc! { "$gte": &selection.prefix, "$lte": last });
+        }
+        let find = self.collection.find(query).projection(self.fields());
+        let mut cursor = find.read_concern(view.concern()).max_time(LONG_LOOK).await?;
+        let mut listed = Listed::default();
+        // Nothing is read in vain where there are more than may be listed.
+        while !listed.more && cursor.advance().await? {
+            let raw = cursor.current();
+            let Some(document) = lossy::read(raw) else { continue };
+            listed.now = server_now(&document).or(listed.now);
+            match lossy::read_exactly(raw, "_id").map(|id| name::of_id(&id)) {
+                Some(name) if selection.selects(&name) => listed.add(name, at.found(&document), selection),
+                Some(_) => {}
+                None => listed.add_unreadable(not_utf8(&document)),
+            }
+        }
+        Ok(listed)
     }
 
     pub(in crate::store) async fn candidate(
@@ -78,7 +118,7 @@ impl MongoStore {
 
     pub(in crate::store) async fn outlook(&self, wanted: &Wanted, passed: &[Bson]) -> Result<Outlook, StoreError> {
         match self.outlook_together(wanted, passed).await {
-            // Some conditions (`$where`, `$near`) are for finds alone. Whatever else is refused is refused again.
+            // Some conditions (`$where`, `$near`) work only in finds. Any other refusal comes back from the find.
             Err(error) if error.is_final() => self.outlook_by_finds(wanted, passed).await,
             outlook => outlook,
         }
@@ -122,13 +162,13 @@ impl MongoStore {
         })
     }
 
-    /// The same by some reads, for conditions that the server knows in finds alone.
+    /// Looks by several reads, for conditions that the server supports only in finds.
     async fn outlook_by_finds(&self, wanted: &Wanted, passed: &[Bson]) -> Result<Outlook, StoreError> {
         let at = &self.location;
         let fit = doc! { "$expr": pipeline::fit(at) };
         let fit = doc! { "$and": [fit, { "_id": { "$nin": passed } }] };
-        // The first end of any entry is not after the first time at which a document is free; whoever looks then, in
-        // vain, looks again.
+        // The first end of any entry is never later than the first time at which a document is free; a client that
+        // looks then in vain looks again.
         let (mut free_at, mut exchange) = (None, None);
         for list in ["holders", "queue"] {
             let ends = at.key(&format!("{list}.until"));
@@ -146,7 +186,7 @@ impl MongoStore {
                 now: server_now(&found),
             });
         }
-        // What has become free since the last try is not among those whose ends are ahead.
+        // A document that became free since the last try has no end ahead, so the reads above miss it.
         let free = doc! { "$and": [{ "_id": { "$nin": passed } }, pipeline::free(at, &now())] };
         let sent = Instant::now();
         let find = self
@@ -198,7 +238,7 @@ impl MongoStore {
         Ok(self.location.flaw(&found).map(StoreError::from))
     }
 
-    /// The names of the wanted documents in which this entry is a holder.
+    /// Returns the names of the wanted documents in which this entry is a holder.
     pub(in crate::store) async fn held_by(&self, wanted: &Wanted, entry: &str) -> Result<Vec<String>, StoreError> {
         let holds = doc! { self.location.key("holders.id"): entry };
         let find = self.collection.find(wanted.and(holds)).projection(doc! { "_id": 1 });
@@ -212,7 +252,7 @@ impl MongoStore {
         self.place.as_ref()
     }
 
-    /// The user's part of a document, as the primary has it now.
+    /// Returns the user's part of a document, as the primary has it now.
     pub(in crate::store) async fn fetch(&self, name: &str) -> Result<Option<Document>, StoreError> {
         let find = self
             .collection
@@ -224,7 +264,8 @@ impl MongoStore {
             .map(|document| self.users(document)))
     }
 
-    /// Changes the user's part of a document, and returns it, if this entry holds it under this token; `None` otherwise.
+    /// Changes the user's part of a document and returns it, if this entry holds it under this token; returns `None`
+    /// otherwise.
     pub(in crate::store) async fn change(
         &self,
         name: &str,
@@ -239,19 +280,19 @@ impl MongoStore {
         Ok(changed.map(|document| self.users(document)))
     }
 
-    /// Deletes a document if this entry holds it under this token, and says whether it did.
+    /// Deletes a document if this entry holds it under this token, and reports whether it did.
     pub(in crate::store) async fn delete(
         &self,
         name: &str,
         holder: (&str, i64),
         within: Duration,
     ) -> Result<bool, StoreError> {
-        // The server of MongoDB 4.4 does not know its clock in a plain delete.
+        // MongoDB 4.4 has no access to its clock in a plain delete.
         let deleting = self.collection.find_one_and_delete(self.held(name, holder));
         Ok(deleting.projection(doc! { "_id": 1 }).max_time(within).await?.is_some())
     }
 
-    /// The update with a new `wake`, by which a stream shows that it is of a holder and makes nothing free.
+    /// Returns the update with a new `wake`, by which a stream shows that the update is a holder's and frees nothing.
     fn signed(&self, update: UpdateModifications, operation: &str) -> UpdateModifications {
         let (field, wake) = (self.location.key("wake"), wake::of_change(operation));
         match update {

@@ -1,18 +1,18 @@
-//! Documents as the server has them, whatever they say.
+//! Tolerant reading of documents as the server has them.
 //!
-//! The server stores texts that are no UTF-8, in an `_id` too, and the driver refuses a whole answer for one of them. So
-//! what can hold documents of others is read raw: what is no text is replaced, as it is only told, and nothing but the
-//! document that has it is concerned.
+//! The server stores texts that are not UTF-8, in an `_id` too, and the driver refuses a whole answer because of one
+//! such text. So answers that can contain documents of others are read raw: invalid text is replaced, as it is only
+//! shown, and affects only the document that contains it.
 
 use std::borrow::Cow;
 
 use mongodb::bson::{Bson, Document, RawDocument};
 
-/// More levels than any server accepts.
+/// Maximum nesting depth: more levels than any server accepts.
 const DEPTH_MOST: usize = 250;
 
-/// The document, with `\u{fffd}` in place of bytes that are no UTF-8; `None` where it is no BSON at all, which no server
-/// stores.
+/// Returns the document, with `\u{fffd}` in place of bytes that are not UTF-8; `None` when it is not BSON at all, which
+/// no server stores.
 pub(super) fn read(raw: &RawDocument) -> Option<Document> {
     if let Ok(document) = Document::try_from(raw) {
         return Some(document);
@@ -22,12 +22,13 @@ pub(super) fn read(raw: &RawDocument) -> Option<Document> {
     Document::from_reader(repaired.as_slice()).ok()
 }
 
-/// The value of a field exactly as it is; `None` where it is missing, is no UTF-8, or stands behind a name that is none.
+/// Returns the value of a field exactly as it is; `None` when it is missing, is not UTF-8, or follows a name that is
+/// not.
 pub(super) fn read_exactly(raw: &RawDocument, field: &str) -> Option<Bson> {
     Bson::try_from(raw.get(field).ok()??).ok()
 }
 
-/// What is still to be read.
+/// The bytes that are still to be read.
 struct Source<'a>(&'a [u8]);
 
 impl<'a> Source<'a> {
@@ -42,7 +43,7 @@ impl<'a> Source<'a> {
         usize::try_from(i32::from_le_bytes(bytes)).ok()
     }
 
-    /// Text up to a NUL.
+    /// Reads text up to a NUL.
     fn name(&mut self) -> Option<Cow<'a, str>> {
         let length = self.0.iter().position(|byte| *byte == 0)?;
         let text = self.take(length)?;
@@ -50,7 +51,7 @@ impl<'a> Source<'a> {
         Some(String::from_utf8_lossy(text))
     }
 
-    /// Text after its length, with a NUL.
+    /// Reads text after its length, with a NUL.
     fn text(&mut self, to: &mut Vec<u8>) -> Option<()> {
         let length = self.length()?;
         let (_, text) = self.take(length)?.split_last()?;
@@ -65,7 +66,7 @@ impl<'a> Source<'a> {
         Some(())
     }
 
-    /// A document or array: its length, its elements, and a NUL.
+    /// Reads a document or array: its length, its elements, and a NUL.
     fn document(&mut self, to: &mut Vec<u8>, depth: usize) -> Option<()> {
         if depth > DEPTH_MOST {
             return None;
@@ -86,21 +87,21 @@ impl<'a> Source<'a> {
         put_length(to, begin)
     }
 
-    /// A value, by the number of its type in the BSON specification.
+    /// Reads a value, by the number of its type in the BSON specification.
     fn value(&mut self, kind: u8, to: &mut Vec<u8>, depth: usize) -> Option<()> {
         match kind {
-            // Undefined, null, the smallest and the largest key.
+            // Undefined, null, MinKey and MaxKey.
             0x06 | 0x0a | 0xff | 0x7f => Some(()),
             0x08 => self.copy(1, to),
             0x10 => self.copy(4, to),
-            // Double, date, timestamp, whole number.
+            // Double, date, timestamp, 64-bit integer.
             0x01 | 0x09 | 0x11 | 0x12 => self.copy(8, to),
             0x07 => self.copy(12, to),
             0x13 => self.copy(16, to),
             // String, code, symbol.
             0x02 | 0x0d | 0x0e => self.text(to),
             0x03 | 0x04 => self.document(to, depth + 1),
-            // Binary: after its length comes its subtype.
+            // Binary: its length is followed by its subtype.
             0x05 => {
                 let length = self.length()?;
                 to.extend(i32::try_from(length).ok()?.to_le_bytes());
@@ -117,7 +118,7 @@ impl<'a> Source<'a> {
                 self.text(to)?;
                 self.copy(12, to)
             }
-            // Code with its scope, after the length of both.
+            // Code with its scope, after the total length of both.
             0x0f => {
                 let begin = to.len();
                 self.take(4)?;
@@ -136,7 +137,7 @@ fn put_name(to: &mut Vec<u8>, name: &str) {
     to.push(0);
 }
 
-/// Writes, in front of what begins there, how long it is.
+/// Writes the length of the value that begins at `begin` in front of it.
 fn put_length(to: &mut [u8], begin: usize) -> Option<()> {
     let length = i32::try_from(to.len() - begin).ok()?;
     to[begin..begin + 4].copy_from_slice(&length.to_le_bytes());
@@ -162,7 +163,7 @@ mod tests {
             "scoped": JavaScriptCodeWithScope { code: "?".to_owned(), scope: doc! { "a": "?" } },
             "number": 3, "stamp": Timestamp { time: 1, increment: 2 }, "least": Bson::MinKey, "most": Bson::MaxKey,
             "decimal": Bson::Decimal128("1.5".parse().unwrap()), "undefined": Bson::Undefined,
-            // The last, as no field behind such a name is found.
+            // Comes last: a field after such a name is not found.
             "?": 1,
         }
     }

@@ -10,11 +10,11 @@ use mongodb::{
 use super::{AWAIT_TIME, MongoStore, lossy, not_utf8};
 use crate::{
     protocol::{Location, ServerTime, State, wake},
-    store::{Event, NamedSighting, ResumeAt, Sighting, StoreError, Watched, name},
+    store::{Event, Left, NamedSighting, ResumeAt, Sighting, StoreError, Watched, name},
 };
 
 impl MongoStore {
-    /// Opens a stream of what concerns `session`.
+    /// Opens a stream of the events that concern `session`.
     pub(in crate::store) async fn watch(
         &self,
         session: &str,
@@ -44,7 +44,7 @@ impl MongoStore {
         self.stream(Document::new(), selection, read, resume).await
     }
 
-    /// Opens a stream of whatever happens to the document `name`, or to any.
+    /// Opens a stream of all changes to the document `name`, or to any document.
     pub(in crate::store) async fn follow(
         &self,
         name: Option<&str>,
@@ -60,8 +60,8 @@ impl MongoStore {
         self.stream(options, selection, read, resume).await
     }
 
-    /// Opens the stream as a plain aggregation and not through the driver's `watch`, whose own resuming can lose
-    /// events unseen (a retried resume starts from now) and whose errors come late: here every gap is known, and every
+    /// Opens the stream as a plain aggregation and not through the driver's `watch`, whose own resuming can lose events
+    /// unnoticed (a retried resume starts from now) and whose errors come late: here every gap is known, and every
     /// batch, empty ones too, is a sign of life.
     async fn stream<T>(
         &self,
@@ -93,16 +93,18 @@ impl MongoStore {
     }
 }
 
-/// A write of the protocol bears the time at which its command began. One that bears an earlier time by more than this has
-/// brought an earlier copy of the lock back. In milliseconds; a command that was held up for longer is only looked at.
+/// Maximum age of a write's `at`, in milliseconds: a write of the protocol carries the time at which its command began,
+/// so an earlier one has restored an earlier copy of the lock. A command that was held up for longer only causes a
+/// read.
 const OLD: i64 = 100;
 
-/// Selects, on the server, what concerns a session: writes that name one of its entries, and whatever is not a write
-/// of the protocol. A pipeline update is reported as an `update` with a delta or as a whole `replace`, as the server
-/// likes, so `wake` is looked for in both.
+/// Selects, on the server, the events that concern a session: writes that name one of its entries, and everything that
+/// is not a write of the protocol. The server reports a pipeline update as an `update` with a delta or as a whole
+/// `replace`, so `wake` is looked for in both.
 ///
-/// Each condition says first which kind of write it is for. The server looks for as much of it as it can in its log: a
-/// condition on `fullDocument` alone lets every update pass there, of which an event is made before it is dropped.
+/// Each condition begins with the kind of write it is for. The server applies as much of it as it can to its log: a
+/// condition on `fullDocument` alone lets every update pass there, and the server builds an event of each before it
+/// drops it.
 fn concerning(session: &str) -> Vec<Document> {
     let pattern = doc! { "$regex": wake::pattern(session) };
     const DELTA: &str = "updateDescription.updatedFields.wake";
@@ -119,18 +121,34 @@ fn concerning(session: &str) -> Vec<Document> {
             "operationType": 1, "documentKey": 1,
             "wake": { "$ifNull": ["$fullDocument.wake", "$updateDescription.updatedFields.wake"] },
             "at": { "$ifNull": ["$fullDocument.at", "$updateDescription.updatedFields.at"] },
+            "clusterTime": 1, "left": left("$fullDocument", WHOLE),
         } },
     ]
 }
 
-/// The same for locks in documents of the user's own. What is inserted there, and what changes nothing of the lock, is
-/// nothing to us; a change of the lock without a new `wake`, and a replaced or deleted document, are. So is an earlier copy
-/// of the lock, which an object mapper saves with the whole document: it names nobody that it concerns, as its `wake` is
-/// that of an earlier write, but its time is over.
+/// Maximum size in bytes of a document that another program's event shows: a lock's is rarely larger, and every client
+/// with a stream gets it.
+const SHOWN_MOST: i32 = 65_536;
+
+/// Returns the lock's document where another program replaced it, so that nobody needs to read it.
+fn left(lock: impl Into<String>, wake: impl Into<String>) -> Document {
+    let (lock, wake) = (lock.into(), wake.into());
+    let shown = doc! { "$and": [
+        { "$eq": ["$operationType", "replace"] },
+        { "$ne": [{ "$type": format!("${wake}") }, "string"] },
+        { "$lte": [{ "$bsonSize": "$fullDocument" }, SHOWN_MOST] },
+    ] };
+    doc! { "$cond": [shown, lock, "$$REMOVE"] }
+}
+
+/// Does the same for locks in documents of the user's own. Insertions, and changes that do not touch the lock, are
+/// ignored; changes of the lock without a new `wake`, and replaced or deleted documents, are not. Nor is an earlier
+/// copy of the lock, which an object mapper saves with the whole document: it names nobody that it concerns, as its
+/// `wake` is that of an earlier write, but its time is in the past.
 ///
-/// While somebody claims, there is told as well what can make a document free, or match what is asked for: every
-/// insertion and every change by the user, and of our own writes those by which somebody went and nobody came. Expiry
-/// raises no event.
+/// While somebody claims, the stream also reports everything that can free a document, or make it match: every
+/// insertion, every change by the user, and those of our own writes that remove an entry and add none. Expiry raises no
+/// event.
 fn concerning_in_place(session: &str, location: &Location, watched: Watched) -> Vec<Document> {
     let mut stages = Vec::new();
     let mut told = vec![
@@ -150,22 +168,23 @@ fn concerning_in_place(session: &str, location: &Location, watched: Watched) -> 
         doc! { "$project": {
             "operationType": 1, "documentKey": 1,
             "wake": written(location, "wake"), "at": written(location, "at"), "touched": touched(location),
-            "old": is_old(location),
+            "old": is_old(location), "clusterTime": 1,
+            "left": left(format!("$fullDocument.{}", location.path()), format!("fullDocument.{}", location.key("wake"))),
         } },
         doc! { "$match": { "$or": told } },
     ]);
     stages
 }
 
-/// Whom an event of documents of the user's own concerns.
+/// The parties that an event on documents of the user's own concerns.
 struct Concern {
-    /// The entries of the session.
+    /// Whether it concerns the session's entries.
     session: bool,
-    /// Those who claim.
+    /// Whether it concerns claims.
     frees: bool,
 }
 
-/// The same conditions as those of the server's selection: which of them an event has met is not in it.
+/// Evaluates the conditions of the server's selection again: the event does not include which of them it met.
 fn concern(event: &Document, ours: &str) -> Concern {
     let wake = event.get_str("wake").ok();
     let kind = event.get_str("operationType").unwrap_or_default();
@@ -180,10 +199,10 @@ fn concern(event: &Document, ours: &str) -> Concern {
     Concern { session, frees }
 }
 
-/// The value that an event's write gave to a field of the lock; missing where it gave none.
+/// Returns the value that an event's write gave to a field of the lock; missing if it gave none.
 ///
-/// A delta has it under a key with literal dots, or inside the value of a key that is a part of the path; and `$match`
-/// by path can see neither.
+/// A delta has it under a key with literal dots, or inside the value of a key that is a part of the path; `$match` by
+/// path can see neither.
 fn written(location: &Location, field: &str) -> Document {
     let whole = format!("$fullDocument.{}", location.key(field));
     let key = location.key(field);
@@ -200,7 +219,7 @@ fn written(location: &Location, field: &str) -> Document {
     doc! { "$ifNull": [whole, delta] }
 }
 
-/// Whether an event's write may have changed anything of the lock.
+/// Returns the expression for whether an event's write may have changed anything in the lock.
 fn touched(location: &Location) -> Document {
     let path: Vec<&str> = location.segments().collect();
     let above: Vec<String> = (1..=path.len()).map(|depth| path[..depth].join(".")).collect();
@@ -222,14 +241,14 @@ fn touched(location: &Location) -> Document {
     ] }
 }
 
-/// Whether the lock that an event's write has given bears an earlier time than the write.
+/// Returns the expression for whether the lock that an event's write has left carries an earlier time than the write.
 fn is_old(location: &Location) -> Document {
-    // MongoDB tells the time of a write to the millisecond since 6.0. Before, it is the second that had begun.
+    // MongoDB reports the time of a write in milliseconds since 6.0. Before that, it is the second that had begun.
     let when = doc! { "$ifNull": ["$wallTime", { "$toDate": "$clusterTime" }] };
     doc! { "$lt": [written(location, "at"), { "$subtract": [when, OLD] }] }
 }
 
-/// Selects what happens to one document, or to any, and to the collection.
+/// Selects all changes to one document, or to any, and to the collection.
 fn about(id: Option<&Bson>, location: &Location) -> Vec<Document> {
     let mut stages = Vec::new();
     stages.extend(id.map(|id| {
@@ -238,26 +257,33 @@ fn about(id: Option<&Bson>, location: &Location) -> Vec<Document> {
             { "operationType": { "$nin": ["insert", "update", "replace", "delete"] } },
         ] } }
     }));
-    // Of a document of the user's own only the lock is sent.
-    let shown = if location.is_root() {
-        "fullDocument".to_owned()
-    } else {
-        format!("fullDocument.{}", location.path())
-    };
-    stages.push(doc! { "$project": { "operationType": 1, "documentKey": 1, shown: 1 } });
+    if location.is_root() {
+        stages.push(doc! { "$project": { "operationType": 1, "documentKey": 1, "fullDocument": 1 } });
+        return stages;
+    }
+    // Of a document of the user's own only the lock is sent, and only where it was written.
+    let shown = format!("fullDocument.{}", location.path());
+    stages.push(doc! { "$project": {
+        "operationType": 1, "documentKey": 1, &shown: 1, "touched": touched(location),
+    } });
+    stages.push(doc! { "$match": { "$or": [
+        { "operationType": { "$nin": ["insert", "update"] } },
+        { "operationType": "insert", shown: { "$exists": true } },
+        { "operationType": "update", "touched": true },
+    ] } });
     stages
 }
 
-/// An event, as far as it can be read.
+/// An event, as far as it is readable.
 enum Received {
     Event {
-        /// What is no UTF-8 in it is replaced.
+        /// Fields, with anything that is not UTF-8 replaced.
         fields: Document,
-        /// Whether the `_id` of its document is as it is there. Where it is not, no lock has it, as no program could ask
-        /// for it.
+        /// Whether the `_id` of its document is unchanged. If it is not, no lock has it, as no program could ask for
+        /// it.
         has_name: bool,
     },
-    /// It is no BSON.
+    /// Bytes that are not BSON.
     Nothing,
 }
 
@@ -271,7 +297,7 @@ impl Received {
     }
 }
 
-/// Adds what an event says.
+/// A function that adds the content of an event.
 type Reader<T> = dyn Fn(&Received, &mut Vec<T>) + Send + Sync;
 
 /// An open stream; dropping it closes the server's cursor in the background.
@@ -294,8 +320,8 @@ impl<T> MongoStream<T> {
         self.resume_at.clone()
     }
 
-    /// Reads what the server has sent, whatever it is: what can't be read is passed over, as it would be sent again and
-    /// again to whoever takes up the stream before it.
+    /// Reads everything that the server has sent: unreadable parts are skipped, as the server would send them again and
+    /// again to every client that resumes the stream before them.
     async fn read_batch(&mut self) -> Result<Vec<T>, StoreError> {
         let Some(batch) = self.cursor.next().await.transpose()? else {
             // The server closes the cursor after an invalidating event.
@@ -339,24 +365,28 @@ fn read_any(location: &Location, event: &Received) -> Event {
         Received::Nothing => Event::Everything,
         Received::Event { fields, has_name: true } => read_event(location, fields),
         // Nobody holds it or waits for it.
-        Received::Event { .. } => Event::Foreign { name: String::new() },
+        Received::Event { .. } => Event::Foreign {
+            name: String::new(),
+            left: None,
+        },
     }
 }
 
-/// `None`: it is of a document that no lock can have.
+/// Returns the sighting in an event; `None` when its document can't be a lock's.
 pub(crate) fn read_sighting(location: &Location, event: &Document) -> Option<NamedSighting> {
     let Some(id) = event.get_document("documentKey").ok().and_then(|key| key.get("_id")) else {
         return Some(NamedSighting::Everything);
     };
     let name = name::of_document(location, id)?;
-    let state = event
-        .get_document("fullDocument")
-        .ok()
-        .and_then(|document| location.lock(document))
-        .map(State::from_document);
-    let sighting = match (event.get_str("operationType"), state) {
+    let document = event.get_document("fullDocument").ok();
+    let sighting = match (
+        event.get_str("operationType"),
+        document.map(|document| location.found(document)),
+    ) {
         (Ok("delete"), _) => Sighting::Gone,
-        (Ok("insert" | "update" | "replace"), Some(Ok(state))) => Sighting::State(Box::new(state)),
+        (Ok("insert" | "update" | "replace"), Some(Some(Ok(state)))) => Sighting::State(Box::new(state)),
+        // The document is there, and no lock in it.
+        (Ok("insert" | "update" | "replace"), Some(None)) => Sighting::Gone,
         // Deleted or overwritten since, or the collection is: the document must be read.
         _ => Sighting::Unclear,
     };
@@ -375,12 +405,30 @@ pub(crate) fn read_event(location: &Location, event: &Document) -> Event {
                     name,
                     wake: wake.to_owned(),
                     at: ServerTime(at.timestamp_millis()),
+                    logged_at: event.get_timestamp("clusterTime").ok(),
                 },
-                _ => Event::Foreign { name },
+                _ => Event::Foreign {
+                    name,
+                    left: read_left(event),
+                },
             }
         }
-        // Some other program's document: no lock's name is anything but a string.
-        (Ok("insert" | "update" | "replace" | "delete"), Some(None)) => Event::Foreign { name: String::new() },
+        // Another program's document: names of locks are always strings.
+        (Ok("insert" | "update" | "replace" | "delete"), Some(None)) => Event::Foreign {
+            name: String::new(),
+            left: None,
+        },
         _ => Event::Everything,
     }
+}
+
+/// Returns the lock's document after another program's write; `None` where the event does not show it.
+fn read_left(event: &Document) -> Option<Box<Left>> {
+    let document = match (event.get_str("operationType").ok()?, event.get("left")) {
+        ("delete", _) => None,
+        (_, Some(Bson::Document(document))) => Some(State::from_document(document)),
+        _ => return None,
+    };
+    let logged_at = event.get_timestamp("clusterTime").ok()?;
+    Some(Box::new(Left { document, logged_at }))
 }
