@@ -26,7 +26,8 @@ const IN_VAIN_MOST: u32 = 5;
 /// A group of holds that are renewed together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Queue {
-    /// Less than half of the lease is left: mostly holds on a claim lease, which is too short to wait for its turn.
+    /// Less than half of the lease is left, or of the client's own where that is longer: mostly holds on a claim lease,
+    /// and those with a short lease. Both are too short to wait for their turn.
     Urgent,
     /// All others that have no renewal on its way.
     First,
@@ -225,6 +226,10 @@ impl Agenda {
         asking.into_iter().chain(ends).chain(renewals).min()
     }
 
+    pub(super) fn len(&self) -> usize {
+        self.holds.len()
+    }
+
     #[cfg(test)]
     pub(super) fn is_empty(&self) -> bool {
         let renewals = self.renewals.values().all(BTreeSet::is_empty);
@@ -259,7 +264,7 @@ fn place(hold: &Hold, now: Instant) -> (Option<(Queue, Instant)>, Instant) {
         Queue::Guarded
     } else if in_vain > 0 {
         Queue::InVain(in_vain.min(IN_VAIN_MOST))
-    } else if end.saturating_duration_since(now) < hold.lease / 2 {
+    } else if end.saturating_duration_since(now) < hold.lease.urgent_below {
         Queue::Urgent
     } else {
         Queue::First
@@ -273,9 +278,10 @@ mod tests {
 
     use super::*;
     use crate::{
+        config::Settings,
         protocol::Kind,
-        telemetry::How,
-        waitlist::{Grant, deadline::Deadline},
+        terms::Terms,
+        waitlist::{Grant, How, deadline::Deadline},
     };
 
     const LEASE: Duration = Duration::from_secs(30);
@@ -285,9 +291,9 @@ mod tests {
             token: 1,
             used: (Kind::Mutex, 1),
             permits: 1,
-            lease: LEASE,
+            lease: Terms::default().lease(&Settings::default().unchecked()),
             deadline: Deadline::at(end),
-            renew_at,
+            renew_at: Some(renew_at),
             how: How::AtOnce,
         };
         Arc::new(Hold::new(format!("a-{number}"), format!("lock {number}"), &grant))
@@ -320,7 +326,7 @@ mod tests {
             last[10..50]
         );
         // What a renewal has put off meanwhile is found in its new place, and what was taken where it is put back.
-        holds[49].renewed(Deadline::at(now + 5 * LEASE), now + seconds(200));
+        holds[49].renewed(Deadline::at(now + 5 * LEASE), now + seconds(194));
         agenda.update(&holds[99], now);
         let due = agenda.take_due(Queue::First, now + seconds(51), 100, now);
         assert_eq!(numbers(due), [holds[99].number]);
@@ -352,7 +358,7 @@ mod tests {
         hold.refused(|_, _| Duration::ZERO);
         agenda.update(&hold, now);
         assert_eq!(agenda.repeated(now), [Queue::Refused]);
-        hold.renewed(Deadline::at(now + LEASE + seconds(1)), now);
+        hold.renewed(Deadline::at(now + LEASE + seconds(1)), now - seconds(6));
         hold.note_guarded(now);
         agenda.update(&hold, now);
         assert_eq!(agenda.repeated(now), [Queue::Guarded]);

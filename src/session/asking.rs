@@ -8,7 +8,7 @@
 //! call it adrift. Its late answer grants nothing. The answer shows the server's clock, and entries that have come
 //! late, which are then taken out.
 //!
-//! Few operations are on their way at once, as the pool is the user's. An operation without a prompt answer moves to a
+//! Few operations are on their way at once, as the pool is the user's: `admission` finds out how many. An operation without a prompt answer moves to a
 //! slot of another kind, so that hanging ones leave the way free to all others. Two slots are for entries that leave,
 //! so that a release gets through when everything else hangs.
 
@@ -26,13 +26,10 @@ use tokio::{
     time::{Instant, sleep, sleep_until},
 };
 
+use super::admission::{Admission, Admitted};
 use crate::{config::Config, store::StoreError, waitlist::TimedOut};
 
-/// Maximum number of operations on their way at once, so that a burst of acquires and cancels leaves room in the
-/// connection pool, which is the user's; the driver's has ten connections by default.
-pub(super) const OPERATIONS_AT_ONCE: usize = 6;
-
-/// Maximum number of slow operations beside these: those without a prompt answer, or not done in time when they were
+/// Maximum number of slow operations beside the prompt ones: those without a prompt answer, or not done in time when they were
 /// last sent. Each can occupy a connection of the pool for as long as the server may try.
 const SLOW_AT_ONCE: usize = 4;
 
@@ -57,7 +54,7 @@ const LONGEST: Duration = Duration::from_secs(10);
 const LONGEST_UNANSWERED: Duration = Duration::from_secs(2);
 
 /// Number of tries in a row at full pace although none is answered: each can have taken a dead connection out of the
-/// pool, of which [`OPERATIONS_AT_ONCE`] have carried operations at once.
+/// pool, of which [`AT_ONCE_LEAST`](super::admission::AT_ONCE_LEAST) have carried operations at once.
 const DEAD_CONNECTIONS: u32 = 6;
 
 /// Maximum number of operations that come to be adrift while nothing is answered: more of them show no more about the
@@ -73,13 +70,16 @@ const ADRIFT_MOST: usize = 64;
 /// Pause before another check whether an overdue operation may be given up, if it could not be at once.
 const RETRY_GIVING_UP: Duration = Duration::from_millis(250);
 
+/// Age up to which a wait for a slot shows that the client is busy: several answer times.
+const BUSY: Duration = Duration::from_millis(50);
+
 /// Minimum time that the server may take for a claim: the filter is the user's, and may go through many documents.
 const CLAIM: Duration = Duration::from_secs(1);
 
 /// The operations of a session that are on their way, and the recent speed of the server.
 #[derive(Debug)]
 pub(super) struct Asking {
-    prompt: Semaphore,
+    prompt: Admission,
     slow: Semaphore,
     leaves: Semaphore,
     begun: Instant,
@@ -90,22 +90,27 @@ pub(super) struct Asking {
     adrift: AtomicUsize,
     /// When an operation was last given up, in microseconds from the beginning.
     given_up: AtomicU64,
+    /// When an operation last had to wait for a slot, in microseconds from the beginning.
+    waited: AtomicU64,
 }
 
 /// A slot for an operation that is on its way.
-pub(super) struct Slot<'a> {
-    /// Only held.
-    _permit: SemaphorePermit<'a>,
-    /// Whether the slot must be left to others once the answer is not prompt.
-    prompt: bool,
+///
+/// Only held.
+pub(super) enum Slot<'a> {
+    /// It must be left to others once the answer is not prompt.
+    Prompt {
+        _admitted: Admitted<'a>,
+    },
+    Other {
+        _permit: SemaphorePermit<'a>,
+    },
 }
 
 impl<'a> Slot<'a> {
-    fn new(permit: SemaphorePermit<'a>, prompt: bool) -> Self {
-        Self {
-            _permit: permit,
-            prompt,
-        }
+    async fn other(lane: &'a Semaphore) -> Option<Self> {
+        // It is never closed.
+        lane.acquire().await.ok().map(|permit| Self::Other { _permit: permit })
     }
 }
 
@@ -152,9 +157,10 @@ impl Drop for Adrift {
 }
 
 impl Asking {
-    pub(super) fn new() -> Arc<Self> {
+    /// Creates it; at most so many prompt operations are ever on their way at once.
+    pub(super) fn new(most: usize) -> Arc<Self> {
         Arc::new(Self {
-            prompt: Semaphore::new(OPERATIONS_AT_ONCE),
+            prompt: Admission::new(most),
             slow: Semaphore::new(SLOW_AT_ONCE),
             leaves: Semaphore::new(LEAVES_AT_ONCE),
             begun: Instant::now(),
@@ -162,6 +168,7 @@ impl Asking {
             heard: AtomicU64::new(0),
             adrift: AtomicUsize::new(0),
             given_up: AtomicU64::new(0),
+            waited: AtomicU64::new(0),
         })
     }
 
@@ -213,15 +220,24 @@ impl Asking {
     /// Waits for a slot.
     pub(super) async fn enter(&self, leaves: bool, timed_out: TimedOut) -> Option<Slot<'_>> {
         let prompt = timed_out.overdue == 0;
-        let lane = if prompt { &self.prompt } else { &self.slow };
-        // The semaphores are never closed.
+        if prompt && self.prompt.is_full() {
+            self.waited.fetch_max(self.micros(Instant::now()), Ordering::Relaxed);
+        }
+        let lane = async {
+            if prompt {
+                let admitted = self.prompt.enter().await;
+                admitted.map(|admitted| Slot::Prompt { _admitted: admitted })
+            } else {
+                Slot::other(&self.slow).await
+            }
+        };
         if !leaves {
-            return lane.acquire().await.ok().map(|permit| Slot::new(permit, prompt));
+            return lane.await;
         }
         tokio::select! {
             biased;
-            permit = lane.acquire() => permit.ok().map(|permit| Slot::new(permit, prompt)),
-            permit = self.leaves.acquire() => permit.ok().map(|permit| Slot::new(permit, false)),
+            slot = lane => slot,
+            slot = Slot::other(&self.leaves) => slot,
         }
     }
 
@@ -254,13 +270,11 @@ impl Asking {
     ) -> Result<T, Adrift> {
         let mut overdue_at = sent.at + sent.limit.patience();
         loop {
-            let moves = slot.as_ref().is_some_and(|slot| slot.prompt);
+            let moves = matches!(slot, Some(Slot::Prompt { .. }));
             tokio::select! {
                 biased;
                 answer = &mut asking => return Ok(answer),
-                permit = self.slow.acquire(), if moves => {
-                    slot = permit.ok().map(|permit| Slot::new(permit, false));
-                }
+                other = Slot::other(&self.slow), if moves => slot = other,
                 () = sleep_until(overdue_at) => {
                     if let Some(adrift) = self.give_up(sent) {
                         return Err(adrift);
@@ -277,9 +291,15 @@ impl Asking {
         heard > 0 && Duration::from_micros(self.micros(now).saturating_sub(heard)) <= time
     }
 
+    /// Whether operations have had to wait for others just now.
+    pub(super) fn is_busy(&self, now: Instant) -> bool {
+        let waited = self.waited.load(Ordering::Relaxed);
+        waited > 0 && Duration::from_micros(self.micros(now).saturating_sub(waited)) <= BUSY
+    }
+
     /// Whether no operation is on its way.
     pub(super) fn is_idle(&self) -> bool {
-        self.prompt.available_permits() == OPERATIONS_AT_ONCE && self.adrift.load(Ordering::Relaxed) == 0
+        self.prompt.is_idle() && self.adrift.load(Ordering::Relaxed) == 0
     }
 
     /// Notes that an operation sent at that time was answered.
@@ -321,6 +341,7 @@ impl Asking {
             return None;
         }
         self.given_up.store(now, Ordering::Relaxed);
+        self.prompt.unanswered();
         self.adrift.fetch_add(1, Ordering::Relaxed);
         let asking = self.clone();
         Some(Adrift { asking, sent })
@@ -338,7 +359,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn limits_grow_with_the_time_that_answers_take_but_not_with_that_of_claims() {
-        let (asking, config) = (Asking::new(), Settings::default().validate().unwrap());
+        let (asking, config) = (Asking::new(6), Settings::default().validate().unwrap());
         let millis = Duration::from_millis;
         let limit =
             |asking: &Asking, unanswered, overdue| asking.limit(TimedOut { unanswered, overdue }, &config).within;

@@ -44,7 +44,7 @@ impl DocumentSession {
         hold: &Arc<Hold>,
         update: UpdateModifications,
     ) -> Result<Option<Document>, ServerError> {
-        let (documents, held, within) = (self.documents.clone(), hold.clone(), hold.lease);
+        let (documents, held, within) = (self.documents.clone(), hold.clone(), hold.lease.length);
         let operation = self.ids.operation();
         let changing = async move {
             let holder = (held.id.as_str(), held.token.as_i64());
@@ -56,7 +56,7 @@ impl DocumentSession {
 
     /// Deletes a held document; `false` when it is no longer held.
     pub(crate) async fn delete(&self, hold: &Arc<Hold>) -> Result<bool, ServerError> {
-        let (session, held, within) = (self.clone(), hold.clone(), hold.lease);
+        let (session, held, within) = (self.clone(), hold.clone(), hold.lease.length);
         let deleting = async move {
             let holder = (held.id.as_str(), held.token.as_i64());
             held.begin_deleting();

@@ -48,7 +48,7 @@ impl Session {
             operation: self.ids.operation(),
             name: &hold.name,
             holder: (&hold.id, hold.token.as_i64()),
-            keep: self.config.keep_millis(),
+            keep: self.config.keep_millis_for(hold.lease.length),
         };
         let held = match store.guard(&guarding, transaction).await {
             Ok(held) => held,
@@ -103,7 +103,7 @@ impl Session {
                     operation,
                     name: &held.name,
                     holder: (&held.id, held.token.as_i64()),
-                    keep: session.config.keep_millis(),
+                    keep: session.config.keep_millis_for(held.lease.length),
                 };
                 let asked = store.is_in_transaction_of_others(&guarding).await;
                 asked.or_else(|error| match MongoStore::has_no_transactions(&error) {

@@ -29,6 +29,7 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use super::{Session, Table, agenda::AT_A_TIME, hold::Hold};
+use crate::config::Config;
 
 /// Sleep when nothing is due.
 const NOTHING_DUE: Duration = Duration::from_secs(3600);
@@ -50,9 +51,15 @@ pub(super) async fn run(session: Weak<Session>, beat: Arc<Notify>, ended: Cancel
 
 impl Table {
     /// Returns when the heart has to beat again.
-    pub(super) fn next_beat(&self, interval: Duration, wants_to_stream: bool, now: Instant) -> Option<Instant> {
-        let late = self.is_late(interval, now);
-        let next = self.agenda.next(|queue| self.renewals.room_for(queue, late, now));
+    pub(super) fn next_beat(
+        &self,
+        config: &Config,
+        busy: bool,
+        wants_to_stream: bool,
+        now: Instant,
+    ) -> Option<Instant> {
+        let haste = self.haste(config, busy, now);
+        let next = self.agenda.next(|queue| self.renewals.room_for(queue, haste, now));
         next.into_iter().chain(self.watch_due_at(wants_to_stream, now)).min()
     }
 }
@@ -88,7 +95,7 @@ impl Session {
 
         let mut table = self.table();
         let next = table
-            .next_beat(self.config.renewal_interval, self.wants_to_stream(), now)
+            .next_beat(&self.config, self.asking.is_busy(now), self.wants_to_stream(), now)
             .unwrap_or(now + NOTHING_DUE);
         // Work that is late in spite of all must not make the heart race.
         let next = next.max(now + Duration::from_millis(1));
@@ -114,7 +121,8 @@ impl Session {
 
     /// Wakes the heart if it would sleep for too long.
     pub(super) fn beat_in_time(&self, table: &mut Table) {
-        let next = table.next_beat(self.config.renewal_interval, self.wants_to_stream(), Instant::now());
+        let now = Instant::now();
+        let next = table.next_beat(&self.config, self.asking.is_busy(now), self.wants_to_stream(), now);
         if let Some(next) = next
             && table.beat_at.is_none_or(|beat_at| next < beat_at)
         {
@@ -151,12 +159,16 @@ mod tests {
     }
 
     fn client(memory: &Arc<MemoryStore>, id: &str, lease: Duration) -> (Arc<Link>, LockClient) {
-        let link = Link::new(memory.clone(), 1);
-        link.calm();
         let settings = Settings {
             lease: Some(lease),
             ..Settings::default()
         };
+        client_with(memory, id, settings)
+    }
+
+    fn client_with(memory: &Arc<MemoryStore>, id: &str, settings: Settings) -> (Arc<Link>, LockClient) {
+        let link = Link::new(memory.clone(), 1);
+        link.calm();
         let (config, store) = (settings.validate().unwrap(), Store::Simulated(link.clone()));
         let session = Session::of(id.to_owned(), config, store, None, WakeMode::ChangeStream);
         let session = LockSession::over(session, LockStore::Simulated(link.clone()));
@@ -207,6 +219,55 @@ mod tests {
             assert_eq!(claimed.lost_reason(), None, "{late}");
             claimed.release().await.unwrap();
         }
+    }
+
+    /// As long as a client acquires at full pace, its renewals wait until the first of them is late; and none is lost.
+    #[tokio::test(start_paused = true)]
+    async fn renewals_of_very_many_locks_yield_to_acquires() {
+        const COUNT: usize = 6_000;
+        let (link, locks) = client(&memory(), "0123456789abcdef", LEASE);
+        let mutexes = (0..COUNT).map(|number| locks.mutex(format!("lock {number}")));
+        let acquired = join_all(mutexes.map(|mutex| async move { mutex.acquire().await.unwrap() })).await;
+        sleep(2 * LEASE).await;
+        let burden = link.burden(Duration::from_millis(5), Duration::from_micros(10));
+        sleep(2 * LEASE).await;
+        let idle = burden.renewals();
+        let acquiring: Vec<_> = (0..12).map(|task| acquire_on_and_on(&locks, task)).collect();
+        sleep(2 * LEASE).await;
+        let busy = burden.renewals() - idle;
+        acquiring.iter().for_each(|task| task.abort());
+        let least = acquired.iter().map(|handle| handle.safe_for()).min();
+        assert!(least.is_some_and(|least| least > LEASE / 3), "{least:?}");
+        assert!(busy < idle * 3 / 4, "{busy} renewals beside acquires, {idle} without");
+    }
+
+    /// Where little of the lease is left when a renewal is due, it yields to nobody.
+    #[tokio::test(start_paused = true)]
+    async fn renewals_that_are_due_late_in_the_lease_do_not_yield() {
+        const COUNT: usize = 6_000;
+        let settings = Settings {
+            lease: Some(LEASE),
+            renewal_interval: Some(LEASE * 3 / 5),
+            ..Settings::default()
+        };
+        let (link, locks) = client_with(&memory(), "0123456789abcdef", settings);
+        let mutexes = (0..COUNT).map(|number| locks.mutex(format!("lock {number}")));
+        let acquired = join_all(mutexes.map(|mutex| async move { mutex.acquire().await.unwrap() })).await;
+        let _burden = link.burden(Duration::from_millis(5), Duration::from_micros(10));
+        let acquiring: Vec<_> = (0..12).map(|task| acquire_on_and_on(&locks, task)).collect();
+        sleep(3 * LEASE).await;
+        acquiring.iter().for_each(|task| task.abort());
+        let lost = acquired.iter().filter(|handle| handle.lost_reason().is_some()).count();
+        assert_eq!(lost, 0);
+    }
+
+    fn acquire_on_and_on(locks: &LockClient, task: usize) -> tokio::task::JoinHandle<()> {
+        let mutex = locks.mutex(format!("beside {task}"));
+        tokio::spawn(async move {
+            loop {
+                mutex.acquire().await.unwrap().release().await.unwrap();
+            }
+        })
     }
 
     /// Between renewals nobody looks at what is held, whatever comes and goes beside it.

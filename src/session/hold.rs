@@ -16,12 +16,15 @@ use tokio_util::sync::CancellationToken;
 
 use super::process::Process;
 use crate::{
-    config::Config,
-    protocol::{Holder, ServerTime, Use, clock_token},
+    config::{Config, millis},
+    metered::LockLabel,
+    protocol::{Holder, Kept, KeptUntil, ServerTime, Use, clock_token},
     status::{LockStatus, LostReason},
-    telemetry::{self, Granted, How},
+    store::LogTime,
+    telemetry::{self, Granted},
+    terms::Lease,
     token::FencingToken,
-    waitlist::{Grant, clock::ServerClock, deadline::Deadline},
+    waitlist::{Grant, How, clock::ServerClock, deadline::Deadline},
 };
 
 /// A grant, with the local deadline up to which it is surely ours.
@@ -38,8 +41,12 @@ pub(crate) struct Hold {
     pub(crate) token: FencingToken,
     pub(crate) used: Use,
     pub(crate) permits: u64,
-    pub(crate) lease: Duration,
+    pub(crate) lease: Lease,
     pub(crate) since: Instant,
+    /// Its grant is no later than this in the server's log; `None` if that is not known.
+    pub(super) logged_by: Option<LogTime>,
+    /// Set if the lock has metrics of its own.
+    pub(super) label: Option<LockLabel>,
     /// Number of proclaimed values.
     proclaimed: AtomicI64,
     progress: Mutex<Progress>,
@@ -51,7 +58,10 @@ pub(crate) struct Hold {
 #[derive(Debug)]
 struct Progress {
     deadline: Deadline,
-    renew_at: Instant,
+    /// `None`: nobody renews it.
+    renew_at: Option<Instant>,
+    /// Set if the lock is to stay taken after a release.
+    kept: Option<KeptUntil>,
     /// Number of renewals sent.
     renewals: u64,
     /// Renewals sent since the last timely answer.
@@ -127,7 +137,13 @@ impl Hold {
         clock_token(at.plus_millis(1)) <= self.token.as_i64()
     }
 
+    /// Whether its grant is known to come before this in the server's log.
+    pub(super) fn is_logged_before(&self, at: LogTime) -> bool {
+        self.logged_by.is_some_and(|logged_by| logged_by < at)
+    }
+
     pub(crate) fn new(id: String, name: String, grant: &Grant) -> Self {
+        let at_least = grant.lease.at_least;
         Self {
             number: HELD_HERE.fetch_add(1, Ordering::Relaxed),
             id,
@@ -137,10 +153,13 @@ impl Hold {
             permits: grant.permits,
             lease: grant.lease,
             since: Instant::now(),
+            logged_by: None,
+            label: None,
             proclaimed: AtomicI64::new(0),
             progress: Mutex::new(Progress {
                 deadline: grant.deadline,
                 renew_at: grant.renew_at,
+                kept: (!at_least.is_zero()).then(|| KeptUntil::AfterGrant(millis(at_least))),
                 renewals: 0,
                 in_vain: 0,
                 refusals: 0,
@@ -162,12 +181,30 @@ impl Hold {
     /// Whether the document's holder is this hold. The entry alone does not show it: where the hold was removed while
     /// a request for it was on its way, the entry is granted anew, and nothing here has that hold.
     pub(crate) fn is(&self, holder: &Holder) -> bool {
-        holder.id == self.id && holder.token == self.token.as_i64()
+        holder.id == self.id && holder.token == self.token.as_i64() && !holder.is_kept()
     }
 
     /// Returns the number of the next proclaimed value.
     pub(crate) fn proclamation(&self) -> i64 {
         self.proclaimed.fetch_add(1, Ordering::Relaxed) + 1
+    }
+
+    /// Has the lock stay taken after a release, and reports whether the hold was not over yet.
+    pub(crate) fn keep(&self, until: KeptUntil) -> bool {
+        if self.look().is_err() {
+            return false;
+        }
+        let mut progress = self.progress();
+        progress.kept = Some(until);
+        progress.lost.is_none()
+    }
+
+    /// Returns the entry that stays in the document, if the hold was released and the lock stays taken.
+    pub(crate) fn kept(&self) -> Option<Kept> {
+        let progress = self.progress();
+        let until = progress.kept.filter(|_| progress.lost == Some(LostReason::Released))?;
+        let (id, token) = (self.id.clone(), self.token.as_i64());
+        Some(Kept { id, token, until })
     }
 
     /// Waits until the hold is lost.
@@ -310,6 +347,7 @@ impl Hold {
             kind: self.used.0,
             token: self.token,
             how,
+            label: self.label.as_ref(),
         }
     }
 
@@ -330,7 +368,7 @@ impl Hold {
             progress.over_at
         };
         let held = over_at.map_or(Duration::ZERO, |at| at.saturating_duration_since(self.since));
-        telemetry::ended(&self.name, self.used.0, self.token, reason, held);
+        telemetry::ended(&self.name, self.label.as_ref(), self.used.0, self.token, reason, held);
     }
 
     fn announce(&self) {
@@ -347,7 +385,7 @@ impl Hold {
     pub(super) fn schedule(&self) -> Schedule {
         let progress = self.progress();
         Schedule {
-            renew_at: progress.lost.is_none().then_some(progress.renew_at),
+            renew_at: progress.renew_at.filter(|_| progress.lost.is_none()),
             end: match progress.lost {
                 None => progress.deadline.instant(),
                 Some(LostReason::Released) => Instant::now() + NEVER,
@@ -362,7 +400,7 @@ impl Hold {
     /// Notes that a renewal is sent; without an answer another goes out beside it at `again`. Returns its number.
     pub(crate) fn renewing(&self, again: Instant) -> u64 {
         let mut progress = self.progress();
-        progress.renew_at = again;
+        progress.renew_at = Some(again);
         progress.renewals += 1;
         // This renewal goes out beside another.
         progress.failing |= progress.in_vain > 0;
@@ -370,15 +408,15 @@ impl Hold {
         progress.renewals
     }
 
-    /// Notes that a renewal was acknowledged.
+    /// Notes that a renewal that was sent at `sent` was acknowledged.
     ///
     /// It wakes no task: one that waits for the loss looks again at the deadline that it knows of.
-    pub(crate) fn renewed(&self, deadline: Deadline, renew_at: Instant) {
+    pub(crate) fn renewed(&self, deadline: Deadline, sent: Instant) {
         let mut progress = self.progress();
         // Renewals overtake each other; and a lost hold stays lost, however good the news.
         if deadline.instant() > progress.deadline.instant() {
             progress.deadline = deadline;
-            progress.renew_at = renew_at;
+            progress.renew_at = self.lease.next_renewal(sent);
             progress.in_vain = 0;
             progress.refusals = 0;
             progress.failing = false;
@@ -390,8 +428,10 @@ impl Hold {
     pub(super) fn shorten(&self, clock: &ServerClock, config: &Config) {
         let mut progress = self.progress();
         progress.deadline = progress.deadline.corrected(clock, config);
-        progress.failing = true;
-        progress.renew_at = Instant::now();
+        if self.lease.interval.is_some() {
+            progress.failing = true;
+            progress.renew_at = Some(Instant::now());
+        }
     }
 
     /// Wakes the tasks that wait for the loss, as the deadline comes earlier than they know.
@@ -403,12 +443,13 @@ impl Hold {
     /// latest, unless one has gone out since.
     pub(crate) fn failed(&self, renewal: u64, again: Instant, answered: bool) {
         let mut progress = self.progress();
-        if progress.renewals == renewal {
+        // A fixed hold whose grant is confirmed needs no more of them.
+        if progress.renewals == renewal && progress.renew_at.is_some() {
             progress.failing = true;
             if answered {
                 progress.in_vain = 0;
             }
-            progress.renew_at = progress.renew_at.min(again);
+            progress.renew_at = progress.renew_at.map(|at| at.min(again));
         }
     }
 
@@ -417,10 +458,13 @@ impl Hold {
     pub(crate) fn refused(&self, pause: impl FnOnce(u32, Duration) -> Duration) -> u32 {
         let now = Instant::now();
         let mut progress = self.progress();
+        if progress.renew_at.is_none() {
+            return progress.refusals;
+        }
         progress.failing = true;
         progress.in_vain = 0;
         let left = progress.deadline.instant().saturating_duration_since(now);
-        progress.renew_at = now + pause(progress.refusals, left);
+        progress.renew_at = Some(now + pause(progress.refusals, left));
         progress.refusals = progress.refusals.saturating_add(1);
         progress.refusals
     }
@@ -484,7 +528,7 @@ impl Progress {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::protocol::Kind;
+    use crate::{config::Settings, protocol::Kind, terms::Terms};
 
     fn hold() -> Hold {
         let later = Instant::now() + Duration::from_secs(30);
@@ -492,9 +536,9 @@ mod tests {
             token: 1,
             used: (Kind::Document, 1),
             permits: 1,
-            lease: Duration::from_secs(30),
+            lease: Terms::default().lease(&Settings::default().unchecked()),
             deadline: Deadline::at(later),
-            renew_at: later,
+            renew_at: Some(later),
             how: How::AtOnce,
         };
         Hold::new("a-1".to_owned(), "7".to_owned(), &grant)

@@ -18,7 +18,8 @@ use crate::{
     error::{AcquireError, KindMismatch, ServerError},
     protocol::{Ahead, Kind, Operation, Owner, ServerTime, State, Use, document::Malformed, wake},
     status::LostReason,
-    store::{Answer, Failure, StoreError},
+    store::{Answer, Failure, LogTime, StoreError},
+    terms::Terms,
     waitlist::{self, Grant, Held, Key, Patience, Setback, Waiting, Waitlist, ids::Ids},
 };
 
@@ -60,6 +61,7 @@ pub(crate) struct AcquireOptions {
     pub(crate) reports_contention: bool,
     /// Whether a hold of this client with the same use will do.
     pub(crate) reentrant: bool,
+    pub(crate) terms: Terms,
     pub(crate) owner: Owner,
 }
 
@@ -125,6 +127,7 @@ pub(crate) enum Effect {
 enum Cause<'a> {
     Answer(&'a Operation, &'a Answer),
     Failure(&'a StoreError),
+    Event(Option<LogTime>),
     Else,
 }
 
@@ -239,7 +242,8 @@ impl Line {
         }
         self.tasks.insert(key, task);
         let patience = if options.wait { Patience::Wait } else { Patience::Try };
-        let waiting = Waiting::new(key, id, (used, options.permits), patience, context.now).owned_by(options.owner);
+        let waiting = Waiting::new(key, id, (used, options.permits), patience, context.now);
+        let waiting = waiting.on(options.terms).owned_by(options.owner);
         let mut owed = Vec::new();
         self.waitlist.join(waiting, &mut owed);
         self.pay(owed, Cause::Else, context, effects);
@@ -364,7 +368,7 @@ impl Line {
             self.releases.insert(release, to);
             release
         });
-        self.waitlist.let_go(&hold.id, hold.used, release, context);
+        self.waitlist.let_go(&hold.id, hold.used, release, hold.kept(), context);
     }
 
     /// Adds a hold that no task here waited for. No task in line is to join it: documents are never re-entered.
@@ -373,6 +377,7 @@ impl Line {
             used: hold.used,
             permits: i64::try_from(hold.permits).unwrap_or(i64::MAX),
             token: hold.token.as_i64(),
+            lease: hold.lease.length,
             uncertain: false,
         };
         self.waitlist.hold(hold.id.clone(), held);
@@ -422,8 +427,7 @@ impl Line {
             self.silent_since = None;
         }
         let mut owed = Vec::new();
-        self.waitlist
-            .failed(operation, Setback::from(error), context, &mut owed);
+        self.waitlist.failed(operation, setback(error), context, &mut owed);
         self.pay(owed, Cause::Failure(error), context, effects);
     }
 
@@ -445,12 +449,13 @@ impl Line {
         id: &str,
         signal: wake::Signal,
         at: ServerTime,
+        logged_at: Option<LogTime>,
         context: &Context<'_>,
         effects: &mut Vec<Effect>,
     ) {
         let mut owed = Vec::new();
         self.waitlist.signalled(id, signal, at, context, &mut owed);
-        self.pay(owed, Cause::Else, context, effects);
+        self.pay(owed, Cause::Event(logged_at), context, effects);
     }
 
     /// Takes in that anything known of the document may be wrong.
@@ -480,14 +485,14 @@ impl Line {
                     granted = true;
                     // The grant changed the document that was seen before.
                     self.last_answer = None;
-                    self.granted(key, entry, &grant, effects);
+                    self.granted(key, entry, &grant, cause, context, effects);
                 }
                 waitlist::Effect::Denied { key, before } => self.answer(key, effects, |line, task| {
                     line.denied(task.reports_contention.then(|| line.contention(before, cause, context)))
                 }),
                 waitlist::Effect::Mismatched { key } => self.answer(key, effects, |line, _| match cause {
                     Cause::Answer(operation, answer) => Err(line.mismatch(operation, answer)),
-                    Cause::Failure(_) | Cause::Else => Ok(None),
+                    Cause::Failure(_) | Cause::Event(_) | Cause::Else => Ok(None),
                 }),
                 waitlist::Effect::Missing { key } => self.answer(key, effects, |line, _| {
                     let name = line.name.clone();
@@ -514,8 +519,19 @@ impl Line {
         }
     }
 
-    fn granted(&mut self, key: Key, entry: String, grant: &Grant, effects: &mut Vec<Effect>) {
-        let hold = Arc::new(Hold::new(entry.clone(), self.name.clone(), grant));
+    fn granted(
+        &mut self,
+        key: Key,
+        entry: String,
+        grant: &Grant,
+        cause: Cause<'_>,
+        context: &Context<'_>,
+        effects: &mut Vec<Effect>,
+    ) {
+        let mut hold = Hold::new(entry.clone(), self.name.clone(), grant);
+        hold.logged_by = cause.logged_by();
+        hold.label = context.config.metered.label(&self.name);
+        let hold = Arc::new(hold);
         self.holds.insert(entry, hold.clone());
         self.answer(key, effects, |_, _| Ok(Some(hold)));
     }
@@ -558,12 +574,34 @@ impl Line {
 }
 
 impl Cause<'_> {
+    /// Returns the position in the server's log by which it happened, if it is known.
+    fn logged_by(self) -> Option<LogTime> {
+        match self {
+            Self::Answer(_, answer) => answer.logged_by,
+            Self::Event(logged_at) => logged_at,
+            Self::Failure(_) | Self::Else => None,
+        }
+    }
+
     /// Returns the error of the operation that failed.
     fn error(self) -> ServerError {
         match self {
             Self::Failure(error) => error.clone().into(),
-            Self::Answer(..) | Self::Else => StoreError::overdue().into(),
+            Self::Answer(..) | Self::Event(_) | Self::Else => StoreError::overdue().into(),
         }
+    }
+}
+
+/// Returns what a failure means to the waitlist.
+fn setback(error: &StoreError) -> Setback {
+    match error.kind {
+        Failure::Raced => Setback::Raced,
+        Failure::Refused if error.is_malformed() => Setback::Unreadable,
+        Failure::Refused => Setback::Refused,
+        Failure::Unavailable if error.is_unanswered() => Setback::Unanswered,
+        Failure::Unavailable if error.ran_out_of_time() => Setback::Overdue,
+        Failure::Unavailable if error.found_no_server() => Setback::NoServer,
+        Failure::Unavailable => Setback::Interrupted,
     }
 }
 

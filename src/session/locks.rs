@@ -3,11 +3,7 @@
 use std::{fmt, ops::Deref, sync::Arc};
 
 use super::Session;
-use crate::{
-    config::Config,
-    store::{Exchange, LockStore},
-    wake_mode::WakeMode,
-};
+use crate::{config::Config, protocol::Exchange, store::LockStore, wake_mode::WakeMode};
 
 /// A session over locks, which can also be listed and followed.
 #[derive(Clone)]

@@ -7,6 +7,7 @@
 //! connection pool.
 
 mod acquiring;
+mod admission;
 mod agenda;
 pub(crate) mod asking;
 pub(crate) mod claims;
@@ -19,6 +20,7 @@ mod index;
 pub(crate) mod line;
 pub(crate) mod locks;
 mod needs;
+pub(crate) mod observed;
 mod operating;
 mod process;
 pub(crate) mod reading;
@@ -47,8 +49,8 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     config::Config,
-    protocol::QUEUE_MOST,
-    store::{Exchange, Store, StoreError},
+    protocol::{Exchange, QUEUE_MOST},
+    store::{Store, StoreError},
     telemetry,
     waitlist::{clock::ServerClock, ids::Ids},
     wake_mode::WakeMode,
@@ -172,6 +174,7 @@ impl Session {
             // The first exchange has nothing to contradict.
             let _ = clock.note(exchange, &config);
         }
+        let asking = Asking::new(config.max_operations);
         Arc::new(Self {
             config,
             store: Arc::new(store),
@@ -181,7 +184,7 @@ impl Session {
                 ..Table::default()
             }),
             beat: Arc::default(),
-            asking: Asking::new(),
+            asking,
             claims: Claims::default(),
             mode: watch::Sender::new(mode),
             budget,

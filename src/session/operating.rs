@@ -7,10 +7,10 @@ use tokio::time::{Instant, sleep};
 use super::{Session, hold::Hold};
 use crate::{
     error::ServerError,
-    protocol::{Evict, Expects, Operation, Proclaim, QUEUE_MOST, State},
-    store::{Exchange, StoreError},
+    protocol::{Evict, Exchange, Expects, Operation, Proclaim, QUEUE_MOST, State},
+    store::StoreError,
     telemetry,
-    waitlist::timing::BACKOFF,
+    waitlist::backoff::Backoff,
 };
 
 impl Session {
@@ -52,6 +52,7 @@ impl Session {
         Operation {
             id: self.ids.operation(),
             leave: Vec::new(),
+            kept: Vec::new(),
             leave_capacity: None,
             evict: Evict::Nobody,
             proclaim: None,
@@ -87,7 +88,7 @@ impl Session {
         }
         let state = self.operate(name, operation, BREAK, None).await?;
         self.asking.note_heard(sent);
-        telemetry::broke(name);
+        telemetry::broke(name, self.config.metered.label(name).as_ref());
         Ok(state)
     }
 
@@ -100,7 +101,7 @@ impl Session {
         within: Duration,
         deadline: Option<Instant>,
     ) -> Result<Option<State>, ServerError> {
-        let mut pause = BACKOFF.0;
+        let mut backoff = Backoff::default();
         loop {
             let (store, name, operation) = (self.store.clone(), name.to_owned(), operation.clone());
             let running = async move { store.run(&name, &operation, within).await };
@@ -111,8 +112,7 @@ impl Session {
                 }
                 Err(_) => {}
             }
-            sleep(pause).await;
-            pause = (pause * 2).min(BACKOFF.1);
+            sleep(backoff.failed()).await;
         }
     }
 }

@@ -8,14 +8,17 @@ use tokio::{
     time::{Instant, sleep_until},
 };
 
-use super::{Session, asking::OPERATIONS_AT_ONCE};
-use crate::store::{Documents, Exchange, Store, StoreError};
+use super::{Session, admission::AT_ONCE_LEAST};
+use crate::{
+    protocol::Exchange,
+    store::{Documents, Store, StoreError},
+};
 
 /// The limits of a reading that is repeated beside its own unanswered attempts.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Hedging {
     /// Time that the first attempt has for itself. Each later one has the same, and twice as long as the one before
-    /// once [`OPERATIONS_AT_ONCE`] are unanswered.
+    /// once [`AT_ONCE_LEAST`] are unanswered.
     beside: Duration,
     /// Time within which there must be an answer.
     in_all: Duration,
@@ -80,7 +83,7 @@ where
         if Instant::now() >= until {
             return Err(StoreError::unanswered(begun.elapsed()));
         }
-        if attempts.len() >= OPERATIONS_AT_ONCE {
+        if attempts.len() >= AT_ONCE_LEAST {
             pause *= 2;
         }
     }

@@ -43,6 +43,20 @@ pub(super) struct Renewals {
     rest_until: Option<Instant>,
 }
 
+/// Pause before another look where renewals yield to acquires.
+const YIELD: Duration = Duration::from_millis(20);
+
+/// The time that renewals have, as a whole.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Haste {
+    /// Very many locks are held, and acquires wait for a slot: these go first, until the first due renewal is late by
+    /// three quarters of an interval, or would soon be urgent.
+    Yielding,
+    InTime,
+    /// The first due one is late by more than an interval.
+    Late,
+}
+
 /// The reason for a renewal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Lane {
@@ -56,16 +70,18 @@ pub(super) enum Lane {
 
 impl Renewals {
     /// Whether there is room for another.
-    pub(super) fn has_room(&self, lane: Lane, late: bool, now: Instant) -> bool {
-        self.room_from(lane, late, now).is_some_and(|from| from <= now)
+    pub(super) fn has_room(&self, lane: Lane, haste: Haste, now: Instant) -> bool {
+        self.room_from(lane, haste, now).is_some_and(|from| from <= now)
     }
 
-    /// Returns from when there is room for another, unless one must end before. `late`: whether the first due one is
-    /// late.
-    fn room_from(&self, lane: Lane, late: bool, now: Instant) -> Option<Instant> {
+    /// Returns from when there is room for another, unless one must end before.
+    fn room_from(&self, lane: Lane, haste: Haste, now: Instant) -> Option<Instant> {
         let (has_room, from) = match lane {
-            Lane::First if late => (self.first < FIRST_AT_ONCE, None),
-            Lane::First => (self.first < FIRST_IN_TIME, self.rest_until),
+            Lane::First => match haste {
+                Haste::Late => (self.first < FIRST_AT_ONCE, None),
+                Haste::InTime => (self.first < FIRST_IN_TIME, self.rest_until),
+                Haste::Yielding => (self.first < FIRST_IN_TIME, Some(now + YIELD)),
+            },
             Lane::Urgent => (self.urgent < FIRST_AT_ONCE, None),
             Lane::Again => (true, None),
         };
@@ -73,8 +89,8 @@ impl Renewals {
     }
 
     /// Returns the same for a hold of this queue.
-    pub(super) fn room_for(&self, queue: Queue, late: bool, now: Instant) -> Option<Instant> {
-        let room = |lane| self.room_from(lane, late, now);
+    pub(super) fn room_for(&self, queue: Queue, haste: Haste, now: Instant) -> Option<Instant> {
+        let room = |lane| self.room_from(lane, haste, now);
         match queue {
             Queue::First => room(Lane::First),
             // An urgent renewal without room in its own lane goes with the others.
@@ -144,27 +160,31 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn renewals_that_are_not_late_leave_the_server_to_others() {
         let mut renewals = Renewals::default();
-        let room = |renewals: &Renewals, late| renewals.room_for(Queue::First, late, Instant::now());
+        let room = |renewals: &Renewals, haste| renewals.room_for(Queue::First, haste, Instant::now());
         let begun = Instant::now();
-        assert_eq!(room(&renewals, false), Some(begun));
+        assert_eq!(room(&renewals, Haste::InTime), Some(begun));
+        assert_eq!(room(&renewals, Haste::Yielding), Some(begun + YIELD));
         renewals.begin(Lane::First);
-        assert_eq!((room(&renewals, false), room(&renewals, true)), (None, Some(begun)));
+        assert_eq!(
+            (room(&renewals, Haste::InTime), room(&renewals, Haste::Late)),
+            (None, Some(begun))
+        );
         // What is urgent has its own room.
-        assert_eq!(renewals.room_for(Queue::Urgent, false, begun), Some(begun));
+        assert_eq!(renewals.room_for(Queue::Urgent, Haste::Yielding, begun), Some(begun));
         let took = Duration::from_millis(80);
         tokio::time::advance(took).await;
         renewals.end(Lane::First);
         renewals.answered(took, Duration::from_secs(1), Lane::First);
         assert_eq!(
-            (room(&renewals, false), room(&renewals, true)),
+            (room(&renewals, Haste::InTime), room(&renewals, Haste::Late)),
             (Some(begun + 2 * took), Some(begun + took))
         );
-        assert!(!renewals.has_room(Lane::First, false, begun + took));
-        assert!(renewals.has_room(Lane::First, false, begun + 2 * took));
+        assert!(!renewals.has_room(Lane::First, Haste::InTime, begun + took));
+        assert!(renewals.has_room(Lane::First, Haste::InTime, begun + 2 * took));
         for _ in 0..FIRST_AT_ONCE {
-            assert!(renewals.has_room(Lane::First, true, begun + took));
+            assert!(renewals.has_room(Lane::First, Haste::Late, begun + took));
             renewals.begin(Lane::First);
         }
-        assert!(!renewals.has_room(Lane::First, true, begun + took));
+        assert!(!renewals.has_room(Lane::First, Haste::Late, begun + took));
     }
 }

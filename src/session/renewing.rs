@@ -12,12 +12,13 @@ use super::{
     Session, Table,
     agenda::{AT_A_TIME, Queue},
     hold::Hold,
-    renewals::{Lane, RENEWED_TOGETHER, SOONEST},
+    renewals::{Haste, Lane, RENEWED_TOGETHER, SOONEST},
 };
 use crate::{
+    config::Config,
     store::{Renewal, StoreError},
     telemetry,
-    waitlist::{deadline::Deadline, timing::BACKOFF},
+    waitlist::{backoff, deadline::Deadline},
 };
 
 /// Part of the renewal interval within which holds that are due later go along, so that holds acquired at different
@@ -34,6 +35,10 @@ pub(super) const COMMANDS: usize = 32;
 /// Maximum number of urgent holds (less than half of their lease left) that go out in one command, beside all others.
 /// Most of them hold on a claim lease, which is too short to wait for its turn.
 pub(super) const URGENT_TOGETHER: usize = 100;
+
+/// Number of holds above which renewals yield to acquires: those of fewer cost a few commands an interval, which nobody
+/// notices.
+const YIELDING_FROM: usize = 5 * RENEWED_TOGETHER;
 
 /// The slot of a renewal that is on its way, for as long as its answer is awaited.
 pub(super) struct Awaited {
@@ -78,29 +83,33 @@ impl Table {
     /// Returns the next renewal for which there is room, and marks its holds as being renewed.
     pub(super) fn next_batch(
         &mut self,
-        interval: Duration,
+        config: &Config,
+        busy: bool,
         sizes: &mut BTreeMap<Queue, usize>,
         now: Instant,
     ) -> Option<Batch> {
-        let late = self.is_late(interval, now);
+        let haste = self.haste(config, busy, now);
+        let interval = config.renewal_interval;
         let (agenda, renewals) = (&mut self.agenda, &self.renewals);
-        if renewals.has_room(Lane::Urgent, late, now) {
+        if renewals.has_room(Lane::Urgent, haste, now) {
             let holds = agenda.take_due(Queue::Urgent, now, URGENT_TOGETHER, now);
             if !holds.is_empty() {
                 return Some(self.batch(holds, Lane::Urgent, 0, interval, now));
             }
         }
-        if renewals.has_room(Lane::First, late, now)
+        if renewals.has_room(Lane::First, haste, now)
             && (agenda.is_due(Queue::Urgent, now) || agenda.is_due(Queue::First, now))
         {
             let mut holds = agenda.take_due(Queue::Urgent, now, RENEWED_TOGETHER, now);
-            let with_it = now + interval / TAKEN_ALONG;
+            // Holds with a long lease don't go along each time that one with a short lease is due.
+            let intervals = holds.iter().filter_map(|hold| hold.lease.interval);
+            let with_it = now + intervals.chain([interval]).min().unwrap_or(interval) / TAKEN_ALONG;
             holds.extend(agenda.take_due(Queue::First, with_it, RENEWED_TOGETHER - holds.len(), now));
             if !holds.is_empty() {
                 return Some(self.batch(holds, Lane::First, 0, interval, now));
             }
         }
-        if !renewals.has_room(Lane::Again, late, now) {
+        if !renewals.has_room(Lane::Again, haste, now) {
             return None;
         }
         for queue in agenda.repeated(now) {
@@ -156,10 +165,24 @@ impl Table {
         }
     }
 
-    /// Whether a renewal is late by more than an interval.
-    pub(super) fn is_late(&self, interval: Duration, now: Instant) -> bool {
-        let by = now.checked_sub(interval);
-        by.is_some_and(|by| self.agenda.is_due(Queue::First, by))
+    /// Returns the time that renewals have; `busy`: whether as many operations are on their way as there may be.
+    pub(super) fn haste(&self, config: &Config, busy: bool, now: Instant) -> Haste {
+        let interval = config.renewal_interval;
+        let late_by = |queue, late| now.checked_sub(late).is_some_and(|by| self.agenda.is_due(queue, by));
+        // With half of its lease left a renewal is urgent.
+        let half = config.lease.saturating_sub(config.margin(config.lease)) / 2;
+        let yields_for = (interval * 3 / 4).min(half.saturating_sub(interval));
+        if late_by(Queue::First, interval) || late_by(Queue::Urgent, interval / 2) {
+            Haste::Late
+        } else if busy
+            && self.agenda.len() > YIELDING_FROM
+            && !late_by(Queue::First, yields_for)
+            && !self.agenda.is_due(Queue::Urgent, now)
+        {
+            Haste::Yielding
+        } else {
+            Haste::InTime
+        }
     }
 }
 
@@ -169,7 +192,8 @@ impl Session {
         let mut sizes = BTreeMap::new();
         loop {
             // A binding of its own, so that the mutex is released after each.
-            let batch = self.table().next_batch(self.config.renewal_interval, &mut sizes, now);
+            let busy = self.asking.is_busy(now);
+            let batch = self.table().next_batch(&self.config, busy, &mut sizes, now);
             let Some(batch) = batch else { return };
             self.send_renewal(batch);
         }
@@ -207,7 +231,7 @@ impl Session {
             }
             session.suspicion.note(sent_at, answered.as_ref());
             if let Err(error) = answered {
-                let again = Instant::now() + (session.config.renewal_interval / 10).min(BACKOFF.1);
+                let again = Instant::now() + (session.config.renewal_interval / 10).min(backoff::LONGEST);
                 for (hold, number) in holds.iter().zip(&batch.numbers) {
                     hold.failed(*number, again, error.was_answered());
                 }
@@ -255,18 +279,19 @@ impl Session {
         for hold in holds {
             entries.entry(hold.name.clone()).or_default().push(hold.id.clone());
         }
+        let longest = holds.iter().map(|hold| hold.lease.length).max();
         let renewal = Renewal {
             operation: self.ids.operation(),
             entries,
-            keep: self.config.keep_millis(),
+            keep: self.config.keep_millis_for(longest.unwrap_or_default()),
             within,
             apart,
         };
         // Reckoned from the server's clock as known at sending: by the time of the answer it may be another server's.
         let sent = Instant::now();
-        let deadline = Deadline::of_renewal(sent, self.config.lease, &self.table().clock, &self.config);
+        let clock_then = self.table().clock;
+        let deadline_of = |hold: &Hold| Deadline::of_renewal(sent, hold.lease.length, &clock_then, &self.config);
         let outcome = self.store.renew(&renewal).await?;
-        let renew_at = sent + self.config.renewal_interval;
         let mut asked = Vec::new();
         for hold in holds {
             match outcome.refused.get(&hold.name) {
@@ -286,11 +311,13 @@ impl Session {
                 // Under the mutex of the clock, so that a jump ahead misses none of them.
                 let clock = &self.table().clock;
                 for hold in some {
-                    hold.renewed(deadline.corrected(clock, &self.config), renew_at);
+                    hold.renewed(deadline_of(hold).corrected(clock, &self.config), sent);
                     hold.answered(sent);
                 }
             }
-            self.hear_the_clock(&holds[0].name, sent);
+            let intervals = holds.iter().filter_map(|hold| hold.lease.interval);
+            let interval = intervals.chain([self.config.renewal_interval]).min();
+            self.hear_the_clock(&holds[0].name, interval.unwrap_or_default(), sent);
             return Ok((outcome.renewed, why));
         }
         let names: BTreeSet<&String> = asked.iter().map(|hold| &hold.name).collect();
@@ -301,10 +328,11 @@ impl Session {
         for hold in asked {
             let state = documents.get(&hold.name).and_then(|document| document.as_ref().ok());
             let holder = state.and_then(|state| state.holders.iter().find(|holder| hold.is(holder)));
+            let lease = hold.lease.length;
             let deadline =
-                holder.and_then(|holder| Deadline::of_reading(&exchange, holder.until, sent, hold.lease, &self.config));
+                holder.and_then(|holder| Deadline::of_reading(&exchange, holder.until, sent, lease, &self.config));
             if let Some(deadline) = deadline {
-                hold.renewed(deadline.corrected(&self.table().clock, &self.config), renew_at);
+                hold.renewed(deadline.corrected(&self.table().clock, &self.config), sent);
                 hold.answered(sent);
                 renewed += 1;
             }
@@ -318,7 +346,7 @@ impl Session {
         let interval = self.config.renewal_interval;
         let times = hold.refused(|times, left| {
             let pause = (interval / 10)
-                .min(BACKOFF.1)
+                .min(backoff::LONGEST)
                 .saturating_mul(2_u32.saturating_pow(times));
             pause.min(interval).min(left / 3).max(SOONEST)
         });

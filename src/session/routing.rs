@@ -5,14 +5,19 @@ use std::{ops::Bound, sync::Arc};
 use super::{Session, agenda::AT_A_TIME, line::Line};
 use crate::{
     protocol::{ServerTime, wake},
-    store::Event,
+    store::{Event, Left},
 };
 
 impl Session {
     /// Routes an event of the change stream. It only routes: tasks do the work.
     pub(super) fn on_event(self: &Arc<Self>, event: &Event) {
         match event {
-            Event::Addressed { name, wake, at } => {
+            Event::Addressed {
+                name,
+                wake,
+                at,
+                logged_at,
+            } => {
                 let mut ours = false;
                 for (id, signal) in wake::signals(wake, self.ids.session()) {
                     ours = true;
@@ -23,7 +28,8 @@ impl Session {
                         // A grant of an entry that nobody knows any more is taken out again.
                         let known = lines.by_name.contains_key(name);
                         if known || matches!(signal, wake::Signal::Granted { .. }) {
-                            lines.line(name).signalled(id, signal, *at, context, effects);
+                            let line = lines.line(name);
+                            line.signalled(id, signal, *at, *logged_at, context, effects);
                         }
                     });
                 }
@@ -34,7 +40,12 @@ impl Session {
                     self.on_doubt(name);
                 }
             }
-            Event::Foreign { name } => self.on_doubt(name),
+            Event::Foreign { name, left } => {
+                if let Some(left) = left {
+                    self.on_overwrite(name, left);
+                }
+                self.on_doubt(name);
+            }
             // The watcher notifies the claims once for each batch.
             Event::Freed => {}
             Event::Everything => self.on_gap(),
@@ -50,6 +61,18 @@ impl Session {
             holds.filter(|hold| hold.is_granted_after(at)).cloned().collect()
         };
         self.verify(held);
+    }
+
+    /// Ends the holds that another program's write has put out: those that were in the document before it, and are not
+    /// after it. The event alone shows that. All others are read.
+    fn on_overwrite(self: &Arc<Self>, name: &str, left: &Left) {
+        self.feed(name, |lines, context, effects| {
+            if let Some(line) = lines.by_name.get_mut(name) {
+                let before = line.holds().filter(|hold| hold.is_logged_before(left.logged_at));
+                let before: Vec<String> = before.map(|hold| hold.id.clone()).collect();
+                line.verified(left.document.as_ref(), &before, context, effects);
+            }
+        });
     }
 
     /// Takes in that the document of `name` may have changed in any way: its waiters ask again, its holds are

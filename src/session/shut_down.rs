@@ -7,9 +7,9 @@ use tokio::time::{Instant, timeout};
 
 use super::{Session, hold::Hold, line::UNANSWERED};
 use crate::{
-    protocol::Expects,
+    protocol::{Exchange, Expects},
     status::LostReason,
-    store::{Answer, Exchange},
+    store::Answer,
 };
 
 /// Maximum number of documents in one command of releases: some hundred kilobytes, as each has a pipeline of its own.
@@ -42,7 +42,7 @@ impl Session {
                 drained.await;
             }
         };
-        // Beyond that the leases have run out.
+        // Beyond that the leases have run out, except those that are longer than the client's own.
         let _ = timeout(self.config.lease, rest).await;
         self.ended.cancel();
     }
@@ -138,7 +138,14 @@ impl Session {
         };
         for (name, operation) in together.iter() {
             let answer = match &mut released {
-                Ok(refused) => refused.remove(name).map_or(Ok(Answer { state: None, exchange }), Err),
+                Ok(refused) => refused.remove(name).map_or(
+                    Ok(Answer {
+                        state: None,
+                        exchange,
+                        logged_by: None,
+                    }),
+                    Err,
+                ),
                 Err(error) => Err(error.clone()),
             };
             let failed = answer.is_err();

@@ -7,10 +7,9 @@ use tokio::time::{Instant, sleep};
 
 use super::{Session, Table, agenda::AT_A_TIME, hold::Hold, renewals::RENEWED_TOGETHER};
 use crate::{
-    protocol::{State, document::Malformed},
-    store::Exchange,
+    protocol::{Exchange, State, document::Malformed},
     telemetry,
-    waitlist::{clock::Jump, timing::BACKOFF},
+    waitlist::{backoff::Backoff, clock::Jump},
 };
 
 /// Age from which a held lock is worth a change stream that reports its loss. Most critical sections are shorter, and
@@ -21,7 +20,7 @@ pub(super) const WORTH_WATCHING: Duration = Duration::from_millis(200);
 pub(super) const VERIFY_EVERY: Duration = Duration::from_millis(500);
 
 /// Maximum number of tries to read the documents of doubted holds. By the last, a renewal has shown more.
-pub(super) const READ_ATTEMPTS: u32 = 8;
+pub(super) const READ_ATTEMPTS: u32 = 16;
 
 impl Table {
     /// Returns when a stream is demanded to report losses, or, where none can be, when the next holds are read.
@@ -46,8 +45,8 @@ impl Table {
 
 impl Session {
     /// Reads a document if nothing else has shown the server's clock since the renewal before: renewals don't show it.
-    pub(super) fn hear_the_clock(self: &Arc<Self>, name: &str, now: Instant) {
-        let Some(since) = now.checked_sub(self.config.renewal_interval) else {
+    pub(super) fn hear_the_clock(self: &Arc<Self>, name: &str, interval: Duration, now: Instant) {
+        let Some(since) = now.checked_sub(interval) else {
             return;
         };
         if self.table().clock.is_stale(since, now) {
@@ -137,7 +136,8 @@ impl Session {
     pub(super) async fn verify_together(self: &Arc<Self>, holds: &[Arc<Hold>]) {
         let names: BTreeSet<&String> = holds.iter().map(|hold| &hold.name).collect();
         let names: Vec<String> = names.into_iter().cloned().collect();
-        for attempt in 0..READ_ATTEMPTS {
+        let mut backoff = Backoff::default();
+        for _ in 0..READ_ATTEMPTS {
             match self.read_names(&names).await {
                 Ok((documents, exchange)) => {
                     self.note(&exchange);
@@ -146,7 +146,7 @@ impl Session {
                     }
                     return;
                 }
-                Err(_) => sleep(BACKOFF.0.saturating_mul(1 << attempt)).await,
+                Err(_) => sleep(backoff.failed()).await,
             }
         }
     }

@@ -27,11 +27,12 @@ use crate::{
     error::{AcquireError, ServerError},
     protocol::{Kind, Owner},
     store::{Outlook, StoreError, Wanted, name},
-    telemetry::{self, How},
+    telemetry::{self},
     waitlist::{
-        TimedOut,
+        How, TimedOut,
         answers::TRY_FOR,
-        timing::{self, BACKOFF, CLOCK_RESOLUTION},
+        backoff::Backoff,
+        timing::{self, CLOCK_RESOLUTION},
     },
 };
 use pace::Pace;
@@ -183,7 +184,7 @@ impl DocumentSession {
         // As long as there is enough for all, no task waits for another.
         let nobody_waits = turn.try_lock().is_ok();
         if nobody_waits || !wait {
-            let mut pause = BACKOFF.0;
+            let mut backoff = Backoff::default();
             loop {
                 let claimed = self.claim_once(&wanted, &owner, How::AtOnce, &mut timed_out, &mut passed, failing);
                 match claimed.await {
@@ -199,8 +200,7 @@ impl DocumentSession {
                     Err(error) if wait && !error.is_final() => *failing = Some(error.into()),
                     // Another try may get a connection that works, or a limit that is long enough.
                     Err(error) if (error.is_unanswered() || error.ran_out_of_time()) && begun.elapsed() < TRY_FOR => {
-                        sleep(pause).await;
-                        pause = (pause * 2).min(BACKOFF.1);
+                        sleep(backoff.failed()).await;
                         continue;
                     }
                     Ok(claimed) => return Ok(claimed),
@@ -216,7 +216,7 @@ impl DocumentSession {
         let since = Instant::now();
         let mut freed = self.claims.freed.subscribe();
         self.watch_free();
-        let mut pause = BACKOFF.0;
+        let mut backoff = Backoff::default();
         let mut pace = Pace::new(Instant::now());
         let mut free_at: Option<Instant> = None;
         let mut how = How::Asking;
@@ -230,13 +230,12 @@ impl DocumentSession {
                 Err(error) if error.is_final() => return Err(ServerError::from(error).into()),
                 Err(error) => {
                     *failing = Some(error.into());
-                    sleep(pause).await;
-                    pause = (pause * 2).min(BACKOFF.1);
+                    sleep(backoff.failed()).await;
                     continue;
                 }
             }
             *failing = None;
-            pause = BACKOFF.0;
+            backoff = Backoff::default();
             let now = Instant::now();
             pace.tried(began, now);
             let polled = now + timing::poll_interval(&self.config, 0, since.elapsed());
@@ -318,7 +317,7 @@ impl DocumentSession {
 impl Session {
     /// Returns when to try again without an event: at the first end of a lease, or after a while.
     fn free_at(&self, outlook: &Outlook) -> Instant {
-        let routine = Instant::now() + timing::refresh(&self.config);
+        let routine = Instant::now() + self.config.lease / 2;
         let soonest = Instant::now() + self.config.poll_interval.0;
         let over = outlook.free_at.and_then(|free_at| self.table().clock.after(free_at));
         let over = over.map(|at| at + CLOCK_RESOLUTION);

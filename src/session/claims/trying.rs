@@ -14,11 +14,12 @@ use super::{
     *,
 };
 use crate::{
+    config::millis,
     error::ServerError,
     protocol::{Operation, Owner, Request, Requests},
     store::{Among, Claimed, DocumentStore, StoreError, Wanted},
-    telemetry::How,
-    waitlist::{Grant, SWEEPS, TimedOut, deadline::Deadline},
+    terms::Terms,
+    waitlist::{Grant, How, SWEEPS, TimedOut, deadline::Deadline},
 };
 
 /// The outcome of a claim that was answered.
@@ -146,11 +147,12 @@ impl DocumentSession {
             drop(to.send(Ok(Round::NothingFree)));
             return;
         }
+        let lease = Terms::default().lease(&self.config);
         let entry = Request {
             id: id.clone(),
             permits: 1,
-            lease: self.config.lease_millis(),
-            claim: self.config.claim_millis(),
+            lease: millis(lease.length),
+            claim: millis(lease.claim),
             wait: false,
             fresh: true,
             owner,
@@ -233,9 +235,18 @@ impl DocumentSession {
         let mut doubted = false;
         self.feed(&name, |lines, context, effects| {
             let overtaken = context.ids.settled(id);
+            let lease = Terms::default().lease(context.config);
             let deadline = holder
                 .and_then(|holder| {
-                    Deadline::of_answer(&exchange, holder.until, context.clock, context.now, context.config)
+                    let lease = lease.length;
+                    Deadline::of_answer(
+                        &exchange,
+                        holder.until,
+                        lease,
+                        context.clock,
+                        context.now,
+                        context.config,
+                    )
                 })
                 .filter(|deadline| deadline.instant() > context.now);
             if let (Some(holder), Some(deadline), false) = (holder, deadline, lines.closed) {
@@ -243,18 +254,20 @@ impl DocumentSession {
                     token: holder.token,
                     used: USED,
                     permits: 1,
-                    lease: context.config.lease,
+                    lease,
                     how,
                     deadline,
-                    renew_at: exchange.sent + context.config.renewal_interval,
+                    renew_at: lease.next_renewal(exchange.sent),
                 };
-                let granted = Arc::new(Hold::new(id.to_owned(), name.clone(), &grant));
+                let mut granted = Hold::new(id.to_owned(), name.clone(), &grant);
+                granted.label = context.config.metered.label(&name);
+                let granted = Arc::new(granted);
                 let line = lines.line(&name);
                 line.hold(granted.clone());
                 // News of its end may have come first.
                 doubted = overtaken.doubts(&name);
                 for (signal, at) in overtaken.signals {
-                    line.signalled(id, signal, at, context, effects);
+                    line.signalled(id, signal, at, None, context, effects);
                 }
                 hold = Some(granted);
             } else {

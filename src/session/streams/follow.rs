@@ -4,7 +4,7 @@
 //! They read at their own pace, whatever the documents say.
 
 use std::{
-    collections::{HashMap, HashSet},
+    collections::{HashMap, HashSet, VecDeque},
     task::{self, Poll},
 };
 
@@ -14,13 +14,13 @@ use tokio::{
 };
 
 use super::{
-    super::{locks::LockSession, process::Process},
+    super::{observed::ObservedSession, process::Process},
     subscription::{News, Subscription},
 };
 use crate::{
     error::ServerError,
-    protocol::State,
-    store::{Exchange, Listed, NamedSighting, Selection, Sighting, StoreError, Unreadable, View},
+    protocol::{Exchange, State},
+    store::{Listed, NamedSighting, ResumeAt, Selection, Sighting, StoreError, Unreadable, View},
     telemetry::{self, StreamOf},
 };
 
@@ -33,6 +33,14 @@ const READ_TOGETHER: usize = 1_000;
 /// Maximum number of unreadable documents that are reported, and remembered so as to be reported once: with as many,
 /// the observer knows that something is wrong with the collection.
 const UNREADABLE_MOST: usize = 256;
+
+/// Maximum number of the user's own documents that are remembered while nobody holds them: they keep a state that is read
+/// late from being taken for a later one, and there are as many free documents as the user likes.
+const FREE_REMEMBERED: usize = 1_000;
+
+/// Multiple of the time for which a collection of the user's own was read to wait before the next time, where no stream
+/// reports changes: a large one is not read without end.
+const REST: u32 = 10;
 
 /// The report of a follower.
 #[derive(Clone, Debug)]
@@ -68,7 +76,8 @@ impl Scope {
 ///
 /// The latest state always comes, and the stream is resumed where it broke; states that last for less than a hop may
 /// be skipped. An error that the server would repeat ends the sequence.
-pub(crate) fn follow(session: &LockSession, scope: Scope) -> Observations {
+pub(crate) fn follow(session: impl Into<ObservedSession>, scope: Scope) -> Observations {
+    let session = session.into();
     let (to, seen) = mpsc::channel(BEHIND);
     let observations = Observations {
         seen,
@@ -78,10 +87,11 @@ pub(crate) fn follow(session: &LockSession, scope: Scope) -> Observations {
         return observations;
     }
     let follower = Follower {
-        session: session.clone(),
+        session,
         scope,
         to,
         last: HashMap::new(),
+        free: VecDeque::new(),
         unreadable: HashSet::new(),
         paused: HashMap::new(),
         unclear: HashSet::new(),
@@ -89,6 +99,7 @@ pub(crate) fn follow(session: &LockSession, scope: Scope) -> Observations {
         read_at: Some(Instant::now()),
         last_read_at: None,
     };
+    let session = follower.session.clone();
     session.spawn(async move {
         let ended = follower.session.ended.clone();
         let gone = follower.to.clone();
@@ -119,11 +130,13 @@ impl Observations {
 }
 
 struct Follower {
-    session: LockSession,
+    session: ObservedSession,
     scope: Scope,
     to: mpsc::Sender<Observed>,
     /// The last reported state of each name. When all are followed, names without a document are left out.
     last: HashMap<String, Option<State>>,
+    /// Names of the user's own documents that nobody held when they were reported last, the oldest first.
+    free: VecDeque<String>,
     /// The unreadable documents that were reported.
     unreadable: HashSet<Unreadable>,
     /// Names whose documents said the same when read after a lease in them was over, and until when that lease causes
@@ -175,9 +188,14 @@ impl Follower {
                         Ok(())
                     }
                 },
-                () = until(read_at) => self.read_all().await.inspect(|()| {
-                    self.read_at = (!is_open).then(|| Instant::now() + self.session.config.poll_interval.1);
-                }),
+                () = until(read_at) => {
+                    let began = Instant::now();
+                    self.read_all().await.inspect(|()| {
+                        let rest = if self.session.is_in_place() { REST } else { 0 };
+                        let pause = self.session.config.poll_interval.1.max(began.elapsed() * rest);
+                        self.read_at = (!is_open).then(|| Instant::now() + pause);
+                    })
+                }
                 () = until(some_at) => self.read_some().await,
             };
             match result {
@@ -192,10 +210,7 @@ impl Follower {
     fn subscribe(&self) -> Subscription<NamedSighting> {
         let (session, scope) = (self.session.clone(), self.scope.clone());
         let budget = session.store.is_remote().then(|| session.budget.clone());
-        let open = move |resume: Option<_>| {
-            let (locks, scope) = (session.locks().clone(), scope.clone());
-            Box::pin(async move { locks.follow(scope.name(), resume.as_ref()).await }) as _
-        };
+        let open = move |resume: Option<ResumeAt>| session.follow(scope.name().map(str::to_owned), resume) as _;
         Subscription::new(StreamOf::Observers, budget, Box::new(open))
     }
 
@@ -233,18 +248,34 @@ impl Follower {
         if let Scope::One(name) = &self.scope {
             return self.read_names(vec![name.clone()]).await;
         }
+        let in_place = self.session.is_in_place();
+        let selection = Selection {
+            // A free lock stays in a document of the user's own as long as the document does.
+            held: in_place.then_some(true),
+            ..Selection::default()
+        };
         let sent = Instant::now();
-        let listing = self.session.read_long(|_| {
-            let locks = self.session.locks().clone();
-            async move { locks.list(&Selection::default(), View::Committed).await }
-        });
-        let Listed { found, unreadable, now } = listing.await?;
+        let listing = self.session.list(&selection, View::Committed).await?;
+        let Listed {
+            found, unreadable, now, ..
+        } = listing;
         let received = Instant::now();
         self.session.note(&Exchange { sent, received, now });
         let listed: HashMap<String, State> = found.into_iter().collect();
-        let gone = self.last.keys().filter(|name| !listed.contains_key(*name));
-        for name in gone.cloned().collect::<Vec<_>>() {
-            self.report(name, None).await;
+        let gone = self.last.iter().filter(|(name, state)| {
+            let is_held = state.as_ref().is_some_and(|state| !state.holders.is_empty());
+            !listed.contains_key(*name) && (is_held || !in_place)
+        });
+        let gone: Vec<String> = gone.map(|(name, _)| name.clone()).collect();
+        if in_place {
+            // Each was released or deleted.
+            for names in gone.chunks(READ_TOGETHER) {
+                self.read_names(names.to_vec()).await?;
+            }
+        } else {
+            for name in gone {
+                self.report(name, None).await;
+            }
         }
         for (name, state) in listed {
             self.report(name, Some(state)).await;
@@ -320,14 +351,36 @@ impl Follower {
         if last == Some(&state) {
             return;
         }
+        let all = matches!(self.scope, Scope::All);
+        if all && last.is_none() && state.is_none() {
+            // Any other document of the user's own that was deleted.
+            return;
+        }
+        let is_free = state.as_ref().is_some_and(|state| state.holders.is_empty());
+        if all && is_free && self.session.is_in_place() {
+            self.free.push_back(name.clone());
+        }
         let seen = Observation::State(name.clone(), state.clone());
-        if state.is_none() && matches!(self.scope, Scope::All) {
+        if state.is_none() && all {
             self.last.remove(&name);
         } else {
             self.last.insert(name, state);
         }
+        if self.free.len() > FREE_REMEMBERED {
+            self.forget_free();
+        }
         // The follower ends with its receiver.
         let _ = self.to.send(Ok(seen)).await;
+    }
+
+    /// Forgets the document that has been free for longest.
+    fn forget_free(&mut self) {
+        if let Some(name) = self.free.pop_front()
+            && let Some(Some(state)) = self.last.get(&name)
+            && state.holders.is_empty()
+        {
+            self.last.remove(&name);
+        }
     }
 
     async fn report_unreadable(&mut self, unreadable: Unreadable) {

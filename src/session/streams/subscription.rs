@@ -16,16 +16,13 @@ use super::{
 use crate::{
     store::{AWAIT_TIME, Failure, ResumeAt, StoreError, Stream},
     telemetry::{self, StreamOf},
+    waitlist::backoff::Backoff,
     wake_mode::PollingReason,
 };
 
 /// Longest silence of an open stream, which gives a sign of life at least once in the await time. A stream that is
 /// overdue by half a second is dropped. This is the back-stop of `suspicion`, which explains such silences.
 const SILENT: Duration = AWAIT_TIME.saturating_add(Duration::from_millis(500));
-
-/// Shortest and longest pause before the stream is opened again. The first opening, and the first after a stream that
-/// has earned it, come without a pause.
-const BACKOFF: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(1));
 
 /// Age at which a stream has earned a fresh back-off: ten times the longest pause, and more than a silence. A stream
 /// that breaks sooner, again and again, is opened at the pace of the longest pause.
@@ -58,6 +55,7 @@ pub(in crate::session) struct Subscription<T> {
     permit: Option<Permit>,
     opening: Opening<Stream<T>>,
     resume: Option<ResumeAt>,
+    /// The pauses between openings. The first opening, and the first after a stream that has earned it, come without one.
     backoff: Backoff,
     phase: Phase<T>,
 }
@@ -118,7 +116,7 @@ impl<T: Send + 'static> Subscription<T> {
         // Attempts that are on their way close the streams that they open.
         self.opening = Opening::new();
         if !matches!(self.phase, Phase::Paused(_)) {
-            self.phase = Phase::Paused(Instant::now() + self.backoff.pause);
+            self.phase = Phase::Paused(Instant::now() + self.backoff.pause());
         }
     }
 
@@ -241,22 +239,9 @@ impl<T: Send + 'static> Subscription<T> {
     }
 
     fn pause(&mut self, reason: PollingReason) -> News<T> {
-        self.phase = Phase::Paused(Instant::now() + self.backoff.next());
+        self.phase = Phase::Paused(Instant::now() + self.backoff.pause());
+        self.backoff.failed();
         News::Closed(reason)
-    }
-}
-
-/// The pauses between openings.
-#[derive(Debug, Default)]
-struct Backoff {
-    pause: Duration,
-}
-
-impl Backoff {
-    fn next(&mut self) -> Duration {
-        let pause = self.pause;
-        self.pause = (pause * 2).clamp(BACKOFF.0, BACKOFF.1);
-        pause
     }
 }
 

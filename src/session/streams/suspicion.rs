@@ -3,7 +3,7 @@
 //! The driver sends the next `getMore` of a stream to the server that has its cursor. Once that server is gone, it waits
 //! for it in server selection, for half a minute by default, and the stream is silent meanwhile. Silence alone shows only
 //! after the await time. But the commands of the session learn of the new primary much earlier: one fails as its server
-//! is no primary any more, and a later one is answered. A stream that has said nothing since the last failure is then
+//! is no primary any more or broke the connection, and a later one is answered. A stream that has said nothing since the last failure is then
 //! given up, and taken up after its last event at the new primary. It may have been opened after the first failure, by a
 //! server that was about to go.
 
@@ -72,5 +72,13 @@ mod tests {
         assert_eq!(*since.borrow(), None, "there is no other primary so far");
         note(Ok(()));
         assert_eq!(*since.borrow(), Some(failed_at));
+        // A server that stops may break its connections without a word.
+        tokio::time::advance(std::time::Duration::from_secs(1)).await;
+        let broke_at = Instant::now();
+        let broken = std::io::Error::from(std::io::ErrorKind::ConnectionReset);
+        note(Err(mongodb::error::Error::from(broken).into()));
+        tokio::time::advance(std::time::Duration::from_secs(1)).await;
+        note(Ok(()));
+        assert_eq!(*since.borrow(), Some(broke_at));
     }
 }

@@ -37,8 +37,8 @@ impl Scene {
         let request = Request {
             id: entry.clone(),
             permits: 1,
-            lease: session.config.lease_millis(),
-            claim: session.config.claim_millis(),
+            lease: millis(session.config.lease),
+            claim: millis(session.config.claim_lease),
             wait: false,
             fresh: true,
             owner: session.config.owner(None),
@@ -89,6 +89,7 @@ impl Scene {
             name: "1".into(),
             wake: state.wake,
             at: state.at,
+            logged_at: None,
         }
     }
 
@@ -118,7 +119,10 @@ async fn a_foreign_write_that_comes_before_the_answer_of_a_claim_is_looked_into(
         scene.session.on_event(&if gap {
             Event::Everything
         } else {
-            Event::Foreign { name: "1".into() }
+            Event::Foreign {
+                name: "1".into(),
+                left: None,
+            }
         });
         let (hold, _) = scene.answered().take();
         let since = Instant::now();
@@ -127,7 +131,10 @@ async fn a_foreign_write_that_comes_before_the_answer_of_a_claim_is_looked_into(
         assert!(since.elapsed() < Duration::from_millis(10));
         // Another document's news is none.
         let mut scene = Scene::new().await;
-        scene.session.on_event(&Event::Foreign { name: "2".into() });
+        scene.session.on_event(&Event::Foreign {
+            name: "2".into(),
+            left: None,
+        });
         let (hold, _) = scene.answered().take();
         assert_eq!(hold.unwrap().lost_reason(), None);
     }
