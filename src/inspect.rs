@@ -43,8 +43,11 @@ pub struct HolderInfo {
     pub access: Option<Access>,
     /// When it was granted.
     pub since: SystemTime,
-    /// When the lease expires unless it is renewed.
+    /// When the lease expires unless it is renewed; of a lock that is kept, when it opens.
     pub until: SystemTime,
+    /// When the holder released the lock, if it is [kept](crate::Acquire::at_least_for) beyond that: nobody holds it,
+    /// and it stays taken until [`until`](Self::until). `None` while it is held.
+    pub released: Option<SystemTime>,
     /// The host of the holder.
     pub host: String,
     /// The process id of the holder on its host.
@@ -130,6 +133,7 @@ impl HolderInfo {
             access: Access::of(state, holder.permits),
             since: SystemTime::from(holder.since),
             until: SystemTime::from(holder.until),
+            released: holder.released.map(SystemTime::from),
             host,
             pid: pid(&holder.owner),
             label,
@@ -182,7 +186,12 @@ impl fmt::Display for LockInfo {
             f.write_str("free")?;
         }
         for (position, holder) in self.holders.iter().enumerate() {
-            let lead = if position == 0 { "held by " } else { ", " };
+            let lead = match (position, holder.released) {
+                (0, None) => "held by ",
+                (0, Some(_)) => "released and kept by ",
+                (_, None) => ", ",
+                (_, Some(_)) => ", released and kept by ",
+            };
             write!(f, "{lead}{holder}")?;
         }
         match self.waiters.len() {

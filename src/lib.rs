@@ -1,6 +1,9 @@
 // The README links to files; here the same names link to the modules that include these files. The first of two
 // definitions of a name counts.
-#![doc = "[docs/guarantees.md]: crate::guarantees\n[docs/observability.md]: crate::observability\n\n"]
+#![doc = include_str!("guide/links.md")]
+// Pages of the API documentation have no files beside them, so pictures are part of the page.
+#![cfg_attr(doc, doc = include_str!("guide/pictures.md"))]
+#![doc = ""]
 #![doc = include_str!("../README.md")]
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
@@ -11,19 +14,30 @@ mod contention;
 mod documents;
 mod error;
 mod fence;
+#[doc = include_str!("guide/links.md")]
+#[cfg_attr(doc, doc = include_str!("guide/pictures.md"))]
+#[doc = ""]
 #[doc = include_str!("../docs/guarantees.md")]
 pub mod guarantees {}
+// Documentation alone.
+#[cfg(any(doc, doctest))]
+pub mod guide;
 mod handle;
 mod input;
 mod inspect;
 mod locks;
+mod metered;
 mod name;
+#[doc = include_str!("guide/links.md")]
+#[doc = ""]
 #[doc = include_str!("../docs/observability.md")]
 pub mod observability {}
 mod operate;
 #[cfg(any(test, fuzzing))]
 mod proofs;
 mod protocol;
+#[cfg(feature = "serde")]
+mod serial;
 mod session;
 mod status;
 mod store;
@@ -31,9 +45,13 @@ mod store;
 #[cfg_attr(docsrs, doc(cfg(feature = "sync")))]
 pub mod sync;
 mod telemetry;
+mod terms;
 mod token;
 mod waitlist;
 mod wake_mode;
+
+/// The driver that this crate is built with: with it, a program needs no dependency of its own that must match.
+pub use mongodb;
 
 pub use client::in_memory::InMemory;
 pub use client::{LockClient, builder::LockClientBuilder};
@@ -52,6 +70,7 @@ pub use locks::acquire::{Acquire, TryAcquire};
 pub use locks::election::{Campaign, Candidacy, Election, Leader, Leaders, Leadership};
 pub use locks::multi::{MultiAcquire, MultiHandle, MultiLock, MultiView, TryMultiAcquire};
 pub use locks::mutex::Mutex;
+pub use locks::once::{LastRun, Once, OnceHandle, OnceOutcome, Turn};
 pub use locks::rw_lock::RwLock;
 pub use locks::semaphore::Semaphore;
 pub use operate::list::{List, Listing, UnreadableInfo};
@@ -61,5 +80,8 @@ pub use operate::watch::{AllLockEvents, LockEvent, LockEvents};
 pub use proofs::fuzzing;
 pub use protocol::Kind;
 pub use status::{LockStatus, LostPart, LostReason};
+#[cfg(feature = "metrics")]
+#[cfg_attr(docsrs, doc(cfg(feature = "metrics")))]
+pub use telemetry::buckets::HISTOGRAM_BUCKETS;
 pub use token::FencingToken;
 pub use wake_mode::{PollingReason, WakeMode, WakeSource};

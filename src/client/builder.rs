@@ -101,6 +101,9 @@ impl LockClientBuilder {
     }
 
     /// Sets the shortest and the longest pause between two tries of a polling waiter; 10 ms and 500 ms by default.
+    ///
+    /// By default, the waiters of a lock that changes hands faster follow its pace: the next in line asks after a third
+    /// of the time that a hand-over takes, at most once a millisecond. Once set, the shortest pause is the shortest.
     pub fn poll_interval(mut self, least: Duration, most: Duration) -> Self {
         self.settings.poll_interval = Some((least, most));
         self
@@ -123,6 +126,17 @@ impl LockClientBuilder {
     /// there is room.
     pub fn max_streams(mut self, streams: u32) -> Self {
         self.settings.max_streams = Some(streams);
+        self
+    }
+
+    /// Sets how many operations (acquires, releases and their like) the client may have on their way at a time; 10 by
+    /// default, 1 to 1,000.
+    ///
+    /// The client begins with 6 and finds out whether more get done if more are on their way, up to this number. With a
+    /// larger connection pool (`maxPoolSize`) a larger number can be worth it, for clients that acquire thousands of locks
+    /// a second. Releases, and operations that hang, have a few slots of their own beside these.
+    pub fn max_operations(mut self, operations: u32) -> Self {
+        self.settings.max_operations = Some(operations);
         self
     }
 
@@ -177,6 +191,30 @@ impl LockClientBuilder {
     /// ```
     pub fn owner_id(mut self, id: impl Into<String>) -> Self {
         self.settings.owner_id = Some(id.into());
+        self
+    }
+
+    /// Gives the locks with these names metrics of their own: their numbers have the label `lock` with the name; 100 names
+    /// at most, none by default. Names given by an earlier call are replaced.
+    ///
+    /// Each lock costs the recorder some hundred time series, most of them buckets of histograms. So choose the locks
+    /// that deserve a row on a dashboard, by names that don't change. All other locks are counted together, without
+    /// the label. A [document](crate::DocumentLocks) has the name that [`LockView::name`](crate::LockView::name)
+    /// returns: `7` for that `_id`, and `"a-1"`, with the quotes, for a string. [Observability](crate::observability#metrics) lists the metrics.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let locks = watchlock::InMemory::new().builder().metrics_for(["nightly-job", "scheduler"]).build().await?;
+    /// // Counted as watchlock_acquires_total{kind="mutex",outcome="granted",lock="nightly-job"}.
+    /// locks.mutex("nightly-job").acquire().await?.release().await?;
+    /// # Ok(()) }
+    /// ```
+    #[cfg(feature = "metrics")]
+    #[cfg_attr(docsrs, doc(cfg(feature = "metrics")))]
+    pub fn metrics_for(mut self, names: impl IntoIterator<Item = impl Into<String>>) -> Self {
+        self.settings.metered = names.into_iter().map(Into::into).collect();
         self
     }
 

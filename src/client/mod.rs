@@ -7,6 +7,7 @@ use std::{
     collections::HashMap,
     fmt,
     sync::{Arc, Mutex, PoisonError, Weak},
+    time::Duration,
 };
 
 use mongodb::Database;
@@ -17,7 +18,7 @@ use crate::{
     error::OperateError,
     input::check_name,
     inspect::LockInfo,
-    locks::{election::Election, multi::MultiLock, mutex, rw_lock::RwLock, semaphore::Semaphore},
+    locks::{election::Election, multi::MultiLock, mutex, once, rw_lock::RwLock, semaphore::Semaphore},
     name::LockName,
     operate::{
         list::List,
@@ -174,6 +175,14 @@ impl LockClient {
         mutex::Mutex::new(self.session.session().clone(), LockName::new(name.into()))
     }
 
+    /// Returns a job that is done at most once in each `period`, among all processes.
+    ///
+    /// The name is that of a [`mutex`](Self::mutex). Making a job sends nothing; beginning it refuses a period shorter
+    /// than a second or longer than 366 days.
+    pub fn once(&self, name: impl Into<String>, period: Duration) -> once::Once {
+        once::Once::new(self.session.session().clone(), LockName::new(name.into()), period)
+    }
+
     /// Returns a semaphore with `permits` permits among all processes.
     ///
     /// Names are as for [`mutex`](Self::mutex), and both share them: one name is one kind of lock. Making a semaphore
@@ -202,6 +211,24 @@ impl LockClient {
     pub fn multi(&self, names: impl IntoIterator<Item = impl Into<String>>) -> MultiLock {
         let names = names.into_iter().map(|name| LockName::new(name.into())).collect();
         MultiLock::new(self.session.session().clone(), names)
+    }
+
+    /// Returns the name of this machine, as [`HolderInfo::host`](crate::HolderInfo::host) and
+    /// [`WaiterInfo::host`](crate::WaiterInfo::host) show it for this client: together with the process id, by which a
+    /// program recognizes itself.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let locks = watchlock::LockClient::in_memory();
+    /// let handle = locks.mutex("invoice-42").acquire().await?;
+    /// let lock = locks.inspect("invoice-42").await?.expect("it is held");
+    /// assert_eq!((&lock.holders[0].host[..], lock.holders[0].pid), (locks.host(), std::process::id()));
+    /// # Ok(()) }
+    /// ```
+    pub fn host(&self) -> &str {
+        self.session.config.host()
     }
 
     /// Returns how waiters are woken at present.
@@ -297,7 +324,7 @@ impl LockClient {
     /// # Ok(()) }
     /// ```
     pub fn list(&self) -> List {
-        List::new(self.session.clone())
+        List::new(Ok(self.session.clone().into()))
     }
 
     /// Returns the events of the lock `name`, as they happen: a stream of grants, releases, expiries and breaks. It
@@ -321,7 +348,6 @@ impl LockClient {
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let locks = watchlock::LockClient::in_memory();
-    /// use futures::StreamExt;
     /// use watchlock::LockEvent;
     ///
     /// let handle = locks.mutex("invoice-42").acquire().await?;
@@ -332,7 +358,8 @@ impl LockClient {
     /// # Ok(()) }
     /// ```
     pub fn watch(&self, name: &str) -> LockEvents {
-        LockEvents::new(&self.session, name)
+        let name = check_name(name).map(|()| (self.session.clone().into(), name.to_owned()));
+        LockEvents::new(name)
     }
 
     /// Returns the events of every lock in the collection, as they happen: the events of [`watch`](Self::watch), each
@@ -355,7 +382,6 @@ impl LockClient {
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let locks = watchlock::LockClient::in_memory();
-    /// use futures::StreamExt;
     /// use watchlock::LockEvent;
     ///
     /// let mut events = locks.watch_all();
@@ -367,7 +393,7 @@ impl LockClient {
     /// # Ok(()) }
     /// ```
     pub fn watch_all(&self) -> AllLockEvents {
-        AllLockEvents::new(&self.session)
+        AllLockEvents::new(Ok(self.session.clone().into()))
     }
 
     /// Takes the lock `name` away from all its holders, and hands it to the next in the queue.

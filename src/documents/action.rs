@@ -24,6 +24,7 @@ use crate::{
     session::{ClaimedDocument, PASSED_AT_ONCE, documents::DocumentSession},
     store::{StoreError, Wanted, read_as},
     telemetry::Attempt,
+    terms::Terms,
 };
 
 type Action<O> = Pin<Box<dyn Future<Output = Result<O, AcquireError>> + Send>>;
@@ -35,6 +36,7 @@ pub struct AcquireDocument<T> {
     id: Bson,
     timeout: Option<Duration>,
     reason: Option<String>,
+    terms: Terms,
 }
 
 impl<T> AcquireDocument<T> {
@@ -44,6 +46,7 @@ impl<T> AcquireDocument<T> {
             id,
             timeout: None,
             reason: None,
+            terms: Terms::default(),
         }
     }
 
@@ -58,6 +61,18 @@ impl<T> AcquireDocument<T> {
         self.reason = Some(reason.into());
         self
     }
+
+    /// Gives this hold a lease of its own; see [`Acquire::lease`](crate::Acquire::lease).
+    pub fn lease(mut self, lease: Duration) -> Self {
+        self.terms.set_lease(lease);
+        self
+    }
+
+    /// Holds the document for `length` and no longer; see [`Acquire::fixed`](crate::Acquire::fixed).
+    pub fn fixed(mut self, length: Duration) -> Self {
+        self.terms.set_fixed(length);
+        self
+    }
 }
 
 impl<T: DeserializeOwned + Send + Sync + 'static> IntoFuture for AcquireDocument<T> {
@@ -67,7 +82,7 @@ impl<T: DeserializeOwned + Send + Sync + 'static> IntoFuture for AcquireDocument
     fn into_future(self) -> Self::IntoFuture {
         Box::pin(async move {
             let (session, name) = self.locks.place(&self.id)?;
-            let mut acquire = Acquire::new(share(session, name));
+            let mut acquire = Acquire::new(share(session, name)).on(self.terms);
             if let Some(timeout) = self.timeout {
                 acquire = acquire.timeout(timeout);
             }
@@ -88,6 +103,7 @@ pub struct TryAcquireDocument<T> {
     id: Bson,
     timeout: Option<Duration>,
     reason: Option<String>,
+    terms: Terms,
 }
 
 impl<T> TryAcquireDocument<T> {
@@ -97,6 +113,7 @@ impl<T> TryAcquireDocument<T> {
             id,
             timeout: None,
             reason: None,
+            terms: Terms::default(),
         }
     }
 
@@ -110,6 +127,18 @@ impl<T> TryAcquireDocument<T> {
     /// Sets why the lock is wanted, up to 1,024 bytes, for people to read.
     pub fn reason(mut self, reason: impl Into<String>) -> Self {
         self.reason = Some(reason.into());
+        self
+    }
+
+    /// Gives this hold a lease of its own; see [`Acquire::lease`](crate::Acquire::lease).
+    pub fn lease(mut self, lease: Duration) -> Self {
+        self.terms.set_lease(lease);
+        self
+    }
+
+    /// Holds the document for `length` and no longer; see [`Acquire::fixed`](crate::Acquire::fixed).
+    pub fn fixed(mut self, length: Duration) -> Self {
+        self.terms.set_fixed(length);
         self
     }
 }
@@ -144,7 +173,7 @@ impl<T: DeserializeOwned + Send + Sync + 'static> TryAcquireDocument<T> {
     }
 
     fn acquire(&self, session: &DocumentSession, name: String) -> TryAcquire {
-        let mut acquire = TryAcquire::new(share(session, name));
+        let mut acquire = TryAcquire::new(share(session, name)).on(self.terms);
         if let Some(timeout) = self.timeout {
             acquire = acquire.timeout(timeout);
         }
@@ -374,7 +403,7 @@ impl<T: DeserializeOwned + Send + Sync + 'static> IntoFuture for TryClaim<T> {
 /// Checks the reason, which observers get unchanged.
 fn attempt(reason: Option<&str>, waits: bool) -> Result<Attempt, AcquireError> {
     reason.map_or(Ok(()), |reason| check_text("reason", reason))?;
-    Ok(Attempt::begin(None, Kind::Document, 1, waits, reason))
+    Ok(Attempt::begin(None, None, Kind::Document, 1, waits, reason))
 }
 
 async fn claim<T: DeserializeOwned>(

@@ -4,12 +4,14 @@ use std::{fmt, ops::Deref, time::Duration};
 
 use mongodb::{bson::Bson, options::UpdateModifications};
 use serde::de::DeserializeOwned;
+use tokio::sync::Mutex;
 
 use super::check::check_update;
 use crate::{
     error::{DocumentError, ReleaseError, RenewError},
     handle::{LockHandle, LockView, Released},
     session::documents::DocumentSession,
+    status::LostReason,
     store::read_as,
     telemetry::Granted,
 };
@@ -29,6 +31,8 @@ pub struct DocumentHandle<T> {
     handle: LockHandle,
     id: Bson,
     document: T,
+    /// Whether this handle has deleted the document; locked while that is being decided.
+    deleted: Mutex<bool>,
 }
 
 impl<T> DocumentHandle<T> {
@@ -38,7 +42,25 @@ impl<T> DocumentHandle<T> {
             handle,
             id,
             document,
+            deleted: Mutex::new(false),
         }
+    }
+
+    /// Waits until the lock is lost, other than by a deletion through this handle.
+    pub(super) async fn lost_otherwise(&self) -> LostReason {
+        let reason = self.lost().await;
+        if reason == LostReason::Released && *self.deleted.lock().await {
+            std::future::pending::<()>().await;
+        }
+        reason
+    }
+
+    /// Returns why the lock is no longer held, other than by a deletion through this handle.
+    #[cfg(feature = "sync")]
+    pub(crate) fn lost_reason_otherwise(&self) -> Option<LostReason> {
+        let deleted = self.deleted.try_lock().is_ok_and(|deleted| *deleted);
+        self.lost_reason()
+            .filter(|reason| !(deleted && *reason == LostReason::Released))
     }
 
     pub(super) fn granted(&self) -> Granted<'_> {
@@ -110,9 +132,11 @@ impl<T> DocumentHandle<T> {
     /// # Ok(()) }
     /// ```
     pub async fn delete(&self) -> Result<(), DocumentError> {
+        let mut deleted = self.deleted.lock().await;
         self.still_held()?;
         self.outside_of_transactions().await?;
         if self.session.delete(self.handle.hold()).await? {
+            *deleted = true;
             return Ok(());
         }
         Err(self.lost_it().await)

@@ -112,7 +112,7 @@ impl MemoryCollection {
     /// assert_eq!(orders.find(doc! { "lines.price": { "$gt": 4 } })?.len(), 1);
     ///
     /// let error = orders.find(doc! { "lines": { "$size": 2 } }).unwrap_err();
-    /// assert!(error.to_string().starts_with("`$size` is not known in memory"));
+    /// assert!(error.to_string().starts_with("`$size` is not supported in memory"));
     /// # Ok::<(), watchlock::InvalidInput>(())
     /// ```
     pub fn find(&self, filter: Document) -> Result<Vec<Document>, InvalidInput> {

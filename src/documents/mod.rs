@@ -4,6 +4,7 @@ mod action;
 mod check;
 mod handle;
 pub(crate) mod memory_collection;
+mod run;
 
 use std::{
     fmt,
@@ -21,12 +22,17 @@ use crate::{
     client::LockClient,
     error::{InvalidInput, OperateError},
     inspect::LockInfo,
+    operate::{
+        list::List,
+        watch::{AllLockEvents, LockEvents},
+    },
     protocol::Evict,
-    session::documents::DocumentSession,
+    session::{documents::DocumentSession, observed::ObservedSession},
     store::{
         DocumentStore, InPlace, MemoryInPlace, MongoStore, name,
         place::{Place, PlaceId},
     },
+    token::FencingToken,
     wake_mode::WakeMode,
 };
 
@@ -293,8 +299,134 @@ impl<T> DocumentLocks<T> {
         Ok(read.map(|(state, _)| LockInfo::new(&name, &state)))
     }
 
+    /// Lists the locks in the documents, sorted by name. Set conditions on the returned action, and await it.
+    ///
+    /// A document is listed once it was locked, as its lock stays in it when it is free; ask for the
+    /// [held](List::held) ones, or for a [prefix](List::prefix) of their `_id`s. [`id_of`](Self::id_of) returns the `_id`
+    /// of a name in the list. Unless a prefix is given, the server reads the whole collection.
+    ///
+    /// # Errors
+    ///
+    /// If the prefix or the field is out of bounds, the server can't be reached or does not get through the collection
+    /// within 30 s, or it refuses. [`OperateError::TooMany`] if more than 100,000 documents that have a lock match.
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel safe: it only reads.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use mongodb::bson::{Document, doc};
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let memory = watchlock::MemoryCollection::new();
+    /// # memory.insert_one(doc! { "_id": "order-7" })?;
+    /// # let orders = watchlock::LockClient::in_memory().documents_in_memory::<Document>(&memory);
+    /// let order = orders.acquire("order-7").await?;
+    /// let held = orders.list().held(true).await?;
+    /// assert_eq!(held[0].holders[0].token, order.token());
+    /// assert_eq!(orders.id_of(&held[0].name), Some("order-7".into()));
+    /// # Ok(()) }
+    /// ```
+    pub fn list(&self) -> List {
+        List::new(self.observed())
+    }
+
+    /// Returns the events of the lock of the document with this `_id`, as they happen; see
+    /// [`LockClient::watch`], which has the same guarantees and errors.
+    ///
+    /// [`LockEvent::Deleted`](crate::LockEvent::Deleted) reports a document that was deleted, or replaced without its lock.
+    /// The change stream brings no field but that of the lock.
+    ///
+    /// # Panics
+    ///
+    /// If the client was not used yet and this is called outside a tokio runtime.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use mongodb::bson::{Document, doc};
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let memory = watchlock::MemoryCollection::new();
+    /// # memory.insert_one(doc! { "_id": "order-7" })?;
+    /// # let orders = watchlock::LockClient::in_memory().documents_in_memory::<Document>(&memory);
+    /// use watchlock::LockEvent;
+    ///
+    /// let order = orders.acquire("order-7").await?;
+    /// let mut events = orders.watch("order-7");
+    /// assert!(matches!(events.next().await, Some(Ok(LockEvent::Granted { .. }))));
+    /// order.release().await?;
+    /// assert!(matches!(events.next().await, Some(Ok(LockEvent::Released { .. }))));
+    /// # Ok(()) }
+    /// ```
+    pub fn watch(&self, id: impl Into<Bson>) -> LockEvents {
+        let place = self.place(&id.into());
+        LockEvents::new(place.map(|(session, name)| (session.clone().into(), name)))
+    }
+
+    /// Returns the events of every lock in the documents, as they happen, each with the name of its document:
+    /// [`id_of`](Self::id_of) returns the `_id`. See [`LockClient::watch_all`], which has the same guarantees and errors.
+    ///
+    /// The stream begins with a grant for each present holder, for which the server reads the whole collection. If there is
+    /// no change stream, it does so again and again, but rests for ten times as long as that took.
+    ///
+    /// # Panics
+    ///
+    /// If the client was not used yet and this is called outside a tokio runtime.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use mongodb::bson::{Document, doc};
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let memory = watchlock::MemoryCollection::new();
+    /// # memory.insert_one(doc! { "_id": "order-7" })?;
+    /// # let orders = watchlock::LockClient::in_memory().documents_in_memory::<Document>(&memory);
+    ///
+    /// let order = orders.acquire("order-7").await?;
+    /// let (name, _) = orders.watch_all().next().await.expect("the client lives")?;
+    /// assert_eq!(orders.id_of(&name), Some("order-7".into()));
+    /// # Ok(()) }
+    /// ```
+    pub fn watch_all(&self) -> AllLockEvents {
+        AllLockEvents::new(self.observed())
+    }
+
+    /// Returns the name under which the document with this `_id` is listed, watched and reported; the reverse of
+    /// [`id_of`](Self::id_of). Values that the server takes for the same `_id` have the same name.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use mongodb::bson::{Document, doc};
+    /// # let memory = watchlock::MemoryCollection::new();
+    /// # let orders = watchlock::LockClient::in_memory().documents_in_memory::<Document>(&memory);
+    /// assert_eq!(orders.name_of("order-7"), r#""order-7""#);
+    /// assert_eq!(orders.name_of(7), "7");
+    /// assert_eq!(orders.name_of(7.0), "7");
+    /// ```
+    pub fn name_of(&self, id: impl Into<Bson>) -> String {
+        name::of_id(&id.into())
+    }
+
+    /// Returns the `_id` of a name under which a document is listed, watched or reported: `"order-7"` (with the quotes) is
+    /// a text, `ObjectId(507f191e810c19729de860ea)` an object id, `7` a number, and `bson:` with hexadecimal digits anything
+    /// else. `None` if the text is no such name.
+    ///
+    /// The server takes the value for the same `_id` as that of the document, though its type may differ: a whole number has
+    /// 64 bits.
+    ///
+    /// # Examples
+    ///
+    /// See [`list`](Self::list).
+    pub fn id_of(&self, name: &str) -> Option<Bson> {
+        name::to_id(name)
+    }
+
     /// Takes the lock of the document with this `_id` away from its holder, and hands it to the next in the queue.
-    /// Returns the present state of the lock; `None` if nobody held it.
+    /// Returns the state of the lock afterwards; `None` if it was never locked, or there is no such document.
+    ///
+    /// The holder sees [`LostReason::Broken`](crate::LostReason::Broken) at once.
     ///
     /// # Errors
     ///
@@ -318,8 +450,51 @@ impl<T> DocumentLocks<T> {
     /// # Ok(()) }
     /// ```
     pub async fn break_lock(&self, id: impl Into<Bson>) -> Result<Option<LockInfo>, OperateError> {
+        let id = id.into();
+        let (session, name) = self.place(&id)?;
+        if let Some(state) = session.evict(&name, Evict::Everybody).await? {
+            return Ok(Some(LockInfo::new(&name, &state)));
+        }
+        // Nobody held it.
+        self.inspect(id).await
+    }
+
+    /// Takes the lock of the document with this `_id` away from the holder whose grant has this token, and from nobody
+    /// else. Returns the state of the lock afterwards; `None` if nobody holds it under this token, and then nothing was
+    /// changed.
+    ///
+    /// [`HolderInfo::token`](crate::HolderInfo::token) has the token.
+    ///
+    /// # Errors
+    ///
+    /// Same as for [`break_lock`](Self::break_lock). It is safe to try again: no other grant of the document ever has the
+    /// same token.
+    ///
+    /// # Cancel safety
+    ///
+    /// If the future is dropped, the holder may or may not be evicted: a command that was sent runs to its end.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use mongodb::bson::{Document, doc};
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let memory = watchlock::MemoryCollection::new();
+    /// # memory.insert_one(doc! { "_id": "order-7" })?;
+    /// # let orders = watchlock::LockClient::in_memory().documents_in_memory::<Document>(&memory);
+    /// let order = orders.acquire("order-7").await?;
+    /// let lock = orders.break_holder("order-7", order.token()).await?.expect("it is held");
+    /// assert!(lock.holders.is_empty());
+    /// assert_eq!(order.lost().await, watchlock::LostReason::Broken);
+    /// # Ok(()) }
+    /// ```
+    pub async fn break_holder(
+        &self,
+        id: impl Into<Bson>,
+        token: FencingToken,
+    ) -> Result<Option<LockInfo>, OperateError> {
         let (session, name) = self.place(&id.into())?;
-        let state = session.evict(&name, Evict::Everybody).await?;
+        let state = session.evict(&name, Evict::Holder(token.as_i64())).await?;
         Ok(state.map(|state| LockInfo::new(&name, &state)))
     }
 
@@ -345,6 +520,10 @@ impl<T> DocumentLocks<T> {
         check_size(id)?;
         check_id(id)?;
         Ok((self.session()?, name::of_id(id)))
+    }
+
+    fn observed(&self) -> Result<ObservedSession, InvalidInput> {
+        self.session().map(|session| session.clone().into())
     }
 
     fn session(&self) -> Result<&DocumentSession, InvalidInput> {

@@ -11,24 +11,8 @@ use crate::{
     token::FencingToken,
 };
 
+pub use crate::input::InvalidInput;
 pub use server::{MissingPrivilege, ServerError, ServerErrorKind};
-
-/// A value that watchlock does not accept, refused before anything is sent.
-///
-/// The message names the value and the bound.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{message}")]
-pub struct InvalidInput {
-    message: String,
-}
-
-impl InvalidInput {
-    pub(crate) fn new(message: impl Into<String>) -> Self {
-        Self {
-            message: message.into(),
-        }
-    }
-}
 
 /// A kind mismatch: the name is in use as another kind of lock, or as one of another capacity.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -286,6 +270,13 @@ pub enum OperateError {
     /// The name is out of bounds; nothing was sent.
     #[error(transparent)]
     Invalid(#[from] InvalidInput),
+    /// More documents have a lock than a list may have; see [`DocumentLocks::list`](crate::DocumentLocks::list).
+    #[error("more than {most} documents match; narrow the list, for example to those that are held")]
+    #[non_exhaustive]
+    TooMany {
+        /// The largest number of locks in a list.
+        most: usize,
+    },
     /// The server could not be reached, or it refused.
     #[error(transparent)]
     Server(#[from] ServerError),

@@ -33,6 +33,9 @@ pub enum Released {
     /// This handle is gone, and the lock is still held by another handle of this client from a re-entrant acquire
     /// ([`Acquire::reentrant`](crate::Acquire::reentrant)). The last of them releases it.
     StillHeld,
+    /// The lock was ours to the end, and stays taken although nobody holds it, as the acquire
+    /// [asked for](crate::Acquire::at_least_for); [`inspect`](crate::LockClient::inspect) shows until when.
+    Kept,
     /// The lock was lost before: somebody else may hold it, and the release did not touch their hold.
     WasLost,
 }
@@ -40,8 +43,8 @@ pub enum Released {
 /// A held lock.
 ///
 /// It dereferences to a [`LockView`], which has its name and token and reports its loss. It is renewed in the
-/// background for as long as the handle lives. Dropping it releases the lock in the background;
-/// [`release`](Self::release) does so and returns when it is done.
+/// background for as long as the handle lives, unless it was acquired for a [fixed](crate::Acquire::fixed) time.
+/// Dropping it releases the lock in the background; [`release`](Self::release) does so and returns when it is done.
 ///
 /// # Guarantees
 ///
@@ -126,7 +129,8 @@ impl LockHandle {
         }
     }
 
-    /// Releases the lock: it is handed to the next in the queue, or is free.
+    /// Releases the lock: it is handed to the next in the queue, or is free, unless it is
+    /// [kept](crate::Acquire::at_least_for).
     ///
     /// If the lock was re-entered, only the last handle releases it and sends anything.
     ///
@@ -171,6 +175,7 @@ impl LockHandle {
         };
         match left {
             Ok(Ok(Ok(Left::Holder))) => Ok(Released::Released),
+            Ok(Ok(Ok(Left::Kept))) => Ok(Released::Kept),
             Ok(Ok(Err(error))) => Err(self.unconfirmed(error)),
             Ok(Ok(Ok(_)) | Err(_)) => Ok(Released::WasLost),
             // The release goes on in the background.

@@ -18,6 +18,7 @@ use crate::{
     protocol::{Kind, Owner},
     session::{Session, line::AcquireOptions},
     telemetry::Attempt,
+    terms::Terms,
 };
 
 /// The demand of a kind of lock on the engine: a number of permits, out of a capacity, under a name.
@@ -37,6 +38,7 @@ struct Request {
     reason: Option<String>,
     value: Option<String>,
     reentrant: bool,
+    terms: Terms,
 }
 
 /// The handling of a request that is not granted at once.
@@ -56,6 +58,7 @@ impl Request {
             reason: None,
             value: None,
             reentrant: false,
+            terms: Terms::default(),
         }
     }
 
@@ -79,6 +82,7 @@ impl Request {
             check_text("value", value)?;
         }
         timeout.map_or(Ok(()), check_timeout)?;
+        self.terms.check(&self.share.session.config)?;
         if *capacity < 1 {
             let message = format!("the {kind} has {capacity} permits; it must have at least 1");
             return Err(InvalidInput::new(message));
@@ -101,7 +105,8 @@ impl Request {
         let Share {
             name, kind, permits, ..
         } = &self.share;
-        Attempt::begin(Some(name), *kind, *permits, waits, self.reason.as_deref())
+        let label = self.share.session.config.metered.label(name);
+        Attempt::begin(Some(name), label, *kind, *permits, waits, self.reason.as_deref())
     }
 
     /// Waits for the lock; asks only once if the wait may take no time.
@@ -155,6 +160,7 @@ impl Request {
                 wait: otherwise == Otherwise::Wait,
                 reports_contention: otherwise == Otherwise::Report,
                 reentrant: self.reentrant,
+                terms: self.terms,
                 owner,
             },
         );
@@ -182,6 +188,11 @@ impl Acquire {
         }
     }
 
+    pub(crate) fn on(mut self, terms: Terms) -> Self {
+        self.request.terms = terms;
+        self
+    }
+
     /// Sets the value that a leader proclaims.
     pub(crate) fn value(mut self, value: String) -> Self {
         self.request.value = Some(value);
@@ -203,11 +214,97 @@ impl Acquire {
         self
     }
 
+    /// Gives this hold a lease of its own, instead of the [client's](crate::LockClientBuilder::lease): how long the lock
+    /// outlives its holder's last sign of life. From 500 ms, and more than twice the client's skew margin, to 366 days.
+    ///
+    /// It is renewed in the background at the same part of the lease as the client's other holds. The client's queue
+    /// position lives as long too. Of this and [`fixed`](Self::fixed) the last one counts.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let locks = watchlock::LockClient::in_memory();
+    /// use std::time::Duration;
+    ///
+    /// // A crash of this holder is to cost the others 5 seconds, and not the client's 30.
+    /// let handle = locks.mutex("invoice-42").acquire().lease(Duration::from_secs(5)).await?;
+    /// assert!(handle.safe_for() < Duration::from_secs(5));
+    /// # Ok(()) }
+    /// ```
+    pub fn lease(mut self, lease: Duration) -> Self {
+        self.request.terms.set_lease(lease);
+        self
+    }
+
+    /// Holds the lock for `length` and no longer, as nothing renews it in the background. The bounds are those of
+    /// [`lease`](Self::lease).
+    ///
+    /// As its time ends, the hold is [lost] as [`Expired`](crate::LostReason::Expired): earlier than at
+    /// the server by the client's skew margin and a thousandth of the length. Until then everything is as with a
+    /// renewed lock; an early release opens it. The length counts from the grant, or for a waiter that was woken from
+    /// the moment at which it confirms its grant, at most 300 ms later. [`LockHandle::renew`] gives it a full length
+    /// again.
+    ///
+    /// [lost]: crate::LockView::lost
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let locks = watchlock::LockClient::in_memory();
+    /// use std::time::Duration;
+    /// use watchlock::LostReason;
+    ///
+    /// let handle = locks.mutex("invoice-42").acquire().fixed(Duration::from_secs(5)).await?;
+    /// assert_eq!(handle.lost().await, LostReason::Expired);
+    /// # Ok(()) }
+    /// ```
+    pub fn fixed(mut self, length: Duration) -> Self {
+        self.request.terms.set_fixed(length);
+        self
+    }
+
+    /// Keeps the lock taken for at least `least` after the grant, even if it is released earlier; at most 366 days.
+    ///
+    /// It is for short jobs that several hosts start at about the same time: the second finds the lock taken, although
+    /// the first is done. A release then marks the lock as released, and nobody renews it. [`inspect`] shows when it was
+    /// released and until when it is kept; waiters are granted when that time ends, by the server's clock. A release
+    /// after `least` opens the lock at once, as ever.
+    ///
+    /// A dropped handle keeps the lock as well. But a holder that dies or [loses](crate::LockView::lost) the lock keeps
+    /// nothing: its job may not be done, and the lock is open when the lease is over. An operator opens a kept lock with
+    /// [`break_lock`](crate::LockClient::break_lock). Clients of watchlock 0.1.0 see a holder until the end of that time;
+    /// only one with the same [`owner_id`](crate::LockClientBuilder::owner_id) takes it over.
+    ///
+    /// [`inspect`]: crate::LockClient::inspect
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let locks = watchlock::LockClient::in_memory();
+    /// use std::time::Duration;
+    /// use watchlock::Released;
+    ///
+    /// let handle = locks.mutex("reminders").acquire().at_least_for(Duration::from_secs(300)).await?;
+    /// // ... send the reminders, which takes a second ...
+    /// assert_eq!(handle.release().await?, Released::Kept);
+    /// assert!(locks.mutex("reminders").try_acquire().await?.is_none());
+    /// # Ok(()) }
+    /// ```
+    pub fn at_least_for(mut self, least: Duration) -> Self {
+        self.request.terms.set_at_least(least);
+        self
+    }
+
     /// Shares the hold of this client, if it has one already: then the call does not wait for the lock, and returns one
     /// more handle to the same hold.
     ///
     /// All handles to a hold have the same token and are lost together. The last of them releases the lock, in whatever
-    /// order they go. The first reason that was given stays.
+    /// order they go. The first reason that was given stays, and so do the first terms: [`lease`](Self::lease),
+    /// [`fixed`](Self::fixed), [`at_least_for`](Self::at_least_for).
     ///
     /// # By client, not by task
     ///
@@ -270,6 +367,11 @@ impl TryAcquire {
         }
     }
 
+    pub(crate) fn on(mut self, terms: Terms) -> Self {
+        self.request.terms = terms;
+        self
+    }
+
     /// Sets why the lock is wanted, up to 1,024 bytes, for people to read.
     pub fn reason(mut self, reason: impl Into<String>) -> Self {
         self.request.reason = Some(reason.into());
@@ -296,6 +398,24 @@ impl TryAcquire {
     /// ```
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = Some(timeout);
+        self
+    }
+
+    /// Gives this hold a lease of its own; see [`Acquire::lease`].
+    pub fn lease(mut self, lease: Duration) -> Self {
+        self.request.terms.set_lease(lease);
+        self
+    }
+
+    /// Holds the lock for `length` and no longer; see [`Acquire::fixed`].
+    pub fn fixed(mut self, length: Duration) -> Self {
+        self.request.terms.set_fixed(length);
+        self
+    }
+
+    /// Keeps the lock taken for at least `least` after the grant; see [`Acquire::at_least_for`].
+    pub fn at_least_for(mut self, least: Duration) -> Self {
+        self.request.terms.set_at_least(least);
         self
     }
 

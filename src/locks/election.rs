@@ -210,8 +210,6 @@ impl Election {
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let locks = watchlock::LockClient::in_memory();
-    /// use futures::StreamExt;
-    ///
     /// let election = locks.election("scheduler");
     /// let mut leaders = election.observe();
     /// assert!(leaders.next().await.expect("it goes on")?.is_none());
@@ -221,7 +219,7 @@ impl Election {
     /// ```
     pub fn observe(&self) -> Leaders {
         let sights = match check_name(&self.name) {
-            Ok(()) => Ok(follow(&self.session, Scope::One(self.name.to_string()))),
+            Ok(()) => Ok(follow(self.session.clone(), Scope::One(self.name.to_string()))),
             Err(error) => Err(Some(OperateError::from(error))),
         };
         Leaders {
@@ -305,6 +303,12 @@ impl Campaign {
         self.acquire = self.acquire.reason(reason);
         self
     }
+
+    /// Gives this leadership a lease of its own; see [`Acquire::lease`].
+    pub fn lease(mut self, lease: Duration) -> Self {
+        self.acquire = self.acquire.lease(lease);
+        self
+    }
 }
 
 impl IntoFuture for Campaign {
@@ -381,6 +385,31 @@ impl Leadership {
         }
     }
 
+    /// Renews the leadership now, in addition to the renewals in the background, and returns for how long it is safe; see
+    /// [`LockHandle::renew`].
+    ///
+    /// # Errors
+    ///
+    /// [`RenewError::Lost`] if it is lost. [`RenewError::Server`] if the server could not be reached: it still leads, and
+    /// renewals go on in the background.
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel safe: the renewal goes on in the background.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let locks = watchlock::LockClient::in_memory();
+    /// let leadership = locks.election("scheduler").campaign("node 7").await?;
+    /// assert!(leadership.renew().await? > std::time::Duration::from_secs(20));
+    /// # Ok(()) }
+    /// ```
+    pub async fn renew(&self) -> Result<Duration, RenewError> {
+        self.handle.renew().await
+    }
+
     /// Resigns: the next candidate leads at once.
     ///
     /// # Errors
@@ -426,6 +455,37 @@ pub struct Leaders {
     /// `Err`: the error of the name, until it has been reported.
     sights: Result<Observations, Option<OperateError>>,
     last: Option<Option<Leader>>,
+}
+
+impl Leaders {
+    /// Returns the next leader, and `Some(Ok(None))` when nobody leads; `None` when the stream has ended.
+    ///
+    /// It is `StreamExt::next` of the crate `futures`, for programs without that crate.
+    ///
+    /// # Errors
+    ///
+    /// An error that the server would repeat, after which the stream ends.
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel safe: nothing is lost when the future is dropped.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let locks = watchlock::LockClient::in_memory();
+    /// # let handle = locks.mutex("invoice-42").acquire().await?;
+    /// # let leadership = locks.election("scheduler").campaign("node 7").await?;
+    /// let mut leaders = locks.election("scheduler").observe();
+    /// if let Some(next) = leaders.next().await.transpose()? {
+    ///     println!("{next:?}");
+    /// }
+    /// # Ok(()) }
+    /// ```
+    pub async fn next(&mut self) -> Option<Result<Option<Leader>, OperateError>> {
+        std::future::poll_fn(|context| Pin::new(&mut *self).poll_next(context)).await
+    }
 }
 
 impl Stream for Leaders {

@@ -4,5 +4,7 @@ pub(crate) mod acquire;
 pub(crate) mod election;
 pub(crate) mod multi;
 pub(crate) mod mutex;
+pub(crate) mod once;
+pub(crate) mod run;
 pub(crate) mod rw_lock;
 pub(crate) mod semaphore;

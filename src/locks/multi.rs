@@ -22,13 +22,14 @@ use crate::{
     brief::Brief,
     config::check_timeout,
     contention::Contention,
-    error::{AcquireError, InvalidInput, MultiRunError, ReleaseError},
+    error::{AcquireError, InvalidInput, MultiRunError, ReleaseError, RenewError},
     handle::{LockHandle, LockView, Released},
     input::{check_names, check_text},
     locks::mutex::Mutex,
     name::LockName,
     session::Session,
     status::{LockStatus, LostPart, LostReason},
+    terms::Terms,
     token::FencingToken,
 };
 
@@ -154,15 +155,16 @@ impl MultiLock {
             session: self.session.clone(),
             names: self.names.clone(),
             reason: None,
+            terms: Terms::default(),
         }
     }
 
-    /// Acquires all parts, runs the future that `work` makes, and releases them; see [`Mutex::run`](crate::Mutex::run).
+    /// Acquires all parts, runs the future that `work` makes, and releases them: short for `acquire().run(work)`, which takes
+    /// options. See [`MultiAcquire::run`].
     ///
     /// # Errors
     ///
-    /// [`MultiRunError::Acquire`] if they were not acquired, [`MultiRunError::Lost`] if one was lost on the way: the
-    /// future was dropped at its next await point. A release that can't be confirmed is not an error.
+    /// [`MultiRunError::Acquire`] if they were not acquired, [`MultiRunError::Lost`] if one was lost on the way.
     ///
     /// # Cancel safety
     ///
@@ -182,16 +184,7 @@ impl MultiLock {
         F: FnOnce(MultiView) -> Fut,
         Fut: Future,
     {
-        let handle = self.acquire().await?;
-        let output = tokio::select! {
-            // The loss comes first: work that finished at the same moment may not have been done under the locks.
-            biased;
-            part = handle.lost() => return Err(part.into()),
-            output = work(handle.view()) => output,
-        };
-        // An event reports an unconfirmed release.
-        let _ = handle.release().await;
-        Ok(output)
+        self.acquire().run(work).await
     }
 }
 
@@ -202,12 +195,14 @@ struct Request {
     /// Sorted.
     names: Vec<LockName>,
     reason: Option<String>,
+    terms: Terms,
 }
 
 impl Request {
     fn check(&self, timeout: Option<Duration>) -> Result<(), InvalidInput> {
         check_names(&self.names)?;
         timeout.map_or(Ok(()), check_timeout)?;
+        self.terms.check(&self.session.config)?;
         self.reason
             .as_ref()
             .map_or(Ok(()), |reason| check_text("reason", reason))
@@ -229,7 +224,7 @@ impl Request {
             let Some(name) = self.names.get(held.len()) else {
                 return Ok(MultiHandle::new(held));
             };
-            let mut acquire = Mutex::new(self.session.clone(), name.clone()).acquire();
+            let mut acquire = Mutex::new(self.session.clone(), name.clone()).acquire().on(self.terms);
             if let Some(left) = deadline.map_or(timeout, |at| Some(until(at))) {
                 if deadline.is_some() && left.is_zero() {
                     return Err(overdue(name.to_string(), timeout));
@@ -253,7 +248,9 @@ impl Request {
         let deadline = timeout.map(|timeout| Instant::now() + timeout);
         let mut held: Vec<LockHandle> = Vec::with_capacity(self.names.len());
         for name in &self.names {
-            let mut acquire = Mutex::new(self.session.clone(), name.clone()).try_acquire();
+            let mut acquire = Mutex::new(self.session.clone(), name.clone())
+                .try_acquire()
+                .on(self.terms);
             if let Some(deadline) = deadline {
                 acquire = acquire.timeout(until(deadline));
             }
@@ -326,6 +323,12 @@ impl MultiAcquire {
         self.request.reason = Some(reason.into());
         self
     }
+
+    /// Gives each part a lease of its own; see [`Acquire::lease`](crate::Acquire::lease).
+    pub fn lease(mut self, lease: Duration) -> Self {
+        self.request.terms.set_lease(lease);
+        self
+    }
 }
 
 impl IntoFuture for MultiAcquire {
@@ -349,6 +352,12 @@ impl TryMultiAcquire {
     /// Sets why the locks are wanted, up to 1,024 bytes, for people to read.
     pub fn reason(mut self, reason: impl Into<String>) -> Self {
         self.request.reason = Some(reason.into());
+        self
+    }
+
+    /// Gives each part a lease of its own; see [`Acquire::lease`](crate::Acquire::lease).
+    pub fn lease(mut self, lease: Duration) -> Self {
+        self.request.terms.set_lease(lease);
         self
     }
 
@@ -434,6 +443,36 @@ impl MultiHandle {
     /// Returns a view of these holds for the code that works under them; it can be cloned, and outlives the handle.
     pub fn view(&self) -> MultiView {
         self.view.clone()
+    }
+
+    /// Renews all parts now, in addition to the renewals in the background, and returns for how long they are safe; see
+    /// [`LockHandle::renew`].
+    ///
+    /// # Errors
+    ///
+    /// [`RenewError::Lost`] if any part is lost, and [`lost_part`](MultiView::lost_part) says which. [`RenewError::Server`]
+    /// if the server could not be reached: all parts are still held, and renewals go on in the background.
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel safe: the renewals go on in the background.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let locks = watchlock::LockClient::in_memory();
+    /// let handle = locks.multi(["a", "b"]).acquire().await?;
+    /// assert!(handle.renew().await? > std::time::Duration::from_secs(20));
+    /// # Ok(()) }
+    /// ```
+    pub async fn renew(&self) -> Result<Duration, RenewError> {
+        let renewed = join_all(self.parts.iter().map(LockHandle::renew)).await;
+        if let Some(part) = self.lost_part() {
+            return Err(part.reason.into());
+        }
+        renewed.into_iter().collect::<Result<Vec<_>, _>>()?;
+        Ok(self.safe_for())
     }
 
     /// Releases all parts at once. Returns [`Released::WasLost`] if any was lost before, regardless of the others;

@@ -116,15 +116,12 @@ impl Mutex {
         }
     }
 
-    /// Acquires the lock, runs the future that `work` makes, and releases the lock.
-    ///
-    /// If the lock is lost, the future is dropped at its next await point, and the loss is returned. The future's own
-    /// output, even a `Result`, is returned unchanged.
+    /// Acquires the lock, runs the future that `work` makes, and releases the lock: short for `acquire().run(work)`, which
+    /// takes options. See [`Acquire::run`].
     ///
     /// # Errors
     ///
-    /// [`RunError::Acquire`] if the lock was not acquired, [`RunError::Lost`] if it was lost on the way. A release that
-    /// can't be confirmed is not an error: the work is done, and the lease limits the rest.
+    /// [`RunError::Acquire`] if the lock was not acquired, [`RunError::Lost`] if it was lost on the way.
     ///
     /// # Cancel safety
     ///
@@ -144,15 +141,35 @@ impl Mutex {
         F: FnOnce(LockView) -> Fut,
         Fut: Future,
     {
-        let handle = self.acquire().await?;
-        let output = tokio::select! {
-            // The loss comes first: work that finished at the same moment may not have been done under the lock.
-            biased;
-            reason = handle.lost() => return Err(reason.into()),
-            output = work(handle.view()) => output,
-        };
-        // An event reports an unconfirmed release.
-        let _ = handle.release().await;
-        Ok(output)
+        self.acquire().run(work).await
+    }
+
+    /// Runs the future that `work` makes under the lock, if the lock is free and nobody waits for it; `None` otherwise, and
+    /// then `work` is not called. Short for `try_acquire().run(work)`, which takes options.
+    ///
+    /// # Errors
+    ///
+    /// Same as for [`run`](Self::run).
+    ///
+    /// # Cancel safety
+    ///
+    /// Same as for [`run`](Self::run).
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let locks = watchlock::LockClient::in_memory();
+    /// let job = locks.mutex("nightly-job");
+    /// let inner = job.run(|_| async { job.try_run(|_| async { "twice" }).await }).await??;
+    /// assert_eq!(inner, None);
+    /// # Ok(()) }
+    /// ```
+    pub async fn try_run<F, Fut>(&self, work: F) -> Result<Option<Fut::Output>, RunError>
+    where
+        F: FnOnce(LockView) -> Fut,
+        Fut: Future,
+    {
+        self.try_acquire().run(work).await
     }
 }

@@ -11,7 +11,7 @@ use crate::{
 
 /// Number of permits of a readers-writer lock: a reader takes one, a writer all. More readers than anybody has
 /// processes.
-const PERMITS: i64 = 1 << 30;
+pub(crate) const PERMITS: i64 = 1 << 30;
 
 /// A lock with many readers or one writer, among all processes. Made by
 /// [`LockClient::rw_lock`](crate::LockClient::rw_lock).

@@ -7,11 +7,11 @@ use std::{
 };
 
 use crate::{
-    error::{OperateError, ServerError},
+    error::{InvalidInput, OperateError, ServerError},
     input::check_prefix,
     inspect::LockInfo,
     protocol::{Kind, State},
-    session::locks::LockSession,
+    session::observed::ObservedSession,
     store::{Listed, Selection, Unreadable, View},
     telemetry,
 };
@@ -20,14 +20,20 @@ use crate::{
 /// the others.
 const UNREADABLE_REPORTED: usize = 256;
 
-/// A list of locks; await it. Made by [`LockClient::list`](crate::LockClient::list).
+/// Maximum number of documents of the user's own in a list. A free lock stays in its document, so there can be as many
+/// as the user has documents, and they are all kept in memory.
+const LISTED_MOST: usize = 100_000;
+
+/// A list of locks; await it. Made by [`LockClient::list`](crate::LockClient::list) and
+/// [`DocumentLocks::list`](crate::DocumentLocks::list).
 ///
 /// All given conditions must be met. Documents that are not locks, or can't be read, are skipped and hide no others:
 /// the event `watchlock.unreadable` reports each, and so does [`watch_all`](crate::LockClient::watch_all).
 #[derive(Clone, Debug)]
 #[must_use = "a listing does nothing until it is awaited"]
 pub struct List {
-    session: LockSession,
+    /// `Err`: there is no session under a field that is refused.
+    session: Result<ObservedSession, InvalidInput>,
     filter: Filter,
 }
 
@@ -53,8 +59,7 @@ impl Filter {
                 .iter()
                 .any(|holder| now.duration_since(holder.since).is_ok_and(|held| held > age))
         };
-        lock.name.starts_with(&self.selection.prefix)
-            && self.selection.kind.is_none_or(|kind| kind == lock.kind)
+        self.selection.kind.is_none_or(|kind| kind == lock.kind)
             && self.selection.held.is_none_or(|held| held != lock.holders.is_empty())
             && self.owner.as_ref().is_none_or(owned)
             && self.older_than.is_none_or(old)
@@ -62,14 +67,15 @@ impl Filter {
 }
 
 impl List {
-    pub(crate) fn new(session: LockSession) -> Self {
-        Self {
-            session,
-            filter: Filter::default(),
-        }
+    pub(crate) fn new(session: Result<ObservedSession, InvalidInput>) -> Self {
+        let in_place = session.as_ref().is_ok_and(ObservedSession::is_in_place);
+        let mut filter = Filter::default();
+        filter.selection.most = in_place.then_some(LISTED_MOST);
+        Self { session, filter }
     }
 
-    /// Lists only locks whose name begins with this prefix, of at most 1,024 bytes, like names.
+    /// Lists only locks whose name begins with this prefix, of at most 1,024 bytes, like names. Among documents: only
+    /// those whose `_id` is a text that begins with it.
     pub fn prefix(mut self, prefix: impl Into<String>) -> Self {
         self.filter.selection.prefix = prefix.into();
         self
@@ -106,7 +112,8 @@ impl List {
 pub struct Listing {
     /// The locks, sorted by name.
     pub locks: Vec<LockInfo>,
-    /// Documents that are not locks, or can't be read, regardless of conditions that concern the contents of a lock.
+    /// Documents that are not locks, or can't be read, regardless of conditions that concern the contents of a lock. In
+    /// a collection of your own: those with something else in the place of the lock, and at most 1,000 of them.
     pub unreadable: Vec<UnreadableInfo>,
 }
 
@@ -151,33 +158,39 @@ impl List {
     /// # Ok(()) }
     /// ```
     pub async fn with_unreadable(self) -> Result<Listing, OperateError> {
-        {
-            let Self { session, filter } = self;
-            check_prefix(&filter.selection.prefix)?;
-            let listing = session.read_long(|_| {
-                let (locks, selection) = (session.locks().clone(), filter.selection.clone());
-                async move { locks.list(&selection, View::Newest).await }
-            });
-            let Listed { found, unreadable, now } = listing.await.map_err(ServerError::from)?;
-            for document in unreadable.iter().take(UNREADABLE_REPORTED) {
-                telemetry::unreadable(&document.name, &document.problem);
-            }
-            let mut locks: Vec<_> = found
-                .into_iter()
-                .map(|(name, mut state): (String, State)| {
-                    state.holders.retain(|holder| now.is_none_or(|now| holder.until > now));
-                    LockInfo::new(&name, &state)
-                })
-                .filter(|lock| filter.matches(lock, now.map_or_else(SystemTime::now, SystemTime::from)))
-                .collect();
-            locks.sort_by(|one, other| one.name.cmp(&other.name));
-            let unreadable = unreadable
-                .into_iter()
-                .map(|Unreadable { name, problem }| UnreadableInfo { name, problem });
-            Ok(Listing {
-                locks,
-                unreadable: unreadable.collect(),
-            })
+        let Self { session, filter } = self;
+        let session = session?;
+        check_prefix(&filter.selection.prefix)?;
+        let listing = session.list(&filter.selection, View::Newest);
+        let Listed {
+            found,
+            unreadable,
+            now,
+            more,
+        } = listing.await.map_err(ServerError::from)?;
+        if more {
+            return Err(OperateError::TooMany { most: LISTED_MOST });
         }
+        for document in unreadable.iter().take(UNREADABLE_REPORTED) {
+            telemetry::unreadable(&document.name, &document.problem);
+        }
+        let mut locks: Vec<_> = found
+            .into_iter()
+            // The store selects documents of the user's own by the texts in their names.
+            .filter(|(name, _)| session.is_in_place() || name.starts_with(&filter.selection.prefix))
+            .map(|(name, mut state): (String, State)| {
+                state.holders.retain(|holder| now.is_none_or(|now| holder.until > now));
+                LockInfo::new(&name, &state)
+            })
+            .filter(|lock| filter.matches(lock, now.map_or_else(SystemTime::now, SystemTime::from)))
+            .collect();
+        locks.sort_by(|one, other| one.name.cmp(&other.name));
+        let unreadable = unreadable
+            .into_iter()
+            .map(|Unreadable { name, problem }| UnreadableInfo { name, problem });
+        Ok(Listing {
+            locks,
+            unreadable: unreadable.collect(),
+        })
     }
 }

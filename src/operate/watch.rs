@@ -5,17 +5,17 @@ use std::{
     fmt,
     pin::Pin,
     task::{Context, Poll},
+    time::SystemTime,
 };
 
 use futures::Stream;
 
 use crate::{
-    error::OperateError,
-    input::check_name,
+    error::{InvalidInput, OperateError},
     inspect::{HolderInfo, LockInfo},
-    protocol::State,
+    protocol::{Holder, State},
     session::{
-        locks::LockSession,
+        observed::ObservedSession,
         streams::follow::{Observation, Observations, Scope, follow},
     },
     store::Unreadable,
@@ -39,6 +39,15 @@ pub enum LockEvent {
     Released {
         /// The token of its grant.
         token: FencingToken,
+    },
+    /// A holder released the lock, which stays taken for a while ([`at_least_for`](crate::Acquire::at_least_for)). When
+    /// that time ends, [`Released`](Self::Released) follows.
+    #[non_exhaustive]
+    Kept {
+        /// The token of its grant.
+        token: FencingToken,
+        /// When the lock opens, by the server's clock.
+        until: SystemTime,
     },
     /// The lease of a holder expired.
     #[non_exhaustive]
@@ -85,6 +94,7 @@ impl fmt::Display for LockEvent {
                 }
             }
             Self::Released { token } => write!(f, "released, token {token}"),
+            Self::Kept { token, .. } => write!(f, "released and kept, token {token}"),
             Self::Expired { token } => write!(f, "expired, token {token}"),
             Self::Adopted { token } => write!(f, "adopted, token {token}"),
             Self::Broken { token } => write!(f, "broken, token {token}"),
@@ -94,7 +104,8 @@ impl fmt::Display for LockEvent {
     }
 }
 
-/// The events of one lock: a stream. Made by [`LockClient::watch`](crate::LockClient::watch).
+/// The events of one lock: a stream. Made by [`LockClient::watch`](crate::LockClient::watch) and
+/// [`DocumentLocks::watch`](crate::DocumentLocks::watch).
 #[must_use = "a stream does nothing unless it is polled"]
 #[derive(Debug)]
 pub struct LockEvents {
@@ -106,13 +117,14 @@ pub struct LockEvents {
 }
 
 impl LockEvents {
-    pub(crate) fn new(session: &LockSession, name: &str) -> Self {
-        let sights = match check_name(name) {
-            Ok(()) => Ok(follow(session, Scope::One(name.to_owned()))),
-            Err(error) => Err(Some(error.into())),
+    /// Follows one name of a session.
+    pub(crate) fn new(of: Result<(ObservedSession, String), InvalidInput>) -> Self {
+        let (name, sights) = match of {
+            Ok((session, name)) => (name.clone(), Ok(follow(session, Scope::One(name)))),
+            Err(error) => (String::new(), Err(Some(error.into()))),
         };
         Self {
-            name: name.to_owned(),
+            name,
             sights,
             last: None,
             events: VecDeque::new(),
@@ -134,6 +146,8 @@ fn between(name: &str, last: Option<&State>, state: Option<&State>) -> Vec<LockE
             None => LockEvent::Deleted { token },
             Some(state) if state.adopted.contains(&gone.token) => LockEvent::Adopted { token },
             Some(state) if state.was_broken(gone.token) => LockEvent::Broken { token },
+            // The time for which the lock was kept is over.
+            Some(_) if gone.is_kept() => LockEvent::Released { token },
             // It was left out when its time came, or evicted by a write after that.
             Some(state) if gone.until <= state.at || last.is_some_and(|last| last.version == state.version) => {
                 LockEvent::Expired { token }
@@ -150,8 +164,50 @@ fn between(name: &str, last: Option<&State>, state: Option<&State>) -> Vec<LockE
                 waiting: state.queue.len(),
             });
         }
+        let known = |holder: &Holder| {
+            before
+                .iter()
+                .any(|other| other.token == holder.token && other.is_kept())
+        };
+        for holder in state.holders.iter().filter(|holder| holder.is_kept() && !known(holder)) {
+            events.push(LockEvent::Kept {
+                token: FencingToken::new(holder.token),
+                until: holder.until.into(),
+            });
+        }
     }
     events
+}
+
+impl LockEvents {
+    /// Returns the next event; `None` when the stream has ended.
+    ///
+    /// It is `StreamExt::next` of the crate `futures`, for programs without that crate.
+    ///
+    /// # Errors
+    ///
+    /// An error that the server would repeat, after which the stream ends.
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel safe: nothing is lost when the future is dropped.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let locks = watchlock::LockClient::in_memory();
+    /// # let handle = locks.mutex("invoice-42").acquire().await?;
+    /// # let leadership = locks.election("scheduler").campaign("node 7").await?;
+    /// let mut events = locks.watch("invoice-42");
+    /// if let Some(next) = events.next().await.transpose()? {
+    ///     println!("{next:?}");
+    /// }
+    /// # Ok(()) }
+    /// ```
+    pub async fn next(&mut self) -> Option<Result<LockEvent, OperateError>> {
+        std::future::poll_fn(|context| Pin::new(&mut *self).poll_next(context)).await
+    }
 }
 
 impl Stream for LockEvents {
@@ -184,22 +240,58 @@ impl Stream for LockEvents {
 }
 
 /// The events of all locks, each with the name of its lock: a stream. Made by
-/// [`LockClient::watch_all`](crate::LockClient::watch_all).
+/// [`LockClient::watch_all`](crate::LockClient::watch_all) and
+/// [`DocumentLocks::watch_all`](crate::DocumentLocks::watch_all).
 #[must_use = "a stream does nothing unless it is polled"]
 #[derive(Debug)]
 pub struct AllLockEvents {
-    sights: Observations,
+    /// `Err`: the error of the field, until it has been reported.
+    sights: Result<Observations, Option<OperateError>>,
+    /// The locks that are held.
     last: HashMap<String, State>,
     events: VecDeque<(String, LockEvent)>,
 }
 
 impl AllLockEvents {
-    pub(crate) fn new(session: &LockSession) -> Self {
+    pub(crate) fn new(session: Result<ObservedSession, InvalidInput>) -> Self {
         Self {
-            sights: follow(session, Scope::All),
+            sights: session
+                .map(|session| follow(session, Scope::All))
+                .map_err(|error| Some(error.into())),
             last: HashMap::new(),
             events: VecDeque::new(),
         }
+    }
+}
+
+impl AllLockEvents {
+    /// Returns the next event, with the name of its lock; `None` when the stream has ended.
+    ///
+    /// It is `StreamExt::next` of the crate `futures`, for programs without that crate.
+    ///
+    /// # Errors
+    ///
+    /// An error that the server would repeat, after which the stream ends.
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel safe: nothing is lost when the future is dropped.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let locks = watchlock::LockClient::in_memory();
+    /// # let handle = locks.mutex("invoice-42").acquire().await?;
+    /// # let leadership = locks.election("scheduler").campaign("node 7").await?;
+    /// let mut events = locks.watch_all();
+    /// if let Some(next) = events.next().await.transpose()? {
+    ///     println!("{next:?}");
+    /// }
+    /// # Ok(()) }
+    /// ```
+    pub async fn next(&mut self) -> Option<Result<(String, LockEvent), OperateError>> {
+        std::future::poll_fn(|context| Pin::new(&mut *self).poll_next(context)).await
     }
 }
 
@@ -212,7 +304,11 @@ impl Stream for AllLockEvents {
             if let Some(event) = this.events.pop_front() {
                 return Poll::Ready(Some(Ok(event)));
             }
-            match std::task::ready!(this.sights.poll_recv(context)) {
+            let sights = match &mut this.sights {
+                Ok(sights) => sights,
+                Err(error) => return Poll::Ready(error.take().map(Err)),
+            };
+            match std::task::ready!(sights.poll_recv(context)) {
                 Some(Ok(Observation::Unreadable(Unreadable { name, problem }))) => {
                     this.events.push_back((name, LockEvent::Unreadable { problem }));
                 }
@@ -220,7 +316,7 @@ impl Stream for AllLockEvents {
                     let events = between(&name, this.last.get(&name), state.as_ref());
                     this.events
                         .extend(events.into_iter().map(|event| (name.clone(), event)));
-                    match state {
+                    match state.filter(|state| !state.holders.is_empty()) {
                         Some(state) => this.last.insert(name, state),
                         None => this.last.remove(&name),
                     };

@@ -1,49 +1,196 @@
 //! Actions that run on the calling thread instead of being awaited.
+//!
+//! They are types of their own: an action of the async API has no call that would block, and one of this API can't be
+//! awaited.
 
+use std::time::Duration;
+
+use mongodb::bson::Document;
 use serde::de::DeserializeOwned;
 
-use super::{DocumentHandle, LockHandle, MultiHandle, block_on, election::Leadership};
+use super::{DocumentHandle, LockHandle, LockView, MultiHandle, MultiView, block_on, election::Leadership};
 use crate::{
     documents::{AcquireDocument, Claim, TryAcquireDocument, TryClaim},
-    error::{AcquireError, OperateError},
+    error::{AcquireError, MultiRunError, OperateError, RunError},
     inspect::LockInfo,
     locks::{
         acquire::{Acquire, TryAcquire},
         election::Campaign,
         multi::{MultiAcquire, TryMultiAcquire},
     },
-    operate::list::List,
+    operate::list::{List, Listing},
+    protocol::Kind,
 };
 
-impl Acquire {
-    /// Acquires on this thread, and blocks it until the lock is held; instead of awaiting the action.
-    ///
-    /// # Errors
-    ///
-    /// See [`AcquireError`].
-    ///
-    /// # Panics
-    ///
-    /// On a thread of an async runtime; see [`sync`](crate::sync#panics).
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # let locks = watchlock::sync::LockClient::in_memory();
-    /// use std::time::Duration;
-    ///
-    /// let handle = locks.mutex("invoice-42").acquire().timeout(Duration::from_secs(5)).reason("billing").run()?;
-    /// # handle.release()?;
-    /// # Ok(()) }
-    /// ```
-    pub fn run(self) -> Result<LockHandle, AcquireError> {
-        block_on(self.into_future()).map(LockHandle::new)
+/// An action of the async API, to be run on the calling thread: `Action<Acquire>` has the options of
+/// [`Acquire`](crate::Acquire), and `run`.
+///
+/// # Examples
+///
+/// ```
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let locks = watchlock::sync::LockClient::in_memory();
+/// use std::time::Duration;
+///
+/// let handle = locks.mutex("invoice-42").acquire().timeout(Duration::from_secs(5)).reason("billing").run()?;
+/// # handle.release()?;
+/// # Ok(()) }
+/// ```
+///
+/// It can't be awaited, as it would block the thread:
+///
+/// ```compile_fail,E0277
+/// # async fn example(locks: watchlock::sync::LockClient) {
+/// locks.mutex("invoice-42").acquire().await;
+/// # }
+/// ```
+///
+/// And an action of the async API can't be run on a thread of the runtime, where that would panic:
+///
+/// ```compile_fail,E0061
+/// # async fn example(locks: watchlock::LockClient) {
+/// locks.mutex("invoice-42").acquire().run();
+/// # }
+/// ```
+#[derive(Clone, Debug)]
+#[must_use = "an action does nothing until it is run"]
+pub struct Action<A> {
+    action: A,
+}
+
+impl<A> Action<A> {
+    pub(super) fn new(action: A) -> Self {
+        Self { action }
+    }
+
+    fn with(self, set: impl FnOnce(A) -> A) -> Self {
+        Self::new(set(self.action))
     }
 }
 
-impl TryAcquire {
-    /// Tries on this thread, and blocks it until the server has answered; instead of awaiting the action.
+/// Forwards options to the action of the same name.
+macro_rules! options {
+    ($([$($generic:ident)?] $action:ty { $($(#[$doc:meta])* $option:ident($($value:ident: $type:ty)?);)* })*) => {$(
+        impl$(<$generic>)? Action<$action> {$(
+            $(#[$doc])*
+            pub fn $option(self $(, $value: $type)?) -> Self {
+                self.with(|action| action.$option($($value)?))
+            }
+        )*}
+    )*};
+}
+
+options! {
+    [] Acquire {
+        /// Gives up after `timeout`; see [`Acquire::timeout`](crate::Acquire::timeout).
+        timeout(timeout: Duration);
+        /// Sets why the lock is wanted, up to 1,024 bytes, for people to read.
+        reason(reason: impl Into<String>);
+        /// Shares the hold of this client, if it has one already; see
+        /// [`Acquire::reentrant`](crate::Acquire::reentrant).
+        reentrant();
+        /// Gives the hold a lease of its own; see [`Acquire::lease`](crate::Acquire::lease).
+        lease(lease: Duration);
+        /// Makes a lock of a fixed length; see [`Acquire::fixed`](crate::Acquire::fixed).
+        fixed(length: Duration);
+        /// Keeps the lock taken for that long at least; see [`Acquire::at_least_for`](crate::Acquire::at_least_for).
+        at_least_for(least: Duration);
+    }
+    [] TryAcquire {
+        /// Gives up if the server has not answered after `timeout`; see
+        /// [`TryAcquire::timeout`](crate::TryAcquire::timeout).
+        timeout(timeout: Duration);
+        /// Sets why the lock is wanted, up to 1,024 bytes, for people to read.
+        reason(reason: impl Into<String>);
+        /// Shares the hold of this client, if it has one already; see
+        /// [`Acquire::reentrant`](crate::Acquire::reentrant).
+        reentrant();
+        /// Gives the hold a lease of its own; see [`Acquire::lease`](crate::Acquire::lease).
+        lease(lease: Duration);
+        /// Makes a lock of a fixed length; see [`Acquire::fixed`](crate::Acquire::fixed).
+        fixed(length: Duration);
+        /// Keeps the lock taken for that long at least; see [`Acquire::at_least_for`](crate::Acquire::at_least_for).
+        at_least_for(least: Duration);
+    }
+    [] MultiAcquire {
+        /// Gives up after `timeout`; see [`Acquire::timeout`](crate::Acquire::timeout).
+        timeout(timeout: Duration);
+        /// Sets why the lock is wanted, up to 1,024 bytes, for people to read.
+        reason(reason: impl Into<String>);
+        /// Gives the hold a lease of its own; see [`Acquire::lease`](crate::Acquire::lease).
+        lease(lease: Duration);
+    }
+    [] TryMultiAcquire {
+        /// Gives up if the server has not answered after `timeout`; see
+        /// [`TryAcquire::timeout`](crate::TryAcquire::timeout).
+        timeout(timeout: Duration);
+        /// Sets why the lock is wanted, up to 1,024 bytes, for people to read.
+        reason(reason: impl Into<String>);
+        /// Gives the hold a lease of its own; see [`Acquire::lease`](crate::Acquire::lease).
+        lease(lease: Duration);
+    }
+    [] Campaign {
+        /// Gives up after `timeout`; see [`Acquire::timeout`](crate::Acquire::timeout).
+        timeout(timeout: Duration);
+        /// Sets why the lock is wanted, up to 1,024 bytes, for people to read.
+        reason(reason: impl Into<String>);
+        /// Gives the hold a lease of its own; see [`Acquire::lease`](crate::Acquire::lease).
+        lease(lease: Duration);
+    }
+    [T] AcquireDocument<T> {
+        /// Gives up after `timeout`; see [`Acquire::timeout`](crate::Acquire::timeout).
+        timeout(timeout: Duration);
+        /// Sets why the lock is wanted, up to 1,024 bytes, for people to read.
+        reason(reason: impl Into<String>);
+        /// Gives the hold a lease of its own; see [`Acquire::lease`](crate::Acquire::lease).
+        lease(lease: Duration);
+        /// Makes a lock of a fixed length; see [`Acquire::fixed`](crate::Acquire::fixed).
+        fixed(length: Duration);
+    }
+    [T] TryAcquireDocument<T> {
+        /// Gives up if the server has not answered after `timeout`; see
+        /// [`TryAcquire::timeout`](crate::TryAcquire::timeout).
+        timeout(timeout: Duration);
+        /// Sets why the lock is wanted, up to 1,024 bytes, for people to read.
+        reason(reason: impl Into<String>);
+        /// Gives the hold a lease of its own; see [`Acquire::lease`](crate::Acquire::lease).
+        lease(lease: Duration);
+        /// Makes a lock of a fixed length; see [`Acquire::fixed`](crate::Acquire::fixed).
+        fixed(length: Duration);
+    }
+    [T] Claim<T> {
+        /// Gives up after `timeout`; see [`Acquire::timeout`](crate::Acquire::timeout).
+        timeout(timeout: Duration);
+        /// Sets why the lock is wanted, up to 1,024 bytes, for people to read.
+        reason(reason: impl Into<String>);
+        /// Sets which of the documents comes first, as in the driver's `find_one_and_update`.
+        sort(sort: Document);
+    }
+    [T] TryClaim<T> {
+        /// Gives up if the server has not answered after `timeout`; see
+        /// [`TryAcquire::timeout`](crate::TryAcquire::timeout).
+        timeout(timeout: Duration);
+        /// Sets why the lock is wanted, up to 1,024 bytes, for people to read.
+        reason(reason: impl Into<String>);
+        /// Sets which of the documents comes first, as in the driver's `find_one_and_update`.
+        sort(sort: Document);
+    }
+    [] List {
+        /// Lists only locks whose name begins with this prefix; see [`List::prefix`](crate::List::prefix).
+        prefix(prefix: impl Into<String>);
+        /// Lists only locks of this kind.
+        kind(kind: Kind);
+        /// Lists only locks that somebody holds, or that nobody does.
+        held(held: bool);
+        /// Lists only locks with a holder whose label, owner id or host is this.
+        owner(owner: impl Into<String>);
+        /// Lists only locks that some holder has held for longer than this, by the server's clock.
+        older_than(age: Duration);
+    }
+}
+
+impl Action<Acquire> {
+    /// Acquires on this thread, and blocks it until the lock is held.
     ///
     /// # Errors
     ///
@@ -52,23 +199,54 @@ impl TryAcquire {
     /// # Panics
     ///
     /// On a thread of an async runtime; see [`sync`](crate::sync#panics).
+    pub fn run(self) -> Result<LockHandle, AcquireError> {
+        block_on(self.action.into_future()).map(LockHandle::new)
+    }
+
+    /// Acquires the lock, does the work, and releases the lock.
+    ///
+    /// Nothing stops a thread from outside: if the lock is lost the work goes on, unless it checks the
+    /// [`lost_reason`](LockView::lost_reason) itself and returns.
+    ///
+    /// # Errors
+    ///
+    /// [`RunError::Acquire`] if the lock was not acquired, [`RunError::Lost`] if it was lost before the work finished; the work's
+    /// result is dropped then. A release that can't be confirmed is not an error.
+    ///
+    /// # Panics
+    ///
+    /// On a thread of an async runtime; see [`sync`](crate::sync#panics). If the work panics, the lock is released.
     ///
     /// # Examples
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let locks = watchlock::sync::LockClient::in_memory();
-    /// if let Some(handle) = locks.mutex("nightly-job").try_acquire().run()? {
-    ///     // ... run the job ...
-    ///     handle.release()?;
-    /// }
+    /// let exports = locks.semaphore("exports", 4);
+    /// let permits = exports.acquire_many(2).reason("report 7").run_with(|held| held.permits())?;
+    /// assert_eq!((permits, exports.available_permits()?), (2, 4));
     /// # Ok(()) }
     /// ```
+    pub fn run_with<O>(self, work: impl FnOnce(LockView) -> O) -> Result<O, RunError> {
+        under(self.run()?, work)
+    }
+}
+
+impl Action<TryAcquire> {
+    /// Tries on this thread, and blocks it until the server has answered.
+    ///
+    /// # Errors
+    ///
+    /// See [`AcquireError`].
+    ///
+    /// # Panics
+    ///
+    /// On a thread of an async runtime; see [`sync`](crate::sync#panics).
     pub fn run(self) -> Result<Option<LockHandle>, AcquireError> {
-        Ok(block_on(self.into_future())?.map(LockHandle::new))
+        Ok(block_on(self.action.into_future())?.map(LockHandle::new))
     }
 
-    /// Tries on this thread, like [`or_held`](Self::or_held), and blocks it until the server has answered.
+    /// Tries on this thread, and fails with [`AcquireError::Held`], which names the holder, if the lock is not free.
     ///
     /// # Errors
     ///
@@ -78,12 +256,32 @@ impl TryAcquire {
     ///
     /// On a thread of an async runtime; see [`sync`](crate::sync#panics).
     pub fn run_or_held(self) -> Result<LockHandle, AcquireError> {
-        block_on(self.or_held()).map(LockHandle::new)
+        block_on(self.action.or_held()).map(LockHandle::new)
+    }
+
+    /// Tries to acquire the lock, does the work, and releases the lock; `None` if that is not free, and then the work is not done.
+    ///
+    /// Nothing stops a thread from outside: if the lock is lost the work goes on, unless it checks the
+    /// [`lost_reason`](LockView::lost_reason) itself and returns.
+    ///
+    /// # Errors
+    ///
+    /// [`RunError::Acquire`] if the lock was not acquired, [`RunError::Lost`] if it was lost before the work finished; the work's
+    /// result is dropped then. A release that can't be confirmed is not an error.
+    ///
+    /// # Panics
+    ///
+    /// On a thread of an async runtime; see [`sync`](crate::sync#panics). If the work panics, the lock is released.
+    pub fn run_with<O>(self, work: impl FnOnce(LockView) -> O) -> Result<Option<O>, RunError> {
+        match self.run()? {
+            Some(handle) => under(handle, work).map(Some),
+            None => Ok(None),
+        }
     }
 }
 
-impl MultiAcquire {
-    /// Acquires on this thread, and blocks it until all locks are held; instead of awaiting the action.
+impl Action<MultiAcquire> {
+    /// Acquires on this thread, and blocks it until all locks are held.
     ///
     /// # Errors
     ///
@@ -93,12 +291,29 @@ impl MultiAcquire {
     ///
     /// On a thread of an async runtime; see [`sync`](crate::sync#panics).
     pub fn run(self) -> Result<MultiHandle, AcquireError> {
-        block_on(self.into_future()).map(MultiHandle::new)
+        block_on(self.action.into_future()).map(MultiHandle::new)
+    }
+
+    /// Acquires all locks, does the work, and releases each of them.
+    ///
+    /// Nothing stops a thread from outside: if the lock is lost the work goes on, unless it checks the
+    /// [`lost_part`](MultiView::lost_part) itself and returns.
+    ///
+    /// # Errors
+    ///
+    /// [`MultiRunError::Acquire`] if each of them was not acquired, [`MultiRunError::Lost`] if it was lost before the work finished; the work's
+    /// result is dropped then. A release that can't be confirmed is not an error.
+    ///
+    /// # Panics
+    ///
+    /// On a thread of an async runtime; see [`sync`](crate::sync#panics). If the work panics, the lock is released.
+    pub fn run_with<O>(self, work: impl FnOnce(MultiView) -> O) -> Result<O, MultiRunError> {
+        under_all(self.run()?, work)
     }
 }
 
-impl TryMultiAcquire {
-    /// Tries on this thread, and blocks it until the server has answered; instead of awaiting the action.
+impl Action<TryMultiAcquire> {
+    /// Tries on this thread, and blocks it until the server has answered.
     ///
     /// # Errors
     ///
@@ -108,10 +323,10 @@ impl TryMultiAcquire {
     ///
     /// On a thread of an async runtime; see [`sync`](crate::sync#panics).
     pub fn run(self) -> Result<Option<MultiHandle>, AcquireError> {
-        Ok(block_on(self.into_future())?.map(MultiHandle::new))
+        Ok(block_on(self.action.into_future())?.map(MultiHandle::new))
     }
 
-    /// Tries on this thread, like [`or_held`](Self::or_held), and blocks it until the server has answered.
+    /// Tries on this thread, and fails with [`AcquireError::Held`], which names the holder, if any of the locks is not free.
     ///
     /// # Errors
     ///
@@ -121,12 +336,32 @@ impl TryMultiAcquire {
     ///
     /// On a thread of an async runtime; see [`sync`](crate::sync#panics).
     pub fn run_or_held(self) -> Result<MultiHandle, AcquireError> {
-        block_on(self.or_held()).map(MultiHandle::new)
+        block_on(self.action.or_held()).map(MultiHandle::new)
+    }
+
+    /// Tries to acquire all locks, does the work, and releases each of them; `None` if that is not free, and then the work is not done.
+    ///
+    /// Nothing stops a thread from outside: if the lock is lost the work goes on, unless it checks the
+    /// [`lost_part`](MultiView::lost_part) itself and returns.
+    ///
+    /// # Errors
+    ///
+    /// [`MultiRunError::Acquire`] if each of them was not acquired, [`MultiRunError::Lost`] if it was lost before the work finished; the work's
+    /// result is dropped then. A release that can't be confirmed is not an error.
+    ///
+    /// # Panics
+    ///
+    /// On a thread of an async runtime; see [`sync`](crate::sync#panics). If the work panics, the lock is released.
+    pub fn run_with<O>(self, work: impl FnOnce(MultiView) -> O) -> Result<Option<O>, MultiRunError> {
+        match self.run()? {
+            Some(handle) => under_all(handle, work).map(Some),
+            None => Ok(None),
+        }
     }
 }
 
-impl Campaign {
-    /// Campaigns on this thread, and blocks it until elected; instead of awaiting the action.
+impl Action<Campaign> {
+    /// Campaigns on this thread, and blocks it until elected.
     ///
     /// # Errors
     ///
@@ -136,12 +371,12 @@ impl Campaign {
     ///
     /// On a thread of an async runtime; see [`sync`](crate::sync#panics).
     pub fn run(self) -> Result<Leadership, AcquireError> {
-        block_on(self.into_future()).map(Leadership::new)
+        block_on(self.action.into_future()).map(Leadership::new)
     }
 }
 
-impl<T: DeserializeOwned + Send + Sync + 'static> AcquireDocument<T> {
-    /// Acquires on this thread, and blocks it until the document is locked; instead of awaiting the action.
+impl<T: DeserializeOwned + Send + Sync + 'static> Action<AcquireDocument<T>> {
+    /// Acquires on this thread, and blocks it until the document is locked.
     ///
     /// # Errors
     ///
@@ -151,12 +386,61 @@ impl<T: DeserializeOwned + Send + Sync + 'static> AcquireDocument<T> {
     ///
     /// On a thread of an async runtime; see [`sync`](crate::sync#panics).
     pub fn run(self) -> Result<DocumentHandle<T>, AcquireError> {
-        block_on(self.into_future()).map(DocumentHandle::new)
+        block_on(self.action.into_future()).map(DocumentHandle::new)
+    }
+
+    /// Locks the document, does the work, and releases the document.
+    ///
+    /// Nothing stops a thread from outside: if the lock is lost the work goes on, unless it checks the
+    /// [`lost_reason`](LockView::lost_reason) itself and returns.
+    ///
+    /// # Errors
+    ///
+    /// [`RunError::Acquire`] if the document was not acquired, [`RunError::Lost`] if it was lost before the work finished; the work's
+    /// result is dropped then. A release that can't be confirmed is not an error.
+    ///
+    /// # Panics
+    ///
+    /// On a thread of an async runtime; see [`sync`](crate::sync#panics). If the work panics, the lock is released.
+    pub fn run_with<O>(self, work: impl FnOnce(&DocumentHandle<T>) -> O) -> Result<O, RunError> {
+        under_document(self.run()?, work)
     }
 }
 
-impl<T: DeserializeOwned + Send + Sync + 'static> TryAcquireDocument<T> {
-    /// Tries on this thread, and blocks it until the server has answered; instead of awaiting the action.
+impl<T: DeserializeOwned + Send + Sync + 'static> Action<Claim<T>> {
+    /// Claims on this thread, and blocks it until there is a free document.
+    ///
+    /// # Errors
+    ///
+    /// See [`AcquireError`].
+    ///
+    /// # Panics
+    ///
+    /// On a thread of an async runtime; see [`sync`](crate::sync#panics).
+    pub fn run(self) -> Result<DocumentHandle<T>, AcquireError> {
+        block_on(self.action.into_future()).map(DocumentHandle::new)
+    }
+
+    /// Locks the document, does the work, and releases the document.
+    ///
+    /// Nothing stops a thread from outside: if the lock is lost the work goes on, unless it checks the
+    /// [`lost_reason`](LockView::lost_reason) itself and returns.
+    ///
+    /// # Errors
+    ///
+    /// [`RunError::Acquire`] if the document was not acquired, [`RunError::Lost`] if it was lost before the work finished; the work's
+    /// result is dropped then. A release that can't be confirmed is not an error.
+    ///
+    /// # Panics
+    ///
+    /// On a thread of an async runtime; see [`sync`](crate::sync#panics). If the work panics, the lock is released.
+    pub fn run_with<O>(self, work: impl FnOnce(&DocumentHandle<T>) -> O) -> Result<O, RunError> {
+        under_document(self.run()?, work)
+    }
+}
+
+impl<T: DeserializeOwned + Send + Sync + 'static> Action<TryAcquireDocument<T>> {
+    /// Tries on this thread, and blocks it until the server has answered.
     ///
     /// # Errors
     ///
@@ -166,11 +450,10 @@ impl<T: DeserializeOwned + Send + Sync + 'static> TryAcquireDocument<T> {
     ///
     /// On a thread of an async runtime; see [`sync`](crate::sync#panics).
     pub fn run(self) -> Result<Option<DocumentHandle<T>>, AcquireError> {
-        Ok(block_on(self.into_future())?.map(DocumentHandle::new))
+        Ok(block_on(self.action.into_future())?.map(DocumentHandle::new))
     }
 
-    /// Tries on this thread, and fails with [`AcquireError::Held`] where the document is locked; instead of awaiting
-    /// [`or_held`](Self::or_held).
+    /// Tries on this thread, and fails with [`AcquireError::Held`], which names the holder, if the document is not free.
     ///
     /// # Errors
     ///
@@ -180,27 +463,32 @@ impl<T: DeserializeOwned + Send + Sync + 'static> TryAcquireDocument<T> {
     ///
     /// On a thread of an async runtime; see [`sync`](crate::sync#panics).
     pub fn run_or_held(self) -> Result<DocumentHandle<T>, AcquireError> {
-        block_on(self.or_held()).map(DocumentHandle::new)
+        block_on(self.action.or_held()).map(DocumentHandle::new)
     }
-}
 
-impl<T: DeserializeOwned + Send + Sync + 'static> Claim<T> {
-    /// Claims on this thread, and blocks it until there is a free document; instead of awaiting the action.
+    /// Tries to lock the document, does the work, and releases the document; `None` if that is not free, and then the work is not done.
+    ///
+    /// Nothing stops a thread from outside: if the lock is lost the work goes on, unless it checks the
+    /// [`lost_reason`](LockView::lost_reason) itself and returns.
     ///
     /// # Errors
     ///
-    /// See [`AcquireError`].
+    /// [`RunError::Acquire`] if the document was not acquired, [`RunError::Lost`] if it was lost before the work finished; the work's
+    /// result is dropped then. A release that can't be confirmed is not an error.
     ///
     /// # Panics
     ///
-    /// On a thread of an async runtime; see [`sync`](crate::sync#panics).
-    pub fn run(self) -> Result<DocumentHandle<T>, AcquireError> {
-        block_on(self.into_future()).map(DocumentHandle::new)
+    /// On a thread of an async runtime; see [`sync`](crate::sync#panics). If the work panics, the lock is released.
+    pub fn run_with<O>(self, work: impl FnOnce(&DocumentHandle<T>) -> O) -> Result<Option<O>, RunError> {
+        match self.run()? {
+            Some(handle) => under_document(handle, work).map(Some),
+            None => Ok(None),
+        }
     }
 }
 
-impl<T: DeserializeOwned + Send + Sync + 'static> TryClaim<T> {
-    /// Tries on this thread, and blocks it until the server has answered; instead of awaiting the action.
+impl<T: DeserializeOwned + Send + Sync + 'static> Action<TryClaim<T>> {
+    /// Tries on this thread, and blocks it until the server has answered.
     ///
     /// # Errors
     ///
@@ -210,16 +498,36 @@ impl<T: DeserializeOwned + Send + Sync + 'static> TryClaim<T> {
     ///
     /// On a thread of an async runtime; see [`sync`](crate::sync#panics).
     pub fn run(self) -> Result<Option<DocumentHandle<T>>, AcquireError> {
-        Ok(block_on(self.into_future())?.map(DocumentHandle::new))
+        Ok(block_on(self.action.into_future())?.map(DocumentHandle::new))
     }
-}
 
-impl List {
-    /// Lists on this thread, and blocks it until the server has answered; instead of awaiting the action.
+    /// Tries to lock the document, does the work, and releases the document; `None` if that is not free, and then the work is not done.
+    ///
+    /// Nothing stops a thread from outside: if the lock is lost the work goes on, unless it checks the
+    /// [`lost_reason`](LockView::lost_reason) itself and returns.
     ///
     /// # Errors
     ///
-    /// If the server can't be reached, or it refuses.
+    /// [`RunError::Acquire`] if the document was not acquired, [`RunError::Lost`] if it was lost before the work finished; the work's
+    /// result is dropped then. A release that can't be confirmed is not an error.
+    ///
+    /// # Panics
+    ///
+    /// On a thread of an async runtime; see [`sync`](crate::sync#panics). If the work panics, the lock is released.
+    pub fn run_with<O>(self, work: impl FnOnce(&DocumentHandle<T>) -> O) -> Result<Option<O>, RunError> {
+        match self.run()? {
+            Some(handle) => under_document(handle, work).map(Some),
+            None => Ok(None),
+        }
+    }
+}
+
+impl Action<List> {
+    /// Lists on this thread, and blocks it until the server has answered.
+    ///
+    /// # Errors
+    ///
+    /// If a condition is out of bounds, the server can't be reached, or it refuses.
     ///
     /// # Panics
     ///
@@ -235,6 +543,50 @@ impl List {
     /// # Ok(()) }
     /// ```
     pub fn run(self) -> Result<Vec<LockInfo>, OperateError> {
-        block_on(self.into_future())
+        block_on(self.action.into_future())
     }
+
+    /// Lists the locks, and with them the documents that can't be read as locks; see
+    /// [`List::with_unreadable`](crate::List::with_unreadable).
+    ///
+    /// # Errors
+    ///
+    /// Same as for [`run`](Self::run).
+    ///
+    /// # Panics
+    ///
+    /// On a thread of an async runtime; see [`sync`](crate::sync#panics).
+    pub fn run_with_unreadable(self) -> Result<Listing, OperateError> {
+        block_on(self.action.with_unreadable())
+    }
+}
+
+fn under<O>(handle: LockHandle, work: impl FnOnce(LockView) -> O) -> Result<O, RunError> {
+    let output = work(handle.view());
+    if let Some(reason) = handle.lost_reason() {
+        return Err(reason.into());
+    }
+    // An event reports an unconfirmed release.
+    let _ = handle.release();
+    Ok(output)
+}
+
+fn under_all<O>(handle: MultiHandle, work: impl FnOnce(MultiView) -> O) -> Result<O, MultiRunError> {
+    let output = work(handle.view());
+    if let Some(part) = handle.lost_part() {
+        return Err(part.into());
+    }
+    // An event reports an unconfirmed release.
+    let _ = handle.release();
+    Ok(output)
+}
+
+fn under_document<T, O>(handle: DocumentHandle<T>, work: impl FnOnce(&DocumentHandle<T>) -> O) -> Result<O, RunError> {
+    let output = work(&handle);
+    if let Some(reason) = handle.as_async().lost_reason_otherwise() {
+        return Err(reason.into());
+    }
+    // An event reports an unconfirmed release.
+    let _ = handle.release();
+    Ok(output)
 }

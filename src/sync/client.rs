@@ -4,7 +4,10 @@ use std::time::Duration;
 
 use mongodb::{Collection, Database};
 
-use super::{AllLockEvents, DocumentLocks, Election, LockEvents, MultiLock, Mutex, RwLock, Semaphore, block_on, enter};
+use super::{
+    Action, AllLockEvents, DocumentLocks, Election, LockEvents, MultiLock, Mutex, Once, RwLock, Semaphore, block_on,
+    enter,
+};
 use crate::{
     documents::memory_collection::MemoryCollection,
     error::{BuildError, OperateError},
@@ -77,6 +80,11 @@ impl LockClientBuilder {
         self.with(|builder| builder.wake_source(source))
     }
 
+    /// See [`LockClientBuilder::max_operations`](crate::LockClientBuilder::max_operations).
+    pub fn max_operations(self, operations: u32) -> Self {
+        self.with(|builder| builder.max_operations(operations))
+    }
+
     /// See [`LockClientBuilder::label`](crate::LockClientBuilder::label).
     pub fn label(self, label: impl Into<String>) -> Self {
         self.with(|builder| builder.label(label))
@@ -85,6 +93,13 @@ impl LockClientBuilder {
     /// See [`LockClientBuilder::owner_id`](crate::LockClientBuilder::owner_id).
     pub fn owner_id(self, id: impl Into<String>) -> Self {
         self.with(|builder| builder.owner_id(id))
+    }
+
+    /// See [`LockClientBuilder::metrics_for`](crate::LockClientBuilder::metrics_for).
+    #[cfg(feature = "metrics")]
+    #[cfg_attr(docsrs, doc(cfg(feature = "metrics")))]
+    pub fn metrics_for(self, names: impl IntoIterator<Item = impl Into<String>>) -> Self {
+        self.with(|builder| builder.metrics_for(names))
     }
 
     /// Checks the settings and asks the server once for its type.
@@ -168,6 +183,11 @@ impl LockClient {
         Mutex::new(self.client.mutex(name))
     }
 
+    /// Returns a job that is done at most once in each `period`; see [`LockClient::once`](crate::LockClient::once).
+    pub fn once(&self, name: impl Into<String>, period: Duration) -> Once {
+        Once::new(self.client.once(name, period))
+    }
+
     /// Returns a semaphore with `permits` permits; see [`LockClient::semaphore`](crate::LockClient::semaphore).
     pub fn semaphore(&self, name: impl Into<String>, permits: u32) -> Semaphore {
         Semaphore::new(self.client.semaphore(name, permits))
@@ -201,6 +221,11 @@ impl LockClient {
         DocumentLocks::new(self.client.documents_in_memory(collection))
     }
 
+    /// Returns the name of this machine, as others see it; see [`LockClient::host`](crate::LockClient::host).
+    pub fn host(&self) -> &str {
+        self.client.host()
+    }
+
     /// Returns how waiters are woken at present; see [`LockClient::wake_mode`](crate::LockClient::wake_mode).
     pub fn wake_mode(&self) -> WakeMode {
         self.client.wake_mode()
@@ -229,9 +254,9 @@ impl LockClient {
         block_on(self.client.inspect(name))
     }
 
-    /// Lists locks, sorted by name. Set conditions on the returned action, and [`run`](List::run) it.
-    pub fn list(&self) -> List {
-        self.client.list()
+    /// Lists locks, sorted by name. Set conditions on the returned action, and [`run`](Action::run) it.
+    pub fn list(&self) -> Action<List> {
+        Action::new(self.client.list())
     }
 
     /// Returns the events of the lock `name`, as they happen: an iterator that blocks until there is an event. See

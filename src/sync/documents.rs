@@ -8,12 +8,14 @@ use mongodb::{
 };
 use serde::de::DeserializeOwned;
 
-use super::{LockHandle, LockView, block_on};
+use super::{Action, AllLockEvents, LockEvents, LockHandle, LockView, block_on, enter};
 use crate::{
     documents::{AcquireDocument, Claim, TryAcquireDocument, TryClaim},
     error::{DocumentError, OperateError, ReleaseError, RenewError},
     handle::Released,
     inspect::LockInfo,
+    operate::list::List,
+    token::FencingToken,
 };
 
 /// Locks for the documents of a collection of yours, in place: [`watchlock::DocumentLocks`] for threads.
@@ -50,27 +52,27 @@ impl<T> DocumentLocks<T> {
         Self::new(self.documents.field(path))
     }
 
-    /// Acquires the lock of the document with this `_id`, waiting for its turn. [`run`](AcquireDocument::run) the returned
+    /// Acquires the lock of the document with this `_id`, waiting for its turn. [`run`](Action::run) the returned
     /// action.
-    pub fn acquire(&self, id: impl Into<Bson>) -> AcquireDocument<T> {
-        self.documents.acquire(id)
+    pub fn acquire(&self, id: impl Into<Bson>) -> Action<AcquireDocument<T>> {
+        Action::new(self.documents.acquire(id))
     }
 
     /// Acquires the lock of the document with this `_id` if it is free and nobody waits for it.
-    /// [`run`](TryAcquireDocument::run) the returned action.
-    pub fn try_acquire(&self, id: impl Into<Bson>) -> TryAcquireDocument<T> {
-        self.documents.try_acquire(id)
+    /// [`run`](Action::run) the returned action.
+    pub fn try_acquire(&self, id: impl Into<Bson>) -> Action<TryAcquireDocument<T>> {
+        Action::new(self.documents.try_acquire(id))
     }
 
-    /// Locks any free document that matches the filter, and waits until there is one. [`run`](Claim::run) the returned
+    /// Locks any free document that matches the filter, and waits until there is one. [`run`](Action::run) the returned
     /// action.
-    pub fn claim(&self, filter: Document) -> Claim<T> {
-        self.documents.claim(filter)
+    pub fn claim(&self, filter: Document) -> Action<Claim<T>> {
+        Action::new(self.documents.claim(filter))
     }
 
-    /// Locks any free document that matches the filter. [`run`](TryClaim::run) the returned action.
-    pub fn try_claim(&self, filter: Document) -> TryClaim<T> {
-        self.documents.try_claim(filter)
+    /// Locks any free document that matches the filter. [`run`](Action::run) the returned action.
+    pub fn try_claim(&self, filter: Document) -> Action<TryClaim<T>> {
+        Action::new(self.documents.try_claim(filter))
     }
 
     /// Returns who holds the lock of the document with this `_id` and who waits for it; see
@@ -85,6 +87,52 @@ impl<T> DocumentLocks<T> {
     /// On a thread of an async runtime; see [`sync`](crate::sync#panics).
     pub fn inspect(&self, id: impl Into<Bson>) -> Result<Option<LockInfo>, OperateError> {
         block_on(self.documents.inspect(id))
+    }
+
+    /// Lists the locks in the documents, sorted by name; see [`DocumentLocks::list`](crate::DocumentLocks::list). Set
+    /// conditions on the returned action, and [`run`](Action::run) it.
+    pub fn list(&self) -> Action<List> {
+        Action::new(self.documents.list())
+    }
+
+    /// Returns the events of the lock of the document with this `_id`, as they happen: an iterator that blocks until there
+    /// is an event. See [`DocumentLocks::watch`](crate::DocumentLocks::watch), which has the same errors.
+    pub fn watch(&self, id: impl Into<Bson>) -> LockEvents {
+        let _entered = enter();
+        LockEvents::new(self.documents.watch(id))
+    }
+
+    /// Returns the events of every lock in the documents, each with the name of its document. See
+    /// [`DocumentLocks::watch_all`](crate::DocumentLocks::watch_all), which has the same errors.
+    pub fn watch_all(&self) -> AllLockEvents {
+        let _entered = enter();
+        AllLockEvents::new(self.documents.watch_all())
+    }
+
+    /// Returns the name under which the document with this `_id` is listed and watched; see
+    /// [`DocumentLocks::name_of`](crate::DocumentLocks::name_of).
+    pub fn name_of(&self, id: impl Into<Bson>) -> String {
+        self.documents.name_of(id)
+    }
+
+    /// Returns the `_id` of a name under which a document is listed or watched; see
+    /// [`DocumentLocks::id_of`](crate::DocumentLocks::id_of).
+    pub fn id_of(&self, name: &str) -> Option<Bson> {
+        self.documents.id_of(name)
+    }
+
+    /// Takes the lock of the document with this `_id` away from the holder whose grant has this token; see
+    /// [`DocumentLocks::break_holder`](crate::DocumentLocks::break_holder).
+    ///
+    /// # Errors
+    ///
+    /// Same as for [`break_lock`](Self::break_lock).
+    ///
+    /// # Panics
+    ///
+    /// On a thread of an async runtime; see [`sync`](crate::sync#panics).
+    pub fn break_holder(&self, id: impl Into<Bson>, token: FencingToken) -> Result<Option<LockInfo>, OperateError> {
+        block_on(self.documents.break_holder(id, token))
     }
 
     /// Takes the lock of the document with this `_id` away from its holder; see

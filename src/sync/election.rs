@@ -1,10 +1,11 @@
 //! One leader at a time.
 
-use std::ops::{ControlFlow, Deref};
+use std::{
+    ops::{ControlFlow, Deref},
+    time::Duration,
+};
 
-use futures::StreamExt;
-
-use super::{LockView, block_on, enter};
+use super::{Action, LockView, block_on, enter};
 use crate::{
     error::{AcquireError, OperateError, ReleaseError, RenewError},
     handle::Released,
@@ -41,9 +42,9 @@ impl Election {
         self.election.name()
     }
 
-    /// Campaigns until elected, proclaiming `value` from then on. [`run`](Campaign::run) the returned action.
-    pub fn campaign(&self, value: impl Into<String>) -> Campaign {
-        self.election.campaign(value)
+    /// Campaigns until elected, proclaiming `value` from then on. [`run`](Action::run) the returned action.
+    pub fn campaign(&self, value: impl Into<String>) -> Action<Campaign> {
+        Action::new(self.election.campaign(value))
     }
 
     /// Returns the leader at this moment; `None` if there is none.
@@ -168,6 +169,20 @@ impl Leadership {
     /// On a thread of an async runtime; see [`sync`](crate::sync#panics).
     pub fn proclaim(&self, value: impl Into<String>) -> Result<(), RenewError> {
         block_on(self.leadership.proclaim(value))
+    }
+
+    /// Renews the leadership now, and returns for how long it is safe; see
+    /// [`Leadership::renew`](crate::Leadership::renew), which has the same errors.
+    ///
+    /// # Errors
+    ///
+    /// [`RenewError::Lost`] if it is lost. [`RenewError::Server`] if the server could not be reached: it still leads.
+    ///
+    /// # Panics
+    ///
+    /// On a thread of an async runtime; see [`sync`](crate::sync#panics).
+    pub fn renew(&self) -> Result<Duration, RenewError> {
+        block_on(self.leadership.renew())
     }
 
     /// Resigns: the next candidate leads at once.

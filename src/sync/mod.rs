@@ -1,10 +1,9 @@
 //! The blocking API: the same without async, with calls that block the thread until they are done. It needs the feature
 //! `sync`, which enables the driver's own feature of that name.
 //!
-//! It reads like the driver's synchronous API: actions that are awaited there have [`run`](crate::Acquire::run) here.
-//! The actions are the same ones, with the same options; the types of this module are thin wrappers around those of the
-//! crate, with the same guarantees. Their documentation describes the differences, and refers to the crate's types for
-//! the rest.
+//! It reads like the driver's synchronous API: actions that are awaited there have `run` here, and the same options: see
+//! [`Action`]. The types of this module are thin wrappers around those of the crate, with the same guarantees. Their
+//! documentation describes the differences, and refers to the crate's types for the rest.
 //!
 //! # Connecting
 //!
@@ -53,6 +52,7 @@ mod election;
 mod handle;
 mod multi;
 mod mutex;
+mod once;
 mod rw_lock;
 mod semaphore;
 mod watch;
@@ -61,12 +61,14 @@ use std::sync::{LazyLock, Mutex as Lock, PoisonError};
 
 use tokio::runtime::{Builder, EnterGuard, Runtime};
 
+pub use actions::Action;
 pub use client::{LockClient, LockClientBuilder};
 pub use documents::{DocumentHandle, DocumentLocks};
 pub use election::{Election, Leaders, Leadership};
 pub use handle::{LockHandle, LockView};
 pub use multi::{MultiHandle, MultiLock, MultiView};
 pub use mutex::Mutex;
+pub use once::{Once, OnceHandle, Turn};
 pub use rw_lock::RwLock;
 pub use semaphore::Semaphore;
 pub use watch::{AllLockEvents, LockEvents};

@@ -2,9 +2,9 @@
 
 use std::{ops::Deref, time::Duration};
 
-use super::{LockView, block_on};
+use super::{Action, LockView, block_on};
 use crate::{
-    error::{MultiRunError, ReleaseError},
+    error::{MultiRunError, ReleaseError, RenewError},
     handle::Released,
     locks::multi::{MultiAcquire, TryMultiAcquire},
     status::{LockStatus, LostPart},
@@ -41,15 +41,15 @@ impl MultiLock {
         self.multi.names()
     }
 
-    /// Acquires all parts, waiting for each in turn. [`run`](MultiAcquire::run) the returned action.
-    pub fn acquire(&self) -> MultiAcquire {
-        self.multi.acquire()
+    /// Acquires all parts, waiting for each in turn. [`run`](Action::run) the returned action.
+    pub fn acquire(&self) -> Action<MultiAcquire> {
+        Action::new(self.multi.acquire())
     }
 
-    /// Acquires all parts if every one is free and nobody waits for any. [`run`](TryMultiAcquire::run) the returned
+    /// Acquires all parts if every one is free and nobody waits for any. [`run`](Action::run) the returned
     /// action.
-    pub fn try_acquire(&self) -> TryMultiAcquire {
-        self.multi.try_acquire()
+    pub fn try_acquire(&self) -> Action<TryMultiAcquire> {
+        Action::new(self.multi.try_acquire())
     }
 
     /// Acquires all parts, does the work, and releases them; see [`Mutex::run`](super::Mutex::run).
@@ -63,14 +63,7 @@ impl MultiLock {
     ///
     /// On a thread of an async runtime; see [`sync`](crate::sync#panics).
     pub fn run<T>(&self, work: impl FnOnce(MultiView) -> T) -> Result<T, MultiRunError> {
-        let handle = self.acquire().run()?;
-        let output = work(handle.view());
-        if let Some(part) = handle.lost_part() {
-            return Err(part.into());
-        }
-        // An event reports an unconfirmed release.
-        let _ = handle.release();
-        Ok(output)
+        self.acquire().run_with(work)
     }
 }
 
@@ -98,6 +91,21 @@ impl MultiHandle {
     /// Returns a view of these holds for the code that works under them; it can be cloned, and outlives the handle.
     pub fn view(&self) -> MultiView {
         self.view.clone()
+    }
+
+    /// Renews all parts now, and returns for how long they are safe; see
+    /// [`MultiHandle::renew`](crate::MultiHandle::renew), which has the same errors.
+    ///
+    /// # Errors
+    ///
+    /// [`RenewError::Lost`] if any part is lost. [`RenewError::Server`] if the server could not be reached: all parts are
+    /// still held.
+    ///
+    /// # Panics
+    ///
+    /// On a thread of an async runtime; see [`sync`](crate::sync#panics).
+    pub fn renew(&self) -> Result<Duration, RenewError> {
+        block_on(self.handle.renew())
     }
 
     /// Releases all parts, and blocks until it is done; see [`MultiHandle::release`](crate::MultiHandle::release).

@@ -1,6 +1,6 @@
 //! A lock with one holder at a time.
 
-use super::LockView;
+use super::{Action, LockView};
 use crate::{
     error::RunError,
     locks::acquire::{Acquire, TryAcquire},
@@ -38,17 +38,17 @@ impl Mutex {
         self.mutex.name()
     }
 
-    /// Acquires the lock, waiting for its turn. [`run`](Acquire::run) the returned action.
-    pub fn acquire(&self) -> Acquire {
-        self.mutex.acquire()
+    /// Acquires the lock, waiting for its turn. [`run`](Action::run) the returned action.
+    pub fn acquire(&self) -> Action<Acquire> {
+        Action::new(self.mutex.acquire())
     }
 
-    /// Acquires the lock if it is free and nobody waits for it. [`run`](TryAcquire::run) the returned action.
-    pub fn try_acquire(&self) -> TryAcquire {
-        self.mutex.try_acquire()
+    /// Acquires the lock if it is free and nobody waits for it. [`run`](Action::run) the returned action.
+    pub fn try_acquire(&self) -> Action<TryAcquire> {
+        Action::new(self.mutex.try_acquire())
     }
 
-    /// Acquires the lock, does the work, and releases the lock.
+    /// Acquires the lock, does the work, and releases the lock: short for `acquire().run_with(work)`, which takes options.
     ///
     /// Nothing stops a thread from outside: if the lock is lost the work goes on, unless it checks the
     /// [`lost_reason`](LockView::lost_reason) itself and returns.
@@ -72,13 +72,30 @@ impl Mutex {
     /// # Ok(()) }
     /// ```
     pub fn run<T>(&self, work: impl FnOnce(LockView) -> T) -> Result<T, RunError> {
-        let handle = self.acquire().run()?;
-        let output = work(handle.view());
-        if let Some(reason) = handle.lost_reason() {
-            return Err(reason.into());
-        }
-        // An event reports an unconfirmed release.
-        let _ = handle.release();
-        Ok(output)
+        self.acquire().run_with(work)
+    }
+
+    /// Does the work under the lock, if the lock is free and nobody waits for it; `None` otherwise. Short for
+    /// `try_acquire().run_with(work)`, which takes options.
+    ///
+    /// # Errors
+    ///
+    /// Same as for [`run`](Self::run).
+    ///
+    /// # Panics
+    ///
+    /// Same as for [`run`](Self::run).
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let locks = watchlock::sync::LockClient::in_memory();
+    /// let held = locks.mutex("nightly-job").acquire().run()?;
+    /// assert_eq!(locks.mutex("nightly-job").try_run(|_| "done")?, None);
+    /// # Ok(()) }
+    /// ```
+    pub fn try_run<T>(&self, work: impl FnOnce(LockView) -> T) -> Result<Option<T>, RunError> {
+        self.try_acquire().run_with(work)
     }
 }

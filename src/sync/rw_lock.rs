@@ -1,5 +1,6 @@
 //! A lock with many readers or one writer.
 
+use super::Action;
 use crate::locks::acquire::{Acquire, TryAcquire};
 
 /// A lock with many readers or one writer, among all processes: [`watchlock::RwLock`] for threads.
@@ -33,25 +34,25 @@ impl RwLock {
         self.lock.name()
     }
 
-    /// Acquires the lock to read, waiting for its turn. [`run`](Acquire::run) the returned action.
-    pub fn read(&self) -> Acquire {
-        self.lock.read()
+    /// Acquires the lock to read, waiting for its turn. [`run`](Action::run) the returned action.
+    pub fn read(&self) -> Action<Acquire> {
+        Action::new(self.lock.read())
     }
 
-    /// Acquires the lock to write, waiting for its turn. [`run`](Acquire::run) the returned action.
-    pub fn write(&self) -> Acquire {
-        self.lock.write()
+    /// Acquires the lock to write, waiting for its turn. [`run`](Action::run) the returned action.
+    pub fn write(&self) -> Action<Acquire> {
+        Action::new(self.lock.write())
     }
 
-    /// Acquires the lock to read, like [`read`](Self::read), if nobody is in the way. [`run`](TryAcquire::run) the
+    /// Acquires the lock to read, like [`read`](Self::read), if nobody is in the way. [`run`](Action::run) the
     /// returned action.
-    pub fn try_read(&self) -> TryAcquire {
-        self.lock.try_read()
+    pub fn try_read(&self) -> Action<TryAcquire> {
+        Action::new(self.lock.try_read())
     }
 
-    /// Acquires the lock to write, like [`write`](Self::write), if nobody is in the way. [`run`](TryAcquire::run) the
+    /// Acquires the lock to write, like [`write`](Self::write), if nobody is in the way. [`run`](Action::run) the
     /// returned action.
-    pub fn try_write(&self) -> TryAcquire {
-        self.lock.try_write()
+    pub fn try_write(&self) -> Action<TryAcquire> {
+        Action::new(self.lock.try_write())
     }
 }

@@ -1,6 +1,6 @@
 //! A lock with a number of permits.
 
-use super::block_on;
+use super::{Action, block_on};
 use crate::{
     error::OperateError,
     locks::acquire::{Acquire, TryAcquire},
@@ -40,24 +40,24 @@ impl Semaphore {
         self.semaphore.permits()
     }
 
-    /// Acquires one permit, waiting for its turn. [`run`](Acquire::run) the returned action.
-    pub fn acquire(&self) -> Acquire {
-        self.semaphore.acquire()
+    /// Acquires one permit, waiting for its turn. [`run`](Action::run) the returned action.
+    pub fn acquire(&self) -> Action<Acquire> {
+        Action::new(self.semaphore.acquire())
     }
 
-    /// Acquires `permits` permits at once, waiting for its turn. [`run`](Acquire::run) the returned action.
-    pub fn acquire_many(&self, permits: u32) -> Acquire {
-        self.semaphore.acquire_many(permits)
+    /// Acquires `permits` permits at once, waiting for its turn. [`run`](Action::run) the returned action.
+    pub fn acquire_many(&self, permits: u32) -> Action<Acquire> {
+        Action::new(self.semaphore.acquire_many(permits))
     }
 
-    /// Acquires one permit if one is free and nobody waits. [`run`](TryAcquire::run) the returned action.
-    pub fn try_acquire(&self) -> TryAcquire {
-        self.semaphore.try_acquire()
+    /// Acquires one permit if one is free and nobody waits. [`run`](Action::run) the returned action.
+    pub fn try_acquire(&self) -> Action<TryAcquire> {
+        Action::new(self.semaphore.try_acquire())
     }
 
-    /// Acquires `permits` permits if that many are free and nobody waits. [`run`](TryAcquire::run) the returned action.
-    pub fn try_acquire_many(&self, permits: u32) -> TryAcquire {
-        self.semaphore.try_acquire_many(permits)
+    /// Acquires `permits` permits if that many are free and nobody waits. [`run`](Action::run) the returned action.
+    pub fn try_acquire_many(&self, permits: u32) -> Action<TryAcquire> {
+        Action::new(self.semaphore.try_acquire_many(permits))
     }
 
     /// Returns how many permits are free at this moment; see

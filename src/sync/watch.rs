@@ -1,7 +1,5 @@
 //! The events of one lock, as they happen.
 
-use futures::StreamExt;
-
 use super::block_on;
 use crate::{error::OperateError, operate::watch::LockEvent};
 

@@ -1,78 +1,214 @@
-//! The metrics, by their names; without the feature `metrics` they go nowhere.
+//! The metrics, each with its name, type and labels; without the feature `metrics` they go nowhere.
 //!
-//! Labels are names that occur in the code, so there are few values of each.
+//! Labels are names that occur in the code, so there are few values of each. The label `lock` is the exception: it has
+//! the names that the user has chosen, of which there are few as well.
 
 pub(super) use sink::{change, count, describe, time};
 
-pub(super) const ACQUIRES: &str = "watchlock_acquires_total";
-pub(super) const WAIT: &str = "watchlock_wait_seconds";
-pub(super) const WAITING: &str = "watchlock_waiting";
-pub(super) const GRANTS: &str = "watchlock_grants_total";
-pub(super) const HELD: &str = "watchlock_held";
-pub(super) const HOLD: &str = "watchlock_hold_seconds";
-pub(super) const LOSSES: &str = "watchlock_losses_total";
-pub(super) const RENEWALS: &str = "watchlock_renewals_total";
-pub(super) const BREAKS: &str = "watchlock_breaks_total";
-pub(super) const PASSED_OVER: &str = "watchlock_documents_passed_over_total";
-pub(super) const SESSIONS: &str = "watchlock_sessions";
-pub(super) const INTERRUPTIONS: &str = "watchlock_stream_interruptions_total";
-pub(super) const JUMPS: &str = "watchlock_clock_jumps_total";
-pub(super) const ERRORS: &str = "watchlock_operation_errors_total";
+/// A metric.
+#[derive(Debug)]
+#[cfg_attr(
+    not(feature = "metrics"),
+    expect(dead_code, reason = "recorders read all of it, tests some")
+)]
+pub(super) struct Meter {
+    pub(super) name: &'static str,
+    pub(super) kind: MeterKind,
+    /// The names of the labels; their values come in this order.
+    pub(super) labels: &'static [&'static str],
+    /// Whether it is about single locks, so that it has the label `lock` for those that have metrics of their own.
+    pub(super) per_lock: bool,
+    pub(super) help: &'static str,
+}
 
-/// Label and value.
-type Label = (&'static str, &'static str);
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum MeterKind {
+    Counter,
+    Gauge,
+    /// Of seconds.
+    Histogram,
+}
+
+/// The label with the name of a lock.
+#[cfg(any(test, feature = "metrics"))]
+pub(super) const LOCK: &str = "lock";
+
+pub(super) const ACQUIRES: Meter = Meter {
+    name: "watchlock_acquires_total",
+    kind: MeterKind::Counter,
+    labels: &["kind", "outcome"],
+    per_lock: true,
+    help: "Acquires and tries that ended, by outcome",
+};
+
+pub(super) const WAIT: Meter = Meter {
+    name: "watchlock_wait_seconds",
+    kind: MeterKind::Histogram,
+    labels: &["kind", "outcome"],
+    per_lock: true,
+    help: "Duration of acquires and tries, by outcome",
+};
+
+pub(super) const WAITING: Meter = Meter {
+    name: "watchlock_waiting",
+    kind: MeterKind::Gauge,
+    labels: &["kind"],
+    per_lock: true,
+    help: "Acquires and tries that have not ended",
+};
+
+pub(super) const GRANTS: Meter = Meter {
+    name: "watchlock_grants_total",
+    kind: MeterKind::Counter,
+    labels: &["kind", "how"],
+    per_lock: true,
+    help: "Grants, by how the client learned of them",
+};
+
+pub(super) const HELD: Meter = Meter {
+    name: "watchlock_held",
+    kind: MeterKind::Gauge,
+    labels: &["kind"],
+    per_lock: true,
+    help: "Locks that are held",
+};
+
+pub(super) const HOLD: Meter = Meter {
+    name: "watchlock_hold_seconds",
+    kind: MeterKind::Histogram,
+    labels: &["kind", "end"],
+    per_lock: true,
+    help: "Duration of holds, by how they ended",
+};
+
+pub(super) const LOSSES: Meter = Meter {
+    name: "watchlock_losses_total",
+    kind: MeterKind::Counter,
+    labels: &["kind", "reason"],
+    per_lock: true,
+    help: "Locks that were lost, by reason",
+};
+
+pub(super) const RENEWALS: Meter = Meter {
+    name: "watchlock_renewals_total",
+    kind: MeterKind::Counter,
+    labels: &["outcome"],
+    per_lock: false,
+    help: "Locks that were renewed, or failed to renew",
+};
+
+pub(super) const BREAKS: Meter = Meter {
+    name: "watchlock_breaks_total",
+    kind: MeterKind::Counter,
+    labels: &[],
+    per_lock: true,
+    help: "Locks that were broken through this process",
+};
+
+pub(super) const PASSED_OVER: Meter = Meter {
+    name: "watchlock_documents_passed_over_total",
+    kind: MeterKind::Counter,
+    labels: &[],
+    per_lock: false,
+    help: "Documents that could not be claimed",
+};
+
+pub(super) const SESSIONS: Meter = Meter {
+    name: "watchlock_sessions",
+    kind: MeterKind::Gauge,
+    labels: &["mode", "reason"],
+    per_lock: false,
+    help: "Sessions, by how their waiters are woken",
+};
+
+pub(super) const INTERRUPTIONS: Meter = Meter {
+    name: "watchlock_stream_interruptions_total",
+    kind: MeterKind::Counter,
+    labels: &["stream", "error"],
+    per_lock: false,
+    help: "Change streams that broke or fell silent",
+};
+
+pub(super) const JUMPS: Meter = Meter {
+    name: "watchlock_clock_jumps_total",
+    kind: MeterKind::Counter,
+    labels: &["direction"],
+    per_lock: false,
+    help: "Jumps of servers' clocks by more than the margin of the deadlines",
+};
+
+pub(super) const ERRORS: Meter = Meter {
+    name: "watchlock_operation_errors_total",
+    kind: MeterKind::Counter,
+    labels: &["operation", "error"],
+    per_lock: false,
+    help: "Operations that the server did not answer, or refused",
+};
+
+/// All metrics.
+#[cfg(any(test, feature = "metrics"))]
+pub(super) const ALL: [&Meter; 14] = [
+    &ACQUIRES,
+    &WAIT,
+    &WAITING,
+    &GRANTS,
+    &HELD,
+    &HOLD,
+    &LOSSES,
+    &RENEWALS,
+    &BREAKS,
+    &PASSED_OVER,
+    &SESSIONS,
+    &INTERRUPTIONS,
+    &JUMPS,
+    &ERRORS,
+];
 
 #[cfg(feature = "metrics")]
 mod sink {
     use std::time::Duration;
 
-    use metrics::{Unit, counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram};
+    use metrics::{Label, Unit, counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram};
 
-    use super::{super::shield::shielded, *};
+    use super::{super::shield::shielded, ALL, LOCK, Meter, MeterKind};
+    use crate::metered::LockLabel;
 
-    /// Increments a counter.
-    pub(in super::super) fn count(name: &'static str, more: u64, labels: &[Label]) {
-        shielded(|| counter!(name, labels).increment(more));
+    /// Increments a counter, with the values of its labels.
+    pub(in super::super) fn count(meter: &Meter, more: u64, values: &[&'static str], lock: Option<&LockLabel>) {
+        shielded(|| counter!(meter.name, labels(meter, values, lock)).increment(more));
     }
 
     /// Raises or lowers a gauge.
-    pub(in super::super) fn change(name: &'static str, by: f64, labels: &[Label]) {
-        shielded(|| gauge!(name, labels).increment(by));
+    pub(in super::super) fn change(meter: &Meter, by: f64, values: &[&'static str], lock: Option<&LockLabel>) {
+        shielded(|| gauge!(meter.name, labels(meter, values, lock)).increment(by));
     }
 
     /// Records how long something took.
-    pub(in super::super) fn time(name: &'static str, took: Duration, labels: &[Label]) {
-        shielded(|| histogram!(name, labels).record(took));
+    pub(in super::super) fn time(meter: &Meter, took: Duration, values: &[&'static str], lock: Option<&LockLabel>) {
+        shielded(|| histogram!(meter.name, labels(meter, values, lock)).record(took));
+    }
+
+    /// Returns the labels of one number. Only locks with metrics of their own have the label `lock`: to Prometheus an
+    /// absent label and an empty one are the same, and other recorders are spared a label that says nothing.
+    fn labels(meter: &Meter, values: &[&'static str], lock: Option<&LockLabel>) -> Vec<Label> {
+        debug_assert_eq!(meter.labels.len(), values.len(), "{}", meter.name);
+        debug_assert!(meter.per_lock || lock.is_none(), "{}", meter.name);
+        let known = meter.labels.iter().zip(values);
+        let known = known.map(|(name, value)| Label::from_static_parts(name, value));
+        known.chain(lock.map(|lock| Label::new(LOCK, lock.clone()))).collect()
     }
 
     /// Describes the metrics. Every client does, as nothing announces when a recorder is installed.
     pub(in super::super) fn describe() {
-        shielded(describe_all);
+        shielded(|| ALL.into_iter().for_each(describe_one));
     }
 
-    fn describe_all() {
-        describe_counter!(ACQUIRES, Unit::Count, "Acquires and tries that ended, by outcome");
-        describe_histogram!(WAIT, Unit::Seconds, "Duration of acquires and tries, by outcome");
-        describe_gauge!(WAITING, Unit::Count, "Acquires and tries that have not ended");
-        describe_counter!(GRANTS, Unit::Count, "Grants, by how the client learned of them");
-        describe_gauge!(HELD, Unit::Count, "Locks that are held");
-        describe_histogram!(HOLD, Unit::Seconds, "Duration of holds, by how they ended");
-        describe_counter!(LOSSES, Unit::Count, "Locks that were lost, by reason");
-        describe_counter!(RENEWALS, Unit::Count, "Locks that were renewed, or failed to renew");
-        describe_counter!(BREAKS, Unit::Count, "Locks that were broken through this process");
-        describe_counter!(PASSED_OVER, Unit::Count, "Documents that could not be claimed");
-        describe_gauge!(SESSIONS, Unit::Count, "Sessions, by how their waiters are woken");
-        describe_counter!(INTERRUPTIONS, Unit::Count, "Change streams that broke or fell silent");
-        describe_counter!(
-            JUMPS,
-            Unit::Count,
-            "Jumps of servers' clocks by more than the margin of the deadlines"
-        );
-        describe_counter!(
-            ERRORS,
-            Unit::Count,
-            "Operations that the server did not answer, or refused"
-        );
+    fn describe_one(meter: &Meter) {
+        match meter.kind {
+            MeterKind::Counter => describe_counter!(meter.name, Unit::Count, meter.help),
+            MeterKind::Gauge => describe_gauge!(meter.name, Unit::Count, meter.help),
+            MeterKind::Histogram => describe_histogram!(meter.name, Unit::Seconds, meter.help),
+        }
     }
 }
 
@@ -80,13 +216,14 @@ mod sink {
 mod sink {
     use std::time::Duration;
 
-    use super::Label;
+    use super::Meter;
+    use crate::metered::LockLabel;
 
-    pub(in super::super) fn count(_: &'static str, _: u64, _: &[Label]) {}
+    pub(in super::super) fn count(_: &Meter, _: u64, _: &[&'static str], _: Option<&LockLabel>) {}
 
-    pub(in super::super) fn change(_: &'static str, _: f64, _: &[Label]) {}
+    pub(in super::super) fn change(_: &Meter, _: f64, _: &[&'static str], _: Option<&LockLabel>) {}
 
-    pub(in super::super) fn time(_: &'static str, _: Duration, _: &[Label]) {}
+    pub(in super::super) fn time(_: &Meter, _: Duration, _: &[&'static str], _: Option<&LockLabel>) {}
 
     pub(in super::super) fn describe() {}
 }

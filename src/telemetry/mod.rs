@@ -2,12 +2,16 @@
 //! feature is enabled.
 //!
 //! All names are here, or in [`meters`], and `docs/observability.md` documents them: they are part of the public API. A
-//! lock's name is a field and never a label. The server's text about a refused command is left out, as it may quote the
-//! command, and the user's data with it.
+//! lock's name is a field, and a label only of the locks in [`metered`](crate::metered). The server's text about a refused command is
+//! left out, as it may quote the command, and the user's data with it.
 //!
 //! Nothing here is called while a mutex of the session is held: a subscriber may do anything, including using locks and
 //! panicking: see [`shield`].
 
+#[cfg(feature = "metrics")]
+pub(crate) mod buckets;
+#[cfg(test)]
+mod dashboard;
 mod meters;
 mod shield;
 
@@ -19,43 +23,18 @@ use tracing::{Span, debug, field::Empty, info, info_span, warn};
 use crate::{
     error::{AcquireError, CandidacyError, ServerError},
     input::check_name,
+    metered::LockLabel,
     protocol::{Evict, Kind, Operation},
     status::LostReason,
     store::error::{Failure, StoreError},
     token::FencingToken,
+    waitlist::How,
     wake_mode::{PollingReason, WakeMode},
 };
 
 use shield::{in_span, shielded};
 
 const TARGET: &str = "watchlock";
-
-/// The way in which a grant arrived.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum How {
-    /// With the answer to the first request.
-    AtOnce,
-    /// From a task of the same client, in the write of its release.
-    Local,
-    /// Through a change event.
-    Event,
-    /// With the answer to a repeated request.
-    Asking,
-    /// By joining a hold of the same client.
-    Reentered,
-}
-
-impl How {
-    fn as_str(self) -> &'static str {
-        match self {
-            Self::AtOnce => "at_once",
-            Self::Local => "local",
-            Self::Event => "event",
-            Self::Asking => "asking",
-            Self::Reentered => "reentered",
-        }
-    }
-}
 
 /// A lock that was granted.
 #[derive(Clone, Copy, Debug)]
@@ -64,6 +43,8 @@ pub(crate) struct Granted<'a> {
     pub(crate) kind: Kind,
     pub(crate) token: FencingToken,
     pub(crate) how: How,
+    /// Set if the lock has metrics of its own.
+    pub(crate) label: Option<&'a LockLabel>,
 }
 
 /// An acquire in progress, with its span. Dropping it reports that the acquire was cancelled.
@@ -73,6 +54,8 @@ pub(crate) struct Attempt {
     span: Span,
     /// A claim does not know it before it has a document.
     lock: Option<String>,
+    /// Set if the lock has metrics of its own.
+    label: Option<LockLabel>,
     kind: Kind,
     since: Instant,
     ended: bool,
@@ -80,7 +63,14 @@ pub(crate) struct Attempt {
 
 impl Attempt {
     /// Begins an attempt. Call it with input that has passed the checks, as it is reported unchanged.
-    pub(crate) fn begin(lock: Option<&str>, kind: Kind, permits: i64, waits: bool, reason: Option<&str>) -> Self {
+    pub(crate) fn begin(
+        lock: Option<&str>,
+        label: Option<LockLabel>,
+        kind: Kind,
+        permits: i64,
+        waits: bool,
+        reason: Option<&str>,
+    ) -> Self {
         let span = shielded(|| {
             info_span!(
                 target: TARGET,
@@ -96,10 +86,11 @@ impl Attempt {
             )
         });
         let span = span.unwrap_or_else(Span::none);
-        meters::change(meters::WAITING, 1.0, &[("kind", kind.as_str())]);
+        meters::change(&meters::WAITING, 1.0, &[kind.as_str()], label.as_ref());
         Self {
             span,
             lock: lock.map(str::to_owned),
+            label,
             kind,
             since: Instant::now(),
             ended: false,
@@ -123,9 +114,16 @@ impl Attempt {
     }
 
     fn granted(&mut self, granted: Granted<'_>) {
-        let Granted { lock, kind, token, how } = granted;
+        let Granted {
+            lock,
+            kind,
+            token,
+            how,
+            label,
+        } = granted;
         let (kind, token, how) = (kind.as_str(), token.as_i64(), how.as_str());
-        let waited = self.end("granted");
+        // A claim knows it only now.
+        let waited = self.end("granted", label);
         let names_itself = self.lock.is_none();
         self.tell(|span| {
             if names_itself {
@@ -137,14 +135,14 @@ impl Attempt {
             let waited_ms = millis(waited);
             debug!(name: "watchlock.granted", target: TARGET, lock, kind, token, how, waited_ms, "lock granted");
         });
-        meters::count(meters::GRANTS, 1, &[("kind", kind), ("how", how)]);
+        meters::count(&meters::GRANTS, 1, &[kind, how], label);
         if how != How::Reentered.as_str() {
-            meters::change(meters::HELD, 1.0, &[("kind", kind)]);
+            meters::change(&meters::HELD, 1.0, &[kind], label);
         }
     }
 
     fn timed_out(&mut self, source: Option<&ServerError>) {
-        let waited_ms = millis(self.end("timeout"));
+        let waited_ms = millis(self.end("timeout", self.label.clone().as_ref()));
         let (lock, kind, answered) = (self.lock.as_deref(), self.kind.as_str(), source.is_none());
         self.tell_in_span(|| {
             info!(name: "watchlock.timed_out", target: TARGET, lock, kind, waited_ms, answered, "lock not free in time");
@@ -152,7 +150,7 @@ impl Attempt {
     }
 
     fn came_to_nothing(&mut self, outcome: &'static str) {
-        let waited_ms = millis(self.end(outcome));
+        let waited_ms = millis(self.end(outcome, self.label.clone().as_ref()));
         let (lock, kind) = (self.lock.as_deref(), self.kind.as_str());
         self.tell_in_span(|| {
             debug!(name: "watchlock.not_acquired", target: TARGET, lock, kind, outcome, waited_ms, "lock not acquired");
@@ -167,16 +165,16 @@ impl Attempt {
         shielded(|| self.span.in_scope(tell));
     }
 
-    fn end(&mut self, outcome: &'static str) -> Duration {
+    fn end(&mut self, outcome: &'static str, label: Option<&LockLabel>) -> Duration {
         let (kind, waited) = (self.kind.as_str(), self.since.elapsed());
         self.ended = true;
         self.tell(|span| {
             span.record("outcome", outcome);
         });
-        let labels = [("kind", kind), ("outcome", outcome)];
-        meters::count(meters::ACQUIRES, 1, &labels);
-        meters::time(meters::WAIT, waited, &labels);
-        meters::change(meters::WAITING, -1.0, &[("kind", kind)]);
+        meters::count(&meters::ACQUIRES, 1, &[kind, outcome], label);
+        meters::time(&meters::WAIT, waited, &[kind, outcome], label);
+        // As it began.
+        meters::change(&meters::WAITING, -1.0, &[kind], self.label.as_ref());
         waited
     }
 }
@@ -207,7 +205,14 @@ fn outcome(error: &AcquireError) -> &'static str {
 }
 
 /// Reports that a lock is no longer held, after this time.
-pub(crate) fn ended(lock: &str, kind: Kind, token: FencingToken, reason: LostReason, held: Duration) {
+pub(crate) fn ended(
+    lock: &str,
+    label: Option<&LockLabel>,
+    kind: Kind,
+    token: FencingToken,
+    reason: LostReason,
+    held: Duration,
+) {
     let (kind, token, end, held_ms) = (kind.as_str(), token.as_i64(), lost(reason), millis(held));
     if reason == LostReason::Released {
         shielded(|| debug!(name: "watchlock.released", target: TARGET, lock, kind, token, held_ms, "lock released"));
@@ -215,10 +220,10 @@ pub(crate) fn ended(lock: &str, kind: Kind, token: FencingToken, reason: LostRea
         shielded(
             || warn!(name: "watchlock.lost", target: TARGET, lock, kind, token, reason = end, held_ms, "lock lost"),
         );
-        meters::count(meters::LOSSES, 1, &[("kind", kind), ("reason", end)]);
+        meters::count(&meters::LOSSES, 1, &[kind, end], label);
     }
-    meters::time(meters::HOLD, held, &[("kind", kind), ("end", end)]);
-    meters::change(meters::HELD, -1.0, &[("kind", kind)]);
+    meters::time(&meters::HOLD, held, &[kind, end], label);
+    meters::change(&meters::HELD, -1.0, &[kind], label);
 }
 
 fn lost(reason: LostReason) -> &'static str {
@@ -252,24 +257,24 @@ pub(crate) fn passed_over(document: &str, why: &(dyn StdError + Send + Sync + 's
             warn!(name: "watchlock.passed_over", target: TARGET, lock = document, error, "document can't be claimed");
         }
     }
-    meters::count(meters::PASSED_OVER, 1, &[]);
+    meters::count(&meters::PASSED_OVER, 1, &[], None);
 }
 
 /// Counts the locks renewed in one command.
 pub(crate) fn renewed(locks: u64) {
-    meters::count(meters::RENEWALS, locks, &[("outcome", "renewed")]);
+    meters::count(&meters::RENEWALS, locks, &["renewed"], None);
 }
 
 /// Reports locks that could not be renewed; they are still held, up to their deadlines.
 pub(crate) fn renewal_failed(locks: usize, error: &StoreError) {
     let (locks, source, error) = (locks as u64, Source(error), failure(error));
     shielded(|| warn!(name: "watchlock.renewal_failed", target: TARGET, locks, error, %source, "renewal failed"));
-    meters::count(meters::RENEWALS, locks, &[("outcome", "failed")]);
+    meters::count(&meters::RENEWALS, locks, &["failed"], None);
 }
 
 /// Counts locks whose renewal was refused while others in the same command were renewed.
 pub(crate) fn renewals_refused(locks: usize) {
-    meters::count(meters::RENEWALS, locks as u64, &[("outcome", "failed")]);
+    meters::count(&meters::RENEWALS, locks as u64, &["failed"], None);
 }
 
 /// Reports that the server refuses to renew this lock: once, until it is renewed again.
@@ -283,44 +288,43 @@ pub(crate) fn renewal_refused(lock: &str, error: &StoreError) {
 pub(crate) fn clock_jumped(by: Duration, ahead: bool) {
     let by_ms = millis(by);
     shielded(|| warn!(name: "watchlock.clock_jumped", target: TARGET, by_ms, ahead, "the server's clock jumped"));
-    meters::count(meters::JUMPS, 1, &[("direction", if ahead { "ahead" } else { "back" })]);
+    meters::count(&meters::JUMPS, 1, &[if ahead { "ahead" } else { "back" }], None);
 }
 
 /// Reports that somebody evicted the holders of a lock through this client.
-pub(crate) fn broke(lock: &str) {
+pub(crate) fn broke(lock: &str, label: Option<&LockLabel>) {
     shielded(|| info!(name: "watchlock.broke", target: TARGET, lock, "lock broken"));
-    meters::count(meters::BREAKS, 1, &[]);
+    meters::count(&meters::BREAKS, 1, &[], label);
 }
 
 /// Reports that a client was built, or begins to lock the documents of a collection.
 pub(crate) fn session_began(mode: WakeMode) {
     meters::describe();
-    meters::change(meters::SESSIONS, 1.0, &mode_labels(mode));
+    meters::change(&meters::SESSIONS, 1.0, &mode_labels(mode), None);
 }
 
 pub(crate) fn session_ended(mode: WakeMode) {
-    meters::change(meters::SESSIONS, -1.0, &mode_labels(mode));
+    meters::change(&meters::SESSIONS, -1.0, &mode_labels(mode), None);
 }
 
 pub(crate) fn wake_mode(before: WakeMode, mode: WakeMode) {
-    let [(_, wake_mode), (_, reason)] = mode_labels(mode);
+    let [wake_mode, reason] = mode_labels(mode);
     let reason = (!reason.is_empty()).then_some(reason);
     shielded(|| info!(name: "watchlock.wake_mode", target: TARGET, mode = wake_mode, reason, "wake mode changed"));
-    meters::change(meters::SESSIONS, -1.0, &mode_labels(before));
-    meters::change(meters::SESSIONS, 1.0, &mode_labels(mode));
+    meters::change(&meters::SESSIONS, -1.0, &mode_labels(before), None);
+    meters::change(&meters::SESSIONS, 1.0, &mode_labels(mode), None);
 }
 
-/// Returns the labels of a mode. The reason of a stream is empty, so that both modes have the same labels.
-fn mode_labels(mode: WakeMode) -> [(&'static str, &'static str); 2] {
-    let (mode, reason) = match mode {
-        WakeMode::ChangeStream => ("change_stream", ""),
-        WakeMode::Polling(PollingReason::Configured) => ("polling", "configured"),
-        WakeMode::Polling(PollingReason::Standalone) => ("polling", "standalone"),
-        WakeMode::Polling(PollingReason::NotPermitted) => ("polling", "not_permitted"),
-        WakeMode::Polling(PollingReason::Interrupted) => ("polling", "interrupted"),
-        WakeMode::Polling(PollingReason::StreamLimit) => ("polling", "stream_limit"),
-    };
-    [("mode", mode), ("reason", reason)]
+/// Returns the values of the labels of a mode. The reason of a stream is empty, so that both modes have the same labels.
+fn mode_labels(mode: WakeMode) -> [&'static str; 2] {
+    match mode {
+        WakeMode::ChangeStream => ["change_stream", ""],
+        WakeMode::Polling(PollingReason::Configured) => ["polling", "configured"],
+        WakeMode::Polling(PollingReason::Standalone) => ["polling", "standalone"],
+        WakeMode::Polling(PollingReason::NotPermitted) => ["polling", "not_permitted"],
+        WakeMode::Polling(PollingReason::Interrupted) => ["polling", "interrupted"],
+        WakeMode::Polling(PollingReason::StreamLimit) => ["polling", "stream_limit"],
+    }
 }
 
 /// Reports that a change stream was opened; `resumed`: where an earlier one broke, so that nothing was missed.
@@ -339,7 +343,7 @@ pub(crate) fn stream_interrupted(stream: StreamOf, error: Option<&StoreError>) {
     shielded(
         || info!(name: "watchlock.stream_interrupted", target: TARGET, stream, error, source, "change stream interrupted"),
     );
-    meters::count(meters::INTERRUPTIONS, 1, &[("stream", stream), ("error", error)]);
+    meters::count(&meters::INTERRUPTIONS, 1, &[stream, error], None);
 }
 
 /// The purpose of a change stream.
@@ -392,7 +396,7 @@ pub(crate) fn operation_failed(operation: &'static str, lock: Option<&str>, erro
     shielded(
         || debug!(name: "watchlock.operation_failed", target: TARGET, operation, lock, error, %source, "operation failed"),
     );
-    meters::count(meters::ERRORS, 1, &[("operation", operation), ("error", error)]);
+    meters::count(&meters::ERRORS, 1, &[operation, error], None);
 }
 
 /// Returns the name of an operation on one lock.

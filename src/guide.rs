@@ -1,0 +1,60 @@
+//! The guide: the pages of the folder `docs`, with their examples compiled.
+//!
+//! - Using locks: [`locks`], [`documents`], [`elections`], [`jobs`], [`fencing`], and the [guarantees](crate::guarantees)
+//! - Running it: [`command_line`], [`operating`], [`privileges`], [`bson`], [`measured`], and
+//!   [observability](crate::observability)
+//! - Recipes: [`recipes`]
+//! - Coming from another library: [`migrating`]
+
+// Links of a page to other pages are paths of files. The first of two definitions of a link counts, so each page begins
+// with the modules that stand for those files, and with the pictures themselves.
+macro_rules! pages {
+    ($($name:ident: $file:literal,)*) => {
+        $(
+            #[doc = include_str!("guide/links.md")]
+            #[cfg_attr(doc, doc = include_str!("guide/pictures.md"))]
+            #[doc = ""]
+            #[doc = include_str!(concat!("../docs/", $file))]
+            pub mod $name {}
+        )*
+    };
+}
+
+pages! {
+    locks: "locks.md",
+    documents: "documents.md",
+    elections: "elections.md",
+    jobs: "jobs.md",
+    fencing: "fencing.md",
+    command_line: "command-line.md",
+    operating: "operating.md",
+    privileges: "privileges.md",
+    bson: "bson.md",
+    measured: "measured.md",
+}
+
+pub mod recipes {
+    //! Recipes for the places where services run.
+
+    pages! {
+        kubernetes: "recipes/kubernetes.md",
+        systemd: "recipes/systemd.md",
+        atlas: "recipes/atlas.md",
+    }
+}
+
+pub mod migrating {
+    //! Guides from other libraries: how their calls map to watchlock's, and how to switch a running fleet.
+
+    pages! {
+        fleet: "migrating/fleet.md",
+        mongo_lock: "migrating/mongo-lock.md",
+        mongodb_lock: "migrating/mongodb-lock.md",
+        distributed_lock_mongo: "migrating/distributed-lock-mongo.md",
+        shedlock: "migrating/shedlock.md",
+        redisson: "migrating/redisson.md",
+        dotnet: "migrating/dotnet.md",
+        flock: "migrating/flock.md",
+        etcd: "migrating/etcd.md",
+    }
+}

@@ -1,0 +1,469 @@
+//! A job that is done once in a period, whoever of many starts it.
+//!
+//! It is a mutex that is only tried, and that a success leaves taken until the period is over: the entry of the one
+//! that did the job is the record of it.
+
+use std::{
+    fmt,
+    future::Future,
+    ops::Deref,
+    sync::Arc,
+    time::{Duration, SystemTime},
+};
+
+use crate::{
+    config::{DURATION_MOST, at_least, at_most, below, millis},
+    contention::{Contention, rounded},
+    error::{AcquireError, InvalidInput, ReleaseError, RunError},
+    handle::{LockHandle, LockView, Released},
+    inspect::HolderInfo,
+    locks::{acquire::TryAcquire, mutex::Mutex},
+    name::LockName,
+    protocol::KeptUntil,
+    session::Session,
+};
+
+/// Shortest period: the clocks of two primaries may differ by a second.
+const PERIOD_LEAST: Duration = Duration::from_secs(1);
+
+/// A job that is done at most once in each period, among all processes. Made by
+/// [`LockClient::once`](crate::LockClient::once).
+///
+/// It is for jobs that a timer starts on several hosts at about the same time, such as cron. One of them does the job;
+/// the others learn that somebody is at it, or that it is done, when and by whom.
+///
+/// # Periods
+///
+/// All times are by the server's clock, so the hosts' clocks need not agree.
+///
+/// - By default the periods are windows that follow on each other: with a period of an hour, from each full hour to the
+///   next, and with a day from midnight to midnight in UTC. A job counts for the window in which it *began*, however
+///   long it takes. Timers that fire right at the boundary of two windows start some hosts before it and others after
+///   it, and then both windows are used up: move the windows with [`offset`](Self::offset), so that the timer fires in
+///   the middle.
+/// - With [`since_success`](Self::since_success), a period begins when the job is done.
+///
+/// # Guarantees
+///
+/// - From the first success in a period until its end, no other process begins the job.
+/// - Nobody begins the job while somebody is at it, as with any [`Mutex`]: the name is that of a mutex.
+/// - A failed job leaves the period open, unless [asked otherwise](Self::failures_count), and so does a process that
+///   dies on the way, once its lease is over. Both can have done a part of the job, so make it repeatable.
+///
+/// Two versions of watchlock with the same [owner id](crate::LockClientBuilder::owner_id): one that does not know of
+/// periods yet adopts the kept lock of its namesake, and so opens the period.
+///
+/// An operator opens the period again with [`break_lock`](crate::LockClient::break_lock).
+///
+/// # Examples
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let locks = watchlock::LockClient::in_memory();
+/// use std::time::Duration;
+/// use watchlock::OnceOutcome;
+///
+/// let nightly = locks.once("nightly-report", Duration::from_secs(24 * 3600));
+/// # for _ in 0..2 {
+/// match nightly.run(|held| async move { report(held.token()).await }).await? {
+///     OnceOutcome::Done { output, .. } => println!("{output} pages"),
+///     OnceOutcome::Failed(error) => eprintln!("failed, and to be done yet: {error}"),
+///     OnceOutcome::RanAlready(run) => println!("{run}"),
+///     OnceOutcome::Busy(contention) => println!("somebody is at it: {contention}"),
+///     _ => {}
+/// }
+/// # }
+/// # Ok(()) }
+/// # async fn report(_: watchlock::FencingToken) -> Result<u32, std::io::Error> { Ok(12) }
+/// ```
+#[derive(Clone)]
+#[must_use = "a job does nothing until it is begun or run"]
+pub struct Once {
+    session: Arc<Session>,
+    name: LockName,
+    period: Duration,
+    counted: Counted,
+    failures_count: bool,
+    reason: Option<String>,
+    lease: Option<Duration>,
+    timeout: Option<Duration>,
+}
+
+/// The beginning of a period.
+#[derive(Clone, Copy, Debug)]
+enum Counted {
+    /// One window begins at this time after the Unix epoch.
+    Windows {
+        offset: Duration,
+    },
+    SinceSuccess,
+}
+
+/// The answer to a request to begin the job. From [`Once::begin`].
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum Turn {
+    /// The job is ours to do.
+    Ours(OnceHandle),
+    /// It is done for this period.
+    RanAlready(Box<LastRun>),
+    /// Somebody is at it.
+    Busy(Box<Contention>),
+}
+
+/// The outcome of [`Once::run`], whose work returned a `Result<T, E>` if it was begun.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum OnceOutcome<T, E> {
+    /// We did the job.
+    #[non_exhaustive]
+    Done {
+        /// The value that the work returned.
+        output: T,
+        /// Whether the server confirmed that the job is done for this period. If not, an event reports why, and
+        /// somebody may do it once more.
+        recorded: bool,
+    },
+    /// The work failed. The period is open, unless failures [count](Once::failures_count).
+    Failed(E),
+    /// It was done in this period before; our work was not begun.
+    RanAlready(Box<LastRun>),
+    /// Somebody is at it; our work was not begun.
+    Busy(Box<Contention>),
+}
+
+/// The run that a period is used up by. In [`Turn::RanAlready`] and [`OnceOutcome::RanAlready`].
+///
+/// Its `Display` is a sentence for people: ``done 12s ago by billing (web-1, process 4711) under token 7; the next
+/// period begins in 48s``.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct LastRun {
+    /// When it was done, by the server's clock.
+    pub at: SystemTime,
+    /// When the next period begins, by the server's clock.
+    pub until: SystemTime,
+    /// Who did it, under which token.
+    pub by: HolderInfo,
+    /// The time of the server's report, by its own clock.
+    pub as_of: SystemTime,
+}
+
+impl Once {
+    pub(crate) fn new(session: Arc<Session>, name: LockName, period: Duration) -> Self {
+        Self {
+            session,
+            name,
+            period,
+            counted: Counted::Windows { offset: Duration::ZERO },
+            failures_count: false,
+            reason: None,
+            lease: None,
+            timeout: None,
+        }
+    }
+
+    /// Returns the name of the lock.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Moves the windows: they begin `offset` after the multiples of the period. It must be shorter than the period.
+    ///
+    /// For a job that a timer starts at full hours: `once("job", hour).offset(hour / 2)`. The Unix epoch was a
+    /// Thursday, so weeks begin on Thursdays at midnight UTC; with an offset of four days, on Mondays.
+    pub fn offset(mut self, offset: Duration) -> Self {
+        self.counted = Counted::Windows { offset };
+        self
+    }
+
+    /// Has a period begin when the job is done, instead of at fixed times.
+    pub fn since_success(mut self) -> Self {
+        self.counted = Counted::SinceSuccess;
+        self
+    }
+
+    /// Has [`run`](Self::run) count a failed job as done: it is not begun again in this period.
+    pub fn failures_count(mut self) -> Self {
+        self.failures_count = true;
+        self
+    }
+
+    /// Sets what the job is for, up to 1,024 bytes, for people to read.
+    pub fn reason(mut self, reason: impl Into<String>) -> Self {
+        self.reason = Some(reason.into());
+        self
+    }
+
+    /// Gives the lock a lease of its own while the job is done; see [`Acquire::lease`](crate::Acquire::lease).
+    pub fn lease(mut self, lease: Duration) -> Self {
+        self.lease = Some(lease);
+        self
+    }
+
+    /// Gives up if the server has not answered after `timeout`, when the job is to begin; see
+    /// [`TryAcquire::timeout`](crate::TryAcquire::timeout).
+    pub fn timeout(mut self, timeout: Duration) -> Self {
+        self.timeout = Some(timeout);
+        self
+    }
+
+    /// Begins the job, if it is to be done in this period and nobody is at it. It never waits for anybody.
+    ///
+    /// # Errors
+    ///
+    /// See [`AcquireError`]. A period shorter than a second or longer than 366 days is invalid, and so is an offset
+    /// that is not shorter than the period; nothing is sent then.
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel safe, like [`Mutex::acquire`].
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let locks = watchlock::LockClient::in_memory();
+    /// use std::time::Duration;
+    /// use watchlock::Turn;
+    ///
+    /// let hourly = locks.once("sweep", Duration::from_secs(3600)).since_success();
+    /// if let Turn::Ours(job) = hourly.begin().await? {
+    ///     // ... sweep, watching `job.lost()` ...
+    ///     job.done().await?;
+    /// }
+    /// assert!(matches!(hourly.begin().await?, Turn::RanAlready(_)));
+    /// # Ok(()) }
+    /// ```
+    pub async fn begin(&self) -> Result<Turn, AcquireError> {
+        self.check()?;
+        let contention = match self.attempt().or_held().await {
+            Ok(handle) => {
+                let kept = self.kept();
+                return Ok(Turn::Ours(OnceHandle { handle, kept }));
+            }
+            Err(AcquireError::Held { contention, .. }) => contention,
+            Err(error) => return Err(error),
+        };
+        let as_of = contention.as_of;
+        let mut holders = contention.holders.iter();
+        let ran = holders.find_map(|holder| {
+            let (at, by) = (holder.released?, holder.clone());
+            let until = by.until;
+            Some(LastRun { at, until, by, as_of })
+        });
+        Ok(match ran {
+            Some(ran) => Turn::RanAlready(Box::new(ran)),
+            None => Turn::Busy(contention),
+        })
+    }
+
+    /// Does the job, if it is to be done in this period and nobody is at it.
+    ///
+    /// The job is done if the future that `work` makes returns `Ok`. If the lock is lost, the future is dropped at its
+    /// next await point, and the period stays open.
+    ///
+    /// # Errors
+    ///
+    /// [`RunError::Acquire`] as for [`begin`](Self::begin), and [`RunError::Lost`] if the lock was lost on the way. An
+    /// `Err` of the work is [`OnceOutcome::Failed`].
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future drops the work's future, and leaves the period open.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let locks = watchlock::LockClient::in_memory();
+    /// use std::time::Duration;
+    /// use watchlock::OnceOutcome;
+    ///
+    /// let hourly = locks.once("sweep", Duration::from_secs(3600));
+    /// let failed = hourly.run(|_| async { Err::<(), _>("no disk") }).await?;
+    /// assert!(matches!(failed, OnceOutcome::Failed("no disk")));
+    /// let done = hourly.run(|_| async { Ok::<_, &str>(3) }).await?;
+    /// assert!(matches!(done, OnceOutcome::Done { output: 3, recorded: true, .. }));
+    /// # Ok(()) }
+    /// ```
+    pub async fn run<F, Fut, T, E>(&self, work: F) -> Result<OnceOutcome<T, E>, RunError>
+    where
+        F: FnOnce(LockView) -> Fut,
+        Fut: Future<Output = Result<T, E>>,
+    {
+        let job = match self.begin().await? {
+            Turn::Ours(job) => job,
+            Turn::RanAlready(run) => return Ok(OnceOutcome::RanAlready(run)),
+            Turn::Busy(contention) => return Ok(OnceOutcome::Busy(contention)),
+        };
+        let output = tokio::select! {
+            // The loss comes first: work that finished at the same moment may not have been done under the lock.
+            biased;
+            reason = job.lost() => return Err(reason.into()),
+            output = work(job.view()) => output,
+        };
+        Ok(self.settle(job, output).await)
+    }
+
+    /// Reports the end of the work to the server.
+    pub(crate) async fn settle<T, E>(&self, job: OnceHandle, output: Result<T, E>) -> OnceOutcome<T, E> {
+        match output {
+            Ok(output) => {
+                let recorded = matches!(job.done().await, Ok(Released::Kept | Released::Released));
+                OnceOutcome::Done { output, recorded }
+            }
+            Err(error) => {
+                // An event reports an unconfirmed release; until the lease is over the period is taken then.
+                let _ = if self.failures_count {
+                    job.done().await
+                } else {
+                    job.give_up().await
+                };
+                OnceOutcome::Failed(error)
+            }
+        }
+    }
+
+    fn check(&self) -> Result<(), InvalidInput> {
+        at_least("period", self.period, PERIOD_LEAST)?;
+        at_most("period", self.period, "longest accepted value", DURATION_MOST)?;
+        match self.counted {
+            Counted::Windows { offset } => below("offset", offset, "period", self.period),
+            Counted::SinceSuccess => Ok(()),
+        }
+    }
+
+    fn attempt(&self) -> TryAcquire {
+        let mut attempt = Mutex::new(self.session.clone(), self.name.clone()).try_acquire();
+        if let Some(reason) = &self.reason {
+            attempt = attempt.reason(reason);
+        }
+        if let Some(lease) = self.lease {
+            attempt = attempt.lease(lease);
+        }
+        if let Some(timeout) = self.timeout {
+            attempt = attempt.timeout(timeout);
+        }
+        attempt
+    }
+
+    fn kept(&self) -> KeptUntil {
+        let length = millis(self.period);
+        match self.counted {
+            Counted::Windows { offset } => KeptUntil::WindowEnd {
+                length,
+                offset: millis(offset),
+            },
+            Counted::SinceSuccess => KeptUntil::AfterRelease(length),
+        }
+    }
+}
+
+/// A job that was begun: the lock under which it is done. From [`Turn::Ours`].
+///
+/// It dereferences to a [`LockHandle`] (and so to a [`LockView`]), which has its token and reports a loss. Dropping it
+/// leaves the period open: the job is not done.
+#[must_use = "the period stays open when the handle is dropped"]
+pub struct OnceHandle {
+    handle: LockHandle,
+    kept: KeptUntil,
+}
+
+impl OnceHandle {
+    /// Reports that the job is done: until the period is over, nobody begins it.
+    ///
+    /// Returns [`Released::Kept`]; [`Released::Released`] if the window in which the job began is over already, so
+    /// that it may begin for the present one; and [`Released::WasLost`] if the lock was lost, so that somebody else may
+    /// have begun the job for this period.
+    ///
+    /// # Errors
+    ///
+    /// As for [`LockHandle::release`]. The report is repeated in the background for as long as the lease runs; if it
+    /// gets through in that time, the period is used up all the same.
+    ///
+    /// # Cancel safety
+    ///
+    /// If the future is dropped after it was polled, the report goes on in the background. If it was never polled, the
+    /// period stays open.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let locks = watchlock::LockClient::in_memory();
+    /// use std::time::Duration;
+    /// use watchlock::{Released, Turn};
+    ///
+    /// let daily = locks.once("digest", Duration::from_secs(24 * 3600)).since_success();
+    /// let Turn::Ours(job) = daily.begin().await? else { return Ok(()) };
+    /// assert_eq!(job.done().await?, Released::Kept);
+    /// # Ok(()) }
+    /// ```
+    pub async fn done(self) -> Result<Released, ReleaseError> {
+        let ours = self.handle.hold().keep(self.kept);
+        let released = self.handle.release().await?;
+        // A client that was shut down has released it before, and nothing was recorded.
+        Ok(if ours { released } else { Released::WasLost })
+    }
+
+    /// Leaves the period open, as the job was not done: the next that asks begins it.
+    ///
+    /// # Errors
+    ///
+    /// As for [`LockHandle::release`].
+    ///
+    /// # Cancel safety
+    ///
+    /// If the future is dropped, the release goes on in the background.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let locks = watchlock::LockClient::in_memory();
+    /// use std::time::Duration;
+    /// use watchlock::Turn;
+    ///
+    /// let daily = locks.once("digest", Duration::from_secs(24 * 3600));
+    /// let Turn::Ours(job) = daily.begin().await? else { return Ok(()) };
+    /// job.give_up().await?;
+    /// assert!(matches!(daily.begin().await?, Turn::Ours(_)));
+    /// # Ok(()) }
+    /// ```
+    pub async fn give_up(self) -> Result<Released, ReleaseError> {
+        self.handle.release().await
+    }
+}
+
+impl Deref for OnceHandle {
+    type Target = LockHandle;
+
+    fn deref(&self) -> &LockHandle {
+        &self.handle
+    }
+}
+
+impl fmt::Debug for OnceHandle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("OnceHandle").field(&self.handle).finish()
+    }
+}
+
+impl fmt::Debug for Once {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Once")
+            .field("name", &self.name)
+            .field("period", &self.period)
+            .field("counted", &self.counted)
+            .finish_non_exhaustive()
+    }
+}
+
+impl fmt::Display for LastRun {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let span = |from: SystemTime, to: SystemTime| rounded(to.duration_since(from).unwrap_or(Duration::ZERO));
+        let (ago, left) = (span(self.at, self.as_of), span(self.as_of, self.until));
+        write!(f, "done {ago:?} ago by {}; the next period begins in {left:?}", self.by)
+    }
+}

@@ -1,0 +1,162 @@
+//! The terms of one acquire: how long its hold lives without a renewal, whether it is renewed, and how long the lock
+//! stays taken at least.
+
+use std::time::Duration;
+
+use crate::{
+    config::{Config, DURATION_MOST, LEASE_LEAST, at_least, at_most, below},
+    input::InvalidInput,
+};
+
+/// Minimum pause between renewals of a hold with a short lease of its own, where the client renews at a tiny part of its
+/// lease: as for retries, more of them would only load the server.
+const INTERVAL_LEAST: Duration = Duration::from_millis(50);
+
+/// The terms of an acquire; unset ones are the client's.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub(crate) struct Terms {
+    /// `None`: the client's own.
+    length: Option<Duration>,
+    /// Whether nobody renews the hold.
+    fixed: bool,
+    /// The time after the grant before which a release does not open the lock.
+    at_least: Duration,
+}
+
+/// The lease of a hold by its terms and its client's settings.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Lease {
+    /// Time that a renewal gives.
+    pub(crate) length: Duration,
+    /// Time that a grant gives to a waiter which has not shown yet that it is alive.
+    pub(crate) claim: Duration,
+    /// Pause between two renewals; `None`: nobody renews it.
+    pub(crate) interval: Option<Duration>,
+    /// Time left below which a renewal does not wait for its turn.
+    pub(crate) urgent_below: Duration,
+    /// The time after the grant before which a release does not open the lock.
+    pub(crate) at_least: Duration,
+}
+
+impl Terms {
+    pub(crate) fn set_lease(&mut self, length: Duration) {
+        (self.length, self.fixed) = (Some(length), false);
+    }
+
+    pub(crate) fn set_fixed(&mut self, length: Duration) {
+        (self.length, self.fixed) = (Some(length), true);
+    }
+
+    pub(crate) fn set_at_least(&mut self, at_least: Duration) {
+        self.at_least = at_least;
+    }
+
+    /// Refuses terms that are out of bounds, or that don't go with the client's margins.
+    pub(crate) fn check(&self, config: &Config) -> Result<(), InvalidInput> {
+        at_most("least time", self.at_least, "longest accepted value", DURATION_MOST)?;
+        let Some(length) = self.length else {
+            return Ok(());
+        };
+        at_least("lease", length, LEASE_LEAST)?;
+        at_most("lease", length, "longest accepted value", DURATION_MOST)?;
+        // As the settings of the client: the holder of a claim lease has half of it to show that it is alive.
+        let twice = config.skew_margin * 2;
+        if length <= twice {
+            return Err(InvalidInput::new(format!(
+                "the lease of {length:?} is not longer than twice the skew margin of the client, {twice:?}"
+            )));
+        }
+        below(
+            "renewal interval",
+            self.interval(config),
+            "lease less the skew margin and the clock drift",
+            length.saturating_sub(config.margin(length)),
+        )
+    }
+
+    /// Returns the lease by the client's settings.
+    pub(crate) fn lease(&self, config: &Config) -> Lease {
+        let length = self.length.unwrap_or(config.lease);
+        Lease {
+            length,
+            claim: config.claim_lease.min(length),
+            interval: (!self.fixed).then(|| self.interval(config)),
+            // A hold with a short lease does not wait behind holds with a long one.
+            urgent_below: length.max(config.lease) / 2,
+            at_least: self.at_least,
+        }
+    }
+
+    /// Returns the pause between renewals: the same part of the lease as with the client's own.
+    fn interval(&self, config: &Config) -> Duration {
+        let interval = config.renewal_interval;
+        self.length.map_or(interval, |length| {
+            let part = interval.mul_f64(length.as_secs_f64() / config.lease.as_secs_f64());
+            part.max(INTERVAL_LEAST.min(length / 5))
+        })
+    }
+}
+
+impl Lease {
+    /// Returns when a hold that was renewed or granted in full at `sent` is renewed next, if at all.
+    pub(crate) fn next_renewal(&self, sent: tokio::time::Instant) -> Option<tokio::time::Instant> {
+        self.interval.map(|interval| sent + interval)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Settings;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    fn terms(length: Duration) -> Terms {
+        let mut terms = Terms::default();
+        terms.set_lease(length);
+        terms
+    }
+
+    #[test]
+    fn a_lease_is_renewed_at_the_same_part_of_it_whatever_its_length() {
+        let config = Settings::default().validate().unwrap();
+        assert_eq!(Terms::default().lease(&config).length, 30 * SECOND);
+        assert_eq!(Terms::default().lease(&config).interval, Some(6 * SECOND));
+        let short = terms(3 * SECOND).lease(&config);
+        assert_eq!((short.interval, short.claim), (Some(SECOND * 3 / 5), 3 * SECOND));
+        let long = terms(3_600 * SECOND).lease(&config);
+        assert_eq!((long.interval, long.claim), (Some(720 * SECOND), 5 * SECOND));
+        let mut fixed = terms(3 * SECOND);
+        fixed.set_fixed(10 * SECOND);
+        assert_eq!(
+            (fixed.lease(&config).length, fixed.lease(&config).interval),
+            (10 * SECOND, None)
+        );
+    }
+
+    #[test]
+    fn terms_that_do_not_go_with_the_clients_margins_are_refused_with_value_and_bound() {
+        let config = Settings::default().validate().unwrap();
+        let late = Settings {
+            renewal_interval: Some(28 * SECOND),
+            ..Settings::default()
+        };
+        let late = late.validate().unwrap();
+        let mut for_ever = Terms::default();
+        for_ever.set_at_least(Duration::MAX);
+        let cases = [
+            (&config, terms(Duration::ZERO), ["0ns", "500ms"]),
+            (&config, terms(2 * SECOND), ["lease of 2s", "margin of the client, 2s"]),
+            (&config, terms(Duration::MAX), ["lease of 184", "31622400s"]),
+            (&late, terms(10 * SECOND), ["interval of 9.3", "8.99s"]),
+            (&config, for_ever, ["least time of 184", "31622400s"]),
+        ];
+        for (config, terms, words) in cases {
+            let message = terms.check(config).unwrap_err().to_string();
+            assert!(words.iter().all(|word| message.contains(word)), "{message}");
+        }
+        for length in [2_001, 30_000, 31_622_400_000] {
+            terms(Duration::from_millis(length)).check(&config).unwrap();
+        }
+    }
+}
