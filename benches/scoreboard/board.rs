@@ -6,15 +6,45 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// A number of the scoreboard and its maximum.
+/// A number of the scoreboard and its bound.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Key {
     name: &'static str,
-    at_most: f64,
+    bound: Bound,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Bound {
+    AtMost(f64),
+    AtLeast(f64),
+}
+
+impl Bound {
+    fn is_kept(self, value: f64) -> bool {
+        match self {
+            Self::AtMost(most) => value <= most,
+            Self::AtLeast(least) => value >= least,
+        }
+    }
+}
+
+impl fmt::Display for Bound {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::AtMost(most) => write!(f, "<= {most:>6.2}"),
+            Self::AtLeast(least) => write!(f, ">= {least:>6.2}"),
+        }
+    }
 }
 
 const fn key(name: &'static str, at_most: f64) -> Key {
-    Key { name, at_most }
+    let bound = Bound::AtMost(at_most);
+    Key { name, bound }
+}
+
+const fn at_least(name: &'static str, least: f64) -> Key {
+    let bound = Bound::AtLeast(least);
+    Key { name, bound }
 }
 
 pub(crate) const HANDOFF_RS1: Key = key("handoff_ratio_rs1", 1.35);
@@ -30,12 +60,16 @@ pub(crate) const TAX_64: Key = key("stream_tax_64", 1.5);
 pub(crate) const IDLE: Key = key("idle_commands_per_s_50x5", 3.0);
 pub(crate) const RENEW_10K: Key = key("renew_commands_10k", 20.0);
 pub(crate) const LOST_RS1: Key = key("lost_ratio_rs1", 1.5);
+pub(crate) const LOST_BY_DELETE_RS1: Key = key("lost_by_delete_ratio_rs1", 1.3);
 pub(crate) const RW_LOCK_RS1: Key = key("rwlock_handoff_ratio_rs1", 1.4);
 pub(crate) const SEMAPHORE_RS1: Key = key("semaphore_handoff_ratio_rs1", 1.4);
 pub(crate) const ELECTION_RS1: Key = key("election_failover_ratio_rs1", 1.4);
 pub(crate) const CLAIM_RS1: Key = key("claim_ratio_rs1", 1.2);
 pub(crate) const EXPIRY: Key = key("expiry_wake_ms", 25.0);
 pub(crate) const POLLING: Key = key("polling_handoff_ms", 25.0);
+pub(crate) const POLLING_RATE: Key = at_least("polling_contended_rate", 500.0);
+pub(crate) const DISTINCT: Key = at_least("distinct_rate_ratio", 0.9);
+pub(crate) const FRESH_RS1: Key = key("fresh_ratio_rs1", 1.15);
 
 /// The measurements, in their order.
 #[derive(Debug, Default)]
@@ -83,14 +117,10 @@ impl Board {
 
 impl fmt::Display for Board {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "{:<28} {:>8} {:>8}  {:<5} from", "key", "value", "at most", "")?;
+        writeln!(f, "{:<28} {:>8} {:>9}  {:<5} from", "key", "value", "bound", "")?;
         for Entry { key, value, basis } in &self.entries {
-            let verdict = if *value <= key.at_most { "ok" } else { "OVER" };
-            writeln!(
-                f,
-                "{:<28} {value:>8.3} {:>8.2}  {verdict:<5} {basis}",
-                key.name, key.at_most
-            )?;
+            let verdict = if key.bound.is_kept(*value) { "ok" } else { "OVER" };
+            writeln!(f, "{:<28} {value:>8.3} {}  {verdict:<5} {basis}", key.name, key.bound)?;
         }
         self.remarks.iter().try_for_each(|remark| {
             f.write_char('\n')?;

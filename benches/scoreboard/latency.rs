@@ -64,6 +64,43 @@ impl Hop {
         let received = self.received.recv().await.ok_or("the raw change stream ended")?;
         Ok(received - sent)
     }
+
+    /// Measures from the sending of a deletion to the arrival of its event.
+    async fn deleted(&mut self) -> Result<Duration> {
+        self.sender.insert_one(doc! { "_id": "gone" }).await?;
+        self.received.recv().await.ok_or("the raw change stream ended")?;
+        let sent = Instant::now();
+        self.sender.delete_one(doc! { "_id": "gone" }).await?;
+        let received = self.received.recv().await.ok_or("the raw change stream ended")?;
+        Ok(received - sent)
+    }
+}
+
+/// Measures `acquire` and `release` of names that are used once, beside an upsert and a deletion of such ids.
+pub(crate) async fn fresh(cluster: &Cluster, rounds: usize) -> Result<Compared> {
+    let peer = Peer::new(cluster).await?;
+    let raw = peer.raw();
+    let mut compared = Compared::default();
+    for round in 0..WARM_UP + rounds {
+        let name = format!("invoice {round}");
+        let sent = Instant::now();
+        raw.find_one_and_update(doc! { "_id": &name }, doc! { "$set": { "holder": 1 } })
+            .upsert(true)
+            .await?;
+        raw.delete_one(doc! { "_id": &name }).await?;
+        let raw = sent.elapsed();
+
+        let sent = Instant::now();
+        let handle = peer.locks.mutex(name).acquire().await?;
+        expect_released(handle.release().await?)?;
+        let lock = sent.elapsed();
+        if round >= WARM_UP {
+            compared.raw.push(raw);
+            compared.lock.push(lock);
+        }
+    }
+    peer.locks.shutdown().await;
+    Ok(compared)
 }
 
 /// Measures `acquire` and `release` of a free lock, beside the least that any lock in a document does.
@@ -242,6 +279,41 @@ pub(crate) async fn polling_handoff(cluster: &Cluster, rounds: usize) -> Result<
         samples.push(trio.hand_over(name, held.acquire(), wanted.acquire(), waited).await?);
     }
     Ok(samples)
+}
+
+/// Measures from the deletion of a lock's document, by a command of another program's, until `lost` has resolved in the
+/// holder.
+pub(crate) async fn lost_by_delete(cluster: &Cluster, rounds: usize) -> Result<Compared> {
+    let (other, holder) = (Peer::new(cluster).await?, Peer::new(cluster).await?);
+    let mut hop = Hop::between(&other, &holder).await?;
+    let documents = other.locks_documents();
+    let mutex = holder.locks.mutex("deleted");
+    // As for `lost`.
+    let held = mutex.acquire().await?;
+    sleep(Duration::from_secs(1)).await;
+    held.release().await?;
+
+    let mut compared = Compared::default();
+    for round in 0..WARM_UP + rounds {
+        let raw = hop.deleted().await?;
+        let held = mutex.acquire().await?;
+        let losing = tokio::spawn(async move { (held.lost().await, Instant::now()) });
+        sleep(Duration::from_millis(2)).await;
+        let called = Instant::now();
+        documents.delete_one(doc! { "_id": "deleted" }).await?;
+        let (reason, at) = losing.await?;
+        if reason != LostReason::Deleted {
+            return Err(format!("a deleted lock was lost for another reason: {reason}").into());
+        }
+        if round >= WARM_UP {
+            compared.raw.push(raw);
+            compared.lock.push(at - called);
+        }
+    }
+    for peer in [other, holder] {
+        peer.locks.shutdown().await;
+    }
+    Ok(compared)
 }
 
 /// Measures from the call of `break_lock` until `lost` has resolved in the holder.

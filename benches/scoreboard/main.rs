@@ -14,6 +14,7 @@ mod latency;
 mod load;
 mod peer;
 mod samples;
+mod throughput;
 
 use std::{error::Error, time::Instant};
 
@@ -92,10 +93,14 @@ async fn one_node(board: &mut Board) -> Result<()> {
     // First, as no stream is open on the server yet.
     let uncontended = latency::uncontended(&cluster, ROUNDS_RS1).await?;
     board.compare(board::UNCONTENDED_RS1, &uncontended, "findOneAndUpdate + deleteOne");
+    let fresh = latency::fresh(&cluster, ROUNDS_RS1).await?;
+    board.compare(board::FRESH_RS1, &fresh, "upsert + deleteOne");
     let handoff = latency::handoff(&cluster, ROUNDS_RS1).await?;
     board.compare(board::HANDOFF_RS1, &handoff, "hop");
     let lost = latency::lost(&cluster, ROUNDS_RS1).await?;
     board.compare(board::LOST_RS1, &lost, "hop");
+    let deleted = latency::lost_by_delete(&cluster, ROUNDS_RS1).await?;
+    board.compare(board::LOST_BY_DELETE_RS1, &deleted, "deletion to its event");
     let rw_lock = latency::rw_lock_handoff(&cluster, ROUNDS_RS1).await?;
     board.compare(board::RW_LOCK_RS1, &rw_lock, "hop");
     let semaphore = latency::semaphore_handoff(&cluster, ROUNDS_RS1).await?;
@@ -104,6 +109,8 @@ async fn one_node(board: &mut Board) -> Result<()> {
     board.compare(board::ELECTION_RS1, &election, "hop");
     let claim = claims::claim(&cluster, ROUNDS_RS1).await?;
     board.compare(board::CLAIM_RS1, &claim, "findOneAndUpdate + updateOne");
+    let distinct = throughput::distinct(&cluster).await?;
+    board.enter(board::DISTINCT, distinct.ratio(), distinct.to_string());
     let expiry = latency::expiry(&cluster, ROUNDS_EXPIRY).await?;
     board.enter(board::EXPIRY, expiry.median(), expiry.to_string());
 
@@ -137,6 +144,8 @@ async fn standalone(board: &mut Board) -> Result<()> {
     let cluster = start(Cluster::standalone(), "a standalone").await?;
     let polling = latency::polling_handoff(&cluster, ROUNDS_POLLING).await?;
     board.enter(board::POLLING, polling.median(), polling.to_string());
+    let contended = throughput::contended(load::many_clients(&cluster, 32).await?).await?;
+    board.enter(board::POLLING_RATE, contended.per_second(), contended.to_string());
     Ok(())
 }
 

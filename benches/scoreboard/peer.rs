@@ -55,6 +55,16 @@ impl Peer {
         self.driver.database(DATABASE).collection_with_options("raw", options)
     }
 
+    /// Returns the collection of the locks, as another program would open it.
+    pub(crate) fn locks_documents(&self) -> Collection<Document> {
+        let options = CollectionOptions::builder()
+            .write_concern(WriteConcern::majority())
+            .build();
+        self.driver
+            .database(DATABASE)
+            .collection_with_options("distributed_locks", options)
+    }
+
     /// Returns the collection of documents to be locked in place.
     pub(crate) fn documents(&self) -> Collection<Document> {
         self.driver.database(DATABASE).collection("documents")

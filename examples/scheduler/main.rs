@@ -7,6 +7,7 @@
 //! 2. The leader freezes. Another continues when its lease has expired, and the thawed process is no longer the leader.
 //! 3. The leader is killed, and another continues when its lease has expired.
 //! 4. The leader is asked to end, as in a deploy. It resigns, and another continues at once.
+//! 5. A job that needs no leader: timers start it on every host at the same moment, and one of them does it.
 //!
 //! At the end the example checks the runs in the database. It fails if a tick was run twice, if an earlier leader ran a
 //! tick after a later one had, or if the job rested for longer than the lease and a margin.

@@ -1,9 +1,15 @@
 //! The scenes.
 
-use std::{collections::HashSet, time::SystemTime};
+use std::{
+    collections::HashSet,
+    convert::Infallible,
+    error::Error,
+    time::{Duration, SystemTime},
+};
 
-use futures::StreamExt;
-use watchlock::{Leaders, LockClient};
+use futures::future::try_join_all;
+use tokio::time::sleep;
+use watchlock::{Leaders, LockClient, OnceOutcome};
 use watchlock_testkit::stage::{
     Crew, Result, Server,
     moment::{clock, millis, since},
@@ -16,6 +22,12 @@ use crate::{
 };
 
 const NODES: usize = 3;
+
+/// Lateness of each timer of the last scene, beside the one before it.
+const LATE: Duration = Duration::from_millis(50);
+
+/// Number of times that the timers of the last scene fire.
+const FIRINGS: usize = 2;
 
 /// Number of ticks that each scene shows after its event.
 const TICKS: usize = 4;
@@ -40,6 +52,7 @@ pub(crate) async fn tell(server: Server) -> Result<()> {
     story.kill_the_leader().await?;
     story.dismiss_the_leader().await?;
     story.crew.dismiss_all().await?;
+    once_a_period(&server).await?;
     story.locks.shutdown().await;
 
     let verdict = ledger.judge().await?;
@@ -50,6 +63,74 @@ pub(crate) async fn tell(server: Server) -> Result<()> {
         millis(verdict.longest_rest),
         millis(LEASE)
     );
+    Ok(())
+}
+
+/// A job that needs no leader: a timer starts it on every host at the same moment.
+async fn once_a_period(server: &Server) -> Result<()> {
+    const PERIOD: Duration = Duration::from_secs(2);
+    heading(
+        5,
+        &format!("{NODES} timers fire at about the same moment, every {PERIOD:?}; the job is done once in each period"),
+    );
+    let mut hosts = Vec::new();
+    for number in 1..=NODES {
+        let builder = LockClient::builder(server.connect().await?).label(format!("host-{number}"));
+        hosts.push(builder.build().await?);
+    }
+    let mut periods = HashSet::new();
+    for _ in 0..FIRINGS {
+        // The timers fire at even seconds, and the windows begin at odd ones: a timer that is a little late or early
+        // still fires in the same window as the others.
+        let since_epoch = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH)?;
+        sleep(PERIOD - Duration::from_nanos((since_epoch.as_nanos() % PERIOD.as_nanos()).try_into()?)).await;
+        let runs = hosts.iter().enumerate().map(async |(number, locks)| {
+            // No two clocks agree.
+            sleep(LATE * u32::try_from(number)?).await;
+            let job = locks.once("sweep", PERIOD).offset(PERIOD / 2);
+            let label = format!("host-{}", number + 1);
+            let outcome = job.run(|held| async move { Ok::<_, Infallible>(held.token()) }).await?;
+            match outcome {
+                OnceOutcome::Done { output, .. } => {
+                    say(&format!("{label} has done it, under token {output}"));
+                    Ok::<_, Box<dyn Error + Send + Sync>>(Some(output))
+                }
+                OnceOutcome::RanAlready(run) => {
+                    say(&format!("{label} has not: {run}"));
+                    Ok(None)
+                }
+                OnceOutcome::Busy(contention) => {
+                    say(&format!("{label} has not: {contention}"));
+                    Ok(None)
+                }
+                _ => Ok(None),
+            }
+        });
+        let done: Vec<_> = try_join_all(runs).await?.into_iter().flatten().collect();
+        // The record of the last one says for which window it counts.
+        let record = hosts[0]
+            .inspect("sweep")
+            .await?
+            .into_iter()
+            .flat_map(|lock| lock.holders)
+            .next();
+        if let (Some(record), false) = (record, done.is_empty())
+            && (record.released.is_none() || !periods.insert(record.until))
+        {
+            return Err(format!(
+                "the job was done twice in a period, the last time under token {}",
+                record.token
+            )
+            .into());
+        }
+        println!();
+    }
+    for host in hosts {
+        host.shutdown().await;
+    }
+    if periods.is_empty() {
+        return Err("nobody has done the job".into());
+    }
     Ok(())
 }
 

@@ -1,0 +1,173 @@
+//! Locks per second: on many names at once beside the raw commands, and on one name of a standalone server.
+
+use std::{
+    fmt,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use mongodb::{Collection, bson::Document, bson::doc};
+use tokio::{
+    task::JoinSet,
+    time::{Instant, sleep},
+};
+use watchlock::LockClient;
+use watchlock_testkit::Cluster;
+
+use crate::{Result, peer::Peer};
+
+/// Number of tasks that acquire names of their own at once.
+const TASKS: usize = 64;
+
+/// Number of names: those are met again and again, and seldom by two tasks at once.
+const NAMES: usize = 1_000;
+
+/// Time of one round, and the number of rounds, which alternate with raw ones.
+const ROUND: Duration = Duration::from_secs(2);
+const ROUNDS: usize = 4;
+
+/// Time for which clients contend before they are counted, and while they are.
+const WARM_UP: Duration = Duration::from_secs(2);
+const COUNTED: Duration = Duration::from_secs(8);
+
+/// Locks per second beside raw pairs of commands per second.
+#[derive(Debug, Default)]
+pub(crate) struct Rates {
+    locks: f64,
+    pairs: f64,
+}
+
+impl Rates {
+    pub(crate) fn ratio(&self) -> f64 {
+        self.locks / self.pairs
+    }
+}
+
+impl fmt::Display for Rates {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:.0} locks/s / {:.0} raw pairs/s", self.locks, self.pairs)
+    }
+}
+
+/// Measures acquires and releases of many names by many tasks of one client, beside two `findOneAndUpdate` by as many
+/// tasks over the same connection pool.
+pub(crate) async fn distinct(cluster: &Cluster) -> Result<Rates> {
+    let peer = Peer::new(cluster).await?;
+    let mut rates = Rates::default();
+    for round in 0..=ROUNDS {
+        let raw = peer.raw();
+        let pairs = rate(move |name| pair(raw.clone(), name)).await?;
+        let locks = peer.locks.clone();
+        let locks = rate(move |name| lock(locks.clone(), name)).await?;
+        // The first makes the documents and the connections.
+        if round > 0 {
+            rates.pairs += pairs / float(ROUNDS);
+            rates.locks += locks / float(ROUNDS);
+        }
+    }
+    peer.locks.shutdown().await;
+    Ok(rates)
+}
+
+async fn pair(raw: Collection<Document>, name: usize) -> Result<()> {
+    let id = format!("name {name}");
+    for holder in [1, 0] {
+        raw.find_one_and_update(doc! { "_id": &id }, doc! { "$set": { "holder": holder } })
+            .upsert(true)
+            .await?;
+    }
+    Ok(())
+}
+
+async fn lock(locks: LockClient, name: usize) -> Result<()> {
+    locks.mutex(format!("name {name}")).acquire().await?.release().await?;
+    Ok(())
+}
+
+/// Returns how often a second all tasks together do it.
+async fn rate<F>(work: impl Fn(usize) -> F + Clone + Send + 'static) -> Result<f64>
+where
+    F: Future<Output = Result<()>> + Send,
+{
+    let (begun, done) = (Instant::now(), Arc::new(AtomicUsize::new(0)));
+    let mut tasks: JoinSet<Result<()>> = JoinSet::new();
+    for task in 0..TASKS {
+        let (work, done) = (work.clone(), done.clone());
+        tasks.spawn(async move {
+            let mut name = task;
+            while begun.elapsed() < ROUND {
+                work(name).await?;
+                done.fetch_add(1, Ordering::Relaxed);
+                name = (name + TASKS + 1) % NAMES;
+            }
+            Ok(())
+        });
+    }
+    while let Some(ended) = tasks.join_next().await {
+        ended??;
+    }
+    Ok(float(done.load(Ordering::Relaxed)) / begun.elapsed().as_secs_f64())
+}
+
+/// How fast a lock goes round among clients, and how evenly.
+#[derive(Debug)]
+pub(crate) struct Round {
+    counts: Vec<usize>,
+    elapsed: Duration,
+}
+
+impl Round {
+    pub(crate) fn per_second(&self) -> f64 {
+        float(self.counts.iter().sum()) / self.elapsed.as_secs_f64()
+    }
+
+    /// Returns Jain's index: 1 if all clients had the lock equally often.
+    fn evenness(&self) -> f64 {
+        let counts = self.counts.iter().map(|count| float(*count));
+        let (sum, squares) = counts.fold((0.0, 0.0), |(sum, squares), count| {
+            (sum + count, squares + count * count)
+        });
+        sum * sum / (float(self.counts.len()) * squares)
+    }
+}
+
+impl fmt::Display for Round {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} clients, Jain index {:.3}", self.counts.len(), self.evenness())
+    }
+}
+
+/// Makes all clients acquire and release one mutex without a pause, and counts after a while.
+pub(crate) async fn contended(clients: Vec<LockClient>) -> Result<Round> {
+    let counts: Vec<Arc<AtomicUsize>> = clients.iter().map(|_| Arc::default()).collect();
+    let mut tasks: JoinSet<Result<()>> = JoinSet::new();
+    let end = Instant::now() + WARM_UP + COUNTED;
+    for (locks, count) in clients.into_iter().zip(counts.clone()) {
+        tasks.spawn(async move {
+            let mutex = locks.mutex("contended");
+            while Instant::now() < end {
+                mutex.acquire().await?.release().await?;
+                count.fetch_add(1, Ordering::Relaxed);
+            }
+            Ok(())
+        });
+    }
+    let read = || -> Vec<usize> { counts.iter().map(|count| count.load(Ordering::Relaxed)).collect() };
+    sleep(WARM_UP).await;
+    let (before, begun) = (read(), Instant::now());
+    sleep(COUNTED).await;
+    let (after, elapsed) = (read(), begun.elapsed());
+    while let Some(ended) = tasks.join_next().await {
+        ended??;
+    }
+    let counts = after.iter().zip(before).map(|(after, before)| after - before).collect();
+    Ok(Round { counts, elapsed })
+}
+
+#[expect(clippy::cast_precision_loss, reason = "far fewer than 2^52")]
+fn float(count: usize) -> f64 {
+    count as f64
+}
