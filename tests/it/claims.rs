@@ -246,10 +246,11 @@ async fn a_lease_that_ends_between_a_try_and_the_look_after_it_is_noticed() {
     until_streaming(&ground, &admin, 1).await;
     sent.until_quiet().await;
     let data = doc! {
-        "failCommands": ["aggregate"], "blockConnection": true, "blockTimeMS": 1_000, "appName": &ground.database,
+        "failCommands": ["aggregate"], "blockConnection": true, "blockTimeMS": 1_800, "appName": &ground.database,
     };
     let slow = cluster.fail_commands(0, doc! { "times": 1 }, data).await.unwrap();
-    let until = mongodb::bson::DateTime::from_millis(mongodb::bson::DateTime::now().timestamp_millis() + 600);
+    // Long enough for the event and the try to come before it on a busy machine: later, there is nothing to look for.
+    let until = mongodb::bson::DateTime::from_millis(mongodb::bson::DateTime::now().timestamp_millis() + 1_400);
     let holder = doc! {
         "id": "dead-1", "permits": 1_i64, "lease": 20_000_i64, "claim": 500_i64, "token": 7_i64,
         "since": until, "until": until, "owner": {},

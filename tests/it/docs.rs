@@ -1,14 +1,41 @@
-//! The links of the README and of the pages beside it lead somewhere, on the file's own page and in the API's
-//! documentation, of which they are a part. rustdoc checks links to items; it takes a relative path as it is.
+//! The README and the pages of the guide, as a part of the API's documentation and as a description of the code.
+//! `.ci/links` checks that their links lead to files; rustdoc checks links to items, and takes a relative path as it is.
 
-use std::{collections::BTreeSet, fs, path::Path};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs,
+    path::{Path, PathBuf},
+};
 
-fn read(path: &str) -> String {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(path);
+use crate::common::users::LEAST;
+
+fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+fn read(path: impl AsRef<Path>) -> String {
+    let path = root().join(path);
     fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 
-/// The text outside of code blocks, where nothing is a link.
+/// Returns the pages of the guide, by their paths within `docs`.
+fn pages() -> BTreeSet<String> {
+    let (mut folders, mut found) = (vec![PathBuf::from("docs")], BTreeSet::new());
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(root().join(&folder)).unwrap() {
+            let path = folder.join(entry.unwrap().file_name());
+            if root().join(&path).is_dir() {
+                folders.push(path);
+            } else if path.extension().is_some_and(|ending| ending == "md") {
+                found.insert(path.strip_prefix("docs").unwrap().to_str().unwrap().to_owned());
+            }
+        }
+    }
+    assert!(found.remove("SUMMARY.md"));
+    found
+}
+
+/// Returns the text outside of code blocks, where nothing is a link.
 fn prose(text: &str) -> String {
     let mut in_code = false;
     let lines = text.lines().filter(|line| {
@@ -19,7 +46,7 @@ fn prose(text: &str) -> String {
     lines.collect::<Vec<_>>().join("\n")
 }
 
-/// The targets of `[text](target)`.
+/// Returns the targets of `[text](target)`.
 fn inline_targets(text: &str) -> Vec<&str> {
     let after = text.split("](").skip(1);
     after
@@ -28,7 +55,7 @@ fn inline_targets(text: &str) -> Vec<&str> {
         .collect()
 }
 
-/// What is defined by `[name]: target` at the beginning of a line.
+/// Returns the definitions by `[name]: target` at the beginning of a line.
 fn definitions(text: &str) -> Vec<(&str, &str)> {
     let lines = text
         .lines()
@@ -36,7 +63,7 @@ fn definitions(text: &str) -> Vec<(&str, &str)> {
     lines.collect()
 }
 
-/// The anchors that headings get.
+/// Returns the anchors of the headings.
 fn anchors(text: &str) -> BTreeSet<String> {
     let headings = text.lines().filter(|line| line.starts_with('#'));
     let anchor = |heading: &str| {
@@ -49,11 +76,21 @@ fn anchors(text: &str) -> BTreeSet<String> {
     headings.map(anchor).collect()
 }
 
+/// Returns the path of a module's page within `docs`.
+fn page_of(module: &str) -> String {
+    let page = module.strip_prefix("crate::").unwrap();
+    let page = page.strip_prefix("guide::").unwrap_or(page);
+    format!("{}.md", page.replace("::", "/").replace('_', "-"))
+}
+
 #[test]
-fn links_lead_somewhere() {
-    let library = read("src/lib.rs");
-    for page in ["README.md", "docs/guarantees.md", "docs/observability.md"] {
-        let text = prose(&read(page));
+fn links_lead_somewhere_in_the_documentation_of_the_api() {
+    let modules = read("src/guide/links.md");
+    let modules: BTreeMap<_, _> = definitions(&modules).into_iter().collect();
+    let guide = pages().into_iter().map(|page| format!("docs/{page}"));
+    let mut shown = Vec::new();
+    for page in guide.chain(["README.md".to_owned()]) {
+        let text = prose(&read(&page));
         let anchors = anchors(&text);
         for target in inline_targets(&text) {
             let anchored = target.strip_prefix('#').is_some_and(|anchor| anchors.contains(anchor));
@@ -61,17 +98,122 @@ fn links_lead_somewhere() {
             assert!(anchored || elsewhere, "{page} links to {target}");
         }
         for (name, target) in definitions(&text) {
+            assert_eq!(name, target, "{page}: a name is the path, so that it has one module");
+            let file = root().join(&page).with_file_name("").join(target);
+            let file = file
+                .canonicalize()
+                .unwrap_or_else(|_| panic!("{page} links to {target}"));
+            if name.ends_with(".svg") {
+                shown.push((page.clone(), name.to_owned(), fs::read_to_string(file).unwrap()));
+                continue;
+            }
+            // In the API's documentation there is no such file.
+            let module = modules.get(name);
+            let module = module.unwrap_or_else(|| panic!("src/guide/links.md has no module for [{name}] of {page}"));
+            let of_module = root().join("docs").join(page_of(module)).canonicalize().unwrap();
+            assert_eq!(file, of_module, "{page}: [{name}] is another page than {module}");
+        }
+    }
+    check_pictures(&shown);
+}
+
+/// Checks the pictures by their pages, names and contents: the API's documentation has the same ones, none is missing,
+/// and none is large.
+fn check_pictures(shown: &[(String, String, String)]) {
+    let included = read("src/guide/pictures.md");
+    let included: BTreeMap<_, _> = definitions(&included).into_iter().collect();
+    for (page, name, picture) in shown {
+        let address = included
+            .get(&**name)
+            .unwrap_or_else(|| panic!("no picture {name} of {page}"));
+        let encoded = address
+            .strip_prefix("<data:image/svg+xml,")
+            .unwrap()
+            .strip_suffix('>')
+            .unwrap();
+        assert_eq!(decoded(encoded), picture.trim_end(), "{name} differs: draw it again");
+        assert!(picture.len() < 60_000, "{name} has {} bytes", picture.len());
+    }
+    let files = fs::read_dir(root().join("docs/pictures"))
+        .unwrap()
+        .map(|file| file.unwrap().file_name());
+    let files: BTreeSet<_> = files.map(|file| file.to_str().unwrap().to_owned()).collect();
+    let names = shown
+        .iter()
+        .map(|(_, name, _)| name.rsplit('/').next().unwrap().to_owned());
+    // The recording of the terminal, beside its rendering.
+    let expected: BTreeSet<_> = names.chain(["watch.cast".to_owned()]).collect();
+    assert_eq!(files, expected, "a page shows each picture");
+    assert!(shown.iter().filter(|(page, _, _)| page == "README.md").count() <= 2);
+    assert_eq!(included.len(), shown.len());
+}
+
+/// Returns the text of an address, whose special characters are given as `%` and two digits.
+fn decoded(address: &str) -> String {
+    let mut parts = address.split('%');
+    let first = parts.next().unwrap().to_owned();
+    parts.fold(first, |text, part| {
+        let (code, rest) = part.split_at(2);
+        text + &char::from(u8::from_str_radix(code, 16).unwrap()).to_string() + rest
+    })
+}
+
+#[test]
+fn every_page_is_a_module_whose_examples_are_compiled() {
+    let included = read("src/guide.rs") + &read("src/lib.rs");
+    for page in pages() {
+        let name = Path::new(&page)
+            .file_stem()
+            .unwrap()
+            .to_str()
+            .unwrap()
+            .replace('-', "_");
+        let by_macro = included.contains(&format!("{name}: \"{page}\","));
+        let by_itself = included.contains(&format!("include_str!(\"../docs/{page}\")"));
+        assert!(by_macro || by_itself, "no module includes docs/{page}");
+        for block in read(format!("docs/{page}"))
+            .lines()
+            .filter(|line| line.starts_with("```"))
+        {
             assert!(
-                Path::new(env!("CARGO_MANIFEST_DIR")).join(target).exists(),
-                "{page} links to {target}"
-            );
-            assert!(text.contains(&format!("[{name}]")), "{page} does not use [{name}]");
-            // On the front page of the API's documentation there is no such file.
-            assert!(
-                library.contains(&format!("[{name}]: crate::")),
-                "src/lib.rs has no other target for [{name}]"
+                !block.contains("ignore"),
+                "docs/{page} has an example that is not compiled"
             );
         }
+    }
+}
+
+/// Returns the text of all sources in a folder; what is built or hidden is left out.
+fn sources(folder: &Path) -> String {
+    let entries = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap());
+    entries.fold(String::new(), |text, entry| {
+        let (name, path) = (entry.file_name(), entry.path());
+        let name = name.to_string_lossy();
+        if path.is_dir() && name != "target" && !name.starts_with('.') {
+            text + &sources(&path)
+        } else if name.ends_with(".rs") {
+            text + &fs::read_to_string(&path).unwrap()
+        } else {
+            text
+        }
+    })
+}
+
+#[test]
+fn every_test_that_a_guarantee_names_exists() {
+    let code = sources(root());
+    let page = read("docs/guarantees.md");
+    let in_backticks = page.split('`').skip(1).step_by(2);
+    let is_sentence = |name: &&str| {
+        let is_name = name
+            .chars()
+            .all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_');
+        is_name && !name.starts_with('_') && name.matches('_').count() > 1
+    };
+    let names: BTreeSet<_> = in_backticks.filter(is_sentence).collect();
+    assert!(names.contains("a_renewal_never_shortens"), "{names:?}");
+    for name in names {
+        assert!(code.contains(&format!("fn {name}(")), "nothing is named {name}");
     }
 }
 
@@ -82,4 +224,24 @@ fn links_are_seen() {
     assert_eq!(inline_targets(&text), ["#a-b-c", "f.md"]);
     assert_eq!(definitions(&text), [("i", "j.md")]);
     assert!(anchors(&text).contains("a-b-c"));
+}
+
+#[test]
+fn the_minimum_role_is_the_one_that_the_tests_use() {
+    let page = read("docs/privileges.md");
+    let (_, actions) = page.split_once("actions: [").unwrap();
+    let (actions, _) = actions.split_once(']').unwrap();
+    let actions: Vec<_> = actions.split(", ").map(|action| action.trim_matches('"')).collect();
+    assert_eq!(actions, [&LEAST[..], &["createIndex"]].concat());
+}
+
+#[test]
+fn the_command_of_the_readme_is_the_one_that_ci_runs() {
+    const COMMAND: &str = "cargo test --workspace";
+    assert!(read("README.md").lines().any(|line| line == COMMAND));
+    assert!(
+        read(".ci/run")
+            .lines()
+            .any(|line| line.starts_with(&format!("step {COMMAND} ")))
+    );
 }

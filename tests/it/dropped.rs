@@ -14,14 +14,14 @@ use std::{
     time::Duration,
 };
 
-use futures::{StreamExt, future::LocalBoxFuture};
+use futures::future::LocalBoxFuture;
 use mongodb::{
     Client,
     bson::{Document, doc},
 };
 use tokio::{runtime::Handle, sync::Notify, time::timeout};
 use watchlock::{
-    DocumentLocks, InMemory, LockClient, LockClientBuilder, LostReason, MemoryCollection, Released, WakeMode,
+    DocumentLocks, InMemory, LockClient, LockClientBuilder, LockEvent, LostReason, MemoryCollection, Released, WakeMode,
 };
 
 use crate::setup::{Ground, PATIENCE, SOON, eventually, is_vacant, pause, until_streaming, within};
@@ -31,6 +31,9 @@ const MOST_POLLS: usize = 60;
 
 /// As long as the lease: what nobody undoes is there for longer than anything is waited for here.
 const CLAIM_LEASE: Duration = Duration::from_secs(30);
+
+/// For as long as a lock is kept here: longer than anything is waited for.
+const PERIOD: Duration = Duration::from_secs(3_600);
 
 /// Where a future is dropped.
 #[derive(Clone, Copy, Debug)]
@@ -169,6 +172,22 @@ impl Scene {
         }
     }
 
+    /// Waits until nobody holds the lock any more, and opens it if it is kept; returns whether it was.
+    async fn open(&self, name: &str) -> bool {
+        let mut kept = false;
+        eventually(PATIENCE, "it is kept or free", async || {
+            let lock = self.other.locks.inspect(name).await.unwrap();
+            let holders = lock.map_or_else(Vec::new, |lock| lock.holders);
+            kept = !holders.is_empty();
+            holders.iter().all(|holder| holder.released.is_some())
+        })
+        .await;
+        if kept {
+            self.other.locks.break_lock(name).await.unwrap();
+        }
+        kept
+    }
+
     /// Nobody holds the lock of that name, or the document, or waits for it; and who wants it gets it.
     async fn assert_free(&self, name: &str, case: &str) {
         eventually(PATIENCE, case, async || is_vacant(&self.other.locks, name).await).await;
@@ -256,6 +275,48 @@ cases! {
         let held = scene.victim.locks.mutex(name).acquire().await.unwrap();
         let rival = scene.other.locks.mutex(name);
         beside(cut, async {}, held.release(), async move { drop(rival.acquire().await.unwrap()) }).await
+    }
+    release_that_keeps(scene, cut, name) {
+        let held = scene.victim.locks.mutex(name).acquire().at_least_for(PERIOD).await.unwrap();
+        let struck = cut.strike(held.release()).await;
+        assert!(struck.as_ref().is_none_or(|released| matches!(released, Ok(Released::Kept))), "{struck:?}");
+        // A handle that is dropped keeps the lock too.
+        assert!(scene.open(name).await, "{cut:?}");
+        struck.is_some()
+    }
+    once_begin(scene, cut, name) {
+        let job = scene.victim.locks.once(name, PERIOD).since_success();
+        cut.strike(job.begin()).await.is_some()
+    }
+    once_run(scene, cut, name) {
+        let job = scene.victim.locks.once(name, PERIOD).since_success();
+        let work = |_| async {
+            tokio::task::yield_now().await;
+            Ok::<_, ()>(())
+        };
+        let struck = cut.strike(job.run(work)).await;
+        let kept = scene.open(name).await;
+        assert!(kept || struck.is_none(), "{struck:?}");
+        struck.is_some()
+    }
+    once_done(scene, cut, name) {
+        let job = scene.victim.locks.once(name, PERIOD).since_success();
+        let watchlock::Turn::Ours(job) = job.begin().await.unwrap() else {
+            panic!("nobody else is at it");
+        };
+        let struck = cut.strike(job.done()).await.is_some();
+        // What was never polled was never reported.
+        assert_eq!(scene.open(name).await, cut.polls > 0, "{cut:?}");
+        struck
+    }
+    once_give_up(scene, cut, name) {
+        let job = scene.victim.locks.once(name, PERIOD).since_success();
+        let watchlock::Turn::Ours(job) = job.begin().await.unwrap() else {
+            panic!("nobody else is at it");
+        };
+        let struck = cut.strike(job.give_up()).await.is_some();
+        assert!(!scene.open(name).await, "{cut:?}");
+        struck
     }
     lost(scene, cut, name) {
         let held = scene.victim.locks.mutex(name).acquire().await.unwrap();
@@ -405,6 +466,33 @@ cases! {
         let multi = scene.victim.locks.multi([name, "a"]);
         cut.strike(multi.run(|_| tokio::task::yield_now())).await.is_some()
     }
+    multi_renew(scene, cut, name) {
+        let held = scene.victim.locks.multi([name, "a"]).acquire().await.unwrap();
+        let struck = cut.strike(held.renew()).await.is_some();
+        assert_eq!(held.release().await.unwrap(), Released::Released);
+        scene.assert_free("a", name).await;
+        struck
+    }
+    leadership_renew(scene, cut, name) {
+        let leading = scene.victim.locks.election(name).campaign("victim").await.unwrap();
+        let struck = cut.strike(leading.renew()).await.is_some();
+        assert_eq!(leading.resign().await.unwrap(), Released::Released);
+        struck
+    }
+    next_event(scene, cut, name) {
+        let held = scene.other.locks.mutex(name).acquire().await.unwrap();
+        let mut events = scene.victim.locks.watch(name);
+        let struck = cut.strike(events.next()).await;
+        let is_over = struck.is_some();
+        // What was not taken is still there.
+        let event = match struck {
+            Some(event) => event,
+            None => within(PATIENCE, "the grant", events.next()).await,
+        };
+        assert!(matches!(event, Some(Ok(LockEvent::Granted { .. }))), "{event:?}");
+        assert_eq!(held.release().await.unwrap(), Released::Released);
+        is_over
+    }
     multi_release(scene, cut, name) {
         let held = scene.victim.locks.multi([name, "a"]).acquire().await.unwrap();
         let struck = cut.strike(held.release()).await.is_some();
@@ -468,6 +556,38 @@ cases! {
             assert_eq!(within(PATIENCE, "the loss", held.lost()).await, LostReason::Broken);
         }
         struck
+    }
+    document_break_holder(scene, cut, name) {
+        scene.insert(name).await;
+        let held = scene.other.events.acquire(name).await.unwrap();
+        let struck = cut.strike(scene.victim.events.break_holder(name, held.token())).await.is_some();
+        if cut.polls == 0 {
+            assert_eq!(held.lost_reason(), None);
+        }
+        if struck {
+            assert_eq!(within(PATIENCE, "the loss", held.lost()).await, LostReason::Broken);
+        }
+        struck
+    }
+    document_list(scene, cut, name) {
+        scene.insert(name).await;
+        cut.strike(scene.victim.events.list().with_unreadable()).await.is_some()
+    }
+    document_run(scene, cut, name) {
+        scene.insert(name).await;
+        let work = |_| tokio::task::yield_now();
+        cut.strike(scene.victim.events.acquire(name).run(work)).await.is_some()
+    }
+    document_run_that_deletes(scene, cut, name) {
+        scene.insert(name).await;
+        let claim = scene.victim.events.claim(doc! { "_id": name });
+        let struck = cut.strike(claim.run(|held| async move { held.delete().await.unwrap() })).await;
+        let is_over = struck.is_some();
+        if let Some(deleted) = struck {
+            deleted.unwrap();
+            assert_eq!(scene.find(name).await, None);
+        }
+        is_over
     }
     document_renew(scene, cut, name) {
         scene.insert(name).await;

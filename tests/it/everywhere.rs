@@ -7,7 +7,6 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use futures::StreamExt;
 use mongodb::bson::doc;
 use watchlock::{
     AcquireError, CandidacyError, InMemory, LockClient, LockEvent, LockHandle, LockStatus, LostReason, Released,

@@ -23,6 +23,8 @@ use tokio_util::sync::CancellationToken;
 use watchlock::{FencingToken, LockClient, LockHandle, LockStatus, Released, WakeMode};
 use watchlock_testkit::{Cluster, shared};
 
+use crate::setup::until_mode;
+
 /// How many clients contend.
 const CONTENDERS: usize = 4;
 
@@ -595,6 +597,13 @@ impl Keepers {
 
     /// Hands the relay to and fro, and sees that events do it.
     async fn relay_to_and_fro(&mut self) {
+        // As soon as that, and no sooner: a stream is opened again after a pause.
+        for process in &self.processes {
+            until_mode(&process.locks, BACK + STREAM_DEAD, |mode| {
+                mode == WakeMode::ChangeStream
+            })
+            .await;
+        }
         let mut latencies = Vec::new();
         let mut held = self.relay.take().unwrap();
         // While majority writes were slow a claim lease may have run out before it could be renewed.

@@ -12,7 +12,7 @@ use watchlock::{AcquireError, LockClient, LockHandle, LockStatus, LostReason, Re
 use watchlock_testkit::{Cluster, FailPoint};
 
 use crate::setup::{
-    Ground, PATIENCE, SOON, eventually, faulty, info, is_vacant, until_streaming, until_waiting, within,
+    Ground, PATIENCE, SOON, eventually, faulty, info, is_vacant, pause, until_streaming, until_waiting, within,
 };
 
 /// By when a lock is free or truly owned after an answer was lost.
@@ -552,6 +552,47 @@ async fn what_a_foreign_hand_takes_is_lost_at_once_and_stays_lost() {
         assert!(untouched().await, "{foul:?}");
     }))
     .await;
+}
+
+/// The event alone shows it, whichever way the lock was granted: nothing has to be read first.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lock_that_is_deleted_or_replaced_is_lost_without_a_look() {
+    for foul in [Foul::Delete, Foul::Replace] {
+        for waited in [false, true] {
+            let ground = Ground::replica_set("unread").await;
+            let (documents, driver) = (ground.documents().await, ground.driver().await);
+            let (noting, sent) = ground.by_name().noting_driver().await;
+            let locks = LockClient::builder(noting.database(&ground.database))
+                .build()
+                .await
+                .unwrap();
+            let handle = if waited {
+                let held = ground.polling().await.mutex("x").acquire().await.unwrap();
+                let mutex = locks.mutex("x");
+                let waiting = tokio::spawn(async move { mutex.acquire().await.unwrap() });
+                until_waiting(&locks, "x", 1).await;
+                until_streaming(&ground, &driver, 1).await;
+                held.release().await.unwrap();
+                waiting.await.unwrap()
+            } else {
+                let handle = locks.mutex("x").acquire().await.unwrap();
+                until_streaming(&ground, &driver, 1).await;
+                handle
+            };
+            let looks = || sent.count("find");
+            // A stream that was opened just now has the hold read once.
+            let mut before = looks();
+            eventually(PATIENCE, "it looks no more", async || {
+                pause(Duration::from_millis(500)).await;
+                std::mem::replace(&mut before, looks()) == before
+            })
+            .await;
+            foul.commit(&documents).await;
+            let case = format!("{foul:?}, waited: {waited}");
+            assert_eq!(within(SOON, &case, handle.lost()).await, foul.reason(), "{case}");
+            assert_eq!(looks(), before, "{case}");
+        }
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

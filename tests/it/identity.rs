@@ -2,7 +2,6 @@
 
 use std::{error::Error as _, time::Duration};
 
-use futures::StreamExt;
 use mongodb::bson::{Document, doc};
 use watchlock::{
     AcquireError, InMemory, LockClient, LockClientBuilder, LockEvent, LockHandle, LockStatus, LostReason, Released,

@@ -21,13 +21,18 @@ mod index;
 mod injection;
 mod input;
 mod multi;
+mod observed;
+mod once;
 mod panics;
 mod polling;
 mod privileges;
 mod process;
 mod proclaim;
 mod renewals;
+mod run;
 mod runtime;
+#[cfg(feature = "serde")]
+mod serial;
 mod setup;
 mod share;
 mod stream;
@@ -35,6 +40,7 @@ mod subscription;
 #[cfg(feature = "sync")]
 mod sync;
 mod telemetry;
+mod terms;
 mod tls;
 mod tokens;
 mod unanswered;

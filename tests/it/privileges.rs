@@ -5,7 +5,6 @@ use std::{
     time::{Duration, Instant},
 };
 
-use futures::StreamExt as _;
 use mongodb::{
     Client, IndexModel,
     bson::{Document, doc},
@@ -189,9 +188,37 @@ async fn who_looks_at_locks_needs_no_right_to_write() {
     );
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn who_looks_at_locks_in_documents_needs_no_right_to_write() {
+    for actions in [&["find"][..], &["find", "changeStream"]] {
+        let (ground, database) = user_of("looks", &[("orders", actions)]).await;
+        let orders = database.collection::<Document>("orders");
+        orders.insert_one(doc! { "_id": 1 }).await.unwrap();
+        let owner = LockClient::builder(database).build().await.unwrap().documents(orders);
+        let held = owner.acquire(1).await.unwrap();
+        let orders = ground
+            .driver()
+            .await
+            .database(&ground.database)
+            .collection::<Document>("orders");
+        let locks = ground.locks().await.documents(orders);
+        assert_eq!(locks.list().held(true).await.unwrap().len(), 1);
+        assert_eq!(locks.inspect(1).await.unwrap().unwrap().holders[0].token, held.token());
+        let (mut one, mut all) = (locks.watch(1), locks.watch_all());
+        within(SOON, "a grant", one.next()).await.unwrap().unwrap();
+        within(SOON, "a grant", all.next()).await.unwrap().unwrap();
+        held.release().await.unwrap();
+        let released = within(PATIENCE, "the release", one.next()).await.unwrap().unwrap();
+        assert!(matches!(released, LockEvent::Released { .. }), "{released:?}");
+        let (_, released) = within(PATIENCE, "the release", all.next()).await.unwrap().unwrap();
+        assert!(matches!(released, LockEvent::Released { .. }), "{released:?}");
+        not_authorized(&locks.break_lock(1).await.unwrap_err(), "break");
+    }
+}
+
 /// What each action is for on the collection of documents that are locked in place.
 #[tokio::test(flavor = "multi_thread")]
-async fn locks_in_documents_need_what_the_readme_says() {
+async fn locks_in_documents_need_what_the_guide_says() {
     let all = ["find", "update", "changeStream", "remove"];
     for missing in [None, Some("find"), Some("update"), Some("changeStream"), Some("remove")] {
         let case = format!("without {missing:?}");
@@ -241,7 +268,7 @@ async fn locks_in_documents_need_what_the_readme_says() {
 
 /// What each action is for on a collection that a fence guards.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_fence_needs_what_the_readme_says() {
+async fn a_fence_needs_what_the_guide_says() {
     for missing in [None, Some("find"), Some("update"), Some("insert"), Some("remove")] {
         let case = format!("without {missing:?}");
         let all = ["find", "update", "insert", "remove"];

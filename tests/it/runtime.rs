@@ -122,7 +122,7 @@ fn a_runtime_that_stands_still_is_told_from_a_lock_that_is_held() {
         let both = async { tokio::join!(acquire, release) };
         let (acquired, released) = within(PATIENCE, "the errors", both).await;
         for error in [acquired.unwrap_err().to_string(), released.unwrap_err().to_string()] {
-            assert!(error.contains("stands still"), "{error}");
+            assert!(error.contains("is stalled"), "{error}");
         }
     });
     // Driven again, it serves: the release was only not confirmed.

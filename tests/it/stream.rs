@@ -88,8 +88,14 @@ impl Scene {
         self.hand_over("another lock", async || {
             until_mode(&self.waiter, BACK, |mode| mode == WakeMode::ChangeStream).await;
             assert_ne!(self.stream().await, old);
-            let operations = self.ground.operations(&self.admin).await;
-            let stream = operations.iter().find_map(stream_options).unwrap();
+            let mut options = None;
+            eventually(PATIENCE, "the stream is seen", async || {
+                let operations = self.ground.operations(&self.admin).await;
+                options = operations.iter().find_map(stream_options).cloned();
+                options.is_some()
+            })
+            .await;
+            let stream = options.unwrap();
             let resumed = stream.contains_key("resumeAfter");
             assert!(
                 from.is_none_or(|from| resumed == (from == From::WhereItBroke)),

@@ -248,6 +248,61 @@ fn run_does_the_work_under_the_lock() {
 }
 
 #[test]
+fn work_under_every_kind_of_lock_takes_its_options() {
+    for (a, b) in places("sync_run") {
+        let reason = |name: &str| b.inspect(name).unwrap().unwrap().holders[0].reason.clone();
+        for (name, acquire, attempt) in [
+            ("m", a.mutex("m").acquire(), b.mutex("m").try_acquire()),
+            (
+                "s",
+                a.semaphore("s", 2).acquire_many(2),
+                b.semaphore("s", 2).try_acquire(),
+            ),
+            ("r", a.rw_lock("r").read(), b.rw_lock("r").try_write()),
+        ] {
+            let done = acquire.reason("why").timeout(PATIENCE).run_with(|held| {
+                assert_eq!(reason(name).as_deref(), Some("why"));
+                assert_eq!(
+                    attempt.clone().run_with(|_| panic!("it runs beside")).unwrap(),
+                    None::<()>
+                );
+                held.token()
+            });
+            let token = done.unwrap();
+            assert!(is_vacant(&b, name), "{name}");
+            assert!(attempt.run_with(|held| held.token()).unwrap() > Some(token), "{name}");
+        }
+        let tried = a.mutex("m").run(|_| b.mutex("m").try_run(|_| ()).unwrap()).unwrap();
+        assert_eq!(tried, None);
+        let inner = a
+            .mutex("m")
+            .acquire()
+            .run_with(|_| a.mutex("m").acquire().reentrant().run_with(|_| "inner"));
+        assert_eq!(inner.unwrap().unwrap(), "inner");
+        let lost = a.multi(["p", "q"]).acquire().reason("both").run_with(|held| {
+            b.break_lock("q").unwrap();
+            held.lost()
+        });
+        assert!(
+            matches!(&lost, Err(MultiRunError::Lost(part)) if part.name == "q"),
+            "{lost:?}"
+        );
+        let memory = watchlock::MemoryCollection::new();
+        memory.insert_one(doc! { "_id": 1, "n": 0 }).unwrap();
+        let events = a.documents_in_memory::<Document>(&memory);
+        let counted = events.claim(doc! { "n": 0 }).reason("why").run_with(|event| {
+            assert_eq!(events.try_acquire(1).run_with(|_| ()).unwrap(), None);
+            assert_eq!(events.list().held(true).run().unwrap().len(), 1);
+            event.update(doc! { "$inc": { "n": 1 } }).unwrap()
+        });
+        assert_eq!(counted.unwrap().get_i32("n").unwrap(), 1);
+        let deleted = events.acquire(1).run_with(|event| event.delete().is_ok());
+        assert!(deleted.unwrap());
+        assert_eq!(events.try_claim(doc! {}).run_with(|_| ()).unwrap(), None);
+    }
+}
+
+#[test]
 fn every_kind_of_lock_works_without_async() {
     for (a, b) in places("sync_kinds") {
         let permits = a.semaphore("semaphore", 3);

@@ -505,10 +505,14 @@ async fn a_stream_that_breaks_is_told_and_so_is_the_wake_mode() {
 
 #[cfg(feature = "metrics")]
 mod numbers {
+    use metrics_exporter_prometheus::{Matcher, PrometheusBuilder};
     use metrics_util::{
         MetricKind,
         debugging::{DebugValue, DebuggingRecorder, Snapshotter},
     };
+
+    use mongodb::bson::Document;
+    use watchlock::{HISTOGRAM_BUCKETS, MemoryCollection};
 
     use super::*;
 
@@ -544,7 +548,11 @@ mod numbers {
                 assert!(description.is_some(), "{key} is not described");
                 for (label, value) in key.labels().map(|label| (label.key(), label.value())) {
                     assert!(DOCUMENTED.contains(&format!("`{label}`")), "{key}");
-                    assert!(value.is_empty() || DOCUMENTED.contains(&format!("`{value}`")), "{key}");
+                    let free = label == "lock";
+                    assert!(
+                        free || value.is_empty() || DOCUMENTED.contains(&format!("`{value}`")),
+                        "{key}"
+                    );
                     labels.push(format!("{label}={value}"));
                 }
                 let id = format!("{}{{{}}}", key.name(), labels.join(","));
@@ -636,6 +644,140 @@ mod numbers {
             board.value("watchlock_sessions{mode=change_stream,reason=}") == 0.0
         })
         .await;
+    }
+
+    /// Two clients of one memory, in which the lock `x` and no other has metrics of its own.
+    async fn metered_pair() -> (LockClient, LockClient) {
+        let memory = InMemory::new();
+        let client = || memory.builder().metrics_for(["x", "7", "never used"]).build();
+        (client().await.unwrap(), client().await.unwrap())
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn locks_that_were_named_have_numbers_of_their_own() {
+        let recorder = DebuggingRecorder::new();
+        let (mut board, _recording) = Board::of(&recorder);
+        let (a, b) = metered_pair().await;
+        let (named, other) = (
+            a.mutex("x").acquire().await.unwrap(),
+            a.mutex("y").acquire().await.unwrap(),
+        );
+        let waiting = in_line(&a, b.mutex("x")).await;
+        board.assert(&[
+            ("watchlock_waiting{kind=mutex,lock=x}", 1.0),
+            ("watchlock_waiting{kind=mutex}", 0.0),
+            ("watchlock_held{kind=mutex,lock=x}", 1.0),
+            ("watchlock_held{kind=mutex}", 1.0),
+            ("watchlock_grants_total{kind=mutex,how=at_once,lock=x}", 1.0),
+            ("watchlock_grants_total{kind=mutex,how=at_once}", 1.0),
+        ]);
+
+        tokio::time::sleep(Duration::from_secs(30)).await;
+        named.release().await.unwrap();
+        other.release().await.unwrap();
+        let next = waiting.await.unwrap().unwrap();
+        assert!(a.mutex("x").try_acquire().await.unwrap().is_none());
+        a.break_lock("x").await.unwrap();
+        next.lost().await;
+        drop(next);
+        board.assert(&[
+            ("watchlock_acquires_total{kind=mutex,outcome=granted,lock=x}", 2.0),
+            ("watchlock_acquires_total{kind=mutex,outcome=busy,lock=x}", 1.0),
+            ("watchlock_acquires_total{kind=mutex,outcome=granted}", 1.0),
+            ("watchlock_wait_seconds{kind=mutex,outcome=granted,lock=x} count", 2.0),
+            ("watchlock_wait_seconds{kind=mutex,outcome=granted,lock=x} sum", 30.0),
+            ("watchlock_wait_seconds{kind=mutex,outcome=granted} count", 1.0),
+            ("watchlock_waiting{kind=mutex,lock=x}", 0.0),
+            ("watchlock_waiting{kind=mutex}", 0.0),
+            ("watchlock_held{kind=mutex,lock=x}", 0.0),
+            ("watchlock_held{kind=mutex}", 0.0),
+            ("watchlock_grants_total{kind=mutex,how=event,lock=x}", 1.0),
+            ("watchlock_hold_seconds{kind=mutex,end=released,lock=x} sum", 30.0),
+            ("watchlock_hold_seconds{kind=mutex,end=released} sum", 30.0),
+            ("watchlock_hold_seconds{kind=mutex,end=broken,lock=x} count", 1.0),
+            ("watchlock_losses_total{kind=mutex,reason=broken,lock=x}", 1.0),
+            ("watchlock_breaks_total{lock=x}", 1.0),
+            ("watchlock_breaks_total{}", 0.0),
+        ]);
+        assert!(
+            !board
+                .values
+                .keys()
+                .any(|id| id.contains("lock=y") || id.contains("never used"))
+        );
+    }
+
+    /// A claim learns of its document with the grant; what it raised before must be lowered in the same series.
+    #[tokio::test(start_paused = true)]
+    async fn a_claimed_document_that_was_named_has_numbers_of_its_own() {
+        let recorder = DebuggingRecorder::new();
+        let (mut board, _recording) = Board::of(&recorder);
+        let (a, _) = metered_pair().await;
+        let collection = MemoryCollection::new();
+        collection.insert_one(doc! { "_id": 7 }).unwrap();
+        let jobs = a.documents_in_memory::<Document>(&collection);
+        let claimed = jobs.claim(doc! {}).await.unwrap();
+        board.assert(&[
+            ("watchlock_held{kind=document,lock=7}", 1.0),
+            ("watchlock_waiting{kind=document}", 0.0),
+            ("watchlock_waiting{kind=document,lock=7}", 0.0),
+        ]);
+        claimed.release().await.unwrap();
+        board.assert(&[
+            ("watchlock_held{kind=document,lock=7}", 0.0),
+            ("watchlock_acquires_total{kind=document,outcome=granted,lock=7}", 1.0),
+            ("watchlock_hold_seconds{kind=document,end=released,lock=7} count", 1.0),
+        ]);
+        assert!(!board.values.contains_key("watchlock_held{kind=document}"));
+    }
+
+    #[test]
+    fn buckets_are_recommended_for_every_histogram() {
+        let rows = DOCUMENTED.lines().filter(|line| line.contains("| histogram |"));
+        let mut histograms: Vec<_> = rows.map(|row| row.split('`').nth(1).unwrap()).collect();
+        let mut recommended: Vec<_> = HISTOGRAM_BUCKETS.iter().map(|(name, _)| *name).collect();
+        histograms.sort_unstable();
+        recommended.sort_unstable();
+        assert_eq!(recommended, histograms);
+        for (name, bounds) in HISTOGRAM_BUCKETS {
+            assert!(bounds.len() > 10 && bounds.is_sorted_by(|a, b| a < b), "{name}");
+        }
+    }
+
+    /// With the exporter's own rules for names, and without.
+    #[tokio::test(start_paused = true)]
+    async fn prometheus_has_the_names_that_the_dashboard_asks_for() {
+        for recommended in [false, true] {
+            let mut prometheus = PrometheusBuilder::new().with_recommended_naming(recommended);
+            for (histogram, bounds) in HISTOGRAM_BUCKETS {
+                let histogram = Matcher::Full(histogram.to_string());
+                prometheus = prometheus.set_buckets_for_metric(histogram, bounds).unwrap();
+            }
+            let recorder = prometheus.build_recorder();
+            let exported = {
+                let _recording = metrics::set_default_local_recorder(&recorder);
+                let (a, _b) = metered_pair().await;
+                let held = a.mutex("x").acquire().await.unwrap();
+                tokio::time::sleep(Duration::from_secs(20)).await;
+                held.release().await.unwrap();
+                recorder.handle().render()
+            };
+            for line in [
+                r#"watchlock_acquires_total{kind="mutex",outcome="granted",lock="x"} 1"#,
+                r#"watchlock_wait_seconds_bucket{kind="mutex",outcome="granted",lock="x",le="0.001"} 1"#,
+                r#"watchlock_wait_seconds_count{kind="mutex",outcome="granted",lock="x"} 1"#,
+                r#"watchlock_hold_seconds_bucket{kind="mutex",end="released",lock="x",le="10"} 0"#,
+                r#"watchlock_hold_seconds_bucket{kind="mutex",end="released",lock="x",le="30"} 1"#,
+                r#"watchlock_held{kind="mutex",lock="x"} 0"#,
+                r#"watchlock_renewals_total{outcome="renewed"} 3"#,
+                r#"watchlock_sessions{mode="change_stream",reason=""} 2"#,
+            ] {
+                assert!(
+                    exported.lines().any(|exported| exported == line),
+                    "{line} in {exported}"
+                );
+            }
+        }
     }
 
     #[tokio::test]

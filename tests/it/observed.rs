@@ -1,0 +1,310 @@
+//! Locks in documents as operators see them: lists, events, and breaks.
+
+use futures::{Stream, StreamExt as _};
+use mongodb::{
+    Client,
+    bson::{Bson, Document, doc, oid::ObjectId},
+    event::{EventHandler, command::CommandEvent},
+    options::ClientOptions,
+};
+use std::{
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+use watchlock::{
+    DocumentLocks, FencingToken, Kind, LockEvent, LockInfo, LostReason, OperateError, Released, UnreadableInfo,
+};
+
+use crate::{
+    documents::{Events, Scene},
+    setup::{Ground, PATIENCE, SOON, within},
+};
+
+fn names(locks: &[LockInfo]) -> Vec<&str> {
+    locks.iter().map(|lock| &lock.name[..]).collect()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn locks_in_documents_are_listed_by_what_is_asked() {
+    for scene in Scene::everywhere("doc_list").await {
+        let (a, b) = scene.locks();
+        let known = ObjectId::parse_str("507f191e810c19729de860ea").unwrap();
+        let pair = Bson::from(doc! { "tenant": "é", "number": 1 });
+        let ids = [
+            Bson::from("order-1"),
+            Bson::from("order-2"),
+            Bson::from(known),
+            Bson::from(7),
+            pair,
+        ];
+        for id in &ids {
+            scene.events.insert(doc! { "_id": id.clone(), "secret": "s" }).await;
+        }
+        scene.events.insert(doc! { "_id": "order-3", "secret": "s" }).await;
+        scene.events.insert(doc! { "_id": "taken", "watchlock": 5 }).await;
+        scene.events.insert(doc! { "_id": "nothing", "watchlock": {} }).await;
+        assert!(a.list().await.unwrap().is_empty(), "nothing was locked yet");
+        let mut held = Vec::new();
+        for id in &ids {
+            held.push(a.acquire(id.clone()).reason("a test").await.unwrap());
+        }
+        assert_eq!(held.remove(1).release().await.unwrap(), Released::Released);
+
+        let listing = b.list().with_unreadable().await.unwrap();
+        assert_eq!(listing.locks.len(), ids.len());
+        assert!(listing.locks.is_sorted_by_key(|lock| lock.name.clone()));
+        for lock in &listing.locks {
+            let id = b.id_of(&lock.name).expect(&lock.name);
+            assert_eq!(b.inspect(id).await.unwrap().as_ref(), Some(lock), "{}", lock.name);
+            assert_eq!(lock.kind, Kind::Document);
+        }
+        let [UnreadableInfo { name, problem, .. }] = &listing.unreadable[..] else {
+            panic!("{:?}", listing.unreadable);
+        };
+        assert_eq!(name, "\"taken\"");
+        assert!(problem.contains("`watchlock`"), "{problem}");
+        // What is told of one document by itself is the same.
+        let error = b.inspect("taken").await.unwrap_err();
+        assert!(matches!(error, OperateError::Server(_)), "{error}");
+        assert_eq!(b.inspect("nothing").await.unwrap(), None);
+
+        let held_now = b.list().held(true).with_unreadable().await.unwrap();
+        assert_eq!(held_now.locks.len(), ids.len() - 1);
+        assert_eq!(held_now.unreadable.len(), 1, "it is told whatever is asked for");
+        assert_eq!(names(&b.list().held(false).await.unwrap()), ["\"order-2\""]);
+        assert_eq!(
+            names(&b.list().prefix("order-").await.unwrap()),
+            ["\"order-1\"", "\"order-2\""]
+        );
+        assert_eq!(names(&b.list().prefix("ObjectId(").await.unwrap()), [""; 0]);
+        assert_eq!(names(&b.list().kind(Kind::Mutex).await.unwrap()), [""; 0]);
+        assert_eq!(
+            names(&b.list().older_than(Duration::from_secs(3_600)).await.unwrap()),
+            [""; 0]
+        );
+        // Under another field there is none.
+        assert!(b.clone().field("other").list().await.unwrap().is_empty());
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_out_of_bounds_is_refused_by_every_observer() {
+    let scene = Scene::in_memory();
+    let (locks, _) = scene.locks();
+    let invalid = |error: &OperateError, bound: &str| {
+        let told = error.to_string();
+        assert!(
+            matches!(error, OperateError::Invalid(_)) && told.contains(bound),
+            "{error:?}"
+        );
+    };
+    let nowhere = locks.clone().field("a..b");
+    invalid(&nowhere.list().await.unwrap_err(), "`a..b`");
+    let mut events = nowhere.watch_all();
+    invalid(&events.next().await.unwrap().unwrap_err(), "`a..b`");
+    assert!(events.next().await.is_none());
+    let long = "x".repeat(9_000);
+    let mut events = locks.watch(long.clone());
+    invalid(&events.next().await.unwrap().unwrap_err(), "8192");
+    assert!(events.next().await.is_none());
+    let handle = scene.a.mutex("x").acquire().await.unwrap();
+    invalid(
+        &locks.break_holder(long.clone(), handle.token()).await.unwrap_err(),
+        "8192",
+    );
+    invalid(&locks.list().prefix(long).await.unwrap_err(), "1024");
+}
+
+/// A server reports one event for each write, and while polling one state for several.
+async fn next<T>(events: &mut (impl Stream<Item = Result<T, OperateError>> + Unpin)) -> T {
+    let event = within(PATIENCE, "an event", events.next()).await;
+    event.expect("the client lives").unwrap()
+}
+
+fn token_of(event: &LockEvent) -> FencingToken {
+    match event {
+        LockEvent::Granted { holder, .. } => holder.token,
+        LockEvent::Released { token, .. }
+        | LockEvent::Broken { token, .. }
+        | LockEvent::Expired { token, .. }
+        | LockEvent::Deleted { token, .. } => *token,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn watchers_see_what_happens_to_locks_in_documents() {
+    for scene in Scene::everywhere("doc_watch").await {
+        let (a, b) = scene.locks();
+        for id in [1, 2, 3] {
+            scene.events.insert(doc! { "_id": id, "n": 0 }).await;
+        }
+        let first = a.acquire(1).await.unwrap();
+        let (mut all, mut one) = (b.watch_all(), b.watch(1));
+        let (name, event) = next(&mut all).await;
+        assert_eq!((&name[..], token_of(&event)), ("1", first.token()));
+        assert!(matches!(next(&mut one).await, LockEvent::Granted { .. }));
+
+        // Nothing of this concerns a lock.
+        scene
+            .events
+            .update(doc! { "_id": 2 }, doc! { "$inc": { "n": 1 } })
+            .await;
+        scene.events.insert(doc! { "_id": 4, "n": 0 }).await;
+        scene.events.delete(doc! { "_id": 4 }).await;
+        first.update(doc! { "$inc": { "n": 1 } }).await.unwrap();
+
+        let token = first.token();
+        assert_eq!(first.release().await.unwrap(), Released::Released);
+        let (name, event) = next(&mut all).await;
+        assert!(
+            name == "1" && matches!(event, LockEvent::Released { token: of, .. } if of == token),
+            "{name}: {event:?}"
+        );
+        assert!(matches!(next(&mut one).await, LockEvent::Released { .. }));
+
+        let second = a.acquire(2).await.unwrap();
+        let (name, event) = next(&mut all).await;
+        assert_eq!((&name[..], token_of(&event)), ("2", second.token()));
+        let after = b.break_holder(2, second.token()).await.unwrap().expect("it is held");
+        assert!(after.holders.is_empty());
+        assert_eq!(within(SOON, "the loss", second.lost()).await, LostReason::Broken);
+        let (_, event) = next(&mut all).await;
+        assert!(
+            matches!(event, LockEvent::Broken { token, .. } if token == second.token()),
+            "{event:?}"
+        );
+        assert_eq!(b.break_holder(2, second.token()).await.unwrap(), None);
+        // Nobody holds it, and its state is told all the same.
+        assert_eq!(b.break_lock(2).await.unwrap().map(|lock| lock.holders.len()), Some(0));
+        assert_eq!(b.break_lock(5).await.unwrap(), None);
+
+        // The lock goes with its document, by whatever hand.
+        let third = a.acquire(3).await.unwrap();
+        next(&mut all).await;
+        scene.events.replace(3, doc! { "n": 1 }).await;
+        let (name, event) = next(&mut all).await;
+        assert!(
+            name == "3" && matches!(event, LockEvent::Deleted { token, .. } if token == third.token()),
+            "{name}: {event:?}"
+        );
+        let fourth = a.acquire(1).await.unwrap();
+        next(&mut all).await;
+        fourth.delete().await.unwrap();
+        let (name, event) = next(&mut all).await;
+        assert!(
+            name == "1" && matches!(event, LockEvent::Deleted { .. }),
+            "{name}: {event:?}"
+        );
+        assert!(matches!(next(&mut one).await, LockEvent::Granted { .. }));
+        assert!(matches!(next(&mut one).await, LockEvent::Deleted { .. }));
+
+        // A document that is spoiled is told once.
+        scene
+            .events
+            .update(doc! { "_id": 2 }, doc! { "$set": { "watchlock": 5 } })
+            .await;
+        let (name, event) = next(&mut all).await;
+        assert!(
+            name == "2" && matches!(event, LockEvent::Unreadable { .. }),
+            "{name}: {event:?}"
+        );
+    }
+}
+
+/// A client of the driver that notes every answer of the server.
+async fn overheard(ground: &Ground) -> (Client, Arc<Mutex<Vec<String>>>) {
+    let answers = Arc::new(Mutex::new(Vec::new()));
+    let mut options = ClientOptions::parse(ground.uri()).await.unwrap();
+    let noted = answers.clone();
+    options.command_event_handler = Some(EventHandler::callback(move |event| {
+        if let CommandEvent::Succeeded(answer) = event
+            && ["getMore", "aggregate", "find"].contains(&&answer.command_name[..])
+        {
+            noted.lock().unwrap().push(answer.reply.to_string());
+        }
+    }));
+    (Client::with_options(options).unwrap(), answers)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn observers_are_sent_no_field_but_that_of_the_lock() {
+    let ground = Ground::replica_set("doc_sent").await;
+    let scene = Scene::on(ground.clone()).await;
+    let (a, _) = scene.locks();
+    let (client, answers) = overheard(&ground).await;
+    let locks = watchlock::LockClient::builder(client.database(&ground.database))
+        .build()
+        .await
+        .unwrap();
+    let observer: DocumentLocks<Document> = locks.documents(client.database(&ground.database).collection("events"));
+    for id in [1, 2] {
+        scene
+            .events
+            .insert(doc! { "_id": id, "private": "a secret of the user" })
+            .await;
+    }
+    let held = a.acquire(1).await.unwrap();
+    let mut all = observer.watch_all();
+    next(&mut all).await;
+    observer.list().await.unwrap();
+    held.update(doc! { "$set": { "private": "another secret of the user" } })
+        .await
+        .unwrap();
+    let told = doc! { "$set": { "private": "a third secret of the user" } };
+    scene.events.update(doc! {}, told).await;
+    scene
+        .events
+        .insert(doc! { "_id": 3, "private": "a fourth secret of the user" })
+        .await;
+    scene
+        .events
+        .replace(2, doc! { "private": "a fifth secret of the user" })
+        .await;
+    held.release().await.unwrap();
+    assert!(matches!(next(&mut all).await, (_, LockEvent::Released { .. })));
+    let answers = answers.lock().unwrap();
+    let has = |text: &str| answers.iter().filter(|answer| answer.contains(text)).count();
+    assert!(has("holders") > 1, "the lock was sent, by the list and by the stream");
+    assert_eq!(has("secret of the user"), 0);
+}
+
+/// As many free locks as the user has documents, and a field that is no lock's in each of them.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_list_of_documents_is_bounded_and_says_so() {
+    let ground = Ground::standalone("doc_many").await;
+    let scene = Scene::on(ground.clone()).await;
+    let (a, b) = scene.locks();
+    scene.events.insert(doc! { "_id": "n-0" }).await;
+    a.acquire("n-0").await.unwrap().release().await.unwrap();
+    let Events::Server(events) = &scene.events else {
+        unreachable!("it is on a server");
+    };
+    let copies = [
+        doc! { "$set": { "n": { "$range": [1, 100_000] } } },
+        doc! { "$unwind": "$n" },
+        doc! { "$set": { "_id": { "$concat": ["n-", { "$toString": "$n" }] } } },
+        doc! { "$merge": events.name() },
+    ];
+    let mut made = events.aggregate(copies).await.unwrap();
+    assert!(!made.advance().await.unwrap());
+    assert_eq!(b.list().await.unwrap().len(), 100_000);
+    scene.events.insert(doc! { "_id": "one more" }).await;
+    let held = a.acquire("one more").await.unwrap();
+    let Err(error) = b.list().await else {
+        panic!("it has no bound");
+    };
+    assert!(
+        matches!(error, OperateError::TooMany { most: 100_000, .. }),
+        "{error:?}"
+    );
+    assert!(error.to_string().contains("100000"), "{error}");
+    assert_eq!(names(&b.list().held(true).await.unwrap()), ["\"one more\""]);
+    assert_eq!(b.list().prefix("n-9999").await.unwrap().len(), 11);
+    // Observers keep nothing of free documents.
+    let (name, _) = next(&mut b.watch_all()).await;
+    assert_eq!(name, "\"one more\"");
+    let wrong = b.clone().field("n").list().with_unreadable().await.unwrap();
+    assert_eq!((wrong.locks.len(), wrong.unreadable.len()), (0, 1_000));
+    held.release().await.unwrap();
+}

@@ -1,0 +1,177 @@
+//! Jobs that are done once in a period.
+
+use std::time::{Duration, SystemTime};
+
+use futures::future::join_all;
+use watchlock::{AcquireError, LockClient, OnceOutcome, Released, RunError, Turn};
+
+use crate::{
+    everywhere::places,
+    setup::{Ground, PATIENCE, eventually, info, is_vacant, pause, within},
+};
+
+const SECOND: Duration = Duration::from_secs(1);
+const DAY: Duration = Duration::from_secs(24 * 3600);
+
+fn millis(time: SystemTime) -> u128 {
+    time.duration_since(SystemTime::UNIX_EPOCH).unwrap().as_millis()
+}
+
+async fn ours(locks: &LockClient, period: Duration) -> Option<watchlock::OnceHandle> {
+    match locks.once("job", period).begin().await.unwrap() {
+        Turn::Ours(job) => Some(job),
+        _ => None,
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn of_many_that_start_a_job_one_does_it_and_the_others_learn_by_whom() {
+    for (a, b) in places("once").await {
+        // Neither a day's end comes in the middle of it, nor a week's.
+        let begin = |locks: &LockClient| locks.once("job", DAY).since_success().reason("report");
+        let jobs: Vec<_> = (0..8).map(|number| begin([&a, &b][number % 2])).collect();
+        let mut turns = join_all(jobs.iter().map(|job| job.begin())).await;
+        let ours = turns.iter().position(|turn| matches!(turn, Ok(Turn::Ours(_)))).unwrap();
+        let Turn::Ours(job) = turns.swap_remove(ours).unwrap() else {
+            unreachable!("as it was found");
+        };
+        for turn in turns {
+            assert!(matches!(turn, Ok(Turn::Busy(_))), "{turn:?}");
+        }
+        let Turn::Busy(contention) = begin(&b).begin().await.unwrap() else {
+            panic!("somebody is at it");
+        };
+        assert_eq!(contention.holders[0].token, job.token());
+        let token = job.token();
+        assert_eq!(job.done().await.unwrap(), Released::Kept);
+        for locks in [&a, &b] {
+            let ran = match begin(locks).run(|_| async { Err::<(), _>("it is not begun") }).await {
+                Ok(OnceOutcome::RanAlready(ran)) => ran,
+                other => panic!("{other:?}"),
+            };
+            assert_eq!((ran.by.token, ran.by.reason.as_deref()), (token, Some("report")));
+            assert_eq!(ran.until.duration_since(ran.at).unwrap(), DAY);
+            assert!(ran.by.since <= ran.at && ran.at <= ran.as_of && ran.as_of < ran.until);
+            let text = ran.to_string();
+            assert!(text.starts_with("done ") && text.contains("s ago by process"), "{text}");
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_job_counts_for_the_window_in_which_it_began() {
+    const PERIOD: Duration = Duration::from_secs(2);
+    for (a, b) in places("window").await {
+        for offset in [Duration::ZERO, SECOND / 2] {
+            let name = format!("job {offset:?}");
+            let once = |locks: &LockClient| locks.once(&name, PERIOD).offset(offset);
+            let mut last = None;
+            for _ in 0..3 {
+                // The next window begins, and one of the two has it.
+                let mut begun = None;
+                eventually(PATIENCE, "the next window", async || {
+                    for locks in [&a, &b] {
+                        if let Turn::Ours(job) = once(locks).begin().await.unwrap() {
+                            begun = Some(job);
+                        }
+                    }
+                    begun.is_some()
+                })
+                .await;
+                let began = info(&b, &name).await.unwrap().holders[0].since;
+                if begun.unwrap().done().await.unwrap() == Released::Released {
+                    // It began just before the end.
+                    continue;
+                }
+                let until = info(&b, &name).await.unwrap().holders[0].until;
+                let into = (millis(until) - offset.as_millis()) % PERIOD.as_millis();
+                assert_eq!(into, 0, "{until:?} is no end of a window");
+                assert!(began < until && until <= began + PERIOD);
+                assert!(last.is_none_or(|last| began >= last), "twice in a window");
+                last = Some(until);
+            }
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_job_that_outlasts_its_window_leaves_the_next_one_open() {
+    for (a, b) in places("outlasts").await {
+        let job = ours(&a, SECOND).await.unwrap();
+        pause(SECOND + SECOND / 10).await;
+        assert!(ours(&b, SECOND).await.is_none(), "one is at it");
+        assert_eq!(job.done().await.unwrap(), Released::Released);
+        assert!(ours(&b, SECOND).await.is_some());
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_failed_job_leaves_the_period_open_unless_failures_count() {
+    for (a, b) in places("failed").await {
+        let once = |locks: &LockClient| locks.once("job", DAY).since_success();
+        let failed = once(&a).run(|_| async { Err::<(), _>("no disk") }).await.unwrap();
+        assert!(matches!(failed, OnceOutcome::Failed("no disk")), "{failed:?}");
+        // A dropped run has not succeeded either.
+        drop(once(&b).begin().await.unwrap());
+        eventually(PATIENCE, "it is open", async || is_vacant(&a, "job").await).await;
+        let counting = once(&b).failures_count();
+        let failed = counting.run(|_| async { Err::<(), _>("no disk") }).await.unwrap();
+        assert!(matches!(failed, OnceOutcome::Failed("no disk")), "{failed:?}");
+        let again = once(&a).run(|_| async { Ok::<_, ()>(()) }).await.unwrap();
+        assert!(matches!(again, OnceOutcome::RanAlready(_)), "{again:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_job_that_loses_its_lock_is_ended_and_the_period_is_open() {
+    for (a, b) in places("lost").await {
+        let (begun, at_it) = tokio::sync::oneshot::channel();
+        let job = a.once("job", DAY).since_success();
+        let running = tokio::spawn(async move {
+            let work = |_| async {
+                let _ = begun.send(());
+                std::future::pending::<Result<(), ()>>().await
+            };
+            job.run(work).await
+        });
+        at_it.await.unwrap();
+        b.break_lock("job").await.unwrap();
+        let ended = within(PATIENCE, "the end", running).await.unwrap();
+        assert!(matches!(ended, Err(RunError::Lost(_))), "{ended:?}");
+        assert!(ours(&b, DAY).await.is_some());
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_period_out_of_bounds_is_refused_before_anything_is_sent() {
+    let locks = Ground::replica_set("once").await.locks().await;
+    let cases = [
+        (locks.once("job", SECOND / 2), ["period of 500ms", "1s"]),
+        (locks.once("job", Duration::MAX), ["period of 184", "31622400s"]),
+        (
+            locks.once("job", DAY).offset(DAY),
+            ["offset of 86400s", "period, 86400s"],
+        ),
+        (
+            locks.once("job", DAY).lease(SECOND),
+            ["lease of 1s", "margin of the client, 2s"],
+        ),
+    ];
+    for (once, words) in cases {
+        let error = once.begin().await.unwrap_err();
+        let message = error.to_string();
+        assert!(matches!(error, AcquireError::Invalid(_)), "{message}");
+        assert!(words.iter().all(|word| message.contains(word)), "{message}");
+    }
+    assert!(info(&locks, "job").await.is_none());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_job_whose_client_was_shut_down_is_not_recorded() {
+    for (a, b) in places("once_shut").await {
+        let job = ours(&a, DAY).await.unwrap();
+        a.shutdown().await;
+        assert_eq!(job.done().await.unwrap(), Released::WasLost);
+        assert!(ours(&b, DAY).await.is_some());
+    }
+}
