@@ -6,7 +6,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 use watchlock::Kind;
 
-use crate::{connection::Connection, exit};
+use crate::{connection::Connection, exit, locks::Kept};
 
 /// Run commands under distributed locks in MongoDB; see who holds and who waits.
 ///
@@ -24,6 +24,9 @@ pub(crate) struct Arguments {
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     Run(Run),
+    Elect(Elect),
+    Wait(Wait),
+    Observe(Observe),
     Ls(List),
     Show(Show),
     Watch(Watch),
@@ -51,7 +54,10 @@ pub(crate) enum Command {
 /// however it ended. Exits with the command's code, or with 128 plus the number of the signal that ended it.
 ///
 /// The command finds the fencing token of its grant in WATCHLOCK_TOKEN, a number that rises with every grant, and the
-/// name of the lock in WATCHLOCK_NAME. Its standard input and outputs are those of watchlock.
+/// name of the lock in WATCHLOCK_NAME. With --and, WATCHLOCK_TOKENS has the tokens of all locks, as a JSON object by name.
+/// Its standard input and outputs are those of watchlock.
+///
+/// While it waits at a terminal, one line shows the place in the queue, who holds the lock, for how long, and why.
 ///
 /// If the lock is lost (its lease could not be renewed, or an operator broke it), the command is terminated, together
 /// with the processes it started: with SIGTERM, and any remaining ones with SIGKILL after --grace. On Linux that
@@ -85,6 +91,13 @@ pub(crate) struct Run {
     /// The name of the lock: any text of 1 to 1,024 bytes
     #[arg(value_parser = lock_name)]
     pub(crate) name: String,
+    /// Also hold this lock: all of them or none, without deadlock whatever the order; can be given several times
+    #[arg(long, value_name = "NAME", value_parser = lock_name,
+        conflicts_with_all = ["semaphore", "read", "write", "at_least_for", "once_per"])]
+    pub(crate) and: Vec<String>,
+    /// The value to proclaim as the leader of an election, for `elect`
+    #[arg(skip)]
+    pub(crate) value: Option<String>,
     /// Do not wait: exit with 75 if the lock is not free
     #[arg(long = "try", short = 'n', conflicts_with = "timeout")]
     pub(crate) once: bool,
@@ -118,6 +131,36 @@ pub(crate) struct Run {
     /// How long the lock outlives watchlock's last sign of life
     #[arg(long, value_name = "DURATION", default_value = "30s", value_parser = duration)]
     pub(crate) lease: Duration,
+    /// Keep the lock taken for at least this long after its grant, even if the command ends sooner (5m)
+    ///
+    /// It is for short jobs that several hosts start at about the same time: with --try, the later ones find the lock
+    /// taken although the first is done. How the command ended makes no difference. `show` says until when the lock is
+    /// kept, and `break` opens it.
+    #[arg(long, value_name = "DURATION", value_parser = duration)]
+    pub(crate) at_least_for: Option<Duration>,
+    /// Run the command at most once in each period, among all hosts (1h, 1day); otherwise exit with 74
+    ///
+    /// Periods are windows by the server's clock: with 1h from each full hour to the next, with 1day from midnight to
+    /// midnight UTC. The run counts for the window in which it began. If the command fails (any exit code but 0), the
+    /// period stays open for the next run. While another run is at it, this one exits with 75 and does not wait.
+    ///
+    /// A timer that fires right at the boundary of two windows starts some hosts before it and others after it, and both
+    /// windows are used up: move them with --offset.
+    #[arg(long, value_name = "DURATION", value_parser = duration,
+        conflicts_with_all = ["timeout", "semaphore", "read", "write", "at_least_for"])]
+    pub(crate) once_per: Option<Duration>,
+    /// With --once-per: begin the windows this much after the full hour, midnight and so on
+    #[arg(long, value_name = "DURATION", requires = "once_per", conflicts_with = "since_success", value_parser = duration)]
+    pub(crate) offset: Option<Duration>,
+    /// With --once-per: the period begins when the command has succeeded, instead of at fixed times
+    #[arg(long, requires = "once_per")]
+    pub(crate) since_success: bool,
+    /// With --once-per: a command that fails counts as well, and is not run again in the same period
+    #[arg(long, requires = "once_per")]
+    pub(crate) failures_count: bool,
+    /// With --once-per: exit with this code instead of 74 if the command was run in this period already (0 for cron)
+    #[arg(long, value_name = "CODE", requires = "once_per", default_value_t = exit::RAN_ALREADY)]
+    pub(crate) ran_exit_code: u8,
     /// How long the command has to end after SIGTERM if the lock is lost, before SIGKILL
     #[arg(long, value_name = "DURATION", default_value = "5s", value_parser = duration)]
     pub(crate) grace: Duration,
@@ -141,6 +184,138 @@ pub(crate) struct Run {
     pub(crate) command: Vec<OsString>,
 }
 
+/// Run a command while leading an election
+///
+/// Campaigns until elected, proclaims --value, runs the command, and resigns when it has ended. Everything else is as for
+/// `watchlock run`: the command is terminated if the lead is lost, and finds its fencing token in WATCHLOCK_TOKEN. A
+/// supervisor that restarts this command (systemd with Restart=always) makes it campaign again.
+///
+/// `watchlock observe` shows who leads.
+#[derive(Args, Debug)]
+#[command(after_help = exit::TABLE, override_usage = "watchlock elect [OPTIONS] <NAME> [--] <COMMAND>...")]
+pub(crate) struct Elect {
+    /// The name of the election: any text of 1 to 1,024 bytes
+    #[arg(value_parser = lock_name)]
+    name: String,
+    /// The value to proclaim, up to 1,024 bytes, for others to read: an address, a version
+    #[arg(long, value_name = "TEXT", default_value = "", value_parser = value)]
+    value: String,
+    /// Campaign at most this long (5s, 2m), then exit with 75
+    #[arg(long, short = 't', value_name = "DURATION", value_parser = duration)]
+    timeout: Option<Duration>,
+    /// Why the election is stood for, for others to read [default: the name of the program; "" for nothing]
+    #[arg(long, value_name = "TEXT")]
+    reason: Option<String>,
+    /// Who leads, for others to read, in addition to host and process id
+    #[arg(long, value_name = "TEXT", env = "WATCHLOCK_LABEL")]
+    label: Option<String>,
+    /// A stable name of this candidate: a later one with it takes the lead from an earlier one at once
+    #[arg(long, value_name = "TEXT")]
+    owner_id: Option<String>,
+    /// How long the lead outlives watchlock's last sign of life
+    #[arg(long, value_name = "DURATION", default_value = "30s", value_parser = duration)]
+    lease: Duration,
+    /// How long the command has to end after SIGTERM if the lead is lost, before SIGKILL
+    #[arg(long, value_name = "DURATION", default_value = "5s", value_parser = duration)]
+    grace: Duration,
+    /// Keep the connection string in the environment of the command
+    #[arg(long)]
+    keep_uri: bool,
+    /// Exit with this code instead of 75 if it was not elected in time
+    #[arg(long, short = 'E', value_name = "CODE", default_value_t = exit::NOT_OBTAINED)]
+    conflict_exit_code: u8,
+    /// Print only errors that make it fail
+    #[arg(long, short = 'q', conflicts_with = "verbose")]
+    quiet: bool,
+    /// Also print when it is elected and when it resigns
+    #[arg(long, short = 'v')]
+    verbose: bool,
+    /// The command and its arguments; everything after its name belongs to the command, and `--` may precede it
+    #[arg(trailing_var_arg = true, required = true, value_name = "COMMAND")]
+    command: Vec<OsString>,
+}
+
+impl From<Elect> for Run {
+    fn from(elect: Elect) -> Self {
+        Self {
+            name: elect.name,
+            and: Vec::new(),
+            value: Some(elect.value),
+            once: false,
+            timeout: elect.timeout,
+            semaphore: None,
+            permits: 1,
+            read: false,
+            write: false,
+            reason: elect.reason,
+            label: elect.label,
+            owner_id: elect.owner_id,
+            lease: elect.lease,
+            at_least_for: None,
+            once_per: None,
+            offset: None,
+            since_success: false,
+            failures_count: false,
+            ran_exit_code: exit::RAN_ALREADY,
+            grace: elect.grace,
+            keep_uri: elect.keep_uri,
+            conflict_exit_code: elect.conflict_exit_code,
+            quiet: elect.quiet,
+            verbose: elect.verbose,
+            command: elect.command,
+        }
+    }
+}
+
+impl Run {
+    /// Returns the names of all locks, as they were given.
+    pub(crate) fn names(&self) -> Vec<&str> {
+        [&self.name].into_iter().chain(&self.and).map(String::as_str).collect()
+    }
+}
+
+/// Wait until nobody holds a lock
+///
+/// Exits with 0 as soon as the lock is free: released, broken, or its lease expired. It takes no place in the queue: a lock
+/// that is handed from one waiter to the next is never free in between, and may be taken again by the time the next
+/// command runs. To act under the lock, use `watchlock run`.
+///
+/// A change stream reports the release, or polling if the server has none. While the server does not answer, it waits on.
+#[derive(Args, Debug)]
+#[command(after_help = exit::TABLE, override_usage = "watchlock wait [OPTIONS] <NAME>")]
+pub(crate) struct Wait {
+    #[command(flatten)]
+    pub(crate) kept: Kept,
+    /// Wait at most this long (5s, 2m), then exit with 75
+    #[arg(long, short = 't', value_name = "DURATION", value_parser = duration)]
+    pub(crate) timeout: Option<Duration>,
+    /// Exit with this code instead of 75 if the lock is still held
+    #[arg(long, short = 'E', value_name = "CODE", default_value_t = exit::NOT_OBTAINED)]
+    pub(crate) conflict_exit_code: u8,
+    /// The name of the lock, or the `_id` of a document
+    pub(crate) name: String,
+}
+
+/// Print who leads an election, whenever that changes
+///
+/// One line for each change, beginning with the present leader, or that there is none. A change stream drives it, or
+/// polling if the server has none.
+///
+/// With --json, one object per line: at (when it was seen, by this machine's clock, RFC 3339 in UTC), election, leader
+/// (null if nobody leads). A leader has value, token, since, host, pid, label.
+#[derive(Args, Debug)]
+#[command(override_usage = "watchlock observe [OPTIONS] <NAME>")]
+pub(crate) struct Observe {
+    #[command(flatten)]
+    pub(crate) output: Output,
+    /// Print the present leader and exit: with 1 if nobody leads
+    #[arg(long)]
+    pub(crate) once: bool,
+    /// The name of the election
+    #[arg(value_parser = lock_name)]
+    pub(crate) name: String,
+}
+
 /// List locks with their holders and the number of waiters
 ///
 /// Documents in the collection that are not locks are named on standard error.
@@ -151,8 +326,10 @@ pub(crate) struct Run {
 pub(crate) struct List {
     #[command(flatten)]
     pub(crate) output: Output,
+    #[command(flatten)]
+    pub(crate) kept: Kept,
     /// Only locks of this kind
-    #[arg(long)]
+    #[arg(long, conflicts_with = "documents")]
     pub(crate) kind: Option<KindName>,
     /// Only locks that somebody holds
     #[arg(long, conflicts_with = "free")]
@@ -163,7 +340,7 @@ pub(crate) struct List {
     /// Only locks with a holder whose label, host or owner id is this
     #[arg(long, value_name = "TEXT")]
     pub(crate) owner: Option<String>,
-    /// Only locks whose name begins with this
+    /// Only locks whose name begins with this; of documents, those whose `_id` is a text that does
     #[arg(long, value_name = "TEXT")]
     pub(crate) prefix: Option<String>,
     /// Only locks that some holder has held for longer than this (10m, 2h)
@@ -179,7 +356,7 @@ pub(crate) struct List {
 ///   issued), holders, waiters (in the order in which they are served).
 ///
 ///   A holder has token, access (read or write for an rwlock, else null), permits (null for an rwlock), since,
-///   until, host, pid, label, reason, value (proclaimed by a leader), owner_id. A waiter has access, permits, since,
+///   until, released (when it released a lock that is kept until `until`, else null), host, pid, label, reason, value (proclaimed by a leader), owner_id. A waiter has access, permits, since,
 ///   until, host, pid, label, reason, owner_id. A holder or waiter whose `until` has passed is dead: the next operation
 ///   drops it.
 ///
@@ -191,21 +368,23 @@ pub(crate) struct List {
 pub(crate) struct Show {
     #[command(flatten)]
     pub(crate) output: Output,
-    /// The name of the lock
-    #[arg(value_parser = lock_name)]
+    #[command(flatten)]
+    pub(crate) kept: Kept,
+    /// The name of the lock, or the `_id` of a document
     pub(crate) name: String,
 }
 
 /// Watch the events of one lock or of all, as they happen
 ///
 /// At a terminal: a full-screen view; q leaves it. Up and down select a row and show its lock in full, b breaks it
-/// after a question, / filters by name or holder, s sorts, f shows free locks too. A yellow lock has a holder that does
+/// after a question, / filters by name or holder, s sorts, f shows free locks too (not those of documents). A yellow lock has a holder that does
 /// not seem to renew it, a red one a holder whose lease has expired. The view marks stale data while the server does
 /// not answer. Otherwise one line per event, starting with a grant for each present holder. A change stream drives it,
 /// or polling if the server has none.
 ///
 /// With --json, one object per line for each event: at (when it was seen, by this machine's clock, RFC 3339 in UTC),
-/// lock, event (granted, released, expired, adopted, broken, deleted, unreadable), token, holder (for granted, as in
+/// lock, event (granted, kept, released, expired, adopted, broken, deleted, unreadable), token, until (for kept, when the
+/// lock opens; else null), holder (for granted, as in
 /// `watchlock show`; else null), waiting (how many clients wait after a grant; else null), problem (for unreadable, a
 /// document that is not a lock; else null).
 #[derive(Args, Debug)]
@@ -213,11 +392,12 @@ pub(crate) struct Show {
 pub(crate) struct Watch {
     #[command(flatten)]
     pub(crate) output: Output,
+    #[command(flatten)]
+    pub(crate) kept: Kept,
     /// Print lines instead of the full-screen view, even at a terminal
     #[arg(long)]
     pub(crate) plain: bool,
-    /// The name of the lock; all locks by default
-    #[arg(value_parser = lock_name)]
+    /// The name of the lock, or the `_id` of a document; all locks by default
     pub(crate) name: Option<String>,
 }
 
@@ -232,14 +412,15 @@ pub(crate) struct Watch {
 pub(crate) struct Break {
     #[command(flatten)]
     pub(crate) output: Output,
+    #[command(flatten)]
+    pub(crate) kept: Kept,
     /// Do not ask
     #[arg(long, short = 'y')]
     pub(crate) yes: bool,
     /// Only the holder with this token, as shown by ls and show: one holder of a semaphore, or one reader
     #[arg(long, value_name = "TOKEN")]
     pub(crate) holder: Option<i64>,
-    /// The name of the lock
-    #[arg(value_parser = lock_name)]
+    /// The name of the lock, or the `_id` of a document
     pub(crate) name: String,
 }
 
@@ -281,8 +462,9 @@ impl Command {
             | Self::Show(Show { output, .. })
             | Self::Watch(Watch { output, .. })
             | Self::Break(Break { output, .. })
+            | Self::Observe(Observe { output, .. })
             | Self::Doctor(Doctor { output }) => output.json,
-            Self::Run(_) | Self::Completions { .. } | Self::Man { .. } => false,
+            Self::Run(_) | Self::Elect(_) | Self::Wait(_) | Self::Completions { .. } | Self::Man { .. } => false,
         }
     }
 }
@@ -303,6 +485,14 @@ fn lock_name(text: &str) -> Result<String, String> {
     match text.len() {
         1..=1_024 => Ok(text.to_owned()),
         length => Err(format!("it has {length} bytes; a name must have 1 to 1024")),
+    }
+}
+
+/// Checks a value, as the library does once there is a connection.
+fn value(text: &str) -> Result<String, String> {
+    match text.len() {
+        ..=1_024 => Ok(text.to_owned()),
+        length => Err(format!("it has {length} bytes; a value must have at most 1024")),
     }
 }
 

@@ -8,10 +8,12 @@ use std::time::Duration;
 
 use rustix::process::{Pid, Signal};
 use tokio::time::{MissedTickBehavior, interval, timeout};
-use watchlock::{LockHandle, LostReason};
+use watchlock::LostReason;
 
 use crate::{
-    descendants, job,
+    descendants,
+    held::Held,
+    job,
     messages::say,
     process::{Ended, Running},
     signals::{self, Received, Signals},
@@ -40,7 +42,7 @@ pub(crate) struct End {
 }
 
 /// Returns when the command has ended, or when its lock is lost and it can't be ended.
-pub(crate) async fn attend(running: &mut Running, handle: &LockHandle, signals: &mut Signals, grace: Duration) -> End {
+pub(crate) async fn attend(running: &mut Running, handle: &Held, signals: &mut Signals, grace: Duration) -> End {
     let mut tick = interval(TICK);
     tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut seemed_stopped = false;
@@ -82,7 +84,7 @@ pub(crate) async fn attend(running: &mut Running, handle: &LockHandle, signals: 
     }
 }
 
-fn ended_by_itself(running: &mut Running, handle: &LockHandle, ended: Ended) -> End {
+fn ended_by_itself(running: &mut Running, handle: &Held, ended: Ended) -> End {
     let by_keyboard = [Signal::INT, Signal::QUIT].into_iter().find(|signal| {
         let number = u8::try_from(signal.as_raw()).unwrap_or(0);
         ended == Ended::Signal(number)
@@ -96,15 +98,9 @@ fn ended_by_itself(running: &mut Running, handle: &LockHandle, ended: Ended) -> 
 }
 
 /// Ends the command, as its lock is lost. Messages follow only once that has begun.
-async fn end(
-    running: &mut Running,
-    handle: &LockHandle,
-    signals: &mut Signals,
-    reason: LostReason,
-    grace: Duration,
-) -> End {
+async fn end(running: &mut Running, handle: &Held, signals: &mut Signals, reason: LostReason, grace: Duration) -> End {
     running.begin_to_terminate();
-    let name = plain(handle.name());
+    let name = plain(&handle.name());
     say(&format!("`{name}` is lost: {reason}; the command is terminated"));
     let left = running.terminate(signals, grace).await;
     let ended = running.reap();
@@ -134,7 +130,7 @@ fn names(pids: &[Pid]) -> String {
 
 /// Follows a stop of the command: by the keyboard, by its reading from a terminal that it does not have, or by anybody
 /// else.
-async fn follow(running: &mut Running, handle: &LockHandle, signals: &mut Signals, signal: Signal) {
+async fn follow(running: &mut Running, handle: &Held, signals: &mut Signals, signal: Signal) {
     let by_terminal = [Signal::TSTP, Signal::TTIN, Signal::TTOU].contains(&signal);
     if by_terminal && signal != Signal::TSTP && running.give_terminal() {
         // We are in the foreground, and the command asked for the terminal.
@@ -151,7 +147,7 @@ async fn follow(running: &mut Running, handle: &LockHandle, signals: &mut Signal
         // Nobody could continue it, and the kernel would not have stopped it in our group.
         running.go_on();
     } else {
-        let name = plain(handle.name());
+        let name = plain(&handle.name());
         say(&format!(
             "the command is stopped ({}); it keeps `{name}` until it continues or ends",
             signal_name(signal)
@@ -179,7 +175,7 @@ fn signal_name(signal: Signal) -> String {
 
 /// Stops the command and then this program. Returns when it has been continued, and the command after it if the lock is
 /// still held.
-async fn suspend(running: &mut Running, handle: &LockHandle) {
+async fn suspend(running: &mut Running, handle: &Held) {
     running.stop().await;
     if running.reap().is_some() {
         return;
@@ -190,9 +186,9 @@ async fn suspend(running: &mut Running, handle: &LockHandle) {
 }
 
 /// Lets the command go on if its lock is still held.
-async fn resume(running: &mut Running, handle: &LockHandle) {
+async fn resume(running: &mut Running, handle: &Held) {
     // An answer without our hold makes the handle lost; so does the end of the lease.
-    let _ = timeout(LOOK_AT_LOCK, handle.renew()).await;
+    let _ = timeout(LOOK_AT_LOCK, handle.look()).await;
     if handle.lost_reason().is_none() {
         running.go_on();
     }

@@ -21,24 +21,26 @@ use crate::{
 #[derive(Debug, Serialize)]
 struct Broken<'a> {
     name: &'a str,
-    broken: Vec<json::Holder<'a>>,
-    lock: Option<json::Lock<'a>>,
+    broken: Vec<&'a HolderInfo>,
+    lock: Option<&'a LockInfo>,
 }
 
 pub(crate) async fn break_lock(connection: &Connection, arguments: Break) -> Outcome {
     let Break {
         output,
+        kept,
         yes,
         holder,
         name,
     } = arguments;
+    let name = kept.name(&name).await?;
     if !yes && !io::stdin().is_terminal() {
         return Err(Failure::usage(
             "there is nobody to ask here, so breaking a lock needs --yes",
         ));
     }
     let place = connection.prompt().await?;
-    let locks = place.locks().await?;
+    let locks = kept.locks(&place).await?;
     let Some(before) = locks.inspect(&name).await? else {
         return not_broken(&name, None, &no_trace(&name), output);
     };
@@ -92,8 +94,8 @@ pub(crate) async fn break_lock(connection: &Connection, arguments: Break) -> Out
     if output.json {
         json::print(&Broken {
             name: &name,
-            broken: broken.into_iter().map(json::Holder::from).collect(),
-            lock: after.as_ref().map(json::Lock::from),
+            broken,
+            lock: after.as_ref(),
         })?;
         return Ok(ExitCode::SUCCESS);
     }
@@ -113,7 +115,7 @@ fn not_broken(name: &str, lock: Option<&LockInfo>, why: &str, output: Output) ->
         json::print(&Broken {
             name,
             broken: Vec::new(),
-            lock: lock.map(json::Lock::from),
+            lock,
         })?;
     }
     Ok(ExitCode::FAILURE)

@@ -45,7 +45,7 @@ const ACTIONS: [(&str, &str); 5] = [
     ),
 ];
 
-/// Connections of one client: its change streams, and briefly some for commands. See the README, Connections.
+/// Connections of one client: its change streams, and briefly some for commands. See `docs/operating.md`, Connections.
 const STREAMS: u32 = 4;
 const COMMANDS: u32 = 6;
 

@@ -5,8 +5,8 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use futures::{Stream, StreamExt as _};
-use watchlock::{LockClient, LockEvent, OperateError};
+use futures::Stream;
+use watchlock::{LockEvent, OperateError};
 
 use crate::text::{plain, time};
 
@@ -15,18 +15,6 @@ const JUST_NOW: Duration = Duration::from_secs(2);
 
 /// A stream of events, each with the name of its lock.
 pub(crate) type Events = Pin<Box<dyn Stream<Item = Result<(String, LockEvent), OperateError>>>>;
-
-/// Events of the lock of this name, or of all of them.
-pub(crate) fn events(locks: &LockClient, name: Option<&str>) -> Events {
-    match name {
-        None => Box::pin(locks.watch_all()),
-        Some(name) => {
-            let name = name.to_owned();
-            let events = locks.watch(&name);
-            Box::pin(events.map(move |event| Ok((name.clone(), event?))))
-        }
-    }
-}
 
 /// One event as a line.
 pub(crate) fn line(at: SystemTime, name: &str, event: &LockEvent) -> String {

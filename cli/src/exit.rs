@@ -21,6 +21,8 @@ pub(crate) const DATA: u8 = 65;
 pub(crate) const UNAVAILABLE: u8 = 69;
 /// The machine does not let the program do its work.
 pub(crate) const INTERNAL: u8 = 70;
+/// The job was done in this period already.
+pub(crate) const RAN_ALREADY: u8 = 74;
 /// The lock was not free in time.
 pub(crate) const NOT_OBTAINED: u8 = 75;
 /// The lock was lost while the command ran.
@@ -38,19 +40,21 @@ pub(crate) const SIGNALLED: u8 = 128;
 pub(crate) const TABLE: &str = "\
 Exit codes:
     0  done
-    1  show, break: there is no such lock, or nobody holds it; break: not confirmed; doctor: found a problem
+    1  show, break: there is no such lock, or nobody holds it; break: not confirmed; observe --once: nobody leads; doctor:
+       found a problem
    64  the command line or a value in it is wrong; nothing was sent
    65  the name is in use as another kind of lock, or its document is not a lock
    69  the server can't be reached, or it refuses
    70  the machine refuses: no process or thread can be started
-   75  run: the lock was not free in time (--try, --timeout)
-   76  run: the lock was lost while the command ran, so the command was terminated
+   74  run: the command was run in this period already (--once-per)
+   75  run, elect, wait: the lock was not free in time (--try, --timeout), or another run is at it (--once-per)
+   76  run, elect: the lock was lost while the command ran, so the command was terminated
    77  the user of the connection is unknown, or lacks a privilege
-  126  run: the command can't be executed
-  127  run: the command was not found
-128+n  run: signal n ended the command, or watchlock while it waited
+  126  run, elect: the command can't be executed
+  127  run, elect: the command was not found
+128+n  run, elect: signal n ended the command, or watchlock while it waited
 
-Otherwise `watchlock run` exits with the command's code.";
+Otherwise `watchlock run` and `watchlock elect` exit with the command's code.";
 
 pub(crate) type Outcome = Result<ExitCode, Failure>;
 
@@ -187,6 +191,7 @@ impl From<OperateError> for Failure {
             OperateError::Server(error) => error.into(),
             OperateError::Invalid(error) => Self::usage(error),
             OperateError::KindMismatch(error) => Self::new(DATA, error),
+            OperateError::TooMany { .. } => Self::new(UNAVAILABLE, error),
             error => Self::internal(error),
         }
     }

@@ -28,8 +28,9 @@ const ORDER: [usize; 8] = [0, 2, 4, 6, 3, 7, 5, 1];
 const UNREADABLE_SHOWN: usize = 10;
 
 pub(crate) async fn list(connection: &Connection, arguments: List) -> Outcome {
+    arguments.kept.check().await?;
     let place = connection.prompt().await?;
-    let locks = place.locks().await?;
+    let locks = arguments.kept.locks(&place).await?;
     let mut list = locks.list();
     if let Some(kind) = arguments.kind {
         list = list.kind(kind.into());
@@ -59,12 +60,11 @@ pub(crate) async fn list(connection: &Connection, arguments: List) -> Outcome {
         say(&format!("and {more} more that are not locks"));
     }
     if arguments.output.json {
-        let found: Vec<_> = found.iter().map(json::Lock::from).collect();
         json::print(&found)?;
         return Ok(ExitCode::SUCCESS);
     }
     if found.is_empty() {
-        let place = format!("{}.{}", place.database.name(), place.collection);
+        let place = arguments.kept.place(&place);
         say(&if held {
             format!("none of the requested locks in {place} is held")
         } else {
@@ -132,14 +132,19 @@ fn waiting(lock: &LockInfo, now: SystemTime) -> String {
     }
 }
 
-/// Returns a short form of the holder: `billing@web-1:4711 (writer)`.
+/// Returns a short form of the holder: `billing@web-1:4711 (writer)`, and whether the lock is kept after its release.
 pub(crate) fn who(holder: &HolderInfo) -> String {
     let share = match (holder.access, holder.permits) {
         (Some(access), _) => format!(" ({access})"),
         (None, 1) => String::new(),
         (None, permits) => format!(" ({permits} permits)"),
     };
-    short(holder.label.as_deref(), &holder.host, holder.pid) + &share
+    let kept = if holder.released.is_some() {
+        " (released, kept)"
+    } else {
+        ""
+    };
+    short(holder.label.as_deref(), &holder.host, holder.pid) + &share + kept
 }
 
 pub(crate) fn short(label: Option<&str>, host: &str, pid: u32) -> String {

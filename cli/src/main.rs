@@ -12,18 +12,23 @@ mod descendants;
 mod doctor;
 mod events;
 mod exit;
+mod held;
 mod job;
 mod json;
 mod keyboard;
 mod list;
+mod live;
+mod locks;
 mod manual;
 mod messages;
+mod observe;
 mod process;
 mod run;
 mod screen;
 mod show;
 mod signals;
 mod text;
+mod wait;
 mod watch;
 
 use std::{fs::File, process::ExitCode};
@@ -84,6 +89,9 @@ fn dispatch(arguments: Arguments) -> Outcome {
     let outcome = runtime.block_on(async {
         match command {
             Command::Run(run) => run::run(&connection, run).await,
+            Command::Elect(elect) => run::run(&connection, elect.into()).await,
+            Command::Wait(wait) => wait::wait(&connection, wait).await,
+            Command::Observe(observe) => observe::observe(&connection, observe).await,
             Command::Ls(list) => list::list(&connection, list).await,
             Command::Show(show) => show::show(&connection, show).await,
             Command::Watch(watch) => watch::watch(&connection, watch).await,

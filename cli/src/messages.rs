@@ -28,6 +28,8 @@ const LOOK: Duration = Duration::from_millis(10);
 #[derive(Debug)]
 enum Message {
     Line(String),
+    /// One line that stays on the screen until the next message takes its place; empty for none.
+    Live(String),
     /// Answered once everything before it has been written.
     Settle(SyncSender<()>),
 }
@@ -67,10 +69,25 @@ pub(crate) fn fail(message: &str) {
     }
 }
 
+/// Shows a line at the terminal in the place of the last one that was shown so, or takes that away if this is empty. A line
+/// that finds the queue full is left out, as the next one says more.
+pub(crate) fn show(line: &str) {
+    if !QUIET.load(Ordering::Relaxed)
+        && let Some(writer) = writer()
+    {
+        let _ = writer.try_send(Message::Live(plain(line)));
+    }
+}
+
 /// Waits until the messages have been written, but not for long.
 pub(crate) fn settle() {
+    settle_within(LAST_WORDS);
+}
+
+/// Waits until the messages have been written, but not for longer than this.
+pub(crate) fn settle_within(limit: Duration) {
     let Some(Some(writer)) = WRITER.get() else { return };
-    let end = Instant::now() + LAST_WORDS;
+    let end = Instant::now() + limit;
     let (settled, written) = sync_channel(1);
     let mut request = Message::Settle(settled);
     loop {
@@ -98,11 +115,21 @@ fn writer() -> Option<&'static SyncSender<Message>> {
 }
 
 fn write(messages: &Receiver<Message>) {
+    /// To the start of the line, and with nothing on it.
+    const CLEARED: &str = "\r\u{1b}[2K";
+    let mut is_shown = false;
     for message in messages {
         // Errors: nobody may be there to read it.
         match message {
             Message::Line(line) => {
-                let _ = io::stderr().write_all(line.as_bytes());
+                let before = if std::mem::take(&mut is_shown) { CLEARED } else { "" };
+                let _ = io::stderr().write_all(format!("{before}{line}").as_bytes());
+            }
+            Message::Live(line) => {
+                if is_shown || !line.is_empty() {
+                    let _ = io::stderr().write_all(format!("{CLEARED}{line}").as_bytes());
+                }
+                is_shown = !line.is_empty();
             }
             Message::Settle(settled) => {
                 let _ = settled.try_send(());

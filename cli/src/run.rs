@@ -1,31 +1,23 @@
 //! `watchlock run`.
 
-use std::{
-    ffi::OsString,
-    io::{self, IsTerminal as _},
-    path::Path,
-    process::ExitCode,
-    time::Duration,
-};
+use std::{ffi::OsString, path::Path, process::ExitCode, time::Duration};
 
 use rustix::process::Signal;
-use tokio::time::{Instant, sleep, timeout};
-use watchlock::{AcquireError, LockClient, LockHandle, Released};
+use tokio::time::{Instant, timeout};
+use watchlock::{AcquireError, LockClient, Once, Released, Turn};
 
 use crate::{
     arguments::Run,
     attend::attend,
     connection::{Connection, Place, URI},
     exit::{Failure, LOST, NOT_OBTAINED, Outcome, SIGNALLED, UNAVAILABLE},
-    job,
+    held::Held,
+    job, live,
     messages::{self, say},
     process::Running,
     signals::{JOB_CONTROL, PASSED_ON, Signals},
     text::plain,
 };
-
-/// How long a user at a terminal waits before a message says what for.
-const SILENT: Duration = Duration::from_secs(1);
 
 /// Limit of a try, including the connecting before it: it is for users who do not want to wait.
 const TRY: Duration = Duration::from_secs(5);
@@ -45,16 +37,21 @@ pub(crate) async fn run(connection: &Connection, arguments: Run) -> Outcome {
     if arguments.quiet {
         messages::be_quiet();
     }
+    if !arguments.and.is_empty() {
+        // The library's own rules for several names, checked without a server.
+        drop(LockClient::in_memory().multi(arguments.names()).try_acquire().await?);
+    }
     let mut signals = Signals::listen(PASSED_ON.iter().chain(&JOB_CONTROL))
         .map_err(|error| Failure::internal(format!("signals can't be received: {error}")))?;
-    let limit = if arguments.once { Some(TRY) } else { arguments.timeout };
+    let tries = arguments.once || arguments.once_per.is_some();
+    let limit = if tries { Some(TRY) } else { arguments.timeout };
     // A limit beyond the clock's range is no limit.
     let deadline = limit.and_then(|limit| Instant::now().checked_add(limit));
-    let locks = tokio::select! {
-        locks = connect(connection, &arguments, limit) => locks?,
+    let (place, locks) = tokio::select! {
+        connected = connect(connection, &arguments, limit) => connected?,
         signal = signals.ending() => return Ok(ended_by(signal)),
     };
-    let outcome = under_lock(&locks, arguments, deadline, &mut signals).await;
+    let outcome = under_lock(&place, &locks, arguments, deadline, &mut signals).await;
     if let Ok(Finished { code, settled: true }) = outcome {
         return Ok(code);
     }
@@ -75,7 +72,11 @@ struct Finished {
 }
 
 /// Connects, within `limit` and the time for an explanation.
-async fn connect(connection: &Connection, arguments: &Run, limit: Option<Duration>) -> Result<LockClient, Failure> {
+async fn connect(
+    connection: &Connection,
+    arguments: &Run,
+    limit: Option<Duration>,
+) -> Result<(Place, LockClient), Failure> {
     let Some(limit) = limit else {
         return build(connection.patient().await?, arguments).await;
     };
@@ -93,7 +94,7 @@ async fn connect(connection: &Connection, arguments: &Run, limit: Option<Duratio
     })
 }
 
-async fn build(place: Place, arguments: &Run) -> Result<LockClient, Failure> {
+async fn build(place: Place, arguments: &Run) -> Result<(Place, LockClient), Failure> {
     let mut builder = place.builder().lease(arguments.lease);
     if let Some(label) = &arguments.label {
         builder = builder.label(label);
@@ -101,20 +102,20 @@ async fn build(place: Place, arguments: &Run) -> Result<LockClient, Failure> {
     if let Some(id) = &arguments.owner_id {
         builder = builder.owner_id(id);
     }
-    Ok(builder.build().await?)
+    Ok((place, builder.build().await?))
 }
 
 async fn under_lock(
+    place: &Place,
     locks: &LockClient,
     arguments: Run,
     deadline: Option<Instant>,
     signals: &mut Signals,
 ) -> Result<Finished, Failure> {
+    let names = arguments.names();
     let handle = tokio::select! {
-        acquired = acquire(locks, &arguments, deadline) => acquired.map_err(|error| {
-            Failure::from(error).with_code_for(NOT_OBTAINED, arguments.conflict_exit_code)
-        })?,
-        never = notify_if_slow(locks, &arguments.name) => match never {},
+        acquired = begin(locks, &arguments, deadline) => acquired?,
+        never = live::show(place, locks, &names) => match never {},
         signal = signals.ending() => {
             let code = ended_by(signal);
             return Ok(Finished { code, settled: false });
@@ -124,29 +125,39 @@ async fn under_lock(
         // This program was stopped or frozen just now.
         return Err(Failure::new(
             LOST,
-            format!("`{}` is lost: {reason}", plain(&arguments.name)),
+            format!("`{}` is lost: {reason}", plain(&handle.name())),
         ));
     }
-    let token = handle.token().to_string();
+    let token = handle.token(&arguments.name).map(|token| token.to_string());
+    let token = token.unwrap_or_default();
     if arguments.verbose {
-        say(&format!("`{}` is held, token {token}", plain(&arguments.name)));
+        say(&format!("`{}` is held, token {token}", plain(&handle.name())));
     }
-    let environment = [("WATCHLOCK_TOKEN", &token[..]), ("WATCHLOCK_NAME", &arguments.name)];
+    // Names and numbers always have a form.
+    let tokens = handle
+        .tokens()
+        .map(|tokens| serde_json::to_string(&tokens).unwrap_or_default());
+    let mut environment = vec![("WATCHLOCK_TOKEN", &token[..]), ("WATCHLOCK_NAME", &arguments.name)];
+    environment.extend(tokens.as_ref().map(|tokens| ("WATCHLOCK_TOKENS", &tokens[..])));
     let without = (!arguments.keep_uri).then_some(URI);
     let mut running = Running::start(&arguments.command, &environment, without)?;
     let end = attend(&mut running, &handle, signals, arguments.grace).await;
-    let lost = match end.lost {
-        Some(reason) => Some(reason.to_string()),
-        None => release(handle, signals).await,
-    };
-    if arguments.verbose && lost.is_none() {
-        say(&format!("`{}` is released", plain(&arguments.name)));
-    }
+    let name = plain(&handle.name());
     let ended = end.ended.map(|ended| ended.code());
+    let done = ended == Some(0) || arguments.failures_count;
+    let lost = match end.lost {
+        Some(reason) => {
+            if handle.tokens().is_some() {
+                // The others are still held. What became of them does not matter to the command any more.
+                drop(release(handle, done, false, signals).await);
+            }
+            Some(reason.to_string())
+        }
+        None => release(handle, done, arguments.verbose, signals).await,
+    };
     let code = match (lost, ended) {
         (None, Some(code)) => code.into(),
         (Some(reason), Some(code)) => {
-            let name = plain(&arguments.name);
             say(&format!("`{name}` was lost ({reason}); the command ended with {code}"));
             LOST.into()
         }
@@ -160,13 +171,12 @@ async fn under_lock(
     Ok(Finished { code, settled: true })
 }
 
-async fn acquire(locks: &LockClient, arguments: &Run, deadline: Option<Instant>) -> Result<LockHandle, AcquireError> {
+async fn acquire(locks: &LockClient, arguments: &Run, deadline: Option<Instant>) -> Result<Held, AcquireError> {
+    if arguments.value.is_some() || !arguments.and.is_empty() {
+        return acquire_other(locks, arguments, deadline).await;
+    }
     let name = &arguments.name;
-    let reason = match &arguments.reason {
-        Some(reason) => reason.clone(),
-        None => program_name(&arguments.command),
-    };
-    let reason = Some(reason).filter(|reason| !reason.is_empty());
+    let reason = reason(arguments);
     if arguments.once {
         let attempt = match arguments.semaphore {
             Some(permits) => locks.semaphore(name, permits).try_acquire_many(arguments.permits),
@@ -178,7 +188,8 @@ async fn acquire(locks: &LockClient, arguments: &Run, deadline: Option<Instant>)
             Some(reason) => attempt.reason(reason),
             None => attempt,
         };
-        return attempt.timeout(TRY).or_held().await;
+        let attempt = attempt.at_least_for(arguments.at_least_for.unwrap_or_default());
+        return attempt.timeout(TRY).or_held().await.map(Held::Lock);
     }
     let mut acquire = match arguments.semaphore {
         Some(permits) => locks.semaphore(name, permits).acquire_many(arguments.permits),
@@ -186,17 +197,114 @@ async fn acquire(locks: &LockClient, arguments: &Run, deadline: Option<Instant>)
         None if arguments.write => locks.rw_lock(name).write(),
         None => locks.mutex(name).acquire(),
     };
-    if let Some(deadline) = deadline {
-        // Connecting has used up a part of it. Zero would be a try, which takes as long as the driver does.
-        let left = deadline.saturating_duration_since(Instant::now());
-        acquire = acquire.timeout(left.max(Duration::from_millis(1)));
-    } else if let Some(timeout) = arguments.timeout {
-        acquire = acquire.timeout(timeout);
+    if let Some(left) = left(arguments, deadline) {
+        acquire = acquire.timeout(left);
     }
     if let Some(reason) = reason {
         acquire = acquire.reason(reason);
     }
-    let mut acquired = acquire.await;
+    acquire = acquire.at_least_for(arguments.at_least_for.unwrap_or_default());
+    in_all(acquire.await.map(Held::Lock), arguments)
+}
+
+/// Acquires the lock, or begins the job if it is to be done in this period.
+async fn begin(locks: &LockClient, arguments: &Run, deadline: Option<Instant>) -> Result<Held, Failure> {
+    let not_obtained =
+        |error: AcquireError| Failure::from(error).with_code_for(NOT_OBTAINED, arguments.conflict_exit_code);
+    let Some(period) = arguments.once_per else {
+        let acquired = acquire(locks, arguments, deadline).await;
+        return acquired.map_err(not_obtained);
+    };
+    let name = plain(&arguments.name);
+    match once(locks, arguments, period).begin().await.map_err(not_obtained)? {
+        Turn::Ours(job) => Ok(Held::Job(job)),
+        Turn::RanAlready(ran) => {
+            let message = format!("`{name}` was {ran}");
+            // For a code of the user's own it is as it should be.
+            let expected = arguments.ran_exit_code == 0;
+            let failure = Failure::new(arguments.ran_exit_code, &message);
+            if expected {
+                say(&message);
+                return Err(failure.silenced());
+            }
+            Err(failure)
+        }
+        Turn::Busy(contention) => {
+            let code = arguments.conflict_exit_code;
+            Err(Failure::new(code, format!("`{name}` is run by another: {contention}")))
+        }
+        _ => Err(Failure::internal(
+            "the library knows an outcome that this program does not",
+        )),
+    }
+}
+
+fn once(locks: &LockClient, arguments: &Run, period: Duration) -> Once {
+    let mut once = locks.once(&arguments.name, period).timeout(TRY);
+    if let Some(offset) = arguments.offset {
+        once = once.offset(offset);
+    }
+    if arguments.since_success {
+        once = once.since_success();
+    }
+    if let Some(reason) = reason(arguments) {
+        once = once.reason(reason);
+    }
+    once
+}
+
+/// Acquires several locks, or the lead in an election.
+async fn acquire_other(locks: &LockClient, arguments: &Run, deadline: Option<Instant>) -> Result<Held, AcquireError> {
+    let (left, reason) = (left(arguments, deadline), reason(arguments));
+    if let Some(value) = &arguments.value {
+        let mut campaign = locks.election(&arguments.name).campaign(value);
+        if let Some(left) = left {
+            campaign = campaign.timeout(left);
+        }
+        if let Some(reason) = reason {
+            campaign = campaign.reason(reason);
+        }
+        return in_all(campaign.await.map(Held::Lead), arguments);
+    }
+    let locks = locks.multi(arguments.names());
+    if arguments.once {
+        let mut attempt = locks.try_acquire().timeout(TRY);
+        if let Some(reason) = reason {
+            attempt = attempt.reason(reason);
+        }
+        return attempt.or_held().await.map(Held::Locks);
+    }
+    let mut acquire = locks.acquire();
+    if let Some(left) = left {
+        acquire = acquire.timeout(left);
+    }
+    if let Some(reason) = reason {
+        acquire = acquire.reason(reason);
+    }
+    in_all(acquire.await.map(Held::Locks), arguments)
+}
+
+/// Returns what is left of the limit. Connecting has used up a part of it.
+fn left(arguments: &Run, deadline: Option<Instant>) -> Option<Duration> {
+    let Some(deadline) = deadline else {
+        return arguments.timeout;
+    };
+    // Zero would be a try, which takes as long as the driver does.
+    let left = deadline.saturating_duration_since(Instant::now());
+    Some(left.max(Duration::from_millis(1)))
+}
+
+/// Returns why the lock is held, for others to read; nothing if that was asked for.
+fn reason(arguments: &Run) -> Option<String> {
+    let reason = match &arguments.reason {
+        Some(reason) => reason.clone(),
+        None => program_name(&arguments.command),
+    };
+    Some(reason).filter(|reason| !reason.is_empty())
+}
+
+/// Has an error report the whole limit.
+fn in_all(mut acquired: Result<Held, AcquireError>, arguments: &Run) -> Result<Held, AcquireError> {
     if let (Err(AcquireError::Timeout { waited, .. }), Some(timeout)) = (&mut acquired, arguments.timeout) {
         *waited = timeout;
     }
@@ -215,27 +323,12 @@ fn program_name(command: &[OsString]) -> String {
     name
 }
 
-/// Tells a user at a terminal why nothing happens.
-async fn notify_if_slow(locks: &LockClient, name: &str) -> std::convert::Infallible {
-    if io::stderr().is_terminal() {
-        sleep(SILENT).await;
-        // An unreadable lock is not reported here; the acquire will report the error.
-        if let Ok(Some(mut lock)) = locks.inspect(name).await {
-            // A waiter does not wait for itself.
-            if let Some(us) = lock.waiters.iter().position(|waiter| waiter.pid == std::process::id()) {
-                lock.waiters.remove(us);
-            }
-            say(&format!("waiting for the {lock}"));
-        }
-    }
-    std::future::pending().await
-}
-
-/// Releases the lock; returns a message if it turns out that it was lost before.
-async fn release(handle: LockHandle, signals: &mut Signals) -> Option<String> {
-    let name = plain(handle.name());
+/// Releases the lock, or ends the job; `verbose`: with a message if it goes well. Returns a message if it turns out that it was lost before.
+async fn release(held: Held, done: bool, verbose: bool, signals: &mut Signals) -> Option<String> {
+    let name = plain(&held.name());
+    let records = done && matches!(held, Held::Job(_));
     let released = tokio::select! {
-        released = handle.release() => released,
+        released = held.release(done) => released,
         // A second request to end is obeyed.
         _ = signals.ending() => {
             say(&format!("`{name}` may stay taken until its lease expires"));
@@ -243,14 +336,25 @@ async fn release(handle: LockHandle, signals: &mut Signals) -> Option<String> {
         }
     };
     match released {
-        Ok(Released::Released) => None,
+        Ok(released @ (Released::Released | Released::Kept)) => {
+            if verbose {
+                let kept = if released == Released::Kept { ", and kept" } else { "" };
+                say(&format!("`{name}` is released{kept}"));
+            }
+            None
+        }
         Ok(_) => Some("it was taken away before it could be released".to_owned()),
         Err(error) => {
             let why = match std::error::Error::source(&error) {
                 Some(source) => format!("{error}: {source}"),
                 None => error.to_string(),
             };
-            say(&format!("`{name}` stays taken until its lease expires: {why}"));
+            let then = if records {
+                ", and may then be run again in this period"
+            } else {
+                ""
+            };
+            say(&format!("`{name}` stays taken until its lease expires{then}: {why}"));
             None
         }
     }

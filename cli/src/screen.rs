@@ -27,7 +27,7 @@ use tokio::{
     sync::mpsc,
     time::{Instant, MissedTickBehavior, interval, sleep_until},
 };
-use watchlock::{FencingToken, HolderInfo, LockClient, LockInfo, OperateError};
+use watchlock::{FencingToken, HolderInfo, LockInfo, OperateError};
 
 use crate::{
     break_lock::question,
@@ -37,6 +37,7 @@ use crate::{
     exit::{Failure, Outcome},
     keyboard::{Key, Keyboard},
     list::{left, short, who, why},
+    locks::Locks,
     show::in_full,
     signals::{self, Received, Signals},
     text::{cut, fit, natural, plain, span, span_of},
@@ -79,6 +80,8 @@ struct View {
     held: usize,
     waiting: usize,
     offset: Offset,
+    /// Whether free locks are listed at all.
+    lists_free: bool,
     /// Whether free locks are shown as well.
     all: bool,
     /// The selected row.
@@ -156,7 +159,7 @@ enum Deed {
     PutOut(Asked),
 }
 
-pub(crate) async fn show(place: &Place, locks: &LockClient, name: Option<String>, events: Events) -> Outcome {
+pub(crate) async fn show(place: &Place, title: String, locks: &Locks, name: Option<String>, events: Events) -> Outcome {
     let offset = Offset::measure(place).await?;
     // Signals that end a program would leave the terminal as it is; ^C comes as a key.
     let signals = Signals::listen(&[
@@ -169,9 +172,10 @@ pub(crate) async fn show(place: &Place, locks: &LockClient, name: Option<String>
     ])?;
     let mut view = View {
         title: match &name {
-            None => format!("{}.{}", place.database.name(), place.collection),
-            Some(name) => format!("{}.{}: {}", place.database.name(), place.collection, plain(name)),
+            None => title,
+            Some(name) => format!("{title}: {}", plain(name)),
         },
+        lists_free: matches!(locks, Locks::Named(_)),
         mode: locks.wake_mode().to_string(),
         locks: Vec::new(),
         rows: Vec::new(),
@@ -203,7 +207,7 @@ pub(crate) async fn show(place: &Place, locks: &LockClient, name: Option<String>
 async fn live(
     terminal: &mut DefaultTerminal,
     view: &mut View,
-    locks: &LockClient,
+    locks: &Locks,
     name: Option<String>,
     mut events: Events,
     mut signals: Signals,
@@ -296,7 +300,7 @@ fn suspend(terminal: &mut DefaultTerminal) -> io::Result<()> {
 }
 
 /// Evicts by token, so that a new holder of the lock is not evicted.
-async fn evict(locks: &LockClient, asked: &Asked) -> String {
+async fn evict(locks: &Locks, asked: &Asked) -> String {
     let name = plain(&asked.name);
     match locks.break_holder(&asked.name, asked.token).await {
         Ok(Some(_)) => format!("`{name}` is broken, token {}", asked.token),
@@ -305,10 +309,12 @@ async fn evict(locks: &LockClient, asked: &Asked) -> String {
     }
 }
 
-async fn look(locks: LockClient, name: Option<String>) -> Result<Vec<LockInfo>, OperateError> {
-    match name {
-        Some(name) => Ok(locks.inspect(&name).await?.into_iter().collect()),
-        None => locks.list().await,
+async fn look(locks: Locks, name: Option<String>) -> Result<Vec<LockInfo>, OperateError> {
+    match (name, &locks) {
+        (Some(name), _) => Ok(locks.inspect(&name).await?.into_iter().collect()),
+        (None, Locks::Named(_)) => locks.list().await,
+        // A free lock stays in its document, so there are as many as there are documents.
+        (None, Locks::Documents(_)) => locks.list().held(true).await,
     }
 }
 
@@ -347,7 +353,9 @@ impl View {
     /// Returns whether renewals seem to fail: they normally come with four fifths of the lease left.
     fn is_at_risk(&self, holder: &HolderInfo, now: SystemTime) -> bool {
         let left = holder.until.duration_since(now).unwrap_or_default();
-        self.leases.get(&holder.token).is_some_and(|lease| left < *lease / 2)
+        // Nobody renews a lock that is kept.
+        let held = holder.released.is_none();
+        held && self.leases.get(&holder.token).is_some_and(|lease| left < *lease / 2)
     }
 
     fn obey(&mut self, key: Key) -> Option<Deed> {
@@ -381,7 +389,7 @@ impl View {
             Key::Char('q') => return Some(Deed::Quit),
             Key::Escape if self.selected.is_none() => return Some(Deed::Quit),
             Key::Escape => self.selected = None,
-            Key::Char('f') => {
+            Key::Char('f') if self.lists_free => {
                 self.all = !self.all;
                 self.arrange();
             }
@@ -538,7 +546,11 @@ impl View {
         if let Some(answer) = &self.answer {
             return Line::raw(&answer[..]).bold();
         }
-        let free = if self.all { "f held only" } else { "f show free" };
+        let free = match (self.lists_free, self.all) {
+            (false, _) => "",
+            (true, true) => "f held only",
+            (true, false) => "f show free",
+        };
         let sort = self.sort.as_str();
         Line::raw(format!(
             "q quit  up/down details  b break  / filter  s sort: {sort}  {free}"

@@ -20,13 +20,14 @@ use crate::{
 };
 
 pub(crate) async fn show(connection: &Connection, arguments: Show) -> Outcome {
+    let name = arguments.kept.name(&arguments.name).await?;
     let place = connection.prompt().await?;
-    let lock = place.locks().await?.inspect(&arguments.name).await?;
+    let lock = arguments.kept.locks(&place).await?.inspect(&name).await?;
     if arguments.output.json {
-        json::print(&lock.as_ref().map(json::Lock::from))?;
+        json::print(&lock)?;
     }
     let Some(lock) = lock else {
-        say(&no_trace(&arguments.name));
+        say(&no_trace(&name));
         return Ok(ExitCode::FAILURE);
     };
     if !arguments.output.json {
@@ -59,7 +60,11 @@ pub(crate) fn in_full(lock: &LockInfo, now: SystemTime) -> String {
         let _ = writeln!(text, "holder  {holder}");
         let (since, until) = (time(holder.since), time(holder.until));
         let _ = writeln!(text, "          since  {since}, {} ago", span(holder.since, now));
-        let _ = if holder.until > now {
+        let _ = if let (Some(released), true) = (holder.released, holder.until > now) {
+            let (at, ago, left) = (time(released), span(released, now), span(now, holder.until));
+            let _ = writeln!(text, "          done   {at}, {ago} ago: released, and kept");
+            writeln!(text, "          until  {until}, in {left}: then it opens")
+        } else if holder.until > now {
             writeln!(
                 text,
                 "          until  {until}, in {}, unless renewed",

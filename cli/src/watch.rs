@@ -17,17 +17,22 @@ use tokio::sync::oneshot;
 use crate::{
     arguments::Watch,
     connection::Connection,
-    events::{Events, events, line},
+    events::{Events, line},
     exit::{Failure, Outcome, UNAVAILABLE},
     json, screen,
 };
 
 pub(crate) async fn watch(connection: &Connection, arguments: Watch) -> Outcome {
+    let name = match &arguments.name {
+        Some(name) => Some(arguments.kept.name(name).await?),
+        None => arguments.kept.check().await.map(|()| None)?,
+    };
     let place = connection.prompt().await?;
-    let locks = place.locks().await?;
-    let events = events(&locks, arguments.name.as_deref());
+    let locks = arguments.kept.locks(&place).await?;
+    let events = locks.events(name.as_deref());
     if io::stdout().is_terminal() && io::stdin().is_terminal() && !arguments.plain && !arguments.output.json {
-        return screen::show(&place, &locks, arguments.name, events).await;
+        let title = arguments.kept.place(&place);
+        return screen::show(&place, title, &locks, name, events).await;
     }
     let gone = reader_gone();
     tokio::select! {
@@ -38,7 +43,7 @@ pub(crate) async fn watch(connection: &Connection, arguments: Watch) -> Outcome 
 }
 
 /// Resolves when nobody reads standard output any more: without events nothing is written that would fail.
-fn reader_gone() -> oneshot::Receiver<()> {
+pub(crate) fn reader_gone() -> oneshot::Receiver<()> {
     let (tell, gone) = oneshot::channel();
     let wait = move || {
         let out = io::stdout();
@@ -65,9 +70,7 @@ async fn lines(mut events: Events, json: bool) -> Outcome {
         let (name, event) = event?;
         let at = SystemTime::now();
         if json {
-            if let Some(event) = json::Event::new(at, &name, &event) {
-                json::print_line(&event)?;
-            }
+            json::print_line(&json::Event::new(at, &name, &event))?;
             continue;
         }
         let mut out = io::stdout().lock();

@@ -135,7 +135,7 @@ async fn missing_privileges_are_named() {
         (status(&found, "privileges"), status(&found, "wake-mode")),
         ("ok", "ok")
     );
-    // The README's minimum role leaves no problem.
+    // The minimum role of docs/privileges.md leaves no problem.
     for check in found["checks"].as_array().unwrap() {
         assert_eq!(check["status"], json!("ok"), "{check}");
     }

@@ -3,6 +3,9 @@
 #[path = "../../../tests/common/mod.rs"]
 mod common;
 mod doctor;
+mod documents;
+mod family;
+mod guide;
 mod job;
 mod operate;
 mod run;

@@ -25,8 +25,8 @@ fn sorted<const N: usize>(mut names: [&str; N]) -> Vec<&str> {
 }
 
 const LOCK: [&str; 6] = ["name", "kind", "capacity", "token", "holders", "waiters"];
-const HOLDER: [&str; 11] = [
-    "token", "access", "permits", "since", "until", "host", "pid", "label", "reason", "value", "owner_id",
+const HOLDER: [&str; 12] = [
+    "token", "access", "permits", "since", "until", "released", "host", "pid", "label", "reason", "value", "owner_id",
 ];
 const WAITER: [&str; 9] = [
     "access", "permits", "since", "until", "host", "pid", "label", "reason", "owner_id",
@@ -212,7 +212,7 @@ async fn events_are_told_as_they_happen() {
         let event: Value = serde_json::from_str(&one.line().await).unwrap();
         assert_eq!(
             fields(&event),
-            sorted(["at", "lock", "event", "token", "holder", "waiting", "problem"])
+            sorted(["at", "lock", "event", "token", "until", "holder", "waiting", "problem"])
         );
         assert_eq!(fields(&event["holder"]), sorted(HOLDER));
         assert_eq!((&event["event"], &event["lock"]), (&json!("granted"), &json!("x")));
@@ -336,10 +336,11 @@ async fn bad_input_is_told_with_its_value_and_its_bound() {
     let long = "n".repeat(1_025);
     // Nothing is sent: there is no server.
     let nobody = "mongodb://127.0.0.1:1/app";
-    let cases: [(&[&str], &[&str]); 18] = [
+    let cases: [(&[&str], &[&str]); 19] = [
         (&["run", "", "--", "true"], &["0 bytes", "1 to 1024"]),
         (&["run", &long, "--", "true"], &["1025 bytes", "1 to 1024"]),
-        (&["show", &long], &["1025 bytes"]),
+        (&["show", &long], &["1025 bytes", "1 to 1024"]),
+        (&["break", "--yes", ""], &["is empty", "1 to 1024"]),
         (&["run", "x"], &["COMMAND"]),
         (&["run", "x", "--lease", "1ms", "--", "true"], &["1ms", "500ms"]),
         (

@@ -401,3 +401,95 @@ async fn the_command_does_not_get_the_connection_string() {
         .expect(0);
     assert_eq!(told.out, format!("<{}>\n", ground.uri()));
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_short_command_that_hosts_start_one_after_the_other_runs_once() {
+    let ground = Ground::replica_set("cli_least").await;
+    let try_it = ["run", "--try", "--at-least-for", "1m", "-v", "x", "--", "echo", "ran"];
+    let first = watchlock(&ground, try_it).await.expect(0);
+    assert!(
+        first.out == "ran\n" && first.err.contains("released, and kept"),
+        "{first:?}"
+    );
+    for _ in 0..2 {
+        let told = watchlock(&ground, try_it).await.expect(75);
+        assert!(
+            told.out.is_empty() && told.err.contains("which released it"),
+            "{told:?}"
+        );
+    }
+    let shown = watchlock(&ground, ["show", "x"]).await.expect(0);
+    assert!(
+        shown.out.contains("released, and kept") && shown.out.contains("then it opens"),
+        "{shown:?}"
+    );
+    let listed = watchlock(&ground, ["ls"]).await.expect(0);
+    assert!(listed.out.contains("(released, kept)"), "{listed:?}");
+    let json = watchlock(&ground, ["show", "--json", "x"]).await.expect(0).json();
+    let holder = &json["holders"][0];
+    let (released, until) = (holder["released"].as_str().unwrap(), holder["until"].as_str().unwrap());
+    assert!(released < until, "{holder}");
+    watchlock(&ground, ["break", "-y", "x"]).await.expect(0);
+    watchlock(&ground, ["run", "--try", "x", "--", "true"]).await.expect(0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_command_runs_once_in_a_period_and_scripts_can_tell() {
+    let ground = Ground::replica_set("cli_once").await;
+    let run = async |more: &[&str], command: &str| {
+        let options = ["run", "--once-per", "1day", "--since-success"];
+        let command = ["job", "--", "sh", "-c", command];
+        watchlock(&ground, [&options, more, &command].concat()).await
+    };
+    // A failure leaves the period open, whatever its code.
+    run(&[], "exit 3").await.expect(3);
+    run(&[], "kill -KILL $$").await.expect(137);
+    let done = run(&["--reason", "night of the 3rd"], "echo ran").await.expect(0);
+    assert_eq!(done.out, "ran\n");
+    let told = run(&[], "echo ran").await.expect(74);
+    assert!(told.out.is_empty(), "{told:?}");
+    let words = ["`job` was done", "ago by", "under token", "the next period begins in"];
+    assert!(words.iter().all(|word| told.err.contains(word)), "{told:?}");
+    let told = run(&["--ran-exit-code", "0"], "echo ran").await.expect(0);
+    assert!(told.out.is_empty() && told.err.contains("`job` was done"), "{told:?}");
+    let told = run(&["--ran-exit-code", "0", "-q"], "echo ran").await.expect(0);
+    assert!(told.out.is_empty() && told.err.is_empty(), "{told:?}");
+    // An operator opens it again.
+    watchlock(&ground, ["break", "-y", "job"]).await.expect(0);
+    run(&["--failures-count"], "exit 3").await.expect(3);
+    run(&[], "echo ran").await.expect(74);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_command_that_another_run_is_at_is_not_waited_for() {
+    let ground = Ground::replica_set("cli_busy").await;
+    let once = ["run", "--once-per", "1day", "--since-success", "job", "--"];
+    let mut running = Started::run(&ground, &[&once[..], &["sh", "-c", LASTING]].concat());
+    running.line().await;
+    let at_it = [&once[..], &["true"]].concat();
+    let told = watchlock(&ground, &at_it).await.expect(75);
+    assert!(told.err.contains("`job` is run by another: held by"), "{told:?}");
+    signal("TERM", running.pid());
+    running.done().await.expect(143);
+    // It was ended, and is not done.
+    watchlock(&ground, &at_it).await.expect(0);
+    watchlock(&ground, &at_it).await.expect(74);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn options_of_periods_that_do_not_go_together_are_refused() {
+    let ground = Ground::replica_set("cli_period").await;
+    let cases: [(&[&str], &str); 6] = [
+        (&["--once-per", "1h", "--timeout", "5s"], "--timeout"),
+        (&["--once-per", "1h", "--semaphore", "2"], "--semaphore"),
+        (&["--once-per", "1h", "--since-success", "--offset", "1m"], "--offset"),
+        (&["--offset", "1m"], "--once-per"),
+        (&["--once-per", "1ms"], "period of 1ms is shorter than 1s"),
+        (&["--once-per", "1h", "--offset", "1h"], "offset of 3600s"),
+    ];
+    for (options, word) in cases {
+        let arguments = ["run"].iter().chain(options).chain(&["x", "--", "true"]);
+        let told = watchlock(&ground, arguments).await.expect(64);
+        assert!(told.err.contains(word), "{told:?}");
+    }
+}

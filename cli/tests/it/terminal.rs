@@ -18,6 +18,7 @@ use tokio::process::{Child, Command};
 use watchlock::{LockClient, LostReason};
 
 use crate::{
+    Started,
     common::{Ground, PATIENCE, SOON, eventually, is_vacant, until_waiting, within},
     program, signal, until_gone,
 };
@@ -45,7 +46,7 @@ impl Terminal {
     }
 
     /// The same with this number of columns.
-    fn sized(ground: &Ground, script: &str, columns: u16) -> Self {
+    pub(super) fn sized(ground: &Ground, script: &str, columns: u16) -> Self {
         let master = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).unwrap();
         grantpt(&master).unwrap();
         unlockpt(&master).unwrap();
@@ -100,7 +101,7 @@ impl Terminal {
     }
 
     /// Returns the current screen, as the full-screen view has drawn it: the program sends only the changes.
-    fn screen(&self) -> String {
+    pub(super) fn screen(&self) -> String {
         let (mut cells, mut row, mut column) = (vec![vec![' '; 200]; 60], 0_usize, 0_usize);
         let shown = self.shown();
         let mut characters = shown.chars().peekable();
@@ -136,7 +137,7 @@ impl Terminal {
         lines.join("\n")
     }
 
-    async fn until_seen(&self, text: &str) {
+    pub(super) async fn until_seen(&self, text: &str) {
         eventually(PATIENCE, text, async || self.screen().contains(text)).await;
     }
 
@@ -522,19 +523,61 @@ async fn a_lost_lock_ends_the_command_and_not_its_neighbours_at_the_terminal() {
     until_gone(pid).await;
 }
 
+/// In one line, as long as there is room, which is gone before the command begins; and nothing where nobody watches.
 #[tokio::test(flavor = "multi_thread")]
 async fn whoever_waits_at_a_terminal_is_told_for_whom() {
     let ground = Ground::replica_set("cli_patience").await;
     let locks = ground.locks().await;
+    for (columns, told) in [
+        (120, "waiting for nightly-7: 2 of 2, held "),
+        (60, "waiting for nightly-7: 2 of 2, held "),
+        (30, "waiting for nightly-7: 2 of "),
+    ] {
+        let held = locks
+            .mutex("nightly-7")
+            .acquire()
+            .reason("a reason of many words")
+            .await
+            .unwrap();
+        let silent = Started::run(&ground, &["run", "nightly-7", "--", "echo", "ran"]);
+        until_waiting(&locks, "nightly-7", 1).await;
+        let mut terminal = Terminal::sized(&ground, "$W run nightly-7 -- echo ran; echo over", columns);
+        until_waiting(&locks, "nightly-7", 2).await;
+        // It is renewed, in its place.
+        terminal.until_shown_times("waiting for nightly-7", 2).await;
+        let shown = terminal.shown();
+        assert!(!shown.contains('\n'), "{columns}: {shown:?}");
+        for line in shown.split("\r\u{1b}[2K").filter(|line| !line.is_empty()) {
+            assert!(line.starts_with(told), "{columns}: {line:?}");
+            assert!(line.chars().count() < usize::from(columns), "{columns}: {line:?}");
+            assert_eq!(
+                line.ends_with(": a reason of many words"),
+                columns == 120,
+                "{columns}: {line:?}"
+            );
+        }
+        held.release().await.unwrap();
+        let (code, shown) = terminal.end().await;
+        assert!(
+            code == Some(0) && shown.ends_with("\r\u{1b}[2Kran\r\nover\r\n"),
+            "{columns}: {shown:?}"
+        );
+        let silent = silent.done().await.expect(0);
+        assert_eq!((&silent.out[..], &silent.err[..]), ("ran\n", ""));
+    }
+    // A message takes the place of the line.
     let held = held(&locks).await;
-    let mut terminal = Terminal::new(&ground, "exec $W run nightly-7 -- echo ran");
-    until_waiting(&locks, "nightly-7", 1).await;
-    terminal
-        .until_shown("waiting for the mutex `nightly-7`, held by process")
-        .await;
-    held.release().await.unwrap();
+    let mut terminal = Terminal::new(&ground, "exec $W run --timeout 3s nightly-7 -- echo ran");
+    terminal.until_shown("waiting for nightly-7").await;
     let (code, shown) = terminal.end().await;
-    assert!(code == Some(0) && shown.contains("ran"), "{shown}");
+    assert!(
+        code == Some(75) && shown.contains("\r\u{1b}[2Kwatchlock: "),
+        "{shown:?}"
+    );
+    let mut terminal = Terminal::new(&ground, "exec $W run --quiet --timeout 3s nightly-7 -- echo ran");
+    let (code, shown) = terminal.end().await;
+    assert!(code == Some(75) && !shown.contains("waiting for"), "{shown:?}");
+    drop(held);
 }
 
 #[tokio::test(flavor = "multi_thread")]

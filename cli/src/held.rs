@@ -1,0 +1,90 @@
+//! What a command runs under: a lock, several, the lead in an election, or a job.
+
+use std::collections::BTreeMap;
+
+use watchlock::{FencingToken, Leadership, LockHandle, LostReason, MultiHandle, OnceHandle, ReleaseError, Released};
+
+#[derive(Debug)]
+pub(crate) enum Held {
+    Lock(LockHandle),
+    Locks(MultiHandle),
+    Lead(Leadership),
+    /// A command that runs once in a period.
+    Job(OnceHandle),
+}
+
+impl Held {
+    /// Returns the name for messages: of several locks the lost one, or all.
+    pub(crate) fn name(&self) -> String {
+        match self {
+            Self::Lock(handle) => handle.name().to_owned(),
+            Self::Lead(handle) => handle.name().to_owned(),
+            Self::Job(job) => job.name().to_owned(),
+            Self::Locks(handle) => match handle.lost_part() {
+                Some(part) => part.name,
+                None => {
+                    let names: Vec<&str> = handle.parts().map(|part| part.name()).collect();
+                    names.join("`, `")
+                }
+            },
+        }
+    }
+
+    /// Returns the fencing token of the lock with this name; each has one of its own.
+    pub(crate) fn token(&self, name: &str) -> Option<FencingToken> {
+        match self {
+            Self::Lock(handle) => Some(handle.token()),
+            Self::Lead(handle) => Some(handle.token()),
+            Self::Job(job) => Some(job.token()),
+            Self::Locks(handle) => handle.token(name),
+        }
+    }
+
+    /// Returns the names and tokens of several locks; `None` for one.
+    pub(crate) fn tokens(&self) -> Option<BTreeMap<&str, i64>> {
+        match self {
+            Self::Locks(handle) => Some(handle.tokens().map(|(name, token)| (name, token.as_i64())).collect()),
+            Self::Lock(_) | Self::Lead(_) | Self::Job(_) => None,
+        }
+    }
+
+    pub(crate) fn lost_reason(&self) -> Option<LostReason> {
+        match self {
+            Self::Lock(handle) => handle.lost_reason(),
+            Self::Lead(handle) => handle.lost_reason(),
+            Self::Job(job) => job.lost_reason(),
+            Self::Locks(handle) => handle.lost_part().map(|part| part.reason),
+        }
+    }
+
+    pub(crate) async fn lost(&self) -> LostReason {
+        match self {
+            Self::Lock(handle) => handle.lost().await,
+            Self::Lead(handle) => handle.lost().await,
+            Self::Job(job) => job.lost().await,
+            Self::Locks(handle) => handle.lost().await.reason,
+        }
+    }
+
+    /// Asks the server whether it is still held. If it is not, it is lost afterwards; without an answer, the lease decides.
+    pub(crate) async fn look(&self) {
+        // The error is in the reason of the loss.
+        drop(match self {
+            Self::Lock(handle) => handle.renew().await,
+            Self::Lead(handle) => handle.renew().await,
+            Self::Job(job) => job.renew().await,
+            Self::Locks(handle) => handle.renew().await,
+        });
+    }
+
+    /// Gives it back. A job that is done keeps its lock until the period is over.
+    pub(crate) async fn release(self, done: bool) -> Result<Released, ReleaseError> {
+        match self {
+            Self::Lock(handle) => handle.release().await,
+            Self::Lead(handle) => handle.resign().await,
+            Self::Locks(handle) => handle.release().await,
+            Self::Job(job) if done => job.done().await,
+            Self::Job(job) => job.give_up().await,
+        }
+    }
+}

@@ -1,0 +1,173 @@
+//! The live line of a command that waits at a terminal: its place in the queue, who holds the lock, for how long, and why.
+
+use std::{
+    convert::Infallible,
+    env,
+    io::{self, IsTerminal as _},
+    time::{Duration, SystemTime},
+};
+
+use rustix::termios::tcgetwinsize;
+use tokio::time::{MissedTickBehavior, interval_at};
+use watchlock::{LockClient, LockInfo};
+
+use crate::{
+    clock::Offset,
+    connection::Place,
+    list::{short, why},
+    messages,
+    text::{cut, plain, span},
+};
+
+/// How long a user at a terminal waits before the line says what for.
+const SILENT: Duration = Duration::from_secs(1);
+
+/// Interval at which the line is renewed: each costs a small read.
+const TICK: Duration = Duration::from_secs(1);
+
+/// How long the command may be held up until the line is gone from the screen, so that it does not mix with the command's
+/// output. A paused terminal is not waited for.
+const GONE: Duration = Duration::from_millis(200);
+
+/// Width of a terminal that does not say how wide it is.
+const WIDTH: usize = 80;
+
+/// Takes the line away when the waiting is over, whatever the outcome.
+struct Shown(bool);
+
+impl Drop for Shown {
+    fn drop(&mut self) {
+        if self.0 {
+            messages::show("");
+            messages::settle_within(GONE);
+        }
+    }
+}
+
+/// Shows the line while it is polled, if there is a terminal to show it on.
+pub(crate) async fn show(place: &Place, locks: &LockClient, names: &[&str]) -> Infallible {
+    let is_dumb = env::var_os("TERM").is_none_or(|terminal| terminal == "dumb");
+    if !io::stderr().is_terminal() || is_dumb {
+        return std::future::pending().await;
+    }
+    let mut shown = Shown(false);
+    let mut offset = None;
+    let mut tick = interval_at(tokio::time::Instant::now() + SILENT, TICK);
+    tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        tick.tick().await;
+        // Without an answer the line stays as it is; the acquire reports what is wrong.
+        if offset.is_none() {
+            offset = Offset::measure(place).await.ok();
+        }
+        let Some(offset) = offset else { continue };
+        if let Some((lock, position)) = awaited(locks, names).await {
+            let columns = tcgetwinsize(io::stderr()).map_or(0, |size| usize::from(size.ws_col));
+            // The last column is left free, as some terminals wrap there.
+            let width = if columns > 0 { columns } else { WIDTH }.saturating_sub(1);
+            messages::show(&line(&lock, position, offset.now(), width));
+            shown.0 = true;
+        }
+    }
+}
+
+/// Returns the lock that this process waits for, and its position in the queue, if it has one. For several locks it waits
+/// for one after the other.
+async fn awaited(locks: &LockClient, names: &[&str]) -> Option<(LockInfo, Option<usize>)> {
+    let mut held = None;
+    for name in names {
+        let Ok(Some(lock)) = locks.inspect(name).await else {
+            continue;
+        };
+        if let position @ Some(_) = position(&lock, locks.host()) {
+            return Some((lock, position));
+        }
+        held = held.or_else(|| (!lock.holders.is_empty()).then_some((lock, None)));
+    }
+    held
+}
+
+fn position(lock: &LockInfo, host: &str) -> Option<usize> {
+    // In containers, many processes have the same id.
+    let ours = std::process::id();
+    lock.waiters
+        .iter()
+        .position(|waiter| waiter.pid == ours && waiter.host == host)
+}
+
+/// Returns the line: what matters most comes first, as the end is cut off if there is no room.
+fn line(lock: &LockInfo, position: Option<usize>, now: SystemTime, width: usize) -> String {
+    let mut line = format!("waiting for {}", cut(&plain(&lock.name), (width / 3).max(9)));
+    if let Some(position) = position {
+        line += &format!(": {} of {}", position + 1, lock.waiters.len());
+    }
+    if let Some(holder) = lock.holders.first() {
+        let by = short(holder.label.as_deref(), &holder.host, holder.pid);
+        line += &format!(", held {} by {by}", span(holder.since, now));
+        if let more @ 1.. = lock.holders.len() - 1 {
+            line += &format!(" and {more} more");
+        }
+        let why = why(holder);
+        if why != "-" {
+            line += &format!(": {why}");
+        }
+    }
+    cut(&line, width)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn entry(host: &str, pid: u32, reason: Option<&str>) -> Value {
+        json!({
+            "token": 7, "access": null, "permits": 1, "since": "2026-01-01T00:00:00.000Z",
+            "until": "2026-01-01T00:01:00.000Z", "host": host, "pid": pid, "label": "billing", "reason": reason,
+            "value": null, "owner_id": null,
+        })
+    }
+
+    fn lock(name: &str, holders: &[Value], waiters: &[Value]) -> LockInfo {
+        let lock = json!({
+            "name": name, "kind": "semaphore", "capacity": 2, "token": 7, "holders": holders, "waiters": waiters,
+        });
+        serde_json::from_value(lock).unwrap()
+    }
+
+    fn shown(lock: &LockInfo, width: usize) -> String {
+        let since = SystemTime::UNIX_EPOCH + Duration::from_secs(1_767_225_600);
+        line(lock, position(lock, "here"), since + Duration::from_secs(185), width)
+    }
+
+    #[test]
+    fn what_matters_most_comes_first() {
+        let ours = entry("here", std::process::id(), None);
+        // A container has a process of the same id.
+        let other = entry("elsewhere", std::process::id(), None);
+        let holder = entry("web-1", 4711, Some("monthly run"));
+        let lock = lock("nightly", &[holder.clone(), holder], &[other.clone(), ours, other]);
+        let whole = "waiting for nightly: 2 of 3, held 3m 5s by billing@web-1:4711 and 1 more: monthly run";
+        assert_eq!(shown(&lock, 119), whole);
+        assert_eq!(
+            shown(&lock, 59),
+            "waiting for nightly: 2 of 3, held 3m 5s by billing@web-1:4…"
+        );
+        assert_eq!(shown(&lock, 29), "waiting for nightly: 2 of 3,…");
+    }
+
+    #[test]
+    fn names_and_texts_of_others_do_no_harm() {
+        let holder = entry("web-1", 1, Some("\u{1b}[2J\n"));
+        let lock = lock(&"n".repeat(1_000), &[holder], &[]);
+        for width in [1, 2, 29, 59, 119] {
+            let shown = shown(&lock, width);
+            assert!(
+                shown.chars().count() <= width && !shown.contains(char::is_control),
+                "{shown:?}"
+            );
+        }
+        assert!(shown(&lock, 119).contains("…, held 3m 5s by billing@web-1:1: \\u{1b}[2J\\n"));
+    }
+}

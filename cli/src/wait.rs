@@ -1,0 +1,142 @@
+//! `watchlock wait`.
+
+use std::{
+    process::ExitCode,
+    time::{Duration, SystemTime},
+};
+
+use futures::StreamExt as _;
+use tokio::time::{sleep, timeout};
+use watchlock::LockInfo;
+
+use crate::{
+    arguments::Wait,
+    clock::Offset,
+    connection::{Connection, Place},
+    events::Events,
+    exit::{Failure, NOT_OBTAINED, Outcome, UNAVAILABLE},
+    locks::Locks,
+};
+
+/// Pauses before the lock is read again when the server has not answered: they double from the first to the last.
+const PAUSES: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(8));
+
+/// Time beyond the end of a lease before the lock is read again, for what our measure of the server's clock is off.
+const LATER: Duration = Duration::from_millis(20);
+
+/// Extra time beyond the limit in which the server may answer the first reading, so that a silent server is told from a
+/// lock that is held.
+const EXPLANATION: Duration = Duration::from_secs(2);
+
+pub(crate) async fn wait(connection: &Connection, arguments: Wait) -> Outcome {
+    let name = arguments.kept.name(&arguments.name).await?;
+    let Some(limit) = arguments.timeout else {
+        let place = connection.prompt().await?;
+        let mut waiting = Waiting::begin(&arguments, place, name).await?;
+        waiting.until_free().await?;
+        return Ok(ExitCode::SUCCESS);
+    };
+    let began = tokio::time::Instant::now();
+    let beginning = async {
+        let place = connection.within(limit).await?;
+        Waiting::begin(&arguments, place, name.clone()).await
+    };
+    let Ok(begun) = timeout(limit.saturating_add(EXPLANATION), beginning).await else {
+        let limit = humantime::format_duration(limit);
+        return Err(Failure::new(
+            UNAVAILABLE,
+            format!("the server did not answer within {limit}"),
+        ));
+    };
+    let mut waiting = begun?;
+    if waiting.is_free() {
+        // Without any time left the lock is still looked at.
+        return Ok(ExitCode::SUCCESS);
+    }
+    if let Ok(free) = timeout(limit.saturating_sub(began.elapsed()), waiting.until_free()).await {
+        return free.map(|()| ExitCode::SUCCESS);
+    }
+    if let Some(trouble) = waiting.trouble {
+        // To a script that differs from a lock that is held.
+        return Err(trouble);
+    }
+    let limit = humantime::format_duration(limit);
+    let held = waiting.lock.map(|lock| lock.to_string()).unwrap_or_default();
+    let told = format!("not free within {limit}: {held}");
+    Err(Failure::new(NOT_OBTAINED, told).with_code_for(NOT_OBTAINED, arguments.conflict_exit_code))
+}
+
+/// The state of the waiting.
+struct Waiting {
+    locks: Locks,
+    name: String,
+    offset: Offset,
+    events: Events,
+    /// The lock as it was read last.
+    lock: Option<LockInfo>,
+    /// The reason why it could not be read since then.
+    trouble: Option<Failure>,
+}
+
+impl Waiting {
+    /// Reads the lock for the first time. The events begin before that, so that none is missed.
+    async fn begin(arguments: &Wait, place: Place, name: String) -> Result<Self, Failure> {
+        let locks = arguments.kept.locks(&place).await?;
+        let offset = Offset::measure(&place).await?;
+        let events = locks.events(Some(&name));
+        let lock = locks.inspect(&name).await?;
+        Ok(Self {
+            locks,
+            name,
+            offset,
+            events,
+            lock,
+            trouble: None,
+        })
+    }
+
+    /// Returns when the last lease of a holder ends, if that is still ahead.
+    fn held_until(&self) -> Option<SystemTime> {
+        let holders = self.lock.iter().flat_map(|lock| &lock.holders);
+        // A lease counts as over once that is certain.
+        let now = self.offset.now() - self.offset.within;
+        holders.map(|holder| holder.until).filter(|until| *until > now).max()
+    }
+
+    fn is_free(&self) -> bool {
+        self.held_until().is_none()
+    }
+
+    async fn until_free(&mut self) -> Result<(), Failure> {
+        let mut pause = PAUSES.0;
+        while let Some(until) = self.held_until() {
+            let left = until.duration_since(self.offset.now()).unwrap_or_default();
+            tokio::select! {
+                event = self.events.next() => match event {
+                    // Whatever it is, the reading shows it: a renewal since the last one raised no event.
+                    Some(event) => drop(event?),
+                    None => return Err(Failure::new(UNAVAILABLE, "there are no more events")),
+                },
+                () = sleep(left + LATER) => {}
+            }
+            loop {
+                match self.locks.inspect(&self.name).await {
+                    Ok(lock) => {
+                        (self.lock, self.trouble, pause) = (lock, None, PAUSES.0);
+                        break;
+                    }
+                    Err(error) => {
+                        let failure = Failure::from(error);
+                        if !failure.is_unavailable() {
+                            return Err(failure);
+                        }
+                        self.trouble = Some(failure);
+                        sleep(pause).await;
+                        pause = (pause * 2).min(PAUSES.1);
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,192 @@
+//! Locks in documents: `--documents` of `ls`, `show`, `watch` and `break`.
+
+use mongodb::bson::{Document, doc};
+use serde_json::{Value, json};
+use watchlock::{DocumentLocks, LostReason};
+
+use crate::{
+    Started, bare,
+    common::{Ground, SOON, within},
+    done,
+    terminal::{RESTORED, Terminal},
+    watchlock,
+};
+
+async fn orders(ground: &Ground) -> DocumentLocks<Document> {
+    let collection = ground.driver().await.database(&ground.database).collection("orders");
+    let known = mongodb::bson::oid::ObjectId::parse_str(HEX).unwrap();
+    for id in [
+        doc! { "_id": "order-7" },
+        doc! { "_id": known },
+        doc! { "_id": { "tenant": "a" } },
+    ] {
+        collection.insert_one(id).await.unwrap();
+    }
+    collection
+        .insert_one(doc! { "_id": "spoiled", "watchlock": 5 })
+        .await
+        .unwrap();
+    let locks = ground.builder().await.label("billing").build().await.unwrap();
+    locks.documents(collection)
+}
+
+const HEX: &str = "507f191e810c19729de860ea";
+
+#[tokio::test(flavor = "multi_thread")]
+async fn locks_in_documents_are_listed_and_shown_by_any_form_of_their_id() {
+    let ground = Ground::replica_set("cli_documents").await;
+    let orders = orders(&ground).await;
+    let _text = orders.acquire("order-7").reason("a reason").await.unwrap();
+    let pair = orders.acquire(doc! { "tenant": "a" }).await.unwrap();
+    let known = mongodb::bson::oid::ObjectId::parse_str(HEX).unwrap();
+    orders.acquire(known).await.unwrap().release().await.unwrap();
+
+    let told = watchlock(&ground, ["ls", "--documents", "orders"]).await.expect(0);
+    for words in ["\"order-7\"", "a reason", "billing@", &format!("ObjectId({HEX})")] {
+        assert!(told.out.contains(words), "{words}: {told:?}");
+    }
+    assert!(told.err.contains("`\"spoiled\"` is not a lock"), "{told:?}");
+    let names = async |arguments: &[&str]| -> Vec<String> {
+        let arguments = [&["ls", "--documents", "orders", "--json"], arguments].concat();
+        let listed = watchlock(&ground, arguments).await.expect(0).json();
+        let names = listed.as_array().unwrap().iter();
+        names.map(|lock| lock["name"].as_str().unwrap().to_owned()).collect()
+    };
+    assert_eq!(names(&["--free"]).await, [format!("ObjectId({HEX})")]);
+    assert_eq!(names(&["--prefix", "order-"]).await, ["\"order-7\""]);
+    assert_eq!(names(&["--field", "other.lock"]).await, [""; 0]);
+
+    let listed = names(&["--held"]).await;
+    assert_eq!(listed.len(), 2);
+    let with_braces = r#"{"tenant": "a"}"#;
+    let extended = format!(r#"{{"$oid": "{HEX}"}}"#);
+    let ids = listed.iter().map(String::as_str);
+    for id in ids.chain(["order-7", HEX, with_braces, &extended]) {
+        let shown = watchlock(&ground, ["show", "--documents", "orders", "--json", id])
+            .await
+            .expect(0)
+            .json();
+        assert_eq!(shown["kind"], json!("document"), "{id}");
+    }
+    let shown = watchlock(&ground, ["show", "--documents", "orders", "--json", with_braces])
+        .await
+        .expect(0);
+    assert_eq!(shown.json()["holders"][0]["token"], json!(pair.token().as_i64()));
+    let told = watchlock(&ground, ["show", "--documents", "orders", "7"])
+        .await
+        .expect(1);
+    assert!(told.err.contains("no trace"), "{told:?}");
+    watchlock(&ground, ["show", "--documents", "orders", "spoiled"])
+        .await
+        .expect(65);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn locks_in_documents_are_watched_and_broken() {
+    for ground in [
+        Ground::replica_set("cli_documents").await,
+        Ground::standalone("cli_documents").await,
+    ] {
+        let orders = orders(&ground).await;
+        let first = orders.acquire("order-7").reason("why not").await.unwrap();
+        let mut all = Started::run(&ground, &["watch", "--documents", "orders"]);
+        let mut one = Started::run(&ground, &["watch", "--documents", "orders", "order-7", "--json"]);
+        // The spoiled one and the held one come in no certain order.
+        let begun = [all.line().await, all.line().await];
+        let granted = begun
+            .iter()
+            .find(|line| line.contains("granted to"))
+            .expect("it is held");
+        assert!(
+            granted.contains("  \"order-7\"  granted to ") && granted.ends_with(": why not"),
+            "{begun:?}"
+        );
+        assert!(
+            begun.iter().any(|line| line.contains("\"spoiled\"  not a lock")),
+            "{begun:?}"
+        );
+        let event: Value = serde_json::from_str(&one.line().await).unwrap();
+        assert_eq!(
+            (&event["event"], &event["lock"]),
+            (&json!("granted"), &json!("\"order-7\""))
+        );
+
+        let break_it = ["break", "--documents", "orders", "order-7", "--yes", "--json"];
+        let told = watchlock(&ground, break_it).await.expect(0).json();
+        assert_eq!(told["broken"][0]["token"], json!(first.token().as_i64()));
+        assert_eq!(within(SOON * 3, "the loss", first.lost()).await, LostReason::Broken);
+        let told = format!("  \"order-7\"  broken, token {}", first.token());
+        assert!(all.line().await.ends_with(&told));
+        let event: Value = serde_json::from_str(&one.line().await).unwrap();
+        assert_eq!(event["event"], json!("broken"));
+        watchlock(&ground, break_it).await.expect(1);
+
+        // Another grant is left alone by the token of the first.
+        let second = orders.acquire("order-7").await.unwrap();
+        let token = first.token().to_string();
+        let arguments = ["break", "--documents", "orders", "order-7", "--yes", "--holder", &token];
+        let told = watchlock(&ground, arguments).await.expect(1);
+        assert!(told.err.contains("under this token"), "{told:?}");
+        assert_eq!(second.lost_reason(), None);
+        for started in [all, one] {
+            crate::signal("TERM", started.pid());
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_view_of_documents_fits_any_terminal_and_breaks_what_is_selected() {
+    let ground = Ground::replica_set("cli_documents").await;
+    let orders = orders(&ground).await;
+    for columns in [120, 60, 30] {
+        let held = orders.acquire("order-7").await.unwrap();
+        let mut terminal = Terminal::sized(&ground, "exec $W watch --documents orders", columns);
+        terminal.until_seen("\"order-7\"").await;
+        assert!(!terminal.screen().contains("show free"), "free locks are not listed");
+        // Select, break, confirm.
+        terminal.type_in("jb");
+        terminal.until_seen("`\"order-7\"`: Break this lock").await;
+        terminal.type_in("y");
+        assert_eq!(within(SOON, "the loss", held.lost()).await, LostReason::Broken);
+        terminal.until_seen("is broken").await;
+        terminal.type_in("q");
+        let (code, shown) = terminal.end().await;
+        assert!(
+            code == Some(0) && shown.trim_end().ends_with(RESTORED),
+            "{columns}: {shown:?}"
+        );
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_bad_id_collection_or_field_is_refused_before_anything_is_sent() {
+    let nobody = "mongodb://127.0.0.1:1/app";
+    let (long, longest) = ("n".repeat(9_000), "c".repeat(255));
+    let cases: [(&[&str], &[&str]); 10] = [
+        (&["show", "--documents", "", "x"], &["0 bytes", "1 to 254"]),
+        (&["ls", "--documents", &longest], &["255 bytes", "1 to 254"]),
+        (&["ls", "--documents", "a$b"], &["a$b", "`$`"]),
+        (
+            &["ls", "--documents", "orders", "--field", "a..b"],
+            &["`a..b`", "empty name"],
+        ),
+        (&["watch", "--documents", "orders", "--field", "_id.x"], &["`_id.x`"]),
+        (
+            &["ls", "--documents", "orders", "--kind", "mutex"],
+            &["--kind", "--documents"],
+        ),
+        (&["ls", "--field", "x"], &["--documents"]),
+        (&["show", "--documents", "orders", &long], &["9005 bytes", "8192"]),
+        (
+            &["break", "--yes", "--documents", "orders", "{x"],
+            &["`{x`", "extended JSON"],
+        ),
+        (&["watch", "--documents", "orders", r#"{"$gt": 5}"#], &["operators"]),
+    ];
+    for (arguments, words) in cases {
+        let told = done(bare().env("MONGODB_URI", nobody).args(arguments)).await.expect(64);
+        assert!(told.out.is_empty(), "{told:?}");
+        let missing: Vec<_> = words.iter().filter(|word| !told.err.contains(**word)).collect();
+        assert!(missing.is_empty(), "{missing:?}: {}", told.err);
+    }
+}

@@ -1,0 +1,285 @@
+//! `wait`, `elect`, `observe`, and `run` with several names.
+
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use watchlock::{LockEvent, Released};
+
+use crate::{
+    LONG, Started, bare,
+    common::{Ground, PATIENCE, SOON, is_vacant, until_waiting, within},
+    done, signal, until_gone, watchlock,
+};
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_wait_ends_when_the_lock_is_free_and_not_before() {
+    for ground in [
+        Ground::replica_set("cli_wait").await,
+        Ground::standalone("cli_wait").await,
+    ] {
+        let locks = ground.locks().await;
+        // Nobody has ever held it.
+        watchlock(&ground, ["wait", "x"]).await.expect(0);
+        let first = locks.mutex("x").acquire().reason("a reason").await.unwrap();
+        let told = watchlock(&ground, ["wait", "--timeout", "300ms", "x"]).await.expect(75);
+        assert!(told.err.contains("held by") && told.err.contains("300ms"), "{told:?}");
+        watchlock(&ground, ["wait", "--timeout", "0s", "-E", "3", "x"])
+            .await
+            .expect(3);
+
+        let mut waiting = Started::run(&ground, &["wait", "x"]);
+        let mut other = Started::run(&ground, &["wait", "--timeout", "1m", "x"]);
+        // A hand-over is no moment at which it is free.
+        let (next, mut events) = (ground.locks().await, locks.watch("x"));
+        let second = tokio::spawn(async move { next.mutex("x").acquire().await.unwrap() });
+        until_waiting(&locks, "x", 1).await;
+        assert_eq!(first.release().await.unwrap(), Released::Released);
+        let second = second.await.unwrap();
+        loop {
+            let event = within(PATIENCE, "the hand-over", events.next()).await.unwrap().unwrap();
+            if matches!(&event, LockEvent::Granted { holder, .. } if holder.token == second.token()) {
+                break;
+            }
+        }
+        // It has had the time to see that too.
+        let told = watchlock(&ground, ["wait", "--timeout", "300ms", "x"]).await.expect(75);
+        assert!(told.out.is_empty(), "{told:?}");
+        assert!(waiting.child.try_wait().unwrap().is_none() && other.child.try_wait().unwrap().is_none());
+        locks.break_lock("x").await.unwrap();
+        for waiting in [&mut waiting, &mut other] {
+            assert_eq!(waiting.status().await.code(), Some(0));
+        }
+
+        // A lease that runs out is the end of a holder too, and nobody reports that.
+        let until = mongodb::bson::DateTime::from_millis(mongodb::bson::DateTime::now().timestamp_millis() + 1_500);
+        let dead = mongodb::bson::doc! {
+            "id": "dead-1", "permits": 1_i64, "lease": 1_000_i64, "claim": 500_i64, "token": 5_i64,
+            "since": mongodb::bson::DateTime::now(), "until": until, "owner": { "host": "h", "pid": 1_i64 },
+        };
+        let left = mongodb::bson::doc! { "$set": { "holders": [dead] } };
+        let id = mongodb::bson::doc! { "_id": "x" };
+        ground.documents().await.update_one(id, left).await.unwrap();
+        watchlock(&ground, ["wait", "--timeout", "0s", "x"]).await.expect(75);
+        watchlock(&ground, ["wait", "x"]).await.expect(0);
+        let now = mongodb::bson::DateTime::now();
+        assert!(now >= until, "{now} {until}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_wait_for_a_document_ends_when_that_is_free() {
+    let ground = Ground::replica_set("cli_wait").await;
+    let collection = ground.driver().await.database(&ground.database).collection("orders");
+    collection.insert_one(mongodb::bson::doc! { "_id": 7 }).await.unwrap();
+    let orders = ground.locks().await.documents(collection);
+    let held = orders.acquire(7).await.unwrap();
+    let mut waiting = Started::run(&ground, &["wait", "--documents", "orders", "7"]);
+    watchlock(&ground, ["wait", "--documents", "orders", "--timeout", "300ms", "7"])
+        .await
+        .expect(75);
+    assert!(waiting.child.try_wait().unwrap().is_none());
+    held.release().await.unwrap();
+    assert_eq!(waiting.status().await.code(), Some(0));
+    watchlock(&ground, ["wait", "--documents", "orders", "8"])
+        .await
+        .expect(0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_elected_command_leads_until_it_ends_or_the_lead_is_lost() {
+    let ground = Ground::replica_set("cli_elect").await;
+    let locks = ground.locks().await;
+    let election = locks.election("scheduler");
+    let mut lines = Started::run(&ground, &["observe", "scheduler"]);
+    let mut objects = Started::run(&ground, &["observe", "scheduler", "--json"]);
+    assert!(lines.line().await.ends_with("  scheduler  nobody leads"));
+    let change: Value = serde_json::from_str(&objects.line().await).unwrap();
+    assert_eq!(
+        (&change["election"], &change["leader"]),
+        (&json!("scheduler"), &Value::Null)
+    );
+    assert!(change["at"].as_str().unwrap().ends_with('Z'));
+    let told = watchlock(&ground, ["observe", "--once", "scheduler"]).await.expect(1);
+    assert!(told.out.ends_with("nobody leads\n"), "{told:?}");
+
+    let script = "echo $WATCHLOCK_TOKEN; exec sleep 300";
+    let value = [
+        "elect",
+        "scheduler",
+        "--value",
+        "10.0.0.7:8080",
+        "--",
+        "sh",
+        "-c",
+        script,
+    ];
+    let mut leading = Started::run(&ground, &value);
+    let token: i64 = leading.line().await.parse().unwrap();
+    let leader = election.leader().await.unwrap().unwrap();
+    assert_eq!((&leader.value[..], leader.token.as_i64()), ("10.0.0.7:8080", token));
+    let told = lines.line().await;
+    assert!(
+        told.contains("led by ") && told.ends_with(&format!("token {token}: 10.0.0.7:8080")),
+        "{told}"
+    );
+    let change: Value = serde_json::from_str(&objects.line().await).unwrap();
+    assert_eq!(change["leader"]["value"], json!("10.0.0.7:8080"));
+    let told = watchlock(&ground, ["observe", "--once", "--json", "scheduler"])
+        .await
+        .expect(0);
+    assert_eq!(told.json()["leader"]["token"], json!(token));
+
+    // Another candidate gives up, or follows.
+    let told = watchlock(&ground, ["elect", "scheduler", "-t", "300ms", "--", "true"])
+        .await
+        .expect(75);
+    assert!(told.err.contains("300ms"), "{told:?}");
+    let mut next = Started::run(
+        &ground,
+        &["elect", "scheduler", "--", "sh", "-c", "echo elected; exec sleep 300"],
+    );
+    until_waiting(&locks, "scheduler", 1).await;
+    locks.break_lock("scheduler").await.unwrap();
+    assert_eq!(leading.status().await.code(), Some(76));
+    assert_eq!(next.line().await, "elected");
+    // Nobody proclaims nothing.
+    let told = loop {
+        let line = lines.line().await;
+        if line.contains("led by") {
+            break line;
+        }
+    };
+    assert!(!told.contains(": 10.0.0.7"), "{told}");
+    signal("TERM", next.pid());
+    assert_eq!(next.status().await.code(), Some(143));
+    assert!(lines.line().await.ends_with("nobody leads"));
+    watchlock(&ground, ["elect", "scheduler", "--", "sh", "-c", "exit 3"])
+        .await
+        .expect(3);
+
+    // A lock of another kind has no leader.
+    let _held = locks.mutex("m").acquire().await.unwrap();
+    watchlock(&ground, ["observe", "m"]).await.expect(65);
+    watchlock(&ground, ["elect", "m", "--", "true"]).await.expect(65);
+    for started in [lines, objects] {
+        signal("TERM", started.pid());
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn several_locks_are_held_by_one_command_or_none_is() {
+    let ground = Ground::replica_set("cli_several").await;
+    let locks = ground.locks().await;
+    let script = r#"printf '%s\n%s\n%s\n' "$WATCHLOCK_NAME" "$WATCHLOCK_TOKEN" "$WATCHLOCK_TOKENS"; exec sleep 300"#;
+    let several = ["run", "b", "--and", "c", "--and", "a", "--", "sh", "-c", script];
+    let mut running = Started::run(&ground, &several);
+    assert_eq!(running.line().await, "b");
+    let token: i64 = running.line().await.parse().unwrap();
+    let tokens: Value = serde_json::from_str(&running.line().await).unwrap();
+    for name in ["a", "b", "c"] {
+        let lock = locks.inspect(name).await.unwrap().unwrap();
+        assert_eq!(tokens[name], json!(lock.holders[0].token.as_i64()));
+    }
+    assert_eq!(tokens["b"], json!(token));
+    let told = watchlock(&ground, ["run", "--try", "d", "--and", "c", "--", "echo", "ran"])
+        .await
+        .expect(75);
+    assert!(told.out.is_empty() && told.err.contains("`c`"), "{told:?}");
+    assert!(is_vacant(&locks, "d").await, "none is held");
+    let told = watchlock(&ground, ["run", "-t", "300ms", "d", "--and", "c", "--", "echo", "ran"])
+        .await
+        .expect(75);
+    assert!(told.out.is_empty() && told.err.contains("300ms"), "{told:?}");
+
+    // One that is lost ends the command, and the others are free.
+    locks.break_lock("c").await.unwrap();
+    assert_eq!(running.status().await.code(), Some(76));
+    let told = running.told().await;
+    assert!(told.contains("`c` is lost"), "{told}");
+    for name in ["a", "b", "c", "d"] {
+        crate::common::eventually(SOON, "it is free", async || is_vacant(&locks, name).await).await;
+    }
+    let done = watchlock(&ground, ["run", "a", "--and", "b", "-v", "--", "sh", "-c", "exit 4"])
+        .await
+        .expect(4);
+    assert!(
+        done.err.contains("`a`, `b` is held") || done.err.contains("`a`, `b`"),
+        "{done:?}"
+    );
+    assert!(is_vacant(&locks, "a").await && is_vacant(&locks, "b").await);
+}
+
+/// Whoever freezes it, takes one of its locks and lets it go on.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stopped_job_with_several_locks_checks_each_before_it_goes_on() {
+    let ground = Ground::replica_set("cli_several").await;
+    let locks = ground.locks().await;
+    let mut running = Started::run(
+        &ground,
+        &["run", "a", "--and", "b", "--", "sh", "-c", "echo $$; exec sleep 300"],
+    );
+    let command: u32 = running.line().await.parse().unwrap();
+    signal("STOP", running.pid());
+    locks.break_lock("b").await.unwrap();
+    let taken = within(LONG, "it is free", locks.mutex("b").acquire().into_future())
+        .await
+        .unwrap();
+    signal("CONT", running.pid());
+    until_gone(command).await;
+    assert_eq!(running.status().await.code(), Some(76));
+    assert_eq!(taken.lost_reason(), None);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn bad_input_of_the_family_is_refused_before_anything_is_sent() {
+    let nobody = "mongodb://127.0.0.1:1/app";
+    let long = "n".repeat(1_025);
+    let cases: [(&[&str], &[&str]); 11] = [
+        (&["wait", &long], &["1025 bytes", "1 to 1024"]),
+        (&["wait", "x", "--timeout", "soon"], &["soon", "500ms, 5s, 2m"]),
+        (
+            &["wait", "--documents", "o", &"n".repeat(9_000)],
+            &["9005 bytes", "8192"],
+        ),
+        (&["observe", ""], &["0 bytes", "1 to 1024"]),
+        (&["observe", &long], &["1025 bytes"]),
+        (&["elect", &long, "--", "true"], &["1025 bytes", "1 to 1024"]),
+        (
+            &["elect", "x", "--value", &long, "--", "true"],
+            &["1025 bytes", "at most 1024"],
+        ),
+        (&["elect", "x"], &["COMMAND"]),
+        (
+            &["run", "x", "--and", &long, "--", "true"],
+            &["1025 bytes", "1 to 1024"],
+        ),
+        (
+            &["run", "x", "--and", "y", "--semaphore", "2", "--", "true"],
+            &["--and", "--semaphore"],
+        ),
+        (
+            &["run", "x", "--and", "y", "--and", "x", "--", "true"],
+            &["`x`", "more than once"],
+        ),
+    ];
+    for (arguments, words) in cases {
+        let told = done(bare().env("MONGODB_URI", nobody).args(arguments)).await.expect(64);
+        let missing: Vec<_> = words.iter().filter(|word| !told.err.contains(**word)).collect();
+        assert!(missing.is_empty(), "{missing:?}: {}", told.err);
+    }
+    let short = Duration::from_millis(200);
+    let nowhere = format!(
+        "mongodb://127.0.0.1:1/app?serverSelectionTimeoutMS={}",
+        short.as_millis()
+    );
+    for arguments in [
+        &["wait", "x"][..],
+        &["wait", "--timeout", "100ms", "x"],
+        &["observe", "x"],
+        &["elect", "x", "--", "true"],
+    ] {
+        done(bare().env("MONGODB_URI", &nowhere).args(arguments))
+            .await
+            .expect(69);
+    }
+}
