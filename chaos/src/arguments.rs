@@ -16,6 +16,7 @@ use crate::{
     history::HISTORY,
     jobs::Jobs,
     load::{Burden, Load},
+    pictures::Pictures,
     schedule::Mix,
 };
 
@@ -29,6 +30,7 @@ usage: watchlock-chaos [--minutes N | --seconds N] [--seed S] [--fault KINDS]
        watchlock-chaos load [--waiters N | --clients N | --processes N | --locks N | --held N] [--seconds N]
        watchlock-chaos load --names N
        watchlock-chaos load --soak MINUTES [--seed S]
+       watchlock-chaos pictures [--picture NAME] [--redraw] [--folder F]
 
   --minutes N    how long faults go on (1 if not given); the last burst is finished
   --seconds N    the same in seconds
@@ -43,6 +45,8 @@ usage: watchlock-chaos [--minutes N | --seconds N] [--seed S] [--fault KINDS]
   --held N       one client holds very many locks, and acquires others beside them
   --names N      many names are used once each: what is stored of them does not last
   --soak N       a bit of everything, for so many minutes: nothing grows
+  --picture NAME only this picture of the documentation, by its file in docs/pictures; all if not given
+  --redraw       draws from the records of the last run, in target/pictures
   --sabotage ignore-loss
                  clients go on when their lock is lost: the judge has to find it
   --sabotage stop-program
@@ -66,6 +70,12 @@ pub(crate) enum Command {
     Load(Load),
     Play(Play),
     Jobs(Jobs),
+    Pictures(Pictures),
+    /// The holder of a picture, which is going to be frozen.
+    Frozen {
+        uri: String,
+        file: PathBuf,
+    },
     /// The job whose process this is: it runs under the lock.
     Job {
         file: PathBuf,
@@ -81,6 +91,7 @@ impl Command {
         let mut mix = Mix::default();
         let (mut uri, mut database, mut label) = (None, None, None);
         let (mut stops_program, mut millis) = (false, 0);
+        let (mut picture, mut redraw) = (None, false);
         let (mut ignores_loss, mut contends, mut burden) = (false, false, Burden::Waiters(1_000));
         while let Some(argument) = parser.next()? {
             match argument {
@@ -94,6 +105,8 @@ impl Command {
                 Long("uri") => uri = Some(parser.value()?.string()?),
                 Long("database") => database = Some(parser.value()?.string()?),
                 Long("label") => label = Some(parser.value()?.string()?),
+                Long("picture") => picture = Some(parser.value()?.string()?),
+                Long("redraw") => redraw = true,
                 Long("millis") => millis = parser.value()?.parse()?,
                 Long("contend") => contends = true,
                 Long("waiters") => burden = Burden::Waiters(parser.value()?.parse()?),
@@ -152,6 +165,15 @@ impl Command {
             Some("job") => Self::Job {
                 file: folder.ok_or("`job` needs --folder")?,
                 lasts: Duration::from_millis(millis),
+            },
+            Some("pictures") => Self::Pictures(Pictures {
+                folder: folder.unwrap_or_else(|| Path::new("target").join("pictures")),
+                only: picture,
+                redraw,
+            }),
+            Some("frozen") => Self::Frozen {
+                uri: uri.ok_or("`frozen` needs --uri")?,
+                file: folder.ok_or("`frozen` needs --folder")?,
             },
             Some("load") => Self::Load(Load {
                 burden,

@@ -4,6 +4,7 @@ use std::{collections::BTreeMap, fmt::Write};
 
 use crate::{
     clock::{MILLI, Moment, SECOND},
+    history::History,
     journal::Note,
     judge::{Case, Violation},
 };
@@ -75,7 +76,7 @@ pub(crate) fn draw(case: &Case<'_>, violation: &Violation) -> String {
         y += ROW;
     }
     y += ROW / 2.0;
-    for (begin, end, text) in faults(case) {
+    for (begin, end, text) in faults(case.history) {
         let mut row = String::new();
         view.bar(&mut row, begin, end.or(Some(begin + 20 * MILLI)), "fault", &text);
         if !row.is_empty() {
@@ -115,8 +116,8 @@ pub(crate) fn draw(case: &Case<'_>, violation: &Violation) -> String {
 }
 
 /// Returns the faults with their beginnings and ends.
-fn faults(case: &Case<'_>) -> Vec<(Moment, Option<Moment>, String)> {
-    let journal = &case.history.journal;
+pub(crate) fn faults(history: &History) -> Vec<(Moment, Option<Moment>, String)> {
+    let journal = &history.journal;
     let begun = journal.iter().filter_map(|entry| match &entry.note {
         Note::Began { fault, text, .. } => Some((entry.at, *fault, text)),
         _ => None,

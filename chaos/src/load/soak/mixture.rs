@@ -2,7 +2,6 @@
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
-use futures::StreamExt;
 use mongodb::bson::{Document, doc};
 use tokio::{sync::watch, time::sleep};
 use watchlock::MultiHandle;
