@@ -144,7 +144,7 @@ async fn standalone(board: &mut Board) -> Result<()> {
     let cluster = start(Cluster::standalone(), "a standalone").await?;
     let polling = latency::polling_handoff(&cluster, ROUNDS_POLLING).await?;
     board.enter(board::POLLING, polling.median(), polling.to_string());
-    let contended = throughput::contended(load::many_clients(&cluster, 32).await?).await?;
+    let contended = throughput::contended(&cluster, load::many_clients(&cluster, 32).await?).await?;
     board.enter(board::POLLING_RATE, contended.per_second(), contended.to_string());
     Ok(())
 }

@@ -17,7 +17,11 @@ use tokio::{
 use watchlock::LockClient;
 use watchlock_testkit::Cluster;
 
-use crate::{Result, peer::Peer};
+use crate::{
+    Result,
+    counters::{Commands, Observer},
+    peer::Peer,
+};
 
 /// Number of tasks that acquire names of their own at once.
 const TASKS: usize = 64;
@@ -117,6 +121,7 @@ where
 pub(crate) struct Round {
     counts: Vec<usize>,
     elapsed: Duration,
+    commands: Commands,
 }
 
 impl Round {
@@ -136,12 +141,20 @@ impl Round {
 
 impl fmt::Display for Round {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} clients, Jain index {:.3}", self.counts.len(), self.evenness())
+        let locks = self.counts.iter().sum::<usize>();
+        write!(
+            f,
+            "{} clients, Jain index {:.3}, {locks} locks: {}",
+            self.counts.len(),
+            self.evenness(),
+            self.commands
+        )
     }
 }
 
 /// Makes all clients acquire and release one mutex without a pause, and counts after a while.
-pub(crate) async fn contended(clients: Vec<LockClient>) -> Result<Round> {
+pub(crate) async fn contended(cluster: &Cluster, clients: Vec<LockClient>) -> Result<Round> {
+    let observer = Observer::new(cluster).await?;
     let counts: Vec<Arc<AtomicUsize>> = clients.iter().map(|_| Arc::default()).collect();
     let mut tasks: JoinSet<Result<()>> = JoinSet::new();
     let end = Instant::now() + WARM_UP + COUNTED;
@@ -157,14 +170,20 @@ pub(crate) async fn contended(clients: Vec<LockClient>) -> Result<Round> {
     }
     let read = || -> Vec<usize> { counts.iter().map(|count| count.load(Ordering::Relaxed)).collect() };
     sleep(WARM_UP).await;
+    let sent = observer.read().await?;
     let (before, begun) = (read(), Instant::now());
     sleep(COUNTED).await;
     let (after, elapsed) = (read(), begun.elapsed());
+    let commands = observer.read().await?.since(&sent);
     while let Some(ended) = tasks.join_next().await {
         ended??;
     }
     let counts = after.iter().zip(before).map(|(after, before)| after - before).collect();
-    Ok(Round { counts, elapsed })
+    Ok(Round {
+        counts,
+        elapsed,
+        commands,
+    })
 }
 
 #[expect(clippy::cast_precision_loss, reason = "far fewer than 2^52")]
