@@ -5,6 +5,8 @@ use std::{
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
+use mongodb::options::ReadPreference;
+
 use crate::{
     input::{InvalidInput, TEXT_MOST, check_name, check_text},
     metered::Metered,
@@ -74,6 +76,8 @@ pub(crate) struct Config {
     pub(crate) max_operations: usize,
     /// Number of hand-overs before the turn of the first waiter without a stream.
     pub(crate) near: u64,
+    /// The members of the replica set that serve the streams of holders, waiters and claims.
+    pub(crate) stream_read_preference: ReadPreference,
     pub(crate) metered: Metered,
     host: String,
     label: Option<String>,
@@ -226,6 +230,7 @@ pub(crate) struct Settings {
     pub(crate) max_streams: Option<u32>,
     pub(crate) max_operations: Option<u32>,
     pub(crate) near: Option<u64>,
+    pub(crate) stream_read_preference: Option<ReadPreference>,
     pub(crate) metered: Vec<String>,
     pub(crate) label: Option<String>,
     pub(crate) owner_id: Option<String>,
@@ -256,6 +261,7 @@ impl Settings {
             max_streams: self.max_streams.unwrap_or(STREAMS),
             max_operations: usize::try_from(self.max_operations.unwrap_or(OPERATIONS)).unwrap_or(0),
             near: self.near.unwrap_or(NEAR),
+            stream_read_preference: self.stream_read_preference.unwrap_or(ReadPreference::Primary),
             metered: Metered::new(self.metered),
             host: host(),
             label: self.label,

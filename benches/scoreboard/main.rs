@@ -132,9 +132,11 @@ async fn three_nodes(board: &mut Board) -> Result<()> {
     board.compare(board::UNCONTENDED_RS3, &uncontended, "findOneAndUpdate + deleteOne");
     let handoff = latency::handoff(&cluster, ROUNDS_RS3).await?;
     board.compare(board::HANDOFF_RS3, &handoff, "hop");
+    let by_secondaries = latency::handoff_by_secondaries(&cluster, ROUNDS_RS3).await?;
 
     board.note("raw hop, three nodes", &handoff.raw);
     board.note("hand-over, three nodes", &handoff.lock);
+    board.note("hand-over by a secondary's stream, three nodes", &by_secondaries.lock);
     board.note("raw findOneAndUpdate + deleteOne, three nodes", &uncontended.raw);
     board.note("acquire + release, three nodes", &uncontended.lock);
     Ok(())

@@ -5,13 +5,13 @@ use std::time::{Duration, SystemTime};
 use mongodb::{
     Client, Collection,
     bson::Document,
-    options::{CollectionOptions, WriteConcern},
+    options::{CollectionOptions, ReadPreference, WriteConcern},
 };
 use tokio::{
     task::JoinHandle,
     time::{Instant, sleep, timeout},
 };
-use watchlock::{Acquire, LockClient, LockHandle, LockInfo};
+use watchlock::{Acquire, LockClient, LockClientBuilder, LockHandle, LockInfo};
 use watchlock_testkit::Cluster;
 
 use crate::Result;
@@ -29,18 +29,24 @@ pub(crate) struct Peer {
 
 impl Peer {
     pub(crate) async fn new(cluster: &Cluster) -> Result<Self> {
-        Self::of(cluster.client().await?, None).await
+        Self::of(cluster.client().await?, |builder| builder).await
     }
 
     pub(crate) async fn with_lease(uri: &str, lease: Duration) -> Result<Self> {
-        Self::of(Client::with_uri_str(uri).await?, Some(lease)).await
+        Self::of(Client::with_uri_str(uri).await?, |builder| builder.lease(lease)).await
     }
 
-    async fn of(driver: Client, lease: Option<Duration>) -> Result<Self> {
-        let mut builder = LockClient::builder(driver.database(DATABASE));
-        if let Some(lease) = lease {
-            builder = builder.lease(lease);
-        }
+    /// Makes one whose streams are served by the secondaries.
+    pub(crate) async fn streaming_from_secondaries(cluster: &Cluster) -> Result<Self> {
+        let secondary = ReadPreference::Secondary { options: None };
+        Self::of(cluster.client().await?, |builder| {
+            builder.stream_read_preference(secondary)
+        })
+        .await
+    }
+
+    async fn of(driver: Client, set: impl FnOnce(LockClientBuilder) -> LockClientBuilder) -> Result<Self> {
+        let builder = set(LockClient::builder(driver.database(DATABASE)));
         Ok(Self {
             locks: builder.build().await?,
             driver,

@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use mongodb::Database;
+use mongodb::{Database, options::ReadPreference};
 use tokio::runtime::Handle;
 
 use super::LockClient;
@@ -140,6 +140,19 @@ impl LockClientBuilder {
         self
     }
 
+    /// Sets which members of the replica set serve the change streams of the client's holders, waiters and claims; the
+    /// primary by default.
+    ///
+    /// An open stream costs its server some time for every write of the whole set, wherever that goes. With
+    /// [`SecondaryPreferred`](ReadPreference::SecondaryPreferred) the primary has that time for itself, and waiters are
+    /// woken later by as much as the secondary is behind. With [`Secondary`](ReadPreference::Secondary) a set without
+    /// one makes waiters poll. Correctness never depends on it: a grant is checked against the clock of the server that
+    /// made it, and all writes and reads stay with the primary, as do the streams of observers.
+    pub fn stream_read_preference(mut self, preference: ReadPreference) -> Self {
+        self.settings.stream_read_preference = Some(preference);
+        self
+    }
+
     /// Sets a name for this process that people recognize: the locks' documents have it next to the host and the
     /// process id.
     pub fn label(mut self, label: impl Into<String>) -> Self {
@@ -256,7 +269,8 @@ impl LockClientBuilder {
         };
         let connecting = || {
             let (database, collection) = (database.clone(), collection.clone());
-            async move { MongoStore::connect(&database, &collection).await }
+            let streams = config.stream_read_preference.clone();
+            async move { MongoStore::connect(&database, &collection, streams).await }
         };
         let connected = read_beside(&Handle::current(), Hedging::CONNECT, connecting).await;
         let (store, topology, exchange) = connected

@@ -10,7 +10,7 @@ use std::{
     time::Duration,
 };
 
-use mongodb::Database;
+use mongodb::{Database, options::ReadPreference};
 use tokio::sync::watch;
 
 use crate::{
@@ -125,6 +125,11 @@ impl LockClient {
 
     /// Returns this client's session over the locks of a place, or creates one with that store. An unknown place gets
     /// its own session.
+    /// Returns which members serve the streams of holders, waiters and claims.
+    pub(crate) fn stream_read_preference(&self) -> &ReadPreference {
+        &self.session.config.stream_read_preference
+    }
+
     pub(crate) fn session_over(
         &self,
         place: Option<PlaceId>,

@@ -546,7 +546,8 @@ impl<T> DocumentLocks<T> {
             self.locks
                 .session_over(PlaceId::of(&self.place, &self.path), || match &self.place {
                     Place::Mongo(collection) => {
-                        let store = MongoStore::in_place(collection, place.clone());
+                        let streams = self.locks.stream_read_preference().clone();
+                        let store = MongoStore::in_place(collection, place.clone(), streams);
                         DocumentStore::Mongo(Arc::new(store), place)
                     }
                     Place::Memory(documents) => DocumentStore::Memory(Arc::new(MemoryInPlace::new(documents, place))),

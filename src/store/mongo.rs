@@ -65,6 +65,8 @@ pub(crate) struct MongoStore {
     location: Location,
     /// Set when the locks are in documents of the user's own.
     place: Option<Arc<InPlace>>,
+    /// The members of the replica set that serve the streams of a session.
+    streams: ReadPreference,
 }
 
 impl MongoStore {
@@ -72,6 +74,7 @@ impl MongoStore {
     pub(crate) async fn connect(
         database: &Database,
         collection: &str,
+        streams: ReadPreference,
     ) -> Result<(Self, Topology, Exchange), StoreError> {
         let sent = Instant::now();
         // Asked of the primary, which also answers for the collection's writes, so that an unreachable primary is
@@ -92,7 +95,7 @@ impl MongoStore {
         } else {
             Topology::Standalone
         };
-        let store = Self::new(database.collection(collection), None);
+        let store = Self::new(database.collection(collection), None, streams);
         let exchange = Exchange {
             sent,
             received: Instant::now(),
@@ -102,11 +105,15 @@ impl MongoStore {
     }
 
     /// Returns the store of the locks in the documents of a user's collection.
-    pub(crate) fn in_place<T: Send + Sync>(collection: &Collection<T>, place: Arc<InPlace>) -> Self {
-        Self::new(collection.clone_with_type(), Some(place))
+    pub(crate) fn in_place<T: Send + Sync>(
+        collection: &Collection<T>,
+        place: Arc<InPlace>,
+        streams: ReadPreference,
+    ) -> Self {
+        Self::new(collection.clone_with_type(), Some(place), streams)
     }
 
-    fn new(collection: Collection<Document>, place: Option<Arc<InPlace>>) -> Self {
+    fn new(collection: Collection<Document>, place: Option<Arc<InPlace>>, streams: ReadPreference) -> Self {
         // Set here and never inherited: the user's settings for the database are meant for the user's own data. A grant
         // that is not majority-committed can be rolled back, and then be granted again to another.
         let options = CollectionOptions::builder()
@@ -122,6 +129,7 @@ impl MongoStore {
                 .as_ref()
                 .map_or_else(Location::default, |place| Location::under(place.path())),
             place,
+            streams,
         }
     }
 

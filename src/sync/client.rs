@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use mongodb::{Collection, Database};
+use mongodb::{Collection, Database, options::ReadPreference};
 
 use super::{
     Action, AllLockEvents, DocumentLocks, Election, LockEvents, MultiLock, Mutex, Once, RwLock, Semaphore, block_on,
@@ -78,6 +78,11 @@ impl LockClientBuilder {
     /// See [`LockClientBuilder::wake_source`](crate::LockClientBuilder::wake_source).
     pub fn wake_source(self, source: WakeSource) -> Self {
         self.with(|builder| builder.wake_source(source))
+    }
+
+    /// See [`LockClientBuilder::stream_read_preference`](crate::LockClientBuilder::stream_read_preference).
+    pub fn stream_read_preference(self, preference: ReadPreference) -> Self {
+        self.with(|builder| builder.stream_read_preference(preference))
     }
 
     /// See [`LockClientBuilder::max_operations`](crate::LockClientBuilder::max_operations).

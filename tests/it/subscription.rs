@@ -11,7 +11,7 @@ use mongodb::{
     Client, Database,
     bson::{Bson, DateTime, Document, RawDocumentBuf, doc},
     event::{EventHandler, command::CommandEvent},
-    options::{ClientOptions, CollectionOptions, FindOneOptions, ReadConcern, WriteConcern},
+    options::{ClientOptions, CollectionOptions, FindOneOptions, ReadConcern, ReadPreference, WriteConcern},
 };
 use watchlock::{DocumentLocks, LockClient, LockEvent, LockStatus, PollingReason, WakeMode};
 use watchlock_testkit::Cluster;
@@ -482,6 +482,64 @@ async fn the_same_collection_has_one_stream_for_grants_and_claims() {
     }
     own.delete_one(doc! { "_id": 0 }).await.unwrap();
     within(SOON, "the loss", held.lost()).await;
+}
+
+/// On request, the members that lag behind have the cost of the streams, and the primary has none of it.
+#[tokio::test(flavor = "multi_thread")]
+async fn streams_are_served_by_the_members_that_the_client_prefers() {
+    let cluster = Cluster::replica_set(3).await.unwrap();
+    let ground = Ground::on(&cluster, "preferred");
+    let holder = ground.polling().await;
+    let builder = ground
+        .builder()
+        .await
+        .stream_read_preference(ReadPreference::Secondary { options: None });
+    let waiter = builder.build().await.unwrap();
+    let primary = cluster.primary().await.unwrap();
+    let (mut on_primary, mut on_others) = (None, Vec::new());
+    for node in 0..cluster.len() {
+        let client = cluster.node_client(node).await.unwrap();
+        if node == primary {
+            on_primary = Some(client);
+        } else {
+            on_others.push(client);
+        }
+    }
+    let streams = async |clients: &[Client]| {
+        let mut open = 0;
+        for client in clients {
+            open += ground.streams(client).await.len();
+        }
+        open
+    };
+    let own = ground
+        .driver()
+        .await
+        .database(&ground.database)
+        .collection::<Document>("orders");
+    own.insert_one(doc! { "_id": 1 }).await.unwrap();
+    let (held, order) = (
+        holder.mutex("x").acquire().await.unwrap(),
+        holder.documents(own.clone()).acquire(1).await.unwrap(),
+    );
+    let waits = tokio::spawn(waiter.mutex("x").acquire().into_future());
+    let orders = waiter.documents(own.clone());
+    let wants_order = tokio::spawn(orders.acquire(1).into_future());
+    eventually(PATIENCE, "both streams are open", async || {
+        streams(&on_others).await == 2
+    })
+    .await;
+    assert_eq!(streams(on_primary.as_slice()).await, 0);
+    held.release().await.unwrap();
+    order.release().await.unwrap();
+    let next = within(SOON, "the lock", waits).await.unwrap().unwrap();
+    let next_order = within(SOON, "the document", wants_order).await.unwrap().unwrap();
+    assert_eq!(waiter.wake_mode(), WakeMode::ChangeStream);
+
+    // What another program overwrites is lost by the same stream.
+    own.delete_one(doc! { "_id": 1 }).await.unwrap();
+    within(SOON, "the loss", next_order.lost()).await;
+    next.release().await.unwrap();
 }
 
 /// A write that no majority has, and that a fail-over would undo, is shown to nobody.

@@ -4,6 +4,7 @@ use futures::StreamExt;
 use mongodb::{
     bson::{Bson, Document, RawDocument, doc},
     error::Error,
+    options::{ReadPreference, SelectionCriteria},
     raw_batch_cursor::RawBatchCursor,
 };
 
@@ -24,7 +25,9 @@ impl MongoStore {
         let location = self.location.clone();
         if location.is_root() {
             let read = move |event: &Received, to: &mut Vec<Event>| to.push(read_any(&location, event));
-            return self.stream(Document::new(), concerning(session), read, resume).await;
+            return self
+                .stream((Document::new(), &self.streams), concerning(session), read, resume)
+                .await;
         }
         let selection = concerning_in_place(session, &location, watched);
         let ours = wake::pattern(session);
@@ -41,7 +44,8 @@ impl MongoStore {
                 to.push(Event::Freed);
             }
         };
-        self.stream(Document::new(), selection, read, resume).await
+        self.stream((Document::new(), &self.streams), selection, read, resume)
+            .await
     }
 
     /// Opens a stream of all changes to the document `name`, or to any document.
@@ -57,7 +61,9 @@ impl MongoStore {
         let options = doc! { "fullDocument": "updateLookup" };
         let id = name.map(|name| name::id_of(&self.location, name));
         let selection = about(id.as_ref(), &self.location);
-        self.stream(options, selection, read, resume).await
+        // An observer has read the document from the primary: a member that lags would show it earlier ones.
+        self.stream((options, &ReadPreference::Primary), selection, read, resume)
+            .await
     }
 
     /// Opens the stream as a plain aggregation and not through the driver's `watch`, whose own resuming can lose events
@@ -65,7 +71,7 @@ impl MongoStore {
     /// batch, empty ones too, is a sign of life.
     async fn stream<T>(
         &self,
-        mut options: Document,
+        (mut options, from): (Document, &ReadPreference),
         selection: Vec<Document>,
         read: impl Fn(&Received, &mut Vec<T>) + Send + Sync + 'static,
         resume: Option<&ResumeAt>,
@@ -78,6 +84,7 @@ impl MongoStore {
         let cursor = self
             .collection
             .aggregate(stages)
+            .selection_criteria(SelectionCriteria::ReadPreference(from.clone()))
             .max_await_time(AWAIT_TIME)
             .batch()
             .await?;
