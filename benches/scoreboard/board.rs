@@ -50,11 +50,15 @@ const fn at_least(name: &'static str, least: f64) -> Key {
 pub(crate) const HANDOFF_RS1: Key = key("handoff_ratio_rs1", 1.35);
 pub(crate) const HANDOFF_RS3: Key = key("handoff_ratio_rs3", 1.35);
 pub(crate) const UNCONTENDED_RS1: Key = key("uncontended_ratio_rs1", 1.15);
+pub(crate) const UNCONTENDED_STANDALONE: Key = key("uncontended_ratio_standalone", 1.15);
 pub(crate) const UNCONTENDED_RS3: Key = key("uncontended_ratio_rs3", 1.15);
 pub(crate) const COMMANDS_32: Key = key("commands_per_handoff_32", 2.3);
 pub(crate) const GETMORES_32: Key = key("getmores_per_handoff_32", 2.5);
+pub(crate) const CONTENDED: Key = at_least("contended_rate_ratio", 1.0);
+pub(crate) const CPU_32: Key = key("handoff_cpu_32_ratio", 1.4);
 pub(crate) const COMMANDS_LOCAL: Key = key("commands_per_handoff_local", 1.2);
 pub(crate) const STREAMS_200: Key = key("streams_200_waiting", 6.0);
+pub(crate) const HANDOFF_200: Key = key("handoff_200_clients_ratio", 3.0);
 pub(crate) const IDLE_CLIENT: Key = key("idle_commands_per_client", 1.0);
 pub(crate) const TAX_64: Key = key("stream_tax_64", 1.5);
 pub(crate) const IDLE: Key = key("idle_commands_per_s_50x5", 3.0);

@@ -1,6 +1,6 @@
-//! The commands that a server has executed.
+//! The commands that a server has executed, and its processor time.
 
-use std::{collections::BTreeMap, fmt, time::Duration};
+use std::{collections::BTreeMap, fmt, fs, time::Duration};
 
 use mongodb::{
     Client,
@@ -75,6 +75,21 @@ impl Commands {
     pub(crate) fn monitoring(&self) -> i64 {
         MONITORING.iter().map(|name| self.of(name)).sum()
     }
+}
+
+/// Returns the first node's processor time so far, as the kernel counts it, in hundredths of a second.
+pub(crate) fn processor_time(cluster: &Cluster) -> Result<Duration> {
+    let pid = cluster.pid(0).ok_or("the server has no process")?;
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat"))?;
+    let (_, fields) = stat.rsplit_once(") ").ok_or("no name in stat")?;
+    // The 14th and 15th of all fields: in user mode and in the kernel.
+    let ticks: u64 = fields
+        .split(' ')
+        .skip(11)
+        .take(2)
+        .map(str::parse::<u64>)
+        .sum::<std::result::Result<_, _>>()?;
+    Ok(Duration::from_millis(ticks * 10))
 }
 
 impl fmt::Display for Commands {

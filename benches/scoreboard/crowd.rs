@@ -1,6 +1,11 @@
 //! The cost of many clients that wait for one lock, for the server and for everybody else.
 
-use std::{collections::BTreeSet, fmt, fs, time::Duration};
+use std::{
+    collections::BTreeSet,
+    fmt,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
 
 use futures::TryStreamExt;
 use mongodb::{
@@ -16,9 +21,10 @@ use watchlock_testkit::Cluster;
 
 use crate::{
     Result,
-    counters::{Commands, Observer},
+    counters::{Commands, Observer, processor_time},
     load::many_clients,
     peer::Peer,
+    samples::Samples,
 };
 
 /// Number of clients that wait, each with connections of its own.
@@ -163,17 +169,54 @@ async fn cost_of_writes(cluster: &Cluster, writer: &Client) -> Result<f64> {
     Ok(taken * 1e6 / f64::from(WRITES))
 }
 
-/// Returns the first node's processor time so far, as the kernel counts it, in hundredths of a second.
-fn processor_time(cluster: &Cluster) -> Result<Duration> {
-    let pid = cluster.pid(0).ok_or("the server has no process")?;
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat"))?;
-    let (_, fields) = stat.rsplit_once(") ").ok_or("no name in stat")?;
-    // The 14th and 15th of all fields: in user mode and in the kernel.
-    let ticks: u64 = fields
-        .split(' ')
-        .skip(11)
-        .take(2)
-        .map(str::parse::<u64>)
-        .sum::<std::result::Result<_, _>>()?;
-    Ok(Duration::from_millis(ticks * 10))
+/// Number of tasks that wait for one lock.
+const TASKS: usize = 2_000;
+
+/// Number of clients that these tasks are spread over: for a long queue, and for the comparison.
+const MANY: usize = 200;
+const FEW: usize = 10;
+
+/// Measures the median time from grant to grant while a long queue is served: of many clients beside few.
+pub(crate) async fn served(cluster: &Cluster) -> Result<(Samples, Samples)> {
+    let (mut many, mut few) = (Samples::default(), Samples::default());
+    for round in 0..2 {
+        drain(cluster, &format!("few {round}"), FEW, &mut few).await?;
+        drain(cluster, &format!("many {round}"), MANY, &mut many).await?;
+    }
+    Ok((many, few))
+}
+
+/// Lets tasks of so many clients wait for a lock, frees it, and takes the times between their grants.
+async fn drain(cluster: &Cluster, name: &str, clients: usize, to: &mut Samples) -> Result<()> {
+    let holder = Peer::new(cluster).await?;
+    let held = holder.locks.mutex(name).acquire().await?;
+    let clients = many_clients(cluster, clients).await?;
+    let granted = Arc::new(Mutex::new(Vec::with_capacity(TASKS)));
+    let mut waiters: JoinSet<Result<()>> = JoinSet::new();
+    for task in 0..TASKS {
+        let (mutex, granted) = (clients[task % clients.len()].mutex(name), granted.clone());
+        waiters.spawn(async move {
+            let handle = mutex.acquire().await?;
+            granted
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .push(Instant::now());
+            handle.release().await?;
+            Ok(())
+        });
+    }
+    holder.until_queued(name, clients.len()).await?;
+    held.release().await?;
+    while let Some(ended) = waiters.join_next().await {
+        ended??;
+    }
+    let granted = std::mem::take(&mut *granted.lock().unwrap_or_else(PoisonError::into_inner));
+    for pair in granted.windows(2) {
+        to.push(pair[1].saturating_duration_since(pair[0]));
+    }
+    for locks in clients {
+        locks.shutdown().await;
+    }
+    holder.locks.shutdown().await;
+    Ok(())
 }

@@ -35,6 +35,9 @@ const ROUNDS_RS3: usize = 300;
 /// Number of rounds on a standalone server, where the waiter waits for up to 100 ms each time.
 const ROUNDS_POLLING: usize = 100;
 
+/// Number of rounds of contention, in turns with clients that poll.
+const ROUNDS_CONTENDED: u32 = 3;
+
 /// Number of rounds with a holder that dies, which take a lease each.
 const ROUNDS_EXPIRY: usize = 15;
 
@@ -144,6 +147,12 @@ async fn three_nodes(board: &mut Board) -> Result<()> {
 
 async fn standalone(board: &mut Board) -> Result<()> {
     let cluster = start(Cluster::standalone(), "a standalone").await?;
+    let uncontended = latency::uncontended(&cluster, ROUNDS_RS1).await?;
+    board.compare(
+        board::UNCONTENDED_STANDALONE,
+        &uncontended,
+        "findOneAndUpdate + deleteOne",
+    );
     let polling = latency::polling_handoff(&cluster, ROUNDS_POLLING).await?;
     board.enter(board::POLLING, polling.median(), polling.to_string());
     let contended = throughput::contended(&cluster, load::many_clients(&cluster, 32).await?).await?;
@@ -170,6 +179,29 @@ async fn contention(board: &mut Board) -> Result<()> {
         contention.handoffs_per_second()
     ));
 
+    let (mut rates, mut polled_rates, mut costs) = (0.0, 0.0, (0.0, 0.0));
+    for _ in 0..ROUNDS_CONTENDED {
+        let polled = throughput::polled(&cluster, 32).await?;
+        let contended = throughput::contended(&cluster, load::many_clients(&cluster, 32).await?).await?;
+        let two = throughput::contended(&cluster, load::many_clients(&cluster, 2).await?).await?;
+        board.remark(format!(
+            "32 clients in contention: {:.0} locks/s, {contended}",
+            contended.per_second()
+        ));
+        board.remark(format!(
+            "32 clients that poll: {:.0} locks/s, {polled}",
+            polled.per_second()
+        ));
+        rates += contended.per_second();
+        polled_rates += polled.per_second();
+        costs = (costs.0 + contended.server_millis(), costs.1 + two.server_millis());
+    }
+    let from =
+        format!("{rates:.0} locks/s / {polled_rates:.0} of 32 clients that poll, sums of {ROUNDS_CONTENDED} rounds");
+    board.enter(board::CONTENDED, rates / polled_rates, from);
+    let from = format!("{:.2} ms of the server's processor / {:.2} ms, sums", costs.0, costs.1);
+    board.enter(board::CPU_32, costs.0 / costs.1, from);
+
     let cluster = start(Cluster::replica_set(1), "50 tasks of one client in contention").await?;
     let clients = load::many_tasks(&cluster, 50).await?;
     let local: Contention = load::contention(&cluster, clients).await?;
@@ -190,6 +222,10 @@ async fn crowd(board: &mut Board) -> Result<()> {
         crowd.commands_per_client(),
         String::from("(the same run)"),
     );
+    let cluster = start(Cluster::replica_set(1), "2,000 waiters of 200 clients, and of 10").await?;
+    let (many, few) = crowd::served(&cluster).await?;
+    let from = format!("{many} / {few}");
+    board.enter(board::HANDOFF_200, many.median() / few.median(), from);
     let cluster = start(Cluster::replica_set(1), "what 64 clients that wait cost everybody else").await?;
     let tax = crowd::tax(&cluster).await?;
     board.enter(board::TAX_64, tax.ratio(), tax.to_string());

@@ -9,7 +9,11 @@ use std::{
     time::Duration,
 };
 
-use mongodb::{Collection, bson::Document, bson::doc};
+use mongodb::{
+    Collection,
+    bson::{Document, doc},
+    error::{Error, ErrorKind, WriteFailure},
+};
 use tokio::{
     task::JoinSet,
     time::{Instant, sleep},
@@ -19,7 +23,7 @@ use watchlock_testkit::Cluster;
 
 use crate::{
     Result,
-    counters::{Commands, Observer},
+    counters::{Commands, Observer, processor_time},
     peer::Peer,
 };
 
@@ -36,6 +40,9 @@ const ROUNDS: usize = 4;
 /// Time for which clients contend before they are counted, and while they are.
 const WARM_UP: Duration = Duration::from_secs(2);
 const COUNTED: Duration = Duration::from_secs(8);
+
+/// Pause of a contender that polls.
+const POLLED: Duration = Duration::from_millis(10);
 
 /// Locks per second beside raw pairs of commands per second.
 #[derive(Debug, Default)]
@@ -122,11 +129,21 @@ pub(crate) struct Round {
     counts: Vec<usize>,
     elapsed: Duration,
     commands: Commands,
+    server: Duration,
 }
 
 impl Round {
     pub(crate) fn per_second(&self) -> f64 {
-        float(self.counts.iter().sum()) / self.elapsed.as_secs_f64()
+        float(self.locks()) / self.elapsed.as_secs_f64()
+    }
+
+    /// Returns the server's processor time for each, in milliseconds.
+    pub(crate) fn server_millis(&self) -> f64 {
+        self.server.as_secs_f64() * 1e3 / float(self.locks())
+    }
+
+    fn locks(&self) -> usize {
+        self.counts.iter().sum()
     }
 
     /// Returns Jain's index: 1 if all clients had the lock equally often.
@@ -141,28 +158,74 @@ impl Round {
 
 impl fmt::Display for Round {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let locks = self.counts.iter().sum::<usize>();
         write!(
             f,
-            "{} clients, Jain index {:.3}, {locks} locks: {}",
+            "{} clients, Jain index {:.3}, {} locks: {}",
             self.counts.len(),
             self.evenness(),
+            self.locks(),
             self.commands
         )
     }
 }
 
+/// One that wants a lock again and again.
+enum Contender {
+    Waits(watchlock::Mutex),
+    /// Polls at a fixed interval, and whoever asks first is let in: as simple locks do.
+    Polls(Collection<Document>),
+}
+
+impl Contender {
+    async fn once(&self) -> Result<()> {
+        match self {
+            Self::Waits(mutex) => drop(mutex.acquire().await?.release().await?),
+            Self::Polls(raw) => {
+                while let Err(error) = raw.insert_one(doc! { "_id": "contended" }).await {
+                    if !is_duplicate(&error) {
+                        return Err(error.into());
+                    }
+                    sleep(POLLED).await;
+                }
+                raw.delete_one(doc! { "_id": "contended" }).await?;
+            }
+        }
+        Ok(())
+    }
+}
+
+fn is_duplicate(error: &Error) -> bool {
+    matches!(&*error.kind, ErrorKind::Write(WriteFailure::WriteError(error)) if error.code == 11_000)
+}
+
 /// Makes all clients acquire and release one mutex without a pause, and counts after a while.
 pub(crate) async fn contended(cluster: &Cluster, clients: Vec<LockClient>) -> Result<Round> {
+    let contenders = clients.iter().map(|locks| Contender::Waits(locks.mutex("contended")));
+    let round = contend(cluster, contenders.collect()).await?;
+    for locks in clients {
+        locks.shutdown().await;
+    }
+    Ok(round)
+}
+
+/// Makes so many clients poll for a document of the same server.
+pub(crate) async fn polled(cluster: &Cluster, clients: usize) -> Result<Round> {
+    let mut contenders = Vec::new();
+    for _ in 0..clients {
+        contenders.push(Contender::Polls(Peer::new(cluster).await?.raw()));
+    }
+    contend(cluster, contenders).await
+}
+
+async fn contend(cluster: &Cluster, contenders: Vec<Contender>) -> Result<Round> {
     let observer = Observer::new(cluster).await?;
-    let counts: Vec<Arc<AtomicUsize>> = clients.iter().map(|_| Arc::default()).collect();
+    let counts: Vec<Arc<AtomicUsize>> = contenders.iter().map(|_| Arc::default()).collect();
     let mut tasks: JoinSet<Result<()>> = JoinSet::new();
     let end = Instant::now() + WARM_UP + COUNTED;
-    for (locks, count) in clients.into_iter().zip(counts.clone()) {
+    for (contender, count) in contenders.into_iter().zip(counts.clone()) {
         tasks.spawn(async move {
-            let mutex = locks.mutex("contended");
             while Instant::now() < end {
-                mutex.acquire().await?.release().await?;
+                contender.once().await?;
                 count.fetch_add(1, Ordering::Relaxed);
             }
             Ok(())
@@ -170,10 +233,11 @@ pub(crate) async fn contended(cluster: &Cluster, clients: Vec<LockClient>) -> Re
     }
     let read = || -> Vec<usize> { counts.iter().map(|count| count.load(Ordering::Relaxed)).collect() };
     sleep(WARM_UP).await;
-    let sent = observer.read().await?;
+    let (sent, server) = (observer.read().await?, processor_time(cluster)?);
     let (before, begun) = (read(), Instant::now());
     sleep(COUNTED).await;
     let (after, elapsed) = (read(), begun.elapsed());
+    let server = processor_time(cluster)? - server;
     let commands = observer.read().await?.since(&sent);
     while let Some(ended) = tasks.join_next().await {
         ended??;
@@ -183,6 +247,7 @@ pub(crate) async fn contended(cluster: &Cluster, clients: Vec<LockClient>) -> Re
         counts,
         elapsed,
         commands,
+        server,
     })
 }
 
