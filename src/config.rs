@@ -57,6 +57,18 @@ pub(crate) const DURATION_MOST: Duration = Duration::from_secs(366 * 24 * 3600);
 /// that asking more often would mostly ask twice.
 const POLL_QUICKEST: Duration = Duration::from_millis(1);
 
+/// Minimum limit of a hold: within less, no hold would reach its owner reliably before its time is over.
+const LIMIT_LEAST: Duration = Duration::from_millis(10);
+
+/// The limits of how long a lock is held; `None`: there is none.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub(crate) struct Limits {
+    /// The time after the grant from which the hold is reported as held too long.
+    pub(crate) report: Option<Duration>,
+    /// The time after the grant at which the hold is lost.
+    pub(crate) lose: Option<Duration>,
+}
+
 /// The settings of a client, validated.
 #[derive(Clone, Debug)]
 pub(crate) struct Config {
@@ -79,11 +91,38 @@ pub(crate) struct Config {
     /// The members of the replica set that serve the streams of holders, waiters and claims.
     pub(crate) stream_read_preference: ReadPreference,
     pub(crate) metered: Metered,
+    pub(crate) limits: Limits,
     host: String,
     label: Option<String>,
     owner_id: Option<String>,
     /// Set once the client has begun.
     identity: Option<Identity>,
+}
+
+impl Limits {
+    pub(crate) const NONE: Self = Self {
+        report: None,
+        lose: None,
+    };
+
+    /// Refuses limits that are out of bounds.
+    pub(crate) fn check(self) -> Result<(), InvalidInput> {
+        for (name, limit) in [("maximum hold", self.report), ("limit of the hold", self.lose)] {
+            if let Some(limit) = limit {
+                at_least(name, limit, LIMIT_LEAST)?;
+                at_most(name, limit, "longest accepted value", DURATION_MOST)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns these limits, with those of the client where one is missing.
+    pub(crate) fn or(self, client: Self) -> Self {
+        Self {
+            report: self.report.or(client.report),
+            lose: self.lose.or(client.lose),
+        }
+    }
 }
 
 impl Config {
@@ -135,6 +174,7 @@ impl Config {
                 "the maximum number of operations at once is {operations}; it must be 1 to {OPERATIONS_MOST}"
             )));
         }
+        self.limits.check()?;
         let metered = self.metered.names();
         if metered.len() > METERED_MOST {
             let names = metered.len();
@@ -232,6 +272,7 @@ pub(crate) struct Settings {
     pub(crate) near: Option<u64>,
     pub(crate) stream_read_preference: Option<ReadPreference>,
     pub(crate) metered: Vec<String>,
+    pub(crate) limits: Limits,
     pub(crate) label: Option<String>,
     pub(crate) owner_id: Option<String>,
 }
@@ -263,6 +304,7 @@ impl Settings {
             near: self.near.unwrap_or(NEAR),
             stream_read_preference: self.stream_read_preference.unwrap_or(ReadPreference::Primary),
             metered: Metered::new(self.metered),
+            limits: self.limits,
             host: host(),
             label: self.label,
             owner_id: self.owner_id,
@@ -474,6 +516,16 @@ mod tests {
                     ..settings()
                 },
                 ["name of a lock has 1025 bytes", "1 to 1024"],
+            ),
+            (
+                Settings {
+                    limits: Limits {
+                        report: Some(Duration::from_millis(9)),
+                        ..Limits::NONE
+                    },
+                    ..settings()
+                },
+                ["maximum hold of 9ms", "10ms"],
             ),
             (
                 Settings {

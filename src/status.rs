@@ -11,8 +11,23 @@ pub enum LockStatus {
     /// Held, but the last renewal failed or is overdue. Unless one gets through before
     /// [`safe_for`](crate::LockView::safe_for) is over, the lock will be lost.
     AtRisk,
+    /// Held and renewed, but for longer than the [maximum](crate::LockClientBuilder::max_hold) that was set for it.
+    HeldTooLong,
     /// Lost, or released.
     Lost,
+}
+
+impl LockStatus {
+    /// Returns the status of two locks that are held together: that of the less safe one.
+    pub(crate) fn worse(self, other: Self) -> Self {
+        let rank = |status| match status {
+            Self::Held => 0,
+            Self::HeldTooLong => 1,
+            Self::AtRisk => 2,
+            Self::Lost => 3,
+        };
+        if rank(other) > rank(self) { other } else { self }
+    }
 }
 
 impl fmt::Display for LockStatus {
@@ -20,6 +35,7 @@ impl fmt::Display for LockStatus {
         f.write_str(match self {
             Self::Held => "held",
             Self::AtRisk => "at risk",
+            Self::HeldTooLong => "held too long",
             Self::Lost => "lost",
         })
     }
@@ -50,6 +66,9 @@ pub enum LostReason {
     /// own.
     #[error("the lock's document was deleted")]
     Deleted,
+    /// It was held for as long as it [may be](crate::LockClientBuilder::lose_after).
+    #[error("the lock was held for too long")]
+    HeldTooLong,
     /// This process was forked from the one that holds the lock and goes on holding it: nothing renews or watches the
     /// lock here.
     #[error("this process was forked from the one that holds the lock")]

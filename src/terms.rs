@@ -1,10 +1,10 @@
-//! The terms of one acquire: how long its hold lives without a renewal, whether it is renewed, and how long the lock
-//! stays taken at least.
+//! The terms of one acquire: how long its hold lives without a renewal, whether it is renewed, how long the lock stays
+//! taken at least, and how long it may be held.
 
 use std::time::Duration;
 
 use crate::{
-    config::{Config, DURATION_MOST, LEASE_LEAST, at_least, at_most, below},
+    config::{Config, DURATION_MOST, LEASE_LEAST, Limits, at_least, at_most, below},
     input::InvalidInput,
 };
 
@@ -21,6 +21,9 @@ pub(crate) struct Terms {
     fixed: bool,
     /// The time after the grant before which a release does not open the lock.
     at_least: Duration,
+    /// Missing ones are the client's, unless it is `unlimited`.
+    limits: Limits,
+    unlimited: bool,
 }
 
 /// The lease of a hold by its terms and its client's settings.
@@ -36,9 +39,18 @@ pub(crate) struct Lease {
     pub(crate) urgent_below: Duration,
     /// The time after the grant before which a release does not open the lock.
     pub(crate) at_least: Duration,
+    pub(crate) limits: Limits,
 }
 
 impl Terms {
+    /// Returns the terms of a hold that lasts by its nature: the client's limits are not for it.
+    pub(crate) fn unlimited() -> Self {
+        Self {
+            unlimited: true,
+            ..Self::default()
+        }
+    }
+
     pub(crate) fn set_lease(&mut self, length: Duration) {
         (self.length, self.fixed) = (Some(length), false);
     }
@@ -51,9 +63,18 @@ impl Terms {
         self.at_least = at_least;
     }
 
+    pub(crate) fn set_max_hold(&mut self, most: Duration) {
+        self.limits.report = Some(most);
+    }
+
+    pub(crate) fn set_lose_after(&mut self, limit: Duration) {
+        self.limits.lose = Some(limit);
+    }
+
     /// Refuses terms that are out of bounds, or that don't go with the client's margins.
     pub(crate) fn check(&self, config: &Config) -> Result<(), InvalidInput> {
         at_most("least time", self.at_least, "longest accepted value", DURATION_MOST)?;
+        self.limits.check()?;
         let Some(length) = self.length else {
             return Ok(());
         };
@@ -84,6 +105,9 @@ impl Terms {
             // A hold with a short lease does not wait behind holds with a long one.
             urgent_below: length.max(config.lease) / 2,
             at_least: self.at_least,
+            limits: self
+                .limits
+                .or(if self.unlimited { Limits::NONE } else { config.limits }),
         }
     }
 
@@ -144,7 +168,12 @@ mod tests {
         let late = late.validate().unwrap();
         let mut for_ever = Terms::default();
         for_ever.set_at_least(Duration::MAX);
+        let (mut at_once, mut endless) = (Terms::default(), Terms::default());
+        at_once.set_max_hold(Duration::ZERO);
+        endless.set_lose_after(Duration::MAX);
         let cases = [
+            (&config, at_once, ["maximum hold of 0ns", "10ms"]),
+            (&config, endless, ["limit of the hold of 184", "31622400s"]),
             (&config, terms(Duration::ZERO), ["0ns", "500ms"]),
             (&config, terms(2 * SECOND), ["lease of 2s", "margin of the client, 2s"]),
             (&config, terms(Duration::MAX), ["lease of 184", "31622400s"]),
@@ -158,5 +187,22 @@ mod tests {
         for length in [2_001, 30_000, 31_622_400_000] {
             terms(Duration::from_millis(length)).check(&config).unwrap();
         }
+    }
+
+    #[test]
+    fn the_limits_of_an_acquire_come_before_those_of_the_client() {
+        let settings = Settings {
+            limits: Limits {
+                report: Some(60 * SECOND),
+                lose: Some(90 * SECOND),
+            },
+            ..Settings::default()
+        };
+        let config = settings.validate().unwrap();
+        let mut own = Terms::default();
+        own.set_max_hold(5 * SECOND);
+        let limits = own.lease(&config).limits;
+        assert_eq!((limits.report, limits.lose), (Some(5 * SECOND), Some(90 * SECOND)));
+        assert_eq!(Terms::unlimited().lease(&config).limits, Limits::NONE);
     }
 }

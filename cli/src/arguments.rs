@@ -138,6 +138,11 @@ pub(crate) struct Run {
     /// kept, and `break` opens it.
     #[arg(long, value_name = "DURATION", value_parser = duration)]
     pub(crate) at_least_for: Option<Duration>,
+    /// Report on standard error if the lock is held for longer than this (2h), once; it stays held
+    ///
+    /// To end the command then, run it under timeout(1): watchlock run nightly -- timeout 2h ./backup.sh
+    #[arg(long, value_name = "DURATION", value_parser = duration)]
+    pub(crate) max_hold: Option<Duration>,
     /// Run the command at most once in each period, among all hosts (1h, 1day); otherwise exit with 74
     ///
     /// Periods are windows by the server's clock: with 1h from each full hour to the next, with 1day from midnight to
@@ -252,6 +257,7 @@ impl From<Elect> for Run {
             owner_id: elect.owner_id,
             lease: elect.lease,
             at_least_for: None,
+            max_hold: None,
             once_per: None,
             offset: None,
             since_success: false,

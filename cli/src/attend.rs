@@ -7,7 +7,7 @@
 use std::time::Duration;
 
 use rustix::process::{Pid, Signal};
-use tokio::time::{MissedTickBehavior, interval, timeout};
+use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until, timeout};
 use watchlock::LostReason;
 
 use crate::{
@@ -41,8 +41,17 @@ pub(crate) struct End {
     pub(crate) by_keyboard: Option<Signal>,
 }
 
-/// Returns when the command has ended, or when its lock is lost and it can't be ended.
-pub(crate) async fn attend(running: &mut Running, handle: &Held, signals: &mut Signals, grace: Duration) -> End {
+/// Returns when the command has ended, or when its lock is lost and it can't be ended. If it lasts longer than
+/// `max_hold`, a message says so.
+pub(crate) async fn attend(
+    running: &mut Running,
+    handle: &Held,
+    signals: &mut Signals,
+    grace: Duration,
+    max_hold: Option<Duration>,
+) -> End {
+    // A limit beyond the clock's range is no limit.
+    let mut limit = max_hold.and_then(|most| Some((most, Instant::now().checked_add(most)?)));
     let mut tick = interval(TICK);
     tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut seemed_stopped = false;
@@ -72,6 +81,11 @@ pub(crate) async fn attend(running: &mut Running, handle: &Held, signals: &mut S
                     resume(running, handle).await;
                 },
             },
+            most = passed(limit) => {
+                limit = None;
+                let (name, most) = (plain(&handle.name()), humantime::format_duration(most));
+                say(&format!("`{name}` has been held for {most}; the command is still running"));
+            }
             _ = tick.tick() => {
                 running.notice_foreground();
                 let seems_stopped = running.seems_stopped();
@@ -81,6 +95,17 @@ pub(crate) async fn attend(running: &mut Running, handle: &Held, signals: &mut S
                 seemed_stopped = seems_stopped && !seemed_stopped;
             }
         }
+    }
+}
+
+/// Waits until a limit has passed, and returns its length; forever if there is none.
+async fn passed(limit: Option<(Duration, Instant)>) -> Duration {
+    match limit {
+        Some((most, at)) => {
+            sleep_until(at).await;
+            most
+        }
+        None => std::future::pending().await,
     }
 }
 

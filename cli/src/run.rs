@@ -96,6 +96,9 @@ async fn connect(
 
 async fn build(place: Place, arguments: &Run) -> Result<(Place, LockClient), Failure> {
     let mut builder = place.builder().lease(arguments.lease);
+    if let Some(most) = arguments.max_hold {
+        builder = builder.max_hold(most);
+    }
     if let Some(label) = &arguments.label {
         builder = builder.label(label);
     }
@@ -141,7 +144,7 @@ async fn under_lock(
     environment.extend(tokens.as_ref().map(|tokens| ("WATCHLOCK_TOKENS", &tokens[..])));
     let without = (!arguments.keep_uri).then_some(URI);
     let mut running = Running::start(&arguments.command, &environment, without)?;
-    let end = attend(&mut running, &handle, signals, arguments.grace).await;
+    let end = attend(&mut running, &handle, signals, arguments.grace, arguments.max_hold).await;
     let name = plain(&handle.name());
     let ended = end.ended.map(|ended| ended.code());
     let done = ended == Some(0) || arguments.failures_count;

@@ -207,6 +207,45 @@ impl LockClientBuilder {
         self
     }
 
+    /// Reports every lock that is held for longer than `most`, unless its acquire set [another](crate::Acquire::max_hold)
+    /// maximum; from 10 ms to 366 days, none by default.
+    ///
+    /// A renewed lock is held for as long as its holder lives: so a job that hangs keeps it for ever. From `most` after the
+    /// grant, [`status`](crate::LockView::status) is [`HeldTooLong`](crate::LockStatus::HeldTooLong), and an
+    /// [event and a metric](crate::observability) report it, once. The lock stays held; to have it lost, set
+    /// [`lose_after`](Self::lose_after). Claimed documents and [jobs](crate::Once) count, leaderships don't.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// use std::time::Duration;
+    /// use watchlock::{InMemory, LockStatus, LostReason};
+    ///
+    /// let minute = Duration::from_secs(60);
+    /// let locks = InMemory::new().builder().max_hold(5 * minute).lose_after(30 * minute).build().await?;
+    /// let handle = locks.mutex("report").acquire().await?;
+    /// tokio::time::sleep(6 * minute).await;
+    /// assert_eq!(handle.status(), LockStatus::HeldTooLong);
+    /// assert_eq!(handle.lost().await, LostReason::HeldTooLong);
+    /// # Ok(()) }
+    /// ```
+    pub fn max_hold(mut self, most: Duration) -> Self {
+        self.settings.limits.report = Some(most);
+        self
+    }
+
+    /// Loses every lock that is held for so long, unless its acquire set [another](crate::Acquire::lose_after) limit; from
+    /// 10 ms to 366 days, none by default.
+    ///
+    /// The lock is lost as [`HeldTooLong`](crate::LostReason::HeldTooLong) and released at once: the code under it must
+    /// stop by then. See [`Acquire::lose_after`](crate::Acquire::lose_after). Leaderships have no limit.
+    pub fn lose_after(mut self, limit: Duration) -> Self {
+        self.settings.limits.lose = Some(limit);
+        self
+    }
+
     /// Gives the locks with these names metrics of their own: their numbers have the label `lock` with the name; 100 names
     /// at most, none by default. Names given by an earlier call are replaced.
     ///

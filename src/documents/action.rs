@@ -73,6 +73,18 @@ impl<T> AcquireDocument<T> {
         self.terms.set_fixed(length);
         self
     }
+
+    /// Reports the hold if it lasts longer than `most`; see [`Acquire::max_hold`](crate::Acquire::max_hold).
+    pub fn max_hold(mut self, most: Duration) -> Self {
+        self.terms.set_max_hold(most);
+        self
+    }
+
+    /// Loses the lock when it has been held for `limit`; see [`Acquire::lose_after`](crate::Acquire::lose_after).
+    pub fn lose_after(mut self, limit: Duration) -> Self {
+        self.terms.set_lose_after(limit);
+        self
+    }
 }
 
 impl<T: DeserializeOwned + Send + Sync + 'static> IntoFuture for AcquireDocument<T> {
@@ -139,6 +151,18 @@ impl<T> TryAcquireDocument<T> {
     /// Holds the document for `length` and no longer; see [`Acquire::fixed`](crate::Acquire::fixed).
     pub fn fixed(mut self, length: Duration) -> Self {
         self.terms.set_fixed(length);
+        self
+    }
+
+    /// Reports the hold if it lasts longer than `most`; see [`Acquire::max_hold`](crate::Acquire::max_hold).
+    pub fn max_hold(mut self, most: Duration) -> Self {
+        self.terms.set_max_hold(most);
+        self
+    }
+
+    /// Loses the lock when it has been held for `limit`; see [`Acquire::lose_after`](crate::Acquire::lose_after).
+    pub fn lose_after(mut self, limit: Duration) -> Self {
+        self.terms.set_lose_after(limit);
         self
     }
 }

@@ -299,12 +299,65 @@ impl Acquire {
         self
     }
 
+    /// Reports the hold if it lasts longer than `most`, instead of the [client's](crate::LockClientBuilder::max_hold)
+    /// maximum. From 10 ms to 366 days, counted from the moment at which this client learned of its grant.
+    ///
+    /// From then on [`status`](crate::LockView::status) is [`HeldTooLong`](crate::LockStatus::HeldTooLong) unless renewals
+    /// fail too; and an event and a metric report it, once. The lock is held and renewed as before.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let locks = watchlock::LockClient::in_memory();
+    /// use std::time::Duration;
+    /// use watchlock::LockStatus;
+    ///
+    /// let handle = locks.mutex("nightly").acquire().max_hold(Duration::from_secs(3600)).await?;
+    /// tokio::time::sleep(Duration::from_secs(3601)).await;
+    /// assert_eq!(handle.status(), LockStatus::HeldTooLong);
+    /// # Ok(()) }
+    /// ```
+    pub fn max_hold(mut self, most: Duration) -> Self {
+        self.request.terms.set_max_hold(most);
+        self
+    }
+
+    /// Loses the lock when it has been held for `limit`, instead of the [client's](crate::LockClientBuilder::lose_after)
+    /// limit: as [`HeldTooLong`](crate::LostReason::HeldTooLong), with the bounds and the count of
+    /// [`max_hold`](Self::max_hold).
+    ///
+    /// The client then releases the lock at once, so that a job that hangs does not keep the others from it. The code
+    /// under the lock must stop by then, as before the end of a lease: [`safe_for`](crate::LockView::safe_for) counts down
+    /// to it, and [`lost`](crate::LockView::lost) resolves. Code that may go on nevertheless should write under the
+    /// [fencing token](crate::LockView::token).
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let locks = watchlock::LockClient::in_memory();
+    /// use std::time::Duration;
+    /// use watchlock::LostReason;
+    ///
+    /// let handle = locks.mutex("nightly").acquire().lose_after(Duration::from_secs(3600)).await?;
+    /// assert_eq!(handle.lost().await, LostReason::HeldTooLong);
+    /// # Ok(()) }
+    /// ```
+    pub fn lose_after(mut self, limit: Duration) -> Self {
+        self.request.terms.set_lose_after(limit);
+        self
+    }
+
     /// Shares the hold of this client, if it has one already: then the call does not wait for the lock, and returns one
     /// more handle to the same hold.
     ///
     /// All handles to a hold have the same token and are lost together. The last of them releases the lock, in whatever
     /// order they go. The first reason that was given stays, and so do the first terms: [`lease`](Self::lease),
-    /// [`fixed`](Self::fixed), [`at_least_for`](Self::at_least_for).
+    /// [`fixed`](Self::fixed), [`at_least_for`](Self::at_least_for), [`max_hold`](Self::max_hold),
+    /// [`lose_after`](Self::lose_after).
     ///
     /// # By client, not by task
     ///
@@ -416,6 +469,18 @@ impl TryAcquire {
     /// Keeps the lock taken for at least `least` after the grant; see [`Acquire::at_least_for`].
     pub fn at_least_for(mut self, least: Duration) -> Self {
         self.request.terms.set_at_least(least);
+        self
+    }
+
+    /// Reports the hold if it lasts longer than `most`; see [`Acquire::max_hold`].
+    pub fn max_hold(mut self, most: Duration) -> Self {
+        self.request.terms.set_max_hold(most);
+        self
+    }
+
+    /// Loses the lock when it has been held for `limit`; see [`Acquire::lose_after`].
+    pub fn lose_after(mut self, limit: Duration) -> Self {
+        self.request.terms.set_lose_after(limit);
         self
     }
 

@@ -28,6 +28,7 @@ use crate::{
         streams::follow::{Observation, Observations, Scope, follow},
     },
     status::LostReason,
+    terms::Terms,
     token::FencingToken,
 };
 
@@ -154,7 +155,8 @@ impl Election {
         };
         Campaign {
             session: self.session.session().clone(),
-            acquire: Acquire::new(share).value(value.into()),
+            // A leader leads for as long as it can.
+            acquire: Acquire::new(share).on(Terms::unlimited()).value(value.into()),
         }
     }
 

@@ -329,6 +329,19 @@ impl MultiAcquire {
         self.request.terms.set_lease(lease);
         self
     }
+
+    /// Reports parts that are held for longer than `most`; see [`Acquire::max_hold`](crate::Acquire::max_hold).
+    pub fn max_hold(mut self, most: Duration) -> Self {
+        self.request.terms.set_max_hold(most);
+        self
+    }
+
+    /// Loses the locks when the first of them has been held for `limit`; see
+    /// [`Acquire::lose_after`](crate::Acquire::lose_after).
+    pub fn lose_after(mut self, limit: Duration) -> Self {
+        self.request.terms.set_lose_after(limit);
+        self
+    }
 }
 
 impl IntoFuture for MultiAcquire {
@@ -358,6 +371,19 @@ impl TryMultiAcquire {
     /// Gives each part a lease of its own; see [`Acquire::lease`](crate::Acquire::lease).
     pub fn lease(mut self, lease: Duration) -> Self {
         self.request.terms.set_lease(lease);
+        self
+    }
+
+    /// Reports parts that are held for longer than `most`; see [`Acquire::max_hold`](crate::Acquire::max_hold).
+    pub fn max_hold(mut self, most: Duration) -> Self {
+        self.request.terms.set_max_hold(most);
+        self
+    }
+
+    /// Loses the locks when the first of them has been held for `limit`; see
+    /// [`Acquire::lose_after`](crate::Acquire::lose_after).
+    pub fn lose_after(mut self, limit: Duration) -> Self {
+        self.request.terms.set_lose_after(limit);
         self
     }
 
@@ -618,10 +644,8 @@ impl MultiView {
         if self.lost_part().is_some() {
             return LockStatus::Lost;
         }
-        let mut statuses = self.parts().map(LockView::status);
-        statuses
-            .find(|status| *status != LockStatus::Held)
-            .unwrap_or(LockStatus::Held)
+        let statuses = self.parts().map(LockView::status);
+        statuses.fold(LockStatus::Held, LockStatus::worse)
     }
 
     /// Returns for how long all parts are surely ours, even if the server can't be reached from now on.

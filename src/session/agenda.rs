@@ -50,7 +50,7 @@ pub(super) struct Agenda {
     holds: BTreeMap<u64, Entry>,
     /// Holds to renew, by when.
     renewals: BTreeMap<Queue, BTreeSet<(Instant, u64)>>,
-    /// When each hold is over unless it is renewed.
+    /// When each hold wants attention: it is over unless it is renewed, or is held too long.
     ends: BTreeSet<(Instant, u64)>,
 }
 
@@ -141,7 +141,8 @@ impl Agenda {
         taken
     }
 
-    /// Takes the holds that are over now and were not let go of; looks at `most` at most.
+    /// Takes the holds that are over now and were not let go of, and those that are held too long; looks at `most` at
+    /// most. The caller puts those that are still held back by [`Agenda::update`].
     pub(super) fn take_over(&mut self, now: Instant, most: usize) -> Vec<Arc<Hold>> {
         let mut over = Vec::new();
         for _ in 0..most {
@@ -152,7 +153,7 @@ impl Agenda {
                 self.ends.pop_first();
                 continue;
             };
-            if hold.schedule().end > now {
+            if hold.schedule().attend_at > now {
                 self.update(&hold, now);
                 continue;
             }
@@ -249,11 +250,12 @@ impl Agenda {
     }
 }
 
-/// Returns the queue of a hold with its time, and when the hold is over.
+/// Returns the queue of a hold with its time, and when the hold wants attention.
 fn place(hold: &Hold, now: Instant) -> (Option<(Queue, Instant)>, Instant) {
     let Schedule {
         renew_at,
         end,
+        attend_at,
         in_vain,
         guarded,
         refused,
@@ -269,7 +271,7 @@ fn place(hold: &Hold, now: Instant) -> (Option<(Queue, Instant)>, Instant) {
     } else {
         Queue::First
     };
-    (renew_at.map(|at| (queue, at)), end)
+    (renew_at.map(|at| (queue, at)), attend_at)
 }
 
 #[cfg(test)]

@@ -84,6 +84,10 @@ impl Session {
             (over, asking, to_verify)
         };
         for hold in over {
+            hold.report_too_long();
+            if hold.lost_reason().is_none() {
+                self.table().agenda.update(&hold, now);
+            }
             self.let_go_if_over(&hold);
         }
         for name in asking {

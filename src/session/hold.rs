@@ -82,6 +82,8 @@ struct Progress {
     gone: bool,
     over_at: Option<Instant>,
     reported: Reported,
+    /// Whether observers were told that it is held too long.
+    reported_too_long: bool,
 }
 
 /// The number of the next hold of this process.
@@ -101,6 +103,8 @@ pub(super) struct Schedule {
     /// When it is over unless it is renewed; in the past if it is over already. Far ahead if its holder let go of it,
     /// as the release sees to the rest.
     pub(super) end: Instant,
+    /// When the hold wants attention: at its end, or earlier as it is held too long.
+    pub(super) attend_at: Instant,
     pub(super) in_vain: u32,
     pub(super) guarded: bool,
     pub(super) refused: bool,
@@ -171,6 +175,7 @@ impl Hold {
                 gone: false,
                 over_at: None,
                 reported: Reported::Nothing(grant.how),
+                reported_too_long: false,
             }),
             changed: Notify::new(),
             ended: CancellationToken::new(),
@@ -245,6 +250,7 @@ impl Hold {
         match self.look() {
             Err(_) => LockStatus::Lost,
             Ok(_) if self.progress().failing => LockStatus::AtRisk,
+            Ok(_) if self.reported_from().is_some_and(|from| from <= Instant::now()) => LockStatus::HeldTooLong,
             Ok(_) => LockStatus::Held,
         }
     }
@@ -267,7 +273,7 @@ impl Hold {
             }
             let first = progress.lost.is_none();
             if first {
-                progress.end(reason);
+                progress.end(reason, self.limit());
             }
             first
         };
@@ -325,7 +331,7 @@ impl Hold {
             if progress.handles > 0 {
                 return Remains::Held;
             }
-            progress.end(LostReason::Released);
+            progress.end(LostReason::Released, None);
         }
         self.announce();
         Remains::Nothing
@@ -359,6 +365,8 @@ impl Hold {
         if reason == LostReason::Forked {
             return;
         }
+        // Perhaps nothing looked since that time.
+        self.report_too_long();
         let over_at = {
             let mut progress = self.progress();
             if !matches!(progress.reported, Reported::Granted) {
@@ -369,6 +377,34 @@ impl Hold {
         };
         let held = over_at.map_or(Duration::ZERO, |at| at.saturating_duration_since(self.since));
         telemetry::ended(&self.name, self.label.as_ref(), self.used.0, self.token, reason, held);
+    }
+
+    /// Reports to observers that it is held too long, if it is or was: once. Call it while no mutex is held.
+    pub(super) fn report_too_long(&self) {
+        let (Some(most), Some(from)) = (self.lease.limits.report, self.reported_from()) else {
+            return;
+        };
+        let held_until = {
+            let mut progress = self.progress();
+            let held_until = progress.over_at.unwrap_or_else(Instant::now);
+            if progress.reported_too_long || held_until < from {
+                return;
+            }
+            progress.reported_too_long = true;
+            held_until
+        };
+        let held = held_until.saturating_duration_since(self.since);
+        telemetry::held_too_long(&self.name, self.label.as_ref(), self.used.0, self.token, held, most);
+    }
+
+    /// Returns from when on it is held too long.
+    fn reported_from(&self) -> Option<Instant> {
+        self.lease.limits.report.map(|most| self.since + most)
+    }
+
+    /// Returns when it is lost however well it is renewed.
+    fn limit(&self) -> Option<Instant> {
+        self.lease.limits.lose.map(|most| self.since + most)
     }
 
     fn announce(&self) {
@@ -384,13 +420,18 @@ impl Hold {
 
     pub(super) fn schedule(&self) -> Schedule {
         let progress = self.progress();
+        let end = match progress.lost {
+            None => progress.deadline.instant(),
+            Some(LostReason::Released) => Instant::now() + NEVER,
+            Some(_) => progress.over_at.unwrap_or(progress.deadline.instant()),
+        };
+        let report_at = self.reported_from().filter(|_| !progress.reported_too_long);
+        let limits = report_at.into_iter().chain(self.limit());
+        let limits = limits.filter(|_| progress.lost.is_none());
         Schedule {
             renew_at: progress.renew_at.filter(|_| progress.lost.is_none()),
-            end: match progress.lost {
-                None => progress.deadline.instant(),
-                Some(LostReason::Released) => Instant::now() + NEVER,
-                Some(_) => progress.over_at.unwrap_or(progress.deadline.instant()),
-            },
+            end,
+            attend_at: limits.min().map_or(end, |at| at.min(end)),
             in_vain: progress.in_vain,
             guarded: progress.guarded_at.is_some(),
             refused: progress.refusals > 0,
@@ -484,7 +525,8 @@ impl Hold {
         progress.guarded_at = progress.guarded_at.filter(|guarded_at| *guarded_at >= sent);
     }
 
-    /// Returns the deadline, or why the hold is over; it is over as soon as the deadline has come.
+    /// Returns when the hold is over unless it is renewed, or why it is over: as soon as its deadline or its limit has
+    /// come.
     fn look(&self) -> Result<Instant, LostReason> {
         if !self.held_in.is_this() {
             return Err(LostReason::Forked);
@@ -496,12 +538,16 @@ impl Hold {
                 None => progress.deadline.instant(),
             }
         };
-        if Instant::now() < deadline {
-            return Ok(deadline);
+        let (end, reason) = match self.limit().filter(|limit| *limit < deadline) {
+            Some(limit) => (limit, LostReason::HeldTooLong),
+            None => (deadline, LostReason::Expired),
+        };
+        if Instant::now() < end {
+            return Ok(end);
         }
-        self.lose(LostReason::Expired);
+        self.lose(reason);
         // Another task may have been first, with another reason.
-        Err(self.progress().lost.unwrap_or(LostReason::Expired))
+        Err(self.progress().lost.unwrap_or(reason))
     }
 
     fn progress(&self) -> MutexGuard<'_, Progress> {
@@ -513,13 +559,13 @@ impl Hold {
 }
 
 impl Progress {
-    fn end(&mut self, reason: LostReason) {
-        // Perhaps nothing looked when the deadline came.
-        let expired = reason == LostReason::Expired;
-        self.over_at = Some(if expired {
-            self.deadline.instant()
-        } else {
-            Instant::now()
+    /// Ends the hold, which may be held up to `limit`.
+    fn end(&mut self, reason: LostReason, limit: Option<Instant>) {
+        // Perhaps nothing looked when the deadline or the limit came.
+        self.over_at = Some(match (reason, limit) {
+            (LostReason::Expired, _) => self.deadline.instant(),
+            (LostReason::HeldTooLong, Some(limit)) => limit,
+            _ => Instant::now(),
         });
         self.lost = Some(reason);
     }
@@ -542,6 +588,28 @@ mod tests {
             how: How::AtOnce,
         };
         Hold::new("a-1".to_owned(), "7".to_owned(), &grant)
+    }
+
+    /// Also if nothing looked for longer than both.
+    #[tokio::test(start_paused = true)]
+    async fn of_its_limit_and_its_deadline_the_earlier_one_ends_a_hold() {
+        let second = Duration::from_secs(1);
+        for (limit, reason, held) in [(20, LostReason::HeldTooLong, 20), (40, LostReason::Expired, 30)] {
+            let mut hold = hold();
+            hold.lease.limits.report = Some(10 * second);
+            hold.lease.limits.lose = Some(limit * second);
+            let began = hold.since;
+            assert_eq!(hold.schedule().attend_at, began + 10 * second);
+            assert_eq!(hold.safe_for(), held * second);
+            tokio::time::advance(10 * second).await;
+            assert_eq!(hold.status(), LockStatus::HeldTooLong);
+            hold.report_too_long();
+            assert_eq!(hold.schedule().attend_at, began + held * second);
+            tokio::time::advance(60 * second).await;
+            assert_eq!(hold.lost_reason(), Some(reason));
+            assert_eq!(hold.lost().await, reason);
+            assert_eq!(hold.progress().over_at, Some(began + held * second));
+        }
     }
 
     #[tokio::test]

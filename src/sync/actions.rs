@@ -93,6 +93,10 @@ options! {
         lease(lease: Duration);
         /// Makes a lock of a fixed length; see [`Acquire::fixed`](crate::Acquire::fixed).
         fixed(length: Duration);
+        /// Reports the hold if it lasts longer than that; see [`Acquire::max_hold`](crate::Acquire::max_hold).
+        max_hold(most: Duration);
+        /// Loses the lock when it has been held for so long; see [`Acquire::lose_after`](crate::Acquire::lose_after).
+        lose_after(limit: Duration);
         /// Keeps the lock taken for that long at least; see [`Acquire::at_least_for`](crate::Acquire::at_least_for).
         at_least_for(least: Duration);
     }
@@ -109,6 +113,10 @@ options! {
         lease(lease: Duration);
         /// Makes a lock of a fixed length; see [`Acquire::fixed`](crate::Acquire::fixed).
         fixed(length: Duration);
+        /// Reports the hold if it lasts longer than that; see [`Acquire::max_hold`](crate::Acquire::max_hold).
+        max_hold(most: Duration);
+        /// Loses the lock when it has been held for so long; see [`Acquire::lose_after`](crate::Acquire::lose_after).
+        lose_after(limit: Duration);
         /// Keeps the lock taken for that long at least; see [`Acquire::at_least_for`](crate::Acquire::at_least_for).
         at_least_for(least: Duration);
     }
@@ -119,6 +127,10 @@ options! {
         reason(reason: impl Into<String>);
         /// Gives the hold a lease of its own; see [`Acquire::lease`](crate::Acquire::lease).
         lease(lease: Duration);
+        /// Reports the hold if it lasts longer than that; see [`Acquire::max_hold`](crate::Acquire::max_hold).
+        max_hold(most: Duration);
+        /// Loses the lock when it has been held for so long; see [`Acquire::lose_after`](crate::Acquire::lose_after).
+        lose_after(limit: Duration);
     }
     [] TryMultiAcquire {
         /// Gives up if the server has not answered after `timeout`; see
@@ -128,6 +140,10 @@ options! {
         reason(reason: impl Into<String>);
         /// Gives the hold a lease of its own; see [`Acquire::lease`](crate::Acquire::lease).
         lease(lease: Duration);
+        /// Reports the hold if it lasts longer than that; see [`Acquire::max_hold`](crate::Acquire::max_hold).
+        max_hold(most: Duration);
+        /// Loses the lock when it has been held for so long; see [`Acquire::lose_after`](crate::Acquire::lose_after).
+        lose_after(limit: Duration);
     }
     [] Campaign {
         /// Gives up after `timeout`; see [`Acquire::timeout`](crate::Acquire::timeout).
@@ -146,6 +162,10 @@ options! {
         lease(lease: Duration);
         /// Makes a lock of a fixed length; see [`Acquire::fixed`](crate::Acquire::fixed).
         fixed(length: Duration);
+        /// Reports the hold if it lasts longer than that; see [`Acquire::max_hold`](crate::Acquire::max_hold).
+        max_hold(most: Duration);
+        /// Loses the lock when it has been held for so long; see [`Acquire::lose_after`](crate::Acquire::lose_after).
+        lose_after(limit: Duration);
     }
     [T] TryAcquireDocument<T> {
         /// Gives up if the server has not answered after `timeout`; see
@@ -157,6 +177,10 @@ options! {
         lease(lease: Duration);
         /// Makes a lock of a fixed length; see [`Acquire::fixed`](crate::Acquire::fixed).
         fixed(length: Duration);
+        /// Reports the hold if it lasts longer than that; see [`Acquire::max_hold`](crate::Acquire::max_hold).
+        max_hold(most: Duration);
+        /// Loses the lock when it has been held for so long; see [`Acquire::lose_after`](crate::Acquire::lose_after).
+        lose_after(limit: Duration);
     }
     [T] Claim<T> {
         /// Gives up after `timeout`; see [`Acquire::timeout`](crate::Acquire::timeout).

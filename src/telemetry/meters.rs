@@ -89,6 +89,14 @@ pub(super) const LOSSES: Meter = Meter {
     help: "Locks that were lost, by reason",
 };
 
+pub(super) const OVERLONG: Meter = Meter {
+    name: "watchlock_held_too_long_total",
+    kind: MeterKind::Counter,
+    labels: &["kind"],
+    per_lock: true,
+    help: "Locks that were held for longer than the maximum that was set for them",
+};
+
 pub(super) const RENEWALS: Meter = Meter {
     name: "watchlock_renewals_total",
     kind: MeterKind::Counter,
@@ -147,7 +155,7 @@ pub(super) const ERRORS: Meter = Meter {
 
 /// All metrics.
 #[cfg(any(test, feature = "metrics"))]
-pub(super) const ALL: [&Meter; 14] = [
+pub(super) const ALL: [&Meter; 15] = [
     &ACQUIRES,
     &WAIT,
     &WAITING,
@@ -155,6 +163,7 @@ pub(super) const ALL: [&Meter; 14] = [
     &HELD,
     &HOLD,
     &LOSSES,
+    &OVERLONG,
     &RENEWALS,
     &BREAKS,
     &PASSED_OVER,

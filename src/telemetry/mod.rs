@@ -226,6 +226,22 @@ pub(crate) fn ended(
     meters::change(&meters::HELD, -1.0, &[kind], label);
 }
 
+/// Reports a lock that is held for longer than the maximum that was set for it: once.
+pub(crate) fn held_too_long(
+    lock: &str,
+    label: Option<&LockLabel>,
+    kind: Kind,
+    token: FencingToken,
+    held: Duration,
+    most: Duration,
+) {
+    let (kind, token, held_ms, most_ms) = (kind.as_str(), token.as_i64(), millis(held), millis(most));
+    shielded(
+        || warn!(name: "watchlock.held_too_long", target: TARGET, lock, kind, token, held_ms, most_ms, "lock held too long"),
+    );
+    meters::count(&meters::OVERLONG, 1, &[kind], label);
+}
+
 fn lost(reason: LostReason) -> &'static str {
     match reason {
         LostReason::Expired => "expired",
@@ -233,6 +249,7 @@ fn lost(reason: LostReason) -> &'static str {
         LostReason::Adopted => "adopted",
         LostReason::Overwritten => "overwritten",
         LostReason::Deleted => "deleted",
+        LostReason::HeldTooLong => "held_too_long",
         LostReason::Forked => "forked",
         LostReason::Released => "released",
     }

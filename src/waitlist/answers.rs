@@ -236,7 +236,7 @@ impl Waitlist {
         effects.push(Effect::Granted {
             key: waiting.key,
             entry: waiting.entry,
-            grant,
+            grant: Box::new(grant),
         });
     }
 

@@ -280,7 +280,7 @@ pub(crate) enum Effect {
     Granted {
         key: Key,
         entry: String,
-        grant: Grant,
+        grant: Box<Grant>,
     },
     /// A try that found the lock taken.
     Denied {

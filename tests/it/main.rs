@@ -20,6 +20,7 @@ mod ids;
 mod index;
 mod injection;
 mod input;
+mod limits;
 mod multi;
 mod observed;
 mod once;

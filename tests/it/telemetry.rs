@@ -268,6 +268,37 @@ async fn a_hold_that_is_entered_again_is_granted_to_each_and_released_once() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_lock_that_is_held_too_long_is_told_once() {
+    let (ear, _listening) = Ear::listen();
+    let minute = Duration::from_secs(60);
+    let builder = InMemory::new().builder().max_hold(minute).lose_after(5 * minute);
+    let locks = builder.build().await.unwrap();
+    let held = locks.mutex("x").acquire().await.unwrap();
+    let again = locks.mutex("x").acquire().reentrant().await.unwrap();
+    let short = locks.mutex("y").acquire().await.unwrap();
+    tokio::time::sleep(minute / 2).await;
+    short.release().await.unwrap();
+    tokio::time::sleep(3 * minute).await;
+    let told = ear.only("watchlock.held_too_long");
+    told.assert_fields(&["held_ms", "kind", "lock", "most_ms", "token"]);
+    let fields = ["lock", "kind", "most_ms", "token"].map(|name| told.field(name));
+    let token = held.token().to_string();
+    assert_eq!((told.level, fields), (Level::WARN, ["x", "mutex", "60000.0", &*token]));
+    let held_ms = told.field("held_ms").parse::<f64>().unwrap();
+    assert!((60_000.0..60_100.0).contains(&held_ms), "{held_ms}");
+    assert_eq!(held.lost().await, LostReason::HeldTooLong);
+    ear.until("watchlock.lost").await;
+    let lost = ear.only("watchlock.lost");
+    assert_eq!(
+        (lost.field("reason"), lost.field("held_ms")),
+        ("held_too_long", "300000.0")
+    );
+    drop((held, again));
+    ear.only("watchlock.held_too_long");
+    ear.assert_documented();
+}
+
+#[tokio::test(start_paused = true)]
 async fn what_came_to_nothing_tells_why() {
     let (a, b) = pair(WakeSource::Auto).await;
     let _held = a.mutex("x").acquire().reason("of the holder").await.unwrap();

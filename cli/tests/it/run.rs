@@ -434,6 +434,33 @@ async fn a_short_command_that_hosts_start_one_after_the_other_runs_once() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_command_that_holds_its_lock_too_long_is_reported_and_goes_on() {
+    let ground = Ground::replica_set("cli_max_hold").await;
+    let arguments = [
+        "run",
+        "--max-hold",
+        "100ms",
+        "x",
+        "--",
+        "sh",
+        "-c",
+        "read line; echo $line",
+    ];
+    let mut running = Started::run(&ground, &arguments);
+    running
+        .until_told("`x` has been held for 100ms; the command is still running\n")
+        .await;
+    assert!(!is_vacant(&ground.locks().await, "x").await);
+    running.type_in("done\n").await;
+    let done = running.done().await.expect(0);
+    assert_eq!((&*done.out, &*done.err), ("done\n", ""));
+    let told = watchlock(&ground, ["run", "--max-hold", "1ms", "x", "--", "true"])
+        .await
+        .expect(64);
+    assert!(told.err.contains("1ms is shorter than 10ms"), "{told:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_command_runs_once_in_a_period_and_scripts_can_tell() {
     let ground = Ground::replica_set("cli_once").await;
     let run = async |more: &[&str], command: &str| {
