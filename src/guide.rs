@@ -34,9 +34,14 @@ pages! {
 }
 
 pub mod recipes {
-    //! Recipes for the places where services run.
+    //! Recipes for services, and for the places where they run.
 
     pages! {
+        web_service: "recipes/web-service.md",
+        leader: "recipes/leader.md",
+        outbox: "recipes/outbox.md",
+        cron: "recipes/cron.md",
+        opentelemetry: "recipes/opentelemetry.md",
         kubernetes: "recipes/kubernetes.md",
         systemd: "recipes/systemd.md",
         atlas: "recipes/atlas.md",

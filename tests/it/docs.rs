@@ -175,11 +175,44 @@ fn every_page_is_a_module_whose_examples_are_compiled() {
             .lines()
             .filter(|line| line.starts_with("```"))
         {
+            let is_recipe = recipes().iter().any(|(shown_by, _)| *shown_by == page);
             assert!(
-                !block.contains("ignore"),
+                !block.contains("ignore") || is_recipe,
                 "docs/{page} has an example that is not compiled"
             );
         }
+    }
+}
+
+/// Returns the recipes, which are compiled and run as a crate of their own: the page that shows each, and its code.
+fn recipes() -> Vec<(String, String)> {
+    let files = fs::read_dir(root().join("recipes/src")).unwrap();
+    let names = files.map(|file| file.unwrap().file_name().into_string().unwrap());
+    let recipes = names.filter(|name| name != "lib.rs").map(|name| {
+        let page = format!("recipes/{}.md", name.strip_suffix(".rs").unwrap().replace('_', "-"));
+        let code = read(format!("recipes/src/{name}"));
+        // The page has its own introduction.
+        let (_, code) = code.split_once("\n\n").unwrap();
+        (page, code.to_owned())
+    });
+    recipes.collect()
+}
+
+#[test]
+fn the_pages_of_recipes_show_the_code_that_runs() {
+    let recipes = recipes();
+    assert!(recipes.len() >= 5, "{recipes:?}");
+    for (page, code) in recipes {
+        let text = read(format!("docs/{page}"));
+        let shown: Vec<_> = text.split("```rust,ignore\n").skip(1).collect();
+        let [shown] = shown[..] else {
+            panic!("docs/{page} shows {} recipes", shown.len());
+        };
+        let (shown, _) = shown.split_once("```").unwrap();
+        assert_eq!(shown, code, "docs/{page} differs from its recipe");
+        // About a page.
+        let lines = code.lines().count();
+        assert!((20..=65).contains(&lines), "docs/{page} has {lines} lines of code");
     }
 }
 

@@ -1,0 +1,7 @@
+//! The recipes of the guide. Each file is shown, word for word, by the page in `docs/recipes` that has its name.
+
+pub mod cron;
+pub mod leader;
+pub mod opentelemetry;
+pub mod outbox;
+pub mod web_service;
