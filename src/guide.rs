@@ -1,7 +1,7 @@
 //! The guide: the pages of the folder `docs`, with their examples compiled.
 //!
 //! - Using locks: [`locks`], [`documents`], [`elections`], [`jobs`], [`fencing`], and the [guarantees](crate::guarantees)
-//! - Running it: [`command_line`], [`operating`], [`privileges`], [`bson`], [`measured`], and
+//! - Running it: [`command_line`], [`operating`], [`scaling`], [`privileges`], [`bson`], [`measured`], and
 //!   [observability](crate::observability)
 //! - Recipes: [`recipes`]
 //! - Coming from another library: [`migrating`]
@@ -28,6 +28,7 @@ pages! {
     fencing: "fencing.md",
     command_line: "command-line.md",
     operating: "operating.md",
+    scaling: "scaling.md",
     privileges: "privileges.md",
     bson: "bson.md",
     measured: "measured.md",
