@@ -61,8 +61,9 @@ async fn of_many_that_start_a_job_one_does_it_and_the_others_learn_by_whom() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_job_counts_for_the_window_in_which_it_began() {
     const PERIOD: Duration = Duration::from_secs(2);
-    for (a, b) in places("window").await {
-        for offset in [Duration::ZERO, SECOND / 2] {
+    let places = places("window").await;
+    let everywhere = places.iter().map(async |(a, b)| {
+        let offsets = [Duration::ZERO, SECOND / 2].map(async |offset| {
             let name = format!("job {offset:?}");
             let once = |locks: &LockClient| locks.once(&name, PERIOD).offset(offset);
             let mut last = None;
@@ -70,7 +71,7 @@ async fn a_job_counts_for_the_window_in_which_it_began() {
                 // The next window begins, and one of the two has it.
                 let mut begun = None;
                 eventually(PATIENCE, "the next window", async || {
-                    for locks in [&a, &b] {
+                    for locks in [a, b] {
                         if let Turn::Ours(job) = once(locks).begin().await.unwrap() {
                             begun = Some(job);
                         }
@@ -90,8 +91,10 @@ async fn a_job_counts_for_the_window_in_which_it_began() {
                 assert!(last.is_none_or(|last| began >= last), "twice in a window");
                 last = Some(until);
             }
-        }
-    }
+        });
+        join_all(offsets).await;
+    });
+    join_all(everywhere).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -54,7 +54,8 @@ async fn a_short_job_that_two_hosts_try_is_done_by_one() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_waiter_is_granted_as_the_time_of_a_kept_lock_ends() {
-    for (a, b) in places("kept").await {
+    let places = places("kept").await;
+    let everywhere = places.iter().map(async |(a, b)| {
         let held = a.mutex("x").acquire().at_least_for(3 * SECOND).await.unwrap();
         let waiting = b.mutex("x");
         let waiting = tokio::spawn(async move { waiting.acquire().await });
@@ -68,7 +69,8 @@ async fn a_waiter_is_granted_as_the_time_of_a_kept_lock_ends() {
         assert!(next.since >= kept.until, "{next:?} beside {kept:?}");
         let late = after(next.since, kept.until);
         assert!(late < SOON, "{late:?}");
-    }
+    });
+    join_all(everywhere).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -135,7 +137,8 @@ async fn nobody_but_an_operator_opens_a_kept_lock() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_observer_sees_that_a_lock_is_kept_and_when_it_opens() {
-    for (a, b) in places("observed").await {
+    let places = places("observed").await;
+    let everywhere = places.iter().map(async |(a, b)| {
         let mut events = b.watch("x");
         let mut next = async || within(PATIENCE, "an event", events.next()).await.unwrap().unwrap();
         let held = a.mutex("x").acquire().at_least_for(4 * SECOND).await.unwrap();
@@ -153,7 +156,8 @@ async fn an_observer_sees_that_a_lock_is_kept_and_when_it_opens() {
             matches!(event, LockEvent::Released { token: of, .. } if of == token),
             "{event:?}"
         );
-    }
+    });
+    join_all(everywhere).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -216,7 +220,8 @@ async fn a_short_lease_is_renewed_in_time_and_its_holders_death_costs_no_more() 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_fixed_hold_is_lost_as_its_time_ends_and_nobody_else_has_it_before() {
     let length = 5 * SECOND;
-    for (a, b) in places("fixed").await {
+    let places = places("fixed").await;
+    let everywhere = places.iter().map(async |(a, b)| {
         let held = a.mutex("x").acquire().fixed(length).await.unwrap();
         let before = holder(&b, "x").await;
         let (waiting, view) = (b.mutex("x"), held.view());
@@ -236,14 +241,16 @@ async fn a_fixed_hold_is_lost_as_its_time_ends_and_nobody_else_has_it_before() {
         // It gives the lock up as it is lost, a margin before the server would end it.
         assert!(next.since > before.since + length / 2 && next.since < before.until + SOON);
         assert_eq!(held.release().await.unwrap(), Released::WasLost);
-    }
+    });
+    join_all(everywhere).await;
 }
 
 /// Whoever is woken holds on a claim lease first, and has its fixed time from when it confirms that.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_waiter_that_is_woken_has_its_fixed_time_and_no_more() {
     let length = 6 * SECOND;
-    for (a, b) in places("woken").await {
+    let places = places("woken").await;
+    let everywhere = places.iter().map(async |(a, b)| {
         let first = a.mutex("x").acquire().await.unwrap();
         let waiting = b.mutex("x");
         let waiting = tokio::spawn(async move { waiting.acquire().fixed(length).await });
@@ -259,7 +266,8 @@ async fn a_waiter_that_is_woken_has_its_fixed_time_and_no_more() {
         assert_eq!(within(PATIENCE, "the loss", held.lost()).await, LostReason::Expired);
         let gone = info(&a, "x").await.unwrap();
         assert!(gone.holders.iter().all(|holder| holder.until == confirmed.until));
-    }
+    });
+    join_all(everywhere).await;
 }
 
 /// What is held for a fixed time is watched like any other hold.
