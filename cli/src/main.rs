@@ -3,6 +3,7 @@
 #[cfg(not(unix))]
 compile_error!("the command line passes Unix signals on, so it is for Unix alone; the library is not");
 
+mod acquire;
 mod arguments;
 mod attend;
 mod break_lock;
@@ -23,6 +24,7 @@ mod manual;
 mod messages;
 mod observe;
 mod process;
+mod release;
 mod run;
 mod screen;
 mod show;
@@ -90,6 +92,8 @@ fn dispatch(arguments: Arguments) -> Outcome {
         match command {
             Command::Run(run) => run::run(&connection, run).await,
             Command::Elect(elect) => run::run(&connection, elect.into()).await,
+            Command::Acquire(acquire) => acquire::acquire(&connection, acquire).await,
+            Command::Release(release) => release::release(&connection, release).await,
             Command::Wait(wait) => wait::wait(&connection, wait).await,
             Command::Observe(observe) => observe::observe(&connection, observe).await,
             Command::Ls(list) => list::list(&connection, list).await,

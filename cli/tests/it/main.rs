@@ -9,6 +9,7 @@ mod guide;
 mod job;
 mod operate;
 mod run;
+mod steps;
 mod terminal;
 
 use std::{
