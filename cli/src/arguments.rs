@@ -8,6 +8,11 @@ use watchlock::Kind;
 
 use crate::{connection::Connection, exit, locks::Kept};
 
+/// The commands whose first word is the name of a lock.
+pub(crate) const COMPLETED: [&str; 9] = [
+    "run", "elect", "acquire", "release", "wait", "observe", "show", "watch", "break",
+];
+
 /// The lease of a client whose holds all have lengths of their own.
 const LEASE: Duration = Duration::from_secs(30);
 
@@ -40,6 +45,10 @@ pub(crate) enum Command {
     /// Print the completions of a shell
     ///
     /// For bash: watchlock completions bash > ~/.local/share/bash-completion/completions/watchlock
+    ///
+    /// In bash, zsh and fish the names of locks are completed too, if MONGODB_URI names the server (and WATCHLOCK_DATABASE
+    /// the database, WATCHLOCK_COLLECTION the collection) in the environment of the shell: up to 200 of them, and none if
+    /// the server does not answer within a second.
     Completions {
         /// The shell
         shell: Shell,

@@ -8,6 +8,7 @@ mod arguments;
 mod attend;
 mod break_lock;
 mod clock;
+mod completions;
 mod connection;
 mod descendants;
 mod doctor;
@@ -51,8 +52,10 @@ fn main() -> ExitCode {
 fn perform() -> ExitCode {
     // The step between `watchlock run` and its command: see `process`.
     let mut words = std::env::args_os().skip(1);
-    if words.next().is_some_and(|word| word == process::STEP) {
-        return process::step(words).into();
+    match words.next() {
+        Some(word) if word == process::STEP => return process::step(words).into(),
+        Some(word) if word == completions::NAMES => return completions::names(words),
+        _ => {}
     }
     let arguments = match Arguments::try_parse() {
         Ok(arguments) => arguments,
@@ -77,7 +80,7 @@ fn perform() -> ExitCode {
 fn dispatch(arguments: Arguments) -> Outcome {
     let Arguments { connection, command } = arguments;
     match command {
-        Command::Completions { shell } => return manual::completions(shell),
+        Command::Completions { shell } => return completions::completions(shell),
         Command::Man { command } => return manual::page(command.as_deref()),
         _ => {}
     }

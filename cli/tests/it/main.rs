@@ -2,6 +2,7 @@
 
 #[path = "../../../tests/common/mod.rs"]
 mod common;
+mod completions;
 mod doctor;
 mod documents;
 mod family;
