@@ -8,6 +8,14 @@ use watchlock::Kind;
 
 use crate::{connection::Connection, exit, locks::Kept};
 
+/// The commands whose first word is the name of a lock.
+pub(crate) const COMPLETED: [&str; 9] = [
+    "run", "elect", "acquire", "release", "wait", "observe", "show", "watch", "break",
+];
+
+/// The lease of a client whose holds all have lengths of their own.
+const LEASE: Duration = Duration::from_secs(30);
+
 /// Run commands under distributed locks in MongoDB; see who holds and who waits.
 ///
 /// MONGODB_URI names the server, or --uri does. Prefer the variable if the connection string has a password: everybody
@@ -25,6 +33,8 @@ pub(crate) struct Arguments {
 pub(crate) enum Command {
     Run(Run),
     Elect(Elect),
+    Acquire(Acquire),
+    Release(Release),
     Wait(Wait),
     Observe(Observe),
     Ls(List),
@@ -35,6 +45,10 @@ pub(crate) enum Command {
     /// Print the completions of a shell
     ///
     /// For bash: watchlock completions bash > ~/.local/share/bash-completion/completions/watchlock
+    ///
+    /// In bash, zsh and fish the names of locks are completed too, if MONGODB_URI names the server (and WATCHLOCK_DATABASE
+    /// the database, WATCHLOCK_COLLECTION the collection) in the environment of the shell: up to 200 of them, and none if
+    /// the server does not answer within a second.
     Completions {
         /// The shell
         shell: Shell,
@@ -98,6 +112,9 @@ pub(crate) struct Run {
     /// The value to proclaim as the leader of an election, for `elect`
     #[arg(skip)]
     pub(crate) value: Option<String>,
+    /// How long to hold the lock without renewals, for `acquire`
+    #[arg(skip)]
+    pub(crate) fixed: Option<Duration>,
     /// Do not wait: exit with 75 if the lock is not free
     #[arg(long = "try", short = 'n', conflicts_with = "timeout")]
     pub(crate) once: bool,
@@ -246,6 +263,7 @@ impl From<Elect> for Run {
             name: elect.name,
             and: Vec::new(),
             value: Some(elect.value),
+            fixed: None,
             once: false,
             timeout: elect.timeout,
             semaphore: None,
@@ -278,6 +296,120 @@ impl Run {
     pub(crate) fn names(&self) -> Vec<&str> {
         [&self.name].into_iter().chain(&self.and).map(String::as_str).collect()
     }
+}
+
+/// Take a lock and leave it held, for the steps of a pipeline
+///
+/// Waits for its turn like `watchlock run`, prints the fencing token of the grant, and exits. From then on no process
+/// holds the lock and nothing renews it: it is free as soon as it is released, and after --for at the latest.
+///
+///   token=$(watchlock acquire deploy --for 30m)
+///   ...
+///   watchlock release deploy --token "$token"
+///
+/// Make --for longer than the steps take. Nothing stops them when that time is over and somebody else gets the lock:
+/// `watchlock release` then exits with 1. If one command does all the work, `watchlock run` is better: it renews the lock,
+/// and ends the command if the lock is lost.
+///
+/// If the token can't be printed, the lock is released. If this program is killed between the grant and its end, nobody
+/// knows the token: see `watchlock show` and `watchlock break`.
+///
+/// With --json, one object: name, holder (as in `watchlock show`, with its token and `until`).
+#[derive(Args, Debug)]
+#[command(after_help = exit::TABLE, override_usage = "watchlock acquire [OPTIONS] --for <DURATION> <NAME>")]
+pub(crate) struct Acquire {
+    #[command(flatten)]
+    pub(crate) output: Output,
+    /// The name of the lock: any text of 1 to 1,024 bytes
+    #[arg(value_parser = lock_name)]
+    name: String,
+    /// How long the lock is held unless it is released before (30m, 2h)
+    #[arg(long = "for", value_name = "DURATION", value_parser = duration)]
+    length: Duration,
+    /// Do not wait: exit with 75 if the lock is not free
+    #[arg(long = "try", short = 'n', conflicts_with = "timeout")]
+    once: bool,
+    /// Wait at most this long for the lock (5s, 2m), then exit with 75
+    #[arg(long, short = 't', value_name = "DURATION", value_parser = duration)]
+    timeout: Option<Duration>,
+    /// Take permits of a semaphore that has N of them, instead of a mutex
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    semaphore: Option<u32>,
+    /// The number of permits to take from the semaphore
+    #[arg(long, value_name = "N", default_value_t = 1, requires = "semaphore", value_parser = clap::value_parser!(u32).range(1..))]
+    permits: u32,
+    /// Hold a readers-writer lock as one of its readers
+    #[arg(long, conflicts_with_all = ["semaphore", "write"])]
+    read: bool,
+    /// Hold a readers-writer lock as its writer
+    #[arg(long, conflicts_with = "semaphore")]
+    write: bool,
+    /// Why the lock is held, for others to read: the address of the pipeline's run, for example
+    #[arg(long, value_name = "TEXT")]
+    reason: Option<String>,
+    /// Who holds the lock, for others to read, in addition to host and process id
+    #[arg(long, value_name = "TEXT", env = "WATCHLOCK_LABEL")]
+    label: Option<String>,
+    /// Exit with this code instead of 75 if the lock was not free
+    #[arg(long, short = 'E', value_name = "CODE", default_value_t = exit::NOT_OBTAINED)]
+    conflict_exit_code: u8,
+}
+
+impl From<Acquire> for Run {
+    fn from(acquire: Acquire) -> Self {
+        Self {
+            name: acquire.name,
+            and: Vec::new(),
+            value: None,
+            fixed: Some(acquire.length),
+            once: acquire.once,
+            timeout: acquire.timeout,
+            semaphore: acquire.semaphore,
+            permits: acquire.permits,
+            read: acquire.read,
+            write: acquire.write,
+            reason: Some(acquire.reason.unwrap_or_default()),
+            label: acquire.label,
+            owner_id: None,
+            lease: LEASE,
+            at_least_for: None,
+            once_per: None,
+            offset: None,
+            since_success: false,
+            failures_count: false,
+            ran_exit_code: exit::RAN_ALREADY,
+            grace: Duration::ZERO,
+            keep_uri: false,
+            conflict_exit_code: acquire.conflict_exit_code,
+            quiet: false,
+            verbose: false,
+            command: Vec::new(),
+        }
+    }
+}
+
+/// Give back a lock that `watchlock acquire` took
+///
+/// Only if it is still that hold: the token names one grant, and no other grant ever has the same. Otherwise it changes
+/// nothing and exits with 1: the time of the hold was over, and somebody else may have had the lock before the last step
+/// was done.
+///
+/// The next waiter gets the lock at once. `watchlock watch` reports it as broken, as another process ends the hold; a process
+/// that still holds the lock under this token loses it.
+///
+/// With --json, one object: name, released (the holder, as in `watchlock show`; null if nothing was released), lock (its
+/// state afterwards, or null).
+#[derive(Args, Debug)]
+#[command(after_help = exit::TABLE, override_usage = "watchlock release [OPTIONS] --token <TOKEN> <NAME>")]
+pub(crate) struct Release {
+    #[command(flatten)]
+    pub(crate) output: Output,
+    /// The token that `watchlock acquire` printed
+    #[arg(long, value_name = "TOKEN", env = "WATCHLOCK_TOKEN", value_parser = clap::value_parser!(i64).range(1..))]
+    pub(crate) token: i64,
+    /// The name of the lock
+    #[arg(value_parser = lock_name)]
+    pub(crate) name: String,
 }
 
 /// Wait until nobody holds a lock
@@ -469,6 +601,8 @@ impl Command {
             | Self::Watch(Watch { output, .. })
             | Self::Break(Break { output, .. })
             | Self::Observe(Observe { output, .. })
+            | Self::Acquire(Acquire { output, .. })
+            | Self::Release(Release { output, .. })
             | Self::Doctor(Doctor { output }) => output.json,
             Self::Run(_) | Self::Elect(_) | Self::Wait(_) | Self::Completions { .. } | Self::Man { .. } => false,
         }

@@ -40,19 +40,20 @@ pub(crate) const SIGNALLED: u8 = 128;
 pub(crate) const TABLE: &str = "\
 Exit codes:
     0  done
-    1  show, break: there is no such lock, or nobody holds it; break: not confirmed; observe --once: nobody leads; doctor:
-       found a problem
+    1  show, break: there is no such lock, or nobody holds it; break: not confirmed; release: it is not held under this
+       token any more; observe --once: nobody leads; doctor: found a problem
    64  the command line or a value in it is wrong; nothing was sent
    65  the name is in use as another kind of lock, or its document is not a lock
    69  the server can't be reached, or it refuses
    70  the machine refuses: no process or thread can be started
    74  run: the command was run in this period already (--once-per)
-   75  run, elect, wait: the lock was not free in time (--try, --timeout), or another run is at it (--once-per)
-   76  run, elect: the lock was lost while the command ran, so the command was terminated
+   75  run, elect, acquire, wait: the lock was not free in time (--try, --timeout), or another run is at it (--once-per)
+   76  run, elect: the lock was lost while the command ran, so the command was terminated; acquire: it was lost before it
+       could be confirmed
    77  the user of the connection is unknown, or lacks a privilege
   126  run, elect: the command can't be executed
   127  run, elect: the command was not found
-128+n  run, elect: signal n ended the command, or watchlock while it waited
+128+n  run, elect, acquire: signal n ended the command, or watchlock while it waited
 
 Otherwise `watchlock run` and `watchlock elect` exit with the command's code.";
 

@@ -3,10 +3,12 @@
 #[cfg(not(unix))]
 compile_error!("the command line passes Unix signals on, so it is for Unix alone; the library is not");
 
+mod acquire;
 mod arguments;
 mod attend;
 mod break_lock;
 mod clock;
+mod completions;
 mod connection;
 mod descendants;
 mod doctor;
@@ -23,6 +25,7 @@ mod manual;
 mod messages;
 mod observe;
 mod process;
+mod release;
 mod run;
 mod screen;
 mod show;
@@ -49,8 +52,10 @@ fn main() -> ExitCode {
 fn perform() -> ExitCode {
     // The step between `watchlock run` and its command: see `process`.
     let mut words = std::env::args_os().skip(1);
-    if words.next().is_some_and(|word| word == process::STEP) {
-        return process::step(words).into();
+    match words.next() {
+        Some(word) if word == process::STEP => return process::step(words).into(),
+        Some(word) if word == completions::NAMES => return completions::names(words),
+        _ => {}
     }
     let arguments = match Arguments::try_parse() {
         Ok(arguments) => arguments,
@@ -75,7 +80,7 @@ fn perform() -> ExitCode {
 fn dispatch(arguments: Arguments) -> Outcome {
     let Arguments { connection, command } = arguments;
     match command {
-        Command::Completions { shell } => return manual::completions(shell),
+        Command::Completions { shell } => return completions::completions(shell),
         Command::Man { command } => return manual::page(command.as_deref()),
         _ => {}
     }
@@ -90,6 +95,8 @@ fn dispatch(arguments: Arguments) -> Outcome {
         match command {
             Command::Run(run) => run::run(&connection, run).await,
             Command::Elect(elect) => run::run(&connection, elect.into()).await,
+            Command::Acquire(acquire) => acquire::acquire(&connection, acquire).await,
+            Command::Release(release) => release::release(&connection, release).await,
             Command::Wait(wait) => wait::wait(&connection, wait).await,
             Command::Observe(observe) => observe::observe(&connection, observe).await,
             Command::Ls(list) => list::list(&connection, list).await,

@@ -1,4 +1,4 @@
-//! Completions and manual pages, generated from the definition of the command line.
+//! Manual pages, generated from the definition of the command line.
 
 use std::{
     io::{self, Write as _},
@@ -6,20 +6,11 @@ use std::{
 };
 
 use clap::CommandFactory as _;
-use clap_complete::Shell;
 
 use crate::{
     arguments::Arguments,
     exit::{Failure, Outcome},
 };
-
-pub(crate) fn completions(shell: Shell) -> Outcome {
-    // Into memory first, as the generator panics if it can't write.
-    let mut script = Vec::new();
-    clap_complete::generate(shell, &mut Arguments::command(), "watchlock", &mut script);
-    io::stdout().lock().write_all(&script)?;
-    Ok(ExitCode::SUCCESS)
-}
 
 pub(crate) fn page(command: Option<&str>) -> Outcome {
     let mut whole = Arguments::command();

@@ -43,24 +43,25 @@ pub(crate) async fn run(connection: &Connection, arguments: Run) -> Outcome {
     }
     let mut signals = Signals::listen(PASSED_ON.iter().chain(&JOB_CONTROL))
         .map_err(|error| Failure::internal(format!("signals can't be received: {error}")))?;
-    let tries = arguments.once || arguments.once_per.is_some();
-    let limit = if tries { Some(TRY) } else { arguments.timeout };
-    // A limit beyond the clock's range is no limit.
-    let deadline = limit.and_then(|limit| Instant::now().checked_add(limit));
+    let deadline = deadline(&arguments);
     let (place, locks) = tokio::select! {
-        connected = connect(connection, &arguments, limit) => connected?,
+        connected = connect(connection, &arguments) => connected?,
         signal = signals.ending() => return Ok(ended_by(signal)),
     };
     let outcome = under_lock(&place, &locks, arguments, deadline, &mut signals).await;
     if let Ok(Finished { code, settled: true }) = outcome {
         return Ok(code);
     }
-    // The queue position and everything else of ours goes back to the others. A second request to end is obeyed.
+    give_back(&locks, &mut signals).await;
+    Ok(outcome?.code)
+}
+
+/// Gives the queue position and everything else of ours back to the others. A second request to end is obeyed.
+pub(crate) async fn give_back(locks: &LockClient, signals: &mut Signals) {
     tokio::select! {
         _ = timeout(LEAVE, locks.shutdown()) => {}
         _ = signals.ending() => {}
     }
-    Ok(outcome?.code)
 }
 
 /// The result of the run.
@@ -71,13 +72,20 @@ struct Finished {
     settled: bool,
 }
 
-/// Connects, within `limit` and the time for an explanation.
-async fn connect(
-    connection: &Connection,
-    arguments: &Run,
-    limit: Option<Duration>,
-) -> Result<(Place, LockClient), Failure> {
-    let Some(limit) = limit else {
+/// Returns how long it may take to obtain the lock.
+fn limit(arguments: &Run) -> Option<Duration> {
+    let tries = arguments.once || arguments.once_per.is_some();
+    if tries { Some(TRY) } else { arguments.timeout }
+}
+
+/// Returns when the lock must be obtained. A limit beyond the clock's range is no limit.
+pub(crate) fn deadline(arguments: &Run) -> Option<Instant> {
+    limit(arguments).and_then(|limit| Instant::now().checked_add(limit))
+}
+
+/// Connects, within the limit of the arguments and the time for an explanation.
+pub(crate) async fn connect(connection: &Connection, arguments: &Run) -> Result<(Place, LockClient), Failure> {
+    let Some(limit) = limit(arguments) else {
         return build(connection.patient().await?, arguments).await;
     };
     let within = limit.saturating_add(EXPLANATION);
@@ -115,14 +123,9 @@ async fn under_lock(
     deadline: Option<Instant>,
     signals: &mut Signals,
 ) -> Result<Finished, Failure> {
-    let names = arguments.names();
-    let handle = tokio::select! {
-        acquired = begin(locks, &arguments, deadline) => acquired?,
-        never = live::show(place, locks, &names) => match never {},
-        signal = signals.ending() => {
-            let code = ended_by(signal);
-            return Ok(Finished { code, settled: false });
-        }
+    let handle = match obtain(place, locks, &arguments, deadline, signals).await? {
+        Ok(handle) => handle,
+        Err(code) => return Ok(Finished { code, settled: false }),
     };
     if let Some(reason) = handle.lost_reason() {
         // This program was stopped or frozen just now.
@@ -174,6 +177,22 @@ async fn under_lock(
     Ok(Finished { code, settled: true })
 }
 
+/// Waits for the lock; returns the code to exit with if a signal comes first.
+pub(crate) async fn obtain(
+    place: &Place,
+    locks: &LockClient,
+    arguments: &Run,
+    deadline: Option<Instant>,
+    signals: &mut Signals,
+) -> Result<Result<Held, ExitCode>, Failure> {
+    let names = arguments.names();
+    tokio::select! {
+        acquired = begin(locks, arguments, deadline) => acquired.map(Ok),
+        never = live::show(place, locks, &names) => match never {},
+        signal = signals.ending() => Ok(Err(ended_by(signal))),
+    }
+}
+
 async fn acquire(locks: &LockClient, arguments: &Run, deadline: Option<Instant>) -> Result<Held, AcquireError> {
     if arguments.value.is_some() || !arguments.and.is_empty() {
         return acquire_other(locks, arguments, deadline).await;
@@ -191,7 +210,10 @@ async fn acquire(locks: &LockClient, arguments: &Run, deadline: Option<Instant>)
             Some(reason) => attempt.reason(reason),
             None => attempt,
         };
-        let attempt = attempt.at_least_for(arguments.at_least_for.unwrap_or_default());
+        let attempt = match arguments.fixed {
+            Some(length) => attempt.fixed(length),
+            None => attempt.at_least_for(arguments.at_least_for.unwrap_or_default()),
+        };
         return attempt.timeout(TRY).or_held().await.map(Held::Lock);
     }
     let mut acquire = match arguments.semaphore {
@@ -206,7 +228,10 @@ async fn acquire(locks: &LockClient, arguments: &Run, deadline: Option<Instant>)
     if let Some(reason) = reason {
         acquire = acquire.reason(reason);
     }
-    acquire = acquire.at_least_for(arguments.at_least_for.unwrap_or_default());
+    acquire = match arguments.fixed {
+        Some(length) => acquire.fixed(length),
+        None => acquire.at_least_for(arguments.at_least_for.unwrap_or_default()),
+    };
     in_all(acquire.await.map(Held::Lock), arguments)
 }
 
@@ -363,7 +388,7 @@ async fn release(held: Held, done: bool, verbose: bool, signals: &mut Signals) -
     }
 }
 
-fn ended_by(signal: Signal) -> ExitCode {
+pub(crate) fn ended_by(signal: Signal) -> ExitCode {
     let number = u8::try_from(signal.as_raw()).unwrap_or(0);
     SIGNALLED.saturating_add(number).into()
 }

@@ -2,6 +2,7 @@
 
 #[path = "../../../tests/common/mod.rs"]
 mod common;
+mod completions;
 mod doctor;
 mod documents;
 mod family;
@@ -9,6 +10,7 @@ mod guide;
 mod job;
 mod operate;
 mod run;
+mod steps;
 mod terminal;
 
 use std::{

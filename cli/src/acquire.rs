@@ -1,0 +1,119 @@
+//! `watchlock acquire`.
+
+use std::{
+    io::{self, Write as _},
+    mem,
+    process::ExitCode,
+};
+
+use serde::Serialize;
+use tokio::time::Instant;
+use watchlock::{HolderInfo, LockClient, LockHandle, RenewError};
+
+use crate::{
+    arguments::{Acquire, Output, Run},
+    connection::{Connection, Place},
+    exit::{Failure, LOST, Outcome, UNAVAILABLE},
+    held::Held,
+    json,
+    run::{connect, deadline, ended_by, give_back, obtain},
+    signals::{PASSED_ON, Signals},
+    text::plain,
+};
+
+/// The hold that is left to the later steps.
+#[derive(Debug, Serialize)]
+struct Left<'a> {
+    name: &'a str,
+    holder: &'a HolderInfo,
+}
+
+pub(crate) async fn acquire(connection: &Connection, arguments: Acquire) -> Outcome {
+    let output = arguments.output;
+    let arguments = Run::from(arguments);
+    // By the library's own rules, and without a server.
+    let length = arguments.fixed.unwrap_or_default();
+    let checked = LockClient::in_memory()
+        .mutex(&arguments.name)
+        .try_acquire()
+        .fixed(length);
+    drop(checked.await?);
+    let mut signals = Signals::listen(PASSED_ON.iter())
+        .map_err(|error| Failure::internal(format!("signals can't be received: {error}")))?;
+    let deadline = deadline(&arguments);
+    let (place, locks) = tokio::select! {
+        connected = connect(connection, &arguments) => connected?,
+        signal = signals.ending() => return Ok(ended_by(signal)),
+    };
+    match take(&place, &locks, &arguments, deadline, &mut signals, output).await {
+        Ok(Ok(handle)) => {
+            // Dropped, it would release the lock.
+            mem::forget(handle);
+            Ok(ExitCode::SUCCESS)
+        }
+        Ok(Err(code)) => {
+            give_back(&locks, &mut signals).await;
+            Ok(code)
+        }
+        Err(failure) => {
+            give_back(&locks, &mut signals).await;
+            Err(failure)
+        }
+    }
+}
+
+/// Waits for the lock and prints its token; returns the code to exit with if a signal comes first. Until the token is
+/// printed, the lock is given back whatever happens.
+async fn take(
+    place: &Place,
+    locks: &LockClient,
+    arguments: &Run,
+    deadline: Option<Instant>,
+    signals: &mut Signals,
+    output: Output,
+) -> Result<Result<LockHandle, ExitCode>, Failure> {
+    let handle = match obtain(place, locks, arguments, deadline, signals).await? {
+        Ok(Held::Lock(handle)) => handle,
+        Ok(_) => return Err(Failure::internal("it is not a lock that was acquired")),
+        Err(code) => return Ok(Err(code)),
+    };
+    let confirmed = async {
+        // A waiter is granted the lock for some seconds at first. This makes it the whole time, counted from now.
+        handle.renew().await.map_err(|error| not_confirmed(&handle, &error))?;
+        if !output.json {
+            return Ok(None);
+        }
+        let lock = locks.inspect(&arguments.name).await?;
+        let holders = lock.into_iter().flat_map(|lock| lock.holders);
+        let holder = { holders }.find(|holder| holder.token == handle.token());
+        holder.map(Some).ok_or_else(|| lost(&handle, "it is not held any more"))
+    };
+    let holder = tokio::select! {
+        confirmed = confirmed => confirmed?,
+        signal = signals.ending() => return Ok(Err(ended_by(signal))),
+    };
+    let name = &arguments.name;
+    let printed = match &holder {
+        Some(holder) => json::print(&Left { name, holder }),
+        None => writeln!(io::stdout().lock(), "{}", handle.token()),
+    };
+    let printed = printed.and_then(|()| io::stdout().lock().flush());
+    // Even if the reader is gone, this is a failure: nobody could release the lock.
+    printed.map_err(|error| {
+        let name = plain(name);
+        Failure::internal(format!("`{name}` is released, as its token can't be written: {error}"))
+    })?;
+    Ok(Ok(handle))
+}
+
+fn not_confirmed(handle: &LockHandle, error: &RenewError) -> Failure {
+    match error {
+        RenewError::Server(error) => error.clone().into(),
+        RenewError::Lost(reason) => lost(handle, &reason.to_string()),
+        error => Failure::new(UNAVAILABLE, error),
+    }
+}
+
+fn lost(handle: &LockHandle, why: &str) -> Failure {
+    Failure::new(LOST, format!("`{}` is lost: {why}", plain(handle.name())))
+}

@@ -1,0 +1,133 @@
+//! `acquire` and `release`: a lock that is held from one step of a pipeline to a later one, by no process.
+
+use std::{process::Stdio, time::Duration};
+
+use serde_json::Value;
+use watchlock::LostReason;
+
+use crate::{
+    Started, bare,
+    common::{Ground, info, is_vacant, until_waiting},
+    done, program, signal, watchlock,
+};
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_later_step_gives_back_what_an_earlier_one_took() {
+    for ground in [
+        Ground::replica_set("cli_steps").await,
+        Ground::standalone("cli_steps").await,
+    ] {
+        let locks = ground.locks().await;
+        let taken = watchlock(&ground, ["acquire", "deploy", "--for", "30m", "--reason", "run 7"]).await;
+        let taken = taken.expect(0);
+        let token = taken.out.trim().to_owned();
+        let held = info(&locks, "deploy").await.unwrap();
+        let [holder] = &held.holders[..] else {
+            panic!("{held:?}")
+        };
+        assert_eq!(holder.token.to_string(), token);
+        assert_eq!(holder.reason.as_deref(), Some("run 7"));
+        assert_eq!(holder.until.duration_since(holder.since).unwrap().as_secs() / 60, 30);
+
+        // Others wait, or do not.
+        watchlock(&ground, ["acquire", "deploy", "--for", "1m", "--try"])
+            .await
+            .expect(75);
+        let told = watchlock(&ground, ["acquire", "deploy", "--for", "1m", "-t", "300ms", "-E", "3"]).await;
+        assert!(told.expect(3).err.contains("run 7"));
+        let waiting = Started::run(&ground, &["acquire", "deploy", "--for", "20m", "--json"]);
+        until_waiting(&locks, "deploy", 1).await;
+
+        // Only this hold is given back, and only once.
+        let wrong = (token.parse::<i64>().unwrap() + 1).to_string();
+        for token in [&wrong, "1"] {
+            watchlock(&ground, ["release", "deploy", "--token", token])
+                .await
+                .expect(1);
+        }
+        assert_eq!(info(&locks, "deploy").await.unwrap().holders, held.holders);
+        let mut releasing = program(&ground);
+        releasing
+            .args(["release", "deploy", "--json"])
+            .env("WATCHLOCK_TOKEN", &token);
+        let released = done(&mut releasing).await.expect(0).json();
+        assert_eq!(released["released"]["token"].to_string(), token);
+        let again = watchlock(&ground, ["release", "deploy", "--token", &token, "--json"])
+            .await
+            .expect(1);
+        assert_eq!(again.json()["released"], Value::Null);
+        assert!(again.err.contains(&token), "{again:?}");
+
+        // The one that was woken has the lock for its own whole time, and not for the seconds of a first grant.
+        let next = waiting.done().await.expect(0).json();
+        assert_eq!(next["name"], "deploy");
+        let next = next["holder"]["token"].to_string();
+        let held = info(&locks, "deploy").await.unwrap();
+        assert_eq!(held.holders[0].token.to_string(), next);
+        assert!(held.holders[0].until.duration_since(held.holders[0].since).unwrap() >= Duration::from_secs(1_200));
+        watchlock(&ground, ["release", "deploy", "--token", &next])
+            .await
+            .expect(0);
+        assert!(is_vacant(&locks, "deploy").await);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lock_whose_token_nobody_gets_is_not_left_held() {
+    let ground = Ground::replica_set("cli_steps").await;
+    let locks = ground.locks().await;
+    // The reader has gone.
+    let mut unread = program(&ground);
+    unread.args(["acquire", "deploy", "--for", "30m"]);
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(reader);
+    let failed = unread.stdout(writer).stderr(Stdio::piped()).spawn().unwrap();
+    drop(unread);
+    let failed = failed.wait_with_output().await.unwrap();
+    assert_eq!(failed.status.code(), Some(70), "{failed:?}");
+    assert!(is_vacant(&locks, "deploy").await);
+
+    // It is told to end while it waits.
+    let held = locks.mutex("deploy").acquire().await.unwrap();
+    let waiting = Started::run(&ground, &["acquire", "deploy", "--for", "30m"]);
+    until_waiting(&locks, "deploy", 1).await;
+    signal("TERM", waiting.pid());
+    assert!(waiting.done().await.expect(128 + 15).out.is_empty());
+    until_waiting(&locks, "deploy", 0).await;
+    held.release().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_process_that_holds_the_lock_learns_that_it_was_given_back_under_its_token() {
+    let ground = Ground::replica_set("cli_steps").await;
+    let locks = ground.locks().await;
+    let exports = locks.semaphore("exports", 2);
+    let (held, other) = (exports.acquire().await.unwrap(), exports.acquire().await.unwrap());
+    let token = held.token().to_string();
+    watchlock(&ground, ["release", "exports", "--token", &token])
+        .await
+        .expect(0);
+    assert_eq!(held.lost().await, LostReason::Broken);
+    let arguments = ["acquire", "exports", "--for", "1m", "--semaphore", "2", "--try"];
+    watchlock(&ground, arguments).await.expect(0);
+    assert_eq!(other.lost_reason(), None);
+}
+
+#[tokio::test]
+async fn what_is_out_of_bounds_is_refused_before_anything_is_sent() {
+    for (arguments, named) in [
+        (&["acquire", "deploy"][..], "--for"),
+        (&["acquire", "deploy", "--for", "1ms"], "1ms"),
+        (&["acquire", "deploy", "--for", "400days"], "34560000s"),
+        (&["acquire", "", "--for", "1m"], "0 bytes"),
+        (&["release", "deploy"], "--token"),
+        (&["release", "deploy", "--token", "0"], "0"),
+        (&["release", "deploy", "--token", "x"], "x"),
+    ] {
+        // No server is there.
+        let mut program = bare();
+        program.env("MONGODB_URI", "mongodb://127.0.0.1:1/app").args(arguments);
+        let refused = done(&mut program).await.expect(64);
+        assert!(refused.err.contains(named), "{refused:?}");
+    }
+}
