@@ -74,6 +74,8 @@ pub(crate) struct Config {
     pub(crate) max_operations: usize,
     /// Number of hand-overs before the turn of the first waiter without a stream.
     pub(crate) near: u64,
+    /// Whether holds are handed from task to task without the server.
+    pub(crate) hands_on: bool,
     pub(crate) metered: Metered,
     host: String,
     label: Option<String>,
@@ -226,6 +228,7 @@ pub(crate) struct Settings {
     pub(crate) max_streams: Option<u32>,
     pub(crate) max_operations: Option<u32>,
     pub(crate) near: Option<u64>,
+    pub(crate) hands_on: Option<bool>,
     pub(crate) metered: Vec<String>,
     pub(crate) label: Option<String>,
     pub(crate) owner_id: Option<String>,
@@ -256,6 +259,7 @@ impl Settings {
             max_streams: self.max_streams.unwrap_or(STREAMS),
             max_operations: usize::try_from(self.max_operations.unwrap_or(OPERATIONS)).unwrap_or(0),
             near: self.near.unwrap_or(NEAR),
+            hands_on: self.hands_on.unwrap_or(true),
             metered: Metered::new(self.metered),
             host: host(),
             label: self.label,

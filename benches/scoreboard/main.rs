@@ -4,12 +4,13 @@
 //! directory. A number beyond its bound is shown and is no failure: the machine may be busy.
 //!
 //! `cargo bench --bench scoreboard -- one_node` measures a part of it, which is then not written. The parts are
-//! `one_node`, `three_nodes`, `standalone`, `contention`, `crowd` and `steady_state`.
+//! `one_node`, `three_nodes`, `standalone`, `contention`, `inside`, `crowd` and `steady_state`.
 
 mod board;
 mod claims;
 mod counters;
 mod crowd;
+mod inside;
 mod latency;
 mod load;
 mod peer;
@@ -38,11 +39,12 @@ const ROUNDS_POLLING: usize = 100;
 /// Number of rounds with a holder that dies, which take a lease each.
 const ROUNDS_EXPIRY: usize = 15;
 
-const PARTS: [&str; 6] = [
+const PARTS: [&str; 7] = [
     "one_node",
     "three_nodes",
     "standalone",
     "contention",
+    "inside",
     "crowd",
     "steady_state",
 ];
@@ -76,6 +78,7 @@ async fn main() -> Result<()> {
             "three_nodes" => three_nodes(&mut board).await?,
             "standalone" => standalone(&mut board).await?,
             "contention" => contention(&mut board).await?,
+            "inside" => inside(&mut board).await?,
             "crowd" => crowd(&mut board).await?,
             _ => steady_state(&mut board).await?,
         }
@@ -167,7 +170,10 @@ async fn contention(board: &mut Board) -> Result<()> {
         "32 clients in contention: {:.0} hand-overs/s",
         contention.handoffs_per_second()
     ));
+    Ok(())
+}
 
+async fn inside(board: &mut Board) -> Result<()> {
     let cluster = start(Cluster::replica_set(1), "50 tasks of one client in contention").await?;
     let clients = load::many_tasks(&cluster, 50).await?;
     let local: Contention = load::contention(&cluster, clients).await?;
@@ -176,6 +182,10 @@ async fn contention(board: &mut Board) -> Result<()> {
         "50 tasks of one client: {:.0} hand-overs/s",
         local.handoffs_per_second()
     ));
+    let handoff = inside::handoff(&cluster).await?;
+    board.enter(board::LOCAL_HANDOFF, handoff.median() * 1e3, handoff.to_string());
+    let visits = inside::visits(&cluster).await?;
+    board.enter(board::FOREIGN_WAIT, visits.ratio(), visits.to_string());
     Ok(())
 }
 
