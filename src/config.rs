@@ -90,6 +90,8 @@ pub(crate) struct Config {
     pub(crate) near: u64,
     /// The members of the replica set that serve the streams of holders, waiters and claims.
     pub(crate) stream_read_preference: ReadPreference,
+    /// Whether holds are handed from task to task without the server.
+    pub(crate) hands_on: bool,
     pub(crate) metered: Metered,
     pub(crate) limits: Limits,
     host: String,
@@ -271,6 +273,7 @@ pub(crate) struct Settings {
     pub(crate) max_operations: Option<u32>,
     pub(crate) near: Option<u64>,
     pub(crate) stream_read_preference: Option<ReadPreference>,
+    pub(crate) hands_on: Option<bool>,
     pub(crate) metered: Vec<String>,
     pub(crate) limits: Limits,
     pub(crate) label: Option<String>,
@@ -303,6 +306,7 @@ impl Settings {
             max_operations: usize::try_from(self.max_operations.unwrap_or(OPERATIONS)).unwrap_or(0),
             near: self.near.unwrap_or(NEAR),
             stream_read_preference: self.stream_read_preference.unwrap_or(ReadPreference::Primary),
+            hands_on: self.hands_on.unwrap_or(true),
             metered: Metered::new(self.metered),
             limits: self.limits,
             host: host(),

@@ -71,6 +71,11 @@ impl Terms {
         self.limits.lose = Some(limit);
     }
 
+    /// Whether a hold on these terms is renewed, and opens the lock when it is released.
+    pub(crate) fn is_plain(&self) -> bool {
+        !self.fixed && self.at_least.is_zero()
+    }
+
     /// Refuses terms that are out of bounds, or that don't go with the client's margins.
     pub(crate) fn check(&self, config: &Config) -> Result<(), InvalidInput> {
         at_most("least time", self.at_least, "longest accepted value", DURATION_MOST)?;

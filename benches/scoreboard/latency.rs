@@ -31,13 +31,13 @@ const SHORT_LEASE: Duration = Duration::from_millis(500);
 
 /// A change stream of one client that notes when an event came in, and another client whose writes make the events.
 #[derive(Debug)]
-struct Hop {
+pub(crate) struct Hop {
     sender: Collection<Document>,
     received: mpsc::UnboundedReceiver<Instant>,
 }
 
 impl Hop {
-    async fn between(sender: &Peer, receiver: &Peer) -> Result<Self> {
+    pub(crate) async fn between(sender: &Peer, receiver: &Peer) -> Result<Self> {
         let sender = sender.raw();
         sender
             .update_one(doc! { "_id": "hop" }, doc! { "$set": { "round": 0 } })
@@ -56,7 +56,7 @@ impl Hop {
     }
 
     /// Measures from the sending of the write to the arrival of the event.
-    async fn once(&mut self) -> Result<Duration> {
+    pub(crate) async fn once(&mut self) -> Result<Duration> {
         let sent = Instant::now();
         self.sender
             .update_one(doc! { "_id": "hop" }, doc! { "$inc": { "round": 1 } })

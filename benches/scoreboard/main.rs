@@ -4,12 +4,13 @@
 //! directory. A number beyond its bound is shown and is no failure: the machine may be busy.
 //!
 //! `cargo bench --bench scoreboard -- one_node` measures a part of it, which is then not written. The parts are
-//! `one_node`, `three_nodes`, `standalone`, `contention`, `crowd` and `steady_state`.
+//! `one_node`, `three_nodes`, `standalone`, `contention`, `inside`, `crowd` and `steady_state`.
 
 mod board;
 mod claims;
 mod counters;
 mod crowd;
+mod inside;
 mod latency;
 mod load;
 mod peer;
@@ -41,11 +42,12 @@ const ROUNDS_CONTENDED: u32 = 3;
 /// Number of rounds with a holder that dies, which take a lease each.
 const ROUNDS_EXPIRY: usize = 15;
 
-const PARTS: [&str; 6] = [
+const PARTS: [&str; 7] = [
     "one_node",
     "three_nodes",
     "standalone",
     "contention",
+    "inside",
     "crowd",
     "steady_state",
 ];
@@ -79,6 +81,7 @@ async fn main() -> Result<()> {
             "three_nodes" => three_nodes(&mut board).await?,
             "standalone" => standalone(&mut board).await?,
             "contention" => contention(&mut board).await?,
+            "inside" => inside(&mut board).await?,
             "crowd" => crowd(&mut board).await?,
             _ => steady_state(&mut board).await?,
         }
@@ -178,7 +181,6 @@ async fn contention(board: &mut Board) -> Result<()> {
         "32 clients in contention: {:.0} hand-overs/s",
         contention.handoffs_per_second()
     ));
-
     let (mut rates, mut polled_rates, mut costs) = (0.0, 0.0, (0.0, 0.0));
     for _ in 0..ROUNDS_CONTENDED {
         let polled = throughput::polled(&cluster, 32).await?;
@@ -201,7 +203,10 @@ async fn contention(board: &mut Board) -> Result<()> {
     board.enter(board::CONTENDED, rates / polled_rates, from);
     let from = format!("{:.2} ms of the server's processor / {:.2} ms, sums", costs.0, costs.1);
     board.enter(board::CPU_32, costs.0 / costs.1, from);
+    Ok(())
+}
 
+async fn inside(board: &mut Board) -> Result<()> {
     let cluster = start(Cluster::replica_set(1), "50 tasks of one client in contention").await?;
     let clients = load::many_tasks(&cluster, 50).await?;
     let local: Contention = load::contention(&cluster, clients).await?;
@@ -210,6 +215,10 @@ async fn contention(board: &mut Board) -> Result<()> {
         "50 tasks of one client: {:.0} hand-overs/s",
         local.handoffs_per_second()
     ));
+    let handoff = inside::handoff(&cluster).await?;
+    board.enter(board::LOCAL_HANDOFF, handoff.median() * 1e3, handoff.to_string());
+    let visits = inside::visits(&cluster).await?;
+    board.enter(board::FOREIGN_WAIT, visits.ratio(), visits.to_string());
     Ok(())
 }
 

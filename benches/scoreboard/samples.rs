@@ -15,7 +15,7 @@ impl Samples {
         self.quantile(0.5)
     }
 
-    fn quantile(&self, part: f64) -> f64 {
+    pub(crate) fn quantile(&self, part: f64) -> f64 {
         let mut sorted = self.0.clone();
         sorted.sort_by(f64::total_cmp);
         let last = sorted.len().saturating_sub(1);

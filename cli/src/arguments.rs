@@ -362,6 +362,7 @@ impl From<Acquire> for Run {
             and: Vec::new(),
             value: None,
             fixed: Some(acquire.length),
+            max_hold: None,
             once: acquire.once,
             timeout: acquire.timeout,
             semaphore: acquire.semaphore,

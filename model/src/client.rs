@@ -11,7 +11,8 @@ use super::rules::{EPOCH, LEASE, Rules, SKEW};
 use crate::{
     protocol::{Exchange, Kept, KeptUntil, Kind, Operation, ServerTime, State, wake::Signal},
     waitlist::{
-        Context, Effect, Patience, Setback, Waiting, Waitlist, clock::ServerClock, deadline::Deadline, ids::Ids,
+        Context, Effect, Inheritance, Patience, Setback, Waiting, Waitlist, clock::ServerClock, deadline::Deadline,
+        ids::Ids,
     },
 };
 
@@ -74,6 +75,8 @@ pub(super) struct Hold {
     pub(super) id: String,
     pub(super) permits: i64,
     pub(super) token: i64,
+    /// The token that the document has for it.
+    pub(super) granted_as: i64,
     pub(super) deadline: i64,
 }
 
@@ -164,6 +167,7 @@ impl Client {
                     id: entry,
                     permits: i64::try_from(grant.permits).unwrap_or(i64::MAX),
                     token: grant.token,
+                    granted_as: grant.granted_as,
                     deadline: tick(grant.deadline.instant()),
                 }),
                 Effect::Lost { entry, .. } => line.holds.retain(|hold| hold.id != entry),
@@ -203,11 +207,24 @@ impl Client {
         let keeps = world.rules.keeps > 0 && hold.is_believed(world.now, world.rules);
         let kept = keeps.then(|| Kept {
             id: hold.id.clone(),
-            token: hold.token,
+            token: hold.granted_as,
             until: KeptUntil::AfterRelease(world.rules.keeps),
         });
-        self.feed(lock, world, |waitlist, context, _| {
-            waitlist.let_go(&hold.id, world.used, None, kept, context);
+        // Only a release hands on: what was lost is nobody's to give.
+        let released = hold.is_believed(world.now, world.rules) && kept.is_none();
+        let until = if world.rules.hands_on_what_is_left {
+            hold.deadline
+        } else {
+            world.now + LEASE
+        };
+        let inherited = Inheritance {
+            deadline: Deadline::at(instant(until)),
+            renew_at: *NEVER,
+        };
+        self.feed(lock, world, |waitlist, context, effects| {
+            if !(released && waitlist.hand_on(&hold.id, inherited, context, effects)) {
+                waitlist.let_go(&hold.id, world.used, None, kept, context);
+            }
         });
     }
 
@@ -235,6 +252,12 @@ impl Client {
             instant(world.now)
         };
         let exchange = Exchange { sent, ..*exchange };
+        // A client that takes a range for granted which no write took out of the counter.
+        let state = state.cloned().map(|mut state| {
+            state.token += world.rules.tokens_not_reserved;
+            state
+        });
+        let state = state.as_ref();
         self.feed(lock, world, |waitlist, context, effects| {
             waitlist.answered(operation, state, &exchange, context, effects);
         });

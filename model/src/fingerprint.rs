@@ -57,7 +57,7 @@ impl System {
         tokens.extend(self.copy.iter().flat_map(|(_, state)| tokens_of(state)));
         for client in &self.clients {
             for line in &client.lines {
-                tokens.extend(line.holds.iter().map(|hold| hold.token));
+                tokens.extend(line.holds.iter().flat_map(|hold| [hold.token, hold.granted_as]));
                 tokens.extend(line.waitlist.tokens());
             }
         }
@@ -209,6 +209,7 @@ impl<'a> View<'a> {
             self.id(&hold.id);
             self.words.push(hold.permits);
             self.token(hold.token);
+            self.token(hold.granted_as);
             self.time(hold.deadline, 0);
         }
         self.words.push(-1);
@@ -244,6 +245,7 @@ impl<'a> View<'a> {
             self.words.push(entry.permits);
             self.flag(entry.wait);
             self.flag(entry.fresh);
+            self.flag(entry.reserve > 0);
         }
         self.words.push(-1);
     }
@@ -276,6 +278,7 @@ impl<'a> View<'a> {
             }
             Signal::Adopted => self.words.push(-3),
             Signal::Ask => self.words.push(-4),
+            Signal::AskedFor => self.words.push(-5),
             Signal::Evicted { token } => {
                 self.words.push(-2);
                 self.token(token);

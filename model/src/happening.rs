@@ -24,7 +24,7 @@ impl System {
             let hold = &self.clients[client].lines[lock].holds[hold];
             let command = Command::Renew {
                 id: hold.id.clone(),
-                token: hold.token,
+                token: hold.granted_as,
             };
             self.send(setup, client, lock, command, mode);
             return true;
@@ -217,7 +217,7 @@ impl System {
                 let document = self.documents()[lock].state.clone();
                 let client = &mut self.clients[client];
                 let mut holds = client.lines[lock].holds.iter();
-                let Some(place) = holds.position(|hold| hold.id == id && hold.token == token) else {
+                let Some(place) = holds.position(|hold| hold.id == id && hold.granted_as == token) else {
                     return;
                 };
                 let sent = if setup.rules.counts_from_sending { sent } else { now };

@@ -9,7 +9,7 @@
 //!
 //! # What can happen
 //!
-//! Clients acquire by waiting or by a try, renew, release, ask again and repeat failed operations, at any time. In each
+//! Clients acquire by waiting or by a try, renew, release, hand a hold on from task to task, ask again and repeat failed operations, at any time. In each
 //! run a bounded number of *faults* happen, of any kind and at any time:
 //!
 //! - a command is delayed and applied late: before its client gives it up and repeats it, after that, or never;
@@ -29,7 +29,8 @@
 //!
 //! # What must hold
 //!
-//! In each state: *exclusion* (no more permits are held by clients that believe in their hold, by their own clocks,
+//! In each state: *a counter beyond all tokens* (nobody holds under a token that the document's counter has not passed, so
+//! that the next grant has a larger one), *exclusion* (no more permits are held by clients that believe in their hold, by their own clocks,
 //! than there are), *no ghost* (a client that has left and was answered has nothing in the document, not even until a
 //! lease runs out; unless a process died), and *everybody gets its turn*: from each state on, if nothing goes wrong any
 //! more and all holders let go, every waiter is granted and the lock is idle in the end. This is played out from each
@@ -112,7 +113,7 @@ use breach::Breach;
 use rules::Rules;
 use steps::Action;
 use system::{Fault, Setup, System};
-use verdict::{ends_well, is_exclusive, is_without_ghosts};
+use verdict::{ends_well, is_counted, is_exclusive, is_without_ghosts};
 
 impl Model for Setup {
     type State = System;
@@ -138,6 +139,7 @@ impl Model for Setup {
             Property::always("exclusion", is_exclusive),
             Property::always("capacity", |_, state| none(state, Breach::Capacity)),
             Property::always("rising tokens", |_, state| none(state, Breach::Token)),
+            Property::always("a counter beyond all tokens", is_counted),
             Property::always("first come, first served", |_, state| none(state, Breach::Overtaken)),
             Property::always("one entry for an id", |_, state| none(state, Breach::Twice)),
             Property::always("no revival", |_, state| none(state, Breach::Revived)),

@@ -50,6 +50,10 @@ pub(super) struct Rules {
     pub(super) knocks_in_full: bool,
     /// For how many ticks after a release a lock is kept; 0: not at all.
     pub(super) keeps: i64,
+    /// A hold that is handed on inside a process ends when it would have ended, and not a lease later.
+    pub(super) hands_on_what_is_left: bool,
+    /// How many tokens a client takes for its own that no write has reserved.
+    pub(super) tokens_not_reserved: i64,
     /// A command that is not answered is given up, and its client goes on beside it.
     pub(super) gives_up_commands: bool,
 }
@@ -69,6 +73,8 @@ impl Rules {
         knocks_again: true,
         knocks_in_full: true,
         keeps: 0,
+        hands_on_what_is_left: true,
+        tokens_not_reserved: 0,
         gives_up_commands: true,
     };
 

@@ -229,14 +229,14 @@ impl System {
     /// What everybody who holds a lock takes for valid, but for those that an operator put out, or a save of an old document.
     pub(super) fn believed(&self, setup: &Setup, lock: usize) -> Vec<&Hold> {
         let (mut believed, struck) = (self.valid(setup, lock), &self.documents()[lock].struck);
-        believed.retain(|hold| !struck.contains(&hold.token));
+        believed.retain(|hold| !struck.contains(&hold.granted_as));
         believed
     }
 
     /// Those whom the save of an old document has put out.
     pub(super) fn struck(&self, setup: &Setup, lock: usize) -> Vec<&Hold> {
         let (mut believed, struck) = (self.valid(setup, lock), &self.documents()[lock].struck);
-        believed.retain(|hold| struck.contains(&hold.token));
+        believed.retain(|hold| struck.contains(&hold.granted_as));
         believed
     }
 
@@ -245,7 +245,7 @@ impl System {
         let holds = self.clients.iter().flat_map(|client| &client.lines[lock].holds);
         holds
             .filter(|hold| hold.is_believed(self.time, &setup.rules))
-            .filter(|hold| broken.is_none_or(|broken| hold.token > broken))
+            .filter(|hold| broken.is_none_or(|broken| hold.granted_as > broken))
             .collect()
     }
 

@@ -102,6 +102,57 @@ fn a_mutex_of_many_tasks() {
     check("mutex, two clients of two tasks, tries, ten steps", tasks, 100_000);
 }
 
+/// Two clients, of which each may pass the lock along four tasks of its own.
+fn handed_on() -> Setup {
+    Setup {
+        permits: vec![1; 2],
+        acquires: 4,
+        tasks: 3,
+        steps: 9,
+        ..mutex()
+    }
+}
+
+/// It takes four tasks and six steps until the third has the hold of the second.
+#[test]
+fn a_mutex_that_is_handed_on_inside_a_process() {
+    check("mutex, two clients of three tasks, nine steps", handed_on(), 60_000);
+}
+
+#[test]
+fn a_hand_on_that_begins_a_lease_of_its_own_is_found() {
+    let rules = Rules {
+        hands_on_what_is_left: false,
+        ..Rules::REAL
+    };
+    let setup = Setup {
+        steps: 0,
+        ..handed_on()
+    };
+    let setup = Setup {
+        rules,
+        faults: 0,
+        liveness: false,
+        ..setup
+    };
+    find("a lease that begins with the hand-on", "exclusion", setup);
+}
+
+#[test]
+fn a_range_of_tokens_that_no_write_reserves_is_found() {
+    let rules = Rules {
+        tokens_not_reserved: 9,
+        ..Rules::REAL
+    };
+    let setup = Setup {
+        rules,
+        faults: 0,
+        liveness: false,
+        ..handed_on()
+    };
+    find("a range that is not written", "a counter beyond all tokens", setup);
+}
+
 /// Neither minds the other, and each alone is gone through to the end above. The next step has three times as many states as
 /// all before it.
 #[test]

@@ -20,6 +20,14 @@ pub(super) fn is_exclusive(setup: &Setup, state: &System) -> bool {
     })
 }
 
+/// Nobody has a token that the counter has not passed: what is granted next has a larger one than all that were handed on.
+pub(super) fn is_counted(setup: &Setup, state: &System) -> bool {
+    (0..setup.locks).all(|lock| {
+        let counted = state.documents()[lock].token;
+        state.valid(setup, lock).iter().all(|hold| hold.token <= counted)
+    })
+}
+
 /// A client that has left and was answered has nothing in the document: not even until a lease runs out. A lock that it
 /// has kept is nobody's.
 pub(super) fn is_without_ghosts(state: &System) -> bool {

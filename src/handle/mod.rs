@@ -248,6 +248,9 @@ impl LockView {
     }
 
     /// Returns the fencing token of this grant.
+    ///
+    /// If the lock was [handed on inside the process](crate::guarantees#inside-a-process), the lock's document shows a
+    /// smaller one: that of the first task that had it.
     pub fn token(&self) -> FencingToken {
         self.hold.token
     }

@@ -17,7 +17,9 @@ use crate::{
 ///
 /// - One valid [`LockHandle`](crate::LockHandle) at a time.
 /// - First come, first served: among the tasks of one client in the order in which they were first polled, and among
-///   clients in the order in which their first waiting task entered the server's queue.
+///   clients in the order in which their first waiting task entered the server's queue. Until a client knows that others
+///   wait, it hands the lock from task to task without the server: [within a
+///   process](crate::guarantees#inside-a-process).
 /// - Not re-entrant unless [requested](Acquire::reentrant): a task that acquires a lock it already holds waits for
 ///   itself.
 ///

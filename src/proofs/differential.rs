@@ -145,10 +145,13 @@ fn step(random: &mut Random, number: usize, setup: &Setup, strings: &[String], s
         wanted.dedup();
         let entries = wanted
             .into_iter()
-            .map(|id| Request {
+            .enumerate()
+            .map(|(position, id)| Request {
                 fresh: random.below(if known(&id) { 4 } else { 2 }) == 0,
                 id,
                 permits: *random.pick(&[1, 1, 1, capacity]),
+                // As in use: for one entry, which needs all permits.
+                reserve: if position == 0 { *random.pick(&[0, 1, 63]) } else { 0 },
                 lease: *random.pick(&[10, 25, 1000]),
                 claim: *random.pick(&[1, 5]),
                 wait: random.below(3) != 0,
@@ -161,6 +164,10 @@ fn step(random: &mut Random, number: usize, setup: &Setup, strings: &[String], s
                     proclaimed: 0,
                     identity: identity(random),
                 },
+            })
+            .map(|entry| Request {
+                reserve: if entry.permits == capacity { entry.reserve } else { 0 },
+                ..entry
             })
             .collect();
         Requests {
@@ -672,6 +679,7 @@ async fn a_step_that_changes_nothing_writes_nothing() {
         claim: 5_000,
         wait,
         fresh: false,
+        reserve: 0,
         owner: Owner::default(),
     };
     let operation = |number: u32, leave: &[&str], entries| Operation {
@@ -741,6 +749,7 @@ async fn many_entries_fit_one_operation() {
             claim: 5_000,
             wait: true,
             fresh,
+            reserve: 0,
             owner: Owner::default(),
         });
         let operation = Operation {

@@ -19,6 +19,10 @@
 //!   evicted:  <the token of the last holder that an operator evicted by itself, if ever one did> }
 //! ```
 //!
+//! While an entry holds all permits, its process may hand the hold on from task to task without a write: see
+//! `waitlist::handing_on`. Its `token` is then that of the first task, and the document's is the last of the range that
+//! the grant took for all of them.
+//!
 //! A mutex has capacity 1 and a semaphore capacity n; a readers-writer lock has a large capacity, of which a reader
 //! takes one permit and a writer all, exactly as `tokio::sync` builds its own on one semaphore.
 //!
@@ -34,8 +38,10 @@
 //! 5. *enqueue*: the requested entries are appended to the queue, unless they are in the document already; on a kind
 //!    mismatch the operation is a no-op. If adopt removed a holder, they go to the head of the queue instead.
 //! 6. *advance*: as long as the head of the queue fits the free capacity, it becomes a holder with the next token. Then
-//!    the queue is cut to its room, and the requests that are not to wait leave it.
-//! 7. *stamp*: `wake`, the version and the times are set. A try or a repeated request that changed nothing is a no-op.
+//!    the queue is cut to its room, and the requests that are not to wait leave it. A grant to an entry that this very
+//!    operation requests can take a range of tokens out of the counter.
+//! 7. *stamp*: `wake`, the version and the times are set. If a request lined up behind a holder that has a range of
+//!    tokens, `wake` names that holder, which then hands on no more. A try or a repeated request that changed nothing is a no-op.
 //!
 //! Leave comes before advance, so a release *hands over inside the same write*, and the change event of that write is
 //! the grant. Nobody contends and nothing is retried: one write and one event per hand-over, however many wait. Advance
@@ -52,7 +58,8 @@
 //!
 //! - *Exclusion*: only advance adds a holder, and only while the permits fit the capacity.
 //! - *Rising tokens*: only advance issues a token: the last one plus one, or the server's clock in microseconds where
-//!   that is larger. So tokens rise even if the counter was lost or set back with its document: deleted, purged, or
+//!   that is larger. A range of tokens is the holder's alone, as nobody else is granted any while it holds all permits, and
+//!   the counter is beyond it from the grant on. So tokens rise even if the counter was lost or set back with its document: deleted, purged, or
 //!   overwritten with an earlier copy.
 //! - *Idempotence*: a request names its entry. If its answer is lost and it is sent again, enqueue finds the entry and
 //!   adds nothing.
@@ -104,7 +111,7 @@ pub use kind::Kind;
 pub(crate) use kind::Use;
 pub(crate) use location::Location;
 pub(crate) use operation::{
-    ASK_TOGETHER, Evict, Expects, Kept, KeptUntil, Operation, Proclaim, QUEUE_MOST, Request, Requests,
+    ASK_TOGETHER, Evict, Expects, Kept, KeptUntil, NOTIFIES_UP_TO, Operation, Proclaim, QUEUE_MOST, Request, Requests,
 };
 pub(crate) use server_time::ServerTime;
 pub(crate) use state::{State, clock_token};

@@ -11,6 +11,10 @@ pub(crate) const QUEUE_MOST: usize = 256;
 /// Maximum number of entries in one request: the head of a line, and those behind it that fit the capacity with it.
 pub(crate) const ASK_TOGETHER: usize = 64;
 
+/// Length of the queue up to which a request that lines up notifies the holder. Of the entries before it, one or two can
+/// be of the holder's own process; with more, the holder was notified before.
+pub(crate) const NOTIFIES_UP_TO: usize = 4;
+
 /// One atomic step on one lock. It goes through the phases of [`super`].
 ///
 /// Leaving and requesting in one step lets a process hand a lock from one of its tasks to the next with a single
@@ -130,6 +134,10 @@ pub(crate) struct Request {
     /// Whether this is the first time that the request is sent. If its entry is there all the same, a repetition has
     /// overtaken it, and it adds nothing.
     pub(crate) fresh: bool,
+    /// Number of tokens beyond its own that a grant by this very operation takes out of the counter, for the tasks of the
+    /// process to which the hold is handed on. Only where the entry needs all permits of the lock, so that nobody
+    /// else is granted anything meanwhile.
+    pub(crate) reserve: i64,
     pub(crate) owner: Owner,
 }
 
@@ -151,6 +159,24 @@ impl Operation {
     /// Returns whether the operation may create the document of a lock that has none.
     pub(crate) fn creates(&self) -> bool {
         self.requests.is_some() && self.expects == Expects::Nothing
+    }
+
+    /// Returns the number of tokens that a grant to this entry takes beyond its own.
+    pub(super) fn reserve_for(&self, id: &str) -> i64 {
+        let mut entries = self.entries().filter(|entry| entry.id == id);
+        entries.next().map_or(0, |entry| entry.reserve)
+    }
+
+    /// Returns the requested entry that takes more tokens than its own when it is granted, if there is one.
+    pub(super) fn reserving(&self) -> Option<&Request> {
+        self.entries().find(|entry| entry.reserve > 0)
+    }
+
+    /// Returns how the entries of the requesting session begin, if the operation adds one that waits: then a holder that
+    /// hands on the lock within its process hears that it is asked for.
+    pub(super) fn asks_as(&self) -> Option<&str> {
+        let asking = self.entries().find(|entry| entry.wait && entry.fresh)?;
+        Some(asking.id.rfind('-').map_or(&asking.id, |end| &asking.id[..=end]))
     }
 
     /// Returns the capacity that the document has when the operation applies, where it is known.

@@ -8,7 +8,7 @@ mod renewing;
 #[cfg(test)]
 mod tests;
 
-use super::{Evict, Expects, Holder, Kind, Operation, Proclaim, Request, ServerTime, Waiter, wake};
+use super::{Evict, Expects, Holder, Kind, NOTIFIES_UP_TO, Operation, Proclaim, Request, ServerTime, Waiter, wake};
 
 #[cfg(test)]
 pub(crate) use renewing::guard;
@@ -335,7 +335,8 @@ impl Step<'_> {
     /// Makes the waiter a holder with the next token.
     fn grant(&mut self, waiter: Waiter) {
         let token = next_token(self.state.token, self.now);
-        self.state.token = token;
+        // The tokens in between are the holder's, for the tasks that it hands the lock on to.
+        self.state.token = token.saturating_add(self.operation.reserve_for(&waiter.id));
         // A client that asks is alive and gets its full lease; one that is woken must first show that it is.
         let asking = self.operation.asks_for(&waiter.id);
         let lease = if asking { waiter.lease } else { waiter.claim };
@@ -355,6 +356,15 @@ impl Step<'_> {
         });
     }
 
+    /// Returns the holder that is to hear that another session has lined up: the only one, which has tokens in reserve
+    /// and so may hand on the lock within its process.
+    fn asked_for(&self) -> Option<String> {
+        let asks_as = self.operation.asks_as()?;
+        let [holder] = &self.state.holders[..] else { return None };
+        let hands_on = holder.token < self.state.token && !holder.id.starts_with(asks_as);
+        (hands_on && self.state.queue.len() <= NOTIFIES_UP_TO).then(|| holder.id.clone())
+    }
+
     /// Returns whether any entry has changed. An operation that may be a no-op must not write otherwise.
     fn is_changed(&self) -> bool {
         self.state.holders != self.before.holders || self.state.queue != self.before.queue
@@ -365,6 +375,9 @@ impl Step<'_> {
         // A lock that is kept can end sooner than its waiters know, and no event reports that end.
         if let (Some(head), false) = (self.state.queue.first(), self.operation.kept.is_empty()) {
             self.words.asks(&head.id);
+        }
+        if let Some(id) = self.asked_for() {
+            self.words.asked_for(&id);
         }
         let wake = self.words.into_wake(&self.operation.id);
         self.state.stamp(wake, self.operation.keep, self.now);

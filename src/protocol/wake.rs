@@ -9,6 +9,8 @@
 //! - `left` has one letter for each entry that asked to leave: `h` it held, `q` it waited, `0` it was not there.
 //! - `<id>*;` waits at the head of the queue, and is to ask: the lock is kept, and that may end at another time than the
 //!   waiter knows. Earlier clients pass over the word, and ask when they would have asked.
+//! - `<id>?;` holds, and another session has lined up behind it: the holder hands on the lock within its process no more.
+//!   Earlier clients, which never do, pass over the word.
 //! - `<id>+<token>;` was granted, on its claim lease; `<id>!<token>;` was evicted by an operator, and `<id>~;` adopted
 //!   by a later incarnation of its owner. The token names the grant, as the entry may have been granted anew by the
 //!   time that the event arrives. Entries whose lease ran out are not named: their holders knew it before the server.
@@ -47,12 +49,15 @@ pub(crate) enum Signal {
     Adopted,
     /// The lock ahead of it is kept until another time than before.
     Ask,
+    /// Another session waits for the lock that it holds.
+    AskedFor,
 }
 
 /// The words of one write.
 ///
 /// Their order is part of the protocol, as both implementations must write the same document: grants, then the entries
-/// that an operator evicted, then those that a later incarnation adopted, then the waiter that is to ask.
+/// that an operator evicted, then those that a later incarnation adopted, then the waiter that is to ask, then the holder
+/// that is asked for.
 #[derive(Default)]
 pub(crate) struct Announcement {
     left: String,
@@ -60,6 +65,7 @@ pub(crate) struct Announcement {
     evicted: String,
     adopted: String,
     asks: String,
+    asked_for: String,
 }
 
 impl Announcement {
@@ -88,6 +94,10 @@ impl Announcement {
         let _ = write!(self.asks, "{id}*;");
     }
 
+    pub(crate) fn asked_for(&mut self, id: &str) {
+        let _ = write!(self.asked_for, "{id}?;");
+    }
+
     pub(crate) fn into_wake(self, operation: &str) -> String {
         let Self {
             left,
@@ -95,8 +105,9 @@ impl Announcement {
             evicted,
             adopted,
             asks,
+            asked_for,
         } = self;
-        format!("{operation}:{left};{granted}{evicted}{adopted}{asks}")
+        format!("{operation}:{left};{granted}{evicted}{adopted}{asks}{asked_for}")
     }
 }
 
@@ -145,6 +156,7 @@ pub(crate) fn signals<'a>(wake: &'a str, session: &'a str) -> impl Iterator<Item
             ("!", Ok(token)) => Signal::Evicted { token },
             ("~", _) if token.is_empty() => Signal::Adopted,
             ("*", _) if token.is_empty() => Signal::Ask,
+            ("?", _) if token.is_empty() => Signal::AskedFor,
             _ => return None,
         };
         Some((id, signal))
@@ -165,6 +177,7 @@ mod tests {
         announcement.evicted("bb-3", 6);
         announcement.adopted("bb-4");
         announcement.asks("bb-5");
+        announcement.asked_for("bb-6");
         let wake = announcement.into_wake("cc.5");
 
         assert_eq!(left(&wake, "cc.5"), Some(vec![Left::Holder, Left::Nowhere]));
@@ -183,7 +196,8 @@ mod tests {
             [
                 ("bb-3", Signal::Evicted { token: 6 }),
                 ("bb-4", Signal::Adopted),
-                ("bb-5", Signal::Ask)
+                ("bb-5", Signal::Ask),
+                ("bb-6", Signal::AskedFor)
             ]
         );
         assert!(wake.contains(&pattern("aa")) && !wake.contains(&pattern("cc")));
@@ -197,7 +211,7 @@ mod tests {
             "x",
             "x:;aa-",
             "x:;aa-+1@2;",
-            "x:;aa-1+;aa-1+x@y;aa-1?;aa-1?7;aa-1!;aa-1!x;aa-1~7;aa-1*7;aa-1é;",
+            "x:;aa-1+;aa-1+x@y;aa-1=;aa-1?7;aa-1!;aa-1!x;aa-1~7;aa-1*7;aa-1é;",
             "x:;aa-1+99999999999999999999;",
         ] {
             assert_eq!(signals(wake, "aa").count(), 0, "{wake}");

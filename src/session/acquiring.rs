@@ -37,8 +37,8 @@ impl Session {
     /// Lets go of a hold; the receiver gets the outcome of the release.
     pub(crate) fn let_go(self: &Arc<Self>, hold: &Hold) -> oneshot::Receiver<line::ReleaseOutcome> {
         let (to, left) = oneshot::channel();
-        self.feed(&hold.name, |lines, context, _| {
-            lines.line(&hold.name).let_go(hold, Some(to), context)
+        self.feed(&hold.name, |lines, context, effects| {
+            lines.line(&hold.name).let_go(hold, Some(to), context, effects)
         });
         left
     }

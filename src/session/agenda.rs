@@ -291,6 +291,7 @@ mod tests {
     fn hold(number: u32, renew_at: Instant, end: Instant) -> Arc<Hold> {
         let grant = Grant {
             token: 1,
+            granted_as: 1,
             used: (Kind::Mutex, 1),
             permits: 1,
             lease: Terms::default().lease(&Settings::default().unchecked()),

@@ -47,7 +47,7 @@ impl DocumentSession {
         let (documents, held, within) = (self.documents.clone(), hold.clone(), hold.lease.length);
         let operation = self.ids.operation();
         let changing = async move {
-            let holder = (held.id.as_str(), held.token.as_i64());
+            let holder = (held.id.as_str(), held.granted_as);
             documents.change(&held.name, holder, update, &operation, within).await
         };
         // It can take its time, and is not repeated.
@@ -58,7 +58,7 @@ impl DocumentSession {
     pub(crate) async fn delete(&self, hold: &Arc<Hold>) -> Result<bool, ServerError> {
         let (session, held, within) = (self.clone(), hold.clone(), hold.lease.length);
         let deleting = async move {
-            let holder = (held.id.as_str(), held.token.as_i64());
+            let holder = (held.id.as_str(), held.granted_as);
             held.begin_deleting();
             let deleted = session.documents.delete(&held.name, holder, within).await;
             if matches!(deleted, Ok(true)) {

@@ -42,12 +42,19 @@ impl Session {
             abort(transaction).await;
             return Err(reason.into());
         }
+        if !hold.is_written() {
+            // A transaction that began to read before the hold was handed on must not see the lock held since.
+            if let Err(error) = self.write_under(hold).await {
+                abort(transaction).await;
+                return Err(GuardError::Server(error));
+            }
+        }
         // From here until the transaction ends, the server makes every renewal of this document wait.
         hold.note_guarded(Instant::now());
         let guarding = Guarding {
             operation: self.ids.operation(),
             name: &hold.name,
-            holder: (&hold.id, hold.token.as_i64()),
+            holder: (&hold.id, hold.granted_as),
             keep: self.config.keep_millis_for(hold.lease.length),
         };
         let held = match store.guard(&guarding, transaction).await {
@@ -88,6 +95,18 @@ impl Session {
         }
     }
 
+    /// Writes the document of a hold that was handed on, by a renewal: the server then refuses the guard of a transaction
+    /// that is older than the hold.
+    async fn write_under(self: &Arc<Self>, hold: &Arc<Hold>) -> Result<(), ServerError> {
+        let (session, held, within) = (self.clone(), hold.clone(), hold.safe_for());
+        let renewing = async move { session.renew_together(&[held], false, within).await };
+        if let Some(refused) = self.in_time(within, renewing).await? {
+            return Err(refused.into());
+        }
+        hold.note_written();
+        Ok(())
+    }
+
     /// Whether a transaction that the hold guards may still be open, so that a write of the document from outside of
     /// it would wait for its end, and be done then.
     pub(crate) async fn is_in_open_transaction(self: &Arc<Self>, hold: &Arc<Hold>) -> Result<bool, ServerError> {
@@ -102,7 +121,7 @@ impl Session {
                 let guarding = Guarding {
                     operation,
                     name: &held.name,
-                    holder: (&held.id, held.token.as_i64()),
+                    holder: (&held.id, held.granted_as),
                     keep: session.config.keep_millis_for(held.lease.length),
                 };
                 let asked = store.is_in_transaction_of_others(&guarding).await;

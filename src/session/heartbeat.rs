@@ -114,11 +114,11 @@ impl Session {
             return;
         }
         hold.report_end();
-        self.feed(&hold.name, |lines, context, _| {
+        self.feed(&hold.name, |lines, context, effects| {
             if let Some(line) = lines.by_name.get_mut(&hold.name)
-                && line.has(&hold.id)
+                && line.has(hold)
             {
-                line.let_go(hold, None, context);
+                line.let_go(hold, None, context, effects);
             }
         });
     }

@@ -3,7 +3,7 @@
 use std::{
     sync::{
         Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicI64, AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering},
     },
     time::Duration,
 };
@@ -24,7 +24,7 @@ use crate::{
     telemetry::{self, Granted},
     terms::Lease,
     token::FencingToken,
-    waitlist::{Grant, How, clock::ServerClock, deadline::Deadline},
+    waitlist::{Grant, How, Inheritance, clock::ServerClock, deadline::Deadline},
 };
 
 /// A grant, with the local deadline up to which it is surely ours.
@@ -39,6 +39,8 @@ pub(crate) struct Hold {
     pub(crate) id: String,
     pub(crate) name: String,
     pub(crate) token: FencingToken,
+    /// The token of its entry in the document: a smaller one, if the hold was handed on inside the process.
+    pub(crate) granted_as: i64,
     pub(crate) used: Use,
     pub(crate) permits: u64,
     pub(crate) lease: Lease,
@@ -47,6 +49,8 @@ pub(crate) struct Hold {
     pub(super) logged_by: Option<LogTime>,
     /// Set if the lock has metrics of its own.
     pub(super) label: Option<LockLabel>,
+    /// Whether the document was written under this hold: by its grant, or since it was handed on.
+    written: AtomicBool,
     /// Number of proclaimed values.
     proclaimed: AtomicI64,
     progress: Mutex<Progress>,
@@ -138,7 +142,7 @@ impl Hold {
     ///
     /// Where the counter was ahead of the clock, it can be `true` for a time that was later.
     pub(crate) fn is_granted_after(&self, at: ServerTime) -> bool {
-        clock_token(at.plus_millis(1)) <= self.token.as_i64()
+        clock_token(at.plus_millis(1)) <= self.granted_as
     }
 
     /// Whether its grant is known to come before this in the server's log.
@@ -153,12 +157,14 @@ impl Hold {
             id,
             name,
             token: FencingToken::new(grant.token),
+            granted_as: grant.granted_as,
             used: grant.used,
             permits: grant.permits,
             lease: grant.lease,
             since: Instant::now(),
             logged_by: None,
             label: None,
+            written: AtomicBool::new(grant.token == grant.granted_as),
             proclaimed: AtomicI64::new(0),
             progress: Mutex::new(Progress {
                 deadline: grant.deadline,
@@ -186,7 +192,7 @@ impl Hold {
     /// Whether the document's holder is this hold. The entry alone does not show it: where the hold was removed while
     /// a request for it was on its way, the entry is granted anew, and nothing here has that hold.
     pub(crate) fn is(&self, holder: &Holder) -> bool {
-        holder.id == self.id && holder.token == self.token.as_i64() && !holder.is_kept()
+        holder.id == self.id && holder.token == self.granted_as && !holder.is_kept()
     }
 
     /// Returns the number of the next proclaimed value.
@@ -208,8 +214,17 @@ impl Hold {
     pub(crate) fn kept(&self) -> Option<Kept> {
         let progress = self.progress();
         let until = progress.kept.filter(|_| progress.lost == Some(LostReason::Released))?;
-        let (id, token) = (self.id.clone(), self.token.as_i64());
+        let (id, token) = (self.id.clone(), self.granted_as);
         Some(Kept { id, token, until })
+    }
+
+    /// Returns the lease that the next task inherits, if the hold was released and its lease is in no doubt: nothing
+    /// about it has failed or is on its way, and no transaction hangs on it.
+    pub(super) fn inheritance(&self) -> Option<Inheritance> {
+        let progress = self.progress();
+        let renew_at = progress.renew_at.filter(|_| progress.is_plainly_released())?;
+        let deadline = progress.deadline;
+        Some(Inheritance { deadline, renew_at })
     }
 
     /// Waits until the hold is lost.
@@ -510,6 +525,15 @@ impl Hold {
         progress.refusals
     }
 
+    /// Whether the document was written since the holder has it. A hold that was handed on inside the process was not.
+    pub(super) fn is_written(&self) -> bool {
+        self.written.load(Ordering::Acquire)
+    }
+
+    pub(super) fn note_written(&self) {
+        self.written.store(true, Ordering::Release);
+    }
+
     /// Notes that it becomes part of a transaction: as long as that is open, renewals are not answered.
     pub(crate) fn note_guarded(&self, at: Instant) {
         self.progress().guarded_at = Some(at);
@@ -559,6 +583,12 @@ impl Hold {
 }
 
 impl Progress {
+    fn is_plainly_released(&self) -> bool {
+        let certain = !self.failing && self.in_vain == 0 && self.refusals == 0;
+        let unbound = self.kept.is_none() && self.guarded_at.is_none() && self.deleting == 0;
+        self.lost == Some(LostReason::Released) && certain && unbound
+    }
+
     /// Ends the hold, which may be held up to `limit`.
     fn end(&mut self, reason: LostReason, limit: Option<Instant>) {
         // Perhaps nothing looked when the deadline or the limit came.
@@ -580,6 +610,7 @@ mod tests {
         let later = Instant::now() + Duration::from_secs(30);
         let grant = Grant {
             token: 1,
+            granted_as: 1,
             used: (Kind::Document, 1),
             permits: 1,
             lease: Terms::default().lease(&Settings::default().unchecked()),

@@ -25,8 +25,8 @@ impl Holds {
         self.by_id.values()
     }
 
-    pub(super) fn contains_key(&self, id: &str) -> bool {
-        self.by_id.contains_key(id)
+    pub(super) fn get(&self, id: &str) -> Option<&Arc<Hold>> {
+        self.by_id.get(id)
     }
 
     pub(super) fn insert(&mut self, id: String, hold: Arc<Hold>) {

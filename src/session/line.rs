@@ -128,6 +128,8 @@ enum Cause<'a> {
     Answer(&'a Operation, &'a Answer),
     Failure(&'a StoreError),
     Event(Option<LogTime>),
+    /// A task of this process let go of a hold that was logged by then.
+    HandedOn(Option<LogTime>),
     Else,
 }
 
@@ -205,8 +207,9 @@ impl Line {
         self.holds.take_changes()
     }
 
-    pub(crate) fn has(&self, id: &str) -> bool {
-        self.holds.contains_key(id)
+    /// Whether the hold is not over here. Its entry alone does not show it: the hold may have been handed on.
+    pub(crate) fn has(&self, hold: &Hold) -> bool {
+        self.holds.get(&hold.id).is_some_and(|held| held.number == hold.number)
     }
 
     pub(crate) fn holds(&self) -> impl Iterator<Item = &Arc<Hold>> {
@@ -244,6 +247,7 @@ impl Line {
         let patience = if options.wait { Patience::Wait } else { Patience::Try };
         let waiting = Waiting::new(key, id, (used, options.permits), patience, context.now);
         let waiting = waiting.on(options.terms).owned_by(options.owner);
+        let waiting = waiting.reentering(options.reentrant);
         let mut owed = Vec::new();
         self.waitlist.join(waiting, &mut owed);
         self.pay(owed, Cause::Else, context, effects);
@@ -360,8 +364,29 @@ impl Line {
         self.pay(owed, Cause::Else, context, effects);
     }
 
-    /// Lets go of a hold: by release, by drop, or because it was lost.
-    pub(crate) fn let_go(&mut self, hold: &Hold, to: Option<oneshot::Sender<ReleaseOutcome>>, context: &Context<'_>) {
+    /// Lets go of a hold: by release, by drop, or because it was lost. The next task in line gets it where it can be
+    /// handed on without the server.
+    pub(crate) fn let_go(
+        &mut self,
+        hold: &Hold,
+        to: Option<oneshot::Sender<ReleaseOutcome>>,
+        context: &Context<'_>,
+        effects: &mut Vec<Effect>,
+    ) {
+        if self.holds.get(&hold.id).is_some_and(|held| held.number != hold.number) {
+            // It was handed on: the entry is another task's.
+            effects.extend(to.map(|to| Effect::Released(to, Ok(wake::Left::Holder))));
+            return;
+        }
+        let mut owed = Vec::new();
+        if let Some(inherited) = hold.inheritance()
+            && self.waitlist.hand_on(&hold.id, inherited, context, &mut owed)
+        {
+            self.pay(owed, Cause::HandedOn(hold.logged_by), context, effects);
+            // It was held up to this moment, and is no longer: all that a release promises.
+            effects.extend(to.map(|to| Effect::Released(to, Ok(wake::Left::Holder))));
+            return;
+        }
         self.holds.remove(&hold.id);
         let release = to.map(|to| {
             let release = context.ids.number();
@@ -373,13 +398,8 @@ impl Line {
 
     /// Adds a hold that no task here waited for. No task in line is to join it: documents are never re-entered.
     pub(crate) fn hold(&mut self, hold: Arc<Hold>) {
-        let held = Held {
-            used: hold.used,
-            permits: i64::try_from(hold.permits).unwrap_or(i64::MAX),
-            token: hold.token.as_i64(),
-            lease: hold.lease.length,
-            uncertain: false,
-        };
+        let permits = i64::try_from(hold.permits).unwrap_or(i64::MAX);
+        let held = Held::new((hold.used, permits), hold.granted_as, hold.lease.length);
         self.waitlist.hold(hold.id.clone(), held);
         self.holds.insert(hold.id.clone(), hold);
     }
@@ -492,7 +512,7 @@ impl Line {
                 }),
                 waitlist::Effect::Mismatched { key } => self.answer(key, effects, |line, _| match cause {
                     Cause::Answer(operation, answer) => Err(line.mismatch(operation, answer)),
-                    Cause::Failure(_) | Cause::Event(_) | Cause::Else => Ok(None),
+                    Cause::Failure(_) | Cause::Event(_) | Cause::HandedOn(_) | Cause::Else => Ok(None),
                 }),
                 waitlist::Effect::Missing { key } => self.answer(key, effects, |line, _| {
                     let name = line.name.clone();
@@ -578,7 +598,7 @@ impl Cause<'_> {
     fn logged_by(self) -> Option<LogTime> {
         match self {
             Self::Answer(_, answer) => answer.logged_by,
-            Self::Event(logged_at) => logged_at,
+            Self::Event(logged_at) | Self::HandedOn(logged_at) => logged_at,
             Self::Failure(_) | Self::Else => None,
         }
     }
@@ -587,7 +607,7 @@ impl Cause<'_> {
     fn error(self) -> ServerError {
         match self {
             Self::Failure(error) => error.clone().into(),
-            Self::Answer(..) | Self::Event(_) | Self::Else => StoreError::overdue().into(),
+            Self::Answer(..) | Self::Event(_) | Self::HandedOn(_) | Self::Else => StoreError::overdue().into(),
         }
     }
 }

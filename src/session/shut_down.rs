@@ -101,11 +101,12 @@ impl Session {
                 let Some(line) = table.lines.by_name.get_mut(&hold.name) else {
                     continue;
                 };
-                if !line.has(&hold.id) {
+                if !line.has(hold) {
                     // It was lost meanwhile, and its entry is gone.
                     continue;
                 }
-                line.let_go(hold, None, &context);
+                // No task waits any more, so it is handed on to nobody.
+                line.let_go(hold, None, &context, &mut Vec::new());
                 if let Some(mut operation) = line.next(&context) {
                     if operation.requests.is_some() || line.is_awaited_by_release() {
                         alone.push((hold.name.clone(), (operation, line.timed_out())));

@@ -90,6 +90,11 @@ impl LockClientBuilder {
         self.with(|builder| builder.max_operations(operations))
     }
 
+    /// See [`LockClientBuilder::hand_on_locally`](crate::LockClientBuilder::hand_on_locally).
+    pub fn hand_on_locally(self, hand_on: bool) -> Self {
+        self.with(|builder| builder.hand_on_locally(hand_on))
+    }
+
     /// See [`LockClientBuilder::label`](crate::LockClientBuilder::label).
     pub fn label(self, label: impl Into<String>) -> Self {
         self.with(|builder| builder.label(label))

@@ -164,7 +164,13 @@ impl Waitlist {
             } else {
                 Some(timing::check(&lease, context.now))
             };
-            return self.grant(position, holder.token, deadline, renew_at, context, effects);
+            let handing_on = self.handing_on(position, state, context);
+            self.grant(position, holder.token, deadline, renew_at, context, effects);
+            // A grant that is not believed has another entry by now.
+            if let Some(held) = self.holds.get_mut(&entry.id) {
+                held.handing_on = handing_on;
+            }
+            return;
         }
         let waiting = &mut self.waiting[position];
         waiting.how = How::Asking;
@@ -215,17 +221,15 @@ impl Waitlist {
         self.full = None;
         let lease = waiting.terms.lease(context.config);
         let held = Held {
-            used: waiting.used,
-            permits: waiting.permits,
-            token,
-            lease: lease.length,
             uncertain: waiting.uncertain,
+            ..Held::new((waiting.used, waiting.permits), token, lease.length)
         };
         self.holds.insert(waiting.entry.clone(), held);
         // The queue has changed since it was seen.
         self.others_absent = false;
         let grant = Grant {
             token,
+            granted_as: token,
             used: waiting.used,
             permits: unsigned(waiting.permits),
             lease,

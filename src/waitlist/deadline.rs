@@ -115,8 +115,8 @@ impl Deadline {
         self.at
     }
 
-    /// Creates a deadline for a test.
-    #[cfg(test)]
+    /// Creates a deadline for a test or the model.
+    #[cfg(any(test, modelled))]
     pub(crate) fn at(instant: Instant) -> Self {
         Self {
             at: instant,

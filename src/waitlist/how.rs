@@ -5,7 +5,7 @@
 pub(crate) enum How {
     /// With the answer to the first request.
     AtOnce,
-    /// From a task of the same client, in the write of its release.
+    /// From a task of the same client, in the write of its release or without the server.
     Local,
     /// Through a change event.
     Event,

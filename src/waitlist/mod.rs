@@ -4,10 +4,12 @@
 //! and everything that comes up meanwhile goes into the next operation together. The tasks of the process wait in a
 //! local queue. Only its head stands in the server's queue, so the document grows with the waiting processes and not
 //! with their tasks. When the process lets go of a hold while its head is queued already, the next task joins in the
-//! same write, unless other clients wait. So handing a lock from task to task inside a process costs one command, and
-//! beside other processes each has one queue position.
+//! same write, unless other clients wait. So handing a lock from task to task inside a process costs one command at most,
+//! and beside other processes each has one queue position. While nobody else is known to wait, it costs no command:
+//! [`handing_on`].
 //!
 //! Time and events come in: [`join`](Waitlist::join), [`cancel`](Waitlist::cancel), [`let_go`](Waitlist::let_go),
+//! [`hand_on`](Waitlist::hand_on),
 //! [`answered`](Waitlist::answered), [`failed`](Waitlist::failed), [`signalled`](Waitlist::signalled),
 //! [`doubt`](Waitlist::doubt), [`verified`](Waitlist::verified), [`looked`](Waitlist::looked). Three things come out:
 //! the [`Effect`]s, which name tasks and releases by the keys that these brought; the [next operation](Waitlist::next)
@@ -19,6 +21,7 @@ pub(crate) mod answers;
 pub(crate) mod backoff;
 pub(crate) mod clock;
 pub(crate) mod deadline;
+pub(crate) mod handing_on;
 mod how;
 pub(crate) mod ids;
 #[cfg(modelled)]
@@ -44,6 +47,8 @@ use crate::{
 use backoff::Backoff;
 use clock::ServerClock;
 use deadline::Deadline;
+use handing_on::HandingOn;
+pub(crate) use handing_on::Inheritance;
 pub(crate) use how::How;
 use ids::Ids;
 #[cfg(modelled)]
@@ -108,6 +113,8 @@ pub(crate) struct Waiting {
     pub(crate) patience: Patience,
     pub(crate) terms: Terms,
     pub(crate) owner: Owner,
+    /// Whether it may share a hold of this client.
+    reenters: bool,
     pub(crate) since: Instant,
     stage: Stage,
     /// The last token that had been issued when the entry was seen in the queue: its own will be larger.
@@ -154,6 +161,7 @@ impl Waiting {
             patience,
             terms: Terms::default(),
             owner: Owner::default(),
+            reenters: false,
             since,
             stage: Stage::New,
             above: 0,
@@ -164,6 +172,10 @@ impl Waiting {
 
     pub(crate) fn owned_by(self, owner: Owner) -> Self {
         Self { owner, ..self }
+    }
+
+    pub(crate) fn reentering(self, reenters: bool) -> Self {
+        Self { reenters, ..self }
     }
 
     pub(crate) fn on(self, terms: Terms) -> Self {
@@ -184,7 +196,10 @@ impl Waiting {
 pub(crate) struct Held {
     pub(crate) used: Use,
     pub(crate) permits: i64,
+    /// The token of its entry in the document: that of the first task that had it.
     pub(crate) token: i64,
+    /// `None`: it goes through the server.
+    handing_on: Option<HandingOn>,
     /// The length of its lease.
     pub(crate) lease: Duration,
     /// An early request for this entry may still reach the server and put it in once more.
@@ -192,6 +207,18 @@ pub(crate) struct Held {
 }
 
 impl Held {
+    /// Creates a hold that is not handed on, and whose request came to its end.
+    pub(crate) fn new((used, permits): (Use, i64), token: i64, lease: Duration) -> Self {
+        Self {
+            used,
+            permits,
+            token,
+            handing_on: None,
+            lease,
+            uncertain: false,
+        }
+    }
+
     /// Whether the document's holder with this hold's entry is this hold. The entry alone does not show it: where the
     /// hold was removed while a request for it was on its way, the entry is granted anew, and nothing here has that
     /// hold.
@@ -325,6 +352,8 @@ pub(crate) enum Effect {
 #[derive(Clone, Debug)]
 pub(crate) struct Grant {
     pub(crate) token: i64,
+    /// The token of its entry in the document: a smaller one, if the hold was handed on.
+    pub(crate) granted_as: i64,
     pub(crate) used: Use,
     pub(crate) permits: u64,
     pub(crate) lease: Lease,

@@ -92,7 +92,11 @@ impl Waitlist {
     /// Returns the tokens among its [`words`](Self::words).
     pub(crate) fn tokens(&self) -> impl Iterator<Item = i64> {
         let above = self.waiting.iter().map(|waiting| waiting.above);
-        above.chain(self.holds.values().map(|held| held.token))
+        let held = self.holds.values().map(|held| held.token);
+        let handing_on = self.holds.values().filter_map(|held| held.handing_on.as_ref());
+        above
+            .chain(held)
+            .chain(handing_on.flat_map(|handing_on| [handing_on.token, handing_on.last]))
     }
 
     /// Takes a task out and leaves its entry where it is: the mistake that the model must find.
@@ -122,7 +126,11 @@ impl Waitlist {
             write(Word::Entry(entry));
             write(Word::Number(held.permits));
             write(Word::Token(held.token));
-            flags.push(held.uncertain);
+            flags.extend([held.uncertain, held.handing_on.is_some()]);
+            if let Some(handing_on) = &held.handing_on {
+                write(Word::Token(handing_on.token));
+                write(Word::Token(handing_on.last));
+            }
         }
         write(Word::Number(-1));
         for leaving in self.leaving.iter().chain(self.under_way.iter().flatten()) {

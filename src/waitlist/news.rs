@@ -50,6 +50,9 @@ impl Waitlist {
             (wake::Signal::Adopted, None) => self.put_out(entry, LostReason::Adopted, context, effects),
             (wake::Signal::Ask, Some(_)) => self.doubt(context),
             (wake::Signal::Ask, None) => {}
+            (wake::Signal::AskedFor, None) => self.asked_for(entry),
+            // The answer that shows the grant is older than this.
+            (wake::Signal::AskedFor, Some(_)) => self.doubt(context),
         }
     }
 
@@ -69,6 +72,8 @@ impl Waitlist {
     /// Takes in that anything known of the document may be wrong: the head asks at once.
     pub(crate) fn doubt(&mut self, context: &Context<'_>) {
         self.overtaken = self.under_way.is_some();
+        // The event that would have shown other waiters may be among the lost ones.
+        self.hand_on_no_more();
         self.full = None;
         if self.is_queued() {
             self.plan += 1;

@@ -41,7 +41,8 @@ impl Waitlist {
         let follows = self.others_absent && leaves.iter().any(|leaving| leaving.may_hold);
         let requests = if together {
             // Where nobody is expected, there is nobody to adopt from.
-            self.requests(follows, expects == Expects::Nothing, context.config)
+            let reserve = self.reserve(context);
+            self.requests(follows, expects == Expects::Nothing, reserve, context.config)
         } else {
             None
         };
@@ -102,8 +103,8 @@ impl Waitlist {
     /// Returns requests for the head, for the next in line if it `may_follow`, and tries for those that fit beside
     /// them.
     ///
-    /// A first request puts out earlier incarnations of its owner; a queued task has done so already.
-    fn requests(&mut self, may_follow: bool, adopting: bool, config: &Config) -> Option<Requests> {
+    /// A grant to the head takes `reserve` more tokens than its own. A first request puts out earlier incarnations of its owner; a queued task has done so already.
+    fn requests(&mut self, may_follow: bool, adopting: bool, reserve: i64, config: &Config) -> Option<Requests> {
         let head = self.waiting.front()?;
         let (used, head_queued) = (head.used, head.is_queued());
         let mut entries = Vec::new();
@@ -122,7 +123,10 @@ impl Waitlist {
                 break;
             }
             let stays = waiting.waits() && (position == 0 || follows);
-            entries.push(request(waiting, stays, config));
+            entries.push(Request {
+                reserve: if position == 0 { reserve } else { 0 },
+                ..request(waiting, stays, config)
+            });
             if adopting && !waiting.is_queued() {
                 adopts = waiting.owner.identity.clone();
             }
@@ -169,6 +173,7 @@ fn request(waiting: &Waiting, wait: bool, config: &Config) -> Request {
         claim: millis(lease.claim),
         wait,
         fresh: waiting.stage == Stage::New,
+        reserve: 0,
         owner: waiting.owner.clone(),
     }
 }

@@ -15,6 +15,7 @@ mod faults;
 mod fences;
 mod fencing;
 mod guards;
+mod handing_on;
 mod identity;
 mod ids;
 mod index;

@@ -79,12 +79,12 @@ async fn a_job_counts_for_the_window_in_which_it_began() {
                     begun.is_some()
                 })
                 .await;
-                let began = info(&b, &name).await.unwrap().holders[0].since;
+                let began = info(b, &name).await.unwrap().holders[0].since;
                 if begun.unwrap().done().await.unwrap() == Released::Released {
                     // It began just before the end.
                     continue;
                 }
-                let until = info(&b, &name).await.unwrap().holders[0].until;
+                let until = info(b, &name).await.unwrap().holders[0].until;
                 let into = (millis(until) - offset.as_millis()) % PERIOD.as_millis();
                 assert_eq!(into, 0, "{until:?} is no end of a window");
                 assert!(began < until && until <= began + PERIOD);

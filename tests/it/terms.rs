@@ -59,11 +59,11 @@ async fn a_waiter_is_granted_as_the_time_of_a_kept_lock_ends() {
         let held = a.mutex("x").acquire().at_least_for(3 * SECOND).await.unwrap();
         let waiting = b.mutex("x");
         let waiting = tokio::spawn(async move { waiting.acquire().await });
-        until_waiting(&a, "x", 1).await;
+        until_waiting(a, "x", 1).await;
         assert_eq!(held.release().await.unwrap(), Released::Kept);
-        let kept = holder(&a, "x").await;
+        let kept = holder(a, "x").await;
         let granted = within(PATIENCE, "the grant", waiting).await.unwrap().unwrap();
-        let next = holder(&a, "x").await;
+        let next = holder(a, "x").await;
         assert_eq!(next.token, granted.token());
         // By the server's clock, and although no event tells of an end.
         assert!(next.since >= kept.until, "{next:?} beside {kept:?}");
@@ -150,7 +150,7 @@ async fn an_observer_sees_that_a_lock_is_kept_and_when_it_opens() {
         let LockEvent::Kept { token: of, until, .. } = event else {
             panic!("{event:?}");
         };
-        assert_eq!((of, until), (token, holder(&b, "x").await.until));
+        assert_eq!((of, until), (token, holder(b, "x").await.until));
         let event = next().await;
         assert!(
             matches!(event, LockEvent::Released { token: of, .. } if of == token),
@@ -223,21 +223,21 @@ async fn a_fixed_hold_is_lost_as_its_time_ends_and_nobody_else_has_it_before() {
     let places = places("fixed").await;
     let everywhere = places.iter().map(async |(a, b)| {
         let held = a.mutex("x").acquire().fixed(length).await.unwrap();
-        let before = holder(&b, "x").await;
+        let before = holder(b, "x").await;
         let (waiting, view) = (b.mutex("x"), held.view());
         let waiting = tokio::spawn(async move {
             let next = waiting.acquire().await.unwrap();
             // By the clock, whatever task runs first.
             (next, view.lost_reason())
         });
-        until_waiting(&a, "x", 1).await;
+        until_waiting(a, "x", 1).await;
         pause(SECOND).await;
         assert_eq!(held.status(), LockStatus::Held);
-        assert_eq!(holder(&b, "x").await.until, before.until, "nobody renews it");
+        assert_eq!(holder(b, "x").await.until, before.until, "nobody renews it");
         assert_eq!(within(PATIENCE, "the loss", held.lost()).await, LostReason::Expired);
         let (_next, lost) = within(PATIENCE, "the grant", waiting).await.unwrap();
         assert_eq!(lost, Some(LostReason::Expired));
-        let next = holder(&a, "x").await;
+        let next = holder(a, "x").await;
         // It gives the lock up as it is lost, a margin before the server would end it.
         assert!(next.since > before.since + length / 2 && next.since < before.until + SOON);
         assert_eq!(held.release().await.unwrap(), Released::WasLost);
@@ -254,17 +254,17 @@ async fn a_waiter_that_is_woken_has_its_fixed_time_and_no_more() {
         let first = a.mutex("x").acquire().await.unwrap();
         let waiting = b.mutex("x");
         let waiting = tokio::spawn(async move { waiting.acquire().fixed(length).await });
-        until_waiting(&a, "x", 1).await;
+        until_waiting(a, "x", 1).await;
         first.release().await.unwrap();
         let held = within(PATIENCE, "the grant", waiting).await.unwrap().unwrap();
         eventually(PATIENCE, "its grant is confirmed", async || {
-            after(holder(&a, "x").await.until, holder(&a, "x").await.since) >= length
+            after(holder(a, "x").await.until, holder(a, "x").await.since) >= length
         })
         .await;
-        let confirmed = holder(&a, "x").await;
+        let confirmed = holder(a, "x").await;
         assert!(after(confirmed.until, confirmed.since) < length + SOON);
         assert_eq!(within(PATIENCE, "the loss", held.lost()).await, LostReason::Expired);
-        let gone = info(&a, "x").await.unwrap();
+        let gone = info(a, "x").await.unwrap();
         assert!(gone.holders.iter().all(|holder| holder.until == confirmed.until));
     });
     join_all(everywhere).await;

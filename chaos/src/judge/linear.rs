@@ -164,6 +164,9 @@ fn windows(begin: Begin, part: Vec<Interval>) -> Vec<(Begin, Vec<Interval>)> {
 
 fn exclusive<'a>(case: &Case<'a>) -> BTreeMap<&'a str, Vec<Held<'a>>> {
     let mut by_name = case.held_by_name();
+    by_name
+        .values_mut()
+        .for_each(|held| held.retain(|held| !case.came_late(*held)));
     by_name.retain(|_, held| held.iter().all(|held| held.operation.share.capacity == 1));
     by_name
 }

@@ -13,6 +13,7 @@
 //! These promises hold all the same: no token is issued again, a holder that lost the lock learns of it, and the lock
 //! can be acquired.
 
+mod entries;
 mod exclusion;
 mod harm;
 mod leftovers;
@@ -34,6 +35,7 @@ use crate::{
     oplog::{Entry, Version},
 };
 
+use entries::Entries;
 pub(crate) use harm::{Waits, measure};
 pub(crate) use linear::{Judged, edn};
 
@@ -109,8 +111,7 @@ pub(crate) struct Case<'a> {
     pub(crate) history: &'a History,
     /// From when on a hold does not count any more, as a foreign hand took its lock; by name and token.
     void: HashMap<(&'a str, i64), Moment>,
-    /// The last moment at which the servers' log lets a hold be.
-    until: HashMap<(&'a str, i64), Moment>,
+    entries: Entries<'a>,
     /// The versions in the servers' log that are old ones, saved by another program.
     saved: HashSet<usize>,
 }
@@ -124,7 +125,7 @@ pub(crate) struct Held<'a> {
 
 impl<'a> Case<'a> {
     pub(crate) fn new(history: &'a History) -> Self {
-        let (mut void, mut until) = (HashMap::new(), HashMap::new());
+        let mut void = HashMap::new();
         let (mut last, mut saved) = (HashMap::new(), HashSet::new());
         for (index, version) in history.versions.iter().enumerate() {
             let name = version.name.as_str();
@@ -133,17 +134,6 @@ impl<'a> Case<'a> {
             let is_saved = is_saved(history, earlier, version);
             if is_saved {
                 saved.insert(index);
-            }
-            if let Some(state) = &version.state {
-                for (token, ends) in state
-                    .holders
-                    .iter()
-                    .filter_map(|holder| Some((holder.token?, holder.until)))
-                {
-                    let ends = history.moment(ends);
-                    let known: &mut Moment = until.entry((name, token)).or_default();
-                    *known = ends.max(*known);
-                }
             }
             let broken = version.state.as_ref().map_or(Some(i64::MAX), |state| state.broken);
             let taken = before
@@ -164,7 +154,7 @@ impl<'a> Case<'a> {
         Self {
             history,
             void,
-            until,
+            entries: Entries::new(history),
             saved,
         }
     }
@@ -200,9 +190,15 @@ impl<'a> Case<'a> {
 
     /// Returns from when on the hold does not count any more.
     pub(crate) fn void(&self, held: Held<'_>) -> Option<Moment> {
-        self.void
-            .get(&(held.operation.name.as_str(), held.grant.token))
-            .copied()
+        let token = self.entries.token(held).unwrap_or(held.grant.token);
+        self.void.get(&(held.operation.name.as_str(), token)).copied()
+    }
+
+    /// Whether the hold came from another task of its process although a hand had taken the lock away: the news of that
+    /// takes a hop. Its token may be smaller than the next holder's, so a fence refuses it.
+    pub(crate) fn came_late(&self, held: Held<'_>) -> bool {
+        let handed_on = self.entries.token(held).is_some_and(|token| token != held.grant.token);
+        handed_on && self.void(held).is_some()
     }
 
     /// Returns up to when nobody else may have the lock; `None` if the hold never was valid.

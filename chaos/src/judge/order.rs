@@ -7,7 +7,8 @@ use super::{Case, Held, Promise, Violation};
 /// Checks that the tasks of one client that wait for one lock are granted it in the order in which they began to wait.
 ///
 /// The first grant of an entry counts, by the servers' log: a grant that its client never saw, as it was cut off until
-/// the claim lease had run out, has had its turn.
+/// the claim lease had run out, has had its turn. An entry may also have gone to a later task, where the one that asked
+/// for it was handed the lock inside its process.
 pub(super) fn turn(case: &Case<'_>) -> Vec<Violation> {
     let mut first: HashMap<(&str, &str), i64> = HashMap::new();
     for version in &case.history.versions {
@@ -23,10 +24,10 @@ pub(super) fn turn(case: &Case<'_>) -> Vec<Violation> {
         let operation = held.operation;
         let reason = operation.reason();
         let token = first.get(&(operation.name.as_str(), reason.as_str())).copied();
-        lines
-            .entry((&operation.client, &operation.name))
-            .or_default()
-            .push((held, token.unwrap_or(held.grant.token)));
+        lines.entry((&operation.client, &operation.name)).or_default().push((
+            held,
+            token.map_or(held.grant.token, |token| token.min(held.grant.token)),
+        ));
     }
     let mut violations = Vec::new();
     for mut line in lines.into_values() {

@@ -17,7 +17,7 @@ const TOLERANCE: u64 = 3 * MILLI;
 pub(super) fn lost_in_time(case: &Case<'_>) -> Vec<Violation> {
     let mut violations = Vec::new();
     for held in case.held() {
-        let Some(until) = case.until.get(&(held.operation.name.as_str(), held.grant.token)) else {
+        let Some(until) = case.entries.until(held) else {
             let text = format!("{} is not in the servers' log", held.describe());
             violations.push(case.violation(Promise::Durable, held, held.grant.from, text));
             continue;

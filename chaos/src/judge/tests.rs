@@ -681,3 +681,39 @@ fn a_history_goes_through_its_file() {
     assert_eq!(crate::record::read::<Record>(&path).unwrap(), records);
     std::fs::remove_dir_all(&folder).unwrap();
 }
+
+/// The fourth task has the entry that the second had asked for, as that was handed the hold of the first.
+#[test]
+fn a_lock_that_is_handed_on_inside_a_process() {
+    let play = |second: i64| {
+        let mut told = Told::default();
+        told.notes(0, Note::Clock { ahead: 0 });
+        for op in 1..=4 {
+            let (name, share) = ("lock".to_owned(), MUTEX());
+            let (task, waits, limit) = (usize::try_from(op).unwrap(), true, None);
+            told.says(
+                "a",
+                op,
+                100 + op,
+                What::Request {
+                    name,
+                    share,
+                    task,
+                    waits,
+                    limit,
+                },
+            );
+        }
+        told.gets("a", 1, 110, 1_000, 850).releases("a", 1, 120);
+        told.gets("a", 2, 122, second, 830).releases("a", 2, 130);
+        told.gets("a", 3, 132, 1_002, 820).releases("a", 3, 134);
+        told.gets("a", 4, 140, 1_064, 850).releases("a", 4, 150);
+        told.stands(108, 1_063, &[("a#1", 1_000, 1_108)], &[("a#2", 5_000)]);
+        told.stands(135, 1_064, &[("a#2", 1_064, 1_135)], &[]);
+        told.stands(155, 1_064, &[], &[]);
+        told.breaches()
+    };
+    assert_eq!(play(1_001), []);
+    // One that the first entry did not reserve.
+    assert!(play(1_070).contains(&Promise::Durable));
+}

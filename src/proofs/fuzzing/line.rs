@@ -82,7 +82,9 @@ impl Bench {
             }
             3 => {
                 if let Some(hold) = self.granted.pop() {
-                    self.feed(&Permitted::new(), |line, context, _| line.let_go(&hold, None, context));
+                    self.feed(&Permitted::new(), |line, context, effects| {
+                        line.let_go(&hold, None, context, effects)
+                    });
                 }
             }
             4 => self.signal(choices),

@@ -6,7 +6,7 @@ use super::{
     ALL,
     expression::{bind, cond, literal, map},
 };
-use crate::protocol::{Location, Operation};
+use crate::protocol::{Location, NOTIFIES_UP_TO, Operation};
 
 /// Grants the lock to the head of the queue as long as it fits the free capacity, and cuts the queue to its room. The
 /// words for the entries that did not ask follow the first value of the named field.
@@ -43,7 +43,11 @@ pub(super) fn grant_as_fits(
         doc! { "came": map(doc! { "$range": [0, "$$count"] }, came) },
         doc! {
             "holders": { "$concatArrays": ["$$holders", "$$came"] },
-            "token": { "$add": ["$$first", "$$count", -1] },
+            "token": with_reserve(
+                doc! { "$add": ["$$first", "$$count", -1] }.into(),
+                doc! { "$arrayElemAt": ["$$line.id", 0] }.into(),
+                operation,
+            ),
             "queue": { "$slice": ["$$line", "$$count", room(operation)] },
             words: { "$reduce": {
                 "input": "$$came",
@@ -68,6 +72,41 @@ pub(super) fn grant(waiter: &str, operation: &Operation, now: &Bson) -> Document
     // A client that asks is alive and gets its full lease; one that is woken must first show that it is.
     let until = doc! { "$add": [now, if_asking(waiter, operation, of("lease"), of("claim"))] };
     doc! { "$mergeObjects": [waiter, { "token": "$$token", "since": now, "until": until }] }
+}
+
+/// Returns the counter after a grant under `token` to the entry of this id.
+pub(super) fn with_reserve(token: Bson, id: Bson, operation: &Operation) -> Bson {
+    let Some(reserving) = operation.reserving() else {
+        return token;
+    };
+    let reserved = doc! { "$toLong": { "$add": [&token, reserving.reserve] } };
+    cond(doc! { "$eq": [id, literal(reserving.id.as_str())] }, reserved, token)
+}
+
+/// Returns the words with one for the holder that is asked for, if it is.
+///
+/// Read from the conditions that are mostly wrong to those that need strings: an entry that another program wrote can
+/// have an id of any type.
+pub(super) fn with_word_for_holder(
+    words: Bson,
+    (holders, queue, token): (&str, &str, String),
+    operation: &Operation,
+) -> Bson {
+    let Some(asks_as) = operation.asks_as() else {
+        return words;
+    };
+    let asked_for = doc! { "$and": [
+        { "$eq": [{ "$size": holders }, 1] },
+        { "$lt": ["$$holder.token", token] },
+        { "$lte": [{ "$size": queue }, i64::try_from(NOTIFIES_UP_TO).unwrap_or(ALL)] },
+        { "$eq": [{ "$type": "$$holder.id" }, "string"] },
+        { "$ne": [{ "$indexOfBytes": ["$$holder.id", literal(asks_as)] }, 0] },
+    ] };
+    let word = doc! { "$concat": [&words, "$$holder.id", "?;"] };
+    bind(
+        doc! { "holder": { "$arrayElemAt": [holders, 0] } },
+        cond(asked_for, word, words),
+    )
 }
 
 pub(super) fn words_of_grant(words: Bson, waiter: &str, token: &str, operation: &Operation) -> Bson {

@@ -36,7 +36,7 @@ use mongodb::bson::{Bson, Document, doc};
 use super::{
     enqueue,
     expression::{bind, cond, literal},
-    granting::{grant, grant_as_fits, next_token, room, with_room, words_of_grant},
+    granting::{grant, grant_as_fits, next_token, room, with_reserve, with_room, with_word_for_holder, words_of_grant},
     is_not_kept, is_used_as_requested, kept, leave, live, requested_use, stamp_fields, waiter,
 };
 use crate::protocol::{Expects, Location, Operation, Requests, wake::Left};
@@ -90,7 +90,12 @@ pub(super) fn alone(at: &Location, operation: &Operation, now: &Bson) -> Documen
     let left = if operation.leave.is_empty() { "" } else { Left::HOLDER };
     let mut fields = doc! { "wake": literal(format!("{}:{left};", operation.id)) };
     if !holders.is_empty() {
-        fields.insert("token", token);
+        let reserve = operation.reserving().map_or(0, |reserving| reserving.reserve);
+        let counter = match reserve {
+            0 => token,
+            _ => doc! { "$toLong": { "$add": [token, reserve] } },
+        };
+        fields.insert("token", counter);
     }
     fields.insert("holders", holders);
     fields.extend(stamp_fields(at, operation.keep, now));
@@ -140,7 +145,11 @@ fn lines_up(operation: &Operation, requests: &Requests) -> bool {
 fn line_up(at: &Location, operation: &Operation, requests: &Requests, now: &Bson) -> Bson {
     let wake = literal(format!("{}:;", operation.id));
     let queue = with_room("$$all", operation);
-    let unchanged = doc! { "holders": "$$holders", "queue": queue, "wake": &wake };
+    let asked_for = with_word_for_holder(wake.clone(), ("$$holders", "$$lined_up", at.value("token")), operation);
+    let unchanged = bind(
+        doc! { "lined_up": queue },
+        doc! { "holders": "$$holders", "queue": "$$lined_up", "wake": asked_for },
+    );
     let granted = grant_to_head(at, "$$all", wake, operation, now);
     let after = cond(doc! { "$eq": ["$$holders", []] }, granted, unchanged);
     let stamped = stamp_fields(at, operation.keep, now);
@@ -158,7 +167,7 @@ fn grant_to_head(at: &Location, list: &str, wake: Bson, operation: &Operation, n
     bind(
         doc! { "head": { "$arrayElemAt": [list, 0] }, "token": next_token(at.value("token"), now) },
         doc! {
-            "token": "$$token",
+            "token": with_reserve("$$token".into(), "$$head.id".into(), operation),
             "holders": [grant("$$head", operation, now)],
             "queue": { "$slice": [list, 1, room(operation)] },
             "wake": words_of_grant(wake, "$$head", "$$token", operation),
@@ -172,7 +181,7 @@ pub(super) fn advance_by_one(at: &Location, operation: &Operation, now: &Bson) -
         doc! { "head": { "$arrayElemAt": ["$$all", 0] }, "token": next_token(at.value("token"), now) },
         doc! {
             "holders": [grant("$$head", operation, now)],
-            "token": "$$token",
+            "token": with_reserve("$$token".into(), "$$head.id".into(), operation),
             "queue": { "$slice": ["$$all", 1, room(operation)] },
             "granted": words_of_grant("".into(), "$$head", "$$token", operation),
         },

@@ -9,6 +9,7 @@ fn a_first_request_that_its_own_repetition_overtook_adds_nothing() {
     let first = request("a-1");
     let repeated = Request {
         fresh: false,
+        reserve: 0,
         ..first.clone()
     };
     for holder in [None, Some(request("b-1"))] {
@@ -126,6 +127,7 @@ fn request(id: &str) -> Request {
         claim: 10,
         wait: true,
         fresh: true,
+        reserve: 0,
         owner: Owner::default(),
     }
 }

@@ -155,6 +155,7 @@ impl DocumentSession {
             claim: millis(lease.claim),
             wait: false,
             fresh: true,
+            reserve: 0,
             owner,
         };
         let requests = Requests {
@@ -252,6 +253,7 @@ impl DocumentSession {
             if let (Some(holder), Some(deadline), false) = (holder, deadline, lines.closed) {
                 let grant = Grant {
                     token: holder.token,
+                    granted_as: holder.token,
                     used: USED,
                     permits: 1,
                     lease,

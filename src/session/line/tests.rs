@@ -1,5 +1,7 @@
 //! Tests of the line against the specification of the protocol in place of a server, on paused time.
 
+mod handing_on;
+
 use std::io;
 
 use super::{super::hold::Remains, *};
@@ -179,7 +181,7 @@ impl Bench {
 
     fn let_go(&mut self, hold: &Hold) -> oneshot::Receiver<super::ReleaseOutcome> {
         let (to, left) = oneshot::channel();
-        self.feed(|line, context, _| line.let_go(hold, Some(to), context));
+        self.feed(|line, context, effects| line.let_go(hold, Some(to), context, effects));
         left
     }
 
@@ -219,6 +221,7 @@ fn foreign(id: &str, leave: &[&str], request: Option<&str>) -> Operation {
         claim: 5_000,
         wait: true,
         fresh: true,
+        reserve: 0,
         owner: Owner::default(),
     };
     Operation {
@@ -241,8 +244,9 @@ fn foreign(id: &str, leave: &[&str], request: Option<&str>) -> Operation {
 }
 
 #[tokio::test(start_paused = true)]
-async fn handing_a_lock_from_task_to_task_costs_one_operation() {
+async fn where_it_goes_through_the_server_handing_a_lock_from_task_to_task_costs_one_operation() {
     let mut bench = Bench::new();
+    bench.config.hands_on = false;
     let mut outcomes: Vec<_> = (0..50).map(|_| bench.join(true).1).collect();
     bench.settle();
     let mut last = 0;
@@ -1405,7 +1409,7 @@ async fn a_lock_that_was_lost_is_not_kept() {
     let hold = kept_for(&mut bench, MINUTE);
     tokio::time::advance(bench.config.lease).await;
     assert_eq!(hold.lost_reason(), Some(LostReason::Expired));
-    bench.feed(|line, context, _| line.let_go(&hold, None, context));
+    bench.feed(|line, context, effects| line.let_go(&hold, None, context, effects));
     assert!(bench.next().unwrap().kept.is_empty());
 }
 

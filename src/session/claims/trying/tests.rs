@@ -41,6 +41,7 @@ impl Scene {
             claim: millis(session.config.claim_lease),
             wait: false,
             fresh: true,
+            reserve: 0,
             owner: session.config.owner(None),
         };
         let requests = Requests {

@@ -1,0 +1,148 @@
+//! A lock that goes from task to task inside one client: how fast, and how long another client waits beside.
+
+use std::{
+    fmt,
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+use tokio::{
+    task::JoinSet,
+    time::{Instant, sleep},
+};
+use watchlock::LockClient;
+use watchlock_testkit::Cluster;
+
+use crate::{Result, latency::Hop, peer::Peer, samples::Samples};
+
+const TASKS: usize = 50;
+
+/// Time for which the tasks contend before anything is counted, and while hand-overs are.
+const WARM_UP: Duration = Duration::from_secs(1);
+const COUNTED: Duration = Duration::from_secs(2);
+
+/// Number of times that the other client comes, and the pause after each.
+const VISITS: usize = 300;
+const PAUSE: Duration = Duration::from_millis(5);
+
+/// Tasks of one client that acquire and release one mutex without a pause.
+struct Crowd {
+    tasks: JoinSet<Result<()>>,
+    stop: Arc<AtomicBool>,
+    times: Arc<Mutex<Times>>,
+}
+
+#[derive(Default)]
+struct Times {
+    released_at: Option<Instant>,
+    handovers: Vec<Duration>,
+}
+
+impl Crowd {
+    fn of(locks: &LockClient) -> Self {
+        let mut crowd = Self {
+            tasks: JoinSet::new(),
+            stop: Arc::default(),
+            times: Arc::default(),
+        };
+        for _ in 0..TASKS {
+            let (mutex, stop, times) = (locks.mutex("inside"), crowd.stop.clone(), crowd.times.clone());
+            crowd.tasks.spawn(async move {
+                while !stop.load(Ordering::Relaxed) {
+                    let handle = mutex.acquire().await?;
+                    {
+                        let mut times = times.lock().unwrap_or_else(PoisonError::into_inner);
+                        let now = Instant::now();
+                        if let Some(released_at) = times.released_at.replace(now) {
+                            times.handovers.push(now - released_at);
+                        }
+                    }
+                    handle.release().await?;
+                }
+                Ok(())
+            });
+        }
+        crowd
+    }
+
+    /// Returns the times from each release to the next grant since the last call, and forgets them.
+    fn take(&self) -> Vec<Duration> {
+        let mut times = self.times.lock().unwrap_or_else(PoisonError::into_inner);
+        std::mem::take(&mut times.handovers)
+    }
+
+    async fn end(mut self) -> Result<()> {
+        self.stop.store(true, Ordering::Relaxed);
+        while let Some(ended) = self.tasks.join_next().await {
+            ended??;
+        }
+        Ok(())
+    }
+}
+
+/// Measures the time from the release of one task to the grant of the next, while no other client wants the lock.
+pub(crate) async fn handoff(cluster: &Cluster) -> Result<Samples> {
+    let peer = Peer::new(cluster).await?;
+    let crowd = Crowd::of(&peer.locks);
+    sleep(WARM_UP).await;
+    crowd.take();
+    sleep(COUNTED).await;
+    let mut samples = Samples::default();
+    crowd.take().into_iter().for_each(|handover| samples.push(handover));
+    crowd.end().await?;
+    peer.locks.shutdown().await;
+    Ok(samples)
+}
+
+/// The waits of another client beside the tasks, and three raw hops of the same time.
+#[derive(Debug, Default)]
+pub(crate) struct Visits {
+    waits: Samples,
+    hops: Samples,
+}
+
+/// Measures how long another client waits for the lock that the tasks pass along.
+pub(crate) async fn visits(cluster: &Cluster) -> Result<Visits> {
+    let (host, guest) = (Peer::new(cluster).await?, Peer::new(cluster).await?);
+    let mut hop = Hop::between(&host, &guest).await?;
+    let crowd = Crowd::of(&host.locks);
+    let mutex = guest.locks.mutex("inside");
+    sleep(WARM_UP).await;
+    // The first visits open streams and connections.
+    for _ in 0..10 {
+        mutex.acquire().await?.release().await?;
+        hop.once().await?;
+    }
+    let mut visits = Visits::default();
+    for _ in 0..VISITS {
+        sleep(PAUSE).await;
+        visits
+            .hops
+            .push(hop.once().await? + hop.once().await? + hop.once().await?);
+        sleep(PAUSE).await;
+        let asked = Instant::now();
+        let handle = mutex.acquire().await?;
+        visits.waits.push(asked.elapsed());
+        handle.release().await?;
+    }
+    crowd.end().await?;
+    host.locks.shutdown().await;
+    guest.locks.shutdown().await;
+    Ok(visits)
+}
+
+impl Visits {
+    /// Returns the longest wait but for one in a hundred, over the longest three raw hops but for as many.
+    pub(crate) fn ratio(&self) -> f64 {
+        self.waits.quantile(0.99) / self.hops.quantile(0.99)
+    }
+}
+
+impl fmt::Display for Visits {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}; three raw hops {}", self.waits, self.hops)
+    }
+}

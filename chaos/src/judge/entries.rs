@@ -1,0 +1,60 @@
+//! The entries of the servers' log to which the holds of the clients belong.
+
+use std::collections::{BTreeMap, HashMap};
+
+use super::{Held, Moment};
+use crate::history::History;
+
+/// The number of tokens that one entry takes at most, for the tasks of its process.
+const RANGE: i64 = 64;
+
+/// The holders in the servers' log, by the name of the lock and their tokens.
+#[derive(Debug, Default)]
+pub(super) struct Entries<'a>(HashMap<&'a str, BTreeMap<i64, Logged>>);
+
+/// What the log has of a holder.
+#[derive(Clone, Copy, Debug, Default)]
+struct Logged {
+    /// The last moment at which the log lets it be.
+    until: Moment,
+    /// The document's counter while it was the only holder: the tokens up to this are its own.
+    last: i64,
+}
+
+impl<'a> Entries<'a> {
+    pub(super) fn new(history: &'a History) -> Self {
+        let mut entries = Self::default();
+        for version in &history.versions {
+            let Some(state) = &version.state else { continue };
+            let of_name = entries.0.entry(&version.name).or_default();
+            for holder in &state.holders {
+                let Some(token) = holder.token else { continue };
+                let logged = of_name.entry(token).or_default();
+                logged.until = logged.until.max(history.moment(holder.until));
+                if state.holders.len() == 1 {
+                    logged.last = logged.last.max(state.token);
+                }
+            }
+        }
+        entries
+    }
+
+    /// Returns the token under which the log has a hold: its own, or that of the task of its process which had the hold
+    /// first and handed it on. `None`: the log does not have it.
+    pub(super) fn token(&self, held: Held<'_>) -> Option<i64> {
+        self.find(held).map(|(token, _)| token)
+    }
+
+    /// Returns up to when the log lets a hold be.
+    pub(super) fn until(&self, held: Held<'_>) -> Option<Moment> {
+        self.find(held).map(|(_, logged)| logged.until)
+    }
+
+    fn find(&self, held: Held<'_>) -> Option<(i64, Logged)> {
+        let own = held.grant.token;
+        let of_name = self.0.get(held.operation.name.as_str())?;
+        let (token, logged) = of_name.range(..=own).next_back()?;
+        let handed_on = own <= logged.last && own - token < RANGE;
+        (*token == own || handed_on).then_some((*token, *logged))
+    }
+}

@@ -1,0 +1,254 @@
+//! Holds that are handed on inside the process.
+
+use super::*;
+use crate::{
+    terms::Terms,
+    waitlist::handing_on::{HANDED_ON_FOR, HANDED_ON_UNSEEN, RANGE},
+};
+
+/// Releases a hold as its last handle does. Returns whether the release was answered without an operation.
+fn release(bench: &mut Bench, hold: &Hold) -> bool {
+    assert_eq!(hold.exit(), Remains::Nothing);
+    let (to, mut left) = oneshot::channel();
+    let ((), effects) = bench.feed(|line, context, effects| line.let_go(hold, Some(to), context, effects));
+    carry_out(effects);
+    let answered = left.try_recv();
+    if let Ok(left) = &answered {
+        assert_eq!(*left.as_ref().unwrap(), wake::Left::Holder);
+    }
+    bench.settle();
+    answered.is_ok()
+}
+
+/// Waiters of which the first has a hold with a range of tokens, and the second the process's queue position.
+fn handing_on(bench: &mut Bench, waiters: Vec<Receiver>) -> (Arc<Hold>, std::vec::IntoIter<Receiver>) {
+    let mut waiters = waiters.into_iter();
+    bench.settle();
+    (held(&mut waiters.next().unwrap()), waiters)
+}
+
+fn waiters(bench: &mut Bench, count: usize) -> Vec<Receiver> {
+    (0..count).map(|_| bench.join(true).1).collect()
+}
+
+fn counter(bench: &Bench) -> i64 {
+    bench.document.as_ref().unwrap().token
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_lock_goes_from_task_to_task_without_the_server() {
+    let mut bench = Bench::new();
+    let tasks = waiters(&mut bench, 1_000);
+    let mut last = 0;
+    bench.settle();
+    for mut task in tasks {
+        let hold = held(&mut task);
+        assert!(
+            hold.token.as_i64() > last && hold.token.as_i64() <= counter(&bench),
+            "first come, first served, and nobody else gets the token"
+        );
+        last = hold.token.as_i64();
+        assert!(bench.ids_in_document().len() <= 2);
+        release(&mut bench, &hold);
+    }
+    // One for each range and a few to begin with and to end.
+    let ranges = 1_000 / usize::try_from(RANGE).unwrap() + 1;
+    assert!(bench.operations <= ranges + 5, "{} operations", bench.operations);
+    assert!(bench.line.is_idle());
+}
+
+#[tokio::test(start_paused = true)]
+async fn another_client_that_comes_to_wait_ends_the_handing_on() {
+    let mut bench = Bench::new();
+    let tasks = waiters(&mut bench, 10);
+    let (first, mut tasks) = handing_on(&mut bench, tasks);
+    assert!(release(&mut bench, &first));
+    bench.foreign(&foreign("b.1", &[], Some("b-1")), true);
+    let second = held(&mut tasks.next().unwrap());
+    // The third came before the other, and has the process's queue position.
+    assert!(!release(&mut bench, &second));
+    let third = held(&mut tasks.next().unwrap());
+    assert!(!release(&mut bench, &third));
+    assert_eq!(bench.ids_in_document()[0], "b-1");
+    let holder = &bench.document.as_ref().unwrap().holders[0];
+    assert!(holder.token > third.token.as_i64());
+    assert!(tasks.next().unwrap().try_recv().is_err());
+}
+
+/// The answer that shows the grant is older than the event.
+#[tokio::test(start_paused = true)]
+async fn another_client_whose_event_comes_before_the_answer_ends_the_handing_on() {
+    let mut bench = Bench::new();
+    let mut tasks = waiters(&mut bench, 10).into_iter();
+    let operation = bench.next().unwrap();
+    let answer = bench.apply(&operation);
+    bench.foreign(&foreign("b.1", &[], Some("b-1")), true);
+    bench.answered(&operation, &answer);
+    bench.settle();
+    let first = held(&mut tasks.next().unwrap());
+    assert!(!release(&mut bench, &first));
+}
+
+#[tokio::test(start_paused = true)]
+async fn another_client_whose_event_is_lost_waits_for_the_range_or_the_time() {
+    for (streaming, most) in [(true, HANDED_ON_FOR), (false, HANDED_ON_UNSEEN)] {
+        let mut bench = Bench::new();
+        let tasks = waiters(&mut bench, 200);
+        let (mut hold, mut tasks) = handing_on(&mut bench, tasks);
+        bench.streaming = streaming;
+        bench.foreign(&foreign("b.1", &[], Some("b-1")), false);
+        let granted = bench.operations;
+        let mut handed_on = 0;
+        while release(&mut bench, &hold) {
+            hold = held(&mut tasks.next().unwrap());
+            handed_on += 1;
+        }
+        assert_eq!((handed_on, bench.operations), (RANGE - 1, granted + 1));
+
+        let mut bench = Bench::new();
+        let tasks = waiters(&mut bench, 20);
+        let (hold, mut tasks) = handing_on(&mut bench, tasks);
+        bench.streaming = streaming;
+        tokio::time::advance(most - Duration::from_millis(1)).await;
+        assert!(release(&mut bench, &hold));
+        let hold = held(&mut tasks.next().unwrap());
+        tokio::time::advance(Duration::from_millis(1)).await;
+        assert!(!release(&mut bench, &hold));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn events_that_may_have_been_missed_end_the_handing_on() {
+    let mut bench = Bench::new();
+    let tasks = waiters(&mut bench, 10);
+    let (hold, _tasks) = handing_on(&mut bench, tasks);
+    bench.feed(|line, context, _| line.doubt(context));
+    assert!(!release(&mut bench, &hold));
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_has_the_hold_when_it_is_lost_has_lost_it() {
+    let mut bench = Bench::new();
+    let tasks = waiters(&mut bench, 10);
+    let (second, mut tasks) = handing_on(&mut bench, tasks);
+    assert!(release(&mut bench, &second));
+    let third = held(&mut tasks.next().unwrap());
+    assert_eq!((&third.id, third.granted_as), (&second.id, second.token.as_i64()));
+    let broken = Operation {
+        evict: Evict::Everybody,
+        ..foreign("b.1", &[], None)
+    };
+    bench.foreign(&broken, true);
+    assert_eq!(third.lost_reason(), Some(LostReason::Broken));
+    assert_eq!(second.lost_reason(), Some(LostReason::Released));
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_next_task_inherits_the_deadline_and_no_more() {
+    let mut bench = Bench::new();
+    let tasks = waiters(&mut bench, 10);
+    let (second, mut tasks) = handing_on(&mut bench, tasks);
+    tokio::time::advance(Duration::from_millis(400)).await;
+    let inherited = (second.deadline(), second.renew_at());
+    assert!(release(&mut bench, &second));
+    let third = held(&mut tasks.next().unwrap());
+    assert_eq!((third.deadline(), third.renew_at()), inherited);
+    // A process that stood still past the deadline sees the loss with its first look, and hands nothing on.
+    tokio::time::advance(bench.config.lease).await;
+    assert_eq!(third.exit(), Remains::Lost(LostReason::Expired));
+    let ((), effects) = bench.feed(|line, context, effects| line.let_go(&third, None, context, effects));
+    assert!(effects.is_empty());
+}
+
+/// A renewal, a doubt or a timer can still have the handle of a task before.
+#[tokio::test(start_paused = true)]
+async fn a_hold_that_was_handed_on_is_let_go_of_by_nobody_but_its_present_task() {
+    let mut bench = Bench::new();
+    let tasks = waiters(&mut bench, 10);
+    let (second, mut tasks) = handing_on(&mut bench, tasks);
+    assert!(release(&mut bench, &second));
+    let third = held(&mut tasks.next().unwrap());
+    assert!(!bench.line.has(&second) && bench.line.has(&third));
+    let before = bench.operations;
+    bench.feed(|line, context, effects| line.let_go(&second, None, context, effects));
+    bench.settle();
+    assert_eq!((third.lost_reason(), bench.operations), (None, before));
+    assert!(tasks.next().unwrap().try_recv().is_err());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_lease_in_doubt_and_a_lock_that_is_kept_go_through_the_server() {
+    type Change = fn(&Hold);
+    let changes: [Change; 5] = [
+        |hold| assert_eq!(hold.renewing(Instant::now()), 1),
+        |hold| hold.note_guarded(Instant::now()),
+        |hold| assert_eq!(hold.refused(|_, _| Duration::from_secs(1)), 1),
+        |hold| assert!(hold.keep(KeptUntil::AfterRelease(9))),
+        |hold| hold.begin_deleting(),
+    ];
+    for (number, change) in changes.into_iter().enumerate() {
+        let mut bench = Bench::new();
+        let tasks = waiters(&mut bench, 10);
+        let (hold, _tasks) = handing_on(&mut bench, tasks);
+        change(&hold);
+        assert!(!release(&mut bench, &hold), "change {number}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn only_what_is_alike_is_handed_on() {
+    let plain = AcquireOptions {
+        wait: true,
+        reports_contention: false,
+        ..try_told()
+    };
+    let on = |set: fn(&mut Terms)| {
+        let mut terms = Terms::default();
+        set(&mut terms);
+        AcquireOptions { terms, ..plain.clone() }
+    };
+    let others = [
+        (on(|terms| terms.set_lease(Duration::from_secs(20))), "another lease"),
+        (on(|terms| terms.set_fixed(Duration::from_secs(30))), "fixed"),
+        (on(|terms| terms.set_at_least(Duration::from_secs(9))), "kept"),
+    ];
+    for (options, what) in others {
+        let mut bench = Bench::new();
+        let mut tasks = waiters(&mut bench, 2);
+        bench.settle();
+        for _ in 0..3 {
+            tasks.push(bench.join_for(options.clone()).1);
+        }
+        let (hold, _tasks) = handing_on(&mut bench, tasks);
+        assert!(!release(&mut bench, &hold), "{what}");
+    }
+    // Other tasks may come to share it.
+    let mut bench = Bench::new();
+    let mut tasks = vec![bench.join_for(reentrant()).1];
+    tasks.extend(waiters(&mut bench, 9));
+    let (hold, _tasks) = handing_on(&mut bench, tasks);
+    assert!(!release(&mut bench, &hold), "re-entrant");
+    for (kind, hands_on) in [
+        (Kind::Mutex, true),
+        (Kind::Semaphore, true),
+        (Kind::RwLock, true),
+        (Kind::Election, false),
+        (Kind::Document, false),
+    ] {
+        let mut bench = Bench::new();
+        let tasks = (0..9).map(|_| bench.join_as(kind, 1, true).1).collect();
+        let (hold, _tasks) = handing_on(&mut bench, tasks);
+        assert_eq!(release(&mut bench, &hold), hands_on, "{kind}");
+    }
+    let mut bench = Bench::new();
+    bench.config.hands_on = false;
+    let tasks = waiters(&mut bench, 9);
+    let (hold, _tasks) = handing_on(&mut bench, tasks);
+    assert!(!release(&mut bench, &hold), "switched off");
+    let holder = &bench.document.as_ref().unwrap().holders[0];
+    assert_eq!(
+        (holder.token, hold.token.as_i64() + 1),
+        (counter(&bench), counter(&bench)),
+        "no range is taken then"
+    );
+}
