@@ -272,6 +272,10 @@ impl Line {
 
     /// Answers the tasks that may join a hold granted since they came.
     fn let_reenter(&mut self, context: &Context<'_>, effects: &mut Vec<Effect>) {
+        // Of thousands that wait, hardly ever one may: this is part of each hand-over.
+        if self.tasks.values().all(|task| task.reenters.is_none()) {
+            return;
+        }
         let keys: Vec<Key> = self.waitlist.keys().collect();
         for key in keys {
             let Some(hold) = self.tasks.get(&key).and_then(|task| self.reenter(task)) else {

@@ -7,7 +7,7 @@
 //!
 //! The process's head has its own entry in the server's queue meanwhile. That entry is the queue position of the
 //! process, so the task that comes to be the next takes it over: other clients are served in the order in which they
-//! came.
+//! came. Where there is no such task, the entry leaves.
 //!
 //! Once another client is known to wait, the lock goes through the server. The holder hears of it by an event
 //! ([`Signal::AskedFor`](crate::protocol::wake::Signal)). If that is lost, the lock goes through the server all the
@@ -85,14 +85,12 @@ impl Waiting {
 }
 
 impl Waitlist {
-    /// Returns the number of tokens that a grant to the head is to take beyond its own.
-    pub(super) fn reserve(&self, context: &Context<'_>) -> i64 {
-        let mut line = self.waiting.iter();
-        let mut is_next = || {
-            line.next()
-                .is_some_and(|waiting| waiting.waits() && waiting.may_be_handed_on())
-        };
-        if context.config.hands_on && is_next() && is_next() {
+    /// Returns the number of tokens that a grant to the head is to take beyond its own: a range where several tasks of
+    /// this process want the lock. It is so, too, if the head gets the lock `from_here`.
+    pub(super) fn reserve(&self, from_here: bool, context: &Context<'_>) -> i64 {
+        let wants = |waiting: Option<&Waiting>| waiting.is_some_and(|it| it.waits() && it.may_be_handed_on());
+        let several = wants(self.waiting.front()) && (from_here || wants(self.waiting.get(1)));
+        if context.config.hands_on && several {
             RANGE - 1
         } else {
             0
@@ -127,16 +125,16 @@ impl Waitlist {
         context: &Context<'_>,
         effects: &mut Vec<Effect>,
     ) -> bool {
-        let Some(held) = self.holds.get_mut(entry).filter(|held| !held.uncertain) else {
+        let Inheritance { deadline, renew_at } = inherited;
+        if deadline.instant() <= context.now || renew_at <= context.now {
+            return false;
+        }
+        let Some(held) = self.holds.get(entry).filter(|held| !held.uncertain) else {
             return false;
         };
         let Some(handing) = held.handing_on.as_ref().filter(|handing| handing.may_go_on(context)) else {
             return false;
         };
-        let Inheritance { deadline, renew_at } = inherited;
-        if deadline.instant() <= context.now || renew_at <= context.now {
-            return false;
-        }
         let mut line = self.waiting.iter_mut();
         let (Some(head), after) = (line.next(), line.next()) else {
             return false;
@@ -144,16 +142,22 @@ impl Waitlist {
         if !head.may_take_over(held, handing) {
             return false;
         }
-        if !head.was_never_sent() {
+        match after {
+            _ if head.was_never_sent() => {}
             // The head gets the hold, and the task after it the head's place in the server's queue.
-            let Some(after) = after.filter(|after| after.may_take_over(held, handing) && after.was_never_sent()) else {
-                return false;
-            };
-            std::mem::swap(&mut head.entry, &mut after.entry);
-            (after.stage, after.above) = (head.stage, head.above);
-            (after.uncertain, after.how) = (head.uncertain, head.how);
+            Some(after) if after.may_take_over(held, handing) && after.was_never_sent() => {
+                std::mem::swap(&mut head.entry, &mut after.entry);
+                (after.stage, after.above) = (head.stage, head.above);
+                (after.uncertain, after.how) = (head.uncertain, head.how);
+            }
+            // A task that uses the lock otherwise can't have it.
+            Some(_) => return false,
+            None => {
+                let place = head.clone();
+                self.abandon(place, context);
+            }
         }
-        let Some(next) = self.waiting.pop_front() else {
+        let (Some(next), Some(held)) = (self.waiting.pop_front(), self.holds.get_mut(entry)) else {
             return false;
         };
         let granted_as = held.token;

@@ -38,10 +38,11 @@ impl Waitlist {
         // task to task costs one command. While the head is queued already, the client has two queue positions. That
         // harms no one as long as no other client waits; beside others a client has one position, however many of its
         // tasks wait.
-        let follows = self.others_absent && leaves.iter().any(|leaving| leaving.may_hold);
+        let from_here = leaves.iter().any(|leaving| leaving.may_hold);
+        let follows = self.others_absent && from_here;
         let requests = if together {
             // Where nobody is expected, there is nobody to adopt from.
-            let reserve = self.reserve(context);
+            let reserve = self.reserve(from_here, context);
             self.requests(follows, expects == Expects::Nothing, reserve, context.config)
         } else {
             None

@@ -93,7 +93,12 @@ async fn tasks_of_one_client_pass_a_lock_along_without_the_server() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn another_client_gets_its_turn_beside_tasks_that_pass_the_lock_along() {
-    let ground = Ground::replica_set("guest").await;
+    its_turn(&Ground::replica_set("guest").await).await;
+    // No event shows the holder that others wait.
+    its_turn(&Ground::standalone("guest").await).await;
+}
+
+async fn its_turn(ground: &Ground) {
     let (locks, other) = (ground.locks().await, ground.locks().await);
     let stop = Arc::default();
     let (contending, mut tokens) = contend(&locks, TASKS, &stop);

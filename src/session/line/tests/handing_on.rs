@@ -252,3 +252,74 @@ async fn only_what_is_alike_is_handed_on() {
         "no range is taken then"
     );
 }
+
+#[tokio::test(start_paused = true)]
+async fn two_tasks_that_take_turns_need_the_server_only_for_the_place_in_its_queue() {
+    let mut bench = Bench::new();
+    let mut hold = held(&mut {
+        let first = bench.join(true).1;
+        bench.settle();
+        first
+    });
+    // Whatever is on its way: the answers come after 20 turns each.
+    let mut on_its_way = None;
+    let mut last = hold.token;
+    for turn in 0..1_000 {
+        let (_, mut next) = bench.join(true);
+        assert_eq!(hold.exit(), Remains::Nothing);
+        let ((), effects) = bench.feed(|line, context, effects| line.let_go(&hold, None, context, effects));
+        carry_out(effects);
+        while next.is_empty() {
+            let operation = on_its_way.take().or_else(|| bench.next()).expect("it is asked for");
+            let answer = bench.apply(&operation);
+            bench.answered(&operation, &answer);
+        }
+        hold = held(&mut next);
+        assert!(hold.token > last && hold.lost_reason().is_none());
+        last = hold.token;
+        on_its_way = match on_its_way.take() {
+            Some(operation) if turn % 20 == 0 => {
+                let answer = bench.apply(&operation);
+                bench.answered(&operation, &answer);
+                bench.next()
+            }
+            None => bench.next(),
+            still => still,
+        };
+        assert!(bench.ids_in_document().len() <= 3);
+    }
+    assert!(bench.operations < 150, "{} operations", bench.operations);
+    if let Some(operation) = on_its_way {
+        let answer = bench.apply(&operation);
+        bench.answered(&operation, &answer);
+    }
+    drop(bench.let_go(&hold));
+    bench.settle();
+    assert!(bench.line.is_idle() && bench.ids_in_document().is_empty());
+}
+
+/// The task that has taken the place over gives up.
+#[tokio::test(start_paused = true)]
+async fn a_place_in_the_queue_leaves_with_the_last_task_that_took_it_over() {
+    let mut bench = Bench::new();
+    let tasks = waiters(&mut bench, 2);
+    let (hold, mut tasks) = handing_on(&mut bench, tasks);
+    let (key, _third) = bench.join(true);
+    bench.settle();
+    let place = bench.ids_in_document()[1].to_owned();
+    assert!(release(&mut bench, &hold));
+    assert_eq!(bench.ids_in_document()[1], place, "the third has it");
+    let _ = bench.give_up(key);
+    bench.settle();
+    assert_eq!(bench.ids_in_document(), [hold.id.as_str()]);
+    // With no task behind it, it leaves as its task is handed the hold.
+    let (_, mut third) = bench.join(true);
+    bench.settle();
+    assert_eq!(bench.ids_in_document().len(), 2);
+    let second = held(&mut tasks.next().unwrap());
+    assert!(release(&mut bench, &second));
+    assert_eq!(bench.ids_in_document(), [hold.id.as_str()]);
+    let third = held(&mut third);
+    assert!(!release(&mut bench, &third));
+    assert!(bench.line.is_idle() && bench.ids_in_document().is_empty());
+}
