@@ -10,7 +10,7 @@ use mongodb::options::ReadPreference;
 use crate::{
     input::{InvalidInput, TEXT_MOST, check_name, check_text},
     metered::Metered,
-    protocol::{Identity, Owner, ServerTime},
+    protocol::{HISTORY_MOST, Identity, Owner, Record, ServerTime},
     wake_mode::WakeSource,
 };
 
@@ -94,6 +94,8 @@ pub(crate) struct Config {
     pub(crate) hands_on: bool,
     pub(crate) metered: Metered,
     pub(crate) limits: Limits,
+    /// Number of ends of holds that the documents keep.
+    history: usize,
     host: String,
     label: Option<String>,
     owner_id: Option<String>,
@@ -177,6 +179,12 @@ impl Config {
             )));
         }
         self.limits.check()?;
+        if self.history > HISTORY_MOST {
+            let history = self.history;
+            return Err(InvalidInput::new(format!(
+                "the history of {history} holds is longer than {HISTORY_MOST}"
+            )));
+        }
         let metered = self.metered.names();
         if metered.len() > METERED_MOST {
             let names = metered.len();
@@ -233,6 +241,14 @@ impl Config {
         millis(self.lease.max(longest)) + millis(self.retention)
     }
 
+    /// Returns the record that an operation makes of the holds that it ends.
+    pub(crate) fn record(&self) -> Record {
+        Record {
+            most: self.history,
+            given_up: Vec::new(),
+        }
+    }
+
     pub(crate) fn host(&self) -> &str {
         &self.host
     }
@@ -276,6 +292,7 @@ pub(crate) struct Settings {
     pub(crate) hands_on: Option<bool>,
     pub(crate) metered: Vec<String>,
     pub(crate) limits: Limits,
+    pub(crate) history: Option<u32>,
     pub(crate) label: Option<String>,
     pub(crate) owner_id: Option<String>,
 }
@@ -309,6 +326,8 @@ impl Settings {
             hands_on: self.hands_on.unwrap_or(true),
             metered: Metered::new(self.metered),
             limits: self.limits,
+            // More than any maximum where it does not fit.
+            history: usize::try_from(self.history.unwrap_or(0)).unwrap_or(usize::MAX),
             host: host(),
             label: self.label,
             owner_id: self.owner_id,
@@ -520,6 +539,13 @@ mod tests {
                     ..settings()
                 },
                 ["name of a lock has 1025 bytes", "1 to 1024"],
+            ),
+            (
+                Settings {
+                    history: Some(21),
+                    ..settings()
+                },
+                ["history of 21", "longer than 20"],
             ),
             (
                 Settings {

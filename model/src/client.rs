@@ -223,7 +223,7 @@ impl Client {
         };
         self.feed(lock, world, |waitlist, context, effects| {
             if !(released && waitlist.hand_on(&hold.id, inherited, context, effects)) {
-                waitlist.let_go(&hold.id, world.used, None, kept, context);
+                waitlist.let_go(&hold.id, world.used, None, kept, None, context);
             }
         });
     }

@@ -16,7 +16,8 @@
 //!   purge_at: <the time from which the TTL index may remove the document>,
 //!   broken:   <the largest token that an operator evicted by breaking the lock, if ever one did>,
 //!   adopted:  <the tokens that the last adoption removed, if ever there was one>,
-//!   evicted:  <the token of the last holder that an operator evicted by itself, if ever one did> }
+//!   evicted:  <the token of the last holder that an operator evicted by itself, if ever one did>,
+//!   ends:     [{ token, permits, since, owner, ended, how }] }        // the last holds that ended; newest first
 //! ```
 //!
 //! While an entry holds all permits, its process may hand the hold on from task to task without a write: see
@@ -34,14 +35,18 @@
 //!    and whose lock is to be kept stays, with another `until`.
 //! 2. *adopt*: the entries of earlier incarnations of the owner that requests are removed.
 //! 3. *proclaim*: a holder gets another value, unless it has a later one.
-//! 4. *evict*: the holders that an operator evicts are removed.
-//! 5. *enqueue*: the requested entries are appended to the queue, unless they are in the document already; on a kind
+//! 4. *downgrade*: a writer becomes a reader, without letting go.
+//! 5. *evict*: the holders that an operator evicts are removed.
+//! 6. *enqueue*: the requested entries are appended to the queue, unless they are in the document already; on a kind
 //!    mismatch the operation is a no-op. If adopt removed a holder, they go to the head of the queue instead.
-//! 6. *advance*: as long as the head of the queue fits the free capacity, it becomes a holder with the next token. Then
+//! 7. *advance*: as long as the head of the queue fits the free capacity, it becomes a holder with the next token. Then
 //!    the queue is cut to its room, and the requests that are not to wait leave it. A grant to an entry that this very
 //!    operation requests can take a range of tokens out of the counter.
-//! 7. *stamp*: `wake`, the version and the times are set. If a request lined up behind a holder that has a range of
-//!    tokens, `wake` names that holder, which then hands on no more. A try or a repeated request that changed nothing is a no-op.
+//! 8. *record*: the holds that the operation ended are put in front of `ends`, if the client keeps a history. Nothing
+//!    reads them but people; clients that keep none leave them as they are.
+//! 9. *stamp*: `wake`, the version and the times are set. If a request lined up behind a holder that has a range of
+//!    tokens, `wake` names that holder, which then hands on no more. A try or a repeated request that changed nothing is
+//!    a no-op.
 //!
 //! Leave comes before advance, so a release *hands over inside the same write*, and the change event of that write is
 //! the grant. Nobody contends and nothing is retried: one write and one event per hand-over, however many wait. Advance
@@ -94,6 +99,7 @@
 
 pub(crate) mod ahead;
 pub(crate) mod document;
+pub(crate) mod ended;
 mod entry;
 mod exchange;
 mod kind;
@@ -105,13 +111,16 @@ pub(crate) mod state;
 pub(crate) mod wake;
 
 pub(crate) use ahead::Ahead;
+pub use ended::HoldEnd;
+pub(crate) use ended::{Ended, HISTORY_MOST, Record};
 pub(crate) use entry::{Holder, Identity, Owner, Waiter};
 pub(crate) use exchange::Exchange;
 pub use kind::Kind;
 pub(crate) use kind::Use;
 pub(crate) use location::Location;
 pub(crate) use operation::{
-    ASK_TOGETHER, Evict, Expects, Kept, KeptUntil, NOTIFIES_UP_TO, Operation, Proclaim, QUEUE_MOST, Request, Requests,
+    ASK_TOGETHER, Downgrade, Evict, Expects, Kept, KeptUntil, NOTIFIES_UP_TO, Operation, Proclaim, QUEUE_MOST, Request,
+    Requests,
 };
 pub(crate) use server_time::ServerTime;
 pub(crate) use state::{State, clock_token};

@@ -1,14 +1,17 @@
 //! The specification: the state of one lock and its pure transitions.
 //!
-//! [`apply`] takes an operation through the phases of [`super`], a function each: leave, adopt, proclaim, evict,
-//! enqueue, advance, stamp. [`super::pipeline`] has functions of the same names in the same order, to be read beside
+//! [`apply`] takes an operation through the phases of [`super`], a function each: leave, adopt, proclaim, downgrade, evict,
+//! enqueue, advance, record, stamp. [`super::pipeline`] has functions of the same names in the same order, to be read beside
 //! these.
 
 mod renewing;
 #[cfg(test)]
 mod tests;
 
-use super::{Evict, Expects, Holder, Kind, NOTIFIES_UP_TO, Operation, Proclaim, Request, ServerTime, Waiter, wake};
+use super::{
+    Downgrade, Ended, Evict, Expects, Holder, Kind, NOTIFIES_UP_TO, Operation, Proclaim, Request, ServerTime, Waiter,
+    wake,
+};
 
 #[cfg(test)]
 pub(crate) use renewing::guard;
@@ -37,6 +40,8 @@ pub(crate) struct State {
     pub(crate) adopted: Vec<i64>,
     /// The token of the last holder that an operator evicted by itself, kept for the same reason.
     pub(crate) evicted: Option<i64>,
+    /// The last holds that ended, newest first, as far as clients recorded them.
+    pub(crate) ends: Vec<Ended>,
 }
 
 impl State {
@@ -56,6 +61,7 @@ impl State {
             broken: None,
             adopted: Vec::new(),
             evicted: None,
+            ends: Vec::new(),
         }
     }
 
@@ -122,6 +128,7 @@ impl Operation {
                 self.creates()
                     || leave.any(|id| state.has_holder(id) || state.has_waiter(id))
                     || self.proclaim.iter().any(|proclaim| state.has_holder(&proclaim.id))
+                    || self.downgrade.iter().any(|downgrade| state.has_holder(&downgrade.id))
                     || state.holders.iter().any(|holder| self.evict.includes(holder))
             }
         }
@@ -161,6 +168,7 @@ fn step(before: &State, operation: &Operation, now: ServerTime) -> State {
     step.leave();
     step.adopt();
     step.proclaim();
+    step.downgrade();
     step.evict();
     if !step.is_used_as_requested() {
         return before.clone();
@@ -170,6 +178,7 @@ fn step(before: &State, operation: &Operation, now: ServerTime) -> State {
     if operation.may_be_no_op() && !step.is_changed() {
         return before.clone();
     }
+    step.record();
     step.stamp()
 }
 
@@ -250,6 +259,17 @@ impl Step<'_> {
             && holder.owner.proclaimed < *number
         {
             (holder.owner.value, holder.owner.proclaimed) = (Some(value.clone()), *number);
+        }
+    }
+
+    /// Takes permits from a holder, and leaves it the others.
+    fn downgrade(&mut self) {
+        if let Some(Downgrade { id, token, permits }) = &self.operation.downgrade
+            && let Some(holder) = self.state.holders.iter_mut().find(|holder| holder.token == *token)
+            && holder.id == *id
+            && !holder.is_kept()
+        {
+            holder.permits = holder.permits.min(*permits);
         }
     }
 
@@ -368,6 +388,23 @@ impl Step<'_> {
     /// Returns whether any entry has changed. An operation that may be a no-op must not write otherwise.
     fn is_changed(&self) -> bool {
         self.state.holders != self.before.holders || self.state.queue != self.before.queue
+    }
+
+    /// Records the holds that ended, if the client keeps a history.
+    fn record(&mut self) {
+        let (operation, now) = (self.operation, self.now);
+        if operation.record.most == 0 {
+            return;
+        }
+        let stays = |token| self.state.holders.iter().any(|holder| holder.token == token);
+        let gone = self.before.holders.iter().filter(|holder| !stays(holder.token));
+        let mut ends: Vec<Ended> = gone.map(|holder| Ended::of(holder, operation, now)).collect();
+        if ends.is_empty() {
+            return;
+        }
+        ends.extend(self.before.ends.iter().cloned());
+        ends.truncate(operation.record.most);
+        self.state.ends = ends;
     }
 
     /// Sets `wake`, the version and the times.

@@ -18,7 +18,7 @@ use super::process::Process;
 use crate::{
     config::{Config, millis},
     metered::LockLabel,
-    protocol::{Holder, Kept, KeptUntil, ServerTime, Use, clock_token},
+    protocol::{HoldEnd, Holder, Kept, KeptUntil, ServerTime, Use, clock_token},
     status::{LockStatus, LostReason},
     store::LogTime,
     telemetry::{self, Granted},
@@ -42,7 +42,6 @@ pub(crate) struct Hold {
     /// The token of its entry in the document: a smaller one, if the hold was handed on inside the process.
     pub(crate) granted_as: i64,
     pub(crate) used: Use,
-    pub(crate) permits: u64,
     pub(crate) lease: Lease,
     pub(crate) since: Instant,
     /// Its grant is no later than this in the server's log; `None` if that is not known.
@@ -61,6 +60,7 @@ pub(crate) struct Hold {
 
 #[derive(Debug)]
 struct Progress {
+    permits: u64,
     deadline: Deadline,
     /// `None`: nobody renews it.
     renew_at: Option<Instant>,
@@ -159,7 +159,6 @@ impl Hold {
             token: FencingToken::new(grant.token),
             granted_as: grant.granted_as,
             used: grant.used,
-            permits: grant.permits,
             lease: grant.lease,
             since: Instant::now(),
             logged_by: None,
@@ -167,6 +166,7 @@ impl Hold {
             written: AtomicBool::new(grant.token == grant.granted_as),
             proclaimed: AtomicI64::new(0),
             progress: Mutex::new(Progress {
+                permits: grant.permits,
                 deadline: grant.deadline,
                 renew_at: grant.renew_at,
                 kept: (!at_least.is_zero()).then(|| KeptUntil::AfterGrant(millis(at_least))),
@@ -219,12 +219,23 @@ impl Hold {
     }
 
     /// Returns the lease that the next task inherits, if the hold was released and its lease is in no doubt: nothing
-    /// about it has failed or is on its way, and no transaction hangs on it.
+    /// about it has failed or is on its way, and no transaction hangs on it. Nor was it downgraded: others may hold the
+    /// lock beside it.
     pub(super) fn inheritance(&self) -> Option<Inheritance> {
         let progress = self.progress();
-        let renew_at = progress.renew_at.filter(|_| progress.is_plainly_released())?;
+        let whole = u64::try_from(self.used.1).is_ok_and(|capacity| capacity == progress.permits);
+        let renew_at = progress.renew_at.filter(|_| whole && progress.is_plainly_released())?;
         let deadline = progress.deadline;
         Some(Inheritance { deadline, renew_at })
+    }
+
+    /// Returns how the hold ended, if its entry may still be in the document although it is lost.
+    pub(crate) fn given_up(&self) -> Option<HoldEnd> {
+        match self.progress().lost? {
+            LostReason::Expired => Some(HoldEnd::Expired),
+            LostReason::HeldTooLong => Some(HoldEnd::HeldTooLong),
+            _ => None,
+        }
     }
 
     /// Waits until the hold is lost.
@@ -318,16 +329,32 @@ impl Hold {
         }
     }
 
-    /// Adds a handle, unless the hold is over.
+    pub(crate) fn permits(&self) -> u64 {
+        self.progress().permits
+    }
+
+    /// Makes it the hold of a reader, unless it has more than one handle; returns their number then.
+    ///
+    /// Decided under the same mutex as [`enter_as`](Self::enter_as): no task shares it as a writer from now on.
+    pub(crate) fn downgrade(&self, permits: u64) -> Result<(), usize> {
+        let mut progress = self.progress();
+        if progress.handles > 1 {
+            return Err(progress.handles);
+        }
+        progress.permits = progress.permits.min(permits);
+        Ok(())
+    }
+
+    /// Adds a handle, unless the hold is over or has another number of permits.
     ///
     /// Decided under the same mutex as its loss and the end of its last handle: a hold that is over is never entered
     /// again.
-    pub(crate) fn enter(&self) -> bool {
+    pub(crate) fn enter_as(&self, permits: u64) -> bool {
         if self.look().is_err() {
             return false;
         }
         let mut progress = self.progress();
-        let held = progress.lost.is_none();
+        let held = progress.lost.is_none() && progress.permits == permits;
         progress.handles += usize::from(held);
         held
     }

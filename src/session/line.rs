@@ -260,14 +260,11 @@ impl Line {
     /// becomes a writer.
     fn reenter(&self, task: &Task) -> Option<Arc<Hold>> {
         let (used, permits) = task.reenters?;
-        let mut holds: Vec<&Arc<Hold>> = self
-            .holds
-            .values()
-            .filter(|hold| hold.used == used && u64::try_from(permits) == Ok(hold.permits))
-            .collect();
+        let permits = u64::try_from(permits).ok()?;
+        let mut holds: Vec<&Arc<Hold>> = self.holds.values().filter(|hold| hold.used == used).collect();
         // The oldest that is not over.
         holds.sort_unstable_by_key(|hold| hold.token);
-        holds.into_iter().find(|hold| hold.enter()).cloned()
+        holds.into_iter().find(|hold| hold.enter_as(permits)).cloned()
     }
 
     /// Answers the tasks that may join a hold granted since they came.
@@ -397,12 +394,13 @@ impl Line {
             self.releases.insert(release, to);
             release
         });
-        self.waitlist.let_go(&hold.id, hold.used, release, hold.kept(), context);
+        self.waitlist
+            .let_go(&hold.id, hold.used, release, hold.kept(), hold.given_up(), context);
     }
 
     /// Adds a hold that no task here waited for. No task in line is to join it: documents are never re-entered.
     pub(crate) fn hold(&mut self, hold: Arc<Hold>) {
-        let permits = i64::try_from(hold.permits).unwrap_or(i64::MAX);
+        let permits = i64::try_from(hold.permits()).unwrap_or(i64::MAX);
         let held = Held::new((hold.used, permits), hold.granted_as, hold.lease.length);
         self.waitlist.hold(hold.id.clone(), held);
         self.holds.insert(hold.id.clone(), hold);

@@ -240,3 +240,36 @@ async fn a_transaction_older_than_a_hold_that_was_handed_on_is_refused() {
     assert_eq!(released.unwrap(), Released::Released);
     assert!(within(SOON, "the fourth", next).await.unwrap().token() > token);
 }
+
+/// A writer that has become a reader may have readers beside it: the next writer comes through the server.
+#[tokio::test]
+async fn what_a_downgraded_writer_leaves_is_no_writers_hold() {
+    let ground = Ground::replica_set("handeddown").await;
+    let (locks, other) = (ground.locks().await, ground.locks().await);
+    let lock = locks.rw_lock("x");
+    let first = lock.write().await.unwrap();
+    let mut waiting = Vec::new();
+    for _ in 0..3 {
+        let acquire = lock.write();
+        waiting.push(tokio::spawn(async move { acquire.await.unwrap() }));
+        tokio::task::yield_now().await;
+    }
+    until_waiting(&other, "x", 1).await;
+    let whole = info(&other, "x").await.unwrap().holders[0].permits;
+    first.release().await.unwrap();
+    let mut waiting = waiting.into_iter();
+    let second = within(SOON, "the second", waiting.next().unwrap()).await.unwrap();
+    second.release().await.unwrap();
+    let third = within(SOON, "the third", waiting.next().unwrap()).await.unwrap();
+    third.downgrade().await.unwrap();
+    assert_eq!(info(&other, "x").await.unwrap().holders[0].permits, 1);
+    let token = third.token();
+    assert_eq!(third.release().await.unwrap(), Released::Released);
+    let fourth = within(SOON, "the fourth", waiting.next().unwrap()).await.unwrap();
+    assert!(fourth.token() > token);
+    let document = info(&other, "x").await.unwrap();
+    assert_eq!(document.holders.len(), 1, "{document}");
+    assert_eq!(document.holders[0].permits, whole, "{document}");
+    assert!(other.rw_lock("x").try_read().await.unwrap().is_none());
+    fourth.release().await.unwrap();
+}

@@ -16,6 +16,7 @@ mod fences;
 mod fencing;
 mod guards;
 mod handing_on;
+mod history;
 mod identity;
 mod ids;
 mod index;

@@ -1,6 +1,7 @@
 use super::{apply, renew};
 use crate::protocol::{
-    Evict, Expects, Kept, KeptUntil, Kind, Operation, Owner, Proclaim, QUEUE_MOST, Request, Requests, ServerTime,
+    Evict, Expects, Kept, KeptUntil, Kind, Operation, Owner, Proclaim, QUEUE_MOST, Record, Request, Requests,
+    ServerTime,
 };
 
 /// A server that was frozen runs the commands that are still in its sockets, in any order.
@@ -140,6 +141,7 @@ fn asking(id: &str, request: Request) -> Operation {
         leave_capacity: None,
         evict: Evict::Nobody,
         proclaim: None,
+        downgrade: None,
         requests: Some(Requests {
             kind: Kind::Mutex,
             capacity: 1,
@@ -149,5 +151,6 @@ fn asking(id: &str, request: Request) -> Operation {
         expects: Expects::Nothing,
         room: QUEUE_MOST,
         keep: 1_000,
+        record: Record::default(),
     }
 }

@@ -7,7 +7,7 @@ use std::io;
 use super::{super::hold::Remains, *};
 use crate::{
     config::{Config, Settings},
-    protocol::{Evict, Exchange, Expects, Identity, Kept, KeptUntil, QUEUE_MOST, Request, Requests, state},
+    protocol::{Evict, Exchange, Expects, Identity, Kept, KeptUntil, QUEUE_MOST, Record, Request, Requests, state},
     status::LockStatus,
     waitlist::{
         SWEEPS,
@@ -231,6 +231,7 @@ fn foreign(id: &str, leave: &[&str], request: Option<&str>) -> Operation {
         leave_capacity: None,
         evict: Evict::Nobody,
         proclaim: None,
+        downgrade: None,
         requests: request.map(|id| Requests {
             kind: Kind::Mutex,
             capacity: 1,
@@ -240,6 +241,7 @@ fn foreign(id: &str, leave: &[&str], request: Option<&str>) -> Operation {
         expects: Expects::Nothing,
         room: QUEUE_MOST,
         keep: 60_000,
+        record: Record::default(),
     }
 }
 
