@@ -55,6 +55,7 @@ pub(crate) const COMMANDS_32: Key = key("commands_per_handoff_32", 2.3);
 pub(crate) const GETMORES_32: Key = key("getmores_per_handoff_32", 2.5);
 pub(crate) const COMMANDS_LOCAL: Key = key("commands_per_handoff_local", 0.05);
 pub(crate) const LOCAL_HANDOFF: Key = key("local_handoff_us", 20.0);
+pub(crate) const SHARED_READ: Key = key("shared_read_commands", 0.05);
 pub(crate) const FOREIGN_WAIT: Key = key("foreign_wait_ratio", 2.0);
 pub(crate) const STREAMS_200: Key = key("streams_200_waiting", 6.0);
 pub(crate) const IDLE_CLIENT: Key = key("idle_commands_per_client", 1.0);
