@@ -58,6 +58,7 @@ pub(crate) const CONTENDED: Key = at_least("contended_rate_ratio", 1.0);
 pub(crate) const CPU_32: Key = key("handoff_cpu_32_ratio", 1.4);
 pub(crate) const COMMANDS_LOCAL: Key = key("commands_per_handoff_local", 0.05);
 pub(crate) const LOCAL_HANDOFF: Key = key("local_handoff_us", 20.0);
+pub(crate) const SHARED_READ: Key = key("shared_read_commands", 0.05);
 pub(crate) const FOREIGN_WAIT: Key = key("foreign_wait_ratio", 2.0);
 pub(crate) const STREAMS_200: Key = key("streams_200_waiting", 6.0);
 pub(crate) const HANDOFF_200: Key = key("handoff_200_clients_ratio", 3.0);

@@ -72,6 +72,11 @@ impl Commands {
         self.0.values().sum()
     }
 
+    /// Returns the number of all but `getMore` and the drivers' monitoring.
+    pub(crate) fn of_use(&self) -> f64 {
+        float(self.all() - self.of("getMore") - self.monitoring())
+    }
+
     pub(crate) fn monitoring(&self) -> i64 {
         MONITORING.iter().map(|name| self.of(name)).sum()
     }
@@ -97,4 +102,9 @@ impl fmt::Display for Commands {
         let counts: Vec<String> = self.0.iter().map(|(name, count)| format!("{name} {count}")).collect();
         f.write_str(&counts.join(", "))
     }
+}
+
+#[expect(clippy::cast_precision_loss, reason = "counts of this size are exact")]
+pub(crate) fn float(count: i64) -> f64 {
+    count as f64
 }

@@ -1,4 +1,5 @@
-//! A lock that goes from task to task inside one client: how fast, and how long another client waits beside.
+//! A lock that goes from task to task inside one client: how fast, and how long another client waits beside. And one that
+//! tasks of one client read at once.
 
 use std::{
     fmt,
@@ -16,7 +17,13 @@ use tokio::{
 use watchlock::LockClient;
 use watchlock_testkit::Cluster;
 
-use crate::{Result, latency::Hop, peer::Peer, samples::Samples};
+use crate::{
+    Result,
+    counters::{Commands, Observer, float},
+    latency::Hop,
+    peer::Peer,
+    samples::Samples,
+};
 
 const TASKS: usize = 50;
 
@@ -95,6 +102,65 @@ pub(crate) async fn handoff(cluster: &Cluster) -> Result<Samples> {
     crowd.end().await?;
     peer.locks.shutdown().await;
     Ok(samples)
+}
+
+/// Number of reads of each task, and how long each lasts, so that they overlap.
+const READS: usize = 20;
+const READ_FOR: Duration = Duration::from_millis(5);
+
+/// The commands of reads that overlap inside one client.
+#[derive(Debug)]
+pub(crate) struct Reads {
+    count: usize,
+    commands: Commands,
+}
+
+/// Counts the commands for reads of one readers-writer lock by many tasks of one client at once.
+pub(crate) async fn reads(cluster: &Cluster) -> Result<Reads> {
+    let (peer, observer) = (Peer::new(cluster).await?, Observer::new(cluster).await?);
+    read(&peer.locks, 1).await?;
+    let before = observer.read().await?;
+    read(&peer.locks, READS).await?;
+    let commands = observer.read().await?.since(&before);
+    peer.locks.shutdown().await;
+    let count = TASKS * READS;
+    Ok(Reads { count, commands })
+}
+
+async fn read(locks: &LockClient, times: usize) -> Result<()> {
+    let mut tasks: JoinSet<Result<()>> = JoinSet::new();
+    for _ in 0..TASKS {
+        let lock = locks.rw_lock("shared");
+        tasks.spawn(async move {
+            for _ in 0..times {
+                let handle = lock.read().await?;
+                sleep(READ_FOR).await;
+                handle.release().await?;
+            }
+            Ok(())
+        });
+    }
+    while let Some(ended) = tasks.join_next().await {
+        ended??;
+    }
+    Ok(())
+}
+
+impl Reads {
+    /// Everything but `getMore` and the drivers' monitoring.
+    pub(crate) fn commands_per_read(&self) -> f64 {
+        self.commands.of_use() / float(i64::try_from(self.count).unwrap_or(i64::MAX))
+    }
+}
+
+impl fmt::Display for Reads {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{} reads: {}; without getMore, hello, ping",
+            self.count, self.commands
+        )
+    }
 }
 
 /// The waits of another client beside the tasks, and three raw hops of the same time.

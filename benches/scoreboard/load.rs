@@ -12,7 +12,7 @@ use watchlock_testkit::Cluster;
 
 use crate::{
     Result,
-    counters::{Commands, Observer},
+    counters::{Commands, Observer, float},
     peer::Peer,
 };
 
@@ -96,8 +96,7 @@ async fn contend(contenders: &[LockClient], rounds: usize) -> Result<()> {
 impl Contention {
     /// Everything but `getMore` and the drivers' monitoring.
     pub(crate) fn commands_per_handoff(&self) -> f64 {
-        let commands = self.commands.all() - self.commands.of("getMore") - self.commands.monitoring();
-        float(commands) / self.handoffs()
+        self.commands.of_use() / self.handoffs()
     }
 
     pub(crate) fn getmores_per_handoff(&self) -> f64 {
@@ -226,9 +225,4 @@ impl fmt::Display for Renewals {
             self.commands
         )
     }
-}
-
-#[expect(clippy::cast_precision_loss, reason = "counts of this size are exact")]
-fn float(count: i64) -> f64 {
-    count as f64
 }

@@ -217,6 +217,8 @@ async fn inside(board: &mut Board) -> Result<()> {
     ));
     let handoff = inside::handoff(&cluster).await?;
     board.enter(board::LOCAL_HANDOFF, handoff.median() * 1e3, handoff.to_string());
+    let reads = inside::reads(&cluster).await?;
+    board.enter(board::SHARED_READ, reads.commands_per_read(), reads.to_string());
     let visits = inside::visits(&cluster).await?;
     board.enter(board::FOREIGN_WAIT, visits.ratio(), visits.to_string());
     Ok(())

@@ -13,7 +13,7 @@ pub(crate) const ASK_TOGETHER: usize = 64;
 
 /// Length of the queue up to which a request that lines up notifies the holder. Of the entries before it, one or two can
 /// be of the holder's own process; with more, the holder was notified before.
-pub(crate) const NOTIFIES_UP_TO: usize = 4;
+pub(crate) const NOTIFIES_UP_TO: usize = 3;
 
 /// One atomic step on one lock. It goes through the phases of [`super`].
 ///

@@ -83,30 +83,27 @@ pub(super) fn with_reserve(token: Bson, id: Bson, operation: &Operation) -> Bson
     cond(doc! { "$eq": [id, literal(reserving.id.as_str())] }, reserved, token)
 }
 
-/// Returns the words with one for the holder that is asked for, if it is.
+/// Returns the word for the holder that is asked for, or an empty one. `None`: the operation asks for none.
 ///
 /// Read from the conditions that are mostly wrong to those that need strings: an entry that another program wrote can
 /// have an id of any type.
-pub(super) fn with_word_for_holder(
-    words: Bson,
-    (holders, queue, token): (&str, &str, String),
-    operation: &Operation,
-) -> Bson {
-    let Some(asks_as) = operation.asks_as() else {
-        return words;
-    };
-    let asked_for = doc! { "$and": [
-        { "$eq": [{ "$size": holders }, 1] },
-        { "$lt": ["$$holder.token", token] },
-        { "$lte": [{ "$size": queue }, i64::try_from(NOTIFIES_UP_TO).unwrap_or(ALL)] },
-        { "$eq": [{ "$type": "$$holder.id" }, "string"] },
-        { "$ne": [{ "$indexOfBytes": ["$$holder.id", literal(asks_as)] }, 0] },
-    ] };
-    let word = doc! { "$concat": [&words, "$$holder.id", "?;"] };
-    bind(
+pub(super) fn word_for_holder((holders, queue, token): (&str, &str, String), operation: &Operation) -> Option<Bson> {
+    let asks_as = operation.asks_as()?;
+    let mut asked_for = vec![
+        doc! { "$lt": ["$$holder.token", token] },
+        doc! { "$lte": [{ "$size": queue }, i64::try_from(NOTIFIES_UP_TO).unwrap_or(ALL)] },
+        doc! { "$eq": [{ "$type": "$$holder.id" }, "string"] },
+        doc! { "$ne": [{ "$indexOfBytes": ["$$holder.id", literal(asks_as)] }, 0] },
+    ];
+    // A lock with one permit has one holder at most.
+    if operation.capacity() != Some(1) {
+        asked_for.insert(1, doc! { "$eq": [{ "$size": holders }, 1] });
+    }
+    let word = doc! { "$concat": ["$$holder.id", "?;"] };
+    Some(bind(
         doc! { "holder": { "$arrayElemAt": [holders, 0] } },
-        cond(asked_for, word, words),
-    )
+        cond(doc! { "$and": asked_for }, word, ""),
+    ))
 }
 
 pub(super) fn words_of_grant(words: Bson, waiter: &str, token: &str, operation: &Operation) -> Bson {

@@ -27,7 +27,7 @@ use super::{
     location::Location, wake::Left,
 };
 use expression::{bind, cond, filter, literal, map};
-use granting::{grant_as_fits, with_word_for_holder};
+use granting::{grant_as_fits, word_for_holder};
 use selecting::in_order;
 
 pub(crate) use claiming::{claim, fit, free, last};
@@ -368,7 +368,10 @@ fn stamp(at: &Location, operation: &Operation, now: &Bson) -> Bson {
     wake.extend(words_of_evict(at, operation));
     wake.extend(words_of_adopt(operation));
     wake.extend(words_of_release(operation));
-    let wake = Bson::from(doc! { "$concat": wake });
+    wake.extend(word_for_holder(
+        ("$$after.holders", "$$after.queue", "$$after.token".to_owned()),
+        operation,
+    ));
 
     let mut fields = operation.requests.as_ref().map(requested_use).unwrap_or_default();
     fields.extend(fields_of_adopt(at, operation));
@@ -376,7 +379,7 @@ fn stamp(at: &Location, operation: &Operation, now: &Bson) -> Bson {
         "token": "$$after.token",
         "holders": "$$after.holders",
         "queue": "$$after.queue",
-        "wake": with_word_for_holder(wake, ("$$after.holders", "$$after.queue", "$$after.token".to_owned()), operation),
+        "wake": { "$concat": wake },
     });
     fields.extend(stamp_fields(at, operation.keep, now));
     fields.extend(fields_of_evict(at, operation));

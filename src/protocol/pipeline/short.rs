@@ -37,7 +37,7 @@ use mongodb::bson::{Bson, Document, doc};
 use super::{
     ending, enqueue,
     expression::{bind, cond, literal},
-    granting::{grant, grant_as_fits, next_token, room, with_reserve, with_room, with_word_for_holder, words_of_grant},
+    granting::{grant, grant_as_fits, next_token, room, with_reserve, with_room, word_for_holder, words_of_grant},
     is_not_kept, is_used_as_requested, kept, leave, live, requested_use, stamp_fields, waiter,
 };
 use crate::protocol::{Expects, Location, Operation, Requests, wake::Left};
@@ -153,11 +153,13 @@ fn lines_up(operation: &Operation, requests: &Requests) -> bool {
 fn line_up(at: &Location, operation: &Operation, requests: &Requests, now: &Bson) -> Bson {
     let wake = literal(format!("{}:;", operation.id));
     let queue = with_room("$$all", operation);
-    let asked_for = with_word_for_holder(wake.clone(), ("$$holders", "$$lined_up", at.value("token")), operation);
-    let unchanged = bind(
-        doc! { "lined_up": queue },
-        doc! { "holders": "$$holders", "queue": "$$lined_up", "wake": asked_for },
-    );
+    // Cut to its room, the queue is no shorter than what the word depends on.
+    let word = word_for_holder(("$$holders", "$$all", at.value("token")), operation);
+    let words = match word {
+        Some(word) => doc! { "$concat": [&wake, word] }.into(),
+        None => wake.clone(),
+    };
+    let unchanged = doc! { "holders": "$$holders", "queue": queue, "wake": words };
     let granted = grant_to_head(at, "$$all", wake, operation, now);
     let after = cond(doc! { "$eq": ["$$holders", []] }, granted, unchanged);
     let mut stamped = stamp_fields(at, operation.keep, now);
