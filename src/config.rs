@@ -8,7 +8,7 @@ use std::{
 use crate::{
     input::{InvalidInput, TEXT_MOST, check_name, check_text},
     metered::Metered,
-    protocol::{Identity, Owner, ServerTime},
+    protocol::{HISTORY_MOST, Identity, Owner, Record, ServerTime},
     wake_mode::WakeSource,
 };
 
@@ -88,6 +88,8 @@ pub(crate) struct Config {
     pub(crate) near: u64,
     pub(crate) metered: Metered,
     pub(crate) limits: Limits,
+    /// Number of ends of holds that the documents keep.
+    history: usize,
     host: String,
     label: Option<String>,
     owner_id: Option<String>,
@@ -171,6 +173,12 @@ impl Config {
             )));
         }
         self.limits.check()?;
+        if self.history > HISTORY_MOST {
+            let history = self.history;
+            return Err(InvalidInput::new(format!(
+                "the history of {history} holds is longer than {HISTORY_MOST}"
+            )));
+        }
         let metered = self.metered.names();
         if metered.len() > METERED_MOST {
             let names = metered.len();
@@ -227,6 +235,14 @@ impl Config {
         millis(self.lease.max(longest)) + millis(self.retention)
     }
 
+    /// Returns the record that an operation makes of the holds that it ends.
+    pub(crate) fn record(&self) -> Record {
+        Record {
+            most: self.history,
+            given_up: Vec::new(),
+        }
+    }
+
     pub(crate) fn host(&self) -> &str {
         &self.host
     }
@@ -268,6 +284,7 @@ pub(crate) struct Settings {
     pub(crate) near: Option<u64>,
     pub(crate) metered: Vec<String>,
     pub(crate) limits: Limits,
+    pub(crate) history: Option<u32>,
     pub(crate) label: Option<String>,
     pub(crate) owner_id: Option<String>,
 }
@@ -299,6 +316,8 @@ impl Settings {
             near: self.near.unwrap_or(NEAR),
             metered: Metered::new(self.metered),
             limits: self.limits,
+            // More than any maximum where it does not fit.
+            history: usize::try_from(self.history.unwrap_or(0)).unwrap_or(usize::MAX),
             host: host(),
             label: self.label,
             owner_id: self.owner_id,
@@ -510,6 +529,13 @@ mod tests {
                     ..settings()
                 },
                 ["name of a lock has 1025 bytes", "1 to 1024"],
+            ),
+            (
+                Settings {
+                    history: Some(21),
+                    ..settings()
+                },
+                ["history of 21", "longer than 20"],
             ),
             (
                 Settings {

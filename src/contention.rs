@@ -196,6 +196,7 @@ mod tests {
             broken: None,
             adopted: Vec::new(),
             evicted: None,
+            ends: Vec::new(),
         };
         let sighting = Sighting {
             state: &state,

@@ -6,7 +6,7 @@ use std::{
 };
 
 use crate::{
-    protocol::{Holder, Kind, Owner, ServerTime, State},
+    protocol::{Ended, HoldEnd, Holder, Kind, Owner, ServerTime, State},
     token::FencingToken,
 };
 
@@ -29,6 +29,39 @@ pub struct LockInfo {
     pub holders: Vec<HolderInfo>,
     /// Its waiters, in the order in which they will be served: one, at times two, for each waiting client.
     pub waiters: Vec<WaiterInfo>,
+    /// The last holds that ended, newest first, as far as clients with a
+    /// [history](crate::LockClientBuilder::history) ended them.
+    pub past: Vec<PastHold>,
+}
+
+/// A hold that ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct PastHold {
+    /// Its fencing token.
+    pub token: FencingToken,
+    /// The number of permits that it held.
+    pub permits: u64,
+    /// Whether a readers-writer lock was held to read or to write; `None` for every other kind.
+    pub access: Option<Access>,
+    /// When it was granted.
+    pub since: SystemTime,
+    /// When it ended. If it expired and nobody reported that, the end of its lease.
+    pub ended: SystemTime,
+    /// How it ended.
+    pub how: HoldEnd,
+    /// The host of the holder.
+    pub host: String,
+    /// The process id of the holder on its host.
+    pub pid: u32,
+    /// The label of the holder's client.
+    pub label: Option<String>,
+    /// Why it held the lock, in its own words.
+    pub reason: Option<String>,
+    /// The last value it proclaimed, if it was the leader of an election.
+    pub value: Option<String>,
+    /// The [`owner_id`](crate::LockClientBuilder::owner_id) of the holder's client.
+    pub owner_id: Option<String>,
 }
 
 /// A holder of a lock.
@@ -144,6 +177,33 @@ impl HolderInfo {
     }
 }
 
+impl PastHold {
+    fn new(state: &State, past: &Ended) -> Self {
+        let Owner {
+            host,
+            label,
+            reason,
+            value,
+            identity,
+            ..
+        } = past.owner.clone();
+        Self {
+            token: FencingToken::new(past.token),
+            permits: unsigned(past.permits),
+            access: Access::of(state, past.permits),
+            since: SystemTime::from(past.since),
+            ended: SystemTime::from(past.ended),
+            how: past.how,
+            host,
+            pid: pid(&past.owner),
+            label,
+            reason,
+            value,
+            owner_id: identity.map(|identity| identity.id),
+        }
+    }
+}
+
 impl LockInfo {
     pub(crate) fn new(name: &str, state: &State) -> Self {
         let holders = state.holders.iter().map(|holder| HolderInfo::new(state, holder));
@@ -174,6 +234,7 @@ impl LockInfo {
             token: FencingToken::new(state.token),
             holders: holders.collect(),
             waiters: waiters.collect(),
+            past: state.ends.iter().map(|past| PastHold::new(state, past)).collect(),
         }
     }
 }
@@ -207,6 +268,15 @@ impl fmt::Display for HolderInfo {
         who(f, self.label.as_deref(), &self.host, self.pid)?;
         share(f, self.access, self.permits)?;
         write!(f, " under token {}", self.token)
+    }
+}
+
+/// One line: `billing (web-1, process 4711) under token 7, released`.
+impl fmt::Display for PastHold {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        who(f, self.label.as_deref(), &self.host, self.pid)?;
+        share(f, self.access, self.permits)?;
+        write!(f, " under token {}, {}", self.token, self.how)
     }
 }
 

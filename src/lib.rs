@@ -65,7 +65,7 @@ pub use error::{
 };
 pub use fence::{Fence, FencedDelete, FencedInsert, FencedUpdate};
 pub use handle::{LockHandle, LockView, Released};
-pub use inspect::{Access, HolderInfo, LockInfo, WaiterInfo};
+pub use inspect::{Access, HolderInfo, LockInfo, PastHold, WaiterInfo};
 pub use locks::acquire::{Acquire, TryAcquire};
 pub use locks::election::{Campaign, Candidacy, Election, Leader, Leaders, Leadership};
 pub use locks::multi::{MultiAcquire, MultiHandle, MultiLock, MultiView, TryMultiAcquire};
@@ -78,7 +78,7 @@ pub use operate::watch::{AllLockEvents, LockEvent, LockEvents};
 #[cfg(any(test, fuzzing))]
 #[doc(hidden)]
 pub use proofs::fuzzing;
-pub use protocol::Kind;
+pub use protocol::{HoldEnd, Kind};
 pub use status::{LockStatus, LostPart, LostReason};
 #[cfg(feature = "metrics")]
 #[cfg_attr(docsrs, doc(cfg(feature = "metrics")))]

@@ -16,13 +16,13 @@ use serde::{
 
 use crate::{
     contention::Contention,
-    inspect::{Access, HolderInfo, LockInfo, WaiterInfo},
+    inspect::{Access, HolderInfo, LockInfo, PastHold, WaiterInfo},
     locks::{election::Leader, rw_lock::PERMITS},
     operate::{
         list::{Listing, UnreadableInfo},
         watch::LockEvent,
     },
-    protocol::Kind,
+    protocol::{HoldEnd, Kind},
     token::FencingToken,
 };
 
@@ -38,6 +38,9 @@ struct LockForm<'a> {
     token: FencingToken,
     holders: Cow<'a, [HolderInfo]>,
     waiters: Cow<'a, [WaiterInfo]>,
+    /// Missing in the forms of earlier versions.
+    #[serde(default)]
+    past: Cow<'a, [PastHold]>,
 }
 
 impl Serialize for LockInfo {
@@ -49,6 +52,7 @@ impl Serialize for LockInfo {
             token: self.token,
             holders: Cow::Borrowed(&self.holders),
             waiters: Cow::Borrowed(&self.waiters),
+            past: Cow::Borrowed(&self.past),
         };
         form.serialize(serializer)
     }
@@ -69,6 +73,7 @@ impl<'de> Deserialize<'de> for LockInfo {
             token: form.token,
             holders: form.holders.into_owned(),
             waiters: form.waiters.into_owned(),
+            past: form.past.into_owned(),
         })
     }
 }
@@ -174,6 +179,62 @@ impl<'de> Deserialize<'de> for WaiterInfo {
             pid: form.pid,
             label: owned(form.label),
             reason: owned(form.reason),
+            owner_id: owned(form.owner_id),
+        })
+    }
+}
+
+#[derive(Serialize, Deserialize)]
+struct PastForm<'a> {
+    token: FencingToken,
+    access: Option<Access>,
+    permits: Option<u64>,
+    since: Time,
+    ended: Time,
+    how: HoldEnd,
+    host: Cow<'a, str>,
+    pid: u32,
+    label: Option<Cow<'a, str>>,
+    reason: Option<Cow<'a, str>>,
+    value: Option<Cow<'a, str>>,
+    owner_id: Option<Cow<'a, str>>,
+}
+
+impl Serialize for PastHold {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let form = PastForm {
+            token: self.token,
+            access: self.access,
+            permits: self.access.is_none().then_some(self.permits),
+            since: Time(self.since),
+            ended: Time(self.ended),
+            how: self.how,
+            host: Cow::Borrowed(&self.host),
+            pid: self.pid,
+            label: borrowed(&self.label),
+            reason: borrowed(&self.reason),
+            value: borrowed(&self.value),
+            owner_id: borrowed(&self.owner_id),
+        };
+        form.serialize(serializer)
+    }
+}
+
+impl<'de> Deserialize<'de> for PastHold {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let form = PastForm::deserialize(deserializer)?;
+        Ok(Self {
+            token: form.token,
+            permits: permits(form.permits, form.access)?,
+            access: form.access,
+            since: form.since.0,
+            ended: form.ended.0,
+            how: form.how,
+            host: form.host.into_owned(),
+            pid: form.pid,
+            label: owned(form.label),
+            reason: owned(form.reason),
+            value: owned(form.value),
             owner_id: owned(form.owner_id),
         })
     }
@@ -369,6 +430,20 @@ impl<'de> Deserialize<'de> for Kind {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let text = Cow::<str>::deserialize(deserializer)?;
         let unknown = || D::Error::invalid_value(Unexpected::Str(&text), &"a kind of lock");
+        Self::parse(&text).ok_or_else(unknown)
+    }
+}
+
+impl Serialize for HoldEnd {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(self.as_str())
+    }
+}
+
+impl<'de> Deserialize<'de> for HoldEnd {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = Cow::<str>::deserialize(deserializer)?;
+        let unknown = || D::Error::invalid_value(Unexpected::Str(&text), &"an end of a hold");
         Self::parse(&text).ok_or_else(unknown)
     }
 }

@@ -354,17 +354,20 @@ pub(crate) struct List {
     pub(crate) older_than: Option<Duration>,
 }
 
-/// Show one lock: its holders, since when, until when, and why; its waiters
+/// Show one lock: its holders and waiters, since when and why; its last holds
+///
+/// The last holds are those that ended under `watchlock run` and other clients that keep a history.
 ///
 /// With --json, one object, or null if there is no trace of the lock:
 ///
 ///   name, kind (mutex, semaphore, rwlock, election), capacity (permits; null for an rwlock), token (the last that was
-///   issued), holders, waiters (in the order in which they are served).
+///   issued), holders, waiters (in the order in which they are served), past (the last holds that ended, newest first).
 ///
 ///   A holder has token, access (read or write for an rwlock, else null), permits (null for an rwlock), since,
 ///   until, released (when it released a lock that is kept until `until`, else null), host, pid, label, reason, value (proclaimed by a leader), owner_id. A waiter has access, permits, since,
 ///   until, host, pid, label, reason, owner_id. A holder or waiter whose `until` has passed is dead: the next operation
-///   drops it.
+///   drops it. A past hold has token, access, permits, since, ended, how (released, expired, broken, adopted,
+///   held_too_long), host, pid, label, reason, value, owner_id.
 ///
 /// With every command that prints JSON, a failure is an object too: error (the message), code (the exit code).
 ///

@@ -20,6 +20,9 @@ use crate::{
 /// driver's own 30 s are meant for services that can wait for a fail-over; `run` keeps them.
 const SELECTION: Duration = Duration::from_secs(5);
 
+/// Number of past holds that are kept for `show`: a command takes far longer than the record of its end.
+const HISTORY: u32 = 5;
+
 /// Environment variable that names the server.
 pub(crate) const URI: &str = "MONGODB_URI";
 
@@ -187,7 +190,9 @@ fn quotes_a_secret(text: &str, uri: &str) -> bool {
 
 impl Place {
     pub(crate) fn builder(&self) -> LockClientBuilder {
-        LockClient::builder(self.database.clone()).collection(&self.collection)
+        LockClient::builder(self.database.clone())
+            .collection(&self.collection)
+            .history(HISTORY)
     }
 
     pub(crate) async fn locks(&self) -> Result<LockClient, Failure> {

@@ -92,6 +92,18 @@ pub(crate) fn in_full(lock: &LockInfo, now: SystemTime) -> String {
         }
         said(&mut text, "why   ", waiter.reason.as_deref());
     }
+    for past in &lock.past {
+        let _ = writeln!(text, "past    {past}");
+        let _ = writeln!(
+            text,
+            "          since  {}, for {}, until {} ago",
+            time(past.since),
+            span(past.since, past.ended),
+            span(past.ended, now)
+        );
+        said(&mut text, "led   ", past.value.as_deref());
+        said(&mut text, "why   ", past.reason.as_deref());
+    }
     text
 }
 

@@ -207,7 +207,7 @@ impl Client {
             until: KeptUntil::AfterRelease(world.rules.keeps),
         });
         self.feed(lock, world, |waitlist, context, _| {
-            waitlist.let_go(&hold.id, world.used, None, kept, context);
+            waitlist.let_go(&hold.id, world.used, None, kept, None, context);
         });
     }
 

@@ -11,7 +11,7 @@ use super::{
 };
 use crate::{
     protocol::{
-        Evict, Exchange, Expects, Holder, Operation, State,
+        Evict, Exchange, Expects, Holder, Operation, Record, State,
         wake::{self},
     },
     waitlist::deadline::Deadline,
@@ -286,6 +286,7 @@ impl System {
             expects: Expects::Nothing,
             room: setup.rules.room,
             keep: KEEP,
+            record: Record::default(),
         };
         let now = self.now();
         let before = self.documents()[lock].state.clone();

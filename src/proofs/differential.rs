@@ -15,8 +15,8 @@ use watchlock_testkit::shared;
 
 use super::random::Random;
 use crate::protocol::{
-    ASK_TOGETHER, Evict, Expects, Holder, Identity, Kept, KeptUntil, Kind, Location, Operation, Owner, Proclaim,
-    QUEUE_MOST, Request, Requests, ServerTime, State, Use, ahead, pipeline, state,
+    ASK_TOGETHER, Evict, Expects, HoldEnd, Holder, Identity, Kept, KeptUntil, Kind, Location, Operation, Owner,
+    Proclaim, QUEUE_MOST, Record, Request, Requests, ServerTime, State, Use, ahead, pipeline, state,
 };
 
 /// Sequences of an everyday run, and steps in each. `WATCHLOCK_SEQUENCES=10000` sets more.
@@ -60,7 +60,7 @@ fn hostile() -> Vec<String> {
 
 #[derive(Debug)]
 enum Step {
-    Run(Operation),
+    Run(Box<Operation>),
     Renew { operation: String, ids: Vec<String> },
     Guard { operation: String, id: String, token: i64 },
 }
@@ -124,7 +124,7 @@ fn step(random: &mut Random, number: usize, setup: &Setup, strings: &[String], s
             Some(1) => &[Expects::Nothing, Expects::Holding, Expects::Alone],
             _ => &[Expects::Nothing, Expects::Holding],
         };
-        return Step::Run(Operation {
+        return Step::Run(Box::new(Operation {
             id: operation,
             leave: vec![released.id.clone()],
             kept: Vec::new(),
@@ -135,7 +135,8 @@ fn step(random: &mut Random, number: usize, setup: &Setup, strings: &[String], s
             expects: *random.pick(expects),
             room: 4,
             keep: 500,
-        });
+            record: record(random, std::slice::from_ref(&released.id)),
+        }));
     }
     let requests = (random.below(4) != 0).then(|| {
         let (kind, capacity) = *random.pick(setup.uses);
@@ -183,6 +184,7 @@ fn step(random: &mut Random, number: usize, setup: &Setup, strings: &[String], s
         expects: Expects::Nothing,
         room: 4,
         keep: 500,
+        record: Record::default(),
     };
     let one_fresh = |requests: &Requests| matches!(&requests.entries[..], [entry] if entry.fresh);
     // As in use: an operation that leaves and requests is of one kind of lock, and an eviction does nothing else.
@@ -272,7 +274,26 @@ fn step(random: &mut Random, number: usize, setup: &Setup, strings: &[String], s
     // As in use: what keeps is a release in the general form.
     let keeps = !operation.leave.is_empty() && operation.expects == Expects::Nothing;
     let kept = operation.kept.clone().into_iter().filter(|_| keeps).collect();
-    Step::Run(Operation { kept, ..operation })
+    let record = record(random, &operation.leave);
+    Step::Run(Box::new(Operation {
+        kept,
+        record,
+        ..operation
+    }))
+}
+
+/// Draws what is recorded of the holds that end: often nothing, as of a client without a history.
+fn record(random: &mut Random, leave: &[String]) -> Record {
+    let ways = [HoldEnd::Released, HoldEnd::Expired, HoldEnd::HeldTooLong];
+    let given_up = leave.iter().filter_map(|id| {
+        let how = *random.pick(&ways);
+        (how != HoldEnd::Released).then(|| (id.clone(), how))
+    });
+    let given_up = given_up.collect();
+    Record {
+        most: *random.pick(&[0, 1, 3]),
+        given_up,
+    }
 }
 
 /// Draws which of the holders that leave are kept, sometimes under the token of an earlier grant.
@@ -690,6 +711,7 @@ async fn a_step_that_changes_nothing_writes_nothing() {
         expects: Expects::Nothing,
         room: QUEUE_MOST,
         keep: 1_000,
+        record: Record::default(),
     };
     let run = async |operation: Operation| {
         collection
@@ -759,6 +781,7 @@ async fn many_entries_fit_one_operation() {
             expects: Expects::Nothing,
             room: QUEUE_MOST,
             keep: 1_000,
+            record: Record::default(),
         };
         let now = now.plus_millis(number * 10_000);
         expected = state::apply(expected.as_ref(), &operation, now);

@@ -2,7 +2,7 @@
 
 use mongodb::bson::{Bson, DateTime, Document, doc};
 
-use super::{Holder, Identity, Kind, Owner, ServerTime, State, Waiter};
+use super::{Ended, HoldEnd, Holder, Identity, Kind, Owner, ServerTime, State, Waiter};
 
 /// Maximum permits of a lock, so that the sum of any number of them fits an `i64`.
 const PERMITS_MOST: i64 = u32::MAX as i64;
@@ -110,6 +110,31 @@ impl Owner {
     }
 }
 
+impl Ended {
+    fn to_document(&self) -> Document {
+        doc! {
+            "token": self.token, "permits": self.permits, "since": self.since, "owner": self.owner.to_document(),
+            "ended": self.ended, "how": self.how.as_str(),
+        }
+    }
+
+    /// Reads an end; `None` if it is none that this version knows. No decision depends on it.
+    fn from_document(document: &Document) -> Option<Self> {
+        let fields = Fields {
+            document,
+            path: "ends.",
+        };
+        Some(Self {
+            token: fields.whole("token").ok()?,
+            permits: fields.permits("permits").ok()?,
+            since: fields.time("since").ok()?,
+            owner: Owner::from_document(document.get_document("owner").ok()),
+            ended: fields.time("ended").ok()?,
+            how: HoldEnd::parse(fields.text("how").ok()?)?,
+        })
+    }
+}
+
 impl State {
     /// Returns whether a document has any field of a lock.
     pub(crate) fn is_in(document: &Document) -> bool {
@@ -174,6 +199,15 @@ impl State {
                 .map(|tokens| tokens.iter().filter_map(whole).collect())
                 .unwrap_or_default(),
             evicted: document.get("evicted").and_then(whole),
+            ends: document
+                .get_array("ends")
+                .map(|ends| {
+                    ends.iter()
+                        .filter_map(Bson::as_document)
+                        .filter_map(Ended::from_document)
+                        .collect()
+                })
+                .unwrap_or_default(),
         })
     }
 
@@ -225,6 +259,10 @@ impl State {
         }
         if let Some(evicted) = self.evicted {
             document.insert("evicted", evicted);
+        }
+        if !self.ends.is_empty() {
+            let ends = self.ends.iter().map(Ended::to_document);
+            document.insert("ends", ends.collect::<Vec<_>>());
         }
         document
     }
@@ -372,6 +410,14 @@ mod tests {
             broken: Some(11),
             adopted: vec![9, 10],
             evicted: Some(8),
+            ends: vec![Ended {
+                token: 5,
+                permits: 1,
+                since: ServerTime(1),
+                owner: Owner::default(),
+                ended: ServerTime(2),
+                how: HoldEnd::HeldTooLong,
+            }],
         }
     }
 

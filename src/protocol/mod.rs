@@ -16,7 +16,8 @@
 //!   purge_at: <the time from which the TTL index may remove the document>,
 //!   broken:   <the largest token that an operator evicted by breaking the lock, if ever one did>,
 //!   adopted:  <the tokens that the last adoption removed, if ever there was one>,
-//!   evicted:  <the token of the last holder that an operator evicted by itself, if ever one did> }
+//!   evicted:  <the token of the last holder that an operator evicted by itself, if ever one did>,
+//!   ends:     [{ token, permits, since, owner, ended, how }] }        // the last holds that ended; newest first
 //! ```
 //!
 //! A mutex has capacity 1 and a semaphore capacity n; a readers-writer lock has a large capacity, of which a reader
@@ -35,7 +36,9 @@
 //!    mismatch the operation is a no-op. If adopt removed a holder, they go to the head of the queue instead.
 //! 6. *advance*: as long as the head of the queue fits the free capacity, it becomes a holder with the next token. Then
 //!    the queue is cut to its room, and the requests that are not to wait leave it.
-//! 7. *stamp*: `wake`, the version and the times are set. A try or a repeated request that changed nothing is a no-op.
+//! 7. *record*: the holds that the operation ended are put in front of `ends`, if the client keeps a history. Nothing
+//!    reads them but people; clients that keep none leave them as they are.
+//! 8. *stamp*: `wake`, the version and the times are set. A try or a repeated request that changed nothing is a no-op.
 //!
 //! Leave comes before advance, so a release *hands over inside the same write*, and the change event of that write is
 //! the grant. Nobody contends and nothing is retried: one write and one event per hand-over, however many wait. Advance
@@ -87,6 +90,7 @@
 
 pub(crate) mod ahead;
 pub(crate) mod document;
+pub(crate) mod ended;
 mod entry;
 mod exchange;
 mod kind;
@@ -98,6 +102,8 @@ pub(crate) mod state;
 pub(crate) mod wake;
 
 pub(crate) use ahead::Ahead;
+pub use ended::HoldEnd;
+pub(crate) use ended::{Ended, HISTORY_MOST, Record};
 pub(crate) use entry::{Holder, Identity, Owner, Waiter};
 pub(crate) use exchange::Exchange;
 pub use kind::Kind;

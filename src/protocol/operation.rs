@@ -1,6 +1,6 @@
 //! Operations: the steps that clients ask for, each one atomic write of one lock.
 
-use super::{Holder, Identity, Kind, Owner, ServerTime};
+use super::{Holder, Identity, Kind, Owner, Record, ServerTime};
 
 /// Maximum length of a lock's queue; see [`Operation::room`].
 ///
@@ -38,6 +38,7 @@ pub(crate) struct Operation {
     /// Minimum time that the document is kept after this write, in milliseconds. Longer than the lease of every entry
     /// that the operation writes.
     pub(crate) keep: i64,
+    pub(crate) record: Record,
 }
 
 /// A holder that leaves, and whose lock stays taken all the same until a time of the server's clock.

@@ -1,14 +1,14 @@
 //! The specification: the state of one lock and its pure transitions.
 //!
 //! [`apply`] takes an operation through the phases of [`super`], a function each: leave, adopt, proclaim, evict,
-//! enqueue, advance, stamp. [`super::pipeline`] has functions of the same names in the same order, to be read beside
+//! enqueue, advance, record, stamp. [`super::pipeline`] has functions of the same names in the same order, to be read beside
 //! these.
 
 mod renewing;
 #[cfg(test)]
 mod tests;
 
-use super::{Evict, Expects, Holder, Kind, Operation, Proclaim, Request, ServerTime, Waiter, wake};
+use super::{Ended, Evict, Expects, Holder, Kind, Operation, Proclaim, Request, ServerTime, Waiter, wake};
 
 #[cfg(test)]
 pub(crate) use renewing::guard;
@@ -37,6 +37,8 @@ pub(crate) struct State {
     pub(crate) adopted: Vec<i64>,
     /// The token of the last holder that an operator evicted by itself, kept for the same reason.
     pub(crate) evicted: Option<i64>,
+    /// The last holds that ended, newest first, as far as clients recorded them.
+    pub(crate) ends: Vec<Ended>,
 }
 
 impl State {
@@ -56,6 +58,7 @@ impl State {
             broken: None,
             adopted: Vec::new(),
             evicted: None,
+            ends: Vec::new(),
         }
     }
 
@@ -170,6 +173,7 @@ fn step(before: &State, operation: &Operation, now: ServerTime) -> State {
     if operation.may_be_no_op() && !step.is_changed() {
         return before.clone();
     }
+    step.record();
     step.stamp()
 }
 
@@ -358,6 +362,23 @@ impl Step<'_> {
     /// Returns whether any entry has changed. An operation that may be a no-op must not write otherwise.
     fn is_changed(&self) -> bool {
         self.state.holders != self.before.holders || self.state.queue != self.before.queue
+    }
+
+    /// Records the holds that ended, if the client keeps a history.
+    fn record(&mut self) {
+        let (operation, now) = (self.operation, self.now);
+        if operation.record.most == 0 {
+            return;
+        }
+        let stays = |token| self.state.holders.iter().any(|holder| holder.token == token);
+        let gone = self.before.holders.iter().filter(|holder| !stays(holder.token));
+        let mut ends: Vec<Ended> = gone.map(|holder| Ended::of(holder, operation, now)).collect();
+        if ends.is_empty() {
+            return;
+        }
+        ends.extend(self.before.ends.iter().cloned());
+        ends.truncate(operation.record.most);
+        self.state.ends = ends;
     }
 
     /// Sets `wake`, the version and the times.

@@ -18,7 +18,7 @@ use super::process::Process;
 use crate::{
     config::{Config, millis},
     metered::LockLabel,
-    protocol::{Holder, Kept, KeptUntil, ServerTime, Use, clock_token},
+    protocol::{HoldEnd, Holder, Kept, KeptUntil, ServerTime, Use, clock_token},
     status::{LockStatus, LostReason},
     store::LogTime,
     telemetry::{self, Granted},
@@ -210,6 +210,15 @@ impl Hold {
         let until = progress.kept.filter(|_| progress.lost == Some(LostReason::Released))?;
         let (id, token) = (self.id.clone(), self.token.as_i64());
         Some(Kept { id, token, until })
+    }
+
+    /// Returns how the hold ended, if its entry may still be in the document although it is lost.
+    pub(crate) fn given_up(&self) -> Option<HoldEnd> {
+        match self.progress().lost? {
+            LostReason::Expired => Some(HoldEnd::Expired),
+            LostReason::HeldTooLong => Some(HoldEnd::HeldTooLong),
+            _ => None,
+        }
     }
 
     /// Waits until the hold is lost.

@@ -368,7 +368,8 @@ impl Line {
             self.releases.insert(release, to);
             release
         });
-        self.waitlist.let_go(&hold.id, hold.used, release, hold.kept(), context);
+        self.waitlist
+            .let_go(&hold.id, hold.used, release, hold.kept(), hold.given_up(), context);
     }
 
     /// Adds a hold that no task here waited for. No task in line is to join it: documents are never re-entered.

@@ -60,6 +60,7 @@ impl Session {
             expects: Expects::Nothing,
             room: QUEUE_MOST,
             keep: self.config.keep_millis(),
+            record: self.config.record(),
         }
     }
 }

@@ -140,7 +140,7 @@ impl MongoStore {
             self.collection
                 .find_one_and_update(query, update)
                 .return_document(ReturnDocument::After)
-                .projection(self.fields())
+                .projection(self.all_fields())
                 .max_time(within)
                 .await
                 .map(|document| (document, None))
@@ -270,7 +270,7 @@ impl MongoStore {
     pub(super) async fn read(&self, names: &[String], view: View) -> Result<(Documents, Exchange), StoreError> {
         let sent = Instant::now();
         let find = self.collection.find(doc! { "_id": { "$in": self.ids(names) } });
-        let find = find.projection(self.fields()).read_concern(view.concern());
+        let find = find.projection(self.all_fields()).read_concern(view.concern());
         let mut cursor = find.max_time(LOOK).await?;
         let (mut found, mut now) = (Documents::new(), None);
         while cursor.advance().await? {
@@ -318,7 +318,7 @@ impl MongoStore {
         if selection.held == Some(true) {
             query.insert("holders.0", doc! { "$exists": true });
         }
-        let find = self.collection.find(query).projection(self.fields());
+        let find = self.collection.find(query).projection(self.all_fields());
         let mut cursor = find.read_concern(view.concern()).max_time(LONG_LOOK).await?;
         let mut listed = Listed::default();
         while cursor.advance().await? {
@@ -376,7 +376,16 @@ impl MongoStore {
         names.iter().map(|name| name::id_of(&self.location, name)).collect()
     }
 
-    /// Returns the projection of the lock's own fields, and of the server's clock when the answer is made.
+    /// Returns the projection of all fields of a lock, and of the server's clock when the answer is made.
+    fn all_fields(&self) -> Document {
+        let mut fields = self.fields();
+        if self.location.is_root() {
+            fields.insert("ends", 1);
+        }
+        fields
+    }
+
+    /// Returns the same without the history, which no operation needs.
     fn fields(&self) -> Document {
         if !self.location.is_root() {
             return doc! { self.location.path(): 1, NOW: "$$NOW" };

@@ -37,7 +37,7 @@ use tokio::time::Instant;
 
 use crate::{
     config::Config,
-    protocol::{Holder, Kept, Owner, Use, wake},
+    protocol::{HoldEnd, Holder, Kept, Owner, Use, wake},
     status::LostReason,
     terms::{Lease, Terms},
 };
@@ -208,6 +208,8 @@ struct Leaving {
     used: Option<Use>,
     /// Set if the lock is to stay taken after it.
     kept: Option<Kept>,
+    /// Set if its holder has lost it, and so gives up the entry.
+    given_up: Option<HoldEnd>,
     /// The release that awaits the answer.
     release: Option<Key>,
     /// Whether it may be a holder, so that its going can let others in.
@@ -228,6 +230,7 @@ impl Leaving {
             entry,
             used: None,
             kept: None,
+            given_up: None,
             release: None,
             may_hold: false,
             repeated: false,
@@ -250,6 +253,11 @@ impl Leaving {
     /// Leaves the lock taken.
     fn keeping(self, kept: Option<Kept>) -> Self {
         Self { kept, ..self }
+    }
+
+    /// Says that its holder had lost it.
+    fn given_up(self, given_up: Option<HoldEnd>) -> Self {
+        Self { given_up, ..self }
     }
 
     /// Goes on for as long as the entry can be live.
@@ -554,6 +562,7 @@ impl Waitlist {
         used: Use,
         release: Option<Key>,
         kept: Option<Kept>,
+        given_up: Option<HoldEnd>,
         context: &Context<'_>,
     ) {
         let held = self.holds.remove(entry);
@@ -561,7 +570,7 @@ impl Waitlist {
         let uncertain = held.as_ref().is_none_or(|held| held.uncertain);
         let lease = held.map_or(context.config.lease, |held| held.lease);
         let leaving = Leaving::new(entry.to_owned(), context).used_as(used).holding();
-        let leaving = leaving.of_lease(lease, context).keeping(kept);
+        let leaving = leaving.of_lease(lease, context).keeping(kept).given_up(given_up);
         self.leaving.push(leaving.swept_if(uncertain).answering(release));
     }
 

@@ -7,7 +7,7 @@ use tokio::time::Instant;
 use super::{Context, Full, Leaving, SWEEPS, Stage, Waiting, Waitlist, timing, unsigned};
 use crate::{
     config::{Config, millis},
-    protocol::{ASK_TOGETHER, Evict, Expects, Kept, Operation, Request, Requests},
+    protocol::{ASK_TOGETHER, Evict, Expects, Kept, Operation, Record, Request, Requests},
 };
 
 impl Waitlist {
@@ -46,6 +46,13 @@ impl Waitlist {
             None
         };
         let kept: Vec<Kept> = leaves.iter().filter_map(|leaving| leaving.kept.clone()).collect();
+        let given_up = leaves
+            .iter()
+            .filter_map(|leaving| Some((leaving.entry.clone(), leaving.given_up?)));
+        let record = Record {
+            given_up: given_up.collect(),
+            ..context.config.record()
+        };
         let entries = requests.iter().flat_map(|requests| &requests.entries);
         let longest = entries.map(|entry| entry.lease);
         let longest = longest.chain(kept.iter().map(|kept| kept.until.most())).max();
@@ -62,6 +69,7 @@ impl Waitlist {
             keep: context
                 .config
                 .keep_millis_for(Duration::from_millis(unsigned(longest.unwrap_or(0)))),
+            record,
         };
         self.under_way = Some(leaves);
         self.overtaken = false;

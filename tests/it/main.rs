@@ -15,6 +15,7 @@ mod faults;
 mod fences;
 mod fencing;
 mod guards;
+mod history;
 mod identity;
 mod ids;
 mod index;

@@ -26,10 +26,14 @@ async fn observed_locks_come_back_from_their_form() {
         .builder()
         .label("billing")
         .owner_id("job-1")
+        .history(2)
         .build()
         .await
         .unwrap();
     let other = memory.client();
+    let first = locks.mutex("m").acquire().reason("before").await.unwrap();
+    let before = first.token();
+    first.release().await.unwrap();
     let mutex = locks.mutex("m").acquire().reason("a \"reason\"").await.unwrap();
     let _permits = locks.semaphore("s", 3).acquire_many(2).await.unwrap();
     let _writer = locks.rw_lock("w").write().await.unwrap();
@@ -54,6 +58,12 @@ async fn observed_locks_come_back_from_their_form() {
         holder["access"].is_null() && holder["since"].as_str().unwrap().ends_with('Z'),
         "{told}"
     );
+    let past = &told["past"][0];
+    assert_eq!(
+        (&past["token"], &past["how"], &past["reason"]),
+        (&json!(before.as_i64()), &json!("released"), &json!("before"))
+    );
+    assert!(past["ended"].as_str().unwrap() >= past["since"].as_str().unwrap());
     assert_eq!(form(&info(&locks, "s").await)["holders"][0]["permits"], json!(2));
     for (name, access) in [("w", "write"), ("r", "read")] {
         let told = form(&info(&locks, name).await);

@@ -24,7 +24,7 @@ fn sorted<const N: usize>(mut names: [&str; N]) -> Vec<&str> {
     names.to_vec()
 }
 
-const LOCK: [&str; 6] = ["name", "kind", "capacity", "token", "holders", "waiters"];
+const LOCK: [&str; 7] = ["name", "kind", "capacity", "token", "holders", "waiters", "past"];
 const HOLDER: [&str; 12] = [
     "token", "access", "permits", "since", "until", "released", "host", "pid", "label", "reason", "value", "owner_id",
 ];

@@ -453,6 +453,18 @@ async fn a_command_that_holds_its_lock_too_long_is_reported_and_goes_on() {
     assert!(!is_vacant(&ground.locks().await, "x").await);
     running.type_in("done\n").await;
     let done = running.done().await.expect(0);
+    // Who held it before is in its document.
+    let shown = watchlock(&ground, ["show", "x"]).await.expect(0);
+    assert!(
+        shown.out.contains("past    process") && shown.out.contains("released\n") && shown.out.contains("sh\n"),
+        "{shown:?}"
+    );
+    let json = watchlock(&ground, ["ls", "--json"]).await.expect(0).json();
+    let past = &json[0]["past"][0];
+    assert!(
+        past["how"] == "released" && past["since"].as_str() <= past["ended"].as_str(),
+        "{json}"
+    );
     assert_eq!((&*done.out, &*done.err), ("done\n", ""));
     let told = watchlock(&ground, ["run", "--max-hold", "1ms", "x", "--", "true"])
         .await

@@ -3,7 +3,7 @@
 use mongodb::bson::{Binary, Bson, DateTime, Decimal128, Document, Timestamp, doc, oid::ObjectId, spec::BinarySubtype};
 
 use super::Choices;
-use crate::protocol::{Holder, Identity, Kind, Owner, ServerTime, State, Waiter};
+use crate::protocol::{Ended, HoldEnd, Holder, Identity, Kind, Owner, ServerTime, State, Waiter};
 
 const NOW: i64 = 1_700_000_000_000;
 
@@ -30,8 +30,31 @@ pub(crate) fn sample(choices: &mut Choices<'_>) -> Document {
         broken: choices.one_in(3).then_some(NOW),
         adopted: vec![NOW; choices.below(2)],
         evicted: choices.one_in(3).then_some(NOW),
+        ends: ends(choices),
     };
     state.fields()
+}
+
+fn ends(choices: &mut Choices<'_>) -> Vec<Ended> {
+    let ends = choices.below(3);
+    let ended = |number| {
+        let Holder {
+            token,
+            permits,
+            since,
+            owner,
+            ..
+        } = holder(number, choices);
+        Ended {
+            token,
+            permits,
+            since,
+            owner,
+            ended: ServerTime(NOW),
+            how: choices.pick(&[HoldEnd::Released, HoldEnd::Expired, HoldEnd::HeldTooLong]),
+        }
+    };
+    (0..ends).map(ended).collect()
 }
 
 fn holder(number: usize, choices: &mut Choices<'_>) -> Holder {

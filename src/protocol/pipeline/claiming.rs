@@ -2,7 +2,7 @@
 
 use mongodb::bson::{Bson, Document, doc};
 
-use super::{expression::cond, requested_use, selecting::is_known, short::alone};
+use super::{ending, existing, expression::cond, requested_use, selecting::is_known, short::alone};
 use crate::protocol::{
     Location, Operation, Requests,
     document::{DOUBLE_MOST, ID_MOST, NUMBER_MOST},
@@ -75,5 +75,6 @@ pub(crate) fn claim(at: &Location, operation: &Operation, requests: &Requests, n
     let mut fields = alone(at, operation, now);
     fields.extend(requested_use(requests));
     fields.insert("queue", Bson::Array(Vec::new()));
+    fields.extend(ending::fields_of(at, existing(at, "holders"), operation, now));
     vec![doc! { "$replaceWith": at.merged([fields.into()]) }]
 }

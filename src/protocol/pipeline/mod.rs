@@ -13,6 +13,7 @@
 //! as the server then plans a query; so the frequent operations decide in the pipeline whether there is anything to do.
 
 mod claiming;
+mod ending;
 mod expression;
 mod granting;
 mod renewing;
@@ -364,6 +365,7 @@ fn stamp(at: &Location, operation: &Operation, now: &Bson) -> Bson {
     });
     fields.extend(stamp_fields(at, operation.keep, now));
     fields.extend(fields_of_evict(at, operation));
+    fields.extend(ending::fields_of_all(at, operation, now));
     at.merged([fields.into()])
 }
 

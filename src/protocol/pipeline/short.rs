@@ -2,7 +2,8 @@
 //!
 //! The fewer cases a pipeline provides for, the less it costs the server. The condition under which phases may be left
 //! out is compared in the same atomic write; where the document does not meet it, nothing is written. No form has
-//! proclaim or evict: operations that proclaim or evict are rare, and take the general form. All forms have stamp.
+//! proclaim or evict: operations that proclaim or evict are rare, and take the general form. All forms have record and
+//! stamp.
 //!
 //! ```text
 //! form              used for                     leaves out                    why it may
@@ -34,7 +35,7 @@
 use mongodb::bson::{Bson, Document, doc};
 
 use super::{
-    enqueue,
+    ending, enqueue,
     expression::{bind, cond, literal},
     granting::{grant, grant_as_fits, next_token, room, with_room, words_of_grant},
     is_not_kept, is_used_as_requested, kept, leave, live, requested_use, stamp_fields, waiter,
@@ -94,6 +95,9 @@ pub(super) fn alone(at: &Location, operation: &Operation, now: &Bson) -> Documen
     }
     fields.insert("holders", holders);
     fields.extend(stamp_fields(at, operation.keep, now));
+    if !operation.leave.is_empty() {
+        fields.extend(ending::fields_of_release(at, operation, now));
+    }
     fields
 }
 
@@ -111,7 +115,9 @@ fn hand_over(at: &Location, operation: &Operation, now: &Bson) -> Bson {
     let idle = doc! { "holders": [], "queue": [], "wake": &wake };
     let granted = grant_to_head(at, "$$queue", wake, operation, now);
     let after = cond(doc! { "$eq": ["$$queue", []] }, idle, granted);
-    let written = at.merged([after, stamp_fields(at, operation.keep, now).into()]);
+    let mut stamped = stamp_fields(at, operation.keep, now);
+    stamped.extend(ending::fields_of_release(at, operation, now));
+    let written = at.merged([after, stamped.into()]);
     bind(doc! { "queue": kept(at, "queue", &live(now)) }, written)
 }
 
@@ -126,7 +132,9 @@ fn hand_over_among(at: &Location, operation: &Operation, now: &Bson) -> Bson {
     let wake = literal(format!("{}:{};", operation.id, Left::HOLDER));
     let queue = kept(at, "queue", &live(now));
     let after = grant_as_fits(at, queue, ("wake", wake), operation, now);
-    let written = at.merged([after, stamp_fields(at, operation.keep, now).into()]);
+    let mut stamped = stamp_fields(at, operation.keep, now);
+    stamped.extend(ending::fields_of_leave(at, operation, now));
+    let written = at.merged([after, stamped.into()]);
     bind(doc! { "holders": kept(at, "holders", &leave(operation, now)) }, written)
 }
 
@@ -143,7 +151,8 @@ fn line_up(at: &Location, operation: &Operation, requests: &Requests, now: &Bson
     let unchanged = doc! { "holders": "$$holders", "queue": queue, "wake": &wake };
     let granted = grant_to_head(at, "$$all", wake, operation, now);
     let after = cond(doc! { "$eq": ["$$holders", []] }, granted, unchanged);
-    let stamped = stamp_fields(at, operation.keep, now);
+    let mut stamped = stamp_fields(at, operation.keep, now);
+    stamped.extend(ending::fields_of_leave(at, operation, now));
     let written = at.merged([requested_use(requests).into(), after, stamped.into()]);
     let written = bind(doc! { "all": enqueue(operation, now) }, written);
     let live = leave(operation, now);

@@ -1,6 +1,7 @@
 use super::{apply, renew};
 use crate::protocol::{
-    Evict, Expects, Kept, KeptUntil, Kind, Operation, Owner, Proclaim, QUEUE_MOST, Request, Requests, ServerTime,
+    Evict, Expects, Kept, KeptUntil, Kind, Operation, Owner, Proclaim, QUEUE_MOST, Record, Request, Requests,
+    ServerTime,
 };
 
 /// A server that was frozen runs the commands that are still in its sockets, in any order.
@@ -147,5 +148,6 @@ fn asking(id: &str, request: Request) -> Operation {
         expects: Expects::Nothing,
         room: QUEUE_MOST,
         keep: 1_000,
+        record: Record::default(),
     }
 }

@@ -5,7 +5,7 @@ use std::io;
 use super::{super::hold::Remains, *};
 use crate::{
     config::{Config, Settings},
-    protocol::{Evict, Exchange, Expects, Identity, Kept, KeptUntil, QUEUE_MOST, Request, Requests, state},
+    protocol::{Evict, Exchange, Expects, Identity, Kept, KeptUntil, QUEUE_MOST, Record, Request, Requests, state},
     status::LockStatus,
     waitlist::{
         SWEEPS,
@@ -237,6 +237,7 @@ fn foreign(id: &str, leave: &[&str], request: Option<&str>) -> Operation {
         expects: Expects::Nothing,
         room: QUEUE_MOST,
         keep: 60_000,
+        record: Record::default(),
     }
 }
 

@@ -1,0 +1,125 @@
+//! Holds that ended: the history of a lock, for people to read. It decides nothing.
+
+use std::fmt;
+
+use super::{Holder, Identity, Operation, Owner, ServerTime};
+
+/// Maximum number of ends that a document keeps.
+///
+/// Every write of the document rewrites them and every answer carries them, about 150 bytes each and with the longest
+/// texts 4 kB. A history for longer belongs into logs: see the event `watchlock.released`.
+pub(crate) const HISTORY_MOST: usize = 20;
+
+/// The way in which a hold ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum HoldEnd {
+    /// Its holder released it.
+    Released,
+    /// It was not renewed in time: its holder died, hung or did not reach the server.
+    Expired,
+    /// An operator broke it.
+    Broken,
+    /// A later client with the same [`owner_id`](crate::LockClientBuilder::owner_id) took it over.
+    Adopted,
+    /// It was held for as long as it [may be](crate::LockClientBuilder::lose_after).
+    HeldTooLong,
+}
+
+impl HoldEnd {
+    /// All of them, in the order in which they are documented.
+    const ALL: [Self; 5] = [
+        Self::Released,
+        Self::Expired,
+        Self::Broken,
+        Self::Adopted,
+        Self::HeldTooLong,
+    ];
+
+    /// Returns its name: `released`, `expired`, `broken`, `adopted` or `held_too_long`.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Released => "released",
+            Self::Expired => "expired",
+            Self::Broken => "broken",
+            Self::Adopted => "adopted",
+            Self::HeldTooLong => "held_too_long",
+        }
+    }
+
+    pub(crate) fn parse(text: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|end| end.as_str() == text)
+    }
+}
+
+impl fmt::Display for HoldEnd {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::HeldTooLong => "held too long",
+            end => end.as_str(),
+        })
+    }
+}
+
+/// A hold that ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Ended {
+    pub(crate) token: i64,
+    pub(crate) permits: i64,
+    pub(crate) since: ServerTime,
+    pub(crate) owner: Owner,
+    pub(crate) ended: ServerTime,
+    pub(crate) how: HoldEnd,
+}
+
+/// The record that an operation makes of the holds that it ends.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Record {
+    /// Number of ends that the document keeps; zero: the operation makes no record, and leaves that of others alone.
+    pub(crate) most: usize,
+    /// Entries that leave because their holder had lost them, and how.
+    pub(crate) given_up: Vec<(String, HoldEnd)>,
+}
+
+impl Record {
+    /// Returns the ways in which entries were given up, each with its entries.
+    pub(super) fn given_up(&self) -> impl Iterator<Item = (HoldEnd, Vec<&str>)> {
+        HoldEnd::ALL.into_iter().filter_map(|how| {
+            let entries = self.given_up.iter().filter(|(_, given_up)| *given_up == how);
+            let entries: Vec<&str> = entries.map(|(id, _)| id.as_str()).collect();
+            (!entries.is_empty()).then_some((how, entries))
+        })
+    }
+}
+
+impl Ended {
+    /// Returns the end of a holder that the operation removes.
+    ///
+    /// A holder that leaves has ended its hold by itself, even if its lease was over and nobody else had noticed.
+    pub(super) fn of(holder: &Holder, operation: &Operation, now: ServerTime) -> Self {
+        let mut given_up = operation.record.given_up();
+        let given_up = given_up.find(|(_, ids)| ids.contains(&holder.id.as_str()));
+        let superseded = |identity: &Identity| identity.supersedes(&holder.owner);
+        let (ended, how) = if let Some(released) = holder.released {
+            (released, HoldEnd::Released)
+        } else if let Some((how, _)) = given_up {
+            (now, how)
+        } else if operation.leave.contains(&holder.id) {
+            (now, HoldEnd::Released)
+        } else if holder.until <= now {
+            (holder.until, HoldEnd::Expired)
+        } else if operation.adopts().is_some_and(superseded) {
+            (now, HoldEnd::Adopted)
+        } else {
+            (now, HoldEnd::Broken)
+        };
+        Self {
+            token: holder.token,
+            permits: holder.permits,
+            since: holder.since,
+            owner: holder.owner.clone(),
+            ended,
+            how,
+        }
+    }
+}

@@ -1,0 +1,90 @@
+//! The record of the holds that an operation ends. Most clients make none, and their pipelines have nothing of this.
+
+use mongodb::bson::{Bson, Document, doc};
+
+use super::{
+    existing,
+    expression::{bind, cond, filter, literal, map},
+    leave,
+};
+use crate::protocol::{Evict, HoldEnd, Location, Operation};
+
+/// Returns the field of the history after an operation whose only entry leaves and is the only holder. Nothing of the
+/// holder is compared: the condition of the form says all there is to know.
+pub(super) fn fields_of_release(at: &Location, operation: &Operation, now: &Bson) -> Document {
+    if operation.record.most == 0 {
+        return Document::new();
+    }
+    let mut given_up = operation.record.given_up();
+    let how = given_up.next().map_or(HoldEnd::Released, |(how, _)| how);
+    let end = doc! {
+        "token": "$$this.token", "permits": "$$this.permits", "since": "$$this.since", "owner": "$$this.owner",
+        "ended": now, "how": how.as_str(),
+    };
+    doc! { "ends": in_front(at, map(at.value("holders"), end), operation) }
+}
+
+/// Returns the field after an operation that removes those holders which do not stay by phase leave alone.
+pub(super) fn fields_of_leave(at: &Location, operation: &Operation, now: &Bson) -> Document {
+    let gone = filter(existing(at, "holders"), doc! { "$not": [leave(operation, now)] });
+    fields_of(at, gone, operation, now)
+}
+
+/// Returns the field after all phases: the holders that are not in `$$after`.
+pub(super) fn fields_of_all(at: &Location, operation: &Operation, now: &Bson) -> Document {
+    let gone = doc! { "$not": { "$in": ["$$this.token", "$$after.holders.token"] } };
+    fields_of(at, filter(existing(at, "holders"), gone), operation, now)
+}
+
+/// Returns the field after these holders are gone, if there are any.
+pub(super) fn fields_of(at: &Location, gone: Bson, operation: &Operation, now: &Bson) -> Document {
+    if operation.record.most == 0 {
+        return Document::new();
+    }
+    let hold = doc! {
+        "token": "$$this.token", "permits": "$$this.permits", "since": "$$this.since", "owner": "$$this.owner",
+    };
+    let ended = doc! { "$mergeObjects": [hold, how_it_ended(operation, now)] };
+    let ends = in_front(at, map("$$gone", ended), operation);
+    // A missing field stays missing.
+    let ends = cond(doc! { "$eq": ["$$gone", []] }, at.value("ends"), ends);
+    doc! { "ends": bind(doc! { "gone": gone }, ends) }
+}
+
+/// Returns when and how the hold of an entry ended: [`crate::protocol::ended::Ended::of`].
+fn how_it_ended(operation: &Operation, now: &Bson) -> Bson {
+    let end = |ended: Bson, how: HoldEnd| doc! { "ended": ended, "how": how.as_str() };
+    let is_among = |ids: Vec<&str>| doc! { "$in": ["$$this.id", literal(ids)] };
+    let released = doc! { "$gt": ["$$this.released", null] };
+    let mut branches = vec![doc! { "case": released, "then": end(Bson::from("$$this.released"), HoldEnd::Released) }];
+    for (how, ids) in operation.record.given_up() {
+        branches.push(doc! { "case": is_among(ids), "then": end(now.clone(), how) });
+    }
+    if !operation.leave.is_empty() {
+        let ids = operation.leave.iter().map(String::as_str).collect();
+        branches.push(doc! { "case": is_among(ids), "then": end(now.clone(), HoldEnd::Released) });
+    }
+    let expired = end(Bson::from("$$this.until"), HoldEnd::Expired);
+    let mut otherwise = expired.clone();
+    if operation.adopts().is_some() || operation.evict != Evict::Nobody {
+        branches.push(doc! { "case": { "$lte": ["$$this.until", now] }, "then": expired });
+        otherwise = end(now.clone(), HoldEnd::Broken);
+    }
+    if operation.adopts().is_some() {
+        let adopted = doc! { "$in": ["$$this.id", "$$adopted.id"] };
+        branches.push(doc! { "case": adopted, "then": end(now.clone(), HoldEnd::Adopted) });
+    }
+    Bson::from(doc! { "$switch": { "branches": branches, "default": otherwise } })
+}
+
+/// Returns these ends in front of those in the document: as many in all as the operation records.
+fn in_front(at: &Location, ends: Bson, operation: &Operation) -> Bson {
+    let most = i64::try_from(operation.record.most).unwrap_or(i64::MAX);
+    // People read it and nothing depends on it, so another program's nonsense in its place must not stop the lock.
+    let earlier = cond(
+        doc! { "$isArray": [at.value("ends")] },
+        at.value("ends"),
+        Bson::Array(Vec::new()),
+    );
+    Bson::from(doc! { "$slice": [{ "$concatArrays": [ends, earlier] }, most] })
+}
