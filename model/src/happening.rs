@@ -282,6 +282,7 @@ impl System {
             leave_capacity: None,
             evict: Evict::Everybody,
             proclaim: None,
+            downgrade: None,
             requests: None,
             expects: Expects::Nothing,
             room: setup.rules.room,

@@ -12,8 +12,8 @@ use std::{
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    error::{ReleaseError, RenewError, ServerError},
-    protocol::wake::Left,
+    error::{InvalidInput, ReleaseError, RenewError, ServerError},
+    protocol::{Kind, wake::Left},
     session::{
         Session,
         hold::{Hold, Remains},
@@ -126,6 +126,74 @@ impl LockHandle {
             (Some(reason), _) => Err(reason.into()),
             (None, Err(error) | Ok(Some(error))) => Err(ServerError::from(error).into()),
             (None, Ok(None)) => Ok(self.safe_for()),
+        }
+    }
+
+    /// Makes a writer of a [readers-writer lock](crate::RwLock) a reader, without letting go in between: what it has
+    /// written is still there when it reads.
+    ///
+    /// Readers that wait at the head of the queue get in with the same write; they stay behind a writer that came before
+    /// them. The token, the lease and the handle stay the same. A reader stays a reader. There is no way back: readers
+    /// that wait to become writers would wait for each other.
+    ///
+    /// # Errors
+    ///
+    /// [`RenewError::Invalid`] for any other kind of lock, and for a hold that was
+    /// [acquired re-entrantly](crate::Acquire::reentrant) and has other handles, which still count on it;
+    /// nothing was sent. [`RenewError::Lost`] if the lock is lost. [`RenewError::Server`] if the server refused, or did not
+    /// answer before the deadline of the hold: this handle is a reader's all the same, and others may have to wait until
+    /// it is released, or this is called again with success.
+    ///
+    /// # Cancel safety
+    ///
+    /// If the future is dropped, the handle is a reader's, and others may have to wait as after an error. It can be
+    /// called again.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let locks = watchlock::LockClient::in_memory();
+    /// let prices = locks.rw_lock("prices");
+    /// let handle = prices.write().await?;
+    /// // ... write ...
+    /// handle.downgrade().await?;
+    /// assert!(prices.try_read().await?.is_some());
+    /// # Ok(()) }
+    /// ```
+    pub async fn downgrade(&self) -> Result<(), RenewError> {
+        /// Number of permits that a reader has.
+        const READER: i64 = 1;
+
+        let kind = self.hold.used.0;
+        let name = self.name().escape_debug();
+        if kind != Kind::RwLock {
+            return Err(InvalidInput::new(format!(
+                "the {kind} `{name}` can't be downgraded; only a writer of a readers-writer lock can"
+            ))
+            .into());
+        }
+        if let Some(reason) = self.lost_reason() {
+            return Err(reason.into());
+        }
+        self.session.ensure_usable()?;
+        if let Err(handles) = self.hold.downgrade(READER.unsigned_abs()) {
+            return Err(InvalidInput::new(format!(
+                "the writer of `{name}` has {handles} handles and can't be downgraded; it must have 1"
+            ))
+            .into());
+        }
+        let downgraded = tokio::select! {
+            biased;
+            downgraded = self.session.downgrade(self.hold(), READER) => downgraded,
+            reason = self.lost() => return Err(reason.into()),
+        };
+        match (self.lost_reason(), downgraded) {
+            (Some(reason), _) => Err(reason.into()),
+            (None, Err(error)) => Err(error.into()),
+            (None, Ok(true)) => Ok(()),
+            // The watch over the hold has not noticed yet.
+            (None, Ok(false)) => Err(LostReason::Overwritten.into()),
         }
     }
 
@@ -254,7 +322,7 @@ impl LockView {
 
     /// Returns the number of held permits: 1 for a mutex, the requested number for a semaphore.
     pub fn permits(&self) -> u64 {
-        self.hold.permits
+        self.hold.permits()
     }
 
     /// Waits until the lock is lost, and returns the reason.

@@ -21,6 +21,7 @@ pub(crate) const PERMITS: i64 = 1 << 30;
 /// - While a writer's handle is valid, no other handle is.
 /// - First come, first served, as with a [`Mutex`](crate::Mutex): readers that come after a waiting writer wait behind
 ///   it, so that writers are not starved.
+/// - A writer becomes a reader without letting go: [`LockHandle::downgrade`](crate::LockHandle::downgrade).
 /// - A reader or writer that died costs the rest of its lease.
 ///
 /// # Examples

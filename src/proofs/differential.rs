@@ -15,8 +15,8 @@ use watchlock_testkit::shared;
 
 use super::random::Random;
 use crate::protocol::{
-    ASK_TOGETHER, Evict, Expects, HoldEnd, Holder, Identity, Kept, KeptUntil, Kind, Location, Operation, Owner,
-    Proclaim, QUEUE_MOST, Record, Request, Requests, ServerTime, State, Use, ahead, pipeline, state,
+    ASK_TOGETHER, Downgrade, Evict, Expects, HoldEnd, Holder, Identity, Kept, KeptUntil, Kind, Location, Operation,
+    Owner, Proclaim, QUEUE_MOST, Record, Request, Requests, ServerTime, State, Use, ahead, pipeline, state,
 };
 
 /// Sequences of an everyday run, and steps in each. `WATCHLOCK_SEQUENCES=10000` sets more.
@@ -131,6 +131,7 @@ fn step(random: &mut Random, number: usize, setup: &Setup, strings: &[String], s
             leave_capacity: capacity,
             evict: Evict::Nobody,
             proclaim: None,
+            downgrade: None,
             requests: None,
             expects: *random.pick(expects),
             room: 4,
@@ -180,6 +181,7 @@ fn step(random: &mut Random, number: usize, setup: &Setup, strings: &[String], s
         leave_capacity: None,
         evict: Evict::Nobody,
         proclaim: None,
+        downgrade: None,
         requests,
         expects: Expects::Nothing,
         room: 4,
@@ -193,7 +195,29 @@ fn step(random: &mut Random, number: usize, setup: &Setup, strings: &[String], s
         .requests
         .as_ref()
         .map(|requests| (requests.kind, requests.capacity));
-    let operation = match random.below(13) {
+    let operation = match random.below(14) {
+        12 => {
+            // Mostly a holder, sometimes under the token of an earlier grant, and sometimes with fewer permits already.
+            let held = state.and_then(|state| state.holders.get(random.below(2) as usize));
+            let another = random.pick(&ids);
+            let downgrade = held.map(|held| Downgrade {
+                id: (*random.pick(&[&held.id, &held.id, &held.id, another])).clone(),
+                token: held.token - i64::from(random.below(4) == 0),
+                permits: *random.pick(&[1, 2]),
+            });
+            Operation {
+                leave_capacity: used.map(|(_, capacity)| capacity).filter(|_| downgrade.is_some()),
+                // Without a holder there is nothing to downgrade.
+                leave: if downgrade.is_some() {
+                    Vec::new()
+                } else {
+                    operation.leave.clone()
+                },
+                requests: operation.requests.clone().filter(|_| downgrade.is_none()),
+                downgrade,
+                ..operation
+            }
+        }
         0 => Operation {
             evict: Evict::Everybody,
             leave: Vec::new(),
@@ -702,6 +726,7 @@ async fn a_step_that_changes_nothing_writes_nothing() {
         leave_capacity: None,
         evict: Evict::Nobody,
         proclaim: None,
+        downgrade: None,
         requests: Some(Requests {
             kind: Kind::Mutex,
             capacity: 1,
@@ -772,6 +797,7 @@ async fn many_entries_fit_one_operation() {
             leave_capacity: None,
             evict: Evict::Nobody,
             proclaim: None,
+            downgrade: None,
             requests: Some(Requests {
                 kind: Kind::Semaphore,
                 capacity: 40,

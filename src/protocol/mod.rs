@@ -31,14 +31,15 @@
 //!    and whose lock is to be kept stays, with another `until`.
 //! 2. *adopt*: the entries of earlier incarnations of the owner that requests are removed.
 //! 3. *proclaim*: a holder gets another value, unless it has a later one.
-//! 4. *evict*: the holders that an operator evicts are removed.
-//! 5. *enqueue*: the requested entries are appended to the queue, unless they are in the document already; on a kind
+//! 4. *downgrade*: a writer becomes a reader, without letting go.
+//! 5. *evict*: the holders that an operator evicts are removed.
+//! 6. *enqueue*: the requested entries are appended to the queue, unless they are in the document already; on a kind
 //!    mismatch the operation is a no-op. If adopt removed a holder, they go to the head of the queue instead.
-//! 6. *advance*: as long as the head of the queue fits the free capacity, it becomes a holder with the next token. Then
+//! 7. *advance*: as long as the head of the queue fits the free capacity, it becomes a holder with the next token. Then
 //!    the queue is cut to its room, and the requests that are not to wait leave it.
-//! 7. *record*: the holds that the operation ended are put in front of `ends`, if the client keeps a history. Nothing
+//! 8. *record*: the holds that the operation ended are put in front of `ends`, if the client keeps a history. Nothing
 //!    reads them but people; clients that keep none leave them as they are.
-//! 8. *stamp*: `wake`, the version and the times are set. A try or a repeated request that changed nothing is a no-op.
+//! 9. *stamp*: `wake`, the version and the times are set. A try or a repeated request that changed nothing is a no-op.
 //!
 //! Leave comes before advance, so a release *hands over inside the same write*, and the change event of that write is
 //! the grant. Nobody contends and nothing is retried: one write and one event per hand-over, however many wait. Advance
@@ -110,7 +111,7 @@ pub use kind::Kind;
 pub(crate) use kind::Use;
 pub(crate) use location::Location;
 pub(crate) use operation::{
-    ASK_TOGETHER, Evict, Expects, Kept, KeptUntil, Operation, Proclaim, QUEUE_MOST, Request, Requests,
+    ASK_TOGETHER, Downgrade, Evict, Expects, Kept, KeptUntil, Operation, Proclaim, QUEUE_MOST, Request, Requests,
 };
 pub(crate) use server_time::ServerTime;
 pub(crate) use state::{State, clock_token};

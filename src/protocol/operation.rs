@@ -30,6 +30,7 @@ pub(crate) struct Operation {
     /// The holders that an operator evicts. `wake` names them.
     pub(crate) evict: Evict,
     pub(crate) proclaim: Option<Proclaim>,
+    pub(crate) downgrade: Option<Downgrade>,
     pub(crate) requests: Option<Requests>,
     /// The expected state of the document; where the document differs, the operation is a no-op.
     pub(crate) expects: Expects,
@@ -88,6 +89,17 @@ pub(crate) struct Proclaim {
     pub(crate) value: String,
     /// Of two values of one entry the one with the larger number is the later.
     pub(crate) number: i64,
+}
+
+/// A holder that gives up permits and keeps the others, under the same token: a writer that becomes a reader.
+///
+/// It may arrive twice and late: the token names the grant, and a holder with fewer permits keeps these.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Downgrade {
+    pub(crate) id: String,
+    pub(crate) token: i64,
+    /// The permits that it keeps.
+    pub(crate) permits: i64,
 }
 
 /// The state of the document that an operation expects. The fewer cases an operation provides for, the less it costs

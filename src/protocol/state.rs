@@ -1,6 +1,6 @@
 //! The specification: the state of one lock and its pure transitions.
 //!
-//! [`apply`] takes an operation through the phases of [`super`], a function each: leave, adopt, proclaim, evict,
+//! [`apply`] takes an operation through the phases of [`super`], a function each: leave, adopt, proclaim, downgrade, evict,
 //! enqueue, advance, record, stamp. [`super::pipeline`] has functions of the same names in the same order, to be read beside
 //! these.
 
@@ -8,7 +8,7 @@ mod renewing;
 #[cfg(test)]
 mod tests;
 
-use super::{Ended, Evict, Expects, Holder, Kind, Operation, Proclaim, Request, ServerTime, Waiter, wake};
+use super::{Downgrade, Ended, Evict, Expects, Holder, Kind, Operation, Proclaim, Request, ServerTime, Waiter, wake};
 
 #[cfg(test)]
 pub(crate) use renewing::guard;
@@ -125,6 +125,7 @@ impl Operation {
                 self.creates()
                     || leave.any(|id| state.has_holder(id) || state.has_waiter(id))
                     || self.proclaim.iter().any(|proclaim| state.has_holder(&proclaim.id))
+                    || self.downgrade.iter().any(|downgrade| state.has_holder(&downgrade.id))
                     || state.holders.iter().any(|holder| self.evict.includes(holder))
             }
         }
@@ -164,6 +165,7 @@ fn step(before: &State, operation: &Operation, now: ServerTime) -> State {
     step.leave();
     step.adopt();
     step.proclaim();
+    step.downgrade();
     step.evict();
     if !step.is_used_as_requested() {
         return before.clone();
@@ -254,6 +256,17 @@ impl Step<'_> {
             && holder.owner.proclaimed < *number
         {
             (holder.owner.value, holder.owner.proclaimed) = (Some(value.clone()), *number);
+        }
+    }
+
+    /// Takes permits from a holder, and leaves it the others.
+    fn downgrade(&mut self) {
+        if let Some(Downgrade { id, token, permits }) = &self.operation.downgrade
+            && let Some(holder) = self.state.holders.iter_mut().find(|holder| holder.token == *token)
+            && holder.id == *id
+            && !holder.is_kept()
+        {
+            holder.permits = holder.permits.min(*permits);
         }
     }
 

@@ -40,7 +40,6 @@ pub(crate) struct Hold {
     pub(crate) name: String,
     pub(crate) token: FencingToken,
     pub(crate) used: Use,
-    pub(crate) permits: u64,
     pub(crate) lease: Lease,
     pub(crate) since: Instant,
     /// Its grant is no later than this in the server's log; `None` if that is not known.
@@ -57,6 +56,7 @@ pub(crate) struct Hold {
 
 #[derive(Debug)]
 struct Progress {
+    permits: u64,
     deadline: Deadline,
     /// `None`: nobody renews it.
     renew_at: Option<Instant>,
@@ -154,13 +154,13 @@ impl Hold {
             name,
             token: FencingToken::new(grant.token),
             used: grant.used,
-            permits: grant.permits,
             lease: grant.lease,
             since: Instant::now(),
             logged_by: None,
             label: None,
             proclaimed: AtomicI64::new(0),
             progress: Mutex::new(Progress {
+                permits: grant.permits,
                 deadline: grant.deadline,
                 renew_at: grant.renew_at,
                 kept: (!at_least.is_zero()).then(|| KeptUntil::AfterGrant(millis(at_least))),
@@ -312,16 +312,32 @@ impl Hold {
         }
     }
 
-    /// Adds a handle, unless the hold is over.
+    pub(crate) fn permits(&self) -> u64 {
+        self.progress().permits
+    }
+
+    /// Makes it the hold of a reader, unless it has more than one handle; returns their number then.
+    ///
+    /// Decided under the same mutex as [`enter_as`](Self::enter_as): no task shares it as a writer from now on.
+    pub(crate) fn downgrade(&self, permits: u64) -> Result<(), usize> {
+        let mut progress = self.progress();
+        if progress.handles > 1 {
+            return Err(progress.handles);
+        }
+        progress.permits = progress.permits.min(permits);
+        Ok(())
+    }
+
+    /// Adds a handle, unless the hold is over or has another number of permits.
     ///
     /// Decided under the same mutex as its loss and the end of its last handle: a hold that is over is never entered
     /// again.
-    pub(crate) fn enter(&self) -> bool {
+    pub(crate) fn enter_as(&self, permits: u64) -> bool {
         if self.look().is_err() {
             return false;
         }
         let mut progress = self.progress();
-        let held = progress.lost.is_none();
+        let held = progress.lost.is_none() && progress.permits == permits;
         progress.handles += usize::from(held);
         held
     }

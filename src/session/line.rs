@@ -256,14 +256,11 @@ impl Line {
     /// becomes a writer.
     fn reenter(&self, task: &Task) -> Option<Arc<Hold>> {
         let (used, permits) = task.reenters?;
-        let mut holds: Vec<&Arc<Hold>> = self
-            .holds
-            .values()
-            .filter(|hold| hold.used == used && u64::try_from(permits) == Ok(hold.permits))
-            .collect();
+        let permits = u64::try_from(permits).ok()?;
+        let mut holds: Vec<&Arc<Hold>> = self.holds.values().filter(|hold| hold.used == used).collect();
         // The oldest that is not over.
         holds.sort_unstable_by_key(|hold| hold.token);
-        holds.into_iter().find(|hold| hold.enter()).cloned()
+        holds.into_iter().find(|hold| hold.enter_as(permits)).cloned()
     }
 
     /// Answers the tasks that may join a hold granted since they came.
@@ -376,7 +373,7 @@ impl Line {
     pub(crate) fn hold(&mut self, hold: Arc<Hold>) {
         let held = Held {
             used: hold.used,
-            permits: i64::try_from(hold.permits).unwrap_or(i64::MAX),
+            permits: i64::try_from(hold.permits()).unwrap_or(i64::MAX),
             token: hold.token.as_i64(),
             lease: hold.lease.length,
             uncertain: false,

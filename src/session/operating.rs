@@ -7,7 +7,7 @@ use tokio::time::{Instant, sleep};
 use super::{Session, hold::Hold};
 use crate::{
     error::ServerError,
-    protocol::{Evict, Exchange, Expects, Operation, Proclaim, QUEUE_MOST, State},
+    protocol::{Downgrade, Evict, Exchange, Expects, Operation, Proclaim, QUEUE_MOST, State},
     store::StoreError,
     telemetry,
     waitlist::backoff::Backoff,
@@ -48,6 +48,28 @@ impl Session {
         Ok(holder.is_some_and(|holder| holder.owner.proclaimed >= number))
     }
 
+    /// Makes a writer a reader, without letting go; `false` when it no longer holds. The hold counts as a reader's from
+    /// the beginning, whatever comes of it.
+    pub(crate) async fn downgrade(self: &Arc<Self>, hold: &Hold, permits: i64) -> Result<bool, ServerError> {
+        let downgrade = Some(Downgrade {
+            id: hold.id.clone(),
+            token: hold.token.as_i64(),
+            permits,
+        });
+        let operation = Operation {
+            downgrade,
+            // The document has it as long as the hold is there.
+            leave_capacity: Some(hold.used.1),
+            keep: self.config.keep_millis_for(hold.lease.length),
+            ..self.operation()
+        };
+        let state = self
+            .operate(&hold.name, operation, PROCLAIM, Some(hold.deadline()))
+            .await?;
+        let mut holders = state.iter().flat_map(|state| &state.holders);
+        Ok(holders.any(|holder| hold.is(holder) && holder.permits <= permits))
+    }
+
     pub(super) fn operation(&self) -> Operation {
         Operation {
             id: self.ids.operation(),
@@ -56,6 +78,7 @@ impl Session {
             leave_capacity: None,
             evict: Evict::Nobody,
             proclaim: None,
+            downgrade: None,
             requests: None,
             expects: Expects::Nothing,
             room: QUEUE_MOST,

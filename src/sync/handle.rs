@@ -53,6 +53,20 @@ impl LockHandle {
         block_on(self.handle.renew())
     }
 
+    /// Makes a writer a reader, without letting go; see [`LockHandle::downgrade`](crate::LockHandle::downgrade).
+    ///
+    /// # Errors
+    ///
+    /// [`RenewError::Invalid`] if it is no readers-writer lock, or has other handles. [`RenewError::Lost`] if it is lost.
+    /// [`RenewError::Server`] if the server refused or did not answer.
+    ///
+    /// # Panics
+    ///
+    /// On a thread of an async runtime; see [`sync`](crate::sync#panics).
+    pub fn downgrade(&self) -> Result<(), RenewError> {
+        block_on(self.handle.downgrade())
+    }
+
     /// Releases the lock, and blocks until it is done; see [`LockHandle::release`](crate::LockHandle::release).
     ///
     /// # Errors

@@ -63,6 +63,7 @@ impl Waitlist {
             leave_capacity: used.map(|(_, capacity)| capacity),
             evict: Evict::Nobody,
             proclaim: None,
+            downgrade: None,
             requests,
             expects,
             room: context.room,

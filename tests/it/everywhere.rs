@@ -9,8 +9,8 @@ use std::{
 
 use mongodb::bson::doc;
 use watchlock::{
-    AcquireError, CandidacyError, InMemory, LockClient, LockEvent, LockHandle, LockStatus, LostReason, Released,
-    RunError,
+    Access, AcquireError, CandidacyError, InMemory, LockClient, LockEvent, LockHandle, LockStatus, LostReason,
+    Released, RenewError, RunError,
 };
 
 use crate::setup::{Ground, PATIENCE, SOON, eventually, is_vacant, until_waiting, within};
@@ -630,4 +630,67 @@ async fn leases_are_renewed_and_run_out_on_paused_time() {
     assert!(next.token() > held.token());
     assert_eq!(held.release().await.unwrap(), Released::WasLost);
     assert_eq!(next.status(), LockStatus::Held);
+}
+
+/// Those behind it that read get in with the same write, and a writer among them keeps its place.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_writer_becomes_a_reader_without_letting_go() {
+    for (a, b) in places("downgrade").await {
+        let (ours, theirs) = (a.rw_lock("x"), b.rw_lock("x"));
+        let writer = ours.write().await.unwrap();
+        let reader = in_line!(&a, "x", 1, theirs.read());
+        let mine = ours.clone();
+        let waiting = in_line!(&a, "x", 2, mine.write());
+        let token = writer.token();
+        writer.downgrade().await.unwrap();
+        let reader = granted(reader).await;
+        assert_eq!(
+            (writer.permits(), writer.token(), writer.status()),
+            (1, token, LockStatus::Held)
+        );
+        assert!(reader.token() > token);
+        let lock = a.inspect("x").await.unwrap().unwrap();
+        assert!(
+            lock.holders.iter().all(|holder| holder.access == Some(Access::Read)),
+            "{lock}"
+        );
+        assert_eq!((lock.holders.len(), lock.waiters.len()), (2, 1), "{lock}");
+        assert!(theirs.try_read().await.unwrap().is_none(), "the writer came first");
+        // Once more changes nothing, and it is renewed and released as any other.
+        writer.downgrade().await.unwrap();
+        writer.renew().await.unwrap();
+        assert_eq!(writer.release().await.unwrap(), Released::Released);
+        assert_eq!(reader.release().await.unwrap(), Released::Released);
+        let next = granted(waiting).await;
+        assert!(next.permits() > 1);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn only_a_writer_with_one_handle_can_be_downgraded() {
+    for (a, b) in places("not_downgraded").await {
+        let mutex = a.mutex("m").acquire().await.unwrap();
+        let error = mutex.downgrade().await.unwrap_err();
+        assert!(matches!(error, RenewError::Invalid(_)), "{error:?}");
+        assert!(error.to_string().contains("the mutex `m`"), "{error}");
+        let (outer, prices) = (a.rw_lock("x").write().await.unwrap(), a.rw_lock("x"));
+        let inner = prices.write().reentrant().await.unwrap();
+        let error = outer.downgrade().await.unwrap_err();
+        assert!(
+            error.to_string().contains("2 handles") && error.to_string().contains("must have 1"),
+            "{error}"
+        );
+        assert!(b.rw_lock("x").try_read().await.unwrap().is_none());
+        inner.release().await.unwrap();
+        outer.downgrade().await.unwrap();
+        // From now on it is shared as a reader's, and not as a writer's.
+        assert!(prices.try_write().reentrant().await.unwrap().is_none());
+        assert_eq!(prices.read().reentrant().await.unwrap().token(), outer.token());
+        b.break_lock("x").await.unwrap();
+        within(PATIENCE, "the loss", outer.lost()).await;
+        assert!(matches!(
+            outer.downgrade().await.unwrap_err(),
+            RenewError::Lost(LostReason::Broken)
+        ));
+    }
 }

@@ -321,7 +321,11 @@ fn every_kind_of_lock_works_without_async() {
         assert!(other.is_some() && there.try_write().run().unwrap().is_none());
         assert_eq!(one.release().unwrap(), Released::Released);
         assert_eq!(other.unwrap().release().unwrap(), Released::Released);
-        assert!(here.write().timeout(PATIENCE).run().is_ok());
+        let writer = here.write().timeout(PATIENCE).run().unwrap();
+        assert!(there.try_read().run().unwrap().is_none());
+        writer.downgrade().unwrap();
+        assert!(there.try_read().run().unwrap().is_some());
+        drop(writer);
 
         let names = || ["z", "x", "y"];
         let multi = a.multi(names());

@@ -23,8 +23,8 @@ mod short;
 use mongodb::bson::{Bson, Document, doc};
 
 use super::{
-    Evict, Identity, Kept, KeptUntil, Operation, Proclaim, Request, Requests, document::PROTOCOL, location::Location,
-    wake::Left,
+    Downgrade, Evict, Identity, Kept, KeptUntil, Operation, Proclaim, Request, Requests, document::PROTOCOL,
+    location::Location, wake::Left,
 };
 use expression::{bind, cond, filter, literal, map};
 use granting::grant_as_fits;
@@ -53,6 +53,7 @@ fn general(at: &Location, operation: &Operation, now: &Bson) -> Bson {
     let stays = adopt(stays, operation);
     let holders = filter(release(existing(at, "holders"), operation, now), &stays);
     let holders = proclaim(holders, operation);
+    let holders = downgrade(holders, operation);
     let holders = evict(holders, operation);
     let queue = enqueue(operation, now);
     let after = advance(at, queue, operation, now);
@@ -207,6 +208,19 @@ fn proclaim(holders: Bson, operation: &Operation) -> Bson {
         "$$this",
     );
     map(holders, element)
+}
+
+/// Takes permits from a holder, and leaves it the others.
+fn downgrade(holders: Bson, operation: &Operation) -> Bson {
+    let Some(Downgrade { id, token, permits }) = &operation.downgrade else {
+        return holders;
+    };
+    let is_it = doc! { "$and": [
+        { "$eq": [["$$this.id", "$$this.token"], [literal(id.as_str()), *token]] },
+        is_not_kept(),
+    ] };
+    let fewer = doc! { "$mergeObjects": ["$$this", { "permits": { "$min": ["$$this.permits", *permits] } }] };
+    map(holders, cond(is_it, fewer, "$$this"))
 }
 
 /// Removes the holders that an operator evicts.

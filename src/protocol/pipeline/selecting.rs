@@ -3,7 +3,7 @@
 use mongodb::bson::{Bson, Document, doc};
 
 use crate::protocol::{
-    Evict, Expects, Location, Operation, Proclaim,
+    Downgrade, Evict, Expects, Location, Operation, Proclaim,
     document::{NUMBER_MOST, PROTOCOL},
 };
 
@@ -27,12 +27,15 @@ pub(crate) fn selection(at: &Location, id: &Bson, operation: &Operation) -> Docu
     if let Some(Proclaim { id, .. }) = &operation.proclaim {
         concerned.push(doc! { at.key("holders.id"): { "$in": [id] } });
     }
+    if let Some(Downgrade { id, .. }) = &operation.downgrade {
+        concerned.push(doc! { at.key("holders.id"): { "$in": [id] } });
+    }
     match operation.evict {
         Evict::Nobody => {}
         Evict::Everybody => concerned.push(doc! { at.key("holders.0"): { "$exists": true } }),
         Evict::Holder(token) => concerned.push(doc! { at.key("holders.token"): token }),
     }
-    if operation.evict != Evict::Nobody || operation.proclaim.is_some() {
+    if operation.evict != Evict::Nobody || operation.proclaim.is_some() || operation.downgrade.is_some() {
         // The caller must learn that the document is of a later protocol, whatever is in it.
         concerned.push(doc! { at.key("protocol"): { "$gt": PROTOCOL } });
     }

@@ -2,7 +2,7 @@
 //!
 //! The fewer cases a pipeline provides for, the less it costs the server. The condition under which phases may be left
 //! out is compared in the same atomic write; where the document does not meet it, nothing is written. No form has
-//! proclaim or evict: operations that proclaim or evict are rare, and take the general form. All forms have record and
+//! proclaim, downgrade or evict: such operations are rare, and take the general form. All forms have record and
 //! stamp.
 //!
 //! ```text

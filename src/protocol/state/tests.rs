@@ -139,6 +139,7 @@ fn asking(id: &str, request: Request) -> Operation {
         leave_capacity: None,
         evict: Evict::Nobody,
         proclaim: None,
+        downgrade: None,
         requests: Some(Requests {
             kind: Kind::Mutex,
             capacity: 1,

@@ -228,6 +228,7 @@ fn foreign(id: &str, leave: &[&str], request: Option<&str>) -> Operation {
         leave_capacity: None,
         evict: Evict::Nobody,
         proclaim: None,
+        downgrade: None,
         requests: request.map(|id| Requests {
             kind: Kind::Mutex,
             capacity: 1,
