@@ -12,11 +12,18 @@ use mongodb::{
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::TcpStream,
+    time::timeout,
 };
 use watchlock_testkit::Cluster;
 
 use self::process::{Folder, Process, find, free_port};
 use crate::client::Result;
+
+/// Maximum time for a server to start.
+const STARTING: Duration = Duration::from_secs(60);
+
+/// Maximum time for the answer to a question about its counters.
+const ANSWER: Duration = Duration::from_secs(5);
 
 /// A lock service, or the memory of this process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -88,19 +95,20 @@ impl Engine {
     ///
     /// An engine that does not start, or is not there, is an error that says how to install it.
     pub(crate) async fn start(kind: Kind) -> Result<Self> {
-        let started = match kind {
-            Kind::Memory => Ok(Self::of(
-                kind,
-                String::from("memory"),
-                String::from("-"),
-                Server::Memory,
-            )),
-            Kind::MongoDb => mongodb().await,
-            Kind::Etcd => etcd().await,
-            Kind::Postgres => postgres().await,
-            Kind::Redis => redis().await,
-            Kind::ZooKeeper => zookeeper().await,
+        let starting = async {
+            match kind {
+                Kind::Memory => {
+                    let none = String::from("-");
+                    Ok(Self::of(kind, String::from("memory"), none, Server::Memory))
+                }
+                Kind::MongoDb => mongodb().await,
+                Kind::Etcd => etcd().await,
+                Kind::Postgres => postgres().await,
+                Kind::Redis => redis().await,
+                Kind::ZooKeeper => zookeeper().await,
+            }
         };
+        let started = timeout(STARTING, starting).await.map_err(Into::into).flatten();
         started.map_err(|error| format!("{kind}: {error} (install it by: {})", kind.installation()).into())
     }
 
@@ -392,7 +400,8 @@ async fn zookeeper() -> Result<Engine> {
     // It listens a moment before it serves.
     let mut state = String::new();
     for _ in 0..100 {
-        state = ask(port, "mntr").await?;
+        // It may take a connection then and never answer it.
+        state = ask(port, "mntr").await.unwrap_or_default();
         if state.contains("zk_version") {
             break;
         }
@@ -417,11 +426,14 @@ fn first_line(command: &mut Command) -> Result<String> {
 
 /// Sends a word and returns all that comes until the server hangs up.
 async fn ask(port: u16, word: &str) -> Result<String> {
-    let mut stream = TcpStream::connect(("127.0.0.1", port)).await?;
-    stream.write_all(word.as_bytes()).await?;
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer).await?;
-    Ok(answer)
+    let asked = async {
+        let mut stream = TcpStream::connect(("127.0.0.1", port)).await?;
+        stream.write_all(word.as_bytes()).await?;
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).await?;
+        Result::Ok(answer)
+    };
+    timeout(ANSWER, asked).await?
 }
 
 fn number_after(text: &str, label: &str) -> Result<u64> {

@@ -69,11 +69,13 @@ pub(crate) fn text(old: &Results, new: &Results) -> String {
             ..
         } in these
         {
-            let _ = writeln!(
-                text,
-                "  {place}: {name} {before} -> {after} ({:+.0} %)",
-                (after / before - 1.0) * 100.0
-            );
+            // A time beyond a lease can be less than nothing, and has no percentage then.
+            let by = if before.min(*after) > 0.0 {
+                format!(" ({:+.0} %)", (after / before - 1.0) * 100.0)
+            } else {
+                String::new()
+            };
+            let _ = writeln!(text, "  {place}: {name} {before} -> {after}{by}");
         }
     }
     text

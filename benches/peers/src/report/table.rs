@@ -34,7 +34,8 @@ pub(crate) const WORKLOADS: [(&str, &str); 7] = [
     (
         "idle cost",
         "Waiters wait for a lock that is held for long: commands and processor time of the server, without what it takes \
-         while nobody waits; and the processor time and latency of a write of somebody else to another place meanwhile.",
+         while nobody waits; and the processor time and latency of a write of somebody else to another place meanwhile. The former has no \
+         number where the waiting alone takes so much that the writes are lost in it.",
     ),
     (
         "crash",

@@ -57,8 +57,8 @@ pub(crate) async fn round(peer: &Peer, engine: &Engine) -> Result<Round> {
         return Err(format!("the holder said `{}`", word.trim()).into());
     }
     let acquire = tokio::spawn(waiter.acquire(&name));
-    holder.kill().await?;
     let killed = Instant::now();
+    holder.kill().await?;
     let held = time::timeout(PATIENCE, acquire).await???;
     let taken_over = Instant::now();
     held.release().await?;
