@@ -1,0 +1,18 @@
+//! One client for each lock library, each used as its documentation shows.
+
+pub(crate) mod distributed_lock_mongo;
+pub(crate) mod dotnet;
+#[cfg(feature = "etcd")]
+pub(crate) mod etcd;
+pub(crate) mod mongo_lock;
+pub(crate) mod mongo_lock_async;
+pub(crate) mod mongodb_lock;
+pub(crate) mod postgres;
+pub(crate) mod redis;
+pub(crate) mod watchlock;
+pub(crate) mod zookeeper;
+
+use std::time::Duration;
+
+/// Wait of a peer that insists on a bound. No measurement takes as long.
+const PATIENCE: Duration = Duration::from_secs(3_600);

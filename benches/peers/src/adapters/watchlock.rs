@@ -1,0 +1,57 @@
+//! The library of this repository: by change stream, by polling, and in memory.
+
+use std::{
+    sync::{Arc, OnceLock},
+    time::Duration,
+};
+
+use futures::future::BoxFuture;
+use watchlock::{InMemory, LockClient, WakeSource};
+
+use crate::client::{Client, Held, Result};
+
+struct Watchlock {
+    driver: Option<mongodb::Client>,
+    locks: LockClient,
+}
+
+pub(crate) async fn connect(uri: &str, lease: Duration, source: WakeSource) -> Result<Arc<dyn Client>> {
+    let driver = mongodb::Client::with_uri_str(uri).await?;
+    let builder = LockClient::builder(driver.database("watchlock"));
+    let locks = builder.lease(lease).wake_source(source).build().await?;
+    Ok(Arc::new(Watchlock {
+        driver: Some(driver),
+        locks,
+    }))
+}
+
+/// All clients in memory share one memory.
+pub(crate) async fn in_memory(lease: Duration) -> Result<Arc<dyn Client>> {
+    static MEMORY: OnceLock<InMemory> = OnceLock::new();
+    let memory = MEMORY.get_or_init(InMemory::new);
+    let locks = memory.builder().lease(lease).build().await?;
+    Ok(Arc::new(Watchlock { driver: None, locks }))
+}
+
+impl Client for Watchlock {
+    fn acquire(&self, name: &str) -> BoxFuture<'static, Result<Held>> {
+        let mutex = self.locks.mutex(name);
+        Box::pin(async move {
+            let handle = mutex.acquire().await?;
+            Ok(Held::new(async move {
+                handle.release().await?;
+                Ok(())
+            }))
+        })
+    }
+
+    fn close(&self) -> BoxFuture<'static, ()> {
+        let (locks, driver) = (self.locks.clone(), self.driver.clone());
+        Box::pin(async move {
+            locks.shutdown().await;
+            if let Some(driver) = driver {
+                driver.shutdown().immediate(true).await;
+            }
+        })
+    }
+}

@@ -1,0 +1,226 @@
+//! The results of a run: a value that is written as JSON, and everything else is drawn from it.
+
+pub(crate) mod charts;
+pub(crate) mod compare;
+pub(crate) mod table;
+
+use std::{collections::BTreeMap, fs, path::Path};
+
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    client::Result,
+    machine::Machine,
+    statistics::{median, quantile, sorted},
+    workloads::{Better, Round},
+};
+
+/// Number of parts into which a distribution is divided for its curve.
+const CURVE: u32 = 200;
+
+/// Everything about one run.
+#[derive(Clone, Debug, Default, Deserialize, Serialize)]
+pub(crate) struct Results {
+    /// `quick` or `full`.
+    pub(crate) form: String,
+    pub(crate) rounds: u32,
+    pub(crate) begun: String,
+    pub(crate) minutes: f64,
+    pub(crate) machine: Machine,
+    /// Versions of the servers.
+    pub(crate) engines: BTreeMap<String, String>,
+    pub(crate) peers: Vec<Facts>,
+    /// The engines that were not there, and how to install them.
+    pub(crate) missing: Vec<String>,
+    pub(crate) rows: Vec<Row>,
+}
+
+/// What a peer is.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+pub(crate) struct Facts {
+    pub(crate) id: String,
+    pub(crate) package: String,
+    pub(crate) engine: String,
+    pub(crate) waits: String,
+    pub(crate) durability: String,
+    pub(crate) ours: bool,
+}
+
+/// One peer in one case of one workload.
+#[derive(Clone, Debug, Default, Deserialize, Serialize)]
+pub(crate) struct Row {
+    pub(crate) workload: String,
+    pub(crate) case: String,
+    pub(crate) peer: String,
+    /// In the order in which they are shown.
+    pub(crate) measures: Vec<Measure>,
+    /// The distribution of the latencies, in equal parts from the least to the greatest, in milliseconds.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) curve: Vec<f64>,
+    /// Number of latencies.
+    #[serde(default)]
+    pub(crate) samples: usize,
+    /// Why there are fewer numbers than there should be.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) remark: Option<String>,
+}
+
+/// One number, of all rounds together and of each.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+pub(crate) struct Measure {
+    pub(crate) name: String,
+    pub(crate) better: Better,
+    pub(crate) value: f64,
+    pub(crate) rounds: Vec<f64>,
+}
+
+impl Results {
+    pub(crate) fn read(path: &Path) -> Result<Self> {
+        let text = fs::read_to_string(path).map_err(|error| format!("{}: {error}", path.display()))?;
+        Ok(serde_json::from_str(&text).map_err(|error| format!("{}: {error}", path.display()))?)
+    }
+
+    /// Returns the workloads in the order of the run, each with its cases.
+    pub(crate) fn cases(&self) -> Vec<(&str, Vec<&str>)> {
+        let mut found: Vec<(&str, Vec<&str>)> = Vec::new();
+        for row in &self.rows {
+            let (workload, case) = (row.workload.as_str(), row.case.as_str());
+            match found.iter_mut().find(|(known, _)| *known == workload) {
+                None => found.push((workload, vec![case])),
+                Some((_, cases)) if !cases.contains(&case) => cases.push(case),
+                Some(_) => {}
+            }
+        }
+        found
+    }
+
+    pub(crate) fn of<'a>(&'a self, workload: &'a str, case: &'a str) -> impl Iterator<Item = &'a Row> {
+        self.rows
+            .iter()
+            .filter(move |row| row.workload == workload && row.case == case)
+    }
+
+    pub(crate) fn facts(&self, peer: &str) -> Option<&Facts> {
+        self.peers.iter().find(|facts| facts.id == peer)
+    }
+}
+
+impl Row {
+    /// Sums up the rounds of one peer.
+    pub(crate) fn new(workload: &str, case: &str, peer: &str, rounds: Vec<Round>, remark: Option<String>) -> Self {
+        let mut row = Self {
+            workload: workload.to_owned(),
+            case: case.to_owned(),
+            peer: peer.to_owned(),
+            remark,
+            ..Self::default()
+        };
+        let all = sorted(
+            rounds
+                .iter()
+                .flat_map(|round| round.latencies.iter().copied())
+                .collect(),
+        );
+        row.samples = all.len();
+        if !all.is_empty() {
+            row.curve = (0..=CURVE)
+                .map(|part| rounded(quantile(&all, f64::from(part) / f64::from(CURVE))))
+                .collect();
+            let each: Vec<Vec<f64>> = rounds.iter().map(|round| sorted(round.latencies.clone())).collect();
+            for (name, part) in [("p50, ms", 0.5), ("p90, ms", 0.9), ("p99, ms", 0.99), ("max, ms", 1.0)] {
+                let each = each.iter().filter(|round| !round.is_empty());
+                row.measures.push(Measure {
+                    name: name.to_owned(),
+                    better: Better::Less,
+                    value: rounded(quantile(&all, part)),
+                    rounds: each.map(|round| rounded(quantile(round, part))).collect(),
+                });
+            }
+        }
+        // JSON has no words for what is no number.
+        for number in rounds
+            .iter()
+            .flat_map(|round| &round.numbers)
+            .filter(|number| number.value.is_finite())
+        {
+            match row.measures.iter_mut().find(|measure| measure.name == number.name) {
+                Some(measure) => measure.rounds.push(rounded(number.value)),
+                None => row.measures.push(Measure {
+                    name: number.name.to_owned(),
+                    better: number.better,
+                    value: f64::NAN,
+                    rounds: vec![rounded(number.value)],
+                }),
+            }
+        }
+        for measure in row.measures.iter_mut().filter(|measure| measure.value.is_nan()) {
+            measure.value = median(&measure.rounds);
+        }
+        row
+    }
+
+    pub(crate) fn measure(&self, name: &str) -> Option<&Measure> {
+        self.measures.iter().find(|measure| measure.name == name)
+    }
+}
+
+/// Keeps a thousandth, which is finer than anything that is measured, and keeps the file small.
+fn rounded(value: f64) -> f64 {
+    (value * 1e3).round() / 1e3
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::workloads::Number;
+
+    #[test]
+    fn rounds_are_summed_up_and_kept_apart() {
+        let number = |value| Number {
+            name: "grants/s",
+            value,
+            better: Better::More,
+        };
+        let round = |latencies: [f64; 3], value| Round {
+            latencies: latencies.to_vec(),
+            numbers: vec![number(value)],
+        };
+        let rounds = vec![
+            round([1.0, 2.0, 3.0], 10.0),
+            round([7.0, 8.0, 9.0], 30.0),
+            round([2.0, 2.0, 2.0], 20.0),
+        ];
+        let row = Row::new("hand-over", "case", "peer", rounds, None);
+        let names: Vec<&str> = row.measures.iter().map(|measure| measure.name.as_str()).collect();
+        assert_eq!(names, ["p50, ms", "p90, ms", "p99, ms", "max, ms", "grants/s"]);
+        let median = row.measure("p50, ms").expect("it has latencies");
+        assert_eq!(
+            (median.value, median.rounds.as_slice()),
+            (2.0, [2.0, 8.0, 2.0].as_slice())
+        );
+        let grants = row.measure("grants/s").expect("it has a number");
+        assert_eq!(
+            (grants.value, grants.rounds.as_slice()),
+            (20.0, [10.0, 30.0, 20.0].as_slice())
+        );
+        assert_eq!(
+            (row.samples, row.curve.first(), row.curve.last()),
+            (9, Some(&1.0), Some(&9.0))
+        );
+    }
+
+    #[test]
+    fn a_peer_without_a_round_has_its_reason_only() {
+        let row = Row::new(
+            "ghosts",
+            "case",
+            "peer",
+            Vec::new(),
+            Some(String::from("blocks a thread")),
+        );
+        assert!(row.measures.is_empty() && row.curve.is_empty());
+        let text = serde_json::to_string(&row).expect("it is plain data");
+        let read: Row = serde_json::from_str(&text).expect("it was written so");
+        assert_eq!(read.remark.as_deref(), Some("blocks a thread"));
+    }
+}

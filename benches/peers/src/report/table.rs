@@ -1,0 +1,313 @@
+//! The report as Markdown.
+
+use std::fmt::Write;
+
+use super::{Measure, Results, Row, charts};
+use crate::{
+    peers::OURS,
+    statistics::{differ, median},
+    workloads::Better,
+};
+
+/// What each workload measures, in one sentence.
+pub(crate) const WORKLOADS: [(&str, &str); 7] = [
+    (
+        "uncontended",
+        "One client acquires and releases a lock that nobody else wants: the time of both together.",
+    ),
+    (
+        "hand-over",
+        "From the call of a release until the acquire of the next holder has returned. Whoever has released joins the line \
+         again as soon as somebody else has got the lock, and each holds for 10 ms, so every sample is a hand-over to \
+         somebody who waited.",
+    ),
+    (
+        "contention",
+        "As before, but whoever has released wants the lock again at once. The quantiles are those of the wait of an acquire \
+         that was granted; Jain's index of the grants of each task is 1 if all got the same share; *overtaken by* counts the \
+         waiters that a grant passed by; the longest wait includes those who had got nothing when the round ended.",
+    ),
+    (
+        "distinct names",
+        "Tasks acquire and release, each a name of its own: the time of both together, and how many a second.",
+    ),
+    (
+        "idle cost",
+        "Waiters wait for a lock that is held for long: commands and processor time of the server, without what it takes \
+         while nobody waits; and the processor time and latency of a write of somebody else to another place meanwhile. The former has no \
+         number where the waiting alone takes so much that the writes are lost in it.",
+    ),
+    (
+        "crash",
+        "The process that holds the lock is killed (SIGKILL) as soon as it has it, with a lease of 5 s, while another \
+         waits. Time beyond the lease counts from when the holder said that it held.",
+    ),
+    (
+        "ghosts",
+        "An acquire of a free lock is dropped after a random part of 2 ms. A second later another client tries for a second \
+         to get the lock: a lock that it does not get has a ghost for a holder.",
+    ),
+];
+
+/// Returns the whole report.
+pub(crate) fn markdown(results: &Results) -> String {
+    let mut text = head(results);
+    text.push_str(&ahead(results));
+    for (workload, cases) in results.cases() {
+        let sentence = WORKLOADS
+            .iter()
+            .find(|(name, _)| *name == workload)
+            .map_or("", |(_, sentence)| sentence);
+        let _ = write!(text, "\n## {}\n\n{sentence}\n", capitalised(workload));
+        for chart in charts::CHARTS.iter().filter(|chart| chart.workload == workload) {
+            if charts::is_drawn(results, chart) {
+                let _ = write!(text, "\n![{}](charts/{})\n", chart.title, chart.file);
+            }
+        }
+        for case in cases {
+            let _ = write!(text, "\n### {}\n\n", capitalised(case));
+            let rows: Vec<&Row> = results.of(workload, case).collect();
+            text.push_str(&table(results, &rows));
+        }
+    }
+    text
+}
+
+fn head(results: &Results) -> String {
+    let machine = &results.machine;
+    let mut text = String::from("# watchlock beside its peers\n\n");
+    let _ = writeln!(
+        text,
+        "Written by `cargo run --release --manifest-path benches/peers/Cargo.toml`, form *{}*, {} round{} of each peer in \
+         turn, begun {} and done in {:.0} minutes. The numbers behind it are in [results.json](results.json); \
+         [benches/peers](peers/README.md) says how they are measured.\n",
+        results.form,
+        results.rounds,
+        if results.rounds == 1 { "" } else { "s" },
+        results.begun,
+        results.minutes
+    );
+    let _ = writeln!(
+        text,
+        "Machine: {} cores of {}, {} GiB, Linux {}.",
+        machine.cores, machine.processor, machine.memory_gib, machine.kernel
+    );
+    if machine.was_busy() {
+        let _ = writeln!(
+            text,
+            "\n**The machine was busy when the run began (load {:.1}): do not quote these numbers.**",
+            machine.load_before
+        );
+    }
+    text.push_str(
+        "\nWhat the numbers are not: everything is one node on loopback, and clients and servers share the cores above. So \
+         there is no network, no replication to wait for, and a peer that burns processor time slows itself down. Orders \
+         and ratios carry over, milliseconds do not. All clients are in one process with connections of their own.\n\n\
+         | peer | of | server | how it waits | a grant is as durable as |\n|---|---|---|---|---|\n",
+    );
+    for facts in &results.peers {
+        let version = results.engines.get(&facts.engine).map_or("", String::as_str);
+        let _ = writeln!(
+            text,
+            "| {} | {} | {} {version} | {} | {} |",
+            facts.id, facts.package, facts.engine, facts.waits, facts.durability
+        );
+    }
+    for missing in &results.missing {
+        let _ = writeln!(text, "\nNot measured: {missing}.");
+    }
+    text
+}
+
+/// Returns where others are better than ours, by more than the noise.
+fn ahead(results: &Results) -> String {
+    let mut lines = Vec::new();
+    for (workload, cases) in results.cases() {
+        for case in cases {
+            let Some(ours) = results.of(workload, case).find(|row| row.peer == OURS) else {
+                continue;
+            };
+            for row in results.of(workload, case) {
+                let Some(facts) = results.facts(&row.peer).filter(|facts| !facts.ours) else {
+                    continue;
+                };
+                let both = row
+                    .measures
+                    .iter()
+                    .filter_map(|theirs| Some((theirs, ours.measure(&theirs.name)?)));
+                let better = both.filter(|(theirs, ours)| counts(theirs) && is_ahead(theirs, ours));
+                let better = better.map(|(theirs, ours)| {
+                    let (name, ratio) = (&theirs.name, times(theirs, ours));
+                    format!("{name}: {} against {}{ratio}", shown(theirs.value), shown(ours.value))
+                });
+                let better: Vec<String> = better.collect();
+                if !better.is_empty() {
+                    let (peer, numbers) = (&row.peer, better.join("; "));
+                    lines.push(format!(
+                        "| {workload} | {case} | {peer} | {numbers} | {} |",
+                        facts.durability
+                    ));
+                }
+            }
+        }
+    }
+    if lines.is_empty() {
+        return format!(
+            "\n## Where others are ahead\n\nNowhere: in no case is a peer better than `{OURS}` by more than the noise.\n"
+        );
+    }
+    format!(
+        "\n## Where others are ahead\n\nComputed: a number of a peer is here if it is better than that of `{OURS}` by more \
+         than the rounds of either differ, and than 5 %. Theirs comes first.\n\n\
+         | workload | case | peer | numbers | their grant is as durable as |\n|---|---|---|---|---|\n{}\n",
+        lines.join("\n")
+    )
+}
+
+/// Returns whether the number says something about the lock: not so one sample, or the server without any lock; and p90
+/// says nothing that its neighbours do not.
+fn counts(measure: &Measure) -> bool {
+    !["max", "p90", "the same alone"]
+        .iter()
+        .any(|other| measure.name.starts_with(other))
+}
+
+fn is_ahead(theirs: &Measure, ours: &Measure) -> bool {
+    let (one, other) = (median(&theirs.rounds), median(&ours.rounds));
+    let better = match theirs.better {
+        Better::Less => one < other,
+        Better::More => one > other,
+    };
+    better && differ(&theirs.rounds, &ours.rounds)
+}
+
+fn times(theirs: &Measure, ours: &Measure) -> String {
+    let (less, more) = (theirs.value.min(ours.value), theirs.value.max(ours.value));
+    if less > 0.0 {
+        format!(" ({:.1} times)", more / less)
+    } else {
+        String::new()
+    }
+}
+
+fn table(results: &Results, rows: &[&Row]) -> String {
+    let mut names: Vec<&str> = Vec::new();
+    for measure in rows.iter().flat_map(|row| &row.measures) {
+        if !names.contains(&measure.name.as_str()) {
+            names.push(&measure.name);
+        }
+    }
+    let samples = rows.iter().any(|row| row.samples > 0);
+    let mut text = format!(
+        "| peer | {} |{}\n",
+        names.join(" | "),
+        if samples { " samples |" } else { "" }
+    );
+    let _ = writeln!(text, "|---|{}", "---:|".repeat(names.len() + usize::from(samples)));
+    for row in rows {
+        let ours = results.facts(&row.peer).is_some_and(|facts| facts.ours);
+        let peer = if ours {
+            format!("**{}**", row.peer)
+        } else {
+            row.peer.clone()
+        };
+        let _ = write!(text, "| {peer} |");
+        for name in &names {
+            let value = row
+                .measure(name)
+                .map_or_else(|| String::from("-"), |measure| shown(measure.value));
+            let _ = write!(text, " {value} |");
+        }
+        if samples {
+            let _ = write!(text, " {} |", row.samples);
+        }
+        text.push('\n');
+    }
+    for (row, remark) in rows.iter().filter_map(|row| Some((row, row.remark.as_ref()?))) {
+        let _ = write!(text, "\n{}: {remark}\n", row.peer);
+    }
+    text
+}
+
+/// Returns a number with three digits that say something.
+pub(crate) fn shown(value: f64) -> String {
+    match value.abs() {
+        size if size >= 100.0 => format!("{value:.0}"),
+        size if size >= 10.0 => format!("{value:.1}"),
+        size if size >= 1.0 => format!("{value:.2}"),
+        _ => format!("{value:.3}"),
+    }
+}
+
+fn capitalised(text: &str) -> String {
+    let mut letters = text.chars();
+    letters
+        .next()
+        .map_or_else(String::new, |first| first.to_uppercase().chain(letters).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{report::Facts, workloads::Round};
+
+    fn results(ours: [f64; 2], theirs: [f64; 2]) -> Results {
+        let row = |peer: &str, rounds: [f64; 2]| {
+            let rounds = rounds.map(|latency| Round {
+                latencies: vec![latency],
+                ..Round::default()
+            });
+            Row::new("hand-over", "1 waiter", peer, rounds.into(), None)
+        };
+        let facts = |id: &str, ours| Facts {
+            id: id.to_owned(),
+            package: String::new(),
+            engine: String::new(),
+            waits: String::new(),
+            durability: String::from("none"),
+            ours,
+        };
+        Results {
+            peers: vec![facts(OURS, true), facts("other", false)],
+            rows: vec![row(OURS, ours), row("other", theirs)],
+            ..Results::default()
+        }
+    }
+
+    #[test]
+    fn a_peer_that_is_ahead_is_named() {
+        let text = ahead(&results([2.0, 2.1], [1.0, 1.1]));
+        assert!(
+            text.contains("| hand-over | 1 waiter | other | p50, ms: 1.10 against 2.10 (1.9 times); p99"),
+            "{text}"
+        );
+        assert!(!text.contains("max"), "{text}");
+    }
+
+    #[test]
+    fn a_peer_that_is_behind_or_within_the_noise_is_not() {
+        for theirs in [[3.0, 3.1], [1.9, 2.3], [1.0, 2.1]] {
+            let text = ahead(&results([2.0, 2.1], theirs));
+            assert!(text.contains("Nowhere"), "{text}");
+        }
+    }
+
+    #[test]
+    fn the_report_has_each_row_and_its_remark() {
+        let mut results = results([2.0, 2.1], [1.0, 1.1]);
+        let reason = String::from("it has no lease");
+        results
+            .rows
+            .push(Row::new("hand-over", "1 waiter", "third", Vec::new(), Some(reason)));
+        let text = markdown(&results);
+        for part in [
+            "## Hand-over",
+            "### 1 waiter",
+            "| **watchlock** | 2.10 |",
+            "| third | - |",
+            "third: it has no lease",
+        ] {
+            assert!(text.contains(part), "{part} is not in {text}");
+        }
+    }
+}
