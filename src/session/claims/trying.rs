@@ -34,10 +34,16 @@ pub(super) enum Round {
 /// The server's answer to a claim.
 #[derive(Debug)]
 pub(super) enum Next {
-    Claimed(Claimed),
+    Claimed(Box<Claimed>),
     NothingFree,
     /// The document with this `_id` can't be written.
     Refused(Bson, StoreError),
+}
+
+impl Next {
+    fn of(claimed: Option<Claimed>) -> Self {
+        claimed.map_or(Self::NothingFree, |claimed| Self::Claimed(Box::new(claimed)))
+    }
 }
 
 /// Claims; where the server refuses, finds out whether a single document is the cause.
@@ -51,7 +57,7 @@ pub(super) async fn claim_next(
     let among = Among::AllBut(passed);
     let refused = match documents.claim(wanted, among, operation, within).await {
         Err(error) if error.may_concern_document() => error,
-        claimed => return Ok(claimed?.map_or(Next::NothingFree, Next::Claimed)),
+        claimed => return Ok(Next::of(claimed?)),
     };
     // The refusal does not name the document. A filter that is refused is refused here as well.
     let Ok(candidate) = documents.candidate(wanted, among).await else {
@@ -66,7 +72,7 @@ pub(super) async fn claim_next(
         .await
     {
         Err(error) if error.may_concern_document() => Ok(Next::Refused(candidate, error)),
-        claimed => Ok(claimed?.map_or(Next::NothingFree, Next::Claimed)),
+        claimed => Ok(Next::of(claimed?)),
     }
 }
 
@@ -175,7 +181,14 @@ impl DocumentSession {
             Err(adrift) => (Err(StoreError::unanswered(limit.patience())), Some(adrift)),
         };
         let answer = match answer {
-            Ok(Next::Claimed(claimed)) => self.claimed(&id, claimed, how),
+            Ok(Next::Claimed(claimed)) => {
+                if let (Some(most), Some(attempt)) = (wanted.attempts_most, claimed.attempt)
+                    && attempt >= most
+                {
+                    telemetry::last_attempt(&claimed.name, attempt);
+                }
+                self.claimed(&id, *claimed, how)
+            }
             Ok(Next::NothingFree) => Ok(Round::NothingFree),
             Ok(Next::Refused(document, error)) => {
                 self.note_passed(document, Arc::new(error.clone()), false);
@@ -213,6 +226,7 @@ impl DocumentSession {
             name,
             document,
             state,
+            attempt,
             exchange,
         } = claimed;
         self.note(&exchange);
@@ -287,6 +301,7 @@ impl DocumentSession {
             session: self.session().clone(),
             hold: Some(hold),
             document,
+            attempt,
         }))
     }
 
