@@ -15,7 +15,7 @@ use super::{DocumentHandle, DocumentLocks};
 use crate::{
     brief::Brief,
     config::check_timeout,
-    error::{AcquireError, ServerError},
+    error::{AcquireError, InvalidInput, ServerError},
     handle::LockHandle,
     input::check_text,
     locks::acquire::{Acquire, Share, TryAcquire},
@@ -295,7 +295,11 @@ impl<T> Claim<T> {
     pub(super) fn new(locks: DocumentLocks<T>, filter: Document) -> Self {
         Self {
             locks,
-            wanted: Wanted { filter, sort: None },
+            wanted: Wanted {
+                filter,
+                sort: None,
+                attempts_most: None,
+            },
             timeout: None,
             reason: None,
         }
@@ -304,6 +308,41 @@ impl<T> Claim<T> {
     /// Sets which of the documents comes first, as in the driver's `find_one_and_update`.
     pub fn sort(mut self, sort: Document) -> Self {
         self.wanted.sort = Some(sort);
+        self
+    }
+
+    /// Claims only documents that were claimed fewer than `most` times, and counts this claim; at least 1.
+    ///
+    /// The server counts in the atomic step of the claim, in the field `attempts` of the document's lock: a worker that
+    /// dies has used up its attempt, and so has a claim that was dropped or timed out just as it was granted. Only claims with
+    /// a limit count; they share the count, whatever their limits. [`DocumentHandle::attempt`] is the number of this one.
+    ///
+    /// A document that was claimed `most` times and still matches is a dead letter: claims with this limit pass over it. The
+    /// event `watchlock.last_attempt` reports each last claim; the collection itself has the dead ones, and
+    /// [`DocumentLocks::clear_attempts`] has one claimed again.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use mongodb::bson::{Document, doc};
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let memory = watchlock::MemoryCollection::new();
+    /// # memory.insert_one(doc! { "_id": 7, "sent": false })?;
+    /// # let outbox = watchlock::LockClient::in_memory().documents_in_memory::<Document>(&memory);
+    /// for attempt in 1..=2 {
+    ///     let message = outbox.claim(doc! { "sent": false }).max_attempts(2).await?;
+    ///     assert_eq!(message.attempt(), Some(attempt));
+    ///     message.release().await?; // It could not be sent.
+    /// }
+    /// assert!(outbox.try_claim(doc! { "sent": false }).max_attempts(2).await?.is_none());
+    ///
+    /// let dead = memory.find(doc! { "sent": false, "watchlock.attempts": { "$gte": 2 } })?;
+    /// outbox.clear_attempts(dead[0].get("_id").unwrap().clone()).await?;
+    /// assert!(outbox.try_claim(doc! { "sent": false }).max_attempts(2).await?.is_some());
+    /// # Ok(()) }
+    /// ```
+    pub fn max_attempts(mut self, most: u32) -> Self {
+        self.wanted.attempts_most = Some(most.into());
         self
     }
 
@@ -328,6 +367,7 @@ impl<T: DeserializeOwned + Send + Sync + 'static> IntoFuture for Claim<T> {
         Box::pin(async move {
             let timeout = self.timeout;
             timeout.map_or(Ok(()), check_timeout)?;
+            check_attempts(&self.wanted)?;
             let waits = timeout != Some(Duration::ZERO);
             let attempt = attempt(self.reason.as_deref(), waits)?;
             let claiming = async move {
@@ -364,7 +404,11 @@ impl<T> TryClaim<T> {
     pub(super) fn new(locks: DocumentLocks<T>, filter: Document) -> Self {
         Self {
             locks,
-            wanted: Wanted { filter, sort: None },
+            wanted: Wanted {
+                filter,
+                sort: None,
+                attempts_most: None,
+            },
             timeout: None,
             reason: None,
         }
@@ -373,6 +417,13 @@ impl<T> TryClaim<T> {
     /// Sets which of the documents comes first, as in the driver's `find_one_and_update`.
     pub fn sort(mut self, sort: Document) -> Self {
         self.wanted.sort = Some(sort);
+        self
+    }
+
+    /// Claims only documents that were claimed fewer than `most` times, and counts this claim; see
+    /// [`Claim::max_attempts`].
+    pub fn max_attempts(mut self, most: u32) -> Self {
+        self.wanted.attempts_most = Some(most.into());
         self
     }
 
@@ -397,6 +448,7 @@ impl<T: DeserializeOwned + Send + Sync + 'static> IntoFuture for TryClaim<T> {
     fn into_future(self) -> Self::IntoFuture {
         Box::pin(async move {
             self.timeout.map_or(Ok(()), check_timeout)?;
+            check_attempts(&self.wanted)?;
             let attempt = attempt(self.reason.as_deref(), false)?;
             let claiming = async move {
                 let name = self.locks.place.to_string();
@@ -424,6 +476,15 @@ impl<T: DeserializeOwned + Send + Sync + 'static> IntoFuture for TryClaim<T> {
     }
 }
 
+fn check_attempts(wanted: &Wanted) -> Result<(), InvalidInput> {
+    match wanted.attempts_most {
+        Some(0) => Err(InvalidInput::new(
+            "the maximum of 0 attempts is less than 1: nothing could ever be claimed",
+        )),
+        _ => Ok(()),
+    }
+}
+
 /// Checks the reason, which observers get unchanged.
 fn attempt(reason: Option<&str>, waits: bool) -> Result<Attempt, AcquireError> {
     reason.map_or(Ok(()), |reason| check_text("reason", reason))?;
@@ -448,6 +509,7 @@ async fn claim<T: DeserializeOwned>(
             (Err(AcquireError::Unclaimable { .. }), Some(unreadable)) => return Err(unreadable),
             (given, _) => given?,
         };
+        let attempt = given.as_ref().and_then(ClaimedDocument::attempt);
         let Some((Some(hold), document)) = given.map(ClaimedDocument::take) else {
             return Ok(None);
         };
@@ -459,7 +521,7 @@ async fn claim<T: DeserializeOwned>(
                 session.pass_over(id, source.clone());
                 unreadable = Some(AcquireError::Unreadable { name, source });
             }
-            handle => return handle.map(Some),
+            handle => return handle.map(|handle| Some(handle.with_attempt(attempt))),
         }
     }
     unreadable.map_or(Ok(None), Err)

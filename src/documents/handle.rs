@@ -31,6 +31,8 @@ pub struct DocumentHandle<T> {
     handle: LockHandle,
     id: Bson,
     document: T,
+    /// How often the document was claimed, this time included, if that is counted.
+    attempt: Option<i64>,
     /// Whether this handle has deleted the document; locked while that is being decided.
     deleted: Mutex<bool>,
 }
@@ -42,8 +44,13 @@ impl<T> DocumentHandle<T> {
             handle,
             id,
             document,
+            attempt: None,
             deleted: Mutex::new(false),
         }
+    }
+
+    pub(super) fn with_attempt(self, attempt: Option<i64>) -> Self {
+        Self { attempt, ..self }
     }
 
     /// Waits until the lock is lost, other than by a deletion through this handle.
@@ -75,6 +82,12 @@ impl<T> DocumentHandle<T> {
     /// Returns the `_id` of the document.
     pub fn id(&self) -> &Bson {
         &self.id
+    }
+
+    /// Returns how often the document was claimed, this time included: 1 for the first attempt. `None` unless it was claimed
+    /// with [`max_attempts`](crate::Claim::max_attempts).
+    pub fn attempt(&self) -> Option<u32> {
+        self.attempt.map(|attempt| attempt.try_into().unwrap_or(u32::MAX))
     }
 
     /// Returns a view of the lock for the code that works under it; see [`LockHandle::view`](crate::LockHandle::view).

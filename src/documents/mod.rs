@@ -498,6 +498,29 @@ impl<T> DocumentLocks<T> {
         Ok(state.map(|state| LockInfo::new(&name, &state)))
     }
 
+    /// Forgets how often the document with this `_id` was claimed, so that claims with
+    /// [`max_attempts`](Claim::max_attempts) take it again; returns `false` if that was not counted, or there is no such
+    /// document.
+    ///
+    /// The lock stays as it is, also if somebody holds it. A claim that waits for such a document is woken.
+    ///
+    /// # Errors
+    ///
+    /// If the `_id` or the field is out of bounds, or the server refuses, can't be reached, or has not answered for some
+    /// seconds. It is safe to try again.
+    ///
+    /// # Cancel safety
+    ///
+    /// If the future is dropped, the count may or may not be cleared: a command that was sent runs to its end.
+    ///
+    /// # Examples
+    ///
+    /// See [`Claim::max_attempts`].
+    pub async fn clear_attempts(&self, id: impl Into<Bson>) -> Result<bool, OperateError> {
+        let (session, name) = self.place(&id.into())?;
+        Ok(session.clear_attempts(&name).await?)
+    }
+
     /// Returns how waiters and claims are woken at present; see [`LockClient::wake_mode`]. If the client has as many
     /// change streams open as it may have, those of this collection poll.
     ///

@@ -409,7 +409,7 @@ impl Sequence {
                     // As a claim, with its own filter and pipeline.
                     Some(requests) if !setup.at.is_root() && free && is_claim(operation) => (
                         doc! { "$and": [{ "_id": &self.id }, pipeline::free(&setup.at, &date)] },
-                        pipeline::claim(&setup.at, operation, requests, &date),
+                        pipeline::claim(&setup.at, operation, requests, false, &date),
                         false,
                     ),
                     _ => (

@@ -49,6 +49,12 @@ impl Location {
         segments.try_fold(document, |document, segment| document.get_document(segment).ok())
     }
 
+    /// Returns the lock's sub-document, if there is one, to be changed.
+    pub(crate) fn lock_mut<'a>(&self, document: &'a mut Document) -> Option<&'a mut Document> {
+        let mut segments = self.segments();
+        segments.try_fold(document, |document, segment| document.get_document_mut(segment).ok())
+    }
+
     /// Returns the path of a value that is on the way to the lock, or in its place, and is no sub-document.
     pub(crate) fn obstacle(&self, document: &Document) -> Option<String> {
         let mut inner = document;

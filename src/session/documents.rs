@@ -5,7 +5,7 @@ use std::{fmt, ops::Deref, sync::Arc};
 
 use mongodb::{bson::Document, options::UpdateModifications};
 
-use super::{Session, hold::Hold};
+use super::{Session, hold::Hold, operating::BREAK};
 use crate::{error::ServerError, status::LostReason, store::DocumentStore};
 
 /// A session over documents, which can also be claimed, read, changed and deleted.
@@ -52,6 +52,13 @@ impl DocumentSession {
         };
         // It can take its time, and is not repeated.
         Ok(self.in_time(within, changing).await?)
+    }
+
+    /// Forgets how often a document was claimed; `false` if that is not counted.
+    pub(crate) async fn clear_attempts(&self, name: &str) -> Result<bool, ServerError> {
+        let (documents, name) = (self.documents.clone(), name.to_owned());
+        let clearing = async move { documents.clear_attempts(&name, BREAK).await };
+        Ok(self.in_time(BREAK + BREAK / 4, clearing).await?)
     }
 
     /// Deletes a held document; `false` when it is no longer held.

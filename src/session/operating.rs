@@ -87,7 +87,7 @@ impl Session {
         }
     }
 }
-/// Maximum time that the server may take for an operator's eviction. It is not repeated, so it gets time.
+/// Maximum time that the server may take for a command of an operator. It is not repeated, so it gets time.
 pub(super) const BREAK: Duration = Duration::from_secs(5);
 
 /// Time after an answer for which the connection is expected to answer again.

@@ -156,6 +156,15 @@ impl DocumentStore {
         .inspect_err(|error| telemetry::operation_failed("update", Some(name), error))
     }
 
+    /// Forgets how often a document was claimed, and reports whether that was counted. The server gives up after `within`.
+    pub(crate) async fn clear_attempts(&self, name: &str, within: Duration) -> Result<bool, StoreError> {
+        match self {
+            Self::Mongo(store, _) => contained(store.clear_attempts(name, within)).await,
+            Self::Memory(store) => Ok(store.clear_attempts(name)),
+        }
+        .inspect_err(|error| telemetry::operation_failed("update", Some(name), error))
+    }
+
     /// Deletes a document if this entry holds it under this token, and reports whether it did. The server gives up
     /// after `within`.
     pub(crate) async fn delete(&self, name: &str, holder: (&str, i64), within: Duration) -> Result<bool, StoreError> {
@@ -172,6 +181,8 @@ impl DocumentStore {
 pub(crate) struct Wanted {
     pub(crate) filter: Document,
     pub(crate) sort: Option<Document>,
+    /// How often a document may be claimed, if its claims are counted.
+    pub(crate) attempts_most: Option<i64>,
 }
 
 /// The wanted documents that a claim may take.
@@ -191,6 +202,8 @@ pub(crate) struct Claimed {
     pub(crate) document: Document,
     /// The lock as it was written.
     pub(crate) state: Result<State, Malformed>,
+    /// How often the document was claimed, this time included, if its claims are counted.
+    pub(crate) attempt: Option<i64>,
     pub(crate) exchange: Exchange,
 }
 

@@ -189,6 +189,9 @@ options! {
         reason(reason: impl Into<String>);
         /// Sets which of the documents comes first, as in the driver's `find_one_and_update`.
         sort(sort: Document);
+        /// Claims only documents that were claimed fewer than `most` times, and counts this claim; see
+        /// [`Claim::max_attempts`](crate::Claim::max_attempts).
+        max_attempts(most: u32);
     }
     [T] TryClaim<T> {
         /// Gives up if the server has not answered after `timeout`; see
@@ -198,6 +201,9 @@ options! {
         reason(reason: impl Into<String>);
         /// Sets which of the documents comes first, as in the driver's `find_one_and_update`.
         sort(sort: Document);
+        /// Claims only documents that were claimed fewer than `most` times, and counts this claim; see
+        /// [`Claim::max_attempts`](crate::Claim::max_attempts).
+        max_attempts(most: u32);
     }
     [] List {
         /// Lists only locks whose name begins with this prefix; see [`List::prefix`](crate::List::prefix).

@@ -135,6 +135,20 @@ impl<T> DocumentLocks<T> {
         block_on(self.documents.break_holder(id, token))
     }
 
+    /// Forgets how often the document with this `_id` was claimed; see
+    /// [`DocumentLocks::clear_attempts`](crate::DocumentLocks::clear_attempts).
+    ///
+    /// # Errors
+    ///
+    /// Same as for [`inspect`](Self::inspect). It is safe to try again.
+    ///
+    /// # Panics
+    ///
+    /// On a thread of an async runtime; see [`sync`](crate::sync#panics).
+    pub fn clear_attempts(&self, id: impl Into<Bson>) -> Result<bool, OperateError> {
+        block_on(self.documents.clear_attempts(id))
+    }
+
     /// Takes the lock of the document with this `_id` away from its holder; see
     /// [`DocumentLocks::break_lock`](crate::DocumentLocks::break_lock).
     ///
@@ -190,6 +204,12 @@ impl<T> DocumentHandle<T> {
     /// Returns the `_id` of the document.
     pub fn id(&self) -> &Bson {
         self.handle.id()
+    }
+
+    /// Returns how often the document was claimed, this time included; see
+    /// [`DocumentHandle::attempt`](crate::DocumentHandle::attempt).
+    pub fn attempt(&self) -> Option<u32> {
+        self.handle.attempt()
     }
 
     /// Returns a view of the lock for the code that works under it.

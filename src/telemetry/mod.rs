@@ -277,6 +277,13 @@ pub(crate) fn passed_over(document: &str, why: &(dyn StdError + Send + Sync + 's
     meters::count(&meters::PASSED_OVER, 1, &[], None);
 }
 
+/// Reports the last claim of a document that its claims allow.
+pub(crate) fn last_attempt(document: &str, attempt: i64) {
+    shielded(
+        || warn!(name: "watchlock.last_attempt", target: TARGET, lock = document, attempt, "last attempt at a document"),
+    );
+}
+
 /// Counts the locks renewed in one command.
 pub(crate) fn renewed(locks: u64) {
     meters::count(&meters::RENEWALS, locks, &["renewed"], None);

@@ -458,3 +458,183 @@ async fn what_is_claimed_meets_the_condition_whatever_others_write() {
         within(3 * PATIENCE, "all claims", async { futures::join!(writing, claiming) }).await;
     }
 }
+
+/// The ids of the documents whose attempts are used up, as the guide finds them.
+async fn dead(scene: &Scene, most: i64) -> Vec<i32> {
+    let dead = doc! { "n": 1, "watchlock.attempts": { "$gte": most } };
+    let found = scene.events.find(dead).await;
+    found.iter().map(|document| document.get_i32("_id").unwrap()).collect()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_document_is_claimed_as_often_as_its_claims_allow_and_no_more() {
+    for scene in Scene::everywhere("claim_attempts").await {
+        let (a, b) = scene.locks();
+        let limited = |locks: &DocumentLocks<Document>| locks.try_claim(doc! { "n": 1 }).max_attempts(2);
+        scene.events.insert(doc! { "_id": 1, "n": 1 }).await;
+        let first = limited(&a).await.unwrap().unwrap();
+        assert_eq!(first.attempt(), Some(1));
+        // The holder's updates, renewals and release leave the count alone; an operator's break does too.
+        first.update(doc! { "$set": { "tried": true } }).await.unwrap();
+        first.renew().await.unwrap();
+        first.release().await.unwrap();
+        let second = limited(&b).await.unwrap().unwrap();
+        assert_eq!(second.attempt(), Some(2));
+        a.break_lock(1).await.unwrap();
+        within(PATIENCE, "the loss", second.lost()).await;
+        assert!(limited(&a).await.unwrap().is_none());
+        assert_eq!(dead(&scene, 2).await, [1]);
+
+        // Another document is claimed all the same, and others than the limited claims do not count.
+        let third = limited(&a).sort(doc! { "_id": 1 });
+        scene.events.insert(doc! { "_id": 2, "n": 1 }).await;
+        let third = third.await.unwrap().unwrap();
+        assert_eq!((third.id(), third.attempt()), (&Bson::Int32(2), Some(1)));
+        let uncounted = a.try_claim(doc! { "n": 1 }).await.unwrap().unwrap();
+        assert_eq!((uncounted.id(), uncounted.attempt()), (&Bson::Int32(1), None));
+        uncounted.release().await.unwrap();
+        a.acquire(1).await.unwrap().release().await.unwrap();
+        assert_eq!(
+            scene
+                .find(1)
+                .await
+                .get_document("watchlock")
+                .unwrap()
+                .get_i64("attempts"),
+            Ok(2)
+        );
+        let more = a.try_claim(doc! { "n": 1 }).max_attempts(3).await.unwrap().unwrap();
+        assert_eq!((more.id(), more.attempt()), (&Bson::Int32(1), Some(3)));
+        more.release().await.unwrap();
+
+        // A claim that waits while all attempts are used up gets the document as soon as its count is cleared.
+        let only = doc! { "_id": 1, "n": 1 };
+        let mut waiting = Box::pin(a.claim(only.clone()).max_attempts(2).into_future());
+        assert!(tokio::time::timeout(SOON / 4, &mut waiting).await.is_err());
+        assert!(b.clear_attempts(1).await.unwrap());
+        assert!(!b.clear_attempts(9).await.unwrap());
+        let again = within(PATIENCE, "the claim", waiting).await.unwrap();
+        assert_eq!(again.attempt(), Some(1));
+        // Also under a holder, who keeps the lock.
+        assert!(b.clear_attempts(1).await.unwrap());
+        assert!(!b.clear_attempts(1).await.unwrap());
+        again.renew().await.unwrap();
+        assert_eq!(dead(&scene, 1).await, [2]);
+        again.release().await.unwrap();
+        third.release().await.unwrap();
+
+        // Nothing is sent.
+        for refused in [
+            a.claim(only.clone()).max_attempts(0).await.map(Some),
+            a.try_claim(only).max_attempts(0).await,
+        ] {
+            let refused = refused.unwrap_err();
+            assert!(matches!(refused, AcquireError::Invalid(_)), "{refused:?}");
+            assert!(refused.to_string().contains("0 attempts is less than 1"), "{refused}");
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn attempts_of_many_at_once_are_each_counted() {
+    const MOST: u32 = 5;
+    for scene in Scene::streaming("claim_attempts").await {
+        let (a, b) = scene.locks();
+        scene.events.insert(doc! { "_id": 1, "n": 1 }).await;
+        let attempts = std::sync::Mutex::new(Vec::new());
+        let worker = async |locks: &DocumentLocks<Document>| {
+            loop {
+                // One that finds it held asks again; one that finds it used up has done.
+                match locks.try_claim(doc! { "n": 1 }).max_attempts(MOST).await.unwrap() {
+                    Some(claimed) => {
+                        attempts.lock().unwrap().push(claimed.attempt().unwrap());
+                        claimed.release().await.unwrap();
+                    }
+                    None if dead(&scene, MOST.into()).await.is_empty() => tokio::task::yield_now().await,
+                    None => break,
+                }
+            }
+        };
+        let working = async { futures::join!(worker(&a), worker(&a), worker(&b), worker(&b)) };
+        within(PATIENCE, "the attempts", working).await;
+        assert_eq!(attempts.into_inner().unwrap(), (1..=MOST).collect::<Vec<_>>());
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_count_that_is_none_keeps_limited_claims_away_and_fails_nothing() {
+    for scene in Scene::streaming("claim_attempts").await {
+        let (a, _) = scene.locks();
+        let spoiled = [Bson::from("2"), Bson::from(-1), Bson::from(1.5), Bson::from(vec![1])];
+        for (id, attempts) in (0..).zip(spoiled) {
+            let lock = lock_but("attempts", attempts);
+            scene.events.insert(doc! { "_id": id, "n": 1, "watchlock": lock }).await;
+        }
+        assert!(a.try_claim(doc! { "n": 1 }).max_attempts(9).await.unwrap().is_none());
+        assert!(a.try_claim(doc! { "n": 1 }).await.unwrap().is_some());
+        // Of any type of number, and missing.
+        for (id, attempts) in (10..).zip([Bson::Null, Bson::from(0), Bson::from(0_i64), Bson::from(0.0)]) {
+            let lock = lock_but("attempts", attempts);
+            scene.events.insert(doc! { "_id": id, "n": 2, "watchlock": lock }).await;
+            let claimed = a
+                .try_claim(doc! { "_id": id, "n": 2 })
+                .max_attempts(1)
+                .await
+                .unwrap()
+                .unwrap();
+            assert_eq!(claimed.attempt(), Some(1));
+            assert!(
+                a.try_claim(doc! { "_id": id, "n": 2 })
+                    .max_attempts(1)
+                    .await
+                    .unwrap()
+                    .is_none()
+            );
+        }
+    }
+}
+
+/// An entry of a claim whose answer was lost is found by the claim's filter. Its own attempt may have been the last, and
+/// must not hide it.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_entry_of_a_last_attempt_whose_answer_was_lost_is_taken_out() {
+    let (cluster, _turn) = faulty().await;
+    let ground = Ground::on(cluster, "claim_attempts");
+    let scene = Scene::on(ground.clone()).await;
+    let proxy = cluster.proxy(0).unwrap();
+    // So that the driver does not ask for the answer again.
+    let behind = ground.through(format!("{}&retryWrites=false", proxy.uri()));
+    let collection = behind.driver().await.database(&ground.database).collection("events");
+    let locks = behind.locks().await.documents::<Document>(collection);
+    assert!(
+        locks
+            .try_claim(doc! { "n": 1 })
+            .max_attempts(1)
+            .await
+            .unwrap()
+            .is_none()
+    );
+    scene.events.insert(doc! { "_id": 1, "n": 1 }).await;
+    let held = doc! { "n": 1, "watchlock.holders.0": { "$exists": true } };
+    proxy.black_hole_replies();
+    let claiming = locks.try_claim(doc! { "n": 1 }).max_attempts(1);
+    let claiming = tokio::spawn(claiming.into_future());
+    eventually(PATIENCE, "it is written", async || {
+        !scene.events.find(held.clone()).await.is_empty()
+    })
+    .await;
+    // The answer is lost with its connection.
+    proxy.cut();
+    let lost = within(PATIENCE, "the end of the claim", claiming)
+        .await
+        .unwrap()
+        .unwrap_err();
+    assert!(matches!(lost, AcquireError::Server(_)), "{lost:?}");
+    assert_eq!(scene.events.find(held.clone()).await.len(), 1);
+    proxy.heal();
+    eventually(PATIENCE, "the entry is taken out", async || {
+        scene.events.find(held.clone()).await.is_empty()
+    })
+    .await;
+    assert_eq!(dead(&scene, 1).await, [1]);
+}

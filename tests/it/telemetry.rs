@@ -9,7 +9,10 @@ use std::{
     time::Duration,
 };
 
-use mongodb::{Client, bson::doc};
+use mongodb::{
+    Client,
+    bson::{Document, doc},
+};
 use tokio::task::JoinHandle;
 use tracing::{
     Dispatch, Event, Level, Metadata, Subscriber,
@@ -21,7 +24,10 @@ use tracing_subscriber::{
     layer::{Context, Layer, SubscriberExt},
     registry::LookupSpan,
 };
-use watchlock::{AcquireError, InMemory, LockClient, LockHandle, LostReason, Mutex as LockMutex, WakeMode, WakeSource};
+use watchlock::{
+    AcquireError, InMemory, LockClient, LockHandle, LostReason, MemoryCollection, Mutex as LockMutex, WakeMode,
+    WakeSource,
+};
 
 use crate::setup::{COLLECTION, Ground, PATIENCE, eventually, until_streaming, until_waiting, within};
 
@@ -364,6 +370,29 @@ async fn a_broken_lock_is_told_on_both_sides() {
         (Level::WARN, "broken", "x")
     );
     assert!(ear.all("watchlock.released").is_empty());
+    ear.assert_documented();
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_last_attempt_at_a_document_is_told_and_no_other() {
+    let (ear, _listening) = Ear::listen();
+    let memory = MemoryCollection::new();
+    memory.insert_one(doc! { "_id": "order-7" }).unwrap();
+    let orders = LockClient::in_memory().documents_in_memory::<Document>(&memory);
+    for attempt in 1..=2 {
+        assert!(ear.all("watchlock.last_attempt").is_empty());
+        let order = orders.claim(doc! {}).max_attempts(2).await.unwrap();
+        assert_eq!(order.attempt(), Some(attempt));
+        order.release().await.unwrap();
+    }
+    assert!(orders.try_claim(doc! {}).max_attempts(2).await.unwrap().is_none());
+    orders.claim(doc! {}).await.unwrap().release().await.unwrap();
+    let told = ear.only("watchlock.last_attempt");
+    told.assert_fields(&["attempt", "lock"]);
+    assert_eq!(
+        (told.level, told.field("lock"), told.field("attempt")),
+        (Level::WARN, "\"order-7\"", "2")
+    );
     ear.assert_documented();
 }
 

@@ -54,6 +54,13 @@ pub(crate) fn fit(at: &Location) -> Document {
     doc! { "$and": conditions }
 }
 
+/// Returns the filter for the documents that were claimed less than `most` times, by the claims that count. Where the
+/// count is something else than a whole number, it can't be counted up: that document is passed over.
+pub(crate) fn is_attempted_below(at: &Location, most: i64) -> Document {
+    let attempts = doc! { "$ifNull": [at.value("attempts"), 0_i64] };
+    doc! { "$expr": { "$and": [is_counter(&at.value("attempts")), { "$lt": [attempts, most] }] } }
+}
+
 /// Returns the condition that a value is missing, or a number that can be counted up, as [`crate::protocol::document`]
 /// reads them.
 fn is_counter(value: &str) -> Bson {
@@ -70,9 +77,20 @@ fn is_counter(value: &str) -> Bson {
 }
 
 /// Returns the pipeline of [`crate::protocol::state::apply`] for an operation with one fresh request, and for a
-/// document that [`free`] selects. The table of [`super::short`] has it too.
-pub(crate) fn claim(at: &Location, operation: &Operation, requests: &Requests, now: &Bson) -> Vec<Document> {
+/// document that [`free`] selects. The table of [`super::short`] has it too. If the claim `counts`, the lock counts it
+/// as one more attempt: a field that all other operations leave alone.
+pub(crate) fn claim(
+    at: &Location,
+    operation: &Operation,
+    requests: &Requests,
+    counts: bool,
+    now: &Bson,
+) -> Vec<Document> {
     let mut fields = alone(at, operation, now);
+    if counts {
+        let attempts = doc! { "$ifNull": [at.value("attempts"), 0_i64] };
+        fields.insert("attempts", doc! { "$add": [attempts, 1_i64] });
+    }
     fields.extend(requested_use(requests));
     fields.insert("queue", Bson::Array(Vec::new()));
     fields.extend(ending::fields_of(at, existing(at, "holders"), operation, now));

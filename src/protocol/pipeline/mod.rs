@@ -30,7 +30,7 @@ use expression::{bind, cond, filter, literal, map};
 use granting::{grant_as_fits, word_for_holder};
 use selecting::in_order;
 
-pub(crate) use claiming::{claim, fit, free, last};
+pub(crate) use claiming::{claim, fit, free, is_attempted_below, last};
 pub(crate) use renewing::{guard, holding, renewal};
 pub(crate) use selecting::{is_known, selection};
 

@@ -70,9 +70,10 @@ struct Freed {
     streaming: bool,
 }
 
-/// Returns the filter and order as a key.
+/// Returns the filter, the order and the number of attempts as a key.
 fn key(wanted: &Wanted) -> Vec<u8> {
     let mut key = Vec::new();
+    key.extend(wanted.attempts_most.unwrap_or_default().to_le_bytes());
     for part in [Some(&wanted.filter), wanted.sort.as_ref()].into_iter().flatten() {
         // The driver refuses what can't be written, at any turn.
         let _ = part.to_writer(&mut key);
@@ -128,9 +129,15 @@ pub(crate) struct ClaimedDocument {
     session: Arc<Session>,
     hold: Option<Arc<Hold>>,
     document: Document,
+    attempt: Option<i64>,
 }
 
 impl ClaimedDocument {
+    /// Returns how often the document was claimed, this time included, if its claims are counted.
+    pub(crate) fn attempt(&self) -> Option<i64> {
+        self.attempt
+    }
+
     /// Returns the hold, now the caller's to let go of, and the user's part of the document.
     pub(crate) fn take(mut self) -> (Option<Arc<Hold>>, Document) {
         (self.hold.take(), std::mem::take(&mut self.document))

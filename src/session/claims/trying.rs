@@ -41,8 +41,8 @@ pub(super) enum Next {
 }
 
 impl Next {
-    fn claimed(claimed: Claimed) -> Self {
-        Self::Claimed(Box::new(claimed))
+    fn of(claimed: Option<Claimed>) -> Self {
+        claimed.map_or(Self::NothingFree, |claimed| Self::Claimed(Box::new(claimed)))
     }
 }
 
@@ -57,7 +57,7 @@ pub(super) async fn claim_next(
     let among = Among::AllBut(passed);
     let refused = match documents.claim(wanted, among, operation, within).await {
         Err(error) if error.may_concern_document() => error,
-        claimed => return Ok(claimed?.map_or(Next::NothingFree, Next::claimed)),
+        claimed => return Ok(Next::of(claimed?)),
     };
     // The refusal does not name the document. A filter that is refused is refused here as well.
     let Ok(candidate) = documents.candidate(wanted, among).await else {
@@ -72,7 +72,7 @@ pub(super) async fn claim_next(
         .await
     {
         Err(error) if error.may_concern_document() => Ok(Next::Refused(candidate, error)),
-        claimed => Ok(claimed?.map_or(Next::NothingFree, Next::claimed)),
+        claimed => Ok(Next::of(claimed?)),
     }
 }
 
@@ -182,7 +182,14 @@ impl DocumentSession {
             Err(adrift) => (Err(StoreError::unanswered(limit.patience())), Some(adrift)),
         };
         let answer = match answer {
-            Ok(Next::Claimed(claimed)) => self.claimed(&id, *claimed, how),
+            Ok(Next::Claimed(claimed)) => {
+                if let (Some(most), Some(attempt)) = (wanted.attempts_most, claimed.attempt)
+                    && attempt >= most
+                {
+                    telemetry::last_attempt(&claimed.name, attempt);
+                }
+                self.claimed(&id, *claimed, how)
+            }
             Ok(Next::NothingFree) => Ok(Round::NothingFree),
             Ok(Next::Refused(document, error)) => {
                 self.note_passed(document, Arc::new(error.clone()), false);
@@ -220,6 +227,7 @@ impl DocumentSession {
             name,
             document,
             state,
+            attempt,
             exchange,
         } = claimed;
         self.note(&exchange);
@@ -295,6 +303,7 @@ impl DocumentSession {
             session: self.session().clone(),
             hold: Some(hold),
             document,
+            attempt,
         }))
     }
 

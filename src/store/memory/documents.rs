@@ -21,7 +21,7 @@ use super::{
 use crate::{
     protocol::{
         Exchange, Location, Operation, ServerTime, State,
-        document::{ID_MOST, size_of_id},
+        document::{ID_MOST, size_of_id, whole},
         state, wake,
     },
     store::{
@@ -392,7 +392,7 @@ impl MemoryInPlace {
                 Among::AllBut(passed) => !passed.iter().any(|passed| is_same(passed, id)),
                 Among::Only(only) => is_same(only, id),
             };
-            if passed || !is_among || !self.is_fit(document) {
+            if passed || !is_among || !self.is_fit(document) || !self.is_claimable(wanted, document) {
                 continue;
             }
             let key = sort.key(document)?;
@@ -407,12 +407,19 @@ impl MemoryInPlace {
         let Some(state) = state::apply(before.as_ref(), operation, now) else {
             return Ok(None);
         };
-        self.write(&mut contents, at, &state)?;
+        let attempt = match wanted.attempts_most {
+            None => None,
+            Some(_) => self.attempts(&contents.documents[at]).map(|attempts| attempts + 1),
+        };
+        let mut fields = state.fields();
+        fields.extend(attempt.map(|attempt| ("attempts".to_owned(), Bson::from(attempt))));
+        self.write_fields(&mut contents, at, fields)?;
         let document = self.users(contents.documents[at].clone());
         Ok(Some(Claimed {
             name: name::of_id(document.get("_id").unwrap_or(&Bson::Null)),
             document,
             state: Ok(state),
+            attempt,
             exchange,
         }))
     }
@@ -429,6 +436,9 @@ impl MemoryInPlace {
         };
         for at in contents.matching(&filter) {
             let document = &contents.documents[at];
+            if !self.is_claimable(wanted, document) {
+                continue;
+            }
             let id = document.get("_id").unwrap_or(&Bson::Null);
             if !self.is_fit(document) || passed.iter().any(|passed| is_same(passed, id)) {
                 outlook.unfit.get_or_insert_with(|| id.clone());
@@ -494,6 +504,18 @@ impl MemoryInPlace {
         Ok(Some(self.users(updated)))
     }
 
+    pub(in crate::store) fn clear_attempts(&self, name: &str) -> bool {
+        let mut contents = self.collection.contents();
+        let Some(at) = contents.position(&name::id_of(&self.location, name)) else {
+            return false;
+        };
+        let mut cleared = contents.documents[at].clone();
+        let lock = self.location.lock_mut(&mut cleared);
+        let counted = lock.is_some_and(|lock| lock.remove("attempts").is_some());
+        contents.write(at, cleared);
+        counted
+    }
+
     pub(in crate::store) fn delete(&self, name: &str, holder: (&str, i64)) -> bool {
         let mut contents = self.collection.contents();
         let now = self.collection.clock.now();
@@ -519,6 +541,20 @@ impl MemoryInPlace {
         Ok(Some(Found { at, state }))
     }
 
+    /// Reports whether the document was not claimed too often.
+    fn is_claimable(&self, wanted: &Wanted, document: &Document) -> bool {
+        let mut most = wanted.attempts_most.into_iter();
+        most.all(|most| self.attempts(document).is_some_and(|attempts| attempts < most))
+    }
+
+    /// Returns how often the document was claimed, as far as that is counted; `None` if the count can't be counted up.
+    fn attempts(&self, document: &Document) -> Option<i64> {
+        match self.location.lock(document).and_then(|lock| lock.get("attempts")) {
+            None | Some(Bson::Null | Bson::Undefined) => Some(0),
+            Some(attempts) => whole(attempts).filter(|attempts| *attempts >= 0),
+        }
+    }
+
     /// Reports whether the document can be claimed once it is free.
     fn is_fit(&self, document: &Document) -> bool {
         let id = document.get("_id").unwrap_or(&Bson::Null);
@@ -531,8 +567,12 @@ impl MemoryInPlace {
 
     /// Writes a lock into its document.
     fn write(&self, contents: &mut Contents, at: usize, state: &State) -> Result<(), StoreError> {
+        self.write_fields(contents, at, state.fields())
+    }
+
+    fn write_fields(&self, contents: &mut Contents, at: usize, fields: Document) -> Result<(), StoreError> {
         let mut document = contents.documents[at].clone();
-        if !self.location.set_lock(&mut document, state.fields()) {
+        if !self.location.set_lock(&mut document, fields) {
             return Err(Refused::new(format!(
                 "the lock can't be written, as the value at `{}` or on the way there is not a document",
                 self.location.path().escape_debug()

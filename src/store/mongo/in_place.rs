@@ -13,7 +13,7 @@ use super::{LONG_LOOK, LOOK, MongoStore, NOW, lossy, not_utf8, now, server_now};
 use crate::{
     protocol::{
         Exchange, Location, Operation, ServerTime, State,
-        document::{ID_MOST, size_of_id},
+        document::{ID_MOST, size_of_id, whole},
         pipeline, wake,
     },
     store::{Among, Claimed, InPlace, Listed, Outlook, Selection, StoreError, View, Wanted, name},
@@ -35,7 +35,10 @@ impl MongoStore {
         let sent = Instant::now();
         let claiming = self
             .collection
-            .find_one_and_update(wanted.free(at, among), pipeline::claim(at, operation, requests, &now()))
+            .find_one_and_update(
+                wanted.free(at, among),
+                pipeline::claim(at, operation, requests, wanted.attempts_most.is_some(), &now()),
+            )
             .return_document(ReturnDocument::After)
             .max_time(within);
         let claiming = match &wanted.sort {
@@ -51,6 +54,8 @@ impl MongoStore {
             .unwrap_or_default();
         let lock = at.take_lock(&mut document).unwrap_or_default();
         let state = State::from_document(&lock);
+        let counted = lock.get("attempts").filter(|_| wanted.attempts_most.is_some());
+        let attempt = counted.and_then(whole);
         let exchange = Exchange {
             sent,
             received: Instant::now(),
@@ -61,6 +66,7 @@ impl MongoStore {
             name,
             document,
             state,
+            attempt,
             exchange,
         }))
     }
@@ -130,7 +136,7 @@ impl MongoStore {
         let passed = doc! { "$in": ["$_id", { "$literal": passed }] };
         let unfit = doc! { "$or": [{ "$not": [pipeline::fit(at)] }, passed] };
         let stages = [
-            doc! { "$match": &wanted.filter },
+            doc! { "$match": wanted.claimable(at) },
             doc! { "$group": {
                 "_id": Bson::Null,
                 "free_at": { "$min": { "$cond": [&unfit, "$$REMOVE", pipeline::last(at)] } },
@@ -175,7 +181,10 @@ impl MongoStore {
             let end = doc! { "$max": at.value(&format!("{list}.until")) };
             let ahead = doc! { "$and": [&fit, { "$expr": { "$gt": [&end, now()] } }] };
             let sent = Instant::now();
-            let find = self.collection.find_one(wanted.and(ahead)).sort(doc! { ends: 1 });
+            let find = self
+                .collection
+                .find_one(wanted.claimable_and(at, ahead))
+                .sort(doc! { ends: 1 });
             let find = find.projection(doc! { "_id": 1, "end": end, NOW: "$$NOW" });
             let found = find.read_concern(ReadConcern::local()).max_time(LONG_LOOK).await?;
             let Some(found) = found else { continue };
@@ -191,7 +200,7 @@ impl MongoStore {
         let sent = Instant::now();
         let find = self
             .collection
-            .find_one(wanted.and(free))
+            .find_one(wanted.claimable_and(at, free))
             .projection(doc! { NOW: "$$NOW" });
         if let Some(found) = find.read_concern(ReadConcern::local()).max_time(LONG_LOOK).await? {
             let now = server_now(&found);
@@ -206,7 +215,7 @@ impl MongoStore {
         let any = async |condition: Document| -> Result<Option<Bson>, StoreError> {
             let find = self
                 .collection
-                .find_one(wanted.and(condition))
+                .find_one(wanted.claimable_and(at, condition))
                 .projection(doc! { "_id": 1 });
             let found = find.read_concern(ReadConcern::local()).max_time(LONG_LOOK).await?;
             Ok(found.and_then(|mut found| found.remove("_id")))
@@ -240,8 +249,9 @@ impl MongoStore {
 
     /// Returns the names of the wanted documents in which this entry is a holder.
     pub(in crate::store) async fn held_by(&self, wanted: &Wanted, entry: &str) -> Result<Vec<String>, StoreError> {
-        let holds = doc! { self.location.key("holders.id"): entry };
-        let find = self.collection.find(wanted.and(holds)).projection(doc! { "_id": 1 });
+        // Its claim may have been the last.
+        let holds = doc! { "$and": [&wanted.filter, { self.location.key("holders.id"): entry }] };
+        let find = self.collection.find(holds).projection(doc! { "_id": 1 });
         let find = find.read_concern(ReadConcern::local()).max_time(LONG_LOOK);
         let found: Vec<Document> = find.await?.try_collect().await?;
         let names = found.iter().filter_map(|document| document.get("_id"));
@@ -292,6 +302,24 @@ impl MongoStore {
         Ok(deleting.projection(doc! { "_id": 1 }).max_time(within).await?.is_some())
     }
 
+    /// Forgets how often a document was claimed. A write without a new `wake`, as other programs make them: a claim that
+    /// waits looks at the document again.
+    pub(in crate::store) async fn clear_attempts(&self, name: &str, within: Duration) -> Result<bool, StoreError> {
+        let at = &self.location;
+        let attempts = at.key("attempts");
+        // The driver has no time limit of the server's for an update.
+        let clearing = self.collection.find_one_and_update(
+            doc! {
+                "_id": name::id_of(at, name),
+                &attempts: { "$exists": true },
+                // A later protocol may have another use for the field.
+                "$expr": pipeline::is_known(at),
+            },
+            doc! { "$unset": { attempts: "" } },
+        );
+        Ok(clearing.projection(doc! { "_id": 1 }).max_time(within).await?.is_some())
+    }
+
     /// Returns the update with a new `wake`, by which a stream shows that the update is a holder's and frees nothing.
     fn signed(&self, update: UpdateModifications, operation: &str) -> UpdateModifications {
         let (field, wake) = (self.location.key("wake"), wake::of_change(operation));
@@ -335,14 +363,22 @@ impl Wanted {
     fn free(&self, at: &Location, among: Among<'_>) -> Document {
         let free = pipeline::free(at, &now());
         match among {
-            Among::AllBut([]) => self.and(free),
-            Among::AllBut(passed) => doc! { "$and": [&self.filter, { "_id": { "$nin": passed } }, free] },
-            Among::Only(id) => doc! { "$and": [&self.filter, { "_id": { "$eq": id } }, free] },
+            Among::AllBut([]) => self.claimable_and(at, free),
+            Among::AllBut(passed) => self.claimable_and(at, doc! { "$and": [{ "_id": { "$nin": passed } }, free] }),
+            Among::Only(id) => self.claimable_and(at, doc! { "$and": [{ "_id": { "$eq": id } }, free] }),
         }
     }
 
-    fn and(&self, condition: Document) -> Document {
-        doc! { "$and": [&self.filter, condition] }
+    /// Selects the wanted documents that were not claimed too often.
+    fn claimable(&self, at: &Location) -> Document {
+        match self.attempts_most {
+            None => self.filter.clone(),
+            Some(most) => doc! { "$and": [&self.filter, pipeline::is_attempted_below(at, most)] },
+        }
+    }
+
+    fn claimable_and(&self, at: &Location, condition: Document) -> Document {
+        doc! { "$and": [self.claimable(at), condition] }
     }
 }
 

@@ -57,6 +57,7 @@ impl Scene {
         let wanted = Wanted {
             filter: doc! {},
             sort: None,
+            attempts_most: None,
         };
         let claimed = session
             .documents()
