@@ -16,7 +16,8 @@
 //!   purge_at: <the time from which the TTL index may remove the document>,
 //!   broken:   <the largest token that an operator evicted by breaking the lock, if ever one did>,
 //!   adopted:  <the tokens that the last adoption removed, if ever there was one>,
-//!   evicted:  <the token of the last holder that an operator evicted by itself, if ever one did> }
+//!   evicted:  <the token of the last holder that an operator evicted by itself, if ever one did>,
+//!   attempts: <how often claims with a limit have claimed the document, if ever one did> }
 //! ```
 //!
 //! A mutex has capacity 1 and a semaphore capacity n; a readers-writer lock has a large capacity, of which a reader
