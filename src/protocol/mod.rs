@@ -17,7 +17,8 @@
 //!   broken:   <the largest token that an operator evicted by breaking the lock, if ever one did>,
 //!   adopted:  <the tokens that the last adoption removed, if ever there was one>,
 //!   evicted:  <the token of the last holder that an operator evicted by itself, if ever one did>,
-//!   ends:     [{ token, permits, since, owner, ended, how }] }        // the last holds that ended; newest first
+//!   ends:     [{ token, permits, since, owner, ended, how }],         // the last holds that ended; newest first
+//!   attempts: <how often claims with a limit have claimed the document, if ever one did> }
 //! ```
 //!
 //! While an entry holds all permits, its process may hand the hold on from task to task without a write: see
