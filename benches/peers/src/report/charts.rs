@@ -54,7 +54,7 @@ pub(crate) const CHARTS: [Chart; 5] = [
     Chart {
         file: "fairness.svg",
         workload: "contention",
-        title: "Throughput against fairness, under contention",
+        title: "Throughput against fairness, under contention: filled with a library's default, hollow otherwise",
         kind: Kind::Against {
             x: "Jain's index",
             y: "grants/s",
@@ -168,7 +168,7 @@ fn crowd_of(case: &str) -> Option<(u32, u32, u32)> {
 
 /// Returns the colour of a peer, the same in all charts: ours in dark red, others in the order of the table.
 fn colour(peer: &str) -> RGBColor {
-    const OTHERS: [(u8, u8, u8); 8] = [
+    const OTHERS: [(u8, u8, u8); 9] = [
         (31, 119, 180),
         (255, 127, 14),
         (44, 160, 44),
@@ -177,6 +177,7 @@ fn colour(peer: &str) -> RGBColor {
         (227, 119, 194),
         (60, 60, 60),
         (23, 190, 207),
+        (154, 160, 20),
     ];
     if peer.starts_with("watchlock") {
         return RGBColor(178, 24, 43);
@@ -425,4 +426,26 @@ impl plotters::coord::ranged1d::ValueFormatter<f64> for Names {
 /// Returns a number of a logarithmic axis without an exponent.
 fn plain(value: f64) -> String {
     format!("{}", (value * 1e4).round() / 1e4)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::peers::PEERS;
+
+    #[test]
+    fn no_two_libraries_look_alike() {
+        let look = |id: &str| (colour(id), dashes(id));
+        for (place, one) in PEERS.iter().enumerate() {
+            for other in PEERS.iter().skip(place + 1) {
+                assert!(look(one.id) != look(other.id), "{one:?} and {other:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn the_name_of_a_case_says_how_many_wait() {
+        assert_eq!(crowd_of("1 waiter, 2 clients, hold 10 ms"), Some((1, 2, 10)));
+        assert_eq!(crowd_of("a known name"), None);
+    }
 }
