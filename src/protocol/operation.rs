@@ -185,10 +185,11 @@ impl Operation {
         self.entries().find(|entry| entry.reserve > 0)
     }
 
-    /// Returns how the entries of the requesting session begin, if the operation adds one that waits: then a holder that
-    /// hands on the lock within its process hears that it is asked for.
+    /// Returns how the entries of the requesting session begin, if the operation requests one that waits: then a holder
+    /// that hands on the lock within its process hears that it is asked for. Also by a repeated request, as the first may
+    /// never have arrived.
     pub(super) fn asks_as(&self) -> Option<&str> {
-        let asking = self.entries().find(|entry| entry.wait && entry.fresh)?;
+        let asking = self.entries().find(|entry| entry.wait)?;
         Some(asking.id.rfind('-').map_or(&asking.id, |end| &asking.id[..=end]))
     }
 

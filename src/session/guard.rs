@@ -49,6 +49,13 @@ impl Session {
                 return Err(GuardError::Server(error));
             }
         }
+        // A transaction that reads first and is guarded last fails if the lock's document was written in between, as above
+        // for a hold that was handed on. So holds of this name go through the server while somebody guards.
+        self.feed(&hold.name, |lines, _, _| {
+            if let Some(line) = lines.by_name.get_mut(&hold.name) {
+                line.note_guarded();
+            }
+        });
         // From here until the transaction ends, the server makes every renewal of this document wait.
         hold.note_guarded(Instant::now());
         let guarding = Guarding {
@@ -70,6 +77,8 @@ impl Session {
                 return Err(GuardError::Server(error.into()));
             }
         };
+        // A renewal that was answered meanwhile was done before the guard.
+        hold.note_guarded(Instant::now());
         match (held, hold.lost_reason()) {
             (true, None) => Ok(()),
             (_, Some(reason)) => {

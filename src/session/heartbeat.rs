@@ -29,7 +29,7 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use super::{Session, Table, agenda::AT_A_TIME, hold::Hold};
-use crate::config::Config;
+use crate::{config::Config, status::LostReason};
 
 /// Sleep when nothing is due.
 const NOTHING_DUE: Duration = Duration::from_secs(3600);
@@ -109,8 +109,8 @@ impl Session {
 
     /// Lets go of a hold if it is over.
     pub(super) fn let_go_if_over(self: &Arc<Self>, hold: &Arc<Hold>) {
-        // Its time can be over before anything has looked.
-        if hold.lost_reason().is_none() {
+        // Its time can be over before anything has looked. Whoever releases it lets go of it, and awaits the answer.
+        if matches!(hold.lost_reason(), None | Some(LostReason::Released)) {
             return;
         }
         hold.report_end();

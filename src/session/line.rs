@@ -148,6 +148,8 @@ pub(crate) struct Line {
     trouble: Option<StoreError>,
     /// When the first operation was sent that the server has not answered, nor any since.
     silent_since: Option<Instant>,
+    /// Whether a transaction was guarded by a hold: such holds are not handed on.
+    guards: bool,
     /// The need of the line, as counted by the session.
     pub(super) counted: Need,
 }
@@ -165,6 +167,7 @@ impl Line {
             last_answer: None,
             trouble: None,
             silent_since: None,
+            guards: false,
             counted: Need::Nothing,
         }
     }
@@ -380,7 +383,7 @@ impl Line {
             return;
         }
         let mut owed = Vec::new();
-        if let Some(inherited) = hold.inheritance()
+        if let Some(inherited) = hold.inheritance().filter(|_| !self.guards)
             && self.waitlist.hand_on(&hold.id, inherited, context, &mut owed)
         {
             self.pay(owed, Cause::HandedOn(hold.logged_by), context, effects);
@@ -396,6 +399,11 @@ impl Line {
         });
         self.waitlist
             .let_go(&hold.id, hold.used, release, hold.kept(), hold.given_up(), context);
+    }
+
+    /// Takes in that a transaction is guarded by a hold.
+    pub(crate) fn note_guarded(&mut self) {
+        self.guards = true;
     }
 
     /// Adds a hold that no task here waited for. No task in line is to join it: documents are never re-entered.
@@ -505,8 +513,10 @@ impl Line {
             match effect {
                 waitlist::Effect::Granted { key, entry, grant } => {
                     granted = true;
-                    // The grant changed the document that was seen before.
-                    self.last_answer = None;
+                    // The grant changed the document that was seen before, unless a task has it from another.
+                    if !matches!(cause, Cause::HandedOn(_)) {
+                        self.last_answer = None;
+                    }
                     self.granted(key, entry, &grant, cause, context, effects);
                 }
                 waitlist::Effect::Denied { key, before } => self.answer(key, effects, |line, task| {

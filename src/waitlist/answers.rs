@@ -102,10 +102,14 @@ impl Waitlist {
 
     /// Notes whether other clients wait, for as long as a task of ours does.
     fn see(&mut self, state: Option<&State>, context: &Context<'_>) {
+        // Whatever becomes of the event that tells the same.
+        if state.is_some_and(|state| others_wait(state, context)) {
+            self.hand_on_no_more();
+        }
         if self.waiting.is_empty() {
             self.others_absent = false;
         } else if let Some(state) = state {
-            self.others_absent = state.queue.iter().all(|waiter| context.ids.made(&waiter.id));
+            self.others_absent = !others_wait(state, context);
         }
     }
 
@@ -164,7 +168,7 @@ impl Waitlist {
             } else {
                 Some(timing::check(&lease, context.now))
             };
-            let handing_on = self.handing_on(position, state, context);
+            let handing_on = self.handing_on(position, state, exchange.sent, context);
             self.grant(position, holder.token, deadline, renew_at, context, effects);
             // A grant that is not believed has another entry by now.
             if let Some(held) = self.holds.get_mut(&entry.id) {
@@ -398,4 +402,9 @@ pub(crate) fn asked_for<'a>(operation: &'a Operation, state: &'a State) -> impl 
         .map(|entry| &entry.id)
         .filter(move |id| there(id))
         .map(String::as_str)
+}
+
+/// Returns whether another client's task is in the queue.
+pub(super) fn others_wait(state: &State, context: &Context<'_>) -> bool {
+    state.queue.iter().any(|waiter| !context.ids.made(&waiter.id))
 }

@@ -17,7 +17,9 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::{Context, Effect, Grant, Held, How, Stage, Waiting, Waitlist, deadline::Deadline, unsigned};
+use super::{
+    Context, Effect, Grant, Held, How, Stage, Waiting, Waitlist, answers::others_wait, deadline::Deadline, unsigned,
+};
 use crate::{
     protocol::{Kind, State},
     terms::Terms,
@@ -102,16 +104,23 @@ impl Waitlist {
     ///
     /// While the entry holds all permits nobody else is granted a token. So whatever lies between the entry's token and
     /// the counter is its own, even if another operation than the present one put it in.
-    pub(super) fn handing_on(&self, position: usize, state: &State, context: &Context<'_>) -> Option<HandingOn> {
+    pub(super) fn handing_on(
+        &self,
+        position: usize,
+        state: &State,
+        sent: Instant,
+        context: &Context<'_>,
+    ) -> Option<HandingOn> {
         let waiting = &self.waiting[position];
         let [holder] = &state.holders[..] else { return None };
-        let unwanted = state.queue.iter().all(|waiter| context.ids.made(&waiter.id));
+        let unwanted = !others_wait(state, context);
         let hands_on = context.config.hands_on && holder.id == waiting.entry && waiting.may_be_handed_on();
         (hands_on && unwanted && holder.token < state.token).then_some(HandingOn {
             token: holder.token,
             // Another program may have set the counter ahead.
             last: state.token.min(holder.token.saturating_add(RANGE - 1)),
-            seen_at: context.now,
+            // The document is no older than the question.
+            seen_at: sent,
             terms: waiting.terms,
         })
     }

@@ -1,6 +1,6 @@
 //! The news that reaches the waitlist between its own operations: events, doubts, and readings of the document.
 
-use super::{Context, Effect, Held, Leaving, Waitlist, deadline::Deadline, timing};
+use super::{Context, Effect, Held, Leaving, Waitlist, answers::others_wait, deadline::Deadline, timing};
 use crate::{
     protocol::{ServerTime, State, document::Malformed, wake},
     status::LostReason,
@@ -90,6 +90,9 @@ impl Waitlist {
         effects: &mut Vec<Effect>,
     ) {
         let state = document.and_then(|document| document.as_ref().ok());
+        if state.is_some_and(|state| others_wait(state, context)) {
+            self.hand_on_no_more();
+        }
         for entry in entries {
             let Some(held) = self.holds.get(entry) else {
                 continue;

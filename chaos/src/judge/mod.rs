@@ -198,7 +198,7 @@ impl<'a> Case<'a> {
     /// takes a hop. Its token may be smaller than the next holder's, so a fence refuses it.
     pub(crate) fn came_late(&self, held: Held<'_>) -> bool {
         let handed_on = self.entries.token(held).is_some_and(|token| token != held.grant.token);
-        handed_on && self.void(held).is_some()
+        handed_on && self.void(held).is_some_and(|void| void <= held.grant.from)
     }
 
     /// Returns up to when nobody else may have the lock; `None` if the hold never was valid.

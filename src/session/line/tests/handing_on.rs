@@ -89,6 +89,31 @@ async fn another_client_whose_event_comes_before_the_answer_ends_the_handing_on(
     assert!(!release(&mut bench, &first));
 }
 
+/// However it is seen: by a reading of the document, or by the answer to a request of the next in line.
+#[tokio::test(start_paused = true)]
+async fn another_client_whose_event_is_lost_is_seen_in_whatever_shows_it() {
+    for by_reading in [true, false] {
+        let mut bench = Bench::new();
+        let mut tasks = waiters(&mut bench, 10).into_iter();
+        let operation = bench.next().unwrap();
+        let answer = bench.apply(&operation);
+        bench.answered(&operation, &answer);
+        if by_reading {
+            bench.settle();
+        }
+        let first = held(&mut tasks.next().unwrap());
+        bench.foreign(&foreign("b.1", &[], Some("b-1")), false);
+        if by_reading {
+            let document = bench.document.clone().map(Ok);
+            let entries = [first.id.clone()];
+            bench.feed(|line, context, effects| line.verified(document.as_ref(), &entries, context, effects));
+        } else {
+            bench.settle();
+        }
+        assert!(!release(&mut bench, &first), "by a reading: {by_reading}");
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn another_client_whose_event_is_lost_waits_for_the_range_or_the_time() {
     for (streaming, most) in [(true, HANDED_ON_FOR), (false, HANDED_ON_UNSEEN)] {
