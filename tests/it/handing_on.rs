@@ -228,7 +228,7 @@ async fn a_transaction_older_than_a_hold_that_was_handed_on_is_refused() {
     session.abort_transaction().await.unwrap();
     session.start_transaction().await.unwrap();
     let read = accounts.find_one(account()).session(&mut session).await.unwrap();
-    assert_eq!(read.unwrap().get_i32("balance"), Ok(2));
+    assert_eq!(read.unwrap().get_i32("balance").ok(), Some(2));
     handle.guard_transaction(&mut session).await.unwrap();
     let token = handle.token();
     let releasing = tokio::spawn(handle.release());
