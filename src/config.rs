@@ -44,7 +44,7 @@ const STREAMS: u32 = 4;
 
 /// Waiters with fewer hand-overs than this ahead of them have a stream, however slow the queue is: a small fleet is
 /// woken at once, and a few of the waiters ahead may leave together.
-const NEAR: u64 = 5;
+const NEAR: u64 = 4;
 
 /// Maximum number of locks of a client with metrics of their own: each is some hundred time series, most of them buckets,
 /// and so many locks are what a Prometheus server takes from one process without notice.

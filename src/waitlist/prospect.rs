@@ -140,20 +140,20 @@ mod tests {
         let config = Settings::default().validate().unwrap();
         let turn_of = |ahead: Ahead, before| turn(&ahead, before, config.claim_lease, &config);
         // One of the next, however long it takes.
-        assert_eq!(turn_of(ahead(4, 3_600_000), None), Turn::Near);
+        assert_eq!(turn_of(ahead(3, 3_600_000), None), Turn::Near);
         // Further back, where holds are short.
         assert_eq!(turn_of(ahead(50, 10), None), Turn::Near);
         // And where they are long.
-        assert_eq!(turn_of(ahead(5, 2_000), None), Turn::Far(Duration::from_millis(500)));
-        assert_eq!(turn_of(ahead(8, 1_000), None), Turn::Far(Duration::from_millis(1_000)));
+        assert_eq!(turn_of(ahead(4, 2_000), None), Turn::Far(Duration::from_millis(500)));
+        assert_eq!(turn_of(ahead(7, 1_000), None), Turn::Far(Duration::from_millis(1_000)));
         let claim_third = config.claim_lease / 3;
         assert_eq!(turn_of(ahead(200, 60_000), None), Turn::Far(claim_third));
         // The present hold is young, but the queue has not moved for a second, or by two places.
         let before = (50, ServerTime(999_000));
         assert_eq!(turn_of(ahead(50, 10), Some(before)), Turn::Far(claim_third));
-        let before = (13, ServerTime(999_000));
+        let before = (12, ServerTime(999_000));
         assert_eq!(
-            turn_of(ahead(11, 10), Some(before)),
+            turn_of(ahead(10, 10), Some(before)),
             Turn::Far(Duration::from_millis(875))
         );
         // Nobody holds it.

@@ -127,7 +127,7 @@ async fn only_those_near_the_front_have_a_stream() {
 async fn streams_follow_the_pace_of_the_queue() {
     let ground = Ground::replica_set("pace").await;
     let admin = ground.driver().await;
-    let holders: Vec<_> = (0..6).map(|_| ground.locks()).collect();
+    let holders: Vec<_> = (0..5).map(|_| ground.locks()).collect();
     let clients = futures::future::join_all(holders).await;
     let last = ground.locks().await;
     let mut handles = vec![clients[0].mutex("x").acquire().await.unwrap()];
@@ -138,14 +138,14 @@ async fn streams_follow_the_pace_of_the_queue() {
     }
     let waits = tokio::spawn(last.mutex("x").acquire().into_future());
     // All of them: the lock was granted a moment ago.
-    until_streaming(&ground, &admin, 7).await;
+    until_streaming(&ground, &admin, 6).await;
     eventually(PATIENCE, "the last one does without", async || {
-        ground.streams(&admin).await.len() == 6
+        ground.streams(&admin).await.len() == 5
     })
     .await;
     // One that gives up brings it near, which it sees by a look. The stream of the other is kept for a while.
     waiting.pop().unwrap().abort();
-    until_streaming(&ground, &admin, 7).await;
+    until_streaming(&ground, &admin, 6).await;
     for next in waiting {
         handles.pop().unwrap().release().await.unwrap();
         handles.push(within(SOON, "the next is served", next).await.unwrap().unwrap());
