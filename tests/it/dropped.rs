@@ -678,11 +678,15 @@ async fn drop_everywhere(scene: &Scene) {
     }
 }
 
+/// By when all tasks have ended. An operation that a busy machine holds up for too long counts as lost, and its entry is
+/// taken out several times in the next 13 s; a task that was forgotten never ends.
+const ALL_ENDED: Duration = Duration::from_secs(60);
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_future_that_is_dropped_anywhere_leaves_nothing_behind_in_memory() {
     let before = tasks();
     drop_everywhere(&Scene::at(Place::Memory(InMemory::new(), MemoryCollection::new())).await).await;
-    eventually(PATIENCE, "no task is left", async || tasks() <= before).await;
+    eventually(ALL_ENDED, "no task is left", async || tasks() <= before).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -699,7 +703,7 @@ async fn a_future_that_is_dropped_anywhere_leaves_nothing_behind_on_a_server() {
         operations.iter().all(|operation| !operation.contains_key("cursor"))
     })
     .await;
-    eventually(PATIENCE, "no task is left", async || tasks() <= before).await;
+    eventually(ALL_ENDED, "no task is left", async || tasks() <= before).await;
 }
 
 fn tasks() -> usize {
