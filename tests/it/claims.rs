@@ -365,6 +365,32 @@ async fn changes_that_free_nothing_cost_few_tries() {
     let _claimed = within(SOON * 5, "the claim", waiting).await.unwrap().unwrap();
 }
 
+/// Whoever waits for the document itself has a stream, too, which the holder's changes are none of the business of.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_holders_own_changes_ask_nothing_of_those_who_wait_for_its_document() {
+    let ground = Ground::replica_set("waiter_busy").await;
+    let (scene, admin) = (Scene::on(ground.clone()).await, ground.driver().await);
+    let a = scene.locks_of::<Document>(&scene.a);
+    let (b, sent) = counting(&ground, &scene.b).await;
+    scene.events.insert(doc! { "_id": 1 }).await;
+    let held = a.acquire(1).await.unwrap();
+    let waiting = tokio::spawn(b.acquire(1).into_future());
+    until_streaming(&ground, &admin, 1).await;
+    sent.until_quiet().await;
+    let (before, began) = (sent.tries.load(Ordering::Relaxed), Instant::now());
+    for n in 0..100 {
+        held.update(doc! { "$set": { "m": n } }).await.unwrap();
+    }
+    sent.until_quiet().await;
+    let (asked, lasted) = (sent.tries.load(Ordering::Relaxed) - before, began.elapsed());
+    assert!(
+        asked as u64 <= lasted.as_secs() + 1,
+        "asked {asked} times in {lasted:?} beside a holder's own changes"
+    );
+    held.release().await.unwrap();
+    let _acquired = within(SOON * 5, "the hand-over", waiting).await.unwrap().unwrap();
+}
+
 /// The answer of a claim is late, and the news that its lock was broken comes before it.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_claim_that_was_broken_before_its_answer_is_lost() {

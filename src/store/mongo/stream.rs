@@ -249,10 +249,17 @@ fn touched(location: &Location) -> Document {
 }
 
 /// Returns the expression for whether the lock that an event's write has left carries an earlier time than the write.
+/// A holder's own change of its document carries none.
 fn is_old(location: &Location) -> Document {
-    // MongoDB reports the time of a write in milliseconds since 6.0. Before that, it is the second that had begun.
-    let when = doc! { "$ifNull": ["$wallTime", { "$toDate": "$clusterTime" }] };
-    doc! { "$lt": [written(location, "at"), { "$subtract": [when, OLD] }] }
+    // MongoDB reports the time of a write in milliseconds since 6.0. Before that, it is the second that had begun; these
+    // servers read a timestamp as a date only where they print it.
+    let second = doc! { "$dateFromString": { "dateString": { "$dateToString": { "date": "$clusterTime" } } } };
+    let when = doc! { "$ifNull": ["$wallTime", second] };
+    let at = written(location, "at");
+    doc! { "$and": [
+        { "$eq": [{ "$type": &at }, "date"] },
+        { "$lt": [at, { "$subtract": [when, OLD] }] },
+    ] }
 }
 
 /// Selects all changes to one document, or to any, and to the collection.
