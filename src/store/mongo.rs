@@ -45,6 +45,12 @@ const LOOK: Duration = Duration::from_secs(10);
 
 /// The same limit for reads that may go through many documents.
 const LONG_LOOK: Duration = Duration::from_secs(30);
+
+/// Number of documents that one statement of a renewal selects. The server compares each holder with the ids of the
+/// statement one by one, and plans each statement anew: with a hundred, a renewed document takes four fifths of the time
+/// that it takes with a thousand.
+const RENEWED_BY_ONE_STATEMENT: usize = 100;
+
 const TTL_INDEX: &str = "watchlock_purge_at";
 
 /// Field of an answer that carries the server's clock.
@@ -193,18 +199,20 @@ impl MongoStore {
         }
     }
 
-    /// Renews by one statement for all documents; if a document is refused, by one statement for each. A refusal ends
-    /// the shared statement after some documents were written and before others, so its count is useless.
+    /// Renews by one statement for each hundred documents; if a document is refused, by one statement for each. A refusal
+    /// ends the shared statement after some documents were written and before others, so its count is useless.
     pub(super) async fn renew(&self, renewal: &Renewal) -> Result<Renewed, StoreError> {
         if renewal.apart {
             return self.renew_each(renewal).await;
         }
-        let ids: Vec<String> = renewal.entries.values().flatten().cloned().collect();
-        let documents = renewal.entries.keys().map(|name| name::id_of(&self.location, name));
-        let documents = doc! { "$in": documents.collect::<Vec<Bson>>() };
-        let mut updated = self
-            .update(vec![self.renewal(renewal, documents.into(), &ids)], renewal.within)
-            .await?;
+        let entries: Vec<(&String, &Vec<String>)> = renewal.entries.iter().collect();
+        let statements = entries.chunks(RENEWED_BY_ONE_STATEMENT).map(|some| {
+            let ids: Vec<String> = some.iter().flat_map(|(_, ids)| *ids).cloned().collect();
+            let documents = some.iter().map(|(name, _)| name::id_of(&self.location, name));
+            let documents = doc! { "$in": documents.collect::<Vec<Bson>>() };
+            self.renewal(renewal, documents.into(), &ids)
+        });
+        let mut updated = self.update(statements.collect(), renewal.within).await?;
         let Some((_, error)) = updated.refused.pop() else {
             return Ok(Renewed::all(updated.modified));
         };
