@@ -49,11 +49,10 @@ const YIELD: Duration = Duration::from_millis(20);
 /// The time that renewals have, as a whole.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Haste {
-    /// Very many locks are held, and acquires wait for a slot: these go first, until the first due renewal is late by
-    /// three quarters of an interval, or would soon be urgent.
+    /// Very many locks are held, and acquires wait for a slot: these go first, until a renewal would soon be urgent.
     Yielding,
     InTime,
-    /// The first due one is late by more than an interval.
+    /// The first due one is late by more than an interval; with very many locks, it would be urgent at once.
     Late,
 }
 

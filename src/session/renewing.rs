@@ -170,15 +170,19 @@ impl Table {
         let interval = config.renewal_interval;
         let late_by = |queue, late| now.checked_sub(late).is_some_and(|by| self.agenda.is_due(queue, by));
         // With half of its lease left a renewal is urgent.
-        let half = config.lease.saturating_sub(config.margin(config.lease)) / 2;
-        let yields_for = (interval * 3 / 4).min(half.saturating_sub(interval));
-        if late_by(Queue::First, interval) || late_by(Queue::Urgent, interval / 2) {
+        let urgent_after = (config.lease / 2).saturating_sub(config.margin(config.lease));
+        let until_urgent = urgent_after.saturating_sub(interval);
+        let many = self.agenda.len() > YIELDING_FROM;
+        // So many can't all be renewed when they are due. Once urgent they would go out in small commands.
+        let yields_for = until_urgent.saturating_sub(interval / 4);
+        let late = if many {
+            interval.max(yields_for + interval / 8)
+        } else {
+            interval
+        };
+        if late_by(Queue::First, late) || late_by(Queue::Urgent, interval / 2) {
             Haste::Late
-        } else if busy
-            && self.agenda.len() > YIELDING_FROM
-            && !late_by(Queue::First, yields_for)
-            && !self.agenda.is_due(Queue::Urgent, now)
-        {
+        } else if busy && many && !late_by(Queue::First, yields_for) && !self.agenda.is_due(Queue::Urgent, now) {
             Haste::Yielding
         } else {
             Haste::InTime
