@@ -104,15 +104,28 @@ impl Session {
         }
     }
 
-    /// Writes the document of a hold that was handed on, by a renewal: the server then refuses the guard of a transaction
-    /// that is older than the hold.
+    /// Writes the document of a hold that was handed on: the server then refuses the guard of a transaction that is older
+    /// than the hold. A renewal would not do: it writes nothing where the lease is as long already, by the clock of an
+    /// earlier primary.
     async fn write_under(self: &Arc<Self>, hold: &Arc<Hold>) -> Result<(), ServerError> {
-        let (session, held, within) = (self.clone(), hold.clone(), hold.safe_for());
-        let renewing = async move { session.renew_together(&[held], false, within).await };
-        if let Some(refused) = self.in_time(within, renewing).await? {
-            return Err(refused.into());
+        let within = hold.safe_for();
+        let (session, held, operation) = (self.clone(), hold.clone(), self.ids.operation());
+        let writing = async move {
+            let Store::Mongo(store) = &*session.store else {
+                return Ok(false);
+            };
+            let guarding = Guarding {
+                operation,
+                name: &held.name,
+                holder: (&held.id, held.granted_as),
+                keep: session.config.keep_millis_for(held.lease.length),
+            };
+            store.write_under(&guarding, within).await
+        };
+        // Where it is not held any more, the guard finds out why.
+        if self.in_time(within, writing).await? {
+            hold.note_written();
         }
-        hold.note_written();
         Ok(())
     }
 

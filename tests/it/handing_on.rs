@@ -197,7 +197,13 @@ async fn a_hold_that_is_handed_on_is_lost_by_whoever_has_it() {
 /// A transaction that began to read before the hold was handed on does not see what the task before has written.
 #[tokio::test]
 async fn a_transaction_older_than_a_hold_that_was_handed_on_is_refused() {
-    let ground = Ground::replica_set("handedguard").await;
+    older_is_refused(&Ground::replica_set("handedguard").await, false).await;
+    older_is_refused(&Ground::replica_set("handedguardahead").await, true).await;
+}
+
+/// `ahead`: the lease was written by a primary whose clock was ahead of the present one's, so that a renewal of now would
+/// not make it longer.
+async fn older_is_refused(ground: &Ground, ahead: bool) {
     let driver = ground.driver().await;
     let accounts = driver.database(&ground.database).collection::<Document>("accounts");
     let account = || doc! { "_id": "a" };
@@ -210,6 +216,15 @@ async fn a_transaction_older_than_a_hold_that_was_handed_on_is_refused() {
     let older = async || {
         // The one of an earlier name, perhaps.
         let _ = session.abort_transaction().await;
+        if ahead {
+            let until = doc! { "$add": ["$$this.until", 3_600_000] };
+            let longer = doc! { "$mergeObjects": ["$$this", { "until": until }] };
+            let holders = doc! { "$map": { "input": "$holders", "in": longer } };
+            // With a `wake` of its own, so that it is not taken for a change by another program.
+            let write = vec![doc! { "$set": { "holders": holders, "wake": "earlier primary:" } }];
+            let written = ground.documents().await.update_many(doc! {}, write).await.unwrap();
+            assert!(written.modified_count > 0);
+        }
         session.start_transaction().await.unwrap();
         accounts.find_one(account()).session(&mut session).await.unwrap();
         accounts
@@ -217,7 +232,7 @@ async fn a_transaction_older_than_a_hold_that_was_handed_on_is_refused() {
             .await
             .unwrap();
     };
-    let HandedOn { handle, waiting, .. } = HandedOn::new(&ground, &locks, older).await;
+    let HandedOn { handle, waiting, .. } = HandedOn::new(ground, &locks, older).await;
     match handle.guard_transaction(&mut session).await {
         Err(GuardError::Server(error) | GuardError::Outdated(error)) => {
             assert!(error.contains_label("TransientTransactionError"), "{error}");

@@ -1,5 +1,7 @@
 //! Guards: a lock's document in a transaction of the user's.
 
+use std::time::Duration;
+
 use mongodb::{
     ClientSession,
     bson::{Bson, Document, doc},
@@ -10,7 +12,7 @@ use mongodb::{
 use super::{MongoStore, now};
 use crate::{
     protocol::{Location, pipeline},
-    store::{Guarding, failure::code, name},
+    store::{Guarding, StoreError, failure::code, name},
     telemetry,
 };
 
@@ -34,6 +36,22 @@ impl MongoStore {
             .session(transaction)
             .await?;
         Ok(updated.matched_count > 0)
+    }
+
+    /// Writes the lock's document as [`Self::guard`] does, outside of any transaction. Returns whether the lock is held.
+    pub(crate) async fn write_under(&self, guarding: &Guarding<'_>, within: Duration) -> Result<bool, StoreError> {
+        let at = &self.location;
+        let document = name::id_of(at, guarding.name);
+        let (id, _) = guarding.holder;
+        let statement = doc! {
+            "q": pipeline::holding(at, &document, guarding.holder, &now()),
+            "u": pipeline::guard(at, &guarding.operation, id, guarding.keep, &now()),
+        };
+        let mut updated = self.update(vec![statement], within).await?;
+        match updated.refused.pop() {
+            Some((_, error)) => Err(error.into()),
+            None => Ok(updated.modified > 0),
+        }
     }
 
     /// Returns the whole document, as others see it.
