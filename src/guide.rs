@@ -1,8 +1,8 @@
 //! The guide: the pages of the folder `docs`, with their examples compiled.
 //!
 //! - Using locks: [`locks`], [`documents`], [`elections`], [`jobs`], [`fencing`], and the [guarantees](crate::guarantees)
-//! - Running it: [`command_line`], [`operating`], [`scaling`], [`privileges`], [`bson`], [`measured`], and
-//!   [observability](crate::observability)
+//! - Running it: [`command_line`], [`operating`], [`scaling`], [`privileges`], [`bson`], [`measured`], [`evidence`],
+//!   and [observability](crate::observability)
 //! - Recipes: [`recipes`]
 //! - Coming from another library: [`migrating`]
 
@@ -32,6 +32,7 @@ pages! {
     privileges: "privileges.md",
     bson: "bson.md",
     measured: "measured.md",
+    evidence: "evidence.md",
 }
 
 pub mod recipes {

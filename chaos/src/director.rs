@@ -23,6 +23,7 @@ use crate::{
     Result,
     client::{Actor, LEASE, Options, Plan, Way, connect},
     clock::wall_ahead,
+    evidence::{self, Evidence},
     fault::NODES,
     history::{HISTORY, History, JOURNAL, SERVERS},
     journal::{Entry, Note, SLOW},
@@ -302,6 +303,8 @@ pub(crate) fn judge(folder: &Path) -> Result<bool> {
         waits: judge::measure(&case),
         folder,
     };
+    let evidence = serde_json::to_string(&Evidence::of(&summary))?;
+    fs::write(folder.join(evidence::FILE), evidence)?;
     println!("{summary}");
     Ok(violations.is_empty())
 }

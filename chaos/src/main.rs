@@ -4,6 +4,7 @@ mod arguments;
 mod client;
 mod clock;
 mod director;
+mod evidence;
 mod fault;
 mod foreign;
 mod history;

@@ -164,7 +164,7 @@ impl fmt::Display for Summary<'_> {
 }
 
 impl Summary<'_> {
-    fn clients(&self) -> usize {
+    pub(crate) fn clients(&self) -> usize {
         let started = self
             .history
             .journal
@@ -173,7 +173,7 @@ impl Summary<'_> {
         started.count()
     }
 
-    fn seconds(&self) -> u64 {
+    pub(crate) fn seconds(&self) -> u64 {
         let moments = self.history.journal.iter().map(|entry| entry.at);
         let (first, last) = (moments.clone().min(), moments.max());
         last.zip(first).map_or(0, |(last, first)| (last - first) / SECOND)
