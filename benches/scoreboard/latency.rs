@@ -69,12 +69,17 @@ impl Hop {
     async fn deleted(&mut self) -> Result<Duration> {
         self.sender.insert_one(doc! { "_id": "gone" }).await?;
         self.received.recv().await.ok_or("the raw change stream ended")?;
+        sleep(LISTENING).await;
         let sent = Instant::now();
         self.sender.delete_one(doc! { "_id": "gone" }).await?;
         let received = self.received.recv().await.ok_or("the raw change stream ended")?;
         Ok(received - sent)
     }
 }
+
+/// Pause before a loss, so that the holder is listening already; and before the raw write that it is compared with, as a
+/// processor that has been idle takes longer to answer.
+const LISTENING: Duration = Duration::from_millis(2);
 
 /// Measures `acquire` and `release` of names that are used once, beside an upsert and a deletion of such ids.
 pub(crate) async fn fresh(cluster: &Cluster, rounds: usize) -> Result<Compared> {
@@ -312,7 +317,7 @@ pub(crate) async fn lost_by_delete(cluster: &Cluster, rounds: usize) -> Result<C
         let raw = hop.deleted().await?;
         let held = mutex.acquire().await?;
         let losing = tokio::spawn(async move { (held.lost().await, Instant::now()) });
-        sleep(Duration::from_millis(2)).await;
+        sleep(LISTENING).await;
         let called = Instant::now();
         documents.delete_one(doc! { "_id": "deleted" }).await?;
         let (reason, at) = losing.await?;
@@ -342,11 +347,11 @@ pub(crate) async fn lost(cluster: &Cluster, rounds: usize) -> Result<Compared> {
 
     let mut compared = Compared::default();
     for round in 0..WARM_UP + rounds {
+        sleep(LISTENING).await;
         let raw = hop.once().await?;
         let held = mutex.acquire().await?;
         let losing = tokio::spawn(async move { (held.lost().await, Instant::now()) });
-        // So that the holder is listening already.
-        sleep(Duration::from_millis(2)).await;
+        sleep(LISTENING).await;
         let called = Instant::now();
         operator.locks.break_lock("broken").await?;
         let (reason, at) = losing.await?;
