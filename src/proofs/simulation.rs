@@ -44,7 +44,7 @@ use crate::{
 };
 
 /// Number of worlds in an everyday run. `WATCHLOCK_SEED=0..20000` asks for more.
-const SEEDS: u64 = 200;
+const SEEDS: u64 = 120;
 
 const CLIENTS: u64 = 3;
 

@@ -259,7 +259,7 @@ mod tests {
         let acquired = join_all(mutexes.map(|mutex| async move { mutex.acquire().await.unwrap() })).await;
         let _burden = link.burden(Duration::from_millis(5), Duration::from_micros(10));
         let acquiring: Vec<_> = (0..12).map(|task| acquire_on_and_on(&locks, task)).collect();
-        sleep(3 * LEASE).await;
+        sleep(2 * LEASE).await;
         acquiring.iter().for_each(|task| task.abort());
         let lost = acquired.iter().filter(|handle| handle.lost_reason().is_some()).count();
         assert_eq!(lost, 0);

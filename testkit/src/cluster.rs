@@ -69,6 +69,7 @@ pub struct ClusterBuilder {
     tls: bool,
     proxied: bool,
     clocks: bool,
+    in_memory: bool,
     args: Vec<String>,
     election_timeout: Option<Duration>,
 }
@@ -110,6 +111,14 @@ impl ClusterBuilder {
         self
     }
 
+    /// Sets whether the data may be in memory, in `/dev/shm`: where that has 6 GiB to spare, and `TMPDIR` is not set.
+    /// Writes then wait for no disk, and tests not for what else uses the disk. A killed server finds its data again as
+    /// it would on a disk. Off by default, as benchmarks are to pay for the disk.
+    pub fn in_memory(mut self, in_memory: bool) -> Self {
+        self.in_memory = in_memory;
+        self
+    }
+
     /// Adds arguments to the command line of every `mongod`.
     pub fn args<A: Into<String>>(mut self, args: impl IntoIterator<Item = A>) -> Self {
         self.args.extend(args.into_iter().map(Into::into));
@@ -145,7 +154,7 @@ impl ClusterBuilder {
             .await
             .map_err(|error| Error::caused("the search for mongod was abandoned", error))??;
 
-        let folder = Folder::create()?;
+        let folder = Folder::create(self.in_memory)?;
         let tls = self.tls.then(|| Certificates::make(folder.path())).transpose()?;
         let mut args = self.node_args(folder.path())?;
         args.extend(tls.iter().flat_map(Certificates::node_args));
@@ -230,6 +239,7 @@ impl Cluster {
             tls: false,
             proxied: false,
             clocks: false,
+            in_memory: false,
             args: Vec::new(),
             election_timeout: None,
         }

@@ -2,6 +2,7 @@
 
 use std::{
     collections::hash_map::RandomState,
+    env,
     fs::{self, DirBuilder},
     hash::BuildHasher,
     io::Write,
@@ -9,6 +10,8 @@ use std::{
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
 };
+
+use rustix::fs::statvfs;
 
 use crate::Error;
 
@@ -53,6 +56,13 @@ done
 rm -rf -- "$folder"
 "#;
 
+/// The file system of Linux that is in memory, for whoever wants it.
+const MEMORY: &str = "/dev/shm";
+
+/// Free memory from which a cluster may have its data there: a server takes 300 MB, most of it for its journal, and
+/// tests run a dozen at once.
+const ROOM_LEAST: u64 = 6 << 30;
+
 /// A folder that goes with its owner: removed on drop, or by a supervising process if the owner dies without that.
 #[derive(Debug)]
 pub(crate) struct Folder {
@@ -61,13 +71,17 @@ pub(crate) struct Folder {
 }
 
 impl Folder {
-    pub(crate) fn create() -> Result<Self, Error> {
+    /// Creates a folder, in memory where that is allowed and there is room.
+    pub(crate) fn create(in_memory: bool) -> Result<Self, Error> {
         let name = format!(
             "watchlock-testkit-{}-{:016x}",
             std::process::id(),
             RandomState::new().hash_one(0)
         );
-        let parent = std::env::temp_dir();
+        let parent = match Path::new(MEMORY) {
+            memory if in_memory && env::var_os("TMPDIR").is_none() && has_room(memory) => memory.to_owned(),
+            _ => env::temp_dir(),
+        };
         let path = parent
             .canonicalize()
             .map_err(|error| Error::caused(format!("there is no temporary folder {}", parent.display()), error))?
@@ -100,6 +114,17 @@ impl Folder {
     pub(crate) fn path(&self) -> &Path {
         &self.path
     }
+}
+
+/// Whether servers can keep their data in this file system, which is in memory.
+fn has_room(memory: &Path) -> bool {
+    let free = statvfs(memory).map_or(0, |found| found.f_bavail.saturating_mul(found.f_frsize));
+    let available = fs::read_to_string("/proc/meminfo").ok().and_then(|text| {
+        let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+        let kibibytes: u64 = line.trim().strip_suffix(" kB")?.parse().ok()?;
+        kibibytes.checked_mul(1024)
+    });
+    free.min(available.unwrap_or(0)) >= ROOM_LEAST
 }
 
 impl Drop for Folder {

@@ -18,10 +18,12 @@ use crate::Cluster;
 pub async fn replica_set() -> &'static Cluster {
     static REPLICA_SET: OnceCell<Cluster> = OnceCell::const_new();
     REPLICA_SET
-        .get_or_init(async || match Cluster::replica_set(1).await {
-            Ok(cluster) => cluster,
-            Err(error) => panic!("{error}"),
-        })
+        .get_or_init(
+            async || match Cluster::builder().replica_set(1).in_memory(true).start().await {
+                Ok(cluster) => cluster,
+                Err(error) => panic!("{error}"),
+            },
+        )
         .await
 }
 
@@ -33,7 +35,7 @@ pub async fn replica_set() -> &'static Cluster {
 pub async fn standalone() -> &'static Cluster {
     static STANDALONE: OnceCell<Cluster> = OnceCell::const_new();
     STANDALONE
-        .get_or_init(async || match Cluster::standalone().await {
+        .get_or_init(async || match Cluster::builder().in_memory(true).start().await {
             Ok(cluster) => cluster,
             Err(error) => panic!("{error}"),
         })

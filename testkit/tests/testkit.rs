@@ -100,13 +100,34 @@ async fn a_dropped_cluster_leaves_nothing() {
 }
 
 #[tokio::test]
-async fn three_nodes_elect_fail_and_come_back() {
-    let cluster = Cluster::builder()
+async fn data_are_in_memory_only_where_that_is_asked_for() {
+    for in_memory in [false, true] {
+        let cluster = Cluster::builder().in_memory(in_memory).start().await.unwrap();
+        write(&cluster.client().await.unwrap()).await.unwrap();
+        // With little memory it is on the disk too, and then the wish changes nothing.
+        let (folder, on_disk) = (cluster.folder(), std::env::temp_dir().canonicalize().unwrap());
+        let is_there = folder.starts_with("/dev/shm") && in_memory;
+        assert!(is_there || folder.starts_with(on_disk), "{}", folder.display());
+        cluster.kill(0);
+        cluster.restart(0).await.unwrap();
+        let found = cluster.client().await.unwrap().list_database_names().await.unwrap();
+        assert!(found.iter().any(|name| name.starts_with("testkit")), "{found:?}");
+    }
+}
+
+/// Returns three nodes that elect another primary soon.
+async fn three_nodes() -> Cluster {
+    Cluster::builder()
         .replica_set(3)
         .election_timeout(Duration::from_secs(2))
         .start()
         .await
-        .unwrap();
+        .unwrap()
+}
+
+#[tokio::test]
+async fn three_nodes_elect_another_and_a_killed_one_comes_back() {
+    let cluster = three_nodes().await;
     let client = cluster.client().await.unwrap();
     write(&client).await.unwrap();
 
@@ -130,6 +151,11 @@ async fn three_nodes_elect_fail_and_come_back() {
     assert_ne!(cluster.pid(second), old_pid);
     cluster.wait_until_ready(PATIENCE).await.unwrap();
     write(&client).await.unwrap();
+}
+
+#[tokio::test]
+async fn of_three_nodes_one_is_frozen_and_shut_down_and_comes_back() {
+    let cluster = three_nodes().await;
 
     // Frozen: another one takes over; thawed, it finds that out.
     let frozen = cluster.primary().await.unwrap();

@@ -103,7 +103,9 @@ pub(crate) async fn eventually(limit: Duration, what: &str, mut holds: impl Asyn
             return began;
         }
         assert!(began < limit, "not within {limit:?}: {what}");
-        tokio::time::sleep(Duration::from_millis(2)).await;
+        // Pauses grow with the wait, so that it is told to a sixteenth and a long one does not keep the server busy.
+        let pause = (began / 16).clamp(Duration::from_millis(2), Duration::from_millis(50));
+        tokio::time::sleep(pause).await;
     }
 }
 

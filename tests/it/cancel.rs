@@ -33,7 +33,7 @@ const SAMPLES: u64 = 6;
 #[tokio::test(flavor = "multi_thread")]
 async fn acquires_dropped_around_a_release_leave_nothing_behind() {
     const NAMES: u64 = 4;
-    const ROUNDS: u64 = 100;
+    const ROUNDS: u64 = 40;
     let ground = Ground::replica_set("dropped").await;
     let (holder, waiter, other) = (ground.locks().await, ground.locks().await, ground.locks().await);
     let names = (0..NAMES).map(async |number| {

@@ -330,7 +330,8 @@ async fn changes_that_free_nothing_cost_few_tries() {
     // The stream is open, and nothing happens.
     let quiet = || sent.until_quiet();
     quiet().await;
-    // A holder's own changes make nothing free. Only time passes, and a claim asks every few seconds.
+    // A holder's own changes make nothing free. Only time passes, and a claim asks every few seconds: once in the shortest
+    // of times, if that is when it is due.
     let (before, began) = (settled(), Instant::now());
     for n in 0..100 {
         held.update(doc! { "$set": { "m": n } }).await.unwrap();
@@ -339,7 +340,7 @@ async fn changes_that_free_nothing_cost_few_tries() {
     quiet().await;
     let (tries, lasted) = (settled() - before, began.elapsed());
     assert!(
-        tries as u64 <= lasted.as_secs() / 3,
+        tries as u64 <= 1 + lasted.as_secs() / 3,
         "{tries} tries for a holder's own changes in {lasted:?}"
     );
     // Other insertions come one after the other without a pause. A try for each would take all of the time; by its pauses

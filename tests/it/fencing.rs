@@ -239,7 +239,7 @@ async fn the_late_writes_of_a_frozen_holder_are_refused() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_holder_frozen_between_guard_and_commit_can_not_commit_late() {
     let lease = Duration::from_millis(1500);
-    let cluster = Cluster::replica_set(1).await.unwrap();
+    let cluster = Cluster::builder().replica_set(1).in_memory(true).start().await.unwrap();
     let ground = Ground::on(&cluster, "between");
     let (locks, client) = pair(&ground).await;
     // A minute by default.

@@ -89,7 +89,10 @@ async fn a_shutdown_releases_many_locks_by_few_commands() {
     let next = tokio::spawn(async move { next.acquire().await });
     until_waiting(&other, "lock 300", 1).await;
 
-    sent.lock().unwrap().clear();
+    // A busy server answers some of so many acquires late. Those were asked for once more, and what the first request may
+    // yet leave is taken out several times, whoever releases.
+    let before = std::mem::take(&mut *sent.lock().unwrap());
+    let asked_again = before["findAndModify"].saturating_sub(COUNT + 2);
     within(PATIENCE, "the shutdown", locks.shutdown()).await;
     assert!(
         handles
@@ -108,5 +111,5 @@ async fn a_shutdown_releases_many_locks_by_few_commands() {
         .iter()
         .filter_map(|command| sent.get(*command))
         .sum();
-    assert!(writes < 10, "{sent:?}");
+    assert!(writes < 10 + 5 * asked_again, "{sent:?} after {before:?}");
 }

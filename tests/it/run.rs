@@ -13,7 +13,7 @@ use watchlock::{AcquireError, DocumentHandle, LockClient, LostReason, MultiRunEr
 
 use crate::{
     documents::Scene,
-    setup::{PATIENCE, info, is_vacant, within},
+    setup::{PATIENCE, eventually, info, is_vacant, within},
 };
 
 /// Counts the futures that were dropped before their end.
@@ -73,6 +73,11 @@ async fn work_under_locks_of_every_kind_takes_their_options_and_releases() {
                         matches!(waited, Err(RunError::Acquire(AcquireError::Timeout { .. }))),
                         "{waited:?}"
                     );
+                    // It gives up before it has heard of its place, where the server takes long.
+                    eventually(PATIENCE, "its place is given up", async || {
+                        info(b, name).await.unwrap().waiters.is_empty()
+                    })
+                    .await;
                     let tried = attempt.clone().run(|_| async { panic!("it runs beside") }).await;
                     assert_eq!(tried.unwrap(), None::<()>, "{name}");
                     (held.token(), attempt)

@@ -487,7 +487,7 @@ async fn the_same_collection_has_one_stream_for_grants_and_claims() {
 /// On request, the members that lag behind have the cost of the streams, and the primary has none of it.
 #[tokio::test(flavor = "multi_thread")]
 async fn streams_are_served_by_the_members_that_the_client_prefers() {
-    let cluster = Cluster::replica_set(3).await.unwrap();
+    let cluster = Cluster::builder().replica_set(3).in_memory(true).start().await.unwrap();
     let ground = Ground::on(&cluster, "preferred");
     let holder = ground.polling().await;
     let builder = ground
@@ -545,7 +545,7 @@ async fn streams_are_served_by_the_members_that_the_client_prefers() {
 /// A write that no majority has, and that a fail-over would undo, is shown to nobody.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_observer_sees_no_leader_that_no_majority_has() {
-    let cluster = Cluster::replica_set(3).await.unwrap();
+    let cluster = Cluster::builder().replica_set(3).in_memory(true).start().await.unwrap();
     let ground = Ground::on(&cluster, "majority");
     let (locks, driver) = (ground.locks().await, ground.driver().await);
     let leader = locks.election("before").campaign("somebody").await.unwrap();

@@ -124,8 +124,17 @@ async fn a_look_at_locks_takes_a_way_round_dead_connections() {
             }
         }
     }
-    proxy.heal();
-    // And where nothing comes through at all, each ends with an error.
+}
+
+/// Where nothing comes through at all, each look ends with an error.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_look_at_locks_ends_where_there_is_no_way_round() {
+    let cluster = shared::replica_set().await;
+    let direct = Ground::on(cluster, "silent_all");
+    let proxy = cluster.proxy(0).unwrap();
+    let (locks, other) = (direct.through(proxy.uri()).locks().await, direct.locks().await);
+    let _held = other.mutex("x").acquire().await.unwrap();
+    assert!(locks.inspect("x").await.unwrap().is_some());
     proxy.black_hole();
     let looks = async {
         let (inspected, broken) = tokio::join!(locks.inspect("x"), locks.break_lock("x"));
@@ -209,6 +218,7 @@ async fn a_release_follows_the_primary_away_from_a_frozen_one() {
     // How long the others take to elect is not asked here: what follows is counted from then on.
     let cluster = Cluster::builder()
         .replica_set(3)
+        .in_memory(true)
         .election_timeout(Duration::from_secs(2))
         .start()
         .await

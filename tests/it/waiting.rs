@@ -18,7 +18,7 @@ const ROOM: usize = 256;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn who_came_when_the_queue_was_full_is_served_when_there_is_room() {
-    const CLIENTS: usize = 300;
+    const CLIENTS: usize = 280;
     let ground = Ground::replica_set("crowd").await;
     let database = ground.driver().await.database(&ground.database);
     let documents = ground.documents().await;
@@ -30,7 +30,7 @@ async fn who_came_when_the_queue_was_full_is_served_when_there_is_room() {
         // A stream each would be another matter.
         let builder = LockClient::builder(database.clone())
             .wake_source(WakeSource::Polling)
-            .poll_interval(Duration::from_millis(20), Duration::from_secs(1))
+            .poll_interval(Duration::from_millis(50), Duration::from_secs(2))
             .label(&label);
         let locks = builder.build().await.unwrap();
         let serving = tokio::spawn(async move {
