@@ -12,6 +12,7 @@ use mongodb::bson::Bson;
 /// # Guarantees
 ///
 /// Tokens of one name rise strictly across release, expiry, purge of the idle lock and fail-over, and fit into 53 bits.
+/// Only those of readers that hold a lock at the same time, in several clients, are in no order among each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct FencingToken(i64);
 

@@ -158,23 +158,27 @@ impl Client {
         let line = &mut self.lines[lock];
         let mut effects = Vec::new();
         let output = input(&mut line.waitlist, &context, &mut effects);
+        line.take_in(effects);
         line.waitlist
             .stop_timers(context.now, TICK, *NEVER, world.rules.knocks_in_full);
         self.ids = ids.number();
-        for effect in effects {
-            match effect {
-                Effect::Granted { entry, grant, .. } => line.holds.push(Hold {
-                    id: entry,
-                    permits: i64::try_from(grant.permits).unwrap_or(i64::MAX),
-                    token: grant.token,
-                    granted_as: grant.granted_as,
-                    deadline: tick(grant.deadline.instant()),
-                }),
-                Effect::Lost { entry, .. } => line.holds.retain(|hold| hold.id != entry),
-                _ => {}
-            }
-        }
         output
+    }
+
+    /// Lets readers in that may share a hold.
+    fn share(&mut self, lock: usize, world: World<'_>) {
+        let holds = self.lines[lock].holds.clone();
+        self.feed(lock, world, |waitlist, context, effects| {
+            let lease = |entry: &str| {
+                let mut held = holds.iter().filter(|hold| hold.id == entry);
+                let held = held.find(|hold| hold.is_believed(world.now, world.rules))?;
+                Some(Inheritance {
+                    deadline: Deadline::at(instant(held.deadline)),
+                    renew_at: *NEVER,
+                })
+            };
+            waitlist.share(lease, context, effects);
+        });
     }
 
     pub(super) fn join(&mut self, lock: usize, wait: bool, world: World<'_>) {
@@ -186,6 +190,7 @@ impl Client {
             let waiting = Waiting::new(key, entry, (world.used, permits), patience, context.now);
             waitlist.join(waiting, effects);
         });
+        self.share(lock, world);
     }
 
     /// A task gives up, by its place in the line.
@@ -222,6 +227,9 @@ impl Client {
             renew_at: *NEVER,
         };
         self.feed(lock, world, |waitlist, context, effects| {
+            if waitlist.part(&hold.id) && world.rules.last_reader_releases {
+                return;
+            }
             if !(released && waitlist.hand_on(&hold.id, inherited, context, effects)) {
                 waitlist.let_go(&hold.id, world.used, None, kept, None, context);
             }
@@ -261,6 +269,7 @@ impl Client {
         self.feed(lock, world, |waitlist, context, effects| {
             waitlist.answered(operation, state, &exchange, context, effects);
         });
+        self.share(lock, world);
     }
 
     /// The outcome of an operation is unknown.
@@ -301,6 +310,22 @@ impl Client {
 }
 
 impl Line {
+    fn take_in(&mut self, effects: Vec<Effect>) {
+        for effect in effects {
+            match effect {
+                Effect::Granted { entry, grant, .. } => self.holds.push(Hold {
+                    id: entry,
+                    permits: i64::try_from(grant.permits).unwrap_or(i64::MAX),
+                    token: grant.token,
+                    granted_as: grant.granted_as,
+                    deadline: tick(grant.deadline.instant()),
+                }),
+                Effect::Lost { entry, .. } => self.holds.retain(|hold| hold.id != entry),
+                _ => {}
+            }
+        }
+    }
+
     pub(super) fn is_idle(&self) -> bool {
         self.waitlist.is_idle()
     }

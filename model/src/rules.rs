@@ -52,6 +52,8 @@ pub(super) struct Rules {
     pub(super) keeps: i64,
     /// A hold that is handed on inside a process ends when it would have ended, and not a lease later.
     pub(super) hands_on_what_is_left: bool,
+    /// A hold that readers of one process share is released by the last of them, and not by the first.
+    pub(super) last_reader_releases: bool,
     /// How many tokens a client takes for its own that no write has reserved.
     pub(super) tokens_not_reserved: i64,
     /// A command that is not answered is given up, and its client goes on beside it.
@@ -74,6 +76,7 @@ impl Rules {
         knocks_in_full: true,
         keeps: 0,
         hands_on_what_is_left: true,
+        last_reader_releases: true,
         tokens_not_reserved: 0,
         gives_up_commands: true,
     };

@@ -9,7 +9,10 @@ use std::{collections::BTreeSet, time::Instant};
 use stateright::{Checker, HasDiscoveries, Model};
 
 use super::{Fault, Kind, Rules, Setup, rules::LEASE, system::ALL_FAULTS};
-use crate::protocol::{Operation, ServerTime, State, state};
+use crate::{
+    protocol::{Operation, ServerTime, State, state},
+    waitlist::handing_on::RANGE,
+};
 
 /// Three clients that each want a mutex once.
 fn mutex() -> Setup {
@@ -151,6 +154,82 @@ fn a_range_of_tokens_that_no_write_reserves_is_found() {
         ..handed_on()
     };
     find("a range that is not written", "a counter beyond all tokens", setup);
+}
+
+/// Readers of one process that share a hold, and a writer of another.
+fn shared() -> Setup {
+    const ALL: i64 = 1 << 20;
+    Setup {
+        kind: Kind::RwLock,
+        capacity: ALL,
+        permits: vec![1, ALL],
+        acquires: 3,
+        tasks: 3,
+        steps: 8,
+        ..mutex()
+    }
+}
+
+/// The third shares the hold of the second.
+#[test]
+fn a_read_hold_that_is_shared_inside_a_process() {
+    check("three readers of a client and a writer, eight steps", shared(), 20_000);
+}
+
+/// Two clients whose readers share: one has tokens of a range while the other is granted larger ones.
+#[test]
+fn read_holds_that_two_processes_share_each_for_itself() {
+    let setup = Setup {
+        permits: vec![1; 2],
+        ..shared()
+    };
+    check("two clients of three readers, eight steps", setup, 20_000);
+}
+
+#[test]
+fn a_shared_hold_that_the_first_reader_releases_is_found() {
+    let setup = Setup {
+        rules: Rules {
+            last_reader_releases: false,
+            ..Rules::REAL
+        },
+        faults: 0,
+        liveness: false,
+        steps: 0,
+        ..shared()
+    };
+    find("a release by the first reader", "exclusion", setup);
+}
+
+#[test]
+fn a_range_of_readers_that_no_write_reserves_is_found() {
+    // The answer shows the range, and the document does not have it.
+    fn apply(before: Option<&State>, operation: &Operation, now: ServerTime) -> Option<State> {
+        let mut unreserved = operation.clone();
+        for entry in unreserved
+            .requests
+            .iter_mut()
+            .flat_map(|requests| &mut requests.entries)
+        {
+            entry.reserve = 0;
+        }
+        state::apply(before, &unreserved, now)
+    }
+    let setup = Setup {
+        rules: Rules {
+            tokens_not_reserved: RANGE - 1,
+            ..with_apply(apply)
+        },
+        permits: vec![1; 2],
+        faults: 0,
+        liveness: false,
+        ..shared()
+    };
+    find(
+        "a range of readers that is not written",
+        "a counter beyond all tokens",
+        setup,
+    );
 }
 
 /// Neither minds the other, and each alone is gone through to the end above. The next step has three times as many states as

@@ -153,8 +153,8 @@ impl LockClientBuilder {
         self
     }
 
-    /// Sets whether a released lock goes to the next task of this client without the server, while no other client is
-    /// known to wait for it; by default it does.
+    /// Sets whether a released lock goes to the next task of this client, and whether readers of this client share one
+    /// hold, without the server, while no other client is known to wait for it; by default it is so.
     ///
     /// This makes a lock that many tasks of one process share thousands of times faster to pass along, and costs about one
     /// command for 64 tasks. [Guarantees](crate::guarantees#inside-a-process) tells what stays the same and what to know:
@@ -162,9 +162,12 @@ impl LockClientBuilder {
     /// reason and its token; and a client that begins to wait in the very moment may see a few more tasks of this process
     /// served before it.
     ///
-    /// It concerns mutexes, writers of readers-writer locks, and acquires of all permits of a semaphore. Elections, locks in
-    /// documents, re-entrant acquires, fixed leases and locks that stay taken after their release go through the server
-    /// in any case.
+    /// Readers that share a hold have a token and a handle each; the last handle to go releases the lock. To break the one
+    /// holder that the document shows is to break it for all of them.
+    ///
+    /// It concerns mutexes, readers and writers of readers-writer locks, and acquires of all permits of a semaphore.
+    /// Elections, locks in documents, re-entrant acquires, fixed leases and locks that stay taken after their release go
+    /// through the server in any case.
     pub fn hand_on_locally(mut self, hand_on: bool) -> Self {
         self.settings.hands_on = Some(hand_on);
         self

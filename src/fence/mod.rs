@@ -88,7 +88,7 @@ impl LockView {
 /// - Writes that do not go through a fence are not refused, and do not erase the token unless they replace the
 ///   document.
 /// - Tokens are comparable within one lock. If several locks guard one document, each needs its own
-///   [`field`](Self::field). And of two simultaneous holders, which semaphores and readers have, the earlier has the
+///   [`field`](Self::field). And of two simultaneous holders, which semaphores and readers have, one has the
 ///   smaller token although it still holds the lock: fences are for mutexes, writers and leaders.
 ///
 /// # Examples

@@ -201,7 +201,8 @@ impl LockHandle {
     /// Releases the lock: it is handed to the next in the queue, or is free, unless it is
     /// [kept](crate::Acquire::at_least_for).
     ///
-    /// If the lock was re-entered, only the last handle releases it and sends anything.
+    /// If the lock was re-entered, or several readers of the process
+    /// [share it](crate::guarantees#inside-a-process), only the last handle releases it and sends anything.
     ///
     /// # Errors
     ///
@@ -318,8 +319,8 @@ impl LockView {
 
     /// Returns the fencing token of this grant.
     ///
-    /// If the lock was [handed on inside the process](crate::guarantees#inside-a-process), the lock's document shows a
-    /// smaller one: that of the first task that had it.
+    /// If the lock was [handed on inside the process](crate::guarantees#inside-a-process), or several readers of the
+    /// process share it, the lock's document shows a smaller one: that of the first task that had it.
     pub fn token(&self) -> FencingToken {
         self.hold.token
     }

@@ -22,6 +22,8 @@ pub(crate) const PERMITS: i64 = 1 << 30;
 /// - First come, first served, as with a [`Mutex`](crate::Mutex): readers that come after a waiting writer wait behind
 ///   it, so that writers are not starved.
 /// - A writer becomes a reader without letting go: [`LockHandle::downgrade`](crate::LockHandle::downgrade).
+/// - Readers of one client need the server for few of their reads while nobody waits to write: they
+///   [share a hold](crate::guarantees#inside-a-process).
 /// - A reader or writer that died costs the rest of its lease.
 ///
 /// # Examples

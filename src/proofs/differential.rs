@@ -152,7 +152,7 @@ fn step(random: &mut Random, number: usize, setup: &Setup, strings: &[String], s
                 fresh: random.below(if known(&id) { 4 } else { 2 }) == 0,
                 id,
                 permits: *random.pick(&[1, 1, 1, capacity]),
-                // As in use: for one entry, which needs all permits.
+                // As in use: for one entry.
                 reserve: if position == 0 { *random.pick(&[0, 1, 63]) } else { 0 },
                 lease: *random.pick(&[10, 25, 1000]),
                 claim: *random.pick(&[1, 5]),
@@ -166,10 +166,6 @@ fn step(random: &mut Random, number: usize, setup: &Setup, strings: &[String], s
                     proclaimed: 0,
                     identity: identity(random),
                 },
-            })
-            .map(|entry| Request {
-                reserve: if entry.permits == capacity { entry.reserve } else { 0 },
-                ..entry
             })
             .collect();
         Requests {

@@ -21,9 +21,9 @@
 //!   attempts: <how often claims with a limit have claimed the document, if ever one did> }
 //! ```
 //!
-//! While an entry holds all permits, its process may hand the hold on from task to task without a write: see
-//! `waitlist::handing_on`. Its `token` is then that of the first task, and the document's is the last of the range that
-//! the grant took for all of them.
+//! While an entry holds all permits, its process may hand the hold on from task to task without a write, and readers of
+//! one process may share an entry: see `waitlist::handing_on`. Its `token` is then that of the first task, and the others
+//! have theirs from a range that the grant took out of the document's counter for all of them.
 //!
 //! A mutex has capacity 1 and a semaphore capacity n; a readers-writer lock has a large capacity, of which a reader
 //! takes one permit and a writer all, exactly as `tokio::sync` builds its own on one semaphore.
@@ -45,8 +45,8 @@
 //!    operation requests can take a range of tokens out of the counter.
 //! 8. *record*: the holds that the operation ended are put in front of `ends`, if the client keeps a history. Nothing
 //!    reads them but people; clients that keep none leave them as they are.
-//! 9. *stamp*: `wake`, the version and the times are set. If a request lined up behind a holder that has a range of
-//!    tokens, `wake` names that holder, which then hands on no more. A try or a repeated request that changed nothing is
+//! 9. *stamp*: `wake`, the version and the times are set. If a request lined up behind holders that may have a range of
+//!    tokens, `wake` names them: they then hand on and share no more. A try or a repeated request that changed nothing is
 //!    a no-op.
 //!
 //! Leave comes before advance, so a release *hands over inside the same write*, and the change event of that write is
@@ -64,8 +64,8 @@
 //!
 //! - *Exclusion*: only advance adds a holder, and only while the permits fit the capacity.
 //! - *Rising tokens*: only advance issues a token: the last one plus one, or the server's clock in microseconds where
-//!   that is larger. A range of tokens is the holder's alone, as nobody else is granted any while it holds all permits, and
-//!   the counter is beyond it from the grant on. So tokens rise even if the counter was lost or set back with its document: deleted, purged, or
+//!   that is larger. A range of tokens is the holder's alone, as the write of
+//!   its grant takes it out of the counter. So tokens rise even if the counter was lost or set back with its document: deleted, purged, or
 //!   overwritten with an earlier copy.
 //! - *Idempotence*: a request names its entry. If its answer is lost and it is sent again, enqueue finds the entry and
 //!   adds nothing.

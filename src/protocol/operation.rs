@@ -147,9 +147,8 @@ pub(crate) struct Request {
     /// Whether this is the first time that the request is sent. If its entry is there all the same, a repetition has
     /// overtaken it, and it adds nothing.
     pub(crate) fresh: bool,
-    /// Number of tokens beyond its own that a grant by this very operation takes out of the counter, for the tasks of the
-    /// process to which the hold is handed on. Only where the entry needs all permits of the lock, so that nobody
-    /// else is granted anything meanwhile.
+    /// Number of tokens that a grant by this very operation takes out of the counter, after those of all its grants, for
+    /// the tasks of the process to which the hold is handed on, or which share it as readers.
     pub(crate) reserve: i64,
     pub(crate) owner: Owner,
 }
@@ -174,7 +173,7 @@ impl Operation {
         self.requests.is_some() && self.expects == Expects::Nothing
     }
 
-    /// Returns the number of tokens that a grant to this entry takes beyond its own.
+    /// Returns the number of tokens that a grant to this entry takes beside its own.
     pub(super) fn reserve_for(&self, id: &str) -> i64 {
         let mut entries = self.entries().filter(|entry| entry.id == id);
         entries.next().map_or(0, |entry| entry.reserve)
@@ -185,9 +184,9 @@ impl Operation {
         self.entries().find(|entry| entry.reserve > 0)
     }
 
-    /// Returns how the entries of the requesting session begin, if the operation requests one that waits: then a holder
-    /// that hands on the lock within its process hears that it is asked for. Also by a repeated request, as the first may
-    /// never have arrived.
+    /// Returns how the entries of the requesting session begin, if the operation requests one that waits: then holders
+    /// that hand on the lock within their process, or share it, hear that it is asked for. Also by a repeated request, as
+    /// the first may never have arrived.
     pub(super) fn asks_as(&self) -> Option<&str> {
         let asking = self.entries().find(|entry| entry.wait)?;
         Some(asking.id.rfind('-').map_or(&asking.id, |end| &asking.id[..=end]))

@@ -338,15 +338,19 @@ impl Step<'_> {
     /// Grants the lock to the head of the queue as long as it fits the free capacity. Then cuts the queue to its room,
     /// and removes the requests that are not to wait.
     fn advance(&mut self) {
+        let operation = self.operation;
         let mut held: i64 = self.state.holders.iter().map(|holder| holder.permits).sum();
+        let mut reserved: i64 = 0;
         while let Some(head) = self.state.queue.first()
             && held + head.permits <= self.state.capacity
         {
             held += head.permits;
             let head = self.state.queue.remove(0);
+            reserved = reserved.saturating_add(operation.reserve_for(&head.id));
             self.grant(head);
         }
-        let operation = self.operation;
+        // The tokens in between are that holder's, for more tasks of its process.
+        self.state.token = self.state.token.saturating_add(reserved);
         let is_a_try = |id: &String| operation.entries().any(|entry| !entry.wait && entry.id == *id);
         self.state.queue.truncate(operation.room);
         self.state.queue.retain(|waiter| !is_a_try(&waiter.id));
@@ -355,8 +359,7 @@ impl Step<'_> {
     /// Makes the waiter a holder with the next token.
     fn grant(&mut self, waiter: Waiter) {
         let token = next_token(self.state.token, self.now);
-        // The tokens in between are the holder's, for the tasks that it hands the lock on to.
-        self.state.token = token.saturating_add(self.operation.reserve_for(&waiter.id));
+        self.state.token = token;
         // A client that asks is alive and gets its full lease; one that is woken must first show that it is.
         let asking = self.operation.asks_for(&waiter.id);
         let lease = if asking { waiter.lease } else { waiter.claim };
@@ -376,13 +379,20 @@ impl Step<'_> {
         });
     }
 
-    /// Returns the holder that is to hear that another session has lined up: the only one, which has tokens in reserve
-    /// and so may hand on the lock within its process.
-    fn asked_for(&self) -> Option<String> {
-        let asks_as = self.operation.asks_as()?;
-        let [holder] = &self.state.holders[..] else { return None };
-        let hands_on = holder.token < self.state.token && !holder.id.starts_with(asks_as);
-        (hands_on && self.state.queue.len() <= NOTIFIES_UP_TO).then(|| holder.id.clone())
+    /// Returns the holders that are to hear that another session has lined up: those which may have tokens in reserve, and
+    /// so hand on the lock within their process, or share it as readers. Of several holders only readers do.
+    fn asked_for(&self) -> Vec<String> {
+        let Some(asks_as) = self.operation.asks_as() else {
+            return Vec::new();
+        };
+        let state = &self.state;
+        let lines_up = (1..=NOTIFIES_UP_TO).contains(&state.queue.len());
+        if !lines_up || (state.holders.len() != 1 && state.kind != Kind::RwLock) {
+            return Vec::new();
+        }
+        let holders = state.holders.iter();
+        let asked_for = holders.filter(|holder| holder.token < state.token && !holder.id.starts_with(asks_as));
+        asked_for.map(|holder| holder.id.clone()).collect()
     }
 
     /// Returns whether any entry has changed. An operation that may be a no-op must not write otherwise.
@@ -413,9 +423,7 @@ impl Step<'_> {
         if let (Some(head), false) = (self.state.queue.first(), self.operation.kept.is_empty()) {
             self.words.asks(&head.id);
         }
-        if let Some(id) = self.asked_for() {
-            self.words.asked_for(&id);
-        }
+        self.asked_for().iter().for_each(|id| self.words.asked_for(id));
         let wake = self.words.into_wake(&self.operation.id);
         self.state.stamp(wake, self.operation.keep, self.now);
         self.state

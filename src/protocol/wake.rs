@@ -9,8 +9,8 @@
 //! - `left` has one letter for each entry that asked to leave: `h` it held, `q` it waited, `0` it was not there.
 //! - `<id>*;` waits at the head of the queue, and is to ask: the lock is kept, and that may end at another time than the
 //!   waiter knows. Earlier clients pass over the word, and ask when they would have asked.
-//! - `<id>?;` holds, and another session has lined up behind it: the holder hands on the lock within its process no more.
-//!   Earlier clients, which never do, pass over the word.
+//! - `<id>?;` holds, and another session has lined up behind it: the holder hands on the lock within its process no more,
+//!   nor shares it with more readers. Earlier clients, which never do, pass over the word.
 //! - `<id>+<token>;` was granted, on its claim lease; `<id>!<token>;` was evicted by an operator, and `<id>~;` adopted
 //!   by a later incarnation of its owner. The token names the grant, as the entry may have been granted anew by the
 //!   time that the event arrives. Entries whose lease ran out are not named: their holders knew it before the server.
@@ -56,8 +56,8 @@ pub(crate) enum Signal {
 /// The words of one write.
 ///
 /// Their order is part of the protocol, as both implementations must write the same document: grants, then the entries
-/// that an operator evicted, then those that a later incarnation adopted, then the waiter that is to ask, then the holder
-/// that is asked for.
+/// that an operator evicted, then those that a later incarnation adopted, then the waiter that is to ask, then the holders
+/// that are asked for.
 #[derive(Default)]
 pub(crate) struct Announcement {
     left: String,

@@ -39,7 +39,7 @@ pub(crate) struct Hold {
     pub(crate) id: String,
     pub(crate) name: String,
     pub(crate) token: FencingToken,
-    /// The token of its entry in the document: a smaller one, if the hold was handed on inside the process.
+    /// The token of its entry in the document: a smaller one, if the hold was handed on inside the process, or is shared.
     pub(crate) granted_as: i64,
     pub(crate) used: Use,
     pub(crate) lease: Lease,
@@ -224,7 +224,22 @@ impl Hold {
     pub(super) fn inheritance(&self) -> Option<Inheritance> {
         let progress = self.progress();
         let whole = u64::try_from(self.used.1).is_ok_and(|capacity| capacity == progress.permits);
-        let renew_at = progress.renew_at.filter(|_| whole && progress.is_plainly_released())?;
+        let released = progress.lost == Some(LostReason::Released);
+        let renew_at = progress.renew_at.filter(|_| whole && released && progress.is_plain())?;
+        let deadline = progress.deadline;
+        Some(Inheritance { deadline, renew_at })
+    }
+
+    /// Returns the lease that another reader shares, if the hold is not over nor held too long, and its lease is in no
+    /// doubt, as above.
+    pub(super) fn shared_lease(&self) -> Option<Inheritance> {
+        self.look().ok()?;
+        if self.reported_from().is_some_and(|from| from <= Instant::now()) {
+            return None;
+        }
+        let progress = self.progress();
+        let is_held = progress.lost.is_none();
+        let renew_at = progress.renew_at.filter(|_| is_held && progress.is_plain())?;
         let deadline = progress.deadline;
         Some(Inheritance { deadline, renew_at })
     }
@@ -552,7 +567,8 @@ impl Hold {
         progress.refusals
     }
 
-    /// Whether the document was written since the holder has it. A hold that was handed on inside the process was not.
+    /// Whether the document was written since the holder has it. For a hold that was handed on inside the process, or is
+    /// shared, it was not.
     pub(super) fn is_written(&self) -> bool {
         self.written.load(Ordering::Acquire)
     }
@@ -610,10 +626,11 @@ impl Hold {
 }
 
 impl Progress {
-    fn is_plainly_released(&self) -> bool {
+    /// Whether nothing about its lease has failed or is on its way, and nothing hangs on it.
+    fn is_plain(&self) -> bool {
         let certain = !self.failing && self.in_vain == 0 && self.refusals == 0;
         let unbound = self.kept.is_none() && self.guarded_at.is_none() && self.deleting == 0;
-        self.lost == Some(LostReason::Released) && certain && unbound
+        certain && unbound
     }
 
     /// Ends the hold, which may be held up to `limit`.

@@ -11,35 +11,60 @@ pub(super) enum Change {
     Gone(Arc<Hold>),
 }
 
-/// The holds of one line by their entries. It records which came and went since the last call of
-/// [`take_changes`](Self::take_changes): the heartbeat has its own books of all holds, so that it need not search the
+/// The holds of one line by their entries; readers may share an entry. It records which came and went since the last call
+/// of [`take_changes`](Self::take_changes): the heartbeat has its own books of all holds, so that it need not search the
 /// lines.
 #[derive(Debug, Default)]
 pub(super) struct Holds {
-    by_id: BTreeMap<String, Arc<Hold>>,
+    /// Those of one entry in the order in which they came.
+    by_id: BTreeMap<String, Vec<Arc<Hold>>>,
     changes: Vec<Change>,
 }
 
 impl Holds {
     pub(super) fn values(&self) -> impl Iterator<Item = &Arc<Hold>> {
-        self.by_id.values()
+        self.by_id.values().flatten()
     }
 
-    pub(super) fn get(&self, id: &str) -> Option<&Arc<Hold>> {
-        self.by_id.get(id)
+    /// Returns the holds that have an entry.
+    pub(super) fn of(&self, id: &str) -> &[Arc<Hold>] {
+        self.by_id.get(id).map_or(&[], Vec::as_slice)
     }
 
-    pub(super) fn insert(&mut self, id: String, hold: Arc<Hold>) {
+    pub(super) fn has(&self, hold: &Hold) -> bool {
+        self.of(&hold.id).iter().any(|held| held.number == hold.number)
+    }
+
+    /// Adds a hold in place of whatever has its entry.
+    pub(super) fn insert(&mut self, hold: Arc<Hold>) {
+        self.remove(&hold.id);
+        self.share(hold);
+    }
+
+    /// Adds a hold beside those that have its entry.
+    pub(super) fn share(&mut self, hold: Arc<Hold>) {
         self.changes.push(Change::Came(hold.clone()));
-        if let Some(before) = self.by_id.insert(id, hold) {
-            self.changes.push(Change::Gone(before));
-        }
+        self.by_id.entry(hold.id.clone()).or_default().push(hold);
     }
 
-    pub(super) fn remove(&mut self, id: &str) -> Option<Arc<Hold>> {
-        let hold = self.by_id.remove(id)?;
-        self.changes.push(Change::Gone(hold.clone()));
-        Some(hold)
+    /// Removes all holds that have an entry.
+    pub(super) fn remove(&mut self, id: &str) -> Vec<Arc<Hold>> {
+        let gone = self.by_id.remove(id).unwrap_or_default();
+        self.changes.extend(gone.iter().cloned().map(Change::Gone));
+        gone
+    }
+
+    /// Removes one hold, and leaves the others that have its entry.
+    pub(super) fn part(&mut self, hold: &Hold) {
+        let Some(held) = self.by_id.get_mut(&hold.id) else {
+            return;
+        };
+        if let Some(place) = held.iter().position(|held| held.number == hold.number) {
+            self.changes.push(Change::Gone(held.remove(place)));
+        }
+        if held.is_empty() {
+            self.by_id.remove(&hold.id);
+        }
     }
 
     /// Returns the holds that came and went since the last call.

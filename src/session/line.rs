@@ -130,6 +130,8 @@ enum Cause<'a> {
     Event(Option<LogTime>),
     /// A task of this process let go of a hold that was logged by then.
     HandedOn(Option<LogTime>),
+    /// A task of this process has a hold that others may share.
+    Shared,
     Else,
 }
 
@@ -148,7 +150,7 @@ pub(crate) struct Line {
     trouble: Option<StoreError>,
     /// When the first operation was sent that the server has not answered, nor any since.
     silent_since: Option<Instant>,
-    /// Whether a transaction was guarded by a hold: such holds are not handed on.
+    /// Whether a transaction was guarded by a hold: such holds are not handed on, nor shared with more readers.
     guards: bool,
     /// The need of the line, as counted by the session.
     pub(super) counted: Need,
@@ -212,7 +214,7 @@ impl Line {
 
     /// Whether the hold is not over here. Its entry alone does not show it: the hold may have been handed on.
     pub(crate) fn has(&self, hold: &Hold) -> bool {
-        self.holds.get(&hold.id).is_some_and(|held| held.number == hold.number)
+        self.holds.has(hold)
     }
 
     pub(crate) fn holds(&self) -> impl Iterator<Item = &Arc<Hold>> {
@@ -254,6 +256,23 @@ impl Line {
         let mut owed = Vec::new();
         self.waitlist.join(waiting, &mut owed);
         self.pay(owed, Cause::Else, context, effects);
+        self.share(context, effects);
+    }
+
+    /// Lets readers in that may share a hold.
+    fn share(&mut self, context: &Context<'_>, effects: &mut Vec<Effect>) {
+        if self.guards {
+            return;
+        }
+        let holds = &self.holds;
+        // The oldest of those that share it: it is the first to be held too long.
+        let lease = |entry: &str| {
+            let mut held = holds.of(entry).iter().filter(|hold| hold.lost_reason().is_none());
+            held.next()?.shared_lease()
+        };
+        let mut owed = Vec::new();
+        self.waitlist.share(lease, context, &mut owed);
+        self.pay(owed, Cause::Shared, context, effects);
     }
 
     /// Returns a hold of this client that the task may join, with one more handle.
@@ -369,7 +388,7 @@ impl Line {
     }
 
     /// Lets go of a hold: by release, by drop, or because it was lost. The next task in line gets it where it can be
-    /// handed on without the server.
+    /// handed on without the server. A hold that readers share stays until the last of them lets go.
     pub(crate) fn let_go(
         &mut self,
         hold: &Hold,
@@ -377,8 +396,11 @@ impl Line {
         context: &Context<'_>,
         effects: &mut Vec<Effect>,
     ) {
-        if self.holds.get(&hold.id).is_some_and(|held| held.number != hold.number) {
-            // It was handed on: the entry is another task's.
+        let is_ours = self.holds.has(hold);
+        // It was handed on: the entry is another task's. Or others share it still.
+        if (!is_ours && !self.holds.of(&hold.id).is_empty()) || (is_ours && self.waitlist.part(&hold.id)) {
+            self.holds.part(hold);
+            // It was held up to this moment, and is no longer: all that a release promises.
             effects.extend(to.map(|to| Effect::Released(to, Ok(wake::Left::Holder))));
             return;
         }
@@ -387,7 +409,6 @@ impl Line {
             && self.waitlist.hand_on(&hold.id, inherited, context, &mut owed)
         {
             self.pay(owed, Cause::HandedOn(hold.logged_by), context, effects);
-            // It was held up to this moment, and is no longer: all that a release promises.
             effects.extend(to.map(|to| Effect::Released(to, Ok(wake::Left::Holder))));
             return;
         }
@@ -411,7 +432,7 @@ impl Line {
         let permits = i64::try_from(hold.permits()).unwrap_or(i64::MAX);
         let held = Held::new((hold.used, permits), hold.granted_as, hold.lease.length);
         self.waitlist.hold(hold.id.clone(), held);
-        self.holds.insert(hold.id.clone(), hold);
+        self.holds.insert(hold);
     }
 
     /// Forgets a hold that is known to be gone from the document.
@@ -439,6 +460,7 @@ impl Line {
         self.waitlist
             .answered(operation, state, &answer.exchange, context, &mut owed);
         self.pay(owed, Cause::Answer(operation, answer), context, effects);
+        self.share(context, effects);
     }
 
     /// Takes in that the operation on its way has failed.
@@ -514,7 +536,7 @@ impl Line {
                 waitlist::Effect::Granted { key, entry, grant } => {
                     granted = true;
                     // The grant changed the document that was seen before, unless a task has it from another.
-                    if !matches!(cause, Cause::HandedOn(_)) {
+                    if !matches!(cause, Cause::HandedOn(_) | Cause::Shared) {
                         self.last_answer = None;
                     }
                     self.granted(key, entry, &grant, cause, context, effects);
@@ -524,7 +546,7 @@ impl Line {
                 }),
                 waitlist::Effect::Mismatched { key } => self.answer(key, effects, |line, _| match cause {
                     Cause::Answer(operation, answer) => Err(line.mismatch(operation, answer)),
-                    Cause::Failure(_) | Cause::Event(_) | Cause::HandedOn(_) | Cause::Else => Ok(None),
+                    Cause::Failure(_) | Cause::Event(_) | Cause::HandedOn(_) | Cause::Shared | Cause::Else => Ok(None),
                 }),
                 waitlist::Effect::Missing { key } => self.answer(key, effects, |line, _| {
                     let name = line.name.clone();
@@ -541,7 +563,8 @@ impl Line {
                     effects.extend(to.map(|to| Effect::Released(to, Err(cause.error()))));
                 }
                 waitlist::Effect::Lost { entry, reason } => {
-                    effects.extend(self.holds.remove(&entry).map(|hold| Effect::Lost(hold, reason)));
+                    let lost = self.holds.remove(&entry).into_iter();
+                    effects.extend(lost.map(|hold| Effect::Lost(hold, reason)));
                 }
                 waitlist::Effect::Doubted => effects.extend(self.holds().cloned().map(Effect::Doubted)),
             }
@@ -560,11 +583,20 @@ impl Line {
         context: &Context<'_>,
         effects: &mut Vec<Effect>,
     ) {
-        let mut hold = Hold::new(entry.clone(), self.name.clone(), grant);
-        hold.logged_by = cause.logged_by();
+        let mut hold = Hold::new(entry, self.name.clone(), grant);
+        let shared = self
+            .holds
+            .of(&hold.id)
+            .first()
+            .filter(|_| matches!(cause, Cause::Shared));
+        hold.logged_by = shared.map_or(cause.logged_by(), |shared| shared.logged_by);
         hold.label = context.config.metered.label(&self.name);
         let hold = Arc::new(hold);
-        self.holds.insert(entry, hold.clone());
+        if shared.is_some() {
+            self.holds.share(hold.clone());
+        } else {
+            self.holds.insert(hold.clone());
+        }
         self.answer(key, effects, |_, _| Ok(Some(hold)));
     }
 
@@ -611,7 +643,7 @@ impl Cause<'_> {
         match self {
             Self::Answer(_, answer) => answer.logged_by,
             Self::Event(logged_at) | Self::HandedOn(logged_at) => logged_at,
-            Self::Failure(_) | Self::Else => None,
+            Self::Failure(_) | Self::Shared | Self::Else => None,
         }
     }
 
@@ -619,7 +651,9 @@ impl Cause<'_> {
     fn error(self) -> ServerError {
         match self {
             Self::Failure(error) => error.clone().into(),
-            Self::Answer(..) | Self::Event(_) | Self::HandedOn(_) | Self::Else => StoreError::overdue().into(),
+            Self::Answer(..) | Self::Event(_) | Self::HandedOn(_) | Self::Shared | Self::Else => {
+                StoreError::overdue().into()
+            }
         }
     }
 }

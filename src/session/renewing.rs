@@ -283,6 +283,11 @@ impl Session {
         for hold in holds {
             entries.entry(hold.name.clone()).or_default().push(hold.id.clone());
         }
+        for ids in entries.values_mut() {
+            // Readers may share an entry.
+            ids.sort_unstable();
+            ids.dedup();
+        }
         let longest = holds.iter().map(|hold| hold.lease.length).max();
         let renewal = Renewal {
             operation: self.ids.operation(),
@@ -303,6 +308,7 @@ impl Session {
                 None => asked.push(hold),
             }
         }
+        let documents = renewal.entries.len().saturating_sub(outcome.refused.len());
         let why = outcome.refused.into_values().next();
         let refused = holds.len() - asked.len();
         if refused > 0 {
@@ -310,7 +316,7 @@ impl Session {
         }
         // The server counts documents, not holders: with two of our holds in one document, a missing one would not
         // show.
-        if outcome.renewed == asked.len() as u64 && renewal.entries.values().all(|ids| ids.len() == 1) {
+        if outcome.renewed == documents as u64 && renewal.entries.values().all(|ids| ids.len() == 1) {
             for some in asked.chunks(AT_A_TIME) {
                 // Under the mutex of the clock, so that a jump ahead misses none of them.
                 let clock = &self.table().clock;

@@ -168,7 +168,7 @@ impl Waitlist {
             } else {
                 Some(timing::check(&lease, context.now))
             };
-            let handing_on = self.handing_on(position, state, exchange.sent, context);
+            let handing_on = self.handing_on(position, entry, state, exchange.sent, context);
             self.grant(position, holder.token, deadline, renew_at, context, effects);
             // A grant that is not believed has another entry by now.
             if let Some(held) = self.holds.get_mut(&entry.id) {
@@ -228,6 +228,8 @@ impl Waitlist {
             uncertain: waiting.uncertain,
             ..Held::new((waiting.used, waiting.permits), token, lease.length)
         };
+        // The tokens that an older hold has left are smaller.
+        self.hand_on_no_more();
         self.holds.insert(waiting.entry.clone(), held);
         // The queue has changed since it was seen.
         self.others_absent = false;

@@ -1,4 +1,5 @@
-//! Handing a hold on inside the process: the next task in line gets it without the server.
+//! Handing a hold on inside the process: the next task in line gets it without the server. And sharing one: more readers
+//! get in.
 //!
 //! The document keeps the entry, with its lease, for as long as the tasks of this process pass the hold along; what
 //! changes hands is the right to it. A grant takes a range of tokens out of the document's counter
@@ -12,6 +13,12 @@
 //! Once another client is known to wait, the lock goes through the server. The holder hears of it by an event
 //! ([`Signal::AskedFor`](crate::protocol::wake::Signal)). If that is lost, the lock goes through the server all the
 //! same when the range is used up, or when the document was last seen some time ago.
+//!
+//! A read hold is not handed on but shared: while a reader of this process has it, each further one at the head of the
+//! line gets a token of its own from the same kind of range ([`Waitlist::share`]). The entry leaves with the last of
+//! them ([`Waitlist::part`]), and by the same rules no more are let in. A writer of this process, too, ends it: it stands
+//! in line, and readers come after it. Other clients can be granted tokens beside a reader, so of what lies between its
+//! token and the counter only the range is its own: the one that the write of its grant has taken.
 
 use std::time::Duration;
 
@@ -21,7 +28,7 @@ use super::{
     Context, Effect, Grant, Held, How, Stage, Waiting, Waitlist, answers::others_wait, deadline::Deadline, unsigned,
 };
 use crate::{
-    protocol::{Kind, State},
+    protocol::{Kind, Request, State},
     terms::Terms,
 };
 
@@ -44,10 +51,10 @@ pub(crate) struct Inheritance {
     pub(crate) renew_at: Instant,
 }
 
-/// The right to hand a hold on.
+/// The right to hand a hold on, or to share a reader's.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct HandingOn {
-    /// The token of the task that has the hold.
+    /// The last token that a task has got.
     pub(super) token: i64,
     /// The last token of the range.
     pub(super) last: i64,
@@ -77,7 +84,17 @@ impl Waiting {
     }
 
     fn may_take_over(&self, held: &Held, handing: &HandingOn) -> bool {
-        self.waits() && self.may_be_handed_on() && (self.used, self.terms) == (held.used, handing.terms)
+        self.waits() && self.may_be_handed_on() && self.is_like(held) && self.terms == handing.terms
+    }
+
+    /// Whether it is a reader that may share a hold, on terms as above.
+    fn may_share(&self) -> bool {
+        let (kind, capacity) = self.used;
+        kind == Kind::RwLock && self.permits < capacity && !self.reenters && self.terms.is_plain()
+    }
+
+    fn is_like(&self, held: &Held) -> bool {
+        (self.used, self.permits) == (held.used, held.permits)
     }
 
     /// Whether the server can't have its entry.
@@ -88,37 +105,58 @@ impl Waiting {
 
 impl Waitlist {
     /// Returns the number of tokens that a grant to the head is to take beyond its own: a range where several tasks of
-    /// this process want the lock. It is so, too, if the head gets the lock `from_here`.
+    /// this process want the lock. It is so, too, if the head gets the lock `from_here`, or is a reader beside another.
     pub(super) fn reserve(&self, from_here: bool, context: &Context<'_>) -> i64 {
         let wants = |waiting: Option<&Waiting>| waiting.is_some_and(|it| it.waits() && it.may_be_handed_on());
         let several = wants(self.waiting.front()) && (from_here || wants(self.waiting.get(1)));
-        if context.config.hands_on && several {
+        if context.config.hands_on && (several || self.shares()) {
             RANGE - 1
         } else {
             0
         }
     }
 
-    /// Returns the right to hand a hold on that the answer gives to a waiting task, if the document shows its entry with a
-    /// range of tokens and nobody else's.
-    ///
-    /// While the entry holds all permits nobody else is granted a token. So whatever lies between the entry's token and
-    /// the counter is its own, even if another operation than the present one put it in.
+    /// Whether a grant to the head would be shared: it is a reader that was never asked for, and there is another.
+    pub(super) fn shares(&self) -> bool {
+        let Some(head) = self.waiting.front().filter(|head| head.may_share()) else {
+            return false;
+        };
+        let another = self.waiting.get(1).is_some_and(Waiting::may_share);
+        head.was_never_sent() && (another || self.holds.values().any(|held| head.is_like(held)))
+    }
+
+    /// Returns the right to hand a hold on or to share it that the answer to a request gives to a waiting task, if the
+    /// document shows its entry with a range of tokens, and no waiter of another client.
     pub(super) fn handing_on(
         &self,
         position: usize,
+        request: &Request,
         state: &State,
         sent: Instant,
         context: &Context<'_>,
     ) -> Option<HandingOn> {
         let waiting = &self.waiting[position];
-        let [holder] = &state.holders[..] else { return None };
-        let unwanted = !others_wait(state, context);
-        let hands_on = context.config.hands_on && holder.id == waiting.entry && waiting.may_be_handed_on();
-        (hands_on && unwanted && holder.token < state.token).then_some(HandingOn {
-            token: holder.token,
+        if !context.config.hands_on || others_wait(state, context) {
+            return None;
+        }
+        let (token, last) = if waiting.may_share() {
+            // A first request finds no entry of its own: the grant that its answer shows is its own, with its range.
+            let reserved = if request.fresh { request.reserve } else { 0 };
+            (state.token.saturating_sub(reserved), state.token)
+        } else {
+            // While the entry holds all permits nobody else is granted a token. So whatever lies between the entry's
+            // token and the counter is its own, even if another operation than the present one put it in.
+            let [holder] = &state.holders[..] else { return None };
+            if holder.id != waiting.entry || !waiting.may_be_handed_on() {
+                return None;
+            }
             // Another program may have set the counter ahead.
-            last: state.token.min(holder.token.saturating_add(RANGE - 1)),
+            let last = state.token.min(holder.token.saturating_add(RANGE - 1));
+            (holder.token, last)
+        };
+        (token < last).then_some(HandingOn {
+            token,
+            last,
             // The document is no older than the question.
             seen_at: sent,
             terms: waiting.terms,
@@ -190,6 +228,71 @@ impl Waitlist {
             }),
         });
         true
+    }
+
+    /// Lets readers at the head of the line in without the server, as long as there is a hold that they may share.
+    /// `lease` returns what is left of the lease of an entry, if another reader may have it too.
+    pub(crate) fn share(
+        &mut self,
+        lease: impl Fn(&str) -> Option<Inheritance>,
+        context: &Context<'_>,
+        effects: &mut Vec<Effect>,
+    ) {
+        while let Some((entry, inherited)) = self.shared_with_head(&lease, context) {
+            let (Some(next), Some(held)) = (self.waiting.pop_front(), self.holds.get_mut(&entry)) else {
+                return;
+            };
+            let Some(handing) = &mut held.handing_on else { return };
+            handing.token += 1;
+            held.sharers += 1;
+            let lease = next.terms.lease(context.config);
+            effects.push(Effect::Granted {
+                key: next.key,
+                entry,
+                grant: Box::new(Grant {
+                    token: handing.token,
+                    granted_as: held.token,
+                    used: next.used,
+                    permits: unsigned(next.permits),
+                    lease,
+                    how: How::Local,
+                    deadline: inherited.deadline,
+                    renew_at: Some(inherited.renew_at),
+                }),
+            });
+        }
+    }
+
+    /// Returns the entry that the head of the line may share, with what is left of its lease.
+    fn shared_with_head(
+        &self,
+        lease: impl Fn(&str) -> Option<Inheritance>,
+        context: &Context<'_>,
+    ) -> Option<(String, Inheritance)> {
+        let head = self.waiting.front()?;
+        if !head.may_share() || !head.was_never_sent() {
+            return None;
+        }
+        self.holds.iter().find_map(|(entry, held)| {
+            let handing = held.handing_on.as_ref()?;
+            let alike = head.is_like(held) && head.terms == handing.terms;
+            if !alike || held.uncertain || !handing.may_go_on(context) {
+                return None;
+            }
+            let lease = lease(entry)?;
+            let is_left = lease.deadline.instant() > context.now && lease.renew_at > context.now;
+            is_left.then(|| (entry.clone(), lease))
+        })
+    }
+
+    /// Takes in that a task lets go of a hold, if others share it still: the entry stays. `false`: it was the last.
+    pub(crate) fn part(&mut self, entry: &str) -> bool {
+        let Some(held) = self.holds.get_mut(entry) else {
+            return false;
+        };
+        let are_left = held.sharers > 1;
+        held.sharers = held.sharers.saturating_sub(1).max(1);
+        are_left
     }
 
     /// Takes in that others may wait for a hold: it goes through the server next.

@@ -5,11 +5,11 @@
 //! local queue. Only its head stands in the server's queue, so the document grows with the waiting processes and not
 //! with their tasks. When the process lets go of a hold while its head is queued already, the next task joins in the
 //! same write, unless other clients wait. So handing a lock from task to task inside a process costs one command at most,
-//! and beside other processes each has one queue position. While nobody else is known to wait, it costs no command:
-//! [`handing_on`].
+//! and beside other processes each has one queue position. While nobody else is known to wait, it costs no command, and
+//! readers share one hold: [`handing_on`].
 //!
 //! Time and events come in: [`join`](Waitlist::join), [`cancel`](Waitlist::cancel), [`let_go`](Waitlist::let_go),
-//! [`hand_on`](Waitlist::hand_on),
+//! [`hand_on`](Waitlist::hand_on), [`share`](Waitlist::share), [`part`](Waitlist::part),
 //! [`answered`](Waitlist::answered), [`failed`](Waitlist::failed), [`signalled`](Waitlist::signalled),
 //! [`doubt`](Waitlist::doubt), [`verified`](Waitlist::verified), [`looked`](Waitlist::looked). Three things come out:
 //! the [`Effect`]s, which name tasks and releases by the keys that these brought; the [next operation](Waitlist::next)
@@ -200,6 +200,8 @@ pub(crate) struct Held {
     pub(crate) token: i64,
     /// `None`: it goes through the server.
     handing_on: Option<HandingOn>,
+    /// Number of tasks that have it: more than one if readers share it.
+    sharers: u32,
     /// The length of its lease.
     pub(crate) lease: Duration,
     /// An early request for this entry may still reach the server and put it in once more.
@@ -214,6 +216,7 @@ impl Held {
             permits,
             token,
             handing_on: None,
+            sharers: 1,
             lease,
             uncertain: false,
         }

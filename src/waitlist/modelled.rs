@@ -125,6 +125,7 @@ impl Waitlist {
         for (entry, held) in holds {
             write(Word::Entry(entry));
             write(Word::Number(held.permits));
+            write(Word::Number(i64::from(held.sharers)));
             write(Word::Token(held.token));
             flags.extend([held.uncertain, held.handing_on.is_some()]);
             if let Some(handing_on) = &held.handing_on {

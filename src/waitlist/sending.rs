@@ -111,16 +111,17 @@ impl Waitlist {
     }
 
     /// Returns requests for the head, for the next in line if it `may_follow`, and tries for those that fit beside
-    /// them.
+    /// them: not for readers that are to share the head's hold.
     ///
     /// A grant to the head takes `reserve` more tokens than its own. A first request puts out earlier incarnations of its owner; a queued task has done so already.
     fn requests(&mut self, may_follow: bool, adopting: bool, reserve: i64, config: &Config) -> Option<Requests> {
         let head = self.waiting.front()?;
         let (used, head_queued) = (head.used, head.is_queued());
+        let together = if reserve > 0 && self.shares() { 1 } else { ASK_TOGETHER };
         let mut entries = Vec::new();
         let mut adopts = None;
         let mut permits = 0;
-        for (position, waiting) in self.waiting.iter_mut().enumerate().take(ASK_TOGETHER) {
+        for (position, waiting) in self.waiting.iter_mut().enumerate().take(together) {
             if waiting.used != used {
                 break;
             }

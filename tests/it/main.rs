@@ -38,6 +38,7 @@ mod runtime;
 mod serial;
 mod setup;
 mod share;
+mod shared_reads;
 mod stream;
 mod subscription;
 #[cfg(feature = "sync")]

@@ -17,7 +17,10 @@ pub(super) struct Entries<'a>(HashMap<&'a str, BTreeMap<i64, Logged>>);
 struct Logged {
     /// The last moment at which the log lets it be.
     until: Moment,
-    /// The document's counter while it was the only holder: the tokens up to this are its own.
+    /// Whether an earlier version has it.
+    seen: bool,
+    /// The document's counter while it was the only holder, or a reader with the last grant: the tokens up to this are
+    /// its own.
     last: i64,
 }
 
@@ -31,7 +34,9 @@ impl<'a> Entries<'a> {
                 let Some(token) = holder.token else { continue };
                 let logged = of_name.entry(token).or_default();
                 logged.until = logged.until.max(history.moment(holder.until));
-                if state.holders.len() == 1 {
+                // Of a reader beside others only the write of its grant shows its range.
+                let granted = std::mem::replace(&mut logged.seen, true);
+                if state.holders.len() == 1 || !granted {
                     logged.last = logged.last.max(state.token);
                 }
             }

@@ -79,7 +79,7 @@ impl fmt::Display for Promise {
         f.write_str(match self {
             Self::Exclusion => "exclusion: handles were valid at once beyond the lock's capacity",
             Self::LostInTime => "lost in time: a handle called itself safe beyond its lease at the servers",
-            Self::Tokens => "tokens: they rise with every grant and none is issued twice",
+            Self::Tokens => "tokens: they rise with every grant but of readers at once, and none is issued twice",
             Self::Durable => "durable: what was granted is in the servers' log",
             Self::Queue => "queue: the servers' queue is served in its order",
             Self::Turn => "turn: the tasks of one client are served in the order in which they asked",
@@ -199,6 +199,12 @@ impl<'a> Case<'a> {
     pub(crate) fn came_late(&self, held: Held<'_>) -> bool {
         let handed_on = self.entries.token(held).is_some_and(|token| token != held.grant.token);
         handed_on && self.void(held).is_some_and(|void| void <= held.grant.from)
+    }
+
+    /// Whether it is a reader that shares the hold of another task of its process.
+    pub(crate) fn is_shared(&self, held: Held<'_>) -> bool {
+        let locally = self.entries.token(held).is_some_and(|token| token != held.grant.token);
+        locally && held.operation.share.permits < held.operation.share.capacity
     }
 
     /// Returns up to when nobody else may have the lock; `None` if the hold never was valid.

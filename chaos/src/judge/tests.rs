@@ -717,3 +717,33 @@ fn a_lock_that_is_handed_on_inside_a_process() {
     // One that the first entry did not reserve.
     assert!(play(1_070).contains(&Promise::Durable));
 }
+
+/// The second of `a` shares the entry of the first, with a token of its range, while `b` has a larger one.
+#[test]
+fn readers_that_share_an_entry_beside_others() {
+    let play = |share: Share, own: i64, shared: i64| {
+        let mut told = Told::default();
+        told.notes(0, Note::Clock { ahead: 0 });
+        told.asks("a", 1, 10, Share::reader()).gets("a", 1, 12, 101, 900);
+        told.asks("b", 1, 20, share).gets("b", 1, 22, 165, 900);
+        told.asks("a", 2, 30, Share::reader()).gets("a", 2, 31, own, 850);
+        told.asks("a", 3, 40, Share::reader()).gets("a", 3, 41, shared, 840);
+        for (client, op) in [("a", 1), ("a", 2), ("a", 3), ("b", 1)] {
+            told.releases(client, op, 50);
+        }
+        told.stands(11, 164, &[("a#1", 101, 1_011)], &[]);
+        told.stands(21, 165, &[("a#1", 101, 1_011), ("b#1", 165, 1_021)], &[]);
+        told.stands(51, 165, &[("b#1", 165, 1_021)], &[]);
+        told.stands(52, 165, &[], &[]);
+        for version in &mut told.versions {
+            version.state.as_mut().unwrap().capacity = i64::from(Share::reader().capacity);
+        }
+        told.breaches()
+    };
+    assert_eq!(play(Share::reader(), 102, 103), []);
+    // In one process they rise.
+    assert!(play(Share::reader(), 103, 102).contains(&Promise::Tokens));
+    // One that the entry did not reserve, and one of the past beside a writer.
+    assert!(play(Share::reader(), 102, 190).contains(&Promise::Durable));
+    assert!(play(Share::writer(), 102, 103).contains(&Promise::Tokens));
+}

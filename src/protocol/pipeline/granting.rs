@@ -6,7 +6,7 @@ use super::{
     ALL,
     expression::{bind, cond, literal, map},
 };
-use crate::protocol::{Location, NOTIFIES_UP_TO, Operation};
+use crate::protocol::{Kind, Location, NOTIFIES_UP_TO, Operation};
 
 /// Grants the lock to the head of the queue as long as it fits the free capacity, and cuts the queue to its room. The
 /// words for the entries that did not ask follow the first value of the named field.
@@ -43,11 +43,7 @@ pub(super) fn grant_as_fits(
         doc! { "came": map(doc! { "$range": [0, "$$count"] }, came) },
         doc! {
             "holders": { "$concatArrays": ["$$holders", "$$came"] },
-            "token": with_reserve(
-                doc! { "$add": ["$$first", "$$count", -1] }.into(),
-                doc! { "$arrayElemAt": ["$$line.id", 0] }.into(),
-                operation,
-            ),
+            "token": with_reserve(doc! { "$add": ["$$first", "$$count", -1] }.into(), "$$came.id".into(), operation),
             "queue": { "$slice": ["$$line", "$$count", room(operation)] },
             words: { "$reduce": {
                 "input": "$$came",
@@ -74,35 +70,52 @@ pub(super) fn grant(waiter: &str, operation: &Operation, now: &Bson) -> Document
     doc! { "$mergeObjects": [waiter, { "token": "$$token", "since": now, "until": until }] }
 }
 
-/// Returns the counter after a grant under `token` to the entry of this id.
-pub(super) fn with_reserve(token: Bson, id: Bson, operation: &Operation) -> Bson {
+/// Returns the counter after grants of which the last was under `token`; `ids`: the entries that were granted.
+pub(super) fn with_reserve(token: Bson, ids: Bson, operation: &Operation) -> Bson {
     let Some(reserving) = operation.reserving() else {
         return token;
     };
     let reserved = doc! { "$toLong": { "$add": [&token, reserving.reserve] } };
-    cond(doc! { "$eq": [id, literal(reserving.id.as_str())] }, reserved, token)
+    cond(doc! { "$in": [literal(reserving.id.as_str()), ids] }, reserved, token)
 }
 
-/// Returns the word for the holder that is asked for, or an empty one. `None`: the operation asks for none.
+/// Returns the words for the holders that are asked for; mostly none. `None`: the operation asks for none.
 ///
 /// Read from the conditions that are mostly wrong to those that need strings: an entry that another program wrote can
 /// have an id of any type.
-pub(super) fn word_for_holder((holders, queue, token): (&str, &str, String), operation: &Operation) -> Option<Bson> {
+pub(super) fn words_for_holders((holders, queue, token): (&str, &str, String), operation: &Operation) -> Option<Bson> {
     let asks_as = operation.asks_as()?;
-    let mut asked_for = vec![
-        doc! { "$lt": ["$$holder.token", token] },
-        doc! { "$lte": [{ "$size": queue }, i64::try_from(NOTIFIES_UP_TO).unwrap_or(ALL)] },
-        doc! { "$eq": [{ "$type": "$$holder.id" }, "string"] },
-        doc! { "$ne": [{ "$indexOfBytes": ["$$holder.id", literal(asks_as)] }, 0] },
-    ];
+    let asked_for = |holder: &str| {
+        doc! { "$and": [
+            { "$lt": [format!("{holder}.token"), &token] },
+            { "$eq": [{ "$type": format!("{holder}.id") }, "string"] },
+            { "$ne": [{ "$indexOfBytes": [format!("{holder}.id"), literal(asks_as)] }, 0] },
+        ] }
+    };
+    let word = |holder: &str| doc! { "$concat": [format!("{holder}.id"), "?;"] };
+    let few = doc! { "$lte": [{ "$size": queue }, i64::try_from(NOTIFIES_UP_TO).unwrap_or(ALL)] };
+    let is_shared = operation
+        .requests
+        .as_ref()
+        .is_some_and(|requests| requests.kind == Kind::RwLock);
+    if is_shared {
+        let words = doc! { "$reduce": {
+            "input": holders,
+            "initialValue": "",
+            "in": { "$concat": ["$$value", cond(asked_for("$$this"), word("$$this"), "")] },
+        } };
+        // A reader that is let in at once asks for nobody.
+        let lines_up = doc! { "$and": [{ "$ne": [queue, []] }, few] };
+        return Some(cond(lines_up, words, ""));
+    }
+    let mut conditions = vec![few, asked_for("$$holder")];
     // A lock with one permit has one holder at most.
     if operation.capacity() != Some(1) {
-        asked_for.insert(1, doc! { "$eq": [{ "$size": holders }, 1] });
+        conditions.insert(0, doc! { "$eq": [{ "$size": holders }, 1] });
     }
-    let word = doc! { "$concat": ["$$holder.id", "?;"] };
     Some(bind(
         doc! { "holder": { "$arrayElemAt": [holders, 0] } },
-        cond(doc! { "$and": asked_for }, word, ""),
+        cond(doc! { "$and": conditions }, word("$$holder"), ""),
     ))
 }
 

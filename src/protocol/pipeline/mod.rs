@@ -27,7 +27,7 @@ use super::{
     location::Location, wake::Left,
 };
 use expression::{bind, cond, filter, literal, map};
-use granting::{grant_as_fits, word_for_holder};
+use granting::{grant_as_fits, words_for_holders};
 use selecting::in_order;
 
 pub(crate) use claiming::{claim, fit, free, is_attempted_below, last};
@@ -368,7 +368,7 @@ fn stamp(at: &Location, operation: &Operation, now: &Bson) -> Bson {
     wake.extend(words_of_evict(at, operation));
     wake.extend(words_of_adopt(operation));
     wake.extend(words_of_release(operation));
-    wake.extend(word_for_holder(
+    wake.extend(words_for_holders(
         ("$$after.holders", "$$after.queue", "$$after.token".to_owned()),
         operation,
     ));

@@ -37,7 +37,7 @@ use mongodb::bson::{Bson, Document, doc};
 use super::{
     ending, enqueue,
     expression::{bind, cond, literal},
-    granting::{grant, grant_as_fits, next_token, room, with_reserve, with_room, word_for_holder, words_of_grant},
+    granting::{grant, grant_as_fits, next_token, room, with_reserve, with_room, words_for_holders, words_of_grant},
     is_not_kept, is_used_as_requested, kept, leave, live, requested_use, stamp_fields, waiter,
 };
 use crate::protocol::{Expects, Location, Operation, Requests, wake::Left};
@@ -154,9 +154,9 @@ fn line_up(at: &Location, operation: &Operation, requests: &Requests, now: &Bson
     let wake = literal(format!("{}:;", operation.id));
     let queue = with_room("$$all", operation);
     // Cut to its room, the queue is no shorter than what the word depends on.
-    let word = word_for_holder(("$$holders", "$$all", at.value("token")), operation);
-    let words = match word {
-        Some(word) => doc! { "$concat": [&wake, word] }.into(),
+    let words = words_for_holders(("$$holders", "$$all", at.value("token")), operation);
+    let words = match words {
+        Some(words) => doc! { "$concat": [&wake, words] }.into(),
         None => wake.clone(),
     };
     let unchanged = doc! { "holders": "$$holders", "queue": queue, "wake": words };
@@ -178,7 +178,7 @@ fn grant_to_head(at: &Location, list: &str, wake: Bson, operation: &Operation, n
     bind(
         doc! { "head": { "$arrayElemAt": [list, 0] }, "token": next_token(at.value("token"), now) },
         doc! {
-            "token": with_reserve("$$token".into(), "$$head.id".into(), operation),
+            "token": with_reserve("$$token".into(), vec!["$$head.id"].into(), operation),
             "holders": [grant("$$head", operation, now)],
             "queue": { "$slice": [list, 1, room(operation)] },
             "wake": words_of_grant(wake, "$$head", "$$token", operation),
@@ -192,7 +192,7 @@ pub(super) fn advance_by_one(at: &Location, operation: &Operation, now: &Bson) -
         doc! { "head": { "$arrayElemAt": ["$$all", 0] }, "token": next_token(at.value("token"), now) },
         doc! {
             "holders": [grant("$$head", operation, now)],
-            "token": with_reserve("$$token".into(), "$$head.id".into(), operation),
+            "token": with_reserve("$$token".into(), vec!["$$head.id"].into(), operation),
             "queue": { "$slice": ["$$all", 1, room(operation)] },
             "granted": words_of_grant("".into(), "$$head", "$$token", operation),
         },

@@ -1,6 +1,7 @@
 //! Tests of the line against the specification of the protocol in place of a server, on paused time.
 
 mod handing_on;
+mod sharing;
 
 use std::io;
 

@@ -1,0 +1,428 @@
+//! Read holds that readers of one process share.
+
+use super::*;
+use crate::{
+    terms::Terms,
+    waitlist::handing_on::{HANDED_ON_FOR, HANDED_ON_UNSEEN, RANGE},
+};
+
+const ALL: i64 = 1 << 30;
+
+fn reader() -> AcquireOptions {
+    AcquireOptions {
+        kind: Kind::RwLock,
+        capacity: ALL,
+        permits: 1,
+        wait: true,
+        reports_contention: false,
+        reentrant: false,
+        terms: Terms::default(),
+        owner: Owner::default(),
+    }
+}
+
+fn writer() -> AcquireOptions {
+    AcquireOptions {
+        permits: ALL,
+        ..reader()
+    }
+}
+
+/// Another client that comes to read or write.
+fn other(id: &str, leave: &[&str], request: Option<(&str, i64)>) -> Operation {
+    let mut operation = foreign(id, leave, request.map(|(id, _)| id));
+    if let (Some(requests), Some((_, permits))) = (&mut operation.requests, request) {
+        (requests.kind, requests.capacity) = (Kind::RwLock, ALL);
+        requests.entries[0].permits = permits;
+    }
+    operation
+}
+
+impl Bench {
+    fn acquire(&mut self, options: AcquireOptions) -> Receiver {
+        let (_, outcome) = self.join_for(options);
+        self.settle();
+        outcome
+    }
+
+    fn read(&mut self) -> Arc<Hold> {
+        held(&mut self.acquire(reader()))
+    }
+
+    /// Releases a hold as its last handle does. Returns whether the release was answered without an operation.
+    fn release(&mut self, hold: &Hold) -> bool {
+        assert_eq!(hold.exit(), Remains::Nothing);
+        let (to, mut left) = oneshot::channel();
+        let ((), effects) = self.feed(|line, context, effects| line.let_go(hold, Some(to), context, effects));
+        carry_out(effects);
+        let answered = left.try_recv();
+        if let Ok(left) = &answered {
+            assert_eq!(*left.as_ref().unwrap(), wake::Left::Holder);
+        }
+        self.settle();
+        answered.is_ok()
+    }
+
+    /// Two readers, of whom the second may share its hold.
+    fn readers(&mut self) -> (Arc<Hold>, Arc<Hold>) {
+        let (first, second) = (self.read(), self.read());
+        assert_eq!(self.ids_in_document(), [first.id.as_str(), second.id.as_str()]);
+        (first, second)
+    }
+
+    /// Whether another reader gets in without the server.
+    fn lets_in(&mut self) -> bool {
+        let before = self.operations;
+        let mut outcome = self.acquire(reader());
+        let asked = self.operations > before;
+        assert!(asked || held(&mut outcome).lost_reason().is_none());
+        !asked
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn readers_that_come_beside_others_need_no_operation_of_their_own() {
+    let mut bench = Bench::new();
+    let first = bench.read();
+    assert_eq!(
+        bench.document.as_ref().unwrap().token,
+        first.token.as_i64(),
+        "nobody else wants to read so far"
+    );
+    let second = bench.read();
+    let before = bench.operations;
+    let mut sharing = vec![second];
+    for _ in 0..RANGE - 1 {
+        let next = bench.read();
+        assert!(next.token > sharing[sharing.len() - 1].token);
+        assert_eq!((&next.id, next.granted_as), (&sharing[0].id, sharing[0].granted_as));
+        sharing.push(next);
+    }
+    assert_eq!((bench.operations, bench.ids_in_document().len()), (before, 2));
+    let counter = bench.document.as_ref().unwrap().token;
+    assert_eq!(sharing[sharing.len() - 1].token.as_i64(), counter);
+    // The range is used up.
+    let next = bench.read();
+    assert_eq!((bench.operations, bench.ids_in_document().len()), (before + 1, 3));
+    assert!(next.token.as_i64() > counter);
+    let joined = bench.read();
+    assert_eq!((&joined.id, bench.operations), (&next.id, before + 1));
+
+    // Whoever came first, the entry goes with the last.
+    let last = sharing.remove(7);
+    for hold in &sharing {
+        assert!(bench.release(hold));
+        assert_eq!(hold.lost_reason(), Some(LostReason::Released));
+    }
+    assert_eq!((bench.operations, last.lost_reason()), (before + 1, None));
+    assert!(!bench.release(&last));
+    assert_eq!(bench.ids_in_document(), [first.id.as_str(), next.id.as_str()]);
+    assert!(bench.release(&next) && !bench.release(&joined) && !bench.release(&first));
+    assert!(bench.line.is_idle() && bench.ids_in_document().is_empty());
+}
+
+#[tokio::test(start_paused = true)]
+async fn readers_that_come_at_once_share_one_entry() {
+    let mut bench = Bench::new();
+    let mut outcomes: Vec<Receiver> = (0..100).map(|_| bench.join_for(reader()).1).collect();
+    bench.settle();
+    let holds: Vec<_> = outcomes.iter_mut().map(held).collect();
+    // Two ranges: 64 tasks and then the others.
+    assert_eq!((bench.operations, bench.ids_in_document().len()), (2, 2));
+    assert!(holds.windows(2).all(|pair| pair[0].token < pair[1].token));
+    let released = holds.iter().filter(|hold| bench.release(hold)).count();
+    assert_eq!((released, bench.operations), (98, 4));
+    assert!(bench.line.is_idle() && bench.ids_in_document().is_empty());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_try_shares_as_well() {
+    let mut bench = Bench::new();
+    let (_, second) = bench.readers();
+    let before = bench.operations;
+    let mut tried = bench.acquire(AcquireOptions {
+        wait: false,
+        ..reader()
+    });
+    assert_eq!((&held(&mut tried).id, bench.operations), (&second.id, before));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_writer_of_another_client_ends_the_sharing() {
+    let mut bench = Bench::new();
+    let (first, second) = bench.readers();
+    let third = bench.read();
+    // Another reads too, and all of them are asked for.
+    bench.foreign(&other("b.1", &[], Some(("b-1", 1))), true);
+    assert!(bench.lets_in(), "a reader asks for nobody");
+    bench.foreign(&other("c.1", &[], Some(("c-1", ALL))), true);
+    let mut late = bench.acquire(reader());
+    assert!(late.try_recv().is_err(), "it stands behind the writer");
+    assert_eq!(bench.document.as_ref().unwrap().queue.len(), 2);
+    for hold in [first, second] {
+        bench.release(&hold);
+    }
+    assert_eq!(third.lost_reason(), None);
+    bench.release(&third);
+    let document = bench.document.clone().unwrap();
+    assert!(document.queue.iter().any(|waiter| waiter.id == "c-1"));
+    assert!(document.holders.iter().any(|holder| holder.id == "b-1"));
+}
+
+/// However it is seen: by a reading of the document, or by an answer.
+#[tokio::test(start_paused = true)]
+async fn a_writer_of_another_client_whose_event_is_lost_ends_it_by_what_shows_it() {
+    for by_reading in [true, false] {
+        let mut bench = Bench::new();
+        let (first, second) = bench.readers();
+        bench.foreign(&other("b.1", &[], Some(("b-1", ALL))), false);
+        if by_reading {
+            let document = bench.document.clone().map(Ok);
+            let entries = [second.id.clone()];
+            bench.feed(|line, context, effects| line.verified(document.as_ref(), &entries, context, effects));
+        } else {
+            bench.release(&first);
+        }
+        assert!(!bench.lets_in(), "by a reading: {by_reading}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_writer_of_another_client_whose_event_is_lost_waits_for_the_time_at_most() {
+    for (streaming, most) in [(true, HANDED_ON_FOR), (false, HANDED_ON_UNSEEN)] {
+        let mut bench = Bench::new();
+        bench.readers();
+        bench.streaming = streaming;
+        bench.foreign(&other("b.1", &[], Some(("b-1", ALL))), false);
+        tokio::time::advance(most - Duration::from_millis(1)).await;
+        assert!(bench.lets_in());
+        tokio::time::advance(Duration::from_millis(1)).await;
+        assert!(!bench.lets_in());
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_writer_in_line_comes_before_later_readers() {
+    let mut bench = Bench::new();
+    let (first, second) = bench.readers();
+    let mut write = bench.acquire(writer());
+    let mut later: Vec<_> = (0..3).map(|_| bench.acquire(reader())).collect();
+    assert!(write.try_recv().is_err());
+    bench.release(&first);
+    bench.release(&second);
+    let write = held(&mut write);
+    assert!(later.iter_mut().all(|later| later.try_recv().is_err()));
+    assert!(!bench.release(&write), "a reader's hold is none of a writer's");
+    assert!(later.iter_mut().map(held).all(|hold| hold.token > write.token));
+}
+
+/// The oldest of the holds goes first, and the others are there still.
+#[tokio::test(start_paused = true)]
+async fn a_loss_is_told_to_all_that_share_the_hold() {
+    let mut bench = Bench::new();
+    let (first, second) = bench.readers();
+    let (third, fourth) = (bench.read(), bench.read());
+    assert!(bench.release(&second));
+    let broken = Operation {
+        evict: Evict::Holder(third.granted_as),
+        ..other("b.1", &[], None)
+    };
+    bench.foreign(&broken, true);
+    for hold in [&third, &fourth] {
+        assert_eq!(hold.lost_reason(), Some(LostReason::Broken));
+        assert!(!bench.line.has(hold));
+    }
+    assert_eq!(second.lost_reason(), Some(LostReason::Released));
+    assert_eq!(first.lost_reason(), None);
+    assert!(!bench.lets_in());
+    // A document without it says so as well.
+    let fifth = bench.read();
+    bench.document.as_mut().unwrap().holders.clear();
+    let document = bench.document.clone().map(Ok);
+    let entries = [fifth.id.clone()];
+    let ((), effects) = bench.feed(|line, context, effects| {
+        line.verified(document.as_ref(), &entries, context, effects);
+    });
+    assert_eq!(effects.len(), 2);
+    carry_out(effects);
+    assert_eq!(fifth.lost_reason(), Some(LostReason::Overwritten));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_reader_shares_the_deadline_and_no_more() {
+    let mut bench = Bench::new();
+    let (_, second) = bench.readers();
+    tokio::time::advance(Duration::from_millis(400)).await;
+    let third = bench.read();
+    assert_eq!(third.id, second.id);
+    assert_eq!(
+        (third.deadline(), third.renew_at()),
+        (second.deadline(), second.renew_at())
+    );
+    tokio::time::advance(bench.config.lease).await;
+    for hold in [&third, &second] {
+        assert_eq!(hold.exit(), Remains::Lost(LostReason::Expired));
+        bench.feed(|line, context, effects| line.let_go(hold, None, context, effects));
+    }
+    let operation = bench.next().unwrap();
+    assert_eq!(operation.leave, [second.id.as_str()], "with the last of them");
+    assert_eq!(operation.record.given_up.len(), 1);
+}
+
+/// Released by its last handle, with the news of that still on the way to the line.
+#[tokio::test(start_paused = true)]
+async fn who_comes_between_a_release_and_its_news_gets_what_others_still_hold_or_nothing() {
+    let mut bench = Bench::new();
+    let (_, second) = bench.readers();
+    assert_eq!(second.exit(), Remains::Nothing);
+    assert!(!bench.lets_in(), "nobody has it any more");
+    let mut bench = Bench::new();
+    let (_, second) = bench.readers();
+    let third = bench.read();
+    assert_eq!(second.exit(), Remains::Nothing);
+    assert!(bench.lets_in());
+    assert_eq!(third.exit(), Remains::Nothing);
+    for hold in [&second, &third] {
+        bench.feed(|line, context, effects| line.let_go(hold, None, context, effects));
+    }
+    bench.settle();
+    assert_eq!(bench.ids_in_document().len(), 2, "the fourth has it");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_lease_in_doubt_is_not_shared() {
+    type Change = fn(&Hold);
+    let changes: [Change; 5] = [
+        |hold| assert_eq!(hold.renewing(Instant::now()), 1),
+        |hold| hold.note_guarded(Instant::now()),
+        |hold| assert_eq!(hold.refused(|_, _| Duration::from_secs(1)), 1),
+        |hold| assert!(hold.keep(KeptUntil::AfterRelease(9))),
+        |hold| assert!(hold.lose(LostReason::Released)),
+    ];
+    for (number, change) in changes.into_iter().enumerate() {
+        let mut bench = Bench::new();
+        let (_, second) = bench.readers();
+        change(&second);
+        assert!(!bench.lets_in(), "change {number}");
+    }
+    let mut bench = Bench::new();
+    bench.readers();
+    bench.line.note_guarded();
+    assert!(!bench.lets_in(), "a transaction may depend on it");
+    let mut bench = Bench::new();
+    bench.readers();
+    bench.feed(|line, context, _| line.doubt(context));
+    assert!(!bench.lets_in(), "events may have been missed");
+}
+
+/// An entry that was granted before this answer may have readers of others between its token and the counter.
+#[tokio::test(start_paused = true)]
+async fn a_grant_whose_range_is_not_known_is_not_shared() {
+    let mut bench = Bench::new();
+    let first = bench.read();
+    let (_, mut second) = bench.join_for(reader());
+    let lost = bench.next().unwrap();
+    bench.apply(&lost);
+    bench.foreign(&other("b.1", &[], Some(("b-1", 1))), false);
+    bench.failed(&lost, Failure::Unavailable);
+    tokio::time::advance(Duration::from_millis(100)).await;
+    bench.settle();
+    let second = held(&mut second);
+    assert!(second.token > first.token);
+    assert!(!bench.lets_in());
+    // A grant by an event takes no range at all.
+    let mut bench = Bench::new();
+    bench.foreign(&other("b.1", &[], Some(("b-1", ALL))), false);
+    let mut waiting = bench.acquire(reader());
+    bench.foreign(&other("b.2", &["b-1"], None), true);
+    held(&mut waiting);
+    assert!(!bench.lets_in());
+}
+
+#[tokio::test(start_paused = true)]
+async fn only_readers_that_are_alike_share() {
+    let on = |set: fn(&mut Terms)| {
+        let mut terms = Terms::default();
+        set(&mut terms);
+        AcquireOptions { terms, ..reader() }
+    };
+    let others = [
+        (on(|terms| terms.set_lease(Duration::from_secs(20))), "another lease"),
+        (on(|terms| terms.set_fixed(Duration::from_secs(30))), "fixed"),
+        (on(|terms| terms.set_at_least(Duration::from_secs(9))), "kept"),
+        (on(|terms| terms.set_max_hold(Duration::from_secs(9))), "held for long"),
+        (on(|terms| terms.set_lose_after(Duration::from_secs(9))), "lost in time"),
+    ];
+    for (options, what) in others {
+        let mut bench = Bench::new();
+        bench.readers();
+        let before = bench.operations;
+        bench.acquire(options);
+        assert_eq!(bench.operations, before + 1, "{what}");
+    }
+    // One with a limit shares until its time is over.
+    let mut bench = Bench::new();
+    let limited = on(|terms| terms.set_max_hold(Duration::from_millis(100)));
+    for _ in 0..3 {
+        bench.acquire(limited.clone());
+    }
+    assert_eq!(bench.operations, 2);
+    tokio::time::advance(Duration::from_millis(100)).await;
+    bench.acquire(limited);
+    assert_eq!(bench.operations, 3);
+    // A re-entrant one has the very same hold, with a handle more.
+    let mut bench = Bench::new();
+    let (first, _) = bench.readers();
+    let again = held(&mut bench.acquire(AcquireOptions {
+        reentrant: true,
+        ..reader()
+    }));
+    assert!(Arc::ptr_eq(&again, &first));
+    // The permits of a semaphore are not alike: each has a holder in the document.
+    let mut bench = Bench::new();
+    for number in 1..=4 {
+        let mut outcome = bench.join_as(Kind::Semaphore, 9, true).1;
+        bench.settle();
+        held(&mut outcome);
+        assert_eq!(bench.operations, number);
+    }
+    let mut bench = Bench::new();
+    bench.config.hands_on = false;
+    let (_, second) = bench.readers();
+    assert!(!bench.lets_in(), "switched off");
+    let holder = &bench.document.as_ref().unwrap().holders[1];
+    assert_eq!(holder.token, second.token.as_i64());
+}
+
+/// Whatever becomes of the tasks that have waited: no entry stays.
+#[tokio::test(start_paused = true)]
+async fn readers_that_give_up_leave_nothing() {
+    let mut bench = Bench::new();
+    let tasks: Vec<(u64, Receiver)> = (0..9).map(|_| bench.join_for(reader())).collect();
+    let request = bench.next().unwrap();
+    for (key, _) in &tasks[..5] {
+        bench.feed(|line, context, _| line.cancel(*key, context));
+    }
+    let answer = bench.apply(&request);
+    bench.answered(&request, &answer);
+    bench.settle();
+    for (_, mut outcome) in tasks.into_iter().skip(5) {
+        let hold = held(&mut outcome);
+        bench.release(&hold);
+    }
+    assert!(bench.line.is_idle() && bench.ids_in_document().is_empty());
+}
+
+/// While the lease of the one is in doubt, the next goes through the server; and then there is a younger one.
+#[tokio::test(start_paused = true)]
+async fn of_two_holds_the_younger_is_shared_so_that_tokens_rise() {
+    let mut bench = Bench::new();
+    let (_, second) = bench.readers();
+    second.renewing(Instant::now() + Duration::from_secs(1));
+    let third = bench.read();
+    assert_ne!(third.id, second.id);
+    second.renewed(Deadline::at(second.deadline() + Duration::from_secs(1)), Instant::now());
+    let fourth = bench.read();
+    assert_eq!(fourth.id, third.id);
+    assert!(fourth.token > third.token);
+}
