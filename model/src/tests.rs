@@ -176,6 +176,17 @@ fn a_read_hold_that_is_shared_inside_a_process() {
     check("three readers of a client and a writer, eight steps", shared(), 20_000);
 }
 
+/// To the end, without faults: the writer gets in after the readers that shared.
+#[test]
+fn a_read_hold_that_is_shared_to_the_end() {
+    let setup = Setup {
+        faults: 0,
+        steps: 0,
+        ..shared()
+    };
+    check("three readers of a client and a writer, no faults", setup, 100_000);
+}
+
 /// Two clients whose readers share: one has tokens of a range while the other is granted larger ones.
 #[test]
 fn read_holds_that_two_processes_share_each_for_itself() {

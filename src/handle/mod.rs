@@ -29,7 +29,8 @@ use crate::{
 #[non_exhaustive]
 pub enum Released {
     /// The lock was ours to the end, and is now free or handed over. What a task hands on
-    /// [inside the process](crate::guarantees#inside-a-process) was its own as far as the client knew.
+    /// [inside the process](crate::guarantees#inside-a-process), or leaves to others that share it, was its own as far as
+    /// the client knew.
     Released,
     /// This handle is gone, and the lock is still held by another handle of this client from a re-entrant acquire
     /// ([`Acquire::reentrant`](crate::Acquire::reentrant)). The last of them releases it.

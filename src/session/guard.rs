@@ -180,6 +180,8 @@ impl Session {
             Ok(read) => read,
             Err(error) => return Some(GuardError::Server(error.into())),
         };
+        // A clock that is further ahead than was known is news for all holds.
+        self.note(&exchange);
         let document = documents.get(&hold.name);
         self.compare(hold, document);
         if let Some(reason) = hold.lost_reason() {

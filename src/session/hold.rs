@@ -152,6 +152,7 @@ impl Hold {
 
     pub(crate) fn new(id: String, name: String, grant: &Grant) -> Self {
         let at_least = grant.lease.at_least;
+        let is_reader = i64::try_from(grant.permits).is_ok_and(|permits| permits < grant.used.1);
         Self {
             number: HELD_HERE.fetch_add(1, Ordering::Relaxed),
             id,
@@ -163,7 +164,8 @@ impl Hold {
             since: Instant::now(),
             logged_by: None,
             label: None,
-            written: AtomicBool::new(grant.token == grant.granted_as),
+            // Since a reader's entry was written, nobody can have written under the lock.
+            written: AtomicBool::new(grant.token == grant.granted_as || is_reader),
             proclaimed: AtomicI64::new(0),
             progress: Mutex::new(Progress {
                 permits: grant.permits,

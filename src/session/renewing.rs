@@ -328,7 +328,7 @@ impl Session {
             let intervals = holds.iter().filter_map(|hold| hold.lease.interval);
             let interval = intervals.chain([self.config.renewal_interval]).min();
             self.hear_the_clock(&holds[0].name, interval.unwrap_or_default(), sent);
-            return Ok((outcome.renewed, why));
+            return Ok((asked.len() as u64, why));
         }
         let names: BTreeSet<&String> = asked.iter().map(|hold| &hold.name).collect();
         let names: Vec<String> = names.into_iter().cloned().collect();

@@ -121,7 +121,8 @@ impl Waitlist {
         let Some(head) = self.waiting.front().filter(|head| head.may_share()) else {
             return false;
         };
-        let another = self.waiting.get(1).is_some_and(Waiting::may_share);
+        let another = self.waiting.get(1);
+        let another = another.is_some_and(|another| another.may_share() && another.terms == head.terms);
         head.was_never_sent() && (another || self.holds.values().any(|held| head.is_like(held)))
     }
 
@@ -245,6 +246,7 @@ impl Waitlist {
             let Some(handing) = &mut held.handing_on else { return };
             handing.token += 1;
             held.sharers += 1;
+            self.asked_alone = false;
             let lease = next.terms.lease(context.config);
             effects.push(Effect::Granted {
                 key: next.key,

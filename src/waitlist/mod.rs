@@ -100,6 +100,8 @@ pub(crate) struct Waitlist {
     /// Races for a new document lost in a row.
     races: u32,
     timed_out: TimedOut,
+    /// Whether a reader asked alone, so that others would share its hold, and none has since.
+    asked_alone: bool,
 }
 
 /// A task that wants the lock.

@@ -117,7 +117,10 @@ impl Waitlist {
     fn requests(&mut self, may_follow: bool, adopting: bool, reserve: i64, config: &Config) -> Option<Requests> {
         let head = self.waiting.front()?;
         let (used, head_queued) = (head.used, head.is_queued());
-        let together = if reserve > 0 && self.shares() { 1 } else { ASK_TOGETHER };
+        // Where that was in vain (a slow answer, a waiter of another client), they don't ask one by one.
+        let alone = reserve > 0 && self.shares() && !self.asked_alone;
+        self.asked_alone = alone;
+        let together = if alone { 1 } else { ASK_TOGETHER };
         let mut entries = Vec::new();
         let mut adopts = None;
         let mut permits = 0;

@@ -426,3 +426,40 @@ async fn of_two_holds_the_younger_is_shared_so_that_tokens_rise() {
     assert_eq!(fourth.id, third.id);
     assert!(fourth.token > third.token);
 }
+
+/// Answers that take longer than a hold may be shared for without a look at the document.
+#[tokio::test(start_paused = true)]
+async fn where_nobody_may_share_readers_do_not_ask_one_by_one() {
+    for (streaming, took) in [(false, HANDED_ON_UNSEEN), (true, HANDED_ON_FOR)] {
+        let mut bench = Bench::new();
+        bench.streaming = streaming;
+        let mut outcomes: Vec<Receiver> = (0..50).map(|_| bench.join_for(reader()).1).collect();
+        while let Some(operation) = bench.next() {
+            let answer = bench.apply(&operation);
+            tokio::time::advance(took).await;
+            bench.answered(&operation, &answer);
+        }
+        let holds: Vec<_> = outcomes.iter_mut().map(held).collect();
+        assert_eq!((holds.len(), bench.operations), (50, 2));
+        // Of the next, one asks, and the others come with it where that was quick.
+        let before = bench.operations;
+        let mut outcomes: Vec<Receiver> = (0..50).map(|_| bench.join_for(reader()).1).collect();
+        bench.settle();
+        outcomes.iter_mut().for_each(|outcome| drop(held(outcome)));
+        assert_eq!(bench.operations, before + 1);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn readers_on_other_terms_ask_together() {
+    let mut bench = Bench::new();
+    let on = |seconds| {
+        let mut options = reader();
+        options.terms.set_lease(Duration::from_secs(seconds));
+        options
+    };
+    let mut outcomes: Vec<Receiver> = (0..20).map(|number| bench.join_for(on(20 + number)).1).collect();
+    bench.settle();
+    outcomes.iter_mut().for_each(|outcome| drop(held(outcome)));
+    assert_eq!((bench.operations, bench.ids_in_document().len()), (1, 20));
+}
