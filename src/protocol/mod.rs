@@ -120,8 +120,8 @@ pub use kind::Kind;
 pub(crate) use kind::Use;
 pub(crate) use location::Location;
 pub(crate) use operation::{
-    ASK_TOGETHER, Downgrade, Evict, Expects, Kept, KeptUntil, NOTIFIES_UP_TO, Operation, Proclaim, QUEUE_MOST, Request,
-    Requests,
+    ASK_TOGETHER, Downgrade, Evict, Expects, Kept, KeptUntil, NOTIFIES_AT_ONCE, NOTIFIES_UP_TO, Operation, Proclaim,
+    QUEUE_MOST, Request, Requests,
 };
 pub(crate) use server_time::ServerTime;
 pub(crate) use state::{State, clock_token};

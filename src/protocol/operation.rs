@@ -15,6 +15,10 @@ pub(crate) const ASK_TOGETHER: usize = 64;
 /// be of the holder's own process; with more, the holder was notified before.
 pub(crate) const NOTIFIES_UP_TO: usize = 3;
 
+/// Number of holders up to which they are all notified: each costs a word and an event, while the writer waits for each of
+/// them in any case. More of them stop sharing by themselves, after half a second at the latest.
+pub(crate) const NOTIFIES_AT_ONCE: usize = 64;
+
 /// One atomic step on one lock. It goes through the phases of [`super`].
 ///
 /// Leaving and requesting in one step lets a process hand a lock from one of its tasks to the next with a single

@@ -9,8 +9,8 @@ mod renewing;
 mod tests;
 
 use super::{
-    Downgrade, Ended, Evict, Expects, Holder, Kind, NOTIFIES_UP_TO, Operation, Proclaim, Request, ServerTime, Waiter,
-    wake,
+    Downgrade, Ended, Evict, Expects, Holder, Kind, NOTIFIES_AT_ONCE, NOTIFIES_UP_TO, Operation, Proclaim, Request,
+    ServerTime, Waiter, wake,
 };
 
 #[cfg(test)]
@@ -387,7 +387,12 @@ impl Step<'_> {
         };
         let state = &self.state;
         let lines_up = (1..=NOTIFIES_UP_TO).contains(&state.queue.len());
-        if !lines_up || (state.holders.len() != 1 && state.kind != Kind::RwLock) {
+        let most = if state.kind == Kind::RwLock {
+            NOTIFIES_AT_ONCE
+        } else {
+            1
+        };
+        if !lines_up || state.holders.len() > most {
             return Vec::new();
         }
         let holders = state.holders.iter();

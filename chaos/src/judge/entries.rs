@@ -10,11 +10,13 @@ const RANGE: i64 = 64;
 
 /// The holders in the servers' log, by the name of the lock and their tokens.
 #[derive(Debug, Default)]
-pub(super) struct Entries<'a>(HashMap<&'a str, BTreeMap<i64, Logged>>);
+pub(super) struct Entries<'a>(HashMap<&'a str, BTreeMap<i64, Logged<'a>>>);
 
 /// What the log has of a holder.
 #[derive(Clone, Copy, Debug, Default)]
-struct Logged {
+struct Logged<'a> {
+    /// The client that it is of.
+    client: &'a str,
     /// The last moment at which the log lets it be.
     until: Moment,
     /// Whether an earlier version has it.
@@ -33,6 +35,7 @@ impl<'a> Entries<'a> {
             for holder in &state.holders {
                 let Some(token) = holder.token else { continue };
                 let logged = of_name.entry(token).or_default();
+                logged.client = holder.reason.split('#').next().unwrap_or_default();
                 logged.until = logged.until.max(history.moment(holder.until));
                 // Of a reader beside others only the write of its grant shows its range.
                 let granted = std::mem::replace(&mut logged.seen, true);
@@ -55,11 +58,19 @@ impl<'a> Entries<'a> {
         self.find(held).map(|(_, logged)| logged.until)
     }
 
-    fn find(&self, held: Held<'_>) -> Option<(i64, Logged)> {
+    fn find(&self, held: Held<'_>) -> Option<(i64, Logged<'a>)> {
         let own = held.grant.token;
         let of_name = self.0.get(held.operation.name.as_str())?;
-        let (token, logged) = of_name.range(..=own).next_back()?;
-        let handed_on = own <= logged.last && own - token < RANGE;
-        (*token == own || handed_on).then_some((*token, *logged))
+        if let Some(logged) = of_name.get(&own) {
+            return Some((own, *logged));
+        }
+        let near = of_name
+            .range(..own)
+            .rev()
+            .take_while(|(token, _)| own - **token < RANGE);
+        // Ranges of several clients can be in use at a time: it has to be its own client's.
+        let mut of_client = near.filter(|(_, logged)| logged.client == held.operation.client);
+        let (token, logged) = of_client.next()?;
+        (own <= logged.last).then_some((*token, *logged))
     }
 }

@@ -732,9 +732,9 @@ fn readers_that_share_an_entry_beside_others() {
             told.releases(client, op, 50);
         }
         told.stands(11, 164, &[("a#1", 101, 1_011)], &[]);
-        told.stands(21, 165, &[("a#1", 101, 1_011), ("b#1", 165, 1_021)], &[]);
-        told.stands(51, 165, &[("b#1", 165, 1_021)], &[]);
-        told.stands(52, 165, &[], &[]);
+        told.stands(21, 228, &[("a#1", 101, 1_011), ("b#1", 165, 1_021)], &[]);
+        told.stands(51, 228, &[("b#1", 165, 1_021)], &[]);
+        told.stands(52, 228, &[], &[]);
         for version in &mut told.versions {
             version.state.as_mut().unwrap().capacity = i64::from(Share::reader().capacity);
         }
@@ -745,5 +745,7 @@ fn readers_that_share_an_entry_beside_others() {
     assert!(play(Share::reader(), 103, 102).contains(&Promise::Tokens));
     // One that the entry did not reserve, and one of the past beside a writer.
     assert!(play(Share::reader(), 102, 190).contains(&Promise::Durable));
+    // One that another client's entry reserved.
+    assert!(play(Share::reader(), 102, 166).contains(&Promise::Durable));
     assert!(play(Share::writer(), 102, 103).contains(&Promise::Tokens));
 }

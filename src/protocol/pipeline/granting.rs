@@ -6,7 +6,7 @@ use super::{
     ALL,
     expression::{bind, cond, literal, map},
 };
-use crate::protocol::{Kind, Location, NOTIFIES_UP_TO, Operation};
+use crate::protocol::{Kind, Location, NOTIFIES_AT_ONCE, NOTIFIES_UP_TO, Operation};
 
 /// Grants the lock to the head of the queue as long as it fits the free capacity, and cuts the queue to its room. The
 /// words for the entries that did not ask follow the first value of the named field.
@@ -105,7 +105,8 @@ pub(super) fn words_for_holders((holders, queue, token): (&str, &str, String), o
             "in": { "$concat": ["$$value", cond(asked_for("$$this"), word("$$this"), "")] },
         } };
         // A reader that is let in at once asks for nobody.
-        let lines_up = doc! { "$and": [{ "$ne": [queue, []] }, few] };
+        let all = doc! { "$lte": [{ "$size": holders }, i64::try_from(NOTIFIES_AT_ONCE).unwrap_or(ALL)] };
+        let lines_up = doc! { "$and": [{ "$ne": [queue, []] }, few, all] };
         return Some(cond(lines_up, words, ""));
     }
     let mut conditions = vec![few, asked_for("$$holder")];
