@@ -10,6 +10,9 @@ use std::{
 
 use watchlock::LockView;
 
+/// Permits of a writer: a lock with so many has readers.
+pub(super) const WRITER: u64 = 1 << 30;
+
 /// Maximum number of complaints that are kept; the others are counted.
 const KEPT: usize = 20;
 
@@ -31,6 +34,10 @@ struct Books {
 struct Book {
     /// The largest token that was seen.
     highest: i64,
+    /// The largest of those who had the lock for themselves.
+    exclusive: i64,
+    /// The largest of each client.
+    by_client: HashMap<String, i64>,
     holders: Vec<Holder>,
     /// The waiters, by when they began to ask.
     line: BTreeMap<u64, Waiter>,
@@ -64,7 +71,7 @@ pub(super) struct Asked {
     name: String,
     capacity: u64,
     key: u64,
-    /// The largest token that was seen before.
+    /// The largest token that was seen before, of those with which its own has to be in order.
     above: i64,
 }
 
@@ -94,7 +101,13 @@ impl Ledger {
             name: name.to_owned(),
             capacity,
             key,
-            above: book.highest,
+            above: match capacity {
+                // Of readers, those of one client are in order, and with writers all of them.
+                WRITER => book
+                    .exclusive
+                    .max(book.by_client.get(client).copied().unwrap_or_default()),
+                _ => book.highest,
+            },
         }
     }
 
@@ -187,6 +200,11 @@ impl Asked {
                 found.push(format!("token {token} went to one who came later"));
             }
             book.highest = book.highest.max(token);
+            if exclusive {
+                book.exclusive = book.exclusive.max(token);
+            }
+            let of_client = book.by_client.entry(self.client.clone()).or_default();
+            *of_client = (*of_client).max(token);
             held
         };
         for what in found {
@@ -268,6 +286,25 @@ mod tests {
         assert_eq!(ledger.complaints(), 0);
         // The same hold once more.
         drop(ledger.ask("client", "it", 1).granted(later.view()));
+        assert_eq!(ledger.complaints(), 1);
+    }
+
+    #[tokio::test]
+    async fn readers_of_several_clients_are_in_no_order_and_those_of_one_are() {
+        let locks = LockClient::in_memory();
+        let ledger = Arc::new(Ledger::default());
+        let lock = locks.rw_lock("it");
+        let held = [
+            lock.read().await.unwrap(),
+            lock.read().await.unwrap(),
+            lock.read().await.unwrap(),
+        ];
+        let [first, second, third] = held.each_ref().map(|handle| handle.view());
+        let get = |client: &str, view: LockView| ledger.ask(client, "it", WRITER).granted(view);
+        let _other = get("another", third);
+        let _later = get("client", second);
+        assert_eq!(ledger.complaints(), 0);
+        let _earlier = get("client", first);
         assert_eq!(ledger.complaints(), 1);
     }
 

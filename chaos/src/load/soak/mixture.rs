@@ -8,7 +8,7 @@ use watchlock::MultiHandle;
 
 use super::{
     Tally,
-    ledger::Asked,
+    ledger::{Asked, WRITER},
     service::{Acquiring, PATIENCE, Service},
 };
 use crate::{client::Held, random::Random};
@@ -20,9 +20,6 @@ const SHORT: &str = "short";
 pub(super) const LONG: &str = "long";
 
 const PERMITS: u32 = 3;
-
-/// Number of permits of a writer of a readers-writer lock, as its view reports it.
-const WRITER: u64 = 1 << 30;
 
 /// Number of documents that are locked by their ids.
 pub(super) const DOCUMENTS: i32 = 4;
