@@ -64,9 +64,9 @@
 //!
 //! - *Exclusion*: only advance adds a holder, and only while the permits fit the capacity.
 //! - *Rising tokens*: only advance issues a token: the last one plus one, or the server's clock in microseconds where
-//!   that is larger. A range of tokens is the holder's alone, as the write of
-//!   its grant takes it out of the counter. So tokens rise even if the counter was lost or set back with its document: deleted, purged, or
-//!   overwritten with an earlier copy.
+//!   that is larger. A range of tokens is the holder's alone, as the write of its grant takes it out of the counter. So
+//!   tokens rise even if the counter was lost or set back with its document: deleted, purged, or overwritten with an
+//!   earlier copy.
 //! - *Idempotence*: a request names its entry. If its answer is lost and it is sent again, enqueue finds the entry and
 //!   adds nothing.
 //! - *No revival*: a renewal extends only holders whose `until` lies ahead; a lost lock stays lost.

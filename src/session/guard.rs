@@ -58,12 +58,7 @@ impl Session {
         });
         // From here until the transaction ends, the server makes every renewal of this document wait.
         hold.note_guarded(Instant::now());
-        let guarding = Guarding {
-            operation: self.ids.operation(),
-            name: &hold.name,
-            holder: (&hold.id, hold.granted_as),
-            keep: self.config.keep_millis_for(hold.lease.length),
-        };
+        let guarding = self.guarding(hold);
         let held = match store.guard(&guarding, transaction).await {
             Ok(held) => held,
             Err(error) if MongoStore::has_no_transactions(&error) => return Err(GuardError::Standalone),
@@ -104,23 +99,27 @@ impl Session {
         }
     }
 
+    /// Returns a guard of this hold, as an operation of its own.
+    fn guarding<'a>(&self, hold: &'a Hold) -> Guarding<'a> {
+        Guarding {
+            operation: self.ids.operation(),
+            name: &hold.name,
+            holder: (&hold.id, hold.granted_as),
+            keep: self.config.keep_millis_for(hold.lease.length),
+        }
+    }
+
     /// Writes the document of a hold that was handed on: the server then refuses the guard of a transaction that is older
     /// than the hold. A renewal would not do: it writes nothing where the lease is as long already, by the clock of an
     /// earlier primary.
     async fn write_under(self: &Arc<Self>, hold: &Arc<Hold>) -> Result<(), ServerError> {
         let within = hold.safe_for();
-        let (session, held, operation) = (self.clone(), hold.clone(), self.ids.operation());
+        let (session, held) = (self.clone(), hold.clone());
         let writing = async move {
             let Store::Mongo(store) = &*session.store else {
                 return Ok(false);
             };
-            let guarding = Guarding {
-                operation,
-                name: &held.name,
-                holder: (&held.id, held.granted_as),
-                keep: session.config.keep_millis_for(held.lease.length),
-            };
-            store.write_under(&guarding, within).await
+            store.write_under(&session.guarding(&held), within).await
         };
         // Where it is not held any more, the guard finds out why.
         if self.in_time(within, writing).await? {
@@ -135,18 +134,12 @@ impl Session {
         let mut pauses = CONFLICTS.into_iter();
         while hold.is_guarded() {
             let sent = Instant::now();
-            let (session, held, operation) = (self.clone(), hold.clone(), self.ids.operation());
+            let (session, held) = (self.clone(), hold.clone());
             let asking = self.spawn_for(async move {
                 let Store::Mongo(store) = &*session.store else {
                     return Ok(false);
                 };
-                let guarding = Guarding {
-                    operation,
-                    name: &held.name,
-                    holder: (&held.id, held.granted_as),
-                    keep: session.config.keep_millis_for(held.lease.length),
-                };
-                let asked = store.is_in_transaction_of_others(&guarding).await;
+                let asked = store.is_in_transaction_of_others(&session.guarding(&held)).await;
                 asked.or_else(|error| match MongoStore::has_no_transactions(&error) {
                     true => Ok(false),
                     false => Err(StoreError::from(error)),
