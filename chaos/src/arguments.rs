@@ -30,7 +30,7 @@ usage: watchlock-chaos [--minutes N | --seconds N] [--seed S] [--fault KINDS]
        watchlock-chaos load [--waiters N | --clients N | --processes N | --locks N | --held N] [--seconds N]
        watchlock-chaos load --names N
        watchlock-chaos load --soak MINUTES [--seed S]
-       watchlock-chaos pictures [--picture NAME] [--redraw] [--folder F]
+       watchlock-chaos pictures [--picture NAME] [--redraw | --embed] [--folder F]
 
   --minutes N    how long faults go on (1 if not given); the last burst is finished
   --seconds N    the same in seconds
@@ -47,6 +47,7 @@ usage: watchlock-chaos [--minutes N | --seconds N] [--seed S] [--fault KINDS]
   --soak N       a bit of everything, for so many minutes: nothing grows
   --picture NAME only this picture of the documentation, by its file in docs/pictures; all if not given
   --redraw       draws from the records of the last run, in target/pictures
+  --embed        draws nothing, and puts the pictures into the documentation of the API, the charts of the peers too
   --sabotage ignore-loss
                  clients go on when their lock is lost: the judge has to find it
   --sabotage stop-program
@@ -91,7 +92,7 @@ impl Command {
         let mut mix = Mix::default();
         let (mut uri, mut database, mut label) = (None, None, None);
         let (mut stops_program, mut millis) = (false, 0);
-        let (mut picture, mut redraw) = (None, false);
+        let (mut picture, mut redraw, mut embed) = (None, false, false);
         let (mut ignores_loss, mut contends, mut burden) = (false, false, Burden::Waiters(1_000));
         while let Some(argument) = parser.next()? {
             match argument {
@@ -107,6 +108,7 @@ impl Command {
                 Long("label") => label = Some(parser.value()?.string()?),
                 Long("picture") => picture = Some(parser.value()?.string()?),
                 Long("redraw") => redraw = true,
+                Long("embed") => embed = true,
                 Long("millis") => millis = parser.value()?.parse()?,
                 Long("contend") => contends = true,
                 Long("waiters") => burden = Burden::Waiters(parser.value()?.parse()?),
@@ -170,6 +172,7 @@ impl Command {
                 folder: folder.unwrap_or_else(|| Path::new("target").join("pictures")),
                 only: picture,
                 redraw,
+                embed,
             }),
             Some("frozen") => Self::Frozen {
                 uri: uri.ok_or("`frozen` needs --uri")?,

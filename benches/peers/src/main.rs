@@ -25,6 +25,12 @@ use report::{Results, charts, compare, table};
 /// Maximum number of threads for clients that block: one for each of a thousand waiters, and some.
 const BLOCKING: usize = 1_200;
 
+/// The charts that the README shows, and their names among the pictures of the documentation.
+const SHOWN: [(&str, &str); 2] = [
+    ("hand-over-waiters.svg", "peers-hand-over.svg"),
+    ("cost-of-waiting.svg", "peers-waiting.svg"),
+];
+
 fn main() -> ExitCode {
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
@@ -51,7 +57,8 @@ fn main() -> ExitCode {
 async fn perform() -> Result<()> {
     match arguments::read(std::env::args().skip(1))? {
         Task::Run(run) => {
-            let results = run::run(&run).await?;
+            let so_far = here().join("target/so-far");
+            let results = run::run(&run, |results| write_numbers(results, &so_far)).await?;
             write(&results, &folder(&run))
         }
         Task::Compare { old, new } => {
@@ -72,23 +79,42 @@ async fn perform() -> Result<()> {
 
 /// Returns where a run is written to: beside the other benchmarks if it is a whole one.
 fn folder(run: &Run) -> PathBuf {
-    let here = Path::new(env!("CARGO_MANIFEST_DIR"));
     match &run.out {
         Some(out) => out.clone(),
-        None if run.whole => here.join(".."),
-        None => here.join("target/part"),
+        None if run.whole => here().join(".."),
+        None => here().join("target/part"),
     }
 }
 
+fn here() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
 fn write(results: &Results, folder: &Path) -> Result<()> {
+    write_numbers(results, folder)?;
+    fs::write(folder.join("RESULTS.md"), table::markdown(results))?;
+    charts::draw(results, &folder.join("charts"))?;
+    let published = here().join("..");
+    if folder.canonicalize()? == published.canonicalize()? {
+        for (chart, shown) in SHOWN {
+            fs::copy(
+                folder.join("charts").join(chart),
+                published.join("../docs/pictures").join(shown),
+            )?;
+        }
+        println!("now `cargo run -p watchlock-chaos -- pictures --embed`");
+    }
+    println!("written to {}", folder.display());
+    Ok(())
+}
+
+/// Writes what everything else can be drawn from.
+fn write_numbers(results: &Results, folder: &Path) -> Result<()> {
     fs::create_dir_all(folder)?;
     let mut json = serde_json::to_string(results)?;
     // A row on each line: what changed is seen in a diff, and the curves do not fill pages.
     json = json.replace("{\"workload\"", "\n{\"workload\"");
     json.push('\n');
     fs::write(folder.join("results.json"), json)?;
-    fs::write(folder.join("RESULTS.md"), table::markdown(results))?;
-    charts::draw(results, &folder.join("charts"))?;
-    println!("written to {}", folder.display());
     Ok(())
 }

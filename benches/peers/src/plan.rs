@@ -86,7 +86,7 @@ impl Plan {
         let crowds = [(1, 2), (10, 1), (10, 8), (100, 8), (100, 32)];
         let mut steps = vec![Step::Uncontended { fresh: false }, Step::Uncontended { fresh: true }];
         steps.extend(crowds.map(|(waiters, clients)| Step::HandOver(crowd((waiters, clients, WAITED)))));
-        let contending = [(10, 8, 0), (100, 32, 0), (100, 32, 1)];
+        let contending = [(10, 8, 0), (10, 8, 50), (100, 32, 0), (100, 32, 1)];
         steps.extend(contending.map(|sizes| Step::Contention(crowd(sizes))));
         steps.extend([
             Step::Distinct { clients: 1 },

@@ -22,7 +22,8 @@ use crate::{
 /// Maximum time of one round of one peer: beyond it something hangs, and the run goes on without it.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-pub(crate) async fn run(run: &Run) -> Result<Results> {
+/// Plays all cases. After each, `done` gets what there is until then: a run of an hour that something ends early is not lost.
+pub(crate) async fn run(run: &Run, mut done: impl FnMut(&Results) -> Result<()>) -> Result<Results> {
     let (started, begun) = (Instant::now(), SystemTime::now());
     let machine = Machine::this();
     if machine.was_busy() {
@@ -68,8 +69,9 @@ pub(crate) async fn run(run: &Run) -> Result<Results> {
             step.case()
         );
         results.rows.extend(play(step, &run.plan, &peers, &engines).await);
+        results.minutes = started.elapsed().as_secs_f64() / 60.0;
+        done(&results)?;
     }
-    results.minutes = started.elapsed().as_secs_f64() / 60.0;
     Ok(results)
 }
 
@@ -153,14 +155,20 @@ mod tests {
         };
         let peers = PEERS.iter().collect();
         let (whole, out) = (false, None);
-        let results = run(&Run {
+        let task = Run {
             plan,
             peers,
             whole,
             out,
+        };
+        let mut told = Vec::new();
+        let results = run(&task, |so_far| {
+            told.push(so_far.rows.len());
+            Ok(())
         })
         .await
         .expect("it plays");
+        assert_eq!(told, [1, 2, 3].map(|cases| cases * results.peers.len()));
         assert!(results.facts("watchlock").is_some() && results.facts("mongo-lock").is_some());
         assert_eq!(results.rows.len(), 3 * results.peers.len());
         for row in &results.rows {

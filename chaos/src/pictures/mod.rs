@@ -33,6 +33,9 @@ const SCENES: [(Scene, &str); 4] = [
     (Scene::Watch, "docs/pictures/watch.svg"),
 ];
 
+/// The charts that the harness of the peers draws (`benches/peers`), by the same.
+const CHARTS: [&str; 2] = ["docs/pictures/peers-hand-over.svg", "docs/pictures/peers-waiting.svg"];
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Scene {
     HandOver,
@@ -50,6 +53,8 @@ pub(crate) struct Pictures {
     pub(crate) only: Option<String>,
     /// Whether to draw from the records of an earlier run.
     pub(crate) redraw: bool,
+    /// Whether to draw nothing, and only put the pictures that there are into the documentation of the API.
+    pub(crate) embed: bool,
 }
 
 /// Runs the scenes, and draws them.
@@ -58,6 +63,9 @@ pub(crate) async fn make(pictures: Pictures) -> Result<()> {
     let docs = root.join("docs/pictures");
     fs::create_dir_all(&pictures.folder)?;
     fs::create_dir_all(&docs)?;
+    if pictures.embed {
+        return Ok(fs::write(root.join("src/guide/pictures.md"), definitions(&root)?)?);
+    }
     let chosen = |file: &str| pictures.only.as_deref().is_none_or(|only| name(file) == only);
     if !SCENES.iter().any(|(_, file)| chosen(file)) {
         let names: Vec<_> = SCENES.iter().map(|(_, file)| name(file)).collect();
@@ -106,7 +114,7 @@ fn name(file: &str) -> &str {
 /// Returns the pictures as definitions of Markdown: the documentation of the API has no files beside its pages.
 fn definitions(root: &Path) -> Result<String> {
     let mut text = String::new();
-    for (_, file) in SCENES {
+    for file in SCENES.map(|(_, file)| file).into_iter().chain(CHARTS) {
         let path = root.join("docs/pictures").join(format!("{}.svg", name(file)));
         let picture = fs::read_to_string(&path).map_err(|error| format!("{}: {error}", path.display()))?;
         writeln!(text, "[{file}]: <data:image/svg+xml,{}>", encoded(&picture))?;

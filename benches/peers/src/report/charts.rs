@@ -199,9 +199,9 @@ fn colour(peer: &str) -> RGBColor {
 /// Returns how long the dashes of a peer's line are: none for the first setting of a library.
 fn dashes(peer: &str) -> u32 {
     match peer {
-        "watchlock-polling" => 8,
-        "watchlock-memory" => 3,
-        other if other.ends_with("-eager") => 5,
+        "watchlock-polling" => 14,
+        "watchlock-memory" => 6,
+        other if other.ends_with("-eager") => 10,
         _ => 0,
     }
 }
@@ -256,6 +256,7 @@ fn ecdf(area: &Area<'_>, rows: &[&Row]) -> Result<()> {
     let chart = chart.margin(12).x_label_area_size(42).y_label_area_size(52);
     let mut chart = chart.build_cartesian_2d(range.clone().log_scale(), 0.0..1.0)?;
     let mut mesh = chart.configure_mesh();
+    mesh.max_light_lines(0);
     mesh.x_desc("ms")
         .y_desc("part of the samples")
         .x_label_formatter(&|value| plain(*value))
@@ -291,6 +292,7 @@ fn waiters(area: &Area<'_>, rows: &[&Row]) -> Result<()> {
     let chart = chart.margin(12).x_label_area_size(42).y_label_area_size(64);
     let mut chart = chart.build_cartesian_2d(x.log_scale(), y.log_scale())?;
     let mut mesh = chart.configure_mesh();
+    mesh.max_light_lines(0);
     let mesh = mesh.x_desc("waiters").y_desc("ms, median");
     mesh.x_label_formatter(&|value| plain(*value))
         .y_label_formatter(&|value| plain(*value))
@@ -324,6 +326,7 @@ fn against(area: &Area<'_>, rows: &[&Row], x: &str, y: &str) -> Result<()> {
     let chart = chart.margin(12).x_label_area_size(42).y_label_area_size(64);
     let mut chart = chart.build_cartesian_2d(0.0..1.05, range.clone().log_scale())?;
     let mut mesh = chart.configure_mesh();
+    mesh.max_light_lines(0);
     mesh.x_desc(x)
         .y_desc(y)
         .y_label_formatter(&|value| plain(*value))
@@ -359,6 +362,7 @@ fn bars(area: &Area<'_>, rows: &[&Row], name: &str) -> Result<()> {
     chart
         .configure_mesh()
         .disable_y_mesh()
+        .max_light_lines(0)
         .label_style(("sans-serif", 14))
         .draw()?;
     for (place, (peer, value)) in values.iter().enumerate() {
