@@ -59,15 +59,17 @@ pub use contention::Contention;
 pub use documents::memory_collection::MemoryCollection;
 pub use documents::{AcquireDocument, Claim, DocumentHandle, DocumentLocks, TryAcquireDocument, TryClaim};
 pub use error::{
-    AcquireError, BuildError, CandidacyError, DocumentError, FenceError, Fenced, GuardError, InvalidInput,
-    KindMismatch, MissingPrivilege, MultiRunError, OperateError, ReleaseError, RenewError, RunError, ServerError,
-    ServerErrorKind,
+    AcquireError, BarrierError, BuildError, CandidacyError, DocumentError, FenceError, Fenced, GuardError,
+    InvalidInput, KindMismatch, MissingPrivilege, MultiRunError, OperateError, ReleaseError, RenewError, RunError,
+    ServerError, ServerErrorKind,
 };
 pub use fence::{Fence, FencedDelete, FencedInsert, FencedUpdate};
 pub use handle::{LockHandle, LockView, Released};
 pub use inspect::{Access, HolderInfo, LockInfo, PastHold, WaiterInfo};
 pub use locks::acquire::{Acquire, TryAcquire};
+pub use locks::barrier::{Barrier, BarrierPass};
 pub use locks::election::{Campaign, Candidacy, Election, Leader, Leaders, Leadership};
+pub use locks::latch::Latch;
 pub use locks::multi::{MultiAcquire, MultiHandle, MultiLock, MultiView, TryMultiAcquire};
 pub use locks::mutex::Mutex;
 pub use locks::once::{LastRun, Once, OnceHandle, OnceOutcome, Turn};

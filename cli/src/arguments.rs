@@ -9,8 +9,8 @@ use watchlock::Kind;
 use crate::{connection::Connection, exit, locks::Kept};
 
 /// The commands whose first word is the name of a lock.
-pub(crate) const COMPLETED: [&str; 9] = [
-    "run", "elect", "acquire", "release", "wait", "observe", "show", "watch", "break",
+pub(crate) const COMPLETED: [&str; 10] = [
+    "run", "elect", "acquire", "renew", "release", "wait", "observe", "show", "watch", "break",
 ];
 
 /// The lease of a client whose holds all have lengths of their own.
@@ -34,6 +34,7 @@ pub(crate) enum Command {
     Run(Run),
     Elect(Elect),
     Acquire(Acquire),
+    Renew(Renew),
     Release(Release),
     Wait(Wait),
     Observe(Observe),
@@ -307,7 +308,7 @@ impl Run {
 ///   ...
 ///   watchlock release deploy --token "$token"
 ///
-/// Make --for longer than the steps take. Nothing stops them when that time is over and somebody else gets the lock:
+/// Make --for longer than the steps take, or have them renew it in time: `watchlock renew`. Nothing stops them when that time is over and somebody else gets the lock:
 /// `watchlock release` then exits with 1. If one command does all the work, `watchlock run` is better: it renews the lock,
 /// and ends the command if the lock is lost.
 ///
@@ -387,6 +388,26 @@ impl From<Acquire> for Run {
             command: Vec::new(),
         }
     }
+}
+
+/// Give a lock that `watchlock acquire` took its whole time again
+///
+/// The time is that of --for then, counted from now; the moment at which it ends is printed. Only if it is still that hold:
+/// otherwise nothing is changed, and the exit code is 1. Then somebody else may have the lock, and the steps must stop.
+///
+/// With --json, one object: name, renewed (the holder, as in `watchlock show`; null if nothing was renewed), lock (its
+/// state afterwards, or null).
+#[derive(Args, Debug)]
+#[command(after_help = exit::TABLE, override_usage = "watchlock renew [OPTIONS] --token <TOKEN> <NAME>")]
+pub(crate) struct Renew {
+    #[command(flatten)]
+    pub(crate) output: Output,
+    /// The token that `watchlock acquire` printed
+    #[arg(long, value_name = "TOKEN", env = "WATCHLOCK_TOKEN", value_parser = clap::value_parser!(i64).range(1..))]
+    pub(crate) token: i64,
+    /// The name of the lock
+    #[arg(value_parser = lock_name)]
+    pub(crate) name: String,
 }
 
 /// Give back a lock that `watchlock acquire` took
@@ -493,7 +514,7 @@ pub(crate) struct List {
 ///
 /// With --json, one object, or null if there is no trace of the lock:
 ///
-///   name, kind (mutex, semaphore, rwlock, election), capacity (permits; null for an rwlock), token (the last that was
+///   name, kind (mutex, semaphore, rwlock, election, latch, barrier), capacity (permits; null for an rwlock), token (the last that was
 ///   issued), holders, waiters (in the order in which they are served), past (the last holds that ended, newest first).
 ///
 ///   A holder has token, access (read or write for an rwlock, else null), permits (null for an rwlock), since,
@@ -594,6 +615,8 @@ pub(crate) enum KindName {
     Semaphore,
     Rwlock,
     Election,
+    Latch,
+    Barrier,
 }
 
 impl Command {
@@ -606,6 +629,7 @@ impl Command {
             | Self::Break(Break { output, .. })
             | Self::Observe(Observe { output, .. })
             | Self::Acquire(Acquire { output, .. })
+            | Self::Renew(Renew { output, .. })
             | Self::Release(Release { output, .. })
             | Self::Doctor(Doctor { output }) => output.json,
             Self::Run(_) | Self::Elect(_) | Self::Wait(_) | Self::Completions { .. } | Self::Man { .. } => false,
@@ -620,6 +644,8 @@ impl From<KindName> for Kind {
             KindName::Semaphore => Self::Semaphore,
             KindName::Rwlock => Self::RwLock,
             KindName::Election => Self::Election,
+            KindName::Latch => Self::Latch,
+            KindName::Barrier => Self::Barrier,
         }
     }
 }

@@ -40,8 +40,8 @@ pub(crate) const SIGNALLED: u8 = 128;
 pub(crate) const TABLE: &str = "\
 Exit codes:
     0  done
-    1  show, break: there is no such lock, or nobody holds it; break: not confirmed; release: it is not held under this
-       token any more; observe --once: nobody leads; doctor: found a problem
+    1  show, break: there is no such lock, or nobody holds it; break: not confirmed; renew, release: it is not held under
+       this token any more; observe --once: nobody leads; doctor: found a problem
    64  the command line or a value in it is wrong; nothing was sent
    65  the name is in use as another kind of lock, or its document is not a lock
    69  the server can't be reached, or it refuses

@@ -26,6 +26,7 @@ mod messages;
 mod observe;
 mod process;
 mod release;
+mod renew;
 mod run;
 mod screen;
 mod show;
@@ -97,6 +98,7 @@ fn dispatch(arguments: Arguments) -> Outcome {
             Command::Elect(elect) => run::run(&connection, elect.into()).await,
             Command::Acquire(acquire) => acquire::acquire(&connection, acquire).await,
             Command::Release(release) => release::release(&connection, release).await,
+            Command::Renew(renew) => renew::renew(&connection, renew).await,
             Command::Wait(wait) => wait::wait(&connection, wait).await,
             Command::Observe(observe) => observe::observe(&connection, observe).await,
             Command::Ls(list) => list::list(&connection, list).await,

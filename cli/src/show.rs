@@ -77,7 +77,7 @@ pub(crate) fn in_full(lock: &LockInfo, now: SystemTime) -> String {
                 "          until  {until}: the lease expired {over} ago; the next client that asks gets the lock"
             )
         };
-        said(&mut text, "leads ", holder.value.as_deref());
+        said(&mut text, told(lock.kind, "leads "), holder.value.as_deref());
         said(&mut text, "why   ", holder.reason.as_deref());
     }
     for (position, waiter) in lock.waiters.iter().enumerate() {
@@ -101,10 +101,19 @@ pub(crate) fn in_full(lock: &LockInfo, now: SystemTime) -> String {
             span(past.since, past.ended),
             span(past.ended, now)
         );
-        said(&mut text, "led   ", past.value.as_deref());
+        said(&mut text, told(lock.kind, "led   "), past.value.as_deref());
         said(&mut text, "why   ", past.reason.as_deref());
     }
     text
+}
+
+/// Returns what the value of a holder is: of a leader, what it proclaims.
+fn told(kind: Kind, leader: &'static str) -> &'static str {
+    match kind {
+        Kind::Latch => "party ",
+        Kind::Barrier => "told  ",
+        _ => leader,
+    }
 }
 
 fn said(text: &mut String, what: &str, said: Option<&str>) {

@@ -18,7 +18,10 @@ use crate::{
     error::OperateError,
     input::check_name,
     inspect::LockInfo,
-    locks::{election::Election, multi::MultiLock, mutex, once, rw_lock::RwLock, semaphore::Semaphore},
+    locks::{
+        barrier::Barrier, election::Election, latch::Latch, multi::MultiLock, mutex, once, rw_lock::RwLock,
+        semaphore::Semaphore,
+    },
     name::LockName,
     operate::{
         list::List,
@@ -208,6 +211,23 @@ impl LockClient {
     /// Names are as for [`mutex`](Self::mutex). Making an election sends nothing.
     pub fn election(&self, name: impl Into<String>) -> Election {
         Election::new(self.session.clone(), LockName::new(name.into()))
+    }
+
+    /// Returns a count-down latch: it opens when `count` arrivals have been counted, of whatever processes.
+    ///
+    /// Names are as for [`mutex`](Self::mutex). Making a latch sends nothing; using it refuses a count of none or of more
+    /// than 256.
+    pub fn latch(&self, name: impl Into<String>, count: u32) -> Latch {
+        Latch::new(self.session.clone(), LockName::new(name.into()), count)
+    }
+
+    /// Returns a barrier: `parties` calls of [`wait`](Barrier::wait), of whatever processes, wait for each other, again and
+    /// again.
+    ///
+    /// Names are as for [`mutex`](Self::mutex). Making a barrier sends nothing; waiting at it refuses one of no party or of
+    /// more than 256.
+    pub fn barrier(&self, name: impl Into<String>, parties: u32) -> Barrier {
+        Barrier::new(self.session.clone(), LockName::new(name.into()), parties)
     }
 
     /// Returns a multi-lock: several mutexes, held together or not at all, whatever the order of their names.
@@ -464,6 +484,43 @@ impl LockClient {
     pub async fn break_holder(&self, name: &str, token: FencingToken) -> Result<Option<LockInfo>, OperateError> {
         check_name(name)?;
         let state = self.session.evict(name, Evict::Holder(token.as_i64())).await?;
+        Ok(state.map(|state| LockInfo::new(name, &state)))
+    }
+
+    /// Gives the hold with this token the whole of its lease again, whichever process took the lock: one of a fixed length
+    /// ([`Acquire::fixed`](crate::Acquire::fixed)) has its length from now on.
+    ///
+    /// It is for holds that no process renews, as the steps of a pipeline have them; a handle renews itself in the
+    /// background. Returns the state of the lock afterwards; `None` if nobody holds it under this token any more, and then
+    /// nothing was changed.
+    ///
+    /// # Errors
+    ///
+    /// If the name is out of bounds, or the server refuses or can't be reached; the hold may have been renewed then. It is
+    /// safe to try again.
+    ///
+    /// # Cancel safety
+    ///
+    /// If the future is dropped, the hold may or may not be renewed.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let locks = watchlock::LockClient::in_memory();
+    /// use std::time::Duration;
+    ///
+    /// let step = locks.mutex("deploy").acquire().fixed(Duration::from_secs(600)).await?;
+    /// tokio::time::sleep(Duration::from_secs(400)).await;
+    /// let before = locks.inspect("deploy").await?.expect("it is held").holders[0].until;
+    /// let lock = locks.renew_holder("deploy", step.token()).await?.expect("it is held");
+    /// assert_eq!(lock.holders[0].until, before + Duration::from_secs(400));
+    /// # Ok(()) }
+    /// ```
+    pub async fn renew_holder(&self, name: &str, token: FencingToken) -> Result<Option<LockInfo>, OperateError> {
+        check_name(name)?;
+        let state = self.session.renew_holder(name, token.as_i64()).await?;
         Ok(state.map(|state| LockInfo::new(name, &state)))
     }
 

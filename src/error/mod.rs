@@ -192,6 +192,27 @@ pub enum CandidacyError {
     Stopped,
 }
 
+/// Why a [`Barrier`](crate::Barrier) was not passed.
+#[derive(Clone, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum BarrierError {
+    /// No place was taken, so nobody has counted on this party.
+    #[error(transparent)]
+    Enter(#[from] AcquireError),
+    /// The place was lost while the others were awaited. They may have passed the barrier with this party counted.
+    #[error("the place at the barrier was lost: {0}")]
+    Lost(#[source] LostReason),
+    /// The server refused, or did not answer any more. The others may have passed the barrier with this party counted.
+    #[error(transparent)]
+    Server(#[from] ServerError),
+}
+
+impl From<LostReason> for BarrierError {
+    fn from(reason: LostReason) -> Self {
+        Self::Lost(reason)
+    }
+}
+
 /// Why a renewal or a proclamation did not succeed.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]

@@ -230,8 +230,11 @@ fn step(random: &mut Random, number: usize, setup: &Setup, strings: &[String], s
         11 => {
             let held = state.and_then(|state| state.holders.get(random.below(2) as usize));
             Operation {
-                // Or of a hold that is over.
-                evict: Evict::Holder(held.map_or(7, |holder| holder.token - i64::from(random.below(4) == 0))),
+                evict: {
+                    // Or of a hold that is over.
+                    let token = held.map_or(7, |holder| holder.token - i64::from(random.below(4) == 0));
+                    *random.pick(&[Evict::Holder(token), Evict::Holder(token), Evict::Kept(token)])
+                },
                 leave: Vec::new(),
                 requests: None,
                 ..operation

@@ -16,13 +16,18 @@ pub enum Kind {
     Election,
     /// A document of the user's own, with one holder at a time.
     Document,
+    /// A number of arrivals, each counted once.
+    Latch,
+    /// A number of parties that wait for each other.
+    Barrier,
 }
 
 /// The kind of a lock and its capacity.
 pub(crate) type Use = (Kind, i64);
 
 impl Kind {
-    /// Returns the name of the kind in the lock's document: `mutex`, `semaphore`, `rwlock`, `election` or `document`.
+    /// Returns the name of the kind in the lock's document: `mutex`, `semaphore`, `rwlock`, `election`, `document`, `latch` or
+    /// `barrier`.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Mutex => "mutex",
@@ -30,6 +35,8 @@ impl Kind {
             Self::RwLock => "rwlock",
             Self::Election => "election",
             Self::Document => "document",
+            Self::Latch => "latch",
+            Self::Barrier => "barrier",
         }
     }
 
@@ -40,6 +47,8 @@ impl Kind {
             Self::RwLock,
             Self::Election,
             Self::Document,
+            Self::Latch,
+            Self::Barrier,
         ]
         .into_iter()
         .find(|kind| kind.as_str() == text)

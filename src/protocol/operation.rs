@@ -35,7 +35,7 @@ pub(crate) struct Operation {
     ///
     /// As long as one of them is there, this is the document's capacity, which changes only while a lock is idle.
     pub(crate) leave_capacity: Option<i64>,
-    /// The holders that an operator evicts. `wake` names them.
+    /// The holders that are evicted. `wake` names those that an operator evicts.
     pub(crate) evict: Evict,
     pub(crate) proclaim: Option<Proclaim>,
     pub(crate) downgrade: Option<Downgrade>,
@@ -81,13 +81,16 @@ pub(crate) enum KeptUntil {
     WindowEnd { length: i64, offset: i64 },
 }
 
-/// The holders that an operator evicts.
+/// The holders that are removed without their doing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Evict {
     Nobody,
     Everybody,
     /// The one with this token.
     Holder(i64),
+    /// Those that were released and are kept, up to this token: the places of a barrier that all its parties have passed.
+    /// Nobody loses anything by it, so it is told to nobody.
+    Kept(i64),
 }
 
 /// A new value for a holder, unless it has proclaimed a later one: a command that was sent again may arrive late.
@@ -243,6 +246,7 @@ impl Evict {
             Self::Nobody => false,
             Self::Everybody => true,
             Self::Holder(token) => holder.token == token,
+            Self::Kept(last) => holder.is_kept() && holder.token <= last,
         }
     }
 }

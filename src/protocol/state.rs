@@ -273,15 +273,16 @@ impl Step<'_> {
         }
     }
 
-    /// Removes the holders that an operator evicts.
+    /// Removes the holders that are evicted.
     fn evict(&mut self) {
         let (evict, before) = (self.operation.evict, self.before);
-        for holder in before.holders.iter().filter(|holder| evict.includes(holder)) {
+        let told = !matches!(evict, Evict::Kept(_));
+        for holder in before.holders.iter().filter(|holder| told && evict.includes(holder)) {
             self.words.evicted(&holder.id, holder.token);
         }
         self.state.holders.retain(|holder| !evict.includes(holder));
         match evict {
-            Evict::Nobody => {}
+            Evict::Nobody | Evict::Kept(_) => {}
             Evict::Everybody => self.state.broken = before.holders.iter().map(|holder| holder.token).max(),
             // `broken` would cover the smaller tokens of other holders, which stay.
             Evict::Holder(token) => self.state.evicted = Some(token),

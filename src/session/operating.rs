@@ -1,14 +1,14 @@
 //! Commands that bypass the lines: an operator reads a lock and breaks it, and a leader proclaims a value.
 
-use std::{sync::Arc, time::Duration};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use tokio::time::{Instant, sleep};
 
 use super::{Session, hold::Hold};
 use crate::{
     error::ServerError,
-    protocol::{Downgrade, Evict, Exchange, Expects, Operation, Proclaim, QUEUE_MOST, State},
-    store::StoreError,
+    protocol::{Downgrade, Evict, Exchange, Expects, Holder, Operation, Proclaim, QUEUE_MOST, State},
+    store::{Renewal, StoreError},
     telemetry,
     waitlist::backoff::Backoff,
 };
@@ -114,6 +114,53 @@ impl Session {
         self.asking.note_heard(sent);
         telemetry::broke(name, self.config.metered.label(name).as_ref());
         Ok(state)
+    }
+
+    /// Gives the holder with this token the whole of its lease again, whichever process took the lock. Returns the state
+    /// of the lock afterwards; `None`: nobody holds it under this token, and nothing was changed.
+    ///
+    /// An entry is never granted under another token while it holds, so a renewal by entry renews this hold or none.
+    pub(crate) async fn renew_holder(self: &Arc<Self>, name: &str, token: i64) -> Result<Option<State>, ServerError> {
+        let Some(holder) = self.held_under(name, token).await?.map(|(_, holder)| holder) else {
+            return Ok(None);
+        };
+        let renewal = Renewal {
+            operation: self.ids.operation(),
+            entries: BTreeMap::from([(name.to_owned(), vec![holder.id])]),
+            keep: self
+                .config
+                .keep_millis_for(Duration::from_millis(holder.lease.unsigned_abs())),
+            within: PROCLAIM,
+            apart: false,
+        };
+        let store = self.store.clone();
+        let renewing = async move { store.renew(&renewal).await };
+        let renewed = self.in_time(PROCLAIM + PROCLAIM / 4, renewing).await?;
+        if let Some(error) = renewed.refused.into_values().next() {
+            return Err(error.into());
+        }
+        Ok(self.held_under(name, token).await?.map(|(state, _)| state))
+    }
+
+    /// Reads the lock, and its holder with this token, if there is one that has not released it.
+    async fn held_under(self: &Arc<Self>, name: &str, token: i64) -> Result<Option<(State, Holder)>, ServerError> {
+        let Some((state, exchange)) = self.inspect(name).await? else {
+            return Ok(None);
+        };
+        let is_live = |holder: &&Holder| exchange.now.is_none_or(|now| holder.until > now) && !holder.is_kept();
+        let mut holders = state.holders.iter().filter(is_live);
+        let holder = holders.find(|holder| holder.token == token).cloned();
+        Ok(holder.map(|holder| (state, holder)))
+    }
+
+    /// Removes the entries of `name` that were released and are kept, up to the token `last`. Nobody holds these, and
+    /// nobody is granted a token up to it any more, so it does no harm twice or late.
+    pub(crate) async fn clear(self: &Arc<Self>, name: &str, last: i64) -> Result<(), ServerError> {
+        let operation = Operation {
+            evict: Evict::Kept(last),
+            ..self.operation()
+        };
+        self.operate(name, operation, PROCLAIM, None).await.map(drop)
     }
 
     /// Runs an operation, with the time `within` at the server for each try. With a deadline it is one that can be run

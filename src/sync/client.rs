@@ -5,8 +5,8 @@ use std::time::Duration;
 use mongodb::{Collection, Database, options::ReadPreference};
 
 use super::{
-    Action, AllLockEvents, DocumentLocks, Election, LockEvents, MultiLock, Mutex, Once, RwLock, Semaphore, block_on,
-    enter,
+    Action, AllLockEvents, Barrier, DocumentLocks, Election, Latch, LockEvents, MultiLock, Mutex, Once, RwLock,
+    Semaphore, block_on, enter,
 };
 use crate::{
     documents::memory_collection::MemoryCollection,
@@ -213,6 +213,16 @@ impl LockClient {
         Election::new(self.client.election(name))
     }
 
+    /// Returns a count-down latch of `count` arrivals; see [`LockClient::latch`](crate::LockClient::latch).
+    pub fn latch(&self, name: impl Into<String>, count: u32) -> Latch {
+        Latch::new(self.client.latch(name, count))
+    }
+
+    /// Returns a barrier of `parties` parties; see [`LockClient::barrier`](crate::LockClient::barrier).
+    pub fn barrier(&self, name: impl Into<String>, parties: u32) -> Barrier {
+        Barrier::new(self.client.barrier(name, parties))
+    }
+
     /// Returns a multi-lock: several mutexes, held together or not at all; see
     /// [`LockClient::multi`](crate::LockClient::multi).
     pub fn multi(&self, names: impl IntoIterator<Item = impl Into<String>>) -> MultiLock {
@@ -308,6 +318,20 @@ impl LockClient {
     /// On a thread of an async runtime; see [`sync`](crate::sync#panics).
     pub fn break_holder(&self, name: &str, token: FencingToken) -> Result<Option<LockInfo>, OperateError> {
         block_on(self.client.break_holder(name, token))
+    }
+
+    /// Gives the hold with this token the whole of its lease again; see
+    /// [`LockClient::renew_holder`](crate::LockClient::renew_holder).
+    ///
+    /// # Errors
+    ///
+    /// If the name is out of bounds, or the server refuses or can't be reached.
+    ///
+    /// # Panics
+    ///
+    /// On a thread of an async runtime; see [`sync`](crate::sync#panics).
+    pub fn renew_holder(&self, name: &str, token: FencingToken) -> Result<Option<LockInfo>, OperateError> {
+        block_on(self.client.renew_holder(name, token))
     }
 
     /// Ends the client: acquires fail, held locks are released. Returns when the server has confirmed, or after the

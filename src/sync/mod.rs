@@ -46,10 +46,12 @@
 //! panics if the system refuses to start the threads. Dropping a handle blocks nowhere.
 
 mod actions;
+mod barrier;
 mod client;
 mod documents;
 mod election;
 mod handle;
+mod latch;
 mod multi;
 mod mutex;
 mod once;
@@ -62,10 +64,12 @@ use std::sync::{LazyLock, Mutex as Lock, PoisonError};
 use tokio::runtime::{Builder, EnterGuard, Runtime};
 
 pub use actions::Action;
+pub use barrier::Barrier;
 pub use client::{LockClient, LockClientBuilder};
 pub use documents::{DocumentHandle, DocumentLocks};
 pub use election::{Election, Leaders, Leadership};
 pub use handle::{LockHandle, LockView};
+pub use latch::Latch;
 pub use multi::{MultiHandle, MultiLock, MultiView};
 pub use mutex::Mutex;
 pub use once::{Once, OnceHandle, Turn};

@@ -14,6 +14,7 @@ mod failover;
 mod faults;
 mod fences;
 mod fencing;
+mod gathering;
 mod guards;
 mod handing_on;
 mod history;

@@ -73,6 +73,49 @@ async fn a_later_step_gives_back_what_an_earlier_one_took() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_later_step_renews_what_an_earlier_one_took() {
+    for ground in [
+        Ground::replica_set("cli_renew").await,
+        Ground::standalone("cli_renew").await,
+    ] {
+        let locks = ground.locks().await;
+        let taken = watchlock(&ground, ["acquire", "deploy", "--for", "30m"])
+            .await
+            .expect(0);
+        let token = taken.out.trim().to_owned();
+        let before = info(&locks, "deploy").await.unwrap().holders[0].until;
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        let renewed = watchlock(&ground, ["renew", "deploy", "--token", &token, "--json"])
+            .await
+            .expect(0)
+            .json();
+        assert_eq!(renewed["renewed"]["token"].to_string(), token);
+        let after = info(&locks, "deploy").await.unwrap().holders[0].until;
+        assert!(after >= before + Duration::from_millis(50), "{before:?} {after:?}");
+        let told = watchlock(&ground, ["renew", "deploy", "--token", &token])
+            .await
+            .expect(0);
+        assert!(told.out.contains('T') && told.out.trim().ends_with('Z'), "{told:?}");
+
+        let wrong = (token.parse::<i64>().unwrap() + 1).to_string();
+        let failed = watchlock(&ground, ["renew", "deploy", "--token", &wrong, "--json"])
+            .await
+            .expect(1);
+        assert!(
+            failed.json()["renewed"].is_null() && failed.err.contains(&wrong),
+            "{failed:?}"
+        );
+        watchlock(&ground, ["release", "deploy", "--token", &token])
+            .await
+            .expect(0);
+        watchlock(&ground, ["renew", "deploy", "--token", &token])
+            .await
+            .expect(1);
+        assert!(is_vacant(&locks, "deploy").await);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_lock_whose_token_nobody_gets_is_not_left_held() {
     let ground = Ground::replica_set("cli_steps").await;
     let locks = ground.locks().await;

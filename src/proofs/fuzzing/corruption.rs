@@ -15,6 +15,8 @@ pub(crate) fn sample(choices: &mut Choices<'_>) -> Document {
         Kind::RwLock,
         Kind::Election,
         Kind::Document,
+        Kind::Latch,
+        Kind::Barrier,
     ];
     let (holders, waiters) = (choices.below(3), choices.below(3));
     let state = State {

@@ -223,18 +223,22 @@ fn downgrade(holders: Bson, operation: &Operation) -> Bson {
     map(holders, cond(is_it, fewer, "$$this"))
 }
 
-/// Removes the holders that an operator evicts.
+/// Removes the holders that are evicted.
 fn evict(holders: Bson, operation: &Operation) -> Bson {
     match operation.evict {
         Evict::Nobody => holders,
         Evict::Everybody => Bson::Array(Vec::new()),
         Evict::Holder(token) => filter(holders, doc! { "$ne": ["$$this.token", token] }),
+        Evict::Kept(last) => filter(
+            holders,
+            doc! { "$or": [is_not_kept(), { "$gt": ["$$this.token", last] }] },
+        ),
     }
 }
 
 fn fields_of_evict(at: &Location, operation: &Operation) -> Document {
     match operation.evict {
-        Evict::Nobody => Document::new(),
+        Evict::Nobody | Evict::Kept(_) => Document::new(),
         Evict::Everybody => doc! { "broken": { "$max": at.value("holders.token") } },
         Evict::Holder(token) => doc! { "evicted": token },
     }
@@ -242,7 +246,7 @@ fn fields_of_evict(at: &Location, operation: &Operation) -> Document {
 
 fn words_of_evict(at: &Location, operation: &Operation) -> Option<Bson> {
     let evicted = match operation.evict {
-        Evict::Nobody => return None,
+        Evict::Nobody | Evict::Kept(_) => return None,
         Evict::Everybody => Bson::from(at.value("holders")),
         Evict::Holder(token) => filter(at.value("holders"), doc! { "$eq": ["$$this.token", token] }),
     };

@@ -34,6 +34,10 @@ pub(crate) fn selection(at: &Location, id: &Bson, operation: &Operation) -> Docu
         Evict::Nobody => {}
         Evict::Everybody => concerned.push(doc! { at.key("holders.0"): { "$exists": true } }),
         Evict::Holder(token) => concerned.push(doc! { at.key("holders.token"): token }),
+        Evict::Kept(last) => {
+            let kept = doc! { "token": { "$lte": last }, "released": { "$type": "date" } };
+            concerned.push(doc! { at.key("holders"): { "$elemMatch": kept } });
+        }
     }
     if operation.evict != Evict::Nobody || operation.proclaim.is_some() || operation.downgrade.is_some() {
         // The caller must learn that the document is of a later protocol, whatever is in it.

@@ -127,6 +127,11 @@ impl Observations {
         }
         self.seen.poll_recv(context)
     }
+
+    /// Returns the next report; `None`: the client was shut down.
+    pub(crate) async fn next(&mut self) -> Option<Observed> {
+        std::future::poll_fn(|context| self.poll_recv(context)).await
+    }
 }
 
 struct Follower {

@@ -1,0 +1,310 @@
+//! A count-down latch.
+//!
+//! An arrival is a hold of one place that was released and is kept: the document's holders are the record of who has
+//! arrived, and those who wait only watch it.
+
+use std::{fmt, future::IntoFuture, time::Duration};
+
+use tokio::time::sleep;
+
+use crate::{
+    config::{DURATION_MOST, at_least, at_most, millis},
+    error::{AcquireError, InvalidInput, ReleaseError},
+    handle::{LockHandle, Released},
+    input::check_text,
+    locks::{acquire::Acquire, watched::Places},
+    name::LockName,
+    protocol::{Holder, KeptUntil, Kind, State},
+    session::locks::LockSession,
+};
+
+/// Time for which an arrival counts unless set.
+const COUNTS_FOR: Duration = Duration::from_secs(24 * 3600);
+
+/// Shortest time for which an arrival can be said to count: the clocks of two primaries may differ by a second.
+const COUNTS_LEAST: Duration = Duration::from_secs(1);
+
+/// Time after which an arrival that found all places taken looks again whether they are arrivals.
+const LOOKS_AGAIN: Duration = Duration::from_secs(1);
+
+/// Pause of an arrival while another one of the same party is under way.
+const TWIN: Duration = Duration::from_millis(50);
+
+/// A count-down latch among all processes: it opens when a number of arrivals has been counted. Made by
+/// [`LockClient::latch`](crate::LockClient::latch).
+///
+/// It is for what has to be done before something else may begin: all shards are migrated, all workers are ready.
+/// Whoever [waits](Self::wait) is woken by the change stream and costs the latch nothing, however many they are.
+///
+/// # Guarantees
+///
+/// - `wait` returns once `count` arrivals were counted at the same time, as a majority of the servers has it: no fail-over
+///   takes that back.
+/// - An arrival outlives its process: it counts from the moment at which [`count_down`](Self::count_down) returned, for
+///   [so long](Self::counts_for), by the server's clock. A process that dies before does not count.
+/// - A party that is named is counted once, however often it arrives: [`count_down_as`](Self::count_down_as).
+///
+/// A latch does not close by itself before its first arrival has counted for its time; give each use a name of its own
+/// (`migrate-42/done`). [`inspect`](crate::LockClient::inspect) shows who has arrived, and
+/// [`break_lock`](crate::LockClient::break_lock) takes all arrivals back.
+///
+/// # Examples
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let locks = watchlock::LockClient::in_memory();
+/// let migrated = locks.latch("migrate-42/done", 2);
+/// let waiting = tokio::spawn({
+///     let migrated = migrated.clone();
+///     async move { migrated.wait().await }
+/// });
+/// migrated.count_down_as("shard-0").await?;
+/// migrated.count_down_as("shard-0").await?; // restarted, and counted once
+/// assert_eq!(migrated.missing().await?, 1);
+/// migrated.count_down_as("shard-1").await?;
+/// waiting.await??;
+/// # Ok(()) }
+/// ```
+#[derive(Clone)]
+pub struct Latch {
+    places: Places,
+    counts_for: Duration,
+}
+
+impl Latch {
+    pub(crate) fn new(session: LockSession, name: LockName, count: u32) -> Self {
+        let kind = Kind::Latch;
+        Self {
+            places: Places {
+                session,
+                name,
+                kind,
+                count,
+            },
+            counts_for: COUNTS_FOR,
+        }
+    }
+
+    /// Returns the name of the latch.
+    pub fn name(&self) -> &str {
+        &self.places.name
+    }
+
+    /// Returns the number of arrivals that open it.
+    pub fn count(&self) -> u32 {
+        self.places.count
+    }
+
+    /// Sets for how long each arrival of this process counts: a day unless set, from a second to 366 days. Afterwards it
+    /// is forgotten, and the document with it.
+    pub fn counts_for(mut self, time: Duration) -> Self {
+        self.counts_for = time;
+        self
+    }
+
+    /// Counts an arrival. An open latch stays as it is.
+    ///
+    /// # Errors
+    ///
+    /// See [`AcquireError`]; a latch of no arrivals or of more than 256 is invalid, and so is a time out of bounds. After
+    /// [`AcquireError::Server`] the arrival may have been counted: to repeat it without its being counted twice, give it a
+    /// name with [`count_down_as`](Self::count_down_as).
+    ///
+    /// # Cancel safety
+    ///
+    /// If the future is dropped, the arrival may or may not be counted.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let locks = watchlock::LockClient::in_memory();
+    /// let ready = locks.latch("deploy-7/ready", 3);
+    /// ready.count_down().await?;
+    /// assert_eq!(ready.missing().await?, 2);
+    /// # Ok(()) }
+    /// ```
+    pub async fn count_down(&self) -> Result<(), AcquireError> {
+        self.arrive(None).await
+    }
+
+    /// Counts the arrival of a party that has a name, up to 1,024 bytes: once, however often it is repeated, by whatever
+    /// process. So a worker that was restarted does not open the latch in the place of another.
+    ///
+    /// [`HolderInfo::value`](crate::HolderInfo::value) shows the name.
+    ///
+    /// # Errors
+    ///
+    /// See [`count_down`](Self::count_down). It is safe to repeat after any of them.
+    ///
+    /// # Cancel safety
+    ///
+    /// If the future is dropped, the arrival may or may not be counted; it is safe to repeat.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let locks = watchlock::LockClient::in_memory();
+    /// let ready = locks.latch("deploy-7/ready", 3);
+    /// ready.count_down_as("worker-0").await?;
+    /// ready.count_down_as("worker-0").await?;
+    /// assert_eq!(ready.missing().await?, 2);
+    /// # Ok(()) }
+    /// ```
+    pub async fn count_down_as(&self, party: impl Into<String>) -> Result<(), AcquireError> {
+        let party = party.into();
+        check_text("name of the party", &party)?;
+        self.arrive(Some(party)).await
+    }
+
+    /// Waits until the latch is open. Wrap it in `tokio::time::timeout` to wait for no longer than that.
+    ///
+    /// While the server can't be reached it keeps waiting.
+    ///
+    /// # Errors
+    ///
+    /// See [`AcquireError`]; a latch of no arrivals or of more than 256 is invalid.
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel safe: it only reads.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let locks = watchlock::LockClient::in_memory();
+    /// use std::time::Duration;
+    ///
+    /// let ready = locks.latch("deploy-7/ready", 1);
+    /// assert!(tokio::time::timeout(Duration::from_millis(10), ready.wait()).await.is_err());
+    /// ready.count_down().await?;
+    /// ready.wait().await?;
+    /// # Ok(()) }
+    /// ```
+    pub async fn wait(&self) -> Result<(), AcquireError> {
+        self.check()?;
+        let mut watch = self.places.watch();
+        while !watch.last().is_some_and(|state| self.is_open(state)) {
+            watch.changed().await?;
+        }
+        Ok(())
+    }
+
+    /// Returns how many arrivals are missing at this moment: none if it is open.
+    ///
+    /// # Errors
+    ///
+    /// See [`AcquireError`]; a latch of no arrivals or of more than 256 is invalid.
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel safe: it only reads.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let locks = watchlock::LockClient::in_memory();
+    /// assert_eq!(locks.latch("deploy-7/ready", 3).missing().await?, 3);
+    /// # Ok(()) }
+    /// ```
+    pub async fn missing(&self) -> Result<u32, AcquireError> {
+        self.check()?;
+        let state = self.places.read().await?;
+        let arrived = state.map_or(0, |state| arrivals(&state).count());
+        Ok(self.count().saturating_sub(u32::try_from(arrived).unwrap_or(u32::MAX)))
+    }
+
+    fn check(&self) -> Result<(), InvalidInput> {
+        self.places.check("arrivals")?;
+        at_least("time for which an arrival counts", self.counts_for, COUNTS_LEAST)?;
+        at_most(
+            "time for which an arrival counts",
+            self.counts_for,
+            "longest accepted value",
+            DURATION_MOST,
+        )
+    }
+
+    fn is_open(&self, state: &State) -> bool {
+        arrivals(state).count() >= usize::try_from(self.count()).unwrap_or(usize::MAX)
+    }
+
+    /// Takes a place, and leaves it taken.
+    async fn arrive(&self, party: Option<String>) -> Result<(), AcquireError> {
+        self.check()?;
+        loop {
+            let before = self.places.read().await?;
+            let is_done =
+                |state: &State| self.is_open(state) || party.as_deref().is_some_and(|party| has(state, party));
+            if before.as_ref().is_some_and(is_done) {
+                return Ok(());
+            }
+            let mut acquire = Acquire::new(self.places.one()).timeout(LOOKS_AGAIN);
+            if let Some(party) = &party {
+                acquire = acquire.value(party.clone());
+            }
+            let place = match acquire.into_future().await {
+                Ok(place) => place,
+                // Others are about to arrive, or have just opened the latch.
+                Err(AcquireError::Timeout { source: None, .. }) => continue,
+                Err(error) => return Err(error),
+            };
+            match &party {
+                Some(party) if self.has_twin(&place, party).await? => {
+                    // Whether it arrives or dies, this one looks again.
+                    let _ = place.release().await;
+                    sleep(TWIN).await;
+                }
+                _ if self.leave_taken(place).await? => return Ok(()),
+                // It was lost before it was counted.
+                _ => {}
+            }
+        }
+    }
+
+    /// Whether the same party has arrived, or has taken a place before this one. Both are in the document before either
+    /// looks, so of two at least the later one sees the other.
+    async fn has_twin(&self, place: &LockHandle, party: &str) -> Result<bool, AcquireError> {
+        let hold = place.hold();
+        let state = self.places.read().await?;
+        let mut holders = state.iter().flat_map(|state| &state.holders);
+        Ok(holders.any(|other| {
+            let is_twin = other.owner.value.as_deref() == Some(party) && !hold.is(other);
+            is_twin && (other.is_kept() || other.token < hold.granted_as)
+        }))
+    }
+
+    /// Releases a place and keeps it taken; `false`: it was lost.
+    async fn leave_taken(&self, place: LockHandle) -> Result<bool, AcquireError> {
+        if !place.hold().keep(KeptUntil::AfterRelease(millis(self.counts_for))) {
+            return Ok(false);
+        }
+        match place.release().await {
+            Ok(released) => Ok(released == Released::Kept),
+            Err(ReleaseError::Server(error)) => Err(error.into()),
+        }
+    }
+}
+
+/// Returns the entries of those who have arrived.
+fn arrivals(state: &State) -> impl Iterator<Item = &Holder> {
+    state.holders.iter().filter(|holder| holder.is_kept())
+}
+
+/// Whether the party has arrived.
+fn has(state: &State, party: &str) -> bool {
+    arrivals(state).any(|arrival| arrival.owner.value.as_deref() == Some(party))
+}
+
+impl fmt::Debug for Latch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Latch")
+            .field("name", &self.places.name)
+            .field("count", &self.count())
+            .field("counts_for", &self.counts_for)
+            .finish_non_exhaustive()
+    }
+}
