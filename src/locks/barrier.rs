@@ -119,8 +119,8 @@ impl Barrier {
     ///
     /// # Cancel safety
     ///
-    /// If the future is dropped, the place is given back in the background, and the others wait for another party; unless
-    /// all were there already, and then they pass.
+    /// If the future is dropped, the place is given back in the background, and the others wait for another party. Those who
+    /// have seen all there pass without it.
     ///
     /// # Examples
     ///
