@@ -225,7 +225,7 @@ impl LockClient {
     /// again.
     ///
     /// Names are as for [`mutex`](Self::mutex). Making a barrier sends nothing; waiting at it refuses one of no party or of
-    /// more than 256.
+    /// more than 64.
     pub fn barrier(&self, name: impl Into<String>, parties: u32) -> Barrier {
         Barrier::new(self.session.clone(), LockName::new(name.into()), parties)
     }

@@ -196,7 +196,7 @@ pub enum CandidacyError {
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum BarrierError {
-    /// No place was taken, so nobody has counted on this party.
+    /// It never got as far as to say that it is here, so nobody has counted on this party.
     #[error(transparent)]
     Enter(#[from] AcquireError),
     /// The place was lost while the others were awaited. They may have passed the barrier with this party counted.

@@ -1,33 +1,40 @@
 //! A barrier at which a number of parties wait for each other.
 //!
-//! A party takes a place, which is a hold of one permit, and watches the document. When all places are held, the parties
-//! of this *generation* pass: each marks its place with the generation, releases it, and leaves it taken. The mark tells
-//! those who look later that they have passed too, even if places are gone by then; and as the places stay taken, nobody
-//! of the next generation comes in before all have looked. Then one write clears them.
+//! A party takes a place, which is a hold of one permit, says in it that it is here, and watches the document. When all are
+//! here, the parties of this *generation* pass: each marks its place with the generation, releases it, and leaves it taken.
+//! The mark tells those who look later that they have passed too, even if places are gone by then; and as the places stay
+//! taken, nobody of the next generation comes in before all have looked. Then one write clears them.
 //!
-//! Of a place whose hold is valid and a mark with a larger token it follows that both were held at the same time, with all
-//! others: tokens rise, the generation's last token was granted after the place, and its places were all held after that.
+//! A place counts only once its party has said that it is here: a waiter that was granted a place by an event may never
+//! learn of it, and takes another. Of a place whose hold is valid and a mark with a larger token it follows that all were here
+//! at the same time: tokens rise, so the generation's last place was granted after this one, and all places were held, each
+//! by a party that was here, after that.
 
 use std::{fmt, future::IntoFuture, pin::pin, str::FromStr, time::Duration};
 
 use crate::{
     config::millis,
-    error::{AcquireError, BarrierError},
-    handle::LockHandle,
-    locks::{
-        acquire::Acquire,
-        watched::{Places, Watch},
-    },
+    error::{AcquireError, BarrierError, ReleaseError},
+    handle::{LockHandle, Released},
+    locks::watched::{Places, Watch},
     name::LockName,
-    protocol::{KeptUntil, Kind, State},
+    protocol::{Holder, KeptUntil, Kind, State},
     session::{hold::Hold, locks::LockSession},
     status::LostReason,
     token::FencingToken,
 };
 
-/// Time for which a passed place stays taken beyond the longest lease among the parties, if nobody clears it before: a
-/// party that holds its place has looked by then, or has lost it.
-const BEYOND_LEASE: Duration = Duration::from_secs(2);
+/// Time for which a passed place stays taken if nobody clears it before. A party can be late by any time as long as its place
+/// is renewed, which does not depend on whether its future is polled. Whoever comes next clears the places when nobody is
+/// late, so nothing waits for the end of this time.
+const KEPT: Duration = Duration::from_secs(24 * 3600);
+
+/// Maximum number of parties. In each generation every one of them writes the document a few times, and every one of them
+/// hears of all of these writes.
+const PARTIES_MOST: u32 = 64;
+
+/// The word of a party that has its place and waits.
+const HERE: &str = "waits for the others";
 
 /// A number of parties of any processes that wait for each other, again and again. Made by
 /// [`LockClient::barrier`](crate::LockClient::barrier).
@@ -36,14 +43,18 @@ const BEYOND_LEASE: Duration = Duration::from_secs(2);
 ///
 /// # Guarantees
 ///
-/// - [`wait`](Self::wait) returns only after `parties` calls of it were at the barrier at one moment, all with valid
-///   places.
+/// - [`wait`](Self::wait) returns only after `parties` calls of it were at the barrier at one moment, each with a place that
+///   was valid at the server.
 /// - Each of them passes once, and all under the same [generation](BarrierPass::generation), which rises from one to the
-///   next. If a party dies at the moment of passing, another can fill its place for those who have not looked yet: then
-///   they have a later generation than those who have.
-/// - A party that dies or gives up while it waits is not counted any more: at once if its future was dropped, and at the end
-///   of its lease if its process died. Those who wait go on waiting, until another takes its place.
+///   next. If a party dies or gives up at the moment of passing, another can fill its place for those who have not looked
+///   yet: then they have a later generation than those who have.
+/// - A party that dies or gives up while it waits is not counted any more: as soon as its place is given back if its future
+///   was dropped, and at the end of its lease if its process died. Those who wait go on waiting, until another takes its
+///   place.
 /// - More calls than parties wait for the next generation, first come, first served.
+///
+/// Poll `wait` while it waits, or spawn it: until a party has looked, the next generation does not begin. Clients that are
+/// parties at the same time need different [owner ids](crate::LockClientBuilder::owner_id), or none.
 ///
 /// # Examples
 ///
@@ -113,14 +124,15 @@ impl Barrier {
     ///
     /// # Errors
     ///
-    /// [`BarrierError::Enter`] if it took no place: a barrier of no parties or of more than 256 is invalid.
+    /// [`BarrierError::Enter`] if it took no place: a barrier of no parties or of more than 64 is invalid.
     /// [`BarrierError::Lost`] if it lost its place, as with any [lock](crate::LockView::lost), and
     /// [`BarrierError::Server`]: the others may have passed with this party counted, or go on waiting for another.
     ///
     /// # Cancel safety
     ///
     /// If the future is dropped, the place is given back in the background, and the others wait for another party. Those who
-    /// have seen all there pass without it.
+    /// have seen all there pass without it: then a retry waits for the next generation, so where parties keep in step, one
+    /// that gave up has to look at [`generation`](BarrierPass::generation).
     ///
     /// # Examples
     ///
@@ -135,7 +147,7 @@ impl Barrier {
     /// # Ok(()) }
     /// ```
     pub async fn wait(&self) -> Result<BarrierPass, BarrierError> {
-        self.places.check("parties").map_err(AcquireError::from)?;
+        self.places.check("parties", PARTIES_MOST).map_err(AcquireError::from)?;
         let mut watch = self.places.watch();
         let place = self.enter(&mut watch).await?;
         let generation = self.gather(&place, &mut watch).await?;
@@ -143,21 +155,27 @@ impl Barrier {
             generation: FencingToken::new(generation.last),
             is_leader: place.hold().granted_as == generation.first,
         };
-        self.leave(place, generation).await?;
-        Ok(pass)
+        // To its end, even if nobody waits for it any more: the others go by its mark.
+        let leaving = self.clone().leave(place, generation);
+        match self.places.session.session().spawn_for(leaving).await {
+            Ok(left) => left.map(|()| pass),
+            Err(_) => Err(BarrierError::Enter(AcquireError::Closed)),
+        }
     }
 
-    /// Takes a place: of the next generation, where that of the last one is still taken.
+    /// Takes a place, of the next generation where that of the last one is still taken, and says that it is here.
     async fn enter(&self, watch: &mut Watch<'_>) -> Result<LockHandle, BarrierError> {
-        let mut acquiring = pin!(Acquire::new(self.places.one()).into_future());
-        loop {
+        let mut acquiring = pin!(self.places.acquire().into_future());
+        let place = loop {
             tokio::select! {
                 biased;
-                place = &mut acquiring => return Ok(place?),
+                place = &mut acquiring => break place?,
                 changed = watch.changed() => changed?,
             }
-            self.clear_behind(watch.last()).await;
-        }
+            self.clear_behind(watch.last());
+        };
+        self.say(&place, HERE.to_owned()).await?;
+        Ok(place)
     }
 
     /// Waits until all are there, or until one of them says so.
@@ -168,7 +186,7 @@ impl Barrier {
             if let Some(generation) = watch.last().and_then(complete) {
                 return Ok(generation);
             }
-            self.clear_behind(watch.last()).await;
+            self.clear_behind(watch.last());
             tokio::select! {
                 biased;
                 reason = place.lost() => return Err(reason.into()),
@@ -178,30 +196,42 @@ impl Barrier {
     }
 
     /// Marks the place as passed, and leaves it taken until all have passed.
-    async fn leave(&self, place: LockHandle, generation: Generation) -> Result<(), BarrierError> {
-        let (hold, session) = (place.hold(), self.places.session.session().clone());
-        let marked = session.proclaim(hold, generation.to_string()).await?;
-        if !marked {
-            // The watch over the hold may not have noticed yet.
-            return Err(place.lost_reason().unwrap_or(LostReason::Overwritten).into());
+    async fn leave(self, place: LockHandle, generation: Generation) -> Result<(), BarrierError> {
+        self.say(&place, generation.to_string()).await?;
+        place.hold().keep(KeptUntil::AfterRelease(millis(KEPT)));
+        match place.release().await {
+            Ok(Released::Kept) => {}
+            // Its mark may be gone before all have seen it.
+            Ok(_) => return Err(LostReason::Released.into()),
+            Err(ReleaseError::Server(error)) => return Err(error.into()),
         }
-        hold.keep(KeptUntil::AfterRelease(generation.kept_for));
-        // All is told by the mark. If the release fails, the lease ends the place.
-        let _ = place.release().await;
         // The last one clears the places. Nobody waits for that, and whoever comes next does it otherwise.
         let barrier = self.clone();
-        drop(session.spawn_for(async move {
-            let state = barrier.places.read().await.ok().flatten();
-            barrier.clear_behind(state.as_ref()).await;
+        drop(self.places.session.session().spawn_for(async move {
+            let state = barrier.places.newest().await.ok().flatten();
+            barrier.clear_behind(state.as_ref());
         }));
         Ok(())
     }
 
-    /// Clears the places of a generation that all its parties have passed. Best effort: they end by themselves.
-    async fn clear_behind(&self, state: Option<&State>) {
-        if let Some(last) = state.and_then(passed) {
-            let _ = self.places.session.clear(&self.places.name, last).await;
+    /// Writes into the place for the others to read.
+    async fn say(&self, place: &LockHandle, word: String) -> Result<(), BarrierError> {
+        if self.places.session.proclaim(place.hold(), word).await? {
+            return Ok(());
         }
+        // The watch over the hold may not have noticed yet.
+        Err(place.lost_reason().unwrap_or(LostReason::Overwritten).into())
+    }
+
+    /// Clears the places of a generation that all its parties have passed, in the background. The write decides whether they
+    /// have: this state may be old.
+    fn clear_behind(&self, state: Option<&State>) {
+        let Some(last) = state.and_then(passed) else {
+            return;
+        };
+        let (session, name) = (self.places.session.session().clone(), self.places.name.clone());
+        let clearing = session.clone();
+        drop(session.spawn_for(async move { clearing.clear(&name, last).await }));
     }
 }
 
@@ -212,36 +242,28 @@ struct Generation {
     first: i64,
     /// The token of the party that came last.
     last: i64,
-    /// Time for which the places stay taken after it, in milliseconds.
-    kept_for: i64,
 }
 
 impl Generation {
-    /// Returns the generation, if all its places are held, this one among them.
+    /// Returns the generation, if the parties of all places are here, this one among them.
     fn complete(state: &State, hold: &Hold) -> Option<Self> {
-        let held = || state.holders.iter().filter(|holder| !holder.is_kept());
-        let all = i64::try_from(held().count()).ok()? == state.capacity;
-        let tokens = || held().map(|holder| holder.token);
-        (all && held().any(|holder| hold.is(holder))).then_some(Self {
-            first: tokens().min()?,
-            last: tokens().max()?,
-            kept_for: Self::kept_for(state),
-        })
+        let (first, last) = all_here(state)?;
+        let among = state.holders.iter().any(|holder| hold.is(holder));
+        among.then_some(Self { first, last })
     }
 
     /// Returns the generation of a party that has passed together with this one.
     fn marked(state: &State, hold: &Hold) -> Option<Self> {
-        let with_us = |generation: &Self| generation.last >= hold.granted_as;
-        marks(state).find(with_us).map(|generation| Self {
-            kept_for: Self::kept_for(state),
-            ..generation
-        })
+        marks(state).find(|generation| generation.last >= hold.granted_as)
     }
+}
 
-    fn kept_for(state: &State) -> i64 {
-        let longest = state.holders.iter().map(|holder| holder.lease).max().unwrap_or(0);
-        longest.saturating_add(millis(BEYOND_LEASE))
-    }
+/// Returns the first and the last token, if the parties of all places are here and none has passed.
+fn all_here(state: &State) -> Option<(i64, i64)> {
+    let is_here = |holder: &&Holder| !holder.is_kept() && holder.owner.value.as_deref() == Some(HERE);
+    let here = || state.holders.iter().filter(is_here).map(|holder| holder.token);
+    let all = i64::try_from(here().count()).ok()? == state.capacity;
+    all.then_some((here().min()?, here().max()?))
 }
 
 /// Returns the generations whose marks are in the document.
@@ -276,7 +298,6 @@ impl FromStr for Generation {
         Ok(Self {
             first: first.parse().map_err(drop)?,
             last: last.parse().map_err(drop)?,
-            kept_for: 0,
         })
     }
 }
@@ -285,7 +306,8 @@ impl FromStr for Generation {
 fn while_waiting(error: AcquireError) -> BarrierError {
     match error {
         AcquireError::Server(error) => error.into(),
-        error => error.into(),
+        // The client was shut down, and has released the place.
+        _ => LostReason::Released.into(),
     }
 }
 
@@ -301,14 +323,10 @@ impl fmt::Debug for Barrier {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::protocol::{Holder, Owner, ServerTime};
+    use crate::protocol::{Owner, ServerTime};
 
     fn place(token: i64, passed: Option<(i64, i64)>, released: bool) -> Holder {
-        let mark = passed.map(|(first, last)| Generation {
-            first,
-            last,
-            kept_for: 0,
-        });
+        let mark = passed.map(|(first, last)| Generation { first, last });
         Holder {
             id: format!("p-{token}"),
             permits: 1,
@@ -318,7 +336,7 @@ mod tests {
             lease: 30_000,
             claim: 300,
             owner: Owner {
-                value: mark.map(|mark| mark.to_string()),
+                value: Some(mark.map_or(HERE.to_owned(), |mark| mark.to_string())),
                 ..Owner::default()
             },
             released: released.then_some(ServerTime(500)),
@@ -337,14 +355,23 @@ mod tests {
 
     #[test]
     fn a_mark_is_read_as_it_was_written() {
-        let generation = Generation {
-            first: 17,
-            last: 42,
-            kept_for: 0,
-        };
+        let generation = Generation { first: 17, last: 42 };
         assert_eq!(generation.to_string().parse(), Ok(generation));
         for other in ["", "passed with tokens 1", "passed with tokens a to b", "node 7"] {
             assert_eq!(other.parse::<Generation>(), Err(()));
+        }
+    }
+
+    #[test]
+    fn all_are_here_when_each_place_is_held_by_a_party_that_says_so() {
+        let here = [place(4, None, false), place(5, None, false), place(6, None, false)];
+        assert_eq!(all_here(&state(here.to_vec())), Some((4, 6)));
+        assert_eq!(all_here(&state(here[..2].to_vec())), None);
+        // One that was granted its place and may not know of it; one that has passed, released or not yet.
+        let mut silent = here[2].clone();
+        silent.owner.value = None;
+        for other in [silent, place(6, Some((1, 6)), false), place(6, Some((1, 6)), true)] {
+            assert_eq!(all_here(&state(vec![here[0].clone(), here[1].clone(), other])), None);
         }
     }
 

@@ -3,7 +3,7 @@
 //! An arrival is a hold of one place that was released and is kept: the document's holders are the record of who has
 //! arrived, and those who wait only watch it.
 
-use std::{fmt, future::IntoFuture, time::Duration};
+use std::{fmt, future::IntoFuture, pin::pin, time::Duration};
 
 use tokio::time::sleep;
 
@@ -27,8 +27,13 @@ const COUNTS_LEAST: Duration = Duration::from_secs(1);
 /// Time after which an arrival that found all places taken looks again whether they are arrivals.
 const LOOKS_AGAIN: Duration = Duration::from_secs(1);
 
-/// Pause of an arrival while another one of the same party is under way.
+/// First pause of an arrival while another one of the same party is under way; it doubles up to [`LOOKS_AGAIN`], as that
+/// one may have died, and then its place is taken for the rest of its lease.
 const TWIN: Duration = Duration::from_millis(50);
+
+/// Maximum number of arrivals. Each is an entry of about 300 bytes in one document, which every write rewrites: the bound of
+/// a [queue](crate::protocol::QUEUE_MOST), for the same reason.
+const ARRIVALS_MOST: u32 = 256;
 
 /// A count-down latch among all processes: it opens when a number of arrivals has been counted. Made by
 /// [`LockClient::latch`](crate::LockClient::latch).
@@ -38,14 +43,15 @@ const TWIN: Duration = Duration::from_millis(50);
 ///
 /// # Guarantees
 ///
-/// - `wait` returns once `count` arrivals were counted at the same time, as a majority of the servers has it: no fail-over
+/// - `wait` returns once it sees `count` arrivals counted at the same time, as a majority of the servers has it: no fail-over
 ///   takes that back.
-/// - An arrival outlives its process: it counts from the moment at which [`count_down`](Self::count_down) returned, for
-///   [so long](Self::counts_for), by the server's clock. A process that dies before does not count.
+/// - An arrival outlives its process: it counts when [`count_down`](Self::count_down) has returned, for
+///   [so long](Self::counts_for) after that, by the server's clock. A process that dies before may be counted or not.
 /// - A party that is named is counted once, however often it arrives: [`count_down_as`](Self::count_down_as).
 ///
-/// A latch does not close by itself before its first arrival has counted for its time; give each use a name of its own
-/// (`migrate-42/done`). [`inspect`](crate::LockClient::inspect) shows who has arrived, and
+/// A latch does not close by itself before its first arrival has counted for its time: who arrives at an open latch, or
+/// arrives again, adds nothing to that time. Give each use a name of its own (`migrate-42/done`), and a time that is longer
+/// than any of those who wait may be late. [`inspect`](crate::LockClient::inspect) shows who has arrived, and
 /// [`break_lock`](crate::LockClient::break_lock) takes all arrivals back.
 ///
 /// # Examples
@@ -107,7 +113,7 @@ impl Latch {
     /// # Errors
     ///
     /// See [`AcquireError`]; a latch of no arrivals or of more than 256 is invalid, and so is a time out of bounds. After
-    /// [`AcquireError::Server`] the arrival may have been counted: to repeat it without its being counted twice, give it a
+    /// [`AcquireError::Server`] and [`AcquireError::Closed`] the arrival may have been counted: to repeat it without its being counted twice, give it a
     /// name with [`count_down_as`](Self::count_down_as).
     ///
     /// # Cancel safety
@@ -188,11 +194,13 @@ impl Latch {
         let mut watch = self.places.watch();
         while !watch.last().is_some_and(|state| self.is_open(state)) {
             watch.changed().await?;
+            watch.mismatch().await?;
         }
         Ok(())
     }
 
-    /// Returns how many arrivals are missing at this moment: none if it is open.
+    /// Returns how many arrivals are missing at this moment: none if it is open. As the primary has it; only what
+    /// [`wait`](Self::wait) has seen can't be taken back by a fail-over.
     ///
     /// # Errors
     ///
@@ -212,13 +220,13 @@ impl Latch {
     /// ```
     pub async fn missing(&self) -> Result<u32, AcquireError> {
         self.check()?;
-        let state = self.places.read().await?;
+        let state = self.places.newest().await?;
         let arrived = state.map_or(0, |state| arrivals(&state).count());
         Ok(self.count().saturating_sub(u32::try_from(arrived).unwrap_or(u32::MAX)))
     }
 
     fn check(&self) -> Result<(), InvalidInput> {
-        self.places.check("arrivals")?;
+        self.places.check("arrivals", ARRIVALS_MOST)?;
         at_least("time for which an arrival counts", self.counts_for, COUNTS_LEAST)?;
         at_most(
             "time for which an arrival counts",
@@ -235,28 +243,24 @@ impl Latch {
     /// Takes a place, and leaves it taken.
     async fn arrive(&self, party: Option<String>) -> Result<(), AcquireError> {
         self.check()?;
+        let mut pause = TWIN;
         loop {
-            let before = self.places.read().await?;
-            let is_done =
-                |state: &State| self.is_open(state) || party.as_deref().is_some_and(|party| has(state, party));
-            if before.as_ref().is_some_and(is_done) {
+            if self.is_done(party.as_deref()).await? {
                 return Ok(());
             }
-            let mut acquire = Acquire::new(self.places.one()).timeout(LOOKS_AGAIN);
+            let mut acquire = self.places.acquire();
             if let Some(party) = &party {
                 acquire = acquire.value(party.clone());
             }
-            let place = match acquire.into_future().await {
-                Ok(place) => place,
-                // Others are about to arrive, or have just opened the latch.
-                Err(AcquireError::Timeout { source: None, .. }) => continue,
-                Err(error) => return Err(error),
+            let Some(place) = self.take(acquire, party.as_deref()).await? else {
+                return Ok(());
             };
             match &party {
                 Some(party) if self.has_twin(&place, party).await? => {
                     // Whether it arrives or dies, this one looks again.
                     let _ = place.release().await;
-                    sleep(TWIN).await;
+                    sleep(pause).await;
+                    pause = (2 * pause).min(LOOKS_AGAIN);
                 }
                 _ if self.leave_taken(place).await? => return Ok(()),
                 // It was lost before it was counted.
@@ -265,16 +269,40 @@ impl Latch {
         }
     }
 
-    /// Whether the same party has arrived, or has taken a place before this one. Both are in the document before either
-    /// looks, so of two at least the later one sees the other.
+    /// Whether there is nothing left to count, as a majority has it.
+    async fn is_done(&self, party: Option<&str>) -> Result<bool, AcquireError> {
+        let state = self.places.committed().await?;
+        Ok(state.is_some_and(|state| self.is_open(&state) || party.is_some_and(|party| has(&state, party))))
+    }
+
+    /// Takes a place. `None`: others took all of them and have arrived, or this party has.
+    async fn take(&self, acquire: Acquire, party: Option<&str>) -> Result<Option<LockHandle>, AcquireError> {
+        let mut acquiring = pin!(acquire.into_future());
+        loop {
+            tokio::select! {
+                biased;
+                place = &mut acquiring => return place.map(Some),
+                () = sleep(LOOKS_AGAIN) => {}
+            }
+            if self.is_done(party).await? {
+                return Ok(None);
+            }
+        }
+    }
+
+    /// Whether the same party has arrived, or has taken a place before this one; or this place is not to be seen. Both are in
+    /// the document before either looks, so of two at least the later one sees the other.
     async fn has_twin(&self, place: &LockHandle, party: &str) -> Result<bool, AcquireError> {
         let hold = place.hold();
-        let state = self.places.read().await?;
+        let state = self.places.newest().await?;
         let mut holders = state.iter().flat_map(|state| &state.holders);
-        Ok(holders.any(|other| {
-            let is_twin = other.owner.value.as_deref() == Some(party) && !hold.is(other);
-            is_twin && (other.is_kept() || other.token < hold.granted_as)
-        }))
+        // It was lost, or a member answered that is no longer the primary.
+        let is_missing = !holders.clone().any(|holder| hold.is(holder));
+        Ok(is_missing
+            || holders.any(|other| {
+                let is_twin = other.owner.value.as_deref() == Some(party) && !hold.is(other);
+                is_twin && (other.is_kept() || other.token < hold.granted_as)
+            }))
     }
 
     /// Releases a place and keeps it taken; `false`: it was lost.

@@ -3,18 +3,15 @@
 use crate::{
     error::{AcquireError, InvalidInput, KindMismatch},
     input::check_name,
-    locks::acquire::Share,
+    locks::acquire::{Acquire, Share},
     name::LockName,
-    protocol::{Kind, State},
+    protocol::{Exchange, Kind, State},
     session::{
         locks::LockSession,
         streams::follow::{Observation, Observations, Scope, follow},
     },
+    terms::Terms,
 };
-
-/// Maximum number of arrivals of a latch, and of parties of a barrier. Each is an entry of about 300 bytes in one
-/// document, which every write rewrites: the bound of a [queue](crate::protocol::QUEUE_MOST) for the same reason.
-pub(super) const PLACES_MOST: u32 = 256;
 
 /// A lock of so many places, each of which takes one permit.
 #[derive(Clone, Debug)]
@@ -27,36 +24,46 @@ pub(super) struct Places {
 
 impl Places {
     /// Refuses values that are out of bounds, before anything is sent.
-    pub(super) fn check(&self, of: &str) -> Result<(), InvalidInput> {
+    pub(super) fn check(&self, of: &str, most: u32) -> Result<(), InvalidInput> {
         check_name(&self.name)?;
-        if !(1..=PLACES_MOST).contains(&self.count) {
+        if !(1..=most).contains(&self.count) {
             let (kind, count) = (self.kind, self.count);
-            let message = format!("the {kind} has {count} {of}; it must have 1 to {PLACES_MOST}");
+            let message = format!("the {kind} has {count} {of}; it must have 1 to {most}");
             return Err(InvalidInput::new(message));
         }
         Ok(())
     }
 
-    /// Returns what one place asks of the engine.
-    pub(super) fn one(&self) -> Share {
-        Share {
+    /// Acquires one place. How long it waits for others is not up to the client's limits to holding.
+    pub(super) fn acquire(&self) -> Acquire {
+        let one = Share {
             session: self.session.session().clone(),
             name: self.name.clone(),
             kind: self.kind,
             capacity: i64::from(self.count),
             permits: 1,
-        }
+        };
+        Acquire::new(one).on(Terms::unlimited())
     }
 
-    /// Reads the document, without entries whose time is over.
-    pub(super) async fn read(&self) -> Result<Option<State>, AcquireError> {
-        let Some((mut state, exchange)) = self.session.inspect(&self.name).await? else {
+    /// Reads the document as the primary has it, without entries whose time is over.
+    pub(super) async fn newest(&self) -> Result<Option<State>, AcquireError> {
+        self.read(self.session.inspect(&self.name).await?)
+    }
+
+    /// Does the same, of what a majority has.
+    pub(super) async fn committed(&self) -> Result<Option<State>, AcquireError> {
+        self.read(self.session.observe(&self.name).await?)
+    }
+
+    fn read(&self, read: Option<(State, Exchange)>) -> Result<Option<State>, AcquireError> {
+        let Some((mut state, exchange)) = read else {
             return Ok(None);
         };
         if let Some(now) = exchange.now {
             state.holders.retain(|holder| holder.until > now);
         }
-        self.fits(state).map(Some)
+        Ok(Some(self.fits(state)?))
     }
 
     /// Begins to watch the document.
@@ -66,15 +73,16 @@ impl Places {
             places: self,
             observations,
             last: None,
+            mismatch: None,
         }
     }
 
     /// Returns the state, if it is one of this kind and number of places.
-    fn fits(&self, state: State) -> Result<State, AcquireError> {
+    fn fits(&self, state: State) -> Result<State, KindMismatch> {
         let (kind, count) = (self.kind, i64::from(self.count));
         let is_idle = state.holders.is_empty();
         if !is_idle && (state.kind, state.capacity) != (kind, count) {
-            return Err(KindMismatch::new(&self.name, &state, kind, count).into());
+            return Err(KindMismatch::new(&self.name, &state, kind, count));
         }
         Ok(state)
     }
@@ -87,6 +95,7 @@ pub(super) struct Watch<'a> {
     places: &'a Places,
     observations: Observations,
     last: Option<State>,
+    mismatch: Option<KindMismatch>,
 }
 
 impl Watch<'_> {
@@ -95,12 +104,25 @@ impl Watch<'_> {
         self.last.as_ref()
     }
 
+    /// Returns the error if the last state was of another use of the name, and still is. A majority can have that state for
+    /// a moment after that use has ended; so who asks for a place goes by the answer to that alone.
+    pub(super) async fn mismatch(&mut self) -> Result<(), AcquireError> {
+        match self.mismatch.take() {
+            None => Ok(()),
+            Some(_) => self.places.newest().await.map(drop),
+        }
+    }
+
     /// Waits for another state.
     pub(super) async fn changed(&mut self) -> Result<(), AcquireError> {
         loop {
             match self.observations.next().await {
                 Some(Ok(Observation::State(_, state))) => {
-                    self.last = state.map(|state| self.places.fits(state)).transpose()?;
+                    let state = state.map(|state| self.places.fits(state)).transpose();
+                    (self.last, self.mismatch) = match state {
+                        Ok(state) => (state, None),
+                        Err(mismatch) => (None, Some(mismatch)),
+                    };
                     return Ok(());
                 }
                 // No document of a lock: whoever asks for the lock is told.

@@ -88,8 +88,8 @@ pub(crate) enum Evict {
     Everybody,
     /// The one with this token.
     Holder(i64),
-    /// Those that were released and are kept, up to this token: the places of a barrier that all its parties have passed.
-    /// Nobody loses anything by it, so it is told to nobody.
+    /// Those that were released and are kept, up to this token, unless one up to that token is still held: the places of a
+    /// barrier that all its parties have passed. Nobody loses anything by it, so it is told to nobody.
     Kept(i64),
 }
 

@@ -277,6 +277,15 @@ impl Step<'_> {
     fn evict(&mut self) {
         let (evict, before) = (self.operation.evict, self.before);
         let told = !matches!(evict, Evict::Kept(_));
+        if let Evict::Kept(last) = evict
+            && self
+                .state
+                .holders
+                .iter()
+                .any(|holder| !holder.is_kept() && holder.token <= last)
+        {
+            return;
+        }
         for holder in before.holders.iter().filter(|holder| told && evict.includes(holder)) {
             self.words.evicted(&holder.id, holder.token);
         }

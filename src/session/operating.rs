@@ -25,6 +25,17 @@ impl Session {
         }
     }
 
+    /// Does the same, of what a majority has: no fail-over takes it back, and it can be a little older.
+    pub(crate) async fn observe(self: &Arc<Self>, name: &str) -> Result<Option<(State, Exchange)>, ServerError> {
+        let reading = self.read_short(|store| {
+            let names = [name.to_owned()];
+            async move { store.observe(&names).await }
+        });
+        let (mut documents, exchange) = reading.await.map_err(ServerError::from)?;
+        let found = documents.remove(name).transpose().map_err(StoreError::from)?;
+        Ok(found.map(|state| (state, exchange)))
+    }
+
     /// Gives a holder another value; `false` when it no longer holds.
     pub(crate) async fn proclaim(self: &Arc<Self>, hold: &Hold, value: String) -> Result<bool, ServerError> {
         let number = hold.proclamation();
@@ -119,7 +130,8 @@ impl Session {
     /// Gives the holder with this token the whole of its lease again, whichever process took the lock. Returns the state
     /// of the lock afterwards; `None`: nobody holds it under this token, and nothing was changed.
     ///
-    /// An entry is never granted under another token while it holds, so a renewal by entry renews this hold or none.
+    /// The renewal goes by the entry. Only where the hold ends between the two commands, and a late request puts the same
+    /// entry in again, does it renew another grant: of the same session, which does not know of it and takes it out.
     pub(crate) async fn renew_holder(self: &Arc<Self>, name: &str, token: i64) -> Result<Option<State>, ServerError> {
         let Some(holder) = self.held_under(name, token).await?.map(|(_, holder)| holder) else {
             return Ok(None);

@@ -60,8 +60,8 @@ impl Barrier {
         block_on(self.barrier.wait())
     }
 
-    /// The same, for `timeout` at most, which is at most 366 days; `None`: the others did not come, and this party gave its
-    /// place back.
+    /// The same, for `timeout` at most, which is at most 366 days; `None`: this party gave up. Others may have passed with it
+    /// counted, if they had seen all there by then.
     ///
     /// # Errors
     ///

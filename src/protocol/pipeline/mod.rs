@@ -229,10 +229,13 @@ fn evict(holders: Bson, operation: &Operation) -> Bson {
         Evict::Nobody => holders,
         Evict::Everybody => Bson::Array(Vec::new()),
         Evict::Holder(token) => filter(holders, doc! { "$ne": ["$$this.token", token] }),
-        Evict::Kept(last) => filter(
-            holders,
-            doc! { "$or": [is_not_kept(), { "$gt": ["$$this.token", last] }] },
-        ),
+        Evict::Kept(last) => {
+            let up_to_it = doc! { "$lte": ["$$this.token", last] };
+            let held = filter("$$present", doc! { "$and": [is_not_kept(), &up_to_it] });
+            let rest = filter("$$present", doc! { "$or": [is_not_kept(), { "$not": [up_to_it] }] });
+            let evicted = cond(doc! { "$eq": [held, []] }, rest, "$$present");
+            bind(doc! { "present": holders }, evicted)
+        }
     }
 }
 
