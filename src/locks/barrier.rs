@@ -159,7 +159,8 @@ impl Barrier {
         let leaving = self.clone().leave(place, generation);
         match self.places.session.session().spawn_for(leaving).await {
             Ok(left) => left.map(|()| pass),
-            Err(_) => Err(BarrierError::Enter(AcquireError::Closed)),
+            // The runtime ended.
+            Err(_) => Err(LostReason::Released.into()),
         }
     }
 
