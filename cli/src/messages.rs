@@ -14,6 +14,8 @@ use std::{
     time::{Duration, Instant},
 };
 
+use watchlock::FencingToken;
+
 use crate::text::plain;
 
 /// Limits the messages that wait for standard error. A run says a handful; more of them are of no use later.
@@ -53,6 +55,12 @@ pub(crate) fn say(message: &str) {
     if !QUIET.load(Ordering::Relaxed) {
         fail(message);
     }
+}
+
+/// Says that nobody holds the lock under this token: it was given back, or its time is over.
+pub(crate) fn say_not_held(name: &str, token: FencingToken) {
+    let name = plain(name);
+    say(&format!("`{name}` is not held under the token {token} (any more)"));
 }
 
 /// Writes a line to standard error, as soon as it accepts one. Standard output is for the results, and for the command

@@ -10,8 +10,7 @@ use crate::{
     connection::Connection,
     exit::{Failure, Outcome},
     json,
-    messages::say,
-    text::plain,
+    messages::say_not_held,
 };
 
 #[derive(Debug, Serialize)]
@@ -45,10 +44,7 @@ pub(crate) async fn release(connection: &Connection, arguments: Release) -> Outc
 }
 
 fn not_held(name: &str, lock: Option<&LockInfo>, token: FencingToken, output: Output) -> Outcome {
-    say(&format!(
-        "`{}` is not held under the token {token} (any more)",
-        plain(name)
-    ));
+    say_not_held(name, token);
     if output.json {
         json::print(&Given {
             name,

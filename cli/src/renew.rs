@@ -13,8 +13,8 @@ use crate::{
     connection::Connection,
     exit::{Failure, Outcome},
     json,
-    messages::say,
-    text::{plain, time},
+    messages::say_not_held,
+    text::time,
 };
 
 #[derive(Debug, Serialize)]
@@ -39,10 +39,7 @@ pub(crate) async fn renew(connection: &Connection, arguments: Renew) -> Outcome 
         })?;
     }
     let Some(holder) = renewed else {
-        say(&format!(
-            "`{}` is not held under the token {token} (any more)",
-            plain(&name)
-        ));
+        say_not_held(&name, token);
         return Ok(ExitCode::FAILURE);
     };
     if !output.json {
