@@ -232,6 +232,15 @@ impl Store {
         .inspect_err(|error| telemetry::operation_failed("watch", None, error))
     }
 
+    /// Returns which election the primary has won; `None` where there is no replica set, or no primary that says it.
+    pub(crate) async fn elected(&self) -> Result<Option<Elected>, StoreError> {
+        match self {
+            Self::Mongo(store) => contained(store.elected()).await,
+            _ => Ok(None),
+        }
+        .inspect_err(|error| telemetry::operation_failed("hello", None, error))
+    }
+
     /// Reports whether its streams occupy connections of the driver's pool.
     pub(crate) fn is_remote(&self) -> bool {
         matches!(self, Self::Mongo(_))
@@ -311,6 +320,10 @@ pub(crate) struct Guarding<'a> {
     /// The lease, in milliseconds.
     pub(crate) keep: i64,
 }
+
+/// An election of a primary.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Elected(pub(crate) mongodb::bson::oid::ObjectId);
 
 /// The position at which a stream can be resumed.
 #[derive(Clone, Debug)]

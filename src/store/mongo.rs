@@ -20,7 +20,8 @@ use mongodb::{
 use tokio::time::Instant;
 
 use super::{
-    Answer, Documents, Failure, InPlace, Listed, Renewal, Renewed, Selection, StoreError, Unreadable, View, name,
+    Answer, Documents, Elected, Failure, InPlace, Listed, Renewal, Renewed, Selection, StoreError, Unreadable, View,
+    name,
 };
 use crate::protocol::{
     Ahead, Evict, Exchange, Expects, Location, Operation, ServerTime, State, ahead, document::Malformed, pipeline, wake,
@@ -348,6 +349,18 @@ impl MongoStore {
             }
         }
         Ok(listed)
+    }
+
+    /// Asks the primary which election it has won.
+    pub(super) async fn elected(&self) -> Result<Option<Elected>, StoreError> {
+        let database = self.collection.client().database(&self.collection.namespace().db);
+        let hello = database
+            .run_command(doc! { "hello": 1 })
+            .selection_criteria(SelectionCriteria::ReadPreference(ReadPreference::Primary))
+            .await?;
+        // A `mongos` may be another one each time.
+        let elected = hello.get_object_id("electionId").ok();
+        Ok(elected.filter(|_| hello.contains_key("setName")).map(Elected))
     }
 
     pub(super) async fn prepare(&self, within: Duration) -> Result<(), StoreError> {

@@ -760,9 +760,13 @@ impl Process {
         let bound = if in_time { moments.standing } else { full_speed } + BACK + silence;
         assert!(
             *back <= bound,
-            "{}: its stream was back {}",
+            "{}: its stream was back {}: {:?}",
             self.name,
-            moments.since(*back)
+            moments.since(*back),
+            since
+                .iter()
+                .map(|(at, mode)| (*at - moments.struck, mode))
+                .collect::<Vec<_>>()
         );
     }
 }

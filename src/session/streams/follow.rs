@@ -168,6 +168,7 @@ impl Follower {
     /// Runs until the server refuses for good.
     async fn follow(&mut self) -> Result<(), StoreError> {
         let mut subscription = self.session.config.wake_source.may_stream().then(|| self.subscribe());
+        let mut signs = self.session.suspicion.signs();
         let mut is_open = false;
         if subscription.is_some() {
             // A reading from before the stream is open would have to be repeated.
@@ -180,7 +181,12 @@ impl Follower {
                 news = next(&mut subscription) => match news {
                     News::Opened => {
                         is_open = true;
+                        self.session.ask_for_primary();
                         self.read_soon();
+                        Ok(())
+                    }
+                    News::Quiet => {
+                        self.session.ask_for_primary();
                         Ok(())
                     }
                     News::Events(sightings) => {
@@ -193,6 +199,14 @@ impl Follower {
                         Ok(())
                     }
                 },
+                Some(sign) = signs.next() => {
+                    let stream = subscription.as_mut();
+                    if stream.is_some_and(|stream| stream.heed(&sign).is_some()) {
+                        is_open = false;
+                        self.read_soon();
+                    }
+                    Ok(())
+                }
                 () = until(read_at) => {
                     let began = Instant::now();
                     self.read_all().await.inspect(|()| {

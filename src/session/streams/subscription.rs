@@ -12,9 +12,10 @@ use tokio::time::{Instant, sleep_until, timeout_at};
 use super::{
     budget::{Permit, StreamBudget},
     opening::Opening,
+    suspicion::Sign,
 };
 use crate::{
-    store::{AWAIT_TIME, Failure, ResumeAt, StoreError, Stream},
+    store::{AWAIT_TIME, Elected, Failure, ResumeAt, StoreError, Stream},
     telemetry::{self, StreamOf},
     waitlist::backoff::Backoff,
     wake_mode::PollingReason,
@@ -23,6 +24,10 @@ use crate::{
 /// Longest silence of an open stream, which gives a sign of life at least once in the await time. A stream that is
 /// overdue by half a second is dropped. This is the back-stop of `suspicion`, which explains such silences.
 const SILENT: Duration = AWAIT_TIME.saturating_add(Duration::from_millis(500));
+
+/// Time after the opening of a stream, or after events, in which the next batch is expected where there is much to tell. If
+/// none comes, the stream is quiet, or its server is gone: see `suspicion`.
+const QUIET: Duration = Duration::from_secs(1);
 
 /// Age at which a stream has earned a fresh back-off: ten times the longest pause, and more than a silence. A stream
 /// that breaks sooner, again and again, is opened at the pace of the longest pause.
@@ -42,6 +47,8 @@ pub(in crate::session) enum News<T> {
     Opened,
     /// Events; none of them is a sign of life.
     Events(Vec<T>),
+    /// Nothing has followed the opening or the last events for a second. Told once.
+    Quiet,
     /// No stream is open, for this reason; the subscription goes on trying.
     Closed(PollingReason),
 }
@@ -75,6 +82,10 @@ enum Phase<T> {
         heard_at: Instant,
         /// When the batch that is asked for is overdue.
         overdue_at: Option<Instant>,
+        /// Whether there were events since it was quiet last.
+        busy: bool,
+        /// The election of the primary, as it was found first since the opening.
+        elected: Option<Elected>,
     },
 }
 
@@ -169,15 +180,27 @@ impl<T: Send + 'static> Subscription<T> {
                     stream,
                     heard_at,
                     overdue_at,
+                    busy,
                     ..
                 } => {
                     let overdue_at_now = *overdue_at.get_or_insert_with(|| Instant::now() + SILENT);
-                    let batch = timeout_at(overdue_at_now, stream.next()).await;
+                    let quiet_at = *heard_at + QUIET;
+                    let until = if *busy {
+                        overdue_at_now.min(quiet_at)
+                    } else {
+                        overdue_at_now
+                    };
+                    let batch = timeout_at(until, stream.next()).await;
+                    if batch.is_err() && until < overdue_at_now {
+                        *busy = false;
+                        return News::Quiet;
+                    }
                     let silent = batch.is_err() && !matches!(stream, Stream::Memory(_));
                     *overdue_at = None;
                     match batch {
                         Ok(Ok(events)) => {
                             *heard_at = Instant::now();
+                            *busy |= !events.is_empty();
                             return News::Events(events);
                         }
                         Ok(Err(error)) => return self.broke(Some(&error)),
@@ -190,11 +213,29 @@ impl<T: Send + 'static> Subscription<T> {
         }
     }
 
-    /// Gives the stream up if it has said nothing since then.
-    pub(in crate::session) fn suspect(&mut self, since: Instant) -> Option<News<T>> {
-        match &self.phase {
-            Phase::Open { heard_at, .. } if *heard_at < since => Some(self.broke(None)),
-            _ => None,
+    /// Gives the stream up if it has said nothing since a fail-over; takes it up at another primary if it has said nothing
+    /// since that one was found.
+    pub(in crate::session) fn heed(&mut self, sign: &Sign) -> Option<News<T>> {
+        let Phase::Open {
+            stream,
+            since,
+            heard_at,
+            elected,
+            ..
+        } = &mut self.phase
+        else {
+            return None;
+        };
+        match *sign {
+            Sign::FailedOver(at) => (*heard_at < at).then(|| self.broke(None)),
+            Sign::Primary(asked, _) if asked < *since => None,
+            Sign::Primary(asked, found) => {
+                if *elected.get_or_insert(found) != found && *heard_at < asked {
+                    self.resume = stream.resume_at();
+                    self.close();
+                }
+                None
+            }
         }
     }
 
@@ -202,11 +243,14 @@ impl<T: Send + 'static> Subscription<T> {
         telemetry::stream_opened(self.of, self.resume.is_some());
         // Leftover attempts close themselves.
         self.opening = Opening::new();
+        let now = Instant::now();
         self.phase = Phase::Open {
             stream,
-            since: Instant::now(),
-            heard_at: Instant::now(),
+            since: now,
+            heard_at: now,
             overdue_at: None,
+            busy: true,
+            elected: None,
         };
         News::Opened
     }
@@ -312,7 +356,10 @@ mod tests {
     }
 
     async fn opened(subscription: &mut Subscription<NamedSighting>) {
-        let news = subscription.next().await;
+        let mut news = subscription.next().await;
+        while matches!(news, News::Quiet) {
+            news = subscription.next().await;
+        }
         assert!(matches!(news, News::Opened), "{news:?}");
     }
 
@@ -335,18 +382,71 @@ mod tests {
     async fn a_suspect_stream_is_given_up_unless_it_has_said_something() {
         let server = Server::new(Vec::new());
         let mut subscription = server.subscribe(None);
-        assert!(subscription.suspect(Instant::now()).is_none(), "there is none");
+        assert!(
+            subscription.heed(&Sign::FailedOver(Instant::now())).is_none(),
+            "there is none"
+        );
         opened(&mut subscription).await;
         let before = Instant::now();
         tokio::time::advance(Duration::from_secs(1)).await;
-        assert!(subscription.suspect(before).is_none(), "it was opened later");
-        let news = subscription.suspect(Instant::now());
+        assert!(
+            subscription.heed(&Sign::FailedOver(before)).is_none(),
+            "it was opened later"
+        );
+        let news = subscription.heed(&Sign::FailedOver(Instant::now()));
         assert!(
             matches!(news, Some(News::Closed(PollingReason::Interrupted))),
             "{news:?}"
         );
         opened(&mut subscription).await;
         assert_eq!(server.openings.load(Ordering::Relaxed), 2);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn quiet_after_news_is_told_once() {
+        let server = Server::new(Vec::new());
+        let mut subscription = server.subscribe(None);
+        let began = Instant::now();
+        opened(&mut subscription).await;
+        let news = subscription.next().await;
+        assert!(matches!(news, News::Quiet), "{news:?}");
+        assert_eq!(began.elapsed(), QUIET);
+        for _ in 0..5 {
+            // Signs of life are no news.
+            let news = subscription.next().await;
+            assert!(matches!(&news, News::Events(none) if none.is_empty()), "{news:?}");
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_quiet_stream_is_taken_up_at_another_primary() {
+        let server = Server::new(Vec::new());
+        let mut subscription = server.subscribe(None);
+        let found = |subscription: &mut Subscription<NamedSighting>, asked, term: u8| {
+            let news = subscription.heed(&Sign::Primary(asked, Elected([term; 12].into())));
+            assert!(news.is_none(), "nobody polls for it: {news:?}");
+        };
+        let before = Instant::now();
+        tokio::time::advance(Duration::from_secs(1)).await;
+        opened(&mut subscription).await;
+        let opened_at = Instant::now();
+        found(&mut subscription, before, 1);
+        found(&mut subscription, opened_at, 2);
+        tokio::time::advance(Duration::from_secs(1)).await;
+        found(&mut subscription, Instant::now(), 2);
+        found(&mut subscription, opened_at, 3);
+        assert!(
+            matches!(subscription.phase, Phase::Open { .. }),
+            "it was heard of since"
+        );
+        found(&mut subscription, Instant::now(), 3);
+        opened(&mut subscription).await;
+        assert_eq!(server.openings.load(Ordering::Relaxed), 2);
+        found(&mut subscription, Instant::now(), 3);
+        assert!(
+            matches!(subscription.phase, Phase::Open { .. }),
+            "it is of this primary"
+        );
     }
 
     #[tokio::test(start_paused = true)]

@@ -6,12 +6,22 @@
 //! is no primary any more or broke the connection, and a later one is answered. A stream that has said nothing since the last failure is then
 //! given up, and taken up after its last event at the new primary. It may have been opened after the first failure, by a
 //! server that was about to go.
+//!
+//! A session whose waiters only wait has no command under way that could fail. Its stream falls silent only if there was
+//! news just as the server went: a `getMore` that the server has already is answered with an error. So once nothing has
+//! followed some news for a second, the primary is asked which election it has won. If that is another than when the
+//! stream was opened, the stream is taken up at the new primary as well. The old one may still serve it, as a secondary:
+//! so that is done without a word, and nobody polls meanwhile.
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::{
+    Arc, Mutex, PoisonError,
+    atomic::{AtomicBool, Ordering},
+};
 
 use tokio::{sync::watch, time::Instant};
 
-use crate::store::StoreError;
+use super::super::Session;
+use crate::store::{Elected, StoreError};
 
 /// Fail-overs as the commands of a session notice them.
 #[derive(Debug, Default)]
@@ -20,6 +30,40 @@ pub(in crate::session) struct Suspicion {
     failed_at: Mutex<Option<Instant>>,
     /// A stream is suspect that has said nothing since.
     since: watch::Sender<Option<Instant>>,
+    /// The last answer of a primary that was asked which election it has won, and when it was asked.
+    elected: watch::Sender<Option<(Instant, Elected)>>,
+    /// Whether a primary is being asked: one that does not answer is asked once.
+    asking: AtomicBool,
+}
+
+/// What a session has learned of the server of its streams.
+#[derive(Debug)]
+pub(in crate::session) enum Sign {
+    /// There was a fail-over: a stream is suspect that has said nothing since.
+    FailedOver(Instant),
+    /// The primary that was asked at that time has won this election.
+    Primary(Instant, Elected),
+}
+
+/// The signs of a session, as they come.
+pub(in crate::session) struct Signs {
+    since: watch::Receiver<Option<Instant>>,
+    elected: watch::Receiver<Option<(Instant, Elected)>>,
+}
+
+impl Signs {
+    /// Waits for the next sign; `None` when the session is gone. Cancel safe: no sign is lost when the future is dropped.
+    pub(in crate::session) async fn next(&mut self) -> Option<Sign> {
+        tokio::select! {
+            since = changed(&mut self.since) => since.map(Sign::FailedOver),
+            elected = changed(&mut self.elected) => elected.map(|(asked, elected)| Sign::Primary(asked, elected)),
+        }
+    }
+}
+
+async fn changed<T: Copy>(value: &mut watch::Receiver<Option<T>>) -> Option<T> {
+    value.changed().await.ok()?;
+    *value.borrow_and_update()
 }
 
 impl Suspicion {
@@ -41,8 +85,30 @@ impl Suspicion {
         }
     }
 
-    pub(in crate::session) fn subscribe(&self) -> watch::Receiver<Option<Instant>> {
-        self.since.subscribe()
+    pub(in crate::session) fn signs(&self) -> Signs {
+        Signs {
+            since: self.since.subscribe(),
+            elected: self.elected.subscribe(),
+        }
+    }
+}
+
+impl Session {
+    /// Asks which primary there is, in the background, for a stream that was opened or is quiet. Nothing waits for the
+    /// answer, and the primary is asked once at a time.
+    pub(in crate::session) fn ask_for_primary(self: &Arc<Self>) {
+        if !self.store.is_remote() || self.suspicion.asking.swap(true, Ordering::Relaxed) {
+            return;
+        }
+        let (store, session, asked) = (self.store.clone(), Arc::downgrade(self), Instant::now());
+        self.spawn(async move {
+            let elected = store.elected().await;
+            let Some(session) = session.upgrade() else { return };
+            session.suspicion.asking.store(false, Ordering::Relaxed);
+            if let Ok(Some(elected)) = elected {
+                session.suspicion.elected.send_replace(Some((asked, elected)));
+            }
+        });
     }
 }
 
@@ -56,7 +122,7 @@ mod tests {
         const NOT_WRITABLE_PRIMARY: i32 = 10_107;
         const EXCEEDED_TIME: i32 = 50;
         let suspicion = Suspicion::default();
-        let since = suspicion.subscribe();
+        let since = suspicion.since.subscribe();
         let note = |ended: Result<(), StoreError>| suspicion.note(Instant::now(), ended.as_ref());
         note(Ok(()));
         note(Err(error(EXCEEDED_TIME)));

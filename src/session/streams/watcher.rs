@@ -70,17 +70,14 @@ async fn watch(weak: &Weak<Session>, mut demand: watch::Receiver<Demand>) -> Opt
     let mut present = *demand.wait_for(|demand| demand.stream).await.ok()?;
     // One for the life of the session: its back-off outlives short pauses without need for it.
     let mut subscription = weak.upgrade()?.subscribe(present);
-    let mut suspicion = weak.upgrade()?.suspicion.subscribe();
+    let mut signs = weak.upgrade()?.suspicion.signs();
     let mut is_open = false;
     let (mut needed_at, mut claimed_at) = (Instant::now(), Instant::now());
     loop {
         let news = tokio::select! {
             news = subscription.next() => Some(news),
             changed = demand.changed() => changed.map(|()| None).ok()?,
-            changed = suspicion.changed() => {
-                let since = changed.ok().and_then(|()| *suspicion.borrow_and_update())?;
-                subscription.suspect(since)
-            }
+            sign = signs.next() => subscription.heed(&sign?),
             () = sleep(CHECK_EVERY), if !is_open => None,
         };
         let session = weak.upgrade()?;
@@ -88,7 +85,9 @@ async fn watch(weak: &Weak<Session>, mut demand: watch::Receiver<Demand>) -> Opt
             Some(News::Opened) => {
                 is_open = true;
                 session.stream_opened(present);
+                session.ask_for_primary();
             }
+            Some(News::Quiet) => session.ask_for_primary(),
             Some(News::Events(events)) => session.on_events(&events, present),
             Some(News::Closed(reason)) => {
                 session.stream_closed(reason, is_open);
