@@ -131,6 +131,15 @@ impl LockHandle {
         }
     }
 
+    /// Returns why the lock is lost, after a write under it has found that. The watch over the hold may not have noticed yet,
+    /// so the server is asked.
+    pub(crate) async fn loss(&self) -> LostReason {
+        match self.renew().await {
+            Err(RenewError::Lost(reason)) => reason,
+            _ => self.lost_reason().unwrap_or(LostReason::Overwritten),
+        }
+    }
+
     /// Makes a writer of a [readers-writer lock](crate::RwLock) a reader, without letting go in between: what it has
     /// written is still there when it reads.
     ///
@@ -194,8 +203,7 @@ impl LockHandle {
             (Some(reason), _) => Err(reason.into()),
             (None, Err(error)) => Err(error.into()),
             (None, Ok(true)) => Ok(()),
-            // The watch over the hold has not noticed yet.
-            (None, Ok(false)) => Err(LostReason::Overwritten.into()),
+            (None, Ok(false)) => Err(self.loss().await.into()),
         }
     }
 

@@ -220,8 +220,7 @@ impl Barrier {
         if self.places.session.proclaim(place.hold(), word).await? {
             return Ok(());
         }
-        // The watch over the hold may not have noticed yet.
-        Err(place.lost_reason().unwrap_or(LostReason::Overwritten).into())
+        Err(place.loss().await.into())
     }
 
     /// Clears the places of a generation that all its parties have passed, in the background. The write decides whether they

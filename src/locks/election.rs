@@ -27,7 +27,6 @@ use crate::{
         locks::LockSession,
         streams::follow::{Observation, Observations, Scope, follow},
     },
-    status::LostReason,
     terms::Terms,
     token::FencingToken,
 };
@@ -382,8 +381,7 @@ impl Leadership {
         match self.lost_reason() {
             Some(reason) => Err(reason.into()),
             None if proclaimed => Ok(()),
-            // The watch over the hold has not noticed yet.
-            None => Err(LostReason::Overwritten.into()),
+            None => Err(self.handle.loss().await.into()),
         }
     }
 

@@ -1,8 +1,9 @@
-//! Values of a leader that reach the server in another order than they were proclaimed in.
+//! Values of a leader that reach the server late: after another value, or after its leadership.
 
 use std::time::Duration;
 
 use mongodb::bson::doc;
+use watchlock::{LostReason, RenewError, WakeSource};
 
 use crate::setup::{Ground, PATIENCE, faulty, within};
 
@@ -27,4 +28,22 @@ async fn a_value_that_comes_late_does_not_replace_a_later_one() {
     leading.proclaim("three").await.unwrap();
     assert_eq!(locks.election("x").leader().await.unwrap().unwrap().value, "three");
     failing.off().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_write_that_comes_after_the_loss_tells_how_it_was_lost() {
+    let ground = Ground::replica_set("proclaimed_late").await;
+    // Nothing tells it of the loss before its next renewal.
+    let polling = ground.builder().await.wake_source(WakeSource::Polling);
+    let locks = polling.build().await.unwrap();
+    let other = ground.locks().await;
+    let leading = locks.election("leader").campaign("zero").await.unwrap();
+    let writing = locks.rw_lock("table").write().await.unwrap();
+    for name in ["leader", "table"] {
+        other.break_lock(name).await.unwrap().expect("it was held");
+    }
+    let late = leading.proclaim("one").await.unwrap_err();
+    assert!(matches!(late, RenewError::Lost(LostReason::Broken)), "{late:?}");
+    let late = writing.downgrade().await.unwrap_err();
+    assert!(matches!(late, RenewError::Lost(LostReason::Broken)), "{late:?}");
 }
