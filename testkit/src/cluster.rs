@@ -196,7 +196,7 @@ impl ClusterBuilder {
 
     fn node_args(&self, folder: &Path) -> Result<Vec<String>, Error> {
         let mut args: Vec<String> = [
-            "--wiredTigerCacheSizeGB=0.25",
+            "--wiredTigerCacheSizeGB=0.5",
             "--setParameter=enableTestCommands=1",
             "--setParameter=diagnosticDataCollectionEnabled=false",
             // A server that is asked to end would otherwise wait 15 s for its clients to look elsewhere. Older servers
