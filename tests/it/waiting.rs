@@ -30,7 +30,7 @@ async fn who_came_when_the_queue_was_full_is_served_when_there_is_room() {
         // A stream each would be another matter.
         let builder = LockClient::builder(database.clone())
             .wake_source(WakeSource::Polling)
-            .poll_interval(Duration::from_millis(50), Duration::from_secs(2))
+            .poll_interval(Duration::from_millis(500), Duration::from_secs(4))
             .label(&label);
         let locks = builder.build().await.unwrap();
         let serving = tokio::spawn(async move {
