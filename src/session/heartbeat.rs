@@ -345,7 +345,8 @@ mod tests {
         let (link, locks) = client(&memory, "0123456789abcdef", LEASE);
         let (_, other) = client(&memory, "fedcba9876543210", LEASE);
         let held = locks.mutex("x").acquire().await.unwrap();
-        sleep(LEASE).await;
+        // Between two renewals: none is under way.
+        sleep(LEASE + LEASE / 10).await;
         assert_eq!(held.status(), LockStatus::Held);
         // By whatever is heard of the clock; while renewals hang, so that what it comes to is to be seen.
         let burden = link.burden(LEASE * 10, Duration::ZERO);
