@@ -57,7 +57,10 @@ pub use client::in_memory::InMemory;
 pub use client::{LockClient, builder::LockClientBuilder};
 pub use contention::Contention;
 pub use documents::memory_collection::MemoryCollection;
-pub use documents::{AcquireDocument, Claim, DocumentHandle, DocumentLocks, TryAcquireDocument, TryClaim};
+pub use documents::{
+    AcquireDocument, AcquireElement, Claim, DocumentHandle, DocumentLocks, ElementHandle, ElementLocks,
+    TryAcquireDocument, TryAcquireElement, TryClaim,
+};
 pub use error::{
     AcquireError, BarrierError, BuildError, CandidacyError, DocumentError, FenceError, Fenced, GuardError,
     InvalidInput, KindMismatch, MissingPrivilege, MultiRunError, OperateError, ReleaseError, RenewError, RunError,

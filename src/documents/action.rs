@@ -27,64 +27,144 @@ use crate::{
     terms::Terms,
 };
 
-type Action<O> = Pin<Box<dyn Future<Output = Result<O, AcquireError>> + Send>>;
+pub(super) type Action<O> = Pin<Box<dyn Future<Output = Result<O, AcquireError>> + Send>>;
+
+/// The options of an acquire, of a document or of an element.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Options {
+    pub(super) timeout: Option<Duration>,
+    pub(super) reason: Option<String>,
+    pub(super) terms: Terms,
+}
+
+/// Adds the options to an action that has them in its field `options`; what the timeout is differs.
+macro_rules! with_options {
+    ($action:ident, $(#[$timeout:meta])*) => {
+        impl<T> $action<T> {
+            $(#[$timeout])*
+            pub fn timeout(mut self, timeout: Duration) -> Self {
+                self.options.timeout = Some(timeout);
+                self
+            }
+
+            /// Sets why the lock is wanted, up to 1,024 bytes, for people to read.
+            pub fn reason(mut self, reason: impl Into<String>) -> Self {
+                self.options.reason = Some(reason.into());
+                self
+            }
+
+            /// Gives this hold a lease of its own; see [`Acquire::lease`](crate::Acquire::lease).
+            pub fn lease(mut self, lease: Duration) -> Self {
+                self.options.terms.set_lease(lease);
+                self
+            }
+
+            /// Holds the lock for `length` and no longer; see [`Acquire::fixed`](crate::Acquire::fixed).
+            pub fn fixed(mut self, length: Duration) -> Self {
+                self.options.terms.set_fixed(length);
+                self
+            }
+
+            /// Reports the hold if it lasts longer than `most`; see [`Acquire::max_hold`](crate::Acquire::max_hold).
+            pub fn max_hold(mut self, most: Duration) -> Self {
+                self.options.terms.set_max_hold(most);
+                self
+            }
+
+            /// Loses the lock when it has been held for `limit`; see
+            /// [`Acquire::lose_after`](crate::Acquire::lose_after).
+            pub fn lose_after(mut self, limit: Duration) -> Self {
+                self.options.terms.set_lose_after(limit);
+                self
+            }
+        }
+    };
+}
+
+pub(super) use with_options;
+
+/// A lock in a document that is to be acquired with these options.
+pub(super) struct Acquiring<'a> {
+    session: &'a DocumentSession,
+    name: String,
+    options: &'a Options,
+    until: Option<Instant>,
+}
+
+impl<'a> Acquiring<'a> {
+    /// The timeout begins now.
+    pub(super) fn new((session, name): (&'a DocumentSession, String), options: &'a Options) -> Self {
+        Self {
+            session,
+            name,
+            options,
+            until: deadline(options.timeout),
+        }
+    }
+
+    /// Waits for the lock.
+    pub(super) async fn wait(&self) -> Result<LockHandle, AcquireError> {
+        let mut acquire = Acquire::new(share(self.session, self.name.clone())).on(self.options.terms);
+        if let Some(timeout) = self.options.timeout {
+            acquire = acquire.timeout(timeout);
+        }
+        if let Some(reason) = &self.options.reason {
+            acquire = acquire.reason(reason);
+        }
+        acquire.await
+    }
+
+    /// Returns the same as a try.
+    pub(super) fn at_once(&self) -> TryAcquire {
+        let mut acquire = TryAcquire::new(share(self.session, self.name.clone())).on(self.options.terms);
+        if let Some(timeout) = self.options.timeout {
+            acquire = acquire.timeout(timeout);
+        }
+        if let Some(reason) = &self.options.reason {
+            acquire = acquire.reason(reason);
+        }
+        acquire
+    }
+
+    /// Reads what was locked in the rest of the timeout.
+    pub(super) async fn in_time<R>(
+        &self,
+        reading: impl Future<Output = Result<R, ServerError>>,
+    ) -> Result<R, AcquireError> {
+        let read = match self.until {
+            Some(until) => tokio::time::timeout_at(until, reading).await.ok(),
+            None => Some(reading.await),
+        };
+        match read {
+            Some(read) => Ok(read?),
+            None => Err(AcquireError::Timeout {
+                name: self.name.clone(),
+                waited: self.options.timeout.unwrap_or_default(),
+                contention: None,
+                source: Some(StoreError::overdue().into()),
+            }),
+        }
+    }
+}
 
 /// An acquire of one document that waits for its turn; await it. Made by [`DocumentLocks::acquire`].
 #[must_use = "an acquire does nothing until it is awaited"]
 pub struct AcquireDocument<T> {
     locks: DocumentLocks<T>,
     id: Bson,
-    timeout: Option<Duration>,
-    reason: Option<String>,
-    terms: Terms,
+    options: Options,
 }
 
 impl<T> AcquireDocument<T> {
     pub(super) fn new(locks: DocumentLocks<T>, id: Bson) -> Self {
-        Self {
-            locks,
-            id,
-            timeout: None,
-            reason: None,
-            terms: Terms::default(),
-        }
+        let options = Options::default();
+        Self { locks, id, options }
     }
+}
 
+with_options! {
+    AcquireDocument,
     /// Gives up after `timeout` with [`AcquireError::Timeout`]; see [`Acquire::timeout`](crate::Acquire::timeout).
-    pub fn timeout(mut self, timeout: Duration) -> Self {
-        self.timeout = Some(timeout);
-        self
-    }
-
-    /// Sets why the lock is wanted, up to 1,024 bytes, for people to read.
-    pub fn reason(mut self, reason: impl Into<String>) -> Self {
-        self.reason = Some(reason.into());
-        self
-    }
-
-    /// Gives this hold a lease of its own; see [`Acquire::lease`](crate::Acquire::lease).
-    pub fn lease(mut self, lease: Duration) -> Self {
-        self.terms.set_lease(lease);
-        self
-    }
-
-    /// Holds the document for `length` and no longer; see [`Acquire::fixed`](crate::Acquire::fixed).
-    pub fn fixed(mut self, length: Duration) -> Self {
-        self.terms.set_fixed(length);
-        self
-    }
-
-    /// Reports the hold if it lasts longer than `most`; see [`Acquire::max_hold`](crate::Acquire::max_hold).
-    pub fn max_hold(mut self, most: Duration) -> Self {
-        self.terms.set_max_hold(most);
-        self
-    }
-
-    /// Loses the lock when it has been held for `limit`; see [`Acquire::lose_after`](crate::Acquire::lose_after).
-    pub fn lose_after(mut self, limit: Duration) -> Self {
-        self.terms.set_lose_after(limit);
-        self
-    }
 }
 
 impl<T: DeserializeOwned + Send + Sync + 'static> IntoFuture for AcquireDocument<T> {
@@ -93,17 +173,9 @@ impl<T: DeserializeOwned + Send + Sync + 'static> IntoFuture for AcquireDocument
 
     fn into_future(self) -> Self::IntoFuture {
         Box::pin(async move {
-            let (session, name) = self.locks.place(&self.id)?;
-            let mut acquire = Acquire::new(share(session, name)).on(self.terms);
-            if let Some(timeout) = self.timeout {
-                acquire = acquire.timeout(timeout);
-            }
-            if let Some(reason) = self.reason {
-                acquire = acquire.reason(reason);
-            }
-            let until = deadline(self.timeout);
-            let handle = acquire.await?;
-            fetched(session, handle, self.id, self.timeout, until).await
+            let acquiring = Acquiring::new(self.locks.place(&self.id)?, &self.options);
+            let handle = acquiring.wait().await?;
+            fetched(&acquiring, handle, self.id.clone()).await
         })
     }
 }
@@ -113,58 +185,20 @@ impl<T: DeserializeOwned + Send + Sync + 'static> IntoFuture for AcquireDocument
 pub struct TryAcquireDocument<T> {
     locks: DocumentLocks<T>,
     id: Bson,
-    timeout: Option<Duration>,
-    reason: Option<String>,
-    terms: Terms,
+    options: Options,
 }
 
 impl<T> TryAcquireDocument<T> {
     pub(super) fn new(locks: DocumentLocks<T>, id: Bson) -> Self {
-        Self {
-            locks,
-            id,
-            timeout: None,
-            reason: None,
-            terms: Terms::default(),
-        }
+        let options = Options::default();
+        Self { locks, id, options }
     }
+}
 
+with_options! {
+    TryAcquireDocument,
     /// Gives up if the server has not answered after `timeout`; see
     /// [`TryAcquire::timeout`](crate::TryAcquire::timeout).
-    pub fn timeout(mut self, timeout: Duration) -> Self {
-        self.timeout = Some(timeout);
-        self
-    }
-
-    /// Sets why the lock is wanted, up to 1,024 bytes, for people to read.
-    pub fn reason(mut self, reason: impl Into<String>) -> Self {
-        self.reason = Some(reason.into());
-        self
-    }
-
-    /// Gives this hold a lease of its own; see [`Acquire::lease`](crate::Acquire::lease).
-    pub fn lease(mut self, lease: Duration) -> Self {
-        self.terms.set_lease(lease);
-        self
-    }
-
-    /// Holds the document for `length` and no longer; see [`Acquire::fixed`](crate::Acquire::fixed).
-    pub fn fixed(mut self, length: Duration) -> Self {
-        self.terms.set_fixed(length);
-        self
-    }
-
-    /// Reports the hold if it lasts longer than `most`; see [`Acquire::max_hold`](crate::Acquire::max_hold).
-    pub fn max_hold(mut self, most: Duration) -> Self {
-        self.terms.set_max_hold(most);
-        self
-    }
-
-    /// Loses the lock when it has been held for `limit`; see [`Acquire::lose_after`](crate::Acquire::lose_after).
-    pub fn lose_after(mut self, limit: Duration) -> Self {
-        self.terms.set_lose_after(limit);
-        self
-    }
 }
 
 impl<T: DeserializeOwned + Send + Sync + 'static> TryAcquireDocument<T> {
@@ -190,21 +224,9 @@ impl<T: DeserializeOwned + Send + Sync + 'static> TryAcquireDocument<T> {
     /// # }
     /// ```
     pub async fn or_held(self) -> Result<DocumentHandle<T>, AcquireError> {
-        let (session, name) = self.locks.place(&self.id)?;
-        let until = deadline(self.timeout);
-        let handle = self.acquire(session, name).or_held().await?;
-        fetched(session, handle, self.id, self.timeout, until).await
-    }
-
-    fn acquire(&self, session: &DocumentSession, name: String) -> TryAcquire {
-        let mut acquire = TryAcquire::new(share(session, name)).on(self.terms);
-        if let Some(timeout) = self.timeout {
-            acquire = acquire.timeout(timeout);
-        }
-        if let Some(reason) = &self.reason {
-            acquire = acquire.reason(reason);
-        }
-        acquire
+        let acquiring = Acquiring::new(self.locks.place(&self.id)?, &self.options);
+        let handle = acquiring.at_once().or_held().await?;
+        fetched(&acquiring, handle, self.id.clone()).await
     }
 }
 
@@ -214,10 +236,9 @@ impl<T: DeserializeOwned + Send + Sync + 'static> IntoFuture for TryAcquireDocum
 
     fn into_future(self) -> Self::IntoFuture {
         Box::pin(async move {
-            let (session, name) = self.locks.place(&self.id)?;
-            let until = deadline(self.timeout);
-            match self.acquire(session, name).await? {
-                Some(handle) => fetched(session, handle, self.id, self.timeout, until).await.map(Some),
+            let acquiring = Acquiring::new(self.locks.place(&self.id)?, &self.options);
+            match acquiring.at_once().await? {
+                Some(handle) => fetched(&acquiring, handle, self.id.clone()).await.map(Some),
                 None => Ok(None),
             }
         })
@@ -241,28 +262,15 @@ fn deadline(timeout: Option<Duration>) -> Option<Instant> {
 
 /// Reads the document in the rest of the timeout; on a timeout it is released again.
 async fn fetched<T: DeserializeOwned>(
-    session: &DocumentSession,
+    acquiring: &Acquiring<'_>,
     handle: LockHandle,
     id: Bson,
-    timeout: Option<Duration>,
-    until: Option<Instant>,
 ) -> Result<DocumentHandle<T>, AcquireError> {
     let name = handle.name().to_owned();
-    let fetching = session.fetch(&name);
-    let fetched = match until {
-        Some(until) => tokio::time::timeout_at(until, fetching).await.ok(),
-        None => Some(fetching.await),
-    };
-    match fetched {
-        Some(Ok(Some(document))) => read(session, handle, id, &document),
-        Some(Ok(None)) => Err(AcquireError::NoDocument { name }),
-        Some(Err(error)) => Err(error.into()),
-        None => Err(AcquireError::Timeout {
-            name,
-            waited: timeout.unwrap_or_default(),
-            contention: None,
-            source: Some(StoreError::overdue().into()),
-        }),
+    let session = acquiring.session;
+    match acquiring.in_time(session.fetch(&name)).await? {
+        Some(document) => read(session, handle, id, &document),
+        None => Err(AcquireError::NoDocument { name }),
     }
 }
 
@@ -527,6 +535,7 @@ async fn claim<T: DeserializeOwned>(
     unreadable.map_or(Ok(None), Err)
 }
 
+/// Shows an action by its locks and by what it asks for.
 macro_rules! debug_as_request {
     ($($action:ident: $what:ident),*) => {$(
         impl<T> fmt::Debug for $action<T> {
@@ -539,5 +548,7 @@ macro_rules! debug_as_request {
         }
     )*};
 }
+
+pub(super) use debug_as_request;
 
 debug_as_request!(AcquireDocument: id, TryAcquireDocument: id, Claim: wanted, TryClaim: wanted);

@@ -146,8 +146,7 @@ impl<T> DocumentHandle<T> {
     /// ```
     pub async fn delete(&self) -> Result<(), DocumentError> {
         let mut deleted = self.deleted.lock().await;
-        self.still_held()?;
-        self.outside_of_transactions().await?;
+        before_write(&self.session, &self.handle).await?;
         if self.session.delete(self.handle.hold()).await? {
             *deleted = true;
             return Ok(());
@@ -175,19 +174,6 @@ impl<T> DocumentHandle<T> {
     /// Splits this into the handle of the lock alone, and the document.
     pub fn into_parts(self) -> (LockHandle, T) {
         (self.handle, self.document)
-    }
-
-    fn still_held(&self) -> Result<(), DocumentError> {
-        self.lost_reason().map_or(Ok(()), |reason| Err(reason.into()))
-    }
-
-    /// Checks that no transaction is open that the lock guards: the server would carry out the write when that
-    /// transaction has ended, however long after the caller gave up.
-    async fn outside_of_transactions(&self) -> Result<(), DocumentError> {
-        match self.session.is_in_open_transaction(self.handle.hold()).await? {
-            true => Err(DocumentError::InTransaction),
-            false => Ok(()),
-        }
     }
 
     /// Finds the reason after the server said that this handle no longer holds the lock.
@@ -235,12 +221,23 @@ impl<T: DeserializeOwned> DocumentHandle<T> {
     pub async fn update(&self, update: impl Into<UpdateModifications>) -> Result<T, DocumentError> {
         let update = update.into();
         check_update(&update, self.session.documents().place())?;
-        self.still_held()?;
-        self.outside_of_transactions().await?;
+        before_write(&self.session, &self.handle).await?;
         match self.session.change(self.handle.hold(), update).await? {
             Some(document) => read_as(&document).map_err(|source| DocumentError::Unreadable { source }),
             None => Err(self.lost_it().await),
         }
+    }
+}
+
+/// Checks that the lock is held as far as is known, and that no transaction is open that it guards: the server would carry
+/// out the write when that transaction has ended, however long after the caller gave up.
+pub(super) async fn before_write(session: &DocumentSession, handle: &LockHandle) -> Result<(), DocumentError> {
+    if let Some(reason) = handle.lost_reason() {
+        return Err(reason.into());
+    }
+    match session.is_in_open_transaction(handle.hold()).await? {
+        true => Err(DocumentError::InTransaction),
+        false => Ok(()),
     }
 }
 

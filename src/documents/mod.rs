@@ -2,18 +2,20 @@
 
 mod action;
 mod check;
+mod elements;
 mod handle;
 pub(crate) mod memory_collection;
 mod run;
 
 use std::{
+    collections::BTreeMap,
     fmt,
     marker::PhantomData,
-    sync::{Arc, OnceLock},
+    sync::{Arc, Mutex, OnceLock},
 };
 
 use mongodb::{
-    Collection,
+    Collection, Namespace,
     bson::{Bson, Document},
 };
 
@@ -30,7 +32,7 @@ use crate::{
     session::{documents::DocumentSession, observed::ObservedSession},
     store::{
         DocumentStore, InPlace, MemoryInPlace, MongoStore, name,
-        place::{Place, PlaceId},
+        place::{Paths, Place, PlaceId},
     },
     token::FencingToken,
     wake_mode::WakeMode,
@@ -38,6 +40,7 @@ use crate::{
 
 pub use action::{AcquireDocument, Claim, TryAcquireDocument, TryClaim};
 pub(crate) use check::check_update;
+pub use elements::{AcquireElement, ElementHandle, ElementLocks, TryAcquireElement};
 pub use handle::DocumentHandle;
 
 /// Default field of the documents for their locks.
@@ -107,6 +110,8 @@ pub struct DocumentLocks<T> {
     place: Place,
     path: String,
     session: Arc<OnceLock<DocumentSession>>,
+    /// The sessions over the elements of arrays, by the paths of these: they last as long as the locks of the documents.
+    elements: Arc<Mutex<BTreeMap<String, DocumentSession>>>,
     read_as: PhantomData<fn() -> T>,
 }
 
@@ -127,6 +132,7 @@ impl<T> DocumentLocks<T> {
             place,
             path: DEFAULT_FIELD.to_owned(),
             session: Arc::default(),
+            elements: Arc::default(),
             read_as: PhantomData,
         }
     }
@@ -145,6 +151,7 @@ impl<T> DocumentLocks<T> {
         Self {
             path: path.into(),
             session: Arc::default(),
+            elements: Arc::default(),
             ..self
         }
     }
@@ -554,28 +561,54 @@ impl<T> DocumentLocks<T> {
             return Ok(session);
         }
         check_path(&self.path, "for the locks")?;
-        let (namespace, key) = match &self.place {
-            Place::Mongo(collection) => (Some(collection.namespace()), collection.namespace().to_string()),
-            Place::Memory(documents) => (None, format!("{:p}", Arc::as_ptr(documents))),
-        };
-        let place = InPlace::new(namespace, &self.path, &self.locks.paths_in(key));
+        let place = InPlace::new(self.namespace(), &self.path, &self.paths());
         let place = place.map_err(|other| {
             InvalidInput::new(format!(
                 "the field `{}` for the locks of {} overlaps with `{other}`, where this client already has locks",
                 self.path, self.place
             ))
         })?;
-        Ok(self.session.get_or_init(|| {
-            self.locks
-                .session_over(PlaceId::of(&self.place, &self.path), || match &self.place {
-                    Place::Mongo(collection) => {
-                        let streams = self.locks.stream_read_preference().clone();
-                        let store = MongoStore::in_place(collection, place.clone(), streams);
-                        DocumentStore::Mongo(Arc::new(store), place)
-                    }
-                    Place::Memory(documents) => DocumentStore::Memory(Arc::new(MemoryInPlace::new(documents, place))),
-                })
-        }))
+        Ok(self.session.get_or_init(|| self.session_in(&place)))
+    }
+
+    /// Returns the session over the locks in this place of the documents.
+    fn session_in(&self, place: &Arc<InPlace>) -> DocumentSession {
+        let id = PlaceId::of(&self.place, place.path());
+        self.locks.session_over(id, || match &self.place {
+            Place::Mongo(collection) => {
+                let streams = self.locks.stream_read_preference().clone();
+                let store = MongoStore::in_place(collection, place.clone(), streams);
+                DocumentStore::Mongo(Arc::new(store), place.clone())
+            }
+            Place::Memory(documents) => DocumentStore::Memory(Arc::new(MemoryInPlace::new(documents, place.clone()))),
+        })
+    }
+
+    /// Returns the same locks for documents that are read as another type.
+    fn read_as<O>(self) -> DocumentLocks<O> {
+        DocumentLocks {
+            locks: self.locks,
+            place: self.place,
+            path: self.path,
+            session: self.session,
+            elements: self.elements,
+            read_as: PhantomData,
+        }
+    }
+
+    fn namespace(&self) -> Option<Namespace> {
+        match &self.place {
+            Place::Mongo(collection) => Some(collection.namespace()),
+            Place::Memory(_) => None,
+        }
+    }
+
+    /// Returns the places of all locks that the client has in these documents.
+    fn paths(&self) -> Paths {
+        self.locks.paths_in(match &self.place {
+            Place::Mongo(collection) => collection.namespace().to_string(),
+            Place::Memory(documents) => format!("{:p}", Arc::as_ptr(documents)),
+        })
     }
 }
 
@@ -586,6 +619,7 @@ impl<T> Clone for DocumentLocks<T> {
             place: self.place.clone(),
             path: self.path.clone(),
             session: self.session.clone(),
+            elements: self.elements.clone(),
             read_as: PhantomData,
         }
     }

@@ -108,6 +108,28 @@ pub enum AcquireError {
         /// The requested `_id`, as text.
         name: String,
     },
+    /// There is no element with this key in the array to lock, or no such document. Only from
+    /// [`ElementLocks`](crate::ElementLocks).
+    #[error("there is no element in `{array}` to lock as {name}")]
+    #[non_exhaustive]
+    NoElement {
+        /// The requested `_id` and key, as text.
+        name: String,
+        /// The path of the array.
+        array: String,
+    },
+    /// Several elements of the array have this key, so it does not say which to lock; none is. Only from
+    /// [`ElementLocks`](crate::ElementLocks).
+    #[error("{matched} elements in `{array}` match {name}; the key of an element must match one")]
+    #[non_exhaustive]
+    AmbiguousElement {
+        /// The requested `_id` and key, as text.
+        name: String,
+        /// The path of the array.
+        array: String,
+        /// The number of elements that have the key.
+        matched: usize,
+    },
     /// A document was locked but could not be read as the requested type; its lock is released. Only from
     /// [`DocumentLocks`](crate::DocumentLocks).
     #[error("the document {name} could not be read")]
@@ -248,6 +270,18 @@ pub enum DocumentError {
          transaction, write with its session"
     )]
     InTransaction,
+    /// No element of the array has the key any more: it was removed, or its key was changed. Nothing was written, and the
+    /// lock is still held. Only from [`ElementHandle`](crate::ElementHandle).
+    #[error("no element has the key of the locked one any more; nothing was written")]
+    NoElement,
+    /// By now, several elements of the array have the key of the locked one. Nothing was written, and the lock is still
+    /// held. Only from [`ElementHandle`](crate::ElementHandle).
+    #[error("{matched} elements have the key of the locked one by now; nothing was written")]
+    #[non_exhaustive]
+    AmbiguousElement {
+        /// The number of elements that have the key.
+        matched: usize,
+    },
     /// The document was updated, but can't be read as the requested type any more.
     #[error("the updated document could not be read")]
     #[non_exhaustive]

@@ -19,6 +19,20 @@ impl Location {
         }
     }
 
+    /// Returns the location in the value of an expression's variable: of it, only [`value`](Self::value) is of use.
+    pub(crate) fn of_variable(name: &str) -> Self {
+        Self {
+            prefix: format!("${name}."),
+        }
+    }
+
+    /// Returns the location under one more name, which must have no dot.
+    pub(crate) fn inside(&self, name: &str) -> Self {
+        Self {
+            prefix: format!("{}{name}.", self.prefix),
+        }
+    }
+
     pub(crate) fn is_root(&self) -> bool {
         self.prefix.is_empty()
     }
@@ -129,15 +143,26 @@ impl Location {
 
     /// Returns an expression for the whole document with these fields set in its lock, and nothing else touched.
     pub(crate) fn merged(&self, fields: impl IntoIterator<Item = Bson>) -> Bson {
-        let mut segments: Vec<&str> = self.segments().collect();
-        let mut inputs = vec![self.whole(segments.len())];
+        let lock = self.merged_lock(fields);
+        self.with_lock(lock)
+    }
+
+    /// Returns an expression for the lock's sub-document with these fields set.
+    pub(crate) fn merged_lock(&self, fields: impl IntoIterator<Item = Bson>) -> Bson {
+        let mut inputs = vec![self.whole(self.segments().count())];
         inputs.extend(fields);
-        let mut merged = doc! { "$mergeObjects": inputs };
+        Bson::from(doc! { "$mergeObjects": inputs })
+    }
+
+    /// Returns an expression for the whole document with this value in the place of the lock's sub-document.
+    pub(crate) fn with_lock(&self, lock: Bson) -> Bson {
+        let mut segments: Vec<&str> = self.segments().collect();
+        let mut whole = lock;
         while let Some(segment) = segments.pop() {
             let outer = self.whole(segments.len());
-            merged = doc! { "$mergeObjects": [outer, { segment: merged }] };
+            whole = Bson::from(doc! { "$mergeObjects": [outer, { segment: whole }] });
         }
-        Bson::from(merged)
+        whole
     }
 
     /// Returns the value of the sub-document that the first segments lead to.

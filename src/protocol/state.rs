@@ -83,6 +83,11 @@ impl State {
         holders.chain(waiters).all(|until| until <= now)
     }
 
+    /// Returns whether any of these entries is in the lock.
+    pub(crate) fn has_any(&self, ids: &[String]) -> bool {
+        ids.iter().any(|id| self.has_holder(id) || self.has_waiter(id))
+    }
+
     fn has_holder(&self, id: &str) -> bool {
         self.holders.iter().any(|holder| holder.id == id)
     }

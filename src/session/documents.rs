@@ -6,7 +6,11 @@ use std::{fmt, ops::Deref, sync::Arc};
 use mongodb::{bson::Document, options::UpdateModifications};
 
 use super::{Session, hold::Hold, operating::BREAK};
-use crate::{error::ServerError, status::LostReason, store::DocumentStore};
+use crate::{
+    error::ServerError,
+    status::LostReason,
+    store::{DocumentStore, ElementUpdate},
+};
 
 /// A session over documents, which can also be claimed, read, changed and deleted.
 #[derive(Clone)]
@@ -54,6 +58,43 @@ impl DocumentSession {
         Ok(self.in_time(within, changing).await?)
     }
 
+    /// Reads the elements that have the key in this name; `None` when there is no document.
+    pub(crate) async fn elements(&self, name: &str) -> Result<Option<Vec<Document>>, ServerError> {
+        let fetching = self.read_long(|_| {
+            let (documents, name) = (self.documents.clone(), name.to_owned());
+            async move { documents.elements(&name).await }
+        });
+        Ok(fetching.await?)
+    }
+
+    /// Changes a held element, and returns it; `None` when it is no longer held, or there is not exactly one with its key.
+    pub(crate) async fn change_element(
+        &self,
+        hold: &Arc<Hold>,
+        update: ElementUpdate,
+    ) -> Result<Option<Document>, ServerError> {
+        let (documents, held, within) = (self.documents.clone(), hold.clone(), hold.lease.length);
+        let operation = self.ids.operation();
+        let changing = async move {
+            let holder = (held.id.as_str(), held.granted_as);
+            documents
+                .change_element(&held.name, holder, update, &operation, within)
+                .await
+        };
+        // As with a document: it can take its time, and is not repeated.
+        Ok(self.in_time(within, changing).await?)
+    }
+
+    /// Reads whether a hold that the server denied is held, and returns why it is lost, if it is.
+    pub(crate) async fn verified(&self, hold: &Arc<Hold>) -> Option<LostReason> {
+        let (session, held) = (self.clone(), hold.clone());
+        // If the task is stopped or the server does not answer, the caller knows no more than before.
+        let _ = self
+            .spawn_for(async move { session.verify_together(&[held]).await })
+            .await;
+        hold.lost_reason()
+    }
+
     /// Forgets how often a document was claimed; `false` if that is not counted.
     pub(crate) async fn clear_attempts(&self, name: &str) -> Result<bool, ServerError> {
         let (documents, name) = (self.documents.clone(), name.to_owned());
@@ -81,11 +122,8 @@ impl DocumentSession {
 
     /// Takes in that the server denies a hold: looks up why, and ends it.
     pub(crate) async fn give_up(&self, hold: &Arc<Hold>) -> LostReason {
-        let (session, held) = (self.clone(), hold.clone());
-        // If the task is stopped or the server does not answer, the hold ends all the same.
-        let _ = self
-            .spawn_for(async move { session.verify_together(&[held]).await })
-            .await;
+        // If the server does not answer, the hold ends all the same.
+        self.verified(hold).await;
         hold.lose(LostReason::Expired);
         self.let_go_if_over(hold);
         hold.lost_reason().unwrap_or(LostReason::Expired)

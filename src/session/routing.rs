@@ -5,7 +5,7 @@ use std::{ops::Bound, sync::Arc};
 use super::{Session, agenda::AT_A_TIME, line::Line};
 use crate::{
     protocol::{ServerTime, wake},
-    store::{Event, Left},
+    store::{Event, Left, family::names_in},
 };
 
 impl Session {
@@ -45,6 +45,11 @@ impl Session {
                     self.on_overwrite(name, left);
                 }
                 self.on_doubt(name);
+            }
+            Event::Document { document } => {
+                for name in self.names_in(document) {
+                    self.on_doubt(&name);
+                }
             }
             // The watcher notifies the claims once for each batch.
             Event::Freed => {}
@@ -121,6 +126,19 @@ impl Session {
             }
             tokio::task::yield_now().await;
         }
+    }
+
+    /// Returns the names in a document of the user's own that have lines.
+    fn names_in(&self, document: &str) -> Vec<String> {
+        let first = names_in(document);
+        let table = self.table();
+        let names = table
+            .lines
+            .by_name
+            .range::<str, _>((Bound::Included(&*first), Bound::Unbounded));
+        let names = names.map(|(name, _)| name).take_while(|name| name.starts_with(&first));
+        // A document whose `_id` is a text with `/` in it may have a name that begins in the same way.
+        names.cloned().collect()
     }
 
     /// Returns the next names that have lines, in their order.

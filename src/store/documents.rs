@@ -156,6 +156,35 @@ impl DocumentStore {
         .inspect_err(|error| telemetry::operation_failed("update", Some(name), error))
     }
 
+    /// Returns the elements that have the key in this name as they are now; `None` when there is no document.
+    pub(crate) async fn elements(&self, name: &str) -> Result<Option<Vec<Document>>, StoreError> {
+        match self {
+            Self::Mongo(store, _) => contained(store.elements(name)).await,
+            Self::Memory(store) => Ok(store.elements(name)),
+        }
+        .inspect_err(|error| telemetry::operation_failed("read", Some(name), error))
+    }
+
+    /// Changes the one element that has the key in this name, and returns it, if this entry holds its lock under this
+    /// token; returns `None` otherwise, and if no element or more than one has the key. The id of the operation goes into
+    /// `wake`. The server gives up after `within`.
+    pub(crate) async fn change_element(
+        &self,
+        name: &str,
+        holder: (&str, i64),
+        update: ElementUpdate,
+        operation: &str,
+        within: Duration,
+    ) -> Result<Option<Document>, StoreError> {
+        match self {
+            Self::Mongo(store, _) => {
+                contained(store.change_element(name, holder, update.of_document, operation, within)).await
+            }
+            Self::Memory(store) => store.change_element(name, holder, &update.of_element, operation),
+        }
+        .inspect_err(|error| telemetry::operation_failed("update", Some(name), error))
+    }
+
     /// Forgets how often a document was claimed, and reports whether that was counted. The server gives up after `within`.
     pub(crate) async fn clear_attempts(&self, name: &str, within: Duration) -> Result<bool, StoreError> {
         match self {
@@ -174,6 +203,16 @@ impl DocumentStore {
         }
         .inspect_err(|error| telemetry::operation_failed("delete", Some(name), error))
     }
+}
+
+/// An update of an element by operators.
+#[derive(Clone, Debug)]
+pub(crate) struct ElementUpdate {
+    /// Its paths lead from the element.
+    pub(crate) of_element: Document,
+    /// The same for the document: its paths lead through the array and the [identifier](super::mongo::IDENTIFIER) of the
+    /// element.
+    pub(crate) of_document: Document,
 }
 
 /// The user's own documents that are wanted, and the order in which they are.

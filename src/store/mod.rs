@@ -4,8 +4,10 @@
 //! not the store, decides about time-outs and retries.
 
 mod documents;
+pub(crate) mod element;
 pub(crate) mod error;
 mod failure;
+pub(crate) mod family;
 mod locks;
 mod memory;
 pub(crate) mod mongo;
@@ -31,7 +33,7 @@ use crate::{
 use futures::FutureExt;
 use mongodb::bson::Timestamp;
 
-pub(crate) use documents::{Among, Claimed, DocumentStore, Outlook, Wanted};
+pub(crate) use documents::{Among, Claimed, DocumentStore, ElementUpdate, Outlook, Wanted};
 pub(crate) use error::{Failure, StoreError};
 pub(crate) use locks::{Listed, LockStore, NamedSighting, Selection, Sighting, Unreadable};
 pub(crate) use memory::{MemoryDocuments, MemoryInPlace, MemoryStore, Refused};
@@ -83,6 +85,9 @@ pub(crate) enum Event {
         /// The document after that write, if the event shows it.
         left: Option<Box<Left>>,
     },
+    /// A document of the user's own was deleted, or overwritten as a whole: anything can have happened to all locks in
+    /// it. It is the name of the document, with which the names of the locks begin.
+    Document { document: String },
     /// A document may have become free to be claimed.
     Freed,
     /// The collection was dropped or renamed, or the stream ended: anything can have happened to any document.

@@ -1,6 +1,7 @@
 //! Locks in a MongoDB collection. The only place that sends commands.
 
 mod command;
+mod elements;
 mod guard;
 mod identity;
 mod in_place;
@@ -21,7 +22,7 @@ use tokio::time::Instant;
 
 use super::{
     Answer, Documents, Elected, Failure, InPlace, Listed, Renewal, Renewed, Selection, StoreError, Unreadable, View,
-    name,
+    family::{Family, Member},
 };
 use crate::protocol::{
     Ahead, Evict, Exchange, Expects, Location, Operation, ServerTime, State, ahead, document::Malformed, pipeline, wake,
@@ -29,6 +30,7 @@ use crate::protocol::{
 
 #[cfg(any(test, fuzzing))]
 pub(crate) use command::refusal;
+pub(crate) use elements::IDENTIFIER;
 pub(crate) use guard::{abort, is_in_transaction};
 pub(crate) use identity::identity;
 pub(in crate::store) use stream::MongoStream;
@@ -69,7 +71,7 @@ pub(crate) enum Topology {
 #[derive(Debug)]
 pub(crate) struct MongoStore {
     collection: Collection<Document>,
-    location: Location,
+    family: Family,
     /// Set when the locks are in documents of the user's own.
     place: Option<Arc<InPlace>>,
     /// The members of the replica set that serve the streams of a session.
@@ -132,9 +134,7 @@ impl MongoStore {
         let database = collection.client().database(&namespace.db);
         Self {
             collection: database.collection_with_options(&namespace.coll, options),
-            location: place
-                .as_ref()
-                .map_or_else(Location::default, |place| Location::under(place.path())),
+            family: place.as_ref().map_or_else(Family::default, |place| Family::of(place)),
             place,
             streams,
         }
@@ -142,20 +142,21 @@ impl MongoStore {
 
     pub(super) async fn run(&self, name: &str, operation: &Operation, within: Duration) -> Result<Answer, StoreError> {
         let sent = Instant::now();
-        let at = &self.location;
-        let query = pipeline::selection(at, &name::id_of(at, name), operation);
-        let update = pipeline::operation(at, operation, &now());
+        let member = self.family.member(name);
+        let at = &*member.location;
+        let query = selection(&member, operation);
+        let update = self.pipeline(at, operation);
         // An operation that did what was expected has its time in the document; one that did not is sent again in full,
         // or is over. So the server need not build a second document for the answer.
         let bare = matches!(operation.expects, Expects::Alone | Expects::Holding) && at.is_root();
-        let fields = (!bare).then(|| self.fields());
+        let fields = (!bare).then(|| fields(at));
         let answer = if operation.evict != Evict::Nobody || operation.proclaim.is_some() {
             // These operations must not arrive late, after another: the driver sends them as retryable writes, whose
             // repeats the server recognises.
             self.collection
                 .find_one_and_update(query, update)
                 .return_document(ReturnDocument::After)
-                .projection(self.all_fields())
+                .projection(all_fields(at))
                 .max_time(within)
                 .await
                 .map(|document| (document, None))
@@ -206,12 +207,16 @@ impl MongoStore {
         if renewal.apart {
             return self.renew_each(renewal).await;
         }
+        if self.family.is_of_elements() {
+            return self.renew_elements(renewal).await;
+        }
         let entries: Vec<(&String, &Vec<String>)> = renewal.entries.iter().collect();
+        let at = self.family.base();
         let statements = entries.chunks(RENEWED_BY_ONE_STATEMENT).map(|some| {
             let ids: Vec<String> = some.iter().flat_map(|(_, ids)| *ids).cloned().collect();
-            let documents = some.iter().map(|(name, _)| name::id_of(&self.location, name));
+            let documents = some.iter().map(|(name, _)| self.family.id_of(name));
             let documents = doc! { "$in": documents.collect::<Vec<Bson>>() };
-            self.renewal(renewal, documents.into(), &ids)
+            statement(renewal, at, documents.into(), &ids)
         });
         let mut updated = self.update(statements.collect(), renewal.within).await?;
         let Some((_, error)) = updated.refused.pop() else {
@@ -230,7 +235,10 @@ impl MongoStore {
 
     async fn renew_each(&self, renewal: &Renewal) -> Result<Renewed, StoreError> {
         let entries = renewal.entries.iter();
-        let statements = entries.map(|(name, ids)| self.renewal(renewal, name::id_of(&self.location, name), ids));
+        let statements = entries.map(|(name, ids)| {
+            let member = self.family.member(name);
+            statement(renewal, &member.location, member.id, ids)
+        });
         let updated = self.update(statements.collect(), renewal.within).await?;
         let names: Vec<&String> = renewal.entries.keys().collect();
         let mut refused = BTreeMap::new();
@@ -255,12 +263,9 @@ impl MongoStore {
         releases: &[(String, Operation)],
         within: Duration,
     ) -> Result<BTreeMap<String, StoreError>, StoreError> {
-        let at = &self.location;
         let statements = releases.iter().map(|(name, operation)| {
-            doc! {
-                "q": pipeline::selection(at, &name::id_of(at, name), operation),
-                "u": pipeline::operation(at, operation, &now()),
-            }
+            let member = self.family.member(name);
+            doc! { "q": selection(&member, operation), "u": self.pipeline(&member.location, operation) }
         });
         let updated = self.update(statements.collect(), within).await?;
         let refused = updated.refused.into_iter().filter_map(|(position, error)| {
@@ -270,14 +275,14 @@ impl MongoStore {
         Ok(refused.collect())
     }
 
-    /// Returns the statement that renews these entries in the documents that `documents` selects.
-    fn renewal(&self, renewal: &Renewal, documents: Bson, ids: &[String]) -> Document {
-        let holds = self.location.key("holders.id");
-        doc! {
-            "q": { "_id": documents, holds: { "$in": ids } },
-            "u": pipeline::renewal(&self.location, &renewal.operation, ids, renewal.keep, &now()),
-            "multi": true,
+    /// Returns the pipeline of an operation on the lock at this place. Where it lets in entries, it also removes the idle
+    /// locks of other elements, so that they don't pile up in the document.
+    fn pipeline(&self, at: &Location, operation: &Operation) -> Vec<Document> {
+        let mut stages = pipeline::operation(at, operation, &now());
+        if self.family.is_of_elements() && operation.requests.is_some() {
+            stages.push(pipeline::sweep(self.family.base(), at, &operation.id, &now()));
         }
+        stages
     }
 
     /// Reads documents, each independently: an unreadable one hides no others.
@@ -286,8 +291,19 @@ impl MongoStore {
     /// that had just been granted would be considered lost.
     pub(super) async fn read(&self, names: &[String], view: View) -> Result<(Documents, Exchange), StoreError> {
         let sent = Instant::now();
-        let find = self.collection.find(doc! { "_id": { "$in": self.ids(names) } });
-        let find = find.projection(self.all_fields()).read_concern(view.concern());
+        let mut wanted = BTreeMap::<String, Vec<&String>>::new();
+        let (mut ids, mut shown) = (Vec::new(), Document::new());
+        for name in names {
+            let id = self.family.id_of(name);
+            shown.extend(all_fields(&self.family.at(name)));
+            let in_it = wanted.entry(self.family.document(&id).unwrap_or_default()).or_default();
+            if in_it.is_empty() {
+                ids.push(id);
+            }
+            in_it.push(name);
+        }
+        let find = self.collection.find(doc! { "_id": { "$in": ids } });
+        let find = find.projection(shown).read_concern(view.concern());
         let mut cursor = find.max_time(LOOK).await?;
         let (mut found, mut now) = (Documents::new(), None);
         while cursor.advance().await? {
@@ -295,9 +311,11 @@ impl MongoStore {
             let Some(document) = lossy::read(raw) else { continue };
             now = server_now(&document).or(now);
             let id = lossy::read_exactly(raw, "_id");
-            let name = id.and_then(|id| name::of_document(&self.location, &id));
-            if let (Some(name), Some(state)) = (name, self.location.found(&document)) {
-                found.insert(name, state);
+            let named = id.and_then(|id| self.family.document(&id));
+            for name in named.and_then(|named| wanted.get(&named)).into_iter().flatten() {
+                if let Some(state) = self.family.at(name).found(&document) {
+                    found.insert((*name).clone(), state);
+                }
             }
         }
         let exchange = Exchange {
@@ -310,9 +328,10 @@ impl MongoStore {
 
     pub(super) async fn ahead(&self, name: &str, entry: &str) -> Result<(Option<Ahead>, Exchange), StoreError> {
         let sent = Instant::now();
-        let mut projection = ahead::projection(&self.location, entry);
+        let member = self.family.member(name);
+        let mut projection = ahead::projection(&member.location, entry);
         projection.insert(NOW, "$$NOW");
-        let id = name::id_of(&self.location, name);
+        let id = member.id;
         let find = self.collection.find_one(doc! { "_id": id }).projection(projection);
         let found = find.read_concern(ReadConcern::local()).max_time(LOOK).await?;
         let now = found.as_ref().and_then(server_now);
@@ -335,7 +354,7 @@ impl MongoStore {
         if selection.held == Some(true) {
             query.insert("holders.0", doc! { "$exists": true });
         }
-        let find = self.collection.find(query).projection(self.all_fields());
+        let find = self.collection.find(query).projection(all_fields(self.family.base()));
         let mut cursor = find.read_concern(view.concern()).max_time(LONG_LOOK).await?;
         let mut listed = Listed::default();
         while cursor.advance().await? {
@@ -364,7 +383,7 @@ impl MongoStore {
     }
 
     pub(super) async fn prepare(&self, within: Duration) -> Result<(), StoreError> {
-        if !self.location.is_root() {
+        if !self.family.is_root() {
             // Only the user deletes the user's documents.
             return Ok(());
         }
@@ -387,43 +406,66 @@ impl MongoStore {
         if error.kind == Failure::Refused
             && let Ok(Some(document)) = self
                 .collection
-                .find_one(doc! { "_id": name::id_of(&self.location, name) })
+                .find_one(doc! { "_id": self.family.id_of(name) })
                 .max_time(LOOK)
                 .await
         {
-            if let Some(path) = self.location.obstacle(&document) {
+            let at = self.family.at(name);
+            if let Some(path) = at.obstacle(&document) {
                 return Malformed::occupied(path).into();
             }
-            if let Some(Err(malformed)) = self.location.lock(&document).map(State::from_document) {
+            if let Some(Err(malformed)) = at.lock(&document).map(State::from_document) {
                 return malformed.into();
             }
         }
         error
     }
+}
 
-    fn ids(&self, names: &[String]) -> Vec<Bson> {
-        names.iter().map(|name| name::id_of(&self.location, name)).collect()
+/// Returns the filter for the document of an operation. An element that requests are for must be there, so that nothing is
+/// written for one that is not; except where an entry is to leave, which may have outlived its element.
+fn selection(member: &Member<'_>, operation: &Operation) -> Document {
+    let at = &*member.location;
+    let mut selection = pipeline::selection(at, &member.id, operation);
+    if let (Some(element), Some(_)) = (&member.element, &operation.requests) {
+        let is_there = doc! { "$expr": { "$ne": [element.key.elements(element.array), []] } };
+        let leaves = |list: &str| doc! { at.key(list): { "$in": &operation.leave } };
+        let condition = match operation.leave[..] {
+            [] => vec![is_there],
+            _ => vec![is_there, leaves("holders.id"), leaves("queue.id")],
+        };
+        selection.insert("$or", condition);
     }
+    selection
+}
 
-    /// Returns the projection of all fields of a lock, and of the server's clock when the answer is made.
-    fn all_fields(&self) -> Document {
-        let mut fields = self.fields();
-        if self.location.is_root() {
-            fields.insert("ends", 1);
-        }
-        fields
+/// Returns the statement that renews these entries in the documents that `documents` selects.
+fn statement(renewal: &Renewal, at: &Location, documents: Bson, ids: &[String]) -> Document {
+    doc! {
+        "q": { "_id": documents, at.key("holders.id"): { "$in": ids } },
+        "u": pipeline::renewal(at, &renewal.operation, ids, renewal.keep, &now()),
+        "multi": true,
     }
+}
 
-    /// Returns the same without the history, which no operation needs.
-    fn fields(&self) -> Document {
-        if !self.location.is_root() {
-            return doc! { self.location.path(): 1, NOW: "$$NOW" };
-        }
-        doc! {
-            "protocol": 1, "kind": 1, "capacity": 1, "token": 1, "holders": 1, "queue": 1, "wake": 1, "version": 1, "at": 1,
-            "purge_at": 1, "broken": 1, "adopted": 1, "evicted": 1,
-            NOW: "$$NOW",
-        }
+/// Returns the projection of all fields of a lock, and of the server's clock when the answer is made.
+fn all_fields(at: &Location) -> Document {
+    let mut fields = fields(at);
+    if at.is_root() {
+        fields.insert("ends", 1);
+    }
+    fields
+}
+
+/// Returns the same without the history, which no operation needs.
+fn fields(at: &Location) -> Document {
+    if !at.is_root() {
+        return doc! { at.path(): 1, NOW: "$$NOW" };
+    }
+    doc! {
+        "protocol": 1, "kind": 1, "capacity": 1, "token": 1, "holders": 1, "queue": 1, "wake": 1, "version": 1, "at": 1,
+        "purge_at": 1, "broken": 1, "adopted": 1, "evicted": 1,
+        NOW: "$$NOW",
     }
 }
 

@@ -63,6 +63,9 @@ pub(crate) struct InPlace {
     /// `None` in memory.
     namespace: Option<Namespace>,
     path: String,
+    /// The array, if the locks are those of its elements: then the path is that of the map from their codes to their
+    /// locks.
+    array: Option<String>,
     all: Paths,
 }
 
@@ -70,6 +73,28 @@ impl InPlace {
     /// Registers the path with the client. If a lock there would lie within another lock, or contain it, returns the
     /// path of that other lock as the error.
     pub(crate) fn new(namespace: Option<Namespace>, path: &str, all: &Paths) -> Result<Arc<Self>, String> {
+        Self::register(namespace, path, None, all)
+    }
+
+    /// Does the same for the locks of an array's elements.
+    pub(crate) fn of_elements(
+        namespace: Option<Namespace>,
+        path: &str,
+        array: &str,
+        all: &Paths,
+    ) -> Result<Arc<Self>, String> {
+        if let Some(other) = all.paths().iter().find(|other| overlap(other, array)) {
+            return Err(other.clone());
+        }
+        Self::register(namespace, path, Some(array), all)
+    }
+
+    fn register(
+        namespace: Option<Namespace>,
+        path: &str,
+        array: Option<&str>,
+        all: &Paths,
+    ) -> Result<Arc<Self>, String> {
         let mut paths = all.paths();
         if let Some(other) = paths.iter().find(|other| *other != path && overlap(other, path)) {
             return Err(other.clone());
@@ -79,12 +104,18 @@ impl InPlace {
         Ok(Arc::new(Self {
             namespace,
             path: path.to_owned(),
+            array: array.map(str::to_owned),
             all: all.clone(),
         }))
     }
 
     pub(crate) fn path(&self) -> &str {
         &self.path
+    }
+
+    /// Returns the path of the array whose elements are locked, if elements are.
+    pub(crate) fn array(&self) -> Option<&str> {
+        self.array.as_deref()
     }
 
     /// Returns this path first, then those of the other locks in the same documents.

@@ -198,6 +198,8 @@ fn outcome(error: &AcquireError) -> &'static str {
         AcquireError::KindMismatch(_) => "used_otherwise",
         AcquireError::Server(_) => "failed",
         AcquireError::NoDocument { .. } => "no_document",
+        AcquireError::NoElement { .. } => "no_element",
+        AcquireError::AmbiguousElement { .. } => "ambiguous_element",
         AcquireError::Unreadable { .. } => "unreadable",
         AcquireError::Unclaimable { .. } => "unclaimable",
         AcquireError::Closed => "closed",

@@ -9,6 +9,7 @@ mod corrupted;
 mod docs;
 mod documents;
 mod dropped;
+mod elements;
 mod everywhere;
 mod failover;
 mod faults;

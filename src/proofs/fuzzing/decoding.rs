@@ -29,7 +29,7 @@ pub(crate) fn read_event(event: &Document) {
                 wake::signals(&wake, "me").for_each(drop);
                 name::id_of(&location, &name);
             }
-            Event::Foreign { .. } | Event::Freed | Event::Everything => {}
+            Event::Foreign { .. } | Event::Document { .. } | Event::Freed | Event::Everything => {}
         }
     }
 }

@@ -12,8 +12,7 @@ use crate::protocol::{Location, wake};
 
 /// Returns the pipeline of [`crate::protocol::state::renew`], for all documents at once that hold one of `ids`.
 pub(crate) fn renewal(at: &Location, operation: &str, ids: &[String], keep: i64, now: &Bson) -> Vec<Document> {
-    let renewed = doc! { "$and": [live(now), is_not_kept(), { "$in": ["$$this.id", literal(ids)] }] };
-    let holders = extended(at, renewed, now);
+    let holders = extended(at, is_renewed(ids, now), now);
     let written = cond(
         doc! { "$ne": ["$$holders", at.value("holders")] },
         written(at, operation, "$$holders".into(), keep, now),
@@ -21,6 +20,11 @@ pub(crate) fn renewal(at: &Location, operation: &str, ids: &[String], keep: i64,
     );
     let renewed = bind(doc! { "holders": holders }, written);
     vec![doc! { "$replaceWith": cond(is_known(at), renewed, "$$ROOT") }]
+}
+
+/// Returns the condition that a holder is renewed: it is one of `ids`, and holds the lock.
+pub(super) fn is_renewed(ids: &[String], now: &Bson) -> Document {
+    doc! { "$and": [live(now), is_not_kept(), { "$in": ["$$this.id", literal(ids)] }] }
 }
 
 /// Returns the filter for the document while a holder with this id and token holds its lock.
@@ -46,7 +50,7 @@ pub(crate) fn guard(at: &Location, operation: &str, id: &str, keep: i64, now: &B
 }
 
 /// Returns the holders; each that meets the condition has a full lease from now.
-fn extended(at: &Location, condition: Document, now: &Bson) -> Bson {
+pub(super) fn extended(at: &Location, condition: Document, now: &Bson) -> Bson {
     // Renewals overtake each other, and the server's clock is read when a command begins.
     let until = doc! { "$max": ["$$this.until", { "$add": [now, "$$this.lease"] }] };
     let extended = doc! { "$mergeObjects": ["$$this", { "until": until }] };
@@ -54,7 +58,12 @@ fn extended(at: &Location, condition: Document, now: &Bson) -> Bson {
 }
 
 fn written(at: &Location, operation: &str, holders: Bson, keep: i64, now: &Bson) -> Bson {
+    at.merged([fields_of_renewal(at, operation, holders, keep, now).into()])
+}
+
+/// Returns the fields of a lock after a renewal.
+pub(super) fn fields_of_renewal(at: &Location, operation: &str, holders: Bson, keep: i64, now: &Bson) -> Document {
     let mut fields = doc! { "holders": holders, "wake": literal(wake::of_change(operation)) };
     fields.extend(stamp_fields(at, keep, now));
-    at.merged([fields.into()])
+    fields
 }

@@ -3,7 +3,10 @@
 //! Here too, the lock of a document is its sub-document, so other changes to the documents have the same effect on the
 //! locks as on a server.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::{
+    collections::BTreeSet,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
 
 use mongodb::{
     bson::{Bson, Document, doc, oid::ObjectId},
@@ -26,7 +29,9 @@ use crate::{
     },
     store::{
         Among, Answer, Claimed, Documents, Event, InPlace, Listed, NamedSighting, Outlook, Renewal, Selection,
-        Sighting, StoreError, Wanted, Watched, name,
+        Sighting, StoreError, Wanted, Watched,
+        family::{Family, array_mut, element_name},
+        name,
     },
 };
 
@@ -54,10 +59,10 @@ struct Follower {
     sightings: mpsc::UnboundedSender<NamedSighting>,
 }
 
-/// The open stream of a session: the events of the locks at a location.
+/// The open stream of a session: the events of its locks.
 #[derive(Debug)]
 struct Watcher {
-    location: Location,
+    family: Family,
     /// The pattern of the events addressed to the session.
     pattern: String,
     watched: Watched,
@@ -204,43 +209,95 @@ impl Contents {
             !follower.sightings.is_closed()
         });
         self.watchers.retain(|watcher| {
-            let location = &watcher.location;
-            let lock_before = before.and_then(|document| location.lock(document));
-            let lock_after = after.and_then(|document| location.lock(document));
-            let wake_of =
-                |lock: Option<&'_ Document>| lock.and_then(|lock| lock.get_str("wake").ok().map(str::to_owned));
-            // Only a write of the protocol renews it.
-            let wake = wake_of(lock_after).filter(|wake| Some(wake) != wake_of(lock_before).as_ref());
-            let frees = watcher.watched == Watched::LocksAndFree
-                && after.is_some()
-                && wake.as_deref().is_none_or(wake::is_freeing);
-            let name = name.clone();
-            let event = match (wake, after) {
-                _ if before.is_none() => None,
-                (Some(wake), _) if !wake.contains(watcher.pattern.as_str()) && !goes_back(lock_before, lock_after) => {
-                    None
-                }
-                (Some(wake), _) => {
-                    let at = lock_after.and_then(|lock| lock.get_datetime("at").ok());
-                    let at = ServerTime(at.map_or(0, |at| at.timestamp_millis()));
-                    Some(Event::Addressed {
-                        name,
-                        wake,
-                        at,
-                        logged_at: None,
-                    })
-                }
-                (None, None) => Some(Event::Foreign { name, left: None }),
-                (None, Some(_)) if lock_before != lock_after => Some(Event::Foreign { name, left: None }),
-                (None, Some(_)) => None,
-            };
-            for event in event.into_iter().chain(frees.then_some(Event::Freed)) {
+            for event in watcher.events_of(&name, before, after) {
                 // Nobody listens any more, which is noticed below.
                 let _ = watcher.events.send(event);
             }
             !watcher.events.is_closed()
         });
     }
+}
+
+impl Watcher {
+    /// Returns the events of a write to the document of this name.
+    fn events_of(&self, name: &str, before: Option<&Document>, after: Option<&Document>) -> Vec<Event> {
+        let Some(before) = before else {
+            return match self.watched {
+                Watched::LocksAndFree if self.frees(None, after) => vec![Event::Freed],
+                _ => Vec::new(),
+            };
+        };
+        let base = self.family.base();
+        if !self.family.is_of_elements() {
+            let (lock_before, lock_after) = (base.lock(before), after.and_then(|after| base.lock(after)));
+            let event = self.event_of(name, lock_before, lock_after, after.is_none());
+            let frees = self.watched == Watched::LocksAndFree && self.frees(lock_before, after);
+            return event.into_iter().chain(frees.then_some(Event::Freed)).collect();
+        }
+        let Some(after) = after else {
+            let document = name.to_owned();
+            return vec![Event::Document { document }];
+        };
+        let (map_before, map_after) = (base.lock(before), base.lock(after));
+        let of = |map: Option<&Document>| map.into_iter().flat_map(Document::keys).cloned().collect::<Vec<_>>();
+        let codes: BTreeSet<String> = of(map_before).into_iter().chain(of(map_after)).collect();
+        let events = codes.iter().map(|code| {
+            let lock = |map: Option<&Document>| map.and_then(|map| map.get_document(code).ok()).cloned();
+            let (lock_before, lock_after) = (lock(map_before), lock(map_after));
+            let wrote = new_wake(lock_before.as_ref(), lock_after.as_ref()).is_some();
+            let event = self.event_of(
+                &element_name(name, code),
+                lock_before.as_ref(),
+                lock_after.as_ref(),
+                false,
+            );
+            (wrote, event)
+        });
+        let events: Vec<(bool, Option<Event>)> = events.collect();
+        // A write of the protocol may remove idle locks of other elements.
+        let wrote = events.iter().any(|(wrote, _)| *wrote);
+        let told = |event: &Event| !wrote || !matches!(event, Event::Foreign { .. });
+        events.into_iter().filter_map(|(_, event)| event).filter(told).collect()
+    }
+
+    /// Returns the event of a write that changed a lock, if it concerns the session.
+    fn event_of(
+        &self,
+        name: &str,
+        before: Option<&Document>,
+        after: Option<&Document>,
+        is_deleted: bool,
+    ) -> Option<Event> {
+        let name = name.to_owned();
+        match new_wake(before, after) {
+            Some(wake) if !wake.contains(self.pattern.as_str()) && !goes_back(before, after) => None,
+            Some(wake) => {
+                let at = after.and_then(|lock| lock.get_datetime("at").ok());
+                let at = ServerTime(at.map_or(0, |at| at.timestamp_millis()));
+                Some(Event::Addressed {
+                    name,
+                    wake,
+                    at,
+                    logged_at: None,
+                })
+            }
+            None if is_deleted || before != after => Some(Event::Foreign { name, left: None }),
+            None => None,
+        }
+    }
+
+    /// Reports whether a write that left `after` can have made it free to be claimed.
+    fn frees(&self, lock_before: Option<&Document>, after: Option<&Document>) -> bool {
+        let lock_after = after.and_then(|after| self.family.base().lock(after));
+        let wake = new_wake(lock_before, lock_after);
+        after.is_some() && wake.is_none_or(|wake| wake::is_freeing(&wake))
+    }
+}
+
+/// Returns the `wake` that a write gave to a lock: only a write of the protocol renews it.
+fn new_wake(before: Option<&Document>, after: Option<&Document>) -> Option<String> {
+    let wake_of = |lock: Option<&Document>| lock.and_then(|lock| lock.get_str("wake").ok().map(str::to_owned));
+    wake_of(after).filter(|wake| Some(wake) != wake_of(before).as_ref())
 }
 
 /// Reports whether the write restored an earlier copy of the lock.
@@ -253,7 +310,7 @@ fn goes_back(before: Option<&Document>, after: Option<&Document>) -> bool {
 #[derive(Debug)]
 pub(crate) struct MemoryInPlace {
     collection: Arc<MemoryDocuments>,
-    location: Location,
+    family: Family,
     place: Arc<InPlace>,
 }
 
@@ -267,7 +324,7 @@ impl MemoryInPlace {
     pub(crate) fn new(collection: &Arc<MemoryDocuments>, place: Arc<InPlace>) -> Self {
         Self {
             collection: collection.clone(),
-            location: Location::under(place.path()),
+            family: Family::of(&place),
             place,
         }
     }
@@ -291,12 +348,26 @@ impl MemoryInPlace {
             Err(error) if !operation.creates() && error.is_malformed() => return Ok(unknown),
             Err(error) => return Err(error),
         };
+        // As on a server: nothing is written for an element that is not there.
+        if operation.requests.is_some()
+            && let Some(element) = self.family.member(name).element
+            && element.found_in(&contents.documents[at]).is_empty()
+            && !before.as_ref().is_some_and(|before| before.has_any(&operation.leave))
+        {
+            return Ok(unknown);
+        }
         let concerned = before.as_ref().is_none_or(|before| operation.selects(before));
         let after = state::apply(before.as_ref(), operation, now);
         if let Some(after) = &after
             && before.as_ref() != Some(after)
         {
-            self.write(&mut contents, at, after)?;
+            self.write(
+                &mut contents,
+                at,
+                name,
+                after,
+                operation.requests.is_some().then_some(now),
+            )?;
         }
         Ok(Answer {
             state: after.filter(|_| concerned),
@@ -318,7 +389,7 @@ impl MemoryInPlace {
                 continue;
             };
             if state::renew(&mut state, &renewal.operation, ids, renewal.keep, now) {
-                self.write(&mut contents, at, &state)?;
+                self.write(&mut contents, at, name, &state, None)?;
                 renewed += 1;
             }
         }
@@ -329,8 +400,8 @@ impl MemoryInPlace {
         let contents = self.collection.contents();
         let (exchange, _) = self.collection.clock.exchange();
         let found = names.iter().filter_map(|name| {
-            let at = contents.position(&name::id_of(&self.location, name))?;
-            Some((name.clone(), self.location.found(&contents.documents[at])?))
+            let at = contents.position(&self.family.id_of(name))?;
+            Some((name.clone(), self.family.at(name).found(&contents.documents[at])?))
         });
         (found.collect(), exchange)
     }
@@ -344,7 +415,7 @@ impl MemoryInPlace {
         for document in &contents.documents {
             let name = document.get("_id").map(name::of_id).unwrap_or_default();
             if selection.selects(&name) {
-                listed.add(name, self.location.found(document), selection);
+                listed.add(name, self.family.base().found(document), selection);
             }
         }
         listed
@@ -353,7 +424,7 @@ impl MemoryInPlace {
     pub(in crate::store) fn follow(&self, name: Option<&str>) -> MemoryStream<NamedSighting> {
         let (sightings, receiver) = mpsc::unbounded_channel();
         self.collection.contents().followers.push(Follower {
-            location: self.location.clone(),
+            location: self.family.base().clone(),
             name: name.map(str::to_owned),
             sightings,
         });
@@ -363,7 +434,7 @@ impl MemoryInPlace {
     pub(in crate::store) fn watch(&self, session: &str, watched: Watched) -> MemoryStream<Event> {
         let (events, receiver) = mpsc::unbounded_channel();
         self.collection.contents().watchers.push(Watcher {
-            location: self.location.clone(),
+            family: self.family.clone(),
             pattern: wake::pattern(session),
             watched,
             events,
@@ -384,7 +455,7 @@ impl MemoryInPlace {
         let mut first: Option<(SortKey, usize)> = None;
         for at in contents.matching(&filter) {
             let document = &contents.documents[at];
-            let lock = self.location.lock(document).map(State::from_document);
+            let lock = self.family.base().lock(document).map(State::from_document);
             // A document of a later protocol is passed over too.
             let passed = lock.is_some_and(|lock| lock.map_or_else(|lock| lock.is_newer(), |lock| !lock.is_free(now)));
             let id = document.get("_id").unwrap_or(&Bson::Null);
@@ -403,7 +474,8 @@ impl MemoryInPlace {
         let Some((_, at)) = first else {
             return Ok(None);
         };
-        let before = self.lock(&contents.documents[at])?;
+        let base = self.family.base();
+        let before = base.state(&contents.documents[at])?;
         let Some(state) = state::apply(before.as_ref(), operation, now) else {
             return Ok(None);
         };
@@ -413,7 +485,7 @@ impl MemoryInPlace {
         };
         let mut fields = state.fields();
         fields.extend(attempt.map(|attempt| ("attempts".to_owned(), Bson::from(attempt))));
-        self.write_fields(&mut contents, at, fields)?;
+        self.write_fields(&mut contents, at, base, fields, None)?;
         let document = self.users(contents.documents[at].clone());
         Ok(Some(Claimed {
             name: name::of_id(document.get("_id").unwrap_or(&Bson::Null)),
@@ -445,7 +517,7 @@ impl MemoryInPlace {
                 continue;
             }
             outlook.others = true;
-            if let Some(state) = self.lock(document)? {
+            if let Some(state) = self.family.base().state(document)? {
                 let holders = state.holders.iter().map(|holder| holder.until);
                 let last = holders.chain(state.queue.iter().map(|waiter| waiter.until)).max();
                 outlook.free_at = outlook.free_at.into_iter().chain(last).min();
@@ -461,7 +533,7 @@ impl MemoryInPlace {
         }
         let contents = self.collection.contents();
         let found = contents.position(id).map(|at| &contents.documents[at]);
-        let flaw = found.and_then(|document| self.location.flaw(document));
+        let flaw = found.and_then(|document| self.family.base().flaw(document));
         flaw.map(StoreError::from)
     }
 
@@ -470,7 +542,7 @@ impl MemoryInPlace {
         let contents = self.collection.contents();
         let held = contents.matching(&filter).filter_map(|at| {
             let document = &contents.documents[at];
-            let state = self.lock(document).ok()??;
+            let state = self.family.base().state(document).ok()??;
             let holds = state.holders.iter().any(|holder| holder.id == entry);
             holds.then(|| document.get("_id").map(name::of_id))?
         });
@@ -479,8 +551,46 @@ impl MemoryInPlace {
 
     pub(in crate::store) fn fetch(&self, name: &str) -> Option<Document> {
         let contents = self.collection.contents();
-        let at = contents.position(&name::id_of(&self.location, name))?;
+        let at = contents.position(&self.family.id_of(name))?;
         Some(self.users(contents.documents[at].clone()))
+    }
+
+    /// Returns the elements that have the key in this name; `None` when there is no document.
+    pub(in crate::store) fn elements(&self, name: &str) -> Option<Vec<Document>> {
+        let contents = self.collection.contents();
+        let at = contents.position(&self.family.id_of(name))?;
+        Some(self.family.member(name).element?.found_in(&contents.documents[at]))
+    }
+
+    /// Changes the one element that has the key in this name, and returns it, if this entry holds its lock under this
+    /// token; returns `None` otherwise, and if no element or more than one has the key.
+    pub(in crate::store) fn change_element(
+        &self,
+        name: &str,
+        holder: (&str, i64),
+        update: &Document,
+        operation: &str,
+    ) -> Result<Option<Document>, StoreError> {
+        let update = Update::read_operators(update)?;
+        let mut contents = self.collection.contents();
+        let now = self.collection.clock.now();
+        let member = self.family.member(name);
+        let (Some(at), Some(element)) = (self.held(&contents, name, holder, now), member.element) else {
+            return Ok(None);
+        };
+        let mut document = contents.documents[at].clone();
+        let elements = array_mut(&mut document, element.array).into_iter().flatten();
+        let mut having: Vec<&mut Bson> = elements.filter(|one| element.key.is_of(one)).collect();
+        let Some(updated) = only(&mut having) else {
+            return Ok(None);
+        };
+        *updated = update.apply(updated, now)?;
+        let updated = updated.clone();
+        let signed = doc! { "wake": wake::of_change(operation) };
+        member.location.set_lock(&mut document, signed);
+        bounds::check(&document)?;
+        contents.write(at, document);
+        Ok(Some(updated))
     }
 
     pub(in crate::store) fn change(
@@ -498,7 +608,7 @@ impl MemoryInPlace {
         };
         let mut updated = update.apply(&contents.documents[at], now)?;
         let signed = doc! { "wake": wake::of_change(operation) };
-        self.location.set_lock(&mut updated, signed);
+        self.family.at(name).set_lock(&mut updated, signed);
         bounds::check(&updated)?;
         contents.write(at, updated.clone());
         Ok(Some(self.users(updated)))
@@ -506,11 +616,11 @@ impl MemoryInPlace {
 
     pub(in crate::store) fn clear_attempts(&self, name: &str) -> bool {
         let mut contents = self.collection.contents();
-        let Some(at) = contents.position(&name::id_of(&self.location, name)) else {
+        let Some(at) = contents.position(&self.family.id_of(name)) else {
             return false;
         };
         let mut cleared = contents.documents[at].clone();
-        let lock = self.location.lock_mut(&mut cleared);
+        let lock = self.family.base().lock_mut(&mut cleared);
         let counted = lock.is_some_and(|lock| lock.remove("attempts").is_some());
         contents.write(at, cleared);
         counted
@@ -534,10 +644,11 @@ impl MemoryInPlace {
     }
 
     fn found(&self, contents: &Contents, name: &str) -> Result<Option<Found>, StoreError> {
-        let Some(at) = contents.position(&name::id_of(&self.location, name)) else {
+        let member = self.family.member(name);
+        let Some(at) = contents.position(&member.id) else {
             return Ok(None);
         };
-        let state = self.lock(&contents.documents[at])?;
+        let state = member.location.state(&contents.documents[at])?;
         Ok(Some(Found { at, state }))
     }
 
@@ -549,7 +660,7 @@ impl MemoryInPlace {
 
     /// Returns how often the document was claimed, as far as that is counted; `None` if the count can't be counted up.
     fn attempts(&self, document: &Document) -> Option<i64> {
-        match self.location.lock(document).and_then(|lock| lock.get("attempts")) {
+        match self.family.base().lock(document).and_then(|lock| lock.get("attempts")) {
             None | Some(Bson::Null | Bson::Undefined) => Some(0),
             Some(attempts) => whole(attempts).filter(|attempts| *attempts >= 0),
         }
@@ -558,34 +669,66 @@ impl MemoryInPlace {
     /// Reports whether the document can be claimed once it is free.
     fn is_fit(&self, document: &Document) -> bool {
         let id = document.get("_id").unwrap_or(&Bson::Null);
-        size_of_id(id) <= ID_MOST && self.location.flaw(document).is_none()
+        size_of_id(id) <= ID_MOST && self.family.base().flaw(document).is_none()
     }
 
-    fn lock(&self, document: &Document) -> Result<Option<State>, StoreError> {
-        Ok(self.location.state(document)?)
+    /// Writes a lock into its document. `swept`: at this time, the idle locks of other elements are removed.
+    fn write(
+        &self,
+        contents: &mut Contents,
+        at: usize,
+        name: &str,
+        state: &State,
+        swept: Option<ServerTime>,
+    ) -> Result<(), StoreError> {
+        self.write_fields(contents, at, &self.family.at(name), state.fields(), swept)
     }
 
-    /// Writes a lock into its document.
-    fn write(&self, contents: &mut Contents, at: usize, state: &State) -> Result<(), StoreError> {
-        self.write_fields(contents, at, state.fields())
-    }
-
-    fn write_fields(&self, contents: &mut Contents, at: usize, fields: Document) -> Result<(), StoreError> {
+    fn write_fields(
+        &self,
+        contents: &mut Contents,
+        at: usize,
+        location: &Location,
+        fields: Document,
+        swept: Option<ServerTime>,
+    ) -> Result<(), StoreError> {
         let mut document = contents.documents[at].clone();
-        if !self.location.set_lock(&mut document, fields) {
+        if !location.set_lock(&mut document, fields) {
             return Err(Refused::new(format!(
                 "the lock can't be written, as the value at `{}` or on the way there is not a document",
-                self.location.path().escape_debug()
+                location.path().escape_debug()
             ))
             .into());
+        }
+        if let Some(now) = swept.filter(|_| self.family.is_of_elements())
+            && let Some(locks) = self.family.base().lock_mut(&mut document)
+        {
+            let kept = std::mem::take(locks)
+                .into_iter()
+                .filter(|(_, lock)| !is_purged(lock, now));
+            *locks = kept.collect();
         }
         contents.write(at, document);
         Ok(())
     }
 
     fn users(&self, mut document: Document) -> Document {
-        self.location.take_lock(&mut document);
+        self.family.base().take_lock(&mut document);
         document
+    }
+}
+
+/// Reports whether a collection of locks would have purged this one by now.
+fn is_purged(lock: &Bson, now: ServerTime) -> bool {
+    let state = lock.as_document().and_then(|lock| State::from_document(lock).ok());
+    state.is_some_and(|state| state.purge_at <= now && state.is_free(now))
+}
+
+/// Returns the document in a list of one value.
+fn only<'a>(values: &'a mut [&mut Bson]) -> Option<&'a mut Document> {
+    match values {
+        [Bson::Document(only)] => Some(only),
+        _ => None,
     }
 }
 

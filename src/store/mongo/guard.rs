@@ -12,7 +12,7 @@ use mongodb::{
 use super::{MongoStore, now};
 use crate::{
     protocol::{Location, pipeline},
-    store::{Guarding, StoreError, failure::code, name},
+    store::{Guarding, StoreError, failure::code},
     telemetry,
 };
 
@@ -25,8 +25,8 @@ impl MongoStore {
     /// Work that is due is left to the next operation from outside: a transaction that is never committed must not have
     /// notified anybody.
     pub(crate) async fn guard(&self, guarding: &Guarding<'_>, transaction: &mut ClientSession) -> Result<bool, Error> {
-        let at = &self.location;
-        let document = name::id_of(at, guarding.name);
+        let member = self.family.member(guarding.name);
+        let (at, document) = (&*member.location, member.id);
         let selection = pipeline::holding(at, &document, guarding.holder, &now());
         let (id, _) = guarding.holder;
         let update = pipeline::guard(at, &guarding.operation, id, guarding.keep, &now());
@@ -40,8 +40,8 @@ impl MongoStore {
 
     /// Writes the lock's document as [`Self::guard`] does, outside of any transaction. Returns whether the lock is held.
     pub(crate) async fn write_under(&self, guarding: &Guarding<'_>, within: Duration) -> Result<bool, StoreError> {
-        let at = &self.location;
-        let document = name::id_of(at, guarding.name);
+        let member = self.family.member(guarding.name);
+        let (at, document) = (&*member.location, member.id);
         let (id, _) = guarding.holder;
         let statement = doc! {
             "q": pipeline::holding(at, &document, guarding.holder, &now()),
@@ -56,9 +56,7 @@ impl MongoStore {
 
     /// Returns the whole document, as others see it.
     pub(crate) async fn whole(&self, name: &str) -> Result<Option<Document>, Error> {
-        let find = self
-            .collection
-            .find_one(doc! { "_id": name::id_of(&self.location, name) });
+        let find = self.collection.find_one(doc! { "_id": self.family.id_of(name) });
         find.read_concern(ReadConcern::local()).await
     }
 
@@ -78,8 +76,8 @@ impl MongoStore {
         mut whole: Document,
         transaction: &mut ClientSession,
     ) -> Result<bool, Error> {
-        let at = &self.location;
-        let one = doc! { "_id": name::id_of(at, guarding.name) };
+        let member = self.family.member(guarding.name);
+        let (at, one) = (&*member.location, doc! { "_id": member.id });
         let inside = self.collection.find_one(one.clone()).session(&mut *transaction).await?;
         let (id, token) = guarding.holder;
         let put_back = match &inside {

@@ -9,7 +9,7 @@ use mongodb::{
 };
 use tokio::time::Instant;
 
-use super::{LONG_LOOK, LOOK, MongoStore, NOW, lossy, not_utf8, now, server_now};
+use super::{LONG_LOOK, LOOK, MongoStore, NOW, fields, lossy, not_utf8, now, server_now};
 use crate::{
     protocol::{
         Exchange, Location, Operation, ServerTime, State,
@@ -31,7 +31,7 @@ impl MongoStore {
         let Some(requests) = &operation.requests else {
             return Ok(None);
         };
-        let at = &self.location;
+        let at = self.family.base();
         let sent = Instant::now();
         let claiming = self
             .collection
@@ -50,7 +50,7 @@ impl MongoStore {
         };
         let name = document
             .get("_id")
-            .and_then(|id| name::of_document(at, id))
+            .and_then(|id| self.family.document(id))
             .unwrap_or_default();
         let lock = at.take_lock(&mut document).unwrap_or_default();
         let state = State::from_document(&lock);
@@ -77,7 +77,7 @@ impl MongoStore {
         selection: &Selection,
         view: View,
     ) -> Result<Listed, StoreError> {
-        let at = &self.location;
+        let at = self.family.base();
         let mut query = doc! { at.path(): { "$exists": true } };
         if selection.held == Some(true) {
             // What is no lock is told whatever is asked for.
@@ -90,7 +90,7 @@ impl MongoStore {
             let last = format!("{}\u{10ffff}", selection.prefix);
             query.insert("_id", doc! { "$gte": &selection.prefix, "$lte": last });
         }
-        let find = self.collection.find(query).projection(self.fields());
+        let find = self.collection.find(query).projection(fields(at));
         let mut cursor = find.read_concern(view.concern()).max_time(LONG_LOOK).await?;
         let mut listed = Listed::default();
         // Nothing is read in vain where there are more than may be listed.
@@ -112,7 +112,7 @@ impl MongoStore {
         wanted: &Wanted,
         among: Among<'_>,
     ) -> Result<Option<Bson>, StoreError> {
-        let find = self.collection.find_one(wanted.free(&self.location, among));
+        let find = self.collection.find_one(wanted.free(self.family.base(), among));
         let find = match &wanted.sort {
             Some(sort) => find.sort(sort.clone()),
             None => find,
@@ -131,7 +131,7 @@ impl MongoStore {
     }
 
     async fn outlook_together(&self, wanted: &Wanted, passed: &[Bson]) -> Result<Outlook, StoreError> {
-        let at = &self.location;
+        let at = self.family.base();
         let sent = Instant::now();
         let passed = doc! { "$in": ["$_id", { "$literal": passed }] };
         let unfit = doc! { "$or": [{ "$not": [pipeline::fit(at)] }, passed] };
@@ -170,7 +170,7 @@ impl MongoStore {
 
     /// Looks by several reads, for conditions that the server supports only in finds.
     async fn outlook_by_finds(&self, wanted: &Wanted, passed: &[Bson]) -> Result<Outlook, StoreError> {
-        let at = &self.location;
+        let at = self.family.base();
         let fit = doc! { "$expr": pipeline::fit(at) };
         let fit = doc! { "$and": [fit, { "_id": { "$nin": passed } }] };
         // The first end of any entry is never later than the first time at which a document is free; a client that
@@ -241,21 +241,22 @@ impl MongoStore {
             return Ok(Some(StoreError::too_long(size)));
         }
         let find = self.collection.find_one(doc! { "_id": id });
-        let find = find.projection(doc! { self.location.path(): 1 });
+        let at = self.family.base();
+        let find = find.projection(doc! { at.path(): 1 });
         let found = find.read_concern(ReadConcern::local()).max_time(LOOK).await?;
         let found = found.unwrap_or_default();
-        Ok(self.location.flaw(&found).map(StoreError::from))
+        Ok(at.flaw(&found).map(StoreError::from))
     }
 
     /// Returns the names of the wanted documents in which this entry is a holder.
     pub(in crate::store) async fn held_by(&self, wanted: &Wanted, entry: &str) -> Result<Vec<String>, StoreError> {
         // Its claim may have been the last.
-        let holds = doc! { "$and": [&wanted.filter, { self.location.key("holders.id"): entry }] };
+        let holds = doc! { "$and": [&wanted.filter, { self.family.base().key("holders.id"): entry }] };
         let find = self.collection.find(holds).projection(doc! { "_id": 1 });
         let find = find.read_concern(ReadConcern::local()).max_time(LONG_LOOK);
         let found: Vec<Document> = find.await?.try_collect().await?;
         let names = found.iter().filter_map(|document| document.get("_id"));
-        Ok(names.filter_map(|id| name::of_document(&self.location, id)).collect())
+        Ok(names.filter_map(|id| self.family.document(id)).collect())
     }
 
     pub(in crate::store) fn place(&self) -> Option<&Arc<InPlace>> {
@@ -264,9 +265,7 @@ impl MongoStore {
 
     /// Returns the user's part of a document, as the primary has it now.
     pub(in crate::store) async fn fetch(&self, name: &str) -> Result<Option<Document>, StoreError> {
-        let find = self
-            .collection
-            .find_one(doc! { "_id": name::id_of(&self.location, name) });
+        let find = self.collection.find_one(doc! { "_id": self.family.id_of(name) });
         Ok(find
             .read_concern(ReadConcern::local())
             .max_time(LOOK)
@@ -284,7 +283,7 @@ impl MongoStore {
         operation: &str,
         within: Duration,
     ) -> Result<Option<Document>, StoreError> {
-        let update = self.signed(update, operation);
+        let update = signed(update, self.family.base(), operation);
         let changing = self.collection.find_one_and_update(self.held(name, holder), update);
         let changed = changing.return_document(ReturnDocument::After).max_time(within).await?;
         Ok(changed.map(|document| self.users(document)))
@@ -305,12 +304,12 @@ impl MongoStore {
     /// Forgets how often a document was claimed. A write without a new `wake`, as other programs make them: a claim that
     /// waits looks at the document again.
     pub(in crate::store) async fn clear_attempts(&self, name: &str, within: Duration) -> Result<bool, StoreError> {
-        let at = &self.location;
+        let at = self.family.base();
         let attempts = at.key("attempts");
         // The driver has no time limit of the server's for an update.
         let clearing = self.collection.find_one_and_update(
             doc! {
-                "_id": name::id_of(at, name),
+                "_id": self.family.id_of(name),
                 &attempts: { "$exists": true },
                 // A later protocol may have another use for the field.
                 "$expr": pipeline::is_known(at),
@@ -320,30 +319,12 @@ impl MongoStore {
         Ok(clearing.projection(doc! { "_id": 1 }).max_time(within).await?.is_some())
     }
 
-    /// Returns the update with a new `wake`, by which a stream shows that the update is a holder's and frees nothing.
-    fn signed(&self, update: UpdateModifications, operation: &str) -> UpdateModifications {
-        let (field, wake) = (self.location.key("wake"), wake::of_change(operation));
-        match update {
-            UpdateModifications::Document(mut operators) => {
-                let set = operators.entry("$set".to_owned());
-                if let Bson::Document(set) = set.or_insert_with(|| Bson::Document(Document::new())) {
-                    set.insert(field, wake);
-                }
-                UpdateModifications::Document(operators)
-            }
-            UpdateModifications::Pipeline(mut stages) => {
-                stages.push(doc! { "$set": { field: { "$literal": wake } } });
-                UpdateModifications::Pipeline(stages)
-            }
-            other => other,
-        }
-    }
-
     /// Selects the document while this holder's lease runs.
-    fn held(&self, name: &str, (id, token): (&str, i64)) -> Document {
-        let at = &self.location;
+    pub(super) fn held(&self, name: &str, (id, token): (&str, i64)) -> Document {
+        let member = self.family.member(name);
+        let at = &*member.location;
         doc! {
-            "_id": name::id_of(at, name),
+            "_id": member.id,
             at.key("holders"): { "$elemMatch": { "id": id, "token": token } },
             "$expr": { "$and": [
                 pipeline::is_known(at),
@@ -353,8 +334,27 @@ impl MongoStore {
     }
 
     fn users(&self, mut document: Document) -> Document {
-        self.location.take_lock(&mut document);
+        self.family.base().take_lock(&mut document);
         document
+    }
+}
+
+/// Returns the update with a new `wake`, by which a stream shows that the update is a holder's and frees nothing.
+pub(super) fn signed(update: UpdateModifications, at: &Location, operation: &str) -> UpdateModifications {
+    let (field, wake) = (at.key("wake"), wake::of_change(operation));
+    match update {
+        UpdateModifications::Document(mut operators) => {
+            let set = operators.entry("$set".to_owned());
+            if let Bson::Document(set) = set.or_insert_with(|| Bson::Document(Document::new())) {
+                set.insert(field, wake);
+            }
+            UpdateModifications::Document(operators)
+        }
+        UpdateModifications::Pipeline(mut stages) => {
+            stages.push(doc! { "$set": { field: { "$literal": wake } } });
+            UpdateModifications::Pipeline(stages)
+        }
+        other => other,
     }
 }
 

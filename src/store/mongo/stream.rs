@@ -1,5 +1,7 @@
 //! The change streams of a collection.
 
+mod elements;
+
 use futures::StreamExt;
 use mongodb::{
     bson::{Bson, Document, RawDocument, doc},
@@ -22,7 +24,20 @@ impl MongoStore {
         watched: Watched,
         resume: Option<&ResumeAt>,
     ) -> Result<MongoStream<Event>, StoreError> {
-        let location = self.location.clone();
+        let location = self.family.base().clone();
+        if self.family.is_of_elements() {
+            let (family, ours) = (self.family.clone(), wake::pattern(session));
+            let read = move |event: &Received, to: &mut Vec<Event>| match event {
+                Received::Nothing => to.push(Event::Everything),
+                Received::Event { fields, has_name: true } => to.extend(read_elements(&family, &ours, fields)),
+                // No lock is in it.
+                Received::Event { .. } => {}
+            };
+            let selection = elements::concerning(session, &location);
+            return self
+                .stream((Document::new(), &self.streams), selection, read, resume)
+                .await;
+        }
         if location.is_root() {
             let read = move |event: &Received, to: &mut Vec<Event>| to.push(read_any(&location, event));
             return self
@@ -55,12 +70,12 @@ impl MongoStore {
         resume: Option<&ResumeAt>,
     ) -> Result<MongoStream<NamedSighting>, StoreError> {
         let read = {
-            let location = self.location.clone();
+            let location = self.family.base().clone();
             move |event: &Received, to: &mut Vec<NamedSighting>| to.extend(sight_any(&location, event))
         };
         let options = doc! { "fullDocument": "updateLookup" };
-        let id = name.map(|name| name::id_of(&self.location, name));
-        let selection = about(id.as_ref(), &self.location);
+        let id = name.map(|name| self.family.id_of(name));
+        let selection = about(id.as_ref(), self.family.base());
         // An observer has read the document from the primary: a member that lags would show it earlier ones.
         self.stream((options, &ReadPreference::Primary), selection, read, resume)
             .await
@@ -99,6 +114,8 @@ impl MongoStore {
         Ok(stream)
     }
 }
+
+pub(crate) use elements::read_elements;
 
 /// Maximum age of a write's `at`, in milliseconds: a write of the protocol carries the time at which its command began,
 /// so an earlier one has restored an earlier copy of the lock. A command that was held up for longer only causes a
@@ -230,36 +247,48 @@ fn written(location: &Location, field: &str) -> Document {
 fn touched(location: &Location) -> Document {
     let path: Vec<&str> = location.segments().collect();
     let above: Vec<String> = (1..=path.len()).map(|depth| path[..depth].join(".")).collect();
-    let keys = doc! { "$concatArrays": [
+    let concerned = doc! { "$or": [
+        { "$in": ["$$this", above] },
+        starts_with("$$this", &location.key("")),
+    ] };
+    doc! { "$or": [
+        { "$ne": ["$operationType", "update"] },
+        { "$anyElementTrue": { "$map": { "input": keys(), "in": concerned } } },
+    ] }
+}
+
+/// Returns the expression for the keys of all changes that an event reports of an update.
+fn keys() -> Document {
+    doc! { "$concatArrays": [
         { "$map": {
             "input": { "$objectToArray": { "$ifNull": ["$updateDescription.updatedFields", {}] } },
             "in": "$$this.k",
         } },
         { "$ifNull": ["$updateDescription.removedFields", []] },
         { "$map": { "input": { "$ifNull": ["$updateDescription.truncatedArrays", []] }, "in": "$$this.field" } },
-    ] };
-    let concerned = doc! { "$or": [
-        { "$in": ["$$this", above] },
-        { "$eq": [{ "$indexOfBytes": ["$$this", location.key("")] }, 0] },
-    ] };
-    doc! { "$or": [
-        { "$ne": ["$operationType", "update"] },
-        { "$anyElementTrue": { "$map": { "input": keys, "in": concerned } } },
     ] }
+}
+
+fn starts_with(key: &str, prefix: &str) -> Document {
+    doc! { "$eq": [{ "$indexOfBytes": [key, prefix] }, 0] }
 }
 
 /// Returns the expression for whether the lock that an event's write has left carries an earlier time than the write.
 /// A holder's own change of its document carries none.
 fn is_old(location: &Location) -> Document {
-    // MongoDB reports the time of a write in milliseconds since 6.0. Before that, it is the second that had begun; these
-    // servers read a timestamp as a date only where they print it.
-    let second = doc! { "$dateFromString": { "dateString": { "$dateToString": { "date": "$clusterTime" } } } };
-    let when = doc! { "$ifNull": ["$wallTime", second] };
     let at = written(location, "at");
     doc! { "$and": [
         { "$eq": [{ "$type": &at }, "date"] },
-        { "$lt": [at, { "$subtract": [when, OLD] }] },
+        { "$lt": [at, { "$subtract": [when(), OLD] }] },
     ] }
+}
+
+/// Returns the expression for the time of an event's write.
+fn when() -> Document {
+    // MongoDB reports the time of a write in milliseconds since 6.0. Before that, it is the second that had begun; these
+    // servers read a timestamp as a date only where they print it.
+    let second = doc! { "$dateFromString": { "dateString": { "$dateToString": { "date": "$clusterTime" } } } };
+    doc! { "$ifNull": ["$wallTime", second] }
 }
 
 /// Selects all changes to one document, or to any, and to the collection.

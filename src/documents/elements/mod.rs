@@ -1,0 +1,383 @@
+//! Locks of the elements of an array, in the documents of the user's own collection.
+
+mod action;
+mod handle;
+mod update;
+
+use std::{
+    collections::BTreeMap,
+    fmt,
+    marker::PhantomData,
+    sync::{Arc, MutexGuard, OnceLock, PoisonError},
+};
+
+use mongodb::bson::{Bson, Document};
+
+use super::DocumentLocks;
+use crate::{
+    brief::Brief,
+    error::{InvalidInput, OperateError},
+    input::{check_code, check_id, check_key, check_path, check_size},
+    inspect::LockInfo,
+    protocol::Evict,
+    session::documents::DocumentSession,
+    store::{
+        InPlace,
+        element::{ElementKey, escaped},
+        family::element_name,
+        name,
+        place::overlap,
+    },
+    token::FencingToken,
+    wake_mode::WakeMode,
+};
+
+pub use action::{AcquireElement, TryAcquireElement};
+pub use handle::ElementHandle;
+
+/// Locks for one element each of an array in the documents of a collection of yours, in place. Made by
+/// [`DocumentLocks::element`].
+///
+/// An element is known by its key: fields of it, with the values that no other element of the array has. Elements of one
+/// document are locked independently of each other, and of the [whole document](DocumentLocks::acquire). `E` is the type
+/// that the elements are read as.
+///
+/// The lock of an element lies beside the array, as elements move when others are removed: in the field
+/// `watchlock_elements`, by the path of the array and the key. With [`DocumentLocks::field`] that field is named after
+/// the one that is set, with `_elements` at its end. Locks that nobody has used for the client's
+/// [retention](crate::LockClientBuilder::retention) are removed when the next element of the document is locked.
+///
+/// All locks that a client makes for the elements of one array, by whatever keys, share one session: one change stream on
+/// the collection, and one heartbeat for all holds. It lasts as long as the [`DocumentLocks`] or a handle does.
+///
+/// # Guarantees
+///
+/// - One valid [`ElementHandle`] for an element at a time, with the guarantees of a [`LockHandle`](crate::LockHandle):
+///   renewal, [`lost`](crate::LockView::lost), fencing tokens. The lock of a holder that died is free after its lease.
+/// - [`acquire`](Self::acquire) is first come, first served.
+/// - [`ElementHandle::update`] is done while the lock is held or not at all, and changes that element only.
+/// - A lock is that of a key: an element that is removed and added again has the same lock, and tokens go on rising.
+///
+/// Programs that lock the same elements must use the same fields for their keys: `{ sku: "x" }` and `{ line: 7 }` are
+/// two locks, even if they are one element. Values are compared as the server compares them: numbers of any type by their
+/// values. A collation of the collection makes no difference; give texts exactly as they are stored.
+///
+/// All locks of a document's elements are in the document: about 700 bytes for each that is or was in use, written with
+/// every change of any of them. For thousands of elements of one document at a time, use a lock of their own
+/// ([`LockClient::mutex`](crate::LockClient::mutex)) for each.
+///
+/// # Examples
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// use mongodb::bson::{Document, doc};
+///
+/// #[derive(serde::Deserialize)]
+/// struct Line {
+///     price: i32,
+/// }
+///
+/// # let memory = watchlock::MemoryCollection::new();
+/// # memory.insert_one(doc! { "_id": "order-7", "lines": [{ "sku": "x", "price": 3 }, { "sku": "y", "price": 5 }] })?;
+/// # let orders = watchlock::LockClient::in_memory().documents_in_memory::<Document>(&memory);
+/// let line = orders.element::<Line>("lines", doc! { "sku": "x" }).acquire("order-7").await?;
+/// println!("picking something for {}", line.element().price);
+/// line.update(doc! { "$set": { "picked": true } }).await?;
+/// line.release().await?;
+/// # assert_eq!(memory.find(doc! { "lines.picked": true })?.len(), 1);
+/// # Ok(()) }
+/// ```
+pub struct ElementLocks<E> {
+    /// Whatever their documents are read as: only elements are.
+    locks: DocumentLocks<Document>,
+    array: String,
+    key: Document,
+    /// The session, and the code of the key.
+    place: Arc<OnceLock<(DocumentSession, ElementKey)>>,
+    read_as: PhantomData<fn() -> E>,
+}
+
+impl<T> DocumentLocks<T> {
+    /// Returns locks for one element of an array of each document, by its key: see [`ElementLocks`].
+    ///
+    /// `array` is the path of the array, through sub-documents, as for [`field`](Self::field). `key` has 1 to 4 fields of
+    /// the element: texts, numbers, booleans, `ObjectId`s, dates or UUIDs, 512 bytes in all. Both are checked when something
+    /// is locked. Making them sends nothing.
+    ///
+    /// # Examples
+    ///
+    /// See [`ElementLocks`].
+    pub fn element<E>(&self, array: impl Into<String>, key: Document) -> ElementLocks<E> {
+        ElementLocks {
+            locks: self.clone().read_as(),
+            array: array.into(),
+            key,
+            place: Arc::default(),
+            read_as: PhantomData,
+        }
+    }
+}
+
+impl<E> ElementLocks<E> {
+    /// Acquires the lock of the element in the document with this `_id`, waiting for its turn. Await the returned
+    /// action.
+    ///
+    /// The element is read once the lock is held, with one more round trip.
+    ///
+    /// # Errors
+    ///
+    /// Same as for [`Mutex::acquire`](crate::Mutex::acquire); and
+    /// [`AcquireError::NoElement`](crate::AcquireError::NoElement) if there is no such element or document: then nothing
+    /// is written. [`AcquireError::AmbiguousElement`](crate::AcquireError::AmbiguousElement) if several elements have the
+    /// key: the lock is released. If an element or its document is removed in the meantime,
+    /// [`AcquireError::NoElement`](crate::AcquireError::NoElement) or
+    /// [`AcquireError::NoDocument`](crate::AcquireError::NoDocument) comes once it is this waiter's turn.
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel safe, like [`Mutex::acquire`](crate::Mutex::acquire).
+    ///
+    /// # Examples
+    ///
+    /// See [`ElementLocks`].
+    pub fn acquire(&self, id: impl Into<Bson>) -> AcquireElement<E> {
+        AcquireElement::new(self.clone(), id.into())
+    }
+
+    /// Acquires the lock of the element in the document with this `_id` if it is free and nobody waits for it; `None`
+    /// otherwise. Await the returned action.
+    ///
+    /// # Errors
+    ///
+    /// Same as for [`acquire`](Self::acquire), except its timeout.
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel safe, like [`acquire`](Self::acquire).
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use mongodb::bson::{Document, doc};
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let memory = watchlock::MemoryCollection::new();
+    /// # memory.insert_one(doc! { "_id": 7, "lines": [{ "sku": "x" }, { "sku": "y" }] })?;
+    /// # let orders = watchlock::LockClient::in_memory().documents_in_memory::<Document>(&memory);
+    /// let line = orders.element::<Document>("lines", doc! { "sku": "x" });
+    /// let held = line.try_acquire(7).await?.expect("nobody has it");
+    /// assert!(line.try_acquire(7).await?.is_none());
+    ///
+    /// let other = orders.element::<Document>("lines", doc! { "sku": "y" });
+    /// assert!(other.try_acquire(7).await?.is_some());
+    /// # held.release().await?;
+    /// # Ok(()) }
+    /// ```
+    pub fn try_acquire(&self, id: impl Into<Bson>) -> TryAcquireElement<E> {
+        TryAcquireElement::new(self.clone(), id.into())
+    }
+
+    /// Returns who holds the lock of the element in the document with this `_id` and who waits for it; `None` if it was
+    /// not locked lately, or there is no such document.
+    ///
+    /// # Errors
+    ///
+    /// If the `_id`, the array or the key is out of bounds, the server can't be reached, or something else is in the place
+    /// of the lock.
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel safe: it only reads.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use mongodb::bson::{Document, doc};
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let memory = watchlock::MemoryCollection::new();
+    /// # memory.insert_one(doc! { "_id": 7, "lines": [{ "sku": "x" }] })?;
+    /// # let orders = watchlock::LockClient::in_memory().documents_in_memory::<Document>(&memory);
+    /// let line = orders.element::<Document>("lines", doc! { "sku": "x" });
+    /// assert!(line.inspect(7).await?.is_none());
+    /// let held = line.acquire(7).await?;
+    /// let lock = line.inspect(7).await?.expect("it is locked");
+    /// assert_eq!(lock.name, r#"7/sku="x""#);
+    /// assert_eq!(lock.holders[0].token, held.token());
+    /// # Ok(()) }
+    /// ```
+    pub async fn inspect(&self, id: impl Into<Bson>) -> Result<Option<LockInfo>, OperateError> {
+        let (session, name) = self.place(&id.into())?;
+        let read = session.inspect(&name).await?;
+        Ok(read.map(|(state, _)| LockInfo::new(&name, &state)))
+    }
+
+    /// Takes the lock of the element in the document with this `_id` away from its holder, and hands it to the next in
+    /// the queue. Returns the state of the lock afterwards; `None` if it was not locked lately, or there is no such
+    /// document.
+    ///
+    /// The holder sees [`LostReason::Broken`](crate::LostReason::Broken) at once.
+    ///
+    /// # Errors
+    ///
+    /// Same as for [`inspect`](Self::inspect). If the server does not answer, the lock may have been broken.
+    ///
+    /// # Cancel safety
+    ///
+    /// If the future is dropped, it goes on in the background.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use mongodb::bson::{Document, doc};
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let memory = watchlock::MemoryCollection::new();
+    /// # memory.insert_one(doc! { "_id": 7, "lines": [{ "sku": "x" }] })?;
+    /// # let orders = watchlock::LockClient::in_memory().documents_in_memory::<Document>(&memory);
+    /// let line = orders.element::<Document>("lines", doc! { "sku": "x" });
+    /// let held = line.acquire(7).await?;
+    /// line.break_lock(7).await?;
+    /// assert_eq!(held.lost().await, watchlock::LostReason::Broken);
+    /// # Ok(()) }
+    /// ```
+    pub async fn break_lock(&self, id: impl Into<Bson>) -> Result<Option<LockInfo>, OperateError> {
+        let id = id.into();
+        let (session, name) = self.place(&id)?;
+        if let Some(state) = session.evict(&name, Evict::Everybody).await? {
+            return Ok(Some(LockInfo::new(&name, &state)));
+        }
+        // Nobody held it.
+        self.inspect(id).await
+    }
+
+    /// Takes the lock of the element in the document with this `_id` away from the holder whose grant has this token, and
+    /// from nobody else. Returns the state of the lock afterwards; `None` if nobody holds it under this token, and then
+    /// nothing was changed.
+    ///
+    /// # Errors
+    ///
+    /// Same as for [`break_lock`](Self::break_lock). It is safe to try again: no other grant of the element ever has the
+    /// same token.
+    ///
+    /// # Cancel safety
+    ///
+    /// If the future is dropped, the holder may or may not be evicted: a command that was sent runs to its end.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use mongodb::bson::{Document, doc};
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let memory = watchlock::MemoryCollection::new();
+    /// # memory.insert_one(doc! { "_id": 7, "lines": [{ "sku": "x" }] })?;
+    /// # let orders = watchlock::LockClient::in_memory().documents_in_memory::<Document>(&memory);
+    /// let line = orders.element::<Document>("lines", doc! { "sku": "x" });
+    /// let held = line.acquire(7).await?;
+    /// let lock = line.break_holder(7, held.token()).await?.expect("it is held");
+    /// assert!(lock.holders.is_empty());
+    /// # Ok(()) }
+    /// ```
+    pub async fn break_holder(
+        &self,
+        id: impl Into<Bson>,
+        token: FencingToken,
+    ) -> Result<Option<LockInfo>, OperateError> {
+        let (session, name) = self.place(&id.into())?;
+        let state = session.evict(&name, Evict::Holder(token.as_i64())).await?;
+        Ok(state.map(|state| LockInfo::new(&name, &state)))
+    }
+
+    /// Returns how waiters are woken at present; see [`LockClient::wake_mode`](crate::LockClient::wake_mode). If the client
+    /// has as many change streams open as it may have, those of this array poll.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use mongodb::bson::{Document, doc};
+    /// # let memory = watchlock::MemoryCollection::new();
+    /// # let orders = watchlock::LockClient::in_memory().documents_in_memory::<Document>(&memory);
+    /// let line = orders.element::<Document>("lines", doc! { "sku": "x" });
+    /// assert_eq!(line.wake_mode(), watchlock::WakeMode::ChangeStream);
+    /// ```
+    pub fn wake_mode(&self) -> WakeMode {
+        // Nobody is ever woken for a key that is refused.
+        self.session().map_or_else(
+            |_| self.locks.locks.wake_mode(),
+            |(session, _)| *session.mode().borrow(),
+        )
+    }
+
+    /// Returns the session, and its name for the lock of the element in this document.
+    fn place(&self, id: &Bson) -> Result<(&DocumentSession, String), InvalidInput> {
+        check_size(id)?;
+        check_id(id)?;
+        let (session, key) = self.session()?;
+        Ok((session, element_name(&name::of_id(id), key.code())))
+    }
+
+    fn session(&self) -> Result<&(DocumentSession, ElementKey), InvalidInput> {
+        if let Some(place) = self.place.get() {
+            return Ok(place);
+        }
+        check_key(&self.key)?;
+        let key = ElementKey::new(&self.key);
+        check_code(key.code())?;
+        check_path(&self.locks.path, "for the locks")?;
+        check_path(&self.array, "of the elements")?;
+        let path = format!("{}_elements.{}", self.locks.path, escaped(&self.array));
+        let overlaps = |other: &str| {
+            InvalidInput::new(format!(
+                "the array `{}` in {} overlaps with `{other}`, where this client has locks",
+                self.array, self.locks.place
+            ))
+        };
+        for own in [&self.locks.path, &path] {
+            if overlap(&self.array, own) {
+                return Err(overlaps(own));
+            }
+        }
+        let place = InPlace::of_elements(self.locks.namespace(), &path, &self.array, &self.locks.paths());
+        let place = place.map_err(|other| match overlap(&self.array, &other) {
+            true => overlaps(&other),
+            false => InvalidInput::new(format!(
+                "the field `{path}` for the locks of elements in {} overlaps with `{other}`, where this client already \
+                 has locks",
+                self.locks.place
+            )),
+        })?;
+        let session = self.sessions().get(&self.array).cloned();
+        let session = session.unwrap_or_else(|| {
+            let session = self.locks.session_in(&place);
+            // If another thread was as fast, it has the same session.
+            self.sessions().insert(self.array.clone(), session.clone());
+            session
+        });
+        Ok(self.place.get_or_init(|| (session, key)))
+    }
+
+    fn sessions(&self) -> MutexGuard<'_, BTreeMap<String, DocumentSession>> {
+        self.locks.elements.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl<E> Clone for ElementLocks<E> {
+    fn clone(&self) -> Self {
+        Self {
+            locks: self.locks.clone(),
+            array: self.array.clone(),
+            key: self.key.clone(),
+            place: self.place.clone(),
+            read_as: PhantomData,
+        }
+    }
+}
+
+impl<E> fmt::Debug for ElementLocks<E> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // The collection is left out: the driver's client shows the user's connection options.
+        f.debug_struct("ElementLocks")
+            .field("namespace", &self.locks.place.to_string())
+            .field("field", &self.locks.path)
+            .field("array", &self.array)
+            .field("key", &Brief(&self.key))
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,135 @@
+//! Updates of elements: their paths are rewritten to those of the document.
+
+use mongodb::{
+    bson::{Bson, Document},
+    options::UpdateModifications,
+};
+
+use crate::{
+    error::InvalidInput,
+    store::{ElementUpdate, element::ElementKey, mongo::IDENTIFIER},
+};
+
+/// Checks that an update by operators changes an element and leaves its key alone, and rewrites its paths, which lead from
+/// the element.
+pub(super) fn rewritten(
+    update: &UpdateModifications,
+    array: &str,
+    key: &ElementKey,
+) -> Result<ElementUpdate, InvalidInput> {
+    let refused = |problem: String| {
+        InvalidInput::new(format!(
+            "the update of an element locked in `{array}` is refused: {problem}"
+        ))
+    };
+    let operators = match update {
+        UpdateModifications::Document(operators) => operators,
+        UpdateModifications::Pipeline(_) => {
+            return Err(refused(
+                "it is a pipeline, which would have to write the whole array; use operators".to_owned(),
+            ));
+        }
+        _ => return Err(refused("it is of an unknown kind".to_owned())),
+    };
+    let mut of_document = Document::new();
+    let mut is_empty = true;
+    for (operator, fields) in operators {
+        let shown = operator.escape_debug();
+        let Some(fields) = fields.as_document().filter(|_| operator.starts_with('$')) else {
+            return Err(refused(format!("`{shown}` is not an update operator")));
+        };
+        if operator == "$rename" {
+            return Err(refused(
+                "the server has no `$rename` in an element of an array; use `$set` and `$unset`".to_owned(),
+            ));
+        }
+        let mut rewritten = Document::new();
+        for (path, value) in fields {
+            check_path(path, key)
+                .map_err(|problem| refused(format!("`{shown}` of `{}` {problem}", path.escape_debug())))?;
+            rewritten.insert(format!("{array}.$[{IDENTIFIER}].{path}"), value.clone());
+            is_empty = false;
+        }
+        of_document.insert(operator, Bson::Document(rewritten));
+    }
+    if is_empty {
+        return Err(refused("it changes no field".to_owned()));
+    }
+    Ok(ElementUpdate {
+        of_element: operators.clone(),
+        of_document,
+    })
+}
+
+fn check_path(path: &str, key: &ElementKey) -> Result<(), &'static str> {
+    let mut names = path.split('.');
+    if key.has_field(names.clone().next().unwrap_or_default()) {
+        return Err("would change the key of the element");
+    }
+    if names.clone().any(str::is_empty) || path.contains('\0') {
+        return Err("has an empty name or a NUL in its path");
+    }
+    if names.any(|name| name.starts_with('$')) {
+        return Err(
+            "has `$` in its path, which would be a place found by the filter, or need array filters of its own",
+        );
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use mongodb::bson::doc;
+
+    use super::*;
+
+    fn key() -> ElementKey {
+        ElementKey::new(&doc! { "sku": "x" })
+    }
+
+    #[test]
+    fn paths_lead_from_the_element() {
+        let update = doc! { "$set": { "picked": true, "by.name": "$$NOW" }, "$inc": { "tries": 1 }, "$unset": {} };
+        let rewritten = rewritten(&update.clone().into(), "of.lines", &key()).unwrap();
+        assert_eq!(rewritten.of_element, update);
+        assert_eq!(
+            rewritten.of_document,
+            doc! {
+                "$set": { "of.lines.$[watchlocked].picked": true, "of.lines.$[watchlocked].by.name": "$$NOW" },
+                "$inc": { "of.lines.$[watchlocked].tries": 1 },
+                "$unset": {},
+            }
+        );
+    }
+
+    #[test]
+    fn an_update_of_more_than_the_element_is_refused() {
+        for (update, problem) in [
+            (doc! {}, "changes no field"),
+            (doc! { "$set": {} }, "changes no field"),
+            (doc! { "picked": true }, "`picked` is not an update operator"),
+            (doc! { "$set": 1 }, "`$set` is not an update operator"),
+            (doc! { "$set": { "sku": "y" } }, "would change the key"),
+            (doc! { "$set": { "sku": "x" } }, "would change the key"),
+            (doc! { "$unset": { "sku.a": "" } }, "would change the key"),
+            (doc! { "$rename": { "a": "sku" } }, "no `$rename`"),
+            (doc! { "$set": { "tags.$": 1 } }, "`$` in its path"),
+            (doc! { "$set": { "tags.$[].a": 1 } }, "`$` in its path"),
+            (doc! { "$set": { "$[watchlocked].a": 1 } }, "`$` in its path"),
+            (doc! { "$set": { "": 1 } }, "empty name"),
+            (doc! { "$set": { "a..b": 1 } }, "empty name"),
+            (doc! { "$set": { "a\0": 1 } }, "NUL"),
+        ] {
+            let error = rewritten(&update.clone().into(), "lines", &key())
+                .unwrap_err()
+                .to_string();
+            assert!(
+                error.contains(problem) && error.contains("`lines`"),
+                "{update}: {error}"
+            );
+        }
+        let pipeline = vec![doc! { "$set": { "a": 1 } }];
+        let error = rewritten(&pipeline.into(), "lines", &key()).unwrap_err().to_string();
+        assert!(error.contains("pipeline"), "{error}");
+    }
+}
