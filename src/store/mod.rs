@@ -155,7 +155,7 @@ impl Store {
         match self {
             Self::Mongo(store) => contained(store.renew(renewal)).await,
             Self::Memory(store) => Ok(Renewed::all(store.renew(renewal))),
-            Self::MemoryInPlace(store) => store.renew(renewal).map(Renewed::all),
+            Self::MemoryInPlace(store) => Ok(Renewed::all(store.renew(renewal))),
             #[cfg(test)]
             Self::Simulated(link) => link.renew(renewal).await,
         }

@@ -8,7 +8,7 @@ use tokio::time::Instant;
 use watchlock::{AcquireError, DocumentError, DocumentLocks, ElementLocks, LostReason, Released, WakeMode};
 
 use crate::{
-    documents::{Events, Place, Scene},
+    documents::{Events, Scene},
     setup::{Ground, PATIENCE, SOON, eventually, within},
 };
 
@@ -259,11 +259,8 @@ async fn an_update_changes_that_element_only_and_only_under_the_lock() {
 async fn another_program_that_overwrites_the_lock_ends_it_at_once() {
     for scene in Scene::everywhere("element_foreign").await {
         let (a, b) = scene.locks();
-        // Without an event, the holder would find out when it next looks: on a standalone.
-        let soon = match &scene.place {
-            Place::Server(ground) if ground.database.contains("alone") => PATIENCE,
-            _ => SOON * 5,
-        };
+        // Without an event, a holder would find out with its next renewal, after 10 s.
+        let soon = SOON * 5;
         for id in 1..=6 {
             scene.events.insert(order(id)).await;
             let before = line(&b, "x").acquire(id).await.unwrap();
@@ -320,7 +317,7 @@ async fn another_program_that_overwrites_the_lock_ends_it_at_once() {
                     "{id}"
                 );
             } else {
-                within(soon, "the other loss", beside.lost()).await;
+                within(soon, &format!("the other loss {id}"), beside.lost()).await;
             }
         }
     }
@@ -459,7 +456,7 @@ async fn keys_are_of_many_types() {
             })
             .await;
             handle.release().await.unwrap();
-            within(PATIENCE, "the grant", waiter).await.unwrap().unwrap();
+            let _next = within(PATIENCE, "the grant", waiter).await.unwrap().unwrap();
         }
         let found = scene.events.find(doc! { "_id": "a/b" }).await;
         let lines = found[0].get_document("of").unwrap().get_array("lines").unwrap();
@@ -515,7 +512,7 @@ async fn tokens_rise_though_idle_locks_are_removed() {
         last.renew().await.unwrap();
         held.renew().await.unwrap();
         held.release().await.unwrap();
-        within(PATIENCE, "the grant", waiter).await.unwrap().unwrap();
+        let _next = within(PATIENCE, "the grant", waiter).await.unwrap().unwrap();
         let after = line(&a, "x").acquire(1).await.unwrap();
         assert!(after.token() > token, "{:?} after {token:?}", after.token());
         assert_eq!(last.lost_reason(), None);

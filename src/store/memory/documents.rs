@@ -4,7 +4,7 @@
 //! locks as on a server.
 
 use std::{
-    collections::BTreeSet,
+    collections::BTreeMap,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
@@ -220,7 +220,7 @@ impl Contents {
 
 impl Watcher {
     /// Returns the events of a write to the document of this name.
-    fn events_of(&self, name: &str, before: Option<&Document>, after: Option<&Document>) -> Vec<Event> {
+    fn events_of<'a>(&self, name: &str, before: Option<&'a Document>, after: Option<&'a Document>) -> Vec<Event> {
         let Some(before) = before else {
             return match self.watched {
                 Watched::LocksAndFree if self.frees(None, after) => vec![Event::Freed],
@@ -239,25 +239,18 @@ impl Watcher {
             return vec![Event::Document { document }];
         };
         let (map_before, map_after) = (base.lock(before), base.lock(after));
-        let of = |map: Option<&Document>| map.into_iter().flat_map(Document::keys).cloned().collect::<Vec<_>>();
-        let codes: BTreeSet<String> = of(map_before).into_iter().chain(of(map_after)).collect();
-        let events = codes.iter().map(|code| {
-            let lock = |map: Option<&Document>| map.and_then(|map| map.get_document(code).ok()).cloned();
-            let (lock_before, lock_after) = (lock(map_before), lock(map_after));
-            let wrote = new_wake(lock_before.as_ref(), lock_after.as_ref()).is_some();
-            let event = self.event_of(
-                &element_name(name, code),
-                lock_before.as_ref(),
-                lock_after.as_ref(),
-                false,
-            );
-            (wrote, event)
-        });
-        let events: Vec<(bool, Option<Event>)> = events.collect();
+        let codes = |map: Option<&'a Document>| map.into_iter().flat_map(Document::keys);
+        let gone = codes(map_before).filter(|code| map_after.is_none_or(|map| !map.contains_key(*code)));
+        let lock = |map: Option<&'a Document>, code: &str| map.and_then(|map| map.get_document(code).ok());
+        let (mut wrote, mut events) = (false, Vec::new());
+        for code in codes(map_after).chain(gone) {
+            let (lock_before, lock_after) = (lock(map_before, code), lock(map_after, code));
+            wrote |= new_wake(lock_before, lock_after).is_some() && !goes_back(lock_before, lock_after);
+            events.extend(self.event_of(&element_name(name, code), lock_before, lock_after, false));
+        }
         // A write of the protocol may remove idle locks of other elements.
-        let wrote = events.iter().any(|(wrote, _)| *wrote);
-        let told = |event: &Event| !wrote || !matches!(event, Event::Foreign { .. });
-        events.into_iter().filter_map(|(_, event)| event).filter(told).collect()
+        events.retain(|event| !wrote || !matches!(event, Event::Foreign { .. }));
+        events
     }
 
     /// Returns the event of a write that changed a lock, if it concerns the session.
@@ -361,13 +354,8 @@ impl MemoryInPlace {
         if let Some(after) = &after
             && before.as_ref() != Some(after)
         {
-            self.write(
-                &mut contents,
-                at,
-                name,
-                after,
-                operation.requests.is_some().then_some(now),
-            )?;
+            let swept = operation.requests.is_some().then_some(now);
+            self.write_fields(&mut contents, at, &self.family.at(name), after.fields(), swept)?;
         }
         Ok(Answer {
             state: after.filter(|_| concerned),
@@ -376,24 +364,31 @@ impl MemoryInPlace {
         })
     }
 
-    pub(in crate::store) fn renew(&self, renewal: &Renewal) -> Result<u64, StoreError> {
+    pub(in crate::store) fn renew(&self, renewal: &Renewal) -> u64 {
         let mut contents = self.collection.contents();
         let now = self.collection.clock.now();
-        let mut renewed = 0;
+        // As on a server, all locks in a document are renewed by one write.
+        let mut documents = BTreeMap::<usize, Vec<(&String, &Vec<String>)>>::new();
         for (name, ids) in &renewal.entries {
-            let Ok(Some(Found {
-                at,
-                state: Some(mut state),
-            })) = self.found(&contents, name)
-            else {
-                continue;
-            };
-            if state::renew(&mut state, &renewal.operation, ids, renewal.keep, now) {
-                self.write(&mut contents, at, name, &state, None)?;
-                renewed += 1;
+            if let Some(at) = contents.position(&self.family.id_of(name)) {
+                documents.entry(at).or_default().push((name, ids));
             }
         }
-        Ok(renewed)
+        let mut renewed = 0;
+        for (at, locks) in documents {
+            let mut document = contents.documents[at].clone();
+            for (name, ids) in locks {
+                let location = self.family.at(name);
+                if let Ok(Some(mut state)) = location.state(&document)
+                    && state::renew(&mut state, &renewal.operation, ids, renewal.keep, now)
+                {
+                    location.set_lock(&mut document, state.fields());
+                    renewed += 1;
+                }
+            }
+            contents.write(at, document);
+        }
+        renewed
     }
 
     pub(in crate::store) fn read(&self, names: &[String]) -> (Documents, Exchange) {
@@ -672,18 +667,7 @@ impl MemoryInPlace {
         size_of_id(id) <= ID_MOST && self.family.base().flaw(document).is_none()
     }
 
-    /// Writes a lock into its document. `swept`: at this time, the idle locks of other elements are removed.
-    fn write(
-        &self,
-        contents: &mut Contents,
-        at: usize,
-        name: &str,
-        state: &State,
-        swept: Option<ServerTime>,
-    ) -> Result<(), StoreError> {
-        self.write_fields(contents, at, &self.family.at(name), state.fields(), swept)
-    }
-
+    /// Sets fields of a lock in its document. `swept`: at this time, the idle locks of other elements are removed.
     fn write_fields(
         &self,
         contents: &mut Contents,
@@ -720,7 +704,12 @@ impl MemoryInPlace {
 
 /// Reports whether a collection of locks would have purged this one by now.
 fn is_purged(lock: &Bson, now: ServerTime) -> bool {
-    let state = lock.as_document().and_then(|lock| State::from_document(lock).ok());
+    let lock = lock.as_document();
+    let is_due = |lock: &&Document| {
+        lock.get_datetime("purge_at")
+            .is_ok_and(|at| at.timestamp_millis() <= now.0)
+    };
+    let state = lock.filter(is_due).and_then(|lock| State::from_document(lock).ok());
     state.is_some_and(|state| state.purge_at <= now && state.is_free(now))
 }
 

@@ -118,7 +118,7 @@ pub(super) fn concerning(session: &str, base: &Location) -> Vec<Document> {
     ]
 }
 
-/// Returns the events of the locks that one event of the stream concerns. `ours` is the pattern of the session's entries.
+/// Returns the events of the locks that one event of the stream concerns, in their order. `ours` is the pattern of the session's entries.
 pub(crate) fn read_elements(family: &Family, ours: &str, event: &Document) -> Vec<Event> {
     let id = event.get_document("documentKey").ok().and_then(|key| key.get("_id"));
     let document = id.and_then(|id| family.document(id));
@@ -155,11 +155,10 @@ pub(crate) fn read_elements(family: &Family, ours: &str, event: &Document) -> Ve
             _ => all(document),
         };
     }
-    let old = event.get_bool("old").unwrap_or(true);
     let mut events = Vec::new();
     for (code, lock) in locks {
         match lock {
-            (Some(wake), _) if !old && !wake.contains(ours) => {}
+            (Some(wake), _) if !wake.contains(ours) => {}
             (Some(wake), Some(at)) => events.push(Event::Addressed {
                 name: element_name(&document, code),
                 wake: wake.to_owned(),
@@ -168,6 +167,10 @@ pub(crate) fn read_elements(family: &Family, ours: &str, event: &Document) -> Ve
             }),
             _ => events.push(foreign(code)),
         }
+    }
+    if event.get_bool("old").unwrap_or(true) {
+        // An earlier copy of a lock was restored, and other locks may be gone.
+        events.push(Event::Document { document });
     }
     events
 }
