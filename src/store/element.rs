@@ -56,7 +56,8 @@ impl ElementKey {
         }
         let read = Self::of(fields.iter().map(|(field, value)| (field.clone(), value)));
         // Another text can stand for the same fields; it is no code.
-        (read.code == code).then_some(read)
+        let is_twice = read.fields.windows(2).any(|pair| pair[0].0 == pair[1].0);
+        (read.code == code && !is_twice).then_some(read)
     }
 
     pub(crate) fn code(&self) -> &str {
@@ -186,8 +187,7 @@ mod tests {
             "", "a", "=", "a=x", "a=%", "a=%2", "a=%zz", "a=1,", "b=1,a=1", "a=1,a=1", "a=%31", "a=1.0", "%61=1",
             "a=\"x",
         ] {
-            let read = ElementKey::from_code(text).map(|key| key.code().to_owned());
-            assert!(read.is_none() || text == "a=1,a=1", "{text}: {read:?}");
+            assert!(ElementKey::from_code(text).is_none(), "{text}");
         }
     }
 

@@ -8,9 +8,11 @@ use std::time::Duration;
 use mongodb::bson::Document;
 use serde::de::DeserializeOwned;
 
-use super::{DocumentHandle, LockHandle, LockView, MultiHandle, MultiView, block_on, election::Leadership};
+use super::{
+    DocumentHandle, ElementHandle, LockHandle, LockView, MultiHandle, MultiView, block_on, election::Leadership,
+};
 use crate::{
-    documents::{AcquireDocument, Claim, TryAcquireDocument, TryClaim},
+    documents::{AcquireDocument, AcquireElement, Claim, TryAcquireDocument, TryAcquireElement, TryClaim},
     error::{AcquireError, MultiRunError, OperateError, RunError},
     inspect::LockInfo,
     locks::{
@@ -168,6 +170,35 @@ options! {
         lose_after(limit: Duration);
     }
     [T] TryAcquireDocument<T> {
+        /// Gives up if the server has not answered after `timeout`; see
+        /// [`TryAcquire::timeout`](crate::TryAcquire::timeout).
+        timeout(timeout: Duration);
+        /// Sets why the lock is wanted, up to 1,024 bytes, for people to read.
+        reason(reason: impl Into<String>);
+        /// Gives the hold a lease of its own; see [`Acquire::lease`](crate::Acquire::lease).
+        lease(lease: Duration);
+        /// Makes a lock of a fixed length; see [`Acquire::fixed`](crate::Acquire::fixed).
+        fixed(length: Duration);
+        /// Reports the hold if it lasts longer than that; see [`Acquire::max_hold`](crate::Acquire::max_hold).
+        max_hold(most: Duration);
+        /// Loses the lock when it has been held for so long; see [`Acquire::lose_after`](crate::Acquire::lose_after).
+        lose_after(limit: Duration);
+    }
+    [E] AcquireElement<E> {
+        /// Gives up after `timeout`; see [`Acquire::timeout`](crate::Acquire::timeout).
+        timeout(timeout: Duration);
+        /// Sets why the lock is wanted, up to 1,024 bytes, for people to read.
+        reason(reason: impl Into<String>);
+        /// Gives the hold a lease of its own; see [`Acquire::lease`](crate::Acquire::lease).
+        lease(lease: Duration);
+        /// Makes a lock of a fixed length; see [`Acquire::fixed`](crate::Acquire::fixed).
+        fixed(length: Duration);
+        /// Reports the hold if it lasts longer than that; see [`Acquire::max_hold`](crate::Acquire::max_hold).
+        max_hold(most: Duration);
+        /// Loses the lock when it has been held for so long; see [`Acquire::lose_after`](crate::Acquire::lose_after).
+        lose_after(limit: Duration);
+    }
+    [E] TryAcquireElement<E> {
         /// Gives up if the server has not answered after `timeout`; see
         /// [`TryAcquire::timeout`](crate::TryAcquire::timeout).
         timeout(timeout: Duration);
@@ -466,6 +497,49 @@ impl<T: DeserializeOwned + Send + Sync + 'static> Action<Claim<T>> {
     /// On a thread of an async runtime; see [`sync`](crate::sync#panics). If the work panics, the lock is released.
     pub fn run_with<O>(self, work: impl FnOnce(&DocumentHandle<T>) -> O) -> Result<O, RunError> {
         under_document(self.run()?, work)
+    }
+}
+
+impl<E: DeserializeOwned + Send + Sync + 'static> Action<AcquireElement<E>> {
+    /// Acquires the lock on this thread, and blocks it until then.
+    ///
+    /// # Errors
+    ///
+    /// See [`AcquireError`].
+    ///
+    /// # Panics
+    ///
+    /// On a thread of an async runtime; see [`sync`](crate::sync#panics).
+    pub fn run(self) -> Result<ElementHandle<E>, AcquireError> {
+        block_on(self.action.into_future()).map(ElementHandle::new)
+    }
+}
+
+impl<E: DeserializeOwned + Send + Sync + 'static> Action<TryAcquireElement<E>> {
+    /// Tries on this thread, and blocks it until the server has answered.
+    ///
+    /// # Errors
+    ///
+    /// See [`AcquireError`].
+    ///
+    /// # Panics
+    ///
+    /// On a thread of an async runtime; see [`sync`](crate::sync#panics).
+    pub fn run(self) -> Result<Option<ElementHandle<E>>, AcquireError> {
+        Ok(block_on(self.action.into_future())?.map(ElementHandle::new))
+    }
+
+    /// Tries on this thread, and fails with [`AcquireError::Held`], which names the holder, if the element is not free.
+    ///
+    /// # Errors
+    ///
+    /// See [`AcquireError`].
+    ///
+    /// # Panics
+    ///
+    /// On a thread of an async runtime; see [`sync`](crate::sync#panics).
+    pub fn run_or_held(self) -> Result<ElementHandle<E>, AcquireError> {
+        block_on(self.action.or_held()).map(ElementHandle::new)
     }
 }
 

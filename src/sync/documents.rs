@@ -8,7 +8,7 @@ use mongodb::{
 };
 use serde::de::DeserializeOwned;
 
-use super::{Action, AllLockEvents, LockEvents, LockHandle, LockView, block_on, enter};
+use super::{Action, AllLockEvents, ElementLocks, LockEvents, LockHandle, LockView, block_on, enter};
 use crate::{
     documents::{AcquireDocument, Claim, TryAcquireDocument, TryClaim},
     error::{DocumentError, OperateError, ReleaseError, RenewError},
@@ -73,6 +73,12 @@ impl<T> DocumentLocks<T> {
     /// Locks any free document that matches the filter. [`run`](Action::run) the returned action.
     pub fn try_claim(&self, filter: Document) -> Action<TryClaim<T>> {
         Action::new(self.documents.try_claim(filter))
+    }
+
+    /// Returns locks for one element of an array of each document, by its key; see
+    /// [`DocumentLocks::element`](crate::DocumentLocks::element).
+    pub fn element<E>(&self, array: impl Into<String>, key: Document) -> ElementLocks<E> {
+        ElementLocks::new(self.documents.element(array, key))
     }
 
     /// Returns who holds the lock of the document with this `_id` and who waits for it; see

@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, future::IntoFuture as _, time::Duration};
 use mongodb::bson::{Bson, DateTime, Document, doc, oid::ObjectId};
 use serde::Deserialize;
 use tokio::time::Instant;
-use watchlock::{AcquireError, DocumentError, DocumentLocks, ElementLocks, LostReason, Released, WakeMode};
+use watchlock::{AcquireError, DocumentError, DocumentLocks, ElementLocks, LockClient, LostReason, Released, WakeMode};
 
 use crate::{
     documents::{Events, Scene},
@@ -604,4 +604,73 @@ async fn what_no_element_can_have_is_refused() {
             "{error}"
         );
     }
+}
+
+/// A collection's own collation may take two texts for the same; the locks do not.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_collation_makes_no_two_elements_one() {
+    let ground = Ground::replica_set("element_collation").await;
+    let scene = Scene::on(ground.clone()).await;
+    let create = doc! { "create": "events", "collation": { "locale": "en", "strength": 1 } };
+    let database = ground.driver().await.database(&ground.database);
+    database.run_command(create).await.unwrap();
+    let lines = vec![doc! { "sku": "x" }, doc! { "sku": "X" }, doc! { "sku": "é" }];
+    scene.events.insert(doc! { "_id": "order", "lines": lines }).await;
+    let (a, b) = scene.locks();
+    let small = line(&a, "x").acquire("order").await.unwrap();
+    let large = line(&b, "X").acquire("order").await.unwrap();
+    let updated = small.update(doc! { "$set": { "n": 1 } }).await.unwrap();
+    assert_eq!(updated, doc! { "sku": "x", "n": 1 });
+    large.update(doc! { "$set": { "n": 2 } }).await.unwrap();
+    let error = line(&a, "e").acquire("order").await.unwrap_err();
+    assert!(matches!(error, AcquireError::NoElement { .. }), "{error}");
+    let document = scene.find("order").await;
+    let expected = vec![
+        doc! { "sku": "x", "n": 1 },
+        doc! { "sku": "X", "n": 2 },
+        doc! { "sku": "é" },
+    ];
+    assert_eq!(document.get("lines"), Some(&Bson::from(expected)));
+    assert_eq!((small.lost_reason(), large.lost_reason()), (None, None));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_fence_and_a_guard_work_under_the_lock_of_an_element() {
+    let ground = Ground::replica_set("element_fence").await;
+    let scene = Scene::on(ground.clone()).await;
+    let driver = ground.driver().await;
+    let database = driver.database(&ground.database);
+    let events = database.collection::<Document>("events");
+    let locks = LockClient::builder(database).build().await.unwrap();
+    let locks = locks.documents(events.clone());
+    scene.events.insert(order(1)).await;
+    let one = line(&locks, "x").acquire(1).await.unwrap();
+    let two = line(&locks, "y").acquire(1).await.unwrap();
+    let fence = one.fence().field("fence_x").unwrap();
+    let mut replacement = order(1);
+    replacement.insert("of", "replaced");
+    fence
+        .replace_one(&events, doc! { "_id": 1 }, replacement)
+        .await
+        .unwrap();
+    let refused = fence
+        .update_one(&events, doc! { "_id": 1 }, doc! { "$unset": { MAP: "" } })
+        .await;
+    assert!(refused.is_err());
+    let written = scene.find(1).await;
+    assert_eq!(written.get_str("of").unwrap(), "replaced");
+    assert_eq!(codes(&written).len(), 2);
+
+    let mut session = driver.start_session().await.unwrap();
+    session.start_transaction().await.unwrap();
+    one.guard_transaction(&mut session).await.unwrap();
+    let open = one.update(doc! { "$set": { "n": 2 } }).await.unwrap_err();
+    assert!(matches!(open, DocumentError::InTransaction), "{open}");
+    session.commit_transaction().await.unwrap();
+    one.update(doc! { "$set": { "n": 2 } }).await.unwrap();
+    line(&locks, "x").break_lock(1).await.unwrap();
+    session.start_transaction().await.unwrap();
+    assert!(one.guard_transaction(&mut session).await.is_err());
+    two.renew().await.unwrap();
+    assert_eq!(two.lost_reason(), None);
 }

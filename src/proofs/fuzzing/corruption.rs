@@ -314,7 +314,17 @@ pub(crate) fn event(choices: &mut Choices<'_>) -> Document {
         "fullDocument": if choices.one_in(2) { doc! { "a": { "b": lock } } } else { lock },
         "wake": words(choices),
         "at": DateTime::from_millis(choices.number()),
+        "whole": choices.one_in(2), "old": choices.one_in(4), "cut": [text(choices)],
     };
+    let locks = (0..choices.below(3)).map(|_| {
+        let mut lock = doc! { "code": "a=1", "wake": words(choices), "at": DateTime::from_millis(choices.number()) };
+        for _ in 0..choices.below(2) {
+            corrupt_field(&mut lock, choices);
+        }
+        lock
+    });
+    let locks: Vec<Document> = locks.collect();
+    event.insert("locks", locks);
     for _ in 0..choices.below(3) {
         corrupt_field(&mut event, choices);
     }

@@ -10,7 +10,10 @@ use serde::Deserialize as _;
 
 use crate::{
     protocol::{Location, State, wake},
-    store::{Event, Failure, NamedSighting, Sighting, StoreError, mongo, name},
+    store::{
+        Event, Failure, InPlace, NamedSighting, Sighting, StoreError, element::ElementKey, family::Family, mongo, name,
+        place::Paths,
+    },
 };
 
 /// Reads an event as one of a collection of locks, and as one of documents with locks in them.
@@ -31,6 +34,37 @@ pub(crate) fn read_event(event: &Document) {
             }
             Event::Foreign { .. } | Event::Document { .. } | Event::Freed | Event::Everything => {}
         }
+    }
+}
+
+/// Checks that an event, read as one of the locks of elements, concerns only locks in its own document.
+pub(crate) fn read_event_of_elements(event: &Document) {
+    let Ok(place) = InPlace::of_elements(None, "locks.lines", "lines", &Paths::default()) else {
+        return;
+    };
+    let family = Family::of(&place);
+    let id = event.get_document("documentKey").ok().and_then(|key| key.get("_id"));
+    let whole = id.and_then(|id| family.document(id));
+    for event in mongo::read_elements(&family, &wake::pattern("me"), event) {
+        match event {
+            Event::Addressed { name, wake, .. } => {
+                assert!(wake.contains(";me-") && whole.as_deref().is_some_and(|whole| name.starts_with(whole)));
+                drop(family.member(&name).id);
+            }
+            Event::Foreign { name, .. } => {
+                assert!(whole.as_deref().is_some_and(|whole| name.starts_with(whole)));
+                drop(family.member(&name).id);
+            }
+            Event::Document { document } => assert_eq!(Some(document), whole),
+            Event::Freed | Event::Everything => {}
+        }
+    }
+}
+
+/// Checks that a text which is the code of an element's key is that of no other.
+pub(crate) fn read_code(text: &str) {
+    if let Some(key) = ElementKey::from_code(text) {
+        assert_eq!(key.code(), text);
     }
 }
 

@@ -39,9 +39,12 @@ pub fn lock(data: &[u8]) {
 pub fn event(data: &[u8]) {
     if let Ok(event) = Document::from_reader(data) {
         decoding::read_event(&event);
+        decoding::read_event_of_elements(&event);
     }
     let mut choices = Choices::new(data);
-    decoding::read_event(&corruption::event(&mut choices));
+    let event = corruption::event(&mut choices);
+    decoding::read_event(&event);
+    decoding::read_event_of_elements(&event);
 }
 
 /// Checks the words of a `wake`.
@@ -54,7 +57,9 @@ pub fn words(data: &[u8]) {
 
 /// Checks an `_id` of a document, and its name.
 pub fn name(data: &[u8]) {
-    decoding::read_name(&String::from_utf8_lossy(data));
+    let text = String::from_utf8_lossy(data);
+    decoding::read_name(&text);
+    decoding::read_code(&text);
     if let Ok(document) = Document::from_reader(data) {
         document.values().for_each(decoding::read_id);
     }

@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, time::Duration};
 
 use mongodb::{
     bson::{Bson, Document, doc},
-    options::{ReadConcern, ReturnDocument, UpdateModifications},
+    options::{Collation, ReadConcern, ReturnDocument, UpdateModifications},
 };
 
 use super::{LOOK, MongoStore, in_place::signed, now};
@@ -55,7 +55,9 @@ impl MongoStore {
         let changing = changing.array_filters([element.key.array_filter(IDENTIFIER)]);
         let changing = changing
             .return_document(ReturnDocument::After)
-            .projection(shown(&element));
+            .projection(shown(&element))
+            // The collection's own collation may take other elements for this one.
+            .collation(Collation::builder().locale("simple").build());
         let changed = changing.max_time(within).await?;
         Ok(changed.and_then(|changed| read(&changed, &element).pop()))
     }

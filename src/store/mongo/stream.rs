@@ -264,6 +264,13 @@ fn keys() -> Document {
             "input": { "$objectToArray": { "$ifNull": ["$updateDescription.updatedFields", {}] } },
             "in": "$$this.k",
         } },
+        cut(),
+    ] }
+}
+
+/// Returns the expression for the keys of what an update removed: fields, and the ends of arrays.
+fn cut() -> Document {
+    doc! { "$concatArrays": [
         { "$ifNull": ["$updateDescription.removedFields", []] },
         { "$map": { "input": { "$ifNull": ["$updateDescription.truncatedArrays", []] }, "in": "$$this.field" } },
     ] }

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 
 use mongodb::bson::{Bson, DateTime, Document, doc};
 
-use super::{OLD, keys, starts_with, when};
+use super::{OLD, cut, keys, starts_with, when};
 use crate::{
     protocol::{Location, ServerTime, wake},
     store::{
@@ -57,14 +57,16 @@ pub(super) fn concerning(session: &str, base: &Location) -> Vec<Document> {
             "input": { "$filter": { "input": updated, "cond": starts_with("$$this.k", &inside) } },
             "in": { "path": rest("$$this.k"), "v": "$$this.v" },
         } },
-        "gone": { "$map": {
-            "input": { "$filter": {
-                "input": { "$ifNull": ["$updateDescription.removedFields", []] },
-                "cond": starts_with("$$this", &inside),
-            } },
+        "cut": { "$map": {
+            "input": { "$filter": { "input": cut(), "cond": starts_with("$$this", &inside) } },
             "in": { "$arrayElemAt": [rest("$$this"), 0] },
         } },
     } };
+    let touched = doc! { "$match": { "$or": [
+        { "whole": true },
+        { "changes.0": { "$exists": true } },
+        { "cut.0": { "$exists": true } },
+    ] } };
 
     let of_change = |field: &str| {
         let whole = format!("$$this.v.{field}");
@@ -91,7 +93,7 @@ pub(super) fn concerning(session: &str, base: &Location) -> Vec<Document> {
         } },
     ] };
     let of_locks = doc! { "$project": {
-        "operationType": 1, "documentKey": 1, "clusterTime": 1, "whole": 1, "gone": 1, "since": 1, "locks": locks,
+        "operationType": 1, "documentKey": 1, "clusterTime": 1, "whole": 1, "cut": 1, "since": 1, "locks": locks,
     } };
 
     let is_old = doc! { "$and": [
@@ -99,19 +101,18 @@ pub(super) fn concerning(session: &str, base: &Location) -> Vec<Document> {
         { "$lt": ["$$this.at", "$since"] },
     ] };
     let shown = doc! { "$project": {
-        "operationType": 1, "documentKey": 1, "clusterTime": 1, "whole": 1, "gone": 1, "locks": 1,
+        "operationType": 1, "documentKey": 1, "clusterTime": 1, "whole": 1, "cut": 1, "locks": 1,
         "old": { "$anyElementTrue": { "$map": { "input": "$locks", "in": is_old } } },
-        "touched": { "$or": ["$whole", { "$ne": [["$locks", "$gone"], [[], []]] }] },
     } };
     let told = doc! { "$match": { "$or": [
         { "locks.wake": { "$regex": wake::pattern(session) } },
-        { "touched": true, "locks.wake": { "$not": { "$type": "string" } } },
+        { "locks.wake": { "$not": { "$type": "string" } } },
         { "old": true },
-        { "operationType": { "$nin": ["update", "replace"] } },
     ] } };
     vec![
         doc! { "$match": { "operationType": { "$ne": "insert" } } },
         of_changes,
+        touched,
         of_locks,
         shown,
         told,
@@ -148,8 +149,8 @@ pub(crate) fn read_elements(family: &Family, ours: &str, event: &Document) -> Ve
         left: None,
     };
     if locks.values().all(|(wake, _)| wake.is_none()) {
-        let gone = event.get_array("gone").into_iter().flatten().filter_map(Bson::as_str);
-        let touched: Vec<Event> = locks.keys().copied().chain(gone).map(foreign).collect();
+        let cut = event.get_array("cut").into_iter().flatten().filter_map(Bson::as_str);
+        let touched: Vec<Event> = locks.keys().copied().chain(cut).map(foreign).collect();
         return match event.get_bool("whole") {
             Ok(false) if !touched.is_empty() => touched,
             _ => all(document),
