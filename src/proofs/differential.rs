@@ -715,11 +715,15 @@ async fn locks_that_share_a_document_are_renewed_and_removed_alike() {
             Some(holder) => vec![holder.id.clone(), "nobody".to_owned()],
             None => vec!["nobody".to_owned()],
         };
-        let asked: Vec<pipeline::Renewed> = locks.iter().map(|(_, at, state)| (at.clone(), ids(state))).collect();
+        let asked: Vec<_> = locks.iter().map(|(code, at, state)| (*code, at, ids(state))).collect();
         let asked = &asked[..1 + usize::try_from(random.below(3)).unwrap()];
+        let together = pipeline::Together {
+            codes: asked.iter().map(|(code, _, _)| (*code).to_owned()).collect(),
+            ids: asked.iter().flat_map(|(_, _, ids)| ids.clone()).collect(),
+        };
         let mut expected = document.clone();
         let mut all = true;
-        for ((at, ids), (_, _, state)) in asked.iter().zip(&locks) {
+        for ((_, at, ids), (_, _, state)) in asked.iter().zip(&locks) {
             let mut state = state.clone();
             let holds = state.iter().flat_map(|state| &state.holders);
             let holds = holds
@@ -732,8 +736,12 @@ async fn locks_that_share_a_document_are_renewed_and_removed_alike() {
                 at.set_lock(&mut expected, state.fields());
             }
         }
-        let renewal = pipeline::renewal_of_all(&base, asked, "r.1", 900, &date);
-        let (modified, found) = update(doc! { "_id": id, "$expr": pipeline::all_held(asked, &date) }, renewal).await;
+        let renewal = pipeline::renewal_of_all(&base, &together, "r.1", 900, &date);
+        let (modified, found) = update(
+            doc! { "_id": id, "$expr": pipeline::all_held(&base, &together, &date) },
+            renewal,
+        )
+        .await;
         if all {
             assert_eq!(found, expected, "seed {seed}");
             renewed += 1;

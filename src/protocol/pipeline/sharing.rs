@@ -13,42 +13,69 @@ use super::{
 };
 use crate::protocol::Location;
 
-/// The holders to be renewed in one lock: its place, and their ids.
-pub(crate) type Renewed = (Location, Vec<String>);
-
-/// Returns the condition that each lock is held by one of its `ids`: then [`renewal_of_all`] renews all of them.
-pub(crate) fn all_held(locks: &[Renewed], now: &Bson) -> Document {
-    let has_holders = |at: &Location| doc! { "$isArray": [at.value("holders")] };
-    let held = locks.iter().map(|(at, ids)| {
-        let held = filter(at.value("holders"), is_renewed(ids, now));
-        doc! { "$and": [is_known(at), has_holders(at), { "$ne": [held, []] }] }
-    });
-    doc! { "$and": held.collect::<Vec<_>>() }
+/// The holders to be renewed in locks that share a document.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Together {
+    /// The names of the locks in the map.
+    pub(crate) codes: Vec<String>,
+    /// The ids of the holders. No two locks have one of the same id.
+    pub(crate) ids: Vec<String>,
 }
 
-/// Returns the pipeline of [`crate::protocol::state::renew`] for several locks in a document that [`all_held`] selects.
+/// The variables for a lock of the map, its name, and the lock itself: those of `$map` and `$filter` are in use.
+const LOCK: &str = "lock";
+const CODE: &str = "$$lock.k";
+const STATE: &str = "$$lock.v";
+
+/// Returns the condition that each of these locks is held by one of the holders: then [`renewal_of_all`] renews all of them.
+pub(crate) fn all_held(base: &Location, together: &Together, now: &Bson) -> Document {
+    let lock = Location::of_variable("lock.v");
+    let held = filter(lock.value("holders"), is_renewed(&together.ids, now));
+    let is_held = doc! { "$and": [is_one_of(&lock, together), { "$ne": [held, []] }] };
+    let held = doc! { "$filter": { "input": locks(base), "as": LOCK, "cond": is_held } };
+    let all = i64::try_from(together.codes.len()).unwrap_or(i64::MAX);
+    doc! { "$eq": [{ "$size": held }, all] }
+}
+
+/// Returns the pipeline of [`crate::protocol::state::renew`] for several locks in a document that [`all_held`] selects. Its
+/// length hardly depends on their number.
 pub(crate) fn renewal_of_all(
     base: &Location,
-    locks: &[Renewed],
+    together: &Together,
     operation: &str,
     keep: i64,
     now: &Bson,
 ) -> Vec<Document> {
-    let mut map = Document::new();
-    for (at, ids) in locks {
-        let Some(code) = at.segments().next_back() else {
-            continue;
-        };
-        let fields = fields_of_renewal(at, operation, "$$holders".into(), keep, now);
-        let written = cond(
-            doc! { "$ne": ["$$holders", at.value("holders")] },
-            at.merged_lock([fields.into()]),
-            format!("${}", at.path()),
-        );
-        let holders = extended(at, is_renewed(ids, now), now);
-        map.insert(code, bind(doc! { "holders": holders }, written));
-    }
-    vec![doc! { "$replaceWith": base.merged([map.into()]) }]
+    let lock = Location::of_variable("lock.v");
+    let fields = fields_of_renewal(&lock, operation, "$$holders".into(), keep, now);
+    let written = cond(
+        doc! { "$ne": ["$$holders", lock.value("holders")] },
+        lock.merged_lock([fields.into()]),
+        STATE,
+    );
+    let holders = extended(&lock, is_renewed(&together.ids, now), now);
+    let renewed = cond(
+        is_one_of(&lock, together),
+        bind(doc! { "holders": holders }, written),
+        STATE,
+    );
+    let map = doc! { "$map": { "input": locks(base), "as": LOCK, "in": { "k": CODE, "v": renewed } } };
+    vec![doc! { "$replaceWith": base.with_lock(doc! { "$arrayToObject": map }.into()) }]
+}
+
+/// Returns the condition that a lock is one of those to be renewed, and has a list of holders.
+fn is_one_of(lock: &Location, together: &Together) -> Document {
+    doc! { "$and": [
+        { "$in": [CODE, literal(together.codes.as_slice())] },
+        is_known(lock),
+        { "$isArray": [lock.value("holders")] },
+    ] }
+}
+
+/// Returns the locks of the map with their names, as a list.
+fn locks(base: &Location) -> Document {
+    let map = format!("${}", base.path());
+    doc! { "$objectToArray": cond(doc! { "$eq": [{ "$type": &map }, "object"] }, map, doc! {}) }
 }
 
 /// Returns a stage that removes idle locks from the map: those that a collection of locks would have purged by now, by
@@ -68,7 +95,6 @@ pub(crate) fn sweep(base: &Location, at: &Location, operation: &str, now: &Bson)
         { "$eq": [{ "$type": &wake }, "string"] },
         { "$eq": [{ "$indexOfBytes": [wake, literal(format!("{operation}:"))] }, 0] },
     ] };
-    let locks = doc! { "$objectToArray": format!("${}", base.path()) };
     let purged = bind(
         doc! { "kept": filter("$$locks", doc! { "$not": [is_purged] }) },
         cond(
@@ -77,5 +103,5 @@ pub(crate) fn sweep(base: &Location, at: &Location, operation: &str, now: &Bson)
             base.with_lock(doc! { "$arrayToObject": "$$kept" }.into()),
         ),
     );
-    doc! { "$replaceWith": cond(wrote, bind(doc! { "locks": locks }, purged), "$$ROOT") }
+    doc! { "$replaceWith": cond(wrote, bind(doc! { "locks": locks(base) }, purged), "$$ROOT") }
 }

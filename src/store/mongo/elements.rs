@@ -65,22 +65,27 @@ impl MongoStore {
     /// Renews by one statement for each document, which renews all of them or none; if any did not, by one statement for
     /// each element.
     pub(super) async fn renew_elements(&self, renewal: &Renewal) -> Result<Renewed, StoreError> {
-        let mut documents = BTreeMap::<String, (Bson, Vec<pipeline::Renewed>)>::new();
+        let mut documents = BTreeMap::<String, (Bson, pipeline::Together)>::new();
         for (name, ids) in &renewal.entries {
             let member = self.family.member(name);
             let document = self.family.document(&member.id).unwrap_or_default();
-            let (_, locks) = documents.entry(document).or_insert_with(|| (member.id, Vec::new()));
-            locks.push((member.location.into_owned(), ids.clone()));
+            let (_, together) = documents
+                .entry(document)
+                .or_insert_with(|| (member.id, Default::default()));
+            together
+                .codes
+                .extend(member.location.segments().next_back().map(str::to_owned));
+            together.ids.extend_from_slice(ids);
         }
         if documents.len() == renewal.entries.len() {
             return self.renew_each(renewal).await;
         }
         let count = documents.len() as u64;
         let base = self.family.base();
-        let statements = documents.into_values().map(|(id, locks)| {
+        let statements = documents.into_values().map(|(id, together)| {
             doc! {
-                "q": { "_id": id, "$expr": pipeline::all_held(&locks, &now()) },
-                "u": pipeline::renewal_of_all(base, &locks, &renewal.operation, renewal.keep, &now()),
+                "q": { "_id": id, "$expr": pipeline::all_held(base, &together, &now()) },
+                "u": pipeline::renewal_of_all(base, &together, &renewal.operation, renewal.keep, &now()),
             }
         });
         let updated = self.update(statements.collect(), renewal.within).await?;
