@@ -749,6 +749,9 @@ async fn locks_that_share_a_document_are_renewed_and_removed_alike() {
             assert_eq!((modified, &found), (0, &document), "seed {seed}");
             left += 1;
         }
+        let renewal = pipeline::renewal_of_all(&base, &together, "r.1", 900, &date);
+        let (_, found) = update(doc! { "_id": id }, renewal).await;
+        assert_eq!(found, expected, "seed {seed}");
 
         // The write of one lock removes others; a step that writes nothing does not.
         let (_, at, state) = &locks[0];

@@ -37,8 +37,8 @@ pub(crate) fn all_held(base: &Location, together: &Together, now: &Bson) -> Docu
     doc! { "$eq": [{ "$size": held }, all] }
 }
 
-/// Returns the pipeline of [`crate::protocol::state::renew`] for several locks in a document that [`all_held`] selects. Its
-/// length hardly depends on their number.
+/// Returns the pipeline of [`crate::protocol::state::renew`] for several locks in a document that has the map. A lock that
+/// none of the holders holds stays as it is. The length of the pipeline hardly depends on their number.
 pub(crate) fn renewal_of_all(
     base: &Location,
     together: &Together,

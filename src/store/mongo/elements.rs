@@ -7,10 +7,10 @@ use mongodb::{
     options::{Collation, ReadConcern, ReturnDocument, UpdateModifications},
 };
 
-use super::{LOOK, MongoStore, in_place::signed, now};
+use super::{LOOK, MongoStore, command::Updated, in_place::signed, now};
 use crate::{
     protocol::pipeline,
-    store::{Renewal, Renewed, StoreError, family::Element},
+    store::{Failure, Renewal, Renewed, StoreError, family::Element},
 };
 
 /// Field of an answer that carries the elements.
@@ -62,38 +62,80 @@ impl MongoStore {
         Ok(changed.and_then(|changed| read(&changed, &element).pop()))
     }
 
-    /// Renews by one statement for each document, which renews all of them or none; if any did not, by one statement for
-    /// each element.
+    /// Renews by one statement for each document, which renews all of its holders or none. If any is not renewed then, by
+    /// another, which renews those that are left; the count is zero then, as it shows nothing.
     pub(super) async fn renew_elements(&self, renewal: &Renewal) -> Result<Renewed, StoreError> {
-        let mut documents = BTreeMap::<String, (Bson, pipeline::Together)>::new();
+        let mut documents = BTreeMap::<String, Shared<'_>>::new();
         for (name, ids) in &renewal.entries {
             let member = self.family.member(name);
             let document = self.family.document(&member.id).unwrap_or_default();
-            let (_, together) = documents
-                .entry(document)
-                .or_insert_with(|| (member.id, Default::default()));
-            together
-                .codes
-                .extend(member.location.segments().next_back().map(str::to_owned));
-            together.ids.extend_from_slice(ids);
+            let document = documents.entry(document).or_insert_with(|| Shared {
+                id: member.id,
+                names: Vec::new(),
+                together: pipeline::Together::default(),
+            });
+            document.names.push(name);
+            let code = member.location.segments().next_back().map(str::to_owned);
+            document.together.codes.extend(code);
+            document.together.ids.extend_from_slice(ids);
         }
         if documents.len() == renewal.entries.len() {
             return self.renew_each(renewal).await;
         }
-        let count = documents.len() as u64;
+        let documents: Vec<Shared<'_>> = documents.into_values().collect();
         let base = self.family.base();
-        let statements = documents.into_values().map(|(id, together)| {
-            doc! {
-                "q": { "_id": id, "$expr": pipeline::all_held(base, &together, &now()) },
-                "u": pipeline::renewal_of_all(base, &together, &renewal.operation, renewal.keep, &now()),
-            }
-        });
-        let updated = self.update(statements.collect(), renewal.within).await?;
-        if updated.refused.is_empty() && updated.modified == count {
+        let all_held = |document: &Shared<'_>| pipeline::all_held(base, &document.together, &now());
+        let all = |document: &Shared<'_>| doc! { "_id": &document.id, "$expr": all_held(document) };
+        let renewed = self.renew_documents(renewal, &documents, all).await?;
+        if renewed.refused.is_empty() && renewed.modified == documents.len() as u64 {
             return Ok(Renewed::all(renewal.entries.len() as u64));
         }
-        self.renew_each(renewal).await
+        let rest = |document: &Shared<'_>| {
+            doc! {
+                "_id": &document.id,
+                base.path(): { "$type": "object" },
+                "$expr": { "$not": [all_held(document)] },
+            }
+        };
+        let mut refused = renewed.refused;
+        refused.extend(self.renew_documents(renewal, &documents, rest).await?.refused);
+        let mut by_name = BTreeMap::new();
+        for (position, error) in refused {
+            let error = StoreError::from(error);
+            // The server failed here, not a document.
+            if error.kind == Failure::Unavailable {
+                return Err(error);
+            }
+            let names = documents.get(position).into_iter().flat_map(|document| &document.names);
+            by_name.extend(names.map(|name| ((*name).clone(), error.clone())));
+        }
+        Ok(Renewed {
+            renewed: 0,
+            refused: by_name,
+        })
     }
+
+    async fn renew_documents(
+        &self,
+        renewal: &Renewal,
+        documents: &[Shared<'_>],
+        query: impl Fn(&Shared<'_>) -> Document,
+    ) -> Result<Updated, StoreError> {
+        let base = self.family.base();
+        let statements = documents.iter().map(|document| {
+            let (together, operation) = (&document.together, &renewal.operation);
+            let update = pipeline::renewal_of_all(base, together, operation, renewal.keep, &now());
+            doc! { "q": query(document), "u": update }
+        });
+        Ok(self.update(statements.collect(), renewal.within).await?)
+    }
+}
+
+/// A document with several locks that are renewed together.
+struct Shared<'a> {
+    id: Bson,
+    names: Vec<&'a String>,
+    together: pipeline::Together,
 }
 
 fn shown(element: &Element<'_>) -> Document {
