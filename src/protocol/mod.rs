@@ -21,6 +21,9 @@
 //!   attempts: <how often claims with a limit have claimed the document, if ever one did> }
 //! ```
 //!
+//! In a document of the user's own, the lock is a sub-document. The locks of an array's elements are several of these, side
+//! by side in one map; see `pipeline::sharing`.
+//!
 //! While an entry holds all permits, its process may hand the hold on from task to task without a write, and readers of
 //! one process may share an entry: see `waitlist::handing_on`. Its `token` is then that of the first task, and the others
 //! have theirs from a range that the grant took out of the document's counter for all of them.

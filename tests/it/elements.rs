@@ -360,7 +360,7 @@ async fn nothing_is_written_for_an_element_that_is_not_there() {
             line(&a, "x").acquire(2).await,
             Err(AcquireError::NoElement { .. })
         ));
-        // What was to leave may be on its way for a while.
+        // Entries that were to leave may be on their way for a while.
         tokio::time::sleep(Duration::from_millis(200)).await;
         let after = scene.find(1).await;
         assert_eq!(after.to_string(), document.to_string());
@@ -561,7 +561,7 @@ async fn hold_many(scene: &Scene) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_no_element_can_have_is_refused() {
+async fn keys_and_arrays_out_of_bounds_are_refused() {
     for scene in Scene::streaming("element_input").await {
         let (a, _) = scene.locks();
         scene.events.insert(order(1)).await;
@@ -610,6 +610,49 @@ async fn what_no_element_can_have_is_refused() {
             error.to_string().contains("overlaps with `watchlock_elements`"),
             "{error}"
         );
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn waiters_for_an_element_that_is_removed_are_told_at_their_turn() {
+    for scene in Scene::everywhere("element_gone").await {
+        let (a, b) = scene.locks();
+        for others in [false, true] {
+            let id = 1 + i32::from(others);
+            scene.events.insert(order(id)).await;
+            let (a, b) = (line(&a, "x"), line(&b, "x"));
+            let held = a.acquire(id).await.unwrap();
+            let mut waiters = Vec::new();
+            if others {
+                waiters.push(tokio::spawn(b.acquire(id).into_future()));
+                eventually(PATIENCE, "it waits", async || waiting(&a, id).await == 1).await;
+            }
+            // With others before them, the first of these has a place in the queue; else they are next inside the client.
+            for _ in 0..2 {
+                waiters.push(tokio::spawn(a.acquire(id).into_future()));
+            }
+            if others {
+                eventually(PATIENCE, "it waits", async || waiting(&a, id).await == 2).await;
+            }
+            let without = doc! { "$set": { "lines": [{ "sku": "y" }] } };
+            scene.events.update(doc! { "_id": id }, without).await;
+            held.release().await.unwrap();
+            for waiter in waiters {
+                let error = within(PATIENCE, "the news", waiter).await.unwrap().unwrap_err();
+                assert!(matches!(error, AcquireError::NoElement { .. }), "{error}");
+            }
+            eventually(PATIENCE, "nothing is held", async || {
+                let lock = a.inspect(id).await.unwrap().unwrap();
+                lock.holders.is_empty() && lock.waiters.is_empty()
+            })
+            .await;
+            // It is there again.
+            scene
+                .events
+                .update(doc! { "_id": id }, doc! { "$set": { "lines": [{ "sku": "x" }] } })
+                .await;
+            b.acquire(id).await.unwrap().release().await.unwrap();
+        }
     }
 }
 

@@ -418,6 +418,37 @@ fn documents_are_locked_in_place_by_threads() {
 }
 
 #[test]
+fn elements_are_locked_by_threads() {
+    for (a, b) in places("sync_elements") {
+        let memory = watchlock::MemoryCollection::new();
+        memory
+            .insert_one(doc! { "_id": 1, "lines": [{ "n": 1 }, { "n": 2 }] })
+            .unwrap();
+        let (a, b) = (
+            a.documents_in_memory(&memory),
+            b.documents_in_memory::<Document>(&memory),
+        );
+        let _: &watchlock::sync::DocumentLocks<Document> = &a;
+        let (here, there) = (
+            a.element::<Document>("lines", doc! { "n": 1 }),
+            b.element::<Document>("lines", doc! { "n": 1 }),
+        );
+        let held = here.acquire(1).reason("why").timeout(PATIENCE).run().unwrap();
+        assert_eq!((held.element(), held.id()), (&doc! { "n": 1 }, &1.into()));
+        assert!(there.try_acquire(1).run().unwrap().is_none());
+        let taken = there.try_acquire(1).run_or_held().unwrap_err();
+        assert!(matches!(taken, AcquireError::Held { .. }), "{taken:?}");
+        let updated = held.update(doc! { "$set": { "done": true } }).unwrap();
+        assert_eq!(updated, doc! { "n": 1, "done": true });
+        held.renew().unwrap();
+        assert_eq!(there.inspect(1).unwrap().unwrap().holders[0].token, held.token());
+        there.break_lock(1).unwrap();
+        assert_eq!(held.lost_within(2 * SOON), Some(LostReason::Broken));
+        assert_eq!(there.acquire(1).run().unwrap().release().unwrap(), Released::Released);
+    }
+}
+
+#[test]
 fn leaders_are_elected_and_observed_by_threads() {
     for (a, b) in places("sync_election") {
         let (here, there) = (a.election("x"), b.election("x"));
