@@ -291,11 +291,18 @@ impl MongoStore {
     /// that had just been granted would be considered lost.
     pub(super) async fn read(&self, names: &[String], view: View) -> Result<(Documents, Exchange), StoreError> {
         let sent = Instant::now();
-        let mut wanted = BTreeMap::<String, Vec<&String>>::new();
-        let (mut ids, mut shown) = (Vec::new(), Document::new());
+        let of_elements = self.family.is_of_elements();
+        let mut shown = match of_elements {
+            true => Document::new(),
+            false => all_fields(self.family.base()),
+        };
+        let (mut ids, mut wanted) = (Vec::new(), BTreeMap::<String, Vec<&String>>::new());
         for name in names {
+            if of_elements {
+                // Not the whole map: others may have hundreds of locks in the document.
+                shown.extend(all_fields(&self.family.at(name)));
+            }
             let id = self.family.id_of(name);
-            shown.extend(all_fields(&self.family.at(name)));
             let in_it = wanted.entry(self.family.document(&id).unwrap_or_default()).or_default();
             if in_it.is_empty() {
                 ids.push(id);

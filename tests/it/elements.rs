@@ -579,7 +579,8 @@ async fn keys_and_arrays_out_of_bounds_are_refused() {
             ("_id", "`_id`"),
             ("watchlock", "overlaps with `watchlock`"),
             ("watchlock.holders", "overlaps with `watchlock`"),
-            ("watchlock_elements", "overlaps with `watchlock_elements"),
+            ("watchlock_elements", "overlaps with `watchlock_elements`"),
+            ("watchlock_elements.lines", "overlaps with `watchlock_elements`"),
         ] {
             let error = refused(array, doc! { "sku": "x" }).await;
             assert!(error.contains(problem), "{array}: {error}");

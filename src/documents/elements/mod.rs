@@ -322,14 +322,15 @@ impl<E> ElementLocks<E> {
         check_code(key.code())?;
         check_path(&self.locks.path, "for the locks")?;
         check_path(&self.array, "of the elements")?;
-        let path = format!("{}_elements.{}", self.locks.path, escaped(&self.array));
+        let root = format!("{}_elements", self.locks.path);
+        let path = format!("{root}.{}", escaped(&self.array));
         let overlaps = |other: &str| {
             InvalidInput::new(format!(
                 "the array `{}` in {} overlaps with `{other}`, where this client has locks",
                 self.array, self.locks.place
             ))
         };
-        for own in [&self.locks.path, &path] {
+        for own in [&self.locks.path, &root] {
             if overlap(&self.array, own) {
                 return Err(overlaps(own));
             }
