@@ -175,3 +175,190 @@ pub(crate) fn read_elements(family: &Family, ours: &str, event: &Document) -> Ve
     }
     events
 }
+
+#[cfg(test)]
+mod tests {
+    use futures::TryStreamExt;
+    use mongodb::bson::Timestamp;
+    use watchlock_testkit::shared;
+
+    use super::*;
+    use crate::store::place::{InPlace, Paths};
+
+    const OURS: &str = "cc.1:;me-1+7;";
+    const THEIRS: &str = "cc.1:h;dd-1+7;";
+
+    fn lock(wake: &str, at: i64) -> Document {
+        doc! { "holders": [], "wake": wake, "at": DateTime::from_millis(at), "version": 1 }
+    }
+
+    /// The server's selection and our reading of it, on events as servers of all versions report them.
+    #[tokio::test]
+    async fn an_event_concerns_the_locks_that_were_written() {
+        let now = 1_700_000_000_900;
+        let (new, old) = (now - 20, now - 10_000);
+        let event = |kind: &str, more: Document| {
+            let mut event = doc! {
+                "operationType": kind, "documentKey": { "_id": 7 },
+                "clusterTime": Timestamp { time: 1_700_000_000, increment: 1 },
+                "wallTime": DateTime::from_millis(now),
+            };
+            event.extend(more);
+            event
+        };
+        let whole = |locks: Document| {
+            let document = doc! { "_id": 7, "lines": [], "w": { "lines": locks, "other": { "x": lock(OURS, new) } } };
+            event("replace", doc! { "fullDocument": document })
+        };
+        let changes = |updated: Document, removed: Vec<&str>| {
+            event(
+                "update",
+                doc! { "updateDescription": { "updatedFields": updated, "removedFields": removed, "truncatedArrays": [] } },
+            )
+        };
+        let mut earlier = whole(doc! { "x": lock(OURS, new), "y": lock(OURS, old) });
+        earlier.remove("wallTime");
+        let addressed = |code: &str, at: i64| Event::Addressed {
+            name: format!("7/{code}"),
+            wake: OURS.to_owned(),
+            at: ServerTime(at),
+            logged_at: Some(Timestamp {
+                time: 1_700_000_000,
+                increment: 1,
+            }),
+        };
+        let foreign = |code: &str| Event::Foreign {
+            name: format!("7/{code}"),
+            left: None,
+        };
+        let all = || Event::Document {
+            document: "7".to_owned(),
+        };
+        let dated = |at: i64| DateTime::from_millis(at);
+        let cases = vec![
+            // A whole document.
+            (
+                whole(doc! { "x": lock(OURS, new), "y": lock(OURS, old) }),
+                vec![addressed("x", new)],
+            ),
+            (earlier, vec![addressed("x", new)]),
+            (whole(doc! { "x": lock(THEIRS, new), "y": lock(OURS, old) }), vec![]),
+            (
+                whole(doc! { "x": lock(OURS, old), "y": lock(THEIRS, old) }),
+                vec![all()],
+            ),
+            (whole(doc! { "x": 5, "y": { "wake": 7, "at": "now" } }), vec![all()]),
+            (event("replace", doc! { "fullDocument": { "_id": 7 } }), vec![all()]),
+            (
+                event("replace", doc! { "fullDocument": { "_id": 7, "w": { "lines": [1] } } }),
+                vec![all()],
+            ),
+            (event("insert", doc! { "fullDocument": { "_id": 7 } }), vec![]),
+            (event("delete", doc! {}), vec![all()]),
+            (event("drop", doc! { "documentKey": 1 }), vec![Event::Everything]),
+            // The changes of a protocol's write.
+            (
+                changes(
+                    doc! { "w.lines.x.wake": OURS, "w.lines.x.at": dated(new), "w.lines.x.queue.0.until": 1 },
+                    vec![],
+                ),
+                vec![addressed("x", new)],
+            ),
+            (
+                changes(doc! { "w.lines.x": lock(OURS, new) }, vec![]),
+                vec![addressed("x", new)],
+            ),
+            (
+                changes(doc! { "w.lines": { "x": lock(OURS, new) } }, vec![]),
+                vec![addressed("x", new)],
+            ),
+            (
+                changes(doc! { "w": { "lines": { "x": lock(OURS, new) } } }, vec![]),
+                vec![addressed("x", new)],
+            ),
+            (
+                changes(doc! { "w.lines.x.wake": THEIRS, "w.lines.x.at": dated(new) }, vec![]),
+                vec![],
+            ),
+            (
+                changes(
+                    doc! { "w.lines.x.wake": THEIRS, "w.lines.x.at": dated(new) },
+                    vec!["w.lines.y"],
+                ),
+                vec![],
+            ),
+            (
+                changes(doc! { "w.lines.x.wake": "cc.2:;", "lines.0.picked": true }, vec![]),
+                vec![],
+            ),
+            (
+                changes(doc! { "w.lines.x.wake": "cc.2:;", "w.lines.y.wake": "cc.2:;" }, vec![]),
+                vec![],
+            ),
+            // Changes by other programs.
+            (changes(doc! { "w.lines.x.holders": [] }, vec![]), vec![foreign("x")]),
+            (changes(doc! { "w.lines.x": 5 }, vec![]), vec![foreign("x")]),
+            (
+                changes(doc! { "w.lines.x.wake": 5 }, vec!["w.lines.y.holders"]),
+                vec![foreign("x"), foreign("y")],
+            ),
+            (changes(doc! {}, vec!["w.lines.y"]), vec![foreign("y")]),
+            (changes(doc! {}, vec!["w.lines"]), vec![all()]),
+            (changes(doc! {}, vec!["w"]), vec![all()]),
+            (changes(doc! { "w": 7 }, vec![]), vec![all()]),
+            (
+                changes(doc! { "w.lines": { "x": lock(OURS, old) } }, vec![]),
+                vec![all()],
+            ),
+            (
+                changes(doc! { "w.lines.x": lock(OURS, old) }, vec![]),
+                vec![addressed("x", old), all()],
+            ),
+            (
+                changes(doc! { "w.lines.x": lock(THEIRS, old) }, vec!["w.lines.y"]),
+                vec![all()],
+            ),
+            (
+                event(
+                    "update",
+                    doc! { "updateDescription": {
+                        "updatedFields": {}, "removedFields": [], "truncatedArrays": [{ "field": "w.lines.x.queue", "newSize": 1 }],
+                    } },
+                ),
+                vec![foreign("x")],
+            ),
+            // Changes of anything else.
+            (
+                changes(
+                    doc! { "lines": [], "w.linesx": 1, "w.other.x.wake": OURS },
+                    vec!["w.other", "line"],
+                ),
+                vec![],
+            ),
+            (event("update", doc! {}), vec![]),
+        ];
+        let client = shared::replica_set().await.client().await.unwrap();
+        let database = client.database(&shared::unique_name("events"));
+        let collection = database.collection::<Document>("events");
+        let place = InPlace::of_elements(None, "w.lines", "lines", &Paths::default()).unwrap();
+        let family = Family::of(&place);
+        for (number, (mut event, expected)) in cases.into_iter().enumerate() {
+            let number = i64::try_from(number).unwrap();
+            event.insert("_id", number);
+            collection.insert_one(&event).await.unwrap();
+            let mut stages = vec![doc! { "$match": { "_id": number } }];
+            stages.extend(concerning("me", family.base()));
+            let told: Vec<Document> = collection.aggregate(stages).await.unwrap().try_collect().await.unwrap();
+            let read: Vec<Event> = told
+                .iter()
+                .flat_map(|told| read_elements(&family, &wake::pattern("me"), told))
+                .collect();
+            assert_eq!(read, expected, "{event}: {told:?}");
+            // Nothing else of the document is sent.
+            assert!(
+                told.iter().all(|told| !told.to_string().contains("version")),
+                "{told:?}"
+            );
+        }
+    }
+}
