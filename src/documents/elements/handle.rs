@@ -14,6 +14,10 @@ use crate::{
     store::{element::ElementKey, read_as},
 };
 
+/// Maximum tries of an update that was not done, though right after each the lock is held and the element is there: it was
+/// removed and added again in between, or the lease is over by the server's clock.
+const TRIES: u32 = 2;
+
 /// A locked element of an array.
 ///
 /// It dereferences to a [`LockView`], which has the fencing token and reports a loss; [`LockView::name`] is the `_id` of
@@ -155,25 +159,28 @@ impl<E: DeserializeOwned> ElementHandle<E> {
     pub async fn update(&self, update: impl Into<UpdateModifications>) -> Result<E, DocumentError> {
         let update = rewritten(&update.into(), &self.array, &self.key)?;
         before_write(&self.session, &self.handle).await?;
-        match self.session.change_element(self.handle.hold(), update).await? {
-            Some(element) => read_as(&element).map_err(|source| DocumentError::Unreadable { source }),
-            None => Err(self.why_not().await),
+        let hold = self.handle.hold();
+        for _ in 0..TRIES {
+            if let Some(element) = self.session.change_element(hold, update.clone()).await? {
+                return read_as(&element).map_err(|source| DocumentError::Unreadable { source });
+            }
+            self.check_after_refusal().await?;
         }
+        // By the server's clock, the lease is over.
+        Err(self.session.give_up(hold).await.into())
     }
 
     /// Finds the reason after the server said that this handle no longer holds the lock, or that there is not exactly one
-    /// such element.
-    async fn why_not(&self) -> DocumentError {
-        let hold = self.handle.hold();
-        if let Some(reason) = self.session.verified(hold).await {
-            return reason.into();
+    /// such element; there may be none any more.
+    async fn check_after_refusal(&self) -> Result<(), DocumentError> {
+        if let Some(reason) = self.session.verified(self.handle.hold()).await {
+            return Err(reason.into());
         }
-        match self.session.elements(self.handle.name()).await {
-            Err(error) => error.into(),
-            Ok(Some(found)) if found.is_empty() => DocumentError::NoElement,
-            Ok(Some(found)) if found.len() > 1 => DocumentError::AmbiguousElement { matched: found.len() },
-            // The document is gone, or by the server's clock the lease is over.
-            Ok(_) => self.session.give_up(hold).await.into(),
+        let found = self.session.elements(self.handle.name()).await?;
+        match found.map_or(0, |found| found.len()) {
+            0 => Err(DocumentError::NoElement),
+            1 => Ok(()),
+            matched => Err(DocumentError::AmbiguousElement { matched }),
         }
     }
 }
