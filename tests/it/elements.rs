@@ -526,7 +526,7 @@ async fn three_hundred_elements_are_held_at_once() {
 }
 
 async fn hold_many(scene: &Scene) {
-    let lease = Duration::from_secs(5);
+    let lease = Duration::from_secs(8);
     let short = scene.locks_of::<Document>(&scene.client_for(lease).await);
     let lines = |from: i32| (from..from + 150).map(|n| doc! { "n": n }).collect::<Vec<_>>();
     for id in [1, 2] {
@@ -555,13 +555,13 @@ async fn hold_many(scene: &Scene) {
         let first = &lost[..lost.len().min(3)];
         assert!(lost == expected, "{} are lost in {place}: {first:?}", lost.len());
     };
-    tokio::time::sleep(lease * 3 / 2).await;
+    tokio::time::sleep(lease + SOON).await;
     check(&[]);
     let taken = scene.locks().1.element::<Document>("lines", doc! { "n": 1_007 });
     assert!(taken.try_acquire(1).await.unwrap().is_none());
     // One that is lost does not keep the others from being renewed.
     taken.break_lock(1).await.unwrap();
-    tokio::time::sleep(lease * 3 / 2).await;
+    tokio::time::sleep(lease + SOON).await;
     check(&[("1/n=1007", LostReason::Broken)]);
 }
 
