@@ -1,11 +1,14 @@
 //! The way of events: to the lines of their names, and to the holds that need verifying.
 
-use std::{ops::Bound, sync::Arc};
+use std::{collections::HashSet, ops::Bound, sync::Arc};
 
 use super::{Session, agenda::AT_A_TIME, line::Line};
 use crate::{
     protocol::{ServerTime, wake},
-    store::{Event, Left, family::names_in},
+    store::{
+        Event, Left,
+        family::{element_name, names_in},
+    },
 };
 
 impl Session {
@@ -46,9 +49,12 @@ impl Session {
                 }
                 self.on_doubt(name);
             }
-            Event::Document { document } => {
+            Event::Document { document, but } => {
+                let but: HashSet<String> = but.iter().map(|code| element_name(document, code)).collect();
                 for name in self.names_in(document) {
-                    self.on_doubt(&name);
+                    if !but.contains(&name) {
+                        self.on_doubt(&name);
+                    }
                 }
             }
             // The watcher notifies the claims once for each batch.

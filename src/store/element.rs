@@ -91,8 +91,12 @@ impl ElementKey {
             let element = format!("$$this.{field}");
             doc! { "$eq": [element, { "$literal": value }] }
         });
+        // An expression looks through arrays on the way, and finds an array where there is none.
+        let parents = path.match_indices('.').map(|(dot, _)| &path[..dot]);
+        let is_object = parents.map(|path| doc! { "$eq": [{ "$type": format!("${path}") }, "object"] });
+        let is_array: Vec<Document> = is_object.chain([doc! { "$isArray": [&array] }]).collect();
         doc! { "$filter": {
-            "input": { "$cond": [{ "$isArray": [&array] }, &array, []] },
+            "input": { "$cond": [{ "$and": is_array }, &array, []] },
             "cond": { "$and": conditions.collect::<Vec<_>>() },
         } }
     }
@@ -103,7 +107,9 @@ impl ElementKey {
             let condition = doc! { "$eq": value, "$not": { "$type": "array" } };
             (format!("{identifier}.{field}"), Bson::from(condition))
         });
-        fields.collect()
+        // The path of a condition leads through arrays too.
+        let itself = (identifier.to_owned(), Bson::from(doc! { "$not": { "$type": "array" } }));
+        fields.chain([itself]).collect()
     }
 }
 

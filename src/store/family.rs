@@ -15,6 +15,8 @@ pub(crate) struct Family {
     base: Location,
     /// The path of the array, if the locks are those of its elements.
     array: Option<String>,
+    /// The place of the locks of elements, beside the one lock of a document.
+    elements: Option<Location>,
 }
 
 /// One lock of a family.
@@ -39,6 +41,7 @@ impl Family {
         Self {
             base: Location::under(place.path()),
             array: place.array().map(str::to_owned),
+            elements: place.elements().map(|path| Location::under(&path)),
         }
     }
 
@@ -49,6 +52,14 @@ impl Family {
 
     pub(crate) fn is_root(&self) -> bool {
         self.base.is_root()
+    }
+
+    /// Removes all locks from a document, so that the rest is the user's.
+    pub(crate) fn take_locks(&self, document: &mut Document) {
+        self.base.take_lock(document);
+        if let Some(elements) = &self.elements {
+            elements.take_lock(document);
+        }
     }
 
     /// Reports whether the locks are those of an array's elements.

@@ -87,7 +87,11 @@ pub(crate) enum Event {
     },
     /// A document of the user's own was deleted, or overwritten as a whole: anything can have happened to all locks in
     /// it. It is the name of the document, with which the names of the locks begin.
-    Document { document: String },
+    Document {
+        document: String,
+        /// The locks of elements that the document still has as they were, by their codes.
+        but: Vec<String>,
+    },
     /// A document may have become free to be claimed.
     Freed,
     /// The collection was dropped or renamed, or the stream ended: anything can have happened to any document.

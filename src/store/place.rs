@@ -1,7 +1,7 @@
 //! Places of locks in a collection of the user's own.
 
 use std::{
-    collections::BTreeSet,
+    collections::BTreeMap,
     fmt,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
@@ -50,10 +50,11 @@ impl fmt::Display for Place {
 /// The places of the locks in the documents of one collection, as far as a client knows: programs may lock parts of one
 /// document independently, each under its own path.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Paths(Arc<Mutex<BTreeSet<String>>>);
+pub(crate) struct Paths(Arc<Mutex<BTreeMap<String, Option<String>>>>);
 
 impl Paths {
-    fn paths(&self) -> MutexGuard<'_, BTreeSet<String>> {
+    /// The paths; with the array, where the locks of its elements are.
+    fn paths(&self) -> MutexGuard<'_, BTreeMap<String, Option<String>>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -83,7 +84,7 @@ impl InPlace {
         array: &str,
         all: &Paths,
     ) -> Result<Arc<Self>, String> {
-        if let Some(other) = all.paths().iter().find(|other| overlap(other, array)) {
+        if let Some(other) = all.paths().keys().find(|other| overlap(other, array)) {
             return Err(other.clone());
         }
         Self::register(namespace, path, Some(array), all)
@@ -96,15 +97,20 @@ impl InPlace {
         all: &Paths,
     ) -> Result<Arc<Self>, String> {
         let mut paths = all.paths();
-        if let Some(other) = paths.iter().find(|other| *other != path && overlap(other, path)) {
+        let array = array.map(str::to_owned);
+        let same = |other: &str, of: &Option<String>| other == path && *of == array;
+        if let Some((other, _)) = paths
+            .iter()
+            .find(|(other, of)| overlap(other, path) && !same(other, of))
+        {
             return Err(other.clone());
         }
-        paths.insert(path.to_owned());
+        paths.insert(path.to_owned(), array.clone());
         drop(paths);
         Ok(Arc::new(Self {
             namespace,
             path: path.to_owned(),
-            array: array.map(str::to_owned),
+            array,
             all: all.clone(),
         }))
     }
@@ -118,11 +124,19 @@ impl InPlace {
         self.array.as_deref()
     }
 
-    /// Returns this path first, then those of the other locks in the same documents.
+    /// Returns this path first, then those of the other locks in the same documents: those of elements too, as other
+    /// clients may lock these.
     pub(crate) fn paths(&self) -> Vec<String> {
+        let elements = self.elements();
         let others = self.all.paths();
-        let others = others.iter().filter(|other| **other != self.path).cloned();
-        [self.path.clone()].into_iter().chain(others).collect()
+        let is_other = |path: &String| *path != self.path && !elements.iter().any(|elements| overlap(path, elements));
+        let others: Vec<String> = others.keys().filter(|path| is_other(path)).cloned().collect();
+        [self.path.clone()].into_iter().chain(elements).chain(others).collect()
+    }
+
+    /// Returns the path under which the locks of arrays' elements are, beside a lock of the whole document.
+    pub(crate) fn elements(&self) -> Option<String> {
+        self.array.is_none().then(|| elements_beside(&self.path))
     }
 
     /// Reports whether the documents of this collection are the locked ones.
@@ -148,6 +162,11 @@ impl fmt::Debug for InPlace {
     }
 }
 
+/// Returns the path under which the locks of arrays' elements are, beside the lock of the whole document at `path`.
+pub(crate) fn elements_beside(path: &str) -> String {
+    format!("{path}_elements")
+}
+
 /// Reports whether two paths are equal, or one leads to the other.
 pub(crate) fn overlap(one: &str, other: &str) -> bool {
     one.split('.').zip(other.split('.')).all(|(one, other)| one == other)
@@ -166,6 +185,12 @@ mod tests {
         for within in ["p", "p.x.y"] {
             assert_eq!(InPlace::new(None, within, &all).unwrap_err(), "p.x");
         }
-        assert_eq!(one.paths(), ["p.x", "p.xy"]);
+        assert_eq!(one.paths(), ["p.x", "p.x_elements", "p.xy"]);
+        let elements = InPlace::of_elements(None, "p.x_elements.lines", "lines", &all).unwrap();
+        assert_eq!(one.paths(), ["p.x", "p.x_elements", "p.xy"]);
+        assert_eq!(elements.paths(), ["p.x_elements.lines", "p.x", "p.xy"]);
+        // The lock of a document is none of an element, nor of another array.
+        InPlace::new(None, "p.x_elements.lines", &all).unwrap_err();
+        InPlace::of_elements(None, "p.x_elements.lines", "others", &all).unwrap_err();
     }
 }

@@ -26,7 +26,7 @@ use crate::{
         element::{ElementKey, escaped},
         family::element_name,
         name,
-        place::overlap,
+        place::{elements_beside, overlap},
     },
     token::FencingToken,
     wake_mode::WakeMode,
@@ -60,7 +60,7 @@ pub use handle::ElementHandle;
 ///
 /// Programs that lock the same elements must use the same fields for their keys: `{ sku: "x" }` and `{ line: 7 }` are
 /// two locks, even if they are one element. Values are compared as the server compares them: numbers of any type by their
-/// values. A collation of the collection makes no difference; give texts exactly as they are stored.
+/// values. A collation of the collection makes no difference to that; give texts exactly as they are stored.
 ///
 /// All locks of a document's elements are in the document: about 700 bytes for each that is or was in use, written with
 /// every change of any of them. For thousands of elements of one document at a time, use a lock of their own
@@ -322,7 +322,7 @@ impl<E> ElementLocks<E> {
         check_code(key.code())?;
         check_path(&self.locks.path, "for the locks")?;
         check_path(&self.array, "of the elements")?;
-        let root = format!("{}_elements", self.locks.path);
+        let root = elements_beside(&self.locks.path);
         let path = format!("{root}.{}", escaped(&self.array));
         let overlaps = |other: &str| {
             InvalidInput::new(format!(

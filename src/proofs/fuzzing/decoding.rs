@@ -55,7 +55,7 @@ pub(crate) fn read_event_of_elements(event: &Document) {
                 assert!(whole.as_deref().is_some_and(|whole| name.starts_with(whole)));
                 drop(family.member(&name).id);
             }
-            Event::Document { document } => assert_eq!(Some(document), whole),
+            Event::Document { document, .. } => assert_eq!(Some(document), whole),
             Event::Freed | Event::Everything => {}
         }
     }

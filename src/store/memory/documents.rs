@@ -236,7 +236,10 @@ impl Watcher {
         }
         let Some(after) = after else {
             let document = name.to_owned();
-            return vec![Event::Document { document }];
+            return vec![Event::Document {
+                document,
+                but: Vec::new(),
+            }];
         };
         let (map_before, map_after) = (base.lock(before), base.lock(after));
         let codes = |map: Option<&'a Document>| map.into_iter().flat_map(Document::keys);
@@ -697,7 +700,7 @@ impl MemoryInPlace {
     }
 
     fn users(&self, mut document: Document) -> Document {
-        self.family.base().take_lock(&mut document);
+        self.family.take_locks(&mut document);
         document
     }
 }

@@ -334,7 +334,7 @@ impl MongoStore {
     }
 
     fn users(&self, mut document: Document) -> Document {
-        self.family.base().take_lock(&mut document);
+        self.family.take_locks(&mut document);
         document
     }
 }

@@ -94,6 +94,7 @@ pub(super) fn concerning(session: &str, base: &Location) -> Vec<Document> {
     ] };
     let of_locks = doc! { "$project": {
         "operationType": 1, "documentKey": 1, "clusterTime": 1, "whole": 1, "cut": 1, "since": 1, "locks": locks,
+        "ours": having_entries_of(session),
     } };
 
     let is_old = doc! { "$and": [
@@ -101,13 +102,15 @@ pub(super) fn concerning(session: &str, base: &Location) -> Vec<Document> {
         { "$lt": ["$$this.at", "$since"] },
     ] };
     let shown = doc! { "$project": {
-        "operationType": 1, "documentKey": 1, "clusterTime": 1, "whole": 1, "cut": 1, "locks": 1,
+        "operationType": 1, "documentKey": 1, "clusterTime": 1, "whole": 1, "cut": 1, "locks": 1, "ours": 1,
         "old": { "$anyElementTrue": { "$map": { "input": "$locks", "in": is_old } } },
     } };
     let told = doc! { "$match": { "$or": [
         { "locks.wake": { "$regex": wake::pattern(session) } },
         { "locks.wake": { "$not": { "$type": "string" } } },
         { "old": true },
+        // Only the session knows whether a lock of its own is missing.
+        { "whole": true },
     ] } };
     vec![
         doc! { "$match": { "operationType": { "$ne": "insert" } } },
@@ -119,6 +122,20 @@ pub(super) fn concerning(session: &str, base: &Location) -> Vec<Document> {
     ]
 }
 
+/// Returns the expression for the codes of the locks in the map that have an entry of this session.
+fn having_entries_of(session: &str) -> Document {
+    let list = |list: &str| doc! { "$cond": [{ "$isArray": [list] }, list, []] };
+    let is_ours = doc! { "$cond": [
+        { "$eq": [{ "$type": "$$entry.id" }, "string"] },
+        starts_with("$$entry.id", &format!("{session}-")),
+        false,
+    ] };
+    let entries = doc! { "$concatArrays": [list("$$this.v.holders"), list("$$this.v.queue")] };
+    let any = doc! { "$anyElementTrue": [{ "$map": { "input": entries, "as": "entry", "in": is_ours } }] };
+    let locks = doc! { "$objectToArray": { "$cond": [{ "$eq": [{ "$type": "$map" }, "object"] }, "$map", {}] } };
+    doc! { "$map": { "input": { "$filter": { "input": locks, "cond": any } }, "in": "$$this.k" } }
+}
+
 /// Returns the events of the locks that one event of the stream concerns, in their order. `ours` is the pattern of the session's entries.
 pub(crate) fn read_elements(family: &Family, ours: &str, event: &Document) -> Vec<Event> {
     let id = event.get_document("documentKey").ok().and_then(|key| key.get("_id"));
@@ -128,7 +145,12 @@ pub(crate) fn read_elements(family: &Family, ours: &str, event: &Document) -> Ve
         (Ok(kind @ ("update" | "replace" | "delete")), Some(document)) => (kind, document),
         _ => return vec![Event::Everything],
     };
-    let all = |document| vec![Event::Document { document }];
+    let all = |document| {
+        vec![Event::Document {
+            document,
+            but: Vec::new(),
+        }]
+    };
     if kind == "delete" {
         return all(document);
     }
@@ -171,7 +193,12 @@ pub(crate) fn read_elements(family: &Family, ours: &str, event: &Document) -> Ve
     }
     if event.get_bool("old").unwrap_or(true) {
         // An earlier copy of a lock was restored, and other locks may be gone.
-        events.push(Event::Document { document });
+        events.extend(all(document));
+    } else if event.get_bool("whole").unwrap_or(true) {
+        // Another program may have put it there with a copy that is hardly older, and without a lock of ours.
+        let but = event.get_array("ours").into_iter().flatten();
+        let but = but.filter_map(|code| code.as_str().map(str::to_owned)).collect();
+        events.push(Event::Document { document, but });
     }
     events
 }
@@ -231,18 +258,36 @@ mod tests {
             name: format!("7/{code}"),
             left: None,
         };
-        let all = || Event::Document {
+        let but = |codes: &[&str]| Event::Document {
             document: "7".to_owned(),
+            but: codes.iter().map(|code| (*code).to_owned()).collect(),
+        };
+        let all = || but(&[]);
+        // Of an earlier write, which nothing has changed since.
+        let of = |id: &str| {
+            let mut lock = lock(THEIRS, old);
+            lock.insert("queue", vec![doc! { "id": "dd-2" }, doc! { "id": id }]);
+            lock
         };
         let dated = |at: i64| DateTime::from_millis(at);
         let cases = vec![
             // A whole document.
             (
                 whole(doc! { "x": lock(OURS, new), "y": lock(OURS, old) }),
-                vec![addressed("x", new)],
+                vec![addressed("x", new), all()],
             ),
-            (earlier, vec![addressed("x", new)]),
-            (whole(doc! { "x": lock(THEIRS, new), "y": lock(OURS, old) }), vec![]),
+            (earlier, vec![addressed("x", new), all()]),
+            // Another program may have put it there without a lock of ours.
+            (
+                whole(doc! { "x": lock(THEIRS, new), "y": lock(OURS, old) }),
+                vec![all()],
+            ),
+            (
+                whole(
+                    doc! { "x": lock(THEIRS, new), "y": of("me-1"), "z": of("you-1"), "v": { "queue": [{ "id": 5 }] } },
+                ),
+                vec![but(&["y"])],
+            ),
             (
                 whole(doc! { "x": lock(OURS, old), "y": lock(THEIRS, old) }),
                 vec![all()],
@@ -270,11 +315,11 @@ mod tests {
             ),
             (
                 changes(doc! { "w.lines": { "x": lock(OURS, new) } }, vec![]),
-                vec![addressed("x", new)],
+                vec![addressed("x", new), all()],
             ),
             (
                 changes(doc! { "w": { "lines": { "x": lock(OURS, new) } } }, vec![]),
-                vec![addressed("x", new)],
+                vec![addressed("x", new), all()],
             ),
             (
                 changes(doc! { "w.lines.x.wake": THEIRS, "w.lines.x.at": dated(new) }, vec![]),
