@@ -18,10 +18,17 @@ use std::sync::{
     atomic::{AtomicBool, Ordering},
 };
 
-use tokio::{sync::watch, time::Instant};
+use tokio::{
+    sync::watch,
+    time::{Instant, timeout},
+};
 
 use super::super::Session;
-use crate::store::{Elected, StoreError};
+use crate::store::{AWAIT_TIME, Elected, StoreError};
+
+/// Time for which the answer of the primary is awaited. Later a stream that has lost its server is overdue, and given up
+/// for that; and the next one is not kept from asking by a command that is never answered.
+const OF_USE: std::time::Duration = AWAIT_TIME;
 
 /// Fail-overs as the commands of a session notice them.
 #[derive(Debug, Default)]
@@ -32,7 +39,7 @@ pub(in crate::session) struct Suspicion {
     since: watch::Sender<Option<Instant>>,
     /// The last answer of a primary that was asked which election it has won, and when it was asked.
     elected: watch::Sender<Option<(Instant, Elected)>>,
-    /// Whether a primary is being asked: one that does not answer is asked once.
+    /// Whether a primary is being asked: one that does not answer is asked once in that time.
     asking: AtomicBool,
 }
 
@@ -101,11 +108,13 @@ impl Session {
             return;
         }
         let (store, session, asked) = (self.store.clone(), Arc::downgrade(self), Instant::now());
+        // In a task of its own: if it is not answered, it runs on by itself.
+        let asking = self.spawn_for(async move { store.elected().await });
         self.spawn(async move {
-            let elected = store.elected().await;
+            let elected = timeout(OF_USE, asking).await;
             let Some(session) = session.upgrade() else { return };
             session.suspicion.asking.store(false, Ordering::Relaxed);
-            if let Ok(Some(elected)) = elected {
+            if let Ok(Ok(Ok(Some(elected)))) = elected {
                 session.suspicion.elected.send_replace(Some((asked, elected)));
             }
         });
