@@ -259,7 +259,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn as_many_go_at_once_as_do_good() {
         // Several trials after it got there: they are five seconds apart.
-        let long = Duration::from_secs(25);
+        let long = Duration::from_secs(16);
         for (best, most, expected) in [(6, 64, 6..=8), (12, 64, 10..=15), (40, 64, 30..=46), (40, 16, 16..=16)] {
             let admission = Arc::new(Admission::new(most));
             let limit = climbed(&admission, best, 100, long).await;
