@@ -17,7 +17,7 @@ use crate::{
 /// Shortest lease: below it, a pause of the scheduler or one lost packet costs the lock.
 pub(crate) const LEASE_LEAST: Duration = Duration::from_millis(500);
 
-/// Shortest retention of idle locks, and longest claim lease: the server must not purge a document in which a waiter
+/// Shortest retention of free locks, and longest claim lease: the server must not purge a document in which a waiter
 /// has just been let in.
 const RETENTION_LEAST: Duration = Duration::from_secs(60);
 
@@ -92,6 +92,8 @@ pub(crate) struct Config {
     pub(crate) stream_read_preference: ReadPreference,
     /// Whether holds are handed from task to task without the server.
     pub(crate) hands_on: bool,
+    /// The time for which a lock stays with the client after its last release.
+    pub(crate) keep_idle: Duration,
     pub(crate) metered: Metered,
     pub(crate) limits: Limits,
     /// Number of ends of holds that the documents keep.
@@ -179,6 +181,7 @@ impl Config {
             )));
         }
         self.limits.check()?;
+        check_keep_idle(self.keep_idle, self.hands_on)?;
         if self.history > HISTORY_MOST {
             let history = self.history;
             return Err(InvalidInput::new(format!(
@@ -290,6 +293,7 @@ pub(crate) struct Settings {
     pub(crate) near: Option<u64>,
     pub(crate) stream_read_preference: Option<ReadPreference>,
     pub(crate) hands_on: Option<bool>,
+    pub(crate) keep_idle: Option<Duration>,
     pub(crate) metered: Vec<String>,
     pub(crate) limits: Limits,
     pub(crate) history: Option<u32>,
@@ -324,6 +328,7 @@ impl Settings {
             near: self.near.unwrap_or(NEAR),
             stream_read_preference: self.stream_read_preference.unwrap_or(ReadPreference::Primary),
             hands_on: self.hands_on.unwrap_or(true),
+            keep_idle: self.keep_idle.unwrap_or_default(),
             metered: Metered::new(self.metered),
             limits: self.limits,
             // More than any maximum where it does not fit.
@@ -358,6 +363,23 @@ pub(crate) fn below(name: &str, value: Duration, bound_name: &str, bound: Durati
     if value >= bound {
         return Err(InvalidInput::new(format!(
             "the {name} of {value:?} is not shorter than the {bound_name}, {bound:?}"
+        )));
+    }
+    Ok(())
+}
+
+/// Checks the time for which a lock stays with the client after its last release: that is to hand it on to the next task,
+/// however late that comes.
+pub(crate) fn check_keep_idle(keep: Duration, hands_on: bool) -> Result<(), InvalidInput> {
+    at_most(
+        "time to keep an idle lock",
+        keep,
+        "longest accepted value",
+        DURATION_MOST,
+    )?;
+    if !hands_on && !keep.is_zero() {
+        return Err(InvalidInput::new(format!(
+            "an idle lock is to be kept for {keep:?}, and locks are not to be handed on locally"
         )));
     }
     Ok(())
@@ -556,6 +578,21 @@ mod tests {
                     ..settings()
                 },
                 ["maximum hold of 9ms", "10ms"],
+            ),
+            (
+                Settings {
+                    keep_idle: Some(Duration::MAX),
+                    ..settings()
+                },
+                ["keep an idle lock of 184", "31622400s"],
+            ),
+            (
+                Settings {
+                    keep_idle: Some(second),
+                    hands_on: Some(false),
+                    ..settings()
+                },
+                ["kept for 1s", "not to be handed on"],
             ),
             (
                 Settings {

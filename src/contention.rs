@@ -91,6 +91,7 @@ impl Contention {
         }
         let span = |from: SystemTime, to: SystemTime| rounded(to.duration_since(from).unwrap_or(Duration::ZERO));
         match holder.released {
+            None if holder.idle => f.write_str(", where it is idle")?,
             None => write!(f, " for {:?}", span(holder.since, self.as_of))?,
             Some(released) => write!(
                 f,
@@ -179,6 +180,7 @@ mod tests {
             },
             token: 7,
             released: None,
+            idle: None,
         }
     }
 

@@ -81,6 +81,12 @@ pub struct HolderInfo {
     /// When the holder released the lock, if it is [kept](crate::Acquire::at_least_for) beyond that: nobody holds it,
     /// and it stays taken until [`until`](Self::until). `None` while it is held.
     pub released: Option<SystemTime>,
+    /// Whether the lock is idle: it was released, and stays with the holder's client for its next task
+    /// ([`keep_idle`](crate::LockClientBuilder::keep_idle)), which gives it back as soon as another client waits for it.
+    ///
+    /// The client shows it with its next renewal, and shows in the same way that the lock is held again: of a lock that was
+    /// taken again, this is `true` for no longer than 0.3 s and that write.
+    pub idle: bool,
     /// The host of the holder.
     pub host: String,
     /// The process id of the holder on its host.
@@ -167,6 +173,7 @@ impl HolderInfo {
             since: SystemTime::from(holder.since),
             until: SystemTime::from(holder.until),
             released: holder.released.map(SystemTime::from),
+            idle: holder.idle.unwrap_or(false),
             host,
             pid: pid(&holder.owner),
             label,
@@ -248,6 +255,7 @@ impl fmt::Display for LockInfo {
         }
         for (position, holder) in self.holders.iter().enumerate() {
             let lead = match (position, holder.released) {
+                (0, None) if holder.idle => "idle with ",
                 (0, None) => "held by ",
                 (0, Some(_)) => "released and kept by ",
                 (_, None) => ", ",

@@ -89,6 +89,8 @@ struct HolderForm<'a> {
     /// Missing in the forms of earlier versions.
     #[serde(default)]
     released: Option<Time>,
+    #[serde(default)]
+    idle: bool,
     host: Cow<'a, str>,
     pid: u32,
     label: Option<Cow<'a, str>>,
@@ -106,6 +108,7 @@ impl Serialize for HolderInfo {
             since: Time(self.since),
             until: Time(self.until),
             released: self.released.map(Time),
+            idle: self.idle,
             host: Cow::Borrowed(&self.host),
             pid: self.pid,
             label: borrowed(&self.label),
@@ -127,6 +130,7 @@ impl<'de> Deserialize<'de> for HolderInfo {
             since: form.since.0,
             until: form.until.0,
             released: form.released.map(|released| released.0),
+            idle: form.idle,
             host: form.host.into_owned(),
             pid: form.pid,
             label: owned(form.label),

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use crate::{
-    config::{Config, DURATION_MOST, LEASE_LEAST, Limits, at_least, at_most, below},
+    config::{Config, DURATION_MOST, LEASE_LEAST, Limits, at_least, at_most, below, check_keep_idle},
     input::InvalidInput,
 };
 
@@ -24,6 +24,10 @@ pub(crate) struct Terms {
     /// Missing ones are the client's, unless it is `unlimited`.
     limits: Limits,
     unlimited: bool,
+    /// Whether the hold comes from the server and goes back to it, as something is reckoned from the time of its grant.
+    by_server: bool,
+    /// The time for which the lock stays with the client after its last release; `None`: the client's own.
+    keep_idle: Option<Duration>,
 }
 
 /// The lease of a hold by its terms and its client's settings.
@@ -51,6 +55,14 @@ impl Terms {
         }
     }
 
+    /// Returns the terms of a hold that no task of this client has from another.
+    pub(crate) fn by_server() -> Self {
+        Self {
+            by_server: true,
+            ..Self::default()
+        }
+    }
+
     pub(crate) fn set_lease(&mut self, length: Duration) {
         (self.length, self.fixed) = (Some(length), false);
     }
@@ -71,15 +83,34 @@ impl Terms {
         self.limits.lose = Some(limit);
     }
 
-    /// Whether a hold on these terms is renewed, and opens the lock when it is released.
+    pub(crate) fn set_keep_idle(&mut self, keep: Duration) {
+        self.keep_idle = Some(keep);
+    }
+
+    /// Whether these terms are the same but for what follows the release.
+    pub(crate) fn are_like(&self, other: &Self) -> bool {
+        let keep_idle = None;
+        Self { keep_idle, ..*self } == Self { keep_idle, ..*other }
+    }
+
+    /// Returns for how long the lock stays with the client after its last release.
+    pub(crate) fn keep_idle(&self, config: &Config) -> Duration {
+        if !self.is_plain() {
+            return Duration::ZERO;
+        }
+        self.keep_idle.unwrap_or(config.keep_idle)
+    }
+
+    /// Whether a task may have a hold on these terms from another: it is renewed, and its release opens the lock.
     pub(crate) fn is_plain(&self) -> bool {
-        !self.fixed && self.at_least.is_zero()
+        !self.fixed && self.at_least.is_zero() && !self.by_server
     }
 
     /// Refuses terms that are out of bounds, or that don't go with the client's margins.
     pub(crate) fn check(&self, config: &Config) -> Result<(), InvalidInput> {
         at_most("least time", self.at_least, "longest accepted value", DURATION_MOST)?;
         self.limits.check()?;
+        check_keep_idle(self.keep_idle(config), config.hands_on)?;
         let Some(length) = self.length else {
             return Ok(());
         };

@@ -132,17 +132,17 @@ fn waiting(lock: &LockInfo, now: SystemTime) -> String {
     }
 }
 
-/// Returns a short form of the holder: `billing@web-1:4711 (writer)`, and whether the lock is kept after its release.
+/// Returns a short form of the holder: `billing@web-1:4711 (writer)`, and whether the lock is kept after its release, or idle.
 pub(crate) fn who(holder: &HolderInfo) -> String {
     let share = match (holder.access, holder.permits) {
         (Some(access), _) => format!(" ({access})"),
         (None, 1) => String::new(),
         (None, permits) => format!(" ({permits} permits)"),
     };
-    let kept = if holder.released.is_some() {
-        " (released, kept)"
-    } else {
-        ""
+    let kept = match holder.released {
+        Some(_) => " (released, kept)",
+        None if holder.idle => " (idle)",
+        None => "",
     };
     short(holder.label.as_deref(), &holder.host, holder.pid) + &share + kept
 }

@@ -65,6 +65,12 @@ pub(crate) fn in_full(lock: &LockInfo, now: SystemTime) -> String {
             let _ = writeln!(text, "          done   {at}, {ago} ago: released, and kept");
             writeln!(text, "          until  {until}, in {left}: then it opens")
         } else if holder.until > now {
+            if holder.idle {
+                let _ = writeln!(
+                    text,
+                    "          idle   nobody has it; its client gives it back to whoever waits"
+                );
+            }
             writeln!(
                 text,
                 "          until  {until}, in {}, unless renewed",

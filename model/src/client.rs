@@ -68,6 +68,8 @@ pub(super) struct Line {
     pub(super) waitlist: Waitlist,
     /// The oldest first.
     pub(super) holds: Vec<Hold>,
+    /// The hold that no task has.
+    pub(super) idle: Option<Hold>,
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -146,19 +148,12 @@ impl Client {
         input: impl FnOnce(&mut Waitlist, &Context<'_>, &mut Vec<Effect>) -> T,
     ) -> T {
         let ids = Ids::resumed(self.session.clone(), self.ids);
-        let context = Context {
-            now: instant(world.now),
-            config: world.rules.config(),
-            clock: &self.clock,
-            streaming: true,
-            resting: false,
-            ids: &ids,
-            room: world.rules.room,
-        };
+        let context = context(&self.clock, &ids, world);
         let line = &mut self.lines[lock];
         let mut effects = Vec::new();
         let output = input(&mut line.waitlist, &context, &mut effects);
         line.take_in(effects);
+        line.attend_to_idle(world, false, &context);
         line.waitlist
             .stop_timers(context.now, TICK, *NEVER, world.rules.knocks_in_full);
         self.ids = ids.number();
@@ -217,23 +212,30 @@ impl Client {
         });
         // Only a release hands on: what was lost is nobody's to give.
         let released = hold.is_believed(world.now, world.rules) && kept.is_none();
-        let until = if world.rules.hands_on_what_is_left {
-            hold.deadline
-        } else {
-            world.now + LEASE
-        };
-        let inherited = Inheritance {
-            deadline: Deadline::at(instant(until)),
-            renew_at: *NEVER,
-        };
-        self.feed(lock, world, |waitlist, context, effects| {
+        let inherited = hold.left(world);
+        let stays = self.feed(lock, world, |waitlist, context, effects| {
             if waitlist.part(&hold.id) && world.rules.last_reader_releases {
-                return;
+                return false;
             }
-            if !(released && waitlist.hand_on(&hold.id, inherited, context, effects)) {
-                waitlist.let_go(&hold.id, world.used, None, kept, None, context);
+            if released && waitlist.hand_on(&hold.id, inherited, context, effects) {
+                return false;
             }
+            if released && waitlist.rest(&hold.id, inherited, context).is_some() {
+                return true;
+            }
+            waitlist.let_go(&hold.id, world.used, None, kept, None, context);
+            false
         });
+        if stays {
+            self.lines[lock].idle = Some(hold);
+        }
+    }
+
+    /// The time of the hold that no task has is over.
+    pub(super) fn give_back(&mut self, lock: usize, world: World<'_>) {
+        let ids = Ids::resumed(self.session.clone(), self.ids);
+        let context = context(&self.clock, &ids, world);
+        self.lines[lock].attend_to_idle(world, true, &context);
     }
 
     /// The next operation. `timer`: a pause is over, and a head that is queued asks again.
@@ -281,6 +283,9 @@ impl Client {
 
     /// A write of somebody else, at a time of the server, that names one of our entries.
     pub(super) fn signalled(&mut self, lock: usize, id: &str, signal: Signal, at: ServerTime, world: World<'_>) {
+        if signal == Signal::AskedFor && !world.rules.heeds_notices {
+            return;
+        }
         self.feed(lock, world, |waitlist, context, effects| {
             let signal = match (signal, waitlist.token_of_hold(id)) {
                 (Signal::Evicted { .. }, Some(token)) if !world.rules.tells_grants_apart => Signal::Evicted { token },
@@ -296,7 +301,7 @@ impl Client {
     pub(super) fn verified(&mut self, lock: usize, id: &str, document: Option<State>, world: World<'_>) {
         let document = document.map(Ok);
         self.feed(lock, world, |waitlist, context, effects| {
-            waitlist.verified(document.as_ref(), &[id.to_owned()], context, effects);
+            waitlist.verified(document.as_ref(), Some(context.now), &[id.to_owned()], context, effects);
         });
     }
 
@@ -309,7 +314,39 @@ impl Client {
     }
 }
 
+fn context<'a>(clock: &'a ServerClock, ids: &'a Ids, world: World<'a>) -> Context<'a> {
+    Context {
+        now: instant(world.now),
+        config: world.rules.config(),
+        clock,
+        streaming: true,
+        resting: false,
+        expects_stream: true,
+        ids,
+        room: world.rules.room,
+    }
+}
+
 impl Line {
+    /// What the session does after whatever comes up: the next task gets the hold that no task has, or it is given back.
+    fn attend_to_idle(&mut self, world: World<'_>, is_over: bool, context: &Context<'_>) {
+        let Some(entry) = self.idle.as_ref().map(|hold| hold.id.clone()) else {
+            return;
+        };
+        let gives_back = self.waitlist.must_give_back(&entry, context) || is_over;
+        if self.waitlist.is_empty() && !gives_back {
+            return;
+        }
+        let Some(hold) = self.idle.take() else { return };
+        let inherited = hold.left(world);
+        let mut effects = Vec::new();
+        let is_held = hold.is_believed(world.now, world.rules);
+        if !(is_held && self.waitlist.hand_on(&entry, inherited, context, &mut effects)) {
+            self.waitlist.let_go(&entry, world.used, None, None, None, context);
+        }
+        self.take_in(effects);
+    }
+
     fn take_in(&mut self, effects: Vec<Effect>) {
         for effect in effects {
             match effect {
@@ -320,14 +357,17 @@ impl Line {
                     granted_as: grant.granted_as,
                     deadline: tick(grant.deadline.instant()),
                 }),
-                Effect::Lost { entry, .. } => self.holds.retain(|hold| hold.id != entry),
+                Effect::Lost { entry, .. } => {
+                    self.holds.retain(|hold| hold.id != entry);
+                    self.idle = self.idle.take().filter(|hold| hold.id != entry);
+                }
                 _ => {}
             }
         }
     }
 
-    pub(super) fn is_idle(&self) -> bool {
-        self.waitlist.is_idle()
+    pub(super) fn is_unused(&self) -> bool {
+        self.waitlist.is_unused()
     }
 
     pub(super) fn wants_to_send(&self, now: i64) -> bool {
@@ -339,15 +379,33 @@ impl Line {
     }
 
     /// A renewal of a hold was acknowledged, or a reading shows it renewed.
-    pub(super) fn renewed(&mut self, place: usize, deadline: Deadline, now: i64, rules: &Rules) {
-        let hold = &mut self.holds[place];
-        if hold.is_believed(now, rules) {
+    pub(super) fn renewed(&mut self, (id, token): (&str, i64), deadline: Deadline, now: i64, rules: &Rules) {
+        if let Some(hold) = self.hold_of(id, token).filter(|hold| hold.is_believed(now, rules)) {
             hold.deadline = hold.deadline.max(tick(deadline.instant()));
         }
+    }
+
+    /// The first hold of an entry, be it that no task has it.
+    pub(super) fn hold_of(&mut self, id: &str, token: i64) -> Option<&mut Hold> {
+        let mut holds = self.holds.iter_mut().chain(&mut self.idle);
+        holds.find(|hold| hold.id == id && hold.granted_as == token)
     }
 }
 
 impl Hold {
+    /// The lease that the next task has.
+    fn left(&self, world: World<'_>) -> Inheritance {
+        let until = if world.rules.hands_on_what_is_left {
+            self.deadline
+        } else {
+            world.now + LEASE
+        };
+        Inheritance {
+            deadline: Deadline::at(instant(until)),
+            renew_at: *NEVER,
+        }
+    }
+
     /// Whether its holder takes it for valid.
     pub(super) fn is_believed(&self, now: i64, rules: &Rules) -> bool {
         now < self.deadline || !rules.looks_at_the_clock

@@ -57,7 +57,8 @@ impl System {
         tokens.extend(self.copy.iter().flat_map(|(_, state)| tokens_of(state)));
         for client in &self.clients {
             for line in &client.lines {
-                tokens.extend(line.holds.iter().flat_map(|hold| [hold.token, hold.granted_as]));
+                let holds = line.holds.iter().chain(&line.idle);
+                tokens.extend(holds.flat_map(|hold| [hold.token, hold.granted_as]));
                 tokens.extend(line.waitlist.tokens());
             }
         }
@@ -205,7 +206,8 @@ impl<'a> View<'a> {
             Word::Time(at) => self.time(tick(at), 0),
             Word::Number(number) => self.words.push(number),
         });
-        for hold in &line.holds {
+        self.flag(line.idle.is_some());
+        for hold in line.holds.iter().chain(&line.idle) {
             self.id(&hold.id);
             self.words.push(hold.permits);
             self.token(hold.token);

@@ -20,8 +20,13 @@ use crate::{
 impl System {
     /// A client's step; says whether it sent something.
     pub(super) fn step(&mut self, setup: &Setup, client: usize, lock: usize, step: Step, mode: Mode) -> bool {
-        if let Step::Renew(hold) = step {
-            let hold = &self.clients[client].lines[lock].holds[hold];
+        let line = &self.clients[client].lines[lock];
+        let renewed = match step {
+            Step::Renew(hold) => line.holds.get(hold),
+            Step::RenewIdle => line.idle.as_ref(),
+            _ => None,
+        };
+        if let Some(hold) = renewed {
             let command = Command::Renew {
                 id: hold.id.clone(),
                 token: hold.granted_as,
@@ -35,7 +40,8 @@ impl System {
             Step::Acquire { wait } => it.join(lock, wait, world),
             Step::Cancel(place) => it.cancel(lock, place, world),
             Step::LetGo(place) => it.let_go(lock, place, world),
-            Step::Renew(_) | Step::Send | Step::Timer => {}
+            Step::GiveBack => it.give_back(lock, world),
+            Step::Renew(_) | Step::RenewIdle | Step::Send | Step::Timer => {}
         }
         let Some(operation) = it.next(lock, step == Step::Timer, world) else {
             return false;
@@ -216,10 +222,9 @@ impl System {
                 };
                 let document = self.documents()[lock].state.clone();
                 let client = &mut self.clients[client];
-                let mut holds = client.lines[lock].holds.iter();
-                let Some(place) = holds.position(|hold| hold.id == id && hold.granted_as == token) else {
+                if client.lines[lock].hold_of(&id, token).is_none() {
                     return;
-                };
+                }
                 let sent = if setup.rules.counts_from_sending { sent } else { now };
                 let config = setup.rules.config();
                 // Where some are gone, or were renewed by another meanwhile, the document is read.
@@ -231,7 +236,7 @@ impl System {
                     holder.and_then(|holder| Deadline::of_reading(&read, holder.until, sent, config.lease, config))
                 };
                 match deadline {
-                    Some(deadline) => client.lines[lock].renewed(place, deadline, self.time, &setup.rules),
+                    Some(deadline) => client.lines[lock].renewed((&id, token), deadline, self.time, &setup.rules),
                     None => client.verified(lock, &id, document.as_deref().cloned(), world),
                 }
             }

@@ -59,6 +59,15 @@ impl System {
                 while !self.clients[client].lines[lock].holds.is_empty() {
                     self.ask(setup, client, lock, Step::LetGo(0), silent);
                 }
+                let idle = &self.clients[client].lines[lock].idle;
+                if idle.is_some() && self.is_over(setup, client, lock, events) {
+                    self.ask(setup, client, lock, Step::GiveBack, silent);
+                } else if idle
+                    .as_ref()
+                    .is_some_and(|hold| self.may_renew(client, hold, &setup.rules))
+                {
+                    self.step(setup, client, lock, Step::RenewIdle, Mode::Prompt);
+                }
                 // With a stream, asking is only the back-stop.
                 let line = &self.clients[client].lines[lock];
                 let queued = line.waitlist.is_queued();
@@ -74,6 +83,17 @@ impl System {
                 }
             }
         }
+    }
+
+    /// Whether the time of the hold that no task has is over. An event that arrives ends it sooner, so where none was lost
+    /// it lasts for as long as others wait.
+    fn is_over(&self, setup: &Setup, client: usize, lock: usize, events: bool) -> bool {
+        let line = &self.clients[client].lines[lock];
+        let others = self.clients.iter().filter(|other| other.number != client);
+        let awaited = others
+            .flat_map(|other| &other.lines[lock..=lock])
+            .any(|line| !line.waitlist.is_empty());
+        !awaited || !events || self.faults < setup.faults || line.waitlist.rests_in_doubt()
     }
 
     /// A client's step whose command is answered at once; or is not answered at all where it is to be `silent`, which is

@@ -56,6 +56,10 @@ pub(super) struct Rules {
     pub(super) last_reader_releases: bool,
     /// How many tokens a client takes for its own that no write has reserved.
     pub(super) tokens_not_reserved: i64,
+    /// A lock stays with its client after a release, for the next task.
+    pub(super) stays_idle: bool,
+    /// Who hears that others wait gives it back.
+    pub(super) heeds_notices: bool,
     /// A command that is not answered is given up, and its client goes on beside it.
     pub(super) gives_up_commands: bool,
 }
@@ -78,6 +82,8 @@ impl Rules {
         hands_on_what_is_left: true,
         last_reader_releases: true,
         tokens_not_reserved: 0,
+        stays_idle: false,
+        heeds_notices: true,
         gives_up_commands: true,
     };
 
@@ -85,7 +91,17 @@ impl Rules {
     pub(super) fn config(&self) -> &'static Config {
         static WITH_MARGIN: LazyLock<Config> = LazyLock::new(|| config(SKEW));
         static WITHOUT: LazyLock<Config> = LazyLock::new(|| config(0));
-        if self.margin { &WITH_MARGIN } else { &WITHOUT }
+        static KEEPING: LazyLock<Config> = LazyLock::new(|| {
+            let mut config = config(SKEW);
+            // Longer than any run: the checker decides when that time is over.
+            config.keep_idle = Duration::from_secs(3_600);
+            config
+        });
+        match self.margin {
+            true if self.stays_idle => &KEEPING,
+            true => &WITH_MARGIN,
+            false => &WITHOUT,
+        }
     }
 
     /// What a client takes off the end of a lease, in ticks.

@@ -42,7 +42,11 @@ pub(super) enum Step {
     },
     Cancel(usize),
     LetGo(usize),
+    /// The time of the hold that no task has is over.
+    GiveBack,
     Renew(usize),
+    /// Of the hold that no task has.
+    RenewIdle,
     /// What came up while an operation was on its way.
     Send,
     Timer,
@@ -83,7 +87,7 @@ impl Setup {
                     steps.push(Action::LateEvent(client));
                 }
             }
-            let busy = state.clients[client].lines.iter().any(|line| !line.is_idle());
+            let busy = state.clients[client].lines.iter().any(|line| !line.is_unused());
             if state.clients[client].frozen {
                 steps.push(Action::Thaw(client));
             } else if busy && self.allows(state, Fault::Freeze) {
@@ -143,6 +147,7 @@ impl Setup {
                     own.extend((0..line.waitlist.waiting().len()).map(Step::Cancel));
                 }
                 own.extend((0..line.holds.len()).map(Step::LetGo));
+                own.extend(line.idle.as_ref().map(|_| Step::GiveBack));
                 if line.wants_to_send(state.time) {
                     own.push(Step::Send);
                 } else if line.may_ask(state.time) {
@@ -152,6 +157,11 @@ impl Setup {
                 let renewable =
                     renewable.filter(|(_, hold)| self.renewals && state.may_renew(client, hold, &self.rules));
                 own.extend(renewable.map(|(hold, _)| Step::Renew(hold)));
+                let idle = line
+                    .idle
+                    .iter()
+                    .filter(|hold| self.renewals && state.may_renew(client, hold, &self.rules));
+                own.extend(idle.map(|_| Step::RenewIdle));
                 for step in own {
                     steps.extend(modes.iter().map(|&mode| Action::Client {
                         client,

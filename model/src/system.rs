@@ -274,7 +274,7 @@ impl System {
                 .clients
                 .iter()
                 .flat_map(|client| &client.lines)
-                .all(|line| line.is_idle())
+                .all(|line| line.is_unused())
     }
 }
 
@@ -311,7 +311,7 @@ impl fmt::Debug for System {
             }
         }
         for client in &self.clients {
-            for (lock, line) in client.lines.iter().enumerate().filter(|(_, line)| !line.is_idle()) {
+            for (lock, line) in client.lines.iter().enumerate().filter(|(_, line)| !line.is_unused()) {
                 writeln!(f, "  client {} before lock {lock}: {line:?}", client.number)?;
             }
         }

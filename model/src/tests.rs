@@ -156,6 +156,63 @@ fn a_range_of_tokens_that_no_write_reserves_is_found() {
     find("a range that is not written", "a counter beyond all tokens", setup);
 }
 
+/// Two clients, of which each keeps what nobody waits for.
+fn idle() -> Setup {
+    Setup {
+        rules: Rules {
+            stays_idle: true,
+            ..Rules::REAL
+        },
+        permits: vec![1; 2],
+        acquires: 2,
+        tries: true,
+        steps: 9,
+        ..mutex()
+    }
+}
+
+#[test]
+fn a_mutex_that_stays_with_its_client() {
+    let with_faults = Setup { steps: 11, ..idle() };
+    check("mutex, two clients, idle, eleven steps", with_faults, 60_000);
+    let renewed = Setup {
+        tries: false,
+        renewals: true,
+        faults: 0,
+        steps: 0,
+        ..idle()
+    };
+    check("mutex, two clients, idle and renewed, no faults", renewed, 5_000);
+}
+
+#[test]
+fn an_idle_hold_that_begins_a_lease_of_its_own_is_found() {
+    let setup = Setup {
+        rules: Rules {
+            hands_on_what_is_left: false,
+            ..idle().rules
+        },
+        faults: 0,
+        liveness: false,
+        steps: 0,
+        ..idle()
+    };
+    find("a lease that begins as an idle lock is taken", "exclusion", setup);
+}
+
+#[test]
+fn an_idle_lock_that_is_not_given_back_to_whoever_waits_is_found() {
+    let setup = Setup {
+        rules: Rules {
+            heeds_notices: false,
+            ..idle().rules
+        },
+        faults: 0,
+        ..idle()
+    };
+    find("an idle lock that nobody gives back", "everybody gets its turn", setup);
+}
+
 /// Readers of one process that share a hold, and a writer of another.
 fn shared() -> Setup {
     const ALL: i64 = 1 << 20;

@@ -44,8 +44,9 @@ pub(super) fn is_without_ghosts(state: &System) -> bool {
     state.abandoned
         || clients.all(|client| {
             let mut lines = client.lines.iter().enumerate();
-            lines
-                .all(|(lock, line)| !line.is_idle() || state.has_on_its_way(client.number, lock) || empty(client, lock))
+            lines.all(|(lock, line)| {
+                !line.is_unused() || state.has_on_its_way(client.number, lock) || empty(client, lock)
+            })
         })
 }
 

@@ -351,6 +351,27 @@ impl Acquire {
         self
     }
 
+    /// Keeps the lock with this client for so long after its release, instead of the
+    /// [client's](crate::LockClientBuilder::keep_idle) time; at most 366 days, and zero gives it back at once.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let locks = watchlock::LockClient::in_memory();
+    /// use std::time::Duration;
+    ///
+    /// let account = locks.mutex("account-7");
+    /// account.acquire().keep_idle(Duration::from_secs(10)).await?.release().await?;
+    /// // No command is sent for this one; its release sends one, as it does not ask for more.
+    /// account.acquire().await?.release().await?;
+    /// # Ok(()) }
+    /// ```
+    pub fn keep_idle(mut self, keep: Duration) -> Self {
+        self.request.terms.set_keep_idle(keep);
+        self
+    }
+
     /// Shares the hold of this client, if it has one already: then the call does not wait for the lock, and returns one
     /// more handle to the same hold.
     ///
@@ -481,6 +502,12 @@ impl TryAcquire {
     /// Loses the lock when it has been held for `limit`; see [`Acquire::lose_after`].
     pub fn lose_after(mut self, limit: Duration) -> Self {
         self.request.terms.set_lose_after(limit);
+        self
+    }
+
+    /// Keeps the lock with this client for so long after its release; see [`Acquire::keep_idle`].
+    pub fn keep_idle(mut self, keep: Duration) -> Self {
+        self.request.terms.set_keep_idle(keep);
         self
     }
 

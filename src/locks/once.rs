@@ -21,6 +21,7 @@ use crate::{
     name::LockName,
     protocol::KeptUntil,
     session::Session,
+    terms::Terms,
 };
 
 /// Shortest period: the clocks of two primaries may differ by a second.
@@ -335,7 +336,9 @@ impl Once {
     }
 
     fn attempt(&self) -> TryAcquire {
-        let mut attempt = Mutex::new(self.session.clone(), self.name.clone()).try_acquire();
+        let mutex = Mutex::new(self.session.clone(), self.name.clone());
+        // The period is reckoned from the grant, and a failed attempt is to leave the lock to whoever tries next.
+        let mut attempt = mutex.try_acquire().on(Terms::by_server());
         if let Some(reason) = &self.reason {
             attempt = attempt.reason(reason);
         }

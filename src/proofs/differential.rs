@@ -61,8 +61,16 @@ fn hostile() -> Vec<String> {
 #[derive(Debug)]
 enum Step {
     Run(Box<Operation>),
-    Renew { operation: String, ids: Vec<String> },
-    Guard { operation: String, id: String, token: i64 },
+    Renew {
+        operation: String,
+        ids: Vec<String>,
+        idle: Option<Vec<String>>,
+    },
+    Guard {
+        operation: String,
+        id: String,
+        token: i64,
+    },
 }
 
 /// Draws a step. Ids are few, so that entries meet themselves again; some of them are hostile.
@@ -103,6 +111,7 @@ fn step(random: &mut Random, number: usize, setup: &Setup, strings: &[String], s
         return Step::Renew {
             operation,
             ids: few(random, 3),
+            idle: (random.below(2) == 0).then(|| few(random, 3)),
         };
     }
     if let Some(holder) = state.and_then(|state| state.holders.last())
@@ -418,13 +427,14 @@ impl Sequence {
                     ),
                 }
             }
-            Step::Renew { operation, ids } => {
+            Step::Renew { operation, ids, idle } => {
+                let shown = (&**ids, idle.as_deref());
                 if let Some(state) = &mut self.expected {
-                    state::renew(state, operation, ids, 500, self.now);
+                    state::renew_and_show(state, operation, shown, 500, self.now);
                 }
                 (
                     doc! { "_id": &self.id, setup.at.key("holders.id"): { "$in": ids } },
-                    pipeline::renewal(&setup.at, operation, ids, 500, &date),
+                    pipeline::renewal(&setup.at, operation, shown, 500, &date),
                     false,
                 )
             }

@@ -45,7 +45,7 @@ use crate::{
 };
 
 /// Number of worlds in an everyday run. `WATCHLOCK_SEED=0..20000` asks for more.
-const SEEDS: u64 = 120;
+const SEEDS: u64 = 80;
 
 const CLIENTS: u64 = 3;
 
@@ -75,6 +75,9 @@ const LOOK: Duration = Duration::from_millis(23);
 const CALM: Duration = Duration::from_secs(300);
 
 const LEASE: Duration = Duration::from_secs(3);
+
+/// How long a lock stays with a client that keeps it for its next task.
+const IDLE: Duration = Duration::from_secs(2);
 
 const SKEW: Duration = Duration::from_millis(300);
 
@@ -348,6 +351,8 @@ fn client(memory: &Arc<MemoryStore>, seed: u64, number: u64) -> (Arc<Link>, Lock
         skew_margin: Some(SKEW),
         // Some do without a stream wherever they stand, others only at the end.
         near: Some((seed + number) % 4),
+        // With some, what nobody waits for stays.
+        keep_idle: ((seed + number) % 3 == 0).then_some(IDLE),
         ..Settings::default()
     };
     let config = settings.validate().unwrap();

@@ -165,6 +165,8 @@ impl State {
                 owner: Owner::from_document(holder.get_document("owner").ok()),
                 token: fields.whole("token")?,
                 released: fields.optional_time("released")?,
+                // No decision depends on it.
+                idle: holder.get_bool("idle").ok(),
             });
         }
         let mut queue = Vec::new();
@@ -232,6 +234,9 @@ impl State {
                 };
                 if let Some(released) = holder.released {
                     entry.insert("released", released);
+                }
+                if let Some(idle) = holder.idle {
+                    entry.insert("idle", idle);
                 }
                 Bson::from(entry)
             })
@@ -393,6 +398,7 @@ mod tests {
                     }),
                 },
                 released: Some(ServerTime(6)),
+                idle: Some(true),
             }],
             queue: vec![Waiter {
                 id: "b-1".into(),

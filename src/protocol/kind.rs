@@ -40,6 +40,11 @@ impl Kind {
         }
     }
 
+    /// Whether such a lock can be handed on inside a process.
+    pub(crate) fn is_handed_on(self) -> bool {
+        matches!(self, Self::Mutex | Self::Semaphore | Self::RwLock)
+    }
+
     pub(crate) fn parse(text: &str) -> Option<Self> {
         [
             Self::Mutex,

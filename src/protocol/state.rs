@@ -15,7 +15,7 @@ use super::{
 
 #[cfg(test)]
 pub(crate) use renewing::guard;
-pub(crate) use renewing::renew;
+pub(crate) use renewing::{renew, renew_and_show};
 
 /// The document of one lock.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -391,6 +391,7 @@ impl Step<'_> {
             owner: waiter.owner,
             token,
             released: None,
+            idle: None,
         });
     }
 

@@ -176,7 +176,7 @@ impl Session {
         // A clock that is further ahead than was known is news for all holds.
         self.note(&exchange);
         let document = documents.get(&hold.name);
-        self.compare(hold, document);
+        self.compare(hold, document, exchange.sent);
         if let Some(reason) = hold.lost_reason() {
             return Some(reason.into());
         }

@@ -16,7 +16,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::process::Process;
 use crate::{
-    config::{Config, millis},
+    config::{Config, Limits, millis},
     metered::LockLabel,
     protocol::{HoldEnd, Holder, Kept, KeptUntil, ServerTime, Use, clock_token},
     status::{LockStatus, LostReason},
@@ -24,7 +24,7 @@ use crate::{
     telemetry::{self, Granted},
     terms::Lease,
     token::FencingToken,
-    waitlist::{Grant, How, Inheritance, clock::ServerClock, deadline::Deadline},
+    waitlist::{Grant, How, Inheritance, clock::ServerClock, deadline::Deadline, idling},
 };
 
 /// A grant, with the local deadline up to which it is surely ours.
@@ -46,6 +46,10 @@ pub(crate) struct Hold {
     pub(crate) since: Instant,
     /// Its grant is no later than this in the server's log; `None` if that is not known.
     pub(super) logged_by: Option<LogTime>,
+    /// Whether no task has it: it stays with the client for the next one.
+    pub(super) is_idle: bool,
+    /// Whether the document may show it as idle.
+    shown_idle: AtomicBool,
     /// Set if the lock has metrics of its own.
     pub(super) label: Option<LockLabel>,
     /// Whether the document was written under this hold: by its grant, or since it was handed on.
@@ -64,6 +68,8 @@ struct Progress {
     deadline: Deadline,
     /// `None`: nobody renews it.
     renew_at: Option<Instant>,
+    /// When it is renewed at the latest because the document shows it as idle.
+    show_at: Option<Instant>,
     /// Set if the lock is to stay taken after a release.
     kept: Option<KeptUntil>,
     /// Number of renewals sent.
@@ -114,6 +120,9 @@ pub(super) struct Schedule {
     pub(super) refused: bool,
 }
 
+/// Pause before a renewal that shows a hold as held which its document shows as idle: most are over by then, and need none.
+const SHOWN_AFTER: Duration = Duration::from_millis(300);
+
 /// Later than anything that the heartbeat waits for.
 const NEVER: Duration = Duration::from_secs(366 * 24 * 3600);
 
@@ -163,6 +172,8 @@ impl Hold {
             lease: grant.lease,
             since: Instant::now(),
             logged_by: None,
+            is_idle: false,
+            shown_idle: AtomicBool::new(false),
             label: None,
             // Since a reader's entry was written, nobody can have written under the lock.
             written: AtomicBool::new(grant.token == grant.granted_as || is_reader),
@@ -171,6 +182,7 @@ impl Hold {
                 permits: grant.permits,
                 deadline: grant.deadline,
                 renew_at: grant.renew_at,
+                show_at: None,
                 kept: (!at_least.is_zero()).then(|| KeptUntil::AfterGrant(millis(at_least))),
                 renewals: 0,
                 in_vain: 0,
@@ -189,6 +201,55 @@ impl Hold {
             ended: CancellationToken::new(),
             held_in: Process::this(),
         }
+    }
+
+    /// Returns the hold that stays with the client when this one was released, with what is left of its lease.
+    ///
+    /// It is renewed as often as its document is to be read, it has no limits, and observers never hear of it.
+    pub(super) fn idle(&self, inherited: Inheritance) -> Self {
+        let Inheritance { deadline, renew_at } = inherited;
+        let renew_at = renew_at.min(Instant::now() + idling::LOOK_EVERY);
+        let interval = self.lease.interval.map(|interval| interval.min(idling::LOOK_EVERY));
+        let limits = Limits::NONE;
+        let grant = Grant {
+            token: self.token.as_i64(),
+            granted_as: self.granted_as,
+            used: self.used,
+            permits: self.permits(),
+            lease: Lease {
+                interval,
+                limits,
+                ..self.lease
+            },
+            how: How::Local,
+            deadline,
+            renew_at: Some(renew_at),
+        };
+        let hold = Self::new(self.id.clone(), self.name.clone(), &grant);
+        hold.progress().reported = Reported::Over;
+        Self {
+            is_idle: true,
+            since: self.since,
+            logged_by: self.logged_by,
+            // What is to be shown as held was not, or may not have been.
+            shown_idle: AtomicBool::new(self.is_shown_idle()),
+            ..hold
+        }
+    }
+
+    /// Notes that a renewal may have written it as idle.
+    pub(super) fn note_shown_idle(&self) {
+        self.shown_idle.store(true, Ordering::Release);
+    }
+
+    pub(super) fn is_shown_idle(&self) -> bool {
+        self.shown_idle.load(Ordering::Acquire)
+    }
+
+    /// Has the document show a hold as held that it shows as idle, unless it is over before.
+    pub(super) fn show_held(&self, now: Instant) {
+        self.note_shown_idle();
+        self.progress().show_at = Some(now + SHOWN_AFTER);
     }
 
     /// Whether the document's holder is this hold. The entry alone does not show it: where the hold was removed while
@@ -248,7 +309,8 @@ impl Hold {
 
     /// Returns how the hold ended, if its entry may still be in the document although it is lost.
     pub(crate) fn given_up(&self) -> Option<HoldEnd> {
-        match self.progress().lost? {
+        // Nobody has lost anything with it.
+        match self.progress().lost.filter(|_| !self.is_idle)? {
             LostReason::Expired => Some(HoldEnd::Expired),
             LostReason::HeldTooLong => Some(HoldEnd::HeldTooLong),
             _ => None,
@@ -487,8 +549,11 @@ impl Hold {
         let report_at = self.reported_from().filter(|_| !progress.reported_too_long);
         let limits = report_at.into_iter().chain(self.limit());
         let limits = limits.filter(|_| progress.lost.is_none());
+        let renew_at = progress
+            .renew_at
+            .map(|at| progress.show_at.map_or(at, |show_at| show_at.min(at)));
         Schedule {
-            renew_at: progress.renew_at.filter(|_| progress.lost.is_none()),
+            renew_at: renew_at.filter(|_| progress.lost.is_none()),
             end,
             attend_at: limits.min().map_or(end, |at| at.min(end)),
             in_vain: progress.in_vain,
@@ -500,7 +565,7 @@ impl Hold {
     /// Notes that a renewal is sent; without an answer another goes out beside it at `again`. Returns its number.
     pub(crate) fn renewing(&self, again: Instant) -> u64 {
         let mut progress = self.progress();
-        progress.renew_at = Some(again);
+        (progress.renew_at, progress.show_at) = (Some(again), None);
         progress.renewals += 1;
         // This renewal goes out beside another.
         progress.failing |= progress.in_vain > 0;
@@ -520,6 +585,9 @@ impl Hold {
             progress.in_vain = 0;
             progress.refusals = 0;
             progress.failing = false;
+            if !self.is_idle && progress.show_at.is_none() {
+                self.shown_idle.store(false, Ordering::Release);
+            }
         }
     }
 

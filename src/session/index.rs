@@ -1,6 +1,6 @@
-//! The index by which the server purges idle locks.
+//! The index by which the server purges free locks.
 //!
-//! Locks work without it; only idle ones would stay. It is asked for before the first operation all the same, as it is
+//! Locks work without it; only free ones would stay. It is asked for before the first operation all the same, as it is
 //! free only as long as there is no collection. Where there are documents, the server builds it with all others shut
 //! out at the beginning and at the end. For that it waits until no transaction has written any of them, and an open
 //! one stops every command that wants any lock. So the first operation waits a moment for the index, and if it can't

@@ -20,7 +20,7 @@ use crate::{
     status::LostReason,
     store::{Answer, Failure, LogTime, StoreError},
     terms::Terms,
-    waitlist::{self, Grant, Held, Key, Patience, Setback, Waiting, Waitlist, ids::Ids},
+    waitlist::{self, Grant, Held, Inheritance, Key, Patience, Setback, Waiting, Waitlist, ids::Ids},
 };
 
 /// Time without an answer after which a server is more than merely slow.
@@ -152,12 +152,14 @@ pub(crate) struct Line {
     silent_since: Option<Instant>,
     /// Whether a transaction was guarded by a hold: such holds are not handed on, nor shared with more readers.
     guards: bool,
+    /// Whether the client shuts down: nothing stays with it.
+    closed: bool,
     /// The need of the line, as counted by the session.
     pub(super) counted: Need,
 }
 
 impl Line {
-    /// Creates a line; `alone_at`: when the document was last seen idle.
+    /// Creates a line; `alone_at`: when the lock was last seen free.
     pub(crate) fn new(name: String, alone_at: Option<Instant>) -> Self {
         Self {
             name,
@@ -170,12 +172,13 @@ impl Line {
             trouble: None,
             silent_since: None,
             guards: false,
+            closed: false,
             counted: Need::Nothing,
         }
     }
 
-    pub(crate) fn is_idle(&self) -> bool {
-        self.waitlist.is_idle()
+    pub(crate) fn is_unused(&self) -> bool {
+        self.waitlist.is_unused()
     }
 
     pub(crate) fn alone_at(&self) -> Option<Instant> {
@@ -227,6 +230,26 @@ impl Line {
 
     pub(crate) fn looked(&mut self, look: &PositionLook, ahead: Option<Ahead>, context: &Context<'_>) {
         self.waitlist.looked(look, ahead, context);
+    }
+
+    /// Sees to the hold that no task has: the next task in line gets it, or it is given back.
+    pub(crate) fn attend_to_idle(&mut self, context: &Context<'_>, effects: &mut Vec<Effect>) {
+        let Some(entry) = self.waitlist.resting().map(str::to_owned) else {
+            return;
+        };
+        let gives_back = self.waitlist.must_give_back(&entry, context);
+        if !self.waitlist.is_empty() || gives_back {
+            self.give_back_idle(context, effects);
+        }
+    }
+
+    /// Lets go of the holds that no task has.
+    pub(crate) fn give_back_idle(&mut self, context: &Context<'_>, effects: &mut Vec<Effect>) {
+        let idle: Vec<Arc<Hold>> = self.holds().filter(|hold| hold.is_idle).cloned().collect();
+        for hold in idle {
+            hold.exit();
+            self.let_go(&hold, None, context, effects);
+        }
     }
 
     pub(crate) fn next(&mut self, context: &Context<'_>) -> Option<Operation> {
@@ -283,7 +306,8 @@ impl Line {
     fn reenter(&self, task: &Task) -> Option<Arc<Hold>> {
         let (used, permits) = task.reenters?;
         let permits = u64::try_from(permits).ok()?;
-        let mut holds: Vec<&Arc<Hold>> = self.holds.values().filter(|hold| hold.used == used).collect();
+        let same = self.holds.values().filter(|hold| hold.used == used && !hold.is_idle);
+        let mut holds: Vec<&Arc<Hold>> = same.collect();
         // The oldest that is not over.
         holds.sort_unstable_by_key(|hold| hold.token);
         holds.into_iter().find(|hold| hold.enter_as(permits)).cloned()
@@ -380,8 +404,10 @@ impl Line {
         effects.extend(releases.map(|to| Effect::Released(to, Err(error()))));
     }
 
-    /// Takes all tasks out, as the client shuts down.
+    /// Takes all tasks out, as the client shuts down. What stays with the client is a hold like any other from now on, for
+    /// the caller to let go.
     pub(crate) fn close(&mut self, context: &Context<'_>, effects: &mut Vec<Effect>) {
+        self.closed = true;
         let mut owed = Vec::new();
         self.waitlist.close(context, &mut owed);
         self.pay(owed, Cause::Else, context, effects);
@@ -405,12 +431,22 @@ impl Line {
             return;
         }
         let mut owed = Vec::new();
-        if let Some(inherited) = hold.inheritance().filter(|_| !self.guards)
-            && self.waitlist.hand_on(&hold.id, inherited, context, &mut owed)
-        {
-            self.pay(owed, Cause::HandedOn(hold.logged_by), context, effects);
-            effects.extend(to.map(|to| Effect::Released(to, Ok(wake::Left::Holder))));
-            return;
+        if let Some(inherited) = hold.inheritance().filter(|_| !self.guards) {
+            let stays = if self.waitlist.hand_on(&hold.id, inherited, context, &mut owed) {
+                self.pay(owed, Cause::HandedOn(hold.logged_by), context, effects);
+                true
+            } else if let Some(doubted) = self.rest(hold, inherited, context) {
+                let idle = Arc::new(hold.idle(inherited));
+                self.holds.insert(idle.clone());
+                effects.extend(doubted.then_some(Effect::Doubted(idle)));
+                true
+            } else {
+                false
+            };
+            if stays {
+                effects.extend(to.map(|to| Effect::Released(to, Ok(wake::Left::Holder))));
+                return;
+            }
         }
         self.holds.remove(&hold.id);
         let release = to.map(|to| {
@@ -420,6 +456,12 @@ impl Line {
         });
         self.waitlist
             .let_go(&hold.id, hold.used, release, hold.kept(), hold.given_up(), context);
+    }
+
+    /// Has a hold stay with the client, if it may; whether its document is to be read before anybody has it.
+    fn rest(&mut self, hold: &Hold, inherited: Inheritance, context: &Context<'_>) -> Option<bool> {
+        let may = !hold.is_idle && !self.closed;
+        may.then(|| self.waitlist.rest(&hold.id, inherited, context)).flatten()
     }
 
     /// Takes in that a transaction is guarded by a hold.
@@ -515,16 +557,18 @@ impl Line {
         self.waitlist.doubt(context);
     }
 
-    /// Takes in the document as read after each of these holds was granted.
+    /// Takes in the document as it was after each of these holds was granted. `sent`: it was asked for then; `None`: an
+    /// event shows it.
     pub(crate) fn verified(
         &mut self,
         document: Option<&Result<State, Malformed>>,
+        sent: Option<Instant>,
         held: &[String],
         context: &Context<'_>,
         effects: &mut Vec<Effect>,
     ) {
         let mut owed = Vec::new();
-        self.waitlist.verified(document, held, context, &mut owed);
+        self.waitlist.verified(document, sent, held, context, &mut owed);
         self.pay(owed, Cause::Else, context, effects);
     }
 
@@ -584,6 +628,9 @@ impl Line {
         effects: &mut Vec<Effect>,
     ) {
         let mut hold = Hold::new(entry, self.name.clone(), grant);
+        if self.holds.of(&hold.id).iter().any(|before| before.is_shown_idle()) {
+            hold.show_held(context.now);
+        }
         let shared = self
             .holds
             .of(&hold.id)

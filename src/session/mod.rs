@@ -69,8 +69,8 @@ use renewals::Renewals;
 use streams::budget::StreamBudget;
 use streams::{suspicion::Suspicion, watcher::Demand};
 
-/// Maximum number of idle names to remember: as many as a service is likely to use again and again.
-const IDLE_REMEMBERED: usize = 1_024;
+/// Maximum number of free names to remember: as many as a service is likely to use again and again.
+const FREE_REMEMBERED: usize = 1_024;
 
 /// The state of one client, shared by its handles and its tasks.
 pub(crate) struct Session {
@@ -87,7 +87,7 @@ pub(crate) struct Session {
     budget: Arc<StreamBudget>,
     /// The uses that the change stream has now.
     demand: watch::Sender<Demand>,
-    /// Notified when the last line goes idle or a claim settles; only a shutdown waits for it.
+    /// Notified when the last line goes or a claim settles; only a shutdown waits for it.
     drained: Notify,
     /// Cancelled when nothing new is acquired any more.
     closing: CancellationToken,
@@ -130,8 +130,8 @@ struct Table {
 #[derive(Debug, Default)]
 struct Lines {
     by_name: BTreeMap<String, Line>,
-    /// Names without a line whose document was idle when it was last seen, and when that was.
-    idle: HashMap<String, Instant>,
+    /// Names without a line whose lock was free when it was last seen, and when that was.
+    free: HashMap<String, Instant>,
     needs: Needs,
     closed: bool,
 }
@@ -224,9 +224,12 @@ impl Session {
                 line.stop(&StoreError::runtime_ended(), &mut effects);
             }
             let line = table.lines.by_name.get_mut(name);
-            let (operation, look) = line.map_or((None, None), |line| match line.next(&context) {
-                Some(operation) => (Some((operation, line.timed_out())), None),
-                None => (None, line.next_look(&context)),
+            let (operation, look) = line.map_or((None, None), |line| {
+                line.attend_to_idle(&context, &mut effects);
+                match line.next(&context) {
+                    Some(operation) => (Some((operation, line.timed_out())), None),
+                    None => (None, line.next_look(&context)),
+                }
             });
             self.after(table, name);
             (operation, look)
@@ -258,7 +261,7 @@ impl Session {
         });
     }
 
-    /// Updates the books after a line changed: removes an idle line, and gives the heartbeat its next instant.
+    /// Updates the books after a line changed: removes a line that is not used any more, and gives the heartbeat its next instant.
     fn after(&self, table: &mut Table, name: &str) {
         let Lines { by_name, needs, .. } = &mut table.lines;
         let Some(line) = by_name.get_mut(name) else {
@@ -274,9 +277,9 @@ impl Session {
             }
         }
         table.agenda.ask(name, line.due_at());
-        if line.is_idle() {
+        if line.is_unused() {
             if let Some(at) = line.alone_at() {
-                table.lines.remember_idle(name, at);
+                table.lines.remember_free(name, at);
             }
             table.lines.by_name.remove(name);
             if table.lines.by_name.is_empty() {
@@ -354,12 +357,15 @@ impl Session {
     }
 
     fn context<'a>(&'a self, streaming: bool, clock: &'a ServerClock) -> Context<'a> {
+        let expects_stream =
+            streaming || (self.config.wake_source.may_stream() && *self.mode.borrow() == WakeMode::ChangeStream);
         Context {
             now: Instant::now(),
             config: &self.config,
             clock,
             streaming,
-            resting: !streaming && self.wants_to_stream() && *self.mode.borrow() == WakeMode::ChangeStream,
+            resting: !streaming && expects_stream && self.wants_to_stream(),
+            expects_stream,
             ids: &self.ids,
             room: QUEUE_MOST,
         }
@@ -385,6 +391,7 @@ impl Drop for Session {
         if !self.made_in.is_this() {
             return;
         }
+        self.give_idle_back();
         self.ended.cancel();
         let mode = *self.mode.borrow();
         telemetry::session_ended(mode);
@@ -395,14 +402,14 @@ impl Lines {
     fn line(&mut self, name: &str) -> &mut Line {
         self.by_name
             .entry(name.to_owned())
-            .or_insert_with(|| Line::new(name.to_owned(), self.idle.remove(name)))
+            .or_insert_with(|| Line::new(name.to_owned(), self.free.remove(name)))
     }
 
-    fn remember_idle(&mut self, name: &str, at: Instant) {
-        if self.idle.len() >= IDLE_REMEMBERED {
+    fn remember_free(&mut self, name: &str, at: Instant) {
+        if self.free.len() >= FREE_REMEMBERED {
             // Only a hint: a forgotten name costs the server a little more work the next time.
-            self.idle.clear();
+            self.free.clear();
         }
-        self.idle.insert(name.to_owned(), at);
+        self.free.insert(name.to_owned(), at);
     }
 }

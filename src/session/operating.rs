@@ -139,6 +139,7 @@ impl Session {
         let renewal = Renewal {
             operation: self.ids.operation(),
             entries: BTreeMap::from([(name.to_owned(), vec![holder.id])]),
+            idle: None,
             keep: self
                 .config
                 .keep_millis_for(Duration::from_millis(holder.lease.unsigned_abs())),

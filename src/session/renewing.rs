@@ -289,9 +289,13 @@ impl Session {
             ids.dedup();
         }
         let longest = holds.iter().map(|hold| hold.lease.length).max();
+        let idle: Vec<Arc<Hold>> = holds.iter().filter(|hold| hold.is_idle).cloned().collect();
+        idle.iter().for_each(|hold| hold.note_shown_idle());
+        let shows = !idle.is_empty() || holds.iter().any(|hold| hold.is_shown_idle());
         let renewal = Renewal {
             operation: self.ids.operation(),
             entries,
+            idle: shows.then(|| idle.iter().map(|hold| hold.id.clone()).collect()),
             keep: self.config.keep_millis_for(longest.unwrap_or_default()),
             within,
             apart,
@@ -325,6 +329,8 @@ impl Session {
                     hold.answered(sent);
                 }
             }
+            // A renewal does not show whether others wait.
+            self.verify(idle);
             let intervals = holds.iter().filter_map(|hold| hold.lease.interval);
             let interval = intervals.chain([self.config.renewal_interval]).min();
             self.hear_the_clock(&holds[0].name, interval.unwrap_or_default(), sent);
@@ -346,7 +352,7 @@ impl Session {
                 hold.answered(sent);
                 renewed += 1;
             }
-            self.compare(hold, documents.get(&hold.name));
+            self.compare(hold, documents.get(&hold.name), exchange.sent);
         }
         Ok((renewed, why))
     }

@@ -81,7 +81,7 @@ impl Session {
             if let Some(line) = lines.by_name.get_mut(name) {
                 let before = line.holds().filter(|hold| hold.is_logged_before(left.logged_at));
                 let before: Vec<String> = before.map(|hold| hold.id.clone()).collect();
-                line.verified(left.document.as_ref(), &before, context, effects);
+                line.verified(left.document.as_ref(), None, &before, context, effects);
             }
         });
     }

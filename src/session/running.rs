@@ -88,6 +88,7 @@ impl Session {
                     line.failed(operation, &error, &context, &mut effects);
                 }
             }
+            line.attend_to_idle(&context, &mut effects);
             let next = line.next(&context).map(|next| (next, line.timed_out()));
             self.after(table, name);
             next

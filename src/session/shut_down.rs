@@ -3,13 +3,14 @@
 use std::{sync::Arc, time::Duration};
 
 use futures::{StreamExt, stream};
-use tokio::time::{Instant, timeout};
+use tokio::time::{Instant, sleep, timeout};
 
 use super::{Session, hold::Hold, line::UNANSWERED};
 use crate::{
-    protocol::{Exchange, Expects},
+    protocol::{Exchange, Expects, Operation},
     status::LostReason,
     store::Answer,
+    waitlist::backoff::Backoff,
 };
 
 /// Maximum number of documents in one command of releases: some hundred kilobytes, as each has a pipeline of its own.
@@ -55,6 +56,43 @@ impl Session {
 
     pub(crate) fn is_closed(&self) -> bool {
         self.closing.is_cancelled()
+    }
+
+    /// Gives idle locks back as the last handle of the client goes. What fails is repeated until its lease is over.
+    pub(super) fn give_idle_back(&self) {
+        let Some(runtime) = self.started.get().filter(|_| !self.stopped.is_cancelled()) else {
+            return;
+        };
+        let mut releases = Vec::new();
+        {
+            let mut table = self.table();
+            let table = &mut *table;
+            let context = self.context(table.streaming, &table.clock);
+            for (name, line) in &mut table.lines.by_name {
+                if !line.holds().any(|hold| hold.is_idle) {
+                    continue;
+                }
+                let mut effects = Vec::new();
+                line.close(&context, &mut effects);
+                line.give_back_idle(&context, &mut effects);
+                releases.extend(
+                    line.next(&context)
+                        .map(|operation| (name.clone(), unguessed(operation))),
+                );
+            }
+        }
+        if releases.is_empty() {
+            return;
+        }
+        let (store, until) = (self.store.clone(), Instant::now() + self.config.lease);
+        runtime.spawn(async move {
+            for together in releases.chunks(RELEASED_TOGETHER) {
+                let mut backoff = Backoff::default();
+                while store.release_together(together).await.is_err() && Instant::now() < until {
+                    sleep(backoff.failed()).await;
+                }
+            }
+        });
     }
 
     /// Ends every wait and every hold, and then reports this to the server. Nothing new comes to the lines meanwhile.
@@ -107,15 +145,11 @@ impl Session {
                 }
                 // No task waits any more, so it is handed on to nobody.
                 line.let_go(hold, None, &context, &mut Vec::new());
-                if let Some(mut operation) = line.next(&context) {
+                if let Some(operation) = line.next(&context) {
                     if operation.requests.is_some() || line.is_awaited_by_release() {
                         alone.push((hold.name.clone(), (operation, line.timed_out())));
                     } else {
-                        // There is no answer that would reveal a wrong guess.
-                        if operation.expects == Expects::Alone {
-                            operation.expects = Expects::Holding;
-                        }
-                        together.push((hold.name.clone(), operation));
+                        together.push((hold.name.clone(), unguessed(operation)));
                     }
                 }
                 self.after(table, &hold.name);
@@ -157,4 +191,12 @@ impl Session {
             }
         }
     }
+}
+
+/// Returns a release that assumes nothing: there is no answer that would reveal a wrong guess.
+fn unguessed(mut operation: Operation) -> Operation {
+    if operation.expects == Expects::Alone {
+        operation.expects = Expects::Holding;
+    }
+    operation
 }

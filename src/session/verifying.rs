@@ -93,10 +93,11 @@ impl Session {
         telemetry::clock_jumped(jump.by, jump.ahead);
     }
 
-    pub(super) fn compare(self: &Arc<Self>, hold: &Hold, document: Option<&Result<State, Malformed>>) {
+    /// Compares a hold with its document, as asked for at `sent`.
+    pub(super) fn compare(self: &Arc<Self>, hold: &Hold, document: Option<&Result<State, Malformed>>, sent: Instant) {
         self.feed(&hold.name, |lines, context, effects| {
             if let Some(line) = lines.by_name.get_mut(&hold.name) {
-                line.verified(document, std::slice::from_ref(&hold.id), context, effects);
+                line.verified(document, Some(sent), std::slice::from_ref(&hold.id), context, effects);
             }
         });
     }
@@ -142,7 +143,7 @@ impl Session {
                 Ok((documents, exchange)) => {
                     self.note(&exchange);
                     for hold in holds {
-                        self.compare(hold, documents.get(&hold.name));
+                        self.compare(hold, documents.get(&hold.name), exchange.sent);
                     }
                     return;
                 }

@@ -99,8 +99,15 @@ impl MemoryStore {
         let now = self.clock.now();
         let mut renewed = 0;
         for (name, ids) in &renewal.entries {
+            let idle = renewal.idle_among(ids);
             if let Some(mut state) = contents.states.get(name).cloned()
-                && state::renew(&mut state, &renewal.operation, ids, renewal.keep, now)
+                && state::renew_and_show(
+                    &mut state,
+                    &renewal.operation,
+                    (ids, idle.as_deref()),
+                    renewal.keep,
+                    now,
+                )
             {
                 contents.write(name, state);
                 renewed += 1;

@@ -19,7 +19,7 @@ pub(crate) mod simulated;
 mod typed;
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, BTreeSet, HashMap},
     io,
     panic::AssertUnwindSafe,
     sync::Arc,
@@ -273,7 +273,7 @@ impl Store {
         }
     }
 
-    /// Prepares the collection: creates the index by which the server purges idle locks. The server gives up after
+    /// Prepares the collection: creates the index by which the server purges free locks. The server gives up after
     /// `within`.
     pub(crate) async fn prepare(&self, within: Duration) -> Result<(), StoreError> {
         match self {
@@ -291,12 +291,22 @@ pub(crate) struct Renewal {
     pub(crate) operation: String,
     /// The holders' entries, by the names of their locks.
     pub(crate) entries: BTreeMap<String, Vec<String>>,
+    /// The entries among them that no task has; `None` leaves what the documents show of that as it is.
+    pub(crate) idle: Option<BTreeSet<String>>,
     /// The lease, in milliseconds.
     pub(crate) keep: i64,
     /// Maximum time that the server may take.
     pub(crate) within: Duration,
     /// Whether each document gets its own statement, so that a refused document costs the others no second command.
     pub(crate) apart: bool,
+}
+
+impl Renewal {
+    /// Returns the idle ones among these entries; `None` if what the documents show is left as it is.
+    fn idle_among(&self, ids: &[String]) -> Option<Vec<String>> {
+        let idle = self.idle.as_ref()?;
+        Some(ids.iter().filter(|id| idle.contains(*id)).cloned().collect())
+    }
 }
 
 /// The outcome of a renewal.

@@ -101,6 +101,9 @@ options! {
         lose_after(limit: Duration);
         /// Keeps the lock taken for that long at least; see [`Acquire::at_least_for`](crate::Acquire::at_least_for).
         at_least_for(least: Duration);
+        /// Keeps the lock with this client for so long after its release; see
+        /// [`Acquire::keep_idle`](crate::Acquire::keep_idle).
+        keep_idle(keep: Duration);
     }
     [] TryAcquire {
         /// Gives up if the server has not answered after `timeout`; see
@@ -121,6 +124,9 @@ options! {
         lose_after(limit: Duration);
         /// Keeps the lock taken for that long at least; see [`Acquire::at_least_for`](crate::Acquire::at_least_for).
         at_least_for(least: Duration);
+        /// Keeps the lock with this client for so long after its release; see
+        /// [`Acquire::keep_idle`](crate::Acquire::keep_idle).
+        keep_idle(keep: Duration);
     }
     [] MultiAcquire {
         /// Gives up after `timeout`; see [`Acquire::timeout`](crate::Acquire::timeout).

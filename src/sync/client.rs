@@ -95,6 +95,11 @@ impl LockClientBuilder {
         self.with(|builder| builder.hand_on_locally(hand_on))
     }
 
+    /// See [`LockClientBuilder::keep_idle`](crate::LockClientBuilder::keep_idle).
+    pub fn keep_idle(self, keep: Duration) -> Self {
+        self.with(|builder| builder.keep_idle(keep))
+    }
+
     /// See [`LockClientBuilder::label`](crate::LockClientBuilder::label).
     pub fn label(self, label: impl Into<String>) -> Self {
         self.with(|builder| builder.label(label))

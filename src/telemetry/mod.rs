@@ -400,11 +400,11 @@ pub(crate) fn unreadable(name: &str, problem: &str) {
     );
 }
 
-/// Reports that the index that purges idle locks could not be created.
+/// Reports that the index that purges free locks could not be created.
 pub(crate) fn index_missing(error: &StoreError) {
     let (error, source) = (failure(error), Source(error));
     shielded(
-        || warn!(name: "watchlock.index_missing", target: TARGET, error, %source, "idle locks stay, as the index is missing"),
+        || warn!(name: "watchlock.index_missing", target: TARGET, error, %source, "free locks stay, as the index is missing"),
     );
 }
 

@@ -25,7 +25,8 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::{
-    Context, Effect, Grant, Held, How, Stage, Waiting, Waitlist, answers::others_wait, deadline::Deadline, unsigned,
+    Context, Effect, Grant, Held, How, Stage, Waiting, Waitlist, answers::others_wait, deadline::Deadline, idling,
+    unsigned,
 };
 use crate::{
     protocol::{Kind, Request, State},
@@ -60,17 +61,29 @@ pub(super) struct HandingOn {
     pub(super) last: i64,
     /// When the document was seen without other waiters.
     pub(super) seen_at: Instant,
-    terms: Terms,
+    /// Set once anything known of the document may be wrong, until it is read again. Only for a lock that is to stay with
+    /// the client: any other goes through the server then.
+    pub(super) doubted_at: Option<Instant>,
+    pub(super) terms: Terms,
 }
 
 impl HandingOn {
-    fn may_go_on(&self, context: &Context<'_>) -> bool {
-        let most = if context.streaming {
-            HANDED_ON_FOR
-        } else {
-            HANDED_ON_UNSEEN
+    fn may_go_on(&self, is_idle: bool, context: &Context<'_>) -> bool {
+        let most = match idling::unseen(&self.terms, context) {
+            Some(most) if is_idle => most,
+            _ if context.streaming => HANDED_ON_FOR,
+            _ => HANDED_ON_UNSEEN,
         };
-        self.token < self.last && context.now.saturating_duration_since(self.seen_at) < most
+        self.doubted_at.is_none() && self.has_tokens() && self.was_seen_within(most, context)
+    }
+
+    /// Whether a token of the range is left.
+    pub(super) fn has_tokens(&self) -> bool {
+        self.token < self.last
+    }
+
+    pub(super) fn was_seen_within(&self, most: Duration, context: &Context<'_>) -> bool {
+        context.now.saturating_duration_since(self.seen_at) < most
     }
 }
 
@@ -79,12 +92,14 @@ impl Waiting {
     /// alike, on terms under which the lease is renewed and a release opens the lock.
     pub(super) fn may_be_handed_on(&self) -> bool {
         let (kind, capacity) = self.used;
-        let alike = matches!(kind, Kind::Mutex | Kind::Semaphore | Kind::RwLock) && !self.reenters;
+        let alike = kind.is_handed_on() && !self.reenters;
         alike && self.permits == capacity && self.terms.is_plain()
     }
 
+    /// A try can have a hold too that the server was not asked for.
     fn may_take_over(&self, held: &Held, handing: &HandingOn) -> bool {
-        self.waits() && self.may_be_handed_on() && self.is_like(held) && self.terms == handing.terms
+        let may = self.may_be_handed_on() && (self.waits() || self.was_never_sent());
+        may && self.is_like(held) && self.terms.are_like(&handing.terms)
     }
 
     /// Whether it is a reader that may share a hold, on terms as above.
@@ -105,11 +120,13 @@ impl Waiting {
 
 impl Waitlist {
     /// Returns the number of tokens that a grant to the head is to take beyond its own: a range where several tasks of
-    /// this process want the lock. It is so, too, if the head gets the lock `from_here`, or is a reader beside another.
+    /// this process want the lock. It is so, too, if the head gets the lock `from_here`, or is a reader beside another, or
+    /// if the lock is to stay with the client after its release.
     pub(super) fn reserve(&self, from_here: bool, context: &Context<'_>) -> i64 {
         let wants = |waiting: Option<&Waiting>| waiting.is_some_and(|it| it.waits() && it.may_be_handed_on());
         let several = wants(self.waiting.front()) && (from_here || wants(self.waiting.get(1)));
-        if context.config.hands_on && (several || self.shares()) {
+        let stays = |head: &Waiting| head.may_be_handed_on() && !head.terms.keep_idle(context.config).is_zero();
+        if context.config.hands_on && (several || self.shares() || self.waiting.front().is_some_and(stays)) {
             RANGE - 1
         } else {
             0
@@ -122,7 +139,7 @@ impl Waitlist {
             return false;
         };
         let another = self.waiting.get(1);
-        let another = another.is_some_and(|another| another.may_share() && another.terms == head.terms);
+        let another = another.is_some_and(|another| another.may_share() && another.terms.are_like(&head.terms));
         head.was_never_sent() && (another || self.holds.values().any(|held| head.is_like(held)))
     }
 
@@ -160,6 +177,7 @@ impl Waitlist {
             last,
             // The document is no older than the question.
             seen_at: sent,
+            doubted_at: None,
             terms: waiting.terms,
         })
     }
@@ -180,7 +198,9 @@ impl Waitlist {
         let Some(held) = self.holds.get(entry).filter(|held| !held.uncertain) else {
             return false;
         };
-        let Some(handing) = held.handing_on.as_ref().filter(|handing| handing.may_go_on(context)) else {
+        let is_idle = held.idle.is_some();
+        let handing = held.handing_on.as_ref();
+        let Some(handing) = handing.filter(|handing| handing.may_go_on(is_idle, context)) else {
             return false;
         };
         let mut line = self.waiting.iter_mut();
@@ -209,10 +229,12 @@ impl Waitlist {
             return false;
         };
         let granted_as = held.token;
+        held.idle = None;
         let Some(handing) = &mut held.handing_on else {
             return false;
         };
         handing.token += 1;
+        handing.terms = next.terms;
         let lease = next.terms.lease(context.config);
         effects.push(Effect::Granted {
             key: next.key,
@@ -277,8 +299,8 @@ impl Waitlist {
         }
         self.holds.iter().find_map(|(entry, held)| {
             let handing = held.handing_on.as_ref()?;
-            let alike = head.is_like(held) && head.terms == handing.terms;
-            if !alike || held.uncertain || !handing.may_go_on(context) {
+            let alike = head.is_like(held) && head.terms.are_like(&handing.terms);
+            if !alike || held.uncertain || !handing.may_go_on(false, context) {
                 return None;
             }
             let lease = lease(entry)?;

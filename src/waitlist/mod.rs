@@ -23,6 +23,7 @@ pub(crate) mod clock;
 pub(crate) mod deadline;
 pub(crate) mod handing_on;
 mod how;
+pub(crate) mod idling;
 pub(crate) mod ids;
 #[cfg(modelled)]
 mod modelled;
@@ -50,6 +51,7 @@ use deadline::Deadline;
 use handing_on::HandingOn;
 pub(crate) use handing_on::Inheritance;
 pub(crate) use how::How;
+use idling::Idle;
 use ids::Ids;
 #[cfg(modelled)]
 pub(crate) use modelled::Word;
@@ -204,6 +206,8 @@ pub(crate) struct Held {
     handing_on: Option<HandingOn>,
     /// Number of tasks that have it: more than one if readers share it.
     sharers: u32,
+    /// Set while no task has it.
+    idle: Option<Idle>,
     /// The length of its lease.
     pub(crate) lease: Duration,
     /// An early request for this entry may still reach the server and put it in once more.
@@ -219,6 +223,7 @@ impl Held {
             token,
             handing_on: None,
             sharers: 1,
+            idle: None,
             lease,
             uncertain: false,
         }
@@ -386,6 +391,8 @@ pub(crate) struct Context<'a> {
     pub(crate) streaming: bool,
     /// Whether they don't because nobody has needed the stream so far; it opens when somebody does.
     pub(crate) resting: bool,
+    /// Whether there is reason to expect the stream to open as soon as it is needed.
+    pub(crate) expects_stream: bool,
     pub(crate) ids: &'a Ids,
     /// The number of entries that the server's queue has room for.
     pub(crate) room: usize,
@@ -453,7 +460,7 @@ struct Full {
 }
 
 impl Waitlist {
-    /// Creates a waitlist; `alone_at`: when the document was last seen idle.
+    /// Creates a waitlist; `alone_at`: when the lock was last seen free.
     pub(crate) fn new(alone_at: Option<Instant>) -> Self {
         Self {
             alone_at,
@@ -462,11 +469,11 @@ impl Waitlist {
     }
 
     /// Whether nothing is held, waited for or about to leave.
-    pub(crate) fn is_idle(&self) -> bool {
+    pub(crate) fn is_unused(&self) -> bool {
         self.waiting.is_empty() && self.holds.is_empty() && self.leaving.is_empty() && self.under_way.is_none()
     }
 
-    /// Returns when the document was last seen with no entries but ours; of an idle waitlist: with none.
+    /// Returns when the document was last seen with no entries but ours; of an unused waitlist: with none.
     pub(crate) fn alone_at(&self) -> Option<Instant> {
         self.alone_at
     }
@@ -521,7 +528,7 @@ impl Waitlist {
             _ if !self.holds.is_empty() => Need::Stream,
             Some(_) if self.is_far() => Need::Looks,
             Some(head) if self.knocks(head).is_some() => Need::Nothing,
-            None if self.is_idle() => Need::Nothing,
+            None if self.is_unused() => Need::Nothing,
             // A head without an answer to its request may be next; and a client that leaves may come again.
             _ => Need::Stream,
         }
@@ -570,6 +577,7 @@ impl Waitlist {
 
     /// Takes all tasks out, as the client shuts down.
     pub(crate) fn close(&mut self, context: &Context<'_>, effects: &mut Vec<Effect>) {
+        self.rest_no_more();
         while let Some(waiting) = self.waiting.pop_front() {
             effects.push(Effect::Closed { key: waiting.key });
             self.abandon(waiting, context);

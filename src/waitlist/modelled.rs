@@ -78,6 +78,11 @@ impl Waitlist {
                 *knocks = 1;
             }
         }
+        for held in self.holds.values_mut() {
+            if let Some(idle) = &mut held.idle {
+                put_off(&mut idle.attend_at);
+            }
+        }
         for leaving in self.leaving.iter_mut().chain(self.under_way.iter_mut().flatten()) {
             leaving.give_up = never;
             if leaving.not_before > now {
@@ -97,6 +102,13 @@ impl Waitlist {
         above
             .chain(held)
             .chain(handing_on.flat_map(|handing_on| [handing_on.token, handing_on.last]))
+    }
+
+    /// Whether anything known of the hold that no task has may be wrong.
+    pub(crate) fn rests_in_doubt(&self) -> bool {
+        let mut idle = self.holds.values().filter(|held| held.idle.is_some());
+        let handing_on = |held: &super::Held| held.handing_on.as_ref().is_some_and(|it| it.doubted_at.is_some());
+        idle.any(handing_on)
     }
 
     /// Takes a task out and leaves its entry where it is: the mistake that the model must find.
@@ -127,8 +139,9 @@ impl Waitlist {
             write(Word::Number(held.permits));
             write(Word::Number(i64::from(held.sharers)));
             write(Word::Token(held.token));
-            flags.extend([held.uncertain, held.handing_on.is_some()]);
+            flags.extend([held.uncertain, held.handing_on.is_some(), held.idle.is_some()]);
             if let Some(handing_on) = &held.handing_on {
+                flags.push(handing_on.doubted_at.is_some());
                 write(Word::Token(handing_on.token));
                 write(Word::Token(handing_on.last));
             }

@@ -1,5 +1,7 @@
 //! The news that reaches the waitlist between its own operations: events, doubts, and readings of the document.
 
+use tokio::time::Instant;
+
 use super::{Context, Effect, Held, Leaving, Waitlist, answers::others_wait, deadline::Deadline, timing};
 use crate::{
     protocol::{ServerTime, State, document::Malformed, wake},
@@ -73,7 +75,7 @@ impl Waitlist {
     pub(crate) fn doubt(&mut self, context: &Context<'_>) {
         self.overtaken = self.under_way.is_some();
         // The event that would have shown other waiters may be among the lost ones.
-        self.hand_on_no_more();
+        self.doubt_holds(context);
         self.full = None;
         if self.is_queued() {
             self.plan += 1;
@@ -81,10 +83,12 @@ impl Waitlist {
         }
     }
 
-    /// Takes in the document as read after the hold of each of these entries was granted.
+    /// Takes in the document as it was after the hold of each of these entries was granted. `sent`: it was asked for then;
+    /// `None`: an event shows it.
     pub(crate) fn verified(
         &mut self,
         document: Option<&Result<State, Malformed>>,
+        sent: Option<Instant>,
         entries: &[String],
         context: &Context<'_>,
         effects: &mut Vec<Effect>,
@@ -97,7 +101,10 @@ impl Waitlist {
             let Some(held) = self.holds.get(entry) else {
                 continue;
             };
-            if state.is_some_and(|state| has(state, entry, held)) {
+            if let Some(state) = state.filter(|state| has(state, entry, held)) {
+                if let Some(sent) = sent.filter(|_| !others_wait(state, context)) {
+                    self.seen_unasked(entry, sent, context);
+                }
                 continue;
             }
             let reason = match (document, state) {

@@ -98,7 +98,7 @@ impl Waitlist {
             ([], 1..) if self.knocks(&self.waiting[0]).is_some_and(Full::asks_for_room) => Expects::Room,
             ([], 1) => {
                 let head = &self.waiting[0];
-                let alone = head.used.1 == 1 && head.stage == Stage::New && alone_for(timing::IDLE_FOR);
+                let alone = head.used.1 == 1 && head.stage == Stage::New && alone_for(timing::FREE_FOR);
                 if alone { Expects::Alone } else { Expects::Nothing }
             }
             ([leaving], 0) if leaving.is_plain_release() => match leaving.used {

@@ -32,8 +32,8 @@ const EXPIRY_STAGGER: Duration = Duration::from_millis(25);
 /// Upper limit of the staggers added up.
 const EXPIRY_STAGGER_MOST: Duration = Duration::from_secs(1);
 
-/// Age up to which a lock that was seen idle is expected to be idle still.
-pub(super) const IDLE_FOR: Duration = Duration::from_secs(10);
+/// Age up to which a lock that was seen free is expected to be free still.
+pub(super) const FREE_FOR: Duration = Duration::from_secs(10);
 
 /// Age up to which a holder that was seen alone is expected to be alone still. Only the shortest critical sections are
 /// over by then, and these are the ones that feel what a release costs.
@@ -66,8 +66,9 @@ impl Waitlist {
             }
         });
         let leaves = self.leaving.iter().map(|leaving| leaving.not_before).min();
-        let due = head.into_iter().chain(leaves).min()?;
-        Some(self.retry_at.map_or(due, |retry| due.max(retry)))
+        let due = head.into_iter().chain(leaves).min();
+        let due = due.map(|due| self.retry_at.map_or(due, |retry| due.max(retry)));
+        due.into_iter().chain(self.attend_at()).min()
     }
 
     /// Returns when entries next have to leave that are not in the operation on its way.

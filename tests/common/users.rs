@@ -9,7 +9,7 @@ use super::{COLLECTION, Ground};
 /// The password of all users here. It must appear in no output.
 pub(crate) const PASSWORD: &str = "aSecretOfThisTest";
 
-/// The least role, as `docs/privileges.md` has it, but for `createIndex`: without that, idle locks stay.
+/// The least role, as `docs/privileges.md` has it, but for `createIndex`: without that, free locks stay.
 pub(crate) const LEAST: [&str; 4] = ["find", "insert", "update", "changeStream"];
 
 /// A replica set that asks who one is.

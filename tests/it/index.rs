@@ -1,4 +1,4 @@
-//! The index by which the server purges idle locks.
+//! The index by which the server purges free locks.
 
 use std::time::{Duration, Instant};
 

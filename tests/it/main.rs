@@ -20,6 +20,7 @@ mod guards;
 mod handing_on;
 mod history;
 mod identity;
+mod idle;
 mod ids;
 mod index;
 mod injection;

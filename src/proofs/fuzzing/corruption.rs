@@ -79,6 +79,7 @@ fn holder(number: usize, choices: &mut Choices<'_>) -> Holder {
         owner,
         token: NOW * 1_000 - i64::from(u8::try_from(number).unwrap_or(0)),
         released: choices.one_in(4).then_some(ServerTime(NOW)),
+        idle: choices.one_in(4).then(|| choices.one_in(2)),
     }
 }
 

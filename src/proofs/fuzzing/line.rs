@@ -109,6 +109,7 @@ impl Bench {
             clock: &self.clock,
             streaming: self.streaming,
             resting: !self.streaming,
+            expects_stream: true,
             ids: &self.ids,
             room: QUEUE_MOST,
         };
@@ -267,7 +268,7 @@ impl Bench {
         let read = self.corrupted(choices);
         let held: Vec<String> = self.granted.iter().map(|hold| hold.id.clone()).collect();
         self.feed(&Permitted::new(), |line, context, effects| {
-            line.verified(read.as_ref(), &held, context, effects);
+            line.verified(read.as_ref(), Some(context.now), &held, context, effects);
         });
         let has = |hold: &Hold| {
             let state = read.as_ref().and_then(|read| read.as_ref().ok());

@@ -10,9 +10,22 @@ use super::{
 };
 use crate::protocol::{Location, wake};
 
-/// Returns the pipeline of [`crate::protocol::state::renew`], for all documents at once that hold one of `ids`.
-pub(crate) fn renewal(at: &Location, operation: &str, ids: &[String], keep: i64, now: &Bson) -> Vec<Document> {
+/// Returns the pipeline of [`crate::protocol::state::renew_and_show`], for all documents at once that hold one of `ids`.
+pub(crate) fn renewal(
+    at: &Location,
+    operation: &str,
+    (ids, idle): (&[String], Option<&[String]>),
+    keep: i64,
+    now: &Bson,
+) -> Vec<Document> {
     let holders = extended(at, is_renewed(ids, now), now);
+    let holders = match idle {
+        Some(idle) => bind(
+            doc! { "extended": holders },
+            map("$$extended", cond(is_renewed(ids, now), shown(idle), "$$this")),
+        ),
+        None => holders,
+    };
     let written = cond(
         doc! { "$ne": ["$$holders", at.value("holders")] },
         written(at, operation, "$$holders".into(), keep, now),
@@ -55,6 +68,14 @@ pub(super) fn extended(at: &Location, condition: Document, now: &Bson) -> Bson {
     let until = doc! { "$max": ["$$this.until", { "$add": [now, "$$this.lease"] }] };
     let extended = doc! { "$mergeObjects": ["$$this", { "until": until }] };
     map(at.value("holders"), cond(condition, extended, "$$this"))
+}
+
+/// Returns the holder, which shows whether it is one of the idle ones.
+fn shown(idle: &[String]) -> Document {
+    let is_idle = doc! { "$in": ["$$this.id", literal(idle)] };
+    let is_shown = doc! { "$eq": ["$$this.idle", true] };
+    let changed = cond(doc! { "$ne": [&is_idle, is_shown] }, doc! { "idle": is_idle }, doc! {});
+    doc! { "$mergeObjects": ["$$this", changed] }
 }
 
 fn written(at: &Location, operation: &str, holders: Bson, keep: i64, now: &Bson) -> Bson {

@@ -9,6 +9,17 @@ use crate::protocol::{ServerTime, wake};
 ///
 /// The document stays as it is where none of them holds: a renewal neither revives nor creates anew.
 pub(crate) fn renew(state: &mut State, operation: &str, ids: &[String], keep: i64, now: ServerTime) -> bool {
+    renew_and_show(state, operation, (ids, None), keep, now)
+}
+
+/// The same, and shows which of them are idle.
+pub(crate) fn renew_and_show(
+    state: &mut State,
+    operation: &str,
+    (ids, idle): (&[String], Option<&[String]>),
+    keep: i64,
+    now: ServerTime,
+) -> bool {
     let mut renewed = false;
     for holder in &mut state.holders {
         if holder.until > now && !holder.is_kept() && ids.contains(&holder.id) {
@@ -16,6 +27,11 @@ pub(crate) fn renew(state: &mut State, operation: &str, ids: &[String], keep: i6
             let until = holder.until.max(now.plus_millis(holder.lease));
             renewed |= holder.until != until;
             holder.until = until;
+            let is_idle = idle.map(|idle| idle.contains(&holder.id));
+            if is_idle.is_some_and(|is_idle| is_idle != holder.idle.unwrap_or(false)) {
+                holder.idle = is_idle;
+                renewed = true;
+            }
         }
     }
     if renewed {

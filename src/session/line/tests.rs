@@ -1,6 +1,7 @@
 //! Tests of the line against the specification of the protocol in place of a server, on paused time.
 
 mod handing_on;
+mod idling;
 mod sharing;
 
 use std::io;
@@ -63,6 +64,7 @@ impl Bench {
             clock: &self.clock,
             streaming: self.streaming,
             resting: self.resting,
+            expects_stream: self.streaming || self.resting,
             ids: &self.ids,
             room: QUEUE_MOST,
         };
@@ -104,6 +106,8 @@ impl Bench {
     }
 
     fn next(&mut self) -> Option<Operation> {
+        let ((), effects) = self.feed(|line, context, effects| line.attend_to_idle(context, effects));
+        carry_out(effects);
         self.feed(|line, context, _| line.next(context)).0
     }
 
@@ -264,7 +268,7 @@ async fn where_it_goes_through_the_server_handing_a_lock_from_task_to_task_costs
     }
     // One to begin with, one for the second in line, and then one for each hand-over.
     assert!(bench.operations <= 52, "{} operations", bench.operations);
-    assert!(bench.line.is_idle());
+    assert!(bench.line.is_unused());
 }
 
 #[tokio::test(start_paused = true)]
@@ -314,7 +318,7 @@ async fn a_leave_follows_the_request_it_undoes() {
     assert_eq!(bench.ids_in_document().len(), 1);
     bench.settle();
     assert_eq!(bench.ids_in_document().len(), 0);
-    assert!(bench.line.is_idle());
+    assert!(bench.line.is_unused());
 }
 
 #[tokio::test(start_paused = true)]
@@ -336,7 +340,7 @@ async fn what_was_applied_late_is_swept_out() {
         // The first leave came too early: only now the server gets round to the request.
         bench.apply(&request);
         assert_eq!(bench.ids_in_document().len(), 1);
-        while !bench.line.is_idle() {
+        while !bench.line.is_unused() {
             let due = bench.line.due_at().expect("there is more to do");
             tokio::time::sleep_until(due).await;
             bench.settle();
@@ -548,7 +552,7 @@ async fn a_refusal_and_an_endless_race_are_told() {
             bench.failed(&request, kind);
         }
         assert!(matches!(outcome.try_recv().unwrap(), Err(AcquireError::Server(_))));
-        assert!(bench.line.is_idle());
+        assert!(bench.line.is_unused());
     }
 }
 
@@ -1137,7 +1141,7 @@ async fn a_try_that_is_denied_takes_out_what_an_unanswered_one_may_put_in() {
         bench.settle();
     }
     assert!(bench.ids_in_document().is_empty());
-    assert!(bench.line.is_idle());
+    assert!(bench.line.is_unused());
 }
 
 /// It comes after all sweeps, and its answer tells of it.
@@ -1154,7 +1158,7 @@ async fn an_entry_that_a_late_answer_shows_is_taken_out() {
         tokio::time::advance(pause).await;
         bench.settle();
     }
-    assert!(bench.line.is_idle());
+    assert!(bench.line.is_unused());
     let answer = bench.apply(&late);
     assert_eq!(bench.ids_in_document().len(), 1);
     let state = answer.state.expect("there is a document");
@@ -1346,7 +1350,7 @@ async fn a_release_that_keeps_the_lock_does_so_once_however_often_it_is_sent() {
     bench.settle();
     assert_eq!(left.try_recv().unwrap().unwrap(), wake::Left::Kept);
     assert_eq!(bench.document.as_ref().unwrap().holders, kept);
-    assert!(bench.line.is_idle());
+    assert!(bench.line.is_unused());
     // And a first one that was on its way meanwhile.
     bench.apply(&release);
     assert_eq!(bench.document.as_ref().unwrap().holders, kept);

@@ -251,7 +251,7 @@ impl Watcher {
             wrote |= new_wake(lock_before, lock_after).is_some() && !goes_back(lock_before, lock_after);
             events.extend(self.event_of(&element_name(name, code), lock_before, lock_after, false));
         }
-        // A write of the protocol may remove idle locks of other elements.
+        // A write of the protocol may remove free locks of other elements.
         events.retain(|event| !wrote || !matches!(event, Event::Foreign { .. }));
         events
     }
@@ -670,7 +670,7 @@ impl MemoryInPlace {
         size_of_id(id) <= ID_MOST && self.family.base().flaw(document).is_none()
     }
 
-    /// Sets fields of a lock in its document. `swept`: at this time, the idle locks of other elements are removed.
+    /// Sets fields of a lock in its document. `swept`: at this time, the free locks of other elements are removed.
     fn write_fields(
         &self,
         contents: &mut Contents,

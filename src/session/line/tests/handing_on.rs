@@ -7,7 +7,7 @@ use crate::{
 };
 
 /// Releases a hold as its last handle does. Returns whether the release was answered without an operation.
-fn release(bench: &mut Bench, hold: &Hold) -> bool {
+pub(super) fn release(bench: &mut Bench, hold: &Hold) -> bool {
     assert_eq!(hold.exit(), Remains::Nothing);
     let (to, mut left) = oneshot::channel();
     let ((), effects) = bench.feed(|line, context, effects| line.let_go(hold, Some(to), context, effects));
@@ -54,7 +54,7 @@ async fn a_lock_goes_from_task_to_task_without_the_server() {
     // One for each range and a few to begin with and to end.
     let ranges = 1_000 / usize::try_from(RANGE).unwrap() + 1;
     assert!(bench.operations <= ranges + 5, "{} operations", bench.operations);
-    assert!(bench.line.is_idle());
+    assert!(bench.line.is_unused());
 }
 
 #[tokio::test(start_paused = true)]
@@ -106,7 +106,9 @@ async fn another_client_whose_event_is_lost_is_seen_in_whatever_shows_it() {
         if by_reading {
             let document = bench.document.clone().map(Ok);
             let entries = [first.id.clone()];
-            bench.feed(|line, context, effects| line.verified(document.as_ref(), &entries, context, effects));
+            bench.feed(|line, context, effects| {
+                line.verified(document.as_ref(), Some(context.now), &entries, context, effects)
+            });
         } else {
             bench.settle();
         }
@@ -320,7 +322,7 @@ async fn two_tasks_that_take_turns_need_the_server_only_for_the_place_in_its_que
     }
     drop(bench.let_go(&hold));
     bench.settle();
-    assert!(bench.line.is_idle() && bench.ids_in_document().is_empty());
+    assert!(bench.line.is_unused() && bench.ids_in_document().is_empty());
 }
 
 /// The task that has taken the place over gives up.
@@ -346,5 +348,5 @@ async fn a_place_in_the_queue_leaves_with_the_last_task_that_took_it_over() {
     assert_eq!(bench.ids_in_document(), [hold.id.as_str()]);
     let third = held(&mut third);
     assert!(!release(&mut bench, &third));
-    assert!(bench.line.is_idle() && bench.ids_in_document().is_empty());
+    assert!(bench.line.is_unused() && bench.ids_in_document().is_empty());
 }

@@ -119,7 +119,7 @@ async fn readers_that_come_beside_others_need_no_operation_of_their_own() {
     assert!(!bench.release(&last));
     assert_eq!(bench.ids_in_document(), [first.id.as_str(), next.id.as_str()]);
     assert!(bench.release(&next) && !bench.release(&joined) && !bench.release(&first));
-    assert!(bench.line.is_idle() && bench.ids_in_document().is_empty());
+    assert!(bench.line.is_unused() && bench.ids_in_document().is_empty());
 }
 
 #[tokio::test(start_paused = true)]
@@ -133,7 +133,7 @@ async fn readers_that_come_at_once_share_one_entry() {
     assert!(holds.windows(2).all(|pair| pair[0].token < pair[1].token));
     let released = holds.iter().filter(|hold| bench.release(hold)).count();
     assert_eq!((released, bench.operations), (98, 4));
-    assert!(bench.line.is_idle() && bench.ids_in_document().is_empty());
+    assert!(bench.line.is_unused() && bench.ids_in_document().is_empty());
 }
 
 #[tokio::test(start_paused = true)]
@@ -180,7 +180,9 @@ async fn a_writer_of_another_client_whose_event_is_lost_ends_it_by_what_shows_it
         if by_reading {
             let document = bench.document.clone().map(Ok);
             let entries = [second.id.clone()];
-            bench.feed(|line, context, effects| line.verified(document.as_ref(), &entries, context, effects));
+            bench.feed(|line, context, effects| {
+                line.verified(document.as_ref(), Some(context.now), &entries, context, effects)
+            });
         } else {
             bench.release(&first);
         }
@@ -242,7 +244,7 @@ async fn a_loss_is_told_to_all_that_share_the_hold() {
     let document = bench.document.clone().map(Ok);
     let entries = [fifth.id.clone()];
     let ((), effects) = bench.feed(|line, context, effects| {
-        line.verified(document.as_ref(), &entries, context, effects);
+        line.verified(document.as_ref(), Some(context.now), &entries, context, effects);
     });
     assert_eq!(effects.len(), 2);
     carry_out(effects);
@@ -411,7 +413,7 @@ async fn readers_that_give_up_leave_nothing() {
         let hold = held(&mut outcome);
         bench.release(&hold);
     }
-    assert!(bench.line.is_idle() && bench.ids_in_document().is_empty());
+    assert!(bench.line.is_unused() && bench.ids_in_document().is_empty());
 }
 
 /// While the lease of the one is in doubt, the next goes through the server; and then there is a younger one.

@@ -20,7 +20,7 @@ use crate::{
 /// Selects, on the server, the events that concern a session, and shows of each only which locks were written, with
 /// their `wake` and their time.
 ///
-/// A write of the protocol has a new `wake` in each lock that it changes. It may also remove idle locks of other
+/// A write of the protocol has a new `wake` in each lock that it changes. It may also remove free locks of other
 /// elements, which concerns nobody. Without any new `wake` it is another program's write.
 pub(super) fn concerning(session: &str, base: &Location) -> Vec<Document> {
     let segments: Vec<&str> = base.segments().collect();

@@ -1,0 +1,135 @@
+//! Keeping a hold idle: after its last release the lock stays with the client, as an option, so that the next task here
+//! has it without the server.
+//!
+//! The entry stays in the document and is renewed, and no task has it. Whoever comes next in this process gets it as a
+//! hold is [handed on](super::handing_on): with a token of the range that the grant has taken. It is given back when
+//! nobody has come for the time of the option, when the range is used up, when a task comes that uses the lock otherwise,
+//! and at once when another client is known to wait.
+//!
+//! That is known by an event. An event that is lost must not keep others waiting, so the document of an idle hold is read
+//! from time to time, with its renewal; without a reading for some time it is given back too. Without a change stream
+//! nothing stays idle.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::{Context, Held, Inheritance, Waitlist};
+use crate::terms::Terms;
+
+/// Pause between two readings of an idle hold's document: with so few, thousands of idle locks cost a few commands a
+/// second, as they are read together.
+pub(crate) const LOOK_EVERY: Duration = Duration::from_secs(5);
+
+/// Time without a reading after which an idle hold is given back: the longest that another client waits whose event was
+/// lost. Two readings may fail.
+const UNSEEN: Duration = Duration::from_secs(15);
+
+/// The same while the stream is about to open, or events may be missing: the document is read once the stream is open.
+const UNSEEN_UNTIL_READ: Duration = Duration::from_secs(1);
+
+/// Returns for how long a hold on these terms may be handed on unseen; `None`: it does not stay with the client.
+pub(super) fn unseen(terms: &Terms, context: &Context<'_>) -> Option<Duration> {
+    match !terms.keep_idle(context.config).is_zero() {
+        true if context.streaming => Some(UNSEEN),
+        true if context.expects_stream => Some(UNSEEN_UNTIL_READ),
+        _ => None,
+    }
+}
+
+/// The state of a hold that no task has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Idle {
+    /// When it is given back if nobody comes for it.
+    until: Instant,
+    /// When it is given back at the latest, by what is known now.
+    pub(super) attend_at: Instant,
+}
+
+impl Waitlist {
+    /// Takes in that a task lets go of a hold for which nobody waits: it stays with the client, if it may. `None`: it has
+    /// to go back. Otherwise whether its document is to be read before anybody has it.
+    pub(crate) fn rest(&mut self, entry: &str, inherited: Inheritance, context: &Context<'_>) -> Option<bool> {
+        let Inheritance { deadline, renew_at } = inherited;
+        let is_sound = deadline.instant() > context.now && renew_at > context.now;
+        if !is_sound || !self.waiting.is_empty() {
+            return None;
+        }
+        let held = self.holds.get_mut(entry).filter(|held| !held.uncertain)?;
+        let handing = held.handing_on.as_mut()?;
+        unseen(&handing.terms, context)?;
+        if !handing.was_seen_within(LOOK_EVERY, context) {
+            // It was held for long. An event would have told of others.
+            handing.doubted_at.get_or_insert(context.now);
+        }
+        let (keep, doubted) = (handing.terms.keep_idle(context.config), handing.doubted_at.is_some());
+        let until = context.now + keep;
+        held.idle = held.back_at(until, context).map(|attend_at| Idle { until, attend_at });
+        held.idle.map(|_| doubted)
+    }
+
+    /// Returns the entry of the hold that stays with the client while no task has it, if there is one.
+    pub(crate) fn resting(&self) -> Option<&str> {
+        let mut idle = self.holds.iter().filter(|(_, held)| held.idle.is_some());
+        idle.next().map(|(entry, _)| entry.as_str())
+    }
+
+    /// Whether an idle hold has to be given back; if not, plans when it is looked at again.
+    pub(crate) fn must_give_back(&mut self, entry: &str, context: &Context<'_>) -> bool {
+        let Some(held) = self.holds.get_mut(entry) else {
+            return false;
+        };
+        let Some(Idle { until, .. }) = held.idle else {
+            return false;
+        };
+        match held.back_at(until, context) {
+            Some(attend_at) => held.idle = Some(Idle { until, attend_at }),
+            None => return true,
+        }
+        false
+    }
+
+    /// Takes in that nothing stays with the client any more: what does is a hold like any other.
+    pub(super) fn rest_no_more(&mut self) {
+        self.holds.values_mut().for_each(|held| held.idle = None);
+    }
+
+    /// Returns when an idle hold is attended to.
+    pub(super) fn attend_at(&self) -> Option<Instant> {
+        self.holds.values().filter_map(|held| Some(held.idle?.attend_at)).min()
+    }
+
+    /// Takes in that a reading that was sent at that time shows a hold, and no other waiters.
+    pub(super) fn seen_unasked(&mut self, entry: &str, sent: Instant, context: &Context<'_>) {
+        let handing = self.holds.get_mut(entry).and_then(|held| held.handing_on.as_mut());
+        if let Some(handing) = handing.filter(|handing| unseen(&handing.terms, context).is_some()) {
+            handing.seen_at = handing.seen_at.max(sent);
+            handing.doubted_at = handing.doubted_at.filter(|doubted_at| *doubted_at > sent);
+        }
+    }
+
+    /// Takes in that events may be missing which would have shown other waiters. A hold that is to stay with the client is
+    /// not handed on until its document is read while the stream is open; any other goes through the server next.
+    pub(super) fn doubt_holds(&mut self, context: &Context<'_>) {
+        for held in self.holds.values_mut() {
+            match &mut held.handing_on {
+                Some(handing) if held.idle.is_some() || unseen(&handing.terms, context).is_some() => {
+                    handing.doubted_at.get_or_insert(context.now);
+                }
+                handing => *handing = None,
+            }
+        }
+    }
+}
+
+impl Held {
+    /// Returns when it is given back at the latest if it is idle; `None`: now.
+    fn back_at(&self, until: Instant, context: &Context<'_>) -> Option<Instant> {
+        let handing = self.handing_on.as_ref().filter(|handing| handing.has_tokens())?;
+        let bound = match handing.doubted_at {
+            Some(doubted_at) => doubted_at + UNSEEN_UNTIL_READ,
+            None => handing.seen_at + unseen(&handing.terms, context)?,
+        };
+        Some(until.min(bound)).filter(|at| *at > context.now)
+    }
+}

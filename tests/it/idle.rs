@@ -1,0 +1,230 @@
+//! Locks that stay with a client after their release, for its next task.
+
+use std::{future::IntoFuture as _, time::Duration};
+
+use watchlock::{AcquireError, HolderInfo, LockClient, LostReason, Released, Turn};
+
+use crate::setup::{Ground, PATIENCE, SOON, eventually, info, is_vacant, until_streaming, within};
+
+const KEEP: Duration = Duration::from_secs(60);
+
+async fn keeping(ground: &Ground) -> LockClient {
+    let builder = ground.builder().await.lease(Duration::from_secs(3));
+    builder.keep_idle(KEEP).build().await.unwrap()
+}
+
+/// Takes a lock for a moment, and leaves it with the client.
+async fn leave_idle(locks: &LockClient) {
+    let handle = locks.mutex("x").acquire().reason("for a moment").await.unwrap();
+    assert_eq!(handle.release().await.unwrap(), Released::Released);
+}
+
+async fn holder(locks: &LockClient) -> Option<HolderInfo> {
+    info(locks, "x").await.and_then(|lock| lock.holders.into_iter().next())
+}
+
+async fn until_shown(locks: &LockClient, idle: bool) {
+    eventually(PATIENCE, "the document shows it", async || {
+        holder(locks).await.is_some_and(|holder| holder.idle == idle)
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_lock_that_has_stayed_is_taken_again_without_a_command() {
+    let ground = Ground::replica_set("idleagain").await;
+    let (driver, sent) = ground.noting_driver().await;
+    let builder = LockClient::builder(driver.database(&ground.database)).keep_idle(KEEP);
+    let locks = builder.build().await.unwrap();
+    // The stream opens for the lock that stays. While it does, the lock may go through the server.
+    eventually(PATIENCE, "it stays", async || {
+        let before = sent.count("findAndModify");
+        leave_idle(&locks).await;
+        sent.count("findAndModify") == before
+    })
+    .await;
+    let (mut last, before) = (None, sent.count("findAndModify"));
+    for number in 0..50 {
+        let mutex = locks.mutex("x");
+        let handle = if number % 2 == 0 {
+            mutex.acquire().await.unwrap()
+        } else {
+            mutex.try_acquire().await.unwrap().unwrap()
+        };
+        assert!(Some(handle.token()) > last);
+        last = Some(handle.token());
+        assert_eq!(handle.release().await.unwrap(), Released::Released);
+    }
+    assert_eq!(sent.count("findAndModify"), before);
+    // Whoever has it next has a larger token still.
+    let other = ground.locks().await;
+    let handle = within(SOON, "its turn", other.mutex("x").acquire().into_future())
+        .await
+        .unwrap();
+    assert!(Some(handle.token()) > last);
+}
+
+#[tokio::test]
+async fn another_client_that_waits_gets_it_at_once() {
+    let ground = Ground::replica_set("idleother").await;
+    let (locks, other) = (keeping(&ground).await, ground.locks().await);
+    let driver = ground.driver().await;
+    leave_idle(&locks).await;
+    until_streaming(&ground, &driver, 1).await;
+    for _ in 0..5 {
+        leave_idle(&locks).await;
+        let handle = within(SOON, "its turn", other.mutex("x").acquire().into_future())
+            .await
+            .unwrap();
+        // The client gets in line like any other.
+        let mutex = locks.mutex("x");
+        let waiting = tokio::spawn(async move { mutex.acquire().await.unwrap() });
+        let token = handle.token();
+        handle.release().await.unwrap();
+        let again = within(SOON, "its own", waiting).await.unwrap();
+        assert!(again.token() > token);
+        again.release().await.unwrap();
+    }
+}
+
+/// It is renewed for far longer than its lease, and shown for what it is.
+#[tokio::test]
+async fn its_document_shows_it_as_idle_until_it_is_taken_again() {
+    let ground = Ground::replica_set("idleshown").await;
+    let (locks, other) = (keeping(&ground).await, ground.locks().await);
+    leave_idle(&locks).await;
+    let shown = holder(&other).await.unwrap();
+    assert!(!shown.idle, "no command has said so yet");
+    until_shown(&other, true).await;
+    let first = holder(&other).await.unwrap();
+    assert_eq!(first.reason.as_deref(), Some("for a moment"));
+    // To others it is taken.
+    match other.mutex("x").try_acquire().or_held().await {
+        Err(error @ AcquireError::Held { .. }) => assert!(error.to_string().contains("where it is idle"), "{error}"),
+        other => panic!("{other:?}"),
+    }
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    let later = holder(&other).await.unwrap();
+    assert!(later.idle && later.token == first.token && later.until > first.until);
+    let handle = locks.mutex("x").acquire().await.unwrap();
+    assert!(handle.token() > first.token);
+    until_shown(&other, false).await;
+    assert_eq!(holder(&other).await.unwrap().token, first.token);
+    assert_eq!(handle.lost_reason(), None);
+    handle.release().await.unwrap();
+    until_shown(&other, true).await;
+}
+
+#[tokio::test]
+async fn it_goes_back_with_its_time_a_shutdown_and_the_client() {
+    let ground = Ground::replica_set("idleback").await;
+    let other = ground.locks().await;
+    let second = Duration::from_secs(1);
+    let short = ground.builder().await.keep_idle(second).build().await.unwrap();
+    leave_idle(&short).await;
+    assert!(!is_vacant(&other, "x").await);
+    eventually(PATIENCE, "its time is over", async || is_vacant(&other, "x").await).await;
+
+    let ended = keeping(&ground).await;
+    leave_idle(&ended).await;
+    ended.shutdown().await;
+    assert!(is_vacant(&other, "x").await);
+
+    let dropped = keeping(&ground).await;
+    leave_idle(&dropped).await;
+    assert!(!is_vacant(&other, "x").await);
+    drop(dropped);
+    eventually(PATIENCE, "nobody is left", async || is_vacant(&other, "x").await).await;
+}
+
+/// No event would tell that others wait.
+#[tokio::test]
+async fn without_a_stream_nothing_stays() {
+    let ground = Ground::standalone("idlepolling").await;
+    let (locks, other) = (keeping(&ground).await, ground.locks().await);
+    leave_idle(&locks).await;
+    assert!(other.mutex("x").try_acquire().await.unwrap().is_some());
+}
+
+#[tokio::test]
+async fn what_others_do_to_it_is_found_out_before_it_is_taken() {
+    let ground = Ground::replica_set("idlebroken").await;
+    let (locks, other) = (keeping(&ground).await, ground.locks().await);
+    let driver = ground.driver().await;
+    leave_idle(&locks).await;
+    until_streaming(&ground, &driver, 1).await;
+    leave_idle(&locks).await;
+    let token = holder(&other).await.unwrap().token;
+    other.break_lock("x").await.unwrap();
+    let theirs = other.mutex("x").acquire().await.unwrap();
+    assert!(theirs.token() > token);
+    let mutex = locks.mutex("x");
+    let mut waiting = tokio::spawn(async move { mutex.acquire().await.unwrap() });
+    let early = tokio::time::timeout(Duration::from_millis(300), &mut waiting).await;
+    assert!(early.is_err(), "{early:?}");
+    theirs.release().await.unwrap();
+    let ours = within(SOON, "its turn", waiting).await.unwrap();
+    ours.release().await.unwrap();
+    leave_idle(&locks).await;
+    // Its document is deleted. Whoever takes the lock before the event is there has lost it as the event arrives.
+    ground.documents().await.drop().await.unwrap();
+    let handle = within(PATIENCE, "a grant", locks.mutex("x").acquire().into_future())
+        .await
+        .unwrap();
+    eventually(PATIENCE, "the deletion is known", async || {
+        let is_there = holder(&other)
+            .await
+            .is_some_and(|holder| holder.token == handle.token());
+        is_there || handle.lost_reason() == Some(LostReason::Deleted)
+    })
+    .await;
+}
+
+/// A job's period is reckoned from its grant, so that is the server's in any case.
+#[tokio::test]
+async fn a_job_that_has_failed_leaves_its_period_open() {
+    let ground = Ground::replica_set("idleonce").await;
+    let (locks, other) = (keeping(&ground).await, keeping(&ground).await);
+    let day = Duration::from_secs(24 * 3600);
+    let Turn::Ours(job) = locks.once("x", day).begin().await.unwrap() else {
+        panic!("nobody else wants it");
+    };
+    job.give_up().await.unwrap();
+    let Turn::Ours(job) = other.once("x", day).begin().await.unwrap() else {
+        panic!("the period is open");
+    };
+    job.give_up().await.unwrap();
+    // Nor does it take over what a mutex of that name has left.
+    leave_idle(&locks).await;
+    let before = holder(&other).await.unwrap().token;
+    let Turn::Ours(job) = locks.once("x", day).begin().await.unwrap() else {
+        panic!("it is idle");
+    };
+    assert!(job.token() > before);
+    assert_eq!(holder(&other).await.unwrap().token, job.token());
+    job.done().await.unwrap();
+    assert!(matches!(
+        other.once("x", day).begin().await.unwrap(),
+        Turn::RanAlready(_)
+    ));
+}
+
+/// What the next task asks for may be less: it shows the lock as held all the same.
+#[tokio::test]
+async fn whoever_takes_it_for_once_is_shown_as_its_holder() {
+    let ground = Ground::replica_set("idleforonce").await;
+    let locks = ground.locks_for(Duration::from_secs(3)).await;
+    let mutex = locks.mutex("x");
+    mutex.acquire().keep_idle(KEEP).await.unwrap().release().await.unwrap();
+    until_shown(&locks, true).await;
+    let first = holder(&locks).await.unwrap().token;
+    let handle = mutex.acquire().await.unwrap();
+    assert_eq!(
+        holder(&locks).await.unwrap().token,
+        first,
+        "it was taken without the server"
+    );
+    until_shown(&locks, false).await;
+    assert_eq!(handle.release().await.unwrap(), Released::Released);
+    assert!(is_vacant(&locks, "x").await);
+}
