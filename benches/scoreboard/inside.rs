@@ -10,6 +10,7 @@ use std::{
     time::Duration,
 };
 
+use mongodb::bson::doc;
 use tokio::{
     task::JoinSet,
     time::{Instant, sleep},
@@ -22,7 +23,7 @@ use crate::{
     counters::{Commands, Observer, float},
     latency::Hop,
     peer::Peer,
-    samples::Samples,
+    samples::{Compared, Samples},
 };
 
 const TASKS: usize = 50;
@@ -200,7 +201,71 @@ pub(crate) async fn visits(cluster: &Cluster) -> Result<Visits> {
     Ok(visits)
 }
 
+/// Time for which a lock stays with its client, number of times that it is taken again, raw writes among these, and the pause before each: the
+/// renewals and readings of an idle lock are among what is counted.
+const KEEP: Duration = Duration::from_secs(60);
+const TAKES: u32 = 2_000;
+const RAW_WRITES: u32 = 50;
+const BEFORE_TAKE: Duration = Duration::from_millis(5);
+
+/// Measures how long it takes to acquire and release a lock that has stayed with its client, beside one raw write, and
+/// counts the commands for it.
+pub(crate) async fn takes_of_idle(cluster: &Cluster) -> Result<(Compared, f64)> {
+    let (peer, observer) = (Peer::keeping_idle(cluster, KEEP).await?, Observer::new(cluster).await?);
+    let mutex = peer.locks.mutex("idle");
+    mutex.acquire().await?.release().await?;
+    // Until its stream is open.
+    sleep(WARM_UP).await;
+    let raw = peer.raw();
+    let (mut compared, mut commands) = (Compared::default(), 0.0);
+    for _ in 0..RAW_WRITES {
+        let before = observer.read().await?;
+        for _ in 0..TAKES / RAW_WRITES {
+            sleep(BEFORE_TAKE).await;
+            let asked = Instant::now();
+            mutex.acquire().await?.release().await?;
+            compared.lock.push(asked.elapsed());
+        }
+        commands += observer.read().await?.since(&before).of_use();
+        let asked = Instant::now();
+        raw.update_one(doc! { "_id": "beside" }, doc! { "$inc": { "times": 1 } })
+            .upsert(true)
+            .await?;
+        compared.raw.push(asked.elapsed());
+    }
+    peer.locks.shutdown().await;
+    Ok((compared, commands / f64::from(TAKES)))
+}
+
+/// Measures how long another client waits for a lock that is idle.
+pub(crate) async fn waits_for_idle(cluster: &Cluster) -> Result<Visits> {
+    let (host, guest) = (Peer::keeping_idle(cluster, KEEP).await?, Peer::new(cluster).await?);
+    let mut hop = Hop::between(&host, &guest).await?;
+    let (ours, theirs) = (host.locks.mutex("lent"), guest.locks.mutex("lent"));
+    let mut visits = Visits::default();
+    for number in 0..VISITS + 10 {
+        // By an answer and not by an event: only then it stays.
+        ours.acquire().await?.release().await?;
+        let raw = hop.once().await? + hop.once().await? + hop.once().await?;
+        let asked = Instant::now();
+        let handle = theirs.acquire().await?;
+        // The first open streams and connections.
+        if number >= 10 {
+            visits.waits.push(asked.elapsed());
+            visits.hops.push(raw);
+        }
+        handle.release().await?;
+    }
+    host.locks.shutdown().await;
+    guest.locks.shutdown().await;
+    Ok(visits)
+}
+
 impl Visits {
+    pub(crate) fn median_ratio(&self) -> f64 {
+        self.waits.median() / self.hops.median()
+    }
+
     /// Returns the longest wait but for one in a hundred, over the longest three raw hops but for as many.
     pub(crate) fn ratio(&self) -> f64 {
         self.waits.quantile(0.99) / self.hops.quantile(0.99)

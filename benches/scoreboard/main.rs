@@ -221,6 +221,11 @@ async fn inside(board: &mut Board) -> Result<()> {
     board.enter(board::SHARED_READ, reads.commands_per_read(), reads.to_string());
     let visits = inside::visits(&cluster).await?;
     board.enter(board::FOREIGN_WAIT, visits.ratio(), visits.to_string());
+    let (takes, per_take) = inside::takes_of_idle(&cluster).await?;
+    board.compare(board::IDLE_TAKE, &takes, "update");
+    board.enter(board::IDLE_TAKE_COMMANDS, per_take, String::from("(the same run)"));
+    let waits = inside::waits_for_idle(&cluster).await?;
+    board.enter(board::IDLE_WAIT, waits.median_ratio(), waits.to_string());
     Ok(())
 }
 

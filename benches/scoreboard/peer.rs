@@ -36,6 +36,11 @@ impl Peer {
         Self::of(Client::with_uri_str(uri).await?, |builder| builder.lease(lease)).await
     }
 
+    /// Makes one with which released locks stay.
+    pub(crate) async fn keeping_idle(cluster: &Cluster, keep: Duration) -> Result<Self> {
+        Self::of(cluster.client().await?, |builder| builder.keep_idle(keep)).await
+    }
+
     /// Makes one whose streams are served by the secondaries.
     pub(crate) async fn streaming_from_secondaries(cluster: &Cluster) -> Result<Self> {
         let secondary = ReadPreference::Secondary { options: None };
