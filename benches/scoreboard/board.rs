@@ -51,6 +51,7 @@ pub(crate) const HANDOFF_RS1: Key = key("handoff_ratio_rs1", 1.35);
 pub(crate) const HANDOFF_RS3: Key = key("handoff_ratio_rs3", 1.35);
 pub(crate) const UNCONTENDED_RS1: Key = key("uncontended_ratio_rs1", 1.15);
 pub(crate) const UNCONTENDED_STANDALONE: Key = key("uncontended_ratio_standalone", 1.15);
+pub(crate) const ALLOCATIONS: Key = key("allocations_ratio", 1.4);
 pub(crate) const UNCONTENDED_RS3: Key = key("uncontended_ratio_rs3", 1.15);
 pub(crate) const COMMANDS_32: Key = key("commands_per_handoff_32", 2.3);
 pub(crate) const GETMORES_32: Key = key("getmores_per_handoff_32", 2.5);

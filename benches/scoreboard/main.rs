@@ -4,8 +4,9 @@
 //! directory. A number beyond its bound is shown and is no failure: the machine may be busy.
 //!
 //! `cargo bench --bench scoreboard -- one_node` measures a part of it, which is then not written. The parts are
-//! `one_node`, `three_nodes`, `standalone`, `contention`, `inside`, `crowd` and `steady_state`.
+//! `allocations`, `one_node`, `three_nodes`, `standalone`, `contention`, `inside`, `crowd` and `steady_state`.
 
+mod allocations;
 mod board;
 mod claims;
 mod counters;
@@ -42,7 +43,8 @@ const ROUNDS_CONTENDED: u32 = 3;
 /// Number of rounds with a holder that dies, which take a lease each.
 const ROUNDS_EXPIRY: usize = 15;
 
-const PARTS: [&str; 7] = [
+const PARTS: [&str; 8] = [
+    "allocations",
     "one_node",
     "three_nodes",
     "standalone",
@@ -77,6 +79,7 @@ async fn main() -> Result<()> {
             continue;
         }
         match part {
+            "allocations" => allocations(&mut board).await?,
             "one_node" => one_node(&mut board).await?,
             "three_nodes" => three_nodes(&mut board).await?,
             "standalone" => standalone(&mut board).await?,
@@ -91,6 +94,14 @@ async fn main() -> Result<()> {
     if parts.is_empty() {
         println!("written to {}", board.save()?.display());
     }
+    Ok(())
+}
+
+async fn allocations(board: &mut Board) -> Result<()> {
+    let cluster = start(Cluster::replica_set(1), "what is allocated").await?;
+    let (lock, raw) = allocations::compared(&cluster).await?;
+    let from = format!("{lock} / {raw} of two raw findOneAndUpdate");
+    board.enter(board::ALLOCATIONS, lock.times / raw.times, from);
     Ok(())
 }
 
