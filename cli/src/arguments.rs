@@ -518,8 +518,9 @@ pub(crate) struct List {
 ///   issued), holders, waiters (in the order in which they are served), past (the last holds that ended, newest first).
 ///
 ///   A holder has token, access (read or write for an rwlock, else null), permits (null for an rwlock), since,
-///   until, released (when it released a lock that is kept until `until`, else null), idle (whether nobody has it and its client keeps it, to be taken again), host, pid, label, reason, value (proclaimed by a leader), owner_id. A waiter has access, permits, since,
-///   until, host, pid, label, reason, owner_id. A holder or waiter whose `until` has passed is dead: the next operation
+///   until, released (when it released a lock that is kept until `until`, else null), idle (whether nobody has the lock, and
+///   its client keeps it for its next task), host, pid, label, reason, value (proclaimed by a leader), owner_id. A waiter
+///   has access, permits, since, until, host, pid, label, reason, owner_id. A holder or waiter whose `until` has passed is dead: the next operation
 ///   drops it. A past hold has token, access, permits, since, ended, how (released, expired, broken, adopted,
 ///   held_too_long), host, pid, label, reason, value, owner_id.
 ///

@@ -8,7 +8,7 @@ use watchlock::{LostReason, Released};
 
 use crate::{
     Started, bare,
-    common::{Ground, PATIENCE, SOON, until_waiting, users::PASSWORD, within},
+    common::{Ground, PATIENCE, SOON, eventually, until_waiting, users::PASSWORD, within},
     done, program, watchlock,
 };
 
@@ -25,12 +25,37 @@ fn sorted<const N: usize>(mut names: [&str; N]) -> Vec<&str> {
 }
 
 const LOCK: [&str; 7] = ["name", "kind", "capacity", "token", "holders", "waiters", "past"];
-const HOLDER: [&str; 12] = [
-    "token", "access", "permits", "since", "until", "released", "host", "pid", "label", "reason", "value", "owner_id",
+const HOLDER: [&str; 13] = [
+    "token", "access", "permits", "since", "until", "released", "idle", "host", "pid", "label", "reason", "value",
+    "owner_id",
 ];
 const WAITER: [&str; 9] = [
     "access", "permits", "since", "until", "host", "pid", "label", "reason", "owner_id",
 ];
+
+/// Nobody has it, and the client that had it last keeps it for its next task.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_idle_lock_is_told_from_a_held_one() {
+    let ground = Ground::replica_set("cli_idle").await;
+    let builder = ground.builder().await.lease(Duration::from_secs(3));
+    let locks = builder.keep_idle(Duration::from_secs(60)).build().await.unwrap();
+    let held = locks.mutex("held").acquire().await.unwrap();
+    locks.mutex("idle").acquire().await.unwrap().release().await.unwrap();
+    // Its next renewal says so.
+    eventually(PATIENCE, "it is shown as idle", async || {
+        let shown = watchlock(&ground, ["show", "--json", "idle"]).await.expect(0).json();
+        shown["holders"][0]["idle"] == true
+    })
+    .await;
+    let shown = watchlock(&ground, ["show", "idle"]).await.expect(0);
+    assert!(shown.out.contains("nobody has it"), "{shown:?}");
+    let listed = watchlock(&ground, ["ls"]).await.expect(0);
+    let idle: Vec<_> = listed.out.lines().filter(|line| line.contains("(idle)")).collect();
+    assert!(matches!(idle[..], [line] if line.starts_with("idle")), "{listed:?}");
+    let shown = watchlock(&ground, ["show", "--json", "held"]).await.expect(0).json();
+    assert_eq!(shown["holders"][0]["idle"], false);
+    held.release().await.unwrap();
+}
 
 #[tokio::test(flavor = "multi_thread")]
 async fn locks_are_listed_by_what_is_asked() {
