@@ -352,7 +352,7 @@ fn client(memory: &Arc<MemoryStore>, seed: u64, number: u64) -> (Arc<Link>, Lock
         // Some do without a stream wherever they stand, others only at the end.
         near: Some((seed + number) % 4),
         // With some, what nobody waits for stays.
-        keep_idle: ((seed + number) % 3 == 0).then_some(IDLE),
+        keep_idle: (seed + number).is_multiple_of(3).then_some(IDLE),
         ..Settings::default()
     };
     let config = settings.validate().unwrap();
