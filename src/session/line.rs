@@ -201,6 +201,11 @@ impl Line {
         self.waitlist.waits_for_event()
     }
 
+    /// Whether there is a hold that no task has.
+    pub(crate) fn rests(&self) -> bool {
+        self.waitlist.attend_at().is_some()
+    }
+
     pub(crate) fn timed_out(&self) -> TimedOut {
         self.waitlist.timed_out()
     }
@@ -234,7 +239,7 @@ impl Line {
 
     /// Sees to the hold that no task has: the next task in line gets it, or it is given back.
     pub(crate) fn attend_to_idle(&mut self, context: &Context<'_>, effects: &mut Vec<Effect>) {
-        let Some(entry) = self.waitlist.resting().map(str::to_owned) else {
+        let Some(entry) = self.waitlist.resting() else {
             return;
         };
         let gives_back = self.waitlist.must_give_back(&entry, context);

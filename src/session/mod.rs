@@ -287,7 +287,7 @@ impl Session {
             }
             return;
         }
-        if line.waits_for_event() || needs.looks > LOOKS_MOST {
+        if line.waits_for_event() || line.rests() || needs.looks > LOOKS_MOST {
             self.demand_stream();
         }
         self.beat_in_time(table);

@@ -58,7 +58,8 @@ impl Session {
         self.closing.is_cancelled()
     }
 
-    /// Gives idle locks back as the last handle of the client goes. What fails is repeated until its lease is over.
+    /// Gives idle locks back as the last handle of the client goes. A command that fails is
+    /// repeated for as long as the client's lease; what it leaves is over with its own.
     pub(super) fn give_idle_back(&self) {
         let Some(runtime) = self.started.get().filter(|_| !self.stopped.is_cancelled()) else {
             return;

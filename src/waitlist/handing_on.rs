@@ -63,7 +63,7 @@ pub(super) struct HandingOn {
     pub(super) seen_at: Instant,
     /// Set once anything known of the document may be wrong, until it is read again. Only for a lock that is to stay with
     /// the client: any other goes through the server then.
-    pub(super) doubted_at: Option<Instant>,
+    pub(super) doubt: Option<idling::Doubt>,
     pub(super) terms: Terms,
 }
 
@@ -74,7 +74,7 @@ impl HandingOn {
             _ if context.streaming => HANDED_ON_FOR,
             _ => HANDED_ON_UNSEEN,
         };
-        self.doubted_at.is_none() && self.has_tokens() && self.was_seen_within(most, context)
+        self.doubt.is_none() && self.has_tokens() && self.was_seen_within(most, context)
     }
 
     /// Whether a token of the range is left.
@@ -96,9 +96,9 @@ impl Waiting {
         alike && self.permits == capacity && self.terms.is_plain()
     }
 
-    /// A try can have a hold too that the server was not asked for.
+    /// A try can have a hold that is idle.
     fn may_take_over(&self, held: &Held, handing: &HandingOn) -> bool {
-        let may = self.may_be_handed_on() && (self.waits() || self.was_never_sent());
+        let may = self.may_be_handed_on() && (self.waits() || (held.idle.is_some() && self.was_never_sent()));
         may && self.is_like(held) && self.terms.are_like(&handing.terms)
     }
 
@@ -177,7 +177,7 @@ impl Waitlist {
             last,
             // The document is no older than the question.
             seen_at: sent,
-            doubted_at: None,
+            doubt: None,
             terms: waiting.terms,
         })
     }

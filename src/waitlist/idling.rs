@@ -46,6 +46,24 @@ pub(super) struct Idle {
     pub(super) attend_at: Instant,
 }
 
+/// The time in which events may have been missed, until a reading that was asked for after that.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Doubt {
+    /// From its beginning its length is bounded, however often something comes on top of it.
+    since: Instant,
+    /// What was asked for before this shows nothing of it.
+    last: Instant,
+}
+
+impl Doubt {
+    fn of(before: Option<Self>, context: &Context<'_>) -> Self {
+        Self {
+            since: before.map_or(context.now, |before| before.since),
+            last: context.now,
+        }
+    }
+}
+
 impl Waitlist {
     /// Takes in that a task lets go of a hold for which nobody waits: it stays with the client, if it may. `None`: it has
     /// to go back. Otherwise whether its document is to be read before anybody has it.
@@ -60,18 +78,26 @@ impl Waitlist {
         unseen(&handing.terms, context)?;
         if !handing.was_seen_within(LOOK_EVERY, context) {
             // It was held for long. An event would have told of others.
-            handing.doubted_at.get_or_insert(context.now);
+            handing.doubt = Some(Doubt::of(handing.doubt, context));
         }
-        let (keep, doubted) = (handing.terms.keep_idle(context.config), handing.doubted_at.is_some());
+        let (keep, doubted) = (handing.terms.keep_idle(context.config), handing.doubt.is_some());
         let until = context.now + keep;
         held.idle = held.back_at(until, context).map(|attend_at| Idle { until, attend_at });
-        held.idle.map(|_| doubted)
+        let stays = held.idle.map(|_| doubted);
+        self.may_rest |= stays.is_some();
+        stays
     }
 
     /// Returns the entry of the hold that stays with the client while no task has it, if there is one.
-    pub(crate) fn resting(&self) -> Option<&str> {
+    pub(crate) fn resting(&mut self) -> Option<String> {
+        if !self.may_rest {
+            // Of thousands of permits each is a hold, and this is part of each step.
+            return None;
+        }
         let mut idle = self.holds.iter().filter(|(_, held)| held.idle.is_some());
-        idle.next().map(|(entry, _)| entry.as_str())
+        let entry = idle.next().map(|(entry, _)| entry.clone());
+        self.may_rest = entry.is_some();
+        entry
     }
 
     /// Whether an idle hold has to be given back; if not, plans when it is looked at again.
@@ -95,7 +121,10 @@ impl Waitlist {
     }
 
     /// Returns when an idle hold is attended to.
-    pub(super) fn attend_at(&self) -> Option<Instant> {
+    pub(crate) fn attend_at(&self) -> Option<Instant> {
+        if !self.may_rest {
+            return None;
+        }
         self.holds.values().filter_map(|held| Some(held.idle?.attend_at)).min()
     }
 
@@ -104,7 +133,7 @@ impl Waitlist {
         let handing = self.holds.get_mut(entry).and_then(|held| held.handing_on.as_mut());
         if let Some(handing) = handing.filter(|handing| unseen(&handing.terms, context).is_some()) {
             handing.seen_at = handing.seen_at.max(sent);
-            handing.doubted_at = handing.doubted_at.filter(|doubted_at| *doubted_at > sent);
+            handing.doubt = handing.doubt.filter(|doubt| doubt.last > sent);
         }
     }
 
@@ -114,7 +143,7 @@ impl Waitlist {
         for held in self.holds.values_mut() {
             match &mut held.handing_on {
                 Some(handing) if held.idle.is_some() || unseen(&handing.terms, context).is_some() => {
-                    handing.doubted_at.get_or_insert(context.now);
+                    handing.doubt = Some(Doubt::of(handing.doubt, context));
                 }
                 handing => *handing = None,
             }
@@ -126,8 +155,8 @@ impl Held {
     /// Returns when it is given back at the latest if it is idle; `None`: now.
     fn back_at(&self, until: Instant, context: &Context<'_>) -> Option<Instant> {
         let handing = self.handing_on.as_ref().filter(|handing| handing.has_tokens())?;
-        let bound = match handing.doubted_at {
-            Some(doubted_at) => doubted_at + UNSEEN_UNTIL_READ,
+        let bound = match handing.doubt {
+            Some(doubt) => doubt.since + UNSEEN_UNTIL_READ,
             None => handing.seen_at + unseen(&handing.terms, context)?,
         };
         Some(until.min(bound)).filter(|at| *at > context.now)

@@ -104,6 +104,8 @@ pub(crate) struct Waitlist {
     timed_out: TimedOut,
     /// Whether a reader asked alone, so that others would share its hold, and none has since.
     asked_alone: bool,
+    /// Whether there may be a hold that no task has.
+    may_rest: bool,
 }
 
 /// A task that wants the lock.

@@ -107,7 +107,7 @@ impl Waitlist {
     /// Whether anything known of the hold that no task has may be wrong.
     pub(crate) fn rests_in_doubt(&self) -> bool {
         let mut idle = self.holds.values().filter(|held| held.idle.is_some());
-        let handing_on = |held: &super::Held| held.handing_on.as_ref().is_some_and(|it| it.doubted_at.is_some());
+        let handing_on = |held: &super::Held| held.handing_on.as_ref().is_some_and(|it| it.doubt.is_some());
         idle.any(handing_on)
     }
 
@@ -141,7 +141,7 @@ impl Waitlist {
             write(Word::Token(held.token));
             flags.extend([held.uncertain, held.handing_on.is_some(), held.idle.is_some()]);
             if let Some(handing_on) = &held.handing_on {
-                flags.push(handing_on.doubted_at.is_some());
+                flags.push(handing_on.doubt.is_some());
                 write(Word::Token(handing_on.token));
                 write(Word::Token(handing_on.last));
             }

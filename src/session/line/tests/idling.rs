@@ -375,6 +375,13 @@ async fn a_reading_from_before_a_doubt_does_not_end_it() {
     tokio::time::advance(Duration::from_millis(1)).await;
     bench.feed(|line, context, _| line.doubt(context));
     bench.feed(|line, context, effects| line.verified(document.as_ref(), Some(before), &ids, context, effects));
+    // Nor one from between two of them; but how long it stays in doubt counts from the first.
+    let between = Instant::now();
+    tokio::time::advance(Duration::from_millis(100)).await;
+    bench.feed(|line, context, _| line.doubt(context));
+    bench.feed(|line, context, effects| line.verified(document.as_ref(), Some(between), &ids, context, effects));
+    bench.settle();
+    assert_eq!(bench.line.due_at(), Some(between + SECOND));
     assert_eq!(acquire(&mut bench, options()).1, 1);
 }
 
