@@ -84,7 +84,8 @@ impl LockClientBuilder {
     }
 
     /// Sets how long the document of a free lock is kept; one day by default. It only limits the size of the
-    /// collection: fencing tokens rise whether or not the document is kept.
+    /// collection: fencing tokens rise whether or not the document is kept. The server removes it within an eighth of this
+    /// time and of the lease after that, so that most writes need not change the index by which it does.
     pub fn retention(mut self, retention: Duration) -> Self {
         self.settings.retention = Some(retention);
         self

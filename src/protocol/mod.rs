@@ -13,7 +13,7 @@
 //!   wake:     <a string, new in every write: see `wake`>,
 //!   version:  <the number of writes>,
 //!   at:       <the time of the last write>,
-//!   purge_at: <the time from which the TTL index may remove the document>,
+//!   purge_at: <the time from which the TTL index may remove the document; set for longer than asked: see `state`>,
 //!   broken:   <the largest token that an operator evicted by breaking the lock, if ever one did>,
 //!   adopted:  <the tokens that the last adoption removed, if ever there was one>,
 //!   evicted:  <the token of the last holder that an operator evicted by itself, if ever one did>,

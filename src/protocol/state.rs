@@ -102,7 +102,9 @@ impl State {
         self.version += 1;
         self.at = now;
         // The latest time that any operation asked for: entries of other clients stay covered.
-        self.purge_at = self.purge_at.max(now.plus_millis(keep));
+        if self.purge_at < now.plus_millis(keep) {
+            self.purge_at = now.plus_millis(kept_in_reserve(keep));
+        }
     }
 }
 
@@ -459,6 +461,16 @@ impl Step<'_> {
 /// copy in the same millisecond. It stays below 2^53 until the year 2255.
 fn next_token(last: i64, now: ServerTime) -> i64 {
     last.saturating_add(1).max(clock_token(now))
+}
+
+/// Part of the time for which a document is kept that is added when its `purge_at` is set: that stays as it is until the
+/// addition is used up. So most writes leave the TTL index alone, which else costs the server a removal and an insertion
+/// for each.
+const KEPT_IN_RESERVE: i64 = 8;
+
+/// Returns for how long a document is kept that must be kept for so long.
+pub(crate) fn kept_in_reserve(keep: i64) -> i64 {
+    keep.saturating_add(keep / KEPT_IN_RESERVE)
 }
 
 /// Returns the smallest token that is issued at `now`.

@@ -25,7 +25,7 @@ use mongodb::bson::{Bson, Document, doc};
 
 use super::{
     Downgrade, Evict, Identity, Kept, KeptUntil, Operation, Proclaim, Request, Requests, document::PROTOCOL,
-    location::Location, wake::Left,
+    location::Location, state::kept_in_reserve, wake::Left,
 };
 use expression::{bind, cond, filter, literal, map};
 use granting::{grant_as_fits, words_for_holders};
@@ -398,9 +398,11 @@ fn stamp(at: &Location, operation: &Operation, now: &Bson) -> Bson {
 
 /// Returns the fields that are new in every write, except for `wake`.
 fn stamp_fields(at: &Location, keep: i64, now: &Bson) -> Document {
+    let purge_at = at.value("purge_at");
+    let is_kept = doc! { "$gte": [&purge_at, { "$add": [now, keep] }] };
     doc! {
         "version": { "$add": [{ "$ifNull": [at.value("version"), 0_i64] }, 1_i64] },
         "at": now,
-        "purge_at": { "$max": [at.value("purge_at"), { "$add": [now, keep] }] },
+        "purge_at": cond(is_kept, purge_at, doc! { "$add": [now, kept_in_reserve(keep)] }),
     }
 }

@@ -55,6 +55,28 @@ fn a_renewal_never_shortens() {
     assert_eq!(state.holders[0].until, ServerTime(150));
 }
 
+/// The TTL index is changed by few of the writes, and never promises less than was asked for.
+#[test]
+fn a_document_is_kept_long_enough_by_few_changes() {
+    let mut state = apply(None, &asking("a.1", request("a-1")), ServerTime(0)).expect("it is created");
+    assert_eq!(state.purge_at, ServerTime(1_125));
+    let ids = ["a-1".to_owned()];
+    let mut changes = 0;
+    for now in 1..=1_000 {
+        let before = state.purge_at;
+        assert!(renew(&mut state, "a.2", &ids, 1_000, ServerTime(now)));
+        assert!(state.purge_at >= ServerTime(now + 1_000), "{now}");
+        changes += u32::from(state.purge_at != before);
+    }
+    assert_eq!(changes, 7);
+    // Who asks for less shortens nothing; who asks for more gets it.
+    let before = state.purge_at;
+    assert!(renew(&mut state, "a.3", &ids, 10, ServerTime(1_001)));
+    assert_eq!(state.purge_at, before);
+    assert!(renew(&mut state, "a.4", &ids, 2_000, ServerTime(1_002)));
+    assert_eq!(state.purge_at, ServerTime(1_002 + 2_250));
+}
+
 /// The windows of a job, the time after its release, and the time after its grant: each by the server's clock.
 #[test]
 fn a_kept_lock_opens_when_its_time_is_over_and_not_before() {
