@@ -236,14 +236,25 @@ pub(crate) fn poll_interval(config: &Config, place: usize, waited: Duration) -> 
 /// much is added by asking.
 const ASKED_WITHIN: u32 = 3;
 
+/// Number of waiters at the front of a queue who follow the lock's pace however long they have waited: the next, and
+/// some more, as those ahead may leave at once. A thousand clients that follow each other wait longer for each hand-over
+/// else, as each has waited longer than the one before.
+const ASK_AT_THE_FRONT: usize = 3;
+
 /// Returns the pause where the pace of the lock is known: the waiters of a lock that changes hands fast follow it, and
 /// never ask less often than those of one whose pace is not known.
 fn poll_interval_at(pace: Option<Duration>, config: &Config, place: usize, waited: Duration) -> Duration {
     let usual = poll_interval(config, place, waited);
     let Some(pace) = pace else { return usual };
     let places = u32::try_from(place).unwrap_or(u32::MAX).saturating_add(1);
-    // The longer a waiter has waited in spite of the pace, the more others there are.
-    let within = (pace / ASKED_WITHIN).max(config.poll_quickest).max(waited / 200);
+    // The longer a waiter has waited in spite of the pace, the more others there are: those behind the front, who are
+    // not next, leave the server to the few who are.
+    let yields = if place < ASK_AT_THE_FRONT {
+        Duration::ZERO
+    } else {
+        waited / 200
+    };
+    let within = (pace / ASKED_WITHIN).max(config.poll_quickest).max(yields);
     within.saturating_mul(places).min(usual)
 }
 
@@ -263,8 +274,9 @@ mod tests {
         assert_eq!(asked(Some(0), 0, 0), millis(1));
         assert_eq!(asked(Some(6), 0, 0), millis(2));
         assert_eq!(asked(Some(6), 4, 0), millis(10));
-        // Less often where many wait in spite of it.
+        // Less often where many wait in spite of it, except for those at the front.
         assert_eq!(asked(Some(6), 4, 2), millis(50));
+        assert_eq!((asked(Some(6), 0, 100), asked(Some(6), 2, 100)), (millis(2), millis(6)));
         // Never less often than by the time waited.
         assert_eq!(
             (asked(None, 0, 10), asked(Some(900), 0, 10)),
