@@ -28,6 +28,9 @@ const FIRST_AT_ONCE: usize = 4;
 /// clients' acquires.
 const FIRST_IN_TIME: usize = 1;
 
+/// Part of that rest for those that don't come round in time otherwise.
+const REST_BEHIND: u32 = 4;
+
 /// The renewals of a session that are on their way, and their recent answer times.
 #[derive(Debug, Default)]
 pub(super) struct Renewals {
@@ -39,8 +42,8 @@ pub(super) struct Renewals {
     urgent: usize,
     /// The longest recent answer time.
     slowest: Duration,
-    /// Until when first renewals rest, unless they are late.
-    rest_until: Option<Instant>,
+    /// When the last of the first renewals was answered, and the time that its answer took.
+    answered: Option<(Instant, Duration)>,
 }
 
 /// Pause before another look where renewals yield to acquires.
@@ -52,6 +55,8 @@ pub(super) enum Haste {
     /// Very many locks are held, and acquires wait for a slot: these go first, until a renewal would soon be urgent.
     Yielding,
     InTime,
+    /// They don't come round in time, and no acquire waits: they rest less, so that there is time to yield again.
+    Behind,
     /// The first due one is late by more than an interval; with very many locks, it would be urgent at once.
     Late,
 }
@@ -78,13 +83,19 @@ impl Renewals {
         let (has_room, from) = match lane {
             Lane::First => match haste {
                 Haste::Late => (self.first < FIRST_AT_ONCE, None),
-                Haste::InTime => (self.first < FIRST_IN_TIME, self.rest_until),
+                Haste::InTime => (self.first < FIRST_IN_TIME, self.rested_from(1)),
+                Haste::Behind => (self.first < FIRST_IN_TIME, self.rested_from(REST_BEHIND)),
                 Haste::Yielding => (self.first < FIRST_IN_TIME, Some(now + YIELD)),
             },
             Lane::Urgent => (self.urgent < FIRST_AT_ONCE, None),
             Lane::Again => (true, None),
         };
         (has_room && self.awaited < RENEWALS_AT_ONCE).then(|| from.map_or(now, |from| from.max(now)))
+    }
+
+    /// Returns when the first renewals have rested for such a part of the time that the last answer took.
+    fn rested_from(&self, part: u32) -> Option<Instant> {
+        self.answered.map(|(at, took)| at + took / part)
     }
 
     /// Returns the same for a hold of this queue.
@@ -115,7 +126,7 @@ impl Renewals {
     /// others.
     pub(super) fn answered(&mut self, took: Duration, pause: Duration, lane: Lane) {
         if lane == Lane::First {
-            self.rest_until = Some(Instant::now() + took);
+            self.answered = Some((Instant::now(), took));
         }
         self.slowest = took.min(pause * 2).max(self.slowest * 3 / 4);
     }
@@ -178,6 +189,7 @@ mod tests {
             (room(&renewals, Haste::InTime), room(&renewals, Haste::Late)),
             (Some(begun + 2 * took), Some(begun + took))
         );
+        assert_eq!(room(&renewals, Haste::Behind), Some(begun + took + took / 4));
         assert!(!renewals.has_room(Lane::First, Haste::InTime, begun + took));
         assert!(renewals.has_room(Lane::First, Haste::InTime, begun + 2 * took));
         for _ in 0..FIRST_AT_ONCE {
