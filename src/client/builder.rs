@@ -84,8 +84,9 @@ impl LockClientBuilder {
     }
 
     /// Sets how long the document of a free lock is kept; one day by default. It only limits the size of the
-    /// collection: fencing tokens rise whether or not the document is kept. The server removes it within an eighth of this
-    /// time and of the lease after that, so that most writes need not change the index by which it does.
+    /// collection: fencing tokens rise whether or not the document is kept. The document may stay for an eighth longer (of
+    /// this time and of the lease, or of the time for which the lock is kept after its release), so that few writes change
+    /// the index by which the server removes it.
     pub fn retention(mut self, retention: Duration) -> Self {
         self.settings.retention = Some(retention);
         self

@@ -101,7 +101,7 @@ impl State {
         self.wake = wake;
         self.version += 1;
         self.at = now;
-        // The latest time that any operation asked for: entries of other clients stay covered.
+        // Never before the latest time that any operation asked for: entries of other clients stay covered.
         if self.purge_at < now.plus_millis(keep) {
             self.purge_at = now.plus_millis(kept_in_reserve(keep));
         }

@@ -25,7 +25,7 @@ const FIRST_AT_ONCE: usize = 4;
 
 /// The same while the first of them is no later than the renewal interval, when nothing is at stake yet. After each of
 /// these comes a rest as long as its answer took, so that a client with very many locks leaves the server to other
-/// clients' acquires.
+/// clients' acquires; a shorter one where they don't come round in time.
 const FIRST_IN_TIME: usize = 1;
 
 /// Part of that rest for those that don't come round in time otherwise.
@@ -55,7 +55,8 @@ pub(super) enum Haste {
     /// Very many locks are held, and acquires wait for a slot: these go first, until a renewal would soon be urgent.
     Yielding,
     InTime,
-    /// They don't come round in time, and no acquire waits: they rest less, so that there is time to yield again.
+    /// Very many locks are held, whose renewals don't come round in time, and no acquire waits: they rest less, so that
+    /// there is time to yield again.
     Behind,
     /// The first due one is late by more than an interval; with very many locks, it would be urgent at once.
     Late,
@@ -126,7 +127,7 @@ impl Renewals {
     /// others.
     pub(super) fn answered(&mut self, took: Duration, pause: Duration, lane: Lane) {
         if lane == Lane::First {
-            self.answered = Some((Instant::now(), took));
+            self.answered = Some((Instant::now(), took.min(pause * 2)));
         }
         self.slowest = took.min(pause * 2).max(self.slowest * 3 / 4);
     }

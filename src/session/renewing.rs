@@ -184,7 +184,7 @@ impl Table {
             Haste::Late
         } else if busy && many && !late_by(Queue::First, yields_for) && !self.agenda.is_due(Queue::Urgent, now) {
             Haste::Yielding
-        } else if !busy && late_by(Queue::First, interval / 3 * 2) {
+        } else if many && !busy && late_by(Queue::First, interval / 3 * 2) {
             Haste::Behind
         } else {
             Haste::InTime

@@ -294,7 +294,8 @@ fn report(lasts: Duration, readings: &[Reading], tally: &Tally, ledger: &Ledger)
         ),
         ("documents", "", series(|reading| reading.documents), bound(20, 100)),
     ];
-    let until_purged = RETENTION + LEASE + PURGED;
+    // With the eighth that is kept in reserve.
+    let until_purged = (RETENTION + LEASE) * 9 / 8 + PURGED;
     let mut flat = true;
     for (what, unit, readings, bound) in &verdicts {
         if *what == "documents" && lasts / 4 < until_purged {
