@@ -588,8 +588,11 @@ async fn hold_a_cluster() {
 /// Runs this test program as [`hold_a_cluster`] in a process group of its own, as it would be by a shell, until it
 /// has told its folder.
 fn child(role: &str, prepare: impl FnOnce(&mut Command)) -> (std::process::Child, String) {
-    let mut command = Command::new(std::env::current_exe().unwrap());
+    // A shell has what it runs in the background ignore interrupts, and so do all that are started there.
+    let mut command = Command::new("env");
     command
+        .arg("--default-signal=INT")
+        .arg(std::env::current_exe().unwrap())
         .args(["--exact", "hold_a_cluster", "--nocapture"])
         .env(ROLE, role)
         .stdin(Stdio::null())

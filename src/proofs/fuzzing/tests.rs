@@ -37,26 +37,26 @@ fn on_all(seeds: u64, most: u64, check: fn(&[u8])) {
 
 #[test]
 fn documents_of_any_kind_are_read_or_refused() {
-    on_all(20_000, 64, super::lock);
+    on_all(10_000, 64, super::lock);
 }
 
 #[test]
 fn events_of_any_kind_are_read_or_passed_over() {
-    on_all(10_000, 64, super::event);
-    on_all(20_000, 64, super::words);
+    on_all(6_000, 64, super::event);
+    on_all(10_000, 64, super::words);
 }
 
 #[test]
 fn ids_of_any_kind_have_a_name() {
-    on_all(20_000, 32, super::name);
+    on_all(10_000, 32, super::name);
 }
 
 #[test]
 fn errors_of_any_kind_are_sorted() {
-    on_all(20_000, 32, super::failure);
+    on_all(10_000, 32, super::failure);
 }
 
 #[test]
 fn nothing_is_granted_that_no_document_says() {
-    on_all(10_000, 320, super::line);
+    on_all(6_000, 320, super::line);
 }
