@@ -4,9 +4,13 @@
 //! releases, the holds that the handles look at, and the details that a task gets when it gives up: the last answer of
 //! the server, or its last error.
 
+mod calm;
+
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use tokio::{sync::oneshot, time::Instant};
+
+use calm::{Calm, Situation};
 
 use super::{
     hold::Hold,
@@ -25,6 +29,9 @@ use crate::{
 
 /// Time without an answer after which a server is more than merely slow.
 pub(super) const UNANSWERED: Duration = Duration::from_secs(1);
+
+/// Maximum number of holds whose ages are compared after each event.
+const COMPARED: usize = 8;
 
 /// The outcome of an acquire.
 pub(crate) type AcquireOutcome = Result<Option<Arc<Hold>>, AcquireError>;
@@ -154,13 +161,15 @@ pub(crate) struct Line {
     guards: bool,
     /// Whether the client shuts down: nothing stays with it.
     closed: bool,
+    /// When it expects the next event.
+    calm: Calm,
     /// The need of the line, as counted by the session.
     pub(super) counted: Need,
 }
 
 impl Line {
     /// Creates a line; `alone_at`: when the lock was last seen free.
-    pub(crate) fn new(name: String, alone_at: Option<Instant>) -> Self {
+    pub(crate) fn new(name: String, alone_at: Option<Instant>, pace: Option<Duration>) -> Self {
         Self {
             name,
             waitlist: Waitlist::new(alone_at),
@@ -173,6 +182,7 @@ impl Line {
             silent_since: None,
             guards: false,
             closed: false,
+            calm: Calm::new(pace),
             counted: Need::Nothing,
         }
     }
@@ -199,6 +209,28 @@ impl Line {
 
     pub(crate) fn waits_for_event(&self) -> bool {
         self.waitlist.waits_for_event()
+    }
+
+    /// Returns the time of a hand-over, by the last wait that ended.
+    pub(crate) fn pace(&self) -> Option<Duration> {
+        self.calm.pace()
+    }
+
+    /// Returns until when the line expects no event of the change stream.
+    /// Its client has asked for none since `begun`.
+    pub(crate) fn calm_until(&self, begun: Instant, context: &Context<'_>) -> Instant {
+        let held = self.holds.values().take(COMPARED).map(|hold| hold.since).min();
+        let situation = match (held, self.sent_at.filter(|_| self.waitlist.is_under_way())) {
+            (Some(since), _) => Situation::Holding(since),
+            (None, Some(sent_at)) => Situation::Asking(sent_at),
+            (None, None) => match self.waitlist.turns() {
+                Some((_, turns)) => Situation::Queued(turns),
+                None if self.is_unused() => Situation::Unused,
+                None => Situation::Other,
+            },
+        };
+        self.calm
+            .until(situation, begun, context.config.claim_lease, context.now)
     }
 
     /// Whether there is a hold that no task has.
@@ -506,6 +538,9 @@ impl Line {
         let state = answer.state.as_ref();
         self.waitlist
             .answered(operation, state, &answer.exchange, context, &mut owed);
+        if let Some((entry, turns)) = self.waitlist.turns() {
+            self.calm.saw(entry, turns, context.now);
+        }
         self.pay(owed, Cause::Answer(operation, answer), context, effects);
         self.share(context, effects);
     }
@@ -584,6 +619,7 @@ impl Line {
             match effect {
                 waitlist::Effect::Granted { key, entry, grant } => {
                     granted = true;
+                    self.calm.served(&entry, context.now);
                     // The grant changed the document that was seen before, unless a task has it from another.
                     if !matches!(cause, Cause::HandedOn(_) | Cause::Shared) {
                         self.last_answer = None;

@@ -37,6 +37,7 @@ use std::{
     collections::{BTreeMap, HashMap},
     fmt,
     sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
+    time::Duration,
 };
 
 use tokio::{
@@ -72,6 +73,9 @@ use streams::{suspicion::Suspicion, watcher::Demand};
 /// Maximum number of free names to remember: as many as a service is likely to use again and again.
 const FREE_REMEMBERED: usize = 1_024;
 
+/// Maximum number of names to remember a pace of: those that many clients contend for are few.
+const PACES_REMEMBERED: usize = 64;
+
 /// The state of one client, shared by its handles and its tasks.
 pub(crate) struct Session {
     pub(crate) config: Config,
@@ -80,6 +84,8 @@ pub(crate) struct Session {
     table: Mutex<Table>,
     /// Wakes the heartbeat when something is due earlier than it knows.
     beat: Arc<Notify>,
+    /// Wakes the watcher when an event is expected earlier than it knows.
+    stirred: Arc<Notify>,
     asking: Arc<Asking>,
     claims: Claims,
     mode: watch::Sender<WakeMode>,
@@ -110,6 +116,8 @@ struct Table {
     clock: ServerClock,
     /// Whether grants arrive as events.
     streaming: bool,
+    /// Since when, and up to which instant, no event is asked for, while that is so.
+    calm: Option<(Instant, Instant)>,
     /// The instant up to which the heartbeat sleeps.
     beat_at: Option<Instant>,
     /// The work of the heartbeat.
@@ -132,6 +140,8 @@ struct Lines {
     by_name: BTreeMap<String, Line>,
     /// Names without a line whose lock was free when it was last seen, and when that was.
     free: HashMap<String, Instant>,
+    /// Names without a line, and the time of a hand-over when they were waited for last.
+    paces: HashMap<String, Duration>,
     needs: Needs,
     closed: bool,
 }
@@ -184,6 +194,7 @@ impl Session {
                 ..Table::default()
             }),
             beat: Arc::default(),
+            stirred: Arc::default(),
             asking,
             claims: Claims::default(),
             mode: watch::Sender::new(mode),
@@ -277,9 +288,20 @@ impl Session {
             }
         }
         table.agenda.ask(name, line.due_at());
+        if let Some((begun, until)) = table.calm {
+            let context = self.context(table.streaming, &table.clock);
+            if line.calm_until(begun, &context) < until {
+                table.calm = None;
+                self.stirred.notify_one();
+            }
+        }
         if line.is_unused() {
+            let pace = line.pace();
             if let Some(at) = line.alone_at() {
                 table.lines.remember_free(name, at);
+            }
+            if let Some(pace) = pace {
+                table.lines.remember_pace(name, pace);
             }
             table.lines.by_name.remove(name);
             if table.lines.by_name.is_empty() {
@@ -402,7 +424,15 @@ impl Lines {
     fn line(&mut self, name: &str) -> &mut Line {
         self.by_name
             .entry(name.to_owned())
-            .or_insert_with(|| Line::new(name.to_owned(), self.free.remove(name)))
+            .or_insert_with(|| Line::new(name.to_owned(), self.free.remove(name), self.paces.remove(name)))
+    }
+
+    fn remember_pace(&mut self, name: &str, pace: Duration) {
+        if self.paces.len() >= PACES_REMEMBERED {
+            // Without it, the client asks for events that it does not need.
+            self.paces.clear();
+        }
+        self.paces.insert(name.to_owned(), pace);
     }
 
     fn remember_free(&mut self, name: &str, at: Instant) {

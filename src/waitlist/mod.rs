@@ -541,6 +541,13 @@ impl Waitlist {
         self.is_queued() && !self.is_far()
     }
 
+    /// Returns the head's entry, and the hand-overs before its turn as they were seen last.
+    pub(crate) fn turns(&self) -> Option<(&str, u64)> {
+        let head = self.waiting.front().filter(|head| head.is_queued())?;
+        let prospect = self.prospect.as_ref().filter(|prospect| prospect.entry == head.entry)?;
+        Some((&head.entry, prospect.turns()))
+    }
+
     fn is_far(&self) -> bool {
         let head = self.waiting.front();
         self.prospect.as_ref().is_some_and(|prospect| {

@@ -58,6 +58,11 @@ impl Prospect {
             pace: pace(ahead, before),
         }
     }
+
+    /// Returns the hand-overs before the turn.
+    pub(crate) fn turns(&self) -> u64 {
+        self.seen.0
+    }
 }
 
 /// Estimates the time of a hand-over: a hold that has lasted for long is expected to last as long again, and as long as

@@ -54,7 +54,7 @@ pub(crate) fn drive(choices: &mut Choices<'_>) {
         clock: ServerClock::default(),
         ids: Ids::new(SESSION.to_owned()),
         streaming: choices.one_in(2),
-        line: Line::new("x".to_owned(), None),
+        line: Line::new("x".to_owned(), None, None),
         document: None,
         keys: 0,
         granted: Vec::new(),

@@ -357,6 +357,8 @@ impl Session {
             };
             self.demand
                 .send_if_modified(|demand| std::mem::replace(demand, wanted) != wanted);
+            // The watcher may wait as long as no line expects an event.
+            self.stirred.notify_one();
         }
     }
 

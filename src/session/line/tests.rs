@@ -42,7 +42,7 @@ impl Bench {
             config: Settings::default().validate().unwrap(),
             clock: ServerClock::default(),
             ids: Ids::new("me".to_owned()),
-            line: Line::new("x".to_owned(), None),
+            line: Line::new("x".to_owned(), None, None),
             document: None,
             started: Instant::now(),
             streaming: true,
@@ -651,7 +651,7 @@ async fn who_expects_to_be_alone_and_is_not_asks_in_full() {
     bench.settle();
     let alone_at = bench.line.alone_at();
     assert!(alone_at.is_some());
-    bench.line = Line::new("x".to_owned(), alone_at);
+    bench.line = Line::new("x".to_owned(), alone_at, None);
     bench.foreign(&foreign("b.1", &[], Some("b-1")), false);
     let (_, mut outcome) = bench.join(true);
     let request = bench.next().unwrap();

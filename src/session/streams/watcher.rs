@@ -8,7 +8,7 @@ use std::{
 
 use tokio::{
     sync::watch,
-    time::{Instant, sleep},
+    time::{Instant, sleep, sleep_until},
 };
 use tokio_util::sync::CancellationToken;
 
@@ -27,6 +27,9 @@ const LINGER: Duration = Duration::from_secs(30);
 
 /// The same while waiters will need it later: it is opened again in time, and costs the server for every write.
 const LINGER_FOR_LATER: Duration = Duration::from_secs(5);
+
+/// Maximum number of names for a pause before events are asked for: the pauses of more would seldom coincide.
+const LINES_MOST: usize = 4;
 
 /// Pause between two checks whether anything still needs a stream that could not be opened so far.
 const CHECK_EVERY: Duration = Duration::from_secs(1);
@@ -73,7 +76,11 @@ async fn watch(weak: &Weak<Session>, mut demand: watch::Receiver<Demand>) -> Opt
     let mut signs = weak.upgrade()?.suspicion.signs();
     let mut is_open = false;
     let (mut needed_at, mut claimed_at) = (Instant::now(), Instant::now());
+    let mut had_events = false;
     loop {
+        if std::mem::take(&mut had_events) {
+            calm(weak).await?;
+        }
         let news = tokio::select! {
             news = subscription.next() => Some(news),
             changed = demand.changed() => changed.map(|()| None).ok()?,
@@ -88,7 +95,10 @@ async fn watch(weak: &Weak<Session>, mut demand: watch::Receiver<Demand>) -> Opt
                 session.ask_for_primary();
             }
             Some(News::Quiet) => session.ask_for_primary(),
-            Some(News::Events(events)) => session.on_events(&events, present),
+            Some(News::Events(events)) => {
+                session.on_events(&events, present);
+                had_events = !events.is_empty();
+            }
             Some(News::Closed(reason)) => {
                 session.stream_closed(reason, is_open);
                 is_open = false;
@@ -114,7 +124,7 @@ async fn watch(weak: &Weak<Session>, mut demand: watch::Receiver<Demand>) -> Opt
         let session = if needed_at < now && !lingers && session.close_stream() {
             drop(session);
             subscription.rest();
-            is_open = false;
+            (is_open, had_events) = (false, false);
             demand.wait_for(|demand| demand.stream).await.ok()?;
             needed_at = Instant::now();
             claimed_at = needed_at;
@@ -136,7 +146,40 @@ async fn watch(weak: &Weak<Session>, mut demand: watch::Receiver<Demand>) -> Opt
     }
 }
 
+/// Waits as long as no event is expected: the next ones are not asked for before.
+async fn calm(weak: &Weak<Session>) -> Option<()> {
+    let begun = Instant::now();
+    loop {
+        let session = weak.upgrade()?;
+        let Some(until) = session.calm_until(begun) else {
+            return Some(());
+        };
+        let stirred = session.stirred.clone();
+        drop(session);
+        tokio::select! {
+            () = sleep_until(until) => {}
+            () = stirred.notified() => {}
+        }
+    }
+}
+
 impl Session {
+    /// Returns until when no line expects an event, if that is later than now. None was asked for since `begun`.
+    fn calm_until(&self, begun: Instant) -> Option<Instant> {
+        let mut table = self.table();
+        table.calm = None;
+        if table.lines.by_name.len() > LINES_MOST || self.is_claiming() || self.store.is_in_memory() {
+            return None;
+        }
+        let context = self.context(table.streaming, &table.clock);
+        let now = context.now;
+        let lines = table.lines.by_name.values();
+        let until = lines.map(|line| line.calm_until(begun, &context)).min();
+        let until = until.filter(|until| *until > now);
+        table.calm = until.map(|until| (begun, until));
+        until
+    }
+
     fn subscribe(self: &Arc<Self>, demand: Demand) -> Subscription<Event> {
         let (_, of) = demand.watched();
         let budget = self.counts_stream().then(|| self.budget.clone());

@@ -1,0 +1,188 @@
+//! The times in which a line expects no event, so that its client need not ask for any.
+//!
+//! The server wakes a `getMore` that it holds for every write of the whole replica set, and looks at each write of a lock
+//! to see whether it concerns this client. Where many clients hand one lock round, that is most of what a hand-over costs:
+//! each write wakes all of them, and concerns one. So a client that has just been served, or that stands further back in a
+//! queue that moves, asks for the next events only shortly before its turn. None is lost by that: the stream goes on after
+//! the last one.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+/// Time after a grant for which no event is expected: a hold that is this short is followed by another request, whose
+/// answer says more. The loss of a hold, or another client's request, is noticed this much later at most.
+const GRANTED: Duration = Duration::from_millis(2);
+
+/// Time after an operation was sent for which its answer is expected to bring all news.
+const ANSWERED: Duration = Duration::from_millis(20);
+
+/// Number of waiters at the front, which need every event: some of those ahead may cancel. It is until one of these is
+/// about to be served that a waiter further back asks for none.
+const NEXT: u64 = 3;
+
+/// Maximum time for which a waiter asks for no events. Those ahead of it can all leave at once: then it is served so much
+/// later, which is less than where it only looks at its queue position.
+const MOST: Duration = Duration::from_millis(250);
+
+/// The line's situation, as far as it matters here.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Situation {
+    /// Nothing is held or waited for: the line is about to go.
+    Unused,
+    /// Something is held, the oldest of it since then.
+    Holding(Instant),
+    /// An operation was sent then, and is on its way.
+    Asking(Instant),
+    /// It waits for so many hand-overs before its turn.
+    Queued(u64),
+    /// Anything else.
+    Other,
+}
+
+/// What is known of the pace at which the lock is handed over.
+#[derive(Debug, Default)]
+pub(super) struct Calm {
+    /// The waiter whose turn is awaited, the hand-overs before it, and when that was seen first.
+    waiter: Option<(String, u64, Instant)>,
+    /// When the queue was seen last.
+    seen_at: Option<Instant>,
+    /// The time of a hand-over, by the last wait that ended.
+    per_turn: Option<Duration>,
+}
+
+impl Calm {
+    pub(super) fn new(per_turn: Option<Duration>) -> Self {
+        Self {
+            per_turn,
+            ..Self::default()
+        }
+    }
+
+    pub(super) fn pace(&self) -> Option<Duration> {
+        self.per_turn
+    }
+
+    /// Takes in the hand-overs before a waiter's turn, as the server has just shown them.
+    pub(super) fn saw(&mut self, entry: &str, turns: u64, now: Instant) {
+        self.seen_at = Some(now);
+        if self.waiter.as_ref().is_none_or(|(waiter, ..)| waiter != entry) {
+            self.waiter = Some((entry.to_owned(), turns, now));
+        }
+    }
+
+    /// Takes in that a waiter was served.
+    pub(super) fn served(&mut self, entry: &str, now: Instant) {
+        if let Some((waiter, turns, since)) = self.waiter.take()
+            && waiter == entry
+        {
+            let turns = u32::try_from(turns).unwrap_or(u32::MAX).saturating_add(1);
+            self.per_turn = Some(now.saturating_duration_since(since) / turns);
+        }
+        self.seen_at = None;
+    }
+
+    /// Returns until when no event is expected, if none was asked for since `begun`. However often a lock goes from task to
+    /// task of this client, and however often it asks, the events are asked for in time.
+    pub(super) fn until(&self, situation: Situation, begun: Instant, claim: Duration, now: Instant) -> Instant {
+        match situation {
+            Situation::Unused => begun + MOST,
+            Situation::Holding(since) => since.min(begun) + GRANTED,
+            Situation::Asking(sent) => sent.min(begun) + ANSWERED,
+            Situation::Queued(turns) => {
+                let most = MOST.min(claim / 8);
+                let per_turn = self.per_turn.filter(|per_turn| *per_turn <= most);
+                let (Some(seen_at), Some(per_turn)) = (self.seen_at, per_turn) else {
+                    // Nothing is known of the pace, or a pause would make no difference.
+                    return now;
+                };
+                let turns = u32::try_from(turns.saturating_sub(NEXT - 1)).unwrap_or(u32::MAX);
+                // Those ahead may be faster this time.
+                let until = seen_at + (per_turn / 4 * 3).saturating_mul(turns).min(most);
+                until.min(begun + most)
+            }
+            Situation::Other => now,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const CLAIM: Duration = Duration::from_secs(5);
+
+    fn millis(millis: u64) -> Duration {
+        Duration::from_millis(millis)
+    }
+
+    /// A waiter that was served after as many hand-overs, in so much time.
+    fn served(turns: u64, took: Duration, began: Instant) -> Calm {
+        let mut calm = Calm::default();
+        calm.saw("a-1", turns, began);
+        calm.saw("a-1", 1, began + took / 2);
+        calm.served("a-1", began + took);
+        calm
+    }
+
+    #[test]
+    fn a_waiter_asks_for_no_events_until_shortly_before_its_turn() {
+        let now = Instant::now();
+        let mut calm = served(31, millis(64), now);
+        assert_eq!(calm.pace(), Some(millis(2)));
+        calm.saw("a-2", 30, now);
+        let until = |calm: &Calm, turns| calm.until(Situation::Queued(turns), now, CLAIM, now) - now;
+        assert_eq!(until(&calm, 30), millis(42));
+        // Those who may be next ask for every event.
+        assert_eq!((until(&calm, 4), until(&calm, 2)), (millis(3), Duration::ZERO));
+        // However long the queue is, and however short a claim lease.
+        let mut slow = served(9, millis(400), now);
+        slow.saw("a-2", 30, now);
+        assert_eq!(until(&slow, 30), MOST);
+        // A lock that is held for long is another matter.
+        let mut held_long = served(9, millis(90_000), now);
+        held_long.saw("a-2", 30, now);
+        assert_eq!(until(&held_long, 30), Duration::ZERO);
+        assert_eq!(
+            slow.until(Situation::Queued(30), now, millis(400), now) - now,
+            millis(50)
+        );
+        // It counts from when the queue was seen, and no longer than from the last events.
+        let at = now + millis(40);
+        assert_eq!(calm.until(Situation::Queued(30), at, CLAIM, at) - now, millis(42));
+        slow.saw("a-2", 30, at);
+        assert_eq!(slow.until(Situation::Queued(30), now, CLAIM, at) - now, MOST);
+    }
+
+    #[test]
+    fn events_of_a_queue_whose_pace_is_not_known_are_asked_for_at_once() {
+        let now = Instant::now();
+        let queued = |calm: &Calm| calm.until(Situation::Queued(30), now, CLAIM, now) - now;
+        let mut calm = Calm::default();
+        calm.saw("a-1", 30, now);
+        assert_eq!(queued(&calm), Duration::ZERO);
+        // Another entry was served than the one that was seen.
+        calm.served("a-2", now + millis(10));
+        assert_eq!(calm.pace(), None);
+        // What is remembered for a name is as good as what was seen.
+        let mut calm = Calm::new(Some(millis(2)));
+        calm.saw("a-1", 30, now);
+        assert_eq!(queued(&calm), millis(42));
+    }
+
+    #[test]
+    fn nothing_that_happens_here_puts_off_the_events_for_long() {
+        let begun = Instant::now();
+        let now = begun + millis(100);
+        let calm = Calm::default();
+        let until = |situation| calm.until(situation, begun, CLAIM, now) - begun;
+        // A lock that goes from task to task, or was held before the last events; an operation that hangs.
+        assert_eq!(until(Situation::Holding(now)), GRANTED);
+        assert_eq!(until(Situation::Asking(now)), ANSWERED);
+        assert_eq!(
+            calm.until(Situation::Holding(begun), begun + millis(1), CLAIM, now) - begun,
+            GRANTED
+        );
+        assert_eq!(until(Situation::Other), millis(100));
+    }
+}
