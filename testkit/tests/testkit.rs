@@ -589,7 +589,7 @@ async fn hold_a_cluster() {
 /// has told its folder.
 fn child(role: &str, prepare: impl FnOnce(&mut Command)) -> (std::process::Child, String) {
     // A shell has what it runs in the background ignore interrupts, and so do all that are started there.
-    let mut command = Command::new("env");
+    let mut command = Command::new("/usr/bin/env");
     command
         .arg("--default-signal=INT")
         .arg(std::env::current_exe().unwrap())
