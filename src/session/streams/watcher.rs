@@ -17,7 +17,7 @@ use super::{
     subscription::{News, Opener, Subscription},
 };
 use crate::{
-    store::{Event, Watched},
+    store::{Event, StoreError, Watched},
     telemetry::StreamOf,
     wake_mode::{PollingReason, WakeMode},
 };
@@ -199,8 +199,8 @@ impl Session {
                             .watch(session.ids.session(), watched, resume.as_ref())
                             .await
                     }
-                    // Nothing is left to receive the events.
-                    None => std::future::pending().await,
+                    // Nothing is left to receive the events. It ends all the same: it has a task of its own.
+                    None => Err(StoreError::runtime_ended()),
                 }
             })
         })
@@ -289,5 +289,27 @@ impl Session {
 
     fn set_streaming(&self, streaming: bool) {
         self.table().streaming = streaming;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        config::Settings,
+        store::{MemoryStore, Store},
+    };
+
+    #[tokio::test(start_paused = true)]
+    async fn an_attempt_to_open_a_stream_ends_with_its_session() {
+        let (config, store) = (Settings::default().unchecked(), Arc::new(MemoryStore::new()));
+        let mode = WakeMode::ChangeStream;
+        let session = Session::of("0123456789abcdef".to_owned(), config, Store::Memory(store), None, mode);
+        let opener = session.opener(Demand::default());
+        let (before, after) = (opener(None), opener(None));
+        assert!(before.await.is_ok());
+        drop(session);
+        let opened = tokio::time::timeout(Duration::from_secs(3_600), after).await;
+        assert!(opened.is_ok_and(|opened| opened.is_err()));
     }
 }
