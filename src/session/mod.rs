@@ -50,7 +50,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     config::Config,
-    protocol::{Exchange, QUEUE_MOST},
+    protocol::{Exchange, QUEUE_MOST, Sight},
     store::{Store, StoreError},
     telemetry,
     waitlist::{clock::ServerClock, ids::Ids},
@@ -259,15 +259,15 @@ impl Session {
     async fn look_at_position(self: Arc<Self>, name: String, look: PositionLook) {
         let reading = self.read_short(|store| {
             let (name, entry) = (name.clone(), look.entry.clone());
-            async move { store.ahead(&name, &entry).await }
+            async move { store.sight(&name, &entry).await }
         });
-        let ahead = reading.await.ok().and_then(|(ahead, exchange)| {
+        let sight = reading.await.map_or(Sight::Absent, |(sight, exchange)| {
             self.note(&exchange);
-            ahead
+            sight
         });
-        self.feed(&name, |lines, context, _| {
+        self.feed(&name, |lines, context, effects| {
             if let Some(line) = lines.by_name.get_mut(&name) {
-                line.looked(&look, ahead, context);
+                line.looked(&look, sight, context, effects);
             }
         });
     }

@@ -27,6 +27,16 @@ const PART: u32 = 4;
 /// Factor by which more waiters than usual open streams while a holder sleeps.
 const AWAKE: u64 = 16;
 
+/// Part of the age of the present hold after which a waiter looks without a stream: of a hand-over's delay, so much is
+/// added by looking.
+const AGE_PART: u32 = 3;
+
+/// Part of the time that the hand-overs before its turn take, if they are quick, after which it looks.
+const STEPS_PART: u32 = 2;
+
+/// Part by which a slower hand-over than before is reckoned with.
+const SLOWER_PART: u32 = 16;
+
 /// The expected time of a waiter's turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Turn {
@@ -42,21 +52,44 @@ pub(crate) struct Prospect {
     /// The waiter's entry.
     pub(crate) entry: String,
     seen: (u64, ServerTime),
+    place: u64,
     pub(crate) turn: Turn,
-    /// Expected time of a hand-over; `None` while nobody holds the lock.
-    pub(crate) pace: Option<Duration>,
+    /// Age of the present hold; `None` while nobody holds the lock.
+    age: Option<Duration>,
+    /// Time in which the queue moves on by one place, rather less than more.
+    step: Duration,
 }
 
 impl Prospect {
     /// Creates it from the entry's present sight of the queue, and from the knowledge before.
     pub(crate) fn new(entry: &str, ahead: &Ahead, before: Option<&Self>, lease: &Lease, config: &Config) -> Self {
-        let before = before.filter(|before| before.entry == entry).map(|before| before.seen);
+        let before = before.filter(|before| before.entry == entry);
+        let seen = before.map(|before| before.seen);
         Self {
             entry: entry.to_owned(),
             seen: (ahead.turns, ahead.now),
-            turn: turn(ahead, before, lease.claim, config),
-            pace: pace(ahead, before),
+            place: ahead.place,
+            turn: turn(ahead, seen, lease.claim, config),
+            age: age(ahead),
+            step: step(ahead, before, config),
         }
+    }
+
+    /// Returns the pause before the next look without a stream, where the lock is held and so has a pace: the waiters of a
+    /// lock that changes hands fast follow it.
+    ///
+    /// The present hold is expected to last for as long again as it has lasted, and each of the next ones for as long as a
+    /// quick one. A waiter that looks too late holds up all that are behind it, and makes them reckon with slow hand-overs;
+    /// so a single slow one must not count for all the others.
+    pub(crate) fn pause(&self, config: &Config) -> Option<Duration> {
+        let age = self.age?;
+        let places = u32::try_from(self.place).unwrap_or(u32::MAX);
+        let before_its_turn = self.step.saturating_mul(places) / STEPS_PART;
+        Some(
+            (age / AGE_PART)
+                .saturating_add(before_its_turn)
+                .max(config.poll_quickest),
+        )
     }
 
     /// Returns the hand-overs before the turn.
@@ -65,12 +98,37 @@ impl Prospect {
     }
 }
 
+fn age(ahead: &Ahead) -> Option<Duration> {
+    // After a fail-over the clock can be behind the one by which the grant was made.
+    let served_at = ahead.served_at.filter(|served_at| *served_at <= ahead.now)?;
+    Some(ahead.now.since(served_at))
+}
+
+/// Estimates the time in which the queue moves on by one place: at first as the shortest there can be. A quicker one than
+/// before counts at once, a slower one in part.
+fn step(ahead: &Ahead, before: Option<&Prospect>, config: &Config) -> Duration {
+    let Some(before) = before else {
+        return config.poll_quickest;
+    };
+    let mut step = before.step;
+    let moved = before.place.saturating_sub(ahead.place);
+    if let Some(took) = u32::try_from(moved)
+        .ok()
+        .and_then(|moved| ahead.now.since(before.seen.1).checked_div(moved))
+    {
+        step = step.min(took);
+        // Each place for itself. After so many, next to nothing is left of what was reckoned before.
+        for _ in 0..moved.min(16 * u64::from(SLOWER_PART)) {
+            step += (took - step) / SLOWER_PART;
+        }
+    }
+    step.max(config.poll_quickest)
+}
+
 /// Estimates the time of a hand-over: a hold that has lasted for long is expected to last as long again, and as long as
 /// a recent hand-over took.
 fn pace(ahead: &Ahead, before: Option<(u64, ServerTime)>) -> Option<Duration> {
-    // After a fail-over the clock can be behind the one by which the grant was made.
-    let served_at = ahead.served_at.filter(|served_at| *served_at <= ahead.now)?;
-    let lasted = ahead.now.since(served_at);
+    let lasted = age(ahead)?;
     let took = before.map_or(Duration::ZERO, |(turns, at)| {
         let passed = turns.saturating_sub(ahead.turns).max(1);
         ahead.now.since(at) / u32::try_from(passed).unwrap_or(u32::MAX)
@@ -119,6 +177,8 @@ mod tests {
     fn ahead(turns: u64, lasted: i64) -> Ahead {
         Ahead {
             turns,
+            place: turns,
+            free: 0,
             served_at: Some(ServerTime(1_000_000 - lasted)),
             first_end: None,
             asleep: false,
@@ -138,6 +198,57 @@ mod tests {
             ..ahead(3, 0)
         };
         assert_eq!(pace(&free, None), None);
+    }
+
+    /// Follows a waiter through looks: at its place, the age of the hold, and the time since the look before, in
+    /// milliseconds. Returns the pauses after them.
+    fn pauses(looks: &[(u64, i64, i64)], config: &Config) -> Vec<Option<u128>> {
+        let lease = crate::terms::Terms::default().lease(config);
+        let (mut before, mut now) = (None, 1_000_000);
+        let pause = |(place, age, passed)| {
+            now += passed;
+            let ahead = Ahead {
+                now: ServerTime(now),
+                served_at: Some(ServerTime(now - age)),
+                ..ahead(place, 0)
+            };
+            let prospect = Prospect::new("me", &ahead, before.as_ref(), &lease, config);
+            before.insert(prospect).pause(config).map(|pause| pause.as_millis())
+        };
+        looks.iter().copied().map(pause).collect()
+    }
+
+    #[test]
+    fn without_a_stream_the_waiters_of_a_lock_that_changes_hands_fast_follow_it() {
+        let config = Settings::default().unchecked();
+        // The head: a third of the age of the hold, and at most once a millisecond.
+        let head = pauses(&[(0, 0, 0), (0, 6, 6), (0, 30, 24), (0, 600, 570)], &config);
+        assert_eq!(head, [Some(1), Some(2), Some(10), Some(200)]);
+        // Further back: as if the queue moved as fast as it can, until that is known: 10 places in 30 ms.
+        let back = pauses(&[(30, 0, 0), (30, 3, 3), (20, 3, 30)], &config);
+        assert_eq!(back, [Some(20), Some(21), Some(41)]);
+        // A single slow hand-over counts for a part, and a quick one at once.
+        let late = pauses(&[(30, 3, 0), (20, 3, 30), (19, 3, 43), (9, 3, 20)], &config);
+        assert_eq!(late[2], Some(1 + 19 * 13 * 2 / 3));
+        assert_eq!(late[3], Some(1 + 9 * 2 * 2 / 3));
+        // The shortest pause that is set is never undercut.
+        let config = Settings {
+            poll_interval: Some((millis(20), millis(500))),
+            ..Settings::default()
+        }
+        .unchecked();
+        assert_eq!(pauses(&[(0, 3, 0)], &config), [Some(20)]);
+        // Nobody holds it.
+        let free = Ahead {
+            served_at: None,
+            ..ahead(3, 0)
+        };
+        let lease = crate::terms::Terms::default().lease(&config);
+        assert_eq!(Prospect::new("me", &free, None, &lease, &config).pause(&config), None);
+    }
+
+    fn millis(millis: u64) -> Duration {
+        Duration::from_millis(millis)
     }
 
     #[test]

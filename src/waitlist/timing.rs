@@ -8,13 +8,13 @@ use std::{
 use tokio::time::Instant;
 
 use super::{
-    Context, Full, PositionLook, Waitlist,
+    Context, Effect, Full, PositionLook, Waitlist,
     prospect::{self, Prospect, Turn},
     unsigned,
 };
 use crate::{
     config::Config,
-    protocol::{Ahead, ServerTime, State},
+    protocol::{Ahead, ServerTime, Sight, State},
     terms::Lease,
 };
 
@@ -101,7 +101,7 @@ impl Waitlist {
             _ => None,
         };
         self.prospect = prospect;
-        let looks = context.resting && self.look_at.is_some();
+        let looks = self.look_at.is_some();
         let routine = if context.streaming || looks {
             // If the head is granted the lock and is dead, no event shows it. So the next in line must notice when the
             // head's claim lease ends; this serves those further back too.
@@ -116,8 +116,7 @@ impl Waitlist {
         } else {
             // A grant must be noticed while its claim lease runs.
             let waited = context.now.saturating_duration_since(waits_since);
-            let pace = self.prospect.as_ref().and_then(|prospect| prospect.pace);
-            poll_interval_at(pace, context.config, place, waited).min(lease.claim / 4)
+            poll_interval(context.config, place as u64, waited).min(lease.claim / 4)
         };
         let routine = context.now + routine;
         self.confirm_at = Some(routine);
@@ -152,9 +151,15 @@ impl Waitlist {
         })
     }
 
-    /// Takes in the head's sight of its queue position. A head that is no longer in the queue asks, and so does one
-    /// that has come near the front.
-    pub(crate) fn looked(&mut self, look: &PositionLook, ahead: Option<Ahead>, context: &Context<'_>) {
+    /// Takes in the head's sight of itself. A head that is no longer in the queue asks, and so does one that has come
+    /// near the front and is about to have the stream.
+    pub(crate) fn looked(
+        &mut self,
+        look: &PositionLook,
+        sight: Sight,
+        context: &Context<'_>,
+        effects: &mut Vec<Effect>,
+    ) {
         let entry = look.entry.as_str();
         let head = self.waiting.front();
         let is_head = head.is_some_and(|head| head.entry == entry);
@@ -163,14 +168,26 @@ impl Waitlist {
             // A later answer knows better, or soon will.
             return;
         }
-        let Some(ahead) = ahead else {
+        let ahead = match sight {
+            Sight::Queued(ahead) => ahead,
+            // It was seen in the queue before the look, so its grant is a later one.
+            Sight::Granted { token, since } if token > self.waiting[0].above => {
+                return self.granted_meanwhile(0, token, since, context, effects);
+            }
+            Sight::Granted { .. } | Sight::Absent => {
+                self.ask_at = Some(context.now);
+                return;
+            }
+        };
+        if ahead.place == 0 && self.waiting[0].permits <= ahead.free {
+            // Every write of ours grants to whoever fits, so this was another's, and none of us has written since.
             self.ask_at = Some(context.now);
             return;
-        };
+        }
         let was_far = self.is_far();
         let prospect = Prospect::new(entry, &ahead, self.prospect.as_ref(), &lease, context.config);
         self.look_at = self.next_look_at(&prospect, &ahead, context);
-        let comes_near = was_far && prospect.turn == Turn::Near;
+        let comes_near = context.resting && was_far && prospect.turn == Turn::Near;
         self.prospect = Some(prospect);
         if comes_near || (self.look_at.is_none() && !context.streaming) {
             self.ask_at = Some(context.now);
@@ -185,6 +202,16 @@ impl Waitlist {
     fn next_look_at(&self, prospect: &Prospect, ahead: &Ahead, context: &Context<'_>) -> Option<Instant> {
         match prospect.turn {
             Turn::Far(after) if context.resting => Some(context.now + after),
+            // Without a stream a grant must be noticed while its claim lease runs. A look costs the server a part of what
+            // it costs to ask.
+            _ if !context.streaming => {
+                let head = self.waiting.front()?;
+                let waited = context.now.saturating_duration_since(head.since);
+                // Never less often than where the pace is not known.
+                let usual = poll_interval(context.config, ahead.place, waited);
+                let pause = prospect.pause(context.config).map_or(usual, |pause| pause.min(usual));
+                Some(context.now + pause.min(head.terms.lease(context.config).claim / 4))
+            }
             // A client that has the stream open only because of its queue position may find that it does not need it.
             Turn::Near if context.streaming && ahead.turns >= context.config.near => {
                 Some(context.now + prospect::reconsider(context.config))
@@ -226,69 +253,8 @@ pub(super) fn check(lease: &Lease, now: Instant) -> Instant {
 
 /// Returns the pause between two questions without a stream. The head asks often, a waiter far back seldom. All of
 /// them ask less often the longer they have waited, as the same delay then matters less.
-pub(crate) fn poll_interval(config: &Config, place: usize, waited: Duration) -> Duration {
+pub(crate) fn poll_interval(config: &Config, place: u64, waited: Duration) -> Duration {
     let (least, most) = config.poll_interval;
     let places = u32::try_from(place).unwrap_or(u32::MAX).saturating_add(1);
     (waited / 50).max(least).saturating_mul(places).min(most)
-}
-
-/// Part of the time until a waiter's turn may come after which it asks without a stream: of a hand-over's delay, so
-/// much is added by asking.
-const ASKED_WITHIN: u32 = 3;
-
-/// Number of waiters at the front of a queue who follow the lock's pace however long they have waited: the next, and
-/// some more, as those ahead may leave at once. A thousand clients that follow each other wait longer for each hand-over
-/// else, as each has waited longer than the one before.
-const ASK_AT_THE_FRONT: usize = 3;
-
-/// Returns the pause where the pace of the lock is known: the waiters of a lock that changes hands fast follow it, and
-/// never ask less often than those of one whose pace is not known.
-fn poll_interval_at(pace: Option<Duration>, config: &Config, place: usize, waited: Duration) -> Duration {
-    let usual = poll_interval(config, place, waited);
-    let Some(pace) = pace else { return usual };
-    let places = u32::try_from(place).unwrap_or(u32::MAX).saturating_add(1);
-    // The longer a waiter has waited in spite of the pace, the more others there are: those behind the front, who are
-    // not next, leave the server to the few who are.
-    let yields = if place < ASK_AT_THE_FRONT {
-        Duration::ZERO
-    } else {
-        waited / 200
-    };
-    let within = (pace / ASKED_WITHIN).max(config.poll_quickest).max(yields);
-    within.saturating_mul(places).min(usual)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::config::Settings;
-
-    #[test]
-    fn a_lock_that_changes_hands_fast_is_asked_about_as_often() {
-        let millis = Duration::from_millis;
-        let config = Settings::default().unchecked();
-        let asked = |pace: Option<u64>, place, waited| {
-            poll_interval_at(pace.map(millis), &config, place, Duration::from_secs(waited))
-        };
-        // At most once a millisecond and place, and a third of the way to its turn.
-        assert_eq!(asked(Some(0), 0, 0), millis(1));
-        assert_eq!(asked(Some(6), 0, 0), millis(2));
-        assert_eq!(asked(Some(6), 4, 0), millis(10));
-        // Less often where many wait in spite of it, except for those at the front.
-        assert_eq!(asked(Some(6), 4, 2), millis(50));
-        assert_eq!((asked(Some(6), 0, 100), asked(Some(6), 2, 100)), (millis(2), millis(6)));
-        // Never less often than by the time waited.
-        assert_eq!(
-            (asked(None, 0, 10), asked(Some(900), 0, 10)),
-            (millis(200), millis(200))
-        );
-        assert_eq!((asked(None, 0, 0), asked(Some(900), 0, 0)), (millis(10), millis(10)));
-        // The shortest pause that is set is never undercut.
-        let config = Settings {
-            poll_interval: Some((millis(20), millis(500))),
-            ..Settings::default()
-        }
-        .unchecked();
-        assert_eq!(poll_interval_at(Some(millis(6)), &config, 0, millis(0)), millis(20));
-    }
 }

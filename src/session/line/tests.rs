@@ -9,7 +9,9 @@ use std::io;
 use super::{super::hold::Remains, *};
 use crate::{
     config::{Config, Settings},
-    protocol::{Evict, Exchange, Expects, Identity, Kept, KeptUntil, QUEUE_MOST, Record, Request, Requests, state},
+    protocol::{
+        Evict, Exchange, Expects, Identity, Kept, KeptUntil, QUEUE_MOST, Record, Request, Requests, Sight, state,
+    },
     status::LockStatus,
     waitlist::{
         SWEEPS,
@@ -164,6 +166,16 @@ impl Bench {
             let answer = self.apply(&operation);
             self.answered(&operation, &answer);
         }
+    }
+
+    /// Carries out the look that is due, if one is.
+    fn look(&mut self) -> Option<Sight> {
+        let look = self.feed(|line, context, _| line.next_look(context)).0?;
+        let state = self.document.as_ref();
+        let sight = state.map_or(Sight::Absent, |state| Sight::of(state, &look.entry, self.server_now()));
+        let ((), effects) = self.feed(|line, context, effects| line.looked(&look, sight, context, effects));
+        carry_out(effects);
+        Some(sight)
     }
 
     /// Applies another session's operation to the document; its announcements reach the line unless they get lost.
@@ -490,6 +502,7 @@ async fn without_a_stream_the_head_asks_often_and_then_less_often() {
         pauses.push(due - Instant::now());
         tokio::time::sleep_until(due).await;
         bench.settle();
+        bench.look();
     }
     // As the lock has just changed hands.
     assert_eq!(pauses.first(), Some(&Duration::from_millis(1)));
@@ -1290,9 +1303,6 @@ async fn who_is_far_back_looks_at_its_place_and_asks_when_its_turn_comes_near() 
             let due_at = bench.line.due_at().unwrap();
             tokio::time::advance(due_at - Instant::now()).await;
             bench.settle();
-            let Some(look) = bench.feed(|line, context, _| line.next_look(context)).0 else {
-                panic!("it neither asks nor looks");
-            };
             looks += 1;
             if served && looks == 2 {
                 let all: Vec<&str> = others.iter().map(String::as_str).collect();
@@ -1300,9 +1310,8 @@ async fn who_is_far_back_looks_at_its_place_and_asks_when_its_turn_comes_near() 
             } else if looks > 1 {
                 bench.foreign(&foreign(&gone[1], &[&gone[0]], None), false);
             }
-            let ahead = Ahead::of(bench.document.as_ref().unwrap(), &look.entry, bench.server_now());
-            bench.feed(|line, context, _| line.looked(&look, ahead, context));
-            if bench.line.need() == Need::Stream || ahead.is_none() {
+            let sight = bench.look().expect("it looks, as it does not ask");
+            if bench.line.need() == Need::Stream || matches!(sight, Sight::Granted { .. }) {
                 break;
             }
             assert_eq!(bench.operations, sent, "it asks although it is far back");
@@ -1320,6 +1329,56 @@ async fn who_is_far_back_looks_at_its_place_and_asks_when_its_turn_comes_near() 
             );
         }
     }
+}
+
+/// Without a stream a waiter sends no further request: a look shows it its grant.
+#[tokio::test(start_paused = true)]
+async fn who_polls_takes_its_grant_from_a_look() {
+    let mut bench = Bench::new();
+    (bench.streaming, bench.resting) = (false, false);
+    bench.foreign(&foreign("other", &[], Some("other")), false);
+    let (_, mut outcome) = bench.join(true);
+    bench.settle();
+    let sent = bench.operations;
+    let (mut looks, asked_at) = (0, Instant::now());
+    while bench.line.waitlist.is_queued() {
+        let due_at = bench.line.due_at().unwrap();
+        tokio::time::advance(due_at - Instant::now()).await;
+        bench.settle();
+        looks += 1;
+        if looks == 5 {
+            bench.foreign(&foreign("gone", &["other"], None), false);
+        }
+        bench.look().expect("it looks, and does not ask");
+    }
+    assert_eq!((looks, bench.operations), (5, sent));
+    assert!(asked_at.elapsed() < Duration::from_millis(200));
+    let hold = held(&mut outcome);
+    let holder = &bench.document.as_ref().unwrap().holders[0];
+    assert_eq!((hold.token.as_i64(), hold.status()), (holder.token, LockStatus::Held));
+    // It holds on its claim lease, counted from the grant.
+    assert!(hold.safe_for() <= bench.config.claim_lease);
+}
+
+/// A look shows what only another's hand can make: a lock that nobody holds, and that no write has granted.
+#[tokio::test(start_paused = true)]
+async fn who_polls_asks_for_a_lock_that_a_foreign_hand_has_freed() {
+    let mut bench = Bench::new();
+    (bench.streaming, bench.resting) = (false, false);
+    bench.foreign(&foreign("other", &[], Some("other")), false);
+    let (_, mut outcome) = bench.join(true);
+    bench.settle();
+    bench.document.as_mut().unwrap().holders.clear();
+    let due_at = bench.line.due_at().unwrap();
+    tokio::time::advance(due_at - Instant::now()).await;
+    let look = bench
+        .feed(|line, context, _| line.next_look(context))
+        .0
+        .expect("it looks");
+    let sight = Sight::of(bench.document.as_ref().unwrap(), &look.entry, bench.server_now());
+    bench.feed(|line, context, effects| line.looked(&look, sight, context, effects));
+    bench.settle();
+    assert_eq!(held(&mut outcome).status(), LockStatus::Held);
 }
 
 /// Takes the lock in line with these terms, as the only one.
