@@ -1,34 +1,8 @@
-//! What a waiter sees of itself in the document: its grant, or the entries ahead of it. Computed from a document, and by
-//! the server for a small answer.
+//! The entries ahead of a waiter: computed from a document, and by the server for a small answer.
 
 use mongodb::bson::{Bson, Document, doc};
 
 use super::{Holder, Location, ServerTime, State, document::whole};
-
-/// What a document shows of an entry.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Sight {
-    /// It holds the lock, and has this token since this time.
-    Granted { token: i64, since: ServerTime },
-    /// It is in the queue.
-    Queued(Ahead),
-    /// It is neither.
-    Absent,
-}
-
-impl Sight {
-    /// Returns the sight of an entry.
-    pub(crate) fn of(state: &State, entry: &str, now: ServerTime) -> Self {
-        let holder = state.holders.iter().find(|holder| holder.id == entry);
-        if let Some(holder) = holder.filter(|holder| !holder.is_kept()) {
-            return Self::Granted {
-                token: holder.token,
-                since: holder.since,
-            };
-        }
-        Ahead::of(state, entry, now).map_or(Self::Absent, Self::Queued)
-    }
-}
 
 /// A summary of the entries ahead of a waiter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -86,8 +60,8 @@ fn turns(permits: i64, capacity: i64) -> u64 {
     u64::try_from(permits / capacity.max(1)).unwrap_or(0)
 }
 
-/// Returns the projection of a find by which the server computes the sight of an entry. `place` is -1 if it is not in
-/// the queue.
+/// Returns the projection of a find by which the server computes the summary. `place` is -1 if the entry is not in the
+/// queue.
 ///
 /// The whole document would have some 300 bytes for each waiter.
 pub(crate) fn projection(at: &Location, entry: &str) -> Document {
@@ -103,12 +77,9 @@ pub(crate) fn projection(at: &Location, entry: &str) -> Document {
         { "$lte": ["$$this.released", null] },
         { "$gt": [{ "$subtract": ["$$NOW", "$$this.since"] }, ASLEEP] },
     ] };
-    let is_entry = doc! { "$eq": ["$$this.id", { "$literal": entry }] };
-    let holders = doc! { "$filter": { "input": at.value("holders"), "as": "this", "cond": is_entry } };
     let of = |value: Document| doc! { "$let": { "vars": { "place": &place }, "in": value } };
     doc! {
         "_id": 0,
-        "holder": { "$arrayElemAt": [holders, 0] },
         "place": &place,
         "permits": of(before("permits", "$sum", Bson::Int64(0))),
         "capacity": at.value("capacity"),
@@ -119,22 +90,8 @@ pub(crate) fn projection(at: &Location, entry: &str) -> Document {
     }
 }
 
-/// Reads the answer to such a find.
-pub(crate) fn read(found: &Document, now: ServerTime) -> Sight {
-    let holder = found.get_document("holder").ok().and_then(granted);
-    holder.unwrap_or_else(|| queued(found, now).map_or(Sight::Absent, Sight::Queued))
-}
-
-fn granted(holder: &Document) -> Option<Sight> {
-    let is_kept = holder.get("released").is_some_and(|released| *released != Bson::Null);
-    let since = holder.get_datetime("since").ok().filter(|_| !is_kept)?;
-    Some(Sight::Granted {
-        token: holder.get("token").and_then(whole)?,
-        since: ServerTime(since.timestamp_millis()),
-    })
-}
-
-fn queued(found: &Document, now: ServerTime) -> Option<Ahead> {
+/// Reads the answer to such a find; `None` if the entry is not in the queue.
+pub(crate) fn read(found: &Document, now: ServerTime) -> Option<Ahead> {
     let number = |field: &str| found.get(field).and_then(whole);
     let time = |field: &str| {
         let time = found.get_datetime(field).ok();

@@ -114,7 +114,7 @@ mod server_time;
 pub(crate) mod state;
 pub(crate) mod wake;
 
-pub(crate) use ahead::{Ahead, Sight};
+pub(crate) use ahead::Ahead;
 pub use ended::HoldEnd;
 pub(crate) use ended::{Ended, HISTORY_MOST, Record};
 pub(crate) use entry::{Holder, Identity, Owner, Waiter};

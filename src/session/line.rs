@@ -20,7 +20,7 @@ pub(crate) use crate::waitlist::{Context, Need, PositionLook, TimedOut};
 use crate::{
     contention::{Contention, Sighting},
     error::{AcquireError, KindMismatch, ServerError},
-    protocol::{Kind, Operation, Owner, ServerTime, Sight, State, Use, document::Malformed, wake},
+    protocol::{Ahead, Kind, Operation, Owner, ServerTime, State, Use, document::Malformed, wake},
     status::LostReason,
     store::{Answer, Failure, LogTime, StoreError},
     terms::Terms,
@@ -265,16 +265,12 @@ impl Line {
         self.waitlist.next_look(context)
     }
 
-    pub(crate) fn looked(
-        &mut self,
-        look: &PositionLook,
-        sight: Sight,
-        context: &Context<'_>,
-        effects: &mut Vec<Effect>,
-    ) {
-        let mut owed = Vec::new();
-        self.waitlist.looked(look, sight, context, &mut owed);
-        self.pay(owed, Cause::Else, context, effects);
+    pub(crate) fn looked(&mut self, look: &PositionLook, ahead: Option<Ahead>, context: &Context<'_>) {
+        self.waitlist.looked(look, ahead, context);
+    }
+
+    pub(crate) fn look_failed(&mut self, look: &PositionLook, context: &Context<'_>) {
+        self.waitlist.look_failed(look, context);
     }
 
     /// Sees to the hold that no task has: the next task in line gets it, or it is given back.

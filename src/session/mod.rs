@@ -50,7 +50,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     config::Config,
-    protocol::{Exchange, QUEUE_MOST, Sight},
+    protocol::{Exchange, QUEUE_MOST},
     store::{Store, StoreError},
     telemetry,
     waitlist::{clock::ServerClock, ids::Ids},
@@ -63,7 +63,7 @@ use claims::Claims;
 pub(crate) use claims::passed::PASSED_AT_ONCE;
 use hold::Hold;
 use holds::Change;
-use line::{Context, Effect, Line, Need, PositionLook};
+use line::{Context, Effect, Line, Need, PositionLook, TimedOut};
 use needs::{LOOKS_MOST, Needs};
 use process::Process;
 use renewals::Renewals;
@@ -254,20 +254,25 @@ impl Session {
         self.carry_out(name, effects);
     }
 
-    /// Looks at the queue position of an entry. If the reading fails, the entry asks the server, and the error of that
-    /// shows why.
+    /// Looks at the queue position of an entry, in one of the slots for operations. A look that is not answered at once is
+    /// given up, and the entry asks instead: the error of that shows why.
     async fn look_at_position(self: Arc<Self>, name: String, look: PositionLook) {
-        let reading = self.read_short(|store| {
-            let (name, entry) = (name.clone(), look.entry.clone());
-            async move { store.sight(&name, &entry).await }
-        });
-        let sight = reading.await.map_or(Sight::Absent, |(sight, exchange)| {
-            self.note(&exchange);
-            sight
-        });
-        self.feed(&name, |lines, context, effects| {
-            if let Some(line) = lines.by_name.get_mut(&name) {
-                line.looked(&look, sight, context, effects);
+        let slot = self.asking.enter(false, TimedOut::default()).await;
+        let usual = self.asking.usual();
+        let (store, of, entry) = (self.store.clone(), name.clone(), look.entry.clone());
+        let looking = async move { store.ahead(&of, &entry).await };
+        let seen = self.in_time(usual + usual / 4, looking).await;
+        drop(slot);
+        if let Ok((_, exchange)) = &seen {
+            self.note(exchange);
+        }
+        self.feed(&name, |lines, context, _| {
+            let Some(line) = lines.by_name.get_mut(&name) else {
+                return;
+            };
+            match seen {
+                Ok((ahead, _)) => line.looked(&look, ahead, context),
+                Err(_) => line.look_failed(&look, context),
             }
         });
     }

@@ -27,7 +27,7 @@ use std::{
 };
 
 use crate::{
-    protocol::{Exchange, Operation, ServerTime, Sight, State, document::Malformed},
+    protocol::{Ahead, Exchange, Operation, ServerTime, State, document::Malformed},
     telemetry,
 };
 use futures::FutureExt;
@@ -199,17 +199,16 @@ impl Store {
         .inspect_err(|error| telemetry::operation_failed("read", None, error))
     }
 
-    /// Returns what a majority's document shows of an entry: a grant that is seen once is not undone.
-    pub(crate) async fn sight(&self, name: &str, entry: &str) -> Result<(Sight, Exchange), StoreError> {
+    /// Returns the entries ahead of a queue entry as they are now; `None` when it is not in the queue.
+    pub(crate) async fn ahead(&self, name: &str, entry: &str) -> Result<(Option<Ahead>, Exchange), StoreError> {
         if let Self::Mongo(store) = self {
-            let sight = contained(store.sight(name, entry)).await;
-            return sight.inspect_err(|error| telemetry::operation_failed("read", Some(name), error));
+            let ahead = contained(store.ahead(name, entry)).await;
+            return ahead.inspect_err(|error| telemetry::operation_failed("read", Some(name), error));
         }
         let (documents, exchange) = self.read(&[name.to_owned()]).await?;
         let state = documents.get(name).and_then(|document| document.as_ref().ok());
-        let seen = state.zip(exchange.now);
-        let sight = seen.map_or(Sight::Absent, |(state, now)| Sight::of(state, entry, now));
-        Ok((sight, exchange))
+        let ahead = state.zip(exchange.now);
+        Ok((ahead.and_then(|(state, now)| Ahead::of(state, entry, now)), exchange))
     }
 
     /// Reads the documents as a majority has them, for observers: what they saw once is not undone.

@@ -25,7 +25,7 @@ use super::{
     family::{Family, Member},
 };
 use crate::protocol::{
-    Evict, Exchange, Expects, Location, Operation, ServerTime, Sight, State, ahead, document::Malformed, pipeline, wake,
+    Ahead, Evict, Exchange, Expects, Location, Operation, ServerTime, State, ahead, document::Malformed, pipeline, wake,
 };
 
 #[cfg(any(test, fuzzing))]
@@ -333,14 +333,14 @@ impl MongoStore {
         Ok((found, exchange))
     }
 
-    pub(super) async fn sight(&self, name: &str, entry: &str) -> Result<(Sight, Exchange), StoreError> {
+    pub(super) async fn ahead(&self, name: &str, entry: &str) -> Result<(Option<Ahead>, Exchange), StoreError> {
         let sent = Instant::now();
         let member = self.family.member(name);
         let mut projection = ahead::projection(&member.location, entry);
         projection.insert(NOW, "$$NOW");
         let id = member.id;
         let find = self.collection.find_one(doc! { "_id": id }).projection(projection);
-        let found = find.read_concern(ReadConcern::majority()).max_time(LOOK).await?;
+        let found = find.read_concern(ReadConcern::local()).max_time(LOOK).await?;
         let now = found.as_ref().and_then(server_now);
         let exchange = Exchange {
             sent,
@@ -348,8 +348,7 @@ impl MongoStore {
             now,
         };
         let found = found.zip(now);
-        let sight = found.map_or(Sight::Absent, |(found, now)| ahead::read(&found, now));
-        Ok((sight, exchange))
+        Ok((found.and_then(|(found, now)| ahead::read(&found, now)), exchange))
     }
 
     pub(super) async fn list(&self, selection: &Selection, view: View) -> Result<Listed, StoreError> {

@@ -9,7 +9,7 @@ pub(crate) enum How {
     Local,
     /// Through a change event.
     Event,
-    /// With the answer to a repeated request, or with a reading.
+    /// With the answer to a repeated request.
     Asking,
     /// By joining a hold of the same client.
     Reentered,

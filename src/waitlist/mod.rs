@@ -11,7 +11,7 @@
 //! Time and events come in: [`join`](Waitlist::join), [`cancel`](Waitlist::cancel), [`let_go`](Waitlist::let_go),
 //! [`hand_on`](Waitlist::hand_on), [`share`](Waitlist::share), [`part`](Waitlist::part),
 //! [`answered`](Waitlist::answered), [`failed`](Waitlist::failed), [`signalled`](Waitlist::signalled),
-//! [`doubt`](Waitlist::doubt), [`verified`](Waitlist::verified), [`looked`](Waitlist::looked). Three things come out:
+//! [`doubt`](Waitlist::doubt), [`verified`](Waitlist::verified), [`looked`](Waitlist::looked), [`look_failed`](Waitlist::look_failed). Three things come out:
 //! the [`Effect`]s, which name tasks and releases by the keys that these brought; the [next operation](Waitlist::next)
 //! to send; and the [instant](Waitlist::due_at) at which the waitlist wants to be asked again. It can be cloned,
 //! compared and hashed. `session::line` runs it for real tasks against a real server, and the model (`model/`)
@@ -91,6 +91,8 @@ pub(crate) struct Waitlist {
     prospect: Option<Prospect>,
     /// When the head looks at its queue position.
     look_at: Option<Instant>,
+    /// Until when looks are expected to fail.
+    blind_until: Option<Instant>,
     /// The number of plans for asking and looking, so that a look made for an earlier plan can't overthrow a later
     /// one.
     plan: u64,

@@ -24,8 +24,13 @@ impl Waitlist {
             // A late event: that grant is over, and the entry has got in line again.
             (wake::Signal::Granted { token }, Some(position)) if token <= self.waiting[position].above => {}
             (wake::Signal::Granted { token }, Some(position)) => {
+                let lease = self.waiting[position].terms.lease(context.config);
+                let deadline = Deadline::of_event(at, lease.claim, context.clock, context.now, context.config);
+                // A claim lease that is no shorter than the lease is the whole of it.
+                let renew_at = (lease.interval.is_some() || lease.claim < lease.length)
+                    .then(|| timing::check(&lease, context.now));
                 self.waiting[position].how = How::Event;
-                self.granted_meanwhile(position, token, at, context, effects);
+                self.grant(position, token, deadline, renew_at, context, effects);
             }
             (wake::Signal::Granted { .. }, None) => {
                 let leaves = self.under_way.iter().flatten().any(|leaving| leaving.entry == entry);
@@ -51,24 +56,6 @@ impl Waitlist {
             // The answer that shows the grant is older than this.
             (wake::Signal::AskedFor, Some(_)) => self.doubt(context),
         }
-    }
-
-    /// Takes in a grant to a waiter that another client's write has made at a time of the server, by an event or a reading of
-    /// it.
-    pub(super) fn granted_meanwhile(
-        &mut self,
-        position: usize,
-        token: i64,
-        at: ServerTime,
-        context: &Context<'_>,
-        effects: &mut Vec<Effect>,
-    ) {
-        let lease = self.waiting[position].terms.lease(context.config);
-        let deadline = Deadline::of_event(at, lease.claim, context.clock, context.now, context.config);
-        // A claim lease that is no shorter than the lease is the whole of it.
-        let renew_at =
-            (lease.interval.is_some() || lease.claim < lease.length).then(|| timing::check(&lease, context.now));
-        self.grant(position, token, deadline, renew_at, context, effects);
     }
 
     /// Ends a hold that another client put out.

@@ -8,13 +8,13 @@ use std::{
 use tokio::time::Instant;
 
 use super::{
-    Context, Effect, Full, PositionLook, Waitlist,
+    Context, Full, PositionLook, Waitlist,
     prospect::{self, Prospect, Turn},
     unsigned,
 };
 use crate::{
     config::Config,
-    protocol::{Ahead, ServerTime, Sight, State},
+    protocol::{Ahead, ServerTime, State},
     terms::Lease,
 };
 
@@ -46,6 +46,10 @@ pub(crate) const KNOCK: Duration = Duration::from_secs(1);
 
 /// Number of knocks of which one is a request in full.
 pub(super) const KNOCKS: u32 = 8;
+
+/// Time for which a waiter without a stream only asks after a look has failed: where looks are refused or overdue, they
+/// would come on top of that.
+const BLIND: Duration = Duration::from_secs(10);
 
 /// Resolution of the server's clock: it has reached a time in milliseconds when it shows the next one.
 pub(crate) const CLOCK_RESOLUTION: Duration = Duration::from_millis(1);
@@ -151,41 +155,22 @@ impl Waitlist {
         })
     }
 
-    /// Takes in the head's sight of itself. A head that is no longer in the queue asks, and so does one that has come
-    /// near the front and is about to have the stream.
-    pub(crate) fn looked(
-        &mut self,
-        look: &PositionLook,
-        sight: Sight,
-        context: &Context<'_>,
-        effects: &mut Vec<Effect>,
-    ) {
-        let entry = look.entry.as_str();
-        let head = self.waiting.front();
-        let is_head = head.is_some_and(|head| head.entry == entry);
-        let lease = head.map(|head| head.terms).unwrap_or_default().lease(context.config);
-        if look.plan != self.plan || self.under_way.is_some() || !self.is_queued() || !is_head {
-            // A later answer knows better, or soon will.
+    /// Takes in the head's sight of its queue position. A head that is no longer in the queue asks, and so does one that
+    /// has come near the front and is about to have the stream.
+    pub(crate) fn looked(&mut self, look: &PositionLook, ahead: Option<Ahead>, context: &Context<'_>) {
+        if !self.is_present(look, context) {
             return;
         }
-        let ahead = match sight {
-            Sight::Queued(ahead) => ahead,
-            // It was seen in the queue before the look, so its grant is a later one.
-            Sight::Granted { token, since } if token > self.waiting[0].above => {
-                return self.granted_meanwhile(0, token, since, context, effects);
-            }
-            Sight::Granted { .. } | Sight::Absent => {
-                self.ask_at = Some(context.now);
-                return;
-            }
-        };
-        if ahead.place == 0 && self.waiting[0].permits <= ahead.free {
-            // Every write of ours grants to whoever fits, so this was another's, and none of us has written since.
+        let head = &self.waiting[0];
+        let (permits, lease) = (head.permits, head.terms.lease(context.config));
+        // Every write of ours grants to whoever fits. If the first in line fits, it was another's that made room, and none
+        // of us has written since.
+        let Some(ahead) = ahead.filter(|ahead| ahead.place > 0 || permits > ahead.free) else {
             self.ask_at = Some(context.now);
             return;
-        }
+        };
         let was_far = self.is_far();
-        let prospect = Prospect::new(entry, &ahead, self.prospect.as_ref(), &lease, context.config);
+        let prospect = Prospect::new(&look.entry, &ahead, self.prospect.as_ref(), &lease, context.config);
         self.look_at = self.next_look_at(&prospect, &ahead, context);
         let comes_near = context.resting && was_far && prospect.turn == Turn::Near;
         self.prospect = Some(prospect);
@@ -193,18 +178,43 @@ impl Waitlist {
             self.ask_at = Some(context.now);
             return;
         }
-        let expiry = ahead.first_end.and_then(|end| expiry(end, ahead.turns, context));
-        let at = expiry.into_iter().chain(self.confirm_at).min();
+        let expiry = ahead.first_end.and_then(|end| expiry(end, ahead.place, context));
         let soonest = context.now + context.config.poll_interval.0;
-        self.ask_at = Some(at.unwrap_or(context.now).max(soonest));
+        let expiry = expiry.map(|at| at.max(soonest));
+        // A look never puts off what is due: there may be another one before that.
+        self.ask_at = expiry.into_iter().chain(self.confirm_at).chain(self.ask_at).min();
+    }
+
+    /// Takes in that the head has not seen its queue position: it asks, and only asks for a while.
+    pub(crate) fn look_failed(&mut self, look: &PositionLook, context: &Context<'_>) {
+        self.blind_until = Some(context.now + BLIND);
+        if self.is_present(look, context) {
+            self.ask_at = Some(context.now);
+        }
+    }
+
+    /// Whether the plan is still the one that the look was made for.
+    fn is_present(&mut self, look: &PositionLook, context: &Context<'_>) -> bool {
+        let is_head = self
+            .head()
+            .is_some_and(|head| head.is_queued() && head.entry == look.entry);
+        if look.plan != self.plan || !is_head {
+            return false;
+        }
+        if self.under_way.is_some() {
+            // Its answer knows better. If there is none, another look is due.
+            self.look_at = Some(context.now);
+            return false;
+        }
+        true
     }
 
     fn next_look_at(&self, prospect: &Prospect, ahead: &Ahead, context: &Context<'_>) -> Option<Instant> {
         match prospect.turn {
             Turn::Far(after) if context.resting => Some(context.now + after),
             // Without a stream a grant must be noticed while its claim lease runs. A look costs the server a part of what
-            // it costs to ask.
-            _ if !context.streaming => {
+            // it costs to ask, and only one that shows something is followed by that.
+            _ if !context.streaming && self.blind_until.is_none_or(|until| until <= context.now) => {
                 let head = self.waiting.front()?;
                 let waited = context.now.saturating_duration_since(head.since);
                 // Never less often than where the pace is not known.

@@ -9,9 +9,7 @@ use std::io;
 use super::{super::hold::Remains, *};
 use crate::{
     config::{Config, Settings},
-    protocol::{
-        Evict, Exchange, Expects, Identity, Kept, KeptUntil, QUEUE_MOST, Record, Request, Requests, Sight, state,
-    },
+    protocol::{Evict, Exchange, Expects, Identity, Kept, KeptUntil, QUEUE_MOST, Record, Request, Requests, state},
     status::LockStatus,
     waitlist::{
         SWEEPS,
@@ -168,14 +166,13 @@ impl Bench {
         }
     }
 
-    /// Carries out the look that is due, if one is.
-    fn look(&mut self) -> Option<Sight> {
+    /// Carries out the look that is due, and returns whether it shows the entry in the queue.
+    fn look(&mut self) -> Option<bool> {
         let look = self.feed(|line, context, _| line.next_look(context)).0?;
         let state = self.document.as_ref();
-        let sight = state.map_or(Sight::Absent, |state| Sight::of(state, &look.entry, self.server_now()));
-        let ((), effects) = self.feed(|line, context, effects| line.looked(&look, sight, context, effects));
-        carry_out(effects);
-        Some(sight)
+        let ahead = state.and_then(|state| Ahead::of(state, &look.entry, self.server_now()));
+        self.feed(|line, context, _| line.looked(&look, ahead, context));
+        Some(ahead.is_some())
     }
 
     /// Applies another session's operation to the document; its announcements reach the line unless they get lost.
@@ -1310,8 +1307,8 @@ async fn who_is_far_back_looks_at_its_place_and_asks_when_its_turn_comes_near() 
             } else if looks > 1 {
                 bench.foreign(&foreign(&gone[1], &[&gone[0]], None), false);
             }
-            let sight = bench.look().expect("it looks, as it does not ask");
-            if bench.line.need() == Need::Stream || matches!(sight, Sight::Granted { .. }) {
+            let in_queue = bench.look().expect("it looks, as it does not ask");
+            if bench.line.need() == Need::Stream || !in_queue {
                 break;
             }
             assert_eq!(bench.operations, sent, "it asks although it is far back");
@@ -1331,9 +1328,9 @@ async fn who_is_far_back_looks_at_its_place_and_asks_when_its_turn_comes_near() 
     }
 }
 
-/// Without a stream a waiter sends no further request: a look shows it its grant.
+/// Without a stream a waiter asks once more when a look shows that something has become of its entry, and not before.
 #[tokio::test(start_paused = true)]
-async fn who_polls_takes_its_grant_from_a_look() {
+async fn who_polls_looks_and_asks_when_it_is_granted() {
     let mut bench = Bench::new();
     (bench.streaming, bench.resting) = (false, false);
     bench.foreign(&foreign("other", &[], Some("other")), false);
@@ -1345,19 +1342,73 @@ async fn who_polls_takes_its_grant_from_a_look() {
         let due_at = bench.line.due_at().unwrap();
         tokio::time::advance(due_at - Instant::now()).await;
         bench.settle();
+        if !bench.line.waitlist.is_queued() {
+            break;
+        }
         looks += 1;
         if looks == 5 {
             bench.foreign(&foreign("gone", &["other"], None), false);
         }
         bench.look().expect("it looks, and does not ask");
     }
-    assert_eq!((looks, bench.operations), (5, sent));
+    assert_eq!((looks, bench.operations), (5, sent + 1));
     assert!(asked_at.elapsed() < Duration::from_millis(200));
-    let hold = held(&mut outcome);
-    let holder = &bench.document.as_ref().unwrap().holders[0];
-    assert_eq!((hold.token.as_i64(), hold.status()), (holder.token, LockStatus::Held));
-    // It holds on its claim lease, counted from the grant.
-    assert!(hold.safe_for() <= bench.config.claim_lease);
+    assert_eq!(held(&mut outcome).status(), LockStatus::Held);
+}
+
+/// However often it looks: what is due by the clock is asked for in time.
+#[tokio::test(start_paused = true)]
+async fn looks_put_off_no_request() {
+    let mut bench = Bench::new();
+    (bench.streaming, bench.resting) = (false, false);
+    let settings = Settings {
+        poll_interval: Some((Duration::from_secs(2), Duration::from_secs(4))),
+        ..Settings::default()
+    };
+    bench.config = settings.validate().unwrap();
+    bench.foreign(&foreign("dead", &[], Some("dead")), false);
+    let (_, mut outcome) = bench.join(true);
+    bench.settle();
+    let mut looks = 0;
+    while bench.line.waitlist.is_queued() {
+        assert!(
+            bench.started.elapsed() < 2 * bench.config.lease,
+            "{looks} looks, and nothing else"
+        );
+        let due_at = bench.line.due_at().unwrap();
+        tokio::time::advance(due_at - Instant::now()).await;
+        bench.settle();
+        looks += u32::from(bench.look().is_some());
+    }
+    assert!(looks > 5);
+    assert_eq!(held(&mut outcome).status(), LockStatus::Held);
+}
+
+/// Where looks fail, it polls by asking, as often as looks would come at most.
+#[tokio::test(start_paused = true)]
+async fn who_can_not_look_asks() {
+    let mut bench = Bench::new();
+    (bench.streaming, bench.resting) = (false, false);
+    bench.foreign(&foreign("other", &[], Some("other")), false);
+    let (_, mut outcome) = bench.join(true);
+    bench.settle();
+    let (mut failed, sent) = (0, bench.operations);
+    while bench.started.elapsed() < Duration::from_secs(5) {
+        let due_at = bench.line.due_at().unwrap();
+        tokio::time::advance(due_at - Instant::now()).await;
+        if let Some(look) = bench.feed(|line, context, _| line.next_look(context)).0 {
+            failed += 1;
+            bench.feed(|line, context, _| line.look_failed(&look, context));
+        }
+        bench.settle();
+    }
+    assert_eq!(failed, 1);
+    assert!(bench.operations > sent + 20);
+    bench.foreign(&foreign("gone", &["other"], None), false);
+    let due_at = bench.line.due_at().unwrap();
+    tokio::time::advance(due_at - Instant::now()).await;
+    bench.settle();
+    assert_eq!(held(&mut outcome).status(), LockStatus::Held);
 }
 
 /// A look shows what only another's hand can make: a lock that nobody holds, and that no write has granted.
@@ -1371,12 +1422,7 @@ async fn who_polls_asks_for_a_lock_that_a_foreign_hand_has_freed() {
     bench.document.as_mut().unwrap().holders.clear();
     let due_at = bench.line.due_at().unwrap();
     tokio::time::advance(due_at - Instant::now()).await;
-    let look = bench
-        .feed(|line, context, _| line.next_look(context))
-        .0
-        .expect("it looks");
-    let sight = Sight::of(bench.document.as_ref().unwrap(), &look.entry, bench.server_now());
-    bench.feed(|line, context, effects| line.looked(&look, sight, context, effects));
+    bench.look().expect("it looks");
     bench.settle();
     assert_eq!(held(&mut outcome).status(), LockStatus::Held);
 }
