@@ -97,11 +97,11 @@ options! {
         fixed(length: Duration);
         /// Reports the hold if it lasts longer than that; see [`Acquire::max_hold`](crate::Acquire::max_hold).
         max_hold(most: Duration);
-        /// Loses the lock when it has been held for so long; see [`Acquire::lose_after`](crate::Acquire::lose_after).
+        /// Loses the lock when it has been held for that long; see [`Acquire::lose_after`](crate::Acquire::lose_after).
         lose_after(limit: Duration);
         /// Keeps the lock taken for that long at least; see [`Acquire::at_least_for`](crate::Acquire::at_least_for).
         at_least_for(least: Duration);
-        /// Keeps the lock with this client for so long after its release; see
+        /// Keeps the lock with this client for that long after its release; see
         /// [`Acquire::keep_idle`](crate::Acquire::keep_idle).
         keep_idle(keep: Duration);
     }
@@ -120,11 +120,11 @@ options! {
         fixed(length: Duration);
         /// Reports the hold if it lasts longer than that; see [`Acquire::max_hold`](crate::Acquire::max_hold).
         max_hold(most: Duration);
-        /// Loses the lock when it has been held for so long; see [`Acquire::lose_after`](crate::Acquire::lose_after).
+        /// Loses the lock when it has been held for that long; see [`Acquire::lose_after`](crate::Acquire::lose_after).
         lose_after(limit: Duration);
         /// Keeps the lock taken for that long at least; see [`Acquire::at_least_for`](crate::Acquire::at_least_for).
         at_least_for(least: Duration);
-        /// Keeps the lock with this client for so long after its release; see
+        /// Keeps the lock with this client for that long after its release; see
         /// [`Acquire::keep_idle`](crate::Acquire::keep_idle).
         keep_idle(keep: Duration);
     }
@@ -137,7 +137,7 @@ options! {
         lease(lease: Duration);
         /// Reports the hold if it lasts longer than that; see [`Acquire::max_hold`](crate::Acquire::max_hold).
         max_hold(most: Duration);
-        /// Loses the lock when it has been held for so long; see [`Acquire::lose_after`](crate::Acquire::lose_after).
+        /// Loses the lock when it has been held for that long; see [`Acquire::lose_after`](crate::Acquire::lose_after).
         lose_after(limit: Duration);
     }
     [] TryMultiAcquire {
@@ -150,7 +150,7 @@ options! {
         lease(lease: Duration);
         /// Reports the hold if it lasts longer than that; see [`Acquire::max_hold`](crate::Acquire::max_hold).
         max_hold(most: Duration);
-        /// Loses the lock when it has been held for so long; see [`Acquire::lose_after`](crate::Acquire::lose_after).
+        /// Loses the lock when it has been held for that long; see [`Acquire::lose_after`](crate::Acquire::lose_after).
         lose_after(limit: Duration);
     }
     [] Campaign {
@@ -172,7 +172,7 @@ options! {
         fixed(length: Duration);
         /// Reports the hold if it lasts longer than that; see [`Acquire::max_hold`](crate::Acquire::max_hold).
         max_hold(most: Duration);
-        /// Loses the lock when it has been held for so long; see [`Acquire::lose_after`](crate::Acquire::lose_after).
+        /// Loses the lock when it has been held for that long; see [`Acquire::lose_after`](crate::Acquire::lose_after).
         lose_after(limit: Duration);
     }
     [T] TryAcquireDocument<T> {
@@ -187,7 +187,7 @@ options! {
         fixed(length: Duration);
         /// Reports the hold if it lasts longer than that; see [`Acquire::max_hold`](crate::Acquire::max_hold).
         max_hold(most: Duration);
-        /// Loses the lock when it has been held for so long; see [`Acquire::lose_after`](crate::Acquire::lose_after).
+        /// Loses the lock when it has been held for that long; see [`Acquire::lose_after`](crate::Acquire::lose_after).
         lose_after(limit: Duration);
     }
     [E] AcquireElement<E> {
@@ -201,7 +201,7 @@ options! {
         fixed(length: Duration);
         /// Reports the hold if it lasts longer than that; see [`Acquire::max_hold`](crate::Acquire::max_hold).
         max_hold(most: Duration);
-        /// Loses the lock when it has been held for so long; see [`Acquire::lose_after`](crate::Acquire::lose_after).
+        /// Loses the lock when it has been held for that long; see [`Acquire::lose_after`](crate::Acquire::lose_after).
         lose_after(limit: Duration);
     }
     [E] TryAcquireElement<E> {
@@ -216,7 +216,7 @@ options! {
         fixed(length: Duration);
         /// Reports the hold if it lasts longer than that; see [`Acquire::max_hold`](crate::Acquire::max_hold).
         max_hold(most: Duration);
-        /// Loses the lock when it has been held for so long; see [`Acquire::lose_after`](crate::Acquire::lose_after).
+        /// Loses the lock when it has been held for that long; see [`Acquire::lose_after`](crate::Acquire::lose_after).
         lose_after(limit: Duration);
     }
     [T] Claim<T> {
@@ -272,13 +272,13 @@ impl Action<Acquire> {
 
     /// Acquires the lock, does the work, and releases the lock.
     ///
-    /// Nothing stops a thread from outside: if the lock is lost the work goes on, unless it checks the
+    /// A thread can't be stopped from outside. If the lock is lost the work goes on, unless it checks the
     /// [`lost_reason`](LockView::lost_reason) itself and returns.
     ///
     /// # Errors
     ///
-    /// [`RunError::Acquire`] if the lock was not acquired, [`RunError::Lost`] if it was lost before the work finished; the work's
-    /// result is dropped then. A release that can't be confirmed is not an error.
+    /// [`RunError::Acquire`] if the lock was not acquired; [`RunError::Lost`] if it was lost before the work finished,
+    /// in which case the work's result is dropped. An unconfirmed release is not an error.
     ///
     /// # Panics
     ///
@@ -326,15 +326,16 @@ impl Action<TryAcquire> {
         block_on(self.action.or_held()).map(LockHandle::new)
     }
 
-    /// Tries to acquire the lock, does the work, and releases the lock; `None` if that is not free, and then the work is not done.
+    /// Tries to acquire the lock, does the work, and releases the lock. Returns `None` without doing the work if the
+    /// lock is taken.
     ///
-    /// Nothing stops a thread from outside: if the lock is lost the work goes on, unless it checks the
+    /// A thread can't be stopped from outside. If the lock is lost the work goes on, unless it checks the
     /// [`lost_reason`](LockView::lost_reason) itself and returns.
     ///
     /// # Errors
     ///
-    /// [`RunError::Acquire`] if the lock was not acquired, [`RunError::Lost`] if it was lost before the work finished; the work's
-    /// result is dropped then. A release that can't be confirmed is not an error.
+    /// [`RunError::Acquire`] if the lock was not acquired; [`RunError::Lost`] if it was lost before the work finished,
+    /// in which case the work's result is dropped. An unconfirmed release is not an error.
     ///
     /// # Panics
     ///
@@ -361,19 +362,19 @@ impl Action<MultiAcquire> {
         block_on(self.action.into_future()).map(MultiHandle::new)
     }
 
-    /// Acquires all locks, does the work, and releases each of them.
+    /// Acquires all locks, does the work, and releases the locks.
     ///
-    /// Nothing stops a thread from outside: if the lock is lost the work goes on, unless it checks the
+    /// A thread can't be stopped from outside. If any of the locks is lost the work goes on, unless it checks the
     /// [`lost_part`](MultiView::lost_part) itself and returns.
     ///
     /// # Errors
     ///
-    /// [`MultiRunError::Acquire`] if each of them was not acquired, [`MultiRunError::Lost`] if it was lost before the work finished; the work's
-    /// result is dropped then. A release that can't be confirmed is not an error.
+    /// [`MultiRunError::Acquire`] if any of the locks was not acquired; [`MultiRunError::Lost`] if any was lost before
+    /// the work finished, in which case the work's result is dropped. An unconfirmed release is not an error.
     ///
     /// # Panics
     ///
-    /// On a thread of an async runtime; see [`sync`](crate::sync#panics). If the work panics, the lock is released.
+    /// On a thread of an async runtime; see [`sync`](crate::sync#panics). If the work panics, the locks are released.
     pub fn run_with<O>(self, work: impl FnOnce(MultiView) -> O) -> Result<O, MultiRunError> {
         under_all(self.run()?, work)
     }
@@ -393,7 +394,8 @@ impl Action<TryMultiAcquire> {
         Ok(block_on(self.action.into_future())?.map(MultiHandle::new))
     }
 
-    /// Tries on this thread, and fails with [`AcquireError::Held`], which names the holder, if any of the locks is not free.
+    /// Tries on this thread, and fails with [`AcquireError::Held`], which names the holder, if any of the locks is not
+    /// free.
     ///
     /// # Errors
     ///
@@ -406,19 +408,20 @@ impl Action<TryMultiAcquire> {
         block_on(self.action.or_held()).map(MultiHandle::new)
     }
 
-    /// Tries to acquire all locks, does the work, and releases each of them; `None` if that is not free, and then the work is not done.
+    /// Tries to acquire all locks, does the work, and releases the locks. Returns `None` without doing the work if any
+    /// of them is taken.
     ///
-    /// Nothing stops a thread from outside: if the lock is lost the work goes on, unless it checks the
+    /// A thread can't be stopped from outside. If any of the locks is lost the work goes on, unless it checks the
     /// [`lost_part`](MultiView::lost_part) itself and returns.
     ///
     /// # Errors
     ///
-    /// [`MultiRunError::Acquire`] if each of them was not acquired, [`MultiRunError::Lost`] if it was lost before the work finished; the work's
-    /// result is dropped then. A release that can't be confirmed is not an error.
+    /// [`MultiRunError::Acquire`] if any of the locks was not acquired; [`MultiRunError::Lost`] if any was lost before
+    /// the work finished, in which case the work's result is dropped. An unconfirmed release is not an error.
     ///
     /// # Panics
     ///
-    /// On a thread of an async runtime; see [`sync`](crate::sync#panics). If the work panics, the lock is released.
+    /// On a thread of an async runtime; see [`sync`](crate::sync#panics). If the work panics, the locks are released.
     pub fn run_with<O>(self, work: impl FnOnce(MultiView) -> O) -> Result<Option<O>, MultiRunError> {
         match self.run()? {
             Some(handle) => under_all(handle, work).map(Some),
@@ -458,13 +461,13 @@ impl<T: DeserializeOwned + Send + Sync + 'static> Action<AcquireDocument<T>> {
 
     /// Locks the document, does the work, and releases the document.
     ///
-    /// Nothing stops a thread from outside: if the lock is lost the work goes on, unless it checks the
+    /// A thread can't be stopped from outside. If the lock is lost the work goes on, unless it checks the
     /// [`lost_reason`](LockView::lost_reason) itself and returns.
     ///
     /// # Errors
     ///
-    /// [`RunError::Acquire`] if the document was not acquired, [`RunError::Lost`] if it was lost before the work finished; the work's
-    /// result is dropped then. A release that can't be confirmed is not an error.
+    /// [`RunError::Acquire`] if the document was not acquired; [`RunError::Lost`] if it was lost before the work
+    /// finished, in which case the work's result is dropped. An unconfirmed release is not an error.
     ///
     /// # Panics
     ///
@@ -490,13 +493,13 @@ impl<T: DeserializeOwned + Send + Sync + 'static> Action<Claim<T>> {
 
     /// Locks the document, does the work, and releases the document.
     ///
-    /// Nothing stops a thread from outside: if the lock is lost the work goes on, unless it checks the
+    /// A thread can't be stopped from outside. If the lock is lost the work goes on, unless it checks the
     /// [`lost_reason`](LockView::lost_reason) itself and returns.
     ///
     /// # Errors
     ///
-    /// [`RunError::Acquire`] if the document was not acquired, [`RunError::Lost`] if it was lost before the work finished; the work's
-    /// result is dropped then. A release that can't be confirmed is not an error.
+    /// [`RunError::Acquire`] if the document was not acquired; [`RunError::Lost`] if it was lost before the work
+    /// finished, in which case the work's result is dropped. An unconfirmed release is not an error.
     ///
     /// # Panics
     ///
@@ -563,7 +566,8 @@ impl<T: DeserializeOwned + Send + Sync + 'static> Action<TryAcquireDocument<T>> 
         Ok(block_on(self.action.into_future())?.map(DocumentHandle::new))
     }
 
-    /// Tries on this thread, and fails with [`AcquireError::Held`], which names the holder, if the document is not free.
+    /// Tries on this thread, and fails with [`AcquireError::Held`], which names the holder, if the document is not
+    /// free.
     ///
     /// # Errors
     ///
@@ -576,15 +580,16 @@ impl<T: DeserializeOwned + Send + Sync + 'static> Action<TryAcquireDocument<T>> 
         block_on(self.action.or_held()).map(DocumentHandle::new)
     }
 
-    /// Tries to lock the document, does the work, and releases the document; `None` if that is not free, and then the work is not done.
+    /// Tries to lock the document, does the work, and releases the document. Returns `None` without doing the work if
+    /// the document is taken.
     ///
-    /// Nothing stops a thread from outside: if the lock is lost the work goes on, unless it checks the
+    /// A thread can't be stopped from outside. If the lock is lost the work goes on, unless it checks the
     /// [`lost_reason`](LockView::lost_reason) itself and returns.
     ///
     /// # Errors
     ///
-    /// [`RunError::Acquire`] if the document was not acquired, [`RunError::Lost`] if it was lost before the work finished; the work's
-    /// result is dropped then. A release that can't be confirmed is not an error.
+    /// [`RunError::Acquire`] if the document was not acquired; [`RunError::Lost`] if it was lost before the work
+    /// finished, in which case the work's result is dropped. An unconfirmed release is not an error.
     ///
     /// # Panics
     ///
@@ -611,15 +616,16 @@ impl<T: DeserializeOwned + Send + Sync + 'static> Action<TryClaim<T>> {
         Ok(block_on(self.action.into_future())?.map(DocumentHandle::new))
     }
 
-    /// Tries to lock the document, does the work, and releases the document; `None` if that is not free, and then the work is not done.
+    /// Tries to claim a document, does the work, and releases the document. Returns `None` without doing the work if
+    /// no document can be claimed.
     ///
-    /// Nothing stops a thread from outside: if the lock is lost the work goes on, unless it checks the
+    /// A thread can't be stopped from outside. If the lock is lost the work goes on, unless it checks the
     /// [`lost_reason`](LockView::lost_reason) itself and returns.
     ///
     /// # Errors
     ///
-    /// [`RunError::Acquire`] if the document was not acquired, [`RunError::Lost`] if it was lost before the work finished; the work's
-    /// result is dropped then. A release that can't be confirmed is not an error.
+    /// [`RunError::Acquire`] if the document was not acquired; [`RunError::Lost`] if it was lost before the work
+    /// finished, in which case the work's result is dropped. An unconfirmed release is not an error.
     ///
     /// # Panics
     ///
