@@ -214,11 +214,12 @@ impl Acquire {
         self
     }
 
-    /// Gives this hold a lease of its own, instead of the [client's](crate::LockClientBuilder::lease): how long the lock
-    /// outlives its holder's last sign of life. From 500 ms, and more than twice the client's skew margin, to 366 days.
+    /// Gives this hold a lease of its own, instead of the [client's](crate::LockClientBuilder::lease): how long the
+    /// lock outlives its holder's last sign of life. From 500 ms, and more than twice the client's skew margin, to 366
+    /// days.
     ///
     /// It is renewed in the background at the same part of the lease as the client's other holds. The client's queue
-    /// position lives as long too. Of this and [`fixed`](Self::fixed) the last one counts.
+    /// position lives as long too. If both this and [`fixed`](Self::fixed) are set, the last one counts.
     ///
     /// # Examples
     ///
@@ -227,7 +228,7 @@ impl Acquire {
     /// # let locks = watchlock::LockClient::in_memory();
     /// use std::time::Duration;
     ///
-    /// // A crash of this holder is to cost the others 5 seconds, and not the client's 30.
+    /// // A crash of this holder costs the others 5 seconds, and not the client's 30.
     /// let handle = locks.mutex("invoice-42").acquire().lease(Duration::from_secs(5)).await?;
     /// assert!(handle.safe_for() < Duration::from_secs(5));
     /// # Ok(()) }
@@ -240,11 +241,10 @@ impl Acquire {
     /// Holds the lock for `length` and no longer, as nothing renews it in the background. The bounds are those of
     /// [`lease`](Self::lease).
     ///
-    /// As its time ends, the hold is [lost] as [`Expired`](crate::LostReason::Expired): earlier than at
-    /// the server by the client's skew margin and a thousandth of the length. Until then everything is as with a
-    /// renewed lock; an early release opens it. The length counts from the grant, or for a waiter that was woken from
-    /// the moment at which it confirms its grant, at most 300 ms later. [`LockHandle::renew`] gives it a full length
-    /// again.
+    /// When its time ends, the hold is [lost] as [`Expired`](crate::LostReason::Expired): earlier than at the server by
+    /// the client's skew margin and a thousandth of the length. Until then it behaves like a renewed lock, and an early
+    /// release opens it. The length counts from the grant; a waiter that was woken counts it from the moment at which
+    /// it confirms its grant, at most 300 ms later. [`LockHandle::renew`] gives it a full length again.
     ///
     /// [lost]: crate::LockView::lost
     ///
@@ -268,15 +268,16 @@ impl Acquire {
 
     /// Keeps the lock taken for at least `least` after the grant, even if it is released earlier; at most 366 days.
     ///
-    /// It is for short jobs that several hosts start at about the same time: the second finds the lock taken, although
-    /// the first is done. A release then marks the lock as released, and nobody renews it. [`inspect`] shows when it was
-    /// released and until when it is kept; waiters are granted when that time ends, by the server's clock. A release
-    /// after `least` opens the lock at once, as ever.
+    /// Use it for short jobs that several hosts start at about the same time: the second finds the lock taken, although
+    /// the first is done. An early release marks the lock as released, and nobody renews it any more. [`inspect`] shows
+    /// when it was released and until when it is kept taken. The first waiter is granted the lock when that time ends,
+    /// by the server's clock. A release after `least` opens the lock at once, as usual.
     ///
-    /// A dropped handle keeps the lock as well. But a holder that dies or [loses](crate::LockView::lost) the lock keeps
-    /// nothing: its job may not be done, and the lock is open when the lease is over. An operator opens a kept lock with
-    /// [`break_lock`](crate::LockClient::break_lock). Clients of watchlock 0.1.0 see a holder until the end of that time;
-    /// only one with the same [`owner_id`](crate::LockClientBuilder::owner_id) takes it over.
+    /// A dropped handle keeps the lock taken as well. But a holder that dies or [loses](crate::LockView::lost) the lock
+    /// keeps nothing taken: its job may not be done, and the lock is free when the lease is over. An operator opens a
+    /// lock that is kept taken with [`break_lock`](crate::LockClient::break_lock). Clients of watchlock 0.1.0 see a
+    /// holder until the end of that time; only one with the same [`owner_id`](crate::LockClientBuilder::owner_id) takes
+    /// it over.
     ///
     /// [`inspect`]: crate::LockClient::inspect
     ///
@@ -302,8 +303,8 @@ impl Acquire {
     /// Reports the hold if it lasts longer than `most`, instead of the [client's](crate::LockClientBuilder::max_hold)
     /// maximum. From 10 ms to 366 days, counted from the moment at which this client learned of its grant.
     ///
-    /// From then on [`status`](crate::LockView::status) is [`HeldTooLong`](crate::LockStatus::HeldTooLong) unless renewals
-    /// fail too; and an event and a metric report it, once. The lock is held and renewed as before.
+    /// From then on [`status`](crate::LockView::status) is [`HeldTooLong`](crate::LockStatus::HeldTooLong), unless
+    /// renewals fail too. An event and a metric report it once. The lock is held and renewed as before.
     ///
     /// # Examples
     ///
@@ -324,14 +325,14 @@ impl Acquire {
         self
     }
 
-    /// Loses the lock when it has been held for `limit`, instead of the [client's](crate::LockClientBuilder::lose_after)
-    /// limit: as [`HeldTooLong`](crate::LostReason::HeldTooLong), with the bounds and the count of
-    /// [`max_hold`](Self::max_hold).
+    /// Loses the lock when it has been held for `limit`, instead of the
+    /// [client's](crate::LockClientBuilder::lose_after) limit: as [`HeldTooLong`](crate::LostReason::HeldTooLong), with
+    /// the bounds and the count of [`max_hold`](Self::max_hold).
     ///
     /// The client then releases the lock at once, so that a job that hangs does not keep the others from it. The code
-    /// under the lock must stop by then, as before the end of a lease: [`safe_for`](crate::LockView::safe_for) counts down
-    /// to it, and [`lost`](crate::LockView::lost) resolves. Code that may go on nevertheless should write under the
-    /// [fencing token](crate::LockView::token).
+    /// under the lock must stop by then, as before the end of a lease: [`safe_for`](crate::LockView::safe_for) counts
+    /// down to it, and [`lost`](crate::LockView::lost) resolves. Code that may go on nevertheless should write under
+    /// the [fencing token](crate::LockView::token).
     ///
     /// # Examples
     ///
@@ -351,7 +352,7 @@ impl Acquire {
         self
     }
 
-    /// Keeps the lock with this client for so long after its release, instead of the
+    /// Keeps the lock idle with this client for that long after its release, instead of the
     /// [client's](crate::LockClientBuilder::keep_idle) time; at most 366 days, and zero gives it back at once.
     ///
     /// # Examples
@@ -363,7 +364,7 @@ impl Acquire {
     ///
     /// let account = locks.mutex("account-7");
     /// account.acquire().keep_idle(Duration::from_secs(10)).await?.release().await?;
-    /// // No command is sent for this one; its release sends one, as it does not ask for more.
+    /// // This acquire sends no command; its release sends one, as it does not keep the lock.
     /// account.acquire().await?.release().await?;
     /// # Ok(()) }
     /// ```
@@ -372,8 +373,8 @@ impl Acquire {
         self
     }
 
-    /// Shares the hold of this client, if it has one already: then the call does not wait for the lock, and returns one
-    /// more handle to the same hold.
+    /// Shares the hold of this client, if it has one already: the call then returns one more handle to the same hold
+    /// without waiting for the lock.
     ///
     /// All handles to a hold have the same token and are lost together. The last of them releases the lock, in whatever
     /// order they go. The first reason that was given stays, and so do the first terms: [`lease`](Self::lease),
@@ -505,7 +506,7 @@ impl TryAcquire {
         self
     }
 
-    /// Keeps the lock with this client for so long after its release; see [`Acquire::keep_idle`].
+    /// Keeps the lock idle with this client for that long after its release; see [`Acquire::keep_idle`].
     pub fn keep_idle(mut self, keep: Duration) -> Self {
         self.request.terms.set_keep_idle(keep);
         self
@@ -539,7 +540,7 @@ impl TryAcquire {
     /// match locks.mutex("nightly-job").try_acquire().or_held().await {
     ///     Err(AcquireError::Held { contention, .. }) => {
     ///         assert_eq!(contention.holders[0].reason.as_deref(), Some("night of the 3rd"));
-    ///         println!("somebody is already at it: {contention}");
+    ///         println!("the job is running already: {contention}");
     ///     }
     ///     other => println!("{other:?}"),
     /// }

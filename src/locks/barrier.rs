@@ -1,14 +1,15 @@
 //! A barrier at which a number of parties wait for each other.
 //!
-//! A party takes a place, which is a hold of one permit, says in it that it is here, and watches the document. When all are
-//! here, the parties of this *generation* pass: each marks its place with the generation, releases it, and leaves it taken.
-//! The mark tells those who look later that they have passed too, even if places are gone by then; and as the places stay
-//! taken, nobody of the next generation comes in before all have looked. Then one write clears them.
+//! A party takes a place, which is a hold of one permit, records in it that it is here, and watches the document. When
+//! all are here, the parties of this *generation* pass: each marks its place with the generation, releases it, and
+//! leaves it taken. From the mark, parties that look later learn that they have passed too, even if places are gone by
+//! then. As the places stay taken, no party of the next generation comes in before all have looked. Then one write
+//! clears them.
 //!
-//! A place counts only once its party has said that it is here: a waiter that was granted a place by an event may never
-//! learn of it, and takes another. Of a place whose hold is valid and a mark with a larger token it follows that all were here
-//! at the same time: tokens rise, so the generation's last place was granted after this one, and all places were held, each
-//! by a party that was here, after that.
+//! A place counts only once its party has recorded that it is here: a waiter that was granted a place by an event may
+//! never learn of it, and takes another. A party whose hold is valid and that finds a mark with a larger token knows
+//! that all were here at the same time. Tokens rise, so the generation's last place was granted after this party's, and
+//! after that grant all places were held, each by a party that was here.
 
 use std::{fmt, future::IntoFuture, pin::pin, str::FromStr, time::Duration};
 
@@ -24,37 +25,38 @@ use crate::{
     token::FencingToken,
 };
 
-/// Time for which a passed place stays taken if nobody clears it before. A party can be late by any time as long as its place
-/// is renewed, which does not depend on whether its future is polled. Whoever comes next clears the places when nobody is
-/// late, so nothing waits for the end of this time.
+/// Time for which a passed place stays taken if nobody clears it before. A party can be late by any time as long as its
+/// place is renewed, which does not depend on whether its future is polled. The next party to come clears the places
+/// once no party is late, so nothing waits for the end of this time.
 const KEPT: Duration = Duration::from_secs(24 * 3600);
 
-/// Maximum number of parties. In each generation every one of them writes the document a few times, and every one of them
-/// hears of all of these writes.
+/// Maximum number of parties. In each generation every party writes the document a few times, and every party receives
+/// the events of all these writes.
 const PARTIES_MOST: u32 = 64;
 
-/// The word of a party that has its place and waits.
+/// The value in the place of a party that waits.
 const HERE: &str = "waits for the others";
 
 /// A number of parties of any processes that wait for each other, again and again. Made by
 /// [`LockClient::barrier`](crate::LockClient::barrier).
 ///
-/// It is for work in phases: nobody begins the next phase before everybody has finished the present one.
+/// Use it for work in phases: no party begins the next phase before all have finished the present one.
 ///
 /// # Guarantees
 ///
-/// - [`wait`](Self::wait) returns only after `parties` calls of it were at the barrier at one moment, each with a place that
-///   was valid at the server.
-/// - Each of them passes once, and all under the same [generation](BarrierPass::generation), which rises from one to the
-///   next. If a party dies or gives up at the moment of passing, another can fill its place for those who have not looked
-///   yet: then they have a later generation than those who have.
-/// - A party that dies or gives up while it waits is not counted any more: as soon as its place is given back if its future
-///   was dropped, and at the end of its lease if its process died. Those who wait go on waiting, until another takes its
-///   place.
+/// - [`wait`](Self::wait) returns only after `parties` calls of it were at the barrier at one moment, each with a place
+///   that was valid at the server.
+/// - Each of them passes once, and all under the same [generation](BarrierPass::generation), which rises from one to
+///   the next. If a party dies or gives up at the moment of passing, another can fill its place for the parties that
+///   have not looked yet; these then have a later generation than the parties that have.
+/// - A party that dies or gives up while it waits stops being counted: if its future was dropped, as soon as its place
+///   is given back; if its process died, at the end of its lease. The others go on waiting until another party takes
+///   its place.
 /// - More calls than parties wait for the next generation, first come, first served.
 ///
-/// Poll `wait` while it waits, or spawn it: until a party has looked, the next generation does not begin. Clients that are
-/// parties at the same time need different [owner ids](crate::LockClientBuilder::owner_id), or none.
+/// Poll `wait` while it waits, or spawn it: the next generation does not begin before all parties of this one have
+/// looked. Clients that are parties at the same time need different [owner ids](crate::LockClientBuilder::owner_id), or
+/// none.
 ///
 /// # Examples
 ///
@@ -81,14 +83,14 @@ pub struct BarrierPass {
 }
 
 impl BarrierPass {
-    /// Returns the number of the generation: larger than that of each earlier one. It is a fencing token, the last that
-    /// was issued to one of its parties.
+    /// Returns the number of the generation, which is larger than that of each earlier one. It is a fencing token: the
+    /// last that was issued to one of the generation's parties.
     pub fn generation(self) -> FencingToken {
         self.generation
     }
 
-    /// Returns whether this party is the one that came first, for what one of them has to do. If the leader dies at the
-    /// moment of passing, there may be none, or another.
+    /// Returns whether this party came first, for work that one party does on behalf of all. If the leader dies at the
+    /// moment of passing, there may be no leader, or another.
     pub fn is_leader(self) -> bool {
         self.is_leader
     }
@@ -117,22 +119,23 @@ impl Barrier {
         self.places.count
     }
 
-    /// Waits until as many calls as there are parties wait, and passes with them. Wrap it in `tokio::time::timeout` to give
-    /// up after some time.
+    /// Waits until as many calls as there are parties wait, and passes with them. Wrap it in `tokio::time::timeout` to
+    /// give up after some time.
     ///
-    /// While the server can't be reached it keeps waiting, for as long as its place is not lost.
+    /// While the server can't be reached, it keeps waiting until its place is lost.
     ///
     /// # Errors
     ///
-    /// [`BarrierError::Enter`] if it took no place: a barrier of no parties or of more than 64 is invalid.
+    /// [`BarrierError::Enter`] if this party took no place; a barrier of no parties or of more than 64 is invalid.
     /// [`BarrierError::Lost`] if it lost its place, as with any [lock](crate::LockView::lost), and
-    /// [`BarrierError::Server`]: the others may have passed with this party counted, or go on waiting for another.
+    /// [`BarrierError::Server`] if the server refused or stopped answering: the others may have passed with this party
+    /// counted, or go on waiting for another.
     ///
     /// # Cancel safety
     ///
-    /// If the future is dropped, the place is given back in the background, and the others wait for another party. Those who
-    /// have seen all there pass without it: then a retry waits for the next generation, so where parties keep in step, one
-    /// that gave up has to look at [`generation`](BarrierPass::generation).
+    /// If the future is dropped, the place is given back in the background, and the others wait for another party.
+    /// Parties that have already seen all there pass without it; a retry then waits for the next generation. Where
+    /// parties keep in step, a party that gave up must compare the [`generation`](BarrierPass::generation).
     ///
     /// # Examples
     ///
@@ -155,7 +158,7 @@ impl Barrier {
             generation: FencingToken::new(generation.last),
             is_leader: place.hold().granted_as == generation.first,
         };
-        // To its end, even if nobody waits for it any more: the others go by its mark.
+        // Runs to its end, even if its future was dropped: the others go by its mark.
         let leaving = self.clone().leave(place, generation);
         match self.places.session.session().spawn_for(leaving).await {
             Ok(left) => left.map(|()| pass),
@@ -164,7 +167,8 @@ impl Barrier {
         }
     }
 
-    /// Takes a place, of the next generation where that of the last one is still taken, and says that it is here.
+    /// Takes a place (of the next generation, if that of the last one is still taken) and records that this party is
+    /// here.
     async fn enter(&self, watch: &mut Watch<'_>) -> Result<LockHandle, BarrierError> {
         let mut acquiring = pin!(self.places.acquire().into_future());
         let place = loop {
@@ -179,7 +183,7 @@ impl Barrier {
         Ok(place)
     }
 
-    /// Waits until all are there, or until one of them says so.
+    /// Waits until all parties are there, or until the mark of one of them says so.
     async fn gather(&self, place: &LockHandle, watch: &mut Watch<'_>) -> Result<Generation, BarrierError> {
         let hold = place.hold();
         loop {
@@ -206,7 +210,7 @@ impl Barrier {
             Ok(_) => return Err(LostReason::Released.into()),
             Err(ReleaseError::Server(error)) => return Err(error.into()),
         }
-        // The last one clears the places. Nobody waits for that, and whoever comes next does it otherwise.
+        // The last party clears the places. Nobody waits for that, and otherwise the next party to come does it.
         let barrier = self.clone();
         drop(self.places.session.session().spawn_for(async move {
             let state = barrier.places.newest().await.ok().flatten();
@@ -215,7 +219,7 @@ impl Barrier {
         Ok(())
     }
 
-    /// Writes into the place for the others to read.
+    /// Writes a value into the place for the others to read.
     async fn say(&self, place: &LockHandle, word: String) -> Result<(), BarrierError> {
         if self.places.session.proclaim(place.hold(), word).await? {
             return Ok(());
@@ -223,8 +227,8 @@ impl Barrier {
         Err(place.loss().await.into())
     }
 
-    /// Clears the places of a generation that all its parties have passed, in the background. The write decides whether they
-    /// have: this state may be old.
+    /// Clears, in the background, the places of a generation that all its parties have passed. The write itself checks
+    /// that they have, as this state may be old.
     fn clear_behind(&self, state: Option<&State>) {
         let Some(last) = state.and_then(passed) else {
             return;
@@ -368,7 +372,7 @@ mod tests {
         let here = [place(4, None, false), place(5, None, false), place(6, None, false)];
         assert_eq!(all_here(&state(here.to_vec())), Some((4, 6)));
         assert_eq!(all_here(&state(here[..2].to_vec())), None);
-        // One that was granted its place and may not know of it; one that has passed, released or not yet.
+        // A party that was granted its place and may not know of it; a party that has passed, whether released or not.
         let mut silent = here[2].clone();
         silent.owner.value = None;
         for other in [silent, place(6, Some((1, 6)), false), place(6, Some((1, 6)), true)] {
@@ -381,15 +385,15 @@ mod tests {
         let mark = Some((1, 3));
         let all = [place(1, mark, true), place(2, mark, true), place(3, mark, true)];
         assert_eq!(passed(&state(all.to_vec())), Some(3));
-        // One has not passed yet; of one that died only its lease tells that it won't.
+        // One party has not passed yet. If it died, only the end of its lease shows that it won't.
         assert_eq!(
             passed(&state(vec![all[0].clone(), place(2, None, false), all[2].clone()])),
             None
         );
         assert_eq!(passed(&state(vec![all[0].clone(), all[2].clone()])), Some(3));
-        // One that has marked its place, and not released it.
+        // A party that has marked its place, and not released it.
         assert_eq!(passed(&state(vec![all[0].clone(), place(2, mark, false)])), None);
-        // One of the next generation has come in beside what is left of this.
+        // A party of the next generation has come in beside the remaining places of this one.
         assert_eq!(passed(&state(vec![all[0].clone(), place(4, None, false)])), Some(3));
         assert_eq!(passed(&state(vec![place(4, None, false)])), None);
         assert_eq!(passed(&state(Vec::new())), None);

@@ -385,13 +385,13 @@ impl Leadership {
         }
     }
 
-    /// Renews the leadership now, in addition to the renewals in the background, and returns for how long it is safe; see
-    /// [`LockHandle::renew`].
+    /// Renews the leadership now, in addition to the renewals in the background, and returns for how long it is safe;
+    /// see [`LockHandle::renew`].
     ///
     /// # Errors
     ///
-    /// [`RenewError::Lost`] if it is lost. [`RenewError::Server`] if the server could not be reached: it still leads, and
-    /// renewals go on in the background.
+    /// [`RenewError::Lost`] if it is lost. [`RenewError::Server`] if the server could not be reached: it still leads,
+    /// and renewals go on in the background.
     ///
     /// # Cancel safety
     ///

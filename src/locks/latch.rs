@@ -1,7 +1,7 @@
 //! A count-down latch.
 //!
-//! An arrival is a hold of one place that was released and is kept: the document's holders are the record of who has
-//! arrived, and those who wait only watch it.
+//! An arrival is a hold of one place that was released and is kept taken: the document's holders are the record of the
+//! arrivals, and waiting calls only watch the document.
 
 use std::{fmt, future::IntoFuture, pin::pin, time::Duration};
 
@@ -21,38 +21,40 @@ use crate::{
 /// Time for which an arrival counts unless set.
 const COUNTS_FOR: Duration = Duration::from_secs(24 * 3600);
 
-/// Shortest time for which an arrival can be said to count: the clocks of two primaries may differ by a second.
+/// Shortest time for which an arrival can count: the clocks of two primaries may differ by a second.
 const COUNTS_LEAST: Duration = Duration::from_secs(1);
 
 /// Time after which an arrival that found all places taken looks again whether they are arrivals.
 const LOOKS_AGAIN: Duration = Duration::from_secs(1);
 
-/// First pause of an arrival while another one of the same party is under way; it doubles up to [`LOOKS_AGAIN`], as that
-/// one may have died, and then its place is taken for the rest of its lease.
+/// First pause of an arrival while another one of the same party is under way. It doubles up to [`LOOKS_AGAIN`], as the
+/// other process may have died, which leaves its place taken for the rest of its lease.
 const TWIN: Duration = Duration::from_millis(50);
 
-/// Maximum number of arrivals. Each is an entry of about 300 bytes in one document, which every write rewrites: the bound of
-/// a [queue](crate::protocol::QUEUE_MOST), for the same reason.
+/// Maximum number of arrivals. Each is an entry of about 300 bytes in one document, which every write rewrites: the
+/// bound of a [queue](crate::protocol::QUEUE_MOST), for the same reason.
 const ARRIVALS_MOST: u32 = 256;
 
 /// A count-down latch among all processes: it opens when a number of arrivals has been counted. Made by
 /// [`LockClient::latch`](crate::LockClient::latch).
 ///
-/// It is for what has to be done before something else may begin: all shards are migrated, all workers are ready.
-/// Whoever [waits](Self::wait) is woken by the change stream and costs the latch nothing, however many they are.
+/// Use it when several steps must be done before another may begin: all shards are migrated, all workers are ready. The
+/// change stream wakes each process that [waits](Self::wait); waiting adds nothing to the latch's document, so any
+/// number may wait.
 ///
 /// # Guarantees
 ///
-/// - `wait` returns once it sees `count` arrivals counted at the same time, as a majority of the servers has it: no fail-over
-///   takes that back.
-/// - An arrival outlives its process: it counts when [`count_down`](Self::count_down) has returned, for
-///   [so long](Self::counts_for) after that, by the server's clock. A process that dies before may be counted or not.
-/// - A party that is named is counted once, however often it arrives: [`count_down_as`](Self::count_down_as).
+/// - `wait` returns once it sees `count` arrivals counted at the same time, in the state that a majority of the servers
+///   has: no fail-over undoes it.
+/// - An arrival outlives its process: it counts when [`count_down`](Self::count_down) has returned, and goes on
+///   counting for [a time](Self::counts_for) by the server's clock. A process that dies before `count_down` returns may
+///   or may not be counted.
+/// - A named party is counted once, however often it arrives: [`count_down_as`](Self::count_down_as).
 ///
-/// A latch does not close by itself before its first arrival has counted for its time: who arrives at an open latch, or
-/// arrives again, adds nothing to that time. Give each use a name of its own (`migrate-42/done`), and a time that is longer
-/// than any of those who wait may be late. [`inspect`](crate::LockClient::inspect) shows who has arrived, and
-/// [`break_lock`](crate::LockClient::break_lock) takes all arrivals back.
+/// A latch stays open until its first arrival has counted for its time; an arrival at an open latch, or a repeated one,
+/// does not extend that time. Give each use a name of its own (`migrate-42/done`), and a time that outlasts the latest
+/// call of `wait`. [`inspect`](crate::LockClient::inspect) shows the arrivals, and
+/// [`break_lock`](crate::LockClient::break_lock) takes all of them back.
 ///
 /// # Examples
 ///
@@ -101,8 +103,8 @@ impl Latch {
         self.places.count
     }
 
-    /// Sets for how long each arrival of this process counts: a day unless set, from a second to 366 days. Afterwards it
-    /// is forgotten, and the document with it.
+    /// Sets for how long each arrival of this process counts: a day unless set, from a second to 366 days. Afterwards
+    /// it is forgotten, and the document with it.
     pub fn counts_for(mut self, time: Duration) -> Self {
         self.counts_for = time;
         self
@@ -112,9 +114,9 @@ impl Latch {
     ///
     /// # Errors
     ///
-    /// See [`AcquireError`]; a latch of no arrivals or of more than 256 is invalid, and so is a time out of bounds. After
-    /// [`AcquireError::Server`] and [`AcquireError::Closed`] the arrival may have been counted: to repeat it without its being counted twice, give it a
-    /// name with [`count_down_as`](Self::count_down_as).
+    /// See [`AcquireError`]; a latch of no arrivals or of more than 256 is invalid, and so is a time out of bounds.
+    /// After [`AcquireError::Server`] and [`AcquireError::Closed`] the arrival may have been counted. A call that can
+    /// be repeated without counting twice names the party: [`count_down_as`](Self::count_down_as).
     ///
     /// # Cancel safety
     ///
@@ -134,8 +136,8 @@ impl Latch {
         self.arrive(None).await
     }
 
-    /// Counts the arrival of a party that has a name, up to 1,024 bytes: once, however often it is repeated, by whatever
-    /// process. So a worker that was restarted does not open the latch in the place of another.
+    /// Counts the arrival of a named party (up to 1,024 bytes) once, however often any process repeats it. So a worker
+    /// that was restarted does not open the latch in the place of another.
     ///
     /// [`HolderInfo::value`](crate::HolderInfo::value) shows the name.
     ///
@@ -199,8 +201,8 @@ impl Latch {
         Ok(())
     }
 
-    /// Returns how many arrivals are missing at this moment: none if it is open. As the primary has it; only what
-    /// [`wait`](Self::wait) has seen can't be taken back by a fail-over.
+    /// Returns how many arrivals are missing at this moment; zero if the latch is open. The primary's state decides, so
+    /// a fail-over can still undo it, unlike the return of [`wait`](Self::wait).
     ///
     /// # Errors
     ///
@@ -257,7 +259,7 @@ impl Latch {
             };
             match &party {
                 Some(party) if self.has_twin(&place, party).await? => {
-                    // Whether it arrives or dies, this one looks again.
+                    // The other one arrives or dies; either way this one looks again.
                     let _ = place.release().await;
                     sleep(pause).await;
                     pause = (2 * pause).min(LOOKS_AGAIN);
@@ -269,13 +271,13 @@ impl Latch {
         }
     }
 
-    /// Whether there is nothing left to count, as a majority has it.
+    /// Whether there is nothing left to count, in the state that a majority has.
     async fn is_done(&self, party: Option<&str>) -> Result<bool, AcquireError> {
         let state = self.places.committed().await?;
         Ok(state.is_some_and(|state| self.is_open(&state) || party.is_some_and(|party| has(&state, party))))
     }
 
-    /// Takes a place. `None`: others took all of them and have arrived, or this party has.
+    /// Takes a place. `None`: other arrivals have all places, or this party has arrived.
     async fn take(&self, acquire: Acquire, party: Option<&str>) -> Result<Option<LockHandle>, AcquireError> {
         let mut acquiring = pin!(acquire.into_future());
         loop {
@@ -290,8 +292,8 @@ impl Latch {
         }
     }
 
-    /// Whether the same party has arrived, or has taken a place before this one; or this place is not to be seen. Both are in
-    /// the document before either looks, so of two at least the later one sees the other.
+    /// Whether the same party has arrived or has taken an earlier place, or this place is not in the document. Both
+    /// places are in the document before either party looks, so at least the later one sees the other.
     async fn has_twin(&self, place: &LockHandle, party: &str) -> Result<bool, AcquireError> {
         let hold = place.hold();
         let state = self.places.newest().await?;
@@ -317,7 +319,7 @@ impl Latch {
     }
 }
 
-/// Returns the entries of those who have arrived.
+/// Returns the entries of the arrivals.
 fn arrivals(state: &State) -> impl Iterator<Item = &Holder> {
     state.holders.iter().filter(|holder| holder.is_kept())
 }

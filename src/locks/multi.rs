@@ -159,8 +159,8 @@ impl MultiLock {
         }
     }
 
-    /// Acquires all parts, runs the future that `work` makes, and releases them: short for `acquire().run(work)`, which takes
-    /// options. See [`MultiAcquire::run`].
+    /// Acquires all parts, runs the future that `work` makes, and releases them: short for `acquire().run(work)`, which
+    /// takes options. See [`MultiAcquire::run`].
     ///
     /// # Errors
     ///
@@ -311,8 +311,8 @@ pub struct MultiAcquire {
 }
 
 impl MultiAcquire {
-    /// Gives up after `timeout` in all, with [`AcquireError::Timeout`] for the name that was not free; at most 366 days.
-    /// Zero asks the server and does not wait for the locks.
+    /// Gives up after `timeout` in all, with [`AcquireError::Timeout`] for the name that was not free; at most 366
+    /// days. Zero asks the server and does not wait for the locks.
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = Some(timeout);
         self
@@ -476,8 +476,9 @@ impl MultiHandle {
     ///
     /// # Errors
     ///
-    /// [`RenewError::Lost`] if any part is lost, and [`lost_part`](MultiView::lost_part) says which. [`RenewError::Server`]
-    /// if the server could not be reached: all parts are still held, and renewals go on in the background.
+    /// [`RenewError::Lost`] if any part is lost, and [`lost_part`](MultiView::lost_part) says which.
+    /// [`RenewError::Server`] if the server could not be reached: all parts are still held, and renewals go on in the
+    /// background.
     ///
     /// # Cancel safety
     ///

@@ -17,8 +17,8 @@ use crate::{
 ///
 /// - One valid [`LockHandle`](crate::LockHandle) at a time.
 /// - First come, first served: among the tasks of one client in the order in which they were first polled, and among
-///   clients in the order in which their first waiting task entered the server's queue. Until a client knows that others
-///   wait, it hands the lock from task to task without the server: [within a
+///   clients in the order in which their first waiting task entered the server's queue. Until a client knows that
+///   others wait, it hands the lock from task to task without the server: [within a
 ///   process](crate::guarantees#inside-a-process).
 /// - Not re-entrant unless [requested](Acquire::reentrant): a task that acquires a lock it already holds waits for
 ///   itself.
@@ -118,8 +118,8 @@ impl Mutex {
         }
     }
 
-    /// Acquires the lock, runs the future that `work` makes, and releases the lock: short for `acquire().run(work)`, which
-    /// takes options. See [`Acquire::run`].
+    /// Acquires the lock, runs the future that `work` makes, and releases the lock: short for `acquire().run(work)`,
+    /// which takes options. See [`Acquire::run`].
     ///
     /// # Errors
     ///
@@ -146,8 +146,8 @@ impl Mutex {
         self.acquire().run(work).await
     }
 
-    /// Runs the future that `work` makes under the lock, if the lock is free and nobody waits for it; `None` otherwise, and
-    /// then `work` is not called. Short for `try_acquire().run(work)`, which takes options.
+    /// Runs the future that `work` makes under the lock, if the lock is free and nobody waits for it; `None` otherwise,
+    /// and then `work` is not called. Short for `try_acquire().run(work)`, which takes options.
     ///
     /// # Errors
     ///

@@ -1,4 +1,4 @@
-//! A job that is done once in a period, whoever of many starts it.
+//! A job that is done once in a period, although many processes start it.
 //!
 //! It is a mutex that is only tried, and that a success leaves taken until the period is over: the entry of the one
 //! that did the job is the record of it.
@@ -31,7 +31,7 @@ const PERIOD_LEAST: Duration = Duration::from_secs(1);
 /// [`LockClient::once`](crate::LockClient::once).
 ///
 /// It is for jobs that a timer starts on several hosts at about the same time, such as cron. One of them does the job;
-/// the others learn that somebody is at it, or that it is done, when and by whom.
+/// the others learn that another run is in progress, or that the job is done, when and by which process.
 ///
 /// # Periods
 ///
@@ -39,20 +39,20 @@ const PERIOD_LEAST: Duration = Duration::from_secs(1);
 ///
 /// - By default the periods are windows that follow on each other: with a period of an hour, from each full hour to the
 ///   next, and with a day from midnight to midnight in UTC. A job counts for the window in which it *began*, however
-///   long it takes. Timers that fire right at the boundary of two windows start some hosts before it and others after
-///   it, and then both windows are used up: move the windows with [`offset`](Self::offset), so that the timer fires in
+///   long it takes. A timer that fires right at the boundary of two windows starts some hosts before it and others
+///   after it, which uses up both windows: move the windows with [`offset`](Self::offset), so that the timer fires in
 ///   the middle.
 /// - With [`since_success`](Self::since_success), a period begins when the job is done.
 ///
 /// # Guarantees
 ///
 /// - From the first success in a period until its end, no other process begins the job.
-/// - Nobody begins the job while somebody is at it, as with any [`Mutex`]: the name is that of a mutex.
-/// - A failed job leaves the period open, unless [asked otherwise](Self::failures_count), and so does a process that
-///   dies on the way, once its lease is over. Both can have done a part of the job, so make it repeatable.
+/// - No process begins the job while another run is in progress, as with any [`Mutex`]: the name is that of a mutex.
+/// - A failed job leaves the period open, unless [failures count](Self::failures_count). A process that dies on the way
+///   leaves it open too, once its lease is over. Either may have done a part of the job, so make it repeatable.
 ///
-/// Two versions of watchlock with the same [owner id](crate::LockClientBuilder::owner_id): one that does not know of
-/// periods yet adopts the kept lock of its namesake, and so opens the period.
+/// Beware of two versions of watchlock with the same [owner id](crate::LockClientBuilder::owner_id): a client that does
+/// not know of periods yet adopts the kept lock of its namesake, which opens the period.
 ///
 /// An operator opens the period again with [`break_lock`](crate::LockClient::break_lock).
 ///
@@ -70,7 +70,7 @@ const PERIOD_LEAST: Duration = Duration::from_secs(1);
 ///     OnceOutcome::Done { output, .. } => println!("{output} pages"),
 ///     OnceOutcome::Failed(error) => eprintln!("failed, and to be done yet: {error}"),
 ///     OnceOutcome::RanAlready(run) => println!("{run}"),
-///     OnceOutcome::Busy(contention) => println!("somebody is at it: {contention}"),
+///     OnceOutcome::Busy(contention) => println!("another run is in progress: {contention}"),
 ///     _ => {}
 /// }
 /// # }
@@ -106,9 +106,9 @@ enum Counted {
 pub enum Turn {
     /// The job is ours to do.
     Ours(OnceHandle),
-    /// It is done for this period.
+    /// The job is done for this period.
     RanAlready(Box<LastRun>),
-    /// Somebody is at it.
+    /// Another run is in progress.
     Busy(Box<Contention>),
 }
 
@@ -116,24 +116,24 @@ pub enum Turn {
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum OnceOutcome<T, E> {
-    /// We did the job.
+    /// This process did the job.
     #[non_exhaustive]
     Done {
         /// The value that the work returned.
         output: T,
-        /// Whether the server confirmed that the job is done for this period. If not, an event reports why, and
-        /// somebody may do it once more.
+        /// Whether the server confirmed that the job is done for this period. If not, an event reports why, and another
+        /// process may do it once more.
         recorded: bool,
     },
     /// The work failed. The period is open, unless failures [count](Once::failures_count).
     Failed(E),
-    /// It was done in this period before; our work was not begun.
+    /// The job was done in this period before; our work was not begun.
     RanAlready(Box<LastRun>),
-    /// Somebody is at it; our work was not begun.
+    /// Another run is in progress; our work was not begun.
     Busy(Box<Contention>),
 }
 
-/// The run that a period is used up by. In [`Turn::RanAlready`] and [`OnceOutcome::RanAlready`].
+/// The run that used up a period. In [`Turn::RanAlready`] and [`OnceOutcome::RanAlready`].
 ///
 /// Its `Display` is a sentence for people: ``done 12s ago by billing (web-1, process 4711) under token 7; the next
 /// period begins in 48s``.
@@ -144,7 +144,7 @@ pub struct LastRun {
     pub at: SystemTime,
     /// When the next period begins, by the server's clock.
     pub until: SystemTime,
-    /// Who did it, under which token.
+    /// The holder that did it, with its token.
     pub by: HolderInfo,
     /// The time of the server's report, by its own clock.
     pub as_of: SystemTime,
@@ -202,14 +202,14 @@ impl Once {
         self
     }
 
-    /// Gives up if the server has not answered after `timeout`, when the job is to begin; see
+    /// Gives up beginning the job if the server has not answered after `timeout`; see
     /// [`TryAcquire::timeout`](crate::TryAcquire::timeout).
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = Some(timeout);
         self
     }
 
-    /// Begins the job, if it is to be done in this period and nobody is at it. It never waits for anybody.
+    /// Begins the job, unless it is done for this period or another run is in progress. It does not wait for that run.
     ///
     /// # Errors
     ///
@@ -259,7 +259,7 @@ impl Once {
         })
     }
 
-    /// Does the job, if it is to be done in this period and nobody is at it.
+    /// Does the job, unless it is done for this period or another run is in progress.
     ///
     /// The job is done if the future that `work` makes returns `Ok`. If the lock is lost, the future is dropped at its
     /// next await point, and the period stays open.
@@ -315,7 +315,7 @@ impl Once {
                 OnceOutcome::Done { output, recorded }
             }
             Err(error) => {
-                // An event reports an unconfirmed release; until the lease is over the period is taken then.
+                // An event reports an unconfirmed release; the period then stays taken until the lease is over.
                 let _ = if self.failures_count {
                     job.done().await
                 } else {
@@ -337,7 +337,7 @@ impl Once {
 
     fn attempt(&self) -> TryAcquire {
         let mutex = Mutex::new(self.session.clone(), self.name.clone());
-        // The period is reckoned from the grant, and a failed attempt is to leave the lock to whoever tries next.
+        // The period counts from the grant, and a failed attempt must leave the lock to the next process that tries.
         let mut attempt = mutex.try_acquire().on(Terms::by_server());
         if let Some(reason) = &self.reason {
             attempt = attempt.reason(reason);
@@ -374,10 +374,10 @@ pub struct OnceHandle {
 }
 
 impl OnceHandle {
-    /// Reports that the job is done: until the period is over, nobody begins it.
+    /// Reports that the job is done: no process begins it before the period is over.
     ///
-    /// Returns [`Released::Kept`]; [`Released::Released`] if the window in which the job began is over already, so
-    /// that it may begin for the present one; and [`Released::WasLost`] if the lock was lost, so that somebody else may
+    /// Returns [`Released::Kept`]; [`Released::Released`] if the window in which the job began is over already, so that
+    /// it may begin for the present one; and [`Released::WasLost`] if the lock was lost, so that another process may
     /// have begun the job for this period.
     ///
     /// # Errors
@@ -410,7 +410,7 @@ impl OnceHandle {
         Ok(if ours { released } else { Released::WasLost })
     }
 
-    /// Leaves the period open, as the job was not done: the next that asks begins it.
+    /// Leaves the period open, as the job was not done: the next process that asks begins it.
     ///
     /// # Errors
     ///

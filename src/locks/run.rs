@@ -11,8 +11,8 @@ use crate::{
     handle::{LockHandle, LockView},
 };
 
-/// Runs the work until it is done or the lock is lost. The loss comes first: work that finished at the same moment may not
-/// have been done under the lock.
+/// Runs the work until it is done or the lock is lost. The loss comes first: work that finished at the same moment may
+/// not have been done under the lock.
 pub(crate) async fn unless_lost<L, Fut: Future>(lost: impl Future<Output = L>, work: Fut) -> Result<Fut::Output, L> {
     tokio::select! {
         biased;
@@ -81,8 +81,8 @@ impl Acquire {
 }
 
 impl TryAcquire {
-    /// Runs the future that `work` makes under the lock, if the lock is free and nobody waits for it; `None` otherwise, and
-    /// then `work` is not called. Set other options first.
+    /// Runs the future that `work` makes under the lock, if the lock is free and nobody waits for it; `None` otherwise,
+    /// and then `work` is not called. Set other options first.
     ///
     /// # Errors
     ///
@@ -147,8 +147,8 @@ impl MultiAcquire {
 }
 
 impl TryMultiAcquire {
-    /// Runs the future that `work` makes under all parts, if every one is free and nobody waits for any; `None` otherwise,
-    /// and then `work` is not called. Set other options first.
+    /// Runs the future that `work` makes under all parts, if every one is free and nobody waits for any; `None`
+    /// otherwise, and then `work` is not called. Set other options first.
     ///
     /// # Errors
     ///

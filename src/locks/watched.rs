@@ -1,4 +1,4 @@
-//! A lock whose document is watched, and not only asked for: what the latch and the barrier share.
+//! A lock whose document is watched, and not only asked for: the common part of the latch and the barrier.
 
 use crate::{
     error::{AcquireError, InvalidInput, KindMismatch},
@@ -13,7 +13,7 @@ use crate::{
     terms::Terms,
 };
 
-/// A lock of so many places, each of which takes one permit.
+/// A lock with a number of places, each of which takes one permit.
 #[derive(Clone, Debug)]
 pub(super) struct Places {
     pub(super) session: LockSession,
@@ -34,7 +34,8 @@ impl Places {
         Ok(())
     }
 
-    /// Acquires one place. How long it waits for others is not up to the client's limits to holding.
+    /// Acquires one place. The client's limits to holding don't apply: a place is held for as long as the others are
+    /// awaited.
     pub(super) fn acquire(&self) -> Acquire {
         let one = Share {
             session: self.session.session().clone(),
@@ -51,7 +52,7 @@ impl Places {
         self.read(self.session.inspect(&self.name).await?)
     }
 
-    /// Does the same, of what a majority has.
+    /// Does the same with the state that a majority has.
     pub(super) async fn committed(&self) -> Result<Option<State>, AcquireError> {
         self.read(self.session.observe(&self.name).await?)
     }
@@ -88,8 +89,8 @@ impl Places {
     }
 }
 
-/// The states of the document as they follow on each other, without entries whose time is over. As a majority has them,
-/// so none is taken back; states that last for less than a hop may be skipped.
+/// The states of the document one after the other, without entries whose time is over. A majority has each of them, so
+/// none is undone; states that last for less than a hop may be skipped.
 #[derive(Debug)]
 pub(super) struct Watch<'a> {
     places: &'a Places,
@@ -104,8 +105,8 @@ impl Watch<'_> {
         self.last.as_ref()
     }
 
-    /// Returns the error if the last state was of another use of the name, and still is. A majority can have that state for
-    /// a moment after that use has ended; so who asks for a place goes by the answer to that alone.
+    /// Returns the error if the last state was of another use of the name, and still is. A majority can have that state
+    /// for a moment after that use has ended, so a request for a place goes by its own answer alone.
     pub(super) async fn mismatch(&mut self) -> Result<(), AcquireError> {
         match self.mismatch.take() {
             None => Ok(()),
@@ -125,7 +126,7 @@ impl Watch<'_> {
                     };
                     return Ok(());
                 }
-                // No document of a lock: whoever asks for the lock is told.
+                // Not a lock's document: a request for the lock reports it.
                 Some(Ok(Observation::Unreadable(_))) => {}
                 Some(Err(error)) => return Err(error.into()),
                 None => return Err(AcquireError::Closed),
