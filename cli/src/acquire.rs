@@ -47,7 +47,7 @@ pub(crate) async fn acquire(connection: &Connection, arguments: Acquire) -> Outc
     };
     match take(&place, &locks, &arguments, deadline, &mut signals, output).await {
         Ok(Ok(handle)) => {
-            // Dropped, it would release the lock.
+            // Dropping it would release the lock.
             mem::forget(handle);
             Ok(ExitCode::SUCCESS)
         }
@@ -62,8 +62,8 @@ pub(crate) async fn acquire(connection: &Connection, arguments: Acquire) -> Outc
     }
 }
 
-/// Waits for the lock and prints its token; returns the code to exit with if a signal comes first. Until the token is
-/// printed, the lock is given back whatever happens.
+/// Waits for the lock and prints its token; returns the code to exit with if a signal comes first. After any failure
+/// before the token is printed, the lock is given back.
 async fn take(
     place: &Place,
     locks: &LockClient,
@@ -74,7 +74,7 @@ async fn take(
 ) -> Result<Result<LockHandle, ExitCode>, Failure> {
     let handle = match obtain(place, locks, arguments, deadline, signals).await? {
         Ok(Held::Lock(handle)) => handle,
-        Ok(_) => return Err(Failure::internal("it is not a lock that was acquired")),
+        Ok(_) => return Err(Failure::internal("something other than a lock was acquired")),
         Err(code) => return Ok(Err(code)),
     };
     let confirmed = async {

@@ -47,9 +47,9 @@ pub(crate) enum Command {
     ///
     /// For bash: watchlock completions bash > ~/.local/share/bash-completion/completions/watchlock
     ///
-    /// In bash, zsh and fish the names of locks are completed too, if MONGODB_URI names the server (and WATCHLOCK_DATABASE
-    /// the database, WATCHLOCK_COLLECTION the collection) in the environment of the shell: up to 200 of them, and none if
-    /// the server does not answer within a second.
+    /// In bash, zsh and fish the names of locks are completed too, if the environment of the shell names the server in
+    /// MONGODB_URI (and the database in WATCHLOCK_DATABASE, the collection in WATCHLOCK_COLLECTION): up to 200 of them,
+    /// and none if the server does not answer within a second.
     Completions {
         /// The shell
         shell: Shell,
@@ -66,13 +66,13 @@ pub(crate) enum Command {
 /// Run a command while holding a lock
 ///
 /// Waits for its turn, first come, first served; runs the command; releases the lock when the command has ended,
-/// however it ended. Exits with the command's code, or with 128 plus the number of the signal that ended it.
+/// whether it succeeded or not. Exits with the command's code, or with 128 plus the number of the signal that ended it.
 ///
 /// The command finds the fencing token of its grant in WATCHLOCK_TOKEN, a number that rises with every grant, and the
-/// name of the lock in WATCHLOCK_NAME. With --and, WATCHLOCK_TOKENS has the tokens of all locks, as a JSON object by name.
-/// Its standard input and outputs are those of watchlock.
+/// name of the lock in WATCHLOCK_NAME. With --and, WATCHLOCK_TOKENS has the tokens of all locks, as a JSON object by
+/// name. Its standard input and outputs are those of watchlock.
 ///
-/// While it waits at a terminal, one line shows the place in the queue, who holds the lock, for how long, and why.
+/// While it waits at a terminal, one line shows its queue position, the holder of the lock, for how long, and why.
 ///
 /// If the lock is lost (its lease could not be renewed, or an operator broke it), the command is terminated, together
 /// with the processes it started: with SIGTERM, and any remaining ones with SIGKILL after --grace. On Linux that
@@ -95,9 +95,9 @@ pub(crate) enum Command {
 ///
 /// MONGODB_URI is removed from the command's environment, as it often has a password; --keep-uri keeps it.
 ///
-/// SIGPIPE is at its default in the command, whatever watchlock inherited (env, timeout and flock would leave it): it
-/// ends a command that writes to a pipe that nobody reads. For a command that must ignore it, as under systemd: sh -c
-/// 'trap "" PIPE; ...'.
+/// SIGPIPE is at its default in the command, even if watchlock inherited another setting (which env, timeout and flock
+/// would leave): it ends a command that writes to a pipe that nobody reads. For a command that must ignore it, as under
+/// systemd: sh -c 'trap "" PIPE; ...'.
 ///
 /// The lock is held until the command itself ends, regardless of processes that it leaves running in the background.
 #[derive(Args, Debug)]
@@ -137,12 +137,12 @@ pub(crate) struct Run {
     /// Why the lock is held, for others to read [default: the name of the program; "" for nothing]
     #[arg(long, value_name = "TEXT")]
     pub(crate) reason: Option<String>,
-    /// Who holds the lock, for others to read, in addition to host and process id
+    /// A name of the holder, for others to read, in addition to host and process id
     #[arg(long, value_name = "TEXT", env = "WATCHLOCK_LABEL")]
     pub(crate) label: Option<String>,
     /// A stable name of this job: a later run with it takes the lock from an earlier one at once
     ///
-    /// It is for a job that is restarted after a crash and must not wait for the lease of its previous run. A previous
+    /// Use it for a job that is restarted after a crash and must not wait for the lease of its previous run. A previous
     /// run that is still alive loses the lock, so no two jobs may share an id.
     #[arg(long, value_name = "TEXT")]
     pub(crate) owner_id: Option<String>,
@@ -151,9 +151,9 @@ pub(crate) struct Run {
     pub(crate) lease: Duration,
     /// Keep the lock taken for at least this long after its grant, even if the command ends sooner (5m)
     ///
-    /// It is for short jobs that several hosts start at about the same time: with --try, the later ones find the lock
-    /// taken although the first is done. How the command ended makes no difference. `show` says until when the lock is
-    /// kept, and `break` opens it.
+    /// Use it for short jobs that several hosts start at about the same time: with --try, the later ones find the lock
+    /// taken although the first is done. This also applies if the command fails. `show` says until when the lock is
+    /// kept taken, and `break` opens it.
     #[arg(long, value_name = "DURATION", value_parser = duration)]
     pub(crate) at_least_for: Option<Duration>,
     /// Report on standard error if the lock is held for longer than this (2h), once; it stays held
@@ -165,10 +165,10 @@ pub(crate) struct Run {
     ///
     /// Periods are windows by the server's clock: with 1h from each full hour to the next, with 1day from midnight to
     /// midnight UTC. The run counts for the window in which it began. If the command fails (any exit code but 0), the
-    /// period stays open for the next run. While another run is at it, this one exits with 75 and does not wait.
+    /// period stays open for the next run. While another run is in progress, this one exits with 75 and does not wait.
     ///
-    /// A timer that fires right at the boundary of two windows starts some hosts before it and others after it, and both
-    /// windows are used up: move them with --offset.
+    /// A timer that fires right at the boundary of two windows starts some hosts before it and others after it, which
+    /// uses up both windows: move them with --offset.
     #[arg(long, value_name = "DURATION", value_parser = duration,
         conflicts_with_all = ["timeout", "semaphore", "read", "write", "at_least_for"])]
     pub(crate) once_per: Option<Duration>,
@@ -209,9 +209,9 @@ pub(crate) struct Run {
 
 /// Run a command while leading an election
 ///
-/// Campaigns until elected, proclaims --value, runs the command, and resigns when it has ended. Everything else is as for
-/// `watchlock run`: the command is terminated if the lead is lost, and finds its fencing token in WATCHLOCK_TOKEN. A
-/// supervisor that restarts this command (systemd with Restart=always) makes it campaign again.
+/// Campaigns until elected, proclaims --value, runs the command, and resigns when it has ended. Everything else is as
+/// for `watchlock run`: the command is terminated if the lead is lost, and finds its fencing token in WATCHLOCK_TOKEN.
+/// A supervisor that restarts this command (systemd with Restart=always) makes it campaign again.
 ///
 /// `watchlock observe` shows who leads.
 #[derive(Args, Debug)]
@@ -226,10 +226,10 @@ pub(crate) struct Elect {
     /// Campaign at most this long (5s, 2m), then exit with 75
     #[arg(long, short = 't', value_name = "DURATION", value_parser = duration)]
     timeout: Option<Duration>,
-    /// Why the election is stood for, for others to read [default: the name of the program; "" for nothing]
+    /// Why it campaigns, for others to read [default: the name of the program; "" for nothing]
     #[arg(long, value_name = "TEXT")]
     reason: Option<String>,
-    /// Who leads, for others to read, in addition to host and process id
+    /// A name of the leader, for others to read, in addition to host and process id
     #[arg(long, value_name = "TEXT", env = "WATCHLOCK_LABEL")]
     label: Option<String>,
     /// A stable name of this candidate: a later one with it takes the lead from an earlier one at once
@@ -308,9 +308,9 @@ impl Run {
 ///   ...
 ///   watchlock release deploy --token "$token"
 ///
-/// Make --for longer than the steps take, or have them renew it in time: `watchlock renew`. Nothing stops them when that time is over and somebody else gets the lock:
-/// `watchlock release` then exits with 1. If one command does all the work, `watchlock run` is better: it renews the lock,
-/// and ends the command if the lock is lost.
+/// Make --for longer than the steps take, or let them renew the lock in time with `watchlock renew`. The steps are not
+/// stopped when that time is over and somebody else gets the lock: `watchlock release` then exits with 1. If one
+/// command does all the work, `watchlock run` is better: it renews the lock, and ends the command if the lock is lost.
 ///
 /// If the token can't be printed, the lock is released. If this program is killed between the grant and its end, nobody
 /// knows the token: see `watchlock show` and `watchlock break`.
@@ -348,7 +348,7 @@ pub(crate) struct Acquire {
     /// Why the lock is held, for others to read: the address of the pipeline's run, for example
     #[arg(long, value_name = "TEXT")]
     reason: Option<String>,
-    /// Who holds the lock, for others to read, in addition to host and process id
+    /// A name of the holder, for others to read, in addition to host and process id
     #[arg(long, value_name = "TEXT", env = "WATCHLOCK_LABEL")]
     label: Option<String>,
     /// Exit with this code instead of 75 if the lock was not free
@@ -390,10 +390,11 @@ impl From<Acquire> for Run {
     }
 }
 
-/// Give a lock that `watchlock acquire` took its whole time again
+/// Renew a lock that `watchlock acquire` took, for its whole time
 ///
-/// The time is that of --for then, counted from now; the moment at which it ends is printed. Only if it is still that hold:
-/// otherwise nothing is changed, and the exit code is 1. Then somebody else may have the lock, and the steps must stop.
+/// The hold lasts for the time of its --for again, counted from now; prints the moment at which it ends. If the lock is
+/// not held under this token any more, it changes nothing and exits with 1. Then somebody else may have the lock, and
+/// the steps must stop.
 ///
 /// With --json, one object: name, renewed (the holder, as in `watchlock show`; null if nothing was renewed), lock (its
 /// state afterwards, or null).
@@ -412,15 +413,15 @@ pub(crate) struct Renew {
 
 /// Give back a lock that `watchlock acquire` took
 ///
-/// Only if it is still that hold: the token names one grant, and no other grant ever has the same. Otherwise it changes
-/// nothing and exits with 1: the time of the hold was over, and somebody else may have had the lock before the last step
-/// was done.
+/// Releases the lock only if it is still held under this token, which no other grant ever has. Otherwise it changes
+/// nothing and exits with 1: the time of the hold was over, and somebody else may have had the lock before the last
+/// step was done.
 ///
-/// The next waiter gets the lock at once. `watchlock watch` reports it as broken, as another process ends the hold; a process
-/// that still holds the lock under this token loses it.
+/// The next waiter gets the lock at once. `watchlock watch` reports the lock as broken, as another process ends the
+/// hold; a process that still holds the lock under this token loses it.
 ///
-/// With --json, one object: name, released (the holder, as in `watchlock show`; null if nothing was released), lock (its
-/// state afterwards, or null).
+/// With --json, one object: name, released (the holder, as in `watchlock show`; null if nothing was released), lock
+/// (its state afterwards, or null).
 #[derive(Args, Debug)]
 #[command(after_help = exit::TABLE, override_usage = "watchlock release [OPTIONS] --token <TOKEN> <NAME>")]
 pub(crate) struct Release {
@@ -436,11 +437,12 @@ pub(crate) struct Release {
 
 /// Wait until nobody holds a lock
 ///
-/// Exits with 0 as soon as the lock is free: released, broken, or its lease expired. It takes no place in the queue: a lock
+/// Exits with 0 as soon as the lock is free: released, broken, or its lease expired. It takes no queue position: a lock
 /// that is handed from one waiter to the next is never free in between, and may be taken again by the time the next
 /// command runs. To act under the lock, use `watchlock run`.
 ///
-/// A change stream reports the release, or polling if the server has none. While the server does not answer, it waits on.
+/// A change stream reports the release, or polling if the server has none. While the server does not answer, it waits
+/// on.
 #[derive(Args, Debug)]
 #[command(after_help = exit::TABLE, override_usage = "watchlock wait [OPTIONS] <NAME>")]
 pub(crate) struct Wait {
@@ -456,7 +458,7 @@ pub(crate) struct Wait {
     pub(crate) name: String,
 }
 
-/// Print who leads an election, whenever that changes
+/// Print the leader of an election, at each change
 ///
 /// One line for each change, beginning with the present leader, or that there is none. A change stream drives it, or
 /// polling if the server has none.
@@ -510,19 +512,20 @@ pub(crate) struct List {
 
 /// Show one lock: its holders and waiters, since when and why; its last holds
 ///
-/// The last holds are those that ended under `watchlock run` and other clients that keep a history.
+/// The last holds are those of `watchlock run` and of other clients that keep a history.
 ///
 /// With --json, one object, or null if there is no trace of the lock:
 ///
-///   name, kind (mutex, semaphore, rwlock, election, latch, barrier), capacity (permits; null for an rwlock), token (the last that was
-///   issued), holders, waiters (in the order in which they are served), past (the last holds that ended, newest first).
+///   name, kind (mutex, semaphore, rwlock, election, latch, barrier), capacity (permits; null for an rwlock), token
+///   (the last that was issued), holders, waiters (in the order in which they are served), past (the last holds that
+///   ended, newest first).
 ///
-///   A holder has token, access (read or write for an rwlock, else null), permits (null for an rwlock), since,
-///   until, released (when it released a lock that is kept until `until`, else null), idle (whether nobody has the lock, and
-///   its client keeps it for its next task), host, pid, label, reason, value (proclaimed by a leader), owner_id. A waiter
-///   has access, permits, since, until, host, pid, label, reason, owner_id. A holder or waiter whose `until` has passed is dead: the next operation
-///   drops it. A past hold has token, access, permits, since, ended, how (released, expired, broken, adopted,
-///   held_too_long), host, pid, label, reason, value, owner_id.
+///   A holder has token, access (read or write for an rwlock, else null), permits (null for an rwlock), since, until,
+///   released (when it released a lock that is kept taken until `until`, else null), idle (whether nobody holds the
+///   lock, and its client keeps it for its next task), host, pid, label, reason, value (proclaimed by a leader),
+///   owner_id. A waiter has access, permits, since, until, host, pid, label, reason, owner_id. A holder or waiter whose
+///   `until` has passed is dead: the next operation drops it. A past hold has token, access, permits, since, ended, how
+///   (released, expired, broken, adopted, held_too_long), host, pid, label, reason, value, owner_id.
 ///
 /// With every command that prints JSON, a failure is an object too: error (the message), code (the exit code).
 ///
@@ -541,16 +544,15 @@ pub(crate) struct Show {
 /// Watch the events of one lock or of all, as they happen
 ///
 /// At a terminal: a full-screen view; q leaves it. Up and down select a row and show its lock in full, b breaks it
-/// after a question, / filters by name or holder, s sorts, f shows free locks too (not those of documents). A yellow lock has a holder that does
-/// not seem to renew it, a red one a holder whose lease has expired. The view marks stale data while the server does
-/// not answer. Otherwise one line per event, starting with a grant for each present holder. A change stream drives it,
-/// or polling if the server has none.
+/// after a question, / filters by name or holder, s sorts, f shows free locks too (not those of documents). A yellow
+/// lock has a holder that does not seem to renew it, a red one a holder whose lease has expired. The view marks stale
+/// data while the server does not answer. Otherwise one line per event, starting with a grant for each present holder.
+/// A change stream drives it, or polling if the server has none.
 ///
 /// With --json, one object per line for each event: at (when it was seen, by this machine's clock, RFC 3339 in UTC),
-/// lock, event (granted, kept, released, expired, adopted, broken, deleted, unreadable), token, until (for kept, when the
-/// lock opens; else null), holder (for granted, as in
-/// `watchlock show`; else null), waiting (how many clients wait after a grant; else null), problem (for unreadable, a
-/// document that is not a lock; else null).
+/// lock, event (granted, kept, released, expired, adopted, broken, deleted, unreadable), token, until (for kept, when
+/// the lock opens; else null), holder (for granted, as in `watchlock show`; else null), waiting (how many clients wait
+/// after a grant; else null), problem (for unreadable, a document that is not a lock; else null).
 #[derive(Args, Debug)]
 #[command(override_usage = "watchlock watch [OPTIONS] [NAME]")]
 pub(crate) struct Watch {
@@ -590,7 +592,7 @@ pub(crate) struct Break {
 
 /// Check server, privileges, clocks and index, and suggest fixes
 ///
-/// Nothing is written. Exits with 1 if there is a problem, and with 69 or 77 if the server does not answer or rejects
+/// It writes nothing. Exits with 1 if there is a problem, and with 69 or 77 if the server does not answer or rejects
 /// the user; a warning is not a problem.
 ///
 /// With --json, one object: healthy (true or false), checks. A check has name (server, version, topology, privileges,

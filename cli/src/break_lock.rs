@@ -36,7 +36,7 @@ pub(crate) async fn break_lock(connection: &Connection, arguments: Break) -> Out
     let name = kept.name(&name).await?;
     if !yes && !io::stdin().is_terminal() {
         return Err(Failure::usage(
-            "there is nobody to ask here, so breaking a lock needs --yes",
+            "standard input is not a terminal: pass --yes to break the lock",
         ));
     }
     let place = connection.prompt().await?;
@@ -101,7 +101,7 @@ pub(crate) async fn break_lock(connection: &Connection, arguments: Break) -> Out
     }
     let mut out = io::stdout().lock();
     for holder in broken {
-        writeln!(out, "put out: {holder}")?;
+        writeln!(out, "evicted: {holder}")?;
     }
     if let Some(after) = after {
         writeln!(out, "now: {after}")?;

@@ -1,8 +1,8 @@
 //! Completions for shells, generated from the definition of the command line, and of the names of locks.
 //!
-//! The generated scripts know the commands and options. What is added here completes the names: it calls this program
-//! again, as [`NAMES`], which prints the names that begin with what was typed. Other people have written these names, so
-//! the scripts hand them to the shell as they are, and nothing ever evaluates them.
+//! The generated scripts know the commands and options. The parts added here complete the names: they call this program
+//! again, as [`NAMES`], which prints the names that begin with the typed text. Other people have written these names,
+//! so the scripts hand them to the shell as they are, and nothing ever evaluates them.
 
 use std::{
     collections::BTreeSet,
@@ -25,10 +25,10 @@ use crate::{
     text::is_obeyed,
 };
 
-/// The word by which the scripts ask for names; the beginning of the name follows. It is no command: people have `ls`.
+/// The word by which the scripts ask for names; the beginning of the name follows. People use the command `ls` instead.
 pub(crate) const NAMES: &str = "__names";
 
-/// How long a user who has pressed a key waits for names. Without an answer there are none.
+/// Limit for the wait of a user who has pressed a key. Without an answer there are no names.
 const PATIENCE: Duration = Duration::from_secs(1);
 
 /// Limits the names: a longer list is of no use to somebody who types one.
@@ -49,8 +49,8 @@ pub(crate) fn completions(shell: Shell) -> Outcome {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Fills the definition of the command line into a part of a script: the commands that take a name, and the options that
-/// take a value.
+/// Fills the definition of the command line into a part of a script: the commands that take a name, and the options
+/// that take a value.
 fn with_names(part: &str) -> String {
     let mut whole = Arguments::command();
     whole.build();
@@ -87,7 +87,7 @@ fn zsh(script: &str) -> String {
     format!("{first}\n\n{}{rest}", include_str!("completions/names.zsh"))
 }
 
-/// Prints the names of locks that begin with the next word. Whatever goes wrong, it says nothing: the user is typing.
+/// Prints the names of locks that begin with the next word. It prints no errors, as the user is typing.
 pub(crate) fn names(mut words: impl Iterator<Item = OsString>) -> ExitCode {
     let prefix = words.next().unwrap_or_default();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();

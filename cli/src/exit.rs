@@ -12,14 +12,14 @@ use watchlock::{AcquireError, BuildError, OperateError, ServerError, ServerError
 
 use crate::{json, messages};
 
-/// The command line, or a value in it, is wrong. The numbers are those of sysexits.h, as small ones belong to the
+/// The command line, or a value in it, is wrong. The numbers are those of sysexits.h, as small numbers belong to the
 /// command that is run.
 pub(crate) const USAGE: u8 = 64;
-/// The document under the name is something else than requested: another kind of lock, or no lock at all.
+/// The document under the name is not the requested lock: it is another kind of lock, or not a lock.
 pub(crate) const DATA: u8 = 65;
 /// The server can't be reached, or it refuses.
 pub(crate) const UNAVAILABLE: u8 = 69;
-/// The machine does not let the program do its work.
+/// The machine refuses: no process or thread can be started.
 pub(crate) const INTERNAL: u8 = 70;
 /// The job was done in this period already.
 pub(crate) const RAN_ALREADY: u8 = 74;
@@ -47,7 +47,8 @@ Exit codes:
    69  the server can't be reached, or it refuses
    70  the machine refuses: no process or thread can be started
    74  run: the command was run in this period already (--once-per)
-   75  run, elect, acquire, wait: the lock was not free in time (--try, --timeout), or another run is at it (--once-per)
+   75  run, elect, acquire, wait: the lock was not free in time (--try, --timeout), or another run is in progress
+       (--once-per)
    76  run, elect: the lock was lost while the command ran, so the command was terminated; acquire: it was lost before it
        could be confirmed
    77  the user of the connection is unknown, or lacks a privilege

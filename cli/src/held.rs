@@ -1,4 +1,4 @@
-//! What a command runs under: a lock, several, the lead in an election, or a job.
+//! The hold that a command runs under: a lock, several locks, the lead in an election, or a job.
 
 use std::collections::BTreeMap;
 
@@ -14,7 +14,7 @@ pub(crate) enum Held {
 }
 
 impl Held {
-    /// Returns the name for messages: of several locks the lost one, or all.
+    /// Returns the name for messages; for several locks, the lost one or all of them.
     pub(crate) fn name(&self) -> String {
         match self {
             Self::Lock(handle) => handle.name().to_owned(),
@@ -66,7 +66,8 @@ impl Held {
         }
     }
 
-    /// Asks the server whether it is still held. If it is not, it is lost afterwards; without an answer, the lease decides.
+    /// Asks the server whether it is still held. If it is not, it is lost afterwards; without an answer, the lease
+    /// decides.
     pub(crate) async fn look(&self) {
         // The error is in the reason of the loss.
         drop(match self {
@@ -77,7 +78,7 @@ impl Held {
         });
     }
 
-    /// Gives it back. A job that is done keeps its lock until the period is over.
+    /// Gives it back. A job that is done leaves its lock taken until the period is over.
     pub(crate) async fn release(self, done: bool) -> Result<Released, ReleaseError> {
         match self {
             Self::Lock(handle) => handle.release().await,

@@ -132,7 +132,8 @@ fn waiting(lock: &LockInfo, now: SystemTime) -> String {
     }
 }
 
-/// Returns a short form of the holder: `billing@web-1:4711 (writer)`, and whether the lock is kept after its release, or idle.
+/// Returns a short form of the holder: `billing@web-1:4711 (writer)`, and whether the lock is kept after its release,
+/// or idle.
 pub(crate) fn who(holder: &HolderInfo) -> String {
     let share = match (holder.access, holder.permits) {
         (Some(access), _) => format!(" ({access})"),

@@ -1,4 +1,4 @@
-//! The live line of a command that waits at a terminal: its place in the queue, who holds the lock, for how long, and why.
+//! The live line of a command that waits at a terminal: its queue position, the holder, for how long, and why.
 
 use std::{
     convert::Infallible,
@@ -19,20 +19,20 @@ use crate::{
     text::{cut, plain, span},
 };
 
-/// How long a user at a terminal waits before the line says what for.
+/// Time for which a user at a terminal waits before the line appears.
 const SILENT: Duration = Duration::from_secs(1);
 
 /// Interval at which the line is renewed: each costs a small read.
 const TICK: Duration = Duration::from_secs(1);
 
-/// How long the command may be held up until the line is gone from the screen, so that it does not mix with the command's
+/// Limit for delaying the command until the line is gone from the screen, so that it does not mix with the command's
 /// output. A paused terminal is not waited for.
 const GONE: Duration = Duration::from_millis(200);
 
 /// Width of a terminal that does not say how wide it is.
 const WIDTH: usize = 80;
 
-/// Takes the line away when the waiting is over, whatever the outcome.
+/// Removes the line when the waiting is over, after any outcome.
 struct Shown(bool);
 
 impl Drop for Shown {
@@ -56,7 +56,7 @@ pub(crate) async fn show(place: &Place, locks: &LockClient, names: &[&str]) -> I
     tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         tick.tick().await;
-        // Without an answer the line stays as it is; the acquire reports what is wrong.
+        // Without an answer the line stays as it is; the acquire reports the problem.
         if offset.is_none() {
             offset = Offset::measure(place).await.ok();
         }
@@ -71,8 +71,8 @@ pub(crate) async fn show(place: &Place, locks: &LockClient, names: &[&str]) -> I
     }
 }
 
-/// Returns the lock that this process waits for, and its position in the queue, if it has one. For several locks it waits
-/// for one after the other.
+/// Returns the lock that this process waits for, and its position in the queue, if it has one. For several locks it
+/// waits for one after the other.
 async fn awaited(locks: &LockClient, names: &[&str]) -> Option<(LockInfo, Option<usize>)> {
     let mut held = None;
     for name in names {
@@ -95,7 +95,7 @@ fn position(lock: &LockInfo, host: &str) -> Option<usize> {
         .position(|waiter| waiter.pid == ours && waiter.host == host)
 }
 
-/// Returns the line: what matters most comes first, as the end is cut off if there is no room.
+/// Returns the line, most important parts first, as the end is cut off if there is no room.
 fn line(lock: &LockInfo, position: Option<usize>, now: SystemTime, width: usize) -> String {
     let mut line = format!("waiting for {}", cut(&plain(&lock.name), (width / 3).max(9)));
     if let Some(position) = position {

@@ -75,7 +75,7 @@ impl Kept {
     }
 }
 
-/// Locks of either sort, each by the name under which it is listed.
+/// Locks of either sort, each by its listed name.
 #[derive(Clone, Debug)]
 pub(crate) enum Locks {
     Named(LockClient),
@@ -140,8 +140,8 @@ fn listed(documents: &DocumentLocks<Document>, name: &str) -> Bson {
     documents.id_of(name).unwrap_or_else(|| Bson::from(name))
 }
 
-/// Returns the `_id` that a user has typed in any of its forms. The listed one comes first, so that what `ls` shows can
-/// always be copied.
+/// Returns the `_id` that a user has typed in any of its forms. The listed form comes first, so that the output of `ls`
+/// can always be copied.
 fn id(documents: &DocumentLocks<Document>, text: &str) -> Result<Bson, Failure> {
     if let Some(id) = documents.id_of(text) {
         return Ok(id);

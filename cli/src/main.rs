@@ -113,8 +113,8 @@ fn dispatch(arguments: Arguments) -> Outcome {
         Err(failure) if failure.is_unavailable() => Err(runtime.block_on(connection.explain(failure))),
         outcome => outcome,
     };
-    // Any remaining tasks only read, and end with the process. If the runtime ended some of them first, others that need
-    // them would panic: the driver's do, on the screen of whoever has just left the view.
+    // Any remaining tasks only read, and end with the process. If the runtime ended some of them first, others that
+    // need them would panic: the driver's do, on the screen of whoever has just left the view.
     std::mem::forget(runtime);
     outcome
 }

@@ -77,8 +77,8 @@ pub(crate) fn fail(message: &str) {
     }
 }
 
-/// Shows a line at the terminal in the place of the last one that was shown so, or takes that away if this is empty. A line
-/// that finds the queue full is left out, as the next one says more.
+/// Shows a line at the terminal in place of the last live line; an empty text removes that line. A line that finds the
+/// queue full is left out, as the next one says more.
 pub(crate) fn show(line: &str) {
     if !QUIET.load(Ordering::Relaxed)
         && let Some(writer) = writer()

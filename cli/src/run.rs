@@ -154,7 +154,7 @@ async fn under_lock(
     let lost = match end.lost {
         Some(reason) => {
             if handle.tokens().is_some() {
-                // The others are still held. What became of them does not matter to the command any more.
+                // The others are still held. Their fate does not matter to the command any more.
                 drop(release(handle, done, false, signals).await);
             }
             Some(reason.to_string())
@@ -235,7 +235,7 @@ async fn acquire(locks: &LockClient, arguments: &Run, deadline: Option<Instant>)
     in_all(acquire.await.map(Held::Lock), arguments)
 }
 
-/// Acquires the lock, or begins the job if it is to be done in this period.
+/// Acquires the lock, or begins the job unless it is done for this period.
 async fn begin(locks: &LockClient, arguments: &Run, deadline: Option<Instant>) -> Result<Held, Failure> {
     let not_obtained =
         |error: AcquireError| Failure::from(error).with_code_for(NOT_OBTAINED, arguments.conflict_exit_code);
@@ -248,7 +248,7 @@ async fn begin(locks: &LockClient, arguments: &Run, deadline: Option<Instant>) -
         Turn::Ours(job) => Ok(Held::Job(job)),
         Turn::RanAlready(ran) => {
             let message = format!("`{name}` was {ran}");
-            // For a code of the user's own it is as it should be.
+            // A user who sets the code 0 expects this outcome.
             let expected = arguments.ran_exit_code == 0;
             let failure = Failure::new(arguments.ran_exit_code, &message);
             if expected {
@@ -259,7 +259,8 @@ async fn begin(locks: &LockClient, arguments: &Run, deadline: Option<Instant>) -
         }
         Turn::Busy(contention) => {
             let code = arguments.conflict_exit_code;
-            Err(Failure::new(code, format!("`{name}` is run by another: {contention}")))
+            let message = format!("another run of `{name}` is in progress: {contention}");
+            Err(Failure::new(code, message))
         }
         _ => Err(Failure::internal(
             "the library knows an outcome that this program does not",
@@ -351,7 +352,8 @@ fn program_name(command: &[OsString]) -> String {
     name
 }
 
-/// Releases the lock, or ends the job; `verbose`: with a message if it goes well. Returns a message if it turns out that it was lost before.
+/// Releases the lock, or ends the job; with `verbose`, prints a message on success. Returns a message if the lock turns
+/// out to have been lost before.
 async fn release(held: Held, done: bool, verbose: bool, signals: &mut Signals) -> Option<String> {
     let name = plain(&held.name());
     let records = done && matches!(held, Held::Job(_));

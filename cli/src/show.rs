@@ -68,7 +68,7 @@ pub(crate) fn in_full(lock: &LockInfo, now: SystemTime) -> String {
             if holder.idle {
                 let _ = writeln!(
                     text,
-                    "          idle   nobody has it; its client gives it back to whoever waits"
+                    "          idle   nobody holds it; its client gives it back as soon as another client waits"
                 );
             }
             writeln!(
@@ -113,7 +113,7 @@ pub(crate) fn in_full(lock: &LockInfo, now: SystemTime) -> String {
     text
 }
 
-/// Returns what the value of a holder is: of a leader, what it proclaims.
+/// Returns the heading of a holder's value; `leader` is that of a value that a leader proclaims.
 fn told(kind: Kind, leader: &'static str) -> &'static str {
     match kind {
         Kind::Latch => "party ",

@@ -21,10 +21,11 @@ use crate::{
 /// Pauses before the lock is read again when the server has not answered: they double from the first to the last.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(8));
 
-/// Time beyond the end of a lease before the lock is read again, for what our measure of the server's clock is off.
+/// Time beyond the end of a lease before the lock is read again, to allow for the error in our measure of the server's
+/// clock.
 const LATER: Duration = Duration::from_millis(20);
 
-/// Extra time beyond the limit in which the server may answer the first reading, so that a silent server is told from a
+/// Extra time beyond the limit in which the server may answer the first reading, to distinguish a silent server from a
 /// lock that is held.
 const EXPLANATION: Duration = Duration::from_secs(2);
 
@@ -57,7 +58,7 @@ pub(crate) async fn wait(connection: &Connection, arguments: Wait) -> Outcome {
         return free.map(|()| ExitCode::SUCCESS);
     }
     if let Some(trouble) = waiting.trouble {
-        // To a script that differs from a lock that is held.
+        // A script must be able to distinguish this from a lock that is held.
         return Err(trouble);
     }
     let limit = humantime::format_duration(limit);
@@ -113,7 +114,7 @@ impl Waiting {
             let left = until.duration_since(self.offset.now()).unwrap_or_default();
             tokio::select! {
                 event = self.events.next() => match event {
-                    // Whatever it is, the reading shows it: a renewal since the last one raised no event.
+                    // The reading shows the cause of any event, and also a renewal, which raises none.
                     Some(event) => drop(event?),
                     None => return Err(Failure::new(UNAVAILABLE, "there are no more events")),
                 },

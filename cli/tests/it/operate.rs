@@ -52,7 +52,7 @@ async fn an_idle_lock_is_told_from_a_held_one() {
     })
     .await;
     let shown = watchlock(&ground, ["show", "idle"]).await.expect(0);
-    assert!(shown.out.contains("nobody has it"), "{shown:?}");
+    assert!(shown.out.contains("nobody holds it; its client"), "{shown:?}");
     let listed = watchlock(&ground, ["ls"]).await.expect(0);
     let idle: Vec<_> = listed.out.lines().filter(|line| line.contains("(idle)")).collect();
     assert!(matches!(idle[..], [line] if line.starts_with("idle")), "{listed:?}");

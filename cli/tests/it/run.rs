@@ -507,7 +507,10 @@ async fn a_command_that_another_run_is_at_is_not_waited_for() {
     running.line().await;
     let at_it = [&once[..], &["true"]].concat();
     let told = watchlock(&ground, &at_it).await.expect(75);
-    assert!(told.err.contains("`job` is run by another: held by"), "{told:?}");
+    assert!(
+        told.err.contains("another run of `job` is in progress: held by"),
+        "{told:?}"
+    );
     signal("TERM", running.pid());
     running.done().await.expect(143);
     // It was ended, and is not done.
