@@ -84,9 +84,9 @@ impl LockClientBuilder {
     }
 
     /// Sets how long the document of a free lock is kept; one day by default. It only limits the size of the
-    /// collection: fencing tokens rise whether or not the document is kept. The document may stay for an eighth longer (of
-    /// this time and of the lease, or of the time for which the lock is kept after its release), so that few writes change
-    /// the index by which the server removes it.
+    /// collection: fencing tokens rise whether or not the document is kept. The document may stay for an eighth longer
+    /// (of this time plus the lease, or plus the time for which the lock is kept taken after its release), so that few
+    /// writes change the index by which the server removes it.
     pub fn retention(mut self, retention: Duration) -> Self {
         self.settings.retention = Some(retention);
         self
@@ -104,9 +104,9 @@ impl LockClientBuilder {
 
     /// Sets the shortest and the longest pause between two looks of a polling waiter; 10 ms and 500 ms by default.
     ///
-    /// By default, the waiters of a lock that changes hands faster follow its pace: the next in line looks after a third
-    /// of the time for which the present holder has had it, at most once a millisecond. Once set, the shortest pause is
-    /// the shortest. No pause is longer than a quarter of the claim lease, whatever is set.
+    /// By default, the waiters of a lock that changes hands faster follow its pace: the next in line looks after a
+    /// third of the time for which the present holder has had it, at most once a millisecond. If you set the shortest
+    /// pause, no pause is shorter. No pause is longer than a quarter of the claim lease, even if you set more.
     pub fn poll_interval(mut self, least: Duration, most: Duration) -> Self {
         self.settings.poll_interval = Some((least, most));
         self
@@ -146,63 +146,65 @@ impl LockClientBuilder {
     /// Sets which members of the replica set serve the change streams of the client's holders, waiters and claims; the
     /// primary by default.
     ///
-    /// An open stream costs its server some time for every write of the whole set, wherever that goes. With
-    /// [`SecondaryPreferred`](ReadPreference::SecondaryPreferred) the primary has that time for itself, and waiters are
-    /// woken later by as much as the secondary is behind. With [`Secondary`](ReadPreference::Secondary) a set without
-    /// one makes waiters poll. Correctness never depends on it: a grant is checked against the clock of the server that
-    /// made it, and all writes and reads stay with the primary, as do the streams of observers.
+    /// An open stream costs its server some time for every write of the whole set, to any collection. With
+    /// [`SecondaryPreferred`](ReadPreference::SecondaryPreferred) the primary is spared that time, and waiters are
+    /// woken later by the secondary's lag. With [`Secondary`](ReadPreference::Secondary) waiters poll if the set has no
+    /// secondary. Correctness never depends on it: a grant is checked against the clock of the server that made it, and
+    /// all writes and reads stay with the primary, as do the streams of observers.
     pub fn stream_read_preference(mut self, preference: ReadPreference) -> Self {
         self.settings.stream_read_preference = Some(preference);
         self
     }
 
-    /// Sets whether a released lock goes to the next task of this client, and whether readers of this client share one
-    /// hold, without the server, while no other client is known to wait for it; by default it is so.
+    /// Sets whether the tasks of this client pass a released lock along, and its readers share one hold, without the
+    /// server while no other client is known to wait; on by default.
     ///
-    /// This makes a lock that many tasks of one process share thousands of times faster to pass along, and costs about one
-    /// command for 64 tasks. [Guarantees](crate::guarantees#inside-a-process) tells what stays the same and what to know:
-    /// each task has a larger token than the task before, but the lock's document shows the first of these tasks, with its
-    /// reason and its token; and a client that begins to wait in the very moment may see a few more tasks of this process
-    /// served before it.
+    /// Passing a lock along this way is thousands of times faster, and costs about one command for 64 tasks.
+    /// [Guarantees](crate::guarantees#inside-a-process) lists the differences. Each task has a larger token than the
+    /// task before, but the lock's document shows the first of these tasks, with its reason and its token. A client
+    /// that begins to wait at that moment may see a few more tasks of this process served before it.
     ///
-    /// Readers that share a hold have a token and a handle each; the last handle to go releases the lock. To break the one
-    /// holder that the document shows is to break it for all of them.
+    /// Readers that share a hold have a token and a handle each; the last handle to go releases the lock. An operator
+    /// who breaks the one holder that the document shows breaks the hold of all of them.
     ///
-    /// It concerns mutexes, readers and writers of readers-writer locks, and acquires of all permits of a semaphore.
-    /// Elections, locks in documents, re-entrant acquires, fixed leases and locks that stay taken after their release go
-    /// through the server in any case.
+    /// The setting applies to mutexes, to readers and writers of readers-writer locks, and to acquires of all permits
+    /// of a semaphore. Elections, locks in documents, re-entrant acquires, fixed leases and locks that are kept taken
+    /// after their release always go through the server.
     pub fn hand_on_locally(mut self, hand_on: bool) -> Self {
         self.settings.hands_on = Some(hand_on);
         self
     }
 
-    /// Keeps each released lock with this client for so long, so that its next task has it without the server; zero by
-    /// default, which gives it back at once, at most 366 days. An acquire can set [its own](crate::Acquire::keep_idle).
+    /// Keeps each released lock idle with this client for that long, so that its next task takes it without the server.
+    /// Zero, the default, gives it back at once; at most 366 days. An acquire can set [its own
+    /// time](crate::Acquire::keep_idle).
     ///
-    /// For a lock that one process takes again and again, and others seldom: taking it again, by an acquire or a try, costs
-    /// no command and no round trip, and gives a larger fencing token as ever. The lock goes back
+    /// Use it for a lock that one process takes again and again, and others seldom. Taking the idle lock again, by an
+    /// acquire or a try, costs no command and no round trip, and gives a larger fencing token as usual. The lock goes
+    /// back
     ///
-    /// - at once when another client **waits** for it, which the holder hears by an event: that client is served a hop and
-    ///   a write later than by a free lock;
-    /// - after this time, and with a [shutdown](LockClient::shutdown). **Shut the client down at the end of the program**: a
-    ///   client that is only dropped gives its idle locks back in the background, and a program that ends with that leaves
-    ///   them taken for the rest of their lease;
+    /// - as soon as another client **waits** for it, of which an event notifies this client: the other client is served
+    ///   a hop and a write later than with a free lock;
+    /// - after this time, and with a [shutdown](LockClient::shutdown). **Shut the client down at the end of the
+    ///   program**: a client that is only dropped gives its idle locks back in the background, and a program that ends
+    ///   right then leaves them taken for the rest of their lease;
     /// - when a task of this client uses it otherwise (as a reader, with another lease), and after 64 tasks.
     ///
     /// # To others it is taken
     ///
-    /// Whatever does not wait finds an idle lock taken: a [try](crate::Mutex::try_acquire) of another client, or one with
-    /// another number of permits, which fails as for a held lock. If the process crashes, others wait for the rest of the
-    /// lease, though nobody held the lock. So it is no option for locks that several clients try.
-    /// [`inspect`](LockClient::inspect) and the command line show such a lock as [idle](crate::HolderInfo::idle), once a
-    /// renewal has said so. The document shows one holder all the while: since when, in the [history](Self::history) too,
-    /// counts from the first grant.
+    /// A request of another client that does not wait finds an idle lock taken: a [try](crate::Mutex::try_acquire), or
+    /// a request with another number of permits, which fails as for a held lock. If the process crashes, others wait
+    /// for the rest of the lease, though nobody held the lock. So don't use it for locks that several clients try.
+    /// [`inspect`](LockClient::inspect) and the command line show such a lock as [idle](crate::HolderInfo::idle) after
+    /// its next renewal. The document shows one holder all the while, whose time counts from the first grant, in the
+    /// [history](Self::history) too.
     ///
-    /// It concerns what is [handed on locally](Self::hand_on_locally), except readers, and needs that switch, and a change
-    /// stream: without one nothing stays, nor does a lock for which this client had to wait for another.
-    /// [Jobs](crate::Once) never stay. While a lock stays, its lease is renewed and its document read at least every five
-    /// seconds, for all idle locks of a client together; without a reading for 15 seconds it goes back, so that another
-    /// client whose event was lost waits no longer than that.
+    /// The setting applies to locks that are [handed on locally](Self::hand_on_locally), except those of readers, and
+    /// requires that switch and a change stream: without a stream no lock stays. A lock for which this client had to
+    /// wait for another client does not stay, nor does that of a [job](crate::Once). While a lock is idle, its lease is
+    /// renewed and its document read at least every five seconds, for all idle locks of a client together. A lock whose
+    /// document has not been read for 15 seconds goes back, so another client whose event was lost waits no longer than
+    /// that.
     ///
     /// # Examples
     ///
@@ -214,7 +216,7 @@ impl LockClientBuilder {
     /// let first = locks.mutex("account-7").acquire().await?;
     /// let token = first.token();
     /// first.release().await?;
-    /// // No command is sent for this one.
+    /// // This acquire sends no command.
     /// let second = locks.mutex("account-7").acquire().await?;
     /// assert!(second.token() > token);
     /// # Ok(()) }
@@ -245,8 +247,8 @@ impl LockClientBuilder {
     /// **Two clients that run at the same time must not have the same owner id: the one built later takes the locks of
     /// the earlier one away whenever it acquires them.** The earlier one finds out at once, through
     /// [`LostReason::Adopted`](crate::LostReason::Adopted), and the new fencing token is larger. But its work under the
-    /// lock is cut off as by a crash, and until the news arrives (within a hop; about a second while polling; at most
-    /// its lease, if it can't reach the server) both believe that they hold the lock, as after a
+    /// lock is cut off as by a crash, and until the news arrives (within a hop; about half a second while polling; at
+    /// most its lease, if it can't reach the server) both believe that they hold the lock, as after a
     /// [`break_lock`](LockClient::break_lock). So derive the id from something unique to the instance, not from the
     /// service: `billing-3` of a stateful set, but not a host name if several instances run on a host. In a rolling
     /// deploy that starts the new instance before it stops the old, the new one takes over. Tasks of one client never
@@ -281,10 +283,11 @@ impl LockClientBuilder {
     /// Reports every lock that is held for longer than `most`, unless its acquire set [another](crate::Acquire::max_hold)
     /// maximum; from 10 ms to 366 days, none by default.
     ///
-    /// A renewed lock is held for as long as its holder lives: so a job that hangs keeps it for ever. From `most` after the
-    /// grant, [`status`](crate::LockView::status) is [`HeldTooLong`](crate::LockStatus::HeldTooLong), and an
-    /// [event and a metric](crate::observability) report it, once. The lock stays held; to have it lost, set
-    /// [`lose_after`](Self::lose_after). Claimed documents and [jobs](crate::Once) count, leaderships don't.
+    /// A renewed lock is held for as long as its holder lives, so a job that hangs keeps it forever. From `most` after
+    /// the grant, [`status`](crate::LockView::status) is [`HeldTooLong`](crate::LockStatus::HeldTooLong), and an [event
+    /// and a metric](crate::observability) report it once. The lock stays held; to lose it instead, set
+    /// [`lose_after`](Self::lose_after). The limit applies to claimed documents and [jobs](crate::Once), but not to
+    /// leaderships.
     ///
     /// # Examples
     ///
@@ -307,8 +310,8 @@ impl LockClientBuilder {
         self
     }
 
-    /// Loses every lock that is held for so long, unless its acquire set [another](crate::Acquire::lose_after) limit; from
-    /// 10 ms to 366 days, none by default.
+    /// Loses every lock that is held for that long, unless its acquire set [another](crate::Acquire::lose_after) limit;
+    /// from 10 ms to 366 days, none by default.
     ///
     /// The lock is lost as [`HeldTooLong`](crate::LostReason::HeldTooLong) and released at once: the code under it must
     /// stop by then. See [`Acquire::lose_after`](crate::Acquire::lose_after). Leaderships have no limit.
@@ -317,17 +320,17 @@ impl LockClientBuilder {
         self
     }
 
-    /// Keeps the last `ends` holds of each lock in its document, for people to read: who held it, for how long, and how it
-    /// ended. 0 by default, at most 20.
+    /// Keeps the last `ends` holds of each lock in its document, for people to read: their holders, for how long, and
+    /// how they ended. 0 by default, at most 20.
     ///
-    /// [`inspect`](LockClient::inspect) and [`list`](LockClient::list) show them as [`past`](crate::LockInfo::past). A
-    /// record goes with the write that ends the hold, so it costs no further command; with a history of 5, a hold and its
-    /// release took a MongoDB 6.0 about one twentieth longer, as documents and commands are larger. It goes with the
-    /// document, which is kept for the [retention](Self::retention) once the lock is idle.
+    /// [`inspect`](LockClient::inspect) and [`list`](LockClient::list) show them as [`past`](crate::LockInfo::past).
+    /// The write that ends the hold makes the record, so it costs no further command. With a history of 5, a hold and
+    /// its release took a MongoDB 6.0 about one twentieth longer, as documents and commands are larger. The records are
+    /// purged with the document, which is kept for the [retention](Self::retention) once the lock is free.
     ///
-    /// The client that removes the hold from the document makes the record: the holder as it releases, any other that
-    /// finds the lease over or breaks the lock. So give all clients of a lock the same history; one without leaves the
-    /// records alone, and makes none.
+    /// The client that removes the hold from the document makes the record: the holder when it releases, or another
+    /// client that finds the lease over or breaks the lock. So give all clients of a lock the same history; a client
+    /// without one leaves the records alone, and makes none.
     ///
     /// # Examples
     ///

@@ -213,24 +213,24 @@ impl LockClient {
         Election::new(self.session.clone(), LockName::new(name.into()))
     }
 
-    /// Returns a count-down latch: it opens when `count` arrivals have been counted, of whatever processes.
+    /// Returns a count-down latch: it opens when `count` arrivals have been counted, from any processes.
     ///
-    /// Names are as for [`mutex`](Self::mutex). Making a latch sends nothing; using it refuses a count of none or of more
+    /// Names are as for [`mutex`](Self::mutex). Making a latch sends nothing; using it refuses a count of 0 or of more
     /// than 256.
     pub fn latch(&self, name: impl Into<String>, count: u32) -> Latch {
         Latch::new(self.session.clone(), LockName::new(name.into()), count)
     }
 
-    /// Returns a barrier: `parties` calls of [`wait`](Barrier::wait), of whatever processes, wait for each other, again and
-    /// again.
+    /// Returns a barrier: `parties` calls of [`wait`](Barrier::wait), from any processes, wait for each other, again
+    /// and again.
     ///
-    /// Names are as for [`mutex`](Self::mutex). Making a barrier sends nothing; waiting at it refuses one of no party or of
-    /// more than 64.
+    /// Names are as for [`mutex`](Self::mutex). Making a barrier sends nothing; waiting at it refuses 0 parties or more
+    /// than 64.
     pub fn barrier(&self, name: impl Into<String>, parties: u32) -> Barrier {
         Barrier::new(self.session.clone(), LockName::new(name.into()), parties)
     }
 
-    /// Returns a multi-lock: several mutexes, held together or not at all, whatever the order of their names.
+    /// Returns a multi-lock: several mutexes, held together or not at all, with their names in any order.
     ///
     /// Names are as for [`mutex`](Self::mutex); 1 to 128, each once. Making a multi-lock sends nothing.
     pub fn multi(&self, names: impl IntoIterator<Item = impl Into<String>>) -> MultiLock {
@@ -297,7 +297,7 @@ impl LockClient {
         }
     }
 
-    /// Returns who holds the lock `name` and who waits for it, as of now; `None` if there is no trace of it.
+    /// Returns the present holders and waiters of the lock `name`; `None` if there is no trace of it.
     ///
     /// # Errors
     ///
@@ -429,7 +429,7 @@ impl LockClient {
     /// # Errors
     ///
     /// If the name is out of bounds, or the server refuses or can't be reached, or has not answered for some seconds.
-    /// The lock may or may not be broken then: look before you try again, as somebody else may hold it by now.
+    /// The lock may or may not be broken then: inspect it before you try again, as another holder may have it by now.
     ///
     /// # Cancel safety
     ///
@@ -458,8 +458,8 @@ impl LockClient {
     /// semaphore, or one reader. Its permits go to the next in the queue.
     ///
     /// [`HolderInfo::token`](crate::HolderInfo::token) has the token. The holder sees
-    /// [`LostReason::Broken`](crate::LostReason::Broken) at once. Returns the state of the lock afterwards; `None` if
-    /// nobody holds it under this token, and then nothing was changed.
+    /// [`LostReason::Broken`](crate::LostReason::Broken) at once. Returns the state of the lock afterwards, or `None`
+    /// without a change if nobody holds it under this token.
     ///
     /// # Errors
     ///
@@ -487,12 +487,12 @@ impl LockClient {
         Ok(state.map(|state| LockInfo::new(name, &state)))
     }
 
-    /// Gives the hold with this token the whole of its lease again, whichever process took the lock: one of a fixed length
-    /// ([`Acquire::fixed`](crate::Acquire::fixed)) has its length from now on.
+    /// Renews the hold with this token for its whole lease, no matter which process took the lock. A hold of a fixed
+    /// length ([`Acquire::fixed`](crate::Acquire::fixed)) has its length from now on.
     ///
-    /// It is for holds that no process renews, as the steps of a pipeline have them; a handle renews itself in the
-    /// background. Returns the state of the lock afterwards; `None` if nobody holds it under this token any more, and then
-    /// nothing was changed.
+    /// Use it for holds that no process renews, such as those of a pipeline's steps; a handle renews itself in the
+    /// background. Returns the state of the lock afterwards, or `None` without a change if nobody holds it under this
+    /// token any more.
     ///
     /// # Errors
     ///

@@ -9,7 +9,7 @@ use crate::{
     locks::barrier::{self, BarrierPass},
 };
 
-/// A number of parties of any processes that wait for each other: [`watchlock::Barrier`] for threads.
+/// A number of parties, in any processes, that wait for each other: [`watchlock::Barrier`] for threads.
 ///
 /// [`watchlock::Barrier`]: crate::Barrier
 ///
@@ -60,8 +60,8 @@ impl Barrier {
         block_on(self.barrier.wait())
     }
 
-    /// The same, for `timeout` at most, which is at most 366 days; `None`: this party gave up. Others may have passed with it
-    /// counted, if they had seen all there by then.
+    /// Does the same for at most `timeout` (up to 366 days). Returns `None` if this party gave up; others may have
+    /// passed with it counted, if they had seen all there by then.
     ///
     /// # Errors
     ///

@@ -265,7 +265,7 @@ impl LockClient {
         block_on(self.client.wake_mode_changed(present))
     }
 
-    /// Returns who holds the lock `name` and who waits for it, as of now; see
+    /// Returns the present holders and waiters of the lock `name`; see
     /// [`LockClient::inspect`](crate::LockClient::inspect).
     ///
     /// # Errors
@@ -325,7 +325,7 @@ impl LockClient {
         block_on(self.client.break_holder(name, token))
     }
 
-    /// Gives the hold with this token the whole of its lease again; see
+    /// Renews the hold with this token for its whole lease; see
     /// [`LockClient::renew_holder`](crate::LockClient::renew_holder).
     ///
     /// # Errors

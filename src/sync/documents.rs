@@ -81,7 +81,7 @@ impl<T> DocumentLocks<T> {
         ElementLocks::new(self.documents.element(array, key))
     }
 
-    /// Returns who holds the lock of the document with this `_id` and who waits for it; see
+    /// Returns the holders and waiters of the lock of the document with this `_id`; see
     /// [`DocumentLocks::inspect`](crate::DocumentLocks::inspect).
     ///
     /// # Errors

@@ -85,7 +85,7 @@ impl Election {
     /// Leads repeatedly: campaigns, does the work, resigns, and campaigns again after [`ControlFlow::Continue`];
     /// returns after [`ControlFlow::Break`].
     ///
-    /// Nothing stops a thread from outside: if the leadership is lost, the work must notice it through its
+    /// A thread can't be stopped from outside: if the leadership is lost, the work must notice it through its
     /// [`lost_reason`](LockView::lost_reason), and return. To lead alongside other work, run it on its own thread.
     ///
     /// # Errors

@@ -52,7 +52,7 @@ impl<E> ElementLocks<E> {
         Action::new(self.elements.try_acquire(id))
     }
 
-    /// Returns who holds the lock of the element in the document with this `_id` and who waits for it; see
+    /// Returns the holders and waiters of the element's lock in the document with this `_id`; see
     /// [`ElementLocks::inspect`](crate::ElementLocks::inspect), which has the same errors.
     ///
     /// # Errors

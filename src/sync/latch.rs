@@ -53,7 +53,7 @@ impl Latch {
     ///
     /// # Errors
     ///
-    /// As there.
+    /// Same as for [`Latch::count_down`](crate::Latch::count_down).
     ///
     /// # Panics
     ///
@@ -62,11 +62,11 @@ impl Latch {
         block_on(self.latch.count_down())
     }
 
-    /// Counts the arrival of a party that has a name, once; see [`Latch::count_down_as`](crate::Latch::count_down_as).
+    /// Counts the arrival of a named party once; see [`Latch::count_down_as`](crate::Latch::count_down_as).
     ///
     /// # Errors
     ///
-    /// As there.
+    /// Same as for [`Latch::count_down_as`](crate::Latch::count_down_as).
     ///
     /// # Panics
     ///
@@ -88,7 +88,7 @@ impl Latch {
         block_on(self.latch.wait())
     }
 
-    /// Waits until the latch is open, for `timeout` at most, which is at most 366 days; `false`: it is not.
+    /// Waits until the latch is open, for at most `timeout` (up to 366 days). Returns whether it is open.
     ///
     /// # Errors
     ///

@@ -1,4 +1,4 @@
-//! The blocking API: the same without async, with calls that block the thread until they are done. It needs the feature
+//! The blocking API, for programs without async: each call blocks the thread until it is done. It needs the feature
 //! `sync`, which enables the driver's own feature of that name.
 //!
 //! It reads like the driver's synchronous API: actions that are awaited there have `run` here, and the same options: see

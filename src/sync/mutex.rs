@@ -50,13 +50,13 @@ impl Mutex {
 
     /// Acquires the lock, does the work, and releases the lock: short for `acquire().run_with(work)`, which takes options.
     ///
-    /// Nothing stops a thread from outside: if the lock is lost the work goes on, unless it checks the
+    /// A thread can't be stopped from outside. If the lock is lost the work goes on, unless it checks the
     /// [`lost_reason`](LockView::lost_reason) itself and returns.
     ///
     /// # Errors
     ///
-    /// [`RunError::Acquire`] if the lock was not acquired, [`RunError::Lost`] if it was lost before the work finished;
-    /// the work's result is dropped then. A release that can't be confirmed is not an error.
+    /// [`RunError::Acquire`] if the lock was not acquired; [`RunError::Lost`] if it was lost before the work finished,
+    /// in which case the work's result is dropped. An unconfirmed release is not an error.
     ///
     /// # Panics
     ///

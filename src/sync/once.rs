@@ -43,9 +43,9 @@ pub struct Once {
 pub enum Turn {
     /// The job is ours to do.
     Ours(OnceHandle),
-    /// It is done for this period.
+    /// The job is done for this period.
     RanAlready(Box<LastRun>),
-    /// Somebody is at it.
+    /// Another run is in progress.
     Busy(Box<Contention>),
 }
 
@@ -89,7 +89,8 @@ impl Once {
         Self::new(self.once.timeout(timeout))
     }
 
-    /// Begins the job, if it is to be done in this period and nobody is at it; see [`Once::begin`](crate::Once::begin).
+    /// Begins the job, unless it is done for this period or another run is in progress; see
+    /// [`Once::begin`](crate::Once::begin).
     ///
     /// # Errors
     ///
@@ -106,9 +107,10 @@ impl Once {
         })
     }
 
-    /// Does the job, if it is to be done in this period and nobody is at it; see [`Once::run`](crate::Once::run).
+    /// Does the job, unless it is done for this period or another run is in progress; see
+    /// [`Once::run`](crate::Once::run).
     ///
-    /// Nothing stops a thread from outside: if the lock is lost the work goes on, unless it checks the
+    /// A thread can't be stopped from outside. If the lock is lost the work goes on, unless it checks the
     /// [`lost_reason`](LockView::lost_reason) itself and returns.
     ///
     /// # Errors

@@ -44,14 +44,14 @@ impl RwLock {
         Action::new(self.lock.write())
     }
 
-    /// Acquires the lock to read, like [`read`](Self::read), if nobody is in the way. [`run`](Action::run) the
-    /// returned action.
+    /// Acquires the lock to read, like [`read`](Self::read), if there is no writer and no waiter. [`run`](Action::run)
+    /// the returned action.
     pub fn try_read(&self) -> Action<TryAcquire> {
         Action::new(self.lock.try_read())
     }
 
-    /// Acquires the lock to write, like [`write`](Self::write), if nobody is in the way. [`run`](Action::run) the
-    /// returned action.
+    /// Acquires the lock to write, like [`write`](Self::write), if nobody holds it or waits for it.
+    /// [`run`](Action::run) the returned action.
     pub fn try_write(&self) -> Action<TryAcquire> {
         Action::new(self.lock.try_write())
     }
