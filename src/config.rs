@@ -14,7 +14,7 @@ use crate::{
     wake_mode::WakeSource,
 };
 
-/// Shortest lease: below it, a pause of the scheduler or one lost packet costs the lock.
+/// Shortest lease: with less, a pause of the scheduler or one lost packet costs the lock.
 pub(crate) const LEASE_LEAST: Duration = Duration::from_millis(500);
 
 /// Shortest retention of free locks, and longest claim lease: the server must not purge a document in which a waiter
@@ -42,25 +42,25 @@ const OPERATIONS: u32 = 10;
 /// driver's pool has by default.
 const STREAMS: u32 = 4;
 
-/// Waiters with fewer hand-overs than this ahead of them have a stream, however slow the queue is: a small fleet is
-/// woken at once, and a few of the waiters ahead may leave together.
+/// Waiters with fewer hand-overs than this ahead of them have a stream, even in a slow queue: a small fleet is woken at
+/// once, and a few of the waiters ahead may leave together.
 const NEAR: u64 = 4;
 
-/// Maximum number of locks of a client with metrics of their own: each is some hundred time series, most of them buckets,
-/// and so many locks are what a Prometheus server takes from one process without notice.
+/// Maximum number of locks of a client with metrics of their own: each is some hundred time series, most of them
+/// buckets, and a Prometheus server takes that many locks from one process without strain.
 const METERED_MOST: usize = 100;
 
-/// Longest duration of any setting; longer ones are slips, and their sums would not fit a date.
+/// Longest duration of any setting; longer ones are typing errors, and their sums would not fit into a date.
 pub(crate) const DURATION_MOST: Duration = Duration::from_secs(366 * 24 * 3600);
 
 /// Default of the shortest pause between two tries for a lock that changes hands fast: about the time of a command, so
 /// that asking more often would mostly ask twice.
 const POLL_QUICKEST: Duration = Duration::from_millis(1);
 
-/// Minimum limit of a hold: within less, no hold would reach its owner reliably before its time is over.
+/// Minimum limit of a hold: with less, its time could be over before its owner learns of the grant.
 const LIMIT_LEAST: Duration = Duration::from_millis(10);
 
-/// The limits of how long a lock is held; `None`: there is none.
+/// The limits of the time for which a lock is held; `None`: there is none.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) struct Limits {
     /// The time after the grant from which the hold is reported as held too long.
@@ -232,14 +232,15 @@ impl Config {
         self.skew_margin + counted / DRIFT
     }
 
-    /// Returns how long a document is kept after a write: while an entry can be live in it, and then as an idle one.
+    /// Returns how long a document is kept after a write: while an entry can be live in it, and then for the retention
+    /// of a free lock.
     ///
     /// A write can also let in another client's waiter, for a claim lease; none is longer than the shortest retention.
     pub(crate) fn keep_millis(&self) -> i64 {
         self.keep_millis_for(Duration::ZERO)
     }
 
-    /// Returns the same after a write of an entry that lives for so long.
+    /// Returns the same after a write of an entry that lives for that long.
     pub(crate) fn keep_millis_for(&self, longest: Duration) -> i64 {
         millis(self.lease.max(longest)) + millis(self.retention)
     }
@@ -368,8 +369,8 @@ pub(crate) fn below(name: &str, value: Duration, bound_name: &str, bound: Durati
     Ok(())
 }
 
-/// Checks the time for which a lock stays with the client after its last release: that is to hand it on to the next task,
-/// however late that comes.
+/// Checks the time for which a lock stays with the client after its last release. The lock then waits for the next task
+/// to be handed on to, so a client that does not hand locks on can't keep one.
 pub(crate) fn check_keep_idle(keep: Duration, hands_on: bool) -> Result<(), InvalidInput> {
     at_most(
         "time to keep an idle lock",
@@ -379,7 +380,7 @@ pub(crate) fn check_keep_idle(keep: Duration, hands_on: bool) -> Result<(), Inva
     )?;
     if !hands_on && !keep.is_zero() {
         return Err(InvalidInput::new(format!(
-            "an idle lock is to be kept for {keep:?}, and locks are not to be handed on locally"
+            "keep_idle of {keep:?} requires hand_on_locally, which is off"
         )));
     }
     Ok(())
@@ -592,7 +593,7 @@ mod tests {
                     hands_on: Some(false),
                     ..settings()
                 },
-                ["kept for 1s", "not to be handed on"],
+                ["keep_idle of 1s", "hand_on_locally, which is off"],
             ),
             (
                 Settings {

@@ -16,20 +16,20 @@ const NAMED: usize = 3;
 /// News younger than this is shown without its age.
 const RECENT: Duration = Duration::from_secs(1);
 
-/// Why a lock was not free: who held it, and how many waiters were ahead of us. In
-/// [`AcquireError::Held`](crate::AcquireError::Held) and [`AcquireError::Timeout`](crate::AcquireError::Timeout).
+/// The holders and waiters that kept an acquire from the lock. In [`AcquireError::Held`](crate::AcquireError::Held) and
+/// [`AcquireError::Timeout`](crate::AcquireError::Timeout).
 ///
-/// It is the server's last report while we waited; no further request was made for it. A waiter that the change stream
-/// wakes seldom asks, so the report can be as old as half of the lease: [`age`](Self::age) has its age.
+/// It is the server's last report while we waited; no further request was made for it. A waiter that is woken by the
+/// change stream seldom asks, so the report can be as old as half of the lease: [`age`](Self::age) has its age.
 ///
 /// Its `Display` is a sentence for people, without the name of the lock: ``held by billing (host-a, process 4711) for
 /// 12s, because of "monthly run"; 2 waiters ahead of us``.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Contention {
-    /// The holders of the lock or of its permits, and those that released it while it is
-    /// [kept](crate::Acquire::at_least_for). Empty if others only stood in line ahead of us, or if a task of this
-    /// client held it and the server has not answered that task yet.
+    /// The holders of the lock or of its permits, including holders that have released it while it is [kept
+    /// taken](crate::Acquire::at_least_for). Empty if there were only waiters ahead of us, or if a task of this client
+    /// held the lock and the server has not answered that task yet.
     pub holders: Vec<HolderInfo>,
     /// The number of waiters that would have been served before us: 0 means that we were next. It counts the clients in
     /// the server's queue and, as a client has but one entry there, the tasks of this client.
@@ -91,13 +91,13 @@ impl Contention {
         }
         let span = |from: SystemTime, to: SystemTime| rounded(to.duration_since(from).unwrap_or(Duration::ZERO));
         match holder.released {
-            None if holder.idle => f.write_str(", where it is idle")?,
+            None if holder.idle => {}
             None => write!(f, " for {:?}", span(holder.since, self.as_of))?,
             Some(released) => write!(
                 f,
-                ", which released it {:?} ago, and kept for {:?} more",
-                span(released, self.as_of),
-                span(self.as_of, holder.until)
+                " for {:?} more, released {:?} ago",
+                span(self.as_of, holder.until),
+                span(released, self.as_of)
             )?,
         }
         if let Some(reason) = &holder.reason {
@@ -111,10 +111,11 @@ impl fmt::Display for Contention {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (number, holder) in self.holders.iter().take(NAMED).enumerate() {
             f.write_str(match (number, holder.released) {
+                (0, None) if holder.idle => "idle with ",
                 (0, None) => "held by ",
-                (0, Some(_)) => "last held by ",
+                (0, Some(_)) => "kept taken by ",
                 (_, None) => "; and by ",
-                (_, Some(_)) => "; last also by ",
+                (_, Some(_)) => "; kept taken by ",
             })?;
             self.holder(holder, f)?;
         }
@@ -149,7 +150,7 @@ impl fmt::Display for Contention {
     }
 }
 
-/// For people: seconds, or milliseconds where it is less than one.
+/// Rounds a duration for people: to seconds, or to milliseconds if it is less than one second.
 pub(crate) fn rounded(duration: Duration) -> Duration {
     if duration < Duration::from_secs(1) {
         Duration::from_millis(u64::try_from(duration.as_millis()).unwrap_or(0))

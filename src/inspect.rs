@@ -12,8 +12,8 @@ use crate::{
 
 /// A lock as its document shows it.
 ///
-/// Times are readings of the server's clock. An entry whose `until` has passed is shown until somebody asks for the
-/// lock again: it has expired all the same.
+/// Times are readings of the server's clock. An entry whose `until` has passed has expired, but is shown until somebody
+/// asks for the lock again.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct LockInfo {
@@ -46,7 +46,7 @@ pub struct PastHold {
     pub access: Option<Access>,
     /// When it was granted.
     pub since: SystemTime,
-    /// When it ended. If it expired and nobody reported that, the end of its lease.
+    /// When it ended. For a hold that expired, the end of its lease.
     pub ended: SystemTime,
     /// How it ended.
     pub how: HoldEnd,
@@ -76,16 +76,17 @@ pub struct HolderInfo {
     pub access: Option<Access>,
     /// When it was granted.
     pub since: SystemTime,
-    /// When the lease expires unless it is renewed; of a lock that is kept, when it opens.
+    /// When the lease expires unless it is renewed; for a lock that is kept taken, when that time ends.
     pub until: SystemTime,
-    /// When the holder released the lock, if it is [kept](crate::Acquire::at_least_for) beyond that: nobody holds it,
-    /// and it stays taken until [`until`](Self::until). `None` while it is held.
+    /// When the holder released the lock, if it is [kept taken](crate::Acquire::at_least_for) beyond that: nobody holds
+    /// it, and it stays taken until [`until`](Self::until). `None` while it is held.
     pub released: Option<SystemTime>,
     /// Whether the lock is idle: it was released, and stays with the holder's client for its next task
-    /// ([`keep_idle`](crate::LockClientBuilder::keep_idle)), which gives it back as soon as another client waits for it.
+    /// ([`keep_idle`](crate::LockClientBuilder::keep_idle)). The client gives it back as soon as another client waits
+    /// for it.
     ///
-    /// The client shows it with its next renewal, and shows in the same way that the lock is held again: of a lock that was
-    /// taken again, this is `true` for no longer than 0.3 s and that write.
+    /// The client sets this with its next renewal, and clears it in the same way: after the lock was taken again, it
+    /// stays `true` for up to 0.3 s and the time of that write.
     pub idle: bool,
     /// The host of the holder.
     pub host: String,
@@ -257,9 +258,9 @@ impl fmt::Display for LockInfo {
             let lead = match (position, holder.released) {
                 (0, None) if holder.idle => "idle with ",
                 (0, None) => "held by ",
-                (0, Some(_)) => "released and kept by ",
+                (0, Some(_)) => "kept taken by ",
                 (_, None) => ", ",
-                (_, Some(_)) => ", released and kept by ",
+                (_, Some(_)) => ", kept taken by ",
             };
             write!(f, "{lead}{holder}")?;
         }

@@ -66,7 +66,7 @@ pub enum LostReason {
     /// own.
     #[error("the lock's document was deleted")]
     Deleted,
-    /// It was held for as long as it [may be](crate::LockClientBuilder::lose_after).
+    /// The lock was held for its [maximum time](crate::LockClientBuilder::lose_after).
     #[error("the lock was held for too long")]
     HeldTooLong,
     /// This process was forked from the one that holds the lock and goes on holding it: nothing renews or watches the

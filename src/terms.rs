@@ -8,8 +8,8 @@ use crate::{
     input::InvalidInput,
 };
 
-/// Minimum pause between renewals of a hold with a short lease of its own, where the client renews at a tiny part of its
-/// lease: as for retries, more of them would only load the server.
+/// Minimum pause between renewals of a hold with a short lease of its own, for a client that renews at a tiny part of
+/// its lease: more of them would only load the server.
 const INTERVAL_LEAST: Duration = Duration::from_millis(50);
 
 /// The terms of an acquire; unset ones are the client's.
@@ -21,10 +21,11 @@ pub(crate) struct Terms {
     fixed: bool,
     /// The time after the grant before which a release does not open the lock.
     at_least: Duration,
-    /// Missing ones are the client's, unless it is `unlimited`.
+    /// Missing limits are the client's, unless the hold is `unlimited`.
     limits: Limits,
     unlimited: bool,
-    /// Whether the hold comes from the server and goes back to it, as something is reckoned from the time of its grant.
+    /// Whether the hold always comes from the server and goes back to it, as a period counts from the time of its
+    /// grant.
     by_server: bool,
     /// The time for which the lock stays with the client after its last release; `None`: the client's own.
     keep_idle: Option<Duration>,
@@ -35,7 +36,7 @@ pub(crate) struct Terms {
 pub(crate) struct Lease {
     /// Time that a renewal gives.
     pub(crate) length: Duration,
-    /// Time that a grant gives to a waiter which has not shown yet that it is alive.
+    /// Time that a grant gives to a waiter that has not yet shown that it is alive.
     pub(crate) claim: Duration,
     /// Pause between two renewals; `None`: nobody renews it.
     pub(crate) interval: Option<Duration>,
@@ -47,7 +48,7 @@ pub(crate) struct Lease {
 }
 
 impl Terms {
-    /// Returns the terms of a hold that lasts by its nature: the client's limits are not for it.
+    /// Returns the terms of a hold that lasts by its nature, so that the client's limits don't apply.
     pub(crate) fn unlimited() -> Self {
         Self {
             unlimited: true,
@@ -87,7 +88,7 @@ impl Terms {
         self.keep_idle = Some(keep);
     }
 
-    /// Whether these terms are the same but for what follows the release.
+    /// Whether these terms are the same apart from the terms that apply after the release.
     pub(crate) fn are_like(&self, other: &Self) -> bool {
         let keep_idle = None;
         Self { keep_idle, ..*self } == Self { keep_idle, ..*other }
@@ -101,7 +102,7 @@ impl Terms {
         self.keep_idle.unwrap_or(config.keep_idle)
     }
 
-    /// Whether a task may have a hold on these terms from another: it is renewed, and its release opens the lock.
+    /// Whether a task may take over a hold on these terms from another: it is renewed, and its release frees the lock.
     pub(crate) fn is_plain(&self) -> bool {
         !self.fixed && self.at_least.is_zero() && !self.by_server
     }
@@ -116,7 +117,8 @@ impl Terms {
         };
         at_least("lease", length, LEASE_LEAST)?;
         at_most("lease", length, "longest accepted value", DURATION_MOST)?;
-        // As the settings of the client: the holder of a claim lease has half of it to show that it is alive.
+        // The client's settings have the same rule: the holder of a claim lease has half of it to show that it is
+        // alive.
         let twice = config.skew_margin * 2;
         if length <= twice {
             return Err(InvalidInput::new(format!(

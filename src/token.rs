@@ -12,9 +12,9 @@ use mongodb::bson::Bson;
 /// # Guarantees
 ///
 /// Tokens of one name rise strictly across release, expiry, purge of the free lock and fail-over, and fit into 53 bits.
-/// Only the tokens of readers are in no order among several clients: a reader that shares another's hold
-/// ([inside a process](crate::guarantees#inside-a-process)) can have a smaller one than readers of other clients that came
-/// after that hold, also one that is gone by then.
+/// Readers of several clients are the exception. A reader that shares another's hold ([inside a
+/// process](crate::guarantees#inside-a-process)) can have a smaller token than a reader of another client that was
+/// granted the lock after that hold, even one that has released it since.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct FencingToken(i64);
 

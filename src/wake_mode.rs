@@ -8,10 +8,10 @@ use std::fmt;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum WakeMode {
-    /// A change stream wakes waiters at once, and notifies holders of a loss. A waiter far back opens it when its turn
-    /// comes near, and until then checks its queue position every half second to two seconds.
+    /// A change stream wakes the first waiters at once, and notifies holders of a loss. A waiter further back checks
+    /// its queue position every half second to two seconds, and opens the stream when its turn comes near.
     ChangeStream,
-    /// Waiters ask repeatedly, and holders check their locks every second.
+    /// Waiters ask repeatedly, and holders check their locks twice a second.
     Polling(PollingReason),
 }
 
@@ -28,8 +28,8 @@ pub enum PollingReason {
     /// The stream broke or could not be opened, and a waiter or holder needs it; it is being re-opened.
     Interrupted,
     /// The client has as many change streams open as it may have; see
-    /// [`max_streams`](crate::LockClientBuilder::max_streams). The stream of the locks always has room, so only [locks
-    /// in documents](crate::DocumentLocks::wake_mode) have this reason.
+    /// [`max_streams`](crate::LockClientBuilder::max_streams). The stream of the locks always has room, so this reason
+    /// only occurs for [locks in documents](crate::DocumentLocks::wake_mode).
     StreamLimit,
 }
 

@@ -486,9 +486,7 @@ impl<T: DeserializeOwned + Send + Sync + 'static> IntoFuture for TryClaim<T> {
 
 fn check_attempts(wanted: &Wanted) -> Result<(), InvalidInput> {
     match wanted.attempts_most {
-        Some(0) => Err(InvalidInput::new(
-            "the maximum of 0 attempts is less than 1: nothing could ever be claimed",
-        )),
+        Some(0) => Err(InvalidInput::new("max_attempts is 0; it must be at least 1")),
         _ => Ok(()),
     }
 }

@@ -7,7 +7,7 @@ use crate::{
     store::place::{InPlace, overlap},
 };
 
-/// Checks that an update of a document of the user's own leaves the lock alone, and those of other parts of the
+/// Checks that an update of the user's own document leaves its lock alone, and the locks of other parts of the
 /// document.
 pub(crate) fn check_update(update: &UpdateModifications, place: &InPlace) -> Result<(), InvalidInput> {
     let paths = place.paths();
@@ -28,8 +28,8 @@ pub(crate) fn check_update(update: &UpdateModifications, place: &InPlace) -> Res
                     let renamed = value.as_str().filter(|_| operator == "$rename");
                     if field.split('.').any(|name| name == "$") {
                         problem = Some(format!(
-                            "the `$` in `{}` would stand for the holder's place in the lock: a pipeline can \
-                             name the element, or `$[identifier]` with the array filters of `fence().update_one(..)`",
+                            "the `$` in `{}` would point to the holder's entry in the lock; name the element in a \
+                             pipeline, or by `$[identifier]` with the array filters of `fence().update_one(..)`",
                             field.escape_debug()
                         ));
                     }
@@ -61,7 +61,7 @@ pub(crate) fn check_update(update: &UpdateModifications, place: &InPlace) -> Res
                 }
             }
         }
-        _ => problem = Some("it is of an unknown kind".to_owned()),
+        _ => problem = Some("it is neither a document nor a pipeline".to_owned()),
     }
     problem.map_or(Ok(()), |problem| {
         Err(InvalidInput::new(format!(

@@ -275,8 +275,8 @@ impl<T> DocumentLocks<T> {
         TryClaim::new(self.clone(), filter)
     }
 
-    /// Returns who holds the lock of the document with this `_id` and who waits for it; `None` if it was never locked,
-    /// or there is no such document.
+    /// Returns the holders and waiters of the lock of the document with this `_id`; `None` if it was never locked, or
+    /// there is no such document.
     ///
     /// # Errors
     ///

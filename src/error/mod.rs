@@ -24,7 +24,7 @@ pub use server::{MissingPrivilege, ServerError, ServerErrorKind};
 pub struct KindMismatch {
     /// The name of the lock.
     pub name: String,
-    /// The kind that its present holders and waiters use it as.
+    /// The kind of its present holders and waiters.
     pub found: Kind,
     /// The capacity that it has for them.
     pub found_capacity: u64,
@@ -80,7 +80,7 @@ pub enum AcquireError {
         name: String,
         /// The timeout that was set; all of it passed.
         waited: Duration,
-        /// Who held it and who waited ahead of us, as far as the server has said; `None` if it never answered.
+        /// The holders and the waiters ahead of us, by the server's last report; `None` if it never answered.
         contention: Option<Box<Contention>>,
         /// Why the server did not answer in the end, if it did not.
         source: Option<ServerError>,
@@ -92,7 +92,7 @@ pub enum AcquireError {
     Held {
         /// The name of the lock.
         name: String,
-        /// Who holds it and who waits for it.
+        /// The holders, and the waiters ahead of us.
         contention: Box<Contention>,
     },
     /// The name is in use as another kind of lock. Nothing was changed.
@@ -218,7 +218,7 @@ pub enum CandidacyError {
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum BarrierError {
-    /// It never got as far as to say that it is here, so nobody has counted on this party.
+    /// This party failed before it announced itself, so no other party has counted on it.
     #[error(transparent)]
     Enter(#[from] AcquireError),
     /// The place was lost while the others were awaited. They may have passed the barrier with this party counted.
@@ -274,7 +274,7 @@ pub enum DocumentError {
     /// lock is still held. Only from [`ElementHandle`](crate::ElementHandle).
     #[error("no element has the key of the locked one any more; nothing was written")]
     NoElement,
-    /// By now, several elements of the array have the key of the locked one. Nothing was written, and the lock is still
+    /// Several elements of the array have the key of the locked one by now. Nothing was written, and the lock is still
     /// held. Only from [`ElementHandle`](crate::ElementHandle).
     #[error("{matched} elements have the key of the locked one by now; nothing was written")]
     #[non_exhaustive]

@@ -20,7 +20,7 @@ pub(super) fn check_field(field: &str, place: &InPlace) -> Result<(), InvalidInp
     match place.paths().into_iter().find(|path| overlap(field, path)) {
         None => Ok(()),
         Some(path) => Err(InvalidInput::new(format!(
-            "the fence keeps its token in `{}`, and the lock of the document is in `{path}`",
+            "the fence keeps its token in `{}`, but the lock of the document is in `{path}`",
             field.escape_debug()
         ))),
     }
@@ -43,7 +43,7 @@ pub(super) fn replace(mut replacement: Document, place: &InPlace) -> Result<Vec<
         match lock.obstacle(&replacement) {
             Some(path) if path != whole => {
                 return Err(InvalidInput::new(format!(
-                    "the replacement has another value at `{path}`, and the lock of the document is in `{whole}`"
+                    "the replacement has another value at `{path}`, but the lock of the document is in `{whole}`"
                 )));
             }
             _ => lock.take_lock(&mut replacement),

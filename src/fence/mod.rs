@@ -399,7 +399,7 @@ impl Fence {
             return Ok(());
         }
         Err(InvalidInput::new(format!(
-            "the update touches `{}`, and the fence keeps its token in `{}`",
+            "the update touches `{}`, but the fence keeps its token in `{}`",
             path.escape_debug(),
             self.field.escape_debug()
         )))

@@ -22,7 +22,7 @@ pub(super) fn named_id(filter: &Document, field: &str) -> Result<Document, Inval
     if let Some(path) = asked_for(filter, field, false, 0) {
         let path: String = path.chars().take(255).collect();
         return Err(InvalidInput::new(format!(
-            "the filter of an upsert under a fence asks for a value of `{}`, and the fence keeps its token in `{}`",
+            "the filter of a fenced upsert asks for a value of `{}`, but the fence keeps its token in `{}`",
             path.escape_debug(),
             field.escape_debug()
         )));
@@ -37,8 +37,7 @@ pub(super) fn named_id(filter: &Document, field: &str) -> Result<Document, Inval
     match id {
         Some(id) => Ok(doc! { "_id": { "$eq": id } }),
         None => Err(InvalidInput::new(
-            "the filter of an upsert under a fence names no `_id`: where the fence refuses a document, a second one would \
-             be made",
+            "a fenced upsert must name the `_id` in its filter; otherwise a refused write would insert a second document",
         )),
     }
 }

@@ -28,17 +28,17 @@ use crate::{
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Released {
-    /// The lock was ours to the end, and is now free or handed over. What a task hands on
-    /// [inside the process](crate::guarantees#inside-a-process), or leaves to others that share it, was its own as far as
-    /// the client knew.
+    /// The lock was ours to the end, and is now free or handed over. A lock that a task hands on [inside the
+    /// process](crate::guarantees#inside-a-process), or leaves to tasks that share it, was ours as far as the client
+    /// knew.
     Released,
     /// This handle is gone, and the lock is still held by another handle of this client from a re-entrant acquire
     /// ([`Acquire::reentrant`](crate::Acquire::reentrant)). The last of them releases it.
     StillHeld,
-    /// The lock was ours to the end, and stays taken although nobody holds it, as the acquire
-    /// [asked for](crate::Acquire::at_least_for); [`inspect`](crate::LockClient::inspect) shows until when.
+    /// The lock was ours to the end, and is kept taken although nobody holds it, as the acquire [asked
+    /// for](crate::Acquire::at_least_for); [`inspect`](crate::LockClient::inspect) shows until when.
     Kept,
-    /// The lock was lost before: somebody else may hold it, and the release did not touch their hold.
+    /// The lock was lost before: another holder may have it, and the release did not touch that hold.
     WasLost,
 }
 
@@ -140,8 +140,8 @@ impl LockHandle {
         }
     }
 
-    /// Makes a writer of a [readers-writer lock](crate::RwLock) a reader, without letting go in between: what it has
-    /// written is still there when it reads.
+    /// Makes a writer of a [readers-writer lock](crate::RwLock) a reader, without letting go in between: its changes
+    /// are still there when it reads.
     ///
     /// Readers that wait at the head of the queue get in with the same write; they stay behind a writer that came before
     /// them. The token, the lease and the handle stay the same. A reader stays a reader. There is no way back: readers
@@ -149,11 +149,11 @@ impl LockHandle {
     ///
     /// # Errors
     ///
-    /// [`RenewError::Invalid`] for any other kind of lock, and for a hold that was
-    /// [acquired re-entrantly](crate::Acquire::reentrant) and has other handles, which still count on it;
-    /// nothing was sent. [`RenewError::Lost`] if the lock is lost. [`RenewError::Server`] if the server refused, or did not
-    /// answer before the deadline of the hold: this handle is a reader's all the same, and others may have to wait until
-    /// it is released, or this is called again with success.
+    /// [`RenewError::Invalid`] for any other kind of lock, and for a hold that was [acquired
+    /// re-entrantly](crate::Acquire::reentrant) and has other handles, which still count on it; nothing was sent.
+    /// [`RenewError::Lost`] if the lock is lost. [`RenewError::Server`] if the server refused, or did not answer before
+    /// the deadline of the hold: this handle is a reader's nevertheless, and others may have to wait until it is
+    /// released, or until another call of `downgrade` succeeds.
     ///
     /// # Cancel safety
     ///
@@ -207,8 +207,8 @@ impl LockHandle {
         }
     }
 
-    /// Releases the lock: it is handed to the next in the queue, or is free, unless it is
-    /// [kept](crate::Acquire::at_least_for).
+    /// Releases the lock: it is handed to the next in the queue, or is free, unless it is [kept
+    /// taken](crate::Acquire::at_least_for) or [idle](crate::LockClientBuilder::keep_idle).
     ///
     /// If the lock was re-entered, or several readers of the process
     /// [share it](crate::guarantees#inside-a-process), only the last handle releases it and sends anything.

@@ -71,7 +71,7 @@ fn check_value(field: &str, value: &Bson) -> Result<(), InvalidInput> {
         Bson::Array(_) => "an array",
         Bson::RegularExpression(_) => "a regular expression",
         Bson::Null => "null",
-        _ => "of a type that no key has",
+        _ => "of a type that a key can't have",
     };
     let field: String = field.chars().take(CODE_MOST).collect();
     Err(InvalidInput::new(format!(

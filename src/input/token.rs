@@ -9,7 +9,7 @@ use crate::token::FencingToken;
 ///
 /// # Errors
 ///
-/// If the number is negative, which no token is.
+/// If the number is negative.
 impl TryFrom<i64> for FencingToken {
     type Error = InvalidInput;
 
@@ -40,6 +40,6 @@ fn no_token(value: &dyn fmt::Display) -> InvalidInput {
     let shown: String = value.to_string().chars().take(100).collect();
     let (shown, most) = (shown.escape_debug(), i64::MAX);
     InvalidInput::new(format!(
-        "`{shown}` is no fencing token; it must be a whole number from 0 to {most}"
+        "`{shown}` is not a fencing token; it must be a whole number from 0 to {most}"
     ))
 }

@@ -94,7 +94,7 @@ impl fmt::Display for LockEvent {
                 }
             }
             Self::Released { token } => write!(f, "released, token {token}"),
-            Self::Kept { token, .. } => write!(f, "released and kept, token {token}"),
+            Self::Kept { token, .. } => write!(f, "released and kept taken, token {token}"),
             Self::Expired { token } => write!(f, "expired, token {token}"),
             Self::Adopted { token } => write!(f, "adopted, token {token}"),
             Self::Broken { token } => write!(f, "broken, token {token}"),

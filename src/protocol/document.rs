@@ -43,7 +43,7 @@ pub(crate) enum Malformed {
     #[error("field `{field}` {problem}")]
     Field { field: String, problem: &'static str },
     /// It is the document of a lock, of a later protocol.
-    #[error("it is of protocol {found}, and this version of watchlock speaks protocol {PROTOCOL} at most")]
+    #[error("it uses protocol {found}; this version of watchlock supports up to protocol {PROTOCOL}")]
     Newer { found: i64 },
 }
 
@@ -296,7 +296,7 @@ impl<'a> Fields<'a> {
         match whole(value) {
             Some(1..=PROTOCOL) => Ok(()),
             Some(found) if found > PROTOCOL => Err(Malformed::Newer { found }),
-            _ => Err(self.malformed("protocol", "is no number of a protocol")),
+            _ => Err(self.malformed("protocol", "is not a protocol number")),
         }
     }
 
@@ -441,7 +441,7 @@ mod tests {
             let error = State::from_document(&doc! { "protocol": found, "holders": "elsewhere" }).unwrap_err();
             assert!(error.is_newer());
             assert!(
-                error.to_string().contains("protocol 2") && error.to_string().contains("protocol 1 at most"),
+                error.to_string().contains("protocol 2") && error.to_string().contains("up to protocol 1"),
                 "{error}"
             );
         }

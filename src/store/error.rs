@@ -240,7 +240,7 @@ enum NoRuntime {
 
 /// A document under the lock's name that is not the document of a lock; it is left alone.
 #[derive(Debug, thiserror::Error)]
-#[error("the document of that name is not the document of a lock: {0}")]
+#[error("the document with this name is not a lock: {0}")]
 struct NotALock(Malformed);
 
 /// A document that was written by a later version of this library; it is left alone.

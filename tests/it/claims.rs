@@ -551,7 +551,7 @@ async fn a_document_is_claimed_as_often_as_its_claims_allow_and_no_more() {
         ] {
             let refused = refused.unwrap_err();
             assert!(matches!(refused, AcquireError::Invalid(_)), "{refused:?}");
-            assert!(refused.to_string().contains("0 attempts is less than 1"), "{refused}");
+            assert!(refused.to_string().contains("max_attempts is 0"), "{refused}");
         }
     }
 }

@@ -134,7 +134,7 @@ async fn its_document_shows_it_as_idle_until_it_is_taken_again() {
     until_shown(&other, true).await;
     // To others it is taken, and it is renewed.
     match other.mutex("x").try_acquire().or_held().await {
-        Err(error @ AcquireError::Held { .. }) => assert!(error.to_string().contains("where it is idle"), "{error}"),
+        Err(error @ AcquireError::Held { .. }) => assert!(error.to_string().contains("idle with "), "{error}"),
         other => panic!("{other:?}"),
     }
     let before = holder(&other).await.unwrap();

@@ -20,7 +20,7 @@ fn later() -> Document {
 fn names_both(error: &ServerError) {
     let source = error.source().map(ToString::to_string).unwrap_or_default();
     assert!(
-        source.contains("protocol 2") && source.contains("protocol 1 at most"),
+        source.contains("protocol 2") && source.contains("up to protocol 1"),
         "{error}: {source}"
     );
 }

@@ -38,17 +38,18 @@ pub use handle::ElementHandle;
 /// Locks for one element each of an array in the documents of a collection of yours, in place. Made by
 /// [`DocumentLocks::element`].
 ///
-/// An element is known by its key: fields of it, with the values that no other element of the array has. Elements of one
-/// document are locked independently of each other, and of the [whole document](DocumentLocks::acquire). `E` is the type
-/// that the elements are read as.
+/// An element is identified by its key: some of its fields, whose values no other element of the array has. Elements of
+/// one document are locked independently of each other, and of the [whole document](DocumentLocks::acquire). `E` is the
+/// type of the elements.
 ///
-/// The lock of an element lies beside the array, as elements move when others are removed: in the field
+/// The lock of an element is stored beside the array, as elements move when others are removed: in the field
 /// `watchlock_elements`, by the path of the array and the key. With [`DocumentLocks::field`] that field is named after
 /// the one that is set, with `_elements` at its end. Locks that nobody has used for the client's
 /// [retention](crate::LockClientBuilder::retention) are removed when the next element of the document is locked.
 ///
-/// All locks that a client makes for the elements of one array, by whatever keys, share one session: one change stream on
-/// the collection, and one heartbeat for all holds. It lasts as long as the [`DocumentLocks`] or a handle does.
+/// All locks that a client makes for the elements of one array share one session, no matter which keys they have: one
+/// change stream on the collection, and one heartbeat for all holds. The session lasts as long as the [`DocumentLocks`]
+/// or a handle does.
 ///
 /// # Guarantees
 ///
@@ -63,8 +64,8 @@ pub use handle::ElementHandle;
 /// values. A collation of the collection makes no difference to that; give texts exactly as they are stored.
 ///
 /// All locks of a document's elements are in the document: about 700 bytes for each that is or was in use, written with
-/// every change of any of them. For thousands of elements of one document at a time, use a lock of their own
-/// ([`LockClient::mutex`](crate::LockClient::mutex)) for each.
+/// every change of any of them. To lock thousands of elements of one document at a time, use a
+/// [mutex](crate::LockClient::mutex) for each instead.
 ///
 /// # Examples
 ///
@@ -88,7 +89,7 @@ pub use handle::ElementHandle;
 /// # Ok(()) }
 /// ```
 pub struct ElementLocks<E> {
-    /// Whatever their documents are read as: only elements are.
+    /// The locks of the documents, whose type does not matter: only elements are read.
     locks: DocumentLocks<Document>,
     array: String,
     key: Document,
@@ -176,8 +177,8 @@ impl<E> ElementLocks<E> {
         TryAcquireElement::new(self.clone(), id.into())
     }
 
-    /// Returns who holds the lock of the element in the document with this `_id` and who waits for it; `None` if it was
-    /// not locked lately, or there is no such document.
+    /// Returns the holders and waiters of the element's lock in the document with this `_id`; `None` if it was not
+    /// locked lately, or there is no such document.
     ///
     /// # Errors
     ///

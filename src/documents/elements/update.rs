@@ -29,7 +29,7 @@ pub(super) fn rewritten(
                 "it is a pipeline, which would have to write the whole array; use operators".to_owned(),
             ));
         }
-        _ => return Err(refused("it is of an unknown kind".to_owned())),
+        _ => return Err(refused("it is neither a document nor a pipeline".to_owned())),
     };
     let mut of_document = Document::new();
     let mut is_empty = true;
@@ -40,7 +40,7 @@ pub(super) fn rewritten(
         };
         if operator == "$rename" {
             return Err(refused(
-                "the server has no `$rename` in an element of an array; use `$set` and `$unset`".to_owned(),
+                "the server does not support `$rename` in an element of an array; use `$set` and `$unset`".to_owned(),
             ));
         }
         let mut rewritten = Document::new();
@@ -70,9 +70,7 @@ fn check_path(path: &str, key: &ElementKey) -> Result<(), &'static str> {
         return Err("has an empty name or a NUL in its path");
     }
     if names.any(|name| name.starts_with('$')) {
-        return Err(
-            "has `$` in its path, which would be a place found by the filter, or need array filters of its own",
-        );
+        return Err("has `$` in its path; the positional `$` and array filters are not supported in an element");
     }
     Ok(())
 }
