@@ -7,10 +7,10 @@ use watchlock::{FencingToken, LockClient, OnceOutcome};
 
 type Error = Box<dyn std::error::Error + Send + Sync>;
 
-/// Does `job` at the times that `cron` names, at most once per period among all replicas. `log` is told how each went.
+/// Does `job` at the times that `cron` names, at most once per period among all replicas; `log` gets each outcome.
 ///
-/// For a report at 02:00 UTC on each day: `"0 0 2 * * *"`, with a period of 24 hours. The windows are moved by half a
-/// period, so that no timer fires where one ends and the next begins.
+/// For a report at 02:00 UTC each day, pass `"0 0 2 * * *"` and a period of 24 hours. The windows are moved by half a
+/// period, so that no timer fires at the boundary of two windows.
 pub async fn schedule<Fut>(
     locks: &LockClient,
     cron: &str,
@@ -29,7 +29,7 @@ where
             // If the lock is lost, the job's future is dropped, and the period stays open.
             match once.run(|held| job(held.token())).await {
                 Ok(OnceOutcome::Done { .. }) => log("done"),
-                Ok(OnceOutcome::Failed(error)) => log(&format!("failed, and to be done yet: {error}")),
+                Ok(OnceOutcome::Failed(error)) => log(&format!("failed; the period stays open: {error}")),
                 Ok(OnceOutcome::RanAlready(run)) => log(&run.to_string()),
                 Ok(OnceOutcome::Busy(contention)) => log(&format!("in progress: {contention}")),
                 Ok(_) => {}
