@@ -68,7 +68,7 @@ const PERIOD_LEAST: Duration = Duration::from_secs(1);
 /// # for _ in 0..2 {
 /// match nightly.run(|held| async move { report(held.token()).await }).await? {
 ///     OnceOutcome::Done { output, .. } => println!("{output} pages"),
-///     OnceOutcome::Failed(error) => eprintln!("failed, and to be done yet: {error}"),
+///     OnceOutcome::Failed(error) => eprintln!("failed; the period stays open: {error}"),
 ///     OnceOutcome::RanAlready(run) => println!("{run}"),
 ///     OnceOutcome::Busy(contention) => println!("another run is in progress: {contention}"),
 ///     _ => {}
