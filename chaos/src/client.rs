@@ -155,7 +155,7 @@ pub(crate) async fn run(options: Options) -> Result<()> {
         tokio::spawn(async move { actor.watch_wakes().await })
     });
 
-    // Whatever comes, only its end matters.
+    // Only the end of the input matters, and not its content.
     let mut rest = Vec::new();
     let _ = tokio::io::stdin().read_to_end(&mut rest).await;
     stop.send_replace(true);

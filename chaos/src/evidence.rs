@@ -9,7 +9,7 @@ use crate::{journal::Note, summary::Summary};
 /// The file in the folder of a run.
 pub(crate) const FILE: &str = "evidence.json";
 
-/// What a run went through, in numbers.
+/// The numbers of a run.
 #[derive(Debug, Serialize)]
 pub(crate) struct Evidence<'a> {
     seconds: u64,

@@ -1,15 +1,15 @@
-//! What must hold of each write.
+//! The properties that must hold of each write.
 
 use crate::protocol::{Evict, Expects, Holder, Operation, ServerTime, State, wake};
 
-/// What a write must never do.
+/// The breaches that a write must never commit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Breach {
     /// More permits are held than there are.
     Capacity,
     /// A token that is not above all that were issued before.
     Token,
-    /// Somebody was let in before somebody who came earlier.
+    /// A client was let in before a client that came earlier.
     Overtaken,
     /// An entry is there twice.
     Twice,
@@ -19,11 +19,11 @@ pub(super) enum Breach {
     Stayed,
     /// The queue is longer than it may be.
     Crowded,
-    /// A lock that is kept, or is to be, is open or for another time, and no operator broke it.
+    /// A lock that is or should be kept taken is free, or is kept for another time, and no operator broke it.
     Opened,
 }
 
-/// What was there before a write, and what it is bound by.
+/// The situation before a write, and the bounds of the write.
 pub(super) struct Before<'a> {
     pub(super) state: Option<&'a State>,
     /// The last token that was issued.
@@ -41,7 +41,7 @@ pub(super) fn check_write(
 ) -> Option<Breach> {
     let after = after?;
     let before = was.state;
-    // What finds the document other than it was expected does nothing, and is asked for in full.
+    // An operation that finds the document other than expected is a no-op, and is repeated in full.
     let did = operation
         .filter(|operation| operation.expects == Expects::Nothing || wake::left(&after.wake, &operation.id).is_some());
     let gone = did.into_iter().flat_map(|operation| &operation.leave);
@@ -113,7 +113,7 @@ pub(super) fn check_write(
         return (before.map(|before| &before.queue) != Some(&after.queue)).then_some(Breach::Overtaken);
     };
     let leaves = |id: &String| operation.leave.contains(id);
-    // Who was in line and stays in it, in the order in which they came.
+    // The entries that were in the queue and stay in it, in the order in which they came.
     let line = queue.iter().filter(|waiter| waiter.until > now && !leaves(&waiter.id));
     let mut let_in = let_in.into_iter();
     let mut still_waiting = after.queue.iter().map(|waiter| &waiter.id);

@@ -1,7 +1,8 @@
-//! A client of the model: a real [`Waitlist`] before each lock and a real clock of the server's, in ticks.
+//! A client of the model: a real [`Waitlist`] before each lock and its real knowledge of the server's clock, in ticks.
 //!
-//! Around them stands what the session does for real ones: it keeps the deadlines of holds, and has timers. Timers may fire
-//! at any time or never, so a client that freezes and thaws late is one for which none fires for a while.
+//! Around them is the part that the session plays for real clients: it keeps the deadlines of holds, and has timers.
+//! Timers may fire at any time or never, so a client that freezes and thaws late is one for which none fires for a
+//! while.
 
 use std::{sync::LazyLock, time::Duration};
 
@@ -16,15 +17,15 @@ use crate::{
     },
 };
 
-/// Longer than anything that is reckoned with; what is older is all the same.
+/// A time longer than any that matters; all older times count as the same.
 pub(super) const LONG: i64 = LEASE + 1;
 
 const TICK: Duration = Duration::from_millis(1);
 
-/// What the monotonic clocks of all machines show at the beginning, long after their own.
+/// The reading of the monotonic clocks of all machines at the beginning, long after the clocks' own beginning.
 static START: LazyLock<Instant> = LazyLock::new(|| Instant::now() + Duration::from_secs(3_600));
 
-/// Later than any run goes on.
+/// A time after the end of any run.
 static NEVER: LazyLock<Instant> = LazyLock::new(|| *START + Duration::from_secs(3_600));
 
 /// A time in ticks on the monotonic clocks.
@@ -203,14 +204,14 @@ impl Client {
     /// A holder lets go: by release, by drop, or because its time is over.
     pub(super) fn let_go(&mut self, lock: usize, place: usize, world: World<'_>) {
         let hold = self.lines[lock].holds.remove(place);
-        // What was lost is not kept.
+        // A lost lock is not kept taken.
         let keeps = world.rules.keeps > 0 && hold.is_believed(world.now, world.rules);
         let kept = keeps.then(|| Kept {
             id: hold.id.clone(),
             token: hold.granted_as,
             until: KeptUntil::AfterRelease(world.rules.keeps),
         });
-        // Only a release hands on: what was lost is nobody's to give.
+        // Only a release hands on: a lost hold can't be given to anybody.
         let released = hold.is_believed(world.now, world.rules) && kept.is_none();
         let inherited = hold.left(world);
         let stays = self.feed(lock, world, |waitlist, context, effects| {
@@ -305,7 +306,8 @@ impl Client {
         });
     }
 
-    /// What it knows of the server's clock: how long the tightest exchange took, and how far that clock is ahead of our own at most.
+    /// The client's knowledge of the server's clock: the duration of the tightest exchange, and the maximum by which
+    /// that clock is ahead of our own.
     pub(super) fn reference(&self) -> Option<(i64, i64)> {
         let (sent, received, now) = self.clock.reference()?;
         let (sent, received) = (tick(sent), tick(received));
@@ -328,7 +330,7 @@ fn context<'a>(clock: &'a ServerClock, ids: &'a Ids, world: World<'a>) -> Contex
 }
 
 impl Line {
-    /// What the session does after whatever comes up: the next task gets the hold that no task has, or it is given back.
+    /// The session's part after each input: the next task gets the hold that no task has, or the hold is given back.
     fn attend_to_idle(&mut self, world: World<'_>, is_over: bool, context: &Context<'_>) {
         let Some(entry) = self.idle.as_ref().map(|hold| hold.id.clone()) else {
             return;

@@ -1,7 +1,7 @@
-//! When two states are the same: where nothing that can still happen tells them apart.
+//! The equality of states: two states are the same if nothing that can still happen distinguishes them.
 //!
-//! Times count from now and tokens by their order; ids are numbered as they come up, and the clients are put in an order
-//! of their own, as they are alike. That makes the states finitely many although time and tokens go on for ever.
+//! Times count from now and tokens by their order; ids are numbered as they come up, and the clients are put in an
+//! order of their own, as they are alike. So there are finitely many states, although time and tokens go on forever.
 
 use std::{
     collections::hash_map::DefaultHasher,
@@ -33,7 +33,7 @@ struct View<'a> {
 
 impl Hash for System {
     fn hash<H: Hasher>(&self, hasher: &mut H) {
-        // Clients that look alike are told apart by what they do to the documents, which the walk below sees.
+        // Clients that look alike are distinguished by their effects on the documents, which the walk below sees.
         let tokens = self.tokens();
         let clients = self.clients.iter();
         let mut order: Vec<_> = clients
@@ -88,7 +88,7 @@ impl System {
         }
     }
 
-    /// What tells a client from others, seen by itself.
+    /// The properties that distinguish a client from others, without the documents.
     fn alone(&self, client: &Client, tokens: &[i64]) -> u64 {
         let mut view = self.view(tokens);
         view.client(client);
@@ -180,7 +180,7 @@ impl<'a> View<'a> {
         self.words.push(i64::from(flag));
     }
 
-    /// A time of our own clocks; what is over by `old` is all the same.
+    /// A time of our own clocks; all times before `old` count as the same.
     fn time(&mut self, time: i64, old: i64) {
         self.words.push((time - self.system.time).max(-old));
     }

@@ -1,4 +1,4 @@
-//! What happens to a state: commands are sent, applied, answered and lost; events arrive; faults strike.
+//! The happenings of a state: commands are sent, applied, answered and lost; events arrive; faults strike.
 
 use std::sync::Arc;
 
@@ -156,7 +156,7 @@ impl System {
         copy.is_some_and(|(lock, _)| self.documents()[*lock].may_be_set_back(self.now()))
     }
 
-    /// Somebody else saves what it has read; `None` where it is still so.
+    /// Another program saves the document that it has read; `None` if the document has not changed since.
     pub(super) fn restore(&mut self) -> Option<()> {
         let (lock, copy) = self.copy.take()?;
         let before = self.documents()[lock].state.clone();
@@ -303,7 +303,7 @@ impl System {
         }
     }
 
-    /// Another primary, which has `keep` states of the log.
+    /// Another primary takes over, which has `keep` states of the log.
     pub(super) fn fail_over(&mut self, keep: usize, ahead: i64) {
         self.log.truncate(keep);
         for message in &mut self.network {

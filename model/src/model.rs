@@ -9,8 +9,9 @@
 //!
 //! # What can happen
 //!
-//! Clients acquire by waiting or by a try, renew, release, hand a hold on from task to task, share one among readers, ask
-//! again and repeat failed operations, at any time. In each run a bounded number of *faults* happen, of any kind and at any time:
+//! Clients acquire by waiting or by a try, renew, release, hand a hold on from task to task, share one among readers,
+//! ask again and repeat failed operations, at any time. In each run a bounded number of *faults* happen, of any kind
+//! and at any time:
 //!
 //! - a command is delayed and applied late: before its client gives it up and repeats it, after that, or never;
 //! - an answer is delayed: it arrives late or never, although its command was applied;
@@ -29,19 +30,19 @@
 //!
 //! # What must hold
 //!
-//! In each state: *a counter beyond all tokens* (nobody holds under a token that the document's counter has not passed, so
-//! that the next grant has a larger one), *exclusion* (no more permits are held by clients that believe in their hold, by their own clocks,
-//! than there are), *no ghost* (a client that has left and was answered has nothing in the document, not even until a
-//! lease runs out; unless a process died), and *everybody gets its turn*: from each state on, if nothing goes wrong any
-//! more and all holders let go, every waiter is granted and the lock is idle in the end. This is played out from each
-//! state, with events, by polling alone, and by polling where neither a command that is on its way nor the first one
-//! that each client then sends is ever answered; it is played out because the checker's own `eventually` passes over
-//! cycles. At each write: *capacity*, *rising tokens*, *first come, first served*, *one entry for an id*, *no revival*,
-//! *a bounded queue*, *who leaves is gone*, *what is kept stays* (until its time is over, unless an operator breaks the
-//! lock).
+//! In each state: *a counter beyond all tokens* (nobody holds under a token that the document's counter has not passed,
+//! so that the next grant has a larger one), *exclusion* (no more permits are held by clients that believe in their
+//! hold, by their own clocks, than there are), *no ghost* (a client that has left and was answered has nothing in the
+//! document, not even until a lease runs out; unless a process died), and *everybody gets its turn*: from each state
+//! on, if nothing goes wrong any more and all holders let go, every waiter is granted and the lock is free in the end.
+//! This is played out from each state, with events, by polling alone, and by polling where neither a command that is on
+//! its way nor the first one that each client then sends is ever answered; it is played out because the checker's own
+//! `eventually` passes over cycles. At each write: *capacity*, *rising tokens*, *first come, first served*, *one entry
+//! for an id*, *no revival*, *a bounded queue*, *who leaves is gone*, *what is kept stays* (until its time is over,
+//! unless an operator breaks the lock).
 //!
-//! A holder that an old, saved document does not show is evicted as by an operator, but not notified. Exclusion is not
-//! promised to it any more; that nobody else gets its token is.
+//! A holder that an old, saved document does not show is evicted as by an operator, but not notified. Exclusion is no
+//! longer promised to it, but its token still goes to nobody else.
 //!
 //! # What is assumed
 //!

@@ -7,10 +7,10 @@ use super::{
 };
 
 impl System {
-    /// From here on nothing goes wrong, whoever holds lets go, and nobody else comes. What is still on its way comes
-    /// first. Without `events`, the clients poll. Without `answers`, none comes of those that are still awaited, nor of the
-    /// first command that each client sends from here on: it is given up and asked for again beside, and done before
-    /// that, or after.
+    /// From here on nothing goes wrong, each holder lets go, and no client comes. Messages that are still on their way
+    /// arrive first. Without `events`, the clients poll. Without `answers`, none of the answers that are still awaited
+    /// arrives, nor the answer to the first command that each client sends from here on: that command is given up and
+    /// repeated in parallel, and applied before the repetition, or after.
     pub(super) fn play_out(&self, setup: &Setup, events: bool, answers: bool) -> Self {
         let mut state = self.clone();
         state.clients.iter_mut().for_each(|client| client.frozen = false);
@@ -34,7 +34,7 @@ impl System {
             }
             state.round(setup, events, &mut silent);
             state.time += 1;
-            // What nobody waits for any more comes after its client has asked again.
+            // A command for which nobody waits any more arrives after its client has asked again.
             let late = |state: &Self| {
                 let late = |message: &Message| message.applied.is_none() && message.sent + 1 < state.time;
                 state.network.iter().position(late)
@@ -74,7 +74,7 @@ impl System {
                 if line.may_ask(self.time) && !(events && queued && self.time % (LEASE / 2) != 0) {
                     self.ask(setup, client, lock, Step::Timer, silent);
                 }
-                // Not for ever: what has come to no end by then comes to none.
+                // Not forever: a run that has not ended by then does not end.
                 for _ in 0..PATIENCE {
                     if !self.clients[client].lines[lock].wants_to_send(self.time) {
                         break;
@@ -85,8 +85,8 @@ impl System {
         }
     }
 
-    /// Whether the time of the hold that no task has is over. An event that arrives ends it sooner, so where none was lost
-    /// it lasts for as long as others wait.
+    /// Whether the time of the hold that no task has is over. An event that arrives ends it sooner, so where none was
+    /// lost it lasts for as long as others wait.
     fn is_over(&self, setup: &Setup, client: usize, lock: usize, events: bool) -> bool {
         let line = &self.clients[client].lines[lock];
         let others = self.clients.iter().filter(|other| other.number != client);
@@ -96,8 +96,8 @@ impl System {
         !awaited || !events || self.faults < setup.faults || line.waitlist.rests_in_doubt()
     }
 
-    /// A client's step whose command is answered at once; or is not answered at all where it is to be `silent`, which is
-    /// over then.
+    /// A client's step whose command is answered at once; or is not answered at all where it is to be `silent`, which
+    /// is over then.
     pub(super) fn ask(&mut self, setup: &Setup, client: usize, lock: usize, step: Step, silent: &mut bool) {
         let mode = match (*silent, client % 2) {
             (false, _) => Mode::Prompt,
@@ -110,6 +110,6 @@ impl System {
     }
 }
 
-/// Rounds after which everybody has had his turn: a lease for whoever died as a holder, a claim for each that died in the
-/// queue, and the sweeps.
+/// Rounds after which everybody has had a turn: a lease for a holder that died, a claim lease for each client that died
+/// in the queue, and the sweeps.
 const PATIENCE: usize = 40;

@@ -1,4 +1,4 @@
-//! What is checked: the transitions, and the rules by which a client believes. The real ones, or those with a fault.
+//! The checked code: the transitions, and the rules by which a client believes; the real ones, or ones with a fault.
 
 use std::{sync::LazyLock, time::Duration};
 
@@ -13,17 +13,17 @@ pub(super) const LEASE: i64 = 4;
 pub(super) const CLAIM: i64 = 3;
 pub(super) const SKEW: i64 = 1;
 
-/// What the server's clock shows at the beginning: any time after 1970 will do.
+/// The server's clock at the beginning: any time after 1970 will do.
 pub(super) const EPOCH: i64 = 1_000;
 
-/// How long a document outlives its last write at least.
+/// Minimum time for which a document outlives its last write.
 pub(super) const KEEP: i64 = LEASE + 3;
 
 pub(super) type Apply = fn(Option<&State>, &Operation, ServerTime) -> Option<State>;
 pub(super) type Renew = fn(&mut State, &str, &[String], i64, ServerTime) -> bool;
 
-/// The seam through which faults are seeded: what is done to the real waitlist, and to what it is told. It exists in this
-/// model only.
+/// The seam through which faults are seeded: changes to the real waitlist, and to its inputs. It exists in this model
+/// only.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Rules {
     pub(super) apply: Apply,
@@ -36,17 +36,17 @@ pub(super) struct Rules {
     pub(super) counts_from_sending: bool,
     /// A grant whose claim has run out is not believed.
     pub(super) refuses_late_news: bool,
-    /// Whoever looks at a hold compares the clock, and does not wait for a timer to end it.
+    /// Each look at a hold compares the clock, and does not wait for a timer to end the hold.
     pub(super) looks_at_the_clock: bool,
-    /// What is granted on an answer or an event is committed by a majority.
+    /// A grant in an answer or an event is committed by a majority.
     pub(super) waits_for_majority: bool,
-    /// Whoever gives up takes its entry out.
+    /// A waiter that gives up removes its entry.
     pub(super) leaves_when_giving_up: bool,
     /// An eviction ends the hold of the grant that was broken, and no later one of the same entry.
     pub(super) tells_grants_apart: bool,
-    /// Who found the queue full knocks again.
+    /// A client that found the queue full knocks again.
     pub(super) knocks_again: bool,
-    /// And some of the knocks are requests in full.
+    /// Some of the knocks are requests in full.
     pub(super) knocks_in_full: bool,
     /// For how many ticks after a release a lock is kept; 0: not at all.
     pub(super) keeps: i64,
@@ -58,7 +58,7 @@ pub(super) struct Rules {
     pub(super) tokens_not_reserved: i64,
     /// A lock stays with its client after a release, for the next task.
     pub(super) stays_idle: bool,
-    /// Who hears that others wait gives it back.
+    /// A client that learns that others wait gives its idle lock back.
     pub(super) heeds_notices: bool,
     /// A command that is not answered is given up, and its client goes on beside it.
     pub(super) gives_up_commands: bool,
@@ -104,7 +104,7 @@ impl Rules {
         }
     }
 
-    /// What a client takes off the end of a lease, in ticks.
+    /// The margin that a client takes off the end of a lease, in ticks.
     pub(super) fn skew(&self) -> i64 {
         if self.margin { SKEW } else { 0 }
     }

@@ -7,7 +7,7 @@ use super::{
 
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Action {
-    /// What a client does, and how the command gets on that it sends in turn.
+    /// A step of a client, and the fate of the command that it sends in turn.
     Client {
         client: usize,
         lock: usize,
@@ -47,7 +47,7 @@ pub(super) enum Step {
     Renew(usize),
     /// Of the hold that no task has.
     RenewIdle,
-    /// What came up while an operation was on its way.
+    /// The inputs that came up while an operation was on its way.
     Send,
     Timer,
 }
@@ -58,7 +58,8 @@ pub(super) enum Mode {
     Prompt,
     /// It is applied at once. Its answer comes at any time, or never.
     Unanswered,
-    /// It is applied at any time, be it that its client has given it up, or never; and so is its answer.
+    /// It is applied at any time (even after its client has given it up) or never, and its answer arrives at any time
+    /// or never.
     Delayed,
 }
 
@@ -253,7 +254,7 @@ impl Setup {
             Action::Tick => state.time += 1,
         }
         if !self.sorts.contains(&Fault::FailOver) || state.faults == 0 {
-            // Nothing is undone any more, so it makes no difference when a majority has it.
+            // Nothing is undone any more, so the time at which a majority has it makes no difference.
             state.commit(state.log.len() - 1);
         }
         Some(state)

@@ -1,4 +1,4 @@
-//! All of it together: the server with its log, the network, the clients and the time; and every step that can be taken.
+//! The whole system: the server with its log, the network, the clients and the time; and every step that can be taken.
 
 use std::{fmt, sync::Arc};
 
@@ -9,7 +9,7 @@ use super::{
 };
 use crate::protocol::{Kind, Operation, ServerTime, State, state, wake::Signal};
 
-/// What is explored.
+/// The bounds of an exploration.
 #[derive(Clone, Debug)]
 pub(super) struct Setup {
     pub(super) rules: Rules,
@@ -25,7 +25,7 @@ pub(super) struct Setup {
     pub(super) tries: bool,
     /// Holders may renew.
     pub(super) renewals: bool,
-    /// The document of an idle lock is purged in the end.
+    /// The document of a free lock is purged in the end.
     pub(super) purge: bool,
     /// How many faults may come to pass in one run, and of which sorts.
     pub(super) faults: u8,
@@ -36,7 +36,7 @@ pub(super) struct Setup {
     pub(super) steps: usize,
 }
 
-/// What may go wrong, and what users and operators may do at the worst moment.
+/// The faults of the system, and the actions of users and operators at the worst moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Fault {
     /// A command stays on its way, and is applied at any later time: before its answer is given up, or after.
@@ -54,13 +54,13 @@ pub(super) enum Fault {
     Cancel,
     /// An operator breaks the lock.
     Break,
-    /// Another primary: what no majority had is undone, and its clock is another.
+    /// Another primary takes over: writes that no majority had are undone, and its clock differs.
     FailOver,
-    /// Somebody else reads the document, and saves it any time later as it was.
+    /// Another program reads the document, and saves that state at any later time.
     Restore,
 }
 
-/// All that come up in the course of things; [`Fault::Restore`] is a mistake of somebody else's.
+/// All faults that come up in the normal course; [`Fault::Restore`] is a mistake of another program.
 pub(super) const ALL_FAULTS: &[Fault] = &[
     Fault::Delay,
     Fault::LateAnswer,
@@ -73,13 +73,13 @@ pub(super) const ALL_FAULTS: &[Fault] = &[
     Fault::FailOver,
 ];
 
-/// The document of one lock, and what has been seen of it.
+/// The document of one lock, and a record of its past.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Slot {
     pub(super) state: Option<Arc<State>>,
-    /// The last token that was issued for the name, whatever became of the document.
+    /// The last token that was issued for the name, even if the document was deleted or set back.
     pub(super) token: i64,
-    /// The tokens of those who held it when somebody else saved an old document, and do not in that.
+    /// The tokens of the holders that an old document, saved by another program, no longer has.
     pub(super) struck: Vec<i64>,
 }
 
@@ -89,8 +89,8 @@ impl Slot {
         self.state.as_ref().is_some_and(|state| state.token < self.token)
     }
 
-    /// What is taken for granted of a document that is set back: between the last grant and the next the server's clock
-    /// goes on.
+    /// The assumption about a document that is set back: the server's clock advances between the last grant and the
+    /// next.
     pub(super) fn may_be_set_back(&self, now: ServerTime) -> bool {
         room_for_tokens(self, now) < 0
     }
@@ -116,7 +116,7 @@ pub(super) struct Message {
 
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Applied {
-    /// What the answer shows; of a renewal: the document, if it was changed.
+    /// The state that the answer shows; for a renewal: the document, if it was changed.
     pub(super) shown: Option<Arc<State>>,
     pub(super) at: ServerTime,
     /// The place in the log that a majority must have before it is answered.
@@ -135,7 +135,7 @@ pub(super) struct Notice {
 
 #[derive(Clone, PartialEq)]
 pub(super) struct System {
-    /// What the monotonic clocks of all machines show.
+    /// The reading of the monotonic clocks of all machines.
     pub(super) time: i64,
     /// How far the server's clock is ahead of that, and the range in which that has been.
     pub(super) ahead: i64,
@@ -146,11 +146,11 @@ pub(super) struct System {
     pub(super) network: Vec<Message>,
     /// Each client's change stream.
     pub(super) streams: Vec<Vec<Notice>>,
-    /// What somebody else has read of a lock, and may save.
+    /// The state of a lock that another program has read, and may save.
     pub(super) copy: Option<(usize, Arc<State>)>,
     pub(super) faults: u8,
     pub(super) operations: u32,
-    /// Whether the time of a purge is of any matter.
+    /// Whether the time of a purge matters.
     pub(super) purge: bool,
     /// Entries may have been left to their lease: their client crashed, or the command came after the last sweep.
     pub(super) abandoned: bool,
@@ -185,7 +185,7 @@ impl Setup {
 }
 
 impl System {
-    /// What the server's clock shows.
+    /// The reading of the server's clock.
     pub(super) fn now(&self) -> ServerTime {
         ServerTime(EPOCH + self.time + self.ahead)
     }
@@ -226,14 +226,15 @@ impl System {
         self.time < hold.deadline && gains && !on_its_way
     }
 
-    /// What everybody who holds a lock takes for valid, but for those that an operator put out, or a save of an old document.
+    /// The holds that their clients believe in, except those that an operator evicted, or that the save of an old
+    /// document removed.
     pub(super) fn believed(&self, setup: &Setup, lock: usize) -> Vec<&Hold> {
         let (mut believed, struck) = (self.valid(setup, lock), &self.documents()[lock].struck);
         believed.retain(|hold| !struck.contains(&hold.granted_as));
         believed
     }
 
-    /// Those whom the save of an old document has put out.
+    /// The holders that the save of an old document has removed.
     pub(super) fn struck(&self, setup: &Setup, lock: usize) -> Vec<&Hold> {
         let (mut believed, struck) = (self.valid(setup, lock), &self.documents()[lock].struck);
         believed.retain(|hold| struck.contains(&hold.granted_as));

@@ -1,8 +1,8 @@
-//! What is explored, and the seeded faults that must be found.
+//! The explored models, and the seeded faults that must be found.
 //!
 //! `WATCHLOCK_MODEL_FAULTS` sets how many faults a run may have, and `WATCHLOCK_MODEL_STEPS` how many steps (0: any
-//! number), for a longer look than that of every day. What each test explores is printed:
-//! `cargo test --package watchlock-model -- --nocapture`.
+//! number), for a longer look than the daily one. Each test prints the states that it explores: `cargo test --package
+//! watchlock-model -- --nocapture`.
 
 use std::{collections::BTreeSet, time::Instant};
 
@@ -105,7 +105,7 @@ fn a_mutex_of_many_tasks() {
     check("mutex, two clients of two tasks, tries, ten steps", tasks, 100_000);
 }
 
-/// Two clients, of which each may pass the lock along four tasks of its own.
+/// Two clients, each of which may pass the lock along four tasks of its own.
 fn handed_on() -> Setup {
     Setup {
         permits: vec![1; 2],
@@ -156,7 +156,7 @@ fn a_range_of_tokens_that_no_write_reserves_is_found() {
     find("a range that is not written", "a counter beyond all tokens", setup);
 }
 
-/// Two clients, of which each keeps what nobody waits for.
+/// Two clients, each of which keeps a released lock for which nobody waits.
 fn idle() -> Setup {
     Setup {
         rules: Rules {
@@ -300,8 +300,8 @@ fn a_range_of_readers_that_no_write_reserves_is_found() {
     );
 }
 
-/// Neither minds the other, and each alone is gone through to the end above. The next step has three times as many states as
-/// all before it.
+/// The two locks don't affect each other, and the tests above explore each alone to the end. The next step has three
+/// times as many states as all before it.
 #[test]
 fn two_mutexes() {
     let two = Setup {
@@ -376,7 +376,7 @@ fn a_semaphore_of_two() {
     check("semaphore, three clients, nine steps", semaphore, 38_000);
 }
 
-/// But for the name of the kind the same as two clients with a permit and one with two, so only the beginning.
+/// Only the beginning: except for the name of the kind, it is the same as two clients with one permit and one with two.
 #[test]
 fn readers_and_a_writer() {
     const ALL: i64 = 1 << 20;
@@ -390,7 +390,7 @@ fn readers_and_a_writer() {
     check("two readers and a writer, eight steps", readers, 15_000);
 }
 
-/// The third finds no room and knocks, whoever dies or is silent meanwhile.
+/// The third finds no room and knocks, while any client may die or fall silent.
 #[test]
 fn a_mutex_whose_queue_is_full() {
     let full = Setup {
@@ -772,7 +772,7 @@ fn knocks_that_put_nobody_out_are_found() {
         knocks_in_full: false,
         ..Rules::REAL
     };
-    // What is brought back is a queue of entries that are over.
+    // The restored document has a queue of entries that are over.
     find(
         "knocks that are never in full",
         "everybody gets its turn",

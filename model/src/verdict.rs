@@ -1,4 +1,4 @@
-//! What must hold of each state.
+//! The properties that must hold of each state.
 
 use std::sync::LazyLock;
 
@@ -7,8 +7,8 @@ use super::{
     system::{Setup, System},
 };
 
-/// Never more permits than there are with clients that take them for theirs, nor two of them under one token: not even
-/// where somebody else has taken the lock away from the one.
+/// Clients never believe in more permits than there are, nor do two of them believe in one token: not even if somebody
+/// else has taken the lock away from one of them.
 pub(super) fn is_exclusive(setup: &Setup, state: &System) -> bool {
     (0..setup.locks).all(|lock| {
         let believed = state.believed(setup, lock);
@@ -20,7 +20,8 @@ pub(super) fn is_exclusive(setup: &Setup, state: &System) -> bool {
     })
 }
 
-/// Nobody has a token that the counter has not passed: what is granted next has a larger one than all that were handed on.
+/// Nobody has a token that the counter has not passed, so the next grant has a larger token than all that were handed
+/// on.
 pub(super) fn is_counted(setup: &Setup, state: &System) -> bool {
     (0..setup.locks).all(|lock| {
         let counted = state.documents()[lock].token;
@@ -28,8 +29,8 @@ pub(super) fn is_counted(setup: &Setup, state: &System) -> bool {
     })
 }
 
-/// A client that has left and was answered has nothing in the document: not even until a lease runs out. A lock that it
-/// has kept is nobody's.
+/// A client that has left and was answered has nothing in the document, not even until a lease runs out. A lock that it
+/// keeps taken belongs to nobody.
 pub(super) fn is_without_ghosts(state: &System) -> bool {
     let empty = |client: &Client, lock: usize| {
         let slot = state.documents().get(lock).and_then(|slot| slot.state.as_deref());
@@ -50,8 +51,8 @@ pub(super) fn is_without_ghosts(state: &System) -> bool {
         })
 }
 
-/// One state in so many is played out to its end every day, as each play-out goes through many states that are played out
-/// themselves. `WATCHLOCK_MODEL_PLAYED=1` has each of them played out.
+/// One state in so many is played out to its end every day, as each play-out goes through many states that are played
+/// out themselves. `WATCHLOCK_MODEL_PLAYED=1` has each of them played out.
 fn played() -> i64 {
     static PLAYED: LazyLock<i64> = LazyLock::new(|| {
         let played = std::env::var("WATCHLOCK_MODEL_PLAYED");
@@ -60,7 +61,7 @@ fn played() -> i64 {
     *PLAYED
 }
 
-/// When nothing goes wrong any more, whoever waits gets its turn, and in the end all is quiet and free.
+/// When nothing goes wrong any more, each waiter gets its turn, and in the end all is quiet and free.
 pub(super) fn ends_well(setup: &Setup, state: &System) -> bool {
     !setup.liveness
         || state.lot() % played() != 0
@@ -75,7 +76,7 @@ pub(super) fn ends_well(setup: &Setup, state: &System) -> bool {
                 if !end.is_quiet() || end.breach.is_some() || !is_without_ghosts(&end) {
                     return false;
                 }
-                // What died with its client is over after a lease.
+                // An entry whose client died is over after a lease.
                 end.time += super::rules::LEASE + super::rules::SKEW;
                 let now = end.now();
                 end.documents()

@@ -12,7 +12,7 @@ const RANGE: i64 = 64;
 #[derive(Debug, Default)]
 pub(super) struct Entries<'a>(HashMap<&'a str, BTreeMap<i64, Logged<'a>>>);
 
-/// What the log has of a holder.
+/// The record of a holder in the log.
 #[derive(Clone, Copy, Debug, Default)]
 struct Logged<'a> {
     /// The client that it is of.

@@ -220,7 +220,7 @@ fn intervals(case: &Case<'_>, held: &[Held<'_>]) -> Vec<Interval> {
         });
     }
     intervals.sort_by_key(|interval| interval.from);
-    // What a process does at the very moment at which something else of it ended comes after that.
+    // An action that begins at the very moment at which another of the same process ended comes after it.
     let mut ends: BTreeMap<usize, Moment> = BTreeMap::new();
     for interval in &mut intervals {
         let end = ends.entry(interval.process).or_default();

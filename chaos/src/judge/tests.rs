@@ -591,7 +591,7 @@ fn what_no_fault_strikes_is_held_up() {
     assert_eq!(play(locks, 5_000, 0), [Promise::Unharmed]);
     assert_eq!(play(locks, 0, 5_000), [Promise::Unharmed]);
     assert_eq!(play(|| Reach::Client("b".to_owned()), 5_000, 0), [Promise::Unharmed]);
-    // What is struck may have to wait, or to ask again.
+    // A client that a fault strikes may have to wait, or to ask again.
     assert_eq!(play(|| Reach::Client("a".to_owned()), 9_000, 9_000), []);
     assert_eq!(play(|| Reach::Answers("a".to_owned()), 5_500, 5_500), []);
     assert_eq!(play(|| Reach::Answers("a".to_owned()), 9_000, 0), [Promise::Unharmed]);
@@ -674,7 +674,7 @@ fn a_history_goes_through_its_file() {
     let records = well().clients["a"].clone();
     let log = crate::record::Log::open(&path).unwrap();
     records.iter().for_each(|record| log.write(record));
-    // What a killed process was writing.
+    // The line that a killed process was writing.
     let mut text = std::fs::read_to_string(&path).unwrap();
     text.push_str("{\"at\":12");
     std::fs::write(&path, text).unwrap();

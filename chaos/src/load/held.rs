@@ -27,8 +27,8 @@ const MEASURED: usize = 1_000;
 /// Number of such measurements, of which the median counts: some fall into a checkpoint of the server's.
 const BURSTS: usize = 5;
 
-/// Rest before each of them. A client that acquires at full pace for minutes keeps the server's processors busy, and what
-/// renewals take of them is not to be had; after a rest they yield.
+/// Rest before each of them. A client that acquires at full pace for minutes keeps the server's processors busy, and
+/// what renewals take of them is not to be had; after a rest they yield.
 const REST: Duration = Duration::from_secs(10);
 
 /// Number of locks that are held at the first measurement.

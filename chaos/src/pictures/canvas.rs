@@ -163,7 +163,7 @@ mod tests {
             drawn.contains("<title>a &lt; b</title>") && drawn.contains("<title>&lt;/title&gt;</title>"),
             "{drawn}"
         );
-        // However short, a hold is seen.
+        // Even a short hold stays visible.
         assert!(drawn.contains(r#"width="1""#), "{drawn}");
     }
 }

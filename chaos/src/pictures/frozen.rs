@@ -313,7 +313,7 @@ fn picture(lines: &[Line]) -> Option<String> {
         canvas.centred("ink", f64::midpoint(x(from), x(to)), row(number) + 14.0, text);
     };
     let (first_name, second_name) = (short(first_token), short(second_token));
-    // What the first process knows: after its look it may rely on the lock for so long.
+    // The first process's knowledge: after its look it may rely on the lock for this time.
     let safe_until = looked + safe_for;
     bar("first", 0, first, safe_until.min(frozen), "");
     bar("waits", 0, frozen, thawed, "frozen");

@@ -1,7 +1,7 @@
 //! The pictures of the documentation, drawn from real runs.
 //!
-//! Each scene runs on real servers and stores what it saw; the drawing is a function of that record. So a drawing can be
-//! changed without running anything again, and the same record is the same picture.
+//! Each scene runs on real servers and stores what it saw; the drawing is a function of that record. So a drawing can
+//! be changed without running anything again, and the same record is the same picture.
 
 mod canvas;
 mod frozen;

@@ -260,7 +260,7 @@ fn frames(cast: &str) -> Result<Vec<Vec<Vec<Cell>>>> {
         if kind != "o" {
             continue;
         }
-        // What was on the screen when the tick came.
+        // The contents of the screen at the tick.
         while at >= next && !screen.is_blank() {
             frames.push(screen.rows().to_vec());
             next = next.max(at - FRAME) + FRAME;
