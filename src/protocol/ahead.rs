@@ -55,7 +55,7 @@ impl Ahead {
     }
 }
 
-/// Returns how often a lock of this capacity is handed over until so many permits were granted.
+/// Returns how often a lock of this capacity is handed over until this many permits were granted.
 fn turns(permits: i64, capacity: i64) -> u64 {
     u64::try_from(permits / capacity.max(1)).unwrap_or(0)
 }

@@ -16,8 +16,8 @@ pub(crate) struct Holder {
     pub(crate) token: i64,
     /// When its holder released it, if the lock is kept beyond that: until `until`, and nobody renews it.
     pub(crate) released: Option<ServerTime>,
-    /// Whether no task of its client had it when it was renewed last: it stays with the client for the next one. For people
-    /// to read. `None`: a renewal has never said so.
+    /// Whether no task of its client had it when it was renewed last: it stays with the client for the next one. For
+    /// people to read. `None`: a renewal has never said so.
     pub(crate) idle: Option<bool>,
 }
 

@@ -26,8 +26,8 @@ pub enum Kind {
 pub(crate) type Use = (Kind, i64);
 
 impl Kind {
-    /// Returns the name of the kind in the lock's document: `mutex`, `semaphore`, `rwlock`, `election`, `document`, `latch` or
-    /// `barrier`.
+    /// Returns the name of the kind in the lock's document: `mutex`, `semaphore`, `rwlock`, `election`, `document`,
+    /// `latch` or `barrier`.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Mutex => "mutex",

@@ -100,8 +100,8 @@ impl Location {
         lock.map(State::from_document).transpose()
     }
 
-    /// Reads what is in the place of the lock: the document itself at the root. `None` if there is nothing of a lock, also
-    /// where another value is on the way to that place, of which a projection shows nothing.
+    /// Reads what is in the place of the lock: the document itself at the root. `None` if there is nothing of a lock,
+    /// also where another value is on the way to that place, of which a projection shows nothing.
     pub(crate) fn found(&self, document: &Document) -> Option<Result<State, Malformed>> {
         if self.is_root() {
             return Some(State::from_document(document));

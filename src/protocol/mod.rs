@@ -21,12 +21,12 @@
 //!   attempts: <how often claims with a limit have claimed the document, if ever one did> }
 //! ```
 //!
-//! In a document of the user's own, the lock is a sub-document. The locks of an array's elements are several of these, side
-//! by side in one map; see `pipeline::sharing`.
+//! In a document of the user's own, the lock is a sub-document. The locks of an array's elements are several of these,
+//! side by side in one map; see `pipeline::sharing`.
 //!
 //! While an entry holds all permits, its process may hand the hold on from task to task without a write, and readers of
-//! one process may share an entry: see `waitlist::handing_on`. Its `token` is then that of the first task, and the others
-//! have theirs from a range that the grant took out of the document's counter for all of them.
+//! one process may share an entry: see `waitlist::handing_on`. Its `token` is then that of the first task, and the
+//! others have theirs from a range that the grant took out of the document's counter for all of them.
 //!
 //! A mutex has capacity 1 and a semaphore capacity n; a readers-writer lock has a large capacity, of which a reader
 //! takes one permit and a writer all, exactly as `tokio::sync` builds its own on one semaphore.
@@ -36,7 +36,7 @@
 //! Every [`Operation`] is one atomic write, decided on the server's clock. It takes the document through these phases:
 //!
 //! 1. *leave*: the entries that are asked to leave are removed, and all whose `until` has passed. A holder that leaves
-//!    and whose lock is to be kept stays, with another `until`.
+//!    and whose lock is kept taken stays, with another `until`.
 //! 2. *adopt*: the entries of earlier incarnations of the owner that requests are removed.
 //! 3. *proclaim*: a holder gets another value, unless it has a later one.
 //! 4. *downgrade*: a writer becomes a reader, without letting go.
@@ -49,8 +49,8 @@
 //! 8. *record*: the holds that the operation ended are put in front of `ends`, if the client keeps a history. Nothing
 //!    reads them but people; clients that keep none leave them as they are.
 //! 9. *stamp*: `wake`, the version and the times are set. If a request lined up behind holders that may have a range of
-//!    tokens, `wake` names them: they then hand on and share no more. A try or a repeated request that changed nothing is
-//!    a no-op.
+//!    tokens, `wake` names them: they then hand on and share no more. A try or a repeated request that changed nothing
+//!    is a no-op.
 //!
 //! Leave comes before advance, so a release *hands over inside the same write*, and the change event of that write is
 //! the grant. Nobody contends and nothing is retried: one write and one event per hand-over, however many wait. Advance
@@ -73,8 +73,8 @@
 //! - *Idempotence*: a request names its entry. If its answer is lost and it is sent again, enqueue finds the entry and
 //!   adds nothing.
 //! - *No revival*: a renewal extends only holders whose `until` lies ahead; a lost lock stays lost.
-//! - *A kept lock*: a holder that was released and is kept (leave) goes when its `until` has passed, or by evict. No
-//!   renewal extends it, no leave that comes late removes it, and a later incarnation of its owner does not adopt it.
+//! - *A lock that is kept taken*: a holder that was released and is kept (leave) goes when its `until` has passed, or
+//!   by evict. No renewal extends it, no late leave removes it, and a later incarnation of its owner does not adopt it.
 //! - *Adoption*: a request under a stable owner id removes the entries that earlier incarnations of that owner have in
 //!   the document, in the same write (adopt). It takes the place of those that held: at the head of the queue
 //!   (enqueue), with a token of its own (advance). The server's clock when each incarnation began decides which is the
@@ -93,10 +93,10 @@
 //!    error with both numbers; a claim passes over such a document; a holder whose document was taken to a later
 //!    protocol has lost its lock.
 //! 2. A later client keeps the number of a document as long as anybody holds the lock or waits for it, and writes the
-//!    document as that number says. It may write its own number where the lock is idle, as it may change kind and
+//!    document as that number says. It may write its own number where the lock is free, as it may change kind and
 //!    capacity there, or where it creates the document. So no holder and no waiter of an earlier version is cut off.
-//! 3. Nobody lowers a number. After a downgrade the documents are removed, which is safe while they are idle; the TTL
-//!    index does so in time.
+//! 3. Nobody lowers a number. After a downgrade the documents are removed, which is safe while their locks are free;
+//!    the TTL index does so in time.
 //! 4. A change needs a new number if an earlier client that does not know of it would break a promise: another meaning
 //!    of a field, another order of the queue, another bound of its length. A field that earlier clients may ignore
 //!    needs none: they keep the fields of the document and of its entries that they don't know.

@@ -11,12 +11,12 @@ pub(crate) const QUEUE_MOST: usize = 256;
 /// Maximum number of entries in one request: the head of a line, and those behind it that fit the capacity with it.
 pub(crate) const ASK_TOGETHER: usize = 64;
 
-/// Length of the queue up to which a request that lines up notifies the holder. Of the entries before it, one or two can
-/// be of the holder's own process; with more, the holder was notified before.
+/// Length of the queue up to which a request that lines up notifies the holder. Of the entries before it, one or two
+/// can be of the holder's own process; with more, the holder was notified before.
 pub(crate) const NOTIFIES_UP_TO: usize = 3;
 
-/// Number of holders up to which they are all notified: each costs a word and an event, while the writer waits for each of
-/// them in any case. More of them stop sharing by themselves, after half a second at the latest.
+/// Number of holders up to which they are all notified: each costs a word and an event, while the writer waits for each
+/// of them in any case. More of them stop sharing by themselves, after half a second at the latest.
 pub(crate) const NOTIFIES_AT_ONCE: usize = 64;
 
 /// One atomic step on one lock. It goes through the phases of [`super`].
@@ -33,7 +33,7 @@ pub(crate) struct Operation {
     pub(crate) kept: Vec<Kept>,
     /// The capacity of the lock that all of these entries are in, where it is known.
     ///
-    /// As long as one of them is there, this is the document's capacity, which changes only while a lock is idle.
+    /// As long as one of them is there, this is the document's capacity, which changes only while a lock is free.
     pub(crate) leave_capacity: Option<i64>,
     /// The holders that are evicted. `wake` names those that an operator evicts.
     pub(crate) evict: Evict,
@@ -72,9 +72,9 @@ impl Kept {
 /// The end of the time for which a lock is kept, reckoned by the server. Durations are in milliseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum KeptUntil {
-    /// So long after the grant.
+    /// This long after the grant.
     AfterGrant(i64),
-    /// So long after the release.
+    /// This long after the release.
     AfterRelease(i64),
     /// The end of the window in which the lock was granted. One window begins at `offset` after the Unix epoch, and the
     /// others follow on each other.
@@ -88,8 +88,8 @@ pub(crate) enum Evict {
     Everybody,
     /// The one with this token.
     Holder(i64),
-    /// Those that were released and are kept, up to this token, unless one up to that token is still held: the places of a
-    /// barrier that all its parties have passed. Nobody loses anything by it, so it is told to nobody.
+    /// Those that were released and are kept taken, up to this token, unless one up to that token is still held: the
+    /// places of a barrier that all its parties have passed. No holder loses anything, so nobody is notified.
     Kept(i64),
 }
 
@@ -154,8 +154,8 @@ pub(crate) struct Request {
     /// Whether this is the first time that the request is sent. If its entry is there all the same, a repetition has
     /// overtaken it, and it adds nothing.
     pub(crate) fresh: bool,
-    /// Number of tokens that a grant by this very operation takes out of the counter, after those of all its grants, for
-    /// the tasks of the process to which the hold is handed on, or which share it as readers.
+    /// Number of tokens that a grant by this very operation takes out of the counter, after those of all its grants,
+    /// for the tasks of the process to which the hold is handed on, or which share it as readers.
     pub(crate) reserve: i64,
     pub(crate) owner: Owner,
 }
@@ -191,8 +191,8 @@ impl Operation {
         self.entries().find(|entry| entry.reserve > 0)
     }
 
-    /// Returns how the entries of the requesting session begin, if the operation requests one that waits: then holders
-    /// that hand on the lock within their process, or share it, hear that it is asked for. Also by a repeated request, as
+    /// Returns how the entries of the requesting session begin, if the operation requests one that waits: holders that
+    /// hand on the lock within their process, or share it, are then notified. A repeated request notifies them too, as
     /// the first may never have arrived.
     pub(super) fn asks_as(&self) -> Option<&str> {
         let asking = self.entries().find(|entry| entry.wait)?;

@@ -1,8 +1,8 @@
 //! The specification: the state of one lock and its pure transitions.
 //!
-//! [`apply`] takes an operation through the phases of [`super`], a function each: leave, adopt, proclaim, downgrade, evict,
-//! enqueue, advance, record, stamp. [`super::pipeline`] has functions of the same names in the same order, to be read beside
-//! these.
+//! [`apply`] takes an operation through the phases of [`super`], a function each: leave, adopt, proclaim, downgrade,
+//! evict, enqueue, advance, record, stamp. [`super::pipeline`] has functions of the same names in the same order, to be
+//! read beside these.
 
 mod renewing;
 #[cfg(test)]
@@ -203,8 +203,8 @@ struct Step<'a> {
 }
 
 impl Step<'_> {
-    /// Removes the entries that are asked to leave, and all whose lease has run out. The holders whose lock is to be kept
-    /// stay, marked as released.
+    /// Removes the entries that are asked to leave, and all whose lease has run out. The holders whose lock is to be
+    /// kept stay, marked as released.
     fn leave(&mut self) {
         let (operation, before, now) = (self.operation, self.before, self.now);
         for id in &operation.leave {
@@ -305,7 +305,7 @@ impl Step<'_> {
         }
     }
 
-    /// Returns whether the requested entries can be in the lock: it is of their kind and capacity, or idle.
+    /// Returns whether the requested entries can be in the lock: it is of their kind and capacity, or free.
     fn is_used_as_requested(&self) -> bool {
         let idle = self.state.holders.is_empty() && self.state.queue.is_empty();
         let mut requests = self.operation.requests.iter();
@@ -397,8 +397,8 @@ impl Step<'_> {
         });
     }
 
-    /// Returns the holders that are to hear that another session has lined up: those which may have tokens in reserve, and
-    /// so hand on the lock within their process, or share it as readers. Of several holders only readers do.
+    /// Returns the holders that are to hear that another session has lined up: those which may have tokens in reserve,
+    /// and so hand on the lock within their process, or share it as readers. Of several holders only readers do.
     fn asked_for(&self) -> Vec<String> {
         let Some(asks_as) = self.operation.asks_as() else {
             return Vec::new();
@@ -463,12 +463,12 @@ fn next_token(last: i64, now: ServerTime) -> i64 {
     last.saturating_add(1).max(clock_token(now))
 }
 
-/// Part of the time for which a document is kept that is added when its `purge_at` is set: that stays as it is until the
-/// addition is used up. So most writes leave the TTL index alone, which else costs the server a removal and an insertion
-/// for each.
+/// Part of the time for which a document is kept that is added when its `purge_at` is set, which then stays the same
+/// until the addition is used up. So most writes leave the TTL index alone, which otherwise costs the server a removal
+/// and an insertion for each.
 const KEPT_IN_RESERVE: i64 = 8;
 
-/// Returns for how long a document is kept that must be kept for so long.
+/// Returns for how long a document is kept that must be kept for at least this time.
 pub(crate) fn kept_in_reserve(keep: i64) -> i64 {
     keep.saturating_add(keep / KEPT_IN_RESERVE)
 }

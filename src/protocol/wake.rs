@@ -7,10 +7,10 @@
 //! ```
 //!
 //! - `left` has one letter for each entry that asked to leave: `h` it held, `q` it waited, `0` it was not there.
-//! - `<id>*;` waits at the head of the queue, and is to ask: the lock is kept, and that may end at another time than the
-//!   waiter knows. Earlier clients pass over the word, and ask when they would have asked.
-//! - `<id>?;` holds, and another session has lined up behind it: the holder hands on the lock within its process no more,
-//!   nor shares it with more readers. Earlier clients, which never do, pass over the word.
+//! - `<id>*;` waits at the head of the queue, and is to ask: the lock is kept, and that may end at another time than
+//!   the waiter knows. Earlier clients pass over the word, and ask when they would have asked.
+//! - `<id>?;` holds, and another session has lined up behind it: the holder hands on the lock within its process no
+//!   more, nor shares it with more readers. Earlier clients, which never do, pass over the word.
 //! - `<id>+<token>;` was granted, on its claim lease; `<id>!<token>;` was evicted by an operator, and `<id>~;` adopted
 //!   by a later incarnation of its owner. The token names the grant, as the entry may have been granted anew by the
 //!   time that the event arrives. Entries whose lease ran out are not named: their holders knew it before the server.
@@ -49,15 +49,15 @@ pub(crate) enum Signal {
     Adopted,
     /// The lock ahead of it is kept until another time than before.
     Ask,
-    /// Another session waits for the lock that it holds.
+    /// Another session waits for the lock that this session holds.
     AskedFor,
 }
 
 /// The words of one write.
 ///
 /// Their order is part of the protocol, as both implementations must write the same document: grants, then the entries
-/// that an operator evicted, then those that a later incarnation adopted, then the waiter that is to ask, then the holders
-/// that are asked for.
+/// that an operator evicted, then those that a later incarnation adopted, then the waiter that is to ask, then the
+/// holders that are asked for.
 #[derive(Default)]
 pub(crate) struct Announcement {
     left: String,

@@ -10,7 +10,8 @@ use super::{
 };
 use crate::protocol::{Location, wake};
 
-/// Returns the pipeline of [`crate::protocol::state::renew_and_show`], for all documents at once that hold one of `ids`.
+/// Returns the pipeline of [`crate::protocol::state::renew_and_show`], for all documents at once that hold one of
+/// `ids`.
 pub(crate) fn renewal(
     at: &Location,
     operation: &str,

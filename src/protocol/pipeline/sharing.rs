@@ -1,7 +1,7 @@
 //! Locks that share a document: those of the elements of one array, side by side in one map.
 //!
-//! The base is the place of the map; each lock has a place inside it. Every operation is that of one lock, as it would be
-//! without the others; here is what concerns several of them.
+//! The base is the place of the map; each lock has a place inside it. Every operation is that of one lock, as it would
+//! be without the others; here is what concerns several of them.
 
 use mongodb::bson::{Bson, Document, doc};
 
@@ -27,7 +27,8 @@ const LOCK: &str = "lock";
 const CODE: &str = "$$lock.k";
 const STATE: &str = "$$lock.v";
 
-/// Returns the condition that each of these locks is held by one of the holders: then [`renewal_of_all`] renews all of them.
+/// Returns the condition that each of these locks is held by one of the holders: then [`renewal_of_all`] renews all of
+/// them.
 pub(crate) fn all_held(base: &Location, together: &Together, now: &Bson) -> Document {
     let lock = Location::of_variable("lock.v");
     let held = filter(lock.value("holders"), is_renewed(&together.ids, now));
@@ -37,8 +38,8 @@ pub(crate) fn all_held(base: &Location, together: &Together, now: &Bson) -> Docu
     doc! { "$eq": [{ "$size": held }, all] }
 }
 
-/// Returns the pipeline of [`crate::protocol::state::renew`] for several locks in a document that has the map. A lock that
-/// none of the holders holds stays as it is. The length of the pipeline hardly depends on their number.
+/// Returns the pipeline of [`crate::protocol::state::renew`] for several locks in a document that has the map. A lock
+/// that none of the holders holds stays as it is. The length of the pipeline hardly depends on their number.
 pub(crate) fn renewal_of_all(
     base: &Location,
     together: &Together,
@@ -79,8 +80,8 @@ fn locks(base: &Location) -> Document {
 }
 
 /// Returns a stage that removes free locks from the map: those that a collection of locks would have purged by now, by
-/// the time that their last writes set. It follows the pipeline of an operation on the lock `at`, and does nothing unless
-/// that wrote: a removal alone would be taken for another program's.
+/// the time that their last writes set. It follows the pipeline of an operation on the lock `at`, and does nothing
+/// unless that wrote: a removal alone would be taken for another program's.
 pub(crate) fn sweep(base: &Location, at: &Location, operation: &str, now: &Bson) -> Document {
     let lock = Location::of_variable("this.v");
     let purge_at = lock.value("purge_at");

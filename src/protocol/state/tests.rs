@@ -69,7 +69,7 @@ fn a_document_is_kept_long_enough_by_few_changes() {
         changes += u32::from(state.purge_at != before);
     }
     assert_eq!(changes, 7);
-    // Who asks for less shortens nothing; who asks for more gets it.
+    // A request for less time shortens nothing; a request for more gets it.
     let before = state.purge_at;
     assert!(renew(&mut state, "a.3", &ids, 10, ServerTime(1_001)));
     assert_eq!(state.purge_at, before);
