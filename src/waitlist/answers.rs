@@ -102,7 +102,7 @@ impl Waitlist {
 
     /// Notes whether other clients wait, for as long as a task of ours does.
     fn see(&mut self, state: Option<&State>, context: &Context<'_>) {
-        // Whatever becomes of the event that tells the same.
+        // This holds even if the event with the same news is lost.
         if state.is_some_and(|state| others_wait(state, context)) {
             self.hand_on_no_more();
         }

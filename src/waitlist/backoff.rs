@@ -6,12 +6,12 @@ use std::time::Duration;
 /// notices.
 const SHORTEST: Duration = Duration::from_millis(50);
 
-/// Upper limit of a pause, so that whoever waits goes on within a second of the server's return.
+/// Upper limit of a pause, so that a waiting caller goes on within a second of the server's return.
 pub(crate) const LONGEST: Duration = Duration::from_secs(1);
 
 /// The pauses between tries of one thing: each is twice the one before, up to [`LONGEST`].
 ///
-/// Every loop of the library that repeats what failed takes its pauses from here, and starts anew with
+/// Every loop of the library that repeats a failed step takes its pauses from here, and starts anew with
 /// [`Backoff::default`] only when a success has earned it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) struct Backoff {

@@ -44,7 +44,7 @@ struct Reading {
 pub(crate) struct Jump {
     /// By at least this much.
     pub(crate) by: Duration,
-    /// Whether leases end earlier than was reckoned; otherwise later.
+    /// Whether leases end earlier than calculated; otherwise later.
     pub(crate) ahead: bool,
 }
 
@@ -84,7 +84,7 @@ impl ServerClock {
         self.reference.map(|known| (known.sent, known.received, known.now))
     }
 
-    /// Whether nothing was heard of the clock since then. A caller that gets `true` is about to ask.
+    /// Whether there was no exchange about the clock since then. A caller that gets `true` is about to ask.
     pub(crate) fn is_stale(&mut self, since: Instant, now: Instant) -> bool {
         let stale = self.heard_at.is_none_or(|heard_at| heard_at < since);
         if stale {
@@ -201,10 +201,10 @@ mod tests {
         assert!(!clock.ran_ahead_since(start));
         assert_eq!(clock.note(&exchange(at(20), 10, 122_012), &config), ahead(2_000));
         assert!(clock.ran_ahead_since(at(20)) && !clock.ran_ahead_since(at(21)));
-        // By what was heard of it last, from then on.
+        // By the last exchange, from then on.
         assert_eq!(clock.until(ServerTime(123_012)), Some((at(20), at(21))));
         assert_eq!(clock.note(&exchange(at(21), 10, 123_012), &config), None);
-        // What comes late is of the time before.
+        // A late answer belongs to the time before.
         assert_eq!(clock.note(&exchange(at(19), 2_500, 119_000), &config), None);
         // And back.
         let back = Duration::from_millis(2_990);

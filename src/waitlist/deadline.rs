@@ -50,8 +50,8 @@ impl Deadline {
         Some(Self { at, as_of, until })
     }
 
-    /// Returns the deadline for an event of a grant that was written at `at`, by the server's clock, on this claim lease;
-    /// `None` if nothing is known of that clock.
+    /// Returns the deadline for an event of a grant that was written at `at`, by the server's clock, on this claim
+    /// lease; `None` if nothing is known of that clock.
     ///
     /// The grant is older than its event, so the claim can't run longer than from now on, wherever the server's clock
     /// was set since we last heard of it.
@@ -185,7 +185,7 @@ mod tests {
         }
     }
 
-    /// A client that waits for days hears of the server's clock seldom.
+    /// A client that waits for days seldom learns of the server's clock.
     #[tokio::test(start_paused = true)]
     async fn an_event_is_reckoned_with_the_drift_since_the_clock_was_heard_of() {
         let config = config(366 * DAY);
@@ -237,7 +237,7 @@ mod tests {
             // Once is enough.
             assert_eq!(after.corrected(&clock, &config).instant(), after.instant());
         }
-        // What is reckoned by that clock already is as it is.
+        // A deadline that was calculated by that clock stays as it is.
         tokio::time::advance(millis(1_000)).await;
         let renewal = Deadline::of_renewal(Instant::now(), config.lease, &clock, &config);
         assert_eq!(renewal.corrected(&clock, &config).instant(), renewal.instant());

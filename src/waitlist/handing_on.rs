@@ -1,24 +1,24 @@
-//! Handing a hold on inside the process: the next task in line gets it without the server. And sharing one: more readers
+//! Handing a hold on inside the process: the next task in line gets it without the server. Sharing a hold: more readers
 //! get in.
 //!
-//! The document keeps the entry, with its lease, for as long as the tasks of this process pass the hold along; what
-//! changes hands is the right to it. A grant takes a range of tokens out of the document's counter
-//! ([`Request::reserve`](crate::protocol::Request)), so each task has a larger token than the task before, and whoever
-//! is granted the lock next by the server has a larger one still.
+//! The document keeps the entry, with its lease, for as long as the tasks of this process pass the hold along; only the
+//! right to the entry changes hands. A grant reserves a range of tokens in the document's counter
+//! ([`Request::reserve`](crate::protocol::Request)), so each task has a larger token than the task before, and the next
+//! grant by the server has a larger one still.
 //!
-//! The process's head has its own entry in the server's queue meanwhile. That entry is the queue position of the
-//! process, so the task that comes to be the next takes it over: other clients are served in the order in which they
-//! came. Where there is no such task, the entry leaves.
+//! Meanwhile the head of the process's line has its own entry in the server's queue. That entry is the queue position
+//! of the process, so the task that becomes the next head takes it over: other clients are served in the order in which
+//! they came. If there is no such task, the entry leaves.
 //!
-//! Once another client is known to wait, the lock goes through the server. The holder hears of it by an event
-//! ([`Signal::AskedFor`](crate::protocol::wake::Signal)). If that is lost, the lock goes through the server all the
-//! same when the range is used up, or when the document was last seen some time ago.
+//! Once another client is known to wait, the lock goes through the server. An event notifies the holder
+//! ([`Signal::AskedFor`](crate::protocol::wake::Signal)). If the event is lost, the lock still goes through the server
+//! when the range is used up, or when the document was last seen some time ago.
 //!
-//! A read hold is not handed on but shared: while a reader of this process has it, each further one at the head of the
-//! line gets a token of its own from the same kind of range ([`Waitlist::share`]). The entry leaves with the last of
-//! them ([`Waitlist::part`]), and by the same rules no more are let in. A writer of this process, too, ends it: it stands
-//! in line, and readers come after it. Other clients can be granted tokens beside a reader, so of what lies between its
-//! token and the counter only the range is its own: the one that the write of its grant has taken.
+//! A read hold is not handed on but shared: while a reader of this process has it, each further reader at the head of
+//! the line gets its own token from the same kind of range ([`Waitlist::share`]). The entry leaves with the last of
+//! them ([`Waitlist::part`]), and sharing ends by the same rules. A writer of this process ends it too: it waits in
+//! line, and readers come after it. Other clients can be granted tokens beside a reader, so of the tokens between its
+//! own and the counter, only the range that the write of its grant has reserved is its own.
 
 use std::time::Duration;
 
@@ -33,12 +33,12 @@ use crate::{
     terms::Terms,
 };
 
-/// Number of tokens of one grant: a longer range spares hardly any more commands, and is how often the lock can be
-/// handed on past a client whose event was lost.
+/// Number of tokens of one grant, which limits how often the lock is handed on past a client whose event was lost; a
+/// longer range would spare hardly any more commands.
 pub(crate) const RANGE: i64 = 64;
 
-/// Time since the document was seen without other waiters for which a hold is handed on: the longest that another
-/// client has to wait beyond the present critical section if its event was lost.
+/// Maximum time for which a hold is handed on after the document was seen without other waiters. If the event of
+/// another client was lost, that client waits no longer than this beyond the present critical section.
 pub(crate) const HANDED_ON_FOR: Duration = Duration::from_millis(500);
 
 /// The same without a stream, as no event shows other waiters then: as long as a few tries of a polling client.
@@ -61,8 +61,8 @@ pub(super) struct HandingOn {
     pub(super) last: i64,
     /// When the document was seen without other waiters.
     pub(super) seen_at: Instant,
-    /// Set once anything known of the document may be wrong, until it is read again. Only for a lock that is to stay with
-    /// the client: any other goes through the server then.
+    /// Set once anything known of the document may be wrong, until it is read again. Only for a lock that is to stay
+    /// with the client: any other goes through the server then.
     pub(super) doubt: Option<idling::Doubt>,
     pub(super) terms: Terms,
 }
@@ -120,8 +120,8 @@ impl Waiting {
 
 impl Waitlist {
     /// Returns the number of tokens that a grant to the head is to take beyond its own: a range where several tasks of
-    /// this process want the lock. It is so, too, if the head gets the lock `from_here`, or is a reader beside another, or
-    /// if the lock is to stay with the client after its release.
+    /// this process want the lock. It is so, too, if the head gets the lock `from_here`, or is a reader beside another,
+    /// or if the lock is to stay with the client after its release.
     pub(super) fn reserve(&self, from_here: bool, context: &Context<'_>) -> i64 {
         let wants = |waiting: Option<&Waiting>| waiting.is_some_and(|it| it.waits() && it.may_be_handed_on());
         let several = wants(self.waiting.front()) && (from_here || wants(self.waiting.get(1)));
@@ -133,7 +133,8 @@ impl Waitlist {
         }
     }
 
-    /// Whether a grant to the head would be shared: it is a reader that was never asked for, and there is another.
+    /// Whether a grant to the head would be shared: the head is a reader that was never requested, and there is
+    /// another.
     pub(super) fn shares(&self) -> bool {
         let Some(head) = self.waiting.front().filter(|head| head.may_share()) else {
             return false;
@@ -175,7 +176,7 @@ impl Waitlist {
         (token < last).then_some(HandingOn {
             token,
             last,
-            // The document is no older than the question.
+            // The document is no older than the request.
             seen_at: sent,
             doubt: None,
             terms: waiting.terms,

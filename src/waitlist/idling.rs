@@ -1,14 +1,14 @@
 //! Keeping a hold idle: after its last release the lock stays with the client, as an option, so that the next task here
-//! has it without the server.
+//! takes it without the server.
 //!
-//! The entry stays in the document and is renewed, and no task has it. Whoever comes next in this process gets it as a
-//! hold is [handed on](super::handing_on): with a token of the range that the grant has taken. It is given back when
-//! nobody has come for the time of the option, when the range is used up, when a task comes that uses the lock otherwise,
-//! and at once when another client is known to wait.
+//! The entry stays in the document and is renewed, and no task has it. The next task of this process gets it as a hold
+//! that is [handed on](super::handing_on): with a token of the range that the grant has reserved. It is given back when
+//! no task has come for the time of the option, when the range is used up, when a task comes that uses the lock in
+//! another way, and at once when another client is known to wait.
 //!
-//! That is known by an event. An event that is lost must not keep others waiting, so the document of an idle hold is read
-//! from time to time, with its renewal; without a reading for some time it is given back too. Without a change stream
-//! nothing stays idle.
+//! An event notifies this client of another that waits. A lost event must not keep others waiting, so the document of
+//! an idle hold is read from time to time, with its renewal; after some time without a read the hold is given back too.
+//! Without a change stream no lock stays idle.
 
 use std::time::Duration;
 
@@ -51,7 +51,7 @@ pub(super) struct Idle {
 pub(super) struct Doubt {
     /// From its beginning its length is bounded, however often something comes on top of it.
     since: Instant,
-    /// What was asked for before this shows nothing of it.
+    /// A read that was requested before this shows nothing of it.
     last: Instant,
 }
 
@@ -65,8 +65,8 @@ impl Doubt {
 }
 
 impl Waitlist {
-    /// Takes in that a task lets go of a hold for which nobody waits: it stays with the client, if it may. `None`: it has
-    /// to go back. Otherwise whether its document is to be read before anybody has it.
+    /// Takes in that a task lets go of a hold for which nobody waits: it stays with the client, if it may. `None`: it
+    /// has to go back. Otherwise whether its document is to be read before anybody has it.
     pub(crate) fn rest(&mut self, entry: &str, inherited: Inheritance, context: &Context<'_>) -> Option<bool> {
         let Inheritance { deadline, renew_at } = inherited;
         let is_sound = deadline.instant() > context.now && renew_at > context.now;
@@ -115,7 +115,7 @@ impl Waitlist {
         false
     }
 
-    /// Takes in that nothing stays with the client any more: what does is a hold like any other.
+    /// Takes in that no lock stays with the client any more: an idle hold becomes a hold like any other.
     pub(super) fn rest_no_more(&mut self) {
         self.holds.values_mut().for_each(|held| held.idle = None);
     }
@@ -137,8 +137,8 @@ impl Waitlist {
         }
     }
 
-    /// Takes in that events may be missing which would have shown other waiters. A hold that is to stay with the client is
-    /// not handed on until its document is read while the stream is open; any other goes through the server next.
+    /// Takes in that events may be missing which would have shown other waiters. A hold that is to stay with the client
+    /// is not handed on until its document is read while the stream is open; any other goes through the server next.
     pub(super) fn doubt_holds(&mut self, context: &Context<'_>) {
         for held in self.holds.values_mut() {
             match &mut held.handing_on {

@@ -4,18 +4,18 @@
 //! and everything that comes up meanwhile goes into the next operation together. The tasks of the process wait in a
 //! local queue. Only its head stands in the server's queue, so the document grows with the waiting processes and not
 //! with their tasks. When the process lets go of a hold while its head is queued already, the next task joins in the
-//! same write, unless other clients wait. So handing a lock from task to task inside a process costs one command at most,
-//! and beside other processes each has one queue position. While nobody else is known to wait, it costs no command, and
-//! readers share one hold: [`handing_on`].
+//! same write, unless other clients wait. So handing a lock from task to task inside a process costs one command at
+//! most, and beside other processes each has one queue position. While nobody else is known to wait, it costs no
+//! command, and readers share one hold: [`handing_on`].
 //!
 //! Time and events come in: [`join`](Waitlist::join), [`cancel`](Waitlist::cancel), [`let_go`](Waitlist::let_go),
 //! [`hand_on`](Waitlist::hand_on), [`share`](Waitlist::share), [`part`](Waitlist::part),
 //! [`answered`](Waitlist::answered), [`failed`](Waitlist::failed), [`signalled`](Waitlist::signalled),
-//! [`doubt`](Waitlist::doubt), [`verified`](Waitlist::verified), [`looked`](Waitlist::looked), [`look_failed`](Waitlist::look_failed). Three things come out:
-//! the [`Effect`]s, which name tasks and releases by the keys that these brought; the [next operation](Waitlist::next)
-//! to send; and the [instant](Waitlist::due_at) at which the waitlist wants to be asked again. It can be cloned,
-//! compared and hashed. `session::line` runs it for real tasks against a real server, and the model (`model/`)
-//! runs the same value through every state that a few clients get into.
+//! [`doubt`](Waitlist::doubt), [`verified`](Waitlist::verified), [`looked`](Waitlist::looked),
+//! [`look_failed`](Waitlist::look_failed). Three things come out: the [`Effect`]s, which name tasks and releases by the
+//! keys that these brought; the [next operation](Waitlist::next) to send; and the [instant](Waitlist::due_at) at which
+//! the waitlist wants to be asked again. It can be cloned, compared and hashed. `session::line` runs it for real tasks
+//! against a real server, and the model (`model/`) runs the same value through every state that a few clients get into.
 
 pub(crate) mod answers;
 pub(crate) mod backoff;

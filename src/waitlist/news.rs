@@ -58,7 +58,7 @@ impl Waitlist {
         }
     }
 
-    /// Ends a hold that another client put out.
+    /// Ends a hold that another client evicted.
     fn put_out(&mut self, entry: &str, reason: LostReason, context: &Context<'_>, effects: &mut Vec<Effect>) {
         let Some(held) = self.holds.remove(entry) else { return };
         // A request that is on its way, or whose outcome is unknown, can put the entry in once more.
@@ -83,8 +83,8 @@ impl Waitlist {
         }
     }
 
-    /// Takes in the document as it was after the hold of each of these entries was granted. `sent`: it was asked for then;
-    /// `None`: an event shows it.
+    /// Takes in the document as it was after the hold of each of these entries was granted. `sent`: it was asked for
+    /// then; `None`: an event shows it.
     pub(crate) fn verified(
         &mut self,
         document: Option<&Result<State, Malformed>>,
@@ -135,8 +135,8 @@ impl Waitlist {
         });
     }
 
-    /// Takes out entries of this session that nothing here knows: requests that were applied late. Kept locks stay: their
-    /// holders were released.
+    /// Takes out entries of this session that nothing here knows: requests that were applied late. Kept locks stay:
+    /// their holders were released.
     pub(super) fn take_out_strangers(&mut self, state: &State, context: &Context<'_>) {
         let holders = state.holders.iter().filter(|holder| !holder.is_kept());
         let ids = holders.map(|holder| &holder.id);

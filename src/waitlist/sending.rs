@@ -34,10 +34,9 @@ impl Waitlist {
         let used = used.filter(|used| leaves.iter().all(|leaving| leaving.used == Some(*used)));
         let together = leaves.is_empty() || self.waiting.front().map(|head| head.used) == used;
         let expects = self.expects(&leaves, context.now);
-        // The next task in line joins the queue together with the release of a hold, so that handing the lock from
-        // task to task costs one command. While the head is queued already, the client has two queue positions. That
-        // harms no one as long as no other client waits; beside others a client has one position, however many of its
-        // tasks wait.
+        // The next task in line joins the queue together with the release of a hold, so that handing the lock from task
+        // to task costs one command. While the head is queued already, the client has two queue positions. That harms
+        // no one as long as no other client waits; beside others a client has one position for all its waiting tasks.
         let from_here = leaves.iter().any(|leaving| leaving.may_hold);
         let follows = self.others_absent && from_here;
         let requests = if together {
@@ -113,7 +112,8 @@ impl Waitlist {
     /// Returns requests for the head, for the next in line if it `may_follow`, and tries for those that fit beside
     /// them: not for readers that are to share the head's hold.
     ///
-    /// A grant to the head takes `reserve` more tokens than its own. A first request puts out earlier incarnations of its owner; a queued task has done so already.
+    /// A grant to the head takes `reserve` more tokens than its own. A first request puts out earlier incarnations of
+    /// its owner; a queued task has done so already.
     fn requests(&mut self, may_follow: bool, adopting: bool, reserve: i64, config: &Config) -> Option<Requests> {
         let head = self.waiting.front()?;
         let (used, head_queued) = (head.used, head.is_queued());
