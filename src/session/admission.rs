@@ -1,4 +1,4 @@
-//! The number of operations on their way at once: as many as do good, found out at run time.
+//! The number of operations on their way at once: adapted at run time to the number that gets most done.
 //!
 //! Each operation occupies a connection of the driver's pool, which is the user's, and some of the server's time. So a
 //! session begins with few. While operations have to wait, it tries a few more, and keeps these only if more operations
@@ -16,8 +16,8 @@ use tokio::{
     time::Instant,
 };
 
-/// Number of operations on their way at once to begin with, and the minimum: a burst of acquires and cancels leaves room
-/// in the connection pool; the driver's has ten connections by default.
+/// Number of operations on their way at once to begin with, and the minimum: a burst of acquires and cancels leaves
+/// room in the connection pool; the driver's has ten connections by default.
 pub(super) const AT_ONCE_LEAST: usize = 6;
 
 /// Minimum length of a measurement, in time and in operations: shorter ones are noise.
@@ -284,7 +284,7 @@ mod tests {
         let taken = join_all((0..AT_ONCE_LEAST).map(|_| admission.enter())).await;
         drop(taken);
         assert_eq!(admission.climb().limit, AT_ONCE_LEAST);
-        // What was free above that goes with the next operations.
+        // Free slots above that go with the next operations.
         let limit = climbed(&admission, 6, 100, Duration::from_secs(1)).await;
         assert!(limit <= 8, "{limit}");
         assert_eq!(admission.slots.available_permits(), limit);

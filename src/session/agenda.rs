@@ -328,7 +328,8 @@ mod tests {
             numbers(agenda.take_due(Queue::First, now + seconds(50), 100, now)),
             last[10..50]
         );
-        // What a renewal has put off meanwhile is found in its new place, and what was taken where it is put back.
+        // A hold that a renewal has put off meanwhile is found in its new place, and one that was taken, where it is
+        // put back.
         holds[49].renewed(Deadline::at(now + 5 * LEASE), now + seconds(194));
         agenda.update(&holds[99], now);
         let due = agenda.take_due(Queue::First, now + seconds(51), 100, now);

@@ -67,7 +67,8 @@ impl DocumentSession {
         Ok(fetching.await?)
     }
 
-    /// Changes a held element, and returns it; `None` when it is no longer held, or there is not exactly one with its key.
+    /// Changes a held element, and returns it; `None` when it is no longer held, or there is not exactly one with its
+    /// key.
     pub(crate) async fn change_element(
         &self,
         hold: &Arc<Hold>,

@@ -25,7 +25,7 @@ const CONFLICTS: [Duration; 3] = [
 
 impl Session {
     /// Writes the lock's document within the transaction, if the lock is held. Otherwise ends the transaction on the
-    /// server, so that it can't be committed, whatever the caller does with the error.
+    /// server, so that it can't be committed, even if the caller ignores the error.
     pub(crate) async fn guard(
         self: &Arc<Self>,
         hold: &Arc<Hold>,
@@ -49,8 +49,8 @@ impl Session {
                 return Err(GuardError::Server(error));
             }
         }
-        // A transaction that reads first and is guarded last fails if the lock's document was written in between, as above
-        // for a hold that was handed on. So holds of this name go through the server while somebody guards.
+        // A transaction that reads first and is guarded last fails if the lock's document was written in between, as
+        // above for a hold that was handed on. So holds of this name go through the server while somebody guards.
         self.feed(&hold.name, |lines, _, _| {
             if let Some(line) = lines.by_name.get_mut(&hold.name) {
                 line.note_guarded();
@@ -109,9 +109,9 @@ impl Session {
         }
     }
 
-    /// Writes the document of a hold that was handed on: the server then refuses the guard of a transaction that is older
-    /// than the hold. A renewal would not do: it writes nothing where the lease is as long already, by the clock of an
-    /// earlier primary.
+    /// Writes the document of a hold that was handed on: the server then refuses the guard of a transaction that is
+    /// older than the hold. A renewal would not do: it writes nothing where the lease is as long already, by the clock
+    /// of an earlier primary.
     async fn write_under(self: &Arc<Self>, hold: &Arc<Hold>) -> Result<(), ServerError> {
         let within = hold.safe_for();
         let (session, held) = (self.clone(), hold.clone());

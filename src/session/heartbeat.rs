@@ -10,12 +10,12 @@
 //! has spoiled it), all of them are renewed one by one in one command. The holds of the refused documents take in the
 //! refusal, and are renewed by themselves from then on.
 //!
-//! However many locks are held, a beat looks only at due work, which the [`agenda`](super::agenda) has in order, and
-//! releases the session's mutex after each thousand of them at the latest.
+//! A beat looks only at due work, which the [`agenda`](super::agenda) has in order, even if very many locks are held.
+//! It releases the session's mutex after each thousand of them at the latest.
 //!
-//! A server that is only slow looks the same at first, and each renewal beside another makes it slower, until it does
-//! nothing else. So few are on their way at once, the most urgent first, and another goes out beside one no sooner
-//! than after twice the recent answer time.
+//! A slow server looks the same at first, and each renewal beside another makes it slower, until it does nothing else.
+//! So few renewals are on their way at once, the most urgent first, and another goes out beside one no sooner than
+//! after twice the recent answer time.
 
 use std::{
     sync::{Arc, Weak},
@@ -274,7 +274,7 @@ mod tests {
         })
     }
 
-    /// Between renewals nobody looks at what is held, whatever comes and goes beside it.
+    /// Between renewals no code looks at the held locks, even while others come and go.
     #[tokio::test(start_paused = true)]
     async fn an_acquire_costs_no_look_at_what_is_held_beside_it() {
         const COUNT: usize = 4_000;
@@ -348,7 +348,7 @@ mod tests {
         // Between two renewals: none is under way.
         sleep(LEASE + LEASE / 10).await;
         assert_eq!(held.status(), LockStatus::Held);
-        // By whatever is heard of the clock; while renewals hang, so that what it comes to is to be seen.
+        // By any news of the clock; while renewals hang, so that the effect can be seen.
         let burden = link.burden(LEASE * 10, Duration::ZERO);
         let before = held.safe_for();
         memory.run_ahead(4_000);
@@ -365,7 +365,7 @@ mod tests {
         assert_eq!((held.status(), beside.status()), (LockStatus::Held, LockStatus::Held));
         assert!(held.safe_for() > LEASE / 2);
 
-        // By the heart, where nothing else asks; and what is over by that clock is lost.
+        // By the heart, if nothing else asks; and a hold that is over by that clock is lost.
         memory.run_ahead(2 * LEASE.as_millis() as i64);
         sleep(LEASE / 4).await;
         assert_eq!(

@@ -39,7 +39,8 @@ pub(crate) struct Hold {
     pub(crate) id: String,
     pub(crate) name: String,
     pub(crate) token: FencingToken,
-    /// The token of its entry in the document: a smaller one, if the hold was handed on inside the process, or is shared.
+    /// The token of its entry in the document: a smaller one, if the hold was handed on inside the process, or is
+    /// shared.
     pub(crate) granted_as: i64,
     pub(crate) used: Use,
     pub(crate) lease: Lease,
@@ -120,7 +121,8 @@ pub(super) struct Schedule {
     pub(super) refused: bool,
 }
 
-/// Pause before a renewal that shows a hold as held which its document shows as idle: most are over by then, and need none.
+/// Pause before a renewal that shows a hold as held while its document shows it as idle: most holds are over by then,
+/// and need no such renewal.
 const SHOWN_AFTER: Duration = Duration::from_millis(300);
 
 /// Later than anything that the heartbeat waits for.
@@ -231,7 +233,7 @@ impl Hold {
             is_idle: true,
             since: self.since,
             logged_by: self.logged_by,
-            // What is to be shown as held was not, or may not have been.
+            // The hold that must be shown as held may not have been shown so.
             shown_idle: AtomicBool::new(self.is_shown_idle()),
             ..hold
         }
@@ -523,7 +525,7 @@ impl Hold {
         self.lease.limits.report.map(|most| self.since + most)
     }
 
-    /// Returns when it is lost however well it is renewed.
+    /// Returns when it is lost in spite of all renewals.
     fn limit(&self) -> Option<Instant> {
         self.lease.limits.lose.map(|most| self.since + most)
     }
@@ -578,7 +580,7 @@ impl Hold {
     /// It wakes no task: one that waits for the loss looks again at the deadline that it knows of.
     pub(crate) fn renewed(&self, deadline: Deadline, sent: Instant) {
         let mut progress = self.progress();
-        // Renewals overtake each other; and a lost hold stays lost, however good the news.
+        // Renewals overtake each other; and a lost hold stays lost, even if a renewal succeeds.
         if deadline.instant() > progress.deadline.instant() {
             progress.deadline = deadline;
             progress.renew_at = self.lease.next_renewal(sent);
@@ -637,8 +639,8 @@ impl Hold {
         progress.refusals
     }
 
-    /// Whether the document was written since the holder has it. For a hold that was handed on inside the process, or is
-    /// shared, it was not.
+    /// Whether the document was written since the holder has it. For a hold that was handed on inside the process, or
+    /// is shared, it was not.
     pub(super) fn is_written(&self) -> bool {
         self.written.load(Ordering::Acquire)
     }

@@ -11,9 +11,9 @@ pub(super) enum Change {
     Gone(Arc<Hold>),
 }
 
-/// The holds of one line by their entries; readers may share an entry. It records which came and went since the last call
-/// of [`take_changes`](Self::take_changes): the heartbeat has its own books of all holds, so that it need not search the
-/// lines.
+/// The holds of one line by their entries; readers may share an entry. It records which came and went since the last
+/// call of [`take_changes`](Self::take_changes): the heartbeat has its own books of all holds, so that it need not
+/// search the lines.
 #[derive(Debug, Default)]
 pub(super) struct Holds {
     /// Those of one entry in the order in which they came.

@@ -1,10 +1,10 @@
 //! The index by which the server purges free locks.
 //!
-//! Locks work without it; only free ones would stay. It is asked for before the first operation all the same, as it is
-//! free only as long as there is no collection. Where there are documents, the server builds it with all others shut
-//! out at the beginning and at the end. For that it waits until no transaction has written any of them, and an open
-//! one stops every command that wants any lock. So the first operation waits a moment for the index, and if it can't
-//! be had soon, it is asked for only now and then.
+//! Locks work without it, but the documents of free locks would stay. It is requested before the first operation, as
+//! its creation costs nothing only while there is no collection. If there are documents, the server builds it while it
+//! blocks all others, at the beginning and at the end. For that it waits until no open transaction has written any of
+//! them, and until then every command on any lock waits. So the first operation waits a moment for the index, and if
+//! the index can't be created soon, it is requested only now and then.
 
 use std::{
     sync::{Arc, Weak},
@@ -51,7 +51,7 @@ impl Session {
     }
 }
 
-/// Asks until the server has answered. `asked` is dropped after the first answer, whatever it is.
+/// Asks until the server has answered. `asked` is dropped after the first answer of any kind.
 async fn ask(session: Weak<Session>, asked: DropGuard, ended: CancellationToken) {
     let mut asked = Some(asked);
     let (mut pause, mut limit) = (PAUSES.0, LIMITS.0);

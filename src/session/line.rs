@@ -445,8 +445,8 @@ impl Line {
         effects.extend(releases.map(|to| Effect::Released(to, Err(error()))));
     }
 
-    /// Takes all tasks out, as the client shuts down. What stays with the client is a hold like any other from now on, for
-    /// the caller to let go.
+    /// Takes all tasks out, as the client shuts down. An idle hold is a hold like any other from now on, for the caller
+    /// to let go.
     pub(crate) fn close(&mut self, context: &Context<'_>, effects: &mut Vec<Effect>) {
         self.closed = true;
         let mut owed = Vec::new();

@@ -106,7 +106,7 @@ pub(crate) struct Session {
     home: OnceLock<Handle>,
     /// Set when the index is asked for, and cancelled when nothing needs to wait for it any more.
     prepared: OnceLock<CancellationToken>,
-    /// What commands learn of fail-overs, for the change stream.
+    /// Signs of fail-overs that commands notice, for the change stream.
     suspicion: Suspicion,
 }
 
@@ -254,8 +254,8 @@ impl Session {
         self.carry_out(name, effects);
     }
 
-    /// Looks at the queue position of an entry, in one of the slots for operations. A look that is not answered at once is
-    /// given up, and the entry asks instead: the error of that shows why.
+    /// Looks at the queue position of an entry, in one of the slots for operations. A look that is not answered at once
+    /// is given up, and the entry asks instead: the error of that shows why.
     async fn look_at_position(self: Arc<Self>, name: String, look: PositionLook) {
         let slot = self.asking.enter(false, TimedOut::default()).await;
         let usual = self.asking.usual();
@@ -277,7 +277,8 @@ impl Session {
         });
     }
 
-    /// Updates the books after a line changed: removes a line that is not used any more, and gives the heartbeat its next instant.
+    /// Updates the books after a line changed: removes a line that is not used any more, and gives the heartbeat its
+    /// next instant.
     fn after(&self, table: &mut Table, name: &str) {
         let Lines { by_name, needs, .. } = &mut table.lines;
         let Some(line) = by_name.get_mut(name) else {

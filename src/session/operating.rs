@@ -25,7 +25,7 @@ impl Session {
         }
     }
 
-    /// Does the same, of what a majority has: no fail-over takes it back, and it can be a little older.
+    /// Does the same with the state that a majority has: no fail-over undoes it, and it can be a little older.
     pub(crate) async fn observe(self: &Arc<Self>, name: &str) -> Result<Option<(State, Exchange)>, ServerError> {
         let reading = self.read_short(|store| {
             let names = [name.to_owned()];
@@ -60,7 +60,7 @@ impl Session {
     }
 
     /// Makes a writer a reader, without letting go; `false` when it no longer holds. The hold counts as a reader's from
-    /// the beginning, whatever comes of it.
+    /// the beginning, even if the operation fails.
     pub(crate) async fn downgrade(self: &Arc<Self>, hold: &Hold, permits: i64) -> Result<bool, ServerError> {
         let downgrade = Some(Downgrade {
             id: hold.id.clone(),
@@ -127,11 +127,12 @@ impl Session {
         Ok(state)
     }
 
-    /// Gives the holder with this token the whole of its lease again, whichever process took the lock. Returns the state
+    /// Renews the holder with this token for its whole lease, no matter which process took the lock. Returns the state
     /// of the lock afterwards; `None`: nobody holds it under this token, and nothing was changed.
     ///
-    /// The renewal goes by the entry. Only where the hold ends between the two commands, and a late request puts the same
-    /// entry in again, does it renew another grant: of the same session, which does not know of it and takes it out.
+    /// The renewal goes by the entry. Only where the hold ends between the two commands, and a late request puts the
+    /// same entry in again, does it renew another grant: of the same session, which does not know of it and takes it
+    /// out.
     pub(crate) async fn renew_holder(self: &Arc<Self>, name: &str, token: i64) -> Result<Option<State>, ServerError> {
         let Some(holder) = self.held_under(name, token).await?.map(|(_, holder)| holder) else {
             return Ok(None);
@@ -166,8 +167,8 @@ impl Session {
         Ok(holder.map(|holder| (state, holder)))
     }
 
-    /// Removes the entries of `name` that were released and are kept, up to the token `last`. Nobody holds these, and
-    /// nobody is granted a token up to it any more, so it does no harm twice or late.
+    /// Removes the entries of `name` that were released and are kept taken, up to the token `last`. Nobody holds these,
+    /// and nobody is granted a token up to `last` any more, so the operation does no harm twice or late.
     pub(crate) async fn clear(self: &Arc<Self>, name: &str, last: i64) -> Result<(), ServerError> {
         let operation = Operation {
             evict: Evict::Kept(last),

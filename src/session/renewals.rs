@@ -13,7 +13,7 @@ pub(super) const RENEWED_TOGETHER: usize = 1_000;
 /// one more goes out beside both.
 const BESIDE: u32 = 5;
 
-/// Minimum pause between two renewals: more of them would only load the server, however little time is left.
+/// Minimum pause between two renewals, even if little time is left: more of them would only load the server.
 pub(super) const SOONEST: Duration = Duration::from_millis(50);
 
 /// Maximum number of renewals on their way at once, except those that had another sent beside them.
@@ -137,7 +137,7 @@ impl Renewals {
         let least = self.slowest.min(interval / 2) * 2;
         let pause = (interval / BESIDE).max(least);
         let pause = pause.saturating_mul(2_u32.saturating_pow(in_vain));
-        // In time for the deadline, even that of a claim; however slow the server is, once more before it.
+        // In time for the deadline, even that of a claim, and at least once more before it, even on a slow server.
         pause.min(left / 3).max(least.min(left / 2)).max(SOONEST)
     }
 }
@@ -160,10 +160,10 @@ mod tests {
         // One fast answer does not make a fast server.
         renewals.answered(millis(1), millis(1_200), Lane::Again);
         assert_eq!(pause(&renewals, 0, 7_000), millis(900));
-        // However slow it is, there is another before the deadline.
+        // Even on a slow server there is another before the deadline.
         assert_eq!(pause(&renewals, 9, 1_000), millis(500));
         assert_eq!(pause(&renewals, 9, 60), SOONEST);
-        // And however long one hung, a connection that hangs is found out about.
+        // A connection that hangs is noticed, even after one that hung for long.
         renewals.answered(millis(20_000), millis(900), Lane::Again);
         assert_eq!(pause(&renewals, 0, 7_000), millis(2_000));
     }
@@ -180,7 +180,7 @@ mod tests {
             (room(&renewals, Haste::InTime), room(&renewals, Haste::Late)),
             (None, Some(begun))
         );
-        // What is urgent has its own room.
+        // Urgent renewals have their own room.
         assert_eq!(renewals.room_for(Queue::Urgent, Haste::Yielding, begun), Some(begun));
         let took = Duration::from_millis(80);
         tokio::time::advance(took).await;

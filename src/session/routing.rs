@@ -74,7 +74,7 @@ impl Session {
         self.verify(held);
     }
 
-    /// Ends the holds that another program's write has put out: those that were in the document before it, and are not
+    /// Ends the holds that another program's write has removed: those that were in the document before it, and are not
     /// after it. The event alone shows that. All others are read.
     fn on_overwrite(self: &Arc<Self>, name: &str, left: &Left) {
         self.feed(name, |lines, context, effects| {

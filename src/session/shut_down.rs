@@ -110,7 +110,7 @@ impl Session {
                     }
                 });
                 for hold in held {
-                    // However many handles it has.
+                    // This ends all handles of the hold.
                     if hold.lose(LostReason::Released) {
                         hold.report_end();
                         ended.push(hold);

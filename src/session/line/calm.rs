@@ -1,10 +1,10 @@
 //! The times in which a line expects no event, so that its client need not ask for any.
 //!
-//! The server wakes a `getMore` that it holds for every write of the whole replica set, and looks at each write of a lock
-//! to see whether it concerns this client. Where many clients hand one lock round, that is most of what a hand-over costs:
-//! each write wakes all of them, and concerns one. So a client that has just been served, or that stands further back in a
-//! queue that moves, asks for the next events only shortly before its turn. None is lost by that: the stream goes on after
-//! the last one.
+//! The server wakes a waiting `getMore` for every write of the whole replica set, and checks each write of a lock for
+//! whether it concerns this client. When many clients take one lock in turn, that is most of the cost of a hand-over:
+//! each write wakes all of them, and concerns one. So a client that has just been served, or that is further back in a
+//! moving queue, requests the next events only shortly before its turn. None is lost: the stream resumes after the last
+//! one.
 
 use std::time::Duration;
 
@@ -17,12 +17,12 @@ const GRANTED: Duration = Duration::from_millis(2);
 /// Time after an operation was sent for which its answer is expected to bring all news.
 const ANSWERED: Duration = Duration::from_millis(20);
 
-/// Number of waiters at the front, which need every event: some of those ahead may cancel. It is until one of these is
-/// about to be served that a waiter further back asks for none.
+/// Number of waiters at the front, which need every event, as some of those ahead may cancel. A waiter further back
+/// requests no events until one of these is about to be served.
 const NEXT: u64 = 3;
 
-/// Maximum time for which a waiter asks for no events. Those ahead of it can all leave at once: then it is served so much
-/// later, which is less than where it only looks at its queue position.
+/// Maximum time for which a waiter requests no events. If all waiters ahead leave at once, it is served later by the
+/// rest of this time, which is less than with looks at its queue position.
 const MOST: Duration = Duration::from_millis(250);
 
 /// The line's situation, as far as it matters here.
@@ -34,13 +34,13 @@ pub(super) enum Situation {
     Holding(Instant),
     /// An operation was sent then, and is on its way.
     Asking(Instant),
-    /// It waits for so many hand-overs before its turn.
+    /// It waits for this many hand-overs before its turn.
     Queued(u64),
     /// Anything else.
     Other,
 }
 
-/// What is known of the pace at which the lock is handed over.
+/// The known pace at which the lock is handed over.
 #[derive(Debug, Default)]
 pub(super) struct Calm {
     /// The waiter whose turn is awaited, the hand-overs before it, and when that was seen first.
@@ -82,8 +82,8 @@ impl Calm {
         self.seen_at = None;
     }
 
-    /// Returns until when no event is expected, if none was asked for since `begun`. However often a lock goes from task to
-    /// task of this client, and however often it asks, the events are asked for in time.
+    /// Returns until when no event is expected, if none was requested since `begun`. The events are requested in time
+    /// even if a lock goes often from task to task of this client, or the client often asks for the lock.
     pub(super) fn until(&self, situation: Situation, begun: Instant, claim: Duration, now: Instant) -> Instant {
         match situation {
             Situation::Unused => begun + MOST,
@@ -116,7 +116,7 @@ mod tests {
         Duration::from_millis(millis)
     }
 
-    /// A waiter that was served after as many hand-overs, in so much time.
+    /// A waiter that was served after this many hand-overs, in this time.
     fn served(turns: u64, took: Duration, began: Instant) -> Calm {
         let mut calm = Calm::default();
         calm.saw("a-1", turns, began);
@@ -135,7 +135,7 @@ mod tests {
         assert_eq!(until(&calm, 30), millis(42));
         // Those who may be next ask for every event.
         assert_eq!((until(&calm, 4), until(&calm, 2)), (millis(3), Duration::ZERO));
-        // However long the queue is, and however short a claim lease.
+        // For any length of the queue and of a claim lease.
         let mut slow = served(9, millis(400), now);
         slow.saw("a-2", 30, now);
         assert_eq!(until(&slow, 30), MOST);
@@ -164,7 +164,7 @@ mod tests {
         // Another entry was served than the one that was seen.
         calm.served("a-2", now + millis(10));
         assert_eq!(calm.pace(), None);
-        // What is remembered for a name is as good as what was seen.
+        // A remembered pace of a name counts as much as an observed one.
         let mut calm = Calm::new(Some(millis(2)));
         calm.saw("a-1", 30, now);
         assert_eq!(queued(&calm), millis(42));

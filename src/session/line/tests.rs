@@ -429,7 +429,7 @@ async fn a_hold_that_the_document_no_longer_has_is_lost() {
     let id = hold.id.clone();
     bench.foreign(&foreign("b.1", &[&id], Some("b-1")), false);
     assert_eq!(hold.lost_reason(), None);
-    // Whatever is asked next brings it to light.
+    // The next request of any kind reveals it.
     let _second = bench.join(true);
     bench.settle();
     assert_eq!(hold.lost_reason(), Some(LostReason::Overwritten));
@@ -1278,8 +1278,8 @@ async fn who_knocks_asks_in_full_when_the_document_may_have_changed() {
     assert!(held(&mut outcome).lost_reason().is_none());
 }
 
-/// Whoever is far back does without the stream and sends no requests; it looks at its place, and asks when its turn
-/// comes near, or when it is not in the queue any more.
+/// A waiter far back has no stream and sends no requests; it looks at its queue position, and asks when its turn comes
+/// near, or when it is not in the queue any more.
 #[tokio::test(start_paused = true)]
 async fn who_is_far_back_looks_at_its_place_and_asks_when_its_turn_comes_near() {
     for served in [false, true] {
@@ -1356,7 +1356,7 @@ async fn who_polls_looks_and_asks_when_it_is_granted() {
     assert_eq!(held(&mut outcome).status(), LockStatus::Held);
 }
 
-/// However often it looks: what is due by the clock is asked for in time.
+/// Even if it often looks, requests that are due by the clock are sent in time.
 #[tokio::test(start_paused = true)]
 async fn looks_put_off_no_request() {
     let mut bench = Bench::new();
@@ -1639,7 +1639,7 @@ async fn a_lock_whose_lease_ended_before_its_release_was_not_kept() {
             bench.document.as_mut().unwrap().holders.clear();
         }
         bench.settle();
-        // What was to be kept for less than the lease has been.
+        // A lock that was to be kept taken for less than the lease has been kept for that time.
         let expected = if least < MINUTE {
             wake::Left::Holder
         } else {

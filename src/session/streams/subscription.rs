@@ -25,8 +25,8 @@ use crate::{
 /// overdue by half a second is dropped. This is the back-stop of `suspicion`, which explains such silences.
 const SILENT: Duration = AWAIT_TIME.saturating_add(Duration::from_millis(500));
 
-/// Time after the opening of a stream, or after events, in which the next batch is expected where there is much to tell. If
-/// none comes, the stream is quiet, or its server is gone: see `suspicion`.
+/// Time after the opening of a stream, or after events, in which the next batch is expected where there is much to
+/// tell. If none comes, the stream is quiet, or its server is gone: see `suspicion`.
 const QUIET: Duration = Duration::from_secs(1);
 
 /// Age at which a stream has earned a fresh back-off: ten times the longest pause, and more than a silence. A stream
@@ -62,7 +62,8 @@ pub(in crate::session) struct Subscription<T> {
     permit: Option<Permit>,
     opening: Opening<Stream<T>>,
     resume: Option<ResumeAt>,
-    /// The pauses between openings. The first opening, and the first after a stream that has earned it, come without one.
+    /// The pauses between openings. The first opening, and the first after a stream that has earned it, come without
+    /// one.
     backoff: Backoff,
     phase: Phase<T>,
 }
@@ -213,8 +214,8 @@ impl<T: Send + 'static> Subscription<T> {
         }
     }
 
-    /// Gives the stream up if it has said nothing since a fail-over; takes it up at another primary if it has said nothing
-    /// since that one was found.
+    /// Gives the stream up if it has said nothing since a fail-over; takes it up at another primary if it has said
+    /// nothing since that one was found.
     pub(in crate::session) fn heed(&mut self, sign: &Sign) -> Option<News<T>> {
         let Phase::Open {
             stream,

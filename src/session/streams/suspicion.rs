@@ -1,17 +1,17 @@
 //! Streams that fell silent with their server, noticed by other commands.
 //!
-//! The driver sends the next `getMore` of a stream to the server that has its cursor. Once that server is gone, it waits
-//! for it in server selection, for half a minute by default, and the stream is silent meanwhile. Silence alone shows only
-//! after the await time. But the commands of the session learn of the new primary much earlier: one fails as its server
-//! is no primary any more or broke the connection, and a later one is answered. A stream that has said nothing since the last failure is then
-//! given up, and taken up after its last event at the new primary. It may have been opened after the first failure, by a
-//! server that was about to go.
+//! The driver sends the next `getMore` of a stream to the server that has its cursor. Once that server is gone, it
+//! waits for it in server selection, for half a minute by default, and the stream is silent meanwhile. Silence alone
+//! shows only after the await time. But the commands of the session learn of the new primary much earlier: one fails as
+//! its server is no longer the primary or broke the connection, and a later one is answered. A stream that has said
+//! nothing since the last failure is then given up, and resumed after its last event at the new primary. It may have
+//! been opened after the first failure, by a server that was about to go.
 //!
-//! A session whose waiters only wait has no command under way that could fail. Its stream falls silent only if there was
-//! news just as the server went: a `getMore` that the server has already is answered with an error. So once nothing has
-//! followed some news for a second, the primary is asked which election it has won. If that is another than when the
-//! stream was opened, the stream is taken up at the new primary as well. The old one may still serve it, as a secondary:
-//! so that is done without a word, and nobody polls meanwhile.
+//! A session whose waiters only wait has no command under way that could fail. Its stream falls silent only if there
+//! was news just as the server went: a `getMore` that the server has already is answered with an error. So once nothing
+//! has followed some news for a second, the primary is asked which election it has won. If that is another than when
+//! the stream was opened, the stream is taken up at the new primary as well. The old one may still serve it, as a
+//! secondary: so that is done without a word, and nobody polls meanwhile.
 
 use std::sync::{
     Arc, Mutex, PoisonError,
@@ -26,8 +26,8 @@ use tokio::{
 use super::super::Session;
 use crate::store::{AWAIT_TIME, Elected, StoreError};
 
-/// Time for which the answer of the primary is awaited. Later a stream that has lost its server is overdue, and given up
-/// for that; and the next one is not kept from asking by a command that is never answered.
+/// Time for which the answer of the primary is awaited. Later a stream that has lost its server is overdue, and given
+/// up for that; and the next one is not kept from asking by a command that is never answered.
 const OF_USE: std::time::Duration = AWAIT_TIME;
 
 /// Fail-overs as the commands of a session notice them.
@@ -43,7 +43,7 @@ pub(in crate::session) struct Suspicion {
     asking: AtomicBool,
 }
 
-/// What a session has learned of the server of its streams.
+/// A sign of the server of a session's streams.
 #[derive(Debug)]
 pub(in crate::session) enum Sign {
     /// There was a fail-over: a stream is suspect that has said nothing since.
@@ -59,7 +59,8 @@ pub(in crate::session) struct Signs {
 }
 
 impl Signs {
-    /// Waits for the next sign; `None` when the session is gone. Cancel safe: no sign is lost when the future is dropped.
+    /// Waits for the next sign; `None` when the session is gone. Cancel safe: no sign is lost when the future is
+    /// dropped.
     pub(in crate::session) async fn next(&mut self) -> Option<Sign> {
         tokio::select! {
             since = changed(&mut self.since) => since.map(Sign::FailedOver),
@@ -74,8 +75,8 @@ async fn changed<T: Copy>(value: &mut watch::Receiver<Option<T>>) -> Option<T> {
 }
 
 impl Suspicion {
-    /// Takes in how a command ended that was sent at that time. A late answer of an old primary makes nothing suspect that
-    /// was heard of since.
+    /// Takes in how a command ended that was sent at that time. A late answer of an old primary makes nothing suspect
+    /// that was heard of since.
     pub(in crate::session) fn note<T>(&self, sent: Instant, ended: Result<T, &StoreError>) {
         let mut failed_at = self.failed_at.lock().unwrap_or_else(PoisonError::into_inner);
         match ended {

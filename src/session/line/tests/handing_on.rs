@@ -89,7 +89,7 @@ async fn another_client_whose_event_comes_before_the_answer_ends_the_handing_on(
     assert!(!release(&mut bench, &first));
 }
 
-/// However it is seen: by a reading of the document, or by the answer to a request of the next in line.
+/// The waiter is seen in either way: by a read of the document, or by the answer to a request of the next in line.
 #[tokio::test(start_paused = true)]
 async fn another_client_whose_event_is_lost_is_seen_in_whatever_shows_it() {
     for by_reading in [true, false] {
@@ -288,7 +288,7 @@ async fn two_tasks_that_take_turns_need_the_server_only_for_the_place_in_its_que
         bench.settle();
         first
     });
-    // Whatever is on its way: the answers come after 20 turns each.
+    // With operations on their way: each answer comes after 20 turns.
     let mut on_its_way = None;
     let mut last = hold.token;
     for turn in 0..1_000 {

@@ -79,7 +79,7 @@ async fn a_lock_that_has_stayed_is_taken_again_without_the_server() {
         assert_eq!(hold.lost_reason(), Some(LostReason::Released));
         tokio::time::advance(SECOND).await;
     }
-    // Who comes after a foreign client has a larger token still, and so has that client.
+    // The foreign client has a larger token still, and so has the task that comes after it.
     bench.foreign(&foreign("b.1", &[], Some("b-1")), true);
     bench.settle();
     assert!(bench.document.as_ref().unwrap().holders[0].token > last.as_i64());
@@ -191,7 +191,7 @@ async fn nothing_stays_that_is_not_to_be_handed_on() {
     assert!(!release(&mut bench, &hold));
 }
 
-/// What one acquire asks for counts, and no more than that.
+/// The option of one acquire counts for that acquire, and for no other.
 #[tokio::test(start_paused = true)]
 async fn an_acquire_can_ask_for_it_alone() {
     let mut bench = Bench::new();
@@ -315,7 +315,7 @@ async fn what_is_shown_as_idle_is_soon_shown_as_held() {
     let (hold, operations) = acquire(&mut bench, options());
     let soon = Instant::now() + Duration::from_millis(300);
     assert_eq!((operations, hold.schedule().renew_at), (0, Some(soon)));
-    // Who is done before that need not show it, and hands it on as it is.
+    // A task that is done before that need not show it, and hands the hold on as it is.
     assert!(release(&mut bench, &hold));
     let stays = bench.line.holds().next().cloned().unwrap();
     assert!(stays.is_shown_idle());
@@ -362,7 +362,7 @@ async fn what_was_held_for_long_stays_once_its_document_is_read() {
     }
 }
 
-/// What was asked for before anything was missed shows nothing of that.
+/// A read that was requested before events were missed shows nothing of them.
 #[tokio::test(start_paused = true)]
 async fn a_reading_from_before_a_doubt_does_not_end_it() {
     let mut bench = keeping();
@@ -430,7 +430,7 @@ async fn a_client_that_shuts_down_keeps_nothing() {
     idle(&mut bench);
     let ((), effects) = bench.feed(|line, context, effects| line.close(context, effects));
     carry_out(effects);
-    // Whoever shuts down lets go of it with all others.
+    // A client that shuts down lets go of it with all others.
     let stays = bench.line.holds().next().cloned().unwrap();
     assert!(stays.lose(LostReason::Released));
     assert!(!released_here(&mut bench, &stays));

@@ -109,7 +109,7 @@ async fn readers_that_come_beside_others_need_no_operation_of_their_own() {
     let joined = bench.read();
     assert_eq!((&joined.id, bench.operations), (&next.id, before + 1));
 
-    // Whoever came first, the entry goes with the last.
+    // The entry goes with the last reader, in any order.
     let last = sharing.remove(7);
     for hold in &sharing {
         assert!(bench.release(hold));
@@ -170,7 +170,7 @@ async fn a_writer_of_another_client_ends_the_sharing() {
     assert!(document.holders.iter().any(|holder| holder.id == "b-1"));
 }
 
-/// However it is seen: by a reading of the document, or by an answer.
+/// The writer is seen in either way: by a read of the document, or by an answer.
 #[tokio::test(start_paused = true)]
 async fn a_writer_of_another_client_whose_event_is_lost_ends_it_by_what_shows_it() {
     for by_reading in [true, false] {
@@ -397,7 +397,7 @@ async fn only_readers_that_are_alike_share() {
     assert_eq!(holder.token, second.token.as_i64());
 }
 
-/// Whatever becomes of the tasks that have waited: no entry stays.
+/// No entry stays after any outcome of the tasks that have waited.
 #[tokio::test(start_paused = true)]
 async fn readers_that_give_up_leave_nothing() {
     let mut bench = Bench::new();
