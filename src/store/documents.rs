@@ -59,8 +59,8 @@ impl DocumentStore {
         .inspect_err(|error| telemetry::operation_failed("list", None, error))
     }
 
-    /// Opens a stream of whatever happens to the lock in the document `name`, or in any of them, from now on or from after
-    /// the last event of `resume`.
+    /// Opens a stream of whatever happens to the lock in the document `name`, or in any of them, from now on or from
+    /// after the last event of `resume`.
     pub(crate) async fn follow(
         &self,
         name: Option<&str>,
@@ -166,8 +166,8 @@ impl DocumentStore {
     }
 
     /// Changes the one element that has the key in this name, and returns it, if this entry holds its lock under this
-    /// token; returns `None` otherwise, and if no element or more than one has the key. The id of the operation goes into
-    /// `wake`. The server gives up after `within`.
+    /// token; returns `None` otherwise, and if no element or more than one has the key. The id of the operation goes
+    /// into `wake`. The server gives up after `within`.
     pub(crate) async fn change_element(
         &self,
         name: &str,
@@ -185,7 +185,8 @@ impl DocumentStore {
         .inspect_err(|error| telemetry::operation_failed("update", Some(name), error))
     }
 
-    /// Forgets how often a document was claimed, and reports whether that was counted. The server gives up after `within`.
+    /// Forgets how often a document was claimed, and reports whether that was counted. The server gives up after
+    /// `within`.
     pub(crate) async fn clear_attempts(&self, name: &str, within: Duration) -> Result<bool, StoreError> {
         match self {
             Self::Mongo(store, _) => contained(store.clear_attempts(name, within)).await,
@@ -210,8 +211,8 @@ impl DocumentStore {
 pub(crate) struct ElementUpdate {
     /// Its paths lead from the element.
     pub(crate) of_element: Document,
-    /// The same for the document: its paths lead through the array and the [identifier](super::mongo::IDENTIFIER) of the
-    /// element.
+    /// The same for the document: its paths lead through the array and the [identifier](super::mongo::IDENTIFIER) of
+    /// the element.
     pub(crate) of_document: Document,
 }
 

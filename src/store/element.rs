@@ -1,7 +1,7 @@
-//! Elements of arrays in documents of the user's own, and the keys by which they are known.
+//! Elements of arrays in documents of the user's own, and the keys that identify them.
 //!
-//! The lock of an element is kept under the code of its key: a text that the same key always has, whatever the order of
-//! its fields and the types of its numbers, and that no other key has. It can be the name of a field, and it can be read:
+//! The lock of an element is kept under the code of its key: a text that equal keys share, in any order of the fields
+//! and with any types of numbers, and that no other key has. It can be the name of a field, and it can be read:
 //! `sku="x"`, or `line=7,sku="a%2Eb"`.
 
 use std::fmt::Write as _;
@@ -10,8 +10,8 @@ use mongodb::bson::{Bson, Document, doc};
 
 use super::name;
 
-/// Bytes that a code spells out: those that a field's name can't have, or that mean something in a path, in a code, or in
-/// the name of an element's lock.
+/// Bytes that a code spells out: those that a field's name can't have, or that mean something in a path, in a code, or
+/// in the name of an element's lock.
 const ESCAPED: [char; 7] = ['%', '.', '$', '/', '\0', ',', '='];
 
 /// The fields of an element, with their values, that distinguish it from the others of its array.
@@ -81,8 +81,8 @@ impl ElementKey {
         })
     }
 
-    /// Returns the expression for the elements of the array at `path` that have this key: an array, which is empty where
-    /// there is no array.
+    /// Returns the expression for the elements of the array at `path` that have this key: an array, which is empty
+    /// where there is no array.
     ///
     /// A filter would take an array that contains the value for the value.
     pub(crate) fn elements(&self, path: &str) -> Document {

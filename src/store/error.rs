@@ -87,7 +87,7 @@ impl StoreError {
         self.source.is::<NotALock>()
     }
 
-    /// Reports whether the document of that name is no lock, or one of a later version.
+    /// Reports whether the document with this name is not a lock, or a lock of a later version.
     pub(crate) fn is_no_lock(&self) -> bool {
         self.is_malformed() || self.source.is::<LaterProtocol>()
     }
@@ -102,8 +102,8 @@ impl StoreError {
         self.code().is_some_and(|code| code != 50)
     }
 
-    /// Reports whether the server is not the primary any more, is about to stop, or broke the connection: then it may be
-    /// gone, and its streams with it.
+    /// Reports whether the server is not the primary any more, is about to stop, or broke the connection: then it may
+    /// be gone, and its streams with it.
     pub(crate) fn lost_primary(&self) -> bool {
         // ShutdownInProgress, PrimarySteppedDown, NotWritablePrimary, InterruptedAtShutdown,
         // InterruptedDueToReplStateChange, NotPrimaryNoSecondaryOk, NotPrimaryOrSecondary
@@ -222,7 +222,7 @@ impl From<Malformed> for StoreError {
     }
 }
 
-/// A missing answer, and for how long it has been missing.
+/// A missing answer, and the time for which it has been missing.
 #[derive(Debug, thiserror::Error)]
 #[error("no answer for {0:?}")]
 struct Unanswered(Duration);

@@ -1,5 +1,5 @@
-//! The places of the locks that one session keeps in documents: one lock in each document, or one for each element of an
-//! array.
+//! The places of the locks that one session keeps in documents: one lock in each document, or one for each element of
+//! an array.
 
 use std::borrow::Cow;
 

@@ -50,8 +50,8 @@ const LOOK: Duration = Duration::from_secs(10);
 const LONG_LOOK: Duration = Duration::from_secs(30);
 
 /// Number of documents that one statement of a renewal selects. The server compares each holder with the ids of the
-/// statement one by one, and plans each statement anew: with a hundred, a renewed document takes four fifths of the time
-/// that it takes with a thousand.
+/// statement one by one, and plans each statement anew: with a hundred, a renewed document takes four fifths of the
+/// time that it takes with a thousand.
 const RENEWED_BY_ONE_STATEMENT: usize = 100;
 
 const TTL_INDEX: &str = "watchlock_purge_at";
@@ -201,8 +201,8 @@ impl MongoStore {
         }
     }
 
-    /// Renews by one statement for each hundred documents; if a document is refused, by one statement for each. A refusal
-    /// ends the shared statement after some documents were written and before others, so its count is useless.
+    /// Renews by one statement for each hundred documents; if a document is refused, by one statement for each. A
+    /// refusal ends the shared statement after some documents were written and before others, so its count is useless.
     pub(super) async fn renew(&self, renewal: &Renewal) -> Result<Renewed, StoreError> {
         if renewal.apart {
             return self.renew_each(renewal).await;
@@ -275,8 +275,8 @@ impl MongoStore {
         Ok(refused.collect())
     }
 
-    /// Returns the pipeline of an operation on the lock at this place. Where it lets in entries, it also removes the idle
-    /// locks of other elements, so that they don't pile up in the document.
+    /// Returns the pipeline of an operation on the lock at this place. Where it lets in entries, it also removes the
+    /// free locks of other elements, so that they don't pile up in the document.
     fn pipeline(&self, at: &Location, operation: &Operation) -> Vec<Document> {
         let mut stages = pipeline::operation(at, operation, &now());
         if self.family.is_of_elements() && operation.requests.is_some() {
@@ -429,8 +429,9 @@ impl MongoStore {
     }
 }
 
-/// Returns the filter for the document of an operation. An element that requests are for must be there, so that nothing is
-/// written for one that is not; except where an entry is to leave, which may have outlived its element.
+/// Returns the filter for the document of an operation. A requested element must be there, so that nothing is written
+/// for a missing one. The exception is an operation with an entry that leaves, as the entry may have outlived its
+/// element.
 fn selection(member: &Member<'_>, operation: &Operation) -> Document {
     let at = &*member.location;
     let mut selection = pipeline::selection(at, &member.id, operation);

@@ -41,8 +41,8 @@ pub(crate) fn of_id(id: &Bson) -> String {
     }
 }
 
-/// The `_id` of a document of the user's own by its name, as [`of_id`] made it: a number as one of 64 bits where it is one,
-/// and a symbol as a string, which are the same to the server. `None` for any other text.
+/// The `_id` of a document of the user's own by its name, as [`of_id`] made it: a number as one of 64 bits where it is
+/// one, and a symbol as a string, which are the same to the server. `None` for any other text.
 pub(crate) fn to_id(name: &str) -> Option<Bson> {
     if let Some(text) = text_of(name) {
         return Some(Bson::String(text.to_owned()));

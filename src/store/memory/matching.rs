@@ -1,6 +1,6 @@
 //! Filters and sorts in memory: a part of the server's query language.
 //!
-//! Anything unsupported is refused when the filter is read, whatever the documents are.
+//! Anything unsupported is refused when the filter is read, before any document is looked at.
 
 use std::cmp::Ordering;
 

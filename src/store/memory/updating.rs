@@ -1,6 +1,6 @@
 //! Updates in memory: a part of the server's update operators.
 //!
-//! Anything unsupported is refused when the update is read, whatever the documents are.
+//! Anything unsupported is refused when the update is read, before any document is looked at.
 
 use std::cmp::Ordering;
 

@@ -20,7 +20,8 @@ const FOUND: &str = "_watchlock_found";
 pub(crate) const IDENTIFIER: &str = "watchlocked";
 
 impl MongoStore {
-    /// Returns the elements that have the key in this name, as the primary has them now; `None` when there is no document.
+    /// Returns the elements that have the key in this name, as the primary has them now; `None` when there is no
+    /// document.
     pub(in crate::store) async fn elements(&self, name: &str) -> Result<Option<Vec<Document>>, StoreError> {
         let member = self.family.member(name);
         let Some(element) = member.element else {
@@ -62,8 +63,8 @@ impl MongoStore {
         Ok(changed.and_then(|changed| read(&changed, &element).pop()))
     }
 
-    /// Renews by one statement for each document, which renews all of its holders or none. If any is not renewed then, by
-    /// another, which renews those that are left; the count is zero then, as it shows nothing.
+    /// Renews by one statement for each document, which renews all of its holders or none. If any is not renewed then,
+    /// by another, which renews those that are left; the count is zero then, as it shows nothing.
     pub(super) async fn renew_elements(&self, renewal: &Renewal) -> Result<Renewed, StoreError> {
         let mut documents = BTreeMap::<String, Shared<'_>>::new();
         for (name, ids) in &renewal.entries {

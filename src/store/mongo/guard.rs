@@ -38,7 +38,8 @@ impl MongoStore {
         Ok(updated.matched_count > 0)
     }
 
-    /// Writes the lock's document as [`Self::guard`] does, outside of any transaction. Returns whether the lock is held.
+    /// Writes the lock's document as [`Self::guard`] does, outside of any transaction. Returns whether the lock is
+    /// held.
     pub(crate) async fn write_under(&self, guarding: &Guarding<'_>, within: Duration) -> Result<bool, StoreError> {
         let member = self.family.member(guarding.name);
         let (at, document) = (&*member.location, member.id);

@@ -80,7 +80,7 @@ impl MongoStore {
         let at = self.family.base();
         let mut query = doc! { at.path(): { "$exists": true } };
         if selection.held == Some(true) {
-            // What is no lock is told whatever is asked for.
+            // A value that is not a lock is reported under any condition.
             let no_lock = doc! { at.key("token"): { "$exists": false } };
             let held = doc! { at.key("holders.0"): { "$exists": true } };
             query.insert("$or", vec![held, no_lock]);
@@ -93,7 +93,7 @@ impl MongoStore {
         let find = self.collection.find(query).projection(fields(at));
         let mut cursor = find.read_concern(view.concern()).max_time(LONG_LOOK).await?;
         let mut listed = Listed::default();
-        // Nothing is read in vain where there are more than may be listed.
+        // Nothing is read in vain if there are more than may be listed.
         while !listed.more && cursor.advance().await? {
             let raw = cursor.current();
             let Some(document) = lossy::read(raw) else { continue };
@@ -301,8 +301,8 @@ impl MongoStore {
         Ok(deleting.projection(doc! { "_id": 1 }).max_time(within).await?.is_some())
     }
 
-    /// Forgets how often a document was claimed. A write without a new `wake`, as other programs make them: a claim that
-    /// waits looks at the document again.
+    /// Forgets how often a document was claimed. A write without a new `wake`, as other programs make them: a claim
+    /// that waits looks at the document again.
     pub(in crate::store) async fn clear_attempts(&self, name: &str, within: Duration) -> Result<bool, StoreError> {
         let at = self.family.base();
         let attempts = at.key("attempts");

@@ -292,8 +292,8 @@ fn is_old(location: &Location) -> Document {
 
 /// Returns the expression for the time of an event's write.
 fn when() -> Document {
-    // MongoDB reports the time of a write in milliseconds since 6.0. Before that, it is the second that had begun; these
-    // servers read a timestamp as a date only where they print it.
+    // MongoDB reports the time of a write in milliseconds since 6.0. Before that, it is the second that had begun;
+    // these servers read a timestamp as a date only where they print it.
     let second = doc! { "$dateFromString": { "dateString": { "$dateToString": { "date": "$clusterTime" } } } };
     doc! { "$ifNull": ["$wallTime", second] }
 }

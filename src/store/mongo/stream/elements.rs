@@ -1,8 +1,8 @@
 //! The events of the locks of an array's elements, many of which share a document.
 //!
-//! The server reports a write by its changes, under keys with dots, or by the whole document. The changes show which locks
-//! were written. A whole document shows only how all of its locks are now: written were those whose time is that of the
-//! event. If it has none of these, another program has put it there.
+//! The server reports a write by its changes, under keys with dots, or by the whole document. The changes show which
+//! locks were written. A whole document shows only how all of its locks are now: written were those whose time is that
+//! of the event. If it has none of these, another program has put it there.
 
 use std::collections::BTreeMap;
 
@@ -136,7 +136,8 @@ fn having_entries_of(session: &str) -> Document {
     doc! { "$map": { "input": { "$filter": { "input": locks, "cond": any } }, "in": "$$this.k" } }
 }
 
-/// Returns the events of the locks that one event of the stream concerns, in their order. `ours` is the pattern of the session's entries.
+/// Returns the events of the locks that one event of the stream concerns, in their order. `ours` is the pattern of the
+/// session's entries.
 pub(crate) fn read_elements(family: &Family, ours: &str, event: &Document) -> Vec<Event> {
     let id = event.get_document("documentKey").ok().and_then(|key| key.get("_id"));
     let document = id.and_then(|id| family.document(id));
