@@ -136,8 +136,8 @@ impl LockClientBuilder {
     /// default, 1 to 1,000.
     ///
     /// The client begins with 6 and finds out whether more get done if more are on their way, up to this number. With a
-    /// larger connection pool (`maxPoolSize`) a larger number can be worth it, for clients that acquire thousands of locks
-    /// a second. Releases, and operations that hang, have a few slots of their own beside these.
+    /// larger connection pool (`maxPoolSize`) a larger number can be worth it, for clients that acquire thousands of
+    /// locks a second. Releases, and operations that hang, have a few slots of their own beside these.
     pub fn max_operations(mut self, operations: u32) -> Self {
         self.settings.max_operations = Some(operations);
         self
@@ -280,8 +280,8 @@ impl LockClientBuilder {
         self
     }
 
-    /// Reports every lock that is held for longer than `most`, unless its acquire set [another](crate::Acquire::max_hold)
-    /// maximum; from 10 ms to 366 days, none by default.
+    /// Reports every lock that is held for longer than `most`, unless its acquire set
+    /// [another](crate::Acquire::max_hold) maximum; from 10 ms to 366 days, none by default.
     ///
     /// A renewed lock is held for as long as its holder lives, so a job that hangs keeps it forever. From `most` after
     /// the grant, [`status`](crate::LockView::status) is [`HeldTooLong`](crate::LockStatus::HeldTooLong), and an [event
@@ -350,13 +350,14 @@ impl LockClientBuilder {
         self
     }
 
-    /// Gives the locks with these names metrics of their own: their numbers have the label `lock` with the name; 100 names
-    /// at most, none by default. Names given by an earlier call are replaced.
+    /// Gives the locks with these names metrics of their own: their numbers have the label `lock` with the name; 100
+    /// names at most, none by default. Names given by an earlier call are replaced.
     ///
     /// Each lock costs the recorder some hundred time series, most of them buckets of histograms. So choose the locks
-    /// that deserve a row on a dashboard, by names that don't change. All other locks are counted together, without
-    /// the label. A [document](crate::DocumentLocks) has the name that [`LockView::name`](crate::LockView::name)
-    /// returns: `7` for that `_id`, and `"a-1"`, with the quotes, for a string. [Observability](crate::observability#metrics) lists the metrics.
+    /// that deserve a row on a dashboard, by names that don't change. All other locks are counted together, without the
+    /// label. A [document](crate::DocumentLocks) has the name that [`LockView::name`](crate::LockView::name) returns:
+    /// `7` for that `_id`, and `"a-1"`, with the quotes, for a string. [Observability](crate::observability#metrics)
+    /// lists the metrics.
     ///
     /// # Examples
     ///

@@ -496,8 +496,8 @@ impl LockClient {
     ///
     /// # Errors
     ///
-    /// If the name is out of bounds, or the server refuses or can't be reached; the hold may have been renewed then. It is
-    /// safe to try again.
+    /// If the name is out of bounds, or the server refuses or can't be reached; the hold may have been renewed then. It
+    /// is safe to try again.
     ///
     /// # Cancel safety
     ///

@@ -84,8 +84,8 @@ impl<T> DocumentHandle<T> {
         &self.id
     }
 
-    /// Returns how often the document was claimed, this time included: 1 for the first attempt. `None` unless it was claimed
-    /// with [`max_attempts`](crate::Claim::max_attempts).
+    /// Returns how often the document was claimed, this time included: 1 for the first attempt. `None` unless it was
+    /// claimed with [`max_attempts`](crate::Claim::max_attempts).
     pub fn attempt(&self) -> Option<u32> {
         self.attempt.map(|attempt| attempt.try_into().unwrap_or(u32::MAX))
     }
@@ -229,8 +229,8 @@ impl<T: DeserializeOwned> DocumentHandle<T> {
     }
 }
 
-/// Checks that the lock is held as far as is known, and that no transaction is open that it guards: the server would carry
-/// out the write when that transaction has ended, however long after the caller gave up.
+/// Checks that the lock is held as far as is known, and that no transaction is open that it guards: the server would
+/// carry out the write when that transaction has ended, however long after the caller gave up.
 pub(super) async fn before_write(session: &DocumentSession, handle: &LockHandle) -> Result<(), DocumentError> {
     if let Some(reason) = handle.lost_reason() {
         return Err(reason.into());

@@ -110,7 +110,8 @@ pub struct DocumentLocks<T> {
     place: Place,
     path: String,
     session: Arc<OnceLock<DocumentSession>>,
-    /// The sessions over the elements of arrays, by the paths of these: they last as long as the locks of the documents.
+    /// The sessions over the elements of arrays, by the paths of these: they last as long as the locks of the
+    /// documents.
     elements: Arc<Mutex<BTreeMap<String, DocumentSession>>>,
     read_as: PhantomData<fn() -> T>,
 }
@@ -308,9 +309,9 @@ impl<T> DocumentLocks<T> {
 
     /// Lists the locks in the documents, sorted by name. Set conditions on the returned action, and await it.
     ///
-    /// A document is listed once it was locked, as its lock stays in it when it is free; ask for the
-    /// [held](List::held) ones, or for a [prefix](List::prefix) of their `_id`s. [`id_of`](Self::id_of) returns the `_id`
-    /// of a name in the list. Unless a prefix is given, the server reads the whole collection.
+    /// A document is listed once it was locked, as its lock stays in it when it is free; ask for the [held](List::held)
+    /// ones, or for a [prefix](List::prefix) of their `_id`s. [`id_of`](Self::id_of) returns the `_id` of a name in the
+    /// list. Unless a prefix is given, the server reads the whole collection.
     ///
     /// # Errors
     ///
@@ -342,8 +343,8 @@ impl<T> DocumentLocks<T> {
     /// Returns the events of the lock of the document with this `_id`, as they happen; see
     /// [`LockClient::watch`], which has the same guarantees and errors.
     ///
-    /// [`LockEvent::Deleted`](crate::LockEvent::Deleted) reports a document that was deleted, or replaced without its lock.
-    /// The change stream brings no field but that of the lock.
+    /// [`LockEvent::Deleted`](crate::LockEvent::Deleted) reports a document that was deleted, or replaced without its
+    /// lock. The change stream brings no field but that of the lock.
     ///
     /// # Panics
     ///
@@ -372,10 +373,11 @@ impl<T> DocumentLocks<T> {
     }
 
     /// Returns the events of every lock in the documents, as they happen, each with the name of its document:
-    /// [`id_of`](Self::id_of) returns the `_id`. See [`LockClient::watch_all`], which has the same guarantees and errors.
+    /// [`id_of`](Self::id_of) returns the `_id`. See [`LockClient::watch_all`], which has the same guarantees and
+    /// errors.
     ///
-    /// The stream begins with a grant for each present holder, for which the server reads the whole collection. If there is
-    /// no change stream, it does so again and again, but rests for ten times as long as that took.
+    /// The stream begins with a grant for each present holder, for which the server reads the whole collection. If
+    /// there is no change stream, it does so again and again, but rests for ten times as long as that took.
     ///
     /// # Panics
     ///
@@ -416,12 +418,12 @@ impl<T> DocumentLocks<T> {
         name::of_id(&id.into())
     }
 
-    /// Returns the `_id` of a name under which a document is listed, watched or reported: `"order-7"` (with the quotes) is
-    /// a text, `ObjectId(507f191e810c19729de860ea)` an object id, `7` a number, and `bson:` with hexadecimal digits anything
-    /// else. `None` if the text is no such name.
+    /// Returns the `_id` of a name under which a document is listed, watched or reported: `"order-7"` (with the quotes)
+    /// is a text, `ObjectId(507f191e810c19729de860ea)` an object id, `7` a number, and `bson:` with hexadecimal digits
+    /// anything else. `None` if the text is no such name.
     ///
-    /// The server takes the value for the same `_id` as that of the document, though its type may differ: a whole number has
-    /// 64 bits.
+    /// The server takes the value for the same `_id` as that of the document, though its type may differ: a whole
+    /// number has 64 bits.
     ///
     /// # Examples
     ///
@@ -474,8 +476,8 @@ impl<T> DocumentLocks<T> {
     ///
     /// # Errors
     ///
-    /// Same as for [`break_lock`](Self::break_lock). It is safe to try again: no other grant of the document ever has the
-    /// same token.
+    /// Same as for [`break_lock`](Self::break_lock). It is safe to try again: no other grant of the document ever has
+    /// the same token.
     ///
     /// # Cancel safety
     ///
@@ -506,15 +508,15 @@ impl<T> DocumentLocks<T> {
     }
 
     /// Forgets how often the document with this `_id` was claimed, so that claims with
-    /// [`max_attempts`](Claim::max_attempts) take it again; returns `false` if that was not counted, or there is no such
-    /// document.
+    /// [`max_attempts`](Claim::max_attempts) take it again; returns `false` if that was not counted, or there is no
+    /// such document.
     ///
     /// The lock stays as it is, also if somebody holds it. A claim that waits for such a document is woken.
     ///
     /// # Errors
     ///
-    /// If the `_id` or the field is out of bounds, or the server refuses, can't be reached, or has not answered for some
-    /// seconds. It is safe to try again.
+    /// If the `_id` or the field is out of bounds, or the server refuses, can't be reached, or has not answered for
+    /// some seconds. It is safe to try again.
     ///
     /// # Cancel safety
     ///

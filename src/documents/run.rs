@@ -63,8 +63,8 @@ impl<T: DeserializeOwned + Send + Sync + 'static> AcquireDocument<T> {
 }
 
 impl<T: DeserializeOwned + Send + Sync + 'static> TryAcquireDocument<T> {
-    /// Runs the future that `work` makes under the lock of the document, if that is free and nobody waits for it; `None`
-    /// otherwise, and then `work` is not called. See [`AcquireDocument::run`], which has the same errors.
+    /// Runs the future that `work` makes under the lock of the document, if that is free and nobody waits for it;
+    /// `None` otherwise, and then `work` is not called. See [`AcquireDocument::run`], which has the same errors.
     ///
     /// # Errors
     ///

@@ -270,8 +270,8 @@ pub enum DocumentError {
          transaction, write with its session"
     )]
     InTransaction,
-    /// No element of the array has the key any more: it was removed, or its key was changed. Nothing was written, and the
-    /// lock is still held. Only from [`ElementHandle`](crate::ElementHandle).
+    /// No element of the array has the key any more: it was removed, or its key was changed. Nothing was written, and
+    /// the lock is still held. Only from [`ElementHandle`](crate::ElementHandle).
     #[error("no element has the key of the locked one any more; nothing was written")]
     NoElement,
     /// Several elements of the array have the key of the locked one by now. Nothing was written, and the lock is still

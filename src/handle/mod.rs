@@ -131,8 +131,8 @@ impl LockHandle {
         }
     }
 
-    /// Returns why the lock is lost, after a write under it has found that. The watch over the hold may not have noticed yet,
-    /// so the server is asked.
+    /// Returns why the lock is lost, after a write under it has found that. The watch over the hold may not have
+    /// noticed yet, so the server is asked.
     pub(crate) async fn loss(&self) -> LostReason {
         match self.renew().await {
             Err(RenewError::Lost(reason)) => reason,
@@ -143,9 +143,9 @@ impl LockHandle {
     /// Makes a writer of a [readers-writer lock](crate::RwLock) a reader, without letting go in between: its changes
     /// are still there when it reads.
     ///
-    /// Readers that wait at the head of the queue get in with the same write; they stay behind a writer that came before
-    /// them. The token, the lease and the handle stay the same. A reader stays a reader. There is no way back: readers
-    /// that wait to become writers would wait for each other.
+    /// Readers that wait at the head of the queue get in with the same write; they stay behind a writer that came
+    /// before them. The token, the lease and the handle stay the same. A reader stays a reader. There is no way back:
+    /// readers that wait to become writers would wait for each other.
     ///
     /// # Errors
     ///

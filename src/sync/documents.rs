@@ -101,8 +101,8 @@ impl<T> DocumentLocks<T> {
         Action::new(self.documents.list())
     }
 
-    /// Returns the events of the lock of the document with this `_id`, as they happen: an iterator that blocks until there
-    /// is an event. See [`DocumentLocks::watch`](crate::DocumentLocks::watch), which has the same errors.
+    /// Returns the events of the lock of the document with this `_id`, as they happen: an iterator that blocks until
+    /// there is an event. See [`DocumentLocks::watch`](crate::DocumentLocks::watch), which has the same errors.
     pub fn watch(&self, id: impl Into<Bson>) -> LockEvents {
         let _entered = enter();
         LockEvents::new(self.documents.watch(id))

@@ -80,8 +80,8 @@ impl<E> ElementLocks<E> {
         block_on(self.elements.break_lock(id))
     }
 
-    /// Takes the lock of the element in the document with this `_id` away from the holder whose grant has this token; see
-    /// [`ElementLocks::break_holder`](crate::ElementLocks::break_holder).
+    /// Takes the lock of the element in the document with this `_id` away from the holder whose grant has this token;
+    /// see [`ElementLocks::break_holder`](crate::ElementLocks::break_holder).
     ///
     /// # Errors
     ///

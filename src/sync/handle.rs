@@ -57,8 +57,8 @@ impl LockHandle {
     ///
     /// # Errors
     ///
-    /// [`RenewError::Invalid`] if it is no readers-writer lock, or has other handles. [`RenewError::Lost`] if it is lost.
-    /// [`RenewError::Server`] if the server refused or did not answer.
+    /// [`RenewError::Invalid`] if it is no readers-writer lock, or has other handles. [`RenewError::Lost`] if it is
+    /// lost. [`RenewError::Server`] if the server refused or did not answer.
     ///
     /// # Panics
     ///

@@ -1,9 +1,9 @@
 //! The blocking API, for programs without async: each call blocks the thread until it is done. It needs the feature
 //! `sync`, which enables the driver's own feature of that name.
 //!
-//! It reads like the driver's synchronous API: actions that are awaited there have `run` here, and the same options: see
-//! [`Action`]. The types of this module are thin wrappers around those of the crate, with the same guarantees. Their
-//! documentation describes the differences, and refers to the crate's types for the rest.
+//! It reads like the driver's synchronous API: actions that are awaited there have `run` here, and the same options:
+//! see [`Action`]. The types of this module are thin wrappers around those of the crate, with the same guarantees.
+//! Their documentation describes the differences, and refers to the crate's types for the rest.
 //!
 //! # Connecting
 //!

@@ -98,8 +98,8 @@ impl MultiHandle {
     ///
     /// # Errors
     ///
-    /// [`RenewError::Lost`] if any part is lost. [`RenewError::Server`] if the server could not be reached: all parts are
-    /// still held.
+    /// [`RenewError::Lost`] if any part is lost. [`RenewError::Server`] if the server could not be reached: all parts
+    /// are still held.
     ///
     /// # Panics
     ///

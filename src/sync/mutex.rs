@@ -48,7 +48,8 @@ impl Mutex {
         Action::new(self.mutex.try_acquire())
     }
 
-    /// Acquires the lock, does the work, and releases the lock: short for `acquire().run_with(work)`, which takes options.
+    /// Acquires the lock, does the work, and releases the lock: short for `acquire().run_with(work)`, which takes
+    /// options.
     ///
     /// A thread can't be stopped from outside. If the lock is lost the work goes on, unless it checks the
     /// [`lost_reason`](LockView::lost_reason) itself and returns.

@@ -69,8 +69,8 @@ with_options! {
 }
 
 impl<E: DeserializeOwned + Send + Sync + 'static> TryAcquireElement<E> {
-    /// Tries, and fails with [`AcquireError::Held`], which names the holder, if the element is locked. Set other options
-    /// first.
+    /// Tries, and fails with [`AcquireError::Held`], which names the holder, if the element is locked. Set other
+    /// options first.
     ///
     /// # Errors
     ///
@@ -115,8 +115,8 @@ impl<E: DeserializeOwned + Send + Sync + 'static> IntoFuture for TryAcquireEleme
 }
 
 impl<E: DeserializeOwned> ElementLocks<E> {
-    /// Reads the element in the rest of the timeout; on a timeout, and if there is not exactly one, the lock is released
-    /// again.
+    /// Reads the element in the rest of the timeout; on a timeout, and if there is not exactly one, the lock is
+    /// released again.
     async fn fetched(
         &self,
         acquiring: &Acquiring<'_>,

@@ -14,15 +14,15 @@ use crate::{
     store::{element::ElementKey, read_as},
 };
 
-/// Maximum tries of an update that was not done, though right after each the lock is held and the element is there: it was
-/// removed and added again in between, or the lease is over by the server's clock.
+/// Maximum tries of an update that was not done, though right after each the lock is held and the element is there: it
+/// was removed and added again in between, or the lease is over by the server's clock.
 const TRIES: u32 = 2;
 
 /// A locked element of an array.
 ///
-/// It dereferences to a [`LockView`], which has the fencing token and reports a loss; [`LockView::name`] is the `_id` of
-/// the document and the key as text. It is renewed in the background for as long as the handle lives, and dropping it
-/// releases the element.
+/// It dereferences to a [`LockView`], which has the fencing token and reports a loss; [`LockView::name`] is the `_id`
+/// of the document and the key as text. It is renewed in the background for as long as the handle lives, and dropping
+/// it releases the element.
 ///
 /// # Guarantees
 ///
@@ -80,8 +80,8 @@ impl<E> ElementHandle<E> {
     ///
     /// # Errors
     ///
-    /// [`RenewError::Lost`] if it is lost. [`RenewError::Server`] if the server could not be reached: the element is still
-    /// locked, and renewals go on in the background.
+    /// [`RenewError::Lost`] if it is lost. [`RenewError::Server`] if the server could not be reached: the element is
+    /// still locked, and renewals go on in the background.
     ///
     /// # Cancel safety
     ///
@@ -125,19 +125,19 @@ impl<E> ElementHandle<E> {
 impl<E: DeserializeOwned> ElementHandle<E> {
     /// Updates the element if this handle still locks it, and returns it as it is then.
     ///
-    /// `update` is a document of update operators, whose paths lead from the element: `{ "$set": { "picked": true } }`. It
-    /// must leave the fields of the key alone. Pipelines and `$rename` are refused, and so are paths with `$`.
+    /// `update` is a document of update operators, whose paths lead from the element: `{ "$set": { "picked": true } }`.
+    /// It must leave the fields of the key alone. Pipelines and `$rename` are refused, and so are paths with `$`.
     ///
     /// # Errors
     ///
     /// [`DocumentError::Invalid`] if the update would change the key, or is none of operators: nothing was sent.
-    /// [`DocumentError::Lost`] if the lock was lost before: nothing was changed. [`DocumentError::NoElement`] if the element
-    /// was removed, and [`DocumentError::AmbiguousElement`] if others have its key by now: nothing was changed, and the lock
-    /// is held. [`DocumentError::InTransaction`] if a transaction is open that this lock
+    /// [`DocumentError::Lost`] if the lock was lost before: nothing was changed. [`DocumentError::NoElement`] if the
+    /// element was removed, and [`DocumentError::AmbiguousElement`] if others have its key by now: nothing was changed,
+    /// and the lock is held. [`DocumentError::InTransaction`] if a transaction is open that this lock
     /// [guards](LockView::guard_transaction): nothing was changed. [`DocumentError::Server`] if the server could not be
-    /// reached or did not answer for the time of a lease (the element may have been changed, or may still be: the update is
-    /// not repeated beyond the driver's own retry) or refused. [`DocumentError::Unreadable`] if the element was changed but
-    /// can't be read as an `E`.
+    /// reached or did not answer for the time of a lease (the element may have been changed, or may still be: the
+    /// update is not repeated beyond the driver's own retry) or refused. [`DocumentError::Unreadable`] if the element
+    /// was changed but can't be read as an `E`.
     ///
     /// # Cancel safety
     ///
@@ -170,8 +170,8 @@ impl<E: DeserializeOwned> ElementHandle<E> {
         Err(self.session.give_up(hold).await.into())
     }
 
-    /// Finds the reason after the server said that this handle no longer holds the lock, or that there is not exactly one
-    /// such element; there may be none any more.
+    /// Finds the reason after the server said that this handle no longer holds the lock, or that there is not exactly
+    /// one such element; there may be none any more.
     async fn check_after_refusal(&self) -> Result<(), DocumentError> {
         if let Some(reason) = self.session.verified(self.handle.hold()).await {
             return Err(reason.into());

@@ -60,8 +60,8 @@ pub use handle::ElementHandle;
 /// - A lock is that of a key: an element that is removed and added again has the same lock, and tokens go on rising.
 ///
 /// Programs that lock the same elements must use the same fields for their keys: `{ sku: "x" }` and `{ line: 7 }` are
-/// two locks, even if they are one element. Values are compared as the server compares them: numbers of any type by their
-/// values. A collation of the collection makes no difference to that; give texts exactly as they are stored.
+/// two locks, even if they are one element. Values are compared as the server compares them: numbers of any type by
+/// their values. A collation of the collection makes no difference to that; give texts exactly as they are stored.
 ///
 /// All locks of a document's elements are in the document: about 700 bytes for each that is or was in use, written with
 /// every change of any of them. To lock thousands of elements of one document at a time, use a
@@ -101,9 +101,9 @@ pub struct ElementLocks<E> {
 impl<T> DocumentLocks<T> {
     /// Returns locks for one element of an array of each document, by its key: see [`ElementLocks`].
     ///
-    /// `array` is the path of the array, through sub-documents, as for [`field`](Self::field). `key` has 1 to 4 fields of
-    /// the element: texts, numbers, booleans, `ObjectId`s, dates or UUIDs, 512 bytes in all. Both are checked when something
-    /// is locked. Making them sends nothing.
+    /// `array` is the path of the array, through sub-documents, as for [`field`](Self::field). `key` has 1 to 4 fields
+    /// of the element: texts, numbers, booleans, `ObjectId`s, dates or UUIDs, 512 bytes in all. Both are checked when
+    /// something is locked. Making them sends nothing.
     ///
     /// # Examples
     ///
@@ -128,9 +128,9 @@ impl<E> ElementLocks<E> {
     /// # Errors
     ///
     /// Same as for [`Mutex::acquire`](crate::Mutex::acquire); and
-    /// [`AcquireError::NoElement`](crate::AcquireError::NoElement) if there is no such element or document: then nothing
-    /// is written. [`AcquireError::AmbiguousElement`](crate::AcquireError::AmbiguousElement) if several elements have the
-    /// key: the lock is released. If an element or its document is removed in the meantime,
+    /// [`AcquireError::NoElement`](crate::AcquireError::NoElement) if there is no such element or document: then
+    /// nothing is written. [`AcquireError::AmbiguousElement`](crate::AcquireError::AmbiguousElement) if several
+    /// elements have the key: the lock is released. If an element or its document is removed in the meantime,
     /// [`AcquireError::NoElement`](crate::AcquireError::NoElement) or
     /// [`AcquireError::NoDocument`](crate::AcquireError::NoDocument) comes once it is this waiter's turn.
     ///
@@ -182,8 +182,8 @@ impl<E> ElementLocks<E> {
     ///
     /// # Errors
     ///
-    /// If the `_id`, the array or the key is out of bounds, the server can't be reached, or something else is in the place
-    /// of the lock.
+    /// If the `_id`, the array or the key is out of bounds, the server can't be reached, or something else is in the
+    /// place of the lock.
     ///
     /// # Cancel safety
     ///
@@ -249,14 +249,14 @@ impl<E> ElementLocks<E> {
         self.inspect(id).await
     }
 
-    /// Takes the lock of the element in the document with this `_id` away from the holder whose grant has this token, and
-    /// from nobody else. Returns the state of the lock afterwards; `None` if nobody holds it under this token, and then
-    /// nothing was changed.
+    /// Takes the lock of the element in the document with this `_id` away from the holder whose grant has this token,
+    /// and from nobody else. Returns the state of the lock afterwards; `None` if nobody holds it under this token, and
+    /// then nothing was changed.
     ///
     /// # Errors
     ///
-    /// Same as for [`break_lock`](Self::break_lock). It is safe to try again: no other grant of the element ever has the
-    /// same token.
+    /// Same as for [`break_lock`](Self::break_lock). It is safe to try again: no other grant of the element ever has
+    /// the same token.
     ///
     /// # Cancel safety
     ///
@@ -286,8 +286,8 @@ impl<E> ElementLocks<E> {
         Ok(state.map(|state| LockInfo::new(&name, &state)))
     }
 
-    /// Returns how waiters are woken at present; see [`LockClient::wake_mode`](crate::LockClient::wake_mode). If the client
-    /// has as many change streams open as it may have, those of this array poll.
+    /// Returns how waiters are woken at present; see [`LockClient::wake_mode`](crate::LockClient::wake_mode). If the
+    /// client has as many change streams open as it may have, those of this array poll.
     ///
     /// # Examples
     ///

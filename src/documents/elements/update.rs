@@ -10,8 +10,8 @@ use crate::{
     store::{ElementUpdate, element::ElementKey, mongo::IDENTIFIER},
 };
 
-/// Checks that an update by operators changes an element and leaves its key alone, and rewrites its paths, which lead from
-/// the element.
+/// Checks that an update by operators changes an element and leaves its key alone, and rewrites its paths, which lead
+/// from the element.
 pub(super) fn rewritten(
     update: &UpdateModifications,
     array: &str,
