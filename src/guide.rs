@@ -1,6 +1,7 @@
 //! The guide: the pages of the folder `docs`, with their examples compiled.
 //!
-//! - Using locks: [`locks`], [`documents`], [`elections`], [`jobs`], [`fencing`], and the [guarantees](crate::guarantees)
+//! - Using locks: [`locks`], [`documents`], [`elections`], [`jobs`], [`fencing`], and the
+//!   [guarantees](crate::guarantees)
 //! - Running it: [`command_line`], [`operating`], [`scaling`], [`privileges`], [`bson`], [`measured`], [`evidence`],
 //!   and [observability](crate::observability)
 //! - Recipes: [`recipes`]

@@ -1,6 +1,7 @@
 //! The forms in which observed locks are serialized, with the feature `serde`: also those of the command line's JSON.
 //!
-//! The names of the fields are part of the public face. Fields may be added; unknown ones are ignored when they are read.
+//! The names of the fields are part of the public face. Fields may be added; unknown ones are ignored when they are
+//! read.
 
 use std::{
     borrow::Cow,
@@ -484,8 +485,8 @@ impl<'de> Deserialize<'de> for FencingToken {
     }
 }
 
-/// A time as text: RFC 3339 in UTC with milliseconds, as long for every time. One without such a form becomes the nearest
-/// that has one.
+/// A time as text: RFC 3339 in UTC with milliseconds, of the same length for every time. A time without such a form
+/// becomes the nearest time that has one.
 #[derive(Clone, Copy)]
 struct Time(SystemTime);
 

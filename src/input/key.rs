@@ -7,8 +7,8 @@ use super::InvalidInput;
 /// Maximum number of fields of a key.
 const FIELDS_MOST: usize = 4;
 
-/// Maximum length of a key as text, in bytes. The text is repeated in every command and in every event, and it is in the
-/// document once for each element that is locked.
+/// Maximum length of a key as text, in bytes. The text is repeated in every command and in every event, and it is in
+/// the document once for each element that is locked.
 const CODE_MOST: usize = 512;
 
 /// Checks the key of an element: its fields are those of the element itself, and its values are plain.

@@ -675,8 +675,8 @@ async fn no_pipeline_changes_a_document_of_a_later_protocol() {
     }
 }
 
-/// Locks side by side in one document are renewed all together or not at all, and those that are idle for long go with the
-/// next write of another: as the specification says of each by itself.
+/// Locks side by side in one document are renewed all together or not at all, and those that are idle for long go with
+/// the next write of another: as the specification says of each by itself.
 #[tokio::test]
 async fn locks_that_share_a_document_are_renewed_and_removed_alike() {
     let cluster = shared::standalone().await;

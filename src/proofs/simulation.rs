@@ -14,8 +14,8 @@
 //! - Every few moments: whatever believes itself valid is a live holder in the memory too, so a loss is known before
 //!   the server would give the lock away.
 //! - Tokens of a name are never issued twice; those of a mutex rise with each grant, and with each task that a hold is
-//!   handed on to inside a process; and a writer's is larger than those of all readers before it, of those too that share
-//!   a hold. In one world of four, so many tasks want one lock that it is handed on or shared.
+//!   handed on to inside a process; and a writer's is larger than those of all readers before it, of those too that
+//!   share a hold. In one world of four, so many tasks want one lock that it is handed on or shared.
 //! - Every acquire ends, be it after the weather has calmed down; and then nothing is left: no holder, no waiter, no
 //!   line.
 
@@ -419,7 +419,7 @@ async fn live(seed: u64) -> World {
     if timeout(CALM, rest).await.is_err() {
         observer.fail("somebody still waits");
     }
-    // What was given up, lost or sent late is taken out by and by.
+    // Entries that were given up, lost or sent late are removed after a while.
     let rests = async || {
         while !(sessions.iter().all(|session| session.rests()) && memory.rests()) {
             sleep(Duration::from_millis(100)).await;

@@ -2,8 +2,8 @@
 //! feature is enabled.
 //!
 //! All names are here, or in [`meters`], and `docs/observability.md` documents them: they are part of the public API. A
-//! lock's name is a field, and a label only of the locks in [`metered`](crate::metered). The server's text about a refused command is
-//! left out, as it may quote the command, and the user's data with it.
+//! lock's name is a field, and a label only of the locks in [`metered`](crate::metered). The server's text about a
+//! refused command is left out, as it may quote the command, and the user's data with it.
 //!
 //! Nothing here is called while a mutex of the session is held: a subscriber may do anything, including using locks and
 //! panicking: see [`shield`].
@@ -341,7 +341,8 @@ pub(crate) fn wake_mode(before: WakeMode, mode: WakeMode) {
     meters::change(&meters::SESSIONS, 1.0, &mode_labels(mode), None);
 }
 
-/// Returns the values of the labels of a mode. The reason of a stream is empty, so that both modes have the same labels.
+/// Returns the values of the labels of a mode. The reason of a stream is empty, so that both modes have the same
+/// labels.
 fn mode_labels(mode: WakeMode) -> [&'static str; 2] {
     match mode {
         WakeMode::ChangeStream => ["change_stream", ""],
