@@ -441,8 +441,8 @@ pub(crate) struct Release {
 /// that is handed from one waiter to the next is never free in between, and may be taken again by the time the next
 /// command runs. To act under the lock, use `watchlock run`.
 ///
-/// A change stream reports the release, or polling if the server has none. While the server does not answer, it waits
-/// on.
+/// It learns of the release by a change stream, or by polling if the server has none. While the server does not answer,
+/// it goes on waiting.
 #[derive(Args, Debug)]
 #[command(after_help = exit::TABLE, override_usage = "watchlock wait [OPTIONS] <NAME>")]
 pub(crate) struct Wait {
@@ -460,8 +460,8 @@ pub(crate) struct Wait {
 
 /// Print the leader of an election, at each change
 ///
-/// One line for each change, beginning with the present leader, or that there is none. A change stream drives it, or
-/// polling if the server has none.
+/// Prints one line for each change, beginning with the present leader, or that there is none. It learns of changes by a
+/// change stream, or by polling if the server has none.
 ///
 /// With --json, one object per line: at (when it was seen, by this machine's clock, RFC 3339 in UTC), election, leader
 /// (null if nobody leads). A leader has value, token, since, host, pid, label.
@@ -569,7 +569,7 @@ pub(crate) struct Watch {
 
 /// Take a lock away from its holders, and hand it to the next waiter
 ///
-/// Its holders find out at once. At a terminal it asks first.
+/// The holders find out at once. At a terminal it asks first.
 ///
 /// With --json, one object: name, broken (the evicted holders, as in `watchlock show`), lock (its state afterwards, or
 /// null).

@@ -141,7 +141,7 @@ pub(crate) fn who(holder: &HolderInfo) -> String {
         (None, permits) => format!(" ({permits} permits)"),
     };
     let kept = match holder.released {
-        Some(_) => " (released, kept)",
+        Some(_) => " (released, kept taken)",
         None if holder.idle => " (idle)",
         None => "",
     };

@@ -62,7 +62,7 @@ pub(crate) fn in_full(lock: &LockInfo, now: SystemTime) -> String {
         let _ = writeln!(text, "          since  {since}, {} ago", span(holder.since, now));
         let _ = if let (Some(released), true) = (holder.released, holder.until > now) {
             let (at, ago, left) = (time(released), span(released, now), span(now, holder.until));
-            let _ = writeln!(text, "          done   {at}, {ago} ago: released, and kept");
+            let _ = writeln!(text, "          done   {at}, {ago} ago: released, and kept taken");
             writeln!(text, "          until  {until}, in {left}: then it opens")
         } else if holder.until > now {
             if holder.idle {

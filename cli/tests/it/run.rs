@@ -424,7 +424,7 @@ async fn a_short_command_that_hosts_start_one_after_the_other_runs_once() {
         "{shown:?}"
     );
     let listed = watchlock(&ground, ["ls"]).await.expect(0);
-    assert!(listed.out.contains("(released, kept)"), "{listed:?}");
+    assert!(listed.out.contains("(released, kept taken)"), "{listed:?}");
     let json = watchlock(&ground, ["show", "--json", "x"]).await.expect(0).json();
     let holder = &json["holders"][0];
     let (released, until) = (holder["released"].as_str().unwrap(), holder["until"].as_str().unwrap());
