@@ -106,7 +106,7 @@ pub(crate) struct Run {
     /// The name of the lock: any text of 1 to 1,024 bytes
     #[arg(value_parser = lock_name)]
     pub(crate) name: String,
-    /// Also hold this lock: all of them or none, without deadlock whatever the order; can be given several times
+    /// Also hold this lock: all of them or none, without deadlock in any order; can be given several times
     #[arg(long, value_name = "NAME", value_parser = lock_name,
         conflicts_with_all = ["semaphore", "read", "write", "at_least_for", "once_per"])]
     pub(crate) and: Vec<String>,

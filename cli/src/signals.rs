@@ -48,8 +48,8 @@ pub(crate) enum Received {
     Signal(Signal),
 }
 
-/// Sets which signals reach this program, whatever its parent left: all but one. Call it before any thread is started,
-/// as threads inherit the mask of the thread that starts them.
+/// Lets all signals but one reach this program, regardless of the mask of its parent. Call it before any thread is
+/// started, as threads inherit the mask of the thread that starts them.
 ///
 /// A parent that blocks SIGCHLD would make us miss the command's end. SIGTTOU stays blocked: it stops a background
 /// program that hands the terminal to another, which is what we do when the command ends.

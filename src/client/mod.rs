@@ -40,8 +40,8 @@ use builder::{LockClientBuilder, Place};
 
 /// A factory for locks that all processes share if they use the same collection.
 ///
-/// One client per process is enough, and best: it owns one session, with one change stream and one heartbeat. Cloning
-/// is cheap, and clones share the session.
+/// Use one client per process: it owns one session, with one change stream and one heartbeat. Cloning is cheap, and
+/// clones share the session.
 ///
 /// # Guarantees
 ///
@@ -259,8 +259,9 @@ impl LockClient {
     /// Returns how waiters are woken at present.
     ///
     /// While nobody waits or holds for long no stream is open, and this is the expected mode: polling if the server has
-    /// no change streams or does not permit them, otherwise the change stream. So when a client polls for another
-    /// reason, one of its waiters or holders is notified late, and an alert on the mode ends when that is over.
+    /// no change streams or does not permit them, otherwise the change stream. So if a client polls for another reason,
+    /// one of its waiters or holders is notified late, and an alert on the mode ends when no waiter or holder needs the
+    /// stream any more.
     pub fn wake_mode(&self) -> WakeMode {
         *self.session.mode().borrow()
     }

@@ -323,12 +323,12 @@ impl<T> Claim<T> {
     ///
     /// The server counts in the atomic step of the claim, in the field `attempts` of the document's lock: a worker that
     /// dies has used up its attempt, and so has a claim that was dropped or timed out just as it was granted. Only
-    /// claims with a limit count; they share the count, whatever their limits. [`DocumentHandle::attempt`] is the
+    /// claims with a limit count; they share one count, even if their limits differ. [`DocumentHandle::attempt`] is the
     /// number of this one.
     ///
     /// A document that was claimed `most` times and still matches is a dead letter: claims with this limit pass over
-    /// it. The event `watchlock.last_attempt` reports each last claim; the collection itself has the dead ones, and
-    /// [`DocumentLocks::clear_attempts`] has one claimed again.
+    /// it. The event `watchlock.last_attempt` reports each last claim. A find in the collection returns the dead
+    /// letters, and [`DocumentLocks::clear_attempts`] lets one be claimed again.
     ///
     /// # Examples
     ///

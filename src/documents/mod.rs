@@ -49,15 +49,15 @@ const DEFAULT_FIELD: &str = "watchlock";
 /// Locks for the documents of a collection of yours, in place. Made by [`LockClient::documents`], and for tests without
 /// a server by [`LockClient::documents_in_memory`].
 ///
-/// The lock of a document is a sub-document of it, by default its field `watchlock`: nothing else is needed, no other
-/// collection and no clean-up, as the lock goes with its document. Documents without that field are free. `T` is the
-/// type that the documents are read as; it need not know of the field.
+/// The lock of a document is a sub-document of it, by default its field `watchlock`. It needs no other collection and
+/// no clean-up, as the lock is deleted with its document. Documents without that field are free. `T` is the type of the
+/// documents; it need not have the field.
 ///
-/// All of them that a client makes for the same collection and field of one client of the driver share one session. It
-/// has one change stream on the collection, opened while somebody waits, claims or holds for long, and one heartbeat
-/// for all its holds, with the settings of the client. It lasts as long as one of them or a handle does, so keep one
-/// and clone it. The number of collections that can have a stream at a time is a [setting of the
-/// client](crate::LockClientBuilder::max_streams); the others poll.
+/// All `DocumentLocks` that a client makes for the same collection and field of one driver client share one session.
+/// The session has one change stream on the collection, opened while somebody waits, claims or holds for long, and one
+/// heartbeat for all its holds, with the settings of the client. It lasts as long as one of the `DocumentLocks` or a
+/// handle does, so keep one and clone it. A [setting of the client](crate::LockClientBuilder::max_streams) limits the
+/// number of collections that have a stream at a time; the others poll.
 ///
 /// # Guarantees
 ///
@@ -66,7 +66,7 @@ const DEFAULT_FIELD: &str = "watchlock";
 /// - [`acquire`](Self::acquire) is first come, first served. [`claim`](Self::claim) takes documents that nobody holds
 ///   and nobody waits for.
 /// - [`DocumentHandle::update`] and [`DocumentHandle::delete`] are done while the lock is held or not at all.
-/// - No field but that of the lock is ever touched.
+/// - No other field than that of the lock is ever touched.
 ///
 /// An `_id` is compared as the server compares it: numbers of any type by their values, to the last digit. If a
 /// collection has a collation of its own, give an `_id` exactly as it is stored. It may have up to 8,192 bytes as BSON,
@@ -76,9 +76,9 @@ const DEFAULT_FIELD: &str = "watchlock";
 /// than the lease. Up to four such renewals at a time occupy a connection of the driver's pool each; if you have
 /// several such transactions at once, give the pool more room than they alone need (`maxPoolSize`).
 ///
-/// Nothing stops other programs from changing a locked document; changes outside the lock do it no harm. A document
-/// that is replaced as a whole loses its lock, and its holder is notified: update fields instead, or replace it through
-/// [the handle's fence](crate::LockView::fence), which keeps the lock.
+/// Other programs can change a locked document; changes outside the lock do it no harm. A document that is replaced as
+/// a whole loses its lock, and its holder is notified: update fields instead, or replace it through [the handle's
+/// fence](crate::LockView::fence), which keeps the lock.
 ///
 /// BSON can hold a field of one name twice, though no usual program writes such documents. The server's pipelines keep
 /// one of the two, so locking such a document drops the other.
@@ -119,7 +119,7 @@ pub struct DocumentLocks<T> {
 impl LockClient {
     /// Returns locks for the documents of a collection of yours, in place; see [`DocumentLocks`].
     ///
-    /// They have the settings of this client, and end with its [`shutdown`](Self::shutdown). The collection's own
+    /// The locks have the settings of this client, and end with its [`shutdown`](Self::shutdown). The collection's own
     /// settings have no effect: reads and writes use the library's own concerns. Making them sends nothing.
     pub fn documents<T: Send + Sync>(&self, collection: Collection<T>) -> DocumentLocks<T> {
         DocumentLocks::new(self.clone(), Place::Mongo(collection.clone_with_type()))
@@ -230,8 +230,8 @@ impl<T> DocumentLocks<T> {
     /// # Errors
     ///
     /// See [`AcquireError`](crate::AcquireError). [`AcquireError::Unclaimable`](crate::AcquireError::Unclaimable), or
-    /// [`AcquireError::Unreadable`](crate::AcquireError::Unreadable), if all matching documents can't be claimed; while
-    /// they are known for that, another claim waits. A filter that the server does not accept is an
+    /// [`AcquireError::Unreadable`](crate::AcquireError::Unreadable), if none of the matching documents can be claimed;
+    /// while this is known, another claim waits. A filter that the server does not accept is an
     /// [`AcquireError::Server`](crate::AcquireError::Server).
     ///
     /// # Cancel safety
@@ -250,8 +250,8 @@ impl<T> DocumentLocks<T> {
     ///
     /// # Errors
     ///
-    /// Same as for [`claim`](Self::claim), except its timeout. If all matching documents can't be claimed, every try
-    /// fails.
+    /// Same as for [`claim`](Self::claim), except its timeout. If none of the matching documents can be claimed, every
+    /// try fails.
     ///
     /// # Cancel safety
     ///
@@ -309,9 +309,9 @@ impl<T> DocumentLocks<T> {
 
     /// Lists the locks in the documents, sorted by name. Set conditions on the returned action, and await it.
     ///
-    /// A document is listed once it was locked, as its lock stays in it when it is free; ask for the [held](List::held)
-    /// ones, or for a [prefix](List::prefix) of their `_id`s. [`id_of`](Self::id_of) returns the `_id` of a name in the
-    /// list. Unless a prefix is given, the server reads the whole collection.
+    /// A document is listed as soon as it has been locked once, as a free lock stays in its document; restrict the list
+    /// to [held](List::held) locks, or to a [prefix](List::prefix) of the `_id`s. [`id_of`](Self::id_of) returns the
+    /// `_id` of a name in the list. Unless a prefix is given, the server reads the whole collection.
     ///
     /// # Errors
     ///
@@ -376,8 +376,8 @@ impl<T> DocumentLocks<T> {
     /// [`id_of`](Self::id_of) returns the `_id`. See [`LockClient::watch_all`], which has the same guarantees and
     /// errors.
     ///
-    /// The stream begins with a grant for each present holder, for which the server reads the whole collection. If
-    /// there is no change stream, it does so again and again, but rests for ten times as long as that took.
+    /// The stream begins with a grant for each present holder, for which the server reads the whole collection. Without
+    /// a change stream, the server reads it again and again, with pauses ten times as long as the last read.
     ///
     /// # Panics
     ///
@@ -402,7 +402,7 @@ impl<T> DocumentLocks<T> {
     }
 
     /// Returns the name under which the document with this `_id` is listed, watched and reported; the reverse of
-    /// [`id_of`](Self::id_of). Values that the server takes for the same `_id` have the same name.
+    /// [`id_of`](Self::id_of). Values that the server treats as the same `_id` have the same name.
     ///
     /// # Examples
     ///
@@ -420,9 +420,9 @@ impl<T> DocumentLocks<T> {
 
     /// Returns the `_id` of a name under which a document is listed, watched or reported: `"order-7"` (with the quotes)
     /// is a text, `ObjectId(507f191e810c19729de860ea)` an object id, `7` a number, and `bson:` with hexadecimal digits
-    /// anything else. `None` if the text is no such name.
+    /// anything else. `None` if the text is not such a name.
     ///
-    /// The server takes the value for the same `_id` as that of the document, though its type may differ: a whole
+    /// The server treats the value as the same `_id` as that of the document, though its type may differ: a whole
     /// number has 64 bits.
     ///
     /// # Examples
@@ -507,11 +507,10 @@ impl<T> DocumentLocks<T> {
         Ok(state.map(|state| LockInfo::new(&name, &state)))
     }
 
-    /// Forgets how often the document with this `_id` was claimed, so that claims with
-    /// [`max_attempts`](Claim::max_attempts) take it again; returns `false` if that was not counted, or there is no
-    /// such document.
+    /// Clears the count of claims of the document with this `_id`, so that claims with
+    /// [`max_attempts`](Claim::max_attempts) take it again. Returns `false` if there is no count, or no such document.
     ///
-    /// The lock stays as it is, also if somebody holds it. A claim that waits for such a document is woken.
+    /// The lock stays as it is, even if somebody holds it. A claim that waits for such a document is woken.
     ///
     /// # Errors
     ///

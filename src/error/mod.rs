@@ -140,8 +140,8 @@ pub enum AcquireError {
         /// The reason why it can't be read.
         source: Arc<dyn StdError + Send + Sync>,
     },
-    /// All matching documents can't be claimed: the field of their lock holds something else, the server refuses to
-    /// write them, or their `_id` is too long. Only from [`DocumentLocks`](crate::DocumentLocks).
+    /// None of the matching documents can be claimed: the field of their lock holds something else, the server refuses
+    /// to write them, or their `_id` is too long. Only from [`DocumentLocks`](crate::DocumentLocks).
     ///
     /// An event `watchlock.passed_over` reports each of them.
     #[error("the document {name} can't be claimed, and no other matches")]

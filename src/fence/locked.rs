@@ -34,8 +34,8 @@ pub(super) fn check_update(update: &UpdateModifications, place: &InPlace) -> Res
     }
 }
 
-/// Returns a pipeline that replaces a document by this one and keeps the stored locks, whatever `replacement` has in
-/// their place: it may have been read with an earlier state of a lock.
+/// Returns a pipeline that replaces a document by this one and keeps the stored locks. A lock in `replacement` is
+/// ignored, as it may have been read in an earlier state.
 pub(super) fn replace(mut replacement: Document, place: &InPlace) -> Result<Vec<Document>, InvalidInput> {
     let locks: Vec<Location> = place.paths().iter().map(|path| Location::under(path)).collect();
     for lock in &locks {

@@ -5,7 +5,7 @@
 //! write to. As a write that selects nothing does not say why, the helpers check: first for a document that the user's
 //! filter selects and the fence refuses, then for one that the user's filter selects at all. If they find a document
 //! that the fence lets through, somebody wrote in between, and the write is repeated. So the result was true at one
-//! moment between call and return, whatever others do in the meantime.
+//! moment between call and return, even if others write in the meantime.
 
 mod duplicate;
 mod locked;
@@ -66,14 +66,14 @@ impl LockView {
 /// A fence keeps writes of earlier holders of a lock away from a document: the document remembers, in a field of its
 /// own, the largest fencing token that it was written under, and a write under a smaller one is refused.
 ///
-/// Made by [`LockView::fence`], so by each handle, view and leadership. It knows just the token, not the lock: a
-/// receiver of the token in a message makes the same fence with [`Fence::new`].
+/// Made by [`LockView::fence`], so by each handle, view and leadership. It has only the token, not the lock: a receiver
+/// of the token in a message makes the same fence with [`Fence::new`].
 ///
 /// # Guarantees
 ///
 /// - Once a write under a token was acknowledged, no write under a smaller token of the same lock gets through to that
 ///   document: the comparison, the write and the record of the token are one step on the server. Each is
-///   majority-committed, whatever the collection's own write concern is, as an unacknowledged fence could be rolled
+///   majority-committed, regardless of the collection's own write concern, as an unacknowledged fence could be rolled
 ///   back.
 /// - Writes under the same token are accepted, however many there are.
 /// - Only the changes of the update and the one field touch the document. A document without the field accepts any
@@ -88,8 +88,8 @@ impl LockView {
 /// - Writes that do not go through a fence are not refused, and do not erase the token unless they replace the
 ///   document.
 /// - Tokens are comparable within one lock. If several locks guard one document, each needs its own
-///   [`field`](Self::field). And of two simultaneous holders, which semaphores and readers have, one has the
-///   smaller token although it still holds the lock: fences are for mutexes, writers and leaders.
+///   [`field`](Self::field). Semaphores and readers have simultaneous holders, one of which has a smaller token
+///   although it still holds the lock: use fences for mutexes, writers and leaders.
 ///
 /// # Examples
 ///
@@ -131,7 +131,7 @@ impl Fence {
     /// Keeps the token in another field, which may be in a sub-document: `"a.b"`. Missing sub-documents are created
     /// with the first write.
     ///
-    /// All who write to the document under the same lock must name the same field.
+    /// All programs that write to the document under the same lock must name the same field.
     ///
     /// # Errors
     ///
@@ -247,8 +247,8 @@ impl Fence {
     /// [`update_one`](Self::update_one).
     ///
     /// If the fence was made from the handle of a document, a replacement in that document's collection keeps the lock
-    /// as it is stored, whatever `replacement` has in its place. Through any other fence, a replacement deletes
-    /// everything that it does not have, including a lock.
+    /// as it is stored, and ignores a lock in `replacement`. Through any other fence, a replacement deletes everything
+    /// that it does not have, including a lock.
     pub fn replace_one<T: Send + Sync>(
         &self,
         collection: &Collection<T>,

@@ -26,7 +26,7 @@ use crate::{
 };
 
 /// Maximum tries of one write that finds the document changed by others each time. With the pauses this takes a second
-/// or two: a write that loses for so long has not lost a race, but has a filter that the server answers differently
+/// or two: a write that loses for that long has not lost a race, but has a filter that the server answers differently
 /// each time.
 const TRIES: u32 = 16;
 

@@ -376,8 +376,8 @@ impl Acquire {
     /// Shares the hold of this client, if it has one already: the call then returns one more handle to the same hold
     /// without waiting for the lock.
     ///
-    /// All handles to a hold have the same token and are lost together. The last of them releases the lock, in whatever
-    /// order they go. The first reason that was given stays, and so do the first terms: [`lease`](Self::lease),
+    /// All handles to a hold have the same token and are lost together. The lock is released with the last of them, in
+    /// any order. The first reason that was given stays, and so do the first terms: [`lease`](Self::lease),
     /// [`fixed`](Self::fixed), [`at_least_for`](Self::at_least_for), [`max_hold`](Self::max_hold),
     /// [`lose_after`](Self::lose_after).
     ///

@@ -348,8 +348,8 @@ impl Leadership {
 
     /// Proclaims another value, up to 1,024 bytes.
     ///
-    /// Of two values, that of the later call stays, in whatever order they reach the server: an overtaken call returns
-    /// once the later value is there.
+    /// Of two values, that of the later call stays, even if it reaches the server first: an overtaken call returns once
+    /// the later value is there.
     ///
     /// # Errors
     ///

@@ -2,7 +2,7 @@
 //!
 //! Every client takes the names in one order, that of their bytes, and holds only names that come before the one it
 //! waits for. The client that waits for the largest name that anybody waits for waits for a client that is not waiting
-//! itself: so there is no cycle, whatever the orders in which the names were given. The order also holds when a part is
+//! itself: so there is no cycle, for any orders in which the names were given. The order also holds when a part is
 //! lost on the way: the later parts are released before the client waits for the lost one again.
 
 use std::{
@@ -41,8 +41,8 @@ use crate::{
 /// # Guarantees
 ///
 /// - From the grant until the handle is released or lost, every part is held; it is lost when any part is lost.
-/// - Multi-locks never deadlock among each other, whatever the orders in which their names are given, as all take them
-///   in one order: sorted by their bytes. Nor do they deadlock with mutexes that are acquired one at a time, or in the
+/// - Multi-locks never deadlock among each other, for any orders in which their names are given, as all take them in
+///   one order: sorted by their bytes. Nor do they deadlock with mutexes that are acquired one at a time, or in the
 ///   same order. Not re-entrant: a task that already holds one of the names waits for itself.
 /// - A part that is lost while others are still awaited does not count as held: the parts after it in the order are
 ///   released, and it is acquired again, within the same timeout.
@@ -52,13 +52,13 @@ use crate::{
 ///
 /// A multi-lock waits in one queue at a time, first come, first served, and holds the smaller names in the meantime: of
 /// two multi-locks with common names, the one that is granted the smallest common name first has them all first. There
-/// is no further fairness across names, and while it waits for its last name it keeps others from its first, without
-/// working. So put contended names late in the order, use few names and hold them briefly.
+/// is no further fairness across names, and while a multi-lock waits for its last name it keeps others from its first,
+/// without working. So put contended names late in the order, use few names and hold them briefly.
 ///
 /// # Cost
 ///
-/// One round trip per name if all are free, one after the other; the release is sent for all at once. The client renews
-/// it together with its other locks. At most 128 names.
+/// An acquire takes one round trip per name if all are free, one after the other; the release is sent for all at once.
+/// The client renews the parts together with its other locks. At most 128 names.
 ///
 /// # Examples
 ///

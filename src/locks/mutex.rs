@@ -81,7 +81,7 @@ impl Mutex {
     /// Acquires the lock if it is free and nobody waits for it; `None` otherwise. Await the returned action.
     ///
     /// It asks the server once (twice if the driver retries), so it returns an error if the server can't be reached:
-    /// after the driver's server selection timeout (30 s unless set), or longer if the server hangs. Set a
+    /// after the driver's server selection timeout (30 s by default), or longer if the server hangs. Set a
     /// [`timeout`](TryAcquire::timeout) to limit that; with [`or_held`](TryAcquire::or_held) the error names the
     /// holder.
     ///

@@ -9,8 +9,8 @@ use crate::{
     session::Session,
 };
 
-/// Number of permits of a readers-writer lock: a reader takes one, a writer all. More readers than anybody has
-/// processes.
+/// Number of permits of a readers-writer lock: a reader takes one, a writer all. It allows more readers than anybody
+/// has processes.
 pub(crate) const PERMITS: i64 = 1 << 30;
 
 /// A lock with many readers or one writer, among all processes. Made by

@@ -133,8 +133,8 @@ impl LockClientBuilder {
 
 /// A factory for locks that all processes share if they use the same collection: [`watchlock::LockClient`] for threads.
 ///
-/// One client per process is enough, and best. Cloning is cheap, and clones share the session. It can also be made
-/// [from](From) a [`watchlock::LockClient`], as its clone: for the threads of an async program.
+/// Use one client per process. Cloning is cheap, and clones share the session. It can also be made [from](From) a
+/// [`watchlock::LockClient`], as its clone, for the threads of an async program.
 ///
 /// [`watchlock::LockClient`]: crate::LockClient
 ///
