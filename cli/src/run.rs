@@ -368,7 +368,11 @@ async fn release(held: Held, done: bool, verbose: bool, signals: &mut Signals) -
     match released {
         Ok(released @ (Released::Released | Released::Kept)) => {
             if verbose {
-                let kept = if released == Released::Kept { ", and kept taken" } else { "" };
+                let kept = if released == Released::Kept {
+                    ", and kept taken"
+                } else {
+                    ""
+                };
                 say(&format!("`{name}` is released{kept}"));
             }
             None

@@ -148,7 +148,8 @@ impl State {
     pub(crate) fn from_document(document: &Document) -> Result<Self, Malformed> {
         let fields = Fields { document, path: "" };
         fields.protocol()?;
-        let kind = Kind::parse(fields.text("kind")?).ok_or_else(|| fields.malformed("kind", "is no kind of lock"))?;
+        let kind =
+            Kind::parse(fields.text("kind")?).ok_or_else(|| fields.malformed("kind", "is not a kind of lock"))?;
         let mut holders = Vec::new();
         for holder in fields.list("holders")? {
             let fields = Fields {
@@ -322,7 +323,7 @@ impl<'a> Fields<'a> {
         if (1..=PERMITS_MOST).contains(&permits) {
             Ok(permits)
         } else {
-            Err(self.malformed(field, "is no number of permits"))
+            Err(self.malformed(field, "is not a number of permits"))
         }
     }
 

@@ -209,7 +209,7 @@ fn not_a_lock(error: &dyn std::error::Error, case: &str) {
     // What MongoDB 4.4 lets in with an insertion, it does not let through a pipeline.
     let not_stored = source.contains("not valid for storage");
     assert!(
-        not_stored || source.contains("is not the document of a lock: field `"),
+        not_stored || source.contains("is not a lock: field `"),
         "{case}: {error}: {}",
         &source[..source.len().min(300)]
     );

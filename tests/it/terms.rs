@@ -43,7 +43,7 @@ async fn a_short_job_that_two_hosts_try_is_done_by_one() {
             assert!(released >= kept.since && released < kept.until);
             let message = error.to_string();
             assert!(
-                message.contains("which released it") && message.contains("night"),
+                message.contains("kept taken by") && message.contains("night"),
                 "{message}"
             );
             assert!(locks.mutex("job").try_acquire().await.unwrap().is_none());

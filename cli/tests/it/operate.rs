@@ -434,7 +434,7 @@ async fn a_document_that_is_no_lock_is_told_from_a_server_that_is_gone() {
         &["break", "--yes", "x"],
     ] {
         let told = watchlock(&ground, arguments).await.expect(65);
-        assert!(told.err.contains("not the document of a lock"), "{told:?}");
+        assert!(told.err.contains("is not a lock: "), "{told:?}");
     }
     watchlock(&ground, ["ls"]).await.expect(0);
 }
