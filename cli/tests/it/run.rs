@@ -413,10 +413,7 @@ async fn a_short_command_that_hosts_start_one_after_the_other_runs_once() {
     );
     for _ in 0..2 {
         let told = watchlock(&ground, try_it).await.expect(75);
-        assert!(
-            told.out.is_empty() && told.err.contains("which released it"),
-            "{told:?}"
-        );
+        assert!(told.out.is_empty() && told.err.contains("kept taken by"), "{told:?}");
     }
     let shown = watchlock(&ground, ["show", "x"]).await.expect(0);
     assert!(

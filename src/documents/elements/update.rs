@@ -110,7 +110,7 @@ mod tests {
             (doc! { "$set": { "sku": "y" } }, "would change the key"),
             (doc! { "$set": { "sku": "x" } }, "would change the key"),
             (doc! { "$unset": { "sku.a": "" } }, "would change the key"),
-            (doc! { "$rename": { "a": "sku" } }, "no `$rename`"),
+            (doc! { "$rename": { "a": "sku" } }, "does not support `$rename`"),
             (doc! { "$set": { "tags.$": 1 } }, "`$` in its path"),
             (doc! { "$set": { "tags.$[].a": 1 } }, "`$` in its path"),
             (doc! { "$set": { "$[watchlocked].a": 1 } }, "`$` in its path"),
