@@ -20,7 +20,7 @@ use crate::protocol::{
 };
 
 /// Sequences of an everyday run, and steps in each. `WATCHLOCK_SEQUENCES=10000` sets more.
-const SEQUENCES: u64 = 600;
+const SEQUENCES: u64 = 450;
 const STEPS: usize = 8;
 
 /// Sequences whose steps are sent in one command.
