@@ -33,7 +33,7 @@ use selecting::in_order;
 
 pub(crate) use claiming::{claim, fit, free, is_attempted_below, last};
 pub(crate) use renewing::{guard, holding, renewal};
-pub(crate) use selecting::{is_known, selection};
+pub(crate) use selecting::{is_by_id, is_known, selection};
 pub(crate) use sharing::{Together, all_held, renewal_of_all, sweep};
 
 /// Maximum length of a slice: longer than any queue. From a position on, `$slice` requires a length.
