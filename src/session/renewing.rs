@@ -169,8 +169,8 @@ impl Table {
     pub(super) fn haste(&self, config: &Config, busy: bool, now: Instant) -> Haste {
         let interval = config.renewal_interval;
         let late_by = |queue, late| now.checked_sub(late).is_some_and(|by| self.agenda.is_due(queue, by));
-        // With half of its lease left a renewal is urgent.
-        let urgent_after = (config.lease / 2).saturating_sub(config.margin(config.lease));
+        // A renewal is urgent with half of the lease left before the deadline.
+        let urgent_after = config.usable(config.lease).saturating_sub(config.lease / 2);
         let until_urgent = urgent_after.saturating_sub(interval);
         let many = self.agenda.len() > YIELDING_FROM;
         // So many can't all be renewed when they are due. Once urgent they would go out in small commands.
