@@ -11,7 +11,7 @@ use super::rules::{EPOCH, LEASE, Rules, SKEW};
 use crate::{
     protocol::{Exchange, Kept, KeptUntil, Kind, Operation, ServerTime, State, wake::Signal},
     waitlist::{
-        Context, Effect, Inheritance, Patience, Setback, Waiting, Waitlist, clock::ServerClock, deadline::Deadline,
+        Context, Effect, Inheritance, Patience, Setback, StreamState, Waiting, Waitlist, clock::ServerClock, deadline::Deadline,
         ids::Ids,
     },
 };
@@ -319,9 +319,7 @@ fn context<'a>(clock: &'a ServerClock, ids: &'a Ids, world: World<'a>) -> Contex
         now: instant(world.now),
         config: world.rules.config(),
         clock,
-        streaming: true,
-        resting: false,
-        expects_stream: true,
+        stream: StreamState::Open,
         ids,
         room: world.rules.room,
     }

@@ -71,7 +71,7 @@ impl HandingOn {
     fn may_go_on(&self, is_idle: bool, context: &Context<'_>) -> bool {
         let most = match idling::unseen(&self.terms, context) {
             Some(most) if is_idle => most,
-            _ if context.streaming => HANDED_ON_FOR,
+            _ if context.stream.is_open() => HANDED_ON_FOR,
             _ => HANDED_ON_UNSEEN,
         };
         self.doubt.is_none() && self.has_tokens() && self.was_seen_within(most, context)

@@ -31,8 +31,8 @@ const UNSEEN_UNTIL_READ: Duration = Duration::from_secs(1);
 /// Returns for how long a hold on these terms may be handed on unseen; `None`: it does not stay with the client.
 pub(super) fn unseen(terms: &Terms, context: &Context<'_>) -> Option<Duration> {
     match !terms.keep_idle(context.config).is_zero() {
-        true if context.streaming => Some(UNSEEN),
-        true if context.expects_stream => Some(UNSEEN_UNTIL_READ),
+        true if context.stream.is_open() => Some(UNSEEN),
+        true if context.stream.is_expected() => Some(UNSEEN_UNTIL_READ),
         _ => None,
     }
 }

@@ -391,15 +391,38 @@ pub(crate) struct Context<'a> {
     pub(crate) now: Instant,
     pub(crate) config: &'a Config,
     pub(crate) clock: &'a ServerClock,
-    /// Whether grants arrive as events, so that asking is only the back-stop.
-    pub(crate) streaming: bool,
-    /// Whether they don't because nobody has needed the stream so far; it opens when somebody does.
-    pub(crate) resting: bool,
-    /// Whether there is reason to expect the stream to open as soon as it is needed.
-    pub(crate) expects_stream: bool,
+    pub(crate) stream: StreamState,
     pub(crate) ids: &'a Ids,
     /// The number of entries that the server's queue has room for.
     pub(crate) room: usize,
+}
+
+/// The state of the change stream that reports grants.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum StreamState {
+    /// Grants arrive as events, so that asking is only the back-stop.
+    Open,
+    /// Somebody needs it, and there is reason to expect that it opens soon.
+    Opening,
+    /// Nobody has needed it so far; it is expected to open as soon as somebody does.
+    OnDemand,
+    /// There is none, or no reason to expect that it opens.
+    Unavailable,
+}
+
+impl StreamState {
+    pub(crate) fn is_open(self) -> bool {
+        self == Self::Open
+    }
+
+    pub(crate) fn opens_on_demand(self) -> bool {
+        self == Self::OnDemand
+    }
+
+    /// Whether it is open, or expected to be as soon as it is needed.
+    pub(crate) fn is_expected(self) -> bool {
+        self != Self::Unavailable
+    }
 }
 
 /// The reason why an operation failed, as far as the waitlist acts on it.
