@@ -63,7 +63,7 @@ impl Waitlist {
                 wake::Left::Nowhere if leaving.repeated => wake::Left::Holder,
                 found => found,
             };
-            let found = match (found, &leaving.kept) {
+            let found = match (found, leaving.left_as.kept()) {
                 (wake::Left::Holder, Some(kept)) => kept_or_lost(kept, state, exchange.now),
                 (found, _) => found,
             };
