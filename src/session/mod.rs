@@ -58,9 +58,9 @@ use crate::{
 };
 use agenda::Agenda;
 use asking::Asking;
-pub(crate) use claims::ClaimedDocument;
 use claims::Claims;
 pub(crate) use claims::passed::PASSED_AT_ONCE;
+pub(crate) use claims::{ClaimedDocument, Claiming};
 use hold::Hold;
 use holds::Change;
 use line::{Context, Effect, Line, Need, PositionLook, TimedOut};
