@@ -162,7 +162,7 @@ impl Config {
             "renewal interval",
             renewal_interval,
             "lease less the skew margin and the clock drift",
-            lease.saturating_sub(self.margin(lease)),
+            self.usable(lease),
         )?;
         below("skew margin", skew_margin, "half of the claim lease", claim_lease / 2)?;
         at_most("claim lease", claim_lease, "lease", lease)?;
@@ -230,6 +230,12 @@ impl Config {
     /// clocks, and for the drift between theirs and ours.
     pub(crate) fn margin(&self, counted: Duration) -> Duration {
         self.skew_margin + counted / DRIFT
+    }
+
+    /// Returns the part of a lease for which its holder may believe it, counted from the write that began it: the
+    /// deadline ([`waitlist::deadline`](crate::waitlist::deadline)) of a lease of this length.
+    pub(crate) fn usable(&self, lease: Duration) -> Duration {
+        lease.saturating_sub(self.margin(lease))
     }
 
     /// Returns how long a document is kept after a write: while an entry can be live in it, and then as an idle one.
@@ -428,6 +434,7 @@ mod tests {
         let second = Duration::from_secs(1);
         assert_eq!(config.margin(30 * second), second + Duration::from_millis(30));
         assert_eq!(config.margin(DURATION_MOST), second + DURATION_MOST / 1_000);
+        assert_eq!(config.usable(30 * second), 29 * second - Duration::from_millis(30));
         // A renewal at the last moment would come too late for a clock that drifts.
         let settings = Settings {
             lease: Some(10_000 * second),

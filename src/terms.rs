@@ -127,7 +127,7 @@ impl Terms {
             "renewal interval",
             self.interval(config),
             "lease less the skew margin and the clock drift",
-            length.saturating_sub(config.margin(length)),
+            config.usable(length),
         )
     }
 

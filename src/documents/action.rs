@@ -21,10 +21,11 @@ use crate::{
     locks::acquire::{Acquire, Share, TryAcquire},
     name::LockName,
     protocol::Kind,
-    session::{ClaimedDocument, PASSED_AT_ONCE, documents::DocumentSession},
+    session::{ClaimedDocument, Claiming, PASSED_AT_ONCE, documents::DocumentSession},
     store::{StoreError, Wanted, read_as},
     telemetry::Attempt,
     terms::Terms,
+    waitlist::Patience,
 };
 
 pub(super) type Action<O> = Pin<Box<dyn Future<Output = Result<O, AcquireError>> + Send>>;
@@ -377,11 +378,12 @@ impl<T: DeserializeOwned + Send + Sync + 'static> IntoFuture for Claim<T> {
             timeout.map_or(Ok(()), check_timeout)?;
             check_attempts(&self.wanted)?;
             let waits = timeout != Some(Duration::ZERO);
+            let patience = if waits { Patience::Wait } else { Patience::Try };
             let attempt = attempt(self.reason.as_deref(), waits)?;
             let claiming = async move {
                 let name = self.locks.place.to_string();
                 let mut failing = None;
-                let claiming = claim(&self.locks, self.wanted, self.reason, waits, &mut failing);
+                let claiming = claim(&self.locks, self.wanted, self.reason, patience, &mut failing);
                 let claimed = match timeout.filter(|_| waits) {
                     // Dropping a claim releases a document that it got at that moment.
                     Some(timeout) => tokio::time::timeout(timeout, claiming).await.unwrap_or(Ok(None)),
@@ -461,7 +463,7 @@ impl<T: DeserializeOwned + Send + Sync + 'static> IntoFuture for TryClaim<T> {
             let claiming = async move {
                 let name = self.locks.place.to_string();
                 let mut unheard = None;
-                let claiming = claim(&self.locks, self.wanted, self.reason, false, &mut unheard);
+                let claiming = claim(&self.locks, self.wanted, self.reason, Patience::Try, &mut unheard);
                 let waited = match self.timeout {
                     None => return claiming.await,
                     Some(Duration::ZERO) => Duration::ZERO,
@@ -503,16 +505,20 @@ async fn claim<T: DeserializeOwned>(
     locks: &DocumentLocks<T>,
     wanted: Wanted,
     reason: Option<String>,
-    waits: bool,
+    patience: Patience,
     failing: &mut Option<ServerError>,
 ) -> Result<Option<DocumentHandle<T>>, AcquireError> {
     let session = locks.session()?;
     let owner = session.config.owner(reason);
     let mut unreadable = None;
     for _ in 0..PASSED_AT_ONCE {
-        let passed = unreadable.is_some();
-        let claiming = session.claim(wanted.clone(), owner.clone(), waits, passed, failing);
-        let given = match (claiming.await, unreadable.take()) {
+        let claiming = Claiming {
+            wanted: wanted.clone(),
+            owner: owner.clone(),
+            patience,
+            has_passed: unreadable.is_some(),
+        };
+        let given = match (session.claim(claiming, failing).await, unreadable.take()) {
             // No other document is left.
             (Err(AcquireError::Unclaimable { .. }), Some(unreadable)) => return Err(unreadable),
             (given, _) => given?,

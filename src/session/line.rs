@@ -24,7 +24,11 @@ use crate::{
     status::LostReason,
     store::{Answer, Failure, LogTime, StoreError},
     terms::Terms,
-    waitlist::{self, Grant, Held, Inheritance, Key, Patience, Setback, Waiting, Waitlist, ids::Ids},
+    waitlist::{
+        self, Grant, Held, Key, Patience, Setback, Waiting, Waitlist,
+        ids::Ids,
+        letting_go::{Heir, LetGo, Release},
+    },
 };
 
 /// Time without an answer after which a server is more than merely slow.
@@ -275,11 +279,7 @@ impl Line {
 
     /// Sees to the hold that no task has: the next task in line gets it, or it is given back.
     pub(crate) fn attend_to_idle(&mut self, context: &Context<'_>, effects: &mut Vec<Effect>) {
-        let Some(entry) = self.waitlist.resting() else {
-            return;
-        };
-        let gives_back = self.waitlist.must_give_back(&entry, context);
-        if !self.waitlist.is_empty() || gives_back {
+        if self.waitlist.must_let_go_of_idle(context) {
             self.give_back_idle(context, effects);
         }
     }
@@ -463,46 +463,46 @@ impl Line {
         context: &Context<'_>,
         effects: &mut Vec<Effect>,
     ) {
-        let is_ours = self.holds.has(hold);
-        // It was handed on: the entry is another task's. Or others share it still.
-        if (!is_ours && !self.holds.of(&hold.id).is_empty()) || (is_ours && self.waitlist.part(&hold.id)) {
-            self.holds.part(hold);
-            // It was held up to this moment, and is no longer: all that a release promises.
-            effects.extend(to.map(|to| Effect::Released(to, Ok(wake::Left::Holder))));
-            return;
-        }
+        let release = Release {
+            entry: &hold.id,
+            used: hold.used,
+            heir: self.heir(hold),
+            left_as: hold.left_as(),
+            is_awaited: to.is_some(),
+        };
+        // It was handed on: the entry is another task's.
+        let is_anothers = !self.holds.has(hold) && !self.holds.of(&hold.id).is_empty();
         let mut owed = Vec::new();
-        if let Some(inherited) = hold.inheritance().filter(|_| !self.guards) {
-            let stays = if self.waitlist.hand_on(&hold.id, inherited, context, &mut owed) {
-                self.pay(owed, Cause::HandedOn(hold.logged_by), context, effects);
-                true
-            } else if let Some(doubted) = self.rest(hold, inherited, context) {
+        let let_go = if is_anothers {
+            LetGo::HandedOn
+        } else {
+            self.waitlist.let_go(release, context, &mut owed)
+        };
+        match let_go {
+            LetGo::Shared => self.holds.part(hold),
+            LetGo::HandedOn => self.pay(owed, Cause::HandedOn(hold.logged_by), context, effects),
+            LetGo::Rests { doubted, inherited } => {
                 let idle = Arc::new(hold.idle(inherited));
                 self.holds.insert(idle.clone());
                 effects.extend(doubted.then_some(Effect::Doubted(idle)));
-                true
-            } else {
-                false
-            };
-            if stays {
-                effects.extend(to.map(|to| Effect::Released(to, Ok(wake::Left::Holder))));
+            }
+            LetGo::Leaves { release } => {
+                self.holds.remove(&hold.id);
+                self.releases.extend(release.zip(to));
                 return;
             }
         }
-        self.holds.remove(&hold.id);
-        let release = to.map(|to| {
-            let release = context.ids.number();
-            self.releases.insert(release, to);
-            release
-        });
-        self.waitlist
-            .let_go(&hold.id, hold.used, release, hold.kept(), hold.given_up(), context);
+        // It was held up to this moment, and is no longer: all that a release promises.
+        effects.extend(to.map(|to| Effect::Released(to, Ok(wake::Left::Holder))));
     }
 
-    /// Has a hold stay with the client, if it may; whether its document is to be read before anybody has it.
-    fn rest(&mut self, hold: &Hold, inherited: Inheritance, context: &Context<'_>) -> Option<bool> {
-        let may = !hold.is_idle && !self.closed;
-        may.then(|| self.waitlist.rest(&hold.id, inherited, context)).flatten()
+    /// Returns the heir of a hold in this process.
+    fn heir(&self, hold: &Hold) -> Heir {
+        match hold.inheritance() {
+            Some(inherited) if !self.guards && (hold.is_idle || self.closed) => Heir::NextTask(inherited),
+            Some(inherited) if !self.guards => Heir::TaskOrClient(inherited),
+            _ => Heir::Nobody,
+        }
     }
 
     /// Takes in that a transaction is guarded by a hold.

@@ -53,14 +53,14 @@ use crate::{
     protocol::{Exchange, QUEUE_MOST},
     store::{Store, StoreError},
     telemetry,
-    waitlist::{clock::ServerClock, ids::Ids},
+    waitlist::{StreamState, clock::ServerClock, ids::Ids},
     wake_mode::WakeMode,
 };
 use agenda::Agenda;
 use asking::Asking;
-pub(crate) use claims::ClaimedDocument;
 use claims::Claims;
 pub(crate) use claims::passed::PASSED_AT_ONCE;
+pub(crate) use claims::{ClaimedDocument, Claiming};
 use hold::Hold;
 use holds::Change;
 use line::{Context, Effect, Line, Need, PositionLook, TimedOut};
@@ -384,15 +384,21 @@ impl Session {
     }
 
     fn context<'a>(&'a self, streaming: bool, clock: &'a ServerClock) -> Context<'a> {
-        let expects_stream =
-            streaming || (self.config.wake_source.may_stream() && *self.mode.borrow() == WakeMode::ChangeStream);
+        let expected = || self.config.wake_source.may_stream() && *self.mode.borrow() == WakeMode::ChangeStream;
+        let stream = if streaming {
+            StreamState::Open
+        } else if !expected() {
+            StreamState::Unavailable
+        } else if self.wants_to_stream() {
+            StreamState::OnDemand
+        } else {
+            StreamState::Opening
+        };
         Context {
             now: Instant::now(),
             config: &self.config,
             clock,
-            streaming,
-            resting: !streaming && expects_stream && self.wants_to_stream(),
-            expects_stream,
+            stream,
             ids: &self.ids,
             room: QUEUE_MOST,
         }

@@ -16,7 +16,7 @@ use super::{
 };
 use crate::{
     config::Config,
-    store::{Renewal, StoreError},
+    store::{Renewal, Statements, StoreError},
     telemetry,
     waitlist::{backoff, deadline::Deadline},
 };
@@ -71,8 +71,7 @@ pub(super) struct Batch {
     lane: Lane,
     /// Number of renewals before this one without an answer.
     in_vain: u32,
-    /// Whether each document gets a statement of its own.
-    apart: bool,
+    statements: Statements,
     /// Wait for an answer before another renewal goes out beside it.
     pause: Duration,
     /// Time that the server may take.
@@ -126,7 +125,9 @@ impl Table {
             let holds = agenda.take_due(queue, now, size, now);
             if !holds.is_empty() {
                 let mut batch = self.batch(holds, Lane::Again, in_vain, interval, now);
-                batch.apart = queue == Queue::Refused;
+                if queue == Queue::Refused {
+                    batch.statements = Statements::OnePerDocument;
+                }
                 return Some(batch);
             }
         }
@@ -159,7 +160,7 @@ impl Table {
             numbers,
             lane,
             in_vain,
-            apart: false,
+            statements: Statements::Shared,
             pause,
             within,
         }
@@ -169,8 +170,8 @@ impl Table {
     pub(super) fn haste(&self, config: &Config, busy: bool, now: Instant) -> Haste {
         let interval = config.renewal_interval;
         let late_by = |queue, late| now.checked_sub(late).is_some_and(|by| self.agenda.is_due(queue, by));
-        // With half of its lease left a renewal is urgent.
-        let urgent_after = (config.lease / 2).saturating_sub(config.margin(config.lease));
+        // A renewal is urgent with half of the lease left before the deadline.
+        let urgent_after = config.usable(config.lease).saturating_sub(config.lease / 2);
         let until_urgent = urgent_after.saturating_sub(interval);
         let many = self.agenda.len() > YIELDING_FROM;
         // So many can't all be renewed when they are due. Once urgent they would go out in small commands.
@@ -220,7 +221,7 @@ impl Session {
                 ..
             } = &batch;
             let sent_at = Instant::now();
-            let mut renewing = std::pin::pin!(session.renew_together(holds, batch.apart, batch.within));
+            let mut renewing = std::pin::pin!(session.renew_together(holds, batch.statements, batch.within));
             let answered = tokio::select! {
                 biased;
                 answered = &mut renewing => Some(answered),
@@ -263,10 +264,10 @@ impl Session {
     pub(crate) async fn renew_together(
         self: &Arc<Self>,
         holds: &[Arc<Hold>],
-        apart: bool,
+        statements: Statements,
         within: Duration,
     ) -> Result<Option<StoreError>, StoreError> {
-        let renewed = self.renew_once(holds, apart, within).await;
+        let renewed = self.renew_once(holds, statements, within).await;
         self.reschedule(holds);
         let (renewed, refused) = renewed.inspect_err(|error| telemetry::renewal_failed(holds.len(), error))?;
         telemetry::renewed(renewed);
@@ -278,7 +279,7 @@ impl Session {
     pub(super) async fn renew_once(
         self: &Arc<Self>,
         holds: &[Arc<Hold>],
-        apart: bool,
+        statements: Statements,
         within: Duration,
     ) -> Result<(u64, Option<StoreError>), StoreError> {
         let mut entries = BTreeMap::<String, Vec<String>>::new();
@@ -300,7 +301,7 @@ impl Session {
             idle: shows.then(|| idle.iter().map(|hold| hold.id.clone()).collect()),
             keep: self.config.keep_millis_for(longest.unwrap_or_default()),
             within,
-            apart,
+            statements,
         };
         // Reckoned from the server's clock as known at sending: by the time of the answer it may be another server's.
         let sent = Instant::now();

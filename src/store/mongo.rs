@@ -22,7 +22,8 @@ use mongodb::{
 use tokio::time::Instant;
 
 use super::{
-    Answer, Documents, Elected, Failure, InPlace, Listed, Renewal, Renewed, Selection, StoreError, Unreadable, View,
+    Answer, Documents, Elected, Failure, InPlace, Listed, Renewal, Renewed, Selection, Statements, StoreError,
+    Unreadable, View,
     family::{Family, Member},
 };
 use command::Change;
@@ -228,7 +229,7 @@ impl MongoStore {
     /// Renews by one statement for each hundred documents; if a document is refused, by one statement for each. A refusal
     /// ends the shared statement after some documents were written and before others, so its count is useless.
     pub(super) async fn renew(&self, renewal: &Renewal) -> Result<Renewed, StoreError> {
-        if renewal.apart {
+        if renewal.statements == Statements::OnePerDocument {
             return self.renew_each(renewal).await;
         }
         if self.family.is_of_elements() {
@@ -547,7 +548,7 @@ mod tests {
             idle: Some(ids.iter().cloned().collect()),
             keep: 1,
             within: Duration::from_secs(1),
-            apart: true,
+            statements: Statements::OnePerDocument,
         };
         let size = |idle: Option<&str>| {
             let renewal = Renewal {

@@ -71,7 +71,7 @@ impl HandingOn {
     fn may_go_on(&self, is_idle: bool, context: &Context<'_>) -> bool {
         let most = match idling::unseen(&self.terms, context) {
             Some(most) if is_idle => most,
-            _ if context.streaming => HANDED_ON_FOR,
+            _ if context.stream.is_open() => HANDED_ON_FOR,
             _ => HANDED_ON_UNSEEN,
         };
         self.doubt.is_none() && self.has_tokens() && self.was_seen_within(most, context)
@@ -184,7 +184,7 @@ impl Waitlist {
 
     /// Hands a hold that its holder lets go of on to the next task, without the server. `false`: the lock has to go
     /// through the server.
-    pub(crate) fn hand_on(
+    pub(super) fn hand_on(
         &mut self,
         entry: &str,
         inherited: Inheritance,
@@ -310,7 +310,7 @@ impl Waitlist {
     }
 
     /// Takes in that a task lets go of a hold, if others share it still: the entry stays. `false`: it was the last.
-    pub(crate) fn part(&mut self, entry: &str) -> bool {
+    pub(super) fn part(&mut self, entry: &str) -> bool {
         let Some(held) = self.holds.get_mut(entry) else {
             return false;
         };

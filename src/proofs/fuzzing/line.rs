@@ -16,6 +16,7 @@ use crate::{
     store::{Answer, StoreError},
     terms::Terms,
     waitlist::{
+        StreamState,
         clock::{ServerClock, offset},
         ids::Ids,
     },
@@ -36,7 +37,7 @@ struct Bench {
     config: Config,
     clock: ServerClock,
     ids: Ids,
-    streaming: bool,
+    stream: StreamState,
     line: Line,
     /// The document as the server has it.
     document: Option<State>,
@@ -53,7 +54,11 @@ pub(crate) fn drive(choices: &mut Choices<'_>) {
         config: Settings::default().unchecked(),
         clock: ServerClock::default(),
         ids: Ids::new(SESSION.to_owned()),
-        streaming: choices.one_in(2),
+        stream: if choices.one_in(2) {
+            StreamState::Open
+        } else {
+            StreamState::OnDemand
+        },
         line: Line::new("x".to_owned(), None, None),
         document: None,
         keys: 0,
@@ -107,9 +112,7 @@ impl Bench {
             now: Instant::now(),
             config: &self.config,
             clock: &self.clock,
-            streaming: self.streaming,
-            resting: !self.streaming,
-            expects_stream: true,
+            stream: self.stream,
             ids: &self.ids,
             room: QUEUE_MOST,
         };

@@ -705,7 +705,7 @@ impl MemoryInPlace {
     }
 }
 
-/// Reports whether a collection of locks would have purged this one by now.
+/// Reports whether a lock can be read, and [is purged](State::is_purged) by now.
 fn is_purged(lock: &Bson, now: ServerTime) -> bool {
     let lock = lock.as_document();
     let is_due = |lock: &&Document| {
@@ -713,7 +713,7 @@ fn is_purged(lock: &Bson, now: ServerTime) -> bool {
             .is_ok_and(|at| at.timestamp_millis() <= now.0)
     };
     let state = lock.filter(is_due).and_then(|lock| State::from_document(lock).ok());
-    state.is_some_and(|state| state.purge_at <= now && state.is_free(now))
+    state.is_some_and(|state| state.is_purged(now))
 }
 
 /// Returns the document in a list of one value.
