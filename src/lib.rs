@@ -23,6 +23,7 @@ pub mod guarantees {}
 #[cfg(any(doc, doctest))]
 pub mod guide;
 mod handle;
+mod how;
 mod input;
 mod inspect;
 mod locks;

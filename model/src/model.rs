@@ -66,6 +66,9 @@ mod brief;
 #[path = "../../src/config.rs"]
 #[allow(dead_code)]
 mod config;
+#[path = "../../src/how.rs"]
+#[allow(dead_code)]
+mod how;
 #[path = "../../src/input/mod.rs"]
 #[allow(dead_code, unused_imports)]
 mod input;

@@ -4,7 +4,7 @@ use std::{error::Error as StdError, fmt};
 
 use mongodb::error::{Error as DriverError, ErrorKind};
 
-use crate::store::error::StoreError;
+use super::store::StoreError;
 
 /// The server could not be reached, or it refused.
 ///

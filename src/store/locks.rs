@@ -2,9 +2,9 @@
 
 use std::{fmt, sync::Arc};
 
-#[cfg(test)]
-use super::simulated;
 use super::{MemoryStore, MongoStore, ResumeAt, Store, StoreError, Stream, View, contained, name};
+#[cfg(test)]
+use crate::proofs::simulated;
 use crate::{
     protocol::{Kind, ServerTime, State, document::Malformed},
     telemetry,

@@ -5,8 +5,6 @@
 
 mod documents;
 pub(crate) mod element;
-pub(crate) mod error;
-mod failure;
 pub(crate) mod family;
 mod locks;
 mod memory;
@@ -14,8 +12,6 @@ pub(crate) mod mongo;
 pub(crate) mod name;
 mod number;
 pub(crate) mod place;
-#[cfg(test)]
-pub(crate) mod simulated;
 mod typed;
 
 use std::{
@@ -26,6 +22,8 @@ use std::{
     time::Duration,
 };
 
+#[cfg(test)]
+use crate::proofs::simulated;
 use crate::{
     protocol::{Ahead, Exchange, Operation, ServerTime, State, document::Malformed},
     telemetry,
@@ -33,10 +31,10 @@ use crate::{
 use futures::FutureExt;
 use mongodb::bson::Timestamp;
 
+pub(crate) use crate::error::{failure::Failure, store::StoreError};
 pub(crate) use documents::{Among, Claimed, DocumentStore, ElementUpdate, Outlook, Wanted};
-pub(crate) use error::{Failure, StoreError};
 pub(crate) use locks::{Listed, LockStore, NamedSighting, Selection, Sighting, Unreadable};
-pub(crate) use memory::{MemoryDocuments, MemoryInPlace, MemoryStore, Refused};
+pub(crate) use memory::{MemoryDocuments, MemoryInPlace, MemoryStore, MemoryStream, Refused};
 pub(crate) use mongo::{AWAIT_TIME, MongoStore, Topology, abort, identity, is_in_transaction};
 pub(crate) use place::InPlace;
 pub(crate) use typed::read_as;
@@ -351,7 +349,7 @@ pub(crate) struct ResumeAt(mongodb::bson::Document);
 /// An open change stream.
 pub(crate) enum Stream<T> {
     Mongo(Box<mongo::MongoStream<T>>),
-    Memory(memory::MemoryStream<T>),
+    Memory(MemoryStream<T>),
     #[cfg(test)]
     Simulated(simulated::SimulatedStream<T>),
 }

@@ -22,7 +22,6 @@ pub(crate) mod backoff;
 pub(crate) mod clock;
 pub(crate) mod deadline;
 pub(crate) mod handing_on;
-mod how;
 pub(crate) mod idling;
 pub(crate) mod ids;
 #[cfg(modelled)]
@@ -39,6 +38,7 @@ use std::{
 
 use tokio::time::Instant;
 
+pub(crate) use crate::how::How;
 use crate::{
     config::Config,
     protocol::{HoldEnd, Holder, Kept, Owner, Use, wake},
@@ -50,7 +50,6 @@ use clock::ServerClock;
 use deadline::Deadline;
 use handing_on::HandingOn;
 pub(crate) use handing_on::Inheritance;
-pub(crate) use how::How;
 use idling::Idle;
 use ids::Ids;
 #[cfg(modelled)]

@@ -52,7 +52,7 @@ pub(super) fn ran_out_of_time(error: &Error) -> bool {
     matches!(missing.or(code(error)), Some(50 | 262))
 }
 
-pub(super) fn code(error: &Error) -> Option<i32> {
+pub(crate) fn code(error: &Error) -> Option<i32> {
     match &*error.kind {
         ErrorKind::Command(command) => Some(command.code),
         ErrorKind::Write(WriteFailure::WriteError(write)) => Some(write.code),
