@@ -29,10 +29,7 @@ use crate::{
     },
     protocol::Evict,
     session::{Session, documents::DocumentSession, locks::LockSession},
-    store::{
-        DocumentStore, InPlace, LockStore, MemoryStore,
-        place::{Paths, PlaceId},
-    },
+    store::{DocumentStore, InPlace, LockStore, MemoryStore, collection::PlaceId, place::Paths},
     token::FencingToken,
     wake_mode::{PollingReason, WakeMode, WakeSource},
 };

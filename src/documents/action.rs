@@ -379,7 +379,7 @@ impl<T: DeserializeOwned + Send + Sync + 'static> IntoFuture for Claim<T> {
             let waits = timeout != Some(Duration::ZERO);
             let attempt = attempt(self.reason.as_deref(), waits)?;
             let claiming = async move {
-                let name = self.locks.place.to_string();
+                let name = self.locks.collection.to_string();
                 let mut failing = None;
                 let claiming = claim(&self.locks, self.wanted, self.reason, waits, &mut failing);
                 let claimed = match timeout.filter(|_| waits) {
@@ -459,7 +459,7 @@ impl<T: DeserializeOwned + Send + Sync + 'static> IntoFuture for TryClaim<T> {
             check_attempts(&self.wanted)?;
             let attempt = attempt(self.reason.as_deref(), false)?;
             let claiming = async move {
-                let name = self.locks.place.to_string();
+                let name = self.locks.collection.to_string();
                 let mut unheard = None;
                 let claiming = claim(&self.locks, self.wanted, self.reason, false, &mut unheard);
                 let waited = match self.timeout {

@@ -431,7 +431,7 @@ impl Step<'_> {
         }
         let stays = |token| self.state.holders.iter().any(|holder| holder.token == token);
         let gone = self.before.holders.iter().filter(|holder| !stays(holder.token));
-        let mut ends: Vec<Ended> = gone.map(|holder| Ended::of(holder, operation, now)).collect();
+        let mut ends: Vec<Ended> = gone.map(|holder| operation.end_of(holder, now)).collect();
         if ends.is_empty() {
             return;
         }

@@ -3,6 +3,8 @@
 //! A store runs one operation of the protocol at a time, renews many holders at once, reads, and watches. The session,
 //! not the store, decides about time-outs and retries.
 
+mod claims;
+pub(crate) mod collection;
 mod documents;
 pub(crate) mod element;
 pub(crate) mod family;
@@ -12,6 +14,7 @@ pub(crate) mod mongo;
 pub(crate) mod name;
 mod number;
 pub(crate) mod place;
+mod sightings;
 mod typed;
 
 use std::{
@@ -32,11 +35,13 @@ use futures::FutureExt;
 use mongodb::bson::Timestamp;
 
 pub(crate) use crate::error::{failure::Failure, store::StoreError};
-pub(crate) use documents::{Among, Claimed, DocumentStore, ElementUpdate, Outlook, Wanted};
-pub(crate) use locks::{Listed, LockStore, NamedSighting, Selection, Sighting, Unreadable};
+pub(crate) use claims::{Among, Claimed, ElementUpdate, Outlook, Wanted};
+pub(crate) use documents::DocumentStore;
+pub(crate) use locks::LockStore;
 pub(crate) use memory::{MemoryDocuments, MemoryInPlace, MemoryStore, MemoryStream, Refused};
 pub(crate) use mongo::{AWAIT_TIME, MongoStore, Topology, abort, identity, is_in_transaction};
 pub(crate) use place::InPlace;
+pub(crate) use sightings::{Listed, NamedSighting, Selection, Sighting, Unreadable};
 pub(crate) use typed::read_as;
 
 /// A store of any kind, as every session uses it. All of them keep the same documents by the same transitions.

@@ -56,6 +56,7 @@ mod latch;
 mod multi;
 mod mutex;
 mod once;
+mod running;
 mod rw_lock;
 mod semaphore;
 mod watch;

@@ -24,6 +24,7 @@ pub(crate) mod deadline;
 pub(crate) mod handing_on;
 pub(crate) mod idling;
 pub(crate) mod ids;
+mod inheritance;
 #[cfg(modelled)]
 mod modelled;
 mod news;
@@ -49,9 +50,9 @@ use backoff::Backoff;
 use clock::ServerClock;
 use deadline::Deadline;
 use handing_on::HandingOn;
-pub(crate) use handing_on::Inheritance;
 use idling::Idle;
 use ids::Ids;
+pub(crate) use inheritance::Inheritance;
 #[cfg(modelled)]
 pub(crate) use modelled::Word;
 use prospect::{Prospect, Turn};
