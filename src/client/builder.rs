@@ -27,20 +27,20 @@ const DEFAULT_COLLECTION: &str = "distributed_locks";
 #[derive(Clone, Debug)]
 #[must_use = "a builder does nothing until it is built"]
 pub struct LockClientBuilder {
-    place: Place,
+    place: Home,
     collection: String,
     settings: Settings,
 }
 
 /// The place where the locks live.
 #[derive(Clone, Debug)]
-pub(super) enum Place {
+pub(super) enum Home {
     Database(Database),
     Memory(Arc<MemoryStore>),
 }
 
 impl LockClientBuilder {
-    pub(super) fn new(place: Place) -> Self {
+    pub(super) fn new(place: Home) -> Self {
         Self {
             place,
             collection: DEFAULT_COLLECTION.to_owned(),
@@ -49,7 +49,7 @@ impl LockClientBuilder {
     }
 
     pub(crate) fn in_memory(memory: Arc<MemoryStore>) -> Self {
-        Self::new(Place::Memory(memory))
+        Self::new(Home::Memory(memory))
     }
 
     /// Sets the collection of the locks' documents; `distributed_locks` by default. Leave it to watchlock alone.
@@ -323,7 +323,7 @@ impl LockClientBuilder {
     /// [`inspect`](LockClient::inspect) and [`list`](LockClient::list) show them as [`past`](crate::LockInfo::past). A
     /// record goes with the write that ends the hold, so it costs no further command; with a history of 5, a hold and its
     /// release took a MongoDB 6.0 about one twentieth longer, as documents and commands are larger. It goes with the
-    /// document, which is kept for the [retention](Self::retention) once the lock is idle.
+    /// document, which is kept for the [retention](Self::retention) once the lock is free.
     ///
     /// The client that removes the hold from the document makes the record: the holder as it releases, any other that
     /// finds the lease over or breaks the lock. So give all clients of a lock the same history; one without leaves the
@@ -404,8 +404,8 @@ impl LockClientBuilder {
         let config = self.settings.validate()?;
         check_collection(&self.collection)?;
         let (database, collection) = match self.place {
-            Place::Database(database) => (database, self.collection),
-            Place::Memory(memory) => return Ok(LockClient::over_memory(memory, config)),
+            Home::Database(database) => (database, self.collection),
+            Home::Memory(memory) => return Ok(LockClient::over_memory(memory, config)),
         };
         let connecting = || {
             let (database, collection) = (database.clone(), collection.clone());

@@ -27,7 +27,7 @@ use crate::{
     terms::Terms,
 };
 
-pub(super) type Action<O> = Pin<Box<dyn Future<Output = Result<O, AcquireError>> + Send>>;
+pub(super) type ActionFuture<O> = Pin<Box<dyn Future<Output = Result<O, AcquireError>> + Send>>;
 
 /// The options of an acquire, of a document or of an element.
 #[derive(Clone, Debug, Default)]
@@ -84,14 +84,14 @@ macro_rules! with_options {
 pub(super) use with_options;
 
 /// A lock in a document that is to be acquired with these options.
-pub(super) struct Acquiring<'a> {
+pub(super) struct DocumentAcquiring<'a> {
     session: &'a DocumentSession,
     name: String,
     options: &'a Options,
     until: Option<Instant>,
 }
 
-impl<'a> Acquiring<'a> {
+impl<'a> DocumentAcquiring<'a> {
     /// The timeout begins now.
     pub(super) fn new((session, name): (&'a DocumentSession, String), options: &'a Options) -> Self {
         Self {
@@ -169,11 +169,11 @@ with_options! {
 
 impl<T: DeserializeOwned + Send + Sync + 'static> IntoFuture for AcquireDocument<T> {
     type Output = Result<DocumentHandle<T>, AcquireError>;
-    type IntoFuture = Action<DocumentHandle<T>>;
+    type IntoFuture = ActionFuture<DocumentHandle<T>>;
 
     fn into_future(self) -> Self::IntoFuture {
         Box::pin(async move {
-            let acquiring = Acquiring::new(self.locks.place(&self.id)?, &self.options);
+            let acquiring = DocumentAcquiring::new(self.locks.place(&self.id)?, &self.options);
             let handle = acquiring.wait().await?;
             fetched(&acquiring, handle, self.id.clone()).await
         })
@@ -224,7 +224,7 @@ impl<T: DeserializeOwned + Send + Sync + 'static> TryAcquireDocument<T> {
     /// # }
     /// ```
     pub async fn or_held(self) -> Result<DocumentHandle<T>, AcquireError> {
-        let acquiring = Acquiring::new(self.locks.place(&self.id)?, &self.options);
+        let acquiring = DocumentAcquiring::new(self.locks.place(&self.id)?, &self.options);
         let handle = acquiring.at_once().or_held().await?;
         fetched(&acquiring, handle, self.id.clone()).await
     }
@@ -232,11 +232,11 @@ impl<T: DeserializeOwned + Send + Sync + 'static> TryAcquireDocument<T> {
 
 impl<T: DeserializeOwned + Send + Sync + 'static> IntoFuture for TryAcquireDocument<T> {
     type Output = Result<Option<DocumentHandle<T>>, AcquireError>;
-    type IntoFuture = Action<Option<DocumentHandle<T>>>;
+    type IntoFuture = ActionFuture<Option<DocumentHandle<T>>>;
 
     fn into_future(self) -> Self::IntoFuture {
         Box::pin(async move {
-            let acquiring = Acquiring::new(self.locks.place(&self.id)?, &self.options);
+            let acquiring = DocumentAcquiring::new(self.locks.place(&self.id)?, &self.options);
             match acquiring.at_once().await? {
                 Some(handle) => fetched(&acquiring, handle, self.id.clone()).await.map(Some),
                 None => Ok(None),
@@ -262,7 +262,7 @@ fn deadline(timeout: Option<Duration>) -> Option<Instant> {
 
 /// Reads the document in the rest of the timeout; on a timeout it is released again.
 async fn fetched<T: DeserializeOwned>(
-    acquiring: &Acquiring<'_>,
+    acquiring: &DocumentAcquiring<'_>,
     handle: LockHandle,
     id: Bson,
 ) -> Result<DocumentHandle<T>, AcquireError> {
@@ -369,7 +369,7 @@ impl<T> Claim<T> {
 
 impl<T: DeserializeOwned + Send + Sync + 'static> IntoFuture for Claim<T> {
     type Output = Result<DocumentHandle<T>, AcquireError>;
-    type IntoFuture = Action<DocumentHandle<T>>;
+    type IntoFuture = ActionFuture<DocumentHandle<T>>;
 
     fn into_future(self) -> Self::IntoFuture {
         Box::pin(async move {
@@ -451,7 +451,7 @@ impl<T> TryClaim<T> {
 
 impl<T: DeserializeOwned + Send + Sync + 'static> IntoFuture for TryClaim<T> {
     type Output = Result<Option<DocumentHandle<T>>, AcquireError>;
-    type IntoFuture = Action<Option<DocumentHandle<T>>>;
+    type IntoFuture = ActionFuture<Option<DocumentHandle<T>>>;
 
     fn into_future(self) -> Self::IntoFuture {
         Box::pin(async move {

@@ -2,7 +2,7 @@
 
 use std::{error::Error as StdError, fmt, io, sync::Arc, time::Duration};
 
-use super::failure::{self, Failure};
+use super::failure::{self, Failure, UNAUTHORIZED};
 use crate::protocol::document::{ID_MOST, Malformed};
 
 /// The reason why an operation failed.
@@ -119,7 +119,6 @@ impl StoreError {
     /// Reports whether the server refused a write for a reason that may lie in the one document to be written, and not
     /// for a missing privilege.
     pub(crate) fn may_concern_document(&self) -> bool {
-        const UNAUTHORIZED: i32 = 13;
         self.kind != Failure::Unavailable && self.code().is_some_and(|code| code != UNAUTHORIZED)
     }
 

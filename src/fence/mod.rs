@@ -28,7 +28,7 @@ use crate::{
     store::InPlace,
     token::FencingToken,
 };
-use write::{Change, Write};
+use write::{FencedChange, Write};
 pub use write::{FencedDelete, FencedInsert, FencedUpdate};
 
 /// Default field of the token.
@@ -239,7 +239,7 @@ impl Fence {
             Some(place) => locked::check_field(&self.field, place).and_then(|()| locked::check_update(&update, place)),
             None => Ok(()),
         };
-        let change = checked.and_then(|()| self.update(update)).map(Change::Update);
+        let change = checked.and_then(|()| self.update(update)).map(FencedChange::Update);
         FencedUpdate::new(Write::new(self, collection, filter), change, false)
     }
 
@@ -263,10 +263,10 @@ impl Fence {
             ))),
             None => self.document(replacement).and_then(|replacement| {
                 let Some(place) = self.locked_in(collection) else {
-                    return Ok(Change::Replace(replacement));
+                    return Ok(FencedChange::Replace(replacement));
                 };
                 locked::check_field(&self.field, place)?;
-                Ok(Change::Update(locked::replace(replacement, place)?.into()))
+                Ok(FencedChange::Update(locked::replace(replacement, place)?.into()))
             }),
         };
         FencedUpdate::new(Write::new(self, collection, filter), change, true)

@@ -125,14 +125,14 @@ impl Write {
 
     async fn change(
         &self,
-        change: &Change,
+        change: &FencedChange,
         upsert: bool,
         array_filters: Option<&Vec<Document>>,
         session: &mut Option<&mut ClientSession>,
     ) -> Result<UpdateResult, Error> {
         let (collection, filter) = (self.collection.clone(), self.fenced());
         match change {
-            Change::Update(update) => {
+            FencedChange::Update(update) => {
                 let (update, array_filters) = (update.clone(), array_filters.cloned());
                 match session {
                     Some(session) => {
@@ -155,7 +155,7 @@ impl Write {
                     }
                 }
             }
-            Change::Replace(replacement) => match session {
+            FencedChange::Replace(replacement) => match session {
                 Some(session) => {
                     let replace = collection.replace_one(filter, replacement).upsert(upsert);
                     replace.session(&mut **session).await
@@ -182,7 +182,7 @@ impl fmt::Debug for Write {
 
 /// The change to a document that may already exist.
 #[derive(Clone, Debug)]
-pub(super) enum Change {
+pub(super) enum FencedChange {
     Update(UpdateModifications),
     Replace(Document),
 }
@@ -191,7 +191,7 @@ pub(super) enum Change {
 #[must_use = "nothing is written unless it is awaited"]
 pub struct FencedUpdate<'a> {
     write: Write,
-    change: Result<Change, InvalidInput>,
+    change: Result<FencedChange, InvalidInput>,
     replaces: bool,
     upsert: bool,
     array_filters: Option<Vec<Document>>,
@@ -199,7 +199,7 @@ pub struct FencedUpdate<'a> {
 }
 
 impl FencedUpdate<'_> {
-    pub(super) fn new(write: Write, change: Result<Change, InvalidInput>, replaces: bool) -> Self {
+    pub(super) fn new(write: Write, change: Result<FencedChange, InvalidInput>, replaces: bool) -> Self {
         Self {
             write,
             change,

@@ -7,7 +7,7 @@ use crate::name::LockName;
 const NAME_MOST: usize = 1_024;
 
 /// Maximum number of names of a multi-lock: each costs a round trip before the lock is held, one after the other.
-const NAMES_MOST: usize = 128;
+const MULTI_NAMES_MOST: usize = 128;
 
 /// Longest label or reason, in bytes; they are stored with every entry.
 pub(crate) const TEXT_MOST: usize = 1_024;
@@ -30,10 +30,10 @@ pub(crate) fn check_name(name: &str) -> Result<(), InvalidInput> {
 
 /// Checks the names of a multi-lock, sorted: at least one, not too many, and each once.
 pub(crate) fn check_names(names: &[LockName]) -> Result<(), InvalidInput> {
-    if !(1..=NAMES_MOST).contains(&names.len()) {
+    if !(1..=MULTI_NAMES_MOST).contains(&names.len()) {
         let count = names.len();
         return Err(InvalidInput::new(format!(
-            "the multi-lock has {count} names; it must have 1 to {NAMES_MOST}"
+            "the multi-lock has {count} names; it must have 1 to {MULTI_NAMES_MOST}"
         )));
     }
     names.iter().try_for_each(|name| check_name(name))?;

@@ -33,7 +33,7 @@ pub(crate) struct Share {
 
 /// Options common to both actions.
 #[derive(Clone)]
-struct Request {
+struct LockRequest {
     share: Share,
     reason: Option<String>,
     value: Option<String>,
@@ -51,7 +51,7 @@ enum Otherwise {
     Report,
 }
 
-impl Request {
+impl LockRequest {
     fn new(share: Share) -> Self {
         Self {
             share,
@@ -176,14 +176,14 @@ impl Request {
 #[derive(Clone)]
 #[must_use = "an acquire does nothing until it is awaited"]
 pub struct Acquire {
-    request: Request,
+    request: LockRequest,
     timeout: Option<Duration>,
 }
 
 impl Acquire {
     pub(crate) fn new(share: Share) -> Self {
         Self {
-            request: Request::new(share),
+            request: LockRequest::new(share),
             timeout: None,
         }
     }
@@ -429,14 +429,14 @@ impl IntoFuture for Acquire {
 #[derive(Clone)]
 #[must_use = "a try does nothing until it is awaited"]
 pub struct TryAcquire {
-    request: Request,
+    request: LockRequest,
     timeout: Option<Duration>,
 }
 
 impl TryAcquire {
     pub(crate) fn new(share: Share) -> Self {
         Self {
-            request: Request::new(share),
+            request: LockRequest::new(share),
             timeout: None,
         }
     }
@@ -574,7 +574,7 @@ impl IntoFuture for TryAcquire {
     }
 }
 
-impl fmt::Debug for Request {
+impl fmt::Debug for LockRequest {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Share {
             name, kind, permits, ..

@@ -29,7 +29,7 @@ use crate::{
 const HANGS: Duration = Duration::from_secs(20);
 
 /// Time for which an operation hangs on a connection that nobody knows to be dead.
-const NEVER: Duration = Duration::from_secs(900);
+const DEAD_FOR: Duration = Duration::from_secs(900);
 
 /// Maximum delay, in milliseconds, after which a command is still applied although its sender was told that it failed.
 const LATEST: u64 = 8_000;
@@ -237,7 +237,7 @@ impl Link {
                     sleep(there).await;
                     apply(&self.memory);
                 }
-                sleep(NEVER).await;
+                sleep(DEAD_FOR).await;
                 Err(lost())
             }
         }

@@ -33,7 +33,7 @@ pub(crate) struct Operation {
     pub(crate) kept: Vec<Kept>,
     /// The capacity of the lock that all of these entries are in, where it is known.
     ///
-    /// As long as one of them is there, this is the document's capacity, which changes only while a lock is idle.
+    /// As long as one of them is there, this is the document's capacity, which changes only while a lock is free.
     pub(crate) leave_capacity: Option<i64>,
     /// The holders that are evicted. `wake` names those that an operator evicts.
     pub(crate) evict: Evict,

@@ -305,11 +305,11 @@ impl Step<'_> {
         }
     }
 
-    /// Returns whether the requested entries can be in the lock: it is of their kind and capacity, or idle.
+    /// Returns whether the requested entries can be in the lock: it is of their kind and capacity, or free.
     fn is_used_as_requested(&self) -> bool {
-        let idle = self.state.holders.is_empty() && self.state.queue.is_empty();
+        let free = self.state.holders.is_empty() && self.state.queue.is_empty();
         let mut requests = self.operation.requests.iter();
-        idle || requests.all(|wanted| (wanted.kind, wanted.capacity) == (self.state.kind, self.state.capacity))
+        free || requests.all(|wanted| (wanted.kind, wanted.capacity) == (self.state.kind, self.state.capacity))
     }
 
     /// Appends the requested entries to the queue, unless they are in the document already. If adopt removed a holder,

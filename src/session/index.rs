@@ -26,7 +26,7 @@ const LIMITS: (Duration, Duration) = (Duration::from_millis(250), Duration::from
 
 /// Pause after a try that the server gave up, as a multiple of the time for that try: others have at least that part
 /// of the time.
-const REST: u32 = 9;
+const TRY_REST: u32 = 9;
 
 /// Maximum wait of a session's first operation for the index.
 const PATIENCE: Duration = Duration::from_millis(500);
@@ -75,7 +75,7 @@ async fn ask(session: Weak<Session>, asked: DropGuard, ended: CancellationToken)
                     return;
                 }
                 if error.ran_out_of_time() {
-                    rest = limit * REST;
+                    rest = limit * TRY_REST;
                     limit = (limit * 2).min(LIMITS.1);
                 }
             }

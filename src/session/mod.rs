@@ -62,8 +62,8 @@ pub(crate) use claims::ClaimedDocument;
 use claims::Claims;
 pub(crate) use claims::passed::PASSED_AT_ONCE;
 use hold::Hold;
-use holds::Change;
-use line::{Context, Effect, Line, Need, PositionLook, TimedOut};
+use holds::HoldChange;
+use line::{Context, Line, LineEffect, Need, PositionLook, TimedOut};
 use needs::{LOOKS_MOST, Needs};
 use process::Process;
 use renewals::Renewals;
@@ -218,7 +218,7 @@ impl Session {
 
     /// Feeds an input to the lines, carries out the effects, and runs what the line of `name` wants next. In a fork it
     /// feeds nothing, so a task that waits for an answer finds its sender dropped.
-    fn feed(self: &Arc<Self>, name: &str, input: impl FnOnce(&mut Lines, &Context<'_>, &mut Vec<Effect>)) {
+    fn feed(self: &Arc<Self>, name: &str, input: impl FnOnce(&mut Lines, &Context<'_>, &mut Vec<LineEffect>)) {
         if !self.made_in.is_this() {
             return;
         }
@@ -288,8 +288,8 @@ impl Session {
         let now = Instant::now();
         for change in line.take_changes() {
             match change {
-                Change::Came(hold) => table.agenda.came(&hold, now),
-                Change::Gone(hold) => table.agenda.gone(&hold),
+                HoldChange::Came(hold) => table.agenda.came(&hold, now),
+                HoldChange::Gone(hold) => table.agenda.gone(&hold),
             }
         }
         table.agenda.ask(name, line.due_at());
@@ -320,23 +320,23 @@ impl Session {
         self.beat_in_time(table);
     }
 
-    fn carry_out(self: &Arc<Self>, name: &str, effects: Vec<Effect>) {
+    fn carry_out(self: &Arc<Self>, name: &str, effects: Vec<LineEffect>) {
         for effect in effects {
             match effect {
-                Effect::Answer(to, outcome) => {
+                LineEffect::Answer(to, outcome) => {
                     // The task is gone: give the hold back.
                     if let Err(Ok(Some(hold))) = to.send(outcome) {
                         self.discard(&hold);
                     }
                 }
-                Effect::Released(to, left) => {
+                LineEffect::Released(to, left) => {
                     // A release need not wait for its answer.
                     if let Err(Err(error)) = to.send(left) {
                         telemetry::release_failed(name, &error);
                     }
                 }
-                Effect::Doubted(hold) => self.verify(vec![hold]),
-                Effect::Lost(hold, reason) => {
+                LineEffect::Doubted(hold) => self.verify(vec![hold]),
+                LineEffect::Lost(hold, reason) => {
                     hold.lose(reason);
                     hold.report_end();
                 }

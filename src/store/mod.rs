@@ -86,7 +86,7 @@ pub(crate) enum Event {
     Foreign {
         name: String,
         /// The document after that write, if the event shows it.
-        left: Option<Box<Left>>,
+        left: Option<Box<ForeignWrite>>,
     },
     /// A document of the user's own was deleted, or overwritten as a whole: anything can have happened to all locks in
     /// it. It is the name of the document, with which the names of the locks begin.
@@ -103,7 +103,7 @@ pub(crate) enum Event {
 
 /// A document right after another program's write.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Left {
+pub(crate) struct ForeignWrite {
     /// `None`: it was deleted.
     pub(crate) document: Option<Result<State, Malformed>>,
     pub(crate) logged_at: LogTime,

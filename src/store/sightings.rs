@@ -48,7 +48,7 @@ impl Listed {
     }
 
     pub(super) fn add_unreadable(&mut self, unreadable: Unreadable) {
-        if self.unreadable.len() < UNREADABLE_MOST {
+        if self.unreadable.len() < UNREADABLE_LISTED_MOST {
             self.unreadable.push(unreadable);
         }
     }
@@ -56,7 +56,7 @@ impl Listed {
 
 /// Maximum number of the user's own documents that are listed as no locks. Where the wrong field is asked for, each
 /// document is one.
-const UNREADABLE_MOST: usize = 1_000;
+const UNREADABLE_LISTED_MOST: usize = 1_000;
 
 /// A document in a collection of locks that is not the document of a lock.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]

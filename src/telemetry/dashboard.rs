@@ -75,7 +75,7 @@ fn alerts() -> Vec<Query> {
 
 /// A metric in a query, with the conditions on its labels.
 #[derive(Debug)]
-struct Use<'a> {
+struct Usage<'a> {
     meter: &'static Meter,
     suffix: &'a str,
     /// Label and value.
@@ -84,7 +84,7 @@ struct Use<'a> {
     rated: bool,
 }
 
-impl Use<'_> {
+impl Usage<'_> {
     fn has(&self, label: &str) -> bool {
         self.meter.labels.contains(&label)
             || OF_PROMETHEUS.contains(&label)
@@ -94,7 +94,7 @@ impl Use<'_> {
 }
 
 /// Finds the metrics of a query; panics at a name that is not that of a metric.
-fn uses(expression: &str) -> Vec<Use<'_>> {
+fn uses(expression: &str) -> Vec<Usage<'_>> {
     let starts = expression.match_indices("watchlock_").map(|(start, _)| start);
     let found = starts.map(|start| {
         let rest = &expression[start..];
@@ -119,7 +119,7 @@ fn uses(expression: &str) -> Vec<Use<'_>> {
             (label, rest.trim_start_matches(['=', '!', '~']).trim_matches('"'))
         });
         let before = &expression[..start];
-        Use {
+        Usage {
             meter,
             suffix: &name[meter.name.len()..],
             conditions: conditions.collect(),

@@ -25,11 +25,11 @@ pub(crate) type Why = Arc<dyn StdError + Send + Sync>;
 
 #[derive(Debug, Default)]
 pub(in crate::session) struct Passed {
-    by_name: HashMap<String, Entry>,
+    by_name: HashMap<String, PassedOver>,
 }
 
 #[derive(Debug)]
-struct Entry {
+struct PassedOver {
     id: Bson,
     why: Why,
     pause: Duration,
@@ -61,7 +61,7 @@ impl Passed {
                 self.by_name.remove(&name);
             }
         }
-        let entry = Entry {
+        let entry = PassedOver {
             id,
             why,
             pause,

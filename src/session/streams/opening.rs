@@ -13,7 +13,7 @@ use crate::store::StoreError;
 
 /// Time for an attempt to open before another is made beside it: selecting a server can hang for 30 s on one that is
 /// gone, although another stands already.
-const BESIDE: Duration = Duration::from_secs(2);
+const OPENED_BESIDE: Duration = Duration::from_secs(2);
 
 /// Maximum number of attempts at once, each of which can occupy a connection of the driver's pool, which is the
 /// user's. They are enough for the time that it takes to elect another primary, and the driver gives up those to a
@@ -67,7 +67,7 @@ impl<S: Send + 'static> Opening<S> {
                     // In a task of its own, as the driver's futures must not be dropped half-way.
                     self.attempts.push(tokio::spawn(async move { (number, attempt.await) }));
                 }
-                *self.until.insert(Instant::now() + BESIDE)
+                *self.until.insert(Instant::now() + OPENED_BESIDE)
             }
         };
         let newest = self.newest;
@@ -161,7 +161,7 @@ mod tests {
         }
         assert_eq!(opening.attempts.len(), 1);
         assert!(opening.attempt(|| after(60, Ok(2))).await.is_none());
-        assert_eq!(begin.elapsed(), BESIDE);
+        assert_eq!(begin.elapsed(), OPENED_BESIDE);
     }
 
     #[tokio::test(start_paused = true)]
