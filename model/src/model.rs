@@ -60,6 +60,9 @@
 //! prompt command and its answer are one step: anything between them comes as one of the faults.
 
 // The library's own sources, from the floor up to the waitlist: so the model can lean on nothing above it.
+#[path = "../../src/backoff.rs"]
+#[allow(dead_code)]
+mod backoff;
 #[path = "../../src/brief.rs"]
 #[allow(dead_code)]
 mod brief;

@@ -3,8 +3,9 @@
 //! All state is behind one mutex that is never held across an await. Every input (a task joins, a future is dropped,
 //! an answer or an event arrives, a timer fires) is fed to the [`Line`] of its name under the mutex. The effects are
 //! carried out after the mutex is released. When the line wants an operation, a task runs it (see [`running`] and
-//! [`asking`]). The driver's futures are never dropped: one dropped half-way may still be applied, and stalls the
-//! connection pool.
+//! [`asking`]). The driver's futures are never dropped: each is part of a task that runs [`to_its_end`]. The exception is
+//! a command in a transaction of the user's ([`guard`]): it borrows the user's driver session, so no task can have it.
+//! Dropping it is like dropping any other command there: the user has to abort the transaction.
 
 mod acquiring;
 mod admission;
@@ -43,7 +44,6 @@ use std::{
 use tokio::{
     runtime::Handle,
     sync::{Notify, watch},
-    task::JoinHandle,
     time::Instant,
 };
 use tokio_util::sync::CancellationToken;
@@ -51,7 +51,7 @@ use tokio_util::sync::CancellationToken;
 use crate::{
     config::Config,
     protocol::{Exchange, QUEUE_MOST},
-    store::{Store, StoreError},
+    store::{Store, StoreError, ToItsEnd, to_its_end},
     telemetry,
     waitlist::{clock::ServerClock, ids::Ids},
     wake_mode::WakeMode,
@@ -365,13 +365,13 @@ impl Session {
     pub(crate) fn spawn_for<T: Send + 'static>(
         self: &Arc<Self>,
         task: impl Future<Output = T> + Send + 'static,
-    ) -> JoinHandle<T> {
-        self.start().spawn(task)
+    ) -> ToItsEnd<T> {
+        to_its_end(self.start(), task)
     }
 
     fn spawn(self: &Arc<Self>, task: impl Future<Output = ()> + Send + 'static) {
         // A runtime that is shutting down drops the task; the lease is the bound then.
-        drop(self.start().spawn(task));
+        drop(self.spawn_for(task));
     }
 
     /// Whether nothing is held, waited for or about to leave.

@@ -15,6 +15,7 @@ pub(crate) mod name;
 mod number;
 pub(crate) mod place;
 mod sightings;
+mod to_its_end;
 mod typed;
 
 use std::{
@@ -42,6 +43,7 @@ pub(crate) use memory::{MemoryDocuments, MemoryInPlace, MemoryStore, MemoryStrea
 pub(crate) use mongo::{AWAIT_TIME, MongoStore, Topology, abort, identity, is_in_transaction};
 pub(crate) use place::InPlace;
 pub(crate) use sightings::{Listed, NamedSighting, Selection, Sighting, Unreadable};
+pub(crate) use to_its_end::{ToItsEnd, to_its_end};
 pub(crate) use typed::read_as;
 
 /// A store of any kind, as every session uses it. All of them keep the same documents by the same transitions.

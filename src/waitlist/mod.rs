@@ -18,7 +18,6 @@
 //! runs the same value through every state that a few clients get into.
 
 pub(crate) mod answers;
-pub(crate) mod backoff;
 pub(crate) mod clock;
 pub(crate) mod deadline;
 pub(crate) mod handing_on;
@@ -41,12 +40,12 @@ use tokio::time::Instant;
 
 pub(crate) use crate::how::How;
 use crate::{
+    backoff::Backoff,
     config::Config,
     protocol::{HoldEnd, Holder, Kept, Owner, Use, wake},
     status::LostReason,
     terms::{Lease, Terms},
 };
-use backoff::Backoff;
 use clock::ServerClock;
 use deadline::Deadline;
 use handing_on::HandingOn;

@@ -24,6 +24,7 @@ use tokio::{
 
 use super::{Session, documents::DocumentSession, hold::Hold, streams::watcher::Demand};
 use crate::{
+    backoff::Backoff,
     error::{AcquireError, ServerError},
     protocol::{Kind, Owner},
     store::{Outlook, StoreError, Wanted, name},
@@ -31,7 +32,6 @@ use crate::{
     waitlist::{
         How, TimedOut,
         answers::TRY_FOR,
-        backoff::Backoff,
         timing::{self, CLOCK_RESOLUTION},
     },
 };

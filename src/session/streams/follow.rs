@@ -219,7 +219,7 @@ impl Follower {
             };
             match result {
                 Err(error) if error.is_final() => return Err(error),
-                // Whichever reading it was.
+                // Whichever reading it was, the next one is due then: where no stream reports changes, anyway.
                 Err(_) => self.read_at = Some(Instant::now() + self.session.config.poll_interval.1),
                 Ok(()) => {}
             }
