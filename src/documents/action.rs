@@ -14,10 +14,9 @@ use tokio::time::Instant;
 use super::{DocumentHandle, DocumentLocks};
 use crate::{
     brief::Brief,
-    config::check_timeout,
-    error::{AcquireError, InvalidInput, ServerError},
+    error::{AcquireError, ServerError},
     handle::LockHandle,
-    input::check_text,
+    input::{check_attempts, check_text, check_timeout},
     locks::acquire::{Acquire, Share, TryAcquire},
     name::LockName,
     protocol::Kind,
@@ -375,7 +374,7 @@ impl<T: DeserializeOwned + Send + Sync + 'static> IntoFuture for Claim<T> {
         Box::pin(async move {
             let timeout = self.timeout;
             timeout.map_or(Ok(()), check_timeout)?;
-            check_attempts(&self.wanted)?;
+            self.wanted.attempts_most.map_or(Ok(()), check_attempts)?;
             let waits = timeout != Some(Duration::ZERO);
             let attempt = attempt(self.reason.as_deref(), waits)?;
             let claiming = async move {
@@ -456,7 +455,7 @@ impl<T: DeserializeOwned + Send + Sync + 'static> IntoFuture for TryClaim<T> {
     fn into_future(self) -> Self::IntoFuture {
         Box::pin(async move {
             self.timeout.map_or(Ok(()), check_timeout)?;
-            check_attempts(&self.wanted)?;
+            self.wanted.attempts_most.map_or(Ok(()), check_attempts)?;
             let attempt = attempt(self.reason.as_deref(), false)?;
             let claiming = async move {
                 let name = self.locks.collection.to_string();
@@ -481,15 +480,6 @@ impl<T: DeserializeOwned + Send + Sync + 'static> IntoFuture for TryClaim<T> {
                 .follow(claiming, |handle| handle.as_ref().map(DocumentHandle::granted))
                 .await
         })
-    }
-}
-
-fn check_attempts(wanted: &Wanted) -> Result<(), InvalidInput> {
-    match wanted.attempts_most {
-        Some(0) => Err(InvalidInput::new(
-            "the maximum of 0 attempts is less than 1: nothing could ever be claimed",
-        )),
-        _ => Ok(()),
     }
 }
 

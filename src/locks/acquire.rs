@@ -9,11 +9,10 @@ use std::{
 };
 
 use crate::{
-    config::check_timeout,
     contention::Contention,
     error::{AcquireError, InvalidInput},
     handle::LockHandle,
-    input::{check_name, check_text},
+    input::{check_name, check_permits, check_text, check_timeout},
     name::LockName,
     protocol::{Kind, Owner},
     session::{Session, line::AcquireOptions},
@@ -83,14 +82,7 @@ impl LockRequest {
         }
         timeout.map_or(Ok(()), check_timeout)?;
         self.terms.check(&self.share.session.config)?;
-        if *capacity < 1 {
-            let message = format!("the {kind} has {capacity} permits; it must have at least 1");
-            return Err(InvalidInput::new(message));
-        }
-        if !(1..=*capacity).contains(permits) {
-            let message = format!("{permits} permits are requested; for this {kind} it must be 1 to {capacity}");
-            return Err(InvalidInput::new(message));
-        }
+        check_permits(*kind, *capacity, *permits)?;
         if self.reentrant && *kind == Kind::Semaphore {
             let message = format!(
                 "the semaphore `{}` is requested re-entrantly, which is not possible: ask for more permits",

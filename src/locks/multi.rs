@@ -20,11 +20,10 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     brief::Brief,
-    config::check_timeout,
     contention::Contention,
     error::{AcquireError, InvalidInput, MultiRunError, ReleaseError, RenewError},
     handle::{LockHandle, LockView, Released},
-    input::{check_names, check_text},
+    input::{check_names, check_text, check_timeout},
     locks::mutex::Mutex,
     name::LockName,
     session::Session,
