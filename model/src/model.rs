@@ -33,7 +33,7 @@
 //! that the next grant has a larger one), *exclusion* (no more permits are held by clients that believe in their hold, by their own clocks,
 //! than there are), *no ghost* (a client that has left and was answered has nothing in the document, not even until a
 //! lease runs out; unless a process died), and *everybody gets its turn*: from each state on, if nothing goes wrong any
-//! more and all holders let go, every waiter is granted and the lock is free in the end. This is played out from each
+//! more and all holders let go, every waiter is granted and the lock is idle in the end. This is played out from each
 //! state, with events, by polling alone, and by polling where neither a command that is on its way nor the first one
 //! that each client then sends is ever answered; it is played out because the checker's own `eventually` passes over
 //! cycles. At each write: *capacity*, *rising tokens*, *first come, first served*, *one entry for an id*, *no revival*,

@@ -323,7 +323,7 @@ impl LockClientBuilder {
     /// [`inspect`](LockClient::inspect) and [`list`](LockClient::list) show them as [`past`](crate::LockInfo::past). A
     /// record goes with the write that ends the hold, so it costs no further command; with a history of 5, a hold and its
     /// release took a MongoDB 6.0 about one twentieth longer, as documents and commands are larger. It goes with the
-    /// document, which is kept for the [retention](Self::retention) once the lock is free.
+    /// document, which is kept for the [retention](Self::retention) once the lock is idle.
     ///
     /// The client that removes the hold from the document makes the record: the holder as it releases, any other that
     /// finds the lease over or breaks the lock. So give all clients of a lock the same history; one without leaves the

@@ -34,7 +34,7 @@ use crate::{
 const TRIES: u32 = 16;
 
 /// Pauses between the tries.
-const PAUSES: Backoff = Backoff::between(Duration::from_millis(2), Duration::from_millis(200));
+const TRY_PAUSES: Backoff = Backoff::between(Duration::from_millis(2), Duration::from_millis(200));
 
 /// The tries of one write.
 #[derive(Debug)]
@@ -276,7 +276,7 @@ impl FencedUpdate<'_> {
             // transaction keeps seeing the same data to its end.
             write.check(id, &mut session).await?;
         }
-        let mut tries = Tries(PAUSES);
+        let mut tries = Tries(TRY_PAUSES);
         loop {
             let done = write.change(&change, id.is_some(), filters, &mut session).await;
             match (done, &id) {
@@ -413,7 +413,7 @@ impl FencedDelete<'_> {
 
     async fn send(self) -> Result<DeleteResult, FenceError> {
         let Self { write, mut session } = self;
-        let mut tries = Tries(PAUSES);
+        let mut tries = Tries(TRY_PAUSES);
         loop {
             let (collection, filter) = (write.collection.clone(), write.fenced());
             let deleted = match &mut session {
@@ -466,7 +466,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn tries_are_paced_and_bounded() {
-        let (mut tries, start) = (Tries(PAUSES), Instant::now());
+        let (mut tries, start) = (Tries(TRY_PAUSES), Instant::now());
         let (mut count, mut last) = (1, start);
         while tries.again().await {
             assert!(last.elapsed() >= Duration::from_millis(2));

@@ -24,7 +24,7 @@ use crate::{
 ///
 /// # Changing the number of permits
 ///
-/// A free semaphore takes the number of the first client that asks. To change it in a rolling deploy, put the number
+/// An idle semaphore takes the number of the first client that asks. To change it in a rolling deploy, put the number
 /// into the name (`exports-4`, then `exports-6`) if both may run at the same time for a while; if they must not, let
 /// the new processes retry while they are refused, until the last of the old ones has released.
 ///

@@ -95,7 +95,7 @@
 //! 2. A later client keeps the number of a document as long as anybody holds the lock or waits for it, and writes the
 //!    document as that number says. It may write its own number where the lock is free, as it may change kind and
 //!    capacity there, or where it creates the document. So no holder and no waiter of an earlier version is cut off.
-//! 3. Nobody lowers a number. After a downgrade the documents are removed, which is safe while they are free; the TTL
+//! 3. Nobody lowers a number. After a downgrade the documents are removed, which is safe while they are idle; the TTL
 //!    index does so in time.
 //! 4. A change needs a new number if an earlier client that does not know of it would break a promise: another meaning
 //!    of a field, another order of the queue, another bound of its length. A field that earlier clients may ignore

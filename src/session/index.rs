@@ -18,7 +18,7 @@ use super::Session;
 use crate::{backoff::Backoff, telemetry};
 
 /// Pauses between tries while the server can't be reached. Nothing about it is urgent.
-const PAUSES: Backoff = Backoff::between(Duration::from_secs(1), Duration::from_secs(60));
+const INDEX_PAUSES: Backoff = Backoff::between(Duration::from_secs(1), Duration::from_secs(60));
 
 /// Time that the server may try: at first, as all others may wait meanwhile, and at most, as it takes a while where
 /// there are many locks.
@@ -54,7 +54,7 @@ impl Session {
 /// Asks until the server has answered. `asked` is dropped after the first answer, whatever it is.
 async fn ask(session: Weak<Session>, asked: DropGuard, ended: CancellationToken) {
     let mut asked = Some(asked);
-    let (mut backoff, mut limit) = (PAUSES, LIMITS.0);
+    let (mut backoff, mut limit) = (INDEX_PAUSES, LIMITS.0);
     let mut told = false;
     loop {
         let asking = {

@@ -4,7 +4,7 @@ use std::{collections::BTreeSet, fs, path::Path};
 
 use serde_json::Value;
 
-use super::meters::{ALL, LOCK, Meter, MeterKind};
+use super::meters::{ALL, LOCK_LABEL, Meter, MeterKind};
 
 /// The labels that Prometheus adds to everything that it scrapes.
 const OF_PROMETHEUS: [&str; 2] = ["job", "instance"];
@@ -88,7 +88,7 @@ impl Usage<'_> {
     fn has(&self, label: &str) -> bool {
         self.meter.labels.contains(&label)
             || OF_PROMETHEUS.contains(&label)
-            || (label == LOCK && self.meter.per_lock)
+            || (label == LOCK_LABEL && self.meter.per_lock)
             || (label == "le" && self.suffix == "_bucket")
     }
 }
@@ -239,7 +239,7 @@ fn the_guide_has_the_type_and_the_labels_of_every_metric() {
         };
         let mut labels: Vec<_> = meter.labels.iter().map(|label| format!("`{label}`")).collect();
         if meter.per_lock {
-            labels.push(format!("(`{LOCK}`)"));
+            labels.push(format!("(`{LOCK_LABEL}`)"));
         }
         let cells = [&format!("`{}`", meter.name), kind, unit, &labels.join(", ")];
         let row = rows.iter().find(|row| row.starts_with(&format!("| {} |", cells[0])));
