@@ -41,7 +41,7 @@ const ACTIONS: [(&str, &str); 5] = [
     ("changeStream", "without it watchlock polls"),
     (
         "createIndex",
-        "without it somebody else must create the index that purges idle locks",
+        "without it somebody else must create the index that purges free locks",
     ),
 ];
 
@@ -405,7 +405,7 @@ async fn index(place: &Place, may_create: bool) -> Result<Check, Failure> {
     let collection = documents(place);
     let listed = to_its_end(async move { collection.list_indexes().await?.try_collect::<Vec<_>>().await }).await?;
     let make = format!(
-        "idle locks are never purged without it: db.getSiblingDB({:?}).getCollection({:?}).createIndex({{ purge_at: 1 }}, \
+        "free locks are never purged without it: db.getSiblingDB({:?}).getCollection({:?}).createIndex({{ purge_at: 1 }}, \
          {{ expireAfterSeconds: 0 }})",
         place.database.name(),
         place.collection
@@ -437,13 +437,13 @@ async fn index(place: &Place, may_create: bool) -> Result<Check, Failure> {
     });
     let expiry = of_ours.map(|index| index.options.as_ref().and_then(|options| options.expire_after));
     Ok(match expiry {
-        Some(Some(Duration::ZERO)) => Check::ok("index", "idle locks are purged by the TTL index on purge_at"),
+        Some(Some(Duration::ZERO)) => Check::ok("index", "free locks are purged by the TTL index on purge_at"),
         Some(Some(other)) => Check::new(
             "index",
             Status::Warning,
             format!("the TTL index on purge_at waits for another {}", span_of(other)),
         )
-        .advice("harmless, but idle locks stay longer than their retention; it should have expireAfterSeconds: 0"),
+        .advice("harmless, but free locks stay longer than their retention; it should have expireAfterSeconds: 0"),
         Some(None) => Check::new("index", Status::Warning, "the index on purge_at is not a TTL index")
             .advice(format!("drop it, and create it again: {make}")),
         None => Check::new("index", Status::Warning, "there is no TTL index on purge_at").advice(make),

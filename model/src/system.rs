@@ -25,7 +25,7 @@ pub(super) struct Setup {
     pub(super) tries: bool,
     /// Holders may renew.
     pub(super) renewals: bool,
-    /// The document of an idle lock is purged in the end.
+    /// The document of a free lock is purged in the end.
     pub(super) purge: bool,
     /// How many faults may come to pass in one run, and of which sorts.
     pub(super) faults: u8,

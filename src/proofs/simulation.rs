@@ -37,10 +37,10 @@ use crate::{
     config::Settings,
     error::AcquireError,
     handle::{LockHandle, LockView, Released},
-    proofs::random::Random,
+    proofs::{random::Random, simulated::Link},
     protocol::{ServerTime, State},
     session::{Session, locks::LockSession},
-    store::{LockStore, MemoryStore, Store, simulated::Link},
+    store::{LockStore, MemoryStore, Store},
     wake_mode::WakeMode,
 };
 

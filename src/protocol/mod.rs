@@ -94,7 +94,7 @@
 //!    error with both numbers; a claim passes over such a document; a holder whose document was taken to a later
 //!    protocol has lost its lock.
 //! 2. A later client keeps the number of a document as long as anybody holds the lock or waits for it, and writes the
-//!    document as that number says. It may write its own number where the lock is idle, as it may change kind and
+//!    document as that number says. It may write its own number where the lock is free, as it may change kind and
 //!    capacity there, or where it creates the document. So no holder and no waiter of an earlier version is cut off.
 //! 3. Nobody lowers a number. After a downgrade the documents are removed, which is safe while they are idle; the TTL
 //!    index does so in time.

@@ -306,11 +306,11 @@ impl Step<'_> {
         }
     }
 
-    /// Returns whether the requested entries can be in the lock: it is of their kind and capacity, or idle.
+    /// Returns whether the requested entries can be in the lock: it is of their kind and capacity, or free.
     fn is_used_as_requested(&self) -> bool {
-        let idle = self.state.holders.is_empty() && self.state.queue.is_empty();
+        let free = self.state.holders.is_empty() && self.state.queue.is_empty();
         let mut requests = self.operation.requests.iter();
-        idle || requests.all(|wanted| (wanted.kind, wanted.capacity) == (self.state.kind, self.state.capacity))
+        free || requests.all(|wanted| (wanted.kind, wanted.capacity) == (self.state.kind, self.state.capacity))
     }
 
     /// Appends the requested entries to the queue, unless they are in the document already. If adopt removed a holder,
@@ -411,7 +411,7 @@ impl Step<'_> {
         }
         let stays = |token| self.state.holders.iter().any(|holder| holder.token == token);
         let gone = self.before.holders.iter().filter(|holder| !stays(holder.token));
-        let mut ends: Vec<Ended> = gone.map(|holder| Ended::of(holder, operation, now)).collect();
+        let mut ends: Vec<Ended> = gone.map(|holder| operation.end_of(holder, now)).collect();
         if ends.is_empty() {
             return;
         }

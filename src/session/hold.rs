@@ -124,7 +124,7 @@ pub(super) struct Schedule {
 const SHOWN_AFTER: Duration = Duration::from_millis(300);
 
 /// Later than anything that the heartbeat waits for.
-const NEVER: Duration = Duration::from_secs(366 * 24 * 3600);
+const FAR_OFF: Duration = Duration::from_secs(366 * 24 * 3600);
 
 /// The events of a hold that observers have seen.
 #[derive(Clone, Copy, Debug)]
@@ -208,8 +208,11 @@ impl Hold {
     /// It is renewed as often as its document is to be read, it has no limits, and observers never hear of it.
     pub(super) fn idle(&self, inherited: Inheritance) -> Self {
         let Inheritance { deadline, renew_at } = inherited;
-        let renew_at = renew_at.min(Instant::now() + idling::LOOK_EVERY);
-        let interval = self.lease.interval.map(|interval| interval.min(idling::LOOK_EVERY));
+        let renew_at = renew_at.min(Instant::now() + idling::IDLE_LOOK_EVERY);
+        let interval = self
+            .lease
+            .interval
+            .map(|interval| interval.min(idling::IDLE_LOOK_EVERY));
         let limits = Limits::NONE;
         let grant = Grant {
             token: self.token.as_i64(),
@@ -542,7 +545,7 @@ impl Hold {
         let progress = self.progress();
         let end = match progress.lost {
             None => progress.deadline.instant(),
-            Some(LostReason::Released) => Instant::now() + NEVER,
+            Some(LostReason::Released) => Instant::now() + FAR_OFF,
             Some(_) => progress.over_at.unwrap_or(progress.deadline.instant()),
         };
         let report_at = self.reported_from().filter(|_| !progress.reported_too_long);

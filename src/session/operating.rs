@@ -6,11 +6,11 @@ use tokio::time::{Instant, sleep};
 
 use super::{Session, hold::Hold};
 use crate::{
+    backoff::Backoff,
     error::ServerError,
     protocol::{Downgrade, Evict, Exchange, Expects, Holder, Operation, Proclaim, QUEUE_MOST, State},
     store::{Renewal, Statements, StoreError},
     telemetry,
-    waitlist::backoff::Backoff,
 };
 
 impl Session {

@@ -15,10 +15,11 @@ use super::{
     renewals::{Haste, Lane, RENEWED_TOGETHER, SOONEST},
 };
 use crate::{
+    backoff::{Backoff, LONGEST_PAUSE},
     config::Config,
     store::{Renewal, Statements, StoreError},
     telemetry,
-    waitlist::{backoff, deadline::Deadline},
+    waitlist::deadline::Deadline,
 };
 
 /// Part of the renewal interval within which holds that are due later go along, so that holds acquired at different
@@ -238,7 +239,7 @@ impl Session {
             }
             session.suspicion.note(sent_at, answered.as_ref());
             if let Err(error) = answered {
-                let again = Instant::now() + (session.config.renewal_interval / 10).min(backoff::LONGEST);
+                let again = Instant::now() + (session.config.renewal_interval / 10).min(LONGEST_PAUSE);
                 for (hold, number) in holds.iter().zip(&batch.numbers) {
                     hold.failed(*number, again, error.was_answered());
                 }
@@ -364,10 +365,12 @@ impl Session {
     pub(super) fn refused(&self, hold: &Hold, sent: Instant, error: &StoreError) {
         let interval = self.config.renewal_interval;
         let times = hold.refused(|times, left| {
-            let pause = (interval / 10)
-                .min(backoff::LONGEST)
-                .saturating_mul(2_u32.saturating_pow(times));
-            pause.min(interval).min(left / 3).max(SOONEST)
+            let backoff = Backoff::between((interval / 10).min(LONGEST_PAUSE), interval);
+            backoff
+                .after(times.saturating_add(1))
+                .pause()
+                .min(left / 3)
+                .max(SOONEST)
         });
         hold.answered(sent);
         if times == 1 {

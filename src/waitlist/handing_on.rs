@@ -25,8 +25,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::{
-    Context, Effect, Grant, Held, How, Stage, Waiting, Waitlist, answers::others_wait, deadline::Deadline, idling,
-    unsigned,
+    Context, Effect, Grant, Held, How, Inheritance, Stage, Waiting, Waitlist, answers::others_wait, idling, unsigned,
 };
 use crate::{
     protocol::{Kind, Request, State},
@@ -43,14 +42,6 @@ pub(crate) const HANDED_ON_FOR: Duration = Duration::from_millis(500);
 
 /// The same without a stream, as no event shows other waiters then: as long as a few tries of a polling client.
 pub(crate) const HANDED_ON_UNSEEN: Duration = Duration::from_millis(50);
-
-/// The lease of a hold, as its holder leaves it to the next task.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Inheritance {
-    pub(crate) deadline: Deadline,
-    /// When the hold is due to be renewed.
-    pub(crate) renew_at: Instant,
-}
 
 /// The right to hand a hold on, or to share a reader's.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]

@@ -19,7 +19,7 @@ use crate::terms::Terms;
 
 /// Pause between two readings of an idle hold's document: with so few, thousands of idle locks cost a few commands a
 /// second, as they are read together.
-pub(crate) const LOOK_EVERY: Duration = Duration::from_secs(5);
+pub(crate) const IDLE_LOOK_EVERY: Duration = Duration::from_secs(5);
 
 /// Time without a reading after which an idle hold is given back: the longest that another client waits whose event was
 /// lost. Two readings may fail.
@@ -76,7 +76,7 @@ impl Waitlist {
         let held = self.holds.get_mut(entry).filter(|held| !held.uncertain)?;
         let handing = held.handing_on.as_mut()?;
         unseen(&handing.terms, context)?;
-        if !handing.was_seen_within(LOOK_EVERY, context) {
+        if !handing.was_seen_within(IDLE_LOOK_EVERY, context) {
             // It was held for long. An event would have told of others.
             handing.doubt = Some(Doubt::of(handing.doubt, context));
         }

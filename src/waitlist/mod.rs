@@ -17,13 +17,12 @@
 //! runs the same value through every state that a few clients get into.
 
 pub(crate) mod answers;
-pub(crate) mod backoff;
 pub(crate) mod clock;
 pub(crate) mod deadline;
 pub(crate) mod handing_on;
-mod how;
 pub(crate) mod idling;
 pub(crate) mod ids;
+mod inheritance;
 pub(crate) mod letting_go;
 #[cfg(modelled)]
 mod modelled;
@@ -39,20 +38,20 @@ use std::{
 
 use tokio::time::Instant;
 
+pub(crate) use crate::how::How;
 use crate::{
+    backoff::Backoff,
     config::Config,
     protocol::{Holder, Owner, Use, wake},
     status::LostReason,
     terms::{Lease, Terms},
 };
-use backoff::Backoff;
 use clock::ServerClock;
 use deadline::Deadline;
 use handing_on::HandingOn;
-pub(crate) use handing_on::Inheritance;
-pub(crate) use how::How;
 use idling::Idle;
 use ids::Ids;
+pub(crate) use inheritance::Inheritance;
 use letting_go::LeftAs;
 #[cfg(modelled)]
 pub(crate) use modelled::Word;

@@ -11,7 +11,7 @@ use crate::{
     protocol::{Exchange, Kind, Operation, Owner, QUEUE_MOST, ServerTime, State, state, wake},
     session::{
         hold::Hold,
-        line::{AcquireOptions, Context, Effect, Line, Pending},
+        line::{AcquireOptions, Context, Line, LineEffect, Pending},
     },
     store::{Answer, StoreError},
     terms::Terms,
@@ -105,7 +105,7 @@ impl Bench {
     fn feed<T>(
         &mut self,
         permitted: &Permitted,
-        input: impl FnOnce(&mut Line, &Context<'_>, &mut Vec<Effect>) -> T,
+        input: impl FnOnce(&mut Line, &Context<'_>, &mut Vec<LineEffect>) -> T,
     ) -> T {
         let mut effects = Vec::new();
         let context = Context {
@@ -121,9 +121,9 @@ impl Bench {
         let _ = (self.line.due_at(), self.line.leaves_at(), self.line.need());
         for effect in effects {
             match effect {
-                Effect::Answer(_, Ok(Some(hold))) => self.granted(hold, now, permitted),
-                Effect::Lost(hold, _) => self.granted.retain(|held| held.id != hold.id),
-                Effect::Answer(..) | Effect::Released(..) | Effect::Doubted(_) => {}
+                LineEffect::Answer(_, Ok(Some(hold))) => self.granted(hold, now, permitted),
+                LineEffect::Lost(hold, _) => self.granted.retain(|held| held.id != hold.id),
+                LineEffect::Answer(..) | LineEffect::Released(..) | LineEffect::Doubted(_) => {}
             }
         }
         output

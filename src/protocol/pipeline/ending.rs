@@ -51,7 +51,7 @@ pub(super) fn record_of(at: &Location, gone: Bson, operation: &Operation, now: &
     doc! { "ends": bind(doc! { "gone": gone }, ends) }
 }
 
-/// Returns when and how the hold of an entry ended: [`crate::protocol::ended::Ended::of`].
+/// Returns when and how the hold of an entry ended: [`Operation::end_of`](crate::protocol::Operation::end_of).
 fn how_it_ended(operation: &Operation, now: &Bson) -> Bson {
     let end = |ended: Bson, how: HoldEnd| doc! { "ended": ended, "how": how.as_str() };
     let is_among = |ids: Vec<&str>| doc! { "$in": ["$$this.id", literal(ids)] };

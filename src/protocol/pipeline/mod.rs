@@ -269,7 +269,7 @@ fn words_for(removed: Bson, mark: &str, token: Bson) -> Bson {
     } })
 }
 
-/// Returns the condition that the requested entries can be in the lock: it is of their kind and capacity, or idle.
+/// Returns the condition that the requested entries can be in the lock: it is of their kind and capacity, or free.
 fn is_used_as_requested(at: &Location, requests: &Requests) -> Document {
     doc! { "$or": [
         { "$eq": [[at.value("kind"), at.value("capacity")], [requests.kind.as_str(), requests.capacity]] },

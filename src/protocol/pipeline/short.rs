@@ -15,7 +15,7 @@
 //!                                                advance                       none is left to expire or advance
 //!
 //! alone             claim of any free document   leave, adopt, enqueue;        the filter `free` selects documents
-//!                                                of advance all but a grant    without live entries, idle for any kind
+//!                                                of advance all but a grant    without live entries, free for any kind
 //!
 //! hand_over         release, Expects::Holding,   expiry of holders, adopt,     the entry that leaves is the only
 //!                   one permit                   enqueue; of advance all but   holder: nobody holds after it, and the
@@ -118,9 +118,9 @@ fn is_the_holder(at: &Location, operation: &Operation) -> Document {
 /// Removes the only holder, and grants the lock to the head of the queue.
 fn hand_over(at: &Location, operation: &Operation, now: &Bson) -> Bson {
     let wake = literal(format!("{}:{};", operation.id, Left::HOLDER));
-    let idle = doc! { "holders": [], "queue": [], "wake": &wake };
+    let free = doc! { "holders": [], "queue": [], "wake": &wake };
     let granted = grant_to_head(at, "$$queue", wake, operation, now);
-    let after = cond(doc! { "$eq": ["$$queue", []] }, idle, granted);
+    let after = cond(doc! { "$eq": ["$$queue", []] }, free, granted);
     let mut stamped = fields_of_stamp(at, operation.keep, now);
     stamped.extend(ending::record_of_release(at, operation, now));
     let written = at.merged([after, stamped.into()]);

@@ -29,6 +29,7 @@ use super::{
     streams::watcher::{Demand, NextFreed},
 };
 use crate::{
+    backoff::Backoff,
     error::{AcquireError, ServerError},
     protocol::{Kind, Owner},
     store::{Outlook, StoreError, Wanted, name},
@@ -36,7 +37,6 @@ use crate::{
     waitlist::{
         How, Patience, TimedOut,
         answers::TRY_FOR,
-        backoff::Backoff,
         timing::{self, CLOCK_RESOLUTION},
     },
 };
@@ -47,13 +47,13 @@ use passed::{Passed, Why};
 const USED: (Kind, i64) = (Kind::Document, 1);
 
 /// Pause between two looks for unclaimable documents by a claim that finds nothing, while there were none.
-const LOOK_EVERY: Duration = Duration::from_secs(5);
+const UNCLAIMABLE_LOOK_EVERY: Duration = Duration::from_secs(5);
 
 /// Maximum number of filters with a known last look; they are forgotten together, which costs a look each.
 const KNOWN_LOOKS_MOST: usize = 64;
 
 /// Maximum number of characters shown of an unclaimable `_id`, as it may be too long.
-const SHOWN_MOST: usize = 200;
+const ID_SHOWN_MOST: usize = 200;
 
 /// The shared state of a session's claims.
 #[derive(Debug, Default)]
@@ -88,7 +88,7 @@ fn key(wanted: &Wanted) -> Vec<u8> {
 /// Returns the name of an unclaimable document, shortened if it is too long.
 fn shown(id: &Bson) -> String {
     let name = name::of_id(id);
-    match name.char_indices().nth(SHOWN_MOST) {
+    match name.char_indices().nth(ID_SHOWN_MOST) {
         Some((at, _)) => format!("{}...", &name[..at]),
         None => name,
     }
@@ -111,7 +111,7 @@ impl Claims {
         let looks = self.looks.lock().unwrap_or_else(PoisonError::into_inner);
         looks
             .get(key)
-            .is_none_or(|(at, found)| *found || at.elapsed() >= LOOK_EVERY)
+            .is_none_or(|(at, found)| *found || at.elapsed() >= UNCLAIMABLE_LOOK_EVERY)
     }
 
     fn looked(&self, key: &[u8], found: bool) {

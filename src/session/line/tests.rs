@@ -54,7 +54,10 @@ impl Bench {
         ServerTime(1_000_000 + i64::try_from(self.started.elapsed().as_millis()).unwrap())
     }
 
-    fn feed<T>(&mut self, input: impl FnOnce(&mut Line, &Context<'_>, &mut Vec<Effect>) -> T) -> (T, Vec<Effect>) {
+    fn feed<T>(
+        &mut self,
+        input: impl FnOnce(&mut Line, &Context<'_>, &mut Vec<LineEffect>) -> T,
+    ) -> (T, Vec<LineEffect>) {
         let mut effects = Vec::new();
         let context = Context {
             now: Instant::now(),
@@ -204,13 +207,13 @@ impl Bench {
     }
 }
 
-fn carry_out(effects: Vec<Effect>) {
+fn carry_out(effects: Vec<LineEffect>) {
     for effect in effects {
         match effect {
-            Effect::Answer(to, outcome) => drop(to.send(outcome)),
-            Effect::Released(to, left) => drop(to.send(left)),
-            Effect::Lost(hold, reason) => drop(hold.lose(reason)),
-            Effect::Doubted(_) => {}
+            LineEffect::Answer(to, outcome) => drop(to.send(outcome)),
+            LineEffect::Released(to, left) => drop(to.send(left)),
+            LineEffect::Lost(hold, reason) => drop(hold.lose(reason)),
+            LineEffect::Doubted(_) => {}
         }
     }
 }

@@ -351,7 +351,7 @@ async fn what_was_held_for_long_stays_once_its_document_is_read() {
         }
         assert_eq!(hold.exit(), Remains::Nothing);
         let ((), effects) = bench.feed(|line, context, effects| line.let_go(&hold, None, context, effects));
-        assert!(matches!(&effects[..], [Effect::Doubted(stays)] if stays.is_idle));
+        assert!(matches!(&effects[..], [LineEffect::Doubted(stays)] if stays.is_idle));
         assert_eq!(bench.line.due_at(), Some(Instant::now() + SECOND));
         read(&mut bench);
         bench.settle();
