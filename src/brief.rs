@@ -3,14 +3,17 @@
 use std::fmt::{self, Write};
 
 /// Limits the bytes of a value that are shown: more than the longest name of a lock.
-const MOST: usize = 2_048;
+const BRIEF_MOST: usize = 2_048;
 
 /// A value that may be megabytes, of which `Debug` formats and shows only the beginning.
 pub(crate) struct Brief<T>(pub(crate) T);
 
 impl<T: fmt::Debug> fmt::Debug for Brief<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut beginning = Beginning { of: f, left: MOST };
+        let mut beginning = Beginning {
+            of: f,
+            left: BRIEF_MOST,
+        };
         let shown = write!(beginning, "{:?}", self.0);
         match (shown, beginning.left) {
             // It stopped when there was no room for more.
@@ -49,11 +52,11 @@ mod tests {
         let long = "ä".repeat(1 << 20);
         let shown = format!("{:?}", Brief(&long));
         assert!(
-            shown.starts_with("\"ää") && shown.ends_with("ä…") && shown.len() < MOST + 8,
+            shown.starts_with("\"ää") && shown.ends_with("ä…") && shown.len() < BRIEF_MOST + 8,
             "{}",
             shown.len()
         );
-        let exact = "x".repeat(MOST - 2);
-        assert_eq!(format!("{:?}", Brief(&exact)).len(), MOST);
+        let exact = "x".repeat(BRIEF_MOST - 2);
+        assert_eq!(format!("{:?}", Brief(&exact)).len(), BRIEF_MOST);
     }
 }

@@ -8,9 +8,12 @@ use std::{
 use mongodb::options::ReadPreference;
 
 use crate::{
-    input::{InvalidInput, TEXT_MOST, check_name, check_text},
+    input::{
+        InvalidInput, at_least, at_most, below, check_duration, check_history, check_keep_idle, check_metered,
+        check_name, check_operations, check_owner_id, check_streams, check_text,
+    },
     metered::Metered,
-    protocol::{HISTORY_MOST, Identity, Owner, Record, ServerTime},
+    protocol::{Identity, Owner, Record, ServerTime},
     wake_mode::WakeSource,
 };
 
@@ -28,12 +31,6 @@ const SKEW_LEAST: Duration = Duration::from_millis(5);
 /// by at most half of that, and an undisciplined quartz is off by a tenth of it.
 const DRIFT: u32 = 1_000;
 
-/// Maximum number of change streams of a client: far more connections than the driver's pool has by default.
-const STREAMS_MOST: u32 = 100;
-
-/// Maximum number of a client's operations at once: no driver's pool that was seen is larger.
-const OPERATIONS_MOST: usize = 1_000;
-
 /// Default number of operations that may be on their way at once: as many as the driver's pool has connections by
 /// default. More would only wait there, and the user's own commands behind them.
 const OPERATIONS: u32 = 10;
@@ -45,13 +42,6 @@ const STREAMS: u32 = 4;
 /// Waiters with fewer hand-overs than this ahead of them have a stream, even in a slow queue: a small fleet is woken at
 /// once, and a few of the waiters ahead may leave together.
 const NEAR: u64 = 4;
-
-/// Maximum number of locks of a client with metrics of their own: each is some hundred time series, most of them
-/// buckets, and a Prometheus server takes that many locks from one process without strain.
-const METERED_MOST: usize = 100;
-
-/// Longest duration of any setting; longer ones are typing errors, and their sums would not fit into a date.
-pub(crate) const DURATION_MOST: Duration = Duration::from_secs(366 * 24 * 3600);
 
 /// Default of the shortest pause between two tries for a lock that changes hands fast: about the time of a command, so
 /// that asking more often would mostly ask twice.
@@ -116,7 +106,7 @@ impl Limits {
         for (name, limit) in [("maximum hold", self.report), ("limit of the hold", self.lose)] {
             if let Some(limit) = limit {
                 at_least(name, limit, LIMIT_LEAST)?;
-                at_most(name, limit, "longest accepted value", DURATION_MOST)?;
+                check_duration(name, limit)?;
             }
         }
         Ok(())
@@ -156,57 +146,30 @@ impl Config {
             ("longest poll interval", poll_most),
         ];
         for (name, value) in all {
-            at_most(name, value, "longest accepted value", DURATION_MOST)?;
+            check_duration(name, value)?;
         }
         below(
             "renewal interval",
             renewal_interval,
             "lease less the skew margin and the clock drift",
-            lease.saturating_sub(self.margin(lease)),
+            self.usable(lease),
         )?;
         below("skew margin", skew_margin, "half of the claim lease", claim_lease / 2)?;
         at_most("claim lease", claim_lease, "lease", lease)?;
         at_most("claim lease", claim_lease, "longest accepted value", RETENTION_LEAST)?;
         at_most("shortest poll interval", poll_least, "longest", poll_most)?;
-        if !(1..=STREAMS_MOST).contains(&self.max_streams) {
-            let streams = self.max_streams;
-            return Err(InvalidInput::new(format!(
-                "the maximum number of change streams is {streams}; it must be 1 to {STREAMS_MOST}"
-            )));
-        }
-        if self.max_operations < 1 || self.max_operations > OPERATIONS_MOST {
-            let operations = self.max_operations;
-            return Err(InvalidInput::new(format!(
-                "the maximum number of operations at once is {operations}; it must be 1 to {OPERATIONS_MOST}"
-            )));
-        }
+        check_streams(self.max_streams)?;
+        check_operations(self.max_operations)?;
         self.limits.check()?;
         check_keep_idle(self.keep_idle, self.hands_on)?;
-        if self.history > HISTORY_MOST {
-            let history = self.history;
-            return Err(InvalidInput::new(format!(
-                "the history of {history} holds is longer than {HISTORY_MOST}"
-            )));
-        }
+        check_history(self.history)?;
         let metered = self.metered.names();
-        if metered.len() > METERED_MOST {
-            let names = metered.len();
-            return Err(InvalidInput::new(format!(
-                "metrics are requested for the names of {names} locks; at most {METERED_MOST} locks can have metrics of \
-                 their own"
-            )));
-        }
+        check_metered(metered.len())?;
         for name in metered {
             check_name(name)?;
         }
         self.label.as_ref().map_or(Ok(()), |label| check_text("label", label))?;
-        match &self.owner_id {
-            Some(id) if id.is_empty() => Err(InvalidInput::new(format!(
-                "the owner id is empty; it must have 1 to {TEXT_MOST} bytes"
-            ))),
-            Some(id) => check_text("owner id", id),
-            None => Ok(()),
-        }
+        self.owner_id.as_ref().map_or(Ok(()), |id| check_owner_id(id))
     }
 
     /// Starts the client at this time of the server's clock: from now on it is an incarnation of its owner. All
@@ -230,6 +193,12 @@ impl Config {
     /// clocks, and for the drift between theirs and ours.
     pub(crate) fn margin(&self, counted: Duration) -> Duration {
         self.skew_margin + counted / DRIFT
+    }
+
+    /// Returns the part of a lease for which its holder may believe it, counted from the write that began it: the
+    /// deadline ([`waitlist::deadline`](crate::waitlist::deadline)) of a lease of this length.
+    pub(crate) fn usable(&self, lease: Duration) -> Duration {
+        lease.saturating_sub(self.margin(lease))
     }
 
     /// Returns how long a document is kept after a write: while an entry can be live in it, and then for the retention
@@ -275,7 +244,7 @@ impl Config {
 static BORN_HERE: AtomicI64 = AtomicI64::new(0);
 
 pub(crate) fn millis(duration: Duration) -> i64 {
-    // Bounded by DURATION_MOST.
+    // Bounded by the longest duration that input may have.
     i64::try_from(duration.as_millis()).unwrap_or(i64::MAX)
 }
 
@@ -342,55 +311,6 @@ impl Settings {
     }
 }
 
-pub(crate) fn at_least(name: &str, value: Duration, least: Duration) -> Result<(), InvalidInput> {
-    if value < least {
-        return Err(InvalidInput::new(format!(
-            "the {name} of {value:?} is shorter than {least:?}"
-        )));
-    }
-    Ok(())
-}
-
-pub(crate) fn at_most(name: &str, value: Duration, bound_name: &str, bound: Duration) -> Result<(), InvalidInput> {
-    if value > bound {
-        return Err(InvalidInput::new(format!(
-            "the {name} of {value:?} is longer than the {bound_name}, {bound:?}"
-        )));
-    }
-    Ok(())
-}
-
-pub(crate) fn below(name: &str, value: Duration, bound_name: &str, bound: Duration) -> Result<(), InvalidInput> {
-    if value >= bound {
-        return Err(InvalidInput::new(format!(
-            "the {name} of {value:?} is not shorter than the {bound_name}, {bound:?}"
-        )));
-    }
-    Ok(())
-}
-
-/// Checks the time for which a lock stays with the client after its last release. The lock then waits for the next task
-/// to be handed on to, so a client that does not hand locks on can't keep one.
-pub(crate) fn check_keep_idle(keep: Duration, hands_on: bool) -> Result<(), InvalidInput> {
-    at_most(
-        "time to keep an idle lock",
-        keep,
-        "longest accepted value",
-        DURATION_MOST,
-    )?;
-    if !hands_on && !keep.is_zero() {
-        return Err(InvalidInput::new(format!(
-            "keep_idle of {keep:?} requires hand_on_locally, which is off"
-        )));
-    }
-    Ok(())
-}
-
-/// Checks a timeout: from zero to longer than anybody lives, but short enough to add it to the clock.
-pub(crate) fn check_timeout(timeout: Duration) -> Result<(), InvalidInput> {
-    at_most("timeout", timeout, "longest accepted value", DURATION_MOST)
-}
-
 /// Returns this machine's own name: only shown to people.
 fn host() -> String {
     let kernel = std::fs::read_to_string("/proc/sys/kernel/hostname").ok();
@@ -403,6 +323,7 @@ fn host() -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::input::DURATION_MOST;
 
     fn settings() -> Settings {
         Settings::default()
@@ -429,6 +350,7 @@ mod tests {
         let second = Duration::from_secs(1);
         assert_eq!(config.margin(30 * second), second + Duration::from_millis(30));
         assert_eq!(config.margin(DURATION_MOST), second + DURATION_MOST / 1_000);
+        assert_eq!(config.usable(30 * second), 29 * second - Duration::from_millis(30));
         // A renewal at the last moment would come too late for a clock that drifts.
         let settings = Settings {
             lease: Some(10_000 * second),

@@ -49,14 +49,14 @@ pub struct Contention {
 
 /// The server's last report, and its time.
 #[derive(Debug)]
-pub(crate) struct Sighting<'a> {
+pub(crate) struct LastReport<'a> {
     pub(crate) state: &'a State,
     pub(crate) as_of: ServerTime,
     pub(crate) age: Duration,
 }
 
 impl Contention {
-    pub(crate) fn new(sighting: &Sighting<'_>, waiting_before: usize, ours: impl Fn(&str) -> bool) -> Self {
+    pub(crate) fn new(sighting: &LastReport<'_>, waiting_before: usize, ours: impl Fn(&str) -> bool) -> Self {
         let holders = &sighting.state.holders;
         Self {
             holders: holders
@@ -201,7 +201,7 @@ mod tests {
             evicted: None,
             ends: Vec::new(),
         };
-        let sighting = Sighting {
+        let sighting = LastReport {
             state: &state,
             as_of: ServerTime(13_400),
             age,

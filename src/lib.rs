@@ -7,6 +7,7 @@
 #![doc = include_str!("../README.md")]
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
+mod backoff;
 mod brief;
 mod client;
 mod config;
@@ -23,6 +24,7 @@ pub mod guarantees {}
 #[cfg(any(doc, doctest))]
 pub mod guide;
 mod handle;
+mod how;
 mod input;
 mod inspect;
 mod locks;

@@ -4,8 +4,8 @@
 use std::time::Duration;
 
 use crate::{
-    config::{Config, DURATION_MOST, LEASE_LEAST, Limits, at_least, at_most, below, check_keep_idle},
-    input::InvalidInput,
+    config::{Config, LEASE_LEAST, Limits},
+    input::{InvalidInput, above, at_least, below, check_duration, check_keep_idle},
 };
 
 /// Minimum pause between renewals of a hold with a short lease of its own, for a client that renews at a tiny part of
@@ -109,27 +109,22 @@ impl Terms {
 
     /// Refuses terms that are out of bounds, or that don't go with the client's margins.
     pub(crate) fn check(&self, config: &Config) -> Result<(), InvalidInput> {
-        at_most("least time", self.at_least, "longest accepted value", DURATION_MOST)?;
+        check_duration("least time", self.at_least)?;
         self.limits.check()?;
         check_keep_idle(self.keep_idle(config), config.hands_on)?;
         let Some(length) = self.length else {
             return Ok(());
         };
         at_least("lease", length, LEASE_LEAST)?;
-        at_most("lease", length, "longest accepted value", DURATION_MOST)?;
-        // The client's settings have the same rule: the holder of a claim lease has half of it to show that it is
-        // alive.
+        check_duration("lease", length)?;
+        // As the settings of the client: the holder of a claim lease has half of it to show that it is alive.
         let twice = config.skew_margin * 2;
-        if length <= twice {
-            return Err(InvalidInput::new(format!(
-                "the lease of {length:?} is not longer than twice the skew margin of the client, {twice:?}"
-            )));
-        }
+        above("lease", length, "twice the skew margin of the client", twice)?;
         below(
             "renewal interval",
             self.interval(config),
             "lease less the skew margin and the clock drift",
-            length.saturating_sub(config.margin(length)),
+            config.usable(length),
         )
     }
 

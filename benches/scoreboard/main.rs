@@ -4,18 +4,20 @@
 //! directory. A number beyond its bound is shown and is no failure: the machine may be busy.
 //!
 //! `cargo bench --bench scoreboard -- one_node` measures a part of it, which is then not written. The parts are
-//! `allocations`, `one_node`, `three_nodes`, `standalone`, `contention`, `inside`, `crowd` and `steady_state`.
+//! `allocations`, `one_node`, `three_nodes`, `standalone`, `contention`, `inside`, `crowd`, `scaling` and `steady_state`.
 
 mod allocations;
 mod board;
 mod claims;
 mod counters;
 mod crowd;
+mod floor;
 mod inside;
 mod latency;
 mod load;
 mod peer;
 mod samples;
+mod scaling;
 mod throughput;
 
 use std::{error::Error, time::Instant};
@@ -43,7 +45,7 @@ const ROUNDS_CONTENDED: u32 = 3;
 /// Number of rounds with a holder that dies, which take a lease each.
 const ROUNDS_EXPIRY: usize = 15;
 
-const PARTS: [&str; 8] = [
+const PARTS: [&str; 9] = [
     "allocations",
     "one_node",
     "three_nodes",
@@ -51,6 +53,7 @@ const PARTS: [&str; 8] = [
     "contention",
     "inside",
     "crowd",
+    "scaling",
     "steady_state",
 ];
 
@@ -86,6 +89,7 @@ async fn main() -> Result<()> {
             "contention" => contention(&mut board).await?,
             "inside" => inside(&mut board).await?,
             "crowd" => crowd(&mut board).await?,
+            "scaling" => scaling(&mut board).await?,
             _ => steady_state(&mut board).await?,
         }
     }
@@ -131,6 +135,13 @@ async fn one_node(board: &mut Board) -> Result<()> {
     let expiry = latency::expiry(&cluster, ROUNDS_EXPIRY).await?;
     board.enter(board::EXPIRY, expiry.median(), expiry.to_string());
 
+    let pipeline = floor::pipeline_hop(&cluster, ROUNDS_RS1).await?;
+    board.remark(format!(
+        "a hop whose write is as large as a hand-over's: {:.3} times the plain one ({} / {})",
+        pipeline.lock.median() / pipeline.raw.median(),
+        pipeline.lock,
+        pipeline.raw
+    ));
     board.note("raw hop, one node", &handoff.raw);
     board.note("hand-over, one node", &handoff.lock);
     board.note("readers-writer lock, one node", &rw_lock.lock);
@@ -214,6 +225,12 @@ async fn contention(board: &mut Board) -> Result<()> {
     board.enter(board::CONTENDED, rates / polled_rates, from);
     let from = format!("{:.2} ms of the server's processor / {:.2} ms, sums", costs.0, costs.1);
     board.enter(board::CPU_32, costs.0 / costs.1, from);
+    let (many, two) = (floor::ring(&cluster, 32).await?, floor::ring(&cluster, 2).await?);
+    board.remark(format!(
+        "{many}; {two}: {:.2} times the processor time, {:.2} times the rate of 32 clients that poll",
+        many.server_millis() / two.server_millis(),
+        many.per_second() * f64::from(ROUNDS_CONTENDED) / polled_rates
+    ));
     Ok(())
 }
 
@@ -253,9 +270,31 @@ async fn crowd(board: &mut Board) -> Result<()> {
     let (many, few) = crowd::served(&cluster).await?;
     let from = format!("{many} / {few}");
     board.enter(board::HANDOFF_200, many.median() / few.median(), from);
+    let (many, few) = (floor::ring(&cluster, 200).await?, floor::ring(&cluster, 10).await?);
+    board.remark(format!(
+        "{many}; {few}: {:.2} times from turn to turn",
+        many.millis() / few.millis()
+    ));
     let cluster = start(Cluster::replica_set(1), "what 64 clients that wait cost everybody else").await?;
     let tax = crowd::tax(&cluster).await?;
     board.enter(board::TAX_64, tax.ratio(), tax.to_string());
+    Ok(())
+}
+
+async fn scaling(board: &mut Board) -> Result<()> {
+    let cluster = start(Cluster::replica_set(1), "a user's commands beside locks").await?;
+    let own = scaling::own_commands(&cluster).await?;
+    board.enter(board::OWN_COMMANDS, own.ratio(), own.to_string());
+    let cluster = start(Cluster::replica_set(1), "what each change stream costs").await?;
+    let costs = scaling::streams(&cluster).await?;
+    for (what, of) in [("a foreign write", 0), ("an acquire and release", 1)] {
+        let of = |cost: &scaling::Cost| (cost.streams, [cost.foreign, cost.lock][of]);
+        let (without, each) = scaling::line(costs.iter().map(of));
+        board.remark(format!(
+            "{what}: {without:.0} us of the server's processor, and {each:.1} us more for each stream"
+        ));
+    }
+    costs.iter().for_each(|cost| board.remark(cost.to_string()));
     Ok(())
 }
 

@@ -83,6 +83,25 @@ pub(crate) async fn distinct(cluster: &Cluster) -> Result<Rates> {
     Ok(rates)
 }
 
+/// A load that runs for one round.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Beside {
+    Nothing,
+    Locks,
+    Pairs,
+}
+
+/// Loads the client of a peer for one round.
+pub(crate) async fn load(peer: &Peer, beside: Beside) -> Result<()> {
+    let (raw, locks) = (peer.raw(), peer.locks.clone());
+    match beside {
+        Beside::Nothing => sleep(ROUND).await,
+        Beside::Locks => drop(rate(move |name| lock(locks.clone(), name)).await?),
+        Beside::Pairs => drop(rate(move |name| pair(raw.clone(), name)).await?),
+    }
+    Ok(())
+}
+
 async fn pair(raw: Collection<Document>, name: usize) -> Result<()> {
     let id = format!("name {name}");
     for holder in [1, 0] {

@@ -12,8 +12,11 @@ use super::rules::{EPOCH, LEASE, Rules, SKEW};
 use crate::{
     protocol::{Exchange, Kept, KeptUntil, Kind, Operation, ServerTime, State, wake::Signal},
     waitlist::{
-        Context, Effect, Inheritance, Patience, Setback, Waiting, Waitlist, clock::ServerClock, deadline::Deadline,
+        Context, Effect, Inheritance, Patience, Setback, StreamState, Waiting, Waitlist,
+        clock::ServerClock,
+        deadline::Deadline,
         ids::Ids,
+        letting_go::{Heir, LeftAs, LetGo, Release},
     },
 };
 
@@ -211,23 +214,23 @@ impl Client {
             token: hold.granted_as,
             until: KeptUntil::AfterRelease(world.rules.keeps),
         });
-        // Only a release hands on: a lost hold can't be given to anybody.
-        let released = hold.is_believed(world.now, world.rules) && kept.is_none();
-        let inherited = hold.left(world);
-        let stays = self.feed(lock, world, |waitlist, context, effects| {
-            if waitlist.part(&hold.id) && world.rules.last_reader_releases {
-                return false;
+        // Only a release hands on: what was lost is nobody's to give.
+        let heir = if hold.is_believed(world.now, world.rules) && kept.is_none() {
+            Heir::TaskOrClient(hold.left(world))
+        } else {
+            Heir::Nobody
+        };
+        let let_go = self.feed(lock, world, |waitlist, context, effects| {
+            if !world.rules.last_reader_releases {
+                waitlist.forget_sharers(&hold.id);
             }
-            if released && waitlist.hand_on(&hold.id, inherited, context, effects) {
-                return false;
-            }
-            if released && waitlist.rest(&hold.id, inherited, context).is_some() {
-                return true;
-            }
-            waitlist.let_go(&hold.id, world.used, None, kept, None, context);
-            false
+            let release = Release {
+                left_as: kept.map_or(LeftAs::Free, LeftAs::Kept),
+                ..hold.release(heir, world)
+            };
+            waitlist.let_go(release, context, effects)
         });
-        if stays {
+        if let LetGo::Rests { .. } = let_go {
             self.lines[lock].idle = Some(hold);
         }
     }
@@ -321,9 +324,7 @@ fn context<'a>(clock: &'a ServerClock, ids: &'a Ids, world: World<'a>) -> Contex
         now: instant(world.now),
         config: world.rules.config(),
         clock,
-        streaming: true,
-        resting: false,
-        expects_stream: true,
+        stream: StreamState::Open,
         ids,
         room: world.rules.room,
     }
@@ -332,20 +333,18 @@ fn context<'a>(clock: &'a ServerClock, ids: &'a Ids, world: World<'a>) -> Contex
 impl Line {
     /// The session's part after each input: the next task gets the hold that no task has, or the hold is given back.
     fn attend_to_idle(&mut self, world: World<'_>, is_over: bool, context: &Context<'_>) {
-        let Some(entry) = self.idle.as_ref().map(|hold| hold.id.clone()) else {
-            return;
-        };
-        let gives_back = self.waitlist.must_give_back(&entry, context) || is_over;
-        if self.waitlist.is_empty() && !gives_back {
+        if self.idle.is_none() || !(self.waitlist.must_let_go_of_idle(context) || is_over) {
             return;
         }
         let Some(hold) = self.idle.take() else { return };
-        let inherited = hold.left(world);
+        let heir = if hold.is_believed(world.now, world.rules) {
+            Heir::NextTask(hold.left(world))
+        } else {
+            Heir::Nobody
+        };
         let mut effects = Vec::new();
-        let is_held = hold.is_believed(world.now, world.rules);
-        if !(is_held && self.waitlist.hand_on(&entry, inherited, context, &mut effects)) {
-            self.waitlist.let_go(&entry, world.used, None, None, None, context);
-        }
+        // It does not rest once more.
+        let _ = self.waitlist.let_go(hold.release(heir, world), context, &mut effects);
         self.take_in(effects);
     }
 
@@ -395,6 +394,16 @@ impl Line {
 }
 
 impl Hold {
+    fn release(&self, heir: Heir, world: World<'_>) -> Release<'_> {
+        Release {
+            entry: &self.id,
+            used: world.used,
+            heir,
+            left_as: LeftAs::Free,
+            is_awaited: false,
+        }
+    }
+
     /// The lease that the next task has.
     fn left(&self, world: World<'_>) -> Inheritance {
         let until = if world.rules.hands_on_what_is_left {

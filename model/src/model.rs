@@ -61,12 +61,18 @@
 //! prompt command and its answer are one step: anything between them comes as one of the faults.
 
 // The library's own sources, from the floor up to the waitlist: so the model can lean on nothing above it.
+#[path = "../../src/backoff.rs"]
+#[allow(dead_code)]
+mod backoff;
 #[path = "../../src/brief.rs"]
 #[allow(dead_code)]
 mod brief;
 #[path = "../../src/config.rs"]
 #[allow(dead_code)]
 mod config;
+#[path = "../../src/how.rs"]
+#[allow(dead_code)]
+mod how;
 #[path = "../../src/input/mod.rs"]
 #[allow(dead_code, unused_imports)]
 mod input;

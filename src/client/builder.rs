@@ -27,20 +27,20 @@ const DEFAULT_COLLECTION: &str = "distributed_locks";
 #[derive(Clone, Debug)]
 #[must_use = "a builder does nothing until it is built"]
 pub struct LockClientBuilder {
-    place: Place,
+    place: Home,
     collection: String,
     settings: Settings,
 }
 
 /// The place where the locks live.
 #[derive(Clone, Debug)]
-pub(super) enum Place {
+pub(super) enum Home {
     Database(Database),
     Memory(Arc<MemoryStore>),
 }
 
 impl LockClientBuilder {
-    pub(super) fn new(place: Place) -> Self {
+    pub(super) fn new(place: Home) -> Self {
         Self {
             place,
             collection: DEFAULT_COLLECTION.to_owned(),
@@ -49,7 +49,7 @@ impl LockClientBuilder {
     }
 
     pub(crate) fn in_memory(memory: Arc<MemoryStore>) -> Self {
-        Self::new(Place::Memory(memory))
+        Self::new(Home::Memory(memory))
     }
 
     /// Sets the collection of the locks' documents; `distributed_locks` by default. Leave it to watchlock alone.
@@ -408,8 +408,8 @@ impl LockClientBuilder {
         let config = self.settings.validate()?;
         check_collection(&self.collection)?;
         let (database, collection) = match self.place {
-            Place::Database(database) => (database, self.collection),
-            Place::Memory(memory) => return Ok(LockClient::over_memory(memory, config)),
+            Home::Database(database) => (database, self.collection),
+            Home::Memory(memory) => return Ok(LockClient::over_memory(memory, config)),
         };
         let connecting = || {
             let (database, collection) = (database.clone(), collection.clone());

@@ -29,14 +29,11 @@ use crate::{
     },
     protocol::Evict,
     session::{Session, documents::DocumentSession, locks::LockSession},
-    store::{
-        DocumentStore, InPlace, LockStore, MemoryStore,
-        place::{Paths, PlaceId},
-    },
+    store::{DocumentStore, InPlace, LockStore, MemoryStore, collection::PlaceId, place::Paths},
     token::FencingToken,
     wake_mode::{PollingReason, WakeMode, WakeSource},
 };
-use builder::{LockClientBuilder, Place};
+use builder::{Home, LockClientBuilder};
 
 /// A factory for locks that all processes share if they use the same collection.
 ///
@@ -101,7 +98,7 @@ impl LockClient {
     /// Write concern, read concern and read preference are the library's own (majority, majority, primary), regardless
     /// of those of `database`.
     pub fn builder(database: Database) -> LockClientBuilder {
-        LockClientBuilder::new(Place::Database(database))
+        LockClientBuilder::new(Home::Database(database))
     }
 
     pub(crate) fn over_memory(memory: Arc<MemoryStore>, config: Config) -> Self {

@@ -14,20 +14,20 @@ use tokio::time::Instant;
 use super::{DocumentHandle, DocumentLocks};
 use crate::{
     brief::Brief,
-    config::check_timeout,
-    error::{AcquireError, InvalidInput, ServerError},
+    error::{AcquireError, ServerError},
     handle::LockHandle,
-    input::check_text,
+    input::{check_attempts, check_text, check_timeout},
     locks::acquire::{Acquire, Share, TryAcquire},
     name::LockName,
     protocol::Kind,
-    session::{ClaimedDocument, PASSED_AT_ONCE, documents::DocumentSession},
+    session::{ClaimedDocument, Claiming, PASSED_AT_ONCE, documents::DocumentSession},
     store::{StoreError, Wanted, read_as},
     telemetry::Attempt,
     terms::Terms,
+    waitlist::Patience,
 };
 
-pub(super) type Action<O> = Pin<Box<dyn Future<Output = Result<O, AcquireError>> + Send>>;
+pub(super) type ActionFuture<O> = Pin<Box<dyn Future<Output = Result<O, AcquireError>> + Send>>;
 
 /// The options of an acquire, of a document or of an element.
 #[derive(Clone, Debug, Default)]
@@ -84,14 +84,14 @@ macro_rules! with_options {
 pub(super) use with_options;
 
 /// A lock in a document that is to be acquired with these options.
-pub(super) struct Acquiring<'a> {
+pub(super) struct DocumentAcquiring<'a> {
     session: &'a DocumentSession,
     name: String,
     options: &'a Options,
     until: Option<Instant>,
 }
 
-impl<'a> Acquiring<'a> {
+impl<'a> DocumentAcquiring<'a> {
     /// The timeout begins now.
     pub(super) fn new((session, name): (&'a DocumentSession, String), options: &'a Options) -> Self {
         Self {
@@ -169,11 +169,11 @@ with_options! {
 
 impl<T: DeserializeOwned + Send + Sync + 'static> IntoFuture for AcquireDocument<T> {
     type Output = Result<DocumentHandle<T>, AcquireError>;
-    type IntoFuture = Action<DocumentHandle<T>>;
+    type IntoFuture = ActionFuture<DocumentHandle<T>>;
 
     fn into_future(self) -> Self::IntoFuture {
         Box::pin(async move {
-            let acquiring = Acquiring::new(self.locks.place(&self.id)?, &self.options);
+            let acquiring = DocumentAcquiring::new(self.locks.place(&self.id)?, &self.options);
             let handle = acquiring.wait().await?;
             fetched(&acquiring, handle, self.id.clone()).await
         })
@@ -224,7 +224,7 @@ impl<T: DeserializeOwned + Send + Sync + 'static> TryAcquireDocument<T> {
     /// # }
     /// ```
     pub async fn or_held(self) -> Result<DocumentHandle<T>, AcquireError> {
-        let acquiring = Acquiring::new(self.locks.place(&self.id)?, &self.options);
+        let acquiring = DocumentAcquiring::new(self.locks.place(&self.id)?, &self.options);
         let handle = acquiring.at_once().or_held().await?;
         fetched(&acquiring, handle, self.id.clone()).await
     }
@@ -232,11 +232,11 @@ impl<T: DeserializeOwned + Send + Sync + 'static> TryAcquireDocument<T> {
 
 impl<T: DeserializeOwned + Send + Sync + 'static> IntoFuture for TryAcquireDocument<T> {
     type Output = Result<Option<DocumentHandle<T>>, AcquireError>;
-    type IntoFuture = Action<Option<DocumentHandle<T>>>;
+    type IntoFuture = ActionFuture<Option<DocumentHandle<T>>>;
 
     fn into_future(self) -> Self::IntoFuture {
         Box::pin(async move {
-            let acquiring = Acquiring::new(self.locks.place(&self.id)?, &self.options);
+            let acquiring = DocumentAcquiring::new(self.locks.place(&self.id)?, &self.options);
             match acquiring.at_once().await? {
                 Some(handle) => fetched(&acquiring, handle, self.id.clone()).await.map(Some),
                 None => Ok(None),
@@ -262,7 +262,7 @@ fn deadline(timeout: Option<Duration>) -> Option<Instant> {
 
 /// Reads the document in the rest of the timeout; on a timeout it is released again.
 async fn fetched<T: DeserializeOwned>(
-    acquiring: &Acquiring<'_>,
+    acquiring: &DocumentAcquiring<'_>,
     handle: LockHandle,
     id: Bson,
 ) -> Result<DocumentHandle<T>, AcquireError> {
@@ -370,19 +370,20 @@ impl<T> Claim<T> {
 
 impl<T: DeserializeOwned + Send + Sync + 'static> IntoFuture for Claim<T> {
     type Output = Result<DocumentHandle<T>, AcquireError>;
-    type IntoFuture = Action<DocumentHandle<T>>;
+    type IntoFuture = ActionFuture<DocumentHandle<T>>;
 
     fn into_future(self) -> Self::IntoFuture {
         Box::pin(async move {
             let timeout = self.timeout;
             timeout.map_or(Ok(()), check_timeout)?;
-            check_attempts(&self.wanted)?;
+            self.wanted.attempts_most.map_or(Ok(()), check_attempts)?;
             let waits = timeout != Some(Duration::ZERO);
+            let patience = if waits { Patience::Wait } else { Patience::Try };
             let attempt = attempt(self.reason.as_deref(), waits)?;
             let claiming = async move {
-                let name = self.locks.place.to_string();
+                let name = self.locks.collection.to_string();
                 let mut failing = None;
-                let claiming = claim(&self.locks, self.wanted, self.reason, waits, &mut failing);
+                let claiming = claim(&self.locks, self.wanted, self.reason, patience, &mut failing);
                 let claimed = match timeout.filter(|_| waits) {
                     // Dropping a claim releases a document that it got at that moment.
                     Some(timeout) => tokio::time::timeout(timeout, claiming).await.unwrap_or(Ok(None)),
@@ -452,17 +453,17 @@ impl<T> TryClaim<T> {
 
 impl<T: DeserializeOwned + Send + Sync + 'static> IntoFuture for TryClaim<T> {
     type Output = Result<Option<DocumentHandle<T>>, AcquireError>;
-    type IntoFuture = Action<Option<DocumentHandle<T>>>;
+    type IntoFuture = ActionFuture<Option<DocumentHandle<T>>>;
 
     fn into_future(self) -> Self::IntoFuture {
         Box::pin(async move {
             self.timeout.map_or(Ok(()), check_timeout)?;
-            check_attempts(&self.wanted)?;
+            self.wanted.attempts_most.map_or(Ok(()), check_attempts)?;
             let attempt = attempt(self.reason.as_deref(), false)?;
             let claiming = async move {
-                let name = self.locks.place.to_string();
+                let name = self.locks.collection.to_string();
                 let mut unheard = None;
-                let claiming = claim(&self.locks, self.wanted, self.reason, false, &mut unheard);
+                let claiming = claim(&self.locks, self.wanted, self.reason, Patience::Try, &mut unheard);
                 let waited = match self.timeout {
                     None => return claiming.await,
                     Some(Duration::ZERO) => Duration::ZERO,
@@ -485,13 +486,6 @@ impl<T: DeserializeOwned + Send + Sync + 'static> IntoFuture for TryClaim<T> {
     }
 }
 
-fn check_attempts(wanted: &Wanted) -> Result<(), InvalidInput> {
-    match wanted.attempts_most {
-        Some(0) => Err(InvalidInput::new("max_attempts is 0; it must be at least 1")),
-        _ => Ok(()),
-    }
-}
-
 /// Checks the reason, which observers get unchanged.
 fn attempt(reason: Option<&str>, waits: bool) -> Result<Attempt, AcquireError> {
     reason.map_or(Ok(()), |reason| check_text("reason", reason))?;
@@ -502,16 +496,20 @@ async fn claim<T: DeserializeOwned>(
     locks: &DocumentLocks<T>,
     wanted: Wanted,
     reason: Option<String>,
-    waits: bool,
+    patience: Patience,
     failing: &mut Option<ServerError>,
 ) -> Result<Option<DocumentHandle<T>>, AcquireError> {
     let session = locks.session()?;
     let owner = session.config.owner(reason);
     let mut unreadable = None;
     for _ in 0..PASSED_AT_ONCE {
-        let passed = unreadable.is_some();
-        let claiming = session.claim(wanted.clone(), owner.clone(), waits, passed, failing);
-        let given = match (claiming.await, unreadable.take()) {
+        let claiming = Claiming {
+            wanted: wanted.clone(),
+            owner: owner.clone(),
+            patience,
+            has_passed: unreadable.is_some(),
+        };
+        let given = match (session.claim(claiming, failing).await, unreadable.take()) {
             // No other document is left.
             (Err(AcquireError::Unclaimable { .. }), Some(unreadable)) => return Err(unreadable),
             (given, _) => given?,

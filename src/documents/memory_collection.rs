@@ -9,7 +9,7 @@ use crate::{
     documents::DocumentLocks,
     error::InvalidInput,
     input::check_id,
-    store::{MemoryDocuments, Refused, place::Place},
+    store::{MemoryDocuments, Refused, collection::UserCollection},
 };
 
 /// A collection in the memory of this process, whose documents can be locked: for tests of your own code.
@@ -235,6 +235,6 @@ impl LockClient {
     /// # Ok(()) }
     /// ```
     pub fn documents_in_memory<T>(&self, collection: &MemoryCollection) -> DocumentLocks<T> {
-        DocumentLocks::new(self.clone(), Place::Memory(collection.documents().clone()))
+        DocumentLocks::new(self.clone(), UserCollection::Memory(collection.documents().clone()))
     }
 }

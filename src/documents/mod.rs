@@ -31,8 +31,10 @@ use crate::{
     protocol::Evict,
     session::{documents::DocumentSession, observed::ObservedSession},
     store::{
-        DocumentStore, InPlace, MemoryInPlace, MongoStore, name,
-        place::{Paths, Place, PlaceId},
+        DocumentStore, InPlace, MemoryInPlace, MongoStore,
+        collection::{PlaceId, UserCollection},
+        name,
+        place::Paths,
     },
     token::FencingToken,
     wake_mode::WakeMode,
@@ -107,7 +109,7 @@ const DEFAULT_FIELD: &str = "watchlock";
 /// ```
 pub struct DocumentLocks<T> {
     locks: LockClient,
-    place: Place,
+    collection: UserCollection,
     path: String,
     session: Arc<OnceLock<DocumentSession>>,
     /// The sessions over the elements of arrays, by the paths of these: they last as long as the locks of the
@@ -122,15 +124,15 @@ impl LockClient {
     /// The locks have the settings of this client, and end with its [`shutdown`](Self::shutdown). The collection's own
     /// settings have no effect: reads and writes use the library's own concerns. Making them sends nothing.
     pub fn documents<T: Send + Sync>(&self, collection: Collection<T>) -> DocumentLocks<T> {
-        DocumentLocks::new(self.clone(), Place::Mongo(collection.clone_with_type()))
+        DocumentLocks::new(self.clone(), UserCollection::Mongo(collection.clone_with_type()))
     }
 }
 
 impl<T> DocumentLocks<T> {
-    pub(crate) fn new(locks: LockClient, place: Place) -> Self {
+    pub(crate) fn new(locks: LockClient, collection: UserCollection) -> Self {
         Self {
             locks,
-            place,
+            collection,
             path: DEFAULT_FIELD.to_owned(),
             session: Arc::default(),
             elements: Arc::default(),
@@ -566,7 +568,7 @@ impl<T> DocumentLocks<T> {
         let place = place.map_err(|other| {
             InvalidInput::new(format!(
                 "the field `{}` for the locks of {} overlaps with `{other}`, where this client already has locks",
-                self.path, self.place
+                self.path, self.collection
             ))
         })?;
         Ok(self.session.get_or_init(|| self.session_in(&place)))
@@ -574,14 +576,16 @@ impl<T> DocumentLocks<T> {
 
     /// Returns the session over the locks in this place of the documents.
     fn session_in(&self, place: &Arc<InPlace>) -> DocumentSession {
-        let id = PlaceId::of(&self.place, place.path());
-        self.locks.session_over(id, || match &self.place {
-            Place::Mongo(collection) => {
+        let id = PlaceId::of(&self.collection, place.path());
+        self.locks.session_over(id, || match &self.collection {
+            UserCollection::Mongo(collection) => {
                 let streams = self.locks.stream_read_preference().clone();
                 let store = MongoStore::in_place(collection, place.clone(), streams);
                 DocumentStore::Mongo(Arc::new(store), place.clone())
             }
-            Place::Memory(documents) => DocumentStore::Memory(Arc::new(MemoryInPlace::new(documents, place.clone()))),
+            UserCollection::Memory(documents) => {
+                DocumentStore::Memory(Arc::new(MemoryInPlace::new(documents, place.clone())))
+            }
         })
     }
 
@@ -589,7 +593,7 @@ impl<T> DocumentLocks<T> {
     fn read_as<O>(self) -> DocumentLocks<O> {
         DocumentLocks {
             locks: self.locks,
-            place: self.place,
+            collection: self.collection,
             path: self.path,
             session: self.session,
             elements: self.elements,
@@ -598,17 +602,17 @@ impl<T> DocumentLocks<T> {
     }
 
     fn namespace(&self) -> Option<Namespace> {
-        match &self.place {
-            Place::Mongo(collection) => Some(collection.namespace()),
-            Place::Memory(_) => None,
+        match &self.collection {
+            UserCollection::Mongo(collection) => Some(collection.namespace()),
+            UserCollection::Memory(_) => None,
         }
     }
 
     /// Returns the places of all locks that the client has in these documents.
     fn paths(&self) -> Paths {
-        self.locks.paths_in(match &self.place {
-            Place::Mongo(collection) => collection.namespace().to_string(),
-            Place::Memory(documents) => format!("{:p}", Arc::as_ptr(documents)),
+        self.locks.paths_in(match &self.collection {
+            UserCollection::Mongo(collection) => collection.namespace().to_string(),
+            UserCollection::Memory(documents) => format!("{:p}", Arc::as_ptr(documents)),
         })
     }
 }
@@ -617,7 +621,7 @@ impl<T> Clone for DocumentLocks<T> {
     fn clone(&self) -> Self {
         Self {
             locks: self.locks.clone(),
-            place: self.place.clone(),
+            collection: self.collection.clone(),
             path: self.path.clone(),
             session: self.session.clone(),
             elements: self.elements.clone(),
@@ -630,7 +634,7 @@ impl<T> fmt::Debug for DocumentLocks<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         // The collection is left out: the driver's client shows the user's connection options.
         f.debug_struct("DocumentLocks")
-            .field("namespace", &self.place.to_string())
+            .field("namespace", &self.collection.to_string())
             .field("field", &self.path)
             .finish_non_exhaustive()
     }

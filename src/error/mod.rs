@@ -1,6 +1,8 @@
 //! Errors, by operation.
 
+pub(crate) mod failure;
 mod server;
+pub(crate) mod store;
 
 use std::{error::Error as StdError, fmt, sync::Arc, time::Duration};
 

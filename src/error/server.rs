@@ -4,7 +4,7 @@ use std::{error::Error as StdError, fmt};
 
 use mongodb::error::{Error as DriverError, ErrorKind};
 
-use crate::store::error::StoreError;
+use super::{failure::UNAUTHORIZED, store::StoreError};
 
 /// The server could not be reached, or it refused.
 ///
@@ -114,7 +114,6 @@ impl ServerError {
     }
 }
 
-const UNAUTHORIZED: i32 = 13;
 const AUTHENTICATION_FAILED: i32 = 18;
 const ATLAS: i32 = 8000;
 

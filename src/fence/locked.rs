@@ -16,7 +16,7 @@ use crate::{
 };
 
 /// Checks that the token and the locks have separate fields.
-pub(super) fn check_field(field: &str, place: &InPlace) -> Result<(), InvalidInput> {
+pub(super) fn check_field_apart(field: &str, place: &InPlace) -> Result<(), InvalidInput> {
     match place.paths().into_iter().find(|path| overlap(field, path)) {
         None => Ok(()),
         Some(path) => Err(InvalidInput::new(format!(
@@ -27,7 +27,7 @@ pub(super) fn check_field(field: &str, place: &InPlace) -> Result<(), InvalidInp
 }
 
 /// Checks that an update leaves the locks alone. An update without operators only records the token.
-pub(super) fn check_update(update: &UpdateModifications, place: &InPlace) -> Result<(), InvalidInput> {
+pub(super) fn check_update_of_locked(update: &UpdateModifications, place: &InPlace) -> Result<(), InvalidInput> {
     match update {
         UpdateModifications::Document(none) if none.is_empty() => Ok(()),
         update => documents::check_update(update, place),
@@ -99,10 +99,10 @@ mod tests {
     fn the_token_is_not_kept_in_the_lock() {
         let place = InPlace::new(None, "a.b", &Paths::default()).unwrap();
         for field in ["a", "a.b", "a.b.fence"] {
-            check_field(field, &place).unwrap_err();
+            check_field_apart(field, &place).unwrap_err();
         }
         for field in ["fence", "a.fence", "b"] {
-            check_field(field, &place).unwrap();
+            check_field_apart(field, &place).unwrap();
         }
     }
 }

@@ -28,7 +28,7 @@ use crate::{
     store::InPlace,
     token::FencingToken,
 };
-use write::{Change, Write};
+use write::{FencedChange, Write};
 pub use write::{FencedDelete, FencedInsert, FencedUpdate};
 
 /// Default field of the token.
@@ -236,10 +236,11 @@ impl Fence {
     ) -> FencedUpdate<'static> {
         let update = update.into();
         let checked = match self.locked_in(collection) {
-            Some(place) => locked::check_field(&self.field, place).and_then(|()| locked::check_update(&update, place)),
+            Some(place) => locked::check_field_apart(&self.field, place)
+                .and_then(|()| locked::check_update_of_locked(&update, place)),
             None => Ok(()),
         };
-        let change = checked.and_then(|()| self.update(update)).map(Change::Update);
+        let change = checked.and_then(|()| self.update(update)).map(FencedChange::Update);
         FencedUpdate::new(Write::new(self, collection, filter), change, false)
     }
 
@@ -263,10 +264,10 @@ impl Fence {
             ))),
             None => self.document(replacement).and_then(|replacement| {
                 let Some(place) = self.locked_in(collection) else {
-                    return Ok(Change::Replace(replacement));
+                    return Ok(FencedChange::Replace(replacement));
                 };
-                locked::check_field(&self.field, place)?;
-                Ok(Change::Update(locked::replace(replacement, place)?.into()))
+                locked::check_field_apart(&self.field, place)?;
+                Ok(FencedChange::Update(locked::replace(replacement, place)?.into()))
             }),
         };
         FencedUpdate::new(Write::new(self, collection, filter), change, true)
@@ -345,9 +346,9 @@ impl Fence {
                 )));
             }
             for (path, argument) in arguments.as_document().into_iter().flatten() {
-                self.check_path(path)?;
+                self.check_apart_from(path)?;
                 if let ("$rename", Bson::String(to)) = (operator.as_str(), argument) {
-                    self.check_path(to)?;
+                    self.check_apart_from(to)?;
                 }
             }
         }
@@ -367,14 +368,14 @@ impl Fence {
         for (stage, arguments) in update.iter().flatten() {
             match (stage.as_str(), arguments) {
                 ("$set" | "$addFields" | "$project", Bson::Document(fields)) => {
-                    fields.keys().try_for_each(|path| self.check_path(path))?;
+                    fields.keys().try_for_each(|path| self.check_apart_from(path))?;
                 }
-                ("$unset", Bson::String(path)) => self.check_path(path)?,
+                ("$unset", Bson::String(path)) => self.check_apart_from(path)?,
                 ("$unset", Bson::Array(paths)) => {
                     paths
                         .iter()
                         .filter_map(Bson::as_str)
-                        .try_for_each(|path| self.check_path(path))?;
+                        .try_for_each(|path| self.check_apart_from(path))?;
                 }
                 _ => {}
             }
@@ -392,7 +393,7 @@ impl Fence {
     }
 
     /// Checks that neither `path` nor the fence's field contains the other.
-    fn check_path(&self, path: &str) -> Result<(), InvalidInput> {
+    fn check_apart_from(&self, path: &str) -> Result<(), InvalidInput> {
         // `a.$[].b` and the like may mean anything.
         let same = |(name, other): (&str, &str)| name == other || name.starts_with('$');
         if !path.split('.').zip(self.field.split('.')).all(same) {

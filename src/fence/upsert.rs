@@ -10,7 +10,7 @@ const WITHOUT_A_VALUE: [&str; 12] = [
 ];
 
 /// Nesting limit: deeper than the server accepts.
-const DEEPEST: u32 = 100;
+const FILTER_DEEPEST: u32 = 100;
 
 /// Returns the document that an upsert's filter names by its `_id`.
 ///
@@ -48,7 +48,7 @@ fn asked_for(filter: &Document, field: &str, negated: bool, depth: u32) -> Optio
     filter
         .iter()
         .find_map(|(path, condition)| match (path.as_str(), condition) {
-            (operator @ ("$and" | "$or" | "$nor"), Bson::Array(parts)) if depth < DEEPEST => {
+            (operator @ ("$and" | "$or" | "$nor"), Bson::Array(parts)) if depth < FILTER_DEEPEST => {
                 let negated = negated || operator == "$nor";
                 let mut parts = parts.iter().filter_map(Bson::as_document);
                 parts.find_map(|part| asked_for(part, field, negated, depth + 1))

@@ -14,6 +14,7 @@ use mongodb::{
     options::{CollectionOptions, ReadConcern, ReadPreference, SelectionCriteria, UpdateModifications, WriteConcern},
     results::{DeleteResult, InsertOneResult, UpdateResult},
 };
+use tokio::runtime::Handle;
 
 use super::{
     Fence,
@@ -21,8 +22,10 @@ use super::{
     upsert,
 };
 use crate::{
+    backoff::Backoff,
     brief::Brief,
     error::{FenceError, InvalidInput},
+    store::to_its_end,
 };
 
 /// Maximum tries of one write that finds the document changed by others each time. With the pauses this takes a second
@@ -30,22 +33,21 @@ use crate::{
 /// each time.
 const TRIES: u32 = 16;
 
-/// First and longest pause between the tries.
-const PAUSES: (Duration, Duration) = (Duration::from_millis(2), Duration::from_millis(200));
+/// Pauses between the tries.
+const TRY_PAUSES: Backoff = Backoff::between(Duration::from_millis(2), Duration::from_millis(200));
 
 /// The tries of one write.
-#[derive(Debug, Default)]
-struct Tries(u32);
+#[derive(Debug)]
+struct Tries(Backoff);
 
 impl Tries {
     /// Waits before the next try; `false` if there are no more tries.
     async fn again(&mut self) -> bool {
-        self.0 += 1;
-        if self.0 >= TRIES {
+        let pause = self.0.failed();
+        if self.0.failures() >= TRIES {
             return false;
         }
-        let pause = PAUSES.0.saturating_mul(2_u32.saturating_pow(self.0 - 1));
-        tokio::time::sleep(pause.min(PAUSES.1)).await;
+        tokio::time::sleep(pause).await;
         true
     }
 
@@ -118,21 +120,21 @@ impl Write {
                 let find = collection.find_one(filter).projection(projection);
                 find.session(&mut **session).await
             }
-            None => to_its_end(async move { collection.find_one(filter).projection(projection).await }).await,
+            None => sent(async move { collection.find_one(filter).projection(projection).await }).await,
         }
         .map_err(server)
     }
 
     async fn change(
         &self,
-        change: &Change,
+        change: &FencedChange,
         upsert: bool,
         array_filters: Option<&Vec<Document>>,
         session: &mut Option<&mut ClientSession>,
     ) -> Result<UpdateResult, Error> {
         let (collection, filter) = (self.collection.clone(), self.fenced());
         match change {
-            Change::Update(update) => {
+            FencedChange::Update(update) => {
                 let (update, array_filters) = (update.clone(), array_filters.cloned());
                 match session {
                     Some(session) => {
@@ -144,7 +146,7 @@ impl Write {
                         update.session(&mut **session).await
                     }
                     None => {
-                        to_its_end(async move {
+                        sent(async move {
                             let update = collection.update_one(filter, update).upsert(upsert);
                             match array_filters {
                                 Some(filters) => update.array_filters(filters).await,
@@ -155,14 +157,14 @@ impl Write {
                     }
                 }
             }
-            Change::Replace(replacement) => match session {
+            FencedChange::Replace(replacement) => match session {
                 Some(session) => {
                     let replace = collection.replace_one(filter, replacement).upsert(upsert);
                     replace.session(&mut **session).await
                 }
                 None => {
                     let replacement = replacement.clone();
-                    to_its_end(async move { collection.replace_one(filter, replacement).upsert(upsert).await }).await
+                    sent(async move { collection.replace_one(filter, replacement).upsert(upsert).await }).await
                 }
             },
         }
@@ -182,7 +184,7 @@ impl fmt::Debug for Write {
 
 /// The change to a document that may already exist.
 #[derive(Clone, Debug)]
-pub(super) enum Change {
+pub(super) enum FencedChange {
     Update(UpdateModifications),
     Replace(Document),
 }
@@ -191,7 +193,7 @@ pub(super) enum Change {
 #[must_use = "nothing is written unless it is awaited"]
 pub struct FencedUpdate<'a> {
     write: Write,
-    change: Result<Change, InvalidInput>,
+    change: Result<FencedChange, InvalidInput>,
     replaces: bool,
     upsert: bool,
     array_filters: Option<Vec<Document>>,
@@ -199,7 +201,7 @@ pub struct FencedUpdate<'a> {
 }
 
 impl FencedUpdate<'_> {
-    pub(super) fn new(write: Write, change: Result<Change, InvalidInput>, replaces: bool) -> Self {
+    pub(super) fn new(write: Write, change: Result<FencedChange, InvalidInput>, replaces: bool) -> Self {
         Self {
             write,
             change,
@@ -274,7 +276,7 @@ impl FencedUpdate<'_> {
             // transaction keeps seeing the same data to its end.
             write.check(id, &mut session).await?;
         }
-        let mut tries = Tries::default();
+        let mut tries = Tries(TRY_PAUSES);
         loop {
             let done = write.change(&change, id.is_some(), filters, &mut session).await;
             match (done, &id) {
@@ -357,7 +359,7 @@ impl FencedInsert<'_> {
         let collection = write.collection.clone();
         let inserted = match &mut session {
             Some(session) => collection.insert_one(document).session(&mut **session).await,
-            None => to_its_end(async move { collection.insert_one(document).await }).await,
+            None => sent(async move { collection.insert_one(document).await }).await,
         };
         match inserted {
             Err(error) if duplicate::of(&error).is_some() => match write.check(&write.filter, &mut session).await {
@@ -411,12 +413,12 @@ impl FencedDelete<'_> {
 
     async fn send(self) -> Result<DeleteResult, FenceError> {
         let Self { write, mut session } = self;
-        let mut tries = Tries::default();
+        let mut tries = Tries(TRY_PAUSES);
         loop {
             let (collection, filter) = (write.collection.clone(), write.fenced());
             let deleted = match &mut session {
                 Some(session) => collection.delete_one(filter).session(&mut **session).await,
-                None => to_its_end(async move { collection.delete_one(filter).await }).await,
+                None => sent(async move { collection.delete_one(filter).await }).await,
             };
             let deleted = deleted.map_err(server)?;
             if deleted.deleted_count > 0 {
@@ -450,12 +452,10 @@ impl<'a> IntoFuture for FencedDelete<'a> {
     }
 }
 
-/// Runs one command of the driver in its own task.
-async fn to_its_end<T: Send + 'static>(
-    command: impl Future<Output = Result<T, Error>> + Send + 'static,
-) -> Result<T, Error> {
-    let answered = tokio::spawn(command).await;
-    answered.unwrap_or_else(|stopped| Err(Error::custom(stopped.to_string())))
+/// Runs one command of the driver, to its end even if nobody waits for it any more.
+async fn sent<T: Send + 'static>(command: impl Future<Output = Result<T, Error>> + Send + 'static) -> Result<T, Error> {
+    let answered = to_its_end(&Handle::current(), command).await;
+    answered.unwrap_or_else(|stopped| Err(Error::custom(stopped.cause().to_string())))
 }
 
 #[cfg(test)]
@@ -466,10 +466,10 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn tries_are_paced_and_bounded() {
-        let (mut tries, start) = (Tries::default(), Instant::now());
+        let (mut tries, start) = (Tries(TRY_PAUSES), Instant::now());
         let (mut count, mut last) = (1, start);
         while tries.again().await {
-            assert!(last.elapsed() >= PAUSES.0);
+            assert!(last.elapsed() >= Duration::from_millis(2));
             (count, last) = (count + 1, Instant::now());
         }
         assert_eq!(count, TRIES);

@@ -19,7 +19,7 @@ use crate::{
         hold::{Hold, Remains},
     },
     status::{LockStatus, LostReason},
-    store::{InPlace, StoreError},
+    store::{InPlace, Statements, StoreError},
     telemetry,
     token::FencingToken,
 };
@@ -117,7 +117,7 @@ impl LockHandle {
         self.session.ensure_usable()?;
         let (session, hold) = (self.session.clone(), self.hold.clone());
         let within = hold.safe_for();
-        let renewal = async move { session.renew_together(&[hold], false, within).await };
+        let renewal = async move { session.renew_together(&[hold], Statements::Shared, within).await };
         // It can hang in the driver for longer than the lease, which other renewals extend in the meantime.
         let renewed = tokio::select! {
             biased;

@@ -20,8 +20,8 @@ pub(crate) fn check_key(key: &Document) -> Result<(), InvalidInput> {
         )));
     }
     key.iter().try_for_each(|(field, value)| {
-        check_field(field)?;
-        check_value(field, value)
+        check_key_field(field)?;
+        check_key_value(field, value)
     })
 }
 
@@ -36,7 +36,7 @@ pub(crate) fn check_code(code: &str) -> Result<(), InvalidInput> {
     Ok(())
 }
 
-fn check_field(field: &str) -> Result<(), InvalidInput> {
+fn check_key_field(field: &str) -> Result<(), InvalidInput> {
     let problem = if field.is_empty() {
         "is empty"
     } else if field.starts_with('$') {
@@ -53,7 +53,7 @@ fn check_field(field: &str) -> Result<(), InvalidInput> {
     )))
 }
 
-fn check_value(field: &str, value: &Bson) -> Result<(), InvalidInput> {
+fn check_key_value(field: &str, value: &Bson) -> Result<(), InvalidInput> {
     let kind = match value {
         Bson::String(_)
         | Bson::Int32(_)

@@ -1,14 +1,22 @@
 //! The rules for what users pass in, each in one place: an error names the value and the bound before anything is sent.
 
+mod duration;
 mod id;
 mod invalid;
 mod key;
+mod number;
 mod path;
 mod text;
 mod token;
 
+#[cfg(test)]
+pub(crate) use duration::DURATION_MOST;
+pub(crate) use duration::{above, at_least, at_most, below, check_duration, check_keep_idle, check_timeout};
 pub(crate) use id::{check_id, check_size};
 pub use invalid::InvalidInput;
 pub(crate) use key::{check_code, check_key};
+pub(crate) use number::{
+    check_attempts, check_history, check_metered, check_operations, check_permits, check_places, check_streams,
+};
 pub(crate) use path::check_path;
-pub(crate) use text::{TEXT_MOST, check_collection, check_name, check_names, check_prefix, check_text};
+pub(crate) use text::{check_collection, check_name, check_names, check_owner_id, check_prefix, check_text};

@@ -6,7 +6,7 @@ use super::InvalidInput;
 const PATH_MOST: usize = 255;
 
 /// Maximum number of names in a path: that many sub-documents.
-const NAMES_MOST: usize = 16;
+const PATH_NAMES_MOST: usize = 16;
 
 /// Checks the path of a field that the library writes to; `purpose` follows the path in the message.
 pub(crate) fn check_path(path: &str, purpose: &str) -> Result<(), InvalidInput> {
@@ -15,8 +15,8 @@ pub(crate) fn check_path(path: &str, purpose: &str) -> Result<(), InvalidInput> 
         format!("has {} bytes; it must have 1 to {PATH_MOST}", path.len())
     } else if names().any(str::is_empty) {
         "contains an empty name".to_owned()
-    } else if names().count() > NAMES_MOST {
-        format!("has {} names; it must have at most {NAMES_MOST}", names().count())
+    } else if names().count() > PATH_NAMES_MOST {
+        format!("has {} names; it must have at most {PATH_NAMES_MOST}", names().count())
     } else if path.contains('\0') || names().any(|name| name.starts_with('$')) {
         "contains a name that begins with `$` or has a NUL".to_owned()
     } else if names().any(|name| name.bytes().all(|byte| byte.is_ascii_digit())) {
@@ -41,7 +41,7 @@ mod tests {
     #[test]
     fn a_path_that_no_document_can_have_is_refused_with_its_problem() {
         let long = "x".repeat(PATH_MOST + 1);
-        let deep = ["a"; NAMES_MOST + 1].join(".");
+        let deep = ["a"; PATH_NAMES_MOST + 1].join(".");
         for (path, problem) in [
             ("", "empty name"),
             ("a..b", "empty name"),
@@ -61,7 +61,7 @@ mod tests {
             "_idea",
             "a0.b1",
             &"x".repeat(PATH_MOST),
-            &["a"; NAMES_MOST].join("."),
+            &["a"; PATH_NAMES_MOST].join("."),
         ] {
             check_path(path, "of a test").unwrap();
         }

@@ -7,17 +7,20 @@ use crate::name::LockName;
 const NAME_MOST: usize = 1_024;
 
 /// Maximum number of names of a multi-lock: each costs a round trip before the lock is held, one after the other.
-const NAMES_MOST: usize = 128;
+const MULTI_NAMES_MOST: usize = 128;
+
+/// Longest name of a collection, in bytes: the server allows 255, those of the database included.
+const COLLECTION_MOST: usize = 200;
 
 /// Longest label or reason, in bytes; they are stored with every entry.
-pub(crate) const TEXT_MOST: usize = 1_024;
+const TEXT_MOST: usize = 1_024;
 
 /// Checks a name: 1 to 1,024 bytes of any text.
 pub(crate) fn check_name(name: &str) -> Result<(), InvalidInput> {
     if name.is_empty() {
-        return Err(InvalidInput::new(
-            "the name of a lock is empty; it must have 1 to 1024 bytes",
-        ));
+        return Err(InvalidInput::new(format!(
+            "the name of a lock is empty; it must have 1 to {NAME_MOST} bytes"
+        )));
     }
     if name.len() > NAME_MOST {
         let length = name.len();
@@ -30,10 +33,10 @@ pub(crate) fn check_name(name: &str) -> Result<(), InvalidInput> {
 
 /// Checks the names of a multi-lock, sorted: at least one, not too many, and each once.
 pub(crate) fn check_names(names: &[LockName]) -> Result<(), InvalidInput> {
-    if !(1..=NAMES_MOST).contains(&names.len()) {
+    if !(1..=MULTI_NAMES_MOST).contains(&names.len()) {
         let count = names.len();
         return Err(InvalidInput::new(format!(
-            "the multi-lock has {count} names; it must have 1 to {NAMES_MOST}"
+            "the multi-lock has {count} names; it must have 1 to {MULTI_NAMES_MOST}"
         )));
     }
     names.iter().try_for_each(|name| check_name(name))?;
@@ -59,21 +62,31 @@ pub(crate) fn check_prefix(prefix: &str) -> Result<(), InvalidInput> {
 
 pub(crate) fn check_collection(name: &str) -> Result<(), InvalidInput> {
     let problem = if name.is_empty() {
-        "is empty"
-    } else if name.len() > 200 {
-        "is longer than 200 bytes"
+        "is empty".to_owned()
+    } else if name.len() > COLLECTION_MOST {
+        format!("is longer than {COLLECTION_MOST} bytes")
     } else if name.contains(['$', '\0']) {
-        "contains `$` or NUL"
+        "contains `$` or NUL".to_owned()
     } else if name.starts_with("system.") || name.starts_with('.') || name.ends_with('.') {
-        "starts with `system.`, or starts or ends with a dot"
+        "starts with `system.`, or starts or ends with a dot".to_owned()
     } else {
         return Ok(());
     };
-    let shown: String = name.chars().take(200).collect();
+    let shown: String = name.chars().take(COLLECTION_MOST).collect();
     Err(InvalidInput::new(format!(
         "the collection name `{}` {problem}",
         shown.escape_debug()
     )))
+}
+
+/// Checks an owner id: a text that is not empty.
+pub(crate) fn check_owner_id(id: &str) -> Result<(), InvalidInput> {
+    if id.is_empty() {
+        return Err(InvalidInput::new(format!(
+            "the owner id is empty; it must have 1 to {TEXT_MOST} bytes"
+        )));
+    }
+    check_text("owner id", id)
 }
 
 /// Checks a label, a reason or a value: it has no more bytes than every entry may bring along.

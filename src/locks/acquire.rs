@@ -9,11 +9,10 @@ use std::{
 };
 
 use crate::{
-    config::check_timeout,
     contention::Contention,
     error::{AcquireError, InvalidInput},
     handle::LockHandle,
-    input::{check_name, check_text},
+    input::{check_name, check_permits, check_text, check_timeout},
     name::LockName,
     protocol::{Kind, Owner},
     session::{Session, line::AcquireOptions},
@@ -33,7 +32,7 @@ pub(crate) struct Share {
 
 /// Options common to both actions.
 #[derive(Clone)]
-struct Request {
+struct LockRequest {
     share: Share,
     reason: Option<String>,
     value: Option<String>,
@@ -51,7 +50,7 @@ enum Otherwise {
     Report,
 }
 
-impl Request {
+impl LockRequest {
     fn new(share: Share) -> Self {
         Self {
             share,
@@ -83,14 +82,7 @@ impl Request {
         }
         timeout.map_or(Ok(()), check_timeout)?;
         self.terms.check(&self.share.session.config)?;
-        if *capacity < 1 {
-            let message = format!("the {kind} has {capacity} permits; it must have at least 1");
-            return Err(InvalidInput::new(message));
-        }
-        if !(1..=*capacity).contains(permits) {
-            let message = format!("{permits} permits are requested; for this {kind} it must be 1 to {capacity}");
-            return Err(InvalidInput::new(message));
-        }
+        check_permits(*kind, *capacity, *permits)?;
         if self.reentrant && *kind == Kind::Semaphore {
             let message = format!(
                 "the semaphore `{}` is requested re-entrantly, which is not possible: ask for more permits",
@@ -176,14 +168,14 @@ impl Request {
 #[derive(Clone)]
 #[must_use = "an acquire does nothing until it is awaited"]
 pub struct Acquire {
-    request: Request,
+    request: LockRequest,
     timeout: Option<Duration>,
 }
 
 impl Acquire {
     pub(crate) fn new(share: Share) -> Self {
         Self {
-            request: Request::new(share),
+            request: LockRequest::new(share),
             timeout: None,
         }
     }
@@ -430,14 +422,14 @@ impl IntoFuture for Acquire {
 #[derive(Clone)]
 #[must_use = "a try does nothing until it is awaited"]
 pub struct TryAcquire {
-    request: Request,
+    request: LockRequest,
     timeout: Option<Duration>,
 }
 
 impl TryAcquire {
     pub(crate) fn new(share: Share) -> Self {
         Self {
-            request: Request::new(share),
+            request: LockRequest::new(share),
             timeout: None,
         }
     }
@@ -575,7 +567,7 @@ impl IntoFuture for TryAcquire {
     }
 }
 
-impl fmt::Debug for Request {
+impl fmt::Debug for LockRequest {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Share {
             name, kind, permits, ..

@@ -8,10 +8,10 @@ use std::{fmt, future::IntoFuture, pin::pin, time::Duration};
 use tokio::time::sleep;
 
 use crate::{
-    config::{DURATION_MOST, at_least, at_most, millis},
+    config::millis,
     error::{AcquireError, InvalidInput, ReleaseError},
     handle::{LockHandle, Released},
-    input::check_text,
+    input::{at_least, check_duration, check_text},
     locks::{acquire::Acquire, watched::Places},
     name::LockName,
     protocol::{Holder, KeptUntil, Kind, State},
@@ -230,12 +230,7 @@ impl Latch {
     fn check(&self) -> Result<(), InvalidInput> {
         self.places.check("arrivals", ARRIVALS_MOST)?;
         at_least("time for which an arrival counts", self.counts_for, COUNTS_LEAST)?;
-        at_most(
-            "time for which an arrival counts",
-            self.counts_for,
-            "longest accepted value",
-            DURATION_MOST,
-        )
+        check_duration("time for which an arrival counts", self.counts_for)
     }
 
     fn is_open(&self, state: &State) -> bool {

@@ -20,11 +20,10 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     brief::Brief,
-    config::check_timeout,
     contention::Contention,
     error::{AcquireError, InvalidInput, MultiRunError, ReleaseError, RenewError},
     handle::{LockHandle, LockView, Released},
-    input::{check_names, check_text},
+    input::{check_names, check_text, check_timeout},
     locks::mutex::Mutex,
     name::LockName,
     session::Session,
@@ -150,8 +149,8 @@ impl MultiLock {
         }
     }
 
-    fn request(&self) -> Request {
-        Request {
+    fn request(&self) -> MultiRequest {
+        MultiRequest {
             session: self.session.clone(),
             names: self.names.clone(),
             reason: None,
@@ -190,7 +189,7 @@ impl MultiLock {
 
 /// Options common to both actions.
 #[derive(Clone)]
-struct Request {
+struct MultiRequest {
     session: Arc<Session>,
     /// Sorted.
     names: Vec<LockName>,
@@ -198,7 +197,7 @@ struct Request {
     terms: Terms,
 }
 
-impl Request {
+impl MultiRequest {
     fn check(&self, timeout: Option<Duration>) -> Result<(), InvalidInput> {
         check_names(&self.names)?;
         timeout.map_or(Ok(()), check_timeout)?;
@@ -306,7 +305,7 @@ async fn any_lost(parts: impl Iterator<Item = &LockView>) {
 #[derive(Clone)]
 #[must_use = "an acquire does nothing until it is awaited"]
 pub struct MultiAcquire {
-    request: Request,
+    request: MultiRequest,
     timeout: Option<Duration>,
 }
 
@@ -357,7 +356,7 @@ impl IntoFuture for MultiAcquire {
 #[derive(Clone)]
 #[must_use = "a try does nothing until it is awaited"]
 pub struct TryMultiAcquire {
-    request: Request,
+    request: MultiRequest,
     timeout: Option<Duration>,
 }
 
@@ -456,7 +455,7 @@ pub struct MultiHandle {
 impl MultiHandle {
     fn new(parts: Vec<LockHandle>) -> Self {
         let view = MultiView {
-            held: Arc::new(Held {
+            held: Arc::new(HeldParts {
                 parts: parts.iter().map(LockHandle::view).collect(),
                 runtime: Handle::current(),
                 lost: OnceLock::new(),
@@ -561,10 +560,10 @@ impl Deref for MultiHandle {
 /// Same as for [`MultiHandle`]; a view that outlives the handle reports [`LostReason::Released`].
 #[derive(Clone)]
 pub struct MultiView {
-    held: Arc<Held>,
+    held: Arc<HeldParts>,
 }
 
-struct Held {
+struct HeldParts {
     /// Sorted by name; never empty.
     parts: Vec<LockView>,
     runtime: Handle,

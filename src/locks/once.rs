@@ -12,10 +12,11 @@ use std::{
 };
 
 use crate::{
-    config::{DURATION_MOST, at_least, at_most, below, millis},
+    config::millis,
     contention::{Contention, rounded},
     error::{AcquireError, InvalidInput, ReleaseError, RunError},
     handle::{LockHandle, LockView, Released},
+    input::{at_least, below, check_duration},
     inspect::HolderInfo,
     locks::{acquire::TryAcquire, mutex::Mutex},
     name::LockName,
@@ -328,7 +329,7 @@ impl Once {
 
     fn check(&self) -> Result<(), InvalidInput> {
         at_least("period", self.period, PERIOD_LEAST)?;
-        at_most("period", self.period, "longest accepted value", DURATION_MOST)?;
+        check_duration("period", self.period)?;
         match self.counted {
             Counted::Windows { offset } => below("offset", offset, "period", self.period),
             Counted::SinceSuccess => Ok(()),

@@ -2,7 +2,7 @@
 
 use crate::{
     error::{AcquireError, InvalidInput, KindMismatch},
-    input::check_name,
+    input::{check_name, check_places},
     locks::acquire::{Acquire, Share},
     name::LockName,
     protocol::{Exchange, Kind, State},
@@ -26,12 +26,7 @@ impl Places {
     /// Refuses values that are out of bounds, before anything is sent.
     pub(super) fn check(&self, of: &str, most: u32) -> Result<(), InvalidInput> {
         check_name(&self.name)?;
-        if !(1..=most).contains(&self.count) {
-            let (kind, count) = (self.kind, self.count);
-            let message = format!("the {kind} has {count} {of}; it must have 1 to {most}");
-            return Err(InvalidInput::new(message));
-        }
-        Ok(())
+        check_places(self.kind, self.count, of, most)
     }
 
     /// Acquires one place. The client's limits to holding don't apply: a place is held for as long as the others are

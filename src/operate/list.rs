@@ -34,18 +34,18 @@ const LISTED_MOST: usize = 100_000;
 pub struct List {
     /// `Err`: there is no session under a field that is refused.
     session: Result<ObservedSession, InvalidInput>,
-    filter: Filter,
+    filter: Conditions,
 }
 
 /// The conditions of a list: those that the store selects by, and those that are checked on its results.
 #[derive(Clone, Debug, Default)]
-struct Filter {
+struct Conditions {
     selection: Selection,
     owner: Option<String>,
     older_than: Option<Duration>,
 }
 
-impl Filter {
+impl Conditions {
     /// Returns whether the lock meets every condition, those included that the server has already selected by.
     fn matches(&self, lock: &LockInfo, now: SystemTime) -> bool {
         let owned = |owner: &String| {
@@ -69,7 +69,7 @@ impl Filter {
 impl List {
     pub(crate) fn new(session: Result<ObservedSession, InvalidInput>) -> Self {
         let in_place = session.as_ref().is_ok_and(ObservedSession::is_in_place);
-        let mut filter = Filter::default();
+        let mut filter = Conditions::default();
         filter.selection.most = in_place.then_some(LISTED_MOST);
         Self { session, filter }
     }

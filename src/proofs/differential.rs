@@ -20,7 +20,7 @@ use crate::protocol::{
 };
 
 /// Sequences of an everyday run, and steps in each. `WATCHLOCK_SEQUENCES=10000` sets more.
-const SEQUENCES: u64 = 600;
+const SEQUENCES: u64 = 450;
 const STEPS: usize = 8;
 
 /// Sequences whose steps are sent in one command.
@@ -59,7 +59,7 @@ fn hostile() -> Vec<String> {
 }
 
 #[derive(Debug)]
-enum Step {
+enum Move {
     Run(Box<Operation>),
     Renew {
         operation: String,
@@ -74,7 +74,7 @@ enum Step {
 }
 
 /// Draws a step. Ids are few, so that entries meet themselves again; some of them are hostile.
-fn step(random: &mut Random, number: usize, setup: &Setup, strings: &[String], state: Option<&State>) -> Step {
+fn step(random: &mut Random, number: usize, setup: &Setup, strings: &[String], state: Option<&State>) -> Move {
     let known = |id: &String| {
         state.is_some_and(|state| {
             state.holders.iter().any(|holder| holder.id == *id) || state.queue.iter().any(|waiter| waiter.id == *id)
@@ -108,7 +108,7 @@ fn step(random: &mut Random, number: usize, setup: &Setup, strings: &[String], s
     };
     let operation = format!("{}.{number}", random.pick(&["a", "b", "$c"]));
     if random.below(5) == 0 {
-        return Step::Renew {
+        return Move::Renew {
             operation,
             ids: few(random, 3),
             idle: (random.below(2) == 0).then(|| few(random, 3)),
@@ -118,7 +118,7 @@ fn step(random: &mut Random, number: usize, setup: &Setup, strings: &[String], s
         && random.below(8) == 0
     {
         let another = random.pick(&ids);
-        return Step::Guard {
+        return Move::Guard {
             operation,
             id: (*random.pick(&[&holder.id, &holder.id, another])).clone(),
             token: holder.token - i64::from(random.below(4) == 0),
@@ -133,7 +133,7 @@ fn step(random: &mut Random, number: usize, setup: &Setup, strings: &[String], s
             Some(1) => &[Expects::Nothing, Expects::Holding, Expects::Alone],
             _ => &[Expects::Nothing, Expects::Holding],
         };
-        return Step::Run(Box::new(Operation {
+        return Move::Run(Box::new(Operation {
             id: operation,
             leave: vec![released.id.clone()],
             kept: Vec::new(),
@@ -314,7 +314,7 @@ fn step(random: &mut Random, number: usize, setup: &Setup, strings: &[String], s
     let keeps = !operation.leave.is_empty() && operation.expects == Expects::Nothing;
     let kept = operation.kept.clone().into_iter().filter(|_| keeps).collect();
     let record = record(random, &operation.leave);
-    Step::Run(Box::new(Operation {
+    Move::Run(Box::new(Operation {
         kept,
         record,
         ..operation
@@ -397,12 +397,12 @@ impl Sequence {
     }
 
     /// Takes a step by the specification, and returns it as an update for the server.
-    fn step(&mut self, number: usize, setup: &Setup, strings: &[String]) -> Option<(Step, Document)> {
+    fn step(&mut self, number: usize, setup: &Setup, strings: &[String]) -> Option<(Move, Document)> {
         self.now = self.now.plus_millis(i64::try_from(self.random.below(16)).unwrap() - 1);
         let date = Bson::from(self.now);
         let step = step(&mut self.random, number, setup, strings, self.expected.as_ref());
         let (query, update, upsert) = match &step {
-            Step::Run(operation)
+            Move::Run(operation)
                 if operation.leave.is_empty()
                     && operation.requests.is_none()
                     && operation.proclaim.is_none()
@@ -410,7 +410,7 @@ impl Sequence {
             {
                 return None;
             }
-            Step::Run(operation) => {
+            Move::Run(operation) => {
                 let free = self.expected.as_ref().is_none_or(|state| state.is_free(self.now));
                 self.expected = state::apply(self.expected.as_ref(), operation, self.now);
                 match &operation.requests {
@@ -427,7 +427,7 @@ impl Sequence {
                     ),
                 }
             }
-            Step::Renew { operation, ids, idle } => {
+            Move::Renew { operation, ids, idle } => {
                 let shown = (&**ids, idle.as_deref());
                 if let Some(state) = &mut self.expected {
                     state::renew_and_show(state, operation, shown, 500, self.now);
@@ -438,7 +438,7 @@ impl Sequence {
                     false,
                 )
             }
-            Step::Guard { operation, id, token } => {
+            Move::Guard { operation, id, token } => {
                 if let Some(state) = &mut self.expected {
                     state::guard(state, operation, (id, *token), 500, self.now);
                 }

@@ -2,6 +2,8 @@
 //!
 //! - [`differential`]: the pipelines on a real server compared with the transitions in memory, bit by bit.
 //! - [`simulation`]: whole clients on a paused clock, in worlds where everything goes wrong.
+//! - `in_memory`, a part of the store in memory: its filters, sorts and updates compared with those of a real server.
+//! - [`simulated`]: the network that the simulation runs on.
 //! - [`fuzzing`]: everything that is decoded from a server, and a line whose document another program changes.
 
 #[cfg(test)]
@@ -9,5 +11,7 @@ mod differential;
 pub mod fuzzing;
 #[cfg(test)]
 pub(crate) mod random;
+#[cfg(test)]
+pub(crate) mod simulated;
 #[cfg(test)]
 mod simulation;

@@ -37,15 +37,15 @@ use crate::{
     config::Settings,
     error::AcquireError,
     handle::{LockHandle, LockView, Released},
-    proofs::random::Random,
+    proofs::{random::Random, simulated::Link},
     protocol::{ServerTime, State},
     session::{Session, locks::LockSession},
-    store::{LockStore, MemoryStore, Store, simulated::Link},
+    store::{LockStore, MemoryStore, Store},
     wake_mode::WakeMode,
 };
 
 /// Number of worlds in an everyday run. `WATCHLOCK_SEED=0..20000` asks for more.
-const SEEDS: u64 = 60;
+const SEEDS: u64 = 48;
 
 const CLIENTS: u64 = 3;
 

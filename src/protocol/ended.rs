@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::{Holder, Identity, Operation, Owner, ServerTime};
+use super::{Owner, ServerTime};
 
 /// Maximum number of ends that a document keeps.
 ///
@@ -89,37 +89,5 @@ impl Record {
             let entries: Vec<&str> = entries.map(|(id, _)| id.as_str()).collect();
             (!entries.is_empty()).then_some((how, entries))
         })
-    }
-}
-
-impl Ended {
-    /// Returns the end of a holder that the operation removes.
-    ///
-    /// A holder that leaves has ended its hold by itself, even if its lease was over and nobody else had noticed.
-    pub(super) fn of(holder: &Holder, operation: &Operation, now: ServerTime) -> Self {
-        let mut given_up = operation.record.given_up();
-        let given_up = given_up.find(|(_, ids)| ids.contains(&holder.id.as_str()));
-        let superseded = |identity: &Identity| identity.supersedes(&holder.owner);
-        let (ended, how) = if let Some(released) = holder.released {
-            (released, HoldEnd::Released)
-        } else if let Some((how, _)) = given_up {
-            (now, how)
-        } else if operation.leave.contains(&holder.id) {
-            (now, HoldEnd::Released)
-        } else if holder.until <= now {
-            (holder.until, HoldEnd::Expired)
-        } else if operation.adopts().is_some_and(superseded) {
-            (now, HoldEnd::Adopted)
-        } else {
-            (now, HoldEnd::Broken)
-        };
-        Self {
-            token: holder.token,
-            permits: holder.permits,
-            since: holder.since,
-            owner: holder.owner.clone(),
-            ended,
-            how,
-        }
     }
 }

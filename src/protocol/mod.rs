@@ -56,10 +56,11 @@
 //! the grant. Nobody contends and nothing is retried: one write and one event per hand-over, however many wait. Advance
 //! serves the queue strictly in order, so small requests do not starve a large one in front of them.
 //!
-//! The phases exist twice, as functions of the same names in the same order. [`state`] is the specification: pure
-//! functions of state, operation and time, on which the in-memory store runs too. [`pipeline`] is the same as an
-//! aggregation pipeline for the server, with short forms for the frequent operations, which leave out the phases that
-//! have nothing to do. A differential test runs random sequences through both and compares the documents.
+//! The phases exist twice, as functions of the same names in the same order; the helpers of a phase that both need have
+//! the same names too. [`state`] is the specification: pure functions of state, operation and time, on which the
+//! in-memory store runs too. [`pipeline`] is the same as an aggregation pipeline for the server, with short forms for the
+//! frequent operations, which leave out the phases that have nothing to do. A differential test runs random sequences
+//! through both and compares the documents.
 //!
 //! A renewal is no operation: it extends the leases of holders, and has nothing of the phases but the stamp.
 //!

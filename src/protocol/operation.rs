@@ -1,6 +1,6 @@
 //! Operations: the steps that clients ask for, each one atomic write of one lock.
 
-use super::{Holder, Identity, Kind, Owner, Record, ServerTime};
+use super::{Ended, HoldEnd, Holder, Identity, Kind, Owner, Record, ServerTime};
 
 /// Maximum length of a lock's queue; see [`Operation::room`].
 ///
@@ -211,6 +211,36 @@ impl Operation {
         let mut kept = kept.filter(|kept| kept.id == holder.id && kept.token == holder.token);
         let until = kept.next()?.until.of(holder.since, now);
         (until > now).then_some(until)
+    }
+
+    /// Returns the end of a holder that this operation removes.
+    ///
+    /// A holder that leaves has ended its hold by itself, even if its lease was over and nobody else had noticed.
+    pub(super) fn end_of(&self, holder: &Holder, now: ServerTime) -> Ended {
+        let mut given_up = self.record.given_up();
+        let given_up = given_up.find(|(_, ids)| ids.contains(&holder.id.as_str()));
+        let superseded = |identity: &Identity| identity.supersedes(&holder.owner);
+        let (ended, how) = if let Some(released) = holder.released {
+            (released, HoldEnd::Released)
+        } else if let Some((how, _)) = given_up {
+            (now, how)
+        } else if self.leave.contains(&holder.id) {
+            (now, HoldEnd::Released)
+        } else if holder.until <= now {
+            (holder.until, HoldEnd::Expired)
+        } else if self.adopts().is_some_and(superseded) {
+            (now, HoldEnd::Adopted)
+        } else {
+            (now, HoldEnd::Broken)
+        };
+        Ended {
+            token: holder.token,
+            permits: holder.permits,
+            since: holder.since,
+            owner: holder.owner.clone(),
+            ended,
+            how,
+        }
     }
 
     /// Returns whether the operation may be a no-op, and then must not write: a try, or a repeated request.

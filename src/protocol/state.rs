@@ -1,16 +1,16 @@
 //! The specification: the state of one lock and its pure transitions.
 //!
-//! [`apply`] takes an operation through the phases of [`super`], a function each: leave, adopt, proclaim, downgrade,
-//! evict, enqueue, advance, record, stamp. [`super::pipeline`] has functions of the same names in the same order, to be
-//! read beside these.
+//! [`apply`] takes an operation through the phases of [`super`], a function each: leave, adopt, proclaim, downgrade, evict,
+//! enqueue, advance, record, stamp. [`super::pipeline`] has functions of the same names in the same order, to be read beside
+//! these, and helpers of the phases by the same names.
 
 mod renewing;
 #[cfg(test)]
 mod tests;
 
 use super::{
-    Downgrade, Ended, Evict, Expects, Holder, Kind, NOTIFIES_AT_ONCE, NOTIFIES_UP_TO, Operation, Proclaim, Request,
-    ServerTime, Waiter, wake,
+    Downgrade, Ended, Evict, Expects, Holder, Identity, Kind, NOTIFIES_AT_ONCE, NOTIFIES_UP_TO, Operation, Proclaim,
+    Request, ServerTime, Waiter, wake,
 };
 
 #[cfg(test)]
@@ -81,6 +81,12 @@ impl State {
         let holders = self.holders.iter().map(|holder| holder.until);
         let waiters = self.queue.iter().map(|waiter| waiter.until);
         holders.chain(waiters).all(|until| until <= now)
+    }
+
+    /// Returns whether a collection of locks would have purged this one by now. Where locks share a document, nothing else
+    /// removes the free ones: an operation that writes one of them removes those of the others that are due.
+    pub(crate) fn is_purged(&self, now: ServerTime) -> bool {
+        self.purge_at <= now && self.is_free(now)
     }
 
     /// Returns whether any of these entries is in the lock.
@@ -216,12 +222,7 @@ impl Step<'_> {
                 wake::Left::Nowhere
             });
         }
-        for holder in &mut self.state.holders {
-            let leaves = holder.until > now && !holder.is_kept() && operation.leave.contains(&holder.id);
-            if let Some(until) = operation.kept_until(holder, now).filter(|_| leaves) {
-                (holder.until, holder.released) = (until, Some(now));
-            }
-        }
+        self.mark_kept();
         let leaves = |id: &String| operation.leave.contains(id);
         let holders = &mut self.state.holders;
         holders.retain(|holder| holder.until > now && (holder.is_kept() || !leaves(&holder.id)));
@@ -230,25 +231,25 @@ impl Step<'_> {
             .retain(|waiter| waiter.until > now && !leaves(&waiter.id));
     }
 
+    /// Marks the holders that leave and whose lock is to be kept as released, if that is to end later than now.
+    fn mark_kept(&mut self) {
+        let (operation, now) = (self.operation, self.now);
+        for holder in &mut self.state.holders {
+            let leaves = holder.until > now && !holder.is_kept() && operation.leave.contains(&holder.id);
+            if let Some(until) = operation.kept_until(holder, now).filter(|_| leaves) {
+                (holder.until, holder.released) = (until, Some(now));
+            }
+        }
+    }
+
     /// Removes the entries of earlier incarnations of the owner that requests.
     fn adopt(&mut self) {
         let Some(identity) = self.operation.adopts() else {
             return;
         };
-        let (before, now) = (self.before, self.now);
-        // A kept lock has done its work, and is kept for the owner's later incarnations too.
-        let holders = before
-            .holders
-            .iter()
-            .filter(|holder| holder.until > now && !holder.is_kept());
-        let holders: Vec<&Holder> = holders.filter(|holder| identity.supersedes(&holder.owner)).collect();
-        let waiters = before.queue.iter().filter(|waiter| waiter.until > now);
-        let waiters = waiters.filter(|waiter| identity.supersedes(&waiter.owner));
-        let ids: Vec<&String> = holders
-            .iter()
-            .map(|holder| &holder.id)
-            .chain(waiters.map(|waiter| &waiter.id))
-            .collect();
+        let (holders, waiters) = superseded(self.before, identity, self.now);
+        let ids = holders.iter().map(|holder| &holder.id);
+        let ids: Vec<&String> = ids.chain(waiters.iter().map(|waiter| &waiter.id)).collect();
         ids.iter().for_each(|id| self.words.adopted(id));
         self.state.holders.retain(|holder| !ids.contains(&&holder.id));
         self.state.queue.retain(|waiter| !ids.contains(&&waiter.id));
@@ -307,9 +308,9 @@ impl Step<'_> {
 
     /// Returns whether the requested entries can be in the lock: it is of their kind and capacity, or free.
     fn is_used_as_requested(&self) -> bool {
-        let idle = self.state.holders.is_empty() && self.state.queue.is_empty();
+        let free = self.state.holders.is_empty() && self.state.queue.is_empty();
         let mut requests = self.operation.requests.iter();
-        idle || requests.all(|wanted| (wanted.kind, wanted.capacity) == (self.state.kind, self.state.capacity))
+        free || requests.all(|wanted| (wanted.kind, wanted.capacity) == (self.state.kind, self.state.capacity))
     }
 
     /// Appends the requested entries to the queue, unless they are in the document already. If adopt removed a holder,
@@ -397,8 +398,48 @@ impl Step<'_> {
         });
     }
 
-    /// Returns the holders that are to hear that another session has lined up: those which may have tokens in reserve,
-    /// and so hand on the lock within their process, or share it as readers. Of several holders only readers do.
+    /// Returns whether any entry has changed. An operation that may be a no-op must not write otherwise.
+    fn is_changed(&self) -> bool {
+        self.state.holders != self.before.holders || self.state.queue != self.before.queue
+    }
+
+    /// Records the holds that ended, if the client keeps a history.
+    fn record(&mut self) {
+        let (operation, now) = (self.operation, self.now);
+        if operation.record.most == 0 {
+            return;
+        }
+        let stays = |token| self.state.holders.iter().any(|holder| holder.token == token);
+        let gone = self.before.holders.iter().filter(|holder| !stays(holder.token));
+        let mut ends: Vec<Ended> = gone.map(|holder| operation.end_of(holder, now)).collect();
+        if ends.is_empty() {
+            return;
+        }
+        ends.extend(self.before.ends.iter().cloned());
+        ends.truncate(operation.record.most);
+        self.state.ends = ends;
+    }
+
+    /// Sets `wake`, the version and the times.
+    fn stamp(mut self) -> State {
+        if let Some(head) = self.asks() {
+            self.words.asks(&head);
+        }
+        self.asked_for().iter().for_each(|id| self.words.asked_for(id));
+        let wake = self.words.into_wake(&self.operation.id);
+        self.state.stamp(wake, self.operation.keep, self.now);
+        self.state
+    }
+
+    /// Returns the waiter that is to ask, if a lock is kept: that can end sooner than its waiters know, and no event reports
+    /// that end.
+    fn asks(&self) -> Option<String> {
+        let head = self.state.queue.first().filter(|_| !self.operation.kept.is_empty());
+        head.map(|head| head.id.clone())
+    }
+
+    /// Returns the holders that are to hear that another session has lined up: those which may have tokens in reserve, and
+    /// so hand on the lock within their process, or share it as readers. Of several holders only readers do.
     fn asked_for(&self) -> Vec<String> {
         let Some(asks_as) = self.operation.asks_as() else {
             return Vec::new();
@@ -417,40 +458,16 @@ impl Step<'_> {
         let asked_for = holders.filter(|holder| holder.token < state.token && !holder.id.starts_with(asks_as));
         asked_for.map(|holder| holder.id.clone()).collect()
     }
+}
 
-    /// Returns whether any entry has changed. An operation that may be a no-op must not write otherwise.
-    fn is_changed(&self) -> bool {
-        self.state.holders != self.before.holders || self.state.queue != self.before.queue
-    }
-
-    /// Records the holds that ended, if the client keeps a history.
-    fn record(&mut self) {
-        let (operation, now) = (self.operation, self.now);
-        if operation.record.most == 0 {
-            return;
-        }
-        let stays = |token| self.state.holders.iter().any(|holder| holder.token == token);
-        let gone = self.before.holders.iter().filter(|holder| !stays(holder.token));
-        let mut ends: Vec<Ended> = gone.map(|holder| Ended::of(holder, operation, now)).collect();
-        if ends.is_empty() {
-            return;
-        }
-        ends.extend(self.before.ends.iter().cloned());
-        ends.truncate(operation.record.most);
-        self.state.ends = ends;
-    }
-
-    /// Sets `wake`, the version and the times.
-    fn stamp(mut self) -> State {
-        // A lock that is kept can end sooner than its waiters know, and no event reports that end.
-        if let (Some(head), false) = (self.state.queue.first(), self.operation.kept.is_empty()) {
-            self.words.asks(&head.id);
-        }
-        self.asked_for().iter().for_each(|id| self.words.asked_for(id));
-        let wake = self.words.into_wake(&self.operation.id);
-        self.state.stamp(wake, self.operation.keep, self.now);
-        self.state
-    }
+/// Returns the entries of earlier incarnations.
+fn superseded<'a>(before: &'a State, identity: &Identity, now: ServerTime) -> (Vec<&'a Holder>, Vec<&'a Waiter>) {
+    let holders = before.holders.iter().filter(|holder| holder.until > now);
+    // A kept lock has done its work, and is kept for the owner's later incarnations too.
+    let holders = holders.filter(|holder| !holder.is_kept() && identity.supersedes(&holder.owner));
+    let waiters = before.queue.iter().filter(|waiter| waiter.until > now);
+    let waiters = waiters.filter(|waiter| identity.supersedes(&waiter.owner));
+    (holders.collect(), waiters.collect())
 }
 
 /// Returns the token of a grant at `now`, where `last` is the document's counter.

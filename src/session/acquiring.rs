@@ -8,7 +8,7 @@ use tokio::sync::oneshot;
 use super::{
     Session,
     hold::{Hold, Remains},
-    line::{self, AcquireOptions, AcquireOutcome, Effect, Pending, Standing},
+    line::{self, AcquireOptions, AcquireOutcome, LineEffect, Pending, Standing},
 };
 use crate::error::{AcquireError, ServerError};
 
@@ -20,7 +20,7 @@ impl Session {
         let pending = Pending::new(key, self.ids.entry(), options, to);
         self.feed(name, |lines, context, effects| {
             if lines.closed {
-                effects.push(Effect::Answer(pending.to, Err(self.why_closed())));
+                effects.push(LineEffect::Answer(pending.to, Err(self.why_closed())));
             } else {
                 lines.line(name).join(pending, context, effects);
             }

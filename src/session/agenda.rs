@@ -47,7 +47,7 @@ pub(super) struct Agenda {
     asking: BTreeSet<(Instant, Arc<str>)>,
     asked_at: HashMap<Arc<str>, Instant>,
     /// By their numbers, which rise: the oldest first.
-    holds: BTreeMap<u64, Entry>,
+    holds: BTreeMap<u64, PlannedHold>,
     /// Holds to renew, by when.
     renewals: BTreeMap<Queue, BTreeSet<(Instant, u64)>>,
     /// When each hold wants attention: it is over unless it is renewed, or is held too long.
@@ -55,7 +55,7 @@ pub(super) struct Agenda {
 }
 
 #[derive(Debug)]
-struct Entry {
+struct PlannedHold {
     hold: Arc<Hold>,
     renewal: Option<(Queue, Instant)>,
     end: Option<Instant>,
@@ -82,7 +82,7 @@ impl Agenda {
     }
 
     pub(super) fn came(&mut self, hold: &Arc<Hold>, now: Instant) {
-        let entry = Entry {
+        let entry = PlannedHold {
             hold: hold.clone(),
             renewal: None,
             end: None,

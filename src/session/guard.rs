@@ -59,6 +59,7 @@ impl Session {
         // From here until the transaction ends, the server makes every renewal of this document wait.
         hold.note_guarded(Instant::now());
         let guarding = self.guarding(hold);
+        // Here and not in a task of its own: the driver's session is the caller's, and a command in it can't outlive the call.
         let held = match store.guard(&guarding, transaction).await {
             Ok(held) => held,
             Err(error) if MongoStore::has_no_transactions(&error) => return Err(GuardError::Standalone),
@@ -145,9 +146,7 @@ impl Session {
                     false => Err(StoreError::from(error)),
                 })
             });
-            let conflicts = asking
-                .await
-                .unwrap_or_else(|stopped| Err(StoreError::stopped(stopped)))?;
+            let conflicts = asking.await.and_then(|answer| answer)?;
             if !conflicts {
                 hold.answered(sent);
                 return Ok(false);
@@ -200,7 +199,7 @@ impl Session {
         let whole = match reading.await {
             Ok(Ok(whole)) => whole?,
             Ok(Err(error)) => return Some(GuardError::Server(error.into())),
-            Err(stopped) => return Some(GuardError::Server(StoreError::stopped(stopped).into())),
+            Err(stopped) => return Some(GuardError::Server(stopped.into())),
         };
         match store.was_removed(guarding, whole, transaction).await {
             Ok(false) => None,

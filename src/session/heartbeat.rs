@@ -150,9 +150,10 @@ mod tests {
     use crate::{
         client::LockClient,
         config::Settings,
+        proofs::simulated::Link,
         protocol::ServerTime,
         status::{LockStatus, LostReason},
-        store::{LockStore, MemoryStore, Store, simulated::Link},
+        store::{LockStore, MemoryStore, Store},
         wake_mode::WakeMode,
     };
 

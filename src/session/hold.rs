@@ -24,7 +24,7 @@ use crate::{
     telemetry::{self, Granted},
     terms::Lease,
     token::FencingToken,
-    waitlist::{Grant, How, Inheritance, clock::ServerClock, deadline::Deadline, idling},
+    waitlist::{Grant, How, Inheritance, clock::ServerClock, deadline::Deadline, idling, letting_go::LeftAs},
 };
 
 /// A grant, with the local deadline up to which it is surely ours.
@@ -126,7 +126,7 @@ pub(super) struct Schedule {
 const SHOWN_AFTER: Duration = Duration::from_millis(300);
 
 /// Later than anything that the heartbeat waits for.
-const NEVER: Duration = Duration::from_secs(366 * 24 * 3600);
+const FAR_OFF: Duration = Duration::from_secs(366 * 24 * 3600);
 
 /// The events of a hold that observers have seen.
 #[derive(Clone, Copy, Debug)]
@@ -210,8 +210,11 @@ impl Hold {
     /// It is renewed as often as its document is to be read, it has no limits, and observers never hear of it.
     pub(super) fn idle(&self, inherited: Inheritance) -> Self {
         let Inheritance { deadline, renew_at } = inherited;
-        let renew_at = renew_at.min(Instant::now() + idling::LOOK_EVERY);
-        let interval = self.lease.interval.map(|interval| interval.min(idling::LOOK_EVERY));
+        let renew_at = renew_at.min(Instant::now() + idling::IDLE_LOOK_EVERY);
+        let interval = self
+            .lease
+            .interval
+            .map(|interval| interval.min(idling::IDLE_LOOK_EVERY));
         let limits = Limits::NONE;
         let grant = Grant {
             token: self.token.as_i64(),
@@ -275,12 +278,21 @@ impl Hold {
         progress.lost.is_none()
     }
 
-    /// Returns the entry that stays in the document, if the hold was released and the lock stays taken.
-    pub(crate) fn kept(&self) -> Option<Kept> {
+    /// Returns the state in which the hold leaves the lock, as far as its holder decides that.
+    pub(super) fn left_as(&self) -> LeftAs {
         let progress = self.progress();
-        let until = progress.kept.filter(|_| progress.lost == Some(LostReason::Released))?;
-        let (id, token) = (self.id.clone(), self.granted_as);
-        Some(Kept { id, token, until })
+        match (progress.lost, progress.kept) {
+            (Some(LostReason::Released), Some(until)) => {
+                let (id, token) = (self.id.clone(), self.granted_as);
+                LeftAs::Kept(Kept { id, token, until })
+            }
+            // Nobody has lost anything with it.
+            _ if self.is_idle => LeftAs::Free,
+            (Some(LostReason::Expired), _) => LeftAs::GivenUp(HoldEnd::Expired),
+            (Some(LostReason::HeldTooLong), _) => LeftAs::GivenUp(HoldEnd::HeldTooLong),
+            // Released, or its entry is gone from the document already.
+            _ => LeftAs::Free,
+        }
     }
 
     /// Returns the lease that the next task inherits, if the hold was released and its lease is in no doubt: nothing
@@ -307,16 +319,6 @@ impl Hold {
         let renew_at = progress.renew_at.filter(|_| is_held && progress.is_plain())?;
         let deadline = progress.deadline;
         Some(Inheritance { deadline, renew_at })
-    }
-
-    /// Returns how the hold ended, if its entry may still be in the document although it is lost.
-    pub(crate) fn given_up(&self) -> Option<HoldEnd> {
-        // Nobody has lost anything with it.
-        match self.progress().lost.filter(|_| !self.is_idle)? {
-            LostReason::Expired => Some(HoldEnd::Expired),
-            LostReason::HeldTooLong => Some(HoldEnd::HeldTooLong),
-            _ => None,
-        }
     }
 
     /// Waits until the hold is lost.
@@ -545,7 +547,7 @@ impl Hold {
         let progress = self.progress();
         let end = match progress.lost {
             None => progress.deadline.instant(),
-            Some(LostReason::Released) => Instant::now() + NEVER,
+            Some(LostReason::Released) => Instant::now() + FAR_OFF,
             Some(_) => progress.over_at.unwrap_or(progress.deadline.instant()),
         };
         let report_at = self.reported_from().filter(|_| !progress.reported_too_long);

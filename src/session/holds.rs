@@ -6,7 +6,7 @@ use super::hold::Hold;
 
 /// A hold that came to a line or went, in its order.
 #[derive(Debug)]
-pub(super) enum Change {
+pub(super) enum HoldChange {
     Came(Arc<Hold>),
     Gone(Arc<Hold>),
 }
@@ -18,7 +18,7 @@ pub(super) enum Change {
 pub(super) struct Holds {
     /// Those of one entry in the order in which they came.
     by_id: BTreeMap<String, Vec<Arc<Hold>>>,
-    changes: Vec<Change>,
+    changes: Vec<HoldChange>,
 }
 
 impl Holds {
@@ -43,14 +43,14 @@ impl Holds {
 
     /// Adds a hold beside those that have its entry.
     pub(super) fn share(&mut self, hold: Arc<Hold>) {
-        self.changes.push(Change::Came(hold.clone()));
+        self.changes.push(HoldChange::Came(hold.clone()));
         self.by_id.entry(hold.id.clone()).or_default().push(hold);
     }
 
     /// Removes all holds that have an entry.
     pub(super) fn remove(&mut self, id: &str) -> Vec<Arc<Hold>> {
         let gone = self.by_id.remove(id).unwrap_or_default();
-        self.changes.extend(gone.iter().cloned().map(Change::Gone));
+        self.changes.extend(gone.iter().cloned().map(HoldChange::Gone));
         gone
     }
 
@@ -60,7 +60,7 @@ impl Holds {
             return;
         };
         if let Some(place) = held.iter().position(|held| held.number == hold.number) {
-            self.changes.push(Change::Gone(held.remove(place)));
+            self.changes.push(HoldChange::Gone(held.remove(place)));
         }
         if held.is_empty() {
             self.by_id.remove(&hold.id);
@@ -68,7 +68,7 @@ impl Holds {
     }
 
     /// Returns the holds that came and went since the last call.
-    pub(super) fn take_changes(&mut self) -> Vec<Change> {
+    pub(super) fn take_changes(&mut self) -> Vec<HoldChange> {
         std::mem::take(&mut self.changes)
     }
 }

@@ -15,10 +15,10 @@ use tokio::time::{sleep, timeout};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 use super::Session;
-use crate::telemetry;
+use crate::{backoff::Backoff, telemetry};
 
-/// Pauses between tries while the server can't be reached: the first, and the longest. Nothing about it is urgent.
-const PAUSES: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
+/// Pauses between tries while the server can't be reached. Nothing about it is urgent.
+const INDEX_PAUSES: Backoff = Backoff::between(Duration::from_secs(1), Duration::from_secs(60));
 
 /// Time that the server may try: at first, as all others may wait meanwhile, and at most, as it takes a while where
 /// there are many locks.
@@ -26,7 +26,7 @@ const LIMITS: (Duration, Duration) = (Duration::from_millis(250), Duration::from
 
 /// Pause after a try that the server gave up, as a multiple of the time for that try: others have at least that part
 /// of the time.
-const REST: u32 = 9;
+const TRY_REST: u32 = 9;
 
 /// Maximum wait of a session's first operation for the index.
 const PATIENCE: Duration = Duration::from_millis(500);
@@ -54,7 +54,7 @@ impl Session {
 /// Asks until the server has answered. `asked` is dropped after the first answer of any kind.
 async fn ask(session: Weak<Session>, asked: DropGuard, ended: CancellationToken) {
     let mut asked = Some(asked);
-    let (mut pause, mut limit) = (PAUSES.0, LIMITS.0);
+    let (mut backoff, mut limit) = (INDEX_PAUSES, LIMITS.0);
     let mut told = false;
     loop {
         let asking = {
@@ -75,7 +75,7 @@ async fn ask(session: Weak<Session>, asked: DropGuard, ended: CancellationToken)
                     return;
                 }
                 if error.ran_out_of_time() {
-                    rest = limit * REST;
+                    rest = limit * TRY_REST;
                     limit = (limit * 2).min(LIMITS.1);
                 }
             }
@@ -83,9 +83,8 @@ async fn ask(session: Weak<Session>, asked: DropGuard, ended: CancellationToken)
         }
         asked.take();
         tokio::select! {
-            () = sleep(pause.max(rest)) => {}
+            () = sleep(backoff.failed().max(rest)) => {}
             () = ended.cancelled() => return,
         }
-        pause = (pause * 2).min(PAUSES.1);
     }
 }

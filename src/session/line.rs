@@ -14,17 +14,21 @@ use calm::{Calm, Situation};
 
 use super::{
     hold::Hold,
-    holds::{Change, Holds},
+    holds::{HoldChange, Holds},
 };
 pub(crate) use crate::waitlist::{Context, Need, PositionLook, TimedOut};
 use crate::{
-    contention::{Contention, Sighting},
+    contention::{Contention, LastReport},
     error::{AcquireError, KindMismatch, ServerError},
     protocol::{Ahead, Kind, Operation, Owner, ServerTime, State, Use, document::Malformed, wake},
     status::LostReason,
     store::{Answer, Failure, LogTime, StoreError},
     terms::Terms,
-    waitlist::{self, Grant, Held, Inheritance, Key, Patience, Setback, Waiting, Waitlist, ids::Ids},
+    waitlist::{
+        self, Grant, Held, Key, Patience, Setback, Waiting, Waitlist,
+        ids::Ids,
+        letting_go::{Heir, LetGo, Release},
+    },
 };
 
 /// Time without an answer after which a server is more than merely slow.
@@ -97,7 +101,7 @@ impl Standing {
     /// Turns it into error details. Outside of the line, as it copies strings.
     pub(crate) fn report(self, ids: &Ids) -> (Option<Contention>, Option<StoreError>) {
         let contention = self.last_answer.map(|seen| {
-            let sighting = Sighting {
+            let sighting = LastReport {
                 state: &seen.state,
                 as_of: seen.as_of,
                 age: self.age,
@@ -121,7 +125,7 @@ struct LastAnswer {
 
 /// An action owed to the outside, to be taken when the mutex is released.
 #[derive(Debug)]
-pub(crate) enum Effect {
+pub(crate) enum LineEffect {
     Answer(oneshot::Sender<AcquireOutcome>, AcquireOutcome),
     Released(oneshot::Sender<ReleaseOutcome>, ReleaseOutcome),
     Lost(Arc<Hold>, LostReason),
@@ -248,7 +252,7 @@ impl Line {
     }
 
     /// Returns the holds that came and went since the last call.
-    pub(super) fn take_changes(&mut self) -> Vec<Change> {
+    pub(super) fn take_changes(&mut self) -> Vec<HoldChange> {
         self.holds.take_changes()
     }
 
@@ -274,18 +278,14 @@ impl Line {
     }
 
     /// Sees to the hold that no task has: the next task in line gets it, or it is given back.
-    pub(crate) fn attend_to_idle(&mut self, context: &Context<'_>, effects: &mut Vec<Effect>) {
-        let Some(entry) = self.waitlist.resting() else {
-            return;
-        };
-        let gives_back = self.waitlist.must_give_back(&entry, context);
-        if !self.waitlist.is_empty() || gives_back {
+    pub(crate) fn attend_to_idle(&mut self, context: &Context<'_>, effects: &mut Vec<LineEffect>) {
+        if self.waitlist.must_let_go_of_idle(context) {
             self.give_back_idle(context, effects);
         }
     }
 
     /// Lets go of the holds that no task has.
-    pub(crate) fn give_back_idle(&mut self, context: &Context<'_>, effects: &mut Vec<Effect>) {
+    pub(crate) fn give_back_idle(&mut self, context: &Context<'_>, effects: &mut Vec<LineEffect>) {
         let idle: Vec<Arc<Hold>> = self.holds().filter(|hold| hold.is_idle).cloned().collect();
         for hold in idle {
             hold.exit();
@@ -300,7 +300,7 @@ impl Line {
     }
 
     /// Adds a task. A try that would stand behind others fails at once.
-    pub(crate) fn join(&mut self, pending: Pending, context: &Context<'_>, effects: &mut Vec<Effect>) {
+    pub(crate) fn join(&mut self, pending: Pending, context: &Context<'_>, effects: &mut Vec<LineEffect>) {
         let Pending { key, id, options, to } = pending;
         let used = (options.kind, options.capacity);
         let task = Task {
@@ -309,7 +309,7 @@ impl Line {
             reenters: options.reentrant.then_some((used, options.permits)),
         };
         if let Some(hold) = self.reenter(&task) {
-            effects.push(Effect::Answer(task.to, Ok(Some(hold))));
+            effects.push(LineEffect::Answer(task.to, Ok(Some(hold))));
             return;
         }
         self.tasks.insert(key, task);
@@ -324,7 +324,7 @@ impl Line {
     }
 
     /// Lets readers in that may share a hold.
-    fn share(&mut self, context: &Context<'_>, effects: &mut Vec<Effect>) {
+    fn share(&mut self, context: &Context<'_>, effects: &mut Vec<LineEffect>) {
         if self.guards {
             return;
         }
@@ -355,7 +355,7 @@ impl Line {
     }
 
     /// Answers the tasks that may join a hold granted since they came.
-    fn let_reenter(&mut self, context: &Context<'_>, effects: &mut Vec<Effect>) {
+    fn let_reenter(&mut self, context: &Context<'_>, effects: &mut Vec<LineEffect>) {
         // Of thousands that wait, hardly ever one may: this is part of each hand-over.
         if self.tasks.values().all(|task| task.reenters.is_none()) {
             return;
@@ -367,7 +367,7 @@ impl Line {
             };
             self.waitlist.cancel(key, context);
             if let Some(task) = self.tasks.remove(&key) {
-                effects.push(Effect::Answer(task.to, Ok(Some(hold))));
+                effects.push(LineEffect::Answer(task.to, Ok(Some(hold))));
             }
         }
     }
@@ -437,17 +437,17 @@ impl Line {
     }
 
     /// Ends the line: nothing more is sent, and everything that waits for an answer gets the error.
-    pub(crate) fn stop(self, error: &StoreError, effects: &mut Vec<Effect>) {
+    pub(crate) fn stop(self, error: &StoreError, effects: &mut Vec<LineEffect>) {
         let error = || ServerError::from(error.clone());
         let tasks = self.tasks.into_values();
-        effects.extend(tasks.map(|task| Effect::Answer(task.to, Err(error().into()))));
+        effects.extend(tasks.map(|task| LineEffect::Answer(task.to, Err(error().into()))));
         let releases = self.releases.into_values();
-        effects.extend(releases.map(|to| Effect::Released(to, Err(error()))));
+        effects.extend(releases.map(|to| LineEffect::Released(to, Err(error()))));
     }
 
-    /// Takes all tasks out, as the client shuts down. An idle hold is a hold like any other from now on, for the caller
-    /// to let go.
-    pub(crate) fn close(&mut self, context: &Context<'_>, effects: &mut Vec<Effect>) {
+    /// Takes all tasks out, as the client shuts down. What stays with the client is a hold like any other from now on, for
+    /// the caller to let go.
+    pub(crate) fn close(&mut self, context: &Context<'_>, effects: &mut Vec<LineEffect>) {
         self.closed = true;
         let mut owed = Vec::new();
         self.waitlist.close(context, &mut owed);
@@ -461,48 +461,48 @@ impl Line {
         hold: &Hold,
         to: Option<oneshot::Sender<ReleaseOutcome>>,
         context: &Context<'_>,
-        effects: &mut Vec<Effect>,
+        effects: &mut Vec<LineEffect>,
     ) {
-        let is_ours = self.holds.has(hold);
-        // It was handed on: the entry is another task's. Or others share it still.
-        if (!is_ours && !self.holds.of(&hold.id).is_empty()) || (is_ours && self.waitlist.part(&hold.id)) {
-            self.holds.part(hold);
-            // It was held up to this moment, and is no longer: all that a release promises.
-            effects.extend(to.map(|to| Effect::Released(to, Ok(wake::Left::Holder))));
-            return;
-        }
+        let release = Release {
+            entry: &hold.id,
+            used: hold.used,
+            heir: self.heir(hold),
+            left_as: hold.left_as(),
+            is_awaited: to.is_some(),
+        };
+        // It was handed on: the entry is another task's.
+        let is_anothers = !self.holds.has(hold) && !self.holds.of(&hold.id).is_empty();
         let mut owed = Vec::new();
-        if let Some(inherited) = hold.inheritance().filter(|_| !self.guards) {
-            let stays = if self.waitlist.hand_on(&hold.id, inherited, context, &mut owed) {
-                self.pay(owed, Cause::HandedOn(hold.logged_by), context, effects);
-                true
-            } else if let Some(doubted) = self.rest(hold, inherited, context) {
+        let let_go = if is_anothers {
+            LetGo::HandedOn
+        } else {
+            self.waitlist.let_go(release, context, &mut owed)
+        };
+        match let_go {
+            LetGo::Shared => self.holds.part(hold),
+            LetGo::HandedOn => self.pay(owed, Cause::HandedOn(hold.logged_by), context, effects),
+            LetGo::Rests { doubted, inherited } => {
                 let idle = Arc::new(hold.idle(inherited));
                 self.holds.insert(idle.clone());
-                effects.extend(doubted.then_some(Effect::Doubted(idle)));
-                true
-            } else {
-                false
-            };
-            if stays {
-                effects.extend(to.map(|to| Effect::Released(to, Ok(wake::Left::Holder))));
+                effects.extend(doubted.then_some(LineEffect::Doubted(idle)));
+            }
+            LetGo::Leaves { release } => {
+                self.holds.remove(&hold.id);
+                self.releases.extend(release.zip(to));
                 return;
             }
         }
-        self.holds.remove(&hold.id);
-        let release = to.map(|to| {
-            let release = context.ids.number();
-            self.releases.insert(release, to);
-            release
-        });
-        self.waitlist
-            .let_go(&hold.id, hold.used, release, hold.kept(), hold.given_up(), context);
+        // It was held up to this moment, and is no longer: all that a release promises.
+        effects.extend(to.map(|to| LineEffect::Released(to, Ok(wake::Left::Holder))));
     }
 
-    /// Has a hold stay with the client, if it may; whether its document is to be read before anybody has it.
-    fn rest(&mut self, hold: &Hold, inherited: Inheritance, context: &Context<'_>) -> Option<bool> {
-        let may = !hold.is_idle && !self.closed;
-        may.then(|| self.waitlist.rest(&hold.id, inherited, context)).flatten()
+    /// Returns the heir of a hold in this process.
+    fn heir(&self, hold: &Hold) -> Heir {
+        match hold.inheritance() {
+            Some(inherited) if !self.guards && (hold.is_idle || self.closed) => Heir::NextTask(inherited),
+            Some(inherited) if !self.guards => Heir::TaskOrClient(inherited),
+            _ => Heir::Nobody,
+        }
     }
 
     /// Takes in that a transaction is guarded by a hold.
@@ -535,7 +535,7 @@ impl Line {
         operation: &Operation,
         answer: &Answer,
         context: &Context<'_>,
-        effects: &mut Vec<Effect>,
+        effects: &mut Vec<LineEffect>,
     ) {
         self.silent_since = None;
         let mut owed = Vec::new();
@@ -555,7 +555,7 @@ impl Line {
         operation: &Operation,
         error: &StoreError,
         context: &Context<'_>,
-        effects: &mut Vec<Effect>,
+        effects: &mut Vec<LineEffect>,
     ) {
         self.trouble = (error.kind == Failure::Unavailable).then(|| error.clone());
         if error.is_unanswered() {
@@ -589,7 +589,7 @@ impl Line {
         at: ServerTime,
         logged_at: Option<LogTime>,
         context: &Context<'_>,
-        effects: &mut Vec<Effect>,
+        effects: &mut Vec<LineEffect>,
     ) {
         let mut owed = Vec::new();
         self.waitlist.signalled(id, signal, at, context, &mut owed);
@@ -609,7 +609,7 @@ impl Line {
         sent: Option<Instant>,
         held: &[String],
         context: &Context<'_>,
-        effects: &mut Vec<Effect>,
+        effects: &mut Vec<LineEffect>,
     ) {
         let mut owed = Vec::new();
         self.waitlist.verified(document, sent, held, context, &mut owed);
@@ -617,7 +617,13 @@ impl Line {
     }
 
     /// Turns effects on keys and entries into answers to tasks, releases and holds.
-    fn pay(&mut self, owed: Vec<waitlist::Effect>, cause: Cause<'_>, context: &Context<'_>, effects: &mut Vec<Effect>) {
+    fn pay(
+        &mut self,
+        owed: Vec<waitlist::Effect>,
+        cause: Cause<'_>,
+        context: &Context<'_>,
+        effects: &mut Vec<LineEffect>,
+    ) {
         let mut granted = false;
         for effect in owed {
             match effect {
@@ -645,17 +651,17 @@ impl Line {
                 waitlist::Effect::Closed { key } => self.answer(key, effects, |_, _| Err(AcquireError::Closed)),
                 waitlist::Effect::Released { release, found } => {
                     let to = self.releases.remove(&release);
-                    effects.extend(to.map(|to| Effect::Released(to, Ok(found))));
+                    effects.extend(to.map(|to| LineEffect::Released(to, Ok(found))));
                 }
                 waitlist::Effect::NotReleased { release } => {
                     let to = self.releases.remove(&release);
-                    effects.extend(to.map(|to| Effect::Released(to, Err(cause.error()))));
+                    effects.extend(to.map(|to| LineEffect::Released(to, Err(cause.error()))));
                 }
                 waitlist::Effect::Lost { entry, reason } => {
                     let lost = self.holds.remove(&entry).into_iter();
-                    effects.extend(lost.map(|hold| Effect::Lost(hold, reason)));
+                    effects.extend(lost.map(|hold| LineEffect::Lost(hold, reason)));
                 }
-                waitlist::Effect::Doubted => effects.extend(self.holds().cloned().map(Effect::Doubted)),
+                waitlist::Effect::Doubted => effects.extend(self.holds().cloned().map(LineEffect::Doubted)),
             }
         }
         if granted {
@@ -670,7 +676,7 @@ impl Line {
         grant: &Grant,
         cause: Cause<'_>,
         context: &Context<'_>,
-        effects: &mut Vec<Effect>,
+        effects: &mut Vec<LineEffect>,
     ) {
         let mut hold = Hold::new(entry, self.name.clone(), grant);
         if self.holds.of(&hold.id).iter().any(|before| before.is_shown_idle()) {
@@ -692,10 +698,15 @@ impl Line {
         self.answer(key, effects, |_, _| Ok(Some(hold)));
     }
 
-    fn answer(&mut self, key: Key, effects: &mut Vec<Effect>, outcome: impl FnOnce(&Self, &Task) -> AcquireOutcome) {
+    fn answer(
+        &mut self,
+        key: Key,
+        effects: &mut Vec<LineEffect>,
+        outcome: impl FnOnce(&Self, &Task) -> AcquireOutcome,
+    ) {
         if let Some(task) = self.tasks.remove(&key) {
             let outcome = outcome(self, &task);
-            effects.push(Effect::Answer(task.to, outcome));
+            effects.push(LineEffect::Answer(task.to, outcome));
         }
     }
 
@@ -704,7 +715,7 @@ impl Line {
         if let Cause::Answer(_, answer) = cause
             && let Some(state) = &answer.state
         {
-            let sighting = Sighting {
+            let sighting = LastReport {
                 state,
                 as_of: answer.exchange.now.unwrap_or(state.at),
                 age: Duration::ZERO,

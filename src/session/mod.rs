@@ -3,8 +3,9 @@
 //! All state is behind one mutex that is never held across an await. Every input (a task joins, a future is dropped,
 //! an answer or an event arrives, a timer fires) is fed to the [`Line`] of its name under the mutex. The effects are
 //! carried out after the mutex is released. When the line wants an operation, a task runs it (see [`running`] and
-//! [`asking`]). The driver's futures are never dropped: one dropped half-way may still be applied, and stalls the
-//! connection pool.
+//! [`asking`]). The driver's futures are never dropped: each is part of a task that runs [`to_its_end`]. The exception is
+//! a command in a transaction of the user's ([`guard`]): it borrows the user's driver session, so no task can have it.
+//! Dropping it is like dropping any other command there: the user has to abort the transaction.
 
 mod acquiring;
 mod admission;
@@ -43,7 +44,6 @@ use std::{
 use tokio::{
     runtime::Handle,
     sync::{Notify, watch},
-    task::JoinHandle,
     time::Instant,
 };
 use tokio_util::sync::CancellationToken;
@@ -51,19 +51,19 @@ use tokio_util::sync::CancellationToken;
 use crate::{
     config::Config,
     protocol::{Exchange, QUEUE_MOST},
-    store::{Store, StoreError},
+    store::{Store, StoreError, ToItsEnd, to_its_end},
     telemetry,
-    waitlist::{clock::ServerClock, ids::Ids},
+    waitlist::{StreamState, clock::ServerClock, ids::Ids},
     wake_mode::WakeMode,
 };
 use agenda::Agenda;
 use asking::Asking;
-pub(crate) use claims::ClaimedDocument;
 use claims::Claims;
 pub(crate) use claims::passed::PASSED_AT_ONCE;
+pub(crate) use claims::{ClaimedDocument, Claiming};
 use hold::Hold;
-use holds::Change;
-use line::{Context, Effect, Line, Need, PositionLook, TimedOut};
+use holds::HoldChange;
+use line::{Context, Line, LineEffect, Need, PositionLook, TimedOut};
 use needs::{LOOKS_MOST, Needs};
 use process::Process;
 use renewals::Renewals;
@@ -218,7 +218,7 @@ impl Session {
 
     /// Feeds an input to the lines, carries out the effects, and runs what the line of `name` wants next. In a fork it
     /// feeds nothing, so a task that waits for an answer finds its sender dropped.
-    fn feed(self: &Arc<Self>, name: &str, input: impl FnOnce(&mut Lines, &Context<'_>, &mut Vec<Effect>)) {
+    fn feed(self: &Arc<Self>, name: &str, input: impl FnOnce(&mut Lines, &Context<'_>, &mut Vec<LineEffect>)) {
         if !self.made_in.is_this() {
             return;
         }
@@ -289,8 +289,8 @@ impl Session {
         let now = Instant::now();
         for change in line.take_changes() {
             match change {
-                Change::Came(hold) => table.agenda.came(&hold, now),
-                Change::Gone(hold) => table.agenda.gone(&hold),
+                HoldChange::Came(hold) => table.agenda.came(&hold, now),
+                HoldChange::Gone(hold) => table.agenda.gone(&hold),
             }
         }
         table.agenda.ask(name, line.due_at());
@@ -321,23 +321,23 @@ impl Session {
         self.beat_in_time(table);
     }
 
-    fn carry_out(self: &Arc<Self>, name: &str, effects: Vec<Effect>) {
+    fn carry_out(self: &Arc<Self>, name: &str, effects: Vec<LineEffect>) {
         for effect in effects {
             match effect {
-                Effect::Answer(to, outcome) => {
+                LineEffect::Answer(to, outcome) => {
                     // The task is gone: give the hold back.
                     if let Err(Ok(Some(hold))) = to.send(outcome) {
                         self.discard(&hold);
                     }
                 }
-                Effect::Released(to, left) => {
+                LineEffect::Released(to, left) => {
                     // A release need not wait for its answer.
                     if let Err(Err(error)) = to.send(left) {
                         telemetry::release_failed(name, &error);
                     }
                 }
-                Effect::Doubted(hold) => self.verify(vec![hold]),
-                Effect::Lost(hold, reason) => {
+                LineEffect::Doubted(hold) => self.verify(vec![hold]),
+                LineEffect::Lost(hold, reason) => {
                     hold.lose(reason);
                     hold.report_end();
                 }
@@ -366,13 +366,13 @@ impl Session {
     pub(crate) fn spawn_for<T: Send + 'static>(
         self: &Arc<Self>,
         task: impl Future<Output = T> + Send + 'static,
-    ) -> JoinHandle<T> {
-        self.start().spawn(task)
+    ) -> ToItsEnd<T> {
+        to_its_end(self.start(), task)
     }
 
     fn spawn(self: &Arc<Self>, task: impl Future<Output = ()> + Send + 'static) {
         // A runtime that is shutting down drops the task; the lease is the bound then.
-        drop(self.start().spawn(task));
+        drop(self.spawn_for(task));
     }
 
     /// Whether nothing is held, waited for or about to leave.
@@ -385,15 +385,21 @@ impl Session {
     }
 
     fn context<'a>(&'a self, streaming: bool, clock: &'a ServerClock) -> Context<'a> {
-        let expects_stream =
-            streaming || (self.config.wake_source.may_stream() && *self.mode.borrow() == WakeMode::ChangeStream);
+        let expected = || self.config.wake_source.may_stream() && *self.mode.borrow() == WakeMode::ChangeStream;
+        let stream = if streaming {
+            StreamState::Open
+        } else if !expected() {
+            StreamState::Unavailable
+        } else if self.wants_to_stream() {
+            StreamState::OnDemand
+        } else {
+            StreamState::Opening
+        };
         Context {
             now: Instant::now(),
             config: &self.config,
             clock,
-            streaming,
-            resting: !streaming && expects_stream && self.wants_to_stream(),
-            expects_stream,
+            stream,
             ids: &self.ids,
             room: QUEUE_MOST,
         }

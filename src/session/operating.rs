@@ -6,11 +6,11 @@ use tokio::time::{Instant, sleep};
 
 use super::{Session, hold::Hold};
 use crate::{
+    backoff::Backoff,
     error::ServerError,
     protocol::{Downgrade, Evict, Exchange, Expects, Holder, Operation, Proclaim, QUEUE_MOST, State},
-    store::{Renewal, StoreError},
+    store::{Renewal, Statements, StoreError},
     telemetry,
-    waitlist::backoff::Backoff,
 };
 
 impl Session {
@@ -145,7 +145,7 @@ impl Session {
                 .config
                 .keep_millis_for(Duration::from_millis(holder.lease.unsigned_abs())),
             within: PROCLAIM,
-            apart: false,
+            statements: Statements::Shared,
         };
         let store = self.store.clone();
         let renewing = async move { store.renew(&renewal).await };

@@ -11,7 +11,7 @@ use tokio::{
 use super::{Session, admission::AT_ONCE_LEAST};
 use crate::{
     protocol::Exchange,
-    store::{Documents, Store, StoreError},
+    store::{Documents, Store, StoreError, to_its_end},
 };
 
 /// The limits of a reading that is repeated beside its own unanswered attempts.
@@ -65,13 +65,13 @@ where
     let mut attempts = FuturesUnordered::new();
     loop {
         if attempts.len() < READS_AT_ONCE {
-            attempts.push(runtime.spawn(read()));
+            attempts.push(to_its_end(runtime, read()));
         }
         let again = (Instant::now() + pause).min(until);
         loop {
             let ended = tokio::select! {
                 biased;
-                Some(ended) = attempts.next() => ended.unwrap_or_else(|stopped| Err(StoreError::stopped(stopped))),
+                Some(ended) = attempts.next() => ended.and_then(|answer| answer),
                 () = sleep_until(again) => break,
             };
             match ended {

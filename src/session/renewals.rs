@@ -11,7 +11,7 @@ pub(super) const RENEWED_TOGETHER: usize = 1_000;
 
 /// Part of the renewal interval after which another renewal goes out beside an unanswered one; after twice as long,
 /// one more goes out beside both.
-const BESIDE: u32 = 5;
+const RENEWED_BESIDE: u32 = 5;
 
 /// Minimum pause between two renewals, even if little time is left: more of them would only load the server.
 pub(super) const SOONEST: Duration = Duration::from_millis(50);
@@ -135,7 +135,7 @@ impl Renewals {
     /// Returns how long to wait for a renewal until another goes out beside it, after so many in vain.
     pub(super) fn pause(&self, interval: Duration, in_vain: u32, left: Duration) -> Duration {
         let least = self.slowest.min(interval / 2) * 2;
-        let pause = (interval / BESIDE).max(least);
+        let pause = (interval / RENEWED_BESIDE).max(least);
         let pause = pause.saturating_mul(2_u32.saturating_pow(in_vain));
         // In time for the deadline, even that of a claim, and at least once more before it, even on a slow server.
         pause.min(left / 3).max(least.min(left / 2)).max(SOONEST)

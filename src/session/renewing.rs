@@ -15,10 +15,11 @@ use super::{
     renewals::{Haste, Lane, RENEWED_TOGETHER, SOONEST},
 };
 use crate::{
+    backoff::{Backoff, LONGEST_PAUSE},
     config::Config,
-    store::{Renewal, StoreError},
+    store::{Renewal, Statements, StoreError},
     telemetry,
-    waitlist::{backoff, deadline::Deadline},
+    waitlist::deadline::Deadline,
 };
 
 /// Part of the renewal interval within which holds that are due later go along, so that holds acquired at different
@@ -71,8 +72,7 @@ pub(super) struct Batch {
     lane: Lane,
     /// Number of renewals before this one without an answer.
     in_vain: u32,
-    /// Whether each document gets a statement of its own.
-    apart: bool,
+    statements: Statements,
     /// Wait for an answer before another renewal goes out beside it.
     pause: Duration,
     /// Time that the server may take.
@@ -126,7 +126,9 @@ impl Table {
             let holds = agenda.take_due(queue, now, size, now);
             if !holds.is_empty() {
                 let mut batch = self.batch(holds, Lane::Again, in_vain, interval, now);
-                batch.apart = queue == Queue::Refused;
+                if queue == Queue::Refused {
+                    batch.statements = Statements::OnePerDocument;
+                }
                 return Some(batch);
             }
         }
@@ -159,7 +161,7 @@ impl Table {
             numbers,
             lane,
             in_vain,
-            apart: false,
+            statements: Statements::Shared,
             pause,
             within,
         }
@@ -169,8 +171,8 @@ impl Table {
     pub(super) fn haste(&self, config: &Config, busy: bool, now: Instant) -> Haste {
         let interval = config.renewal_interval;
         let late_by = |queue, late| now.checked_sub(late).is_some_and(|by| self.agenda.is_due(queue, by));
-        // With half of its lease left a renewal is urgent.
-        let urgent_after = (config.lease / 2).saturating_sub(config.margin(config.lease));
+        // A renewal is urgent with half of the lease left before the deadline.
+        let urgent_after = config.usable(config.lease).saturating_sub(config.lease / 2);
         let until_urgent = urgent_after.saturating_sub(interval);
         let many = self.agenda.len() > YIELDING_FROM;
         // So many can't all be renewed when they are due. Once urgent they would go out in small commands.
@@ -220,7 +222,7 @@ impl Session {
                 ..
             } = &batch;
             let sent_at = Instant::now();
-            let mut renewing = std::pin::pin!(session.renew_together(holds, batch.apart, batch.within));
+            let mut renewing = std::pin::pin!(session.renew_together(holds, batch.statements, batch.within));
             let answered = tokio::select! {
                 biased;
                 answered = &mut renewing => Some(answered),
@@ -237,7 +239,7 @@ impl Session {
             }
             session.suspicion.note(sent_at, answered.as_ref());
             if let Err(error) = answered {
-                let again = Instant::now() + (session.config.renewal_interval / 10).min(backoff::LONGEST);
+                let again = Instant::now() + (session.config.renewal_interval / 10).min(LONGEST_PAUSE);
                 for (hold, number) in holds.iter().zip(&batch.numbers) {
                     hold.failed(*number, again, error.was_answered());
                 }
@@ -263,10 +265,10 @@ impl Session {
     pub(crate) async fn renew_together(
         self: &Arc<Self>,
         holds: &[Arc<Hold>],
-        apart: bool,
+        statements: Statements,
         within: Duration,
     ) -> Result<Option<StoreError>, StoreError> {
-        let renewed = self.renew_once(holds, apart, within).await;
+        let renewed = self.renew_once(holds, statements, within).await;
         self.reschedule(holds);
         let (renewed, refused) = renewed.inspect_err(|error| telemetry::renewal_failed(holds.len(), error))?;
         telemetry::renewed(renewed);
@@ -278,7 +280,7 @@ impl Session {
     pub(super) async fn renew_once(
         self: &Arc<Self>,
         holds: &[Arc<Hold>],
-        apart: bool,
+        statements: Statements,
         within: Duration,
     ) -> Result<(u64, Option<StoreError>), StoreError> {
         let mut entries = BTreeMap::<String, Vec<String>>::new();
@@ -300,7 +302,7 @@ impl Session {
             idle: shows.then(|| idle.iter().map(|hold| hold.id.clone()).collect()),
             keep: self.config.keep_millis_for(longest.unwrap_or_default()),
             within,
-            apart,
+            statements,
         };
         // Reckoned from the server's clock as known at sending: by the time of the answer it may be another server's.
         let sent = Instant::now();
@@ -363,10 +365,12 @@ impl Session {
     pub(super) fn refused(&self, hold: &Hold, sent: Instant, error: &StoreError) {
         let interval = self.config.renewal_interval;
         let times = hold.refused(|times, left| {
-            let pause = (interval / 10)
-                .min(backoff::LONGEST)
-                .saturating_mul(2_u32.saturating_pow(times));
-            pause.min(interval).min(left / 3).max(SOONEST)
+            let backoff = Backoff::between((interval / 10).min(LONGEST_PAUSE), interval);
+            backoff
+                .after(times.saturating_add(1))
+                .pause()
+                .min(left / 3)
+                .max(SOONEST)
         });
         hold.answered(sent);
         if times == 1 {

@@ -6,7 +6,7 @@ use super::{Session, agenda::AT_A_TIME, line::Line};
 use crate::{
     protocol::{ServerTime, wake},
     store::{
-        Event, Left,
+        Event, ForeignWrite,
         family::{element_name, names_in},
     },
 };
@@ -76,7 +76,7 @@ impl Session {
 
     /// Ends the holds that another program's write has removed: those that were in the document before it, and are not
     /// after it. The event alone shows that. All others are read.
-    fn on_overwrite(self: &Arc<Self>, name: &str, left: &Left) {
+    fn on_overwrite(self: &Arc<Self>, name: &str, left: &ForeignWrite) {
         self.feed(name, |lines, context, effects| {
             if let Some(line) = lines.by_name.get_mut(name) {
                 let before = line.holds().filter(|hold| hold.is_logged_before(left.logged_at));

@@ -125,8 +125,8 @@ impl Session {
         command: impl Future<Output = Result<T, StoreError>> + Send + 'static,
     ) -> Result<T, StoreError> {
         self.ensure_alive()?;
-        match timeout(patience, self.start().spawn(command)).await {
-            Ok(answer) => answer.unwrap_or_else(|stopped| Err(StoreError::stopped(stopped))),
+        match timeout(patience, self.spawn_for(command)).await {
+            Ok(answer) => answer.and_then(|answer| answer),
             Err(_) => Err(StoreError::unanswered(patience)),
         }
     }

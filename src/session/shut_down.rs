@@ -7,10 +7,10 @@ use tokio::time::{Instant, sleep, timeout};
 
 use super::{Session, hold::Hold, line::UNANSWERED};
 use crate::{
+    backoff::Backoff,
     protocol::{Exchange, Expects, Operation},
     status::LostReason,
-    store::Answer,
-    waitlist::backoff::Backoff,
+    store::{Answer, to_its_end},
 };
 
 /// Maximum number of documents in one command of releases: some hundred kilobytes, as each has a pipeline of its own.
@@ -86,14 +86,15 @@ impl Session {
             return;
         }
         let (store, until) = (self.store.clone(), Instant::now() + self.config.lease);
-        runtime.spawn(async move {
+        let releasing = async move {
             for together in releases.chunks(RELEASED_TOGETHER) {
                 let mut backoff = Backoff::default();
                 while store.release_together(together).await.is_err() && Instant::now() < until {
                     sleep(backoff.failed()).await;
                 }
             }
-        });
+        };
+        drop(to_its_end(runtime, releasing));
     }
 
     /// Ends every wait and every hold, and then reports this to the server. Nothing new comes to the lines meanwhile.

@@ -7,9 +7,10 @@ use tokio::time::{Instant, sleep};
 
 use super::{Session, Table, agenda::AT_A_TIME, hold::Hold, renewals::RENEWED_TOGETHER};
 use crate::{
+    backoff::Backoff,
     protocol::{Exchange, State, document::Malformed},
     telemetry,
-    waitlist::{backoff::Backoff, clock::Jump},
+    waitlist::clock::Jump,
 };
 
 /// Age from which a held lock is worth a change stream that reports its loss. Most critical sections are shorter, and

@@ -9,13 +9,10 @@ use mongodb::{
 };
 
 use super::{
-    Listed, MemoryInPlace, MongoStore, NamedSighting, ResumeAt, Selection, Store, StoreError, Stream, View, contained,
-    place::InPlace,
+    Among, Claimed, ElementUpdate, Listed, MemoryInPlace, MongoStore, NamedSighting, Outlook, ResumeAt, Selection,
+    Store, StoreError, Stream, View, Wanted, contained, place::InPlace,
 };
-use crate::{
-    protocol::{Exchange, Operation, ServerTime, State, document::Malformed},
-    telemetry,
-};
+use crate::{protocol::Operation, telemetry};
 
 /// A store of documents, in MongoDB or in memory.
 #[derive(Clone, Debug)]
@@ -204,57 +201,4 @@ impl DocumentStore {
         }
         .inspect_err(|error| telemetry::operation_failed("delete", Some(name), error))
     }
-}
-
-/// An update of an element by operators.
-#[derive(Clone, Debug)]
-pub(crate) struct ElementUpdate {
-    /// Its paths lead from the element.
-    pub(crate) of_element: Document,
-    /// The same for the document: its paths lead through the array and the [identifier](super::mongo::IDENTIFIER) of
-    /// the element.
-    pub(crate) of_document: Document,
-}
-
-/// The user's own documents that are wanted, and the order in which they are.
-#[derive(Clone, Debug)]
-pub(crate) struct Wanted {
-    pub(crate) filter: Document,
-    pub(crate) sort: Option<Document>,
-    /// How often a document may be claimed, if its claims are counted.
-    pub(crate) attempts_most: Option<i64>,
-}
-
-/// The wanted documents that a claim may take.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum Among<'a> {
-    /// All but those with one of these `_id`s.
-    AllBut(&'a [Bson]),
-    /// The one with this `_id`.
-    Only(&'a Bson),
-}
-
-/// A document of the user's own that was claimed.
-#[derive(Debug)]
-pub(crate) struct Claimed {
-    pub(crate) name: String,
-    /// The user's part of the document.
-    pub(crate) document: Document,
-    /// The lock as it was written.
-    pub(crate) state: Result<State, Malformed>,
-    /// How often the document was claimed, this time included, if its claims are counted.
-    pub(crate) attempt: Option<i64>,
-    pub(crate) exchange: Exchange,
-}
-
-/// The prospects of a claim while no wanted document is free.
-#[derive(Debug)]
-pub(crate) struct Outlook {
-    /// When the first of them becomes free, if nobody renews.
-    pub(crate) free_at: Option<ServerTime>,
-    /// Whether some are claimed by others, and become free in time.
-    pub(crate) others: bool,
-    /// An unfit document that claims pass over, if there is one.
-    pub(crate) unfit: Option<Bson>,
-    pub(crate) exchange: Exchange,
 }

@@ -2,7 +2,9 @@
 
 mod bounds;
 mod clock;
+// A proof, which needs what is private here.
 #[cfg(test)]
+#[path = "../proofs/in_memory.rs"]
 mod differential;
 mod documents;
 mod matching;
@@ -74,7 +76,7 @@ impl MemoryStore {
         }
     }
 
-    pub(super) fn run(&self, name: &str, operation: &Operation) -> Answer {
+    pub(crate) fn run(&self, name: &str, operation: &Operation) -> Answer {
         let mut contents = self.contents();
         let exchange = self.clock.exchange();
         let before = contents.state(name, exchange.1);
@@ -94,7 +96,7 @@ impl MemoryStore {
         }
     }
 
-    pub(super) fn renew(&self, renewal: &Renewal) -> u64 {
+    pub(crate) fn renew(&self, renewal: &Renewal) -> u64 {
         let mut contents = self.contents();
         let now = self.clock.now();
         let mut renewed = 0;
@@ -136,7 +138,7 @@ impl MemoryStore {
         }
     }
 
-    pub(super) fn watch(&self, session: &str) -> MemoryStream<Event> {
+    pub(crate) fn watch(&self, session: &str) -> MemoryStream<Event> {
         let (events, receiver) = mpsc::unbounded_channel();
         self.contents().sessions.push((wake::pattern(session), events));
         MemoryStream(receiver)
@@ -221,7 +223,7 @@ impl Contents {
 }
 
 impl<T> MemoryStream<T> {
-    pub(super) async fn next(&mut self) -> Vec<T> {
+    pub(crate) async fn next(&mut self) -> Vec<T> {
         let mut events = Vec::new();
         // The store outlives its streams, so there is always a sender. Silence is reported as by a server.
         let _ = timeout(AWAIT_TIME, self.0.recv_many(&mut events, 64)).await;

@@ -3,10 +3,10 @@
 //! A store runs one operation of the protocol at a time, renews many holders at once, reads, and watches. The session,
 //! not the store, decides about time-outs and retries.
 
+mod claims;
+pub(crate) mod collection;
 mod documents;
 pub(crate) mod element;
-pub(crate) mod error;
-mod failure;
 pub(crate) mod family;
 mod locks;
 mod memory;
@@ -14,8 +14,8 @@ pub(crate) mod mongo;
 pub(crate) mod name;
 mod number;
 pub(crate) mod place;
-#[cfg(test)]
-pub(crate) mod simulated;
+mod sightings;
+mod to_its_end;
 mod typed;
 
 use std::{
@@ -26,6 +26,8 @@ use std::{
     time::Duration,
 };
 
+#[cfg(test)]
+use crate::proofs::simulated;
 use crate::{
     protocol::{Ahead, Exchange, Operation, ServerTime, State, document::Malformed},
     telemetry,
@@ -33,12 +35,15 @@ use crate::{
 use futures::FutureExt;
 use mongodb::bson::Timestamp;
 
-pub(crate) use documents::{Among, Claimed, DocumentStore, ElementUpdate, Outlook, Wanted};
-pub(crate) use error::{Failure, StoreError};
-pub(crate) use locks::{Listed, LockStore, NamedSighting, Selection, Sighting, Unreadable};
-pub(crate) use memory::{MemoryDocuments, MemoryInPlace, MemoryStore, Refused};
+pub(crate) use crate::error::{failure::Failure, store::StoreError};
+pub(crate) use claims::{Among, Claimed, ElementUpdate, Outlook, Wanted};
+pub(crate) use documents::DocumentStore;
+pub(crate) use locks::LockStore;
+pub(crate) use memory::{MemoryDocuments, MemoryInPlace, MemoryStore, MemoryStream, Refused};
 pub(crate) use mongo::{AWAIT_TIME, MongoStore, Topology, abort, identity, is_in_transaction};
 pub(crate) use place::InPlace;
+pub(crate) use sightings::{Listed, NamedSighting, Selection, Sighting, Unreadable};
+pub(crate) use to_its_end::{ToItsEnd, to_its_end};
 pub(crate) use typed::read_as;
 
 /// A store of any kind, as every session uses it. All of them keep the same documents by the same transitions.
@@ -83,7 +88,7 @@ pub(crate) enum Event {
     Foreign {
         name: String,
         /// The document after that write, if the event shows it.
-        left: Option<Box<Left>>,
+        left: Option<Box<ForeignWrite>>,
     },
     /// A document of the user's own was deleted, or overwritten as a whole: anything can have happened to all locks in
     /// it. It is the name of the document, with which the names of the locks begin.
@@ -100,7 +105,7 @@ pub(crate) enum Event {
 
 /// A document right after another program's write.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Left {
+pub(crate) struct ForeignWrite {
     /// `None`: it was deleted.
     pub(crate) document: Option<Result<State, Malformed>>,
     pub(crate) logged_at: LogTime,
@@ -297,8 +302,16 @@ pub(crate) struct Renewal {
     pub(crate) keep: i64,
     /// Maximum time that the server may take.
     pub(crate) within: Duration,
-    /// Whether each document gets its own statement, so that a refused document costs the others no second command.
-    pub(crate) apart: bool,
+    pub(crate) statements: Statements,
+}
+
+/// The division of a renewal's command into statements.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Statements {
+    /// Documents share statements.
+    Shared,
+    /// Each document gets its own, so that a refused document costs the others no second command.
+    OnePerDocument,
 }
 
 impl Renewal {
@@ -351,7 +364,7 @@ pub(crate) struct ResumeAt(mongodb::bson::Document);
 /// An open change stream.
 pub(crate) enum Stream<T> {
     Mongo(Box<mongo::MongoStream<T>>),
-    Memory(memory::MemoryStream<T>),
+    Memory(MemoryStream<T>),
     #[cfg(test)]
     Simulated(simulated::SimulatedStream<T>),
 }

@@ -6,6 +6,7 @@ mod guard;
 mod identity;
 mod in_place;
 mod lossy;
+mod prepared;
 mod stream;
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
@@ -21,9 +22,13 @@ use mongodb::{
 use tokio::time::Instant;
 
 use super::{
-    Answer, Documents, Elected, Failure, InPlace, Listed, Renewal, Renewed, Selection, StoreError, Unreadable, View,
+    Answer, Documents, Elected, Failure, InPlace, Listed, Renewal, Renewed, Selection, Statements, StoreError,
+    Unreadable, View,
     family::{Family, Member},
 };
+use command::Change;
+use prepared::Prepared;
+
 use crate::protocol::{
     Ahead, Evict, Exchange, Expects, Location, Operation, ServerTime, State, ahead, document::Malformed, pipeline, wake,
 };
@@ -70,10 +75,13 @@ pub(crate) enum Topology {
 /// A collection whose documents are locks, or contain them.
 #[derive(Debug)]
 pub(crate) struct MongoStore {
+    /// The database of the collection.
+    database: Database,
     collection: Collection<Document>,
     family: Family,
     /// Set when the locks are in documents of the user's own.
     place: Option<Arc<InPlace>>,
+    prepared: Prepared,
     /// The members of the replica set that serve the streams of a session.
     streams: ReadPreference,
 }
@@ -136,7 +144,9 @@ impl MongoStore {
             collection: database.collection_with_options(&namespace.coll, options),
             family: place.as_ref().map_or_else(Family::default, |place| Family::of(place)),
             place,
+            prepared: Prepared::default(),
             streams,
+            database,
         }
     }
 
@@ -144,8 +154,6 @@ impl MongoStore {
         let sent = Instant::now();
         let member = self.family.member(name);
         let at = &*member.location;
-        let query = selection(&member, operation);
-        let update = self.pipeline(at, operation);
         // An operation that did what was expected has its time in the document; one that did not is sent again in full,
         // or is over. So the server need not build a second document for the answer.
         let bare = matches!(operation.expects, Expects::Alone | Expects::Holding) && at.is_root();
@@ -154,7 +162,7 @@ impl MongoStore {
             // These operations must not arrive late, after another: the driver sends them as retryable writes, whose
             // repeats the server recognises.
             self.collection
-                .find_one_and_update(query, update)
+                .find_one_and_update(selection(&member, operation), self.pipeline(at, operation))
                 .return_document(ReturnDocument::After)
                 .projection(all_fields(at))
                 .max_time(within)
@@ -163,7 +171,24 @@ impl MongoStore {
         } else {
             // A document of the user's own is never created here.
             let upsert = operation.creates() && at.is_root();
-            self.find_and_modify(query, update, upsert, fields, within).await
+            let change = |operation: &Operation| Change {
+                update: self.pipeline(at, operation),
+                upsert,
+                fields: fields.clone(),
+            };
+            let id = member
+                .id
+                .as_str()
+                .filter(|_| at.is_root() && pipeline::is_by_id(operation));
+            let prepared =
+                id.and_then(|id| Some((id, self.prepared.encoded(operation, |other| change(other).into())?)));
+            match prepared {
+                Some((id, encoded)) => self.find_and_modify_by(id, operation, &encoded, within).await,
+                None => {
+                    let query = selection(&member, operation);
+                    self.find_and_modify(query, change(operation), within).await
+                }
+            }
         };
         let (document, logged_by) = match answer {
             Ok(answer) => answer,
@@ -204,7 +229,7 @@ impl MongoStore {
     /// Renews by one statement for each hundred documents; if a document is refused, by one statement for each. A
     /// refusal ends the shared statement after some documents were written and before others, so its count is useless.
     pub(super) async fn renew(&self, renewal: &Renewal) -> Result<Renewed, StoreError> {
-        if renewal.apart {
+        if renewal.statements == Statements::OnePerDocument {
             return self.renew_each(renewal).await;
         }
         if self.family.is_of_elements() {
@@ -524,7 +549,7 @@ mod tests {
             idle: Some(ids.iter().cloned().collect()),
             keep: 1,
             within: Duration::from_secs(1),
-            apart: true,
+            statements: Statements::OnePerDocument,
         };
         let size = |idle: Option<&str>| {
             let renewal = Renewal {

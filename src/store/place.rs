@@ -6,46 +6,7 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-use mongodb::{Collection, Namespace, bson::Document};
-
-use super::{MemoryDocuments, identity};
-
-/// The collection of the documents.
-#[derive(Clone)]
-pub(crate) enum Place {
-    Mongo(Collection<Document>),
-    Memory(Arc<MemoryDocuments>),
-}
-
-/// Identity of the locks under one path in one collection, in one client of the driver or in memory. It is compared
-/// only while its client or memory is in use.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct PlaceId {
-    /// Identity of the driver's client, or of the memory.
-    owner: String,
-    namespace: String,
-    path: String,
-}
-
-impl PlaceId {
-    pub(crate) fn of(place: &Place, path: &str) -> Option<Self> {
-        let (owner, namespace) = match place {
-            Place::Mongo(collection) => (identity(collection.client())?, collection.namespace().to_string()),
-            Place::Memory(documents) => (format!("{:p}", Arc::as_ptr(documents)), String::new()),
-        };
-        let path = path.to_owned();
-        Some(Self { owner, namespace, path })
-    }
-}
-
-impl fmt::Display for Place {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Mongo(collection) => collection.namespace().fmt(f),
-            Self::Memory(_) => f.write_str("a collection in memory"),
-        }
-    }
-}
+use mongodb::Namespace;
 
 /// The places of the locks in the documents of one collection, as far as a client knows: programs may lock parts of one
 /// document independently, each under its own path.

@@ -6,13 +6,13 @@ use mongodb::bson::Document;
 use serde::de::DeserializeOwned;
 
 /// The reason why a document can't be read as a type.
-type Unreadable = Arc<dyn StdError + Send + Sync>;
+type Mismatch = Arc<dyn StdError + Send + Sync>;
 
 /// Reads a document as the driver's typed collections do.
-pub(crate) fn read_as<T: DeserializeOwned>(document: &Document) -> Result<T, Unreadable> {
+pub(crate) fn read_as<T: DeserializeOwned>(document: &Document) -> Result<T, Mismatch> {
     let mut bytes = Vec::new();
     let written = document.to_writer(&mut bytes);
-    written.map_err(|error| -> Unreadable { Arc::new(error) })?;
+    written.map_err(|error| -> Mismatch { Arc::new(error) })?;
     bson::read(&bytes)
 }
 
@@ -26,11 +26,11 @@ mod bson {
 
     use serde::de::DeserializeOwned;
 
-    use super::Unreadable;
+    use super::Mismatch;
 
-    pub(super) fn read<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Unreadable> {
+    pub(super) fn read<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Mismatch> {
         use mongodb::bson::*;
-        deserialize_from_slice(bytes).map_err(|error| -> Unreadable { Arc::new(error) })
+        deserialize_from_slice(bytes).map_err(|error| -> Mismatch { Arc::new(error) })
     }
 
     /// Stand-in for the function of bson 3.
@@ -46,5 +46,5 @@ mod bson {
 
     #[derive(Debug, thiserror::Error)]
     #[error(transparent)]
-    struct StandIn(Unreadable);
+    struct StandIn(Mismatch);
 }

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use super::block_on;
 use crate::{
-    config::check_timeout,
     error::{AcquireError, BarrierError},
+    input::check_timeout,
     locks::barrier::{self, BarrierPass},
 };
 

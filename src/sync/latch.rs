@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::block_on;
-use crate::{config::check_timeout, error::AcquireError, locks::latch};
+use crate::{error::AcquireError, input::check_timeout, locks::latch};
 
 /// A count-down latch among all processes: [`watchlock::Latch`] for threads.
 ///

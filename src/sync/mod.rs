@@ -45,6 +45,7 @@
 //! it would block: there, use the types of the crate itself, or `tokio::task::spawn_blocking`. The first call also
 //! panics if the system refuses to start the threads. Dropping a handle blocks nowhere.
 
+mod action;
 mod actions;
 mod barrier;
 mod client;
@@ -64,7 +65,7 @@ use std::sync::{LazyLock, Mutex as Lock, PoisonError};
 
 use tokio::runtime::{Builder, EnterGuard, Runtime};
 
-pub use actions::Action;
+pub use action::Action;
 pub use barrier::Barrier;
 pub use client::{LockClient, LockClientBuilder};
 pub use documents::{DocumentHandle, DocumentLocks};

@@ -4,7 +4,7 @@ use std::{collections::BTreeSet, fs, path::Path};
 
 use serde_json::Value;
 
-use super::meters::{ALL, LOCK, Meter, MeterKind};
+use super::meters::{ALL, LOCK_LABEL, Meter, MeterKind};
 
 /// The labels that Prometheus adds to everything that it scrapes.
 const OF_PROMETHEUS: [&str; 2] = ["job", "instance"];
@@ -75,7 +75,7 @@ fn alerts() -> Vec<Query> {
 
 /// A metric in a query, with the conditions on its labels.
 #[derive(Debug)]
-struct Use<'a> {
+struct Usage<'a> {
     meter: &'static Meter,
     suffix: &'a str,
     /// Label and value.
@@ -84,17 +84,17 @@ struct Use<'a> {
     rated: bool,
 }
 
-impl Use<'_> {
+impl Usage<'_> {
     fn has(&self, label: &str) -> bool {
         self.meter.labels.contains(&label)
             || OF_PROMETHEUS.contains(&label)
-            || (label == LOCK && self.meter.per_lock)
+            || (label == LOCK_LABEL && self.meter.per_lock)
             || (label == "le" && self.suffix == "_bucket")
     }
 }
 
 /// Finds the metrics of a query; panics at a name that is not that of a metric.
-fn uses(expression: &str) -> Vec<Use<'_>> {
+fn uses(expression: &str) -> Vec<Usage<'_>> {
     let starts = expression.match_indices("watchlock_").map(|(start, _)| start);
     let found = starts.map(|start| {
         let rest = &expression[start..];
@@ -119,7 +119,7 @@ fn uses(expression: &str) -> Vec<Use<'_>> {
             (label, rest.trim_start_matches(['=', '!', '~']).trim_matches('"'))
         });
         let before = &expression[..start];
-        Use {
+        Usage {
             meter,
             suffix: &name[meter.name.len()..],
             conditions: conditions.collect(),
@@ -239,7 +239,7 @@ fn the_guide_has_the_type_and_the_labels_of_every_metric() {
         };
         let mut labels: Vec<_> = meter.labels.iter().map(|label| format!("`{label}`")).collect();
         if meter.per_lock {
-            labels.push(format!("(`{LOCK}`)"));
+            labels.push(format!("(`{LOCK_LABEL}`)"));
         }
         let cells = [&format!("`{}`", meter.name), kind, unit, &labels.join(", ")];
         let row = rows.iter().find(|row| row.starts_with(&format!("| {} |", cells[0])));

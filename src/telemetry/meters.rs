@@ -31,7 +31,7 @@ pub(super) enum MeterKind {
 
 /// The label with the name of a lock.
 #[cfg(any(test, feature = "metrics"))]
-pub(super) const LOCK: &str = "lock";
+pub(super) const LOCK_LABEL: &str = "lock";
 
 pub(super) const ACQUIRES: Meter = Meter {
     name: "watchlock_acquires_total",
@@ -179,7 +179,7 @@ mod sink {
 
     use metrics::{Label, Unit, counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram};
 
-    use super::{super::shield::shielded, ALL, LOCK, Meter, MeterKind};
+    use super::{super::shield::shielded, ALL, LOCK_LABEL, Meter, MeterKind};
     use crate::metered::LockLabel;
 
     /// Increments a counter, with the values of its labels.
@@ -204,7 +204,9 @@ mod sink {
         debug_assert!(meter.per_lock || lock.is_none(), "{}", meter.name);
         let known = meter.labels.iter().zip(values);
         let known = known.map(|(name, value)| Label::from_static_parts(name, value));
-        known.chain(lock.map(|lock| Label::new(LOCK, lock.clone()))).collect()
+        known
+            .chain(lock.map(|lock| Label::new(LOCK_LABEL, lock.clone())))
+            .collect()
     }
 
     /// Describes the metrics. Every client does, as nothing announces when a recorder is installed.

@@ -21,14 +21,13 @@ use tokio::time::Instant;
 use tracing::{Span, debug, field::Empty, info, info_span, warn};
 
 use crate::{
-    error::{AcquireError, CandidacyError, ServerError},
+    error::{AcquireError, CandidacyError, ServerError, failure::Failure, store::StoreError},
+    how::How,
     input::check_name,
     metered::LockLabel,
     protocol::{Evict, Kind, Operation},
     status::LostReason,
-    store::error::{Failure, StoreError},
     token::FencingToken,
-    waitlist::How,
     wake_mode::{PollingReason, WakeMode},
 };
 

@@ -23,6 +23,15 @@ pub(crate) const RACES: u32 = 8;
 /// sets a timeout.
 pub(crate) const TRY_FOR: Duration = Duration::from_secs(10);
 
+/// The entry that a waiter leaves behind when it asks with a new one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum OldEntry {
+    /// Another client put it out.
+    PutOut,
+    /// A request for it may still reach the server, so it leaves more than once.
+    MayReturn,
+}
+
 impl Waitlist {
     /// Takes in the answer to the operation that is on its way; `state` is `None` if there is no document.
     pub(crate) fn answered(
@@ -63,7 +72,7 @@ impl Waitlist {
                 wake::Left::Nowhere if leaving.repeated => wake::Left::Holder,
                 found => found,
             };
-            let found = match (found, &leaving.kept) {
+            let found = match (found, leaving.left_as.kept()) {
                 (wake::Left::Holder, Some(kept)) => kept_or_lost(kept, state, exchange.now),
                 (found, _) => found,
             };
@@ -151,7 +160,7 @@ impl Waitlist {
         if let Some(holder) = state.holders.iter().find(|holder| holder.id == entry.id) {
             if holder.is_kept() {
                 // Nothing here released it, so another program wrote that.
-                return self.ask_anew(position, true, context);
+                return self.ask_anew(position, OldEntry::MayReturn, context);
             }
             let lease = self.waiting[position].terms.lease(context.config);
             let deadline = Deadline::of_answer(
@@ -216,7 +225,7 @@ impl Waitlist {
     ) {
         let Some(deadline) = deadline.filter(|deadline| deadline.instant() > context.now) else {
             // The news came too late to be believed.
-            return self.ask_anew(position, true, context);
+            return self.ask_anew(position, OldEntry::MayReturn, context);
         };
         let Some(waiting) = self.waiting.remove(position) else {
             return;
@@ -251,10 +260,10 @@ impl Waitlist {
     }
 
     /// Asks again for a waiter with a new entry, so that no trace of the old one can be mistaken for it.
-    pub(super) fn ask_anew(&mut self, position: usize, uncertain: bool, context: &Context<'_>) {
+    pub(super) fn ask_anew(&mut self, position: usize, old: OldEntry, context: &Context<'_>) {
         let waiting = &mut self.waiting[position];
         let stale = std::mem::replace(&mut waiting.entry, context.ids.entry());
-        let uncertain = uncertain || waiting.uncertain;
+        let uncertain = old == OldEntry::MayReturn || waiting.uncertain;
         // Not as a first request: a first request goes to the end, behind the entries that were only tried beside this
         // one.
         (waiting.stage, waiting.above) = (Stage::Asked, 0);

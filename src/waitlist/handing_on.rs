@@ -25,8 +25,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::{
-    Context, Effect, Grant, Held, How, Stage, Waiting, Waitlist, answers::others_wait, deadline::Deadline, idling,
-    unsigned,
+    Context, Effect, Grant, Held, How, Inheritance, Stage, Waiting, Waitlist, answers::others_wait, idling, unsigned,
 };
 use crate::{
     protocol::{Kind, Request, State},
@@ -43,14 +42,6 @@ pub(crate) const HANDED_ON_FOR: Duration = Duration::from_millis(500);
 
 /// The same without a stream, as no event shows other waiters then: as long as a few tries of a polling client.
 pub(crate) const HANDED_ON_UNSEEN: Duration = Duration::from_millis(50);
-
-/// The lease of a hold, as its holder leaves it to the next task.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Inheritance {
-    pub(crate) deadline: Deadline,
-    /// When the hold is due to be renewed.
-    pub(crate) renew_at: Instant,
-}
 
 /// The right to hand a hold on, or to share a reader's.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -71,7 +62,7 @@ impl HandingOn {
     fn may_go_on(&self, is_idle: bool, context: &Context<'_>) -> bool {
         let most = match idling::unseen(&self.terms, context) {
             Some(most) if is_idle => most,
-            _ if context.streaming => HANDED_ON_FOR,
+            _ if context.stream.is_open() => HANDED_ON_FOR,
             _ => HANDED_ON_UNSEEN,
         };
         self.doubt.is_none() && self.has_tokens() && self.was_seen_within(most, context)
@@ -185,7 +176,7 @@ impl Waitlist {
 
     /// Hands a hold that its holder lets go of on to the next task, without the server. `false`: the lock has to go
     /// through the server.
-    pub(crate) fn hand_on(
+    pub(super) fn hand_on(
         &mut self,
         entry: &str,
         inherited: Inheritance,
@@ -311,7 +302,7 @@ impl Waitlist {
     }
 
     /// Takes in that a task lets go of a hold, if others share it still: the entry stays. `false`: it was the last.
-    pub(crate) fn part(&mut self, entry: &str) -> bool {
+    pub(super) fn part(&mut self, entry: &str) -> bool {
         let Some(held) = self.holds.get_mut(entry) else {
             return false;
         };

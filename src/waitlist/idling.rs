@@ -19,7 +19,7 @@ use crate::terms::Terms;
 
 /// Pause between two readings of an idle hold's document: with so few, thousands of idle locks cost a few commands a
 /// second, as they are read together.
-pub(crate) const LOOK_EVERY: Duration = Duration::from_secs(5);
+pub(crate) const IDLE_LOOK_EVERY: Duration = Duration::from_secs(5);
 
 /// Time without a reading after which an idle hold is given back: the longest that another client waits whose event was
 /// lost. Two readings may fail.
@@ -31,8 +31,8 @@ const UNSEEN_UNTIL_READ: Duration = Duration::from_secs(1);
 /// Returns for how long a hold on these terms may be handed on unseen; `None`: it does not stay with the client.
 pub(super) fn unseen(terms: &Terms, context: &Context<'_>) -> Option<Duration> {
     match !terms.keep_idle(context.config).is_zero() {
-        true if context.streaming => Some(UNSEEN),
-        true if context.expects_stream => Some(UNSEEN_UNTIL_READ),
+        true if context.stream.is_open() => Some(UNSEEN),
+        true if context.stream.is_expected() => Some(UNSEEN_UNTIL_READ),
         _ => None,
     }
 }
@@ -65,9 +65,9 @@ impl Doubt {
 }
 
 impl Waitlist {
-    /// Takes in that a task lets go of a hold for which nobody waits: it stays with the client, if it may. `None`: it
-    /// has to go back. Otherwise whether its document is to be read before anybody has it.
-    pub(crate) fn rest(&mut self, entry: &str, inherited: Inheritance, context: &Context<'_>) -> Option<bool> {
+    /// Takes in that a task lets go of a hold for which nobody waits: it stays with the client, if it may. `None`: it has
+    /// to go back. Otherwise whether its document is to be read before anybody has it.
+    pub(super) fn rest(&mut self, entry: &str, inherited: Inheritance, context: &Context<'_>) -> Option<bool> {
         let Inheritance { deadline, renew_at } = inherited;
         let is_sound = deadline.instant() > context.now && renew_at > context.now;
         if !is_sound || !self.waiting.is_empty() {
@@ -76,7 +76,7 @@ impl Waitlist {
         let held = self.holds.get_mut(entry).filter(|held| !held.uncertain)?;
         let handing = held.handing_on.as_mut()?;
         unseen(&handing.terms, context)?;
-        if !handing.was_seen_within(LOOK_EVERY, context) {
+        if !handing.was_seen_within(IDLE_LOOK_EVERY, context) {
             // It was held for long. An event would have told of others.
             handing.doubt = Some(Doubt::of(handing.doubt, context));
         }
@@ -89,7 +89,7 @@ impl Waitlist {
     }
 
     /// Returns the entry of the hold that stays with the client while no task has it, if there is one.
-    pub(crate) fn resting(&mut self) -> Option<String> {
+    pub(super) fn resting(&mut self) -> Option<String> {
         if !self.may_rest {
             // Of thousands of permits each is a hold, and this is part of each step.
             return None;
@@ -101,7 +101,7 @@ impl Waitlist {
     }
 
     /// Whether an idle hold has to be given back; if not, plans when it is looked at again.
-    pub(crate) fn must_give_back(&mut self, entry: &str, context: &Context<'_>) -> bool {
+    pub(super) fn must_give_back(&mut self, entry: &str, context: &Context<'_>) -> bool {
         let Some(held) = self.holds.get_mut(entry) else {
             return false;
         };

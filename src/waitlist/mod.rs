@@ -9,22 +9,21 @@
 //! command, and readers share one hold: [`handing_on`].
 //!
 //! Time and events come in: [`join`](Waitlist::join), [`cancel`](Waitlist::cancel), [`let_go`](Waitlist::let_go),
-//! [`hand_on`](Waitlist::hand_on), [`share`](Waitlist::share), [`part`](Waitlist::part),
-//! [`answered`](Waitlist::answered), [`failed`](Waitlist::failed), [`signalled`](Waitlist::signalled),
-//! [`doubt`](Waitlist::doubt), [`verified`](Waitlist::verified), [`looked`](Waitlist::looked),
-//! [`look_failed`](Waitlist::look_failed). Three things come out: the [`Effect`]s, which name tasks and releases by the
-//! keys that these brought; the [next operation](Waitlist::next) to send; and the [instant](Waitlist::due_at) at which
-//! the waitlist wants to be asked again. It can be cloned, compared and hashed. `session::line` runs it for real tasks
-//! against a real server, and the model (`model/`) runs the same value through every state that a few clients get into.
+//! [`share`](Waitlist::share), [`answered`](Waitlist::answered), [`failed`](Waitlist::failed), [`signalled`](Waitlist::signalled),
+//! [`doubt`](Waitlist::doubt), [`verified`](Waitlist::verified), [`looked`](Waitlist::looked), [`look_failed`](Waitlist::look_failed). Three things come out:
+//! the [`Effect`]s, which name tasks and releases by the keys that these brought; the [next operation](Waitlist::next)
+//! to send; and the [instant](Waitlist::due_at) at which the waitlist wants to be asked again. It can be cloned,
+//! compared and hashed. `session::line` runs it for real tasks against a real server, and the model (`model/`)
+//! runs the same value through every state that a few clients get into.
 
 pub(crate) mod answers;
-pub(crate) mod backoff;
 pub(crate) mod clock;
 pub(crate) mod deadline;
 pub(crate) mod handing_on;
-mod how;
 pub(crate) mod idling;
 pub(crate) mod ids;
+mod inheritance;
+pub(crate) mod letting_go;
 #[cfg(modelled)]
 mod modelled;
 mod news;
@@ -39,20 +38,21 @@ use std::{
 
 use tokio::time::Instant;
 
+pub(crate) use crate::how::How;
 use crate::{
+    backoff::Backoff,
     config::Config,
-    protocol::{HoldEnd, Holder, Kept, Owner, Use, wake},
+    protocol::{Holder, Owner, Use, wake},
     status::LostReason,
     terms::{Lease, Terms},
 };
-use backoff::Backoff;
 use clock::ServerClock;
 use deadline::Deadline;
 use handing_on::HandingOn;
-pub(crate) use handing_on::Inheritance;
-pub(crate) use how::How;
 use idling::Idle;
 use ids::Ids;
+pub(crate) use inheritance::Inheritance;
+use letting_go::LeftAs;
 #[cfg(modelled)]
 pub(crate) use modelled::Word;
 use prospect::{Prospect, Turn};
@@ -247,10 +247,8 @@ struct Leaving {
     entry: String,
     /// The use of the lock by this entry, if that is known.
     used: Option<Use>,
-    /// Set if the lock is to stay taken after it.
-    kept: Option<Kept>,
-    /// Set if its holder has lost it, and so gives up the entry.
-    given_up: Option<HoldEnd>,
+    /// The state in which it leaves the lock.
+    left_as: LeftAs,
     /// The release that awaits the answer.
     release: Option<Key>,
     /// Whether it may be a holder, so that its going can let others in.
@@ -270,8 +268,7 @@ impl Leaving {
         Self {
             entry,
             used: None,
-            kept: None,
-            given_up: None,
+            left_as: LeftAs::Free,
             release: None,
             may_hold: false,
             repeated: false,
@@ -291,14 +288,8 @@ impl Leaving {
         Self { may_hold, ..self }
     }
 
-    /// Leaves the lock taken.
-    fn keeping(self, kept: Option<Kept>) -> Self {
-        Self { kept, ..self }
-    }
-
-    /// Says that its holder had lost it.
-    fn given_up(self, given_up: Option<HoldEnd>) -> Self {
-        Self { given_up, ..self }
+    fn left_as(self, left_as: LeftAs) -> Self {
+        Self { left_as, ..self }
     }
 
     /// Goes on for as long as the entry can be live.
@@ -319,7 +310,7 @@ impl Leaving {
 
     /// Whether it is a holder whose request came to its end, and which leaves for the first time and for good.
     fn is_plain_release(&self) -> bool {
-        self.may_hold && !self.repeated && self.sweep == SWEEPS.len() && self.kept.is_none()
+        self.may_hold && !self.repeated && self.sweep == SWEEPS.len() && self.left_as.kept().is_none()
     }
 }
 
@@ -391,15 +382,38 @@ pub(crate) struct Context<'a> {
     pub(crate) now: Instant,
     pub(crate) config: &'a Config,
     pub(crate) clock: &'a ServerClock,
-    /// Whether grants arrive as events, so that asking is only the back-stop.
-    pub(crate) streaming: bool,
-    /// Whether they don't because nobody has needed the stream so far; it opens when somebody does.
-    pub(crate) resting: bool,
-    /// Whether there is reason to expect the stream to open as soon as it is needed.
-    pub(crate) expects_stream: bool,
+    pub(crate) stream: StreamState,
     pub(crate) ids: &'a Ids,
     /// The number of entries that the server's queue has room for.
     pub(crate) room: usize,
+}
+
+/// The state of the change stream that reports grants.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum StreamState {
+    /// Grants arrive as events, so that asking is only the back-stop.
+    Open,
+    /// Somebody needs it, and there is reason to expect that it opens soon.
+    Opening,
+    /// Nobody has needed it so far; it is expected to open as soon as somebody does.
+    OnDemand,
+    /// There is none, or no reason to expect that it opens.
+    Unavailable,
+}
+
+impl StreamState {
+    pub(crate) fn is_open(self) -> bool {
+        self == Self::Open
+    }
+
+    pub(crate) fn opens_on_demand(self) -> bool {
+        self == Self::OnDemand
+    }
+
+    /// Whether it is open, or expected to be as soon as it is needed.
+    pub(crate) fn is_expected(self) -> bool {
+        self != Self::Unavailable
+    }
 }
 
 /// The reason why an operation failed, as far as the waitlist acts on it.
@@ -605,26 +619,6 @@ impl Waitlist {
             let leaving = leaving.of_lease(lease, context);
             self.leaving.push(leaving.swept_if(waiting.uncertain));
         }
-    }
-
-    /// Lets go of a hold: by release, by drop, or because it was lost. `release` awaits the answer. `kept`: the lock is
-    /// to stay taken.
-    pub(crate) fn let_go(
-        &mut self,
-        entry: &str,
-        used: Use,
-        release: Option<Key>,
-        kept: Option<Kept>,
-        given_up: Option<HoldEnd>,
-        context: &Context<'_>,
-    ) {
-        let held = self.holds.remove(entry);
-        // An unknown entry may be anywhere.
-        let uncertain = held.as_ref().is_none_or(|held| held.uncertain);
-        let lease = held.map_or(context.config.lease, |held| held.lease);
-        let leaving = Leaving::new(entry.to_owned(), context).used_as(used).holding();
-        let leaving = leaving.of_lease(lease, context).keeping(kept).given_up(given_up);
-        self.leaving.push(leaving.swept_if(uncertain).answering(release));
     }
 
     /// Adds a hold that no task here waited for.

@@ -116,6 +116,11 @@ impl Waitlist {
         self.waiting.retain(|waiting| waiting.key != key);
     }
 
+    /// Has all readers but one part with a hold that they share: the mistake that the model must find.
+    pub(crate) fn forget_sharers(&mut self, entry: &str) {
+        while self.part(entry) {}
+    }
+
     /// Writes everything that decides this value's next step, after a call of [`stop_timers`](Self::stop_timers).
     pub(crate) fn words<'a>(&'a self, now: Instant, write: &mut impl FnMut(Word<'a>)) {
         let mut flags = Vec::with_capacity(32);
@@ -150,7 +155,7 @@ impl Waitlist {
         for leaving in self.leaving.iter().chain(self.under_way.iter().flatten()) {
             leaving.words(write);
             flags.extend([leaving.may_hold, leaving.repeated, leaving.used.is_some()]);
-            flags.push(leaving.kept.is_some());
+            flags.push(leaving.left_as.kept().is_some());
         }
         write(Word::Number(self.leaving.len().try_into().unwrap_or(-1)));
         let is_due = |at: Option<Instant>| at.is_some_and(|at| at <= now);

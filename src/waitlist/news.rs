@@ -2,7 +2,12 @@
 
 use tokio::time::Instant;
 
-use super::{Context, Effect, Held, Leaving, Waitlist, answers::others_wait, deadline::Deadline, timing};
+use super::{
+    Context, Effect, Held, Leaving, Waitlist,
+    answers::{OldEntry, others_wait},
+    deadline::Deadline,
+    timing,
+};
 use crate::{
     protocol::{ServerTime, State, document::Malformed, wake},
     status::LostReason,
@@ -41,7 +46,7 @@ impl Waitlist {
             (wake::Signal::Evicted { token }, Some(position)) if token <= self.waiting[position].above => {}
             // An answer that is on its way may still show this entry as a waiter, or even as a holder.
             (wake::Signal::Evicted { .. } | wake::Signal::Adopted, Some(position)) => {
-                self.ask_anew(position, false, context);
+                self.ask_anew(position, OldEntry::PutOut, context);
             }
             // The entry may have asked again since, and been granted anew: then the event is about the earlier hold.
             (wake::Signal::Evicted { token }, None) => {

@@ -46,10 +46,13 @@ impl Waitlist {
         } else {
             None
         };
-        let kept: Vec<Kept> = leaves.iter().filter_map(|leaving| leaving.kept.clone()).collect();
+        let kept: Vec<Kept> = leaves
+            .iter()
+            .filter_map(|leaving| leaving.left_as.kept().cloned())
+            .collect();
         let given_up = leaves
             .iter()
-            .filter_map(|leaving| Some((leaving.entry.clone(), leaving.given_up?)));
+            .filter_map(|leaving| Some((leaving.entry.clone(), leaving.left_as.given_up()?)));
         let record = Record {
             given_up: given_up.collect(),
             ..context.config.record()

@@ -106,7 +106,7 @@ impl Waitlist {
         };
         self.prospect = prospect;
         let looks = self.look_at.is_some();
-        let routine = if context.streaming || looks {
+        let routine = if context.stream.is_open() || looks {
             // If the head is granted the lock and is dead, no event shows it. So the next in line must notice when the
             // head's claim lease ends; this serves those further back too.
             let claim = state
@@ -134,7 +134,7 @@ impl Waitlist {
     pub(super) fn ask_after_grant(&mut self, context: &Context<'_>) {
         let head = self.waiting.front();
         let lease = head.map(|head| head.terms).unwrap_or_default().lease(context.config);
-        let routine = if context.streaming {
+        let routine = if context.stream.is_open() {
             refresh(&lease, context.config)
         } else {
             context.config.poll_interval.0
@@ -172,9 +172,9 @@ impl Waitlist {
         let was_far = self.is_far();
         let prospect = Prospect::new(&look.entry, &ahead, self.prospect.as_ref(), &lease, context.config);
         self.look_at = self.next_look_at(&prospect, &ahead, context);
-        let comes_near = context.resting && was_far && prospect.turn == Turn::Near;
+        let comes_near = context.stream.opens_on_demand() && was_far && prospect.turn == Turn::Near;
         self.prospect = Some(prospect);
-        if comes_near || (self.look_at.is_none() && !context.streaming) {
+        if comes_near || (self.look_at.is_none() && !context.stream.is_open()) {
             self.ask_at = Some(context.now);
             return;
         }
@@ -211,10 +211,10 @@ impl Waitlist {
 
     fn next_look_at(&self, prospect: &Prospect, ahead: &Ahead, context: &Context<'_>) -> Option<Instant> {
         match prospect.turn {
-            Turn::Far(after) if context.resting => Some(context.now + after),
+            Turn::Far(after) if context.stream.opens_on_demand() => Some(context.now + after),
             // Without a stream a grant must be noticed while its claim lease runs. A look costs the server a part of what
             // it costs to ask, and only one that shows something is followed by that.
-            _ if !context.streaming && self.blind_until.is_none_or(|until| until <= context.now) => {
+            _ if !context.stream.is_open() && self.blind_until.is_none_or(|until| until <= context.now) => {
                 let head = self.waiting.front()?;
                 let waited = context.now.saturating_duration_since(head.since);
                 // Never less often than where the pace is not known.
@@ -223,7 +223,7 @@ impl Waitlist {
                 Some(context.now + pause.min(head.terms.lease(context.config).claim / 4))
             }
             // A client that has the stream open only because of its queue position may find that it does not need it.
-            Turn::Near if context.streaming && ahead.turns >= context.config.near => {
+            Turn::Near if context.stream.is_open() && ahead.turns >= context.config.near => {
                 Some(context.now + prospect::reconsider(context.config))
             }
             _ => None,

@@ -474,7 +474,7 @@ async fn contend(locks: LockClient, contender: usize, log: Arc<Log>, stop: Cance
         };
         // Some work: so little that each is served many times, and so much that the machine has time for the servers.
         for _ in 0..3 {
-            sleep(Duration::from_millis(5)).await;
+            sleep(Duration::from_millis(10)).await;
             grant.look(&handle);
         }
         grant.look(&handle);

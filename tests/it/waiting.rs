@@ -122,6 +122,44 @@ async fn only_those_near_the_front_have_a_stream() {
     assert!(clients.iter().all(|locks| locks.wake_mode() == WakeMode::ChangeStream));
 }
 
+/// A client far back has no stream, so a grant out of turn reaches it by its next look: sooner than its claim lease ends.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_last_of_a_queue_that_all_others_leave_is_served_by_its_next_look() {
+    const AHEAD: usize = 23;
+    const CLAIM_LEASE: Duration = Duration::from_secs(5);
+    let ground = Ground::replica_set("last").await;
+    let admin = ground.driver().await;
+    let holder = ground.locks().await;
+    let held = holder.mutex("x").acquire().await.unwrap();
+    tokio::time::sleep(Duration::from_millis(1_200)).await;
+    let (mut ahead, mut clients) = (Vec::new(), Vec::new());
+    for number in 0..AHEAD {
+        let locks = ground.locks().await;
+        ahead.push(tokio::spawn(locks.mutex("x").acquire().into_future()));
+        clients.push(locks);
+        until_waiting(&holder, "x", number + 1).await;
+    }
+    let last = ground.locks().await;
+    let waits = tokio::spawn(last.mutex("x").acquire().into_future());
+    until_waiting(&holder, "x", AHEAD + 1).await;
+    eventually(PATIENCE, "only some have a stream", async || {
+        (2..=7).contains(&ground.streams(&admin).await.len())
+    })
+    .await;
+    for waiter in &ahead {
+        waiter.abort();
+    }
+    held.release().await.unwrap();
+    eventually(PATIENCE, "it is alone", async || {
+        info(&holder, "x").await.is_some_and(|lock| lock.waiters.is_empty())
+    })
+    .await;
+    let handle = within(CLAIM_LEASE, "it is served", waits).await.unwrap().unwrap();
+    let lock = info(&holder, "x").await.unwrap();
+    assert_eq!(lock.holders[0].token, handle.token());
+    handle.release().await.unwrap();
+}
+
 /// A stream that was opened in time is closed when the queue turns out to be slow, and opened again in time.
 #[tokio::test(flavor = "multi_thread")]
 async fn streams_follow_the_pace_of_the_queue() {

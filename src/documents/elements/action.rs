@@ -8,7 +8,7 @@ use serde::de::DeserializeOwned;
 use super::{ElementHandle, ElementLocks};
 use crate::{
     brief::Brief,
-    documents::action::{Acquiring, Action, Options, debug_as_request, with_options},
+    documents::action::{ActionFuture, DocumentAcquiring, Options, debug_as_request, with_options},
     error::AcquireError,
     handle::LockHandle,
     store::read_as,
@@ -36,11 +36,11 @@ with_options! {
 
 impl<E: DeserializeOwned + Send + Sync + 'static> IntoFuture for AcquireElement<E> {
     type Output = Result<ElementHandle<E>, AcquireError>;
-    type IntoFuture = Action<ElementHandle<E>>;
+    type IntoFuture = ActionFuture<ElementHandle<E>>;
 
     fn into_future(self) -> Self::IntoFuture {
         Box::pin(async move {
-            let acquiring = Acquiring::new(self.locks.place(&self.id)?, &self.options);
+            let acquiring = DocumentAcquiring::new(self.locks.place(&self.id)?, &self.options);
             let handle = acquiring.wait().await.map_err(|error| self.locks.missing(error))?;
             self.locks.fetched(&acquiring, handle, &self.id).await
         })
@@ -91,7 +91,7 @@ impl<E: DeserializeOwned + Send + Sync + 'static> TryAcquireElement<E> {
     /// # }
     /// ```
     pub async fn or_held(self) -> Result<ElementHandle<E>, AcquireError> {
-        let acquiring = Acquiring::new(self.locks.place(&self.id)?, &self.options);
+        let acquiring = DocumentAcquiring::new(self.locks.place(&self.id)?, &self.options);
         let handle = acquiring.at_once().or_held().await;
         let handle = handle.map_err(|error| self.locks.missing(error))?;
         self.locks.fetched(&acquiring, handle, &self.id).await
@@ -100,11 +100,11 @@ impl<E: DeserializeOwned + Send + Sync + 'static> TryAcquireElement<E> {
 
 impl<E: DeserializeOwned + Send + Sync + 'static> IntoFuture for TryAcquireElement<E> {
     type Output = Result<Option<ElementHandle<E>>, AcquireError>;
-    type IntoFuture = Action<Option<ElementHandle<E>>>;
+    type IntoFuture = ActionFuture<Option<ElementHandle<E>>>;
 
     fn into_future(self) -> Self::IntoFuture {
         Box::pin(async move {
-            let acquiring = Acquiring::new(self.locks.place(&self.id)?, &self.options);
+            let acquiring = DocumentAcquiring::new(self.locks.place(&self.id)?, &self.options);
             let tried = acquiring.at_once().await;
             match tried.map_err(|error| self.locks.missing(error))? {
                 Some(handle) => self.locks.fetched(&acquiring, handle, &self.id).await.map(Some),
@@ -119,7 +119,7 @@ impl<E: DeserializeOwned> ElementLocks<E> {
     /// released again.
     async fn fetched(
         &self,
-        acquiring: &Acquiring<'_>,
+        acquiring: &DocumentAcquiring<'_>,
         handle: LockHandle,
         id: &Bson,
     ) -> Result<ElementHandle<E>, AcquireError> {

@@ -14,9 +14,9 @@ use crate::{
     store::{element::ElementKey, read_as},
 };
 
-/// Maximum tries of an update that was not done, though right after each the lock is held and the element is there: it
-/// was removed and added again in between, or the lease is over by the server's clock.
-const TRIES: u32 = 2;
+/// Maximum tries of an update that was not done, though right after each the lock is held and the element is there: it was
+/// removed and added again in between, or the lease is over by the server's clock.
+const UPDATE_TRIES: u32 = 2;
 
 /// A locked element of an array.
 ///
@@ -160,7 +160,7 @@ impl<E: DeserializeOwned> ElementHandle<E> {
         let update = rewritten(&update.into(), &self.array, &self.key)?;
         before_write(&self.session, &self.handle).await?;
         let hold = self.handle.hold();
-        for _ in 0..TRIES {
+        for _ in 0..UPDATE_TRIES {
             if let Some(element) = self.session.change_element(hold, update.clone()).await? {
                 return read_as(&element).map_err(|source| DocumentError::Unreadable { source });
             }

@@ -328,7 +328,7 @@ impl<E> ElementLocks<E> {
         let overlaps = |other: &str| {
             InvalidInput::new(format!(
                 "the array `{}` in {} overlaps with `{other}`, where this client has locks",
-                self.array, self.locks.place
+                self.array, self.locks.collection
             ))
         };
         for own in [&self.locks.path, &root] {
@@ -342,7 +342,7 @@ impl<E> ElementLocks<E> {
             false => InvalidInput::new(format!(
                 "the field `{path}` for the locks of elements in {} overlaps with `{other}`, where this client already \
                  has locks",
-                self.locks.place
+                self.locks.collection
             )),
         })?;
         let session = self.sessions().get(&self.array).cloned();
@@ -376,7 +376,7 @@ impl<E> fmt::Debug for ElementLocks<E> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         // The collection is left out: the driver's client shows the user's connection options.
         f.debug_struct("ElementLocks")
-            .field("namespace", &self.locks.place.to_string())
+            .field("namespace", &self.locks.collection.to_string())
             .field("field", &self.locks.path)
             .field("array", &self.array)
             .field("key", &Brief(&self.key))

@@ -45,7 +45,7 @@ pub(super) fn rewritten(
         }
         let mut rewritten = Document::new();
         for (path, value) in fields {
-            check_path(path, key)
+            check_path_in_element(path, key)
                 .map_err(|problem| refused(format!("`{shown}` of `{}` {problem}", path.escape_debug())))?;
             rewritten.insert(format!("{array}.$[{IDENTIFIER}].{path}"), value.clone());
             is_empty = false;
@@ -61,7 +61,7 @@ pub(super) fn rewritten(
     })
 }
 
-fn check_path(path: &str, key: &ElementKey) -> Result<(), &'static str> {
+fn check_path_in_element(path: &str, key: &ElementKey) -> Result<(), &'static str> {
     let mut names = path.split('.');
     if key.has_field(names.clone().next().unwrap_or_default()) {
         return Err("would change the key of the element");

@@ -8,15 +8,16 @@ use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
 
 use super::{Election, Leadership};
 use crate::{
+    backoff::Backoff,
     error::{AcquireError, CandidacyError},
     handle::LockView,
     status::LostReason,
     telemetry,
 };
 
-/// First and longest pause before a name that is in use as another kind of lock is tried again. The other program must
+/// Pauses before a name that is in use as another kind of lock is tried again. The other program must
 /// release it, and nothing announces when.
-const OTHER_USE: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
+const OTHER_USE: Backoff = Backoff::between(Duration::from_millis(100), Duration::from_secs(5));
 
 /// Limits the bytes of a panic's message that are kept.
 const MESSAGE_MOST: usize = 1_024;
@@ -49,13 +50,14 @@ impl Election {
 
     /// Campaigns, and repeats it while the name is in other use, if the election waits for that.
     pub(super) async fn campaign_on(&self, value: &str) -> Result<Leadership, AcquireError> {
-        let mut pause = OTHER_USE.0;
+        let mut backoff = OTHER_USE;
         loop {
             match self.campaign(value).await {
-                Err(AcquireError::KindMismatch(_)) if self.waits_out_other_uses => sleep(pause).await,
+                Err(AcquireError::KindMismatch(_)) if self.waits_out_other_uses => {
+                    sleep(backoff.failed()).await;
+                }
                 campaigned => return campaigned,
             }
-            pause = (pause * 2).min(OTHER_USE.1);
         }
     }
 

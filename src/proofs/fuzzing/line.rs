@@ -11,11 +11,12 @@ use crate::{
     protocol::{Exchange, Kind, Operation, Owner, QUEUE_MOST, ServerTime, State, state, wake},
     session::{
         hold::Hold,
-        line::{AcquireOptions, Context, Effect, Line, Pending},
+        line::{AcquireOptions, Context, Line, LineEffect, Pending},
     },
     store::{Answer, StoreError},
     terms::Terms,
     waitlist::{
+        StreamState,
         clock::{ServerClock, offset},
         ids::Ids,
     },
@@ -36,7 +37,7 @@ struct Bench {
     config: Config,
     clock: ServerClock,
     ids: Ids,
-    streaming: bool,
+    stream: StreamState,
     line: Line,
     /// The document as the server has it.
     document: Option<State>,
@@ -53,7 +54,11 @@ pub(crate) fn drive(choices: &mut Choices<'_>) {
         config: Settings::default().unchecked(),
         clock: ServerClock::default(),
         ids: Ids::new(SESSION.to_owned()),
-        streaming: choices.one_in(2),
+        stream: if choices.one_in(2) {
+            StreamState::Open
+        } else {
+            StreamState::OnDemand
+        },
         line: Line::new("x".to_owned(), None, None),
         document: None,
         keys: 0,
@@ -100,16 +105,14 @@ impl Bench {
     fn feed<T>(
         &mut self,
         permitted: &Permitted,
-        input: impl FnOnce(&mut Line, &Context<'_>, &mut Vec<Effect>) -> T,
+        input: impl FnOnce(&mut Line, &Context<'_>, &mut Vec<LineEffect>) -> T,
     ) -> T {
         let mut effects = Vec::new();
         let context = Context {
             now: Instant::now(),
             config: &self.config,
             clock: &self.clock,
-            streaming: self.streaming,
-            resting: !self.streaming,
-            expects_stream: true,
+            stream: self.stream,
             ids: &self.ids,
             room: QUEUE_MOST,
         };
@@ -118,9 +121,9 @@ impl Bench {
         let _ = (self.line.due_at(), self.line.leaves_at(), self.line.need());
         for effect in effects {
             match effect {
-                Effect::Answer(_, Ok(Some(hold))) => self.granted(hold, now, permitted),
-                Effect::Lost(hold, _) => self.granted.retain(|held| held.id != hold.id),
-                Effect::Answer(..) | Effect::Released(..) | Effect::Doubted(_) => {}
+                LineEffect::Answer(_, Ok(Some(hold))) => self.granted(hold, now, permitted),
+                LineEffect::Lost(hold, _) => self.granted.retain(|held| held.id != hold.id),
+                LineEffect::Answer(..) | LineEffect::Released(..) | LineEffect::Doubted(_) => {}
             }
         }
         output

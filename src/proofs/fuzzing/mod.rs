@@ -19,7 +19,7 @@ use mongodb::bson::Document;
 pub(crate) use choices::Choices;
 
 use crate::{
-    contention::{Contention, Sighting},
+    contention::{Contention, LastReport},
     inspect::LockInfo,
     protocol::{Location, ServerTime, State, wake},
 };
@@ -119,7 +119,7 @@ fn show(state: &State) {
         harmless(&waiter.to_string());
     }
     for as_of in [ServerTime(0), state.at, ServerTime(i64::MIN), ServerTime(i64::MAX)] {
-        let sighting = Sighting {
+        let sighting = LastReport {
             state,
             as_of,
             age: as_of.since(state.at),

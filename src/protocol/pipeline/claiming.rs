@@ -2,7 +2,7 @@
 
 use mongodb::bson::{Bson, Document, doc};
 
-use super::{ending, existing, expression::cond, requested_use, selecting::is_known, short::alone};
+use super::{ending, existing, expression::cond, fields_of_enqueue, selecting::is_known, short::alone};
 use crate::protocol::{
     Location, Operation, Requests,
     document::{DOUBLE_MOST, ID_MOST, NUMBER_MOST},
@@ -91,8 +91,8 @@ pub(crate) fn claim(
         let attempts = doc! { "$ifNull": [at.value("attempts"), 0_i64] };
         fields.insert("attempts", doc! { "$add": [attempts, 1_i64] });
     }
-    fields.extend(requested_use(requests));
+    fields.extend(fields_of_enqueue(requests));
     fields.insert("queue", Bson::Array(Vec::new()));
-    fields.extend(ending::fields_of(at, existing(at, "holders"), operation, now));
+    fields.extend(ending::record_of(at, existing(at, "holders"), operation, now));
     vec![doc! { "$replaceWith": at.merged([fields.into()]) }]
 }

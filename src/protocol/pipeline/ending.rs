@@ -1,4 +1,4 @@
-//! The record of the holds that an operation ends. Most clients make none, and their pipelines have nothing of this.
+//! Phase record: the holds that an operation ends. Most clients make none, and their pipelines have nothing of this.
 
 use mongodb::bson::{Bson, Document, doc};
 
@@ -9,9 +9,15 @@ use super::{
 };
 use crate::protocol::{Evict, HoldEnd, Location, Operation};
 
+/// Records the holds that ended, if the client keeps a history: the holders that are not in `$$after`.
+pub(super) fn record(at: &Location, operation: &Operation, now: &Bson) -> Document {
+    let gone = doc! { "$not": { "$in": ["$$this.token", "$$after.holders.token"] } };
+    record_of(at, filter(existing(at, "holders"), gone), operation, now)
+}
+
 /// Returns the field of the history after an operation whose only entry leaves and is the only holder. Nothing of the
 /// holder is compared: the condition of the form says all there is to know.
-pub(super) fn fields_of_release(at: &Location, operation: &Operation, now: &Bson) -> Document {
+pub(super) fn record_of_release(at: &Location, operation: &Operation, now: &Bson) -> Document {
     if operation.record.most == 0 {
         return Document::new();
     }
@@ -25,19 +31,13 @@ pub(super) fn fields_of_release(at: &Location, operation: &Operation, now: &Bson
 }
 
 /// Returns the field after an operation that removes those holders which do not stay by phase leave alone.
-pub(super) fn fields_of_leave(at: &Location, operation: &Operation, now: &Bson) -> Document {
+pub(super) fn record_of_leave(at: &Location, operation: &Operation, now: &Bson) -> Document {
     let gone = filter(existing(at, "holders"), doc! { "$not": [leave(operation, now)] });
-    fields_of(at, gone, operation, now)
-}
-
-/// Returns the field after all phases: the holders that are not in `$$after`.
-pub(super) fn fields_of_all(at: &Location, operation: &Operation, now: &Bson) -> Document {
-    let gone = doc! { "$not": { "$in": ["$$this.token", "$$after.holders.token"] } };
-    fields_of(at, filter(existing(at, "holders"), gone), operation, now)
+    record_of(at, gone, operation, now)
 }
 
 /// Returns the field after these holders are gone, if there are any.
-pub(super) fn fields_of(at: &Location, gone: Bson, operation: &Operation, now: &Bson) -> Document {
+pub(super) fn record_of(at: &Location, gone: Bson, operation: &Operation, now: &Bson) -> Document {
     if operation.record.most == 0 {
         return Document::new();
     }
@@ -51,7 +51,7 @@ pub(super) fn fields_of(at: &Location, gone: Bson, operation: &Operation, now: &
     doc! { "ends": bind(doc! { "gone": gone }, ends) }
 }
 
-/// Returns when and how the hold of an entry ended: [`crate::protocol::ended::Ended::of`].
+/// Returns when and how the hold of an entry ended: [`Operation::end_of`](crate::protocol::Operation::end_of).
 fn how_it_ended(operation: &Operation, now: &Bson) -> Bson {
     let end = |ended: Bson, how: HoldEnd| doc! { "ended": ended, "how": how.as_str() };
     let is_among = |ids: Vec<&str>| doc! { "$in": ["$$this.id", literal(ids)] };

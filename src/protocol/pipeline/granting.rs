@@ -83,7 +83,7 @@ pub(super) fn with_reserve(token: Bson, ids: Bson, operation: &Operation) -> Bso
 ///
 /// Read from the conditions that are mostly wrong to those that need strings: an entry that another program wrote can
 /// have an id of any type.
-pub(super) fn words_for_holders((holders, queue, token): (&str, &str, String), operation: &Operation) -> Option<Bson> {
+pub(super) fn asked_for((holders, queue, token): (&str, &str, String), operation: &Operation) -> Option<Bson> {
     let asks_as = operation.asks_as()?;
     let asked_for = |holder: &str| {
         doc! { "$and": [

@@ -1,8 +1,14 @@
 //! The transitions of [`super::state`] as aggregation pipelines for `findAndModify` and `update`.
 //!
-//! Here is the general form of an operation, for any document: the phases of [`super`] as functions of the same names
-//! and in the same order as in the specification. [`short`] has the short forms of the frequent operations, under a
-//! table of the phases that each leaves out and why it may.
+//! [`general`] is the form of an operation for any document: the phases of [`super`] by the names of the specification and
+//! in its order, each a function of its own. [`short`] has the short forms of the frequent operations, under a table of the
+//! phases that each leaves out and why it may.
+//!
+//! The conditions between the phases, `is_used_as_requested` and `is_changed`, have the same names in both too, and so have
+//! the helpers of the phases: `mark_kept` of leave, `superseded` and `adopts_a_hold` of adopt, `append` of enqueue, `grant`
+//! and `next_token` of advance, `asks` and `asked_for` of stamp. All other functions are only here: an expression has one
+//! value, so what else a phase changes is apart from it, as `fields_of_` or `words_of_` that phase, and stamp puts these
+//! together; and leave and adopt return the condition under which an entry stays, which is applied once for both.
 //!
 //! Only operators of MongoDB 4.4 are used. Everything that a user can choose (names, owners, reasons) and every id goes
 //! in under `$literal`, so that no string is ever read as an expression or a field path.
@@ -28,12 +34,12 @@ use super::{
     location::Location, state::kept_in_reserve, wake::Left,
 };
 use expression::{bind, cond, filter, literal, map};
-use granting::{grant_as_fits, words_for_holders};
+use granting::{asked_for, grant_as_fits};
 use selecting::in_order;
 
 pub(crate) use claiming::{claim, fit, free, is_attempted_below, last};
 pub(crate) use renewing::{guard, holding, renewal};
-pub(crate) use selecting::{is_known, selection};
+pub(crate) use selecting::{is_by_id, is_known, selection};
 pub(crate) use sharing::{Together, all_held, renewal_of_all, sweep};
 
 /// Maximum length of a slice: longer than any queue. From a position on, `$slice` requires a length.
@@ -53,13 +59,14 @@ pub(crate) fn operation(at: &Location, operation: &Operation, now: &Bson) -> Vec
 fn general(at: &Location, operation: &Operation, now: &Bson) -> Bson {
     let stays = leave(operation, now);
     let stays = adopt(stays, operation);
-    let holders = filter(release(existing(at, "holders"), operation, now), &stays);
+    let holders = filter(mark_kept(existing(at, "holders"), operation, now), &stays);
     let holders = proclaim(holders, operation);
     let holders = downgrade(holders, operation);
     let holders = evict(holders, operation);
     let queue = enqueue(operation, now);
     let after = advance(at, queue, operation, now);
-    let mut written = stamp(at, operation, now);
+    let ends = ending::record(at, operation, now);
+    let mut written = stamp(at, operation, ends, now);
 
     if operation.may_be_no_op() {
         written = cond(is_changed(at), written, "$$ROOT");
@@ -68,7 +75,10 @@ fn general(at: &Location, operation: &Operation, now: &Bson) -> Bson {
     if let Some(requests) = &operation.requests {
         written = cond(is_used_as_requested(at, requests), written, "$$ROOT");
     }
-    written = bind(doc! { "holders": holders, "queue": kept(at, "queue", &stays) }, written);
+    written = bind(
+        doc! { "holders": holders, "queue": remaining(at, "queue", &stays) },
+        written,
+    );
     if let Some(identity) = operation.adopts() {
         written = bind(doc! { "adopted": superseded(at, identity, now) }, written);
     }
@@ -86,7 +96,7 @@ fn leave(operation: &Operation, now: &Bson) -> Document {
 }
 
 /// Marks the holders that leave and whose lock is to be kept as released, if that is to end later than now.
-fn release(holders: Bson, operation: &Operation, now: &Bson) -> Bson {
+fn mark_kept(holders: Bson, operation: &Operation, now: &Bson) -> Bson {
     if operation.kept.is_empty() {
         return holders;
     }
@@ -122,14 +132,6 @@ fn is_not_kept() -> Document {
     doc! { "$lte": ["$$this.released", null] }
 }
 
-/// The word for the waiter that is to ask, if a lock is kept.
-fn words_of_release(operation: &Operation) -> Option<Bson> {
-    let head = doc! { "$arrayElemAt": ["$$after.queue.id", 0] };
-    // Without a waiter the word is null.
-    let word = doc! { "$ifNull": [{ "$concat": [head, "*;"] }, ""] };
-    (!operation.kept.is_empty()).then(|| word.into())
-}
-
 fn live(now: &Bson) -> Document {
     doc! { "$gt": ["$$this.until", now] }
 }
@@ -139,7 +141,7 @@ fn is_not_among(ids: Bson) -> Document {
 }
 
 /// Returns the entries of a list that stay.
-fn kept(at: &Location, list: &str, stays: &Document) -> Bson {
+fn remaining(at: &Location, list: &str, stays: &Document) -> Bson {
     filter(existing(at, list), stays)
 }
 
@@ -277,7 +279,7 @@ fn is_used_as_requested(at: &Location, requests: &Requests) -> Document {
 
 /// Returns the kind and capacity of the lock from this request on. The number of the protocol is written with them: see
 /// [`super`].
-fn requested_use(requests: &Requests) -> Document {
+fn fields_of_enqueue(requests: &Requests) -> Document {
     doc! { "protocol": PROTOCOL, "kind": requests.kind.as_str(), "capacity": requests.capacity }
 }
 
@@ -369,20 +371,20 @@ fn is_changed(at: &Location) -> Document {
     doc! { "$ne": [["$$after.holders", "$$after.queue"], [at.value("holders"), at.value("queue")]] }
 }
 
-/// Sets `wake`, the version and the times, together with the fields of the earlier phases.
-fn stamp(at: &Location, operation: &Operation, now: &Bson) -> Bson {
+/// Sets `wake`, the version and the times, together with the fields of the earlier phases; `ends` is that of record.
+fn stamp(at: &Location, operation: &Operation, ends: Document, now: &Bson) -> Bson {
     let mut wake = vec![literal(format!("{}:", operation.id))];
     wake.extend(words_of_leave(at, operation));
     wake.extend([Bson::from(";"), Bson::from("$$after.granted")]);
     wake.extend(words_of_evict(at, operation));
     wake.extend(words_of_adopt(operation));
-    wake.extend(words_of_release(operation));
-    wake.extend(words_for_holders(
+    wake.extend(asks(operation));
+    wake.extend(asked_for(
         ("$$after.holders", "$$after.queue", "$$after.token".to_owned()),
         operation,
     ));
 
-    let mut fields = operation.requests.as_ref().map(requested_use).unwrap_or_default();
+    let mut fields = operation.requests.as_ref().map(fields_of_enqueue).unwrap_or_default();
     fields.extend(fields_of_adopt(at, operation));
     fields.extend(doc! {
         "token": "$$after.token",
@@ -390,14 +392,22 @@ fn stamp(at: &Location, operation: &Operation, now: &Bson) -> Bson {
         "queue": "$$after.queue",
         "wake": { "$concat": wake },
     });
-    fields.extend(stamp_fields(at, operation.keep, now));
+    fields.extend(fields_of_stamp(at, operation.keep, now));
     fields.extend(fields_of_evict(at, operation));
-    fields.extend(ending::fields_of_all(at, operation, now));
+    fields.extend(ends);
     at.merged([fields.into()])
 }
 
+/// Returns the word for the waiter that is to ask, if a lock is kept.
+fn asks(operation: &Operation) -> Option<Bson> {
+    let head = doc! { "$arrayElemAt": ["$$after.queue.id", 0] };
+    // Without a waiter the word is null.
+    let word = doc! { "$ifNull": [{ "$concat": [head, "*;"] }, ""] };
+    (!operation.kept.is_empty()).then(|| word.into())
+}
+
 /// Returns the fields that are new in every write, except for `wake`.
-fn stamp_fields(at: &Location, keep: i64, now: &Bson) -> Document {
+fn fields_of_stamp(at: &Location, keep: i64, now: &Bson) -> Document {
     let purge_at = at.value("purge_at");
     let is_kept = doc! { "$gte": [&purge_at, { "$add": [now, keep] }] };
     doc! {

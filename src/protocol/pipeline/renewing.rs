@@ -4,9 +4,8 @@ use mongodb::bson::{Bson, Document, doc};
 
 use super::{
     expression::{bind, cond, filter, literal, map},
-    is_not_kept, live,
+    fields_of_stamp, is_not_kept, live,
     selecting::is_known,
-    stamp_fields,
 };
 use crate::protocol::{Location, wake};
 
@@ -86,6 +85,6 @@ fn written(at: &Location, operation: &str, holders: Bson, keep: i64, now: &Bson)
 /// Returns the fields of a lock after a renewal.
 pub(super) fn fields_of_renewal(at: &Location, operation: &str, holders: Bson, keep: i64, now: &Bson) -> Document {
     let mut fields = doc! { "holders": holders, "wake": literal(wake::of_change(operation)) };
-    fields.extend(stamp_fields(at, keep, now));
+    fields.extend(fields_of_stamp(at, keep, now));
     fields
 }

@@ -47,6 +47,15 @@ pub(crate) fn selection(at: &Location, id: &Bson, operation: &Operation) -> Docu
     selection
 }
 
+/// Returns whether [`selection`] is by the `_id` alone.
+pub(crate) fn is_by_id(operation: &Operation) -> bool {
+    match operation.expects {
+        Expects::Nothing => operation.creates(),
+        Expects::Holding | Expects::Alone => true,
+        Expects::Room => false,
+    }
+}
+
 /// Returns the condition that the document is of a known protocol and its counter can be counted up, and meets these
 /// conditions too.
 ///

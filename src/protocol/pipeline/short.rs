@@ -15,7 +15,7 @@
 //!                                                advance                       none is left to expire or advance
 //!
 //! alone             claim of any free document   leave, adopt, enqueue;        the filter `free` selects documents
-//!                                                of advance all but a grant    without live entries, idle for any kind
+//!                                                of advance all but a grant    without live entries, free for any kind
 //!
 //! hand_over         release, Expects::Holding,   expiry of holders, adopt,     the entry that leaves is the only
 //!                   one permit                   enqueue; of advance all but   holder: nobody holds after it, and the
@@ -37,8 +37,9 @@ use mongodb::bson::{Bson, Document, doc};
 use super::{
     ending, enqueue,
     expression::{bind, cond, literal},
-    granting::{grant, grant_as_fits, next_token, room, with_reserve, with_room, words_for_holders, words_of_grant},
-    is_not_kept, is_used_as_requested, kept, leave, live, requested_use, stamp_fields, waiter,
+    fields_of_enqueue, fields_of_stamp,
+    granting::{asked_for, grant, grant_as_fits, next_token, room, with_reserve, with_room, words_of_grant},
+    is_not_kept, is_used_as_requested, leave, live, remaining, waiter,
 };
 use crate::protocol::{Expects, Location, Operation, Requests, wake::Left};
 
@@ -99,9 +100,9 @@ pub(super) fn alone(at: &Location, operation: &Operation, now: &Bson) -> Documen
         fields.insert("token", counter);
     }
     fields.insert("holders", holders);
-    fields.extend(stamp_fields(at, operation.keep, now));
+    fields.extend(fields_of_stamp(at, operation.keep, now));
     if !operation.leave.is_empty() {
-        fields.extend(ending::fields_of_release(at, operation, now));
+        fields.extend(ending::record_of_release(at, operation, now));
     }
     fields
 }
@@ -117,30 +118,33 @@ fn is_the_holder(at: &Location, operation: &Operation) -> Document {
 /// Removes the only holder, and grants the lock to the head of the queue.
 fn hand_over(at: &Location, operation: &Operation, now: &Bson) -> Bson {
     let wake = literal(format!("{}:{};", operation.id, Left::HOLDER));
-    let idle = doc! { "holders": [], "queue": [], "wake": &wake };
+    let free = doc! { "holders": [], "queue": [], "wake": &wake };
     let granted = grant_to_head(at, "$$queue", wake, operation, now);
-    let after = cond(doc! { "$eq": ["$$queue", []] }, idle, granted);
-    let mut stamped = stamp_fields(at, operation.keep, now);
-    stamped.extend(ending::fields_of_release(at, operation, now));
+    let after = cond(doc! { "$eq": ["$$queue", []] }, free, granted);
+    let mut stamped = fields_of_stamp(at, operation.keep, now);
+    stamped.extend(ending::record_of_release(at, operation, now));
     let written = at.merged([after, stamped.into()]);
-    bind(doc! { "queue": kept(at, "queue", &live(now)) }, written)
+    bind(doc! { "queue": remaining(at, "queue", &live(now)) }, written)
 }
 
 /// Returns the condition that the entry that leaves is one of the holders, and has not left before.
 fn is_a_holder(at: &Location, operation: &Operation) -> Document {
-    let holders = doc! { "holders": kept(at, "holders", &is_not_kept()) };
+    let holders = doc! { "holders": remaining(at, "holders", &is_not_kept()) };
     doc! { "$setIsSubset": [literal(operation.leave.as_slice()), bind(holders, "$$holders.id")] }
 }
 
 /// Removes one of the holders, and grants the lock to the head of the queue as long as it fits.
 fn hand_over_among(at: &Location, operation: &Operation, now: &Bson) -> Bson {
     let wake = literal(format!("{}:{};", operation.id, Left::HOLDER));
-    let queue = kept(at, "queue", &live(now));
+    let queue = remaining(at, "queue", &live(now));
     let after = grant_as_fits(at, queue, ("wake", wake), operation, now);
-    let mut stamped = stamp_fields(at, operation.keep, now);
-    stamped.extend(ending::fields_of_leave(at, operation, now));
+    let mut stamped = fields_of_stamp(at, operation.keep, now);
+    stamped.extend(ending::record_of_leave(at, operation, now));
     let written = at.merged([after, stamped.into()]);
-    bind(doc! { "holders": kept(at, "holders", &leave(operation, now)) }, written)
+    bind(
+        doc! { "holders": remaining(at, "holders", &leave(operation, now)) },
+        written,
+    )
 }
 
 /// Returns whether the operation only requests entries, for the first time and to wait, in a lock with one permit: most
@@ -154,7 +158,7 @@ fn line_up(at: &Location, operation: &Operation, requests: &Requests, now: &Bson
     let wake = literal(format!("{}:;", operation.id));
     let queue = with_room("$$all", operation);
     // Cut to its room, the queue is no shorter than what the word depends on.
-    let words = words_for_holders(("$$holders", "$$all", at.value("token")), operation);
+    let words = asked_for(("$$holders", "$$all", at.value("token")), operation);
     let words = match words {
         Some(words) => doc! { "$concat": [&wake, words] }.into(),
         None => wake.clone(),
@@ -162,13 +166,13 @@ fn line_up(at: &Location, operation: &Operation, requests: &Requests, now: &Bson
     let unchanged = doc! { "holders": "$$holders", "queue": queue, "wake": words };
     let granted = grant_to_head(at, "$$all", wake, operation, now);
     let after = cond(doc! { "$eq": ["$$holders", []] }, granted, unchanged);
-    let mut stamped = stamp_fields(at, operation.keep, now);
-    stamped.extend(ending::fields_of_leave(at, operation, now));
-    let written = at.merged([requested_use(requests).into(), after, stamped.into()]);
+    let mut stamped = fields_of_stamp(at, operation.keep, now);
+    stamped.extend(ending::record_of_leave(at, operation, now));
+    let written = at.merged([fields_of_enqueue(requests).into(), after, stamped.into()]);
     let written = bind(doc! { "all": enqueue(operation, now) }, written);
     let live = leave(operation, now);
     bind(
-        doc! { "holders": kept(at, "holders", &live), "queue": kept(at, "queue", &live) },
+        doc! { "holders": remaining(at, "holders", &live), "queue": remaining(at, "queue", &live) },
         cond(is_used_as_requested(at, requests), written, "$$ROOT"),
     )
 }

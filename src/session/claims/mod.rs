@@ -22,16 +22,21 @@ use tokio::{
     time::{Instant, sleep, sleep_until},
 };
 
-use super::{Session, documents::DocumentSession, hold::Hold, streams::watcher::Demand};
+use super::{
+    Session,
+    documents::DocumentSession,
+    hold::Hold,
+    streams::watcher::{Demand, NextFreed},
+};
 use crate::{
+    backoff::Backoff,
     error::{AcquireError, ServerError},
     protocol::{Kind, Owner},
     store::{Outlook, StoreError, Wanted, name},
     telemetry::{self},
     waitlist::{
-        How, TimedOut,
+        How, Patience, TimedOut,
         answers::TRY_FOR,
-        backoff::Backoff,
         timing::{self, CLOCK_RESOLUTION},
     },
 };
@@ -42,13 +47,13 @@ use passed::{Passed, Why};
 const USED: (Kind, i64) = (Kind::Document, 1);
 
 /// Pause between two looks for unclaimable documents by a claim that finds nothing, while there were none.
-const LOOK_EVERY: Duration = Duration::from_secs(5);
+const UNCLAIMABLE_LOOK_EVERY: Duration = Duration::from_secs(5);
 
 /// Maximum number of filters with a known last look; they are forgotten together, which costs a look each.
 const KNOWN_LOOKS_MOST: usize = 64;
 
 /// Maximum number of characters shown of an unclaimable `_id`, as it may be too long.
-const SHOWN_MOST: usize = 200;
+const ID_SHOWN_MOST: usize = 200;
 
 /// The shared state of a session's claims.
 #[derive(Debug, Default)]
@@ -66,8 +71,7 @@ pub(in crate::session) struct Claims {
 struct Freed {
     /// Counts the events that may have made a document free.
     times: u64,
-    /// Whether the stream reports them.
-    streaming: bool,
+    next: NextFreed,
 }
 
 /// Returns the filter, the order and the number of attempts as a key.
@@ -84,7 +88,7 @@ fn key(wanted: &Wanted) -> Vec<u8> {
 /// Returns the name of an unclaimable document, shortened if it is too long.
 fn shown(id: &Bson) -> String {
     let name = name::of_id(id);
-    match name.char_indices().nth(SHOWN_MOST) {
+    match name.char_indices().nth(ID_SHOWN_MOST) {
         Some((at, _)) => format!("{}...", &name[..at]),
         None => name,
     }
@@ -107,7 +111,7 @@ impl Claims {
         let looks = self.looks.lock().unwrap_or_else(PoisonError::into_inner);
         looks
             .get(key)
-            .is_none_or(|(at, found)| *found || at.elapsed() >= LOOK_EVERY)
+            .is_none_or(|(at, found)| *found || at.elapsed() >= UNCLAIMABLE_LOOK_EVERY)
     }
 
     fn looked(&self, key: &[u8], found: bool) {
@@ -121,6 +125,16 @@ impl Claims {
     fn passed(&self) -> MutexGuard<'_, Passed> {
         self.passed.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// A claim of any document that is free.
+#[derive(Debug)]
+pub(crate) struct Claiming {
+    pub(crate) wanted: Wanted,
+    pub(crate) owner: Owner,
+    pub(crate) patience: Patience,
+    /// Whether it has passed over a document already.
+    pub(crate) has_passed: bool,
 }
 
 /// A claimed document. Dropping it gives it back.
@@ -154,33 +168,34 @@ impl Drop for ClaimedDocument {
 
 impl DocumentSession {
     /// Claims a document; waits until one is free, or returns `None` when none is. While it waits, `failing` has the
-    /// last error, unless the server has answered since. `passed`: it has passed over a document already.
+    /// last error, unless the server has answered since.
     ///
     /// Cancel safe: a document claimed at the moment the future is dropped is given back.
     pub(crate) async fn claim(
         &self,
-        wanted: Wanted,
-        owner: Owner,
-        wait: bool,
-        passed: bool,
+        claiming: Claiming,
         failing: &mut Option<ServerError>,
     ) -> Result<Option<ClaimedDocument>, AcquireError> {
         self.ensure_usable()?;
         tokio::select! {
             biased;
             () = self.closing.cancelled() => Err(self.why_closed()),
-            claimed = self.claim_or_wait(wanted, owner, wait, passed, failing) => claimed,
+            claimed = self.claim_or_wait(claiming, failing) => claimed,
         }
     }
 
     async fn claim_or_wait(
         &self,
-        wanted: Wanted,
-        owner: Owner,
-        wait: bool,
-        mut passed: bool,
+        claiming: Claiming,
         failing: &mut Option<ServerError>,
     ) -> Result<Option<ClaimedDocument>, AcquireError> {
+        let Claiming {
+            wanted,
+            owner,
+            patience,
+            has_passed: mut passed,
+        } = claiming;
+        let waits = patience == Patience::Wait;
         // Until the first answer comes.
         *failing = Some(StoreError::unanswered(Duration::ZERO).into());
         let begun = Instant::now();
@@ -190,12 +205,12 @@ impl DocumentSession {
         let mut timed_out = TimedOut::default();
         // As long as there is enough for all, no task waits for another.
         let nobody_waits = turn.try_lock().is_ok();
-        if nobody_waits || !wait {
+        if nobody_waits || !waits {
             let mut backoff = Backoff::default();
             loop {
                 let claimed = self.claim_once(&wanted, &owner, How::AtOnce, &mut timed_out, &mut passed, failing);
                 match claimed.await {
-                    Ok(None) if wait => *failing = None,
+                    Ok(None) if waits => *failing = None,
                     Ok(None) => {
                         if passed || self.claims.look_is_due(&key) {
                             // The claim was answered; the look is only for documents that may hold up all claims.
@@ -204,7 +219,7 @@ impl DocumentSession {
                         }
                         return Ok(None);
                     }
-                    Err(error) if wait && !error.is_final() => *failing = Some(error.into()),
+                    Err(error) if waits && !error.is_final() => *failing = Some(error.into()),
                     // Another try may get a connection that works, or a limit that is long enough.
                     Err(error) if (error.is_unanswered() || error.ran_out_of_time()) && begun.elapsed() < TRY_FOR => {
                         sleep(backoff.failed()).await;
@@ -228,7 +243,7 @@ impl DocumentSession {
         let mut free_at: Option<Instant> = None;
         let mut how = How::Asking;
         loop {
-            let streaming = freed.borrow_and_update().streaming;
+            let streaming = freed.borrow_and_update().next == NextFreed::Reported;
             let began = Instant::now();
             let claimed = self.claim_once(&wanted, &owner, how, &mut timed_out, &mut passed, failing);
             match claimed.await {
@@ -362,11 +377,11 @@ impl Session {
         }
     }
 
-    /// Notes that a document may be free now; `streaming`: the stream reports the next ones.
-    pub(in crate::session) fn note_freed(&self, streaming: bool) {
+    /// Notes that a document may be free now.
+    pub(in crate::session) fn note_freed(&self, next: NextFreed) {
         self.claims.freed.send_modify(|freed| {
             freed.times += 1;
-            freed.streaming = streaming;
+            freed.next = next;
         });
     }
 

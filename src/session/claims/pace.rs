@@ -13,7 +13,7 @@ use tokio::time::Instant;
 const LEAST: Duration = Duration::from_millis(1);
 
 /// Maximum pause after quick tries: the time for which a freed document may go unnoticed in a busy collection.
-const MOST: Duration = Duration::from_millis(100);
+const CLAIM_PAUSE_MOST: Duration = Duration::from_millis(100);
 
 /// Maximum pause after slow tries, as a multiple of the duration of a try, so that a claim keeps the server busy for a
 /// fifth of the time at most.
@@ -52,7 +52,10 @@ impl Pace {
         let took = now.saturating_duration_since(began);
         let was_quiet = began >= self.ready_at + self.pause;
         let before = if was_quiet { Duration::ZERO } else { self.pause };
-        self.pause = (before * 2).max(took * 2).max(LEAST).min(MOST.max(took * SHARE));
+        self.pause = (before * 2)
+            .max(took * 2)
+            .max(LEAST)
+            .min(CLAIM_PAUSE_MOST.max(took * SHARE));
         self.ready_at = now + self.pause;
     }
 

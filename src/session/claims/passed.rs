@@ -9,8 +9,10 @@ use std::{collections::HashMap, error::Error as StdError, sync::Arc, time::Durat
 use mongodb::bson::Bson;
 use tokio::time::Instant;
 
-/// Time for which a document is passed over: the first time, and at most.
-const PAUSES: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(300));
+use crate::backoff::Backoff;
+
+/// Time for which a document is passed over.
+const PASSED_FOR: Backoff = Backoff::between(Duration::from_secs(1), Duration::from_secs(300));
 
 /// Maximum number of known documents: their `_id`s, of up to 8 KiB each, are sent with every claim. Further bad
 /// documents are claimed in vain more often.
@@ -25,14 +27,15 @@ pub(crate) type Why = Arc<dyn StdError + Send + Sync>;
 
 #[derive(Debug, Default)]
 pub(in crate::session) struct Passed {
-    by_name: HashMap<String, Entry>,
+    by_name: HashMap<String, PassedOver>,
 }
 
 #[derive(Debug)]
-struct Entry {
+struct PassedOver {
     id: Bson,
     why: Why,
-    pause: Duration,
+    /// Its tries.
+    backoff: Backoff,
     until: Instant,
     /// Whether the server no longer selects it, so that it can be claimed as soon as it is mended.
     unselected: bool,
@@ -49,22 +52,24 @@ impl Passed {
         now: Instant,
     ) -> bool {
         // Forgotten when it was claimable for as long as it was passed over.
-        self.by_name.retain(|_, entry| now < entry.until + entry.pause);
+        self.by_name
+            .retain(|_, entry| now < entry.until + entry.backoff.pause());
         let before = self.by_name.get(&name);
         if before.is_some_and(|entry| now < entry.until) {
             return false;
         }
-        let pause = before.map_or(PAUSES.0, |entry| (entry.pause * 2).min(PAUSES.1));
+        let mut backoff = before.map_or(PASSED_FOR, |entry| entry.backoff);
+        let pause = backoff.failed();
         if before.is_none() && self.by_name.len() >= PASSED_MOST {
             let first = self.by_name.iter().min_by_key(|(_, entry)| entry.until);
             if let Some(name) = first.map(|(name, _)| name.clone()) {
                 self.by_name.remove(&name);
             }
         }
-        let entry = Entry {
+        let entry = PassedOver {
             id,
             why,
-            pause,
+            backoff,
             until: now + pause,
             unselected,
         };
@@ -104,6 +109,7 @@ mod tests {
     #[test]
     fn a_document_is_passed_over_for_longer_each_time_and_then_forgotten() {
         let mut passed = Passed::default();
+        let longest = PASSED_FOR.after(u32::MAX).pause();
         let mut now = Instant::now();
         for seconds in [1, 2, 4, 8, 16, 32, 64, 128, 256, 300, 300] {
             assert!(passed.note("7".into(), Bson::Int32(7), why(), false, now));
@@ -112,8 +118,8 @@ mod tests {
             assert_eq!(passed.ids(now - Duration::from_millis(1)), [Bson::Int32(7)]);
             assert_eq!(passed.ids(now), []);
         }
-        assert!(passed.note("7".into(), Bson::Int32(7), why(), false, now + PAUSES.1));
-        now += PAUSES.1 + PAUSES.0;
+        assert!(passed.note("7".into(), Bson::Int32(7), why(), false, now + longest));
+        now += longest + PASSED_FOR.after(1).pause();
         assert_eq!(passed.ids(now), [], "it is as if it were the first time");
     }
 

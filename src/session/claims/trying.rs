@@ -124,7 +124,7 @@ impl DocumentSession {
         let claimed = match claimed {
             Ok(claimed) => claimed,
             // The sender was dropped without an answer, as the runtime is shutting down.
-            Err(_) => Err(task.await.map_or_else(StoreError::stopped, |()| StoreError::overdue())),
+            Err(_) => Err(task.await.map_or_else(|stopped| stopped, |()| StoreError::overdue())),
         };
         match &claimed {
             Ok(_) => *timed_out = TimedOut::default(),

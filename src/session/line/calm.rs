@@ -21,9 +21,9 @@ const ANSWERED: Duration = Duration::from_millis(20);
 /// requests no events until one of these is about to be served.
 const NEXT: u64 = 3;
 
-/// Maximum time for which a waiter requests no events. If all waiters ahead leave at once, it is served later by the
-/// rest of this time, which is less than with looks at its queue position.
-const MOST: Duration = Duration::from_millis(250);
+/// Maximum time for which a waiter asks for no events. Those ahead of it can all leave at once: then it is served so much
+/// later, which is less than where it only looks at its queue position.
+const CALM_MOST: Duration = Duration::from_millis(250);
 
 /// The line's situation, as far as it matters here.
 #[derive(Clone, Copy, Debug)]
@@ -86,11 +86,11 @@ impl Calm {
     /// even if a lock goes often from task to task of this client, or the client often asks for the lock.
     pub(super) fn until(&self, situation: Situation, begun: Instant, claim: Duration, now: Instant) -> Instant {
         match situation {
-            Situation::Unused => begun + MOST,
+            Situation::Unused => begun + CALM_MOST,
             Situation::Holding(since) => since.min(begun) + GRANTED,
             Situation::Asking(sent) => sent.min(begun) + ANSWERED,
             Situation::Queued(turns) => {
-                let most = MOST.min(claim / 8);
+                let most = CALM_MOST.min(claim / 8);
                 let per_turn = self.per_turn.filter(|per_turn| *per_turn <= most);
                 let (Some(seen_at), Some(per_turn)) = (self.seen_at, per_turn) else {
                     // Nothing is known of the pace, or a pause would make no difference.
@@ -138,7 +138,7 @@ mod tests {
         // For any length of the queue and of a claim lease.
         let mut slow = served(9, millis(400), now);
         slow.saw("a-2", 30, now);
-        assert_eq!(until(&slow, 30), MOST);
+        assert_eq!(until(&slow, 30), CALM_MOST);
         // A lock that is held for long is another matter.
         let mut held_long = served(9, millis(90_000), now);
         held_long.saw("a-2", 30, now);
@@ -151,7 +151,7 @@ mod tests {
         let at = now + millis(40);
         assert_eq!(calm.until(Situation::Queued(30), at, CLAIM, at) - now, millis(42));
         slow.saw("a-2", 30, at);
-        assert_eq!(slow.until(Situation::Queued(30), now, CLAIM, at) - now, MOST);
+        assert_eq!(slow.until(Situation::Queued(30), now, CLAIM, at) - now, CALM_MOST);
     }
 
     #[test]

@@ -12,7 +12,7 @@ use crate::{
     protocol::{Evict, Exchange, Expects, Identity, Kept, KeptUntil, QUEUE_MOST, Record, Request, Requests, state},
     status::LockStatus,
     waitlist::{
-        SWEEPS,
+        SWEEPS, StreamState,
         answers::{RACES, TRY_FOR},
         clock::ServerClock,
         deadline::Deadline,
@@ -28,8 +28,7 @@ struct Bench {
     line: Line,
     document: Option<State>,
     started: Instant,
-    streaming: bool,
-    resting: bool,
+    stream: StreamState,
     operations: usize,
     keys: u64,
 }
@@ -45,8 +44,7 @@ impl Bench {
             line: Line::new("x".to_owned(), None, None),
             document: None,
             started: Instant::now(),
-            streaming: true,
-            resting: false,
+            stream: StreamState::Open,
             operations: 0,
             keys: 0,
         }
@@ -56,15 +54,16 @@ impl Bench {
         ServerTime(1_000_000 + i64::try_from(self.started.elapsed().as_millis()).unwrap())
     }
 
-    fn feed<T>(&mut self, input: impl FnOnce(&mut Line, &Context<'_>, &mut Vec<Effect>) -> T) -> (T, Vec<Effect>) {
+    fn feed<T>(
+        &mut self,
+        input: impl FnOnce(&mut Line, &Context<'_>, &mut Vec<LineEffect>) -> T,
+    ) -> (T, Vec<LineEffect>) {
         let mut effects = Vec::new();
         let context = Context {
             now: Instant::now(),
             config: &self.config,
             clock: &self.clock,
-            streaming: self.streaming,
-            resting: self.resting,
-            expects_stream: self.streaming || self.resting,
+            stream: self.stream,
             ids: &self.ids,
             room: QUEUE_MOST,
         };
@@ -208,13 +207,13 @@ impl Bench {
     }
 }
 
-fn carry_out(effects: Vec<Effect>) {
+fn carry_out(effects: Vec<LineEffect>) {
     for effect in effects {
         match effect {
-            Effect::Answer(to, outcome) => drop(to.send(outcome)),
-            Effect::Released(to, left) => drop(to.send(left)),
-            Effect::Lost(hold, reason) => drop(hold.lose(reason)),
-            Effect::Doubted(_) => {}
+            LineEffect::Answer(to, outcome) => drop(to.send(outcome)),
+            LineEffect::Released(to, left) => drop(to.send(left)),
+            LineEffect::Lost(hold, reason) => drop(hold.lose(reason)),
+            LineEffect::Doubted(_) => {}
         }
     }
 }
@@ -489,7 +488,7 @@ async fn the_head_asks_when_the_holder_expires() {
 #[tokio::test(start_paused = true)]
 async fn without_a_stream_the_head_asks_often_and_then_less_often() {
     let mut bench = Bench::new();
-    bench.streaming = false;
+    bench.stream = StreamState::Unavailable;
     bench.foreign(&foreign("b.1", &[], Some("b-1")), false);
     let _waiting = bench.join(true);
     bench.settle();
@@ -1284,7 +1283,7 @@ async fn who_knocks_asks_in_full_when_the_document_may_have_changed() {
 async fn who_is_far_back_looks_at_its_place_and_asks_when_its_turn_comes_near() {
     for served in [false, true] {
         let mut bench = Bench::new();
-        (bench.streaming, bench.resting) = (false, true);
+        bench.stream = StreamState::OnDemand;
         let others: Vec<String> = (0..10).map(|number| format!("other-{number}")).collect();
         for id in &others {
             bench.foreign(&foreign(id, &[], Some(id)), false);
@@ -1332,7 +1331,7 @@ async fn who_is_far_back_looks_at_its_place_and_asks_when_its_turn_comes_near() 
 #[tokio::test(start_paused = true)]
 async fn who_polls_looks_and_asks_when_it_is_granted() {
     let mut bench = Bench::new();
-    (bench.streaming, bench.resting) = (false, false);
+    bench.stream = StreamState::Unavailable;
     bench.foreign(&foreign("other", &[], Some("other")), false);
     let (_, mut outcome) = bench.join(true);
     bench.settle();
@@ -1360,7 +1359,7 @@ async fn who_polls_looks_and_asks_when_it_is_granted() {
 #[tokio::test(start_paused = true)]
 async fn looks_put_off_no_request() {
     let mut bench = Bench::new();
-    (bench.streaming, bench.resting) = (false, false);
+    bench.stream = StreamState::Unavailable;
     let settings = Settings {
         poll_interval: Some((Duration::from_secs(2), Duration::from_secs(4))),
         ..Settings::default()
@@ -1388,7 +1387,7 @@ async fn looks_put_off_no_request() {
 #[tokio::test(start_paused = true)]
 async fn who_can_not_look_asks() {
     let mut bench = Bench::new();
-    (bench.streaming, bench.resting) = (false, false);
+    bench.stream = StreamState::Unavailable;
     bench.foreign(&foreign("other", &[], Some("other")), false);
     let (_, mut outcome) = bench.join(true);
     bench.settle();
@@ -1415,7 +1414,7 @@ async fn who_can_not_look_asks() {
 #[tokio::test(start_paused = true)]
 async fn who_polls_asks_for_a_lock_that_a_foreign_hand_has_freed() {
     let mut bench = Bench::new();
-    (bench.streaming, bench.resting) = (false, false);
+    bench.stream = StreamState::Unavailable;
     bench.foreign(&foreign("other", &[], Some("other")), false);
     let (_, mut outcome) = bench.join(true);
     bench.settle();

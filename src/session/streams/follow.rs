@@ -32,15 +32,15 @@ const READ_TOGETHER: usize = 1_000;
 
 /// Maximum number of unreadable documents that are reported, and remembered so as to be reported once: with as many,
 /// the observer knows that something is wrong with the collection.
-const UNREADABLE_MOST: usize = 256;
+const UNREADABLE_REPORTED_MOST: usize = 256;
 
-/// Maximum number of the user's own documents that are remembered while nobody holds them: they keep a state that is
-/// read late from being taken for a later one, and there are as many free documents as the user likes.
-const FREE_REMEMBERED: usize = 1_000;
+/// Maximum number of the user's own documents that are remembered while nobody holds them: they keep a state that is read
+/// late from being taken for a later one, and there are as many free documents as the user likes.
+const FREE_DOCUMENTS_REMEMBERED: usize = 1_000;
 
 /// Multiple of the time for which a collection of the user's own was read to wait before the next time, where no stream
 /// reports changes: a large one is not read without end.
-const REST: u32 = 10;
+const READING_REST: u32 = 10;
 
 /// The report of a follower.
 #[derive(Clone, Debug)]
@@ -210,7 +210,7 @@ impl Follower {
                 () = until(read_at) => {
                     let began = Instant::now();
                     self.read_all().await.inspect(|()| {
-                        let rest = if self.session.is_in_place() { REST } else { 0 };
+                        let rest = if self.session.is_in_place() { READING_REST } else { 0 };
                         let pause = self.session.config.poll_interval.1.max(began.elapsed() * rest);
                         self.read_at = (!is_open).then(|| Instant::now() + pause);
                     })
@@ -219,7 +219,7 @@ impl Follower {
             };
             match result {
                 Err(error) if error.is_final() => return Err(error),
-                // Whichever reading it was.
+                // Whichever reading it was, the next one is due then: where no stream reports changes, anyway.
                 Err(_) => self.read_at = Some(Instant::now() + self.session.config.poll_interval.1),
                 Ok(()) => {}
             }
@@ -385,7 +385,7 @@ impl Follower {
         } else {
             self.last.insert(name, state);
         }
-        if self.free.len() > FREE_REMEMBERED {
+        if self.free.len() > FREE_DOCUMENTS_REMEMBERED {
             self.forget_free();
         }
         // The follower ends with its receiver.
@@ -403,7 +403,7 @@ impl Follower {
     }
 
     async fn report_unreadable(&mut self, unreadable: Unreadable) {
-        if self.unreadable.len() >= UNREADABLE_MOST || !self.unreadable.insert(unreadable.clone()) {
+        if self.unreadable.len() >= UNREADABLE_REPORTED_MOST || !self.unreadable.insert(unreadable.clone()) {
             return;
         }
         telemetry::unreadable(&unreadable.name, &unreadable.problem);

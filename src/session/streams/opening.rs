@@ -5,15 +5,15 @@ use std::{future::Future, time::Duration};
 
 use futures::{FutureExt, StreamExt, stream::FuturesUnordered};
 use tokio::{
-    task::JoinHandle,
+    runtime::Handle,
     time::{Instant, timeout_at},
 };
 
-use crate::store::StoreError;
+use crate::store::{StoreError, ToItsEnd, to_its_end};
 
 /// Time for an attempt to open before another is made beside it: selecting a server can hang for 30 s on one that is
 /// gone, although another stands already.
-const BESIDE: Duration = Duration::from_secs(2);
+const OPENED_BESIDE: Duration = Duration::from_secs(2);
 
 /// Maximum number of attempts at once, each of which can occupy a connection of the driver's pool, which is the
 /// user's. They are enough for the time that it takes to elect another primary, and the driver gives up those to a
@@ -29,7 +29,7 @@ type Opened<S> = Result<S, StoreError>;
 /// attempt can take long. Leftover attempts close the streams that they open.
 #[derive(Debug)]
 pub(in crate::session) struct Opening<S> {
-    attempts: FuturesUnordered<JoinHandle<(u64, Opened<S>)>>,
+    attempts: FuturesUnordered<ToItsEnd<(u64, Opened<S>)>>,
     newest: u64,
     /// Until when the newest attempt is awaited; `None`: another is due.
     until: Option<Instant>,
@@ -64,10 +64,10 @@ impl<S: Send + 'static> Opening<S> {
                 if self.attempts.len() < AT_ONCE {
                     self.newest += 1;
                     let (number, attempt) = (self.newest, attempt());
-                    // In a task of its own, as the driver's futures must not be dropped half-way.
-                    self.attempts.push(tokio::spawn(async move { (number, attempt.await) }));
+                    let attempt = async move { (number, attempt.await) };
+                    self.attempts.push(to_its_end(&Handle::current(), attempt));
                 }
-                *self.until.insert(Instant::now() + BESIDE)
+                *self.until.insert(Instant::now() + OPENED_BESIDE)
             }
         };
         let newest = self.newest;
@@ -161,7 +161,7 @@ mod tests {
         }
         assert_eq!(opening.attempts.len(), 1);
         assert!(opening.attempt(|| after(60, Ok(2))).await.is_none());
-        assert_eq!(begin.elapsed(), BESIDE);
+        assert_eq!(begin.elapsed(), OPENED_BESIDE);
     }
 
     #[tokio::test(start_paused = true)]

@@ -15,9 +15,9 @@ use super::{
     suspicion::Sign,
 };
 use crate::{
+    backoff::Backoff,
     store::{AWAIT_TIME, Elected, Failure, ResumeAt, StoreError, Stream},
     telemetry::{self, StreamOf},
-    waitlist::backoff::Backoff,
     wake_mode::PollingReason,
 };
 

@@ -52,6 +52,24 @@ impl Demand {
             (Watched::Locks, StreamOf::Locks)
         }
     }
+
+    fn next_freed(self) -> NextFreed {
+        if self.claims {
+            NextFreed::Reported
+        } else {
+            NextFreed::Unreported
+        }
+    }
+}
+
+/// The way in which the next document that becomes free is noticed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(in crate::session) enum NextFreed {
+    /// By polling.
+    #[default]
+    Unreported,
+    /// The stream reports it.
+    Reported,
 }
 
 /// Runs until the session ends.
@@ -141,7 +159,7 @@ async fn watch(weak: &Weak<Session>, mut demand: watch::Receiver<Demand>) -> Opt
             // It is opened again from its last event, and reports more or less from there.
             let (_, of) = present.watched();
             subscription.turn(of, session.opener(present));
-            session.note_freed(false);
+            session.note_freed(NextFreed::Unreported);
         }
     }
 }
@@ -215,15 +233,18 @@ impl Session {
         self.set_streaming(true);
         self.set_mode(WakeMode::ChangeStream);
         self.on_gap();
-        self.note_freed(demand.claims);
+        self.note_freed(demand.next_freed());
     }
 
+    /// Takes in that the stream is closed. Events may be missed from now on, so nothing known of a document is trusted:
+    /// `on_gap` leads, name by name, to `Waitlist::doubt` in `waitlist/news.rs`, by which the head of the queue asks the
+    /// server at once. The answer plans the next request without a stream. All of it is done again when a stream opens.
     fn stream_closed(self: &Arc<Self>, reason: PollingReason, was_open: bool) {
         self.set_streaming(false);
         self.set_mode(WakeMode::Polling(reason));
         if was_open {
             self.on_gap();
-            self.note_freed(false);
+            self.note_freed(NextFreed::Unreported);
         }
     }
 
@@ -234,7 +255,7 @@ impl Session {
         // Once, however many of them there are.
         let frees = |event: &Event| matches!(event, Event::Freed | Event::Everything);
         if events.iter().any(frees) {
-            self.note_freed(demand.claims);
+            self.note_freed(demand.next_freed());
         }
     }
 
@@ -270,7 +291,7 @@ impl Session {
             table.streaming = false;
             table.lines.needs.looks > 0
         };
-        self.note_freed(false);
+        self.note_freed(NextFreed::Unreported);
         // No waiter is woken late any more, so there is no cause for alarm.
         let mode = self.mode.borrow().at_rest();
         self.set_mode(mode);

@@ -39,20 +39,20 @@ use crate::{
 #[derive(Debug)]
 pub(crate) struct MemoryDocuments {
     clock: Clock,
-    contents: Mutex<Contents>,
+    contents: Mutex<DocumentContents>,
 }
 
 #[derive(Debug, Default)]
-struct Contents {
+struct DocumentContents {
     /// The documents, in the order of insertion.
     documents: Vec<Document>,
     watchers: Vec<Watcher>,
-    followers: Vec<Follower>,
+    followers: Vec<MemoryFollower>,
 }
 
 /// The open stream of an observer, of what happens to the locks at a location.
 #[derive(Debug)]
-struct Follower {
+struct MemoryFollower {
     location: Location,
     /// `None` follows all.
     name: Option<String>,
@@ -152,7 +152,7 @@ impl MemoryDocuments {
         Ok(u64::try_from(found.len()).unwrap_or(u64::MAX))
     }
 
-    fn contents(&self) -> MutexGuard<'_, Contents> {
+    fn contents(&self) -> MutexGuard<'_, DocumentContents> {
         // No code that runs under the lock leaves the contents half-written.
         self.contents.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -163,7 +163,7 @@ fn is_same(one: &Bson, other: &Bson) -> bool {
     rank(one) == rank(other) && compare(one, other).is_eq()
 }
 
-impl Contents {
+impl DocumentContents {
     fn position(&self, id: &Bson) -> Option<usize> {
         self.documents
             .iter()
@@ -421,7 +421,7 @@ impl MemoryInPlace {
 
     pub(in crate::store) fn follow(&self, name: Option<&str>) -> MemoryStream<NamedSighting> {
         let (sightings, receiver) = mpsc::unbounded_channel();
-        self.collection.contents().followers.push(Follower {
+        self.collection.contents().followers.push(MemoryFollower {
             location: self.family.base().clone(),
             name: name.map(str::to_owned),
             sightings,
@@ -635,13 +635,19 @@ impl MemoryInPlace {
     }
 
     /// Returns the index of the document, if this holder's lease still runs.
-    fn held(&self, contents: &Contents, name: &str, (id, token): (&str, i64), now: ServerTime) -> Option<usize> {
+    fn held(
+        &self,
+        contents: &DocumentContents,
+        name: &str,
+        (id, token): (&str, i64),
+        now: ServerTime,
+    ) -> Option<usize> {
         let Found { at, state } = self.found(contents, name).ok()??;
         let is_it = |holder: &crate::protocol::Holder| holder.id == id && holder.token == token && holder.until > now;
         state?.holders.iter().any(is_it).then_some(at)
     }
 
-    fn found(&self, contents: &Contents, name: &str) -> Result<Option<Found>, StoreError> {
+    fn found(&self, contents: &DocumentContents, name: &str) -> Result<Option<Found>, StoreError> {
         let member = self.family.member(name);
         let Some(at) = contents.position(&member.id) else {
             return Ok(None);
@@ -673,7 +679,7 @@ impl MemoryInPlace {
     /// Sets fields of a lock in its document. `swept`: at this time, the free locks of other elements are removed.
     fn write_fields(
         &self,
-        contents: &mut Contents,
+        contents: &mut DocumentContents,
         at: usize,
         location: &Location,
         fields: Document,
@@ -705,7 +711,7 @@ impl MemoryInPlace {
     }
 }
 
-/// Reports whether a collection of locks would have purged this one by now.
+/// Reports whether a lock can be read, and [is purged](State::is_purged) by now.
 fn is_purged(lock: &Bson, now: ServerTime) -> bool {
     let lock = lock.as_document();
     let is_due = |lock: &&Document| {
@@ -713,7 +719,7 @@ fn is_purged(lock: &Bson, now: ServerTime) -> bool {
             .is_ok_and(|at| at.timestamp_millis() <= now.0)
     };
     let state = lock.filter(is_due).and_then(|lock| State::from_document(lock).ok());
-    state.is_some_and(|state| state.purge_at <= now && state.is_free(now))
+    state.is_some_and(|state| state.is_purged(now))
 }
 
 /// Returns the document in a list of one value.

@@ -12,7 +12,7 @@ use super::{
 };
 
 /// Supported operators, as shown to users.
-const KNOWN: &str = "$eq, $ne, $gt, $gte, $lt, $lte, $in, $nin, $exists, $not, $and, $or and $nor";
+const FILTER_OPERATORS: &str = "$eq, $ne, $gt, $gte, $lt, $lte, $in, $nin, $exists, $not, $and, $or and $nor";
 
 /// A parsed filter.
 #[derive(Debug)]
@@ -216,7 +216,7 @@ fn read_operand(value: &Bson) -> Result<Bson, Refused> {
 
 fn unknown(operator: &str) -> Refused {
     Refused::new(format!(
-        "`{}` is not supported in memory; filters can have {KNOWN}",
+        "`{}` is not supported in memory; filters can have {FILTER_OPERATORS}",
         operator.escape_debug()
     ))
 }

@@ -17,14 +17,14 @@ use super::{
 use crate::protocol::ServerTime;
 
 /// Supported operators, as shown to users.
-const KNOWN: &str = "$set, $unset, $inc, $min, $max, $push, $addToSet, $pull and $currentDate";
+const UPDATE_OPERATORS: &str = "$set, $unset, $inc, $min, $max, $push, $addToSet, $pull and $currentDate";
 
 /// A parsed update: the changes to each field, in the order in which they are made.
 #[derive(Debug)]
-pub(super) struct Update(Vec<(Vec<String>, Change)>);
+pub(super) struct Update(Vec<(Vec<String>, FieldChange)>);
 
 #[derive(Debug)]
-enum Change {
+enum FieldChange {
     Set(Bson),
     Unset,
     Add(Bson),
@@ -41,14 +41,16 @@ impl Update {
         match update {
             UpdateModifications::Document(operators) => Self::read_operators(operators),
             _ => Err(Refused::new(format!(
-                "updates by a pipeline are not supported in memory; updates can have {KNOWN}"
+                "updates by a pipeline are not supported in memory; updates can have {UPDATE_OPERATORS}"
             ))),
         }
     }
 
     pub(super) fn read_operators(operators: &Document) -> Result<Self, Refused> {
         if operators.is_empty() {
-            return Err(Refused::new(format!("an update needs operators; it can have {KNOWN}")));
+            return Err(Refused::new(format!(
+                "an update needs operators; it can have {UPDATE_OPERATORS}"
+            )));
         }
         let mut changes = Vec::new();
         for (operator, fields) in operators {
@@ -60,12 +62,12 @@ impl Update {
                 if path[0] == "_id" {
                     return Err(Refused::new("the `_id` of a document can't be changed"));
                 }
-                changes.push((path, Change::read(operator, value)?));
+                changes.push((path, FieldChange::read(operator, value)?));
             }
             if fields.is_empty() {
                 // The operator must exist all the same.
-                Change::read(operator, &Bson::Int32(1)).or_else(|error| match operator.as_str() {
-                    "$currentDate" => Ok(Change::CurrentDate),
+                FieldChange::read(operator, &Bson::Int32(1)).or_else(|error| match operator.as_str() {
+                    "$currentDate" => Ok(FieldChange::CurrentDate),
                     _ => Err(error),
                 })?;
             }
@@ -95,7 +97,7 @@ impl Update {
     }
 }
 
-impl Change {
+impl FieldChange {
     fn read(operator: &str, value: &Bson) -> Result<Self, Refused> {
         let has_operators =
             matches!(value, Bson::Document(value) if value.keys().next().is_some_and(|key| key.starts_with('$')));
@@ -134,7 +136,7 @@ impl Change {
             },
             _ => {
                 return Err(Refused::new(format!(
-                    "`{}` is not supported in memory; updates can have {KNOWN}",
+                    "`{}` is not supported in memory; updates can have {UPDATE_OPERATORS}",
                     operator.escape_debug()
                 )));
             }

@@ -8,13 +8,16 @@
 use std::time::Duration;
 
 use mongodb::{
-    bson::{Bson, Document, doc},
+    bson::{Bson, Document, RawDocumentBuf, doc},
     error::{Error, ErrorKind, WriteFailure},
     options::{ReadPreference, SelectionCriteria},
 };
 
-use super::MongoStore;
-use crate::store::{LogTime, read_as};
+use super::{MongoStore, prepared::Encoded};
+use crate::{
+    protocol::Operation,
+    store::{LogTime, read_as},
+};
 
 impl MongoStore {
     /// Changes one document and returns the given fields, or all, of the changed document; `None` when there is none.
@@ -22,22 +25,34 @@ impl MongoStore {
     pub(super) async fn find_and_modify(
         &self,
         query: Document,
-        update: Vec<Document>,
-        upsert: bool,
-        fields: Option<Document>,
+        change: Change,
         within: Duration,
     ) -> Result<(Option<Document>, Option<LogTime>), Error> {
-        let mut command = doc! {
-            "findAndModify": self.collection.name(),
-            "query": query,
-            "update": update,
-            "upsert": upsert,
-            "new": true,
-            "maxTimeMS": limit(within),
-        };
-        if let Some(fields) = fields {
-            command.insert("fields", fields);
-        }
+        let mut command = doc! { "findAndModify": self.collection.name(), "query": query, "maxTimeMS": limit(within) };
+        command.extend(Document::from(change));
+        let command = RawDocumentBuf::try_from(&command).map_err(Error::custom)?;
+        self.modify(command).await
+    }
+
+    /// Does the same for the document with this `_id`, by a [`Change`] that is encoded already.
+    pub(super) async fn find_and_modify_by(
+        &self,
+        id: &str,
+        operation: &Operation,
+        encoded: &Encoded,
+        within: Duration,
+    ) -> Result<(Option<Document>, Option<LogTime>), Error> {
+        let mut command = Fields::new(encoded.bytes().len() + id.len() + self.collection.name().len() + 128);
+        command.text("findAndModify", self.collection.name());
+        command.document("query", |query| query.text("_id", id));
+        command.number("maxTimeMS", limit(within));
+        command.fields_of(encoded, operation);
+        let command = command.end().map_err(Error::custom)?;
+        self.modify(RawDocumentBuf::from_bytes(command).map_err(Error::custom)?)
+            .await
+    }
+
+    async fn modify(&self, command: RawDocumentBuf) -> Result<(Option<Document>, Option<LogTime>), Error> {
         let mut answer = self.send(command).await?;
         let logged_by = answer.get_timestamp("operationTime").ok();
         match answer.remove("value") {
@@ -53,22 +68,98 @@ impl MongoStore {
             "updates": updates,
             "ordered": false,
             "maxTimeMS": limit(within),
+            "writeConcern": { "w": "majority" },
         };
+        let command = RawDocumentBuf::try_from(&command).map_err(Error::custom)?;
         updated(&self.ask(command).await?)
     }
 
     /// Sends a write to the primary, and returns its answer once a majority has the write.
-    async fn send(&self, command: Document) -> Result<Document, Error> {
+    async fn send(&self, command: RawDocumentBuf) -> Result<Document, Error> {
         let answer = self.ask(command).await?;
         refusal(&answer).map_or(Ok(answer), Err)
     }
 
     /// Sends a write like [`Self::send`], but leaves the errors of single writes in the answer for the caller to read.
-    async fn ask(&self, mut command: Document) -> Result<Document, Error> {
-        command.insert("writeConcern", doc! { "w": "majority" });
-        let database = self.collection.client().database(&self.collection.namespace().db);
+    async fn ask(&self, command: RawDocumentBuf) -> Result<Document, Error> {
         let primary = SelectionCriteria::ReadPreference(ReadPreference::Primary);
-        database.run_command(command).selection_criteria(primary).await
+        self.database.run_raw_command(command).selection_criteria(primary).await
+    }
+}
+
+/// The part of a `findAndModify` that depends on the operation, but not on its document.
+pub(super) struct Change {
+    pub(super) update: Vec<Document>,
+    pub(super) upsert: bool,
+    pub(super) fields: Option<Document>,
+}
+
+impl From<Change> for Document {
+    fn from(change: Change) -> Self {
+        let mut document = doc! {
+            "update": change.update, "upsert": change.upsert, "new": true, "writeConcern": { "w": "majority" },
+        };
+        if let Some(fields) = change.fields {
+            document.insert("fields", fields);
+        }
+        document
+    }
+}
+
+/// A document that is encoded field by field.
+struct Fields(Vec<u8>);
+
+impl Fields {
+    fn new(room: usize) -> Self {
+        let mut bytes = Vec::with_capacity(room);
+        bytes.extend([0; 4]);
+        Self(bytes)
+    }
+
+    fn key(&mut self, kind: u8, key: &str) {
+        self.0.push(kind);
+        self.0.extend(key.bytes());
+        self.0.push(0);
+    }
+
+    fn text(&mut self, key: &str, text: &str) {
+        self.key(0x02, key);
+        // Of a text that is too long for this the whole document is too long, which its end says.
+        let length = i32::try_from(text.len() + 1).unwrap_or(i32::MAX);
+        self.0.extend(length.to_le_bytes());
+        self.0.extend(text.bytes());
+        self.0.push(0);
+    }
+
+    fn number(&mut self, key: &str, number: i32) {
+        self.key(0x10, key);
+        self.0.extend(number.to_le_bytes());
+    }
+
+    fn document(&mut self, key: &str, fields: impl FnOnce(&mut Self)) {
+        self.key(0x03, key);
+        let start = self.0.len();
+        self.0.extend([0; 4]);
+        fields(self);
+        self.0.push(0);
+        let length = i32::try_from(self.0.len() - start).unwrap_or(i32::MAX);
+        self.0[start..start + 4].copy_from_slice(&length.to_le_bytes());
+    }
+
+    /// Adds the fields of an encoded document, all but its length and the zero at its end, with an operation in them.
+    fn fields_of(&mut self, encoded: &Encoded, operation: &Operation) {
+        let before = self.0.len();
+        self.0.extend(encoded.bytes());
+        encoded.fill_in(&mut self.0[before..], operation);
+        self.0.drain(before..before + 4);
+        self.0.pop();
+    }
+
+    fn end(mut self) -> Result<Vec<u8>, std::num::TryFromIntError> {
+        self.0.push(0);
+        let length = i32::try_from(self.0.len())?;
+        self.0[..4].copy_from_slice(&length.to_le_bytes());
+        Ok(self.0)
     }
 }
 
@@ -175,6 +266,23 @@ mod tests {
             let told = refusal(&answer).map(|error| StoreError::from(error).kind);
             assert_eq!(told, failure, "{answer}");
         }
+    }
+
+    #[test]
+    fn fields_are_encoded_as_the_driver_encodes_them() {
+        let mut fields = Fields::new(0);
+        fields.text("name", "a\0\u{e9}");
+        fields.number("number", -7);
+        fields.document("empty", |_| ());
+        fields.document("inner", |inner| {
+            inner.document("deeper", |deeper| deeper.number("a", 1));
+            inner.text("b", "");
+        });
+        let encoded = RawDocumentBuf::from_bytes(fields.end().unwrap()).unwrap();
+        let expected = doc! {
+            "name": "a\0\u{e9}", "number": -7, "empty": {}, "inner": { "deeper": { "a": 1 }, "b": "" },
+        };
+        assert_eq!(encoded, RawDocumentBuf::try_from(&expected).unwrap());
     }
 
     #[test]

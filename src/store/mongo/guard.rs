@@ -11,8 +11,9 @@ use mongodb::{
 
 use super::{MongoStore, now};
 use crate::{
+    error::failure::code,
     protocol::{Location, pipeline},
-    store::{Guarding, StoreError, failure::code},
+    store::{Guarding, StoreError},
     telemetry,
 };
 

@@ -18,7 +18,7 @@ pub(super) fn read(raw: &RawDocument) -> Option<Document> {
         return Some(document);
     }
     let mut repaired = Vec::with_capacity(raw.as_bytes().len());
-    Source(raw.as_bytes()).document(&mut repaired, 0)?;
+    Unread(raw.as_bytes()).document(&mut repaired, 0)?;
     Document::from_reader(repaired.as_slice()).ok()
 }
 
@@ -29,9 +29,9 @@ pub(super) fn read_exactly(raw: &RawDocument, field: &str) -> Option<Bson> {
 }
 
 /// The bytes that are still to be read.
-struct Source<'a>(&'a [u8]);
+struct Unread<'a>(&'a [u8]);
 
-impl<'a> Source<'a> {
+impl<'a> Unread<'a> {
     fn take(&mut self, count: usize) -> Option<&'a [u8]> {
         let (taken, rest) = self.0.split_at_checked(count)?;
         self.0 = rest;
@@ -73,7 +73,7 @@ impl<'a> Source<'a> {
         }
         let begin = to.len();
         let rest = self.length()?.checked_sub(4)?;
-        let mut inner = Source(self.take(rest)?);
+        let mut inner = Unread(self.take(rest)?);
         to.extend([0; 4]);
         loop {
             let kind = inner.take(1)?[0];
@@ -210,7 +210,7 @@ mod tests {
         );
         let bytes = bytes(&document);
         let mut copied = Vec::new();
-        Source(&bytes).document(&mut copied, 0).unwrap();
+        Unread(&bytes).document(&mut copied, 0).unwrap();
         assert_eq!(copied, bytes);
     }
 
@@ -225,7 +225,7 @@ mod tests {
             }
             bytes.truncate(usize::try_from(random.below(2 * bytes.len() as u64)).unwrap().max(1));
             let mut to = Vec::new();
-            let _ = Source(&bytes).document(&mut to, 0);
+            let _ = Unread(&bytes).document(&mut to, 0);
             if let Ok(raw) = RawDocumentBuf::from_bytes(bytes) {
                 let _ = read(&raw);
                 let _ = read_exactly(&raw, "deep");

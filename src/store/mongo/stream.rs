@@ -13,7 +13,7 @@ use mongodb::{
 use super::{AWAIT_TIME, MongoStore, lossy, not_utf8};
 use crate::{
     protocol::{Location, ServerTime, State, wake},
-    store::{Event, Left, NamedSighting, ResumeAt, Sighting, StoreError, Watched, name},
+    store::{Event, ForeignWrite, NamedSighting, ResumeAt, Sighting, StoreError, Watched, name},
 };
 
 impl MongoStore {
@@ -152,7 +152,7 @@ fn concerning(session: &str) -> Vec<Document> {
 
 /// Maximum size in bytes of a document that another program's event shows: a lock's is rarely larger, and every client
 /// with a stream gets it.
-const SHOWN_MOST: i32 = 65_536;
+const EVENT_SHOWN_MOST: i32 = 65_536;
 
 /// Returns the lock's document where another program replaced it, so that nobody needs to read it.
 fn left(lock: impl Into<String>, wake: impl Into<String>) -> Document {
@@ -160,7 +160,7 @@ fn left(lock: impl Into<String>, wake: impl Into<String>) -> Document {
     let shown = doc! { "$and": [
         { "$eq": ["$operationType", "replace"] },
         { "$ne": [{ "$type": format!("${wake}") }, "string"] },
-        { "$lte": [{ "$bsonSize": "$fullDocument" }, SHOWN_MOST] },
+        { "$lte": [{ "$bsonSize": "$fullDocument" }, EVENT_SHOWN_MOST] },
     ] };
     doc! { "$cond": [shown, lock, "$$REMOVE"] }
 }
@@ -473,12 +473,12 @@ pub(crate) fn read_event(location: &Location, event: &Document) -> Event {
 }
 
 /// Returns the lock's document after another program's write; `None` where the event does not show it.
-fn read_left(event: &Document) -> Option<Box<Left>> {
+fn read_left(event: &Document) -> Option<Box<ForeignWrite>> {
     let document = match (event.get_str("operationType").ok()?, event.get("left")) {
         ("delete", _) => None,
         (_, Some(Bson::Document(document))) => Some(State::from_document(document)),
         _ => return None,
     };
     let logged_at = event.get_timestamp("clusterTime").ok()?;
-    Some(Box::new(Left { document, logged_at }))
+    Some(Box::new(ForeignWrite { document, logged_at }))
 }

@@ -118,11 +118,14 @@ async fn another_client_whose_event_is_lost_is_seen_in_whatever_shows_it() {
 
 #[tokio::test(start_paused = true)]
 async fn another_client_whose_event_is_lost_waits_for_the_range_or_the_time() {
-    for (streaming, most) in [(true, HANDED_ON_FOR), (false, HANDED_ON_UNSEEN)] {
+    for (stream, most) in [
+        (StreamState::Open, HANDED_ON_FOR),
+        (StreamState::Unavailable, HANDED_ON_UNSEEN),
+    ] {
         let mut bench = Bench::new();
         let tasks = waiters(&mut bench, 200);
         let (mut hold, mut tasks) = handing_on(&mut bench, tasks);
-        bench.streaming = streaming;
+        bench.stream = stream;
         bench.foreign(&foreign("b.1", &[], Some("b-1")), false);
         let granted = bench.operations;
         let mut handed_on = 0;
@@ -135,7 +138,7 @@ async fn another_client_whose_event_is_lost_waits_for_the_range_or_the_time() {
         let mut bench = Bench::new();
         let tasks = waiters(&mut bench, 20);
         let (hold, mut tasks) = handing_on(&mut bench, tasks);
-        bench.streaming = streaming;
+        bench.stream = stream;
         tokio::time::advance(most - Duration::from_millis(1)).await;
         assert!(release(&mut bench, &hold));
         let hold = held(&mut tasks.next().unwrap());

@@ -173,7 +173,7 @@ async fn who_uses_the_lock_otherwise_gets_it_by_one_operation() {
 async fn nothing_stays_that_is_not_to_be_handed_on() {
     let mut off = Bench::new();
     let mut unstreamed = keeping();
-    unstreamed.streaming = false;
+    unstreamed.stream = StreamState::Unavailable;
     let mut guarded = keeping();
     guarded.line.note_guarded();
     for (case, bench) in [&mut off, &mut unstreamed, &mut guarded].into_iter().enumerate() {
@@ -231,12 +231,12 @@ fn idle_or_gone(bench: &mut Bench) -> Arc<Hold> {
 #[tokio::test(start_paused = true)]
 async fn before_the_stream_is_open_it_stays_for_a_moment() {
     let mut bench = keeping();
-    (bench.streaming, bench.resting) = (false, true);
+    bench.stream = StreamState::OnDemand;
     idle(&mut bench);
     assert_eq!(bench.line.due_at(), Some(Instant::now() + SECOND));
     assert_eq!(bench.line.need(), Need::Stream);
     tokio::time::advance(SECOND / 2).await;
-    (bench.streaming, bench.resting) = (true, false);
+    bench.stream = StreamState::Open;
     bench.feed(|line, context, _| line.doubt(context));
     // Nobody has it before it is read, and it does not stay for long either.
     bench.settle();
@@ -247,7 +247,7 @@ async fn before_the_stream_is_open_it_stays_for_a_moment() {
 
     // It does not open.
     let mut bench = keeping();
-    (bench.streaming, bench.resting) = (false, true);
+    bench.stream = StreamState::OnDemand;
     idle(&mut bench);
     tokio::time::advance(SECOND).await;
     bench.settle();
@@ -351,7 +351,7 @@ async fn what_was_held_for_long_stays_once_its_document_is_read() {
         }
         assert_eq!(hold.exit(), Remains::Nothing);
         let ((), effects) = bench.feed(|line, context, effects| line.let_go(&hold, None, context, effects));
-        assert!(matches!(&effects[..], [Effect::Doubted(stays)] if stays.is_idle));
+        assert!(matches!(&effects[..], [LineEffect::Doubted(stays)] if stays.is_idle));
         assert_eq!(bench.line.due_at(), Some(Instant::now() + SECOND));
         read(&mut bench);
         bench.settle();
@@ -391,14 +391,14 @@ async fn a_stream_that_breaks_for_a_moment_costs_nobody_what_stays() {
     for moment in [500, 1_000] {
         let mut bench = keeping();
         idle(&mut bench);
-        bench.streaming = false;
+        bench.stream = StreamState::Unavailable;
         bench.feed(|line, context, _| line.doubt(context));
         // This shows nothing of what comes later.
         read(&mut bench);
         bench.settle();
         assert!(is_idle_here(&bench));
         tokio::time::advance(Duration::from_millis(moment)).await;
-        bench.streaming = true;
+        bench.stream = StreamState::Open;
         bench.feed(|line, context, _| line.doubt(context));
         bench.settle();
         read(&mut bench);
@@ -408,7 +408,7 @@ async fn a_stream_that_breaks_for_a_moment_costs_nobody_what_stays() {
     // Nothing comes to stay meanwhile.
     let mut bench = keeping();
     let (hold, _) = acquire(&mut bench, options());
-    bench.streaming = false;
+    bench.stream = StreamState::Unavailable;
     assert!(!release(&mut bench, &hold));
 }
 

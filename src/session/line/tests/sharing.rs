@@ -192,10 +192,13 @@ async fn a_writer_of_another_client_whose_event_is_lost_ends_it_by_what_shows_it
 
 #[tokio::test(start_paused = true)]
 async fn a_writer_of_another_client_whose_event_is_lost_waits_for_the_time_at_most() {
-    for (streaming, most) in [(true, HANDED_ON_FOR), (false, HANDED_ON_UNSEEN)] {
+    for (stream, most) in [
+        (StreamState::Open, HANDED_ON_FOR),
+        (StreamState::Unavailable, HANDED_ON_UNSEEN),
+    ] {
         let mut bench = Bench::new();
         bench.readers();
-        bench.streaming = streaming;
+        bench.stream = stream;
         bench.foreign(&other("b.1", &[], Some(("b-1", ALL))), false);
         tokio::time::advance(most - Duration::from_millis(1)).await;
         assert!(bench.lets_in());
@@ -433,9 +436,12 @@ async fn of_two_holds_the_younger_is_shared_so_that_tokens_rise() {
 /// Answers that take longer than a hold may be shared for without a look at the document.
 #[tokio::test(start_paused = true)]
 async fn where_nobody_may_share_readers_do_not_ask_one_by_one() {
-    for (streaming, took) in [(false, HANDED_ON_UNSEEN), (true, HANDED_ON_FOR)] {
+    for (stream, took) in [
+        (StreamState::Unavailable, HANDED_ON_UNSEEN),
+        (StreamState::Open, HANDED_ON_FOR),
+    ] {
         let mut bench = Bench::new();
-        bench.streaming = streaming;
+        bench.stream = stream;
         let mut outcomes: Vec<Receiver> = (0..50).map(|_| bench.join_for(reader()).1).collect();
         while let Some(operation) = bench.next() {
             let answer = bench.apply(&operation);

@@ -18,20 +18,18 @@ use tokio::{
     time::{Instant, sleep, sleep_until, timeout},
 };
 
-use super::{
-    AWAIT_TIME, Answer, Documents, Event, Failure, MemoryStore, Renewal, Renewed, StoreError, error::OutOfTime,
-    memory::MemoryStream,
-};
+use super::random::Random;
 use crate::{
-    proofs::random::Random,
+    error::store::OutOfTime,
     protocol::{Exchange, Operation},
+    store::{AWAIT_TIME, Answer, Documents, Event, Failure, MemoryStore, MemoryStream, Renewal, Renewed, StoreError},
 };
 
 /// Time for which the driver lets an operation hang on a server that does not answer.
 const HANGS: Duration = Duration::from_secs(20);
 
 /// Time for which an operation hangs on a connection that nobody knows to be dead.
-const NEVER: Duration = Duration::from_secs(900);
+const DEAD_FOR: Duration = Duration::from_secs(900);
 
 /// Maximum delay, in milliseconds, after which a command is still applied although its sender was told that it failed.
 const LATEST: u64 = 8_000;
@@ -239,13 +237,13 @@ impl Link {
                     sleep(there).await;
                     apply(&self.memory);
                 }
-                sleep(NEVER).await;
+                sleep(DEAD_FOR).await;
                 Err(lost())
             }
         }
     }
 
-    pub(super) async fn run(&self, name: &str, operation: &Operation, within: Duration) -> Result<Answer, StoreError> {
+    pub(crate) async fn run(&self, name: &str, operation: &Operation, within: Duration) -> Result<Answer, StoreError> {
         let sent = Instant::now();
         self.unblocked(name, within).await?;
         let (name, operation) = (name.to_owned(), operation.clone());
@@ -271,7 +269,7 @@ impl Link {
         self.refusing.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(super) async fn renew(&self, renewal: &Renewal) -> Result<Renewed, StoreError> {
+    pub(crate) async fn renew(&self, renewal: &Renewal) -> Result<Renewed, StoreError> {
         let burden = self.burden.lock().unwrap_or_else(PoisonError::into_inner).clone();
         if let Some(burden) = burden {
             burden.renewals.fetch_add(1, Ordering::Relaxed);
@@ -299,14 +297,14 @@ impl Link {
         })
     }
 
-    pub(super) async fn read(&self, names: &[String]) -> Result<(Documents, Exchange), StoreError> {
+    pub(crate) async fn read(&self, names: &[String]) -> Result<(Documents, Exchange), StoreError> {
         let sent = Instant::now();
         let names = names.to_vec();
         let (documents, exchange) = self.send(move |memory| memory.read(&names)).await?;
         Ok((documents, since(sent, &exchange)))
     }
 
-    pub(super) async fn watch(self: &Arc<Self>, session: &str) -> Result<SimulatedStream<Event>, StoreError> {
+    pub(crate) async fn watch(self: &Arc<Self>, session: &str) -> Result<SimulatedStream<Event>, StoreError> {
         let session = session.to_owned();
         let inner = self.send(move |memory| memory.watch(&session)).await?;
         Ok(SimulatedStream {
@@ -317,7 +315,7 @@ impl Link {
         })
     }
 
-    pub(super) fn memory(&self) -> &MemoryStore {
+    pub(crate) fn memory(&self) -> &MemoryStore {
         &self.memory
     }
 }
@@ -356,7 +354,7 @@ pub(crate) struct SimulatedStream<T> {
 }
 
 impl<T> SimulatedStream<T> {
-    pub(super) async fn next(&mut self) -> Result<Vec<T>, StoreError> {
+    pub(crate) async fn next(&mut self) -> Result<Vec<T>, StoreError> {
         let empty_at = Instant::now() + AWAIT_TIME;
         loop {
             if self.breaks_at.is_none() && !self.link.calm.load(Ordering::Relaxed) {

@@ -13,6 +13,9 @@ pub(crate) enum Failure {
     Refused,
 }
 
+/// The server's code for a missing privilege.
+pub(super) const UNAUTHORIZED: i32 = 13;
+
 /// Classifies the driver's errors. An error is final only if the server certainly refused and would refuse again; an
 /// error that can come with a fail-over, a cut connection or an overloaded server is not.
 pub(super) fn failure(error: &Error) -> Failure {
@@ -52,7 +55,7 @@ pub(super) fn ran_out_of_time(error: &Error) -> bool {
     matches!(missing.or(code(error)), Some(50 | 262))
 }
 
-pub(super) fn code(error: &Error) -> Option<i32> {
+pub(crate) fn code(error: &Error) -> Option<i32> {
     match &*error.kind {
         ErrorKind::Command(command) => Some(command.code),
         ErrorKind::Write(WriteFailure::WriteError(write)) => Some(write.code),

@@ -1,9 +1,8 @@
-//! The errors of stores.
+//! The errors of stores, in the library's own words.
 
 use std::{error::Error as StdError, fmt, io, sync::Arc, time::Duration};
 
-use super::failure;
-pub(crate) use super::failure::Failure;
+use super::failure::{self, Failure, UNAUTHORIZED};
 use crate::protocol::document::{ID_MOST, Malformed};
 
 /// The reason why an operation failed.
@@ -120,12 +119,11 @@ impl StoreError {
     /// Reports whether the server refused a write for a reason that may lie in the one document to be written, and not
     /// for a missing privilege.
     pub(crate) fn may_concern_document(&self) -> bool {
-        const UNAUTHORIZED: i32 = 13;
         self.kind != Failure::Unavailable && self.code().is_some_and(|code| code != UNAUTHORIZED)
     }
 
     /// Returns the error for an `_id` that has too many bytes to be locked.
-    pub(super) fn too_long(size: usize) -> Self {
+    pub(crate) fn too_long(size: usize) -> Self {
         let message = format!("the `_id` has {size} bytes as BSON; it must have at most {ID_MOST} to be locked");
         Self {
             kind: Failure::Refused,
@@ -252,4 +250,4 @@ struct LaterProtocol(Malformed);
 #[cfg(test)]
 #[derive(Debug, thiserror::Error)]
 #[error("the server ran out of time")]
-pub(super) struct OutOfTime;
+pub(crate) struct OutOfTime;

@@ -1,0 +1,99 @@
+//! Documents as they are listed and followed, for operators and observers.
+
+use std::fmt;
+
+use super::name;
+use crate::protocol::{Kind, ServerTime, State, document::Malformed};
+
+/// Conditions on the documents of a list: each one that is set must be met.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Selection {
+    /// Prefix of the name; in the user's own documents, prefix of an `_id` that is a text.
+    pub(crate) prefix: String,
+    pub(crate) kind: Option<Kind>,
+    /// Whether the lock has holders.
+    pub(crate) held: Option<bool>,
+    /// Maximum number of the user's own documents; all where it is not set.
+    pub(crate) most: Option<usize>,
+}
+
+impl Selection {
+    /// Whether a document of the user's own can be one of those that are selected, by its name.
+    pub(crate) fn selects(&self, name: &str) -> bool {
+        self.prefix.is_empty() || name::text_of(name).is_some_and(|text| text.starts_with(&self.prefix))
+    }
+}
+
+/// The documents of a list.
+#[derive(Debug, Default)]
+pub(crate) struct Listed {
+    pub(crate) found: Vec<(String, State)>,
+    /// The documents that are not locks.
+    pub(crate) unreadable: Vec<Unreadable>,
+    /// The server's clock.
+    pub(crate) now: Option<ServerTime>,
+    /// Whether more documents match than may be listed; those beyond are left out.
+    pub(crate) more: bool,
+}
+
+impl Listed {
+    /// Adds what one of the user's own documents has in the place of a lock.
+    pub(super) fn add(&mut self, name: String, found: Option<Result<State, Malformed>>, selection: &Selection) {
+        match found {
+            Some(Ok(_)) if selection.most.is_some_and(|most| self.found.len() >= most) => self.more = true,
+            Some(Ok(state)) => self.found.push((name, state)),
+            Some(Err(malformed)) => self.add_unreadable(Unreadable::new(name, &malformed)),
+            None => {}
+        }
+    }
+
+    pub(super) fn add_unreadable(&mut self, unreadable: Unreadable) {
+        if self.unreadable.len() < UNREADABLE_LISTED_MOST {
+            self.unreadable.push(unreadable);
+        }
+    }
+}
+
+/// Maximum number of the user's own documents that are listed as no locks. Where the wrong field is asked for, each
+/// document is one.
+const UNREADABLE_LISTED_MOST: usize = 1_000;
+
+/// A document in a collection of locks that is not the document of a lock.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Unreadable {
+    /// Its `_id`, as far as it can be shown.
+    pub(crate) name: String,
+    pub(crate) problem: String,
+}
+
+/// Maximum number of characters of an unreadable `_id` that are shown: the name of a lock is no longer.
+const SHOWN: usize = 1_024;
+
+impl Unreadable {
+    pub(crate) fn new(name: String, problem: &impl fmt::Display) -> Self {
+        Self {
+            name: name.chars().take(SHOWN).collect(),
+            problem: problem.to_string(),
+        }
+    }
+}
+
+/// A sighting of an observer's stream.
+#[derive(Clone, Debug)]
+pub(crate) enum NamedSighting {
+    Of(String, Sighting),
+    /// A document was written that is not the document of a lock.
+    Unreadable(Unreadable),
+    /// Anything can have happened to any document.
+    Everything,
+}
+
+/// A sighting of one document.
+#[derive(Clone, Debug)]
+pub(crate) enum Sighting {
+    State(Box<State>),
+    /// The document was deleted.
+    Gone,
+    /// The document must be read to know.
+    Unclear,
+}

@@ -1,0 +1,37 @@
+//! Futures of the driver's that nobody may wait for any more.
+
+use std::{
+    future::Future,
+    pin::Pin,
+    task::{Context, Poll},
+};
+
+use tokio::{runtime::Handle, task::JoinHandle};
+
+use super::StoreError;
+
+/// A future in a task of its own, which runs to its end even if this is dropped; see [`to_its_end`].
+#[derive(Debug)]
+pub(crate) struct ToItsEnd<T>(JoinHandle<T>);
+
+/// Runs a future to its end in a task of its own, whether or not anybody waits for it. It is stopped only when the
+/// runtime shuts down, which then is the error.
+///
+/// All commands of the driver run so, except those in a transaction of the user's: a command that is dropped half-way may
+/// still be applied, and stalls the connection pool.
+pub(crate) fn to_its_end<T: Send + 'static>(
+    runtime: &Handle,
+    running: impl Future<Output = T> + Send + 'static,
+) -> ToItsEnd<T> {
+    ToItsEnd(runtime.spawn(running))
+}
+
+impl<T> Future for ToItsEnd<T> {
+    type Output = Result<T, StoreError>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        Pin::new(&mut self.0)
+            .poll(context)
+            .map(|ended| ended.map_err(StoreError::stopped))
+    }
+}
