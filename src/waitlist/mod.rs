@@ -56,6 +56,7 @@ use ids::Ids;
 #[cfg(modelled)]
 pub(crate) use modelled::Word;
 use prospect::{Prospect, Turn};
+use timing::Expiry;
 
 /// Pauses before an entry whose request has an unknown outcome is taken out once more, in case the request was applied
 /// late.
@@ -83,10 +84,10 @@ pub(crate) struct Waitlist {
     overtaken: bool,
     /// When the document was last seen with no entries but ours.
     alone_at: Option<Instant>,
-    /// When the head asks again if nothing wakes it.
+    /// When the head asks again if nothing wakes it. A look at its queue position brings that forward at most.
     ask_at: Option<Instant>,
-    /// By when its queue position must be confirmed.
-    confirm_at: Option<Instant>,
+    /// When it asks before that, as a lease ahead of it ends.
+    expiry: Option<Expiry>,
     /// The prospect of the head, as far as it is known.
     prospect: Option<Prospect>,
     /// When the head looks at its queue position.

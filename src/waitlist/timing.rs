@@ -54,6 +54,14 @@ const BLIND: Duration = Duration::from_secs(10);
 /// Resolution of the server's clock: it has reached a time in milliseconds when it shows the next one.
 pub(crate) const CLOCK_RESOLUTION: Duration = Duration::from_millis(1);
 
+/// The question of the head that is due because a lease ahead of it ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Expiry {
+    /// The end of that lease, as it was seen last.
+    end: ServerTime,
+    at: Instant,
+}
+
 impl Waitlist {
     /// Returns the latest instant at which [`next`](Self::next) wants to be called.
     pub(crate) fn due_at(&self) -> Option<Instant> {
@@ -63,7 +71,7 @@ impl Waitlist {
         let head = self.waiting.front().map(|head| {
             if head.is_queued() {
                 // As in `next`: where nothing says when, it asks now.
-                let ask_at = self.ask_at.unwrap_or(head.since);
+                let ask_at = self.asks_at().unwrap_or(head.since);
                 self.look_at.map_or(ask_at, |look_at| look_at.min(ask_at))
             } else {
                 self.knocks(head).map_or(head.since, |full| full.knock_at)
@@ -82,9 +90,15 @@ impl Waitlist {
         Some(self.retry_at.map_or(at, |retry| at.max(retry)))
     }
 
+    /// Returns when the head asks again if nothing wakes it; `None` if nothing says when.
+    pub(super) fn asks_at(&self) -> Option<Instant> {
+        let ask_at = self.ask_at?;
+        Some(self.expiry.map_or(ask_at, |expiry| expiry.at.min(ask_at)))
+    }
+
     /// Sets when the head asks again, by the leases of those ahead of it.
     pub(super) fn plan_asking(&mut self, state: &State, now: Option<ServerTime>, context: &Context<'_>) {
-        (self.ask_at, self.look_at) = (None, None);
+        (self.ask_at, self.expiry, self.look_at) = (None, None, None);
         self.plan += 1;
         let Some(head) = self.waiting.front().filter(|head| head.is_queued()) else {
             return;
@@ -97,7 +111,7 @@ impl Waitlist {
         let holders = state.holders.iter().map(|holder| holder.until);
         let before = state.queue[..place].iter().map(|waiter| waiter.until);
         let first_end = holders.chain(before).min();
-        let expiry = first_end.and_then(|end| expiry(end, place as u64, context));
+        self.expiry = first_end.and_then(|end| Expiry::of(end, place as u64, context));
         let ahead = now.and_then(|now| Ahead::of(state, &entry, now));
         let prospect = ahead.map(|ahead| Prospect::new(&entry, &ahead, self.prospect.as_ref(), &lease, context.config));
         self.look_at = match (&prospect, &ahead) {
@@ -122,11 +136,7 @@ impl Waitlist {
             let waited = context.now.saturating_duration_since(waits_since);
             poll_interval(context.config, place as u64, waited).min(lease.claim / 4)
         };
-        let routine = context.now + routine;
-        self.confirm_at = Some(routine);
-        let soonest = context.now + context.config.poll_interval.0;
-        // Never at once: a new primary's clock can be behind the one by which the expiry was reckoned.
-        self.ask_at = Some(expiry.map_or(routine, |expiry| expiry.max(soonest).min(routine)));
+        self.ask_at = Some(context.now + routine);
     }
 
     /// Sets when the next head asks, if it is queued already: it stands behind our own hold, and the answer to that
@@ -140,6 +150,8 @@ impl Waitlist {
             context.config.poll_interval.0
         };
         self.ask_at = Some(context.now + routine);
+        // Those were planned for the head before.
+        (self.expiry, self.look_at) = (None, None);
     }
 
     /// Returns the due look at the head's queue position, once: [`looked`](Self::looked) takes in the result.
@@ -178,11 +190,11 @@ impl Waitlist {
             self.ask_at = Some(context.now);
             return;
         }
-        let expiry = ahead.first_end.and_then(|end| expiry(end, ahead.place, context));
-        let soonest = context.now + context.config.poll_interval.0;
-        let expiry = expiry.map(|at| at.max(soonest));
-        // A look never puts off what is due: there may be another one before that.
-        self.ask_at = expiry.into_iter().chain(self.confirm_at).chain(self.ask_at).min();
+        let expiry = ahead
+            .first_end
+            .and_then(|end| Expiry::of(end, ahead.place, context))
+            .map(|expiry| expiry.after(self.expiry));
+        self.expiry = expiry.or(self.expiry.filter(|_| ahead.first_end.is_some()));
     }
 
     /// Takes in that the head has not seen its queue position: it asks, and only asks for a while.
@@ -244,10 +256,30 @@ impl Waitlist {
     }
 }
 
-/// Returns when a waiter at this queue position asks because a lease ahead of it ends.
-fn expiry(end: ServerTime, place: u64, context: &Context<'_>) -> Option<Instant> {
-    let stagger = EXPIRY_STAGGER.saturating_mul(u32::try_from(place).unwrap_or(u32::MAX));
-    Some(context.clock.after(end)? + CLOCK_RESOLUTION + stagger.min(EXPIRY_STAGGER_MOST))
+impl Expiry {
+    /// Plans the question of a waiter at this queue position; `None` while the server's clock is not known.
+    fn of(end: ServerTime, place: u64, context: &Context<'_>) -> Option<Self> {
+        let stagger = EXPIRY_STAGGER.saturating_mul(u32::try_from(place).unwrap_or(u32::MAX));
+        let at = context.clock.after(end)? + CLOCK_RESOLUTION + stagger.min(EXPIRY_STAGGER_MOST);
+        // Never at once: a new primary's clock can be behind the one by which the expiry was reckoned.
+        let soonest = context.now + context.config.poll_interval.0;
+        Some(Self {
+            end,
+            at: at.max(soonest),
+        })
+    }
+
+    /// Follows an earlier plan. Only a write makes the first lease end later: a renewal, or a new holder. Without one a
+    /// look must not put the question off, as there may be another look before that.
+    fn after(self, before: Option<Self>) -> Self {
+        match before {
+            Some(before) if self.end <= before.end => Self {
+                at: self.at.min(before.at),
+                ..self
+            },
+            _ => self,
+        }
+    }
 }
 
 /// Returns the pause between two confirmations of a queue position: also the back-stop if an event is lost, so it is no

@@ -1367,12 +1367,14 @@ async fn looks_put_off_no_request() {
     };
     bench.config = settings.validate().unwrap();
     bench.foreign(&foreign("dead", &[], Some("dead")), false);
+    // So that its queue position is not confirmed when that lease ends.
+    tokio::time::advance(bench.config.lease / 3).await;
     let (_, mut outcome) = bench.join(true);
     bench.settle();
     let mut looks = 0;
     while bench.line.waitlist.is_queued() {
         assert!(
-            bench.started.elapsed() < 2 * bench.config.lease,
+            bench.started.elapsed() < bench.config.lease + bench.config.poll_interval.0,
             "{looks} looks, and nothing else"
         );
         let due_at = bench.line.due_at().unwrap();
@@ -1382,6 +1384,45 @@ async fn looks_put_off_no_request() {
     }
     assert!(looks > 5);
     assert_eq!(held(&mut outcome).status(), LockStatus::Held);
+}
+
+/// A look shows that a lease ahead does not end when it was to: it was renewed, or is another holder's.
+#[tokio::test(start_paused = true)]
+async fn who_looks_does_not_ask_about_a_lease_that_was_renewed() {
+    for resting in [true, false] {
+        let mut bench = Bench::new();
+        (bench.streaming, bench.resting) = (false, resting);
+        let others: Vec<String> = (0..10).map(|number| format!("other-{number}")).collect();
+        for id in &others {
+            bench.foreign(&foreign(id, &[], Some(id)), false);
+        }
+        // Slow enough for those far back to do without a stream.
+        let slow = Duration::from_secs(3);
+        tokio::time::advance(slow).await;
+        let renew = |bench: &mut Bench| {
+            let until = bench.server_now().plus_millis(4_000);
+            bench.document.as_mut().unwrap().holders[0].until = until;
+        };
+        renew(&mut bench);
+        let (_, _outcome) = bench.join(true);
+        bench.settle();
+        let (joined, sent, mut looks) = (Instant::now(), bench.operations, 0);
+        while bench.operations == sent {
+            if looks == 5 {
+                bench.foreign(&foreign("gone", &[&others[0]], None), false);
+                let holder = &mut bench.document.as_mut().unwrap().holders[0];
+                holder.since.0 -= i64::try_from(slow.as_millis()).unwrap();
+            }
+            renew(&mut bench);
+            let due_at = bench.line.due_at().unwrap();
+            tokio::time::advance(due_at - Instant::now()).await;
+            bench.settle();
+            looks += u32::from(bench.look().is_some());
+        }
+        assert!(looks > 5, "{looks}");
+        // Its queue position is confirmed.
+        assert_eq!(joined.elapsed(), bench.config.lease / 2, "{resting}");
+    }
 }
 
 /// Where looks fail, it polls by asking, as often as looks would come at most.
