@@ -265,6 +265,10 @@ impl Line {
         self.waitlist.next_look(context)
     }
 
+    pub(crate) fn admit(&mut self, look: &PositionLook, context: &Context<'_>) -> bool {
+        self.waitlist.admit(look, context)
+    }
+
     pub(crate) fn looked(&mut self, look: &PositionLook, ahead: Option<Ahead>, context: &Context<'_>) {
         self.waitlist.looked(look, ahead, context);
     }

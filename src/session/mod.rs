@@ -258,6 +258,10 @@ impl Session {
     /// given up, and the entry asks instead: the error of that shows why.
     async fn look_at_position(self: Arc<Self>, name: String, look: PositionLook) {
         let slot = self.asking.enter(false, TimedOut::default()).await;
+        if !self.admits(&name, &look) {
+            // The wait was long enough for an answer to another operation.
+            return;
+        }
         let usual = self.asking.usual();
         let (store, of, entry) = (self.store.clone(), name.clone(), look.entry.clone());
         let looking = async move { store.ahead(&of, &entry).await };
@@ -275,6 +279,14 @@ impl Session {
                 Err(_) => line.look_failed(&look, context),
             }
         });
+    }
+
+    fn admits(&self, name: &str, look: &PositionLook) -> bool {
+        let mut table = self.table();
+        let table = &mut *table;
+        let context = self.context(table.streaming, &table.clock);
+        let line = table.lines.by_name.get_mut(name);
+        line.is_some_and(|line| line.admit(look, &context))
     }
 
     /// Updates the books after a line changed: removes a line that is not used any more, and gives the heartbeat its next instant.

@@ -11,11 +11,12 @@
 //! Time and events come in: [`join`](Waitlist::join), [`cancel`](Waitlist::cancel), [`let_go`](Waitlist::let_go),
 //! [`hand_on`](Waitlist::hand_on), [`share`](Waitlist::share), [`part`](Waitlist::part),
 //! [`answered`](Waitlist::answered), [`failed`](Waitlist::failed), [`signalled`](Waitlist::signalled),
-//! [`doubt`](Waitlist::doubt), [`verified`](Waitlist::verified), [`looked`](Waitlist::looked), [`look_failed`](Waitlist::look_failed). Three things come out:
-//! the [`Effect`]s, which name tasks and releases by the keys that these brought; the [next operation](Waitlist::next)
-//! to send; and the [instant](Waitlist::due_at) at which the waitlist wants to be asked again. It can be cloned,
-//! compared and hashed. `session::line` runs it for real tasks against a real server, and the model (`model/`)
-//! runs the same value through every state that a few clients get into.
+//! [`doubt`](Waitlist::doubt), [`verified`](Waitlist::verified), [`looked`](Waitlist::looked),
+//! [`look_failed`](Waitlist::look_failed). Four things come out: the [`Effect`]s, which name tasks and releases by the
+//! keys that these brought; the [next operation](Waitlist::next) to send; the [next look](Waitlist::next_look) at the
+//! queue position; and the [instant](Waitlist::due_at) at which the waitlist wants to be asked again. It can be cloned,
+//! compared and hashed. `session::line` runs it for real tasks against a real server, and the model (`model/`) runs the
+//! same value through every state that a few clients get into.
 
 pub(crate) mod answers;
 pub(crate) mod backoff;

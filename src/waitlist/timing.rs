@@ -154,7 +154,8 @@ impl Waitlist {
         (self.expiry, self.look_at) = (None, None);
     }
 
-    /// Returns the due look at the head's queue position, once: [`looked`](Self::looked) takes in the result.
+    /// Returns the due look at the head's queue position, once. It is sent if it is [admitted](Self::admit) then, and
+    /// [`looked`](Self::looked) or [`look_failed`](Self::look_failed) takes in the result.
     pub(crate) fn next_look(&mut self, context: &Context<'_>) -> Option<PositionLook> {
         let head = self.waiting.front().filter(|head| head.is_queued())?;
         if self.under_way.is_some() || self.look_at.is_none_or(|at| at > context.now) {
@@ -170,7 +171,7 @@ impl Waitlist {
     /// Takes in the head's sight of its queue position. A head that is no longer in the queue asks, and so does one that
     /// has come near the front and is about to have the stream.
     pub(crate) fn looked(&mut self, look: &PositionLook, ahead: Option<Ahead>, context: &Context<'_>) {
-        if !self.is_present(look, context) {
+        if !self.admit(look, context) {
             return;
         }
         let head = &self.waiting[0];
@@ -200,13 +201,14 @@ impl Waitlist {
     /// Takes in that the head has not seen its queue position: it asks, and only asks for a while.
     pub(crate) fn look_failed(&mut self, look: &PositionLook, context: &Context<'_>) {
         self.blind_until = Some(context.now + BLIND);
-        if self.is_present(look, context) {
+        if self.admit(look, context) {
             self.ask_at = Some(context.now);
         }
     }
 
-    /// Whether the plan is still the one that the look was made for.
-    fn is_present(&mut self, look: &PositionLook, context: &Context<'_>) -> bool {
+    /// Admits a look, before it is sent and with what it has shown, if it is of the present plan. It is not while an
+    /// operation is on its way, whose answer knows better. Another look is due then, in case there is no answer.
+    pub(crate) fn admit(&mut self, look: &PositionLook, context: &Context<'_>) -> bool {
         let is_head = self
             .head()
             .is_some_and(|head| head.is_queued() && head.entry == look.entry);
@@ -214,7 +216,6 @@ impl Waitlist {
             return false;
         }
         if self.under_way.is_some() {
-            // Its answer knows better. If there is none, another look is due.
             self.look_at = Some(context.now);
             return false;
         }

@@ -168,11 +168,39 @@ impl Bench {
 
     /// Carries out the look that is due, and returns whether it shows the entry in the queue.
     fn look(&mut self) -> Option<bool> {
-        let look = self.feed(|line, context, _| line.next_look(context)).0?;
+        let look = self.next_look()?;
+        Some(self.looked(&look))
+    }
+
+    fn next_look(&mut self) -> Option<PositionLook> {
+        self.feed(|line, context, _| line.next_look(context)).0
+    }
+
+    /// Shows the queue position as it is now.
+    fn looked(&mut self, look: &PositionLook) -> bool {
         let state = self.document.as_ref();
         let ahead = state.and_then(|state| Ahead::of(state, &look.entry, self.server_now()));
-        self.feed(|line, context, _| line.looked(&look, ahead, context));
-        Some(ahead.is_some())
+        self.feed(|line, context, _| line.looked(look, ahead, context));
+        ahead.is_some()
+    }
+
+    fn look_failed(&mut self, look: &PositionLook) {
+        self.feed(|line, context, _| line.look_failed(look, context));
+    }
+
+    /// Creates one whose task waits behind another client's, without a stream.
+    fn polling() -> (Self, Receiver) {
+        let mut bench = Self::new();
+        (bench.streaming, bench.resting) = (false, false);
+        bench.foreign(&foreign("other", &[], Some("other")), false);
+        let (_, outcome) = bench.join(true);
+        bench.settle();
+        (bench, outcome)
+    }
+
+    /// Lets the time go by until the line has something to do.
+    async fn pass(&mut self) {
+        tokio::time::sleep_until(self.line.due_at().expect("there is more to do")).await;
     }
 
     /// Applies another session's operation to the document; its announcements reach the line unless they get lost.
@@ -1331,16 +1359,11 @@ async fn who_is_far_back_looks_at_its_place_and_asks_when_its_turn_comes_near() 
 /// Without a stream a waiter asks once more when a look shows that something has become of its entry, and not before.
 #[tokio::test(start_paused = true)]
 async fn who_polls_looks_and_asks_when_it_is_granted() {
-    let mut bench = Bench::new();
-    (bench.streaming, bench.resting) = (false, false);
-    bench.foreign(&foreign("other", &[], Some("other")), false);
-    let (_, mut outcome) = bench.join(true);
-    bench.settle();
+    let (mut bench, mut outcome) = Bench::polling();
     let sent = bench.operations;
     let (mut looks, asked_at) = (0, Instant::now());
     while bench.line.waitlist.is_queued() {
-        let due_at = bench.line.due_at().unwrap();
-        tokio::time::advance(due_at - Instant::now()).await;
+        bench.pass().await;
         bench.settle();
         if !bench.line.waitlist.is_queued() {
             break;
@@ -1428,26 +1451,20 @@ async fn who_looks_does_not_ask_about_a_lease_that_was_renewed() {
 /// Where looks fail, it polls by asking, as often as looks would come at most.
 #[tokio::test(start_paused = true)]
 async fn who_can_not_look_asks() {
-    let mut bench = Bench::new();
-    (bench.streaming, bench.resting) = (false, false);
-    bench.foreign(&foreign("other", &[], Some("other")), false);
-    let (_, mut outcome) = bench.join(true);
-    bench.settle();
+    let (mut bench, mut outcome) = Bench::polling();
     let (mut failed, sent) = (0, bench.operations);
     while bench.started.elapsed() < Duration::from_secs(5) {
-        let due_at = bench.line.due_at().unwrap();
-        tokio::time::advance(due_at - Instant::now()).await;
-        if let Some(look) = bench.feed(|line, context, _| line.next_look(context)).0 {
+        bench.pass().await;
+        if let Some(look) = bench.next_look() {
             failed += 1;
-            bench.feed(|line, context, _| line.look_failed(&look, context));
+            bench.look_failed(&look);
         }
         bench.settle();
     }
     assert_eq!(failed, 1);
     assert!(bench.operations > sent + 20);
     bench.foreign(&foreign("gone", &["other"], None), false);
-    let due_at = bench.line.due_at().unwrap();
-    tokio::time::advance(due_at - Instant::now()).await;
+    bench.pass().await;
     bench.settle();
     assert_eq!(held(&mut outcome).status(), LockStatus::Held);
 }
@@ -1455,17 +1472,66 @@ async fn who_can_not_look_asks() {
 /// A look shows what only another's hand can make: a lock that nobody holds, and that no write has granted.
 #[tokio::test(start_paused = true)]
 async fn who_polls_asks_for_a_lock_that_a_foreign_hand_has_freed() {
-    let mut bench = Bench::new();
-    (bench.streaming, bench.resting) = (false, false);
-    bench.foreign(&foreign("other", &[], Some("other")), false);
-    let (_, mut outcome) = bench.join(true);
-    bench.settle();
+    let (mut bench, mut outcome) = Bench::polling();
     bench.document.as_mut().unwrap().holders.clear();
-    let due_at = bench.line.due_at().unwrap();
-    tokio::time::advance(due_at - Instant::now()).await;
+    bench.pass().await;
     bench.look().expect("it looks");
     bench.settle();
     assert_eq!(held(&mut outcome).status(), LockStatus::Held);
+}
+
+/// An operation that is answered knows better than a look beside it, and one that fails does not: then the next look is
+/// as near as ever, whichever of the two ends first.
+#[tokio::test(start_paused = true)]
+async fn who_polls_looks_on_after_an_operation_that_failed_beside_a_look() {
+    for look_ends_first in [true, false] {
+        let (mut bench, mut outcome) = Bench::polling();
+        bench.pass().await;
+        let look = bench.next_look().expect("it looks");
+        // An entry that is to leave, and not together with a request, as it was of another use.
+        let stray = bench.ids.entry();
+        bench.feed(|line, context, _| line.take_out(stray, (Kind::Semaphore, 3), context));
+        let leave = bench.next().expect("the stray leaves");
+        assert!(leave.requests.is_none());
+        if look_ends_first {
+            bench.looked(&look);
+        }
+        bench.failed(&leave, Failure::Refused);
+        if !look_ends_first {
+            bench.looked(&look);
+        }
+        let sent = bench.operations;
+        bench.pass().await;
+        assert!(
+            bench.started.elapsed() < Duration::from_millis(100),
+            "{look_ends_first}"
+        );
+        bench.foreign(&foreign("gone", &["other"], None), false);
+        assert_eq!((bench.look(), bench.operations), (Some(false), sent));
+        bench.settle();
+        assert_eq!(held(&mut outcome).status(), LockStatus::Held);
+    }
+}
+
+/// A look that has waited is sent only if it is still of use.
+#[tokio::test(start_paused = true)]
+async fn a_look_that_an_operation_has_overtaken_is_not_sent() {
+    let (mut bench, _outcome) = Bench::polling();
+    bench.pass().await;
+    let look = bench.next_look().expect("it looks");
+    let admits = |bench: &mut Bench, look: &PositionLook| bench.feed(|line, context, _| line.admit(look, context)).0;
+    assert!(admits(&mut bench, &look));
+    bench.feed(|line, context, _| line.doubt(context));
+    assert!(!admits(&mut bench, &look), "it asks");
+    let request = bench.next().expect("it asks");
+    assert!(bench.next_look().is_none());
+    let answer = bench.apply(&request);
+    bench.answered(&request, &answer);
+    assert!(!admits(&mut bench, &look), "it knows better by now");
+    assert_eq!(bench.next_look(), None);
+    bench.pass().await;
+    let look = bench.next_look().expect("it looks again");
+    assert!(admits(&mut bench, &look));
 }
 
 /// Takes the lock in line with these terms, as the only one.
