@@ -206,7 +206,11 @@ impl Store {
             return ahead.inspect_err(|error| telemetry::operation_failed("read", Some(name), error));
         }
         let (documents, exchange) = self.read(&[name.to_owned()]).await?;
-        let state = documents.get(name).and_then(|document| document.as_ref().ok());
+        let state = documents
+            .get(name)
+            .map(Result::as_ref)
+            .transpose()
+            .map_err(Clone::clone)?;
         let ahead = state.zip(exchange.now);
         Ok((ahead.and_then(|(state, now)| Ahead::of(state, entry, now)), exchange))
     }

@@ -347,8 +347,8 @@ impl MongoStore {
             received: Instant::now(),
             now,
         };
-        let found = found.zip(now);
-        Ok((found.and_then(|(found, now)| ahead::read(&found, now)), exchange))
+        let ahead = found.zip(now).map(|(found, now)| ahead::read(&found, now));
+        Ok((ahead.transpose()?.flatten(), exchange))
     }
 
     pub(super) async fn list(&self, selection: &Selection, view: View) -> Result<Listed, StoreError> {
