@@ -276,7 +276,7 @@ impl Session {
             };
             match seen {
                 Ok((ahead, _)) => line.looked(&look, ahead, context),
-                Err(_) => line.look_failed(&look, context),
+                Err(error) => line.look_failed(&look, &error, context),
             }
         });
     }

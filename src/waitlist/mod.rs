@@ -20,6 +20,7 @@
 
 pub(crate) mod answers;
 pub(crate) mod backoff;
+mod blind;
 pub(crate) mod clock;
 pub(crate) mod deadline;
 pub(crate) mod handing_on;
@@ -47,6 +48,7 @@ use crate::{
     terms::{Lease, Terms},
 };
 use backoff::Backoff;
+use blind::Blind;
 use clock::ServerClock;
 use deadline::Deadline;
 use handing_on::HandingOn;
@@ -93,8 +95,9 @@ pub(crate) struct Waitlist {
     prospect: Option<Prospect>,
     /// When the head looks at its queue position.
     look_at: Option<Instant>,
-    /// Until when looks are expected to fail.
-    blind_until: Option<Instant>,
+    /// Whether the last look has shown that the head is not in the queue any more, or fits.
+    was_seen_gone: bool,
+    blind: Blind,
     /// The number of plans for asking and looking, so that a look made for an earlier plan can't overthrow a later
     /// one.
     plan: u64,

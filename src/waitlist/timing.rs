@@ -8,7 +8,8 @@ use std::{
 use tokio::time::Instant;
 
 use super::{
-    Context, Full, PositionLook, Waitlist,
+    Context, Full, PositionLook, Setback, Waiting, Waitlist,
+    blind::Blind,
     prospect::{self, Prospect, Turn},
     unsigned,
 };
@@ -47,9 +48,9 @@ pub(crate) const KNOCK: Duration = Duration::from_secs(1);
 /// Number of knocks of which one is a request in full.
 pub(super) const KNOCKS: u32 = 8;
 
-/// Time for which a waiter without a stream only asks after a look has failed: where looks are refused or overdue, they
-/// would come on top of that.
-const BLIND: Duration = Duration::from_secs(10);
+/// Factor by which a waiter without a stream that only asks does so less often than one that looks: a request costs the
+/// server about twice as much, and looks fail where the server has too much to do.
+const ASKING_COSTS: u32 = 2;
 
 /// Resolution of the server's clock: it has reached a time in milliseconds when it shows the next one.
 pub(crate) const CLOCK_RESOLUTION: Duration = Duration::from_millis(1);
@@ -99,21 +100,25 @@ impl Waitlist {
     /// Sets when the head asks again, by the leases of those ahead of it.
     pub(super) fn plan_asking(&mut self, state: &State, now: Option<ServerTime>, context: &Context<'_>) {
         (self.ask_at, self.expiry, self.look_at) = (None, None, None);
+        let was_seen_gone = std::mem::take(&mut self.was_seen_gone);
         self.plan += 1;
         let Some(head) = self.waiting.front().filter(|head| head.is_queued()) else {
             return;
         };
-        let (entry, waits_since) = (head.entry.clone(), head.since);
-        let lease = head.terms.lease(context.config);
-        let Some(place) = state.queue.iter().position(|waiter| waiter.id == entry) else {
+        let Some(place) = state.queue.iter().position(|waiter| waiter.id == head.entry) else {
             return;
         };
+        if was_seen_gone {
+            // A look has shown the opposite, and the next one may too: an old primary answers looks for a while.
+            self.blind.failed(false, context.now);
+        }
+        let lease = head.terms.lease(context.config);
         let holders = state.holders.iter().map(|holder| holder.until);
         let before = state.queue[..place].iter().map(|waiter| waiter.until);
         let first_end = holders.chain(before).min();
         self.expiry = first_end.and_then(|end| Expiry::of(end, place as u64, context));
-        let ahead = now.and_then(|now| Ahead::of(state, &entry, now));
-        let prospect = ahead.map(|ahead| Prospect::new(&entry, &ahead, self.prospect.as_ref(), &lease, context.config));
+        let ahead = now.and_then(|now| Ahead::of(state, &head.entry, now));
+        let prospect = ahead.map(|ahead| Prospect::new(head, &ahead, self.prospect.as_ref(), context.config));
         self.look_at = match (&prospect, &ahead) {
             (Some(prospect), Some(ahead)) => self.next_look_at(prospect, ahead, context),
             _ => None,
@@ -132,9 +137,9 @@ impl Waitlist {
             let refresh = refresh(&lease, context.config);
             claim.map_or(refresh, |claim| claim.min(refresh))
         } else {
-            // A grant must be noticed while its claim lease runs.
-            let waited = context.now.saturating_duration_since(waits_since);
-            poll_interval(context.config, place as u64, waited).min(lease.claim / 4)
+            let pace = self.prospect.as_ref().and_then(|it| it.pause(context.config));
+            let pace = pace.map(|pace| pace.saturating_mul(ASKING_COSTS));
+            poll_pause(head, place as u64, pace, context)
         };
         self.ask_at = Some(context.now + routine);
     }
@@ -150,8 +155,8 @@ impl Waitlist {
             context.config.poll_interval.0
         };
         self.ask_at = Some(context.now + routine);
-        // Those were planned for the head before.
-        (self.expiry, self.look_at) = (None, None);
+        // Those are of the head before.
+        (self.expiry, self.look_at, self.was_seen_gone) = (None, None, false);
     }
 
     /// Returns the due look at the head's queue position, once. It is sent if it is [admitted](Self::admit) then, and
@@ -170,20 +175,24 @@ impl Waitlist {
 
     /// Takes in the head's sight of its queue position. A head that is no longer in the queue asks, and so does one that
     /// has come near the front and is about to have the stream.
+    ///
+    /// A look grants nothing, so each hand-over costs a request on top of it. A look is answered by the primary alone,
+    /// which a fail-over may have replaced already, and what it shows may be undone; the answer to a request is what a
+    /// majority has. It also begins a lease of full length, in place of the renewal that a grant on the claim lease needs.
     pub(crate) fn looked(&mut self, look: &PositionLook, ahead: Option<Ahead>, context: &Context<'_>) {
         if !self.admit(look, context) {
             return;
         }
         let head = &self.waiting[0];
-        let (permits, lease) = (head.permits, head.terms.lease(context.config));
         // Every write of ours grants to whoever fits. If the first in line fits, it was another's that made room, and none
         // of us has written since.
-        let Some(ahead) = ahead.filter(|ahead| ahead.place > 0 || permits > ahead.free) else {
-            self.ask_at = Some(context.now);
+        let Some(ahead) = ahead.filter(|ahead| ahead.place > 0 || head.permits > ahead.free) else {
+            (self.ask_at, self.was_seen_gone) = (Some(context.now), true);
             return;
         };
+        self.blind = Blind::default();
         let was_far = self.is_far();
-        let prospect = Prospect::new(&look.entry, &ahead, self.prospect.as_ref(), &lease, context.config);
+        let prospect = Prospect::new(head, &ahead, self.prospect.as_ref(), context.config);
         self.look_at = self.next_look_at(&prospect, &ahead, context);
         let comes_near = context.resting && was_far && prospect.turn == Turn::Near;
         self.prospect = Some(prospect);
@@ -199,8 +208,8 @@ impl Waitlist {
     }
 
     /// Takes in that the head has not seen its queue position: it asks, and only asks for a while.
-    pub(crate) fn look_failed(&mut self, look: &PositionLook, context: &Context<'_>) {
-        self.blind_until = Some(context.now + BLIND);
+    pub(crate) fn look_failed(&mut self, look: &PositionLook, setback: Setback, context: &Context<'_>) {
+        self.blind.failed(setback.is_final(), context.now);
         if self.admit(look, context) {
             self.ask_at = Some(context.now);
         }
@@ -225,15 +234,10 @@ impl Waitlist {
     fn next_look_at(&self, prospect: &Prospect, ahead: &Ahead, context: &Context<'_>) -> Option<Instant> {
         match prospect.turn {
             Turn::Far(after) if context.resting => Some(context.now + after),
-            // Without a stream a grant must be noticed while its claim lease runs. A look costs the server a part of what
-            // it costs to ask, and only one that shows something is followed by that.
-            _ if !context.streaming && self.blind_until.is_none_or(|until| until <= context.now) => {
-                let head = self.waiting.front()?;
-                let waited = context.now.saturating_duration_since(head.since);
-                // Never less often than where the pace is not known.
-                let usual = poll_interval(context.config, ahead.place, waited);
-                let pause = prospect.pause(context.config).map_or(usual, |pause| pause.min(usual));
-                Some(context.now + pause.min(head.terms.lease(context.config).claim / 4))
+            // A look costs the server a part of what it costs to ask, and only one that shows something is followed by that.
+            _ if !context.streaming && self.blind.is_over(context.now) => {
+                let pause = poll_pause(self.head()?, ahead.place, prospect.pause(context.config), context);
+                Some(context.now + pause)
             }
             // A client that has the stream open only because of its queue position may find that it does not need it.
             Turn::Near if context.streaming && ahead.turns >= context.config.near => {
@@ -292,6 +296,15 @@ pub(crate) fn refresh(lease: &Lease, config: &Config) -> Duration {
 /// Returns when a hold on a claim lease is renewed first.
 pub(super) fn check(lease: &Lease, now: Instant) -> Instant {
     now + CLAIM_CHECK.min(lease.claim / 4)
+}
+
+/// Returns the pause of a waiter without a stream, by the pace of the lock where that is known. It is never longer than
+/// where it is not; and a grant must be noticed while its claim lease runs.
+fn poll_pause(head: &Waiting, place: u64, pace: Option<Duration>, context: &Context<'_>) -> Duration {
+    let waited = context.now.saturating_duration_since(head.since);
+    let usual = poll_interval(context.config, place, waited);
+    let claim = head.terms.lease(context.config).claim;
+    pace.unwrap_or(usual).min(usual).min(claim / 4)
 }
 
 /// Returns the pause between two questions without a stream. The head asks often, a waiter far back seldom. All of

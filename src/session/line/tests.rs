@@ -148,10 +148,7 @@ impl Bench {
     }
 
     fn failed(&mut self, operation: &Operation, kind: Failure) {
-        let error = StoreError {
-            kind,
-            source: Arc::new(io::Error::other("as the test wants it")),
-        };
+        let error = error(kind);
         let ((), effects) = self.feed(|line, context, effects| line.failed(operation, &error, context, effects));
         carry_out(effects);
     }
@@ -184,8 +181,24 @@ impl Bench {
         ahead.is_some()
     }
 
-    fn look_failed(&mut self, look: &PositionLook) {
-        self.feed(|line, context, _| line.look_failed(look, context));
+    fn look_failed(&mut self, look: &PositionLook, error: &StoreError) {
+        self.feed(|line, context, _| line.look_failed(look, error, context));
+    }
+
+    /// Lets the time go by until the line looks. Returns the look, and when it has asked before that.
+    async fn asks_until_it_looks(&mut self) -> (PositionLook, Vec<Instant>) {
+        let mut asked = Vec::new();
+        loop {
+            self.pass().await;
+            let before = self.operations;
+            self.settle();
+            if self.operations > before {
+                asked.push(Instant::now());
+            }
+            if let Some(look) = self.next_look() {
+                return (look, asked);
+            }
+        }
     }
 
     /// Creates one whose task waits behind another client's, without a stream.
@@ -244,6 +257,13 @@ fn carry_out(effects: Vec<Effect>) {
             Effect::Lost(hold, reason) => drop(hold.lose(reason)),
             Effect::Doubted(_) => {}
         }
+    }
+}
+
+fn error(kind: Failure) -> StoreError {
+    StoreError {
+        kind,
+        source: Arc::new(io::Error::other("as the test wants it")),
     }
 }
 
@@ -1448,25 +1468,78 @@ async fn who_looks_does_not_ask_about_a_lease_that_was_renewed() {
     }
 }
 
-/// Where looks fail, it polls by asking, as often as looks would come at most.
+/// Where looks are refused, it polls by asking, and hardly looks at all.
 #[tokio::test(start_paused = true)]
 async fn who_can_not_look_asks() {
     let (mut bench, mut outcome) = Bench::polling();
     let (mut failed, sent) = (0, bench.operations);
-    while bench.started.elapsed() < Duration::from_secs(5) {
+    while bench.started.elapsed() < Duration::from_secs(15) {
         bench.pass().await;
         if let Some(look) = bench.next_look() {
             failed += 1;
-            bench.look_failed(&look);
+            bench.look_failed(&look, &error(Failure::Refused));
         }
         bench.settle();
     }
-    assert_eq!(failed, 1);
+    assert_eq!(failed, 2);
     assert!(bench.operations > sent + 20);
     bench.foreign(&foreign("gone", &["other"], None), false);
     bench.pass().await;
     bench.settle();
     assert_eq!(held(&mut outcome).status(), LockStatus::Held);
+}
+
+/// A look that is not answered in time is followed by half a second without looks, and by more only if the next one is not
+/// answered either. Meanwhile the waiter asks, at the pace of the lock.
+#[tokio::test(start_paused = true)]
+async fn who_is_not_shown_its_place_in_time_soon_looks_again() {
+    let (mut bench, _outcome) = Bench::polling();
+    let silence = StoreError::unanswered(Duration::from_millis(250));
+    let (mut look, _) = bench.asks_until_it_looks().await;
+    let mut rests = Vec::new();
+    for answered in [false, false, true, false] {
+        // The lock has changed hands just now.
+        bench.document.as_mut().unwrap().holders[0].since = bench.server_now();
+        let seen_at = Instant::now();
+        if answered {
+            bench.looked(&look);
+            look = bench.asks_until_it_looks().await.0;
+            assert_eq!(seen_at.elapsed(), Duration::from_millis(1));
+            continue;
+        }
+        bench.look_failed(&look, &silence);
+        let asked;
+        (look, asked) = bench.asks_until_it_looks().await;
+        assert_eq!(
+            (asked[0] - seen_at, asked[1] - seen_at),
+            (Duration::ZERO, Duration::from_millis(2))
+        );
+        rests.push(seen_at.elapsed().as_millis() / 100);
+    }
+    assert!(matches!(rests[..], [5 | 6, 10..13, 5 | 6]), "{rests:?}");
+}
+
+/// Where a look shows that the waiter is served and the answer that it is not, as with an old primary that still answers
+/// looks, they don't go on like that.
+#[tokio::test(start_paused = true)]
+async fn looks_that_answers_contradict_come_less_and_less_often() {
+    let fits = |bench: &Bench| Ahead {
+        free: 1,
+        ..Ahead::of(bench.document.as_ref().unwrap(), "me-1", bench.server_now()).unwrap()
+    };
+    for gone in [true, false] {
+        let (mut bench, _outcome) = Bench::polling();
+        let mut looks = 0;
+        while bench.started.elapsed() < Duration::from_secs(5) {
+            let (look, _) = bench.asks_until_it_looks().await;
+            looks += 1;
+            assert!(looks < 10, "after {:?}", bench.started.elapsed());
+            bench.document.as_mut().unwrap().holders[0].since = bench.server_now();
+            let ahead = (!gone).then(|| fits(&bench));
+            bench.feed(|line, context, _| line.looked(&look, ahead, context));
+        }
+        assert_eq!(looks, 5, "{gone}");
+    }
 }
 
 /// A look shows what only another's hand can make: a lock that nobody holds, and that no write has granted.
