@@ -10,7 +10,7 @@ use std::time::Duration;
 use super::Waiting;
 use crate::{
     config::Config,
-    protocol::{Ahead, ServerTime},
+    protocol::{Ahead, Kind, ServerTime},
 };
 
 /// Time until its turn below which a waiter needs the stream: opening it takes milliseconds, and those ahead can be
@@ -66,7 +66,12 @@ impl Prospect {
     pub(crate) fn new(waiting: &Waiting, ahead: &Ahead, before: Option<&Self>, config: &Config) -> Self {
         let before = before.filter(|before| before.entry == waiting.entry);
         let seen = before.map(|before| before.seen);
-        let steps = ahead.place;
+        let steps = match waiting.used.0 {
+            // Readers go in together, and out before a writer.
+            Kind::RwLock => ahead.turns.min(ahead.place),
+            // The permits of a semaphore come back one after the other.
+            _ => ahead.place,
+        };
         Self {
             entry: waiting.entry.clone(),
             seen: (ahead.turns, ahead.now),
@@ -174,7 +179,7 @@ pub(crate) fn reconsider(config: &Config) -> Duration {
 #[cfg(test)]
 mod tests {
     use super::{super::Patience, *};
-    use crate::{config::Settings, protocol::Kind};
+    use crate::config::Settings;
 
     fn ahead(turns: u64, lasted: i64) -> Ahead {
         Ahead {
@@ -252,6 +257,23 @@ mod tests {
     fn waiting(kind: Kind, capacity: i64) -> Waiting {
         let (used, now) = (((kind, capacity), 1), tokio::time::Instant::now());
         Waiting::new(1, "me".to_owned(), used, Patience::Wait, now)
+    }
+
+    #[test]
+    fn readers_that_go_in_together_are_one_step_and_the_permits_of_a_semaphore_are_not() {
+        let config = Settings::default().unchecked();
+        let pause = |kind, turns, place| {
+            let ahead = Ahead {
+                place,
+                ..ahead(turns, 6)
+            };
+            let prospect = Prospect::new(&waiting(kind, 1_000), &ahead, None, &config);
+            prospect.pause(&config).map(|pause| pause.as_millis())
+        };
+        // Forty readers ahead, all of whom get in after the present writer; and with two more writers among them.
+        assert_eq!(pause(Kind::RwLock, 0, 40), Some(2));
+        assert_eq!(pause(Kind::RwLock, 2, 42), Some(2 + 1));
+        assert_eq!(pause(Kind::Semaphore, 0, 40), Some(2 + 20));
     }
 
     fn millis(millis: u64) -> Duration {
