@@ -53,6 +53,8 @@ pub(crate) struct Link {
     refusing: Mutex<BTreeSet<String>>,
     /// The number of refused renewals.
     refused: AtomicU64,
+    /// The number of readings that were sent.
+    reads: AtomicU64,
 }
 
 /// The load of a slow server: it does one thing after the other, and each takes its time.
@@ -100,6 +102,7 @@ impl Link {
             burden: Mutex::default(),
             refusing: Mutex::default(),
             refused: AtomicU64::new(0),
+            reads: AtomicU64::new(0),
         })
     }
 
@@ -297,7 +300,13 @@ impl Link {
         })
     }
 
+    /// Returns the number of readings that were sent.
+    pub(crate) fn reads(&self) -> u64 {
+        self.reads.load(Ordering::Relaxed)
+    }
+
     pub(crate) async fn read(&self, names: &[String]) -> Result<(Documents, Exchange), StoreError> {
+        self.reads.fetch_add(1, Ordering::Relaxed);
         let sent = Instant::now();
         let names = names.to_vec();
         let (documents, exchange) = self.send(move |memory| memory.read(&names)).await?;

@@ -2,7 +2,10 @@
 
 use mongodb::bson::{Bson, Document, doc};
 
-use super::{Holder, Location, ServerTime, State, document::whole};
+use super::{
+    Holder, Location, ServerTime, State,
+    document::{Malformed, whole},
+};
 
 /// A summary of the entries ahead of a waiter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -78,34 +81,50 @@ pub(crate) fn projection(at: &Location, entry: &str) -> Document {
         { "$gt": [{ "$subtract": ["$$NOW", "$$this.since"] }, ASLEEP] },
     ] };
     let of = |value: Document| doc! { "$let": { "vars": { "place": &place }, "in": value } };
+    let holders = at.value("holders");
+    let taken = doc! { "$cond": [{ "$isArray": &holders }, { "$sum": at.value("holders.permits") }, null] };
     doc! {
         "_id": 0,
         "place": &place,
         "permits": of(before("permits", "$sum", Bson::Int64(0))),
         "capacity": at.value("capacity"),
-        "taken": { "$sum": at.value("holders.permits") },
+        "taken": taken,
         "served_at": { "$max": at.value("holders.since") },
         "first_end": { "$min": [{ "$min": at.value("holders.until") }, of(before("until", "$min", Bson::Null))] },
-        "asleep": { "$anyElementTrue": [{ "$map": { "input": at.value("holders"), "in": is_asleep } }] },
+        // The server refuses to look for a true one in what is no array.
+        "asleep": { "$anyElementTrue": [{ "$map": { "input": { "$ifNull": [holders, []] }, "in": is_asleep } }] },
     }
 }
 
-/// Reads the answer to such a find; `None` if the entry is not in the queue.
-pub(crate) fn read(found: &Document, now: ServerTime) -> Option<Ahead> {
+/// Reads the answer to such a find; `None` if the entry is not in the queue, or there is no lock.
+pub(crate) fn read(found: &Document, now: ServerTime) -> Result<Option<Ahead>, Malformed> {
     let number = |field: &str| found.get(field).and_then(whole);
+    let required = |shown: &str, field: &str, problem| {
+        let field = field.to_owned();
+        number(shown).ok_or(Malformed::Field { field, problem })
+    };
     let time = |field: &str| {
         let time = found.get_datetime(field).ok();
         time.map(|time| ServerTime(time.timestamp_millis()))
     };
-    Some(Ahead {
-        turns: turns(number("permits")?, number("capacity")?),
-        place: number("place").and_then(|place| u64::try_from(place).ok())?,
-        free: number("capacity")?.saturating_sub(number("taken")?),
+    if number("place").is_none() && number("capacity").is_none() {
+        return Ok(None);
+    }
+    let Ok(place) = u64::try_from(required("place", "queue", "is not an array")?) else {
+        return Ok(None);
+    };
+    let capacity = required("capacity", "capacity", "is not a whole number")?;
+    let taken = required("taken", "holders", "is not an array")?;
+    let permits = required("permits", "queue.permits", "is not a whole number")?;
+    Ok(Some(Ahead {
+        turns: turns(permits, capacity),
+        place,
+        free: capacity.saturating_sub(taken),
         served_at: time("served_at"),
         first_end: time("first_end"),
         asleep: found.get_bool("asleep").unwrap_or(false),
         now,
-    })
+    }))
 }
 
 #[cfg(test)]

@@ -13,7 +13,7 @@
 //! so that a release gets through when everything else hangs.
 
 use std::{
-    pin::Pin,
+    pin::{Pin, pin},
     sync::{
         Arc,
         atomic::{AtomicU64, AtomicUsize, Ordering},
@@ -23,7 +23,7 @@ use std::{
 
 use tokio::{
     sync::{Semaphore, SemaphorePermit},
-    time::{Instant, sleep, sleep_until},
+    time::{Instant, sleep, sleep_until, timeout},
 };
 
 use super::admission::{Admission, Admitted};
@@ -118,8 +118,18 @@ impl<'a> Slot<'a> {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Limit {
     pub(super) within: Duration,
-    /// Whether it searches documents by a filter of the user's: the time for that says nothing about other operations.
-    is_of_filter: bool,
+    of: Sort,
+}
+
+/// The sort of a command, by what the time for its answer says about others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Sort {
+    Operation,
+    /// A look at a queue position. It writes nothing: if its answer is slow, those of operations are, and not the other way
+    /// round.
+    Look,
+    /// It searches documents by a filter of the user's, which says nothing.
+    Claim,
 }
 
 impl Limit {
@@ -186,20 +196,22 @@ impl Asking {
     /// It grows with each try that the server reported as overdue, so that a slow server gets it done in the end. With
     /// unanswered tries it grows only when there have been more than there can be dead connections.
     pub(super) fn limit(&self, timed_out: TimedOut, config: &Config) -> Limit {
-        let within = Self::grown(self.usual(), timed_out, config);
+        let (within, of) = (Self::grown(self.usual(), timed_out, config), Sort::Operation);
+        Limit { within, of }
+    }
+
+    /// Returns the same for a look at a queue position, which is not repeated by itself.
+    pub(super) fn limit_of_look(&self, config: &Config) -> Limit {
         Limit {
-            within,
-            is_of_filter: false,
+            of: Sort::Look,
+            ..self.limit(TimedOut::default(), config)
         }
     }
 
     /// Returns the same for a claim.
     pub(super) fn limit_of_claim(&self, timed_out: TimedOut, config: &Config) -> Limit {
-        let within = Self::grown(self.usual().max(CLAIM), timed_out, config);
-        Limit {
-            within,
-            is_of_filter: true,
-        }
+        let (within, of) = (Self::grown(self.usual().max(CLAIM), timed_out, config), Sort::Claim);
+        Limit { within, of }
     }
 
     fn grown(usual: Duration, timed_out: TimedOut, config: &Config) -> Duration {
@@ -262,6 +274,28 @@ impl Asking {
         Ok(answer)
     }
 
+    /// Waits in the same way, and calls `overdue` once the time is over: giving up may have to wait for longer.
+    pub(super) async fn answer_or<T>(
+        self: &Arc<Self>,
+        asking: Pin<&mut impl Future<Output = Result<T, StoreError>>>,
+        slot: Option<Slot<'_>>,
+        limit: Limit,
+        overdue: impl FnOnce(),
+    ) -> Result<Result<T, StoreError>, Adrift> {
+        let mut answer = pin!(self.answer(asking, slot, limit));
+        match timeout(limit.patience(), answer.as_mut()).await {
+            Ok(Ok(answer)) => Ok(answer),
+            Ok(Err(adrift)) => {
+                overdue();
+                Err(adrift)
+            }
+            Err(_) => {
+                overdue();
+                answer.await
+            }
+        }
+    }
+
     async fn late_answer<T>(
         self: &Arc<Self>,
         mut asking: Pin<&mut impl Future<Output = T>>,
@@ -317,14 +351,17 @@ impl Asking {
             Err(_) => return,
         }
         self.note_heard(sent.at);
-        if sent.limit.is_of_filter {
-            return;
-        }
         let slowest = self.slowest.load(Ordering::Relaxed);
-        // A single one that hung says nothing of the others; and one fast answer does not make a fast server.
+        // One fast answer does not make a fast server.
+        let before = match sent.limit.of {
+            Sort::Operation => slowest / 4 * 3,
+            Sort::Look => slowest,
+            Sort::Claim => return,
+        };
+        // A single one that hung says nothing of the others.
         let took = Instant::now().saturating_duration_since(sent.at).min(self.usual());
         let took = u64::try_from(took.as_micros()).unwrap_or(u64::MAX);
-        self.slowest.store(took.max(slowest / 4 * 3), Ordering::Relaxed);
+        self.slowest.store(took.max(before), Ordering::Relaxed);
     }
 
     /// Gives up an overdue operation, unless many are adrift already. That limit does not apply if a later operation
@@ -386,5 +423,37 @@ mod tests {
         tokio::time::advance(millis(100)).await;
         asking.answered(operation, &Ok(()));
         assert_eq!(limit(&asking, 0, 0), millis(300));
+        // Looks are quicker than writes.
+        for (took, then) in [(1, 300), (120, 360), (1, 360)] {
+            let look = Sent {
+                at: Instant::now(),
+                limit: asking.limit_of_look(&config),
+            };
+            tokio::time::advance(millis(took)).await;
+            asking.answered(look, &Ok(()));
+            assert_eq!(limit(&asking, 0, 0), millis(then), "{took}");
+        }
+    }
+
+    /// Where many others are adrift already, a command that is overdue is given up later, and is overdue all the same.
+    #[tokio::test(start_paused = true)]
+    async fn an_overdue_command_is_reported_before_it_may_be_given_up() {
+        let (asking, config) = (Asking::new(6), Settings::default().validate().unwrap());
+        for adrift in [0, ADRIFT_AT_ONCE] {
+            asking.adrift.store(adrift, Ordering::Relaxed);
+            asking.given_up.store(asking.micros(Instant::now()), Ordering::Relaxed);
+            let (limit, sent, mut reported) = (asking.limit_of_look(&config), Instant::now(), Vec::new());
+            let slot = asking.enter(false, TimedOut::default()).await;
+            let mut hung = pin!(std::future::pending::<Result<(), StoreError>>());
+            let overdue = || reported.push(sent.elapsed());
+            let given_up = asking.answer_or(hung.as_mut(), slot, limit, overdue).await;
+            assert!(given_up.is_err() && (sent.elapsed() >= ADRIFT_PAUSE) == (adrift > 0));
+            assert_eq!(reported, [limit.patience()]);
+            assert_eq!(asking.adrift.load(Ordering::Relaxed), adrift + 1);
+            drop(given_up);
+            assert_eq!(asking.adrift.load(Ordering::Relaxed), adrift);
+        }
+        // Its slot is another's meanwhile, as that of any operation that hangs.
+        assert!(asking.prompt.is_idle());
     }
 }

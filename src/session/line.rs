@@ -269,12 +269,16 @@ impl Line {
         self.waitlist.next_look(context)
     }
 
+    pub(crate) fn admit(&mut self, look: &PositionLook, context: &Context<'_>) -> bool {
+        self.waitlist.admit(look, context)
+    }
+
     pub(crate) fn looked(&mut self, look: &PositionLook, ahead: Option<Ahead>, context: &Context<'_>) {
         self.waitlist.looked(look, ahead, context);
     }
 
-    pub(crate) fn look_failed(&mut self, look: &PositionLook, context: &Context<'_>) {
-        self.waitlist.look_failed(look, context);
+    pub(crate) fn look_failed(&mut self, look: &PositionLook, error: &StoreError, context: &Context<'_>) {
+        self.waitlist.look_failed(look, setback(error), context);
     }
 
     /// Sees to the hold that no task has: the next task in line gets it, or it is given back.

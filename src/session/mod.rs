@@ -20,6 +20,7 @@ mod holds;
 mod index;
 pub(crate) mod line;
 pub(crate) mod locks;
+mod looking;
 mod needs;
 pub(crate) mod observed;
 mod operating;
@@ -63,7 +64,7 @@ pub(crate) use claims::passed::PASSED_AT_ONCE;
 pub(crate) use claims::{ClaimedDocument, Claiming};
 use hold::Hold;
 use holds::HoldChange;
-use line::{Context, Line, LineEffect, Need, PositionLook, TimedOut};
+use line::{Context, Line, LineEffect, Need};
 use needs::{LOOKS_MOST, Needs};
 use process::Process;
 use renewals::Renewals;
@@ -252,29 +253,6 @@ impl Session {
             self.spawn(self.clone().look_at_position(name.to_owned(), look));
         }
         self.carry_out(name, effects);
-    }
-
-    /// Looks at the queue position of an entry, in one of the slots for operations. A look that is not answered at once
-    /// is given up, and the entry asks instead: the error of that shows why.
-    async fn look_at_position(self: Arc<Self>, name: String, look: PositionLook) {
-        let slot = self.asking.enter(false, TimedOut::default()).await;
-        let usual = self.asking.usual();
-        let (store, of, entry) = (self.store.clone(), name.clone(), look.entry.clone());
-        let looking = async move { store.ahead(&of, &entry).await };
-        let seen = self.in_time(usual + usual / 4, looking).await;
-        drop(slot);
-        if let Ok((_, exchange)) = &seen {
-            self.note(exchange);
-        }
-        self.feed(&name, |lines, context, _| {
-            let Some(line) = lines.by_name.get_mut(&name) else {
-                return;
-            };
-            match seen {
-                Ok((ahead, _)) => line.looked(&look, ahead, context),
-                Err(_) => line.look_failed(&look, context),
-            }
-        });
     }
 
     /// Updates the books after a line changed: removes a line that is not used any more, and gives the heartbeat its

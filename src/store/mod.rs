@@ -204,14 +204,24 @@ impl Store {
         .inspect_err(|error| telemetry::operation_failed("read", None, error))
     }
 
-    /// Returns the entries ahead of a queue entry as they are now; `None` when it is not in the queue.
-    pub(crate) async fn ahead(&self, name: &str, entry: &str) -> Result<(Option<Ahead>, Exchange), StoreError> {
+    /// Returns the entries ahead of a queue entry as they are now; `None` when it is not in the queue. The server gives up
+    /// after `within`.
+    pub(crate) async fn ahead(
+        &self,
+        name: &str,
+        entry: &str,
+        within: Duration,
+    ) -> Result<(Option<Ahead>, Exchange), StoreError> {
         if let Self::Mongo(store) = self {
-            let ahead = contained(store.ahead(name, entry)).await;
+            let ahead = contained(store.ahead(name, entry, within)).await;
             return ahead.inspect_err(|error| telemetry::operation_failed("read", Some(name), error));
         }
         let (documents, exchange) = self.read(&[name.to_owned()]).await?;
-        let state = documents.get(name).and_then(|document| document.as_ref().ok());
+        let state = documents
+            .get(name)
+            .map(Result::as_ref)
+            .transpose()
+            .map_err(Clone::clone)?;
         let ahead = state.zip(exchange.now);
         Ok((ahead.and_then(|(state, now)| Ahead::of(state, entry, now)), exchange))
     }

@@ -358,22 +358,27 @@ impl MongoStore {
         Ok((found, exchange))
     }
 
-    pub(super) async fn ahead(&self, name: &str, entry: &str) -> Result<(Option<Ahead>, Exchange), StoreError> {
+    pub(super) async fn ahead(
+        &self,
+        name: &str,
+        entry: &str,
+        within: Duration,
+    ) -> Result<(Option<Ahead>, Exchange), StoreError> {
         let sent = Instant::now();
         let member = self.family.member(name);
         let mut projection = ahead::projection(&member.location, entry);
         projection.insert(NOW, "$$NOW");
         let id = member.id;
         let find = self.collection.find_one(doc! { "_id": id }).projection(projection);
-        let found = find.read_concern(ReadConcern::local()).max_time(LOOK).await?;
+        let found = find.read_concern(ReadConcern::local()).max_time(within).await?;
         let now = found.as_ref().and_then(server_now);
         let exchange = Exchange {
             sent,
             received: Instant::now(),
             now,
         };
-        let found = found.zip(now);
-        Ok((found.and_then(|(found, now)| ahead::read(&found, now)), exchange))
+        let ahead = found.zip(now).map(|(found, now)| ahead::read(&found, now));
+        Ok((ahead.transpose()?.flatten(), exchange))
     }
 
     pub(super) async fn list(&self, selection: &Selection, view: View) -> Result<Listed, StoreError> {

@@ -284,7 +284,7 @@ impl Waitlist {
         effects: &mut Vec<Effect>,
     ) {
         self.alone_at = None;
-        self.plan += 1;
+        // The plan stays: nothing new is known, and a look that is on its way is as good as before.
         let told = self.told_of(operation, setback, context);
         let leaves = self.under_way.take().unwrap_or_default();
         match setback {

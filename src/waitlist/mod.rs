@@ -9,14 +9,16 @@
 //! command, and readers share one hold: [`handing_on`].
 //!
 //! Time and events come in: [`join`](Waitlist::join), [`cancel`](Waitlist::cancel), [`let_go`](Waitlist::let_go),
-//! [`share`](Waitlist::share), [`answered`](Waitlist::answered), [`failed`](Waitlist::failed), [`signalled`](Waitlist::signalled),
-//! [`doubt`](Waitlist::doubt), [`verified`](Waitlist::verified), [`looked`](Waitlist::looked), [`look_failed`](Waitlist::look_failed). Three things come out:
-//! the [`Effect`]s, which name tasks and releases by the keys that these brought; the [next operation](Waitlist::next)
-//! to send; and the [instant](Waitlist::due_at) at which the waitlist wants to be asked again. It can be cloned,
-//! compared and hashed. `session::line` runs it for real tasks against a real server, and the model (`model/`)
-//! runs the same value through every state that a few clients get into.
+//! [`share`](Waitlist::share), [`answered`](Waitlist::answered), [`failed`](Waitlist::failed),
+//! [`signalled`](Waitlist::signalled), [`doubt`](Waitlist::doubt), [`verified`](Waitlist::verified),
+//! [`looked`](Waitlist::looked), [`look_failed`](Waitlist::look_failed). Four things come out: the [`Effect`]s, which
+//! name tasks and releases by the keys that these brought; the [next operation](Waitlist::next) to send; the [next
+//! look](Waitlist::next_look) at the queue position; and the [instant](Waitlist::due_at) at which the waitlist wants to be
+//! asked again. It can be cloned, compared and hashed. `session::line` runs it for real tasks against a real server, and
+//! the model (`model/`) runs the same value through every state that a few clients get into.
 
 pub(crate) mod answers;
+mod blind;
 pub(crate) mod clock;
 pub(crate) mod deadline;
 pub(crate) mod handing_on;
@@ -46,6 +48,7 @@ use crate::{
     status::LostReason,
     terms::{Lease, Terms},
 };
+use blind::Blind;
 use clock::ServerClock;
 use deadline::Deadline;
 use handing_on::HandingOn;
@@ -56,6 +59,7 @@ use letting_go::LeftAs;
 #[cfg(modelled)]
 pub(crate) use modelled::Word;
 use prospect::{Prospect, Turn};
+use timing::Expiry;
 
 /// Pauses before an entry whose request has an unknown outcome is taken out once more, in case the request was applied
 /// late.
@@ -83,16 +87,17 @@ pub(crate) struct Waitlist {
     overtaken: bool,
     /// When the document was last seen with no entries but ours.
     alone_at: Option<Instant>,
-    /// When the head asks again if nothing wakes it.
+    /// When the head asks again if nothing wakes it. A look at its queue position brings that forward at most.
     ask_at: Option<Instant>,
-    /// By when its queue position must be confirmed.
-    confirm_at: Option<Instant>,
+    /// When it asks before that, as a lease ahead of it ends.
+    expiry: Option<Expiry>,
     /// The prospect of the head, as far as it is known.
     prospect: Option<Prospect>,
     /// When the head looks at its queue position.
     look_at: Option<Instant>,
-    /// Until when looks are expected to fail.
-    blind_until: Option<Instant>,
+    /// Whether the last look has shown that the head is not in the queue any more, or fits.
+    was_seen_gone: bool,
+    blind: Blind,
     /// The number of plans for asking and looking, so that a look made for an earlier plan can't overthrow a later
     /// one.
     plan: u64,

@@ -56,7 +56,8 @@ impl Waitlist {
         };
         self.ask_at.iter_mut().for_each(put_off);
         self.retry_at.iter_mut().for_each(put_off);
-        (self.look_at, self.confirm_at, self.prospect) = (None, None, None);
+        (self.expiry, self.look_at, self.prospect) = (None, None, None);
+        (self.was_seen_gone, self.blind) = Default::default();
         if !self.waiting.iter().any(Waiting::is_queued) {
             // The answer that shows a queued head sets these anew.
             (self.ask_at, self.others_absent) = (None, false);

@@ -7,10 +7,10 @@
 
 use std::time::Duration;
 
+use super::Waiting;
 use crate::{
     config::Config,
-    protocol::{Ahead, ServerTime},
-    terms::Lease,
+    protocol::{Ahead, Kind, ServerTime},
 };
 
 /// Time until its turn below which a waiter needs the stream: opening it takes milliseconds, and those ahead can be
@@ -52,26 +52,33 @@ pub(crate) struct Prospect {
     /// The waiter's entry.
     pub(crate) entry: String,
     seen: (u64, ServerTime),
-    place: u64,
+    /// Number of steps in which those ahead of it are served, each of a hold.
+    steps: u64,
     pub(crate) turn: Turn,
     /// Age of the present hold; `None` while nobody holds the lock.
     age: Option<Duration>,
-    /// Time in which the queue moves on by one place, rather less than more.
+    /// Time of one of these steps, rather less than more.
     step: Duration,
 }
 
 impl Prospect {
-    /// Creates it from the entry's present sight of the queue, and from the knowledge before.
-    pub(crate) fn new(entry: &str, ahead: &Ahead, before: Option<&Self>, lease: &Lease, config: &Config) -> Self {
-        let before = before.filter(|before| before.entry == entry);
+    /// Creates it from the waiter's present sight of the queue, and from the knowledge before.
+    pub(crate) fn new(waiting: &Waiting, ahead: &Ahead, before: Option<&Self>, config: &Config) -> Self {
+        let before = before.filter(|before| before.entry == waiting.entry);
         let seen = before.map(|before| before.seen);
+        let steps = match waiting.used.0 {
+            // Readers go in together, and out before a writer.
+            Kind::RwLock => ahead.turns.min(ahead.place),
+            // The permits of a semaphore come back one after the other.
+            _ => ahead.place,
+        };
         Self {
-            entry: entry.to_owned(),
+            entry: waiting.entry.clone(),
             seen: (ahead.turns, ahead.now),
-            place: ahead.place,
-            turn: turn(ahead, seen, lease.claim, config),
+            steps,
+            turn: turn(ahead, seen, waiting.terms.lease(config).claim, config),
             age: age(ahead),
-            step: step(ahead, before, config),
+            step: step(steps, ahead.now, before, config),
         }
     }
 
@@ -83,8 +90,8 @@ impl Prospect {
     /// so a single slow one must not count for all the others.
     pub(crate) fn pause(&self, config: &Config) -> Option<Duration> {
         let age = self.age?;
-        let places = u32::try_from(self.place).unwrap_or(u32::MAX);
-        let before_its_turn = self.step.saturating_mul(places) / STEPS_PART;
+        let steps = u32::try_from(self.steps).unwrap_or(u32::MAX);
+        let before_its_turn = self.step.saturating_mul(steps) / STEPS_PART;
         Some(
             (age / AGE_PART)
                 .saturating_add(before_its_turn)
@@ -104,20 +111,20 @@ fn age(ahead: &Ahead) -> Option<Duration> {
     Some(ahead.now.since(served_at))
 }
 
-/// Estimates the time in which the queue moves on by one place: at first as the shortest there can be. A quicker one than
-/// before counts at once, a slower one in part.
-fn step(ahead: &Ahead, before: Option<&Prospect>, config: &Config) -> Duration {
+/// Estimates the time of a step: at first as the shortest there can be. A quicker one than before counts at once, a slower
+/// one in part.
+fn step(steps: u64, now: ServerTime, before: Option<&Prospect>, config: &Config) -> Duration {
     let Some(before) = before else {
         return config.poll_quickest;
     };
     let mut step = before.step;
-    let moved = before.place.saturating_sub(ahead.place);
+    let moved = before.steps.saturating_sub(steps);
     if let Some(took) = u32::try_from(moved)
         .ok()
-        .and_then(|moved| ahead.now.since(before.seen.1).checked_div(moved))
+        .and_then(|moved| now.since(before.seen.1).checked_div(moved))
     {
         step = step.min(took);
-        // Each place for itself. After so many, next to nothing is left of what was reckoned before.
+        // Each for itself. After so many, next to nothing is left of what was reckoned before.
         for _ in 0..moved.min(16 * u64::from(SLOWER_PART)) {
             step += (took - step) / SLOWER_PART;
         }
@@ -171,7 +178,7 @@ pub(crate) fn reconsider(config: &Config) -> Duration {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::{super::Patience, *};
     use crate::config::Settings;
 
     fn ahead(turns: u64, lasted: i64) -> Ahead {
@@ -203,7 +210,7 @@ mod tests {
     /// Follows a waiter through looks: at its place, the age of the hold, and the time since the look before, in
     /// milliseconds. Returns the pauses after them.
     fn pauses(looks: &[(u64, i64, i64)], config: &Config) -> Vec<Option<u128>> {
-        let lease = crate::terms::Terms::default().lease(config);
+        let waiting = waiting(Kind::Mutex, 1);
         let (mut before, mut now) = (None, 1_000_000);
         let pause = |(place, age, passed)| {
             now += passed;
@@ -212,7 +219,7 @@ mod tests {
                 served_at: Some(ServerTime(now - age)),
                 ..ahead(place, 0)
             };
-            let prospect = Prospect::new("me", &ahead, before.as_ref(), &lease, config);
+            let prospect = Prospect::new(&waiting, &ahead, before.as_ref(), config);
             before.insert(prospect).pause(config).map(|pause| pause.as_millis())
         };
         looks.iter().copied().map(pause).collect()
@@ -243,8 +250,30 @@ mod tests {
             served_at: None,
             ..ahead(3, 0)
         };
-        let lease = crate::terms::Terms::default().lease(&config);
-        assert_eq!(Prospect::new("me", &free, None, &lease, &config).pause(&config), None);
+        let prospect = Prospect::new(&waiting(Kind::Mutex, 1), &free, None, &config);
+        assert_eq!(prospect.pause(&config), None);
+    }
+
+    fn waiting(kind: Kind, capacity: i64) -> Waiting {
+        let (used, now) = (((kind, capacity), 1), tokio::time::Instant::now());
+        Waiting::new(1, "me".to_owned(), used, Patience::Wait, now)
+    }
+
+    #[test]
+    fn readers_that_go_in_together_are_one_step_and_the_permits_of_a_semaphore_are_not() {
+        let config = Settings::default().unchecked();
+        let pause = |kind, turns, place| {
+            let ahead = Ahead {
+                place,
+                ..ahead(turns, 6)
+            };
+            let prospect = Prospect::new(&waiting(kind, 1_000), &ahead, None, &config);
+            prospect.pause(&config).map(|pause| pause.as_millis())
+        };
+        // Forty readers ahead, all of whom get in after the present writer; and with two more writers among them.
+        assert_eq!(pause(Kind::RwLock, 0, 40), Some(2));
+        assert_eq!(pause(Kind::RwLock, 2, 42), Some(2 + 1));
+        assert_eq!(pause(Kind::Semaphore, 0, 40), Some(2 + 20));
     }
 
     fn millis(millis: u64) -> Duration {

@@ -26,7 +26,7 @@ impl Waitlist {
             .waiting
             .front()
             .is_some_and(|head| !head.is_queued() && knocks(head))
-            || (self.is_queued() && self.ask_at.is_none_or(|ask_at| ask_at <= context.now));
+            || (self.is_queued() && self.asks_at().is_none_or(|at| at <= context.now));
         if leaves.is_empty() && !asks {
             return None;
         }

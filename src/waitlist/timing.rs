@@ -8,7 +8,8 @@ use std::{
 use tokio::time::Instant;
 
 use super::{
-    Context, Full, PositionLook, Waitlist,
+    Context, Full, PositionLook, Setback, Waiting, Waitlist,
+    blind::Blind,
     prospect::{self, Prospect, Turn},
     unsigned,
 };
@@ -47,12 +48,20 @@ pub(crate) const KNOCK: Duration = Duration::from_secs(1);
 /// Number of knocks of which one is a request in full.
 pub(super) const KNOCKS: u32 = 8;
 
-/// Time for which a waiter without a stream only asks after a look has failed: where looks are refused or overdue, they
-/// would come on top of that.
-const BLIND: Duration = Duration::from_secs(10);
+/// Factor by which a waiter without a stream that only asks does so less often than one that looks: a request costs the
+/// server about twice as much, and looks fail where the server has too much to do.
+const ASKING_COSTS: u32 = 2;
 
 /// Resolution of the server's clock: it has reached a time in milliseconds when it shows the next one.
 pub(crate) const CLOCK_RESOLUTION: Duration = Duration::from_millis(1);
+
+/// The question of the head that is due because a lease ahead of it ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Expiry {
+    /// The end of that lease, as it was seen last.
+    end: ServerTime,
+    at: Instant,
+}
 
 impl Waitlist {
     /// Returns the latest instant at which [`next`](Self::next) wants to be called.
@@ -63,7 +72,7 @@ impl Waitlist {
         let head = self.waiting.front().map(|head| {
             if head.is_queued() {
                 // As in `next`: where nothing says when, it asks now.
-                let ask_at = self.ask_at.unwrap_or(head.since);
+                let ask_at = self.asks_at().unwrap_or(head.since);
                 self.look_at.map_or(ask_at, |look_at| look_at.min(ask_at))
             } else {
                 self.knocks(head).map_or(head.since, |full| full.knock_at)
@@ -82,24 +91,34 @@ impl Waitlist {
         Some(self.retry_at.map_or(at, |retry| at.max(retry)))
     }
 
+    /// Returns when the head asks again if nothing wakes it; `None` if nothing says when.
+    pub(super) fn asks_at(&self) -> Option<Instant> {
+        let ask_at = self.ask_at?;
+        Some(self.expiry.map_or(ask_at, |expiry| expiry.at.min(ask_at)))
+    }
+
     /// Sets when the head asks again, by the leases of those ahead of it.
     pub(super) fn plan_asking(&mut self, state: &State, now: Option<ServerTime>, context: &Context<'_>) {
-        (self.ask_at, self.look_at) = (None, None);
+        (self.ask_at, self.expiry, self.look_at) = (None, None, None);
+        let was_seen_gone = std::mem::take(&mut self.was_seen_gone);
         self.plan += 1;
         let Some(head) = self.waiting.front().filter(|head| head.is_queued()) else {
             return;
         };
-        let (entry, waits_since) = (head.entry.clone(), head.since);
-        let lease = head.terms.lease(context.config);
-        let Some(place) = state.queue.iter().position(|waiter| waiter.id == entry) else {
+        let Some(place) = state.queue.iter().position(|waiter| waiter.id == head.entry) else {
             return;
         };
+        if was_seen_gone {
+            // A look has shown the opposite, and the next one may too: an old primary answers looks for a while.
+            self.blind.failed(false, context.now);
+        }
+        let lease = head.terms.lease(context.config);
         let holders = state.holders.iter().map(|holder| holder.until);
         let before = state.queue[..place].iter().map(|waiter| waiter.until);
         let first_end = holders.chain(before).min();
-        let expiry = first_end.and_then(|end| expiry(end, place as u64, context));
-        let ahead = now.and_then(|now| Ahead::of(state, &entry, now));
-        let prospect = ahead.map(|ahead| Prospect::new(&entry, &ahead, self.prospect.as_ref(), &lease, context.config));
+        self.expiry = first_end.and_then(|end| Expiry::of(end, place as u64, context));
+        let ahead = now.and_then(|now| Ahead::of(state, &head.entry, now));
+        let prospect = ahead.map(|ahead| Prospect::new(head, &ahead, self.prospect.as_ref(), context.config));
         self.look_at = match (&prospect, &ahead) {
             (Some(prospect), Some(ahead)) => self.next_look_at(prospect, ahead, context),
             _ => None,
@@ -118,15 +137,11 @@ impl Waitlist {
             let refresh = refresh(&lease, context.config);
             claim.map_or(refresh, |claim| claim.min(refresh))
         } else {
-            // A grant must be noticed while its claim lease runs.
-            let waited = context.now.saturating_duration_since(waits_since);
-            poll_interval(context.config, place as u64, waited).min(lease.claim / 4)
+            let pace = self.prospect.as_ref().and_then(|it| it.pause(context.config));
+            let pace = pace.map(|pace| pace.saturating_mul(ASKING_COSTS));
+            poll_pause(head, place as u64, pace, context)
         };
-        let routine = context.now + routine;
-        self.confirm_at = Some(routine);
-        let soonest = context.now + context.config.poll_interval.0;
-        // Never at once: a new primary's clock can be behind the one by which the expiry was reckoned.
-        self.ask_at = Some(expiry.map_or(routine, |expiry| expiry.max(soonest).min(routine)));
+        self.ask_at = Some(context.now + routine);
     }
 
     /// Sets when the next head asks, if it is queued already: it stands behind our own hold, and the answer to that
@@ -140,9 +155,12 @@ impl Waitlist {
             context.config.poll_interval.0
         };
         self.ask_at = Some(context.now + routine);
+        // Those are of the head before.
+        (self.expiry, self.look_at, self.was_seen_gone) = (None, None, false);
     }
 
-    /// Returns the due look at the head's queue position, once: [`looked`](Self::looked) takes in the result.
+    /// Returns the due look at the head's queue position, once. It is sent if it is [admitted](Self::admit) then, and
+    /// [`looked`](Self::looked) or [`look_failed`](Self::look_failed) takes in the result.
     pub(crate) fn next_look(&mut self, context: &Context<'_>) -> Option<PositionLook> {
         let head = self.waiting.front().filter(|head| head.is_queued())?;
         if self.under_way.is_some() || self.look_at.is_none_or(|at| at > context.now) {
@@ -157,20 +175,24 @@ impl Waitlist {
 
     /// Takes in the head's sight of its queue position. A head that is no longer in the queue asks, and so does one that
     /// has come near the front and is about to have the stream.
+    ///
+    /// A look grants nothing, so each hand-over costs a request on top of it. A look is answered by the primary alone,
+    /// which a fail-over may have replaced already, and what it shows may be undone; the answer to a request is what a
+    /// majority has. It also begins a lease of full length, in place of the renewal that a grant on the claim lease needs.
     pub(crate) fn looked(&mut self, look: &PositionLook, ahead: Option<Ahead>, context: &Context<'_>) {
-        if !self.is_present(look, context) {
+        if !self.admit(look, context) {
             return;
         }
         let head = &self.waiting[0];
-        let (permits, lease) = (head.permits, head.terms.lease(context.config));
         // Every write of ours grants to whoever fits. If the first in line fits, it was another's that made room, and none
         // of us has written since.
-        let Some(ahead) = ahead.filter(|ahead| ahead.place > 0 || permits > ahead.free) else {
-            self.ask_at = Some(context.now);
+        let Some(ahead) = ahead.filter(|ahead| ahead.place > 0 || head.permits > ahead.free) else {
+            (self.ask_at, self.was_seen_gone) = (Some(context.now), true);
             return;
         };
+        self.blind = Blind::default();
         let was_far = self.is_far();
-        let prospect = Prospect::new(&look.entry, &ahead, self.prospect.as_ref(), &lease, context.config);
+        let prospect = Prospect::new(head, &ahead, self.prospect.as_ref(), context.config);
         self.look_at = self.next_look_at(&prospect, &ahead, context);
         let comes_near = context.stream.opens_on_demand() && was_far && prospect.turn == Turn::Near;
         self.prospect = Some(prospect);
@@ -178,23 +200,24 @@ impl Waitlist {
             self.ask_at = Some(context.now);
             return;
         }
-        let expiry = ahead.first_end.and_then(|end| expiry(end, ahead.place, context));
-        let soonest = context.now + context.config.poll_interval.0;
-        let expiry = expiry.map(|at| at.max(soonest));
-        // A look never puts off what is due: there may be another one before that.
-        self.ask_at = expiry.into_iter().chain(self.confirm_at).chain(self.ask_at).min();
+        let expiry = ahead
+            .first_end
+            .and_then(|end| Expiry::of(end, ahead.place, context))
+            .map(|expiry| expiry.after(self.expiry));
+        self.expiry = expiry.or(self.expiry.filter(|_| ahead.first_end.is_some()));
     }
 
     /// Takes in that the head has not seen its queue position: it asks, and only asks for a while.
-    pub(crate) fn look_failed(&mut self, look: &PositionLook, context: &Context<'_>) {
-        self.blind_until = Some(context.now + BLIND);
-        if self.is_present(look, context) {
+    pub(crate) fn look_failed(&mut self, look: &PositionLook, setback: Setback, context: &Context<'_>) {
+        self.blind.failed(setback.is_final(), context.now);
+        if self.admit(look, context) {
             self.ask_at = Some(context.now);
         }
     }
 
-    /// Whether the plan is still the one that the look was made for.
-    fn is_present(&mut self, look: &PositionLook, context: &Context<'_>) -> bool {
+    /// Admits a look, before it is sent and with what it has shown, if it is of the present plan. It is not while an
+    /// operation is on its way, whose answer knows better. Another look is due then, in case there is no answer.
+    pub(crate) fn admit(&mut self, look: &PositionLook, context: &Context<'_>) -> bool {
         let is_head = self
             .head()
             .is_some_and(|head| head.is_queued() && head.entry == look.entry);
@@ -202,7 +225,6 @@ impl Waitlist {
             return false;
         }
         if self.under_way.is_some() {
-            // Its answer knows better. If there is none, another look is due.
             self.look_at = Some(context.now);
             return false;
         }
@@ -212,15 +234,10 @@ impl Waitlist {
     fn next_look_at(&self, prospect: &Prospect, ahead: &Ahead, context: &Context<'_>) -> Option<Instant> {
         match prospect.turn {
             Turn::Far(after) if context.stream.opens_on_demand() => Some(context.now + after),
-            // Without a stream a grant must be noticed while its claim lease runs. A look costs the server a part of what
-            // it costs to ask, and only one that shows something is followed by that.
-            _ if !context.stream.is_open() && self.blind_until.is_none_or(|until| until <= context.now) => {
-                let head = self.waiting.front()?;
-                let waited = context.now.saturating_duration_since(head.since);
-                // Never less often than where the pace is not known.
-                let usual = poll_interval(context.config, ahead.place, waited);
-                let pause = prospect.pause(context.config).map_or(usual, |pause| pause.min(usual));
-                Some(context.now + pause.min(head.terms.lease(context.config).claim / 4))
+            // A look costs the server a part of what it costs to ask, and only one that shows something is followed by that.
+            _ if !context.stream.is_open() && self.blind.is_over(context.now) => {
+                let pause = poll_pause(self.head()?, ahead.place, prospect.pause(context.config), context);
+                Some(context.now + pause)
             }
             // A client that has the stream open only because of its queue position may find that it does not need it.
             Turn::Near if context.stream.is_open() && ahead.turns >= context.config.near => {
@@ -244,10 +261,30 @@ impl Waitlist {
     }
 }
 
-/// Returns when a waiter at this queue position asks because a lease ahead of it ends.
-fn expiry(end: ServerTime, place: u64, context: &Context<'_>) -> Option<Instant> {
-    let stagger = EXPIRY_STAGGER.saturating_mul(u32::try_from(place).unwrap_or(u32::MAX));
-    Some(context.clock.after(end)? + CLOCK_RESOLUTION + stagger.min(EXPIRY_STAGGER_MOST))
+impl Expiry {
+    /// Plans the question of a waiter at this queue position; `None` while the server's clock is not known.
+    fn of(end: ServerTime, place: u64, context: &Context<'_>) -> Option<Self> {
+        let stagger = EXPIRY_STAGGER.saturating_mul(u32::try_from(place).unwrap_or(u32::MAX));
+        let at = context.clock.after(end)? + CLOCK_RESOLUTION + stagger.min(EXPIRY_STAGGER_MOST);
+        // Never at once: a new primary's clock can be behind the one by which the expiry was reckoned.
+        let soonest = context.now + context.config.poll_interval.0;
+        Some(Self {
+            end,
+            at: at.max(soonest),
+        })
+    }
+
+    /// Follows an earlier plan. Only a write makes the first lease end later: a renewal, or a new holder. Without one a
+    /// look must not put the question off, as there may be another look before that.
+    fn after(self, before: Option<Self>) -> Self {
+        match before {
+            Some(before) if self.end <= before.end => Self {
+                at: self.at.min(before.at),
+                ..self
+            },
+            _ => self,
+        }
+    }
 }
 
 /// Returns the pause between two confirmations of a queue position: also the back-stop if an event is lost, so it is no
@@ -259,6 +296,15 @@ pub(crate) fn refresh(lease: &Lease, config: &Config) -> Duration {
 /// Returns when a hold on a claim lease is renewed first.
 pub(super) fn check(lease: &Lease, now: Instant) -> Instant {
     now + CLAIM_CHECK.min(lease.claim / 4)
+}
+
+/// Returns the pause of a waiter without a stream, by the pace of the lock where that is known. It is never longer than
+/// where it is not; and a grant must be noticed while its claim lease runs.
+fn poll_pause(head: &Waiting, place: u64, pace: Option<Duration>, context: &Context<'_>) -> Duration {
+    let waited = context.now.saturating_duration_since(head.since);
+    let usual = poll_interval(context.config, place, waited);
+    let claim = head.terms.lease(context.config).claim;
+    pace.unwrap_or(usual).min(usual).min(claim / 4)
 }
 
 /// Returns the pause between two questions without a stream. The head asks often, a waiter far back seldom. All of

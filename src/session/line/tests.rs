@@ -147,10 +147,7 @@ impl Bench {
     }
 
     fn failed(&mut self, operation: &Operation, kind: Failure) {
-        let error = StoreError {
-            kind,
-            source: Arc::new(io::Error::other("as the test wants it")),
-        };
+        let error = error(kind);
         let ((), effects) = self.feed(|line, context, effects| line.failed(operation, &error, context, effects));
         carry_out(effects);
     }
@@ -167,11 +164,55 @@ impl Bench {
 
     /// Carries out the look that is due, and returns whether it shows the entry in the queue.
     fn look(&mut self) -> Option<bool> {
-        let look = self.feed(|line, context, _| line.next_look(context)).0?;
+        let look = self.next_look()?;
+        Some(self.looked(&look))
+    }
+
+    fn next_look(&mut self) -> Option<PositionLook> {
+        self.feed(|line, context, _| line.next_look(context)).0
+    }
+
+    /// Shows the queue position as it is now.
+    fn looked(&mut self, look: &PositionLook) -> bool {
         let state = self.document.as_ref();
         let ahead = state.and_then(|state| Ahead::of(state, &look.entry, self.server_now()));
-        self.feed(|line, context, _| line.looked(&look, ahead, context));
-        Some(ahead.is_some())
+        self.feed(|line, context, _| line.looked(look, ahead, context));
+        ahead.is_some()
+    }
+
+    fn look_failed(&mut self, look: &PositionLook, error: &StoreError) {
+        self.feed(|line, context, _| line.look_failed(look, error, context));
+    }
+
+    /// Lets the time go by until the line looks. Returns the look, and when it has asked before that.
+    async fn asks_until_it_looks(&mut self) -> (PositionLook, Vec<Instant>) {
+        let mut asked = Vec::new();
+        loop {
+            self.pass().await;
+            let before = self.operations;
+            self.settle();
+            if self.operations > before {
+                asked.push(Instant::now());
+            }
+            if let Some(look) = self.next_look() {
+                return (look, asked);
+            }
+        }
+    }
+
+    /// Creates one whose task waits behind another client's, without a stream.
+    fn polling() -> (Self, Receiver) {
+        let mut bench = Self::new();
+        bench.stream = StreamState::Unavailable;
+        bench.foreign(&foreign("other", &[], Some("other")), false);
+        let (_, outcome) = bench.join(true);
+        bench.settle();
+        (bench, outcome)
+    }
+
+    /// Lets the time go by until the line has something to do.
+    async fn pass(&mut self) {
+        tokio::time::sleep_until(self.line.due_at().expect("there is more to do")).await;
     }
 
     /// Applies another session's operation to the document; its announcements reach the line unless they get lost.
@@ -215,6 +256,13 @@ fn carry_out(effects: Vec<LineEffect>) {
             LineEffect::Lost(hold, reason) => drop(hold.lose(reason)),
             LineEffect::Doubted(_) => {}
         }
+    }
+}
+
+fn error(kind: Failure) -> StoreError {
+    StoreError {
+        kind,
+        source: Arc::new(io::Error::other("as the test wants it")),
     }
 }
 
@@ -1330,16 +1378,11 @@ async fn who_is_far_back_looks_at_its_place_and_asks_when_its_turn_comes_near() 
 /// Without a stream a waiter asks once more when a look shows that something has become of its entry, and not before.
 #[tokio::test(start_paused = true)]
 async fn who_polls_looks_and_asks_when_it_is_granted() {
-    let mut bench = Bench::new();
-    bench.stream = StreamState::Unavailable;
-    bench.foreign(&foreign("other", &[], Some("other")), false);
-    let (_, mut outcome) = bench.join(true);
-    bench.settle();
+    let (mut bench, mut outcome) = Bench::polling();
     let sent = bench.operations;
     let (mut looks, asked_at) = (0, Instant::now());
     while bench.line.waitlist.is_queued() {
-        let due_at = bench.line.due_at().unwrap();
-        tokio::time::advance(due_at - Instant::now()).await;
+        bench.pass().await;
         bench.settle();
         if !bench.line.waitlist.is_queued() {
             break;
@@ -1366,12 +1409,14 @@ async fn looks_put_off_no_request() {
     };
     bench.config = settings.validate().unwrap();
     bench.foreign(&foreign("dead", &[], Some("dead")), false);
+    // So that its queue position is not confirmed when that lease ends.
+    tokio::time::advance(bench.config.lease / 3).await;
     let (_, mut outcome) = bench.join(true);
     bench.settle();
     let mut looks = 0;
     while bench.line.waitlist.is_queued() {
         assert!(
-            bench.started.elapsed() < 2 * bench.config.lease,
+            bench.started.elapsed() < bench.config.lease + bench.config.poll_interval.0,
             "{looks} looks, and nothing else"
         );
         let due_at = bench.line.due_at().unwrap();
@@ -1383,47 +1428,185 @@ async fn looks_put_off_no_request() {
     assert_eq!(held(&mut outcome).status(), LockStatus::Held);
 }
 
-/// Where looks fail, it polls by asking, as often as looks would come at most.
+/// A look shows that a lease ahead does not end when it was to: it was renewed, or is another holder's.
+#[tokio::test(start_paused = true)]
+async fn who_looks_does_not_ask_about_a_lease_that_was_renewed() {
+    for resting in [true, false] {
+        let mut bench = Bench::new();
+        bench.stream = match resting {
+            true => StreamState::OnDemand,
+            false => StreamState::Unavailable,
+        };
+        let others: Vec<String> = (0..10).map(|number| format!("other-{number}")).collect();
+        for id in &others {
+            bench.foreign(&foreign(id, &[], Some(id)), false);
+        }
+        // Slow enough for those far back to do without a stream.
+        let slow = Duration::from_secs(3);
+        tokio::time::advance(slow).await;
+        let renew = |bench: &mut Bench| {
+            let until = bench.server_now().plus_millis(4_000);
+            bench.document.as_mut().unwrap().holders[0].until = until;
+        };
+        renew(&mut bench);
+        let (_, _outcome) = bench.join(true);
+        bench.settle();
+        let (joined, sent, mut looks) = (Instant::now(), bench.operations, 0);
+        while bench.operations == sent {
+            if looks == 5 {
+                bench.foreign(&foreign("gone", &[&others[0]], None), false);
+                let holder = &mut bench.document.as_mut().unwrap().holders[0];
+                holder.since.0 -= i64::try_from(slow.as_millis()).unwrap();
+            }
+            renew(&mut bench);
+            let due_at = bench.line.due_at().unwrap();
+            tokio::time::advance(due_at - Instant::now()).await;
+            bench.settle();
+            looks += u32::from(bench.look().is_some());
+        }
+        assert!(looks > 5, "{looks}");
+        // Its queue position is confirmed.
+        assert_eq!(joined.elapsed(), bench.config.lease / 2, "{resting}");
+    }
+}
+
+/// Where looks are refused, it polls by asking, and hardly looks at all.
 #[tokio::test(start_paused = true)]
 async fn who_can_not_look_asks() {
-    let mut bench = Bench::new();
-    bench.stream = StreamState::Unavailable;
-    bench.foreign(&foreign("other", &[], Some("other")), false);
-    let (_, mut outcome) = bench.join(true);
-    bench.settle();
+    let (mut bench, mut outcome) = Bench::polling();
     let (mut failed, sent) = (0, bench.operations);
-    while bench.started.elapsed() < Duration::from_secs(5) {
-        let due_at = bench.line.due_at().unwrap();
-        tokio::time::advance(due_at - Instant::now()).await;
-        if let Some(look) = bench.feed(|line, context, _| line.next_look(context)).0 {
+    while bench.started.elapsed() < Duration::from_secs(15) {
+        bench.pass().await;
+        if let Some(look) = bench.next_look() {
             failed += 1;
-            bench.feed(|line, context, _| line.look_failed(&look, context));
+            bench.look_failed(&look, &error(Failure::Refused));
         }
         bench.settle();
     }
-    assert_eq!(failed, 1);
+    assert_eq!(failed, 2);
     assert!(bench.operations > sent + 20);
     bench.foreign(&foreign("gone", &["other"], None), false);
-    let due_at = bench.line.due_at().unwrap();
-    tokio::time::advance(due_at - Instant::now()).await;
+    bench.pass().await;
     bench.settle();
     assert_eq!(held(&mut outcome).status(), LockStatus::Held);
+}
+
+/// A look that is not answered in time is followed by half a second without looks, and by more only if the next one is not
+/// answered either. Meanwhile the waiter asks, at the pace of the lock.
+#[tokio::test(start_paused = true)]
+async fn who_is_not_shown_its_place_in_time_soon_looks_again() {
+    let (mut bench, _outcome) = Bench::polling();
+    let silence = StoreError::unanswered(Duration::from_millis(250));
+    let (mut look, _) = bench.asks_until_it_looks().await;
+    let mut rests = Vec::new();
+    for answered in [false, false, true, false] {
+        // The lock has changed hands just now.
+        bench.document.as_mut().unwrap().holders[0].since = bench.server_now();
+        let seen_at = Instant::now();
+        if answered {
+            bench.looked(&look);
+            look = bench.asks_until_it_looks().await.0;
+            assert_eq!(seen_at.elapsed(), Duration::from_millis(1));
+            continue;
+        }
+        bench.look_failed(&look, &silence);
+        let asked;
+        (look, asked) = bench.asks_until_it_looks().await;
+        assert_eq!(
+            (asked[0] - seen_at, asked[1] - seen_at),
+            (Duration::ZERO, Duration::from_millis(2))
+        );
+        rests.push(seen_at.elapsed().as_millis() / 100);
+    }
+    assert!(matches!(rests[..], [5 | 6, 10..13, 5 | 6]), "{rests:?}");
+}
+
+/// Where a look shows that the waiter is served and the answer that it is not, as with an old primary that still answers
+/// looks, they don't go on like that.
+#[tokio::test(start_paused = true)]
+async fn looks_that_answers_contradict_come_less_and_less_often() {
+    let fits = |bench: &Bench| Ahead {
+        free: 1,
+        ..Ahead::of(bench.document.as_ref().unwrap(), "me-1", bench.server_now()).unwrap()
+    };
+    for gone in [true, false] {
+        let (mut bench, _outcome) = Bench::polling();
+        let mut looks = 0;
+        while bench.started.elapsed() < Duration::from_secs(5) {
+            let (look, _) = bench.asks_until_it_looks().await;
+            looks += 1;
+            assert!(looks < 10, "after {:?}", bench.started.elapsed());
+            bench.document.as_mut().unwrap().holders[0].since = bench.server_now();
+            let ahead = (!gone).then(|| fits(&bench));
+            bench.feed(|line, context, _| line.looked(&look, ahead, context));
+        }
+        assert_eq!(looks, 5, "{gone}");
+    }
 }
 
 /// A look shows what only another's hand can make: a lock that nobody holds, and that no write has granted.
 #[tokio::test(start_paused = true)]
 async fn who_polls_asks_for_a_lock_that_a_foreign_hand_has_freed() {
-    let mut bench = Bench::new();
-    bench.stream = StreamState::Unavailable;
-    bench.foreign(&foreign("other", &[], Some("other")), false);
-    let (_, mut outcome) = bench.join(true);
-    bench.settle();
+    let (mut bench, mut outcome) = Bench::polling();
     bench.document.as_mut().unwrap().holders.clear();
-    let due_at = bench.line.due_at().unwrap();
-    tokio::time::advance(due_at - Instant::now()).await;
+    bench.pass().await;
     bench.look().expect("it looks");
     bench.settle();
     assert_eq!(held(&mut outcome).status(), LockStatus::Held);
+}
+
+/// An operation that is answered knows better than a look beside it, and one that fails does not: then the next look is
+/// as near as ever, whichever of the two ends first.
+#[tokio::test(start_paused = true)]
+async fn who_polls_looks_on_after_an_operation_that_failed_beside_a_look() {
+    for look_ends_first in [true, false] {
+        let (mut bench, mut outcome) = Bench::polling();
+        bench.pass().await;
+        let look = bench.next_look().expect("it looks");
+        // An entry that is to leave, and not together with a request, as it was of another use.
+        let stray = bench.ids.entry();
+        bench.feed(|line, context, _| line.take_out(stray, (Kind::Semaphore, 3), context));
+        let leave = bench.next().expect("the stray leaves");
+        assert!(leave.requests.is_none());
+        if look_ends_first {
+            bench.looked(&look);
+        }
+        bench.failed(&leave, Failure::Refused);
+        if !look_ends_first {
+            bench.looked(&look);
+        }
+        let sent = bench.operations;
+        bench.pass().await;
+        assert!(
+            bench.started.elapsed() < Duration::from_millis(100),
+            "{look_ends_first}"
+        );
+        bench.foreign(&foreign("gone", &["other"], None), false);
+        assert_eq!((bench.look(), bench.operations), (Some(false), sent));
+        bench.settle();
+        assert_eq!(held(&mut outcome).status(), LockStatus::Held);
+    }
+}
+
+/// A look that has waited is sent only if it is still of use.
+#[tokio::test(start_paused = true)]
+async fn a_look_that_an_operation_has_overtaken_is_not_sent() {
+    let (mut bench, _outcome) = Bench::polling();
+    bench.pass().await;
+    let look = bench.next_look().expect("it looks");
+    let admits = |bench: &mut Bench, look: &PositionLook| bench.feed(|line, context, _| line.admit(look, context)).0;
+    assert!(admits(&mut bench, &look));
+    bench.feed(|line, context, _| line.doubt(context));
+    assert!(!admits(&mut bench, &look), "it asks");
+    let request = bench.next().expect("it asks");
+    assert!(bench.next_look().is_none());
+    let answer = bench.apply(&request);
+    bench.answered(&request, &answer);
+    assert!(!admits(&mut bench, &look), "it knows better by now");
+    assert_eq!(bench.next_look(), None);
+    bench.pass().await;
+    let look = bench.next_look().expect("it looks again");
+    assert!(admits(&mut bench, &look));
 }
 
 /// Takes the lock in line with these terms, as the only one.

@@ -1,0 +1,207 @@
+//! Looks at queue positions: small readings, sent as [operations](super::asking) are.
+
+use std::{pin::pin, sync::Arc};
+
+use super::{
+    Session,
+    line::{PositionLook, TimedOut},
+};
+use crate::{
+    protocol::{Ahead, Exchange},
+    store::StoreError,
+};
+
+impl Session {
+    /// Looks at the queue position of an entry. If there is no answer in time, the entry asks, and the error of that shows
+    /// why.
+    pub(super) async fn look_at_position(self: Arc<Self>, name: String, look: PositionLook) {
+        let slot = self.asking.enter(false, TimedOut::default()).await;
+        if !self.admits(&name, &look) {
+            // It had to wait, and another operation's answer has come meanwhile, or is about to.
+            return;
+        }
+        let limit = self.asking.limit_of_look(&self.config);
+        let store = self.store.clone();
+        let mut looking = pin!(store.ahead(&name, &look.entry, limit.within));
+        let mut is_overdue = false;
+        let overdue = || {
+            is_overdue = true;
+            self.looked(&name, &look, Err(StoreError::unanswered(limit.patience())));
+        };
+        let asking = self.asking.clone();
+        match asking.answer_or(looking.as_mut(), slot, limit, overdue).await {
+            // By now the entry asks.
+            Ok(seen) if is_overdue => self.seen_late(&seen),
+            Ok(seen) => self.looked(&name, &look, seen),
+            Err(adrift) => {
+                // As with operations, it keeps no session alive.
+                let session = Arc::downgrade(&self);
+                drop((self, asking));
+                let late = looking.await;
+                adrift.ended(&late);
+                if let Some(session) = session.upgrade() {
+                    session.seen_late(&late);
+                }
+            }
+        }
+    }
+
+    /// Whether a look is still of use.
+    fn admits(&self, name: &str, look: &PositionLook) -> bool {
+        let mut table = self.table();
+        let table = &mut *table;
+        let context = self.context(table.streaming, &table.clock);
+        let line = table.lines.by_name.get_mut(name);
+        line.is_some_and(|line| line.admit(look, &context))
+    }
+
+    fn looked(self: &Arc<Self>, name: &str, look: &PositionLook, seen: Result<(Option<Ahead>, Exchange), StoreError>) {
+        if let Ok((_, exchange)) = &seen {
+            self.note(exchange);
+        }
+        self.feed(name, |lines, context, _| {
+            let Some(line) = lines.by_name.get_mut(name) else {
+                return;
+            };
+            match &seen {
+                Ok((ahead, _)) => line.looked(look, *ahead, context),
+                Err(error) => line.look_failed(look, error, context),
+            }
+        });
+    }
+
+    fn seen_late(self: &Arc<Self>, seen: &Result<(Option<Ahead>, Exchange), StoreError>) {
+        if let Ok((_, exchange)) = seen {
+            self.note(exchange);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use tokio::{
+        task::JoinHandle,
+        time::{Instant, sleep, sleep_until},
+    };
+
+    use super::*;
+    use crate::{
+        client::LockClient,
+        config::Settings,
+        error::AcquireError,
+        handle::LockHandle,
+        proofs::simulated::Link,
+        protocol::ServerTime,
+        session::locks::LockSession,
+        store::{LockStore, MemoryStore, Store},
+        wake_mode::{PollingReason, WakeMode, WakeSource},
+    };
+
+    type Waiting = JoinHandle<Result<LockHandle, AcquireError>>;
+
+    struct Bench {
+        link: Arc<Link>,
+        session: LockSession,
+        locks: LockClient,
+        held: LockHandle,
+        waiting: Waiting,
+    }
+
+    /// A client that polls and does one thing at a time, and waits for a lock that another has had for a while.
+    async fn waiting() -> Bench {
+        let memory = Arc::new(MemoryStore::begun(ServerTime(1_700_000_000_000)));
+        let client = |id: &str| {
+            let link = Link::new(memory.clone(), 1);
+            link.calm();
+            let settings = Settings {
+                wake_source: WakeSource::Polling,
+                max_operations: Some(1),
+                ..Settings::default()
+            };
+            let (config, store) = (settings.validate().unwrap(), Store::Simulated(link.clone()));
+            let mode = WakeMode::Polling(PollingReason::Configured);
+            let session = Session::of(id.to_owned(), config, store, None, mode);
+            (link.clone(), LockSession::over(session, LockStore::Simulated(link)))
+        };
+        let (_, other) = client("fedcba9876543210");
+        let held = LockClient::new(other).mutex("x").acquire().await.unwrap();
+        let (link, session) = client("0123456789abcdef");
+        let locks = LockClient::new(session.clone());
+        let waiting = tokio::spawn(locks.mutex("x").acquire().into_future());
+        sleep(Duration::from_secs(3)).await;
+        assert!(link.reads() > 20, "{}", link.reads());
+        Bench {
+            link,
+            session,
+            locks,
+            held,
+            waiting,
+        }
+    }
+
+    impl Bench {
+        /// Waits until one more look has been sent.
+        async fn looks(&self) {
+            let reads = self.link.reads();
+            while self.link.reads() == reads {
+                sleep(Duration::from_millis(1)).await;
+            }
+        }
+    }
+
+    /// It makes room for other operations soon, and for the request in its place when it is overdue.
+    #[tokio::test(start_paused = true)]
+    async fn a_look_that_hangs_holds_up_nothing_else() {
+        let bench = waiting().await;
+        bench.link.kill_idle(1);
+        bench.looks().await;
+        let sent = Instant::now();
+        bench.locks.mutex("y").acquire().await.unwrap().release().await.unwrap();
+        assert!(sent.elapsed() < Duration::from_millis(100), "{:?}", sent.elapsed());
+        sleep(Duration::from_millis(260)).await;
+        // It has a connection still.
+        assert!(!bench.session.asking.is_idle());
+        bench.held.release().await.unwrap();
+        let released = Instant::now();
+        bench.waiting.await.unwrap().unwrap().release().await.unwrap();
+        assert!(
+            released.elapsed() < Duration::from_millis(100),
+            "{:?}",
+            released.elapsed()
+        );
+        while !bench.session.rests() {
+            sleep(Duration::from_millis(10)).await;
+        }
+        assert!(!bench.session.asking.is_idle());
+        sleep(Duration::from_secs(1_000)).await;
+        assert!(bench.session.asking.is_idle());
+    }
+
+    /// It has waited for a slot, and meanwhile the entry has cause to ask.
+    #[tokio::test(start_paused = true)]
+    async fn a_look_that_is_of_no_use_any_more_is_not_sent() {
+        let bench = waiting().await;
+        bench.looks().await;
+        let line = |session: &Arc<Session>| session.table().lines.by_name["x"].due_at();
+        // The answer comes.
+        sleep(Duration::from_millis(15)).await;
+        let (reads, due_at) = (bench.link.reads(), line(&bench.session).unwrap());
+        sleep_until(due_at - Duration::from_millis(5)).await;
+        bench.link.block("y", true);
+        let _blocked = tokio::spawn(bench.locks.mutex("y").acquire().into_future());
+        sleep_until(due_at + Duration::from_millis(5)).await;
+        assert_eq!(bench.link.reads(), reads, "it waits for a slot");
+        bench
+            .session
+            .feed("x", |lines, context, _| lines.line("x").doubt(context));
+        assert_eq!(line(&bench.session), None, "it asks");
+        while line(&bench.session).is_none() {
+            sleep(Duration::from_millis(1)).await;
+        }
+        assert_eq!(bench.link.reads(), reads);
+        bench.link.block("y", false);
+        bench.looks().await;
+    }
+}
