@@ -238,6 +238,9 @@ mod tests {
         // 4.5 ms, and one of 2 ms makes it 2 ms again.
         let late = pauses(&[(30, 3, 0), (20, 3, 30), (19, 3, 43), (9, 3, 20)], &config);
         assert_eq!(late[2..], [Some(1 + 42), Some(1 + 9)]);
+        // A clock that goes back makes the queue seem fast, and the present hold one of no known age.
+        let back = pauses(&[(30, 3, 0), (20, 3, 30), (10, 3, -800), (10, -5, 0)], &config);
+        assert_eq!(back[2..], [Some(1 + 5), None]);
         // The shortest pause that is set is never undercut.
         let config = Settings {
             poll_interval: Some((millis(20), millis(500))),

@@ -282,3 +282,122 @@ async fn a_look_that_an_operation_has_overtaken_is_not_sent() {
     let look = bench.next_look().expect("it looks again");
     assert!(admits(&mut bench, &look));
 }
+
+/// Ten clients, of whom the first holds the lock, and has for a while if it is slow.
+fn behind_ten(bench: &mut Bench) -> Vec<String> {
+    let others: Vec<String> = (0..10).map(|number| format!("other-{number}")).collect();
+    for id in &others {
+        bench.foreign(&foreign(id, &[], Some(id)), false);
+    }
+    others
+}
+
+/// A look that was sent before the stream broke says nothing against the answer that came since, and is as good as any if
+/// it comes first.
+#[tokio::test(start_paused = true)]
+async fn who_loses_the_stream_beside_a_look_goes_on_by_polling() {
+    for look_comes_late in [false, true] {
+        let mut bench = Bench::new();
+        let others = behind_ten(&mut bench);
+        let (_, mut outcome) = bench.join(true);
+        bench.settle();
+        // Those ahead are fast enough to have the stream for, and this may change.
+        let (look, asked) = bench.asks_until_it_looks().await;
+        assert!(asked.is_empty());
+        bench.streaming = false;
+        if !look_comes_late {
+            bench.looked(&look);
+        }
+        bench.feed(|line, context, _| line.doubt(context));
+        bench.settle();
+        let due_at = bench.line.due_at();
+        if look_comes_late {
+            bench.looked(&look);
+        }
+        assert_eq!(bench.line.due_at(), due_at);
+        let sent = bench.operations;
+        assert_eq!(bench.asks_until_it_looks().await.1, []);
+        assert!(bench.started.elapsed() < Duration::from_secs(4));
+        let all: Vec<&str> = others.iter().map(String::as_str).collect();
+        bench.foreign(&foreign("all", &all, None), false);
+        bench.feed(|line, context, _| line.doubt(context));
+        bench.settle();
+        assert_eq!(bench.operations, sent + 1);
+        assert_eq!(held(&mut outcome).status(), LockStatus::Held);
+    }
+}
+
+/// As after a fail-over, to a primary whose clock is behind by as much as it may be.
+#[tokio::test(start_paused = true)]
+async fn a_clock_that_goes_back_puts_off_no_look_and_no_request() {
+    let (mut bench, mut outcome) = Bench::polling();
+    let skew = i64::try_from(bench.config.skew_margin.as_millis()).unwrap();
+    let mut looks = 0;
+    while bench.line.waitlist.is_queued() {
+        assert!(bench.started.elapsed() < bench.config.lease + bench.config.poll_interval.1);
+        bench.pass().await;
+        bench.settle();
+        let Some(look) = bench.next_look() else { continue };
+        looks += 1;
+        let state = bench.document.as_ref().unwrap();
+        let now = ServerTime(bench.server_now().0 - skew * (looks % 2));
+        let ahead = Ahead::of(state, &look.entry, now);
+        bench.feed(|line, context, _| line.looked(&look, ahead, context));
+        let due_in = bench.line.due_at().unwrap() - Instant::now();
+        assert!(due_in <= bench.config.poll_interval.1, "{due_in:?}");
+    }
+    assert!(looks > 50, "{looks}");
+    assert_eq!(held(&mut outcome).status(), LockStatus::Held);
+}
+
+/// Another client that wants so many permits.
+fn other(id: &str, (used, permits): (Use, i64), leave: &[&str], wants: bool) -> Operation {
+    let mut operation = foreign(id, leave, wants.then_some(id));
+    if let Some(requests) = &mut operation.requests {
+        (requests.kind, requests.capacity) = used;
+        requests.entries[0].permits = permits;
+    }
+    operation
+}
+
+/// A waiter that needs more permits than are free waits on, and one that fits is served, or asks if no write has served it.
+#[tokio::test(start_paused = true)]
+async fn who_polls_asks_when_as_many_permits_are_free_as_it_wants() {
+    for (used, wants, has) in [((Kind::Semaphore, 3), 2, 1), ((Kind::RwLock, 1 << 30), 1 << 30, 1)] {
+        let mut bench = Bench::new();
+        (bench.streaming, bench.resting) = (false, false);
+        for id in ["a", "b", "c"] {
+            bench.foreign(&other(id, (used, has), &[], true), false);
+        }
+        let (_, mut outcome) = bench.join_for(AcquireOptions {
+            kind: used.0,
+            capacity: used.1,
+            permits: wants,
+            wait: true,
+            ..try_told()
+        });
+        bench.settle();
+        let sent = bench.operations;
+        bench.foreign(&other("gone", (used, has), &["a"], false), false);
+        for _ in 0..20 {
+            let (look, asked) = bench.asks_until_it_looks().await;
+            assert!(bench.looked(&look) && asked.is_empty());
+        }
+        // The look that is due shows that another hand has made room, and that no write has granted it.
+        let (look, _) = bench.asks_until_it_looks().await;
+        let left = bench.document.as_mut().unwrap().holders.pop().unwrap();
+        if used.0 == Kind::RwLock {
+            bench.looked(&look);
+            assert!(bench.next().is_none(), "a reader is left");
+            bench.document.as_mut().unwrap().holders.clear();
+            let (look, _) = bench.asks_until_it_looks().await;
+            bench.looked(&look);
+        } else {
+            assert_eq!(left.id, "c");
+            bench.looked(&look);
+        }
+        bench.settle();
+        assert_eq!(bench.operations, sent + 1);
+        assert_eq!(held(&mut outcome).status(), LockStatus::Held);
+    }
+}
