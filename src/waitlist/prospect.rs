@@ -52,6 +52,8 @@ pub(crate) struct Prospect {
     /// The waiter's entry.
     pub(crate) entry: String,
     seen: (u64, ServerTime),
+    /// The number of waiters ahead of it.
+    pub(super) place: u64,
     /// Number of steps in which those ahead of it are served, each of a hold.
     steps: u64,
     pub(crate) turn: Turn,
@@ -75,6 +77,7 @@ impl Prospect {
         Self {
             entry: waiting.entry.clone(),
             seen: (ahead.turns, ahead.now),
+            place: ahead.place,
             steps,
             turn: turn(ahead, seen, waiting.terms.lease(config).claim, config),
             age: age(ahead),

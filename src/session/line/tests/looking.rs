@@ -401,3 +401,21 @@ async fn who_polls_asks_when_as_many_permits_are_free_as_it_wants() {
         assert_eq!(held(&mut outcome).status(), LockStatus::Held);
     }
 }
+
+/// Whoever gives up is told how many were ahead of it by the last look, and who held the lock by the last answer.
+#[tokio::test(start_paused = true)]
+async fn a_look_shows_how_many_are_ahead_in_the_report_too() {
+    let mut bench = Bench::new();
+    (bench.streaming, bench.resting) = (false, false);
+    let others = behind_ten(&mut bench);
+    let (key, _outcome) = bench.join(true);
+    bench.settle();
+    for gone in &others[1..4] {
+        bench.foreign(&foreign(gone, &[gone], None), false);
+    }
+    bench.pass().await;
+    assert_eq!(bench.look(), Some(true));
+    let (contention, _) = bench.give_up(key);
+    let contention = contention.expect("the server said who holds it");
+    assert_eq!((contention.waiting_before, contention.holders.len()), (6, 1));
+}
