@@ -53,8 +53,8 @@ const METERED_MOST: usize = 100;
 /// Longest duration of any setting; longer ones are slips, and their sums would not fit a date.
 pub(crate) const DURATION_MOST: Duration = Duration::from_secs(366 * 24 * 3600);
 
-/// Default of the shortest pause between two tries for a lock that changes hands fast: about the time of a command, so
-/// that asking more often would mostly ask twice.
+/// Default of the shortest pause between two looks at a lock that changes hands fast: about the time of a command, so
+/// that looking more often would mostly show the same twice.
 const POLL_QUICKEST: Duration = Duration::from_millis(1);
 
 /// Minimum limit of a hold: within less, no hold would reach its owner reliably before its time is over.
@@ -77,9 +77,9 @@ pub(crate) struct Config {
     pub(crate) claim_lease: Duration,
     pub(crate) retention: Duration,
     pub(crate) skew_margin: Duration,
-    /// Shortest and longest pause between two tries.
+    /// Shortest and longest pause between two looks, requests or reads of whatever polls.
     pub(crate) poll_interval: (Duration, Duration),
-    /// Shortest pause where the lock changes hands faster than that.
+    /// Shortest pause of a waiter where the lock changes hands faster than that.
     pub(crate) poll_quickest: Duration,
     pub(crate) wake_source: WakeSource,
     /// Number of change streams that may be open at a time.

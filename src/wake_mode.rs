@@ -11,7 +11,7 @@ pub enum WakeMode {
     /// A change stream wakes waiters at once, and notifies holders of a loss. A waiter far back opens it when its turn
     /// comes near, and until then checks its queue position every half second to two seconds.
     ChangeStream,
-    /// Waiters ask repeatedly, and holders check their locks every second.
+    /// Waiters look at their queue positions repeatedly, and holders check their locks every second.
     Polling(PollingReason),
 }
 

@@ -4,6 +4,8 @@
 //! which learn of a loss by it, and for waiters that may be served within moments. A waiter further back looks at its
 //! queue position by a small read from time to time, and has the stream opened when its turn comes near. If all those
 //! ahead of it go at once, it is served late: by the time between two looks, which is less than a claim lease.
+//!
+//! Where there is no stream, all waiters look, as often as the lock's pace asks for.
 
 use std::time::Duration;
 
@@ -17,8 +19,9 @@ use crate::{
 /// faster than they have been.
 const SOON: Duration = Duration::from_secs(2);
 
-/// Pause between two looks: the shortest, so that a client sends at most two small reads a second for a name, and the
-/// longest, which is how late a waiter may be served if its turn comes before its next look.
+/// Pause between two looks of a waiter that does without the stream as it is far back: the shortest, so that its client
+/// sends at most two small reads a second for a name, and the longest, which is how late the waiter may be served if
+/// its turn comes before its next look.
 const LOOKS: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(2));
 
 /// Part of the time until its turn may come near after which a waiter looks again.
@@ -27,8 +30,8 @@ const PART: u32 = 4;
 /// Factor by which more waiters than usual open streams while a holder sleeps.
 const AWAKE: u64 = 16;
 
-/// Part of the age of the present hold after which a waiter looks without a stream: of a hand-over's delay, so much is
-/// added by looking.
+/// Part of the age of the present hold after which a waiter looks where there is no stream: of a hand-over's delay, so
+/// much is added by looking.
 const AGE_PART: u32 = 3;
 
 /// Part of the time that the hand-overs before its turn take, if they are quick, after which it looks.
@@ -114,8 +117,8 @@ fn age(ahead: &Ahead) -> Option<Duration> {
     Some(ahead.now.since(served_at))
 }
 
-/// Estimates the time of a step: at first as the shortest there can be. A quicker one than before counts at once, a slower
-/// one in part.
+/// Estimates the time of a step: at first as the shortest there can be. A quicker one than before counts at once, a
+/// slower one in part.
 fn step(steps: u64, now: ServerTime, before: Option<&Prospect>, config: &Config) -> Duration {
     let Some(before) = before else {
         return config.poll_quickest;

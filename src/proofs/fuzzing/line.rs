@@ -50,9 +50,9 @@ struct Bench {
     looks: Vec<PositionLook>,
 }
 
-/// Runs a line: tasks come and go, operations are answered by the specification on a document that others corrupt, forged
-/// events arrive, and looks at the queue position show anything. Panics if the line does, if it believes in a grant that
-/// no document shows, or if it waits without asking.
+/// Runs a line: tasks come and go, operations are answered by the specification on a document that others corrupt,
+/// forged events arrive, and looks at the queue position show anything. Panics if the line does, if it believes in a
+/// grant that no document shows, or if it waits without asking.
 pub(crate) fn drive(choices: &mut Choices<'_>) {
     let mut bench = Bench {
         config: Settings::default().unchecked(),

@@ -165,8 +165,8 @@ async fn who_can_not_look_asks() {
     assert_eq!(held(&mut outcome).status(), LockStatus::Held);
 }
 
-/// A look that is not answered in time is followed by half a second without looks, and by more only if the next one is not
-/// answered either. Meanwhile the waiter asks, at the pace of the lock.
+/// A look that is not answered in time is followed by half a second without looks, and by more only if the next one is
+/// not answered either. Meanwhile the waiter asks, at the pace of the lock.
 #[tokio::test(start_paused = true)]
 async fn who_is_not_shown_its_place_in_time_soon_looks_again() {
     let (mut bench, _outcome) = Bench::polling();
@@ -195,8 +195,8 @@ async fn who_is_not_shown_its_place_in_time_soon_looks_again() {
     assert!(matches!(rests[..], [5 | 6, 10..13, 5 | 6]), "{rests:?}");
 }
 
-/// Where a look shows that the waiter is served and the answer that it is not, as with an old primary that still answers
-/// looks, they don't go on like that.
+/// Where a look shows that the waiter is served and the answer that it is not, as with an old primary that still
+/// answers looks, they don't go on like that.
 #[tokio::test(start_paused = true)]
 async fn looks_that_answers_contradict_come_less_and_less_often() {
     let fits = |bench: &Bench| Ahead {
@@ -292,8 +292,8 @@ fn behind_ten(bench: &mut Bench) -> Vec<String> {
     others
 }
 
-/// A look that was sent before the stream broke says nothing against the answer that came since, and is as good as any if
-/// it comes first.
+/// A look that was sent before the stream broke says nothing against the answer that came since, and is as good as any
+/// if it comes first.
 #[tokio::test(start_paused = true)]
 async fn who_loses_the_stream_beside_a_look_goes_on_by_polling() {
     for look_comes_late in [false, true] {
@@ -360,7 +360,8 @@ fn other(id: &str, (used, permits): (Use, i64), leave: &[&str], wants: bool) -> 
     operation
 }
 
-/// A waiter that needs more permits than are free waits on, and one that fits is served, or asks if no write has served it.
+/// A waiter that needs more permits than are free waits on, and one that fits is served, or asks if no write has served
+/// it.
 #[tokio::test(start_paused = true)]
 async fn who_polls_asks_when_as_many_permits_are_free_as_it_wants() {
     for (used, wants, has) in [((Kind::Semaphore, 3), 2, 1), ((Kind::RwLock, 1 << 30), 1 << 30, 1)] {
