@@ -43,7 +43,7 @@ const STREAMS: u32 = 4;
 /// once, and a few of the waiters ahead may leave together.
 const NEAR: u64 = 4;
 
-/// Default of the shortest pause between two tries for a lock that changes hands fast: about the time of a command, so
+/// Default of the shortest pause between two looks at a lock that changes hands fast: about the time of a command, so
 /// that asking more often would mostly ask twice.
 const POLL_QUICKEST: Duration = Duration::from_millis(1);
 
@@ -67,9 +67,9 @@ pub(crate) struct Config {
     pub(crate) claim_lease: Duration,
     pub(crate) retention: Duration,
     pub(crate) skew_margin: Duration,
-    /// Shortest and longest pause between two tries.
+    /// Shortest and longest pause between two looks, requests or reads of whatever polls.
     pub(crate) poll_interval: (Duration, Duration),
-    /// Shortest pause where the lock changes hands faster than that.
+    /// Shortest pause of a waiter where the lock changes hands faster than that.
     pub(crate) poll_quickest: Duration,
     pub(crate) wake_source: WakeSource,
     /// Number of change streams that may be open at a time.

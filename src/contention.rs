@@ -19,8 +19,9 @@ const RECENT: Duration = Duration::from_secs(1);
 /// The holders and waiters that kept an acquire from the lock. In [`AcquireError::Held`](crate::AcquireError::Held) and
 /// [`AcquireError::Timeout`](crate::AcquireError::Timeout).
 ///
-/// It is the server's last report while we waited; no further request was made for it. A waiter that is woken by the
-/// change stream seldom asks, so the report can be as old as half of the lease: [`age`](Self::age) has its age.
+/// It is the server's last report while we waited; no further request was made for it. A waiter seldom sends a request
+/// while a change stream wakes it or looks show its queue position, so the report can be as old as half of the lease:
+/// [`age`](Self::age) has its age. Only the number of waiters is as recent as the last look.
 ///
 /// Its `Display` is a sentence for people, without the name of the lock: ``held by billing (host-a, process 4711) for
 /// 12s, because of "monthly run"; 2 waiters ahead of us``.

@@ -65,8 +65,9 @@ impl System {
         for message in &self.network {
             let applied = message.applied.as_ref().and_then(|applied| applied.shown.as_ref());
             tokens.extend(applied.into_iter().flat_map(|state| tokens_of(state)));
-            if let Command::Renew { token, .. } = &message.command {
-                tokens.push(*token);
+            match &message.command {
+                Command::Renew { token, .. } => tokens.push(*token),
+                Command::Run(operation) => tokens.extend(operation.kept.iter().map(|kept| kept.token)),
             }
         }
         for notice in self.streams.iter().flatten() {
@@ -239,7 +240,9 @@ impl<'a> View<'a> {
         self.words.push(operation.expects as i64);
         for id in &operation.leave {
             self.id(id);
-            self.flag(operation.kept.iter().any(|kept| kept.id == *id));
+            let kept = operation.kept.iter().find(|kept| kept.id == *id);
+            self.flag(kept.is_some());
+            kept.iter().for_each(|kept| self.token(kept.token));
         }
         self.words.push(-1);
         for entry in operation.requests.iter().flat_map(|requests| &requests.entries) {

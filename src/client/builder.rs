@@ -102,11 +102,13 @@ impl LockClientBuilder {
         self
     }
 
-    /// Sets the shortest and the longest pause between two looks of a polling waiter; 10 ms and 500 ms by default.
+    /// Sets the shortest and the longest pause between two looks of a waiter, a claim or an observer that polls; 10 ms
+    /// and 500 ms by default.
     ///
     /// By default, the waiters of a lock that changes hands faster follow its pace: the next in line looks after a
     /// third of the time for which the present holder has had it, at most once a millisecond. If you set the shortest
-    /// pause, no pause is shorter. No pause is longer than a quarter of the claim lease, even if you set more.
+    /// pause, no pause is shorter. The pause of a waiter is never longer than a quarter of its claim lease, even if you
+    /// set more.
     pub fn poll_interval(mut self, least: Duration, most: Duration) -> Self {
         self.settings.poll_interval = Some((least, most));
         self

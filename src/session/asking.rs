@@ -125,8 +125,8 @@ pub(super) struct Limit {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Sort {
     Operation,
-    /// A look at a queue position. It writes nothing: if its answer is slow, those of operations are, and not the other way
-    /// round.
+    /// A look at a queue position. It writes nothing: if its answer is slow, those of operations are, and not the other
+    /// way round.
     Look,
     /// It searches documents by a filter of the user's, which says nothing.
     Claim,

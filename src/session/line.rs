@@ -391,10 +391,13 @@ impl Line {
         let ahead = self.last_answer.as_ref().map_or(0, |seen| {
             let head = self.waitlist.head().map(|head| head.entry.as_str());
             let queue = seen.state.queue.iter().map(|waiter| waiter.id.as_str());
-            queue
+            let answered = queue
                 .take_while(|id| Some(*id) != head)
                 .filter(|id| !context.ids.made(id))
-                .count()
+                .count();
+            // A look may have shown since that some of them have gone.
+            let seen = self.waitlist.place().and_then(|place| usize::try_from(place).ok());
+            seen.map_or(answered, |seen| seen.min(answered))
         });
         // An operation can hang for longer than a task wants to wait, so there may be no error yet.
         let unanswered = || {

@@ -12,8 +12,8 @@ use crate::{
 };
 
 impl Session {
-    /// Looks at the queue position of an entry. If there is no answer in time, the entry asks, and the error of that shows
-    /// why.
+    /// Looks at the queue position of an entry. If there is no answer in time, the entry asks, and the error of that
+    /// shows why.
     pub(super) async fn look_at_position(self: Arc<Self>, name: String, look: PositionLook) {
         let slot = self.asking.enter(false, TimedOut::default()).await;
         if !self.admits(&name, &look) {

@@ -204,8 +204,8 @@ impl Store {
         .inspect_err(|error| telemetry::operation_failed("read", None, error))
     }
 
-    /// Returns the entries ahead of a queue entry as they are now; `None` when it is not in the queue. The server gives up
-    /// after `within`.
+    /// Returns the entries ahead of a queue entry as they are now; `None` when it is not in the queue. The server gives
+    /// up after `within`.
     pub(crate) async fn ahead(
         &self,
         name: &str,

@@ -7,8 +7,8 @@ use tokio::time::Instant;
 /// Time after the first look that was not answered in time: a single one says little of the next.
 const SHORTEST: Duration = Duration::from_millis(500);
 
-/// Upper limit, and the time after a look that was refused, as the next one would be too: a look in vain costs as much as
-/// one that shows something, and delays the request that follows.
+/// Upper limit, and the time after a look that was refused, as the next one would be too: a look in vain costs as much
+/// as one that shows something, and delays the request that follows.
 const LONGEST: Duration = Duration::from_secs(10);
 
 /// The time for which looks are expected to fail, twice as long after each that does.

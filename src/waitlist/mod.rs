@@ -564,16 +564,23 @@ impl Waitlist {
 
     /// Returns the head's entry, and the hand-overs before its turn as they were seen last.
     pub(crate) fn turns(&self) -> Option<(&str, u64)> {
-        let head = self.waiting.front().filter(|head| head.is_queued())?;
-        let prospect = self.prospect.as_ref().filter(|prospect| prospect.entry == head.entry)?;
-        Some((&head.entry, prospect.turns()))
+        let prospect = self.prospect_of_head().filter(|_| self.is_queued())?;
+        Some((&prospect.entry, prospect.turns()))
+    }
+
+    /// Returns the number of waiters ahead of the head in the server's queue, as they were seen last.
+    pub(crate) fn place(&self) -> Option<u64> {
+        self.prospect_of_head().map(|prospect| prospect.place)
+    }
+
+    fn prospect_of_head(&self) -> Option<&Prospect> {
+        let head = self.waiting.front()?;
+        self.prospect.as_ref().filter(|prospect| prospect.entry == head.entry)
     }
 
     fn is_far(&self) -> bool {
-        let head = self.waiting.front();
-        self.prospect.as_ref().is_some_and(|prospect| {
-            head.is_some_and(|head| head.entry == prospect.entry) && matches!(prospect.turn, Turn::Far(_))
-        })
+        let prospect = self.prospect_of_head();
+        prospect.is_some_and(|prospect| matches!(prospect.turn, Turn::Far(_)))
     }
 
     pub(crate) fn knows(&self, entry: &str) -> bool {

@@ -100,8 +100,11 @@ impl Waitlist {
         let above = self.waiting.iter().map(|waiting| waiting.above);
         let held = self.holds.values().map(|held| held.token);
         let handing_on = self.holds.values().filter_map(|held| held.handing_on.as_ref());
+        let leaving = self.leaving.iter().chain(self.under_way.iter().flatten());
+        let kept = leaving.filter_map(|leaving| leaving.left_as.kept());
         above
             .chain(held)
+            .chain(kept.map(|kept| kept.token))
             .chain(handing_on.flat_map(|handing_on| [handing_on.token, handing_on.last]))
     }
 
@@ -168,6 +171,7 @@ impl Waitlist {
             self.under_way.is_some(),
             self.others_absent,
             self.overtaken,
+            self.asked_alone,
             is_due(self.ask_at),
             self.ask_at.is_none(),
             self.retry_at.is_some(),
@@ -183,6 +187,11 @@ impl Waitlist {
 impl Leaving {
     fn words<'a>(&'a self, write: &mut impl FnMut(Word<'a>)) {
         write(Word::Entry(&self.entry));
+        self.left_as
+            .kept()
+            .iter()
+            .for_each(|kept| write(Word::Token(kept.token)));
+        write(Word::Number(i64::from(self.left_as.given_up().is_some())));
         write(Word::Time(self.not_before));
         write(Word::Number(self.sweep.try_into().unwrap_or(-1)));
     }

@@ -4,6 +4,8 @@
 //! which learn of a loss by it, and for waiters that may be served within moments. A waiter further back looks at its
 //! queue position by a small read from time to time, and has the stream opened when its turn comes near. If all those
 //! ahead of it go at once, it is served late: by the time between two looks, which is less than a claim lease.
+//!
+//! Where there is no stream, all waiters look, as often as the lock's pace asks for.
 
 use std::time::Duration;
 
@@ -17,8 +19,9 @@ use crate::{
 /// faster than they have been.
 const SOON: Duration = Duration::from_secs(2);
 
-/// Pause between two looks: the shortest, so that a client sends at most two small reads a second for a name, and the
-/// longest, which is how late a waiter may be served if its turn comes before its next look.
+/// Pause between two looks of a waiter that does without the stream as it is far back: the shortest, so that its client
+/// sends at most two small reads a second for a name, and the longest, which is how late the waiter may be served if
+/// its turn comes before its next look.
 const LOOKS: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(2));
 
 /// Part of the time until its turn may come near after which a waiter looks again.
@@ -27,8 +30,8 @@ const PART: u32 = 4;
 /// Factor by which more waiters than usual open streams while a holder sleeps.
 const AWAKE: u64 = 16;
 
-/// Part of the age of the present hold after which a waiter looks without a stream: of a hand-over's delay, so much is
-/// added by looking.
+/// Part of the age of the present hold after which a waiter looks where there is no stream: of a hand-over's delay, so
+/// much is added by looking.
 const AGE_PART: u32 = 3;
 
 /// Part of the time that the hand-overs before its turn take, if they are quick, after which it looks.
@@ -52,6 +55,8 @@ pub(crate) struct Prospect {
     /// The waiter's entry.
     pub(crate) entry: String,
     seen: (u64, ServerTime),
+    /// The number of waiters ahead of it.
+    pub(super) place: u64,
     /// Number of steps in which those ahead of it are served, each of a hold.
     steps: u64,
     pub(crate) turn: Turn,
@@ -75,6 +80,7 @@ impl Prospect {
         Self {
             entry: waiting.entry.clone(),
             seen: (ahead.turns, ahead.now),
+            place: ahead.place,
             steps,
             turn: turn(ahead, seen, waiting.terms.lease(config).claim, config),
             age: age(ahead),
@@ -111,8 +117,8 @@ fn age(ahead: &Ahead) -> Option<Duration> {
     Some(ahead.now.since(served_at))
 }
 
-/// Estimates the time of a step: at first as the shortest there can be. A quicker one than before counts at once, a slower
-/// one in part.
+/// Estimates the time of a step: at first as the shortest there can be. A quicker one than before counts at once, a
+/// slower one in part.
 fn step(steps: u64, now: ServerTime, before: Option<&Prospect>, config: &Config) -> Duration {
     let Some(before) = before else {
         return config.poll_quickest;
@@ -238,6 +244,9 @@ mod tests {
         // 4.5 ms, and one of 2 ms makes it 2 ms again.
         let late = pauses(&[(30, 3, 0), (20, 3, 30), (19, 3, 43), (9, 3, 20)], &config);
         assert_eq!(late[2..], [Some(1 + 42), Some(1 + 9)]);
+        // A clock that goes back makes the queue seem fast, and the present hold one of no known age.
+        let back = pauses(&[(30, 3, 0), (20, 3, 30), (10, 3, -800), (10, -5, 0)], &config);
+        assert_eq!(back[2..], [Some(1 + 5), None]);
         // The shortest pause that is set is never undercut.
         let config = Settings {
             poll_interval: Some((millis(20), millis(500))),

@@ -176,9 +176,10 @@ impl Waitlist {
     /// Takes in the head's sight of its queue position. A head that is no longer in the queue asks, and so does one that
     /// has come near the front and is about to have the stream.
     ///
-    /// A look grants nothing, so each hand-over costs a request on top of it. A look is answered by the primary alone,
-    /// which a fail-over may have replaced already, and what it shows may be undone; the answer to a request is what a
-    /// majority has. It also begins a lease of full length, in place of the renewal that a grant on the claim lease needs.
+    /// A look grants nothing, so each hand-over costs a request on top of it. A look is answered by one member alone,
+    /// which may be the primary no more, and what it shows can still be undone. The answer to a request, also to one
+    /// that writes nothing, is what a majority has; and it brings the token and the end of the lease, which a look does
+    /// not show.
     pub(crate) fn looked(&mut self, look: &PositionLook, ahead: Option<Ahead>, context: &Context<'_>) {
         if !self.admit(look, context) {
             return;
@@ -234,7 +235,8 @@ impl Waitlist {
     fn next_look_at(&self, prospect: &Prospect, ahead: &Ahead, context: &Context<'_>) -> Option<Instant> {
         match prospect.turn {
             Turn::Far(after) if context.stream.opens_on_demand() => Some(context.now + after),
-            // A look costs the server a part of what it costs to ask, and only one that shows something is followed by that.
+            // A look costs the server a part of what it costs to ask, and only one that shows something is followed by
+            // that.
             _ if !context.stream.is_open() && self.blind.is_over(context.now) => {
                 let pause = poll_pause(self.head()?, ahead.place, prospect.pause(context.config), context);
                 Some(context.now + pause)

@@ -8,10 +8,10 @@ use tokio::{sync::oneshot, time::Instant};
 use super::{Choices, corruption};
 use crate::{
     config::{Config, Settings, millis},
-    protocol::{Exchange, Kind, Operation, Owner, QUEUE_MOST, ServerTime, State, state, wake},
+    protocol::{Ahead, Exchange, Kind, Operation, Owner, QUEUE_MOST, ServerTime, State, state, wake},
     session::{
         hold::Hold,
-        line::{AcquireOptions, Context, Line, LineEffect, Pending},
+        line::{AcquireOptions, Context, Line, LineEffect, Need, Pending, PositionLook},
     },
     store::{Answer, StoreError},
     terms::Terms,
@@ -45,25 +45,32 @@ struct Bench {
     granted: Vec<Arc<Hold>>,
     /// The entries that were requested.
     asked: Vec<String>,
+    /// The looks at its queue position that are on their way.
+    looks: Vec<PositionLook>,
 }
 
-/// Runs a line: tasks come and go, operations are answered by the specification on a document that others corrupt, and
-/// forged events arrive. Panics if the line does, or if it believes in a grant that no document shows.
+const STREAM_STATES: [StreamState; 4] = [
+    StreamState::Open,
+    StreamState::Opening,
+    StreamState::OnDemand,
+    StreamState::Unavailable,
+];
+
+/// Runs a line: tasks come and go, operations are answered by the specification on a document that others corrupt,
+/// forged events arrive, and looks at the queue position show anything. Panics if the line does, if it believes in a
+/// grant that no document shows, or if it waits without asking.
 pub(crate) fn drive(choices: &mut Choices<'_>) {
     let mut bench = Bench {
         config: Settings::default().unchecked(),
         clock: ServerClock::default(),
         ids: Ids::new(SESSION.to_owned()),
-        stream: if choices.one_in(2) {
-            StreamState::Open
-        } else {
-            StreamState::OnDemand
-        },
+        stream: choices.pick(&STREAM_STATES),
         line: Line::new("x".to_owned(), None, None),
         document: None,
         keys: 0,
         granted: Vec::new(),
         asked: Vec::new(),
+        looks: Vec::new(),
     };
     bench.join(choices);
     for _ in 0..STEPS {
@@ -76,7 +83,7 @@ pub(crate) fn drive(choices: &mut Choices<'_>) {
 
 impl Bench {
     fn step(&mut self, choices: &mut Choices<'_>) {
-        match choices.below(10) {
+        match choices.below(14) {
             0 | 1 => self.join(choices),
             2 => {
                 let key = self.keys.min(choices.below(8) as u64);
@@ -98,7 +105,22 @@ impl Bench {
                 self.document = self.corrupted(choices).and_then(Result::ok);
                 self.feed(&Permitted::new(), |line, context, _| line.doubt(context));
             }
+            7 | 8 => self.look(choices),
+            9 => {
+                self.stream = choices.pick(&STREAM_STATES);
+                if choices.one_in(2) {
+                    self.feed(&Permitted::new(), |line, context, _| line.doubt(context));
+                }
+            }
             _ => self.exchange(choices),
+        }
+        // Its queue position is confirmed twice a lease, whatever it has been shown.
+        if self.line.waits_for_event() || self.line.need() == Need::Looks {
+            let due_at = self.line.due_at();
+            assert!(
+                due_at.is_some_and(|at| at <= Instant::now() + self.config.lease),
+                "{due_at:?}"
+            );
         }
     }
 
@@ -235,6 +257,54 @@ impl Bench {
         self.feed(&Permitted::new(), |line, context, effects| {
             line.failed(operation, error, context, effects)
         });
+    }
+
+    /// Sends the next look, and ends one of those on their way in one of several ways.
+    fn look(&mut self, choices: &mut Choices<'_>) {
+        let look = self.feed(&Permitted::new(), |line, context, _| line.next_look(context));
+        self.looks.extend(look);
+        if self.looks.is_empty() || choices.one_in(3) {
+            return;
+        }
+        let look = self.looks.remove(choices.below(self.looks.len().min(256)));
+        let time = |choices: &mut Choices<'_>| match choices.below(3) {
+            0 => None,
+            1 => Some(ServerTime(choices.number())),
+            _ => Some(ServerTime(NOW)),
+        };
+        let now = time(choices).unwrap_or(ServerTime(NOW + 60_000));
+        let state = self.document.as_ref().filter(|_| choices.one_in(2));
+        let shown = state.and_then(|state| Ahead::of(state, &look.entry, now));
+        let ahead = shown.unwrap_or_else(|| Ahead {
+            turns: u64::try_from(choices.number()).unwrap_or(u64::MAX),
+            place: u64::try_from(choices.number()).unwrap_or(u64::MAX),
+            free: choices.number(),
+            served_at: time(choices),
+            first_end: time(choices),
+            asleep: choices.one_in(2),
+            now,
+        });
+        let error = choices.pick(&[StoreError::overdue(), crate::proofs::fuzzing::decoding::error(13)]);
+        let end = choices.below(6);
+        let is_waited_for = self.feed(&Permitted::new(), |line, context, _| match end {
+            // It has waited for a slot, and is sent now.
+            0 => line.admit(&look, context),
+            1 => {
+                line.look_failed(&look, &error, context);
+                false
+            }
+            2 => {
+                line.looked(&look, None, context);
+                false
+            }
+            _ => {
+                line.looked(&look, Some(ahead), context);
+                false
+            }
+        });
+        if is_waited_for {
+            self.looks.push(look);
+        }
     }
 
     /// Delivers an event: of the last write, or a forged one.

@@ -1,0 +1,425 @@
+//! Looks at the queue position, of waiters far back and of those without a stream.
+
+use super::*;
+
+/// Whoever is far back does without the stream and sends no requests; it looks at its place, and asks when its turn
+/// comes near, or when it is not in the queue any more.
+#[tokio::test(start_paused = true)]
+async fn who_is_far_back_looks_at_its_place_and_asks_when_its_turn_comes_near() {
+    for served in [false, true] {
+        let mut bench = Bench::new();
+        bench.stream = StreamState::OnDemand;
+        let others: Vec<String> = (0..10).map(|number| format!("other-{number}")).collect();
+        for id in &others {
+            bench.foreign(&foreign(id, &[], Some(id)), false);
+        }
+        tokio::time::advance(Duration::from_secs(3)).await;
+        let (_, mut outcome) = bench.join(true);
+        bench.settle();
+        let sent = bench.operations;
+        assert!(bench.line.waitlist.is_queued() && bench.line.need() == Need::Looks);
+        let mut looks = 0;
+        // Those before it go, one after the other, or it is served out of turn while nobody tells it.
+        for gone in others.windows(2) {
+            let due_at = bench.line.due_at().unwrap();
+            tokio::time::advance(due_at - Instant::now()).await;
+            bench.settle();
+            looks += 1;
+            if served && looks == 2 {
+                let all: Vec<&str> = others.iter().map(String::as_str).collect();
+                bench.foreign(&foreign("all", &all, None), false);
+            } else if looks > 1 {
+                bench.foreign(&foreign(&gone[1], &[&gone[0]], None), false);
+            }
+            let in_queue = bench.look().expect("it looks, as it does not ask");
+            if bench.line.need() == Need::Stream || !in_queue {
+                break;
+            }
+            assert_eq!(bench.operations, sent, "it asks although it is far back");
+        }
+        bench.settle();
+        if served {
+            assert_eq!(looks, 2);
+            assert_eq!(held(&mut outcome).status(), LockStatus::Held);
+        } else {
+            // Six of the ten have gone, four are before it.
+            assert!(looks > 4 && bench.line.waits_for_event(), "{looks}");
+            assert!(
+                bench.operations > sent,
+                "whatever happened while nothing was told is asked for"
+            );
+        }
+    }
+}
+
+/// Without a stream a waiter asks once more when a look shows that something has become of its entry, and not before.
+#[tokio::test(start_paused = true)]
+async fn who_polls_looks_and_asks_when_it_is_granted() {
+    let (mut bench, mut outcome) = Bench::polling();
+    let sent = bench.operations;
+    let (mut looks, asked_at) = (0, Instant::now());
+    while bench.line.waitlist.is_queued() {
+        bench.pass().await;
+        bench.settle();
+        if !bench.line.waitlist.is_queued() {
+            break;
+        }
+        looks += 1;
+        if looks == 5 {
+            bench.foreign(&foreign("gone", &["other"], None), false);
+        }
+        bench.look().expect("it looks, and does not ask");
+    }
+    assert_eq!((looks, bench.operations), (5, sent + 1));
+    assert!(asked_at.elapsed() < Duration::from_millis(200));
+    assert_eq!(held(&mut outcome).status(), LockStatus::Held);
+}
+
+/// However often it looks: what is due by the clock is asked for in time.
+#[tokio::test(start_paused = true)]
+async fn looks_put_off_no_request() {
+    let mut bench = Bench::new();
+    bench.stream = StreamState::Unavailable;
+    let settings = Settings {
+        poll_interval: Some((Duration::from_secs(2), Duration::from_secs(4))),
+        ..Settings::default()
+    };
+    bench.config = settings.validate().unwrap();
+    bench.foreign(&foreign("dead", &[], Some("dead")), false);
+    // So that its queue position is not confirmed when that lease ends.
+    tokio::time::advance(bench.config.lease / 3).await;
+    let (_, mut outcome) = bench.join(true);
+    bench.settle();
+    let mut looks = 0;
+    while bench.line.waitlist.is_queued() {
+        assert!(
+            bench.started.elapsed() < bench.config.lease + bench.config.poll_interval.0,
+            "{looks} looks, and nothing else"
+        );
+        let due_at = bench.line.due_at().unwrap();
+        tokio::time::advance(due_at - Instant::now()).await;
+        bench.settle();
+        looks += u32::from(bench.look().is_some());
+    }
+    assert!(looks > 5);
+    assert_eq!(held(&mut outcome).status(), LockStatus::Held);
+}
+
+/// A look shows that a lease ahead does not end when it was to: it was renewed, or is another holder's.
+#[tokio::test(start_paused = true)]
+async fn who_looks_does_not_ask_about_a_lease_that_was_renewed() {
+    for resting in [true, false] {
+        let mut bench = Bench::new();
+        bench.stream = match resting {
+            true => StreamState::OnDemand,
+            false => StreamState::Unavailable,
+        };
+        let others: Vec<String> = (0..10).map(|number| format!("other-{number}")).collect();
+        for id in &others {
+            bench.foreign(&foreign(id, &[], Some(id)), false);
+        }
+        // Slow enough for those far back to do without a stream.
+        let slow = Duration::from_secs(3);
+        tokio::time::advance(slow).await;
+        let renew = |bench: &mut Bench| {
+            let until = bench.server_now().plus_millis(4_000);
+            bench.document.as_mut().unwrap().holders[0].until = until;
+        };
+        renew(&mut bench);
+        let (_, _outcome) = bench.join(true);
+        bench.settle();
+        let (joined, sent, mut looks) = (Instant::now(), bench.operations, 0);
+        while bench.operations == sent {
+            if looks == 5 {
+                bench.foreign(&foreign("gone", &[&others[0]], None), false);
+                let holder = &mut bench.document.as_mut().unwrap().holders[0];
+                holder.since.0 -= i64::try_from(slow.as_millis()).unwrap();
+            }
+            renew(&mut bench);
+            let due_at = bench.line.due_at().unwrap();
+            tokio::time::advance(due_at - Instant::now()).await;
+            bench.settle();
+            looks += u32::from(bench.look().is_some());
+        }
+        assert!(looks > 5, "{looks}");
+        // Its queue position is confirmed.
+        assert_eq!(joined.elapsed(), bench.config.lease / 2, "{resting}");
+    }
+}
+
+/// Where looks are refused, it polls by asking, and hardly looks at all.
+#[tokio::test(start_paused = true)]
+async fn who_can_not_look_asks() {
+    let (mut bench, mut outcome) = Bench::polling();
+    let (mut failed, sent) = (0, bench.operations);
+    while bench.started.elapsed() < Duration::from_secs(15) {
+        bench.pass().await;
+        if let Some(look) = bench.next_look() {
+            failed += 1;
+            bench.look_failed(&look, &error(Failure::Refused));
+        }
+        bench.settle();
+    }
+    assert_eq!(failed, 2);
+    assert!(bench.operations > sent + 20);
+    bench.foreign(&foreign("gone", &["other"], None), false);
+    bench.pass().await;
+    bench.settle();
+    assert_eq!(held(&mut outcome).status(), LockStatus::Held);
+}
+
+/// A look that is not answered in time is followed by half a second without looks, and by more only if the next one is
+/// not answered either. Meanwhile the waiter asks, at the pace of the lock.
+#[tokio::test(start_paused = true)]
+async fn who_is_not_shown_its_place_in_time_soon_looks_again() {
+    let (mut bench, _outcome) = Bench::polling();
+    let silence = StoreError::unanswered(Duration::from_millis(250));
+    let (mut look, _) = bench.asks_until_it_looks().await;
+    let mut rests = Vec::new();
+    for answered in [false, false, true, false] {
+        // The lock has changed hands just now.
+        bench.document.as_mut().unwrap().holders[0].since = bench.server_now();
+        let seen_at = Instant::now();
+        if answered {
+            bench.looked(&look);
+            look = bench.asks_until_it_looks().await.0;
+            assert_eq!(seen_at.elapsed(), Duration::from_millis(1));
+            continue;
+        }
+        bench.look_failed(&look, &silence);
+        let asked;
+        (look, asked) = bench.asks_until_it_looks().await;
+        assert_eq!(
+            (asked[0] - seen_at, asked[1] - seen_at),
+            (Duration::ZERO, Duration::from_millis(2))
+        );
+        rests.push(seen_at.elapsed().as_millis() / 100);
+    }
+    assert!(matches!(rests[..], [5 | 6, 10..13, 5 | 6]), "{rests:?}");
+}
+
+/// Where a look shows that the waiter is served and the answer that it is not, as with an old primary that still
+/// answers looks, they don't go on like that.
+#[tokio::test(start_paused = true)]
+async fn looks_that_answers_contradict_come_less_and_less_often() {
+    let fits = |bench: &Bench| Ahead {
+        free: 1,
+        ..Ahead::of(bench.document.as_ref().unwrap(), "me-1", bench.server_now()).unwrap()
+    };
+    for gone in [true, false] {
+        let (mut bench, _outcome) = Bench::polling();
+        let mut looks = 0;
+        while bench.started.elapsed() < Duration::from_secs(5) {
+            let (look, _) = bench.asks_until_it_looks().await;
+            looks += 1;
+            assert!(looks < 10, "after {:?}", bench.started.elapsed());
+            bench.document.as_mut().unwrap().holders[0].since = bench.server_now();
+            let ahead = (!gone).then(|| fits(&bench));
+            bench.feed(|line, context, _| line.looked(&look, ahead, context));
+        }
+        assert_eq!(looks, 5, "{gone}");
+    }
+}
+
+/// A look shows what only another's hand can make: a lock that nobody holds, and that no write has granted.
+#[tokio::test(start_paused = true)]
+async fn who_polls_asks_for_a_lock_that_a_foreign_hand_has_freed() {
+    let (mut bench, mut outcome) = Bench::polling();
+    bench.document.as_mut().unwrap().holders.clear();
+    bench.pass().await;
+    bench.look().expect("it looks");
+    bench.settle();
+    assert_eq!(held(&mut outcome).status(), LockStatus::Held);
+}
+
+/// An operation that is answered knows better than a look beside it, and one that fails does not: then the next look is
+/// as near as ever, whichever of the two ends first.
+#[tokio::test(start_paused = true)]
+async fn who_polls_looks_on_after_an_operation_that_failed_beside_a_look() {
+    for look_ends_first in [true, false] {
+        let (mut bench, mut outcome) = Bench::polling();
+        bench.pass().await;
+        let look = bench.next_look().expect("it looks");
+        // An entry that is to leave, and not together with a request, as it was of another use.
+        let stray = bench.ids.entry();
+        bench.feed(|line, context, _| line.take_out(stray, (Kind::Semaphore, 3), context));
+        let leave = bench.next().expect("the stray leaves");
+        assert!(leave.requests.is_none());
+        if look_ends_first {
+            bench.looked(&look);
+        }
+        bench.failed(&leave, Failure::Refused);
+        if !look_ends_first {
+            bench.looked(&look);
+        }
+        let sent = bench.operations;
+        bench.pass().await;
+        assert!(
+            bench.started.elapsed() < Duration::from_millis(100),
+            "{look_ends_first}"
+        );
+        bench.foreign(&foreign("gone", &["other"], None), false);
+        assert_eq!((bench.look(), bench.operations), (Some(false), sent));
+        bench.settle();
+        assert_eq!(held(&mut outcome).status(), LockStatus::Held);
+    }
+}
+
+/// A look that has waited is sent only if it is still of use.
+#[tokio::test(start_paused = true)]
+async fn a_look_that_an_operation_has_overtaken_is_not_sent() {
+    let (mut bench, _outcome) = Bench::polling();
+    bench.pass().await;
+    let look = bench.next_look().expect("it looks");
+    let admits = |bench: &mut Bench, look: &PositionLook| bench.feed(|line, context, _| line.admit(look, context)).0;
+    assert!(admits(&mut bench, &look));
+    bench.feed(|line, context, _| line.doubt(context));
+    assert!(!admits(&mut bench, &look), "it asks");
+    let request = bench.next().expect("it asks");
+    assert!(bench.next_look().is_none());
+    let answer = bench.apply(&request);
+    bench.answered(&request, &answer);
+    assert!(!admits(&mut bench, &look), "it knows better by now");
+    assert_eq!(bench.next_look(), None);
+    bench.pass().await;
+    let look = bench.next_look().expect("it looks again");
+    assert!(admits(&mut bench, &look));
+}
+
+/// Ten clients, of whom the first holds the lock, and has for a while if it is slow.
+fn behind_ten(bench: &mut Bench) -> Vec<String> {
+    let others: Vec<String> = (0..10).map(|number| format!("other-{number}")).collect();
+    for id in &others {
+        bench.foreign(&foreign(id, &[], Some(id)), false);
+    }
+    others
+}
+
+/// A look that was sent before the stream broke says nothing against the answer that came since, and is as good as any
+/// if it comes first.
+#[tokio::test(start_paused = true)]
+async fn who_loses_the_stream_beside_a_look_goes_on_by_polling() {
+    for look_comes_late in [false, true] {
+        let mut bench = Bench::new();
+        let others = behind_ten(&mut bench);
+        let (_, mut outcome) = bench.join(true);
+        bench.settle();
+        // Those ahead are fast enough to have the stream for, and this may change.
+        let (look, asked) = bench.asks_until_it_looks().await;
+        assert!(asked.is_empty());
+        bench.stream = StreamState::Opening;
+        if !look_comes_late {
+            bench.looked(&look);
+        }
+        bench.feed(|line, context, _| line.doubt(context));
+        bench.settle();
+        let due_at = bench.line.due_at();
+        if look_comes_late {
+            bench.looked(&look);
+        }
+        assert_eq!(bench.line.due_at(), due_at);
+        let sent = bench.operations;
+        assert_eq!(bench.asks_until_it_looks().await.1, []);
+        assert!(bench.started.elapsed() < Duration::from_secs(4));
+        let all: Vec<&str> = others.iter().map(String::as_str).collect();
+        bench.foreign(&foreign("all", &all, None), false);
+        bench.feed(|line, context, _| line.doubt(context));
+        bench.settle();
+        assert_eq!(bench.operations, sent + 1);
+        assert_eq!(held(&mut outcome).status(), LockStatus::Held);
+    }
+}
+
+/// As after a fail-over, to a primary whose clock is behind by as much as it may be.
+#[tokio::test(start_paused = true)]
+async fn a_clock_that_goes_back_puts_off_no_look_and_no_request() {
+    let (mut bench, mut outcome) = Bench::polling();
+    let skew = i64::try_from(bench.config.skew_margin.as_millis()).unwrap();
+    let mut looks = 0;
+    while bench.line.waitlist.is_queued() {
+        assert!(bench.started.elapsed() < bench.config.lease + bench.config.poll_interval.1);
+        bench.pass().await;
+        bench.settle();
+        let Some(look) = bench.next_look() else { continue };
+        looks += 1;
+        let state = bench.document.as_ref().unwrap();
+        let now = ServerTime(bench.server_now().0 - skew * (looks % 2));
+        let ahead = Ahead::of(state, &look.entry, now);
+        bench.feed(|line, context, _| line.looked(&look, ahead, context));
+        let due_in = bench.line.due_at().unwrap() - Instant::now();
+        assert!(due_in <= bench.config.poll_interval.1, "{due_in:?}");
+    }
+    assert!(looks > 50, "{looks}");
+    assert_eq!(held(&mut outcome).status(), LockStatus::Held);
+}
+
+/// Another client that wants so many permits.
+fn other(id: &str, (used, permits): (Use, i64), leave: &[&str], wants: bool) -> Operation {
+    let mut operation = foreign(id, leave, wants.then_some(id));
+    if let Some(requests) = &mut operation.requests {
+        (requests.kind, requests.capacity) = used;
+        requests.entries[0].permits = permits;
+    }
+    operation
+}
+
+/// A waiter that needs more permits than are free waits on, and one that fits is served, or asks if no write has served
+/// it.
+#[tokio::test(start_paused = true)]
+async fn who_polls_asks_when_as_many_permits_are_free_as_it_wants() {
+    for (used, wants, has) in [((Kind::Semaphore, 3), 2, 1), ((Kind::RwLock, 1 << 30), 1 << 30, 1)] {
+        let mut bench = Bench::new();
+        bench.stream = StreamState::Unavailable;
+        for id in ["a", "b", "c"] {
+            bench.foreign(&other(id, (used, has), &[], true), false);
+        }
+        let (_, mut outcome) = bench.join_for(AcquireOptions {
+            kind: used.0,
+            capacity: used.1,
+            permits: wants,
+            wait: true,
+            ..try_told()
+        });
+        bench.settle();
+        let sent = bench.operations;
+        bench.foreign(&other("gone", (used, has), &["a"], false), false);
+        for _ in 0..20 {
+            let (look, asked) = bench.asks_until_it_looks().await;
+            assert!(bench.looked(&look) && asked.is_empty());
+        }
+        // The look that is due shows that another hand has made room, and that no write has granted it.
+        let (look, _) = bench.asks_until_it_looks().await;
+        let left = bench.document.as_mut().unwrap().holders.pop().unwrap();
+        if used.0 == Kind::RwLock {
+            bench.looked(&look);
+            assert!(bench.next().is_none(), "a reader is left");
+            bench.document.as_mut().unwrap().holders.clear();
+            let (look, _) = bench.asks_until_it_looks().await;
+            bench.looked(&look);
+        } else {
+            assert_eq!(left.id, "c");
+            bench.looked(&look);
+        }
+        bench.settle();
+        assert_eq!(bench.operations, sent + 1);
+        assert_eq!(held(&mut outcome).status(), LockStatus::Held);
+    }
+}
+
+/// Whoever gives up is told how many were ahead of it by the last look, and who held the lock by the last answer.
+#[tokio::test(start_paused = true)]
+async fn a_look_shows_how_many_are_ahead_in_the_report_too() {
+    let mut bench = Bench::new();
+    bench.stream = StreamState::Unavailable;
+    let others = behind_ten(&mut bench);
+    let (key, _outcome) = bench.join(true);
+    bench.settle();
+    for gone in &others[1..4] {
+        bench.foreign(&foreign(gone, &[gone], None), false);
+    }
+    bench.pass().await;
+    assert_eq!(bench.look(), Some(true));
+    let (contention, _) = bench.give_up(key);
+    let contention = contention.expect("the server said who holds it");
+    assert_eq!((contention.waiting_before, contention.holders.len()), (6, 1));
+}
