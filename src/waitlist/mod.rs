@@ -58,7 +58,7 @@ pub(crate) use inheritance::Inheritance;
 use letting_go::LeftAs;
 #[cfg(modelled)]
 pub(crate) use modelled::Word;
-use prospect::{Prospect, Turn};
+use prospect::{Distance, Prospect};
 use timing::Expiry;
 
 /// Pauses before an entry whose request has an unknown outcome is taken out once more, in case the request was applied
@@ -580,7 +580,7 @@ impl Waitlist {
 
     fn is_far(&self) -> bool {
         let prospect = self.prospect_of_head();
-        prospect.is_some_and(|prospect| matches!(prospect.turn, Turn::Far(_)))
+        prospect.is_some_and(|prospect| matches!(prospect.turn, Distance::Far(_)))
     }
 
     pub(crate) fn knows(&self, entry: &str) -> bool {

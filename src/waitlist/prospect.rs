@@ -42,7 +42,7 @@ const SLOWER_PART: u32 = 16;
 
 /// The expected time of a waiter's turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum Turn {
+pub(crate) enum Distance {
     /// Soon: it is one of the next, or may become one within moments.
     Near,
     /// Later: it looks at its queue position after this time.
@@ -59,7 +59,7 @@ pub(crate) struct Prospect {
     pub(super) place: u64,
     /// Number of steps in which those ahead of it are served, each of a hold.
     steps: u64,
-    pub(crate) turn: Turn,
+    pub(crate) turn: Distance,
     /// Age of the present hold; `None` while nobody holds the lock.
     age: Option<Duration>,
     /// Time of one of these steps, rather less than more.
@@ -150,31 +150,31 @@ fn pace(ahead: &Ahead, before: Option<(u64, ServerTime)>) -> Option<Duration> {
 }
 
 /// Estimates the turn.
-fn turn(ahead: &Ahead, before: Option<(u64, ServerTime)>, claim: Duration, config: &Config) -> Turn {
+fn turn(ahead: &Ahead, before: Option<(u64, ServerTime)>, claim: Duration, config: &Config) -> Distance {
     let Some(turns) = ahead.turns.checked_sub(config.near) else {
-        return Turn::Near;
+        return Distance::Near;
     };
     let most = LOOKS.1.min(claim / 3);
     let least = LOOKS.0.min(most);
     let Some(pace) = pace(ahead, before) else {
-        return Turn::Near;
+        return Distance::Near;
     };
     if ahead.asleep {
         // The sleeping waiter was served sooner than it reckoned, and others may be too: not all of them, as it may be
         // dead.
         return if turns < config.near.saturating_mul(AWAKE) {
-            Turn::Near
+            Distance::Near
         } else {
-            Turn::Far(least)
+            Distance::Far(least)
         };
     }
     let turns = u32::try_from(turns).unwrap_or(u32::MAX).saturating_add(1);
     let soonest = pace.saturating_mul(turns);
     if soonest < SOON {
-        return Turn::Near;
+        return Distance::Near;
     }
     // A waiter that is served out of turn has a claim lease to notice.
-    Turn::Far((soonest / PART).clamp(least, most))
+    Distance::Far((soonest / PART).clamp(least, most))
 }
 
 /// Returns when a waiter that expects its turn soon, and is none of the next, looks whether this is still so.
@@ -294,34 +294,40 @@ mod tests {
         let config = Settings::default().validate().unwrap();
         let turn_of = |ahead: Ahead, before| turn(&ahead, before, config.claim_lease, &config);
         // One of the next, however long it takes.
-        assert_eq!(turn_of(ahead(3, 3_600_000), None), Turn::Near);
+        assert_eq!(turn_of(ahead(3, 3_600_000), None), Distance::Near);
         // Further back, where holds are short.
-        assert_eq!(turn_of(ahead(50, 10), None), Turn::Near);
+        assert_eq!(turn_of(ahead(50, 10), None), Distance::Near);
         // And where they are long.
-        assert_eq!(turn_of(ahead(4, 2_000), None), Turn::Far(Duration::from_millis(500)));
-        assert_eq!(turn_of(ahead(7, 1_000), None), Turn::Far(Duration::from_millis(1_000)));
+        assert_eq!(
+            turn_of(ahead(4, 2_000), None),
+            Distance::Far(Duration::from_millis(500))
+        );
+        assert_eq!(
+            turn_of(ahead(7, 1_000), None),
+            Distance::Far(Duration::from_millis(1_000))
+        );
         let claim_third = config.claim_lease / 3;
-        assert_eq!(turn_of(ahead(200, 60_000), None), Turn::Far(claim_third));
+        assert_eq!(turn_of(ahead(200, 60_000), None), Distance::Far(claim_third));
         // The present hold is young, but the queue has not moved for a second, or by two places.
         let before = (50, ServerTime(999_000));
-        assert_eq!(turn_of(ahead(50, 10), Some(before)), Turn::Far(claim_third));
+        assert_eq!(turn_of(ahead(50, 10), Some(before)), Distance::Far(claim_third));
         let before = (12, ServerTime(999_000));
         assert_eq!(
             turn_of(ahead(10, 10), Some(before)),
-            Turn::Far(Duration::from_millis(875))
+            Distance::Far(Duration::from_millis(875))
         );
         // Nobody holds it.
         let free = Ahead {
             served_at: None,
             ..ahead(200, 0)
         };
-        assert_eq!(turn_of(free, None), Turn::Near);
+        assert_eq!(turn_of(free, None), Distance::Near);
         let asleep = Ahead {
             asleep: true,
             ..ahead(50, 60_000)
         };
-        assert_eq!(turn_of(asleep, None), Turn::Near);
+        assert_eq!(turn_of(asleep, None), Distance::Near);
         let asleep = Ahead { turns: 200, ..asleep };
-        assert_eq!(turn_of(asleep, None), Turn::Far(Duration::from_millis(500)));
+        assert_eq!(turn_of(asleep, None), Distance::Far(Duration::from_millis(500)));
     }
 }

@@ -10,7 +10,7 @@ use tokio::time::Instant;
 use super::{
     Context, Full, PositionLook, Setback, Waiting, Waitlist,
     blind::Blind,
-    prospect::{self, Prospect, Turn},
+    prospect::{self, Distance, Prospect},
     unsigned,
 };
 use crate::{
@@ -195,7 +195,7 @@ impl Waitlist {
         let was_far = self.is_far();
         let prospect = Prospect::new(head, &ahead, self.prospect.as_ref(), context.config);
         self.look_at = self.next_look_at(&prospect, &ahead, context);
-        let comes_near = context.stream.opens_on_demand() && was_far && prospect.turn == Turn::Near;
+        let comes_near = context.stream.opens_on_demand() && was_far && prospect.turn == Distance::Near;
         self.prospect = Some(prospect);
         if comes_near || (self.look_at.is_none() && !context.stream.is_open()) {
             self.ask_at = Some(context.now);
@@ -234,7 +234,7 @@ impl Waitlist {
 
     fn next_look_at(&self, prospect: &Prospect, ahead: &Ahead, context: &Context<'_>) -> Option<Instant> {
         match prospect.turn {
-            Turn::Far(after) if context.stream.opens_on_demand() => Some(context.now + after),
+            Distance::Far(after) if context.stream.opens_on_demand() => Some(context.now + after),
             // A look costs the server a part of what it costs to ask, and only one that shows something is followed by
             // that.
             _ if !context.stream.is_open() && self.blind.is_over(context.now) => {
@@ -242,7 +242,7 @@ impl Waitlist {
                 Some(context.now + pause)
             }
             // A client that has the stream open only because of its queue position may find that it does not need it.
-            Turn::Near if context.stream.is_open() && ahead.turns >= context.config.near => {
+            Distance::Near if context.stream.is_open() && ahead.turns >= context.config.near => {
                 Some(context.now + prospect::reconsider(context.config))
             }
             _ => None,
