@@ -66,7 +66,7 @@ fn turns(permits: i64, capacity: i64) -> u64 {
 /// Returns the projection of a find by which the server computes the summary. `place` is -1 if the entry is not in the
 /// queue.
 ///
-/// The whole document would have some 300 bytes for each waiter.
+/// The whole document would have some 175 bytes for each waiter.
 pub(crate) fn projection(at: &Location, entry: &str) -> Document {
     let place = doc! { "$indexOfArray": [at.value("queue.id"), { "$literal": entry }] };
     // `$slice` takes no length of 0.

@@ -4,7 +4,7 @@ use super::{Ended, HoldEnd, Holder, Identity, Kind, Owner, Record, ServerTime};
 
 /// Maximum length of a lock's queue; see [`Operation::room`].
 ///
-/// Every write of a document rewrites its queue and every answer carries it, about 300 bytes for an entry. A longer
+/// Every write of a document rewrites its queue and every answer carries it, about 175 bytes for an entry. A longer
 /// queue would slow down each hand-over, and in the end make the document too large for the server.
 pub(crate) const QUEUE_MOST: usize = 256;
 

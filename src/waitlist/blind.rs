@@ -5,11 +5,11 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 /// Time after the first look that was not answered in time: a single one says little of the next.
-const SHORTEST: Duration = Duration::from_millis(500);
+const BLIND_FIRST: Duration = Duration::from_millis(500);
 
 /// Upper limit, and the time after a look that was refused, as the next one would be too: a look in vain costs as much
 /// as one that shows something, and delays the request that follows.
-const LONGEST: Duration = Duration::from_secs(10);
+const BLIND_MOST: Duration = Duration::from_secs(10);
 
 /// The time for which looks are expected to fail, twice as long after each that does.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -25,11 +25,11 @@ impl Blind {
 
     /// Takes in that a look has failed; `refused`: the next one would too.
     pub(super) fn failed(&mut self, refused: bool, now: Instant) {
-        let doubled = SHORTEST
+        let doubled = BLIND_FIRST
             .saturating_mul(2_u32.saturating_pow(self.failures))
-            .min(LONGEST);
+            .min(BLIND_MOST);
         self.failures = self.failures.saturating_add(1);
-        self.until = Some(now + if refused { LONGEST } else { doubled });
+        self.until = Some(now + if refused { BLIND_MOST } else { doubled });
     }
 }
 
@@ -51,6 +51,6 @@ mod tests {
         assert_eq!(doubled, [500, 1_000, 2_000, 4_000, 8_000, 10_000]);
         blind = Blind::default();
         blind.failed(true, now);
-        assert_eq!(blind.until, Some(now + LONGEST));
+        assert_eq!(blind.until, Some(now + BLIND_MOST));
     }
 }
