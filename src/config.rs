@@ -44,7 +44,7 @@ const STREAMS: u32 = 4;
 const NEAR: u64 = 4;
 
 /// Default of the shortest pause between two looks at a lock that changes hands fast: about the time of a command, so
-/// that asking more often would mostly ask twice.
+/// that looking more often would mostly show the same twice.
 const POLL_QUICKEST: Duration = Duration::from_millis(1);
 
 /// Minimum limit of a hold: with less, its time could be over before its owner learns of the grant.

@@ -11,7 +11,7 @@ pub enum WakeMode {
     /// A change stream wakes the first waiters at once, and notifies holders of a loss. A waiter further back checks
     /// its queue position every half second to two seconds, and opens the stream when its turn comes near.
     ChangeStream,
-    /// Waiters ask repeatedly, and holders check their locks twice a second.
+    /// Waiters look at their queue positions repeatedly, and holders check their locks twice a second.
     Polling(PollingReason),
 }
 

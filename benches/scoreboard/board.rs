@@ -80,7 +80,7 @@ pub(crate) const EXPIRY: Key = key("expiry_wake_ms", 25.0);
 pub(crate) const POLLING: Key = key("polling_handoff_ms", 25.0);
 pub(crate) const POLLING_RATE: Key = at_least("polling_contended_rate", 500.0);
 pub(crate) const DISTINCT: Key = at_least("distinct_rate_ratio", 0.9);
-pub(crate) const OWN_COMMANDS: Key = key("own_command_p99_ratio", 1.2);
+pub(crate) const OWN_COMMANDS: Key = key("own_command_p99_ratio", 0.5);
 pub(crate) const FRESH_RS1: Key = key("fresh_ratio_rs1", 1.15);
 
 /// The measurements, in their order.

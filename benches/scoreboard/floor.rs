@@ -1,7 +1,7 @@
-//! The least that a queue on change streams can cost: raw clients that hand a turn round, with no lock in it.
+//! Raw clients that hand a turn round by change streams, with no lock in it: what everybody would build first.
 //!
-//! A bound of the scoreboard that these miss too is beyond what the server and the driver give, whatever the library
-//! does.
+//! It is no lower bound, as each of them has a stream all the time. But what the server takes for so many streams and
+//! two writes is in it, and nothing else.
 
 use std::{
     fmt,
@@ -18,18 +18,12 @@ use mongodb::{
     bson::{Document, doc},
 };
 use tokio::{
-    sync::mpsc,
     task::JoinSet,
     time::{Instant, sleep},
 };
 use watchlock_testkit::Cluster;
 
-use crate::{
-    Result,
-    counters::processor_time,
-    peer::Peer,
-    samples::{Compared, Samples},
-};
+use crate::{Result, counters::processor_time, peer::Peer};
 
 /// Time for which turns go round before they are counted, and while they are.
 const WARM_UP: Duration = Duration::from_secs(2);
@@ -89,10 +83,8 @@ pub(crate) async fn ring(cluster: &Cluster, clients: usize) -> Result<Ring> {
         tasks.spawn(async move {
             while stream.try_next().await?.is_some() {
                 turns.fetch_add(1, Ordering::Relaxed);
-                raw.update_one(doc! { "_id": "ring" }, doc! { "$set": { "to": &next } })
-                    .await?;
-                raw.update_one(doc! { "_id": "ring" }, doc! { "$set": { "in_line": number as i64 } })
-                    .await?;
+                write(&raw, doc! { "to": &next }).await?;
+                write(&raw, doc! { "in_line": number as i64 }).await?;
             }
             Err("a raw change stream ended".into())
         });
@@ -120,94 +112,15 @@ pub(crate) async fn ring(cluster: &Cluster, clients: usize) -> Result<Ring> {
     })
 }
 
+/// Writes as the library does, without the driver's retryable writes.
+async fn write(raw: &Collection<Document>, fields: Document) -> Result<()> {
+    let database = raw.client().database(&raw.namespace().db);
+    let update = doc! { "q": { "_id": "ring" }, "u": { "$set": fields } };
+    let command = doc! { "update": raw.name(), "updates": [update], "writeConcern": { "w": "majority" } };
+    database.run_command(command).await?;
+    Ok(())
+}
+
 fn word(number: usize) -> String {
     format!("client {number}")
-}
-
-/// Measures a hop whose write is as large as a hand-over's, beside the plain one: a pipeline over a document with a holder
-/// and a waiter, and a stream that selects and projects.
-pub(crate) async fn pipeline_hop(cluster: &Cluster, rounds: usize) -> Result<Compared> {
-    let (sender, receiver) = (Peer::new(cluster).await?, Peer::new(cluster).await?);
-    let mut plain = crate::latency::Hop::between(&sender, &receiver).await?;
-    let raw = sender.driver.database("scoreboard").collection::<Document>("floor");
-    let (large, mut received) = listen(&raw, &receiver).await?;
-    let mut compared = Compared {
-        raw: Samples::default(),
-        lock: Samples::default(),
-    };
-    for round in 0..WARMED + rounds {
-        let hop = plain.once().await?;
-        let sent = Instant::now();
-        hand_over(&large, round).await?;
-        let arrived = received.recv().await.ok_or("the raw change stream ended")?;
-        if round >= WARMED {
-            compared.raw.push(hop);
-            compared.lock.push(arrived - sent);
-        }
-    }
-    for peer in [sender, receiver] {
-        peer.locks.shutdown().await;
-    }
-    Ok(compared)
-}
-
-/// Number of rounds that are not counted.
-const WARMED: usize = 30;
-
-/// Puts a document with a holder and a waiter there, and listens to what a client's stream selects and shows.
-async fn listen(
-    raw: &Collection<Document>,
-    receiver: &Peer,
-) -> Result<(Collection<Document>, mpsc::UnboundedReceiver<Instant>)> {
-    let entry = |number: i64| {
-        doc! {
-            "id": format!("0123456789ab-{number}"), "permits": 1_i64, "lease": 30_000_i64, "claim": 5_000_i64,
-            "since": mongodb::bson::DateTime::now(), "until": mongodb::bson::DateTime::now(),
-            "owner": { "session": "0123456789ab", "label": "billing", "host": "machine", "process": 1234_i64 },
-        }
-    };
-    let document = doc! {
-        "_id": "hand-over", "protocol": 1, "kind": "mutex", "capacity": 1_i64, "version": 0_i64, "token": 0_i64,
-        "wake": "", "holders": [entry(1)], "queue": [entry(2)], "at": mongodb::bson::DateTime::now(),
-    };
-    raw.insert_one(document).await?;
-    let watched = receiver.driver.database("scoreboard").collection::<Document>("floor");
-    let word = doc! { "$regex": ";0123456789ab-" };
-    let mut stream = watched
-        .watch()
-        .pipeline([
-            doc! { "$match": { "$or": [
-                { "operationType": "update", "updateDescription.updatedFields.wake": &word },
-                { "operationType": { "$in": ["insert", "replace"] }, "fullDocument.wake": &word },
-            ] } },
-            doc! { "$project": { "documentKey": 1, "operationType": 1, "clusterTime": 1,
-            "wake": { "$ifNull": ["$fullDocument.wake", "$updateDescription.updatedFields.wake"] } } },
-        ])
-        .await?
-        .with_type::<Document>();
-    let (to, received) = mpsc::unbounded_channel();
-    tokio::spawn(async move {
-        while let Ok(Some(_)) = stream.try_next().await {
-            if to.send(Instant::now()).is_err() {
-                return;
-            }
-        }
-    });
-    Ok((raw.clone(), received))
-}
-
-/// Writes what a hand-over writes: the head of the queue is the holder, and the holder gets in line.
-async fn hand_over(raw: &Collection<Document>, round: usize) -> Result<()> {
-    let set = doc! { "$set": {
-        "holders": [{ "$mergeObjects": [{ "$arrayElemAt": ["$queue", 0] }, { "since": "$$NOW", "token": "$version" }] }],
-        "queue": { "$concatArrays": [{ "$slice": ["$queue", 1, 255] }, "$holders"] },
-        "version": { "$add": ["$version", 1] }, "token": { "$add": ["$token", 1] }, "at": "$$NOW",
-        "wake": format!("ffff.{round}:h;0123456789ab-{round}+{round};"),
-    } };
-    let command = doc! {
-        "findAndModify": raw.name(), "query": { "_id": "hand-over" }, "update": [set], "new": true,
-        "writeConcern": { "w": "majority" },
-    };
-    raw.client().database("scoreboard").run_command(command).await?;
-    Ok(())
 }

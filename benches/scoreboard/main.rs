@@ -135,13 +135,6 @@ async fn one_node(board: &mut Board) -> Result<()> {
     let expiry = latency::expiry(&cluster, ROUNDS_EXPIRY).await?;
     board.enter(board::EXPIRY, expiry.median(), expiry.to_string());
 
-    let pipeline = floor::pipeline_hop(&cluster, ROUNDS_RS1).await?;
-    board.remark(format!(
-        "a hop whose write is as large as a hand-over's: {:.3} times the plain one ({} / {})",
-        pipeline.lock.median() / pipeline.raw.median(),
-        pipeline.lock,
-        pipeline.raw
-    ));
     board.note("raw hop, one node", &handoff.raw);
     board.note("hand-over, one node", &handoff.lock);
     board.note("readers-writer lock, one node", &rw_lock.lock);
@@ -225,7 +218,8 @@ async fn contention(board: &mut Board) -> Result<()> {
     board.enter(board::CONTENDED, rates / polled_rates, from);
     let from = format!("{:.2} ms of the server's processor / {:.2} ms, sums", costs.0, costs.1);
     board.enter(board::CPU_32, costs.0 / costs.1, from);
-    let (many, two) = (floor::ring(&cluster, 32).await?, floor::ring(&cluster, 2).await?);
+    // The streams of the larger one keep their server busy for a while.
+    let (two, many) = (floor::ring(&cluster, 2).await?, floor::ring(&cluster, 32).await?);
     board.remark(format!(
         "{many}; {two}: {:.2} times the processor time, {:.2} times the rate of 32 clients that poll",
         many.server_millis() / two.server_millis(),
@@ -270,7 +264,7 @@ async fn crowd(board: &mut Board) -> Result<()> {
     let (many, few) = crowd::served(&cluster).await?;
     let from = format!("{many} / {few}");
     board.enter(board::HANDOFF_200, many.median() / few.median(), from);
-    let (many, few) = (floor::ring(&cluster, 200).await?, floor::ring(&cluster, 10).await?);
+    let (few, many) = (floor::ring(&cluster, 10).await?, floor::ring(&cluster, 200).await?);
     board.remark(format!(
         "{many}; {few}: {:.2} times from turn to turn",
         many.millis() / few.millis()

@@ -130,7 +130,8 @@ pub(crate) struct Own {
 }
 
 impl Own {
-    /// Returns how much longer the slowest hundredth takes beside locks than beside as many raw commands.
+    /// Returns how long the slowest hundredth takes beside locks, divided by how long beside as many tasks of raw
+    /// commands. Those all wait for the pool's connections; locks use `max_operations` of them at a time.
     pub(crate) fn ratio(&self) -> f64 {
         self.beside_locks.quantile(0.99) / self.beside_raw.quantile(0.99)
     }

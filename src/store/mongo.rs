@@ -409,8 +409,8 @@ impl MongoStore {
 
     /// Asks the primary which election it has won.
     pub(super) async fn elected(&self) -> Result<Option<Elected>, StoreError> {
-        let database = self.collection.client().database(&self.collection.namespace().db);
-        let hello = database
+        let hello = self
+            .database
             .run_command(doc! { "hello": 1 })
             .selection_criteria(SelectionCriteria::ReadPreference(ReadPreference::Primary))
             .await?;

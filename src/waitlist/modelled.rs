@@ -191,7 +191,7 @@ impl Leaving {
             .kept()
             .iter()
             .for_each(|kept| write(Word::Token(kept.token)));
-        write(Word::Number(i64::from(self.left_as.given_up().is_some())));
+        write(Word::Number(self.left_as.given_up().map_or(-1, |end| end as i64)));
         write(Word::Time(self.not_before));
         write(Word::Number(self.sweep.try_into().unwrap_or(-1)));
     }

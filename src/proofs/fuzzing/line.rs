@@ -35,6 +35,8 @@ type Permitted = HashMap<(String, i64), Option<Instant>>;
 
 struct Bench {
     config: Config,
+    /// It goes on only with a look.
+    now: Instant,
     clock: ServerClock,
     ids: Ids,
     stream: StreamState,
@@ -62,6 +64,7 @@ const STREAM_STATES: [StreamState; 4] = [
 pub(crate) fn drive(choices: &mut Choices<'_>) {
     let mut bench = Bench {
         config: Settings::default().unchecked(),
+        now: Instant::now(),
         clock: ServerClock::default(),
         ids: Ids::new(SESSION.to_owned()),
         stream: choices.pick(&STREAM_STATES),
@@ -118,7 +121,7 @@ impl Bench {
         if self.line.waits_for_event() || self.line.need() == Need::Looks {
             let due_at = self.line.due_at();
             assert!(
-                due_at.is_some_and(|at| at <= Instant::now() + self.config.lease),
+                due_at.is_some_and(|at| at <= self.now + self.config.lease),
                 "{due_at:?}"
             );
         }
@@ -131,7 +134,7 @@ impl Bench {
     ) -> T {
         let mut effects = Vec::new();
         let context = Context {
-            now: Instant::now(),
+            now: self.now,
             config: &self.config,
             clock: &self.clock,
             stream: self.stream,
@@ -203,7 +206,7 @@ impl Bench {
         };
         let entries = operation.requests.iter().flat_map(|requests| &requests.entries);
         self.asked.extend(entries.map(|entry| entry.id.clone()));
-        let sent = Instant::now();
+        let sent = self.now;
         if choices.below(8) == 0 {
             let error = choices.pick(&[
                 StoreError::overdue(),
@@ -226,7 +229,7 @@ impl Bench {
         };
         let exchange = Exchange {
             sent,
-            received: Instant::now(),
+            received: self.now,
             now,
         };
         let _ = self.clock.note(&exchange, &self.config);
@@ -259,8 +262,12 @@ impl Bench {
         });
     }
 
-    /// Sends the next look, and ends one of those on their way in one of several ways.
+    /// Lets the time go by until something is due, sends the look if it is one, and ends one of those on their way in
+    /// one of several ways.
     fn look(&mut self, choices: &mut Choices<'_>) {
+        if let Some(due_at) = self.line.due_at() {
+            self.now = self.now.max(due_at);
+        }
         let look = self.feed(&Permitted::new(), |line, context, _| line.next_look(context));
         self.looks.extend(look);
         if self.looks.is_empty() || choices.one_in(3) {
@@ -277,7 +284,7 @@ impl Bench {
         let shown = state.and_then(|state| Ahead::of(state, &look.entry, now));
         let ahead = shown.unwrap_or_else(|| Ahead {
             turns: u64::try_from(choices.number()).unwrap_or(u64::MAX),
-            place: u64::try_from(choices.number()).unwrap_or(u64::MAX),
+            place: choices.pick(&[0, 0, 1, 7, u64::MAX]),
             free: choices.number(),
             served_at: time(choices),
             first_end: time(choices),

@@ -63,7 +63,7 @@ impl Prepared {
         let shape = shape(operation);
         let ready = {
             let mut shelf = self.shelf();
-            let ready = shelf.ready.iter().find(|encoded| encoded.shape == shape).cloned();
+            let ready = shelf.find(shape);
             if ready.is_none() && !shelf.meets_again(shape) {
                 return None;
             }
@@ -107,7 +107,19 @@ impl Shelf {
         false
     }
 
+    /// Returns the update of a shape, as the last one to be forgotten.
+    fn find(&mut self, shape: u64) -> Option<Arc<Encoded>> {
+        let position = self.ready.iter().position(|encoded| encoded.shape == shape)?;
+        let encoded = self.ready.remove(position)?;
+        self.ready.push_back(encoded.clone());
+        Some(encoded)
+    }
+
     fn put(&mut self, encoded: Arc<Encoded>) {
+        // Another task may have been faster.
+        if self.find(encoded.shape).is_some() {
+            return;
+        }
         if self.ready.len() == READY_MOST {
             self.ready.pop_front();
         }
@@ -121,7 +133,7 @@ impl Encoded {
         let bytes = encode(&build(operation))?;
         let mut places = Vec::new();
         for id in [Id::Operation, Id::Leaving, Id::Requested] {
-            let Some(number) = id.of(operation).map(|id| number(id).len()) else {
+            let Some(number) = id.of(operation).map(number) else {
                 continue;
             };
             let mut other = operation.clone();
@@ -133,8 +145,8 @@ impl Encoded {
             let differs = |at: &usize| bytes[*at] != varied[*at];
             let mut at = 0;
             while let Some(place) = (at..bytes.len()).find(differs) {
-                at = place + number;
-                if !(place..at).all(|at| at < bytes.len() && differs(&at)) {
+                at = place + number.len();
+                if bytes.get(place..at) != Some(number.as_bytes()) || !(place..at).all(|at| differs(&at)) {
                     return None;
                 }
                 places.push((id, place));
@@ -449,10 +461,24 @@ mod tests {
         assert_eq!((shelf.ready.len(), shelf.met.len()), (READY_MOST, MET_MOST));
     }
 
+    #[test]
+    fn what_is_used_again_and_again_is_not_forgotten() {
+        let prepared = Prepared::default();
+        for number in 0..3 * MET_MOST {
+            for entry in 31..33 {
+                prepared.encoded(&request(entry, &format!("reason {number}")), build);
+            }
+            let known = prepared.encoded(&request(31, "frequent"), build).is_some();
+            assert!(known || number < 2, "{number}");
+        }
+    }
+
     /// Where an id is not just text with its number in it, nothing is prepared.
     #[test]
     fn an_encoding_that_changes_elsewhere_is_not_used() {
         let counted = |operation: &Operation| doc! { "id": &operation.id, "half": operation.id.ends_with('2') };
         assert!(Encoded::new(0, &release(11), counted).is_none());
+        let as_number = |operation: &Operation| doc! { "number": number(&operation.id).parse::<i32>().unwrap() };
+        assert!(Encoded::new(0, &release(7), as_number).is_none());
     }
 }
