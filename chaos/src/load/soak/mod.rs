@@ -302,7 +302,11 @@ fn report(lasts: Duration, readings: &[Reading], tally: &Tally, ledger: &Ledger)
             println!("  {what}: none is purged before {until_purged:?}, so a quarter must be as long to tell");
             continue;
         }
-        match Verdict::on(what, unit, readings, *bound) {
+        let verdict = match *what {
+            "client tasks" => Verdict::on_the_least(what, unit, readings, *bound),
+            _ => Verdict::on(what, unit, readings, *bound),
+        };
+        match verdict {
             Some(verdict) => {
                 println!("  {verdict}");
                 flat &= verdict.is_flat();
