@@ -49,6 +49,8 @@ struct Bench {
     asked: Vec<String>,
     /// The looks at its queue position that are on their way.
     looks: Vec<PositionLook>,
+    /// Number of looks that were sent.
+    sent: usize,
 }
 
 const STREAM_STATES: [StreamState; 4] = [
@@ -60,8 +62,8 @@ const STREAM_STATES: [StreamState; 4] = [
 
 /// Runs a line: tasks come and go, operations are answered by the specification on a document that others corrupt,
 /// forged events arrive, and looks at the queue position show anything. Panics if the line does, if it believes in a
-/// grant that no document shows, or if it waits without asking.
-pub(crate) fn drive(choices: &mut Choices<'_>) {
+/// grant that no document shows, or if it waits without asking. Returns the number of looks that were sent.
+pub(crate) fn drive(choices: &mut Choices<'_>) -> usize {
     let mut bench = Bench {
         config: Settings::default().unchecked(),
         now: Instant::now(),
@@ -74,6 +76,7 @@ pub(crate) fn drive(choices: &mut Choices<'_>) {
         granted: Vec::new(),
         asked: Vec::new(),
         looks: Vec::new(),
+        sent: 0,
     };
     bench.join(choices);
     for _ in 0..STEPS {
@@ -82,6 +85,7 @@ pub(crate) fn drive(choices: &mut Choices<'_>) {
         }
         bench.step(choices);
     }
+    bench.sent
 }
 
 impl Bench {
@@ -265,11 +269,19 @@ impl Bench {
     /// Lets the time go by until something is due, sends the look if it is one, and ends one of those on their way in
     /// one of several ways.
     fn look(&mut self, choices: &mut Choices<'_>) {
-        if let Some(due_at) = self.line.due_at() {
-            self.now = self.now.max(due_at);
+        for _ in 0..4 {
+            if let Some(due_at) = self.line.due_at() {
+                self.now = self.now.max(due_at);
+            }
+            let look = self.feed(&Permitted::new(), |line, context, _| line.next_look(context));
+            self.sent += usize::from(look.is_some());
+            self.looks.extend(look);
+            if !self.looks.is_empty() {
+                break;
+            }
+            // A request was due instead.
+            self.exchange(choices);
         }
-        let look = self.feed(&Permitted::new(), |line, context, _| line.next_look(context));
-        self.looks.extend(look);
         if self.looks.is_empty() || choices.one_in(3) {
             return;
         }

@@ -8,6 +8,7 @@ use std::{
     panic::{self, AssertUnwindSafe},
 };
 
+use super::Choices;
 use crate::proofs::random::Random;
 
 /// Runs the check on the bytes of this many seeds.
@@ -23,16 +24,19 @@ fn on_all(seeds: u64, most: u64, check: fn(&[u8])) {
         Err(_) => 0..seeds,
     };
     for seed in seeds {
-        let mut random = Random::new(seed);
-        let length = random.below(most) + 1;
-        let data: Vec<u8> = (0..length)
-            .map(|_| u8::try_from(random.below(256)).expect("a byte"))
-            .collect();
+        let data = bytes_of(seed, most);
         if let Err(why) = panic::catch_unwind(AssertUnwindSafe(|| check(&data))) {
             eprintln!("seed {seed}: WATCHLOCK_SEED={seed} runs it again");
             panic::resume_unwind(why);
         }
     }
+}
+
+fn bytes_of(seed: u64, most: u64) -> Vec<u8> {
+    let mut random = Random::new(seed);
+    let length = random.below(most) + 1;
+    let byte = |_| u8::try_from(random.below(256)).expect("a byte");
+    (0..length).map(byte).collect()
 }
 
 #[test]
@@ -59,4 +63,12 @@ fn errors_of_any_kind_are_sorted() {
 #[test]
 fn nothing_is_granted_that_no_document_says() {
     on_all(6_000, 320, super::line);
+}
+
+/// Else the fuzzing of lines would say nothing about looks.
+#[test]
+fn lines_at_random_send_looks() {
+    let looks = |seed| super::line::drive(&mut Choices::new(&bytes_of(seed, 320)));
+    let sent: usize = (0..1_000).map(looks).sum();
+    assert!(sent > 50, "{sent}");
 }
