@@ -203,14 +203,14 @@ mod tests {
     /// A round of renewals keeps this server busy for five seconds of six, and a claim lease is over in five.
     #[tokio::test(start_paused = true)]
     async fn what_is_held_on_a_claim_lease_does_not_wait_for_others() {
-        const COUNT: usize = 5_000;
+        const COUNT: usize = 2_500;
         let (memory, lease) = (memory(), 3 * LEASE);
         let (link, locks) = client(&memory, "0123456789abcdef", lease);
         let (_, other) = client(&memory, "fedcba9876543210", lease);
         let mutexes = (0..COUNT).map(|number| locks.mutex(format!("lock {number}")));
         let _acquired = join_all(mutexes.map(|mutex| async move { mutex.acquire().await.unwrap() })).await;
         sleep(lease).await;
-        let _burden = link.burden(Duration::from_millis(300), Duration::from_millis(1));
+        let _burden = link.burden(Duration::from_millis(300), Duration::from_millis(2));
         sleep(lease).await;
         // Whenever in the round it comes.
         for late in [0, 3] {
@@ -235,10 +235,11 @@ mod tests {
         let acquired = join_all(mutexes.map(|mutex| async move { mutex.acquire().await.unwrap() })).await;
         sleep(LEASE).await;
         let burden = link.burden(Duration::from_millis(5), Duration::from_micros(10));
-        sleep(LEASE).await;
+        // Two or three renewals of each.
+        sleep(LEASE / 2).await;
         let idle = burden.renewals();
         let acquiring: Vec<_> = (0..12).map(|task| acquire_on_and_on(&locks, task)).collect();
-        sleep(LEASE).await;
+        sleep(LEASE / 2).await;
         let busy = burden.renewals() - idle;
         acquiring.iter().for_each(|task| task.abort());
         let least = acquired.iter().map(|handle| handle.safe_for()).min();
@@ -259,8 +260,10 @@ mod tests {
         let mutexes = (0..COUNT).map(|number| locks.mutex(format!("lock {number}")));
         let acquired = join_all(mutexes.map(|mutex| async move { mutex.acquire().await.unwrap() })).await;
         let _burden = link.burden(Duration::from_millis(5), Duration::from_micros(10));
+        sleep(LEASE / 2).await;
         let acquiring: Vec<_> = (0..12).map(|task| acquire_on_and_on(&locks, task)).collect();
-        sleep(LEASE * 3 / 2).await;
+        // One renewal of each, and half of another interval.
+        sleep(LEASE * 3 / 5).await;
         acquiring.iter().for_each(|task| task.abort());
         let lost = acquired.iter().filter(|handle| handle.lost_reason().is_some()).count();
         assert_eq!(lost, 0);

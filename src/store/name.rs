@@ -250,7 +250,7 @@ mod tests {
             .collection::<Document>("ids");
         let mut random = Random::new(0x1d);
         let mut known = std::collections::HashMap::new();
-        for number_of_it in 0..1_500_i32 {
+        for number_of_it in 0..800_i32 {
             let id = if number_of_it % 2 == 0 {
                 number(&mut random)
             } else {
@@ -280,7 +280,7 @@ mod tests {
             let found = collection.find_one(doc! { "_id": asked }).await.unwrap();
             assert_eq!(found.map(|found| found.get_i32("n").unwrap()), Some(first), "{id:?}");
         }
-        assert!(known.len() > 300 && known.len() < 1_000, "{}", known.len());
+        assert!(known.len() > 200 && known.len() < 600, "{}", known.len());
     }
 
     #[test]

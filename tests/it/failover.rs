@@ -5,7 +5,10 @@
 //! and watchlock's lease of 30 s are the defaults: that a holder outlives the election is a promise about the two together.
 
 use std::{
-    sync::{Arc, Mutex, MutexGuard},
+    sync::{
+        Arc, Mutex, MutexGuard,
+        atomic::{AtomicBool, Ordering},
+    },
     time::{Duration, Instant},
 };
 
@@ -205,8 +208,11 @@ impl Scene {
         keepers.relay_to_and_fro().await;
         contention.at_full_speed().await;
         if self.fault == Fault::Frozen {
-            // The time for which it is frozen is the fault itself.
+            // The time for which it is frozen is the fault itself. Nothing new happens meanwhile, so the machine is left to
+            // other tests.
+            contention.slow_down(true);
             sleep_until((struck + FREEZE).into()).await;
+            contention.slow_down(false);
             self.cluster.thaw(old).unwrap();
             self.cluster.wait_until_ready(PATIENCE).await.unwrap();
             contention.at_full_speed().await;
@@ -324,6 +330,8 @@ struct Contention {
     processes: Vec<Process>,
     tasks: JoinSet<()>,
     log: Arc<Log>,
+    /// Whether each holds for longer.
+    slow: Arc<AtomicBool>,
     stop: CancellationToken,
 }
 
@@ -331,20 +339,30 @@ const HOT: &str = "hot";
 
 impl Contention {
     async fn start(scene: &Scene) -> Self {
-        let (log, stop) = (Arc::new(Log::default()), CancellationToken::new());
+        let (log, slow, stop) = (
+            Arc::new(Log::default()),
+            Arc::new(AtomicBool::new(false)),
+            CancellationToken::new(),
+        );
         let mut tasks = JoinSet::new();
         let mut processes = Vec::new();
         for contender in 0..CONTENDERS {
             let process = scene.process(&format!("contender {contender}")).await;
-            tasks.spawn(contend(process.locks.clone(), contender, log.clone(), stop.clone()));
+            let (log, slow, stop) = (log.clone(), slow.clone(), stop.clone());
+            tasks.spawn(contend(process.locks.clone(), contender, log, slow, stop));
             processes.push(process);
         }
         Self {
             processes,
             tasks,
             log,
+            slow,
             stop,
         }
+    }
+
+    fn slow_down(&self, slow: bool) {
+        self.slow.store(slow, Ordering::Relaxed);
     }
 
     /// Waits until every contender was handed the lock by event, again and again.
@@ -452,7 +470,7 @@ impl Hop {
     }
 }
 
-async fn contend(locks: LockClient, contender: usize, log: Arc<Log>, stop: CancellationToken) {
+async fn contend(locks: LockClient, contender: usize, log: Arc<Log>, slow: Arc<AtomicBool>, stop: CancellationToken) {
     let mutex = locks.mutex(HOT);
     while !stop.is_cancelled() {
         let handle = mutex
@@ -473,8 +491,9 @@ async fn contend(locks: LockClient, contender: usize, log: Arc<Log>, stop: Cance
             grants.len() - 1
         };
         // Some work: so little that each is served many times, and so much that the machine has time for the servers.
+        let pause = if slow.load(Ordering::Relaxed) { 100 } else { 10 };
         for _ in 0..3 {
-            sleep(Duration::from_millis(10)).await;
+            sleep(Duration::from_millis(pause)).await;
             grant.look(&handle);
         }
         grant.look(&handle);

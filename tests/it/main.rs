@@ -6,6 +6,7 @@ mod clocks;
 #[path = "../common/mod.rs"]
 mod common;
 mod corrupted;
+mod dead_connections;
 mod docs;
 mod documents;
 mod dropped;
@@ -50,6 +51,5 @@ mod telemetry;
 mod terms;
 mod tls;
 mod tokens;
-mod unanswered;
 mod versions;
 mod waiting;

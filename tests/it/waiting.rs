@@ -8,7 +8,7 @@ use std::{
 };
 
 use futures::{StreamExt as _, stream::FuturesUnordered};
-use mongodb::bson::doc;
+use mongodb::bson::{DateTime, doc};
 use watchlock::{AcquireError, InMemory, LockClient, WakeMode, WakeSource};
 
 use crate::setup::{Ground, PATIENCE, SOON, eventually, info, until_streaming, until_waiting, within};
@@ -16,14 +16,32 @@ use crate::setup::{Ground, PATIENCE, SOON, eventually, info, until_streaming, un
 /// The clients that the queue of one lock has room for.
 const ROOM: usize = 256;
 
+/// Most places in the queue are written into it as another program would; of the clients that come then, some take the last
+/// places, and the others knock.
 #[tokio::test(flavor = "multi_thread")]
 async fn who_came_when_the_queue_was_full_is_served_when_there_is_room() {
-    const CLIENTS: usize = 280;
+    const PLACES: usize = 16;
+    const CLIENTS: usize = PLACES + 24;
     let ground = Ground::replica_set("crowd").await;
     let database = ground.driver().await.database(&ground.database);
     let documents = ground.documents().await;
     let holder = ground.locks().await;
     let held = holder.mutex("x").acquire().await.unwrap();
+    let written = documents.find_one(doc! { "_id": "x" }).await.unwrap().unwrap();
+    let like = written.get_array("holders").unwrap()[0].as_document().unwrap().clone();
+    let until = DateTime::from_millis(DateTime::now().timestamp_millis() + 3_600_000);
+    let elsewhere = (0..ROOM - PLACES).map(|number| {
+        let mut waiter = like.clone();
+        waiter.remove("token");
+        waiter.insert("id", format!("0123456789abcdef-{number}"));
+        waiter.insert("until", until);
+        waiter
+    });
+    let elsewhere: Vec<_> = elsewhere.collect();
+    documents
+        .update_one(doc! { "_id": "x" }, doc! { "$set": { "queue": elsewhere } })
+        .await
+        .unwrap();
     let mut waiting = HashMap::new();
     for number in 0..CLIENTS {
         let label = format!("client {number}");
@@ -70,11 +88,20 @@ async fn who_came_when_the_queue_was_full_is_served_when_there_is_room() {
     println!("the document with a full queue: {size}");
     // Those in the queue give up, and then there is room for those who knock.
     for waiter in info(&holder, "x").await.unwrap().waiters {
-        let label = waiter.label.unwrap();
-        waiting.remove(&label).unwrap().abort();
+        let gives_up = waiter.label.and_then(|label| waiting.remove(&label));
+        if let Some(waiting) = gives_up {
+            waiting.abort();
+        }
     }
+    documents
+        .update_one(
+            doc! { "_id": "x" },
+            doc! { "$pull": { "queue": { "id": { "$regex": "^0123456789abcdef-" } } } },
+        )
+        .await
+        .unwrap();
     held.release().await.unwrap();
-    assert_eq!(waiting.len(), CLIENTS - ROOM);
+    assert_eq!(waiting.len(), CLIENTS - PLACES);
     for (label, served) in waiting {
         within(3 * PATIENCE, &label, served).await.unwrap();
     }

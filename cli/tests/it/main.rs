@@ -1,5 +1,6 @@
 //! The program `watchlock`, against real servers.
 
+mod away;
 #[path = "../../../tests/common/mod.rs"]
 mod common;
 mod completions;

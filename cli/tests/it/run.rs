@@ -372,22 +372,6 @@ async fn it_is_typed_as_people_type_it() {
     );
 }
 
-/// The time to connect counts, too.
-#[tokio::test(flavor = "multi_thread")]
-async fn a_server_out_of_reach_is_not_waited_for_longer_than_the_limit() {
-    let nowhere = "mongodb://127.0.0.1:1/app?replicaSet=rs0";
-    for limit in [&["--timeout", "1s"][..], &["--try"]] {
-        let mut program = crate::bare();
-        program
-            .env("MONGODB_URI", nowhere)
-            .arg("run")
-            .args(limit)
-            .args(["x", "--", "true"]);
-        let told = done(&mut program).await.expect(69);
-        assert!(told.out.is_empty(), "{told:?}");
-    }
-}
-
 #[tokio::test(flavor = "multi_thread")]
 async fn the_command_does_not_get_the_connection_string() {
     let ground = Ground::replica_set("cli_uri").await;

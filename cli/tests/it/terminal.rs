@@ -10,6 +10,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use futures::future::join_all;
 use rustix::{
     pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt},
     termios::{Termios, Winsize, tcgetattr, tcsetwinsize},
@@ -218,7 +219,7 @@ fn copy(descriptor: &OwnedFd) -> OwnedFd {
     descriptor.try_clone().unwrap()
 }
 
-async fn held(locks: &LockClient) -> watchlock::LockHandle {
+pub(super) async fn held(locks: &LockClient) -> watchlock::LockHandle {
     locks.mutex("nightly-7").acquire().reason("a-reason").await.unwrap()
 }
 
@@ -434,39 +435,6 @@ async fn a_lock_that_is_not_renewed_has_a_colour() {
     assert_eq!(terminal.end().await.0, Some(0));
 }
 
-/// The view marks stale data as such.
-#[tokio::test(flavor = "multi_thread")]
-async fn the_view_tells_when_the_server_stops_answering() {
-    let cluster = watchlock_testkit::Cluster::replica_set(1).await.unwrap();
-    let ground = Ground::on(&cluster, "cli_stale");
-    // It keeps holding while nothing is answered.
-    let locks = ground.locks_for(Duration::from_secs(120)).await;
-    let second = || std::time::SystemTime::UNIX_EPOCH.elapsed().unwrap().as_secs();
-    let before = second();
-    let held = held(&locks).await;
-    let after = second();
-    tokio::time::sleep(Duration::from_millis(2_500)).await;
-    let mut terminals = [120, 60, 30].map(|columns| Terminal::sized(&ground, "exec $W watch", columns));
-    for terminal in &mut terminals {
-        terminal.until_seen("nightly-7").await;
-        assert!(!terminal.screen().contains("no answer"));
-    }
-    // An earlier grant keeps its time.
-    eventually(PATIENCE, "the time of the grant", async || {
-        let shown = terminals[0].screen();
-        (before..=after).any(|second| shown.contains(&format!(":{:02}.", second % 60)))
-    })
-    .await;
-    cluster.freeze(0).unwrap();
-    for terminal in &mut terminals {
-        terminal.until_seen("old, no answer").await;
-        terminal.type_in("q");
-        assert_eq!(terminal.end().await.0, Some(0));
-    }
-    cluster.thaw(0).unwrap();
-    drop(held);
-}
-
 #[tokio::test(flavor = "multi_thread")]
 async fn the_keyboard_is_the_command_s() {
     let ground = Ground::replica_set("cli_keyboard").await;
@@ -528,56 +496,62 @@ async fn a_lost_lock_ends_the_command_and_not_its_neighbours_at_the_terminal() {
 async fn whoever_waits_at_a_terminal_is_told_for_whom() {
     let ground = Ground::replica_set("cli_patience").await;
     let locks = ground.locks().await;
-    for (columns, told) in [
-        (120, "waiting for nightly-7: 2 of 2, held "),
-        (60, "waiting for nightly-7: 2 of 2, held "),
-        (30, "waiting for nightly-7: 2 of "),
-    ] {
-        let held = locks
-            .mutex("nightly-7")
-            .acquire()
-            .reason("a reason of many words")
-            .await
-            .unwrap();
-        let silent = Started::run(&ground, &["run", "nightly-7", "--", "echo", "ran"]);
-        until_waiting(&locks, "nightly-7", 1).await;
-        let mut terminal = Terminal::sized(&ground, "$W run nightly-7 -- echo ran; echo over", columns);
-        until_waiting(&locks, "nightly-7", 2).await;
-        // It is renewed, in its place.
-        terminal.until_shown_times("waiting for nightly-7", 2).await;
-        let shown = terminal.shown();
-        assert!(!shown.contains('\n'), "{columns}: {shown:?}");
-        for line in shown.split("\r\u{1b}[2K").filter(|line| !line.is_empty()) {
-            assert!(line.starts_with(told), "{columns}: {line:?}");
-            assert!(line.chars().count() < usize::from(columns), "{columns}: {line:?}");
-            assert_eq!(
-                line.ends_with(": a reason of many words"),
-                columns == 120,
-                "{columns}: {line:?}"
-            );
-        }
-        held.release().await.unwrap();
-        let (code, shown) = terminal.end().await;
-        assert!(
-            code == Some(0) && shown.ends_with("\r\u{1b}[2Kran\r\nover\r\n"),
-            "{columns}: {shown:?}"
-        );
-        let silent = silent.done().await.expect(0);
-        assert_eq!((&silent.out[..], &silent.err[..]), ("ran\n", ""));
-    }
+    // Each with a lock of its own, all at once.
+    let sizes = [
+        (120, "waiting for nightly-1: 2 of 2, held "),
+        (60, "waiting for nightly-2: 2 of 2, held "),
+        (30, "waiting for nightly-3: 2 of "),
+    ];
+    join_all(sizes.map(|(columns, told)| told_in(&ground, &locks, columns, told))).await;
     // A message takes the place of the line.
     let held = held(&locks).await;
     let mut terminal = Terminal::new(&ground, "exec $W run --timeout 3s nightly-7 -- echo ran");
+    let mut quiet = Terminal::new(&ground, "exec $W run --quiet --timeout 3s nightly-7 -- echo ran");
     terminal.until_shown("waiting for nightly-7").await;
     let (code, shown) = terminal.end().await;
     assert!(
         code == Some(75) && shown.contains("\r\u{1b}[2Kwatchlock: "),
         "{shown:?}"
     );
-    let mut terminal = Terminal::new(&ground, "exec $W run --quiet --timeout 3s nightly-7 -- echo ran");
-    let (code, shown) = terminal.end().await;
+    let (code, shown) = quiet.end().await;
     assert!(code == Some(75) && !shown.contains("waiting for"), "{shown:?}");
     drop(held);
+}
+
+/// A terminal of so many columns tells for whom it waits; every line begins with `told`.
+async fn told_in(ground: &Ground, locks: &LockClient, columns: u16, told: &str) {
+    let name = told.split([' ', ':']).nth(2).unwrap();
+    let held = locks
+        .mutex(name)
+        .acquire()
+        .reason("a reason of many words")
+        .await
+        .unwrap();
+    let silent = Started::run(ground, &["run", name, "--", "echo", "ran"]);
+    until_waiting(locks, name, 1).await;
+    let mut terminal = Terminal::sized(ground, &format!("$W run {name} -- echo ran; echo over"), columns);
+    until_waiting(locks, name, 2).await;
+    // It is renewed, in its place.
+    terminal.until_shown_times(&format!("waiting for {name}"), 2).await;
+    let shown = terminal.shown();
+    assert!(!shown.contains('\n'), "{columns}: {shown:?}");
+    for line in shown.split("\r\u{1b}[2K").filter(|line| !line.is_empty()) {
+        assert!(line.starts_with(told), "{columns}: {line:?}");
+        assert!(line.chars().count() < usize::from(columns), "{columns}: {line:?}");
+        assert_eq!(
+            line.ends_with(": a reason of many words"),
+            columns == 120,
+            "{columns}: {line:?}"
+        );
+    }
+    held.release().await.unwrap();
+    let (code, shown) = terminal.end().await;
+    assert!(
+        code == Some(0) && shown.ends_with("\r\u{1b}[2Kran\r\nover\r\n"),
+        "{columns}: {shown:?}"
+    );
+    let silent = silent.done().await.expect(0);
+    assert_eq!((&silent.out[..], &silent.err[..]), ("ran\n", ""));
 }
 
 #[tokio::test(flavor = "multi_thread")]

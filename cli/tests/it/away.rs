@@ -1,0 +1,111 @@
+//! A server that can't be reached, or that stops answering.
+
+use std::time::Duration;
+
+use futures::future::join_all;
+
+use crate::{
+    bare,
+    common::{Ground, PATIENCE, eventually, users::PASSWORD},
+    done,
+    terminal::{Terminal, held},
+};
+
+/// The time to connect counts, too.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_out_of_reach_is_not_waited_for_longer_than_the_limit() {
+    let nowhere = "mongodb://127.0.0.1:1/app?replicaSet=rs0";
+    let limits = [&["--timeout", "1s"][..], &["--try"]];
+    let runs = limits.map(|limit| async move {
+        let mut program = bare();
+        program
+            .env("MONGODB_URI", nowhere)
+            .arg("run")
+            .args(limit)
+            .args(["x", "--", "true"]);
+        let told = done(&mut program).await.expect(69);
+        assert!(told.out.is_empty(), "{told:?}");
+    });
+    join_all(runs).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_out_of_reach_is_told_without_secrets() {
+    for uri in [
+        format!("mongodb://locker:{PASSWORD}@127.0.0.1:1/app?serverSelectionTimeoutMS=200"),
+        format!("mongodb://locker:{PASSWORD}@127.0.0.1:1/app?serverSelectionTimeoutMS=200&directConnection=true"),
+    ] {
+        for arguments in [
+            &["ls"][..],
+            &["show", "x"],
+            &["watch"],
+            &["break", "x", "--yes"],
+            &["doctor"],
+            &["doctor", "--json"],
+            &["run", "x", "--", "true"],
+            &["run", "--try", "x", "--", "true"],
+        ] {
+            let told = done(bare().env("MONGODB_URI", &uri).args(arguments)).await.expect(69);
+            let all = format!("{told:?}");
+            assert!(
+                !all.contains(PASSWORD) && all.contains("127.0.0.1"),
+                "{arguments:?}: {all}"
+            );
+        }
+    }
+    // Text that is not a connection string could quote the password.
+    for uri in [
+        format!("mongodb://locker:{PASSWORD}/x@127.0.0.1/app"),
+        format!("mongodb://locker:{PASSWORD}%@127.0.0.1/app"),
+        format!("mongo://locker:{PASSWORD}@127.0.0.1/app"),
+        format!("mongodb://127.0.0.1/app?proxyPassword={PASSWORD}"),
+    ] {
+        let told = done(bare().env("MONGODB_URI", &uri).arg("ls")).await.expect(64);
+        assert!(!format!("{told:?}").contains(PASSWORD), "{told:?}");
+        let told = done(bare().args(["ls", "--uri", &uri])).await.expect(64);
+        assert!(!format!("{told:?}").contains(PASSWORD), "{told:?}");
+    }
+    let help = done(
+        bare()
+            .env("MONGODB_URI", format!("mongodb://:{PASSWORD}@x"))
+            .args(["run", "--help"]),
+    )
+    .await;
+    assert!(
+        !format!("{help:?}").contains(PASSWORD) && help.out.contains("MONGODB_URI"),
+        "{help:?}"
+    );
+}
+
+/// The view marks stale data as such.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_view_tells_when_the_server_stops_answering() {
+    let cluster = watchlock_testkit::Cluster::replica_set(1).await.unwrap();
+    let ground = Ground::on(&cluster, "cli_stale");
+    // It keeps holding while nothing is answered.
+    let locks = ground.locks_for(Duration::from_secs(120)).await;
+    let second = || std::time::SystemTime::UNIX_EPOCH.elapsed().unwrap().as_secs();
+    let before = second();
+    let held = held(&locks).await;
+    let after = second();
+    tokio::time::sleep(Duration::from_millis(2_500)).await;
+    let mut terminals = [120, 60, 30].map(|columns| Terminal::sized(&ground, "exec $W watch", columns));
+    for terminal in &mut terminals {
+        terminal.until_seen("nightly-7").await;
+        assert!(!terminal.screen().contains("no answer"));
+    }
+    // An earlier grant keeps its time.
+    eventually(PATIENCE, "the time of the grant", async || {
+        let shown = terminals[0].screen();
+        (before..=after).any(|second| shown.contains(&format!(":{:02}.", second % 60)))
+    })
+    .await;
+    cluster.freeze(0).unwrap();
+    for terminal in &mut terminals {
+        terminal.until_seen("old, no answer").await;
+        terminal.type_in("q");
+        assert_eq!(terminal.end().await.0, Some(0));
+    }
+    cluster.thaw(0).unwrap();
+    drop(held);
+}
