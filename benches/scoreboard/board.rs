@@ -47,12 +47,12 @@ const fn at_least(name: &'static str, least: f64) -> Key {
     Key { name, bound }
 }
 
-pub(crate) const HANDOFF_RS1: Key = key("handoff_ratio_rs1", 1.35);
-pub(crate) const HANDOFF_RS3: Key = key("handoff_ratio_rs3", 1.35);
-pub(crate) const UNCONTENDED_RS1: Key = key("uncontended_ratio_rs1", 1.15);
+pub(crate) const HANDOFF_RS1: Key = key("handoff_ratio_rs1", 1.2);
+pub(crate) const HANDOFF_RS3: Key = key("handoff_ratio_rs3", 1.0);
+pub(crate) const UNCONTENDED_RS1: Key = key("uncontended_ratio_rs1", 1.05);
 pub(crate) const UNCONTENDED_STANDALONE: Key = key("uncontended_ratio_standalone", 1.15);
 pub(crate) const ALLOCATIONS: Key = key("allocations_ratio", 1.4);
-pub(crate) const UNCONTENDED_RS3: Key = key("uncontended_ratio_rs3", 1.15);
+pub(crate) const UNCONTENDED_RS3: Key = key("uncontended_ratio_rs3", 1.0);
 pub(crate) const COMMANDS_32: Key = key("commands_per_handoff_32", 2.3);
 pub(crate) const GETMORES_32: Key = key("getmores_per_handoff_32", 2.5);
 pub(crate) const CONTENDED: Key = at_least("contended_rate_ratio", 1.0);
@@ -70,7 +70,7 @@ pub(crate) const IDLE_CLIENT: Key = key("idle_commands_per_client", 1.0);
 pub(crate) const TAX_64: Key = key("stream_tax_64", 1.5);
 pub(crate) const IDLE: Key = key("idle_commands_per_s_50x5", 3.0);
 pub(crate) const RENEW_10K: Key = key("renew_commands_10k", 20.0);
-pub(crate) const LOST_RS1: Key = key("lost_ratio_rs1", 1.5);
+pub(crate) const LOST_RS1: Key = key("lost_ratio_rs1", 1.3);
 pub(crate) const LOST_BY_DELETE_RS1: Key = key("lost_by_delete_ratio_rs1", 1.3);
 pub(crate) const RW_LOCK_RS1: Key = key("rwlock_handoff_ratio_rs1", 1.4);
 pub(crate) const SEMAPHORE_RS1: Key = key("semaphore_handoff_ratio_rs1", 1.4);

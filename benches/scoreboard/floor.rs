@@ -26,7 +26,7 @@ use watchlock_testkit::Cluster;
 use crate::{Result, counters::processor_time, peer::Peer};
 
 /// Time for which turns go round before they are counted, and while they are.
-const WARM_UP: Duration = Duration::from_secs(2);
+const SETTLING: Duration = Duration::from_secs(2);
 const COUNTED: Duration = Duration::from_secs(8);
 
 /// Turns that went round among raw clients.
@@ -92,7 +92,18 @@ pub(crate) async fn ring(cluster: &Cluster, clients: usize) -> Result<Ring> {
     first
         .update_one(doc! { "_id": "ring" }, doc! { "$set": { "to": word(0) } })
         .await?;
-    sleep(WARM_UP).await;
+    counted(cluster, peers, tasks, &turns).await
+}
+
+/// Lets the turns go round, and counts them.
+async fn counted(
+    cluster: &Cluster,
+    peers: Vec<Peer>,
+    mut tasks: JoinSet<Result<()>>,
+    turns: &AtomicUsize,
+) -> Result<Ring> {
+    let clients = peers.len();
+    sleep(SETTLING).await;
     let (before, server, begun) = (turns.load(Ordering::Relaxed), processor_time(cluster)?, Instant::now());
     sleep(COUNTED).await;
     let (turns, elapsed) = (turns.load(Ordering::Relaxed) - before, begun.elapsed());
@@ -119,6 +130,36 @@ async fn write(raw: &Collection<Document>, fields: Document) -> Result<()> {
     let command = doc! { "update": raw.name(), "updates": [update], "writeConcern": { "w": "majority" } };
     database.run_command(command).await?;
     Ok(())
+}
+
+/// Hands a turn round among raw clients without a stream. Each looks whose turn it is, and again after `pace` for each turn
+/// before its own. One turn takes the two writes of a lock in contention, as in [`ring`].
+pub(crate) async fn polled_ring(cluster: &Cluster, clients: usize, pace: Duration) -> Result<Ring> {
+    let peers: Vec<Peer> = futures::future::try_join_all((0..clients).map(|_| Peer::new(cluster))).await?;
+    let first = peers.first().ok_or("a ring of nobody")?.raw();
+    let begins = doc! { "$set": { "to": 0_i64 } };
+    first.update_one(doc! { "_id": "ring" }, begins).upsert(true).await?;
+    let turns = Arc::new(AtomicUsize::new(0));
+    let mut tasks: JoinSet<Result<()>> = JoinSet::new();
+    for (number, peer) in peers.iter().enumerate() {
+        let (raw, turns) = (peer.raw(), turns.clone());
+        let next = ((number + 1) % clients) as i64;
+        tasks.spawn(async move {
+            loop {
+                let document = raw.find_one(doc! { "_id": "ring" }).await?.unwrap_or_default();
+                let present = document.get_i64("to").unwrap_or(0) as usize;
+                let before = (number + clients - present) % clients;
+                if before == 0 {
+                    turns.fetch_add(1, Ordering::Relaxed);
+                    write(&raw, doc! { "to": next }).await?;
+                    write(&raw, doc! { "in_line": number as i64 }).await?;
+                } else {
+                    sleep(pace * before as u32).await;
+                }
+            }
+        });
+    }
+    counted(cluster, peers, tasks, &turns).await
 }
 
 fn word(number: usize) -> String {

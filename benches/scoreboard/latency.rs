@@ -24,7 +24,7 @@ use crate::{
 
 /// Number of rounds that are thrown away: connections are made, streams opened, and the server gets to know its
 /// queries.
-const WARM_UP: usize = 30;
+pub(crate) const WARM_UP: usize = 30;
 
 /// The shortest lease there is, for the holder that dies.
 const SHORT_LEASE: Duration = Duration::from_millis(500);

@@ -14,13 +14,17 @@ mod crowd;
 mod floor;
 mod inside;
 mod latency;
+mod least;
 mod load;
 mod peer;
 mod samples;
 mod scaling;
 mod throughput;
 
-use std::{error::Error, time::Instant};
+use std::{
+    error::Error,
+    time::{Duration, Instant},
+};
 
 use board::Board;
 use load::{Contention, Idle, Renewals};
@@ -44,6 +48,14 @@ const ROUNDS_CONTENDED: u32 = 3;
 
 /// Number of rounds with a holder that dies, which take a lease each.
 const ROUNDS_EXPIRY: usize = 15;
+
+/// How long raw clients without a stream wait for each turn before their own until they look again.
+const PACES: [Duration; 4] = [
+    Duration::from_micros(500),
+    Duration::from_millis(1),
+    Duration::from_millis(2),
+    Duration::from_millis(4),
+];
 
 const PARTS: [&str; 9] = [
     "allocations",
@@ -130,6 +142,10 @@ async fn one_node(board: &mut Board) -> Result<()> {
     board.compare(board::ELECTION_RS1, &election, "hop");
     let claim = claims::claim(&cluster, ROUNDS_RS1).await?;
     board.compare(board::CLAIM_RS1, &claim, "findOneAndUpdate + updateOne");
+    let least = least::uncontended(&cluster, ROUNDS_RS1).await?;
+    board.least("acquire + release, one node", &least, &uncontended);
+    let least = least::hand_over(&cluster, ROUNDS_RS1).await?;
+    board.least("hand-over, one node", &least, &handoff);
     let distinct = throughput::distinct(&cluster).await?;
     board.enter(board::DISTINCT, distinct.ratio(), distinct.to_string());
     let expiry = latency::expiry(&cluster, ROUNDS_EXPIRY).await?;
@@ -153,6 +169,8 @@ async fn three_nodes(board: &mut Board) -> Result<()> {
     board.compare(board::UNCONTENDED_RS3, &uncontended, "findOneAndUpdate + deleteOne");
     let handoff = latency::handoff(&cluster, ROUNDS_RS3).await?;
     board.compare(board::HANDOFF_RS3, &handoff, "hop");
+    let least = least::hand_over(&cluster, ROUNDS_RS3).await?;
+    board.least("hand-over, three nodes", &least, &handoff);
     let by_secondaries = latency::handoff_by_secondaries(&cluster, ROUNDS_RS3).await?;
 
     board.note("raw hop, three nodes", &handoff.raw);
@@ -171,10 +189,18 @@ async fn standalone(board: &mut Board) -> Result<()> {
         &uncontended,
         "findOneAndUpdate + deleteOne",
     );
+    let least = least::uncontended(&cluster, ROUNDS_RS1).await?;
+    board.least("acquire + release, standalone", &least, &uncontended);
     let polling = latency::polling_handoff(&cluster, ROUNDS_POLLING).await?;
     board.enter(board::POLLING, polling.median(), polling.to_string());
     let contended = throughput::contended(&cluster, load::many_clients(&cluster, 32).await?).await?;
     board.enter(board::POLLING_RATE, contended.per_second(), contended.to_string());
+    for pace in PACES {
+        let ring = floor::polled_ring(&cluster, 32, pace).await?;
+        board.remark(format!(
+            "{ring}, who look again after {pace:?} for each turn before theirs"
+        ));
+    }
     Ok(())
 }
 
@@ -317,7 +343,18 @@ async fn start(
 impl Board {
     fn compare(&mut self, key: board::Key, compared: &Compared, raw: &str) {
         let (lock, floor) = (compared.lock.median(), compared.raw.median());
-        self.enter(key, lock / floor, format!("{lock:.3} ms / {floor:.3} ms raw {raw}"));
+        self.enter(key, compared.ratio(), format!("{lock:.3} ms / {floor:.3} ms raw {raw}"));
+    }
+
+    /// Shows how much of a ratio is that of the least that such a lock can send.
+    fn least(&mut self, what: &str, least: &Compared, ours: &Compared) {
+        self.remark(format!(
+            "the least {what}: {:.3} ms / {:.3} ms raw, {:.3} times; the library's is {:.3} times as long",
+            least.lock.median(),
+            least.raw.median(),
+            least.ratio(),
+            ours.ratio() / least.ratio()
+        ));
     }
 
     fn note(&mut self, what: &str, samples: &Samples) {

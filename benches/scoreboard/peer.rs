@@ -60,20 +60,19 @@ impl Peer {
 
     /// Returns the collection of the raw commands, beside the one of the locks and with the same write concern.
     pub(crate) fn raw(&self) -> Collection<Document> {
-        let options = CollectionOptions::builder()
-            .write_concern(WriteConcern::majority())
-            .build();
-        self.driver.database(DATABASE).collection_with_options("raw", options)
+        self.collection("raw")
     }
 
     /// Returns the collection of the locks, as another program would open it.
     pub(crate) fn locks_documents(&self) -> Collection<Document> {
+        self.collection("distributed_locks")
+    }
+
+    pub(crate) fn collection(&self, name: &str) -> Collection<Document> {
         let options = CollectionOptions::builder()
             .write_concern(WriteConcern::majority())
             .build();
-        self.driver
-            .database(DATABASE)
-            .collection_with_options("distributed_locks", options)
+        self.driver.database(DATABASE).collection_with_options(name, options)
     }
 
     /// Returns the collection of documents to be locked in place.

@@ -43,3 +43,10 @@ pub(crate) struct Compared {
     pub(crate) raw: Samples,
     pub(crate) lock: Samples,
 }
+
+impl Compared {
+    /// Returns the ratio of the medians.
+    pub(crate) fn ratio(&self) -> f64 {
+        self.lock.median() / self.raw.median()
+    }
+}

@@ -1,0 +1,154 @@
+//! The least that a lock with leases, a queue and fencing tokens can send, written by hand, beside the commands that the
+//! scoreboard compares the library with.
+//!
+//! Those set a field or delete a document, which no such lock can do: a lease begins on the server's clock, which only a
+//! pipeline reads; who is next is in the document; dead waiters are passed over; and the token has to outlive the hold. So
+//! this is how much of a ratio belongs to locks of this kind, and the rest is the library's.
+
+use futures::TryStreamExt;
+use mongodb::bson::{Bson, DateTime, Document, doc};
+use tokio::{sync::mpsc, time::Instant};
+use watchlock_testkit::Cluster;
+
+use crate::{
+    Result,
+    latency::{Hop, WARM_UP},
+    peer::Peer,
+    samples::Compared,
+};
+
+const COLLECTION: &str = "least";
+
+const LEASE: i64 = 30_000;
+
+/// Measures a hand-over from one raw client to another, beside a raw hop.
+pub(crate) async fn hand_over(cluster: &Cluster, rounds: usize) -> Result<Compared> {
+    let (sender, receiver) = (Peer::new(cluster).await?, Peer::new(cluster).await?);
+    let mut hop = Hop::between(&sender, &receiver).await?;
+    let documents = sender.collection(COLLECTION);
+    let next = doc! { "$regex": "^next$" };
+    let granted = doc! { "$match": { "$or": [
+        { "operationType": "update", "updateDescription.updatedFields.wake": &next },
+        { "operationType": "replace", "fullDocument.wake": &next },
+    ] } };
+    let mut stream = receiver.collection(COLLECTION).watch().pipeline([granted]).await?;
+    let (to, mut received) = mpsc::unbounded_channel();
+    tokio::spawn(async move {
+        while let Ok(Some(_)) = stream.try_next().await {
+            if to.send(Instant::now()).is_err() {
+                return;
+            }
+        }
+    });
+    let mut compared = Compared::default();
+    for round in 0..WARM_UP + rounds {
+        let until = DateTime::from_millis(DateTime::now().timestamp_millis() + LEASE);
+        let held = doc! {
+            "_id": "handed over", "token": 1_i64, "wake": "",
+            "holders": [{ "id": "present", "since": DateTime::now(), "until": until }],
+            "queue": [{ "id": "next", "since": DateTime::now(), "until": until }],
+        };
+        documents
+            .replace_one(doc! { "_id": "handed over" }, held)
+            .upsert(true)
+            .await?;
+        let raw = hop.once().await?;
+        let called = Instant::now();
+        modify(&sender, "handed over", hands_over()).await?;
+        let at = received.recv().await.ok_or("the raw change stream ended")?;
+        if round >= WARM_UP {
+            compared.raw.push(raw);
+            compared.lock.push(at - called);
+        }
+    }
+    shut_down([sender, receiver]).await;
+    Ok(compared)
+}
+
+/// Measures the acquire and the release of a free lock, beside an upsert and a deletion.
+pub(crate) async fn uncontended(cluster: &Cluster, rounds: usize) -> Result<Compared> {
+    let peer = Peer::new(cluster).await?;
+    let raw = peer.raw();
+    let mut compared = Compared::default();
+    for round in 0..WARM_UP + rounds {
+        let sent = Instant::now();
+        raw.find_one_and_update(doc! { "_id": "free" }, doc! { "$set": { "holder": 1 } })
+            .upsert(true)
+            .await?;
+        raw.delete_one(doc! { "_id": "free" }).await?;
+        let deleted = sent.elapsed();
+
+        let sent = Instant::now();
+        modify(&peer, "free", acquires()).await?;
+        modify(&peer, "free", releases()).await?;
+        let lock = sent.elapsed();
+        if round >= WARM_UP {
+            compared.raw.push(deleted);
+            compared.lock.push(lock);
+        }
+    }
+    shut_down([peer]).await;
+    Ok(compared)
+}
+
+async fn shut_down<const N: usize>(peers: [Peer; N]) {
+    for peer in peers {
+        peer.locks.shutdown().await;
+    }
+}
+
+/// Writes as the library does, without the driver's retryable writes.
+async fn modify(peer: &Peer, id: &str, written: Document) -> Result<()> {
+    let command = doc! {
+        "findAndModify": COLLECTION, "query": { "_id": id }, "update": [{ "$replaceWith": written }], "upsert": true,
+        "new": true, "writeConcern": { "w": "majority" },
+    };
+    let raw = peer.raw();
+    raw.client().database(&raw.namespace().db).run_command(command).await?;
+    Ok(())
+}
+
+fn live(list: &str) -> Document {
+    let entries = doc! { "$ifNull": [list, []] };
+    doc! { "$filter": { "input": entries, "cond": { "$gt": ["$$this.until", "$$NOW"] } } }
+}
+
+fn next_token() -> Document {
+    doc! { "$add": [{ "$ifNull": ["$token", 0_i64] }, 1_i64] }
+}
+
+fn ends() -> Document {
+    doc! { "$add": ["$$NOW", LEASE] }
+}
+
+/// Writes the fields if the condition holds, and nothing otherwise.
+fn only_if(condition: Document, fields: Document) -> Document {
+    doc! { "$cond": [condition, { "$mergeObjects": ["$$ROOT", fields] }, "$$ROOT"] }
+}
+
+fn hands_over() -> Document {
+    let granted = doc! { "$mergeObjects": [
+        { "$arrayElemAt": ["$$live", 0] },
+        { "token": next_token(), "since": "$$NOW", "until": ends() },
+    ] };
+    let fields = doc! {
+        "token": next_token(), "holders": [granted], "queue": { "$slice": ["$$live", 1, 1_000] },
+        "wake": { "$arrayElemAt": ["$$live.id", 0] },
+    };
+    let held = doc! { "$eq": ["$holders.id", ["present"]] };
+    doc! { "$let": { "vars": { "live": live("$queue") }, "in": only_if(held, fields) } }
+}
+
+fn acquires() -> Document {
+    let holder = doc! { "id": "present", "since": "$$NOW", "until": ends(), "token": next_token() };
+    let free = doc! { "$eq": [[live("$holders"), live("$queue")], [[], []]] };
+    only_if(
+        free,
+        doc! { "token": next_token(), "holders": [holder], "queue": [], "wake": "" },
+    )
+}
+
+fn releases() -> Document {
+    let alone = doc! { "$eq": [["$holders.id", "$queue"], [["present"], []]] };
+    only_if(alone, doc! { "holders": Bson::Array(Vec::new()), "wake": "" })
+}
