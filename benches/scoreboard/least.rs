@@ -2,11 +2,16 @@
 //! scoreboard compares the library with.
 //!
 //! Those set a field or delete a document, which no such lock can do: a lease begins on the server's clock, which only a
-//! pipeline reads; who is next is in the document; dead waiters are passed over; and the token has to outlive the hold. So
-//! this is how much of a ratio belongs to locks of this kind, and the rest is the library's.
+//! pipeline reads; who is next is in the document; dead waiters are passed over; and the token has to outlive the hold. Nor
+//! are two tasks enough: the release goes on if its caller is dropped, so it has a task of its own, and the task that waits
+//! is not the one that reads the stream for all of them. So this is how much of a ratio belongs to locks of this kind, and
+//! the rest is the library's.
 
 use futures::TryStreamExt;
-use mongodb::bson::{Bson, DateTime, Document, doc};
+use mongodb::{
+    Database,
+    bson::{Bson, DateTime, Document, doc},
+};
 use tokio::{sync::mpsc, time::Instant};
 use watchlock_testkit::Cluster;
 
@@ -32,14 +37,15 @@ pub(crate) async fn hand_over(cluster: &Cluster, rounds: usize) -> Result<Compar
         { "operationType": "replace", "fullDocument.wake": &next },
     ] } };
     let mut stream = receiver.collection(COLLECTION).watch().pipeline([granted]).await?;
-    let (to, mut received) = mpsc::unbounded_channel();
+    let (to, granted) = mpsc::unbounded_channel();
     tokio::spawn(async move {
         while let Ok(Some(_)) = stream.try_next().await {
-            if to.send(Instant::now()).is_err() {
+            if to.send(()).is_err() {
                 return;
             }
         }
     });
+    let mut granted = Some(granted);
     let mut compared = Compared::default();
     for round in 0..WARM_UP + rounds {
         let until = DateTime::from_millis(DateTime::now().timestamp_millis() + LEASE);
@@ -53,9 +59,16 @@ pub(crate) async fn hand_over(cluster: &Cluster, rounds: usize) -> Result<Compar
             .upsert(true)
             .await?;
         let raw = hop.once().await?;
+        let mut waiter = granted.take().ok_or("the waiter did not come back")?;
+        let waiting = tokio::spawn(async move { (waiter.recv().await, Instant::now(), waiter) });
+        // As the library's waiter is seen in the queue just before.
+        documents.find_one(doc! { "_id": "handed over" }).await?;
         let called = Instant::now();
-        modify(&sender, "handed over", hands_over()).await?;
-        let at = received.recv().await.ok_or("the raw change stream ended")?;
+        let database = sender.driver.database(&documents.namespace().db);
+        tokio::spawn(modify(database, "handed over", hands_over())).await??;
+        let (event, at, waiter) = waiting.await?;
+        event.ok_or("the raw change stream ended")?;
+        granted = Some(waiter);
         if round >= WARM_UP {
             compared.raw.push(raw);
             compared.lock.push(at - called);
@@ -69,6 +82,7 @@ pub(crate) async fn hand_over(cluster: &Cluster, rounds: usize) -> Result<Compar
 pub(crate) async fn uncontended(cluster: &Cluster, rounds: usize) -> Result<Compared> {
     let peer = Peer::new(cluster).await?;
     let raw = peer.raw();
+    let database = peer.driver.database(&raw.namespace().db);
     let mut compared = Compared::default();
     for round in 0..WARM_UP + rounds {
         let sent = Instant::now();
@@ -79,8 +93,9 @@ pub(crate) async fn uncontended(cluster: &Cluster, rounds: usize) -> Result<Comp
         let deleted = sent.elapsed();
 
         let sent = Instant::now();
-        modify(&peer, "free", acquires()).await?;
-        modify(&peer, "free", releases()).await?;
+        for written in [acquires(), releases()] {
+            tokio::spawn(modify(database.clone(), "free", written)).await??;
+        }
         let lock = sent.elapsed();
         if round >= WARM_UP {
             compared.raw.push(deleted);
@@ -98,13 +113,12 @@ async fn shut_down<const N: usize>(peers: [Peer; N]) {
 }
 
 /// Writes as the library does, without the driver's retryable writes.
-async fn modify(peer: &Peer, id: &str, written: Document) -> Result<()> {
+async fn modify(database: Database, id: &'static str, written: Document) -> Result<()> {
     let command = doc! {
         "findAndModify": COLLECTION, "query": { "_id": id }, "update": [{ "$replaceWith": written }], "upsert": true,
         "new": true, "writeConcern": { "w": "majority" },
     };
-    let raw = peer.raw();
-    raw.client().database(&raw.namespace().db).run_command(command).await?;
+    database.run_command(command).await?;
     Ok(())
 }
 
