@@ -12,7 +12,7 @@ use crate::{
     arguments::Run,
     client::Result,
     engines::{Engine, Engines},
-    machine::{self, Machine},
+    machine::{self, Machine, Sources},
     peers::Peer,
     plan::{Plan, Step},
     report::{Facts, Results, Row},
@@ -53,6 +53,7 @@ pub(crate) async fn run(run: &Run, mut done: impl FnMut(&Results) -> Result<()>)
         rounds: run.plan.rounds,
         begun: humantime::format_rfc3339_seconds(begun).to_string(),
         machine,
+        sources: Sources::these(),
         engines: engines
             .all()
             .map(|engine| (engine.kind.to_string(), engine.version.clone()))

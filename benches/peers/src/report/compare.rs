@@ -30,11 +30,15 @@ pub(crate) fn text(old: &Results, new: &Results) -> String {
     let mut text = String::new();
     for (label, results) in [("old", old), ("new", new)] {
         let Results {
-            begun, form, machine, ..
+            begun,
+            form,
+            machine,
+            sources,
+            ..
         } = results;
         let _ = writeln!(
             text,
-            "{label}: {begun}, {form}, {} cores of {}",
+            "{label}: {begun}, {form}, {sources}, {} cores of {}",
             machine.cores, machine.processor
         );
     }

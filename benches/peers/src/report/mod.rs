@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     client::Result,
-    machine::Machine,
+    machine::{Machine, Sources},
     statistics::{median, quantile, sorted},
     workloads::{Better, Round},
 };
@@ -27,6 +27,8 @@ pub(crate) struct Results {
     pub(crate) begun: String,
     pub(crate) minutes: f64,
     pub(crate) machine: Machine,
+    #[serde(default)]
+    pub(crate) sources: Sources,
     /// Versions of the servers.
     pub(crate) engines: BTreeMap<String, String>,
     pub(crate) peers: Vec<Facts>,
@@ -207,6 +209,15 @@ mod tests {
             (row.samples, row.curve.first(), row.curve.last()),
             (9, Some(&1.0), Some(&9.0))
         );
+    }
+
+    #[test]
+    fn a_report_that_is_older_than_a_field_is_still_read() {
+        let text = r#"{"form":"full","rounds":3,"begun":"","minutes":67.4,"machine":{"processor":"","cores":2,
+            "memory_gib":23,"kernel":"","load_before":0.28},"engines":{},"peers":[{"id":"etcd","package":"","engine":"",
+            "waits":"","durability":"","ours":false}],"missing":[],"rows":[]}"#;
+        let read: Results = serde_json::from_str(text).expect("it was written by an earlier version");
+        assert_eq!(read.sources, Sources::default());
     }
 
     #[test]

@@ -89,8 +89,8 @@ fn head(results: &Results) -> String {
     );
     let _ = writeln!(
         text,
-        "Machine: {} cores of {}, {} GiB, Linux {}.",
-        machine.cores, machine.processor, machine.memory_gib, machine.kernel
+        "Measured: {}. Machine: {} cores of {}, {} GiB, Linux {}.",
+        results.sources, machine.cores, machine.processor, machine.memory_gib, machine.kernel
     );
     if machine.was_busy() {
         let _ = writeln!(
