@@ -142,7 +142,10 @@ mod tests {
         assert!(!sources(true).are_the_same_as(&sources(true)));
         assert!(!sources(false).are_the_same_as(&sources(true)));
         assert!(!Sources::default().are_the_same_as(&Sources::default()));
-        assert_eq!(sources(true).to_string(), "commit 0123456789ab with changes, rustc 1.89.0");
+        assert_eq!(
+            sources(true).to_string(),
+            "commit 0123456789ab with changes, rustc 1.89.0"
+        );
         assert_eq!(Sources::default().to_string(), "an unknown commit");
     }
 

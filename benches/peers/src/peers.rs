@@ -3,10 +3,11 @@
 use std::{fmt, sync::Arc, time::Duration};
 
 use futures::future::BoxFuture;
+use serde::{Deserialize, Serialize};
 use watchlock::WakeSource;
 
 use crate::{
-    adapters as a,
+    adapters::{self as a, watchlock::Setting},
     client::{Client, Result},
     engines::Kind,
 };
@@ -30,6 +31,55 @@ pub(crate) enum Death {
     Together,
 }
 
+/// The part that a peer has in the report.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Role {
+    /// A setting of this repository's library.
+    Ours,
+    Peer,
+    /// No lock: the commands that a lock on this server can't do without.
+    Floor,
+}
+
+/// How its waiters try for the lock. Decides which cases a peer plays.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Pace {
+    /// As the library's users get it.
+    Usual,
+    /// A poll every millisecond. Without waiters it is the same as the usual one.
+    Eager,
+    /// Differs from another setting of the library only in how waiters are served.
+    Waiting,
+}
+
+/// Where a grant is kept before the acquire returns.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Kept {
+    /// In the journal of a majority of MongoDB's nodes.
+    Majority,
+    /// In the flushed log of another server.
+    OwnLog,
+    /// In memory.
+    Memory,
+}
+
+/// Properties of a peer that can put it ahead. The report explains its numbers by these and by nothing else.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
+pub(crate) struct Traits {
+    pub(crate) kept: Kept,
+    /// Whether waiters are served in turn. Without a queue the lock goes to whoever tries at the right moment.
+    pub(crate) queue: bool,
+    /// Whether a waiter asks once, and the server answers or notifies it when its turn has come.
+    pub(crate) waits_in_server: bool,
+    /// Whether a release returns only when the server has confirmed it.
+    pub(crate) release_awaited: bool,
+    /// Whether a lock ends with its holder's connection instead of a lease.
+    pub(crate) ends_with_connection: bool,
+    /// Whether one sign of life keeps all locks of a client.
+    pub(crate) one_lease: bool,
+}
+
 /// One library with one setting.
 pub(crate) struct Peer {
     pub(crate) id: &'static str,
@@ -39,7 +89,18 @@ pub(crate) struct Peer {
     pub(crate) durability: &'static str,
     pub(crate) engine: Kind,
     pub(crate) death: Death,
-    pub(crate) ours: bool,
+    pub(crate) role: Role,
+    pub(crate) pace: Pace,
+    pub(crate) kept: Kept,
+    pub(crate) queue: bool,
+    pub(crate) waits_in_server: bool,
+    pub(crate) release_awaited: bool,
+    /// Whether held locks are kept alive in the background, so that they can be held for longer than a lease.
+    pub(crate) renews: bool,
+    /// Whether that is done for all locks of a client at once.
+    pub(crate) one_lease: bool,
+    /// Maximum number of locks that one client can hold at once.
+    pub(crate) most_held: usize,
     /// Whether dropping an acquire cancels it: a thread that blocks can't be cancelled.
     pub(crate) cancellable: bool,
     connect: Connect,
@@ -51,6 +112,18 @@ impl Peer {
     /// Connects one client, whose locks last for `lease` without a sign of life.
     pub(crate) async fn connect(&self, address: &str, lease: Duration) -> Result<Arc<dyn Client>> {
         (self.connect)(address.to_owned(), lease).await
+    }
+
+    /// Returns the properties that can put it ahead.
+    pub(crate) fn traits(&self) -> Traits {
+        Traits {
+            kept: self.kept,
+            queue: self.queue,
+            waits_in_server: self.waits_in_server,
+            release_awaited: self.release_awaited,
+            ends_with_connection: self.death == Death::Connection,
+            one_lease: self.one_lease,
+        }
     }
 
     pub(crate) fn find(id: &str) -> Option<&'static Self> {
@@ -72,7 +145,15 @@ const MONGODB: Peer = Peer {
     durability: MAJORITY,
     engine: Kind::MongoDb,
     death: Death::Lease,
-    ours: false,
+    role: Role::Peer,
+    pace: Pace::Usual,
+    kept: Kept::Majority,
+    queue: false,
+    waits_in_server: false,
+    release_awaited: true,
+    renews: false,
+    one_lease: false,
+    most_held: usize::MAX,
     cancellable: true,
     connect: |_, _| Box::pin(async { Err("a peer without a client".into()) }),
 };
@@ -80,27 +161,59 @@ const MONGODB: Peer = Peer {
 /// The one of ours that the others are compared with.
 pub(crate) const OURS: &str = "watchlock";
 
+/// The commands of MongoDB without any lock.
+pub(crate) const FLOOR: &str = "mongodb-raw";
+
+/// A setting of ours, from which the others differ in what they say.
+const WATCHLOCK: Peer = Peer {
+    durability: "majority, journalled (set by the library)",
+    role: Role::Ours,
+    queue: true,
+    renews: true,
+    ..MONGODB
+};
+
 /// All peers, ours first.
 pub(crate) const PEERS: &[Peer] = &[
     Peer {
         id: OURS,
         package: "watchlock",
         waits: "change stream",
-        durability: "majority, journalled (set by the library)",
-        ours: true,
         connect: |uri, lease| {
-            Box::pin(async move { a::watchlock::connect(&uri, lease, WakeSource::ChangeStream).await })
+            let setting = Setting {
+                source: WakeSource::ChangeStream,
+                hands_on: true,
+            };
+            Box::pin(async move { a::watchlock::connect(&uri, lease, setting).await })
         },
-        ..MONGODB
+        ..WATCHLOCK
+    },
+    Peer {
+        id: "watchlock-in-turn",
+        package: "watchlock",
+        waits: "change stream; each release goes through the server (`hand_on_locally(false)`)",
+        pace: Pace::Waiting,
+        connect: |uri, lease| {
+            let setting = Setting {
+                source: WakeSource::ChangeStream,
+                hands_on: false,
+            };
+            Box::pin(async move { a::watchlock::connect(&uri, lease, setting).await })
+        },
+        ..WATCHLOCK
     },
     Peer {
         id: "watchlock-polling",
         package: "watchlock",
         waits: "polls; the next in line after 1 to 10 ms, others less often",
-        durability: "majority, journalled (set by the library)",
-        ours: true,
-        connect: |uri, lease| Box::pin(async move { a::watchlock::connect(&uri, lease, WakeSource::Polling).await }),
-        ..MONGODB
+        connect: |uri, lease| {
+            let setting = Setting {
+                source: WakeSource::Polling,
+                hands_on: true,
+            };
+            Box::pin(async move { a::watchlock::connect(&uri, lease, setting).await })
+        },
+        ..WATCHLOCK
     },
     Peer {
         id: "watchlock-memory",
@@ -109,8 +222,16 @@ pub(crate) const PEERS: &[Peer] = &[
         durability: "none: memory",
         engine: Kind::Memory,
         death: Death::Together,
-        ours: true,
+        kept: Kept::Memory,
         connect: |_, lease| Box::pin(async move { a::watchlock::in_memory(lease).await }),
+        ..WATCHLOCK
+    },
+    Peer {
+        id: FLOOR,
+        package: "mongodb",
+        waits: "no lock: the driver's commands alone, and one event of a change stream for a hand-over",
+        durability: "majority, journalled (set by the commands)",
+        role: Role::Floor,
         ..MONGODB
     },
     Peer {
@@ -125,6 +246,7 @@ pub(crate) const PEERS: &[Peer] = &[
     },
     Peer {
         id: "mongo-lock-eager",
+        pace: Pace::Eager,
         package: "mongo-lock",
         waits: "polls every 1 ms; blocks a thread",
         cancellable: false,
@@ -142,6 +264,7 @@ pub(crate) const PEERS: &[Peer] = &[
     },
     Peer {
         id: "mongo-lock-async-eager",
+        pace: Pace::Eager,
         package: "mongo-lock-async",
         waits: "polls every 1 ms",
         connect: |uri, lease| Box::pin(async move { a::mongo_lock_async::connect(&uri, lease, EAGER).await }),
@@ -152,14 +275,17 @@ pub(crate) const PEERS: &[Peer] = &[
         package: "mongodb-lock",
         waits: "polls every 500 ms (its default)",
         death: Death::Never,
+        release_awaited: false,
         connect: |uri, _| Box::pin(async move { a::mongodb_lock::connect(&uri, mongodb_lock::DEFAULT_WAIT).await }),
         ..MONGODB
     },
     Peer {
         id: "mongodb-lock-eager",
+        pace: Pace::Eager,
         package: "mongodb-lock",
         waits: "polls every 1 ms",
         death: Death::Never,
+        release_awaited: false,
         connect: |uri, _| Box::pin(async move { a::mongodb_lock::connect(&uri, EAGER).await }),
         ..MONGODB
     },
@@ -172,6 +298,7 @@ pub(crate) const PEERS: &[Peer] = &[
     },
     Peer {
         id: "distributed-lock-mongo-eager",
+        pace: Pace::Eager,
         package: "distributed-lock-mongo",
         waits: "polls every 1 ms",
         connect: |uri, lease| {
@@ -181,6 +308,7 @@ pub(crate) const PEERS: &[Peer] = &[
     },
     Peer {
         id: "dotnet",
+        renews: true,
         package: "mongodb",
         waits: "polls after 10 to 800 ms at random (the default of DistributedLock.MongoDB)",
         connect: |uri, lease| {
@@ -191,6 +319,8 @@ pub(crate) const PEERS: &[Peer] = &[
     },
     Peer {
         id: "dotnet-eager",
+        renews: true,
+        pace: Pace::Eager,
         package: "mongodb",
         waits: "polls every 1 ms",
         connect: |uri, lease| Box::pin(async move { a::dotnet::connect(&uri, lease, (EAGER, EAGER)).await }),
@@ -203,6 +333,11 @@ pub(crate) const PEERS: &[Peer] = &[
         waits: "in the server, in turn",
         durability: "log of one node, flushed (its default)",
         engine: Kind::Etcd,
+        kept: Kept::OwnLog,
+        queue: true,
+        waits_in_server: true,
+        renews: true,
+        one_lease: true,
         connect: |address, lease| Box::pin(async move { a::etcd::connect(&address, lease).await }),
         ..MONGODB
     },
@@ -213,6 +348,12 @@ pub(crate) const PEERS: &[Peer] = &[
         durability: "none: memory of the server, gone with the session",
         engine: Kind::Postgres,
         death: Death::Connection,
+        kept: Kept::Memory,
+        queue: true,
+        waits_in_server: true,
+        renews: true,
+        one_lease: true,
+        most_held: 1_100,
         connect: |address, lease| Box::pin(async move { a::postgres::connect(&address, lease).await }),
         ..MONGODB
     },
@@ -222,15 +363,18 @@ pub(crate) const PEERS: &[Peer] = &[
         waits: "polls after 0 to 200 ms at random (its default)",
         durability: "memory, now and then a snapshot (its default)",
         engine: Kind::Redis,
+        kept: Kept::Memory,
         connect: |address, lease| Box::pin(async move { a::redis::connect(&address, lease, None).await }),
         ..MONGODB
     },
     Peer {
         id: "redis-eager",
+        pace: Pace::Eager,
         package: "rslock",
         waits: "polls after 0 to 1 ms at random",
         durability: "memory, now and then a snapshot (its default)",
         engine: Kind::Redis,
+        kept: Kept::Memory,
         // Its random pause is whole milliseconds below this bound.
         connect: |address, lease| Box::pin(async move { a::redis::connect(&address, lease, Some(2 * EAGER)).await }),
         ..MONGODB
@@ -241,6 +385,11 @@ pub(crate) const PEERS: &[Peer] = &[
         waits: "watches the node before its own, in turn",
         durability: "log of one node, flushed (its default)",
         engine: Kind::ZooKeeper,
+        kept: Kept::OwnLog,
+        queue: true,
+        waits_in_server: true,
+        renews: true,
+        one_lease: true,
         connect: |address, lease| Box::pin(async move { a::zookeeper::connect(&address, lease).await }),
         ..MONGODB
     },

@@ -6,6 +6,7 @@ use std::{
 };
 
 use futures::future::BoxFuture;
+use mongodb::bson::{Document, doc};
 use watchlock::{InMemory, LockClient, WakeSource};
 
 use crate::client::{Client, Held, Result};
@@ -15,10 +16,25 @@ struct Watchlock {
     locks: LockClient,
 }
 
-pub(crate) async fn connect(uri: &str, lease: Duration, source: WakeSource) -> Result<Arc<dyn Client>> {
+/// Database of the locks.
+const DATABASE: &str = "watchlock";
+
+/// Collection of the locks.
+const LOCKS: &str = "locks";
+
+/// How a client of ours is set.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Setting {
+    pub(crate) source: WakeSource,
+    /// Whether the tasks of a client pass the lock along among themselves.
+    pub(crate) hands_on: bool,
+}
+
+pub(crate) async fn connect(uri: &str, lease: Duration, setting: Setting) -> Result<Arc<dyn Client>> {
     let driver = mongodb::Client::with_uri_str(uri).await?;
-    let builder = LockClient::builder(driver.database("watchlock"));
-    let locks = builder.lease(lease).wake_source(source).build().await?;
+    let builder = LockClient::builder(driver.database(DATABASE)).collection(LOCKS);
+    let builder = builder.wake_source(setting.source).hand_on_locally(setting.hands_on);
+    let locks = builder.lease(lease).build().await?;
     Ok(Arc::new(Watchlock {
         driver: Some(driver),
         locks,
@@ -38,11 +54,23 @@ impl Client for Watchlock {
         let mutex = self.locks.mutex(name);
         Box::pin(async move {
             let handle = mutex.acquire().await?;
-            Ok(Held::new(async move {
+            let lost = handle.lost_token().cancelled_owned();
+            let held = Held::new(async move {
                 handle.release().await?;
                 Ok(())
-            }))
+            });
+            Ok(held.with_signal(lost))
         })
+    }
+
+    fn take_away(&self, name: &str) -> Option<BoxFuture<'static, Result<()>>> {
+        let driver = self.driver.clone()?;
+        let name = name.to_owned();
+        Some(Box::pin(async move {
+            let locks = driver.database(DATABASE).collection::<Document>(LOCKS);
+            let deleted = locks.delete_one(doc! { "_id": name }).await?.deleted_count;
+            super::expect_one(deleted)
+        }))
     }
 
     fn close(&self) -> BoxFuture<'static, ()> {

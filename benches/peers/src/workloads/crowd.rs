@@ -29,7 +29,7 @@ use crate::{
 const SETTLING: [Duration; 2] = [Duration::from_millis(500), Duration::from_millis(1_500)];
 
 /// Number of waiters from which a crowd is great.
-const GREAT: usize = 50;
+pub(crate) const GREAT: usize = 50;
 
 /// Maximum time for all who still wait to get the lock and to leave.
 const LEAVING: Duration = Duration::from_secs(30);
