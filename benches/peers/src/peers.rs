@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use watchlock::WakeSource;
 
 use crate::{
-    adapters::{self as a, watchlock::Setting},
+    adapters as a,
     client::{Client, Result},
     engines::Kind,
 };
@@ -48,8 +48,6 @@ pub(crate) enum Pace {
     Usual,
     /// A poll every millisecond. Without waiters it is the same as the usual one.
     Eager,
-    /// Differs from another setting of the library only in how waiters are served.
-    Waiting,
 }
 
 /// Where a grant is kept before the acquire returns.
@@ -78,6 +76,9 @@ pub(crate) struct Traits {
     pub(crate) ends_with_connection: bool,
     /// Whether one sign of life keeps all locks of a client.
     pub(crate) one_lease: bool,
+    /// Whether its waiters keep a change stream open, which its server looks after at every write.
+    #[serde(default)]
+    pub(crate) streams: bool,
 }
 
 /// One library with one setting.
@@ -95,10 +96,14 @@ pub(crate) struct Peer {
     pub(crate) queue: bool,
     pub(crate) waits_in_server: bool,
     pub(crate) release_awaited: bool,
+    /// Whether some waiters of it take a good part of the machine.
+    pub(crate) is_restless: bool,
     /// Whether held locks are kept alive in the background, so that they can be held for longer than a lease.
     pub(crate) renews: bool,
     /// Whether that is done for all locks of a client at once.
     pub(crate) one_lease: bool,
+    /// Whether its waiters keep a change stream open.
+    pub(crate) streams: bool,
     /// Maximum number of locks that one client can hold at once.
     pub(crate) most_held: usize,
     /// Whether dropping an acquire cancels it: a thread that blocks can't be cancelled.
@@ -123,6 +128,7 @@ impl Peer {
             release_awaited: self.release_awaited,
             ends_with_connection: self.death == Death::Connection,
             one_lease: self.one_lease,
+            streams: self.streams,
         }
     }
 
@@ -151,8 +157,10 @@ const MONGODB: Peer = Peer {
     queue: false,
     waits_in_server: false,
     release_awaited: true,
+    is_restless: false,
     renews: false,
     one_lease: false,
+    streams: false,
     most_held: usize::MAX,
     cancellable: true,
     connect: |_, _| Box::pin(async { Err("a peer without a client".into()) }),
@@ -179,26 +187,9 @@ pub(crate) const PEERS: &[Peer] = &[
         id: OURS,
         package: "watchlock",
         waits: "change stream",
+        streams: true,
         connect: |uri, lease| {
-            let setting = Setting {
-                source: WakeSource::ChangeStream,
-                hands_on: true,
-            };
-            Box::pin(async move { a::watchlock::connect(&uri, lease, setting).await })
-        },
-        ..WATCHLOCK
-    },
-    Peer {
-        id: "watchlock-in-turn",
-        package: "watchlock",
-        waits: "change stream; each release goes through the server (`hand_on_locally(false)`)",
-        pace: Pace::Waiting,
-        connect: |uri, lease| {
-            let setting = Setting {
-                source: WakeSource::ChangeStream,
-                hands_on: false,
-            };
-            Box::pin(async move { a::watchlock::connect(&uri, lease, setting).await })
+            Box::pin(async move { a::watchlock::connect(&uri, lease, WakeSource::ChangeStream).await })
         },
         ..WATCHLOCK
     },
@@ -206,13 +197,7 @@ pub(crate) const PEERS: &[Peer] = &[
         id: "watchlock-polling",
         package: "watchlock",
         waits: "polls; the next in line after 1 to 10 ms, others less often",
-        connect: |uri, lease| {
-            let setting = Setting {
-                source: WakeSource::Polling,
-                hands_on: true,
-            };
-            Box::pin(async move { a::watchlock::connect(&uri, lease, setting).await })
-        },
+        connect: |uri, lease| Box::pin(async move { a::watchlock::connect(&uri, lease, WakeSource::Polling).await }),
         ..WATCHLOCK
     },
     Peer {
@@ -247,6 +232,7 @@ pub(crate) const PEERS: &[Peer] = &[
     Peer {
         id: "mongo-lock-eager",
         pace: Pace::Eager,
+        is_restless: true,
         package: "mongo-lock",
         waits: "polls every 1 ms; blocks a thread",
         cancellable: false,
@@ -265,6 +251,7 @@ pub(crate) const PEERS: &[Peer] = &[
     Peer {
         id: "mongo-lock-async-eager",
         pace: Pace::Eager,
+        is_restless: true,
         package: "mongo-lock-async",
         waits: "polls every 1 ms",
         connect: |uri, lease| Box::pin(async move { a::mongo_lock_async::connect(&uri, lease, EAGER).await }),
@@ -282,6 +269,7 @@ pub(crate) const PEERS: &[Peer] = &[
     Peer {
         id: "mongodb-lock-eager",
         pace: Pace::Eager,
+        is_restless: true,
         package: "mongodb-lock",
         waits: "polls every 1 ms",
         death: Death::Never,
@@ -293,12 +281,14 @@ pub(crate) const PEERS: &[Peer] = &[
         id: "distributed-lock-mongo",
         package: "distributed-lock-mongo",
         waits: "polls every 10 ms (its default)",
+        is_restless: true,
         connect: |uri, lease| Box::pin(async move { a::distributed_lock_mongo::connect(&uri, lease, None).await }),
         ..MONGODB
     },
     Peer {
         id: "distributed-lock-mongo-eager",
         pace: Pace::Eager,
+        is_restless: true,
         package: "distributed-lock-mongo",
         waits: "polls every 1 ms",
         connect: |uri, lease| {
@@ -321,6 +311,7 @@ pub(crate) const PEERS: &[Peer] = &[
         id: "dotnet-eager",
         renews: true,
         pace: Pace::Eager,
+        is_restless: true,
         package: "mongodb",
         waits: "polls every 1 ms",
         connect: |uri, lease| Box::pin(async move { a::dotnet::connect(&uri, lease, (EAGER, EAGER)).await }),
@@ -370,6 +361,7 @@ pub(crate) const PEERS: &[Peer] = &[
     Peer {
         id: "redis-eager",
         pace: Pace::Eager,
+        is_restless: true,
         package: "rslock",
         waits: "polls after 0 to 1 ms at random",
         durability: "memory, now and then a snapshot (its default)",

@@ -4,7 +4,10 @@ use std::time::Duration;
 
 use crate::{
     peers::{Pace, Peer, Role},
-    workloads::crowd::{Crowd, GREAT},
+    workloads::{
+        LEASE,
+        crowd::{Crowd, GREAT},
+    },
 };
 
 /// Hold of the hand-over, in milliseconds: by then a task that has just released the lock has asked for it again, in vain,
@@ -29,7 +32,7 @@ pub(crate) enum Step {
     Contention(Crowd),
     Distinct { clients: usize },
     Idle { waiters: usize },
-    Held { count: usize, time: Duration },
+    Held { count: usize, lease: Duration },
     Crash,
     Lost,
     Ghosts { count: usize },
@@ -54,13 +57,13 @@ impl Step {
     pub(crate) fn case(&self) -> String {
         use crate::workloads::{crash, distinct, idle, lost};
         match self {
-            Self::Allocations => String::from("acquire and release of a known name"),
+            Self::Allocations => String::from("acquire and release of a fresh name"),
             Self::Uncontended { fresh: false } => String::from("a known name"),
             Self::Uncontended { fresh: true } => String::from("a fresh name each time"),
             Self::HandOver(crowd) | Self::Contention(crowd) => crowd.case(),
             Self::Distinct { clients } => format!("{} names, {clients} clients", distinct::TASKS),
             Self::Idle { waiters } => format!("{waiters} waiters, {} clients", idle::CLIENTS),
-            Self::Held { count, .. } => format!("{count} locks, 1 client"),
+            Self::Held { count, lease } => format!("{count} locks, 1 client, lease {} s", lease.as_secs()),
             Self::Crash => format!("SIGKILL, lease {} s", crash::LEASE.as_secs()),
             Self::Lost => format!("taken away, lease {} s", lost::LEASE.as_secs()),
             Self::Ghosts { count } => format!("{count} acquires dropped"),
@@ -72,12 +75,11 @@ impl Step {
         let waits = matches!(self, Self::HandOver(_) | Self::Contention(_));
         match (peer.role, peer.pace) {
             (Role::Floor, _) => match self {
-                Self::Allocations | Self::Uncontended { .. } | Self::Distinct { .. } => true,
+                Self::Allocations | Self::Uncontended { .. } | Self::Distinct { .. } | Self::Held { .. } => true,
                 Self::HandOver(crowd) => crowd.waiters == 1,
                 _ => false,
             },
             (_, Pace::Usual) => true,
-            (_, Pace::Waiting) => waits,
             (_, Pace::Eager) => waits || matches!(self, Self::Idle { .. } | Self::Crash),
         }
     }
@@ -145,7 +147,7 @@ impl Plan {
             Step::Idle { waiters: 50 },
             Step::Held {
                 count: 1_000,
-                time: Duration::from_secs(3),
+                lease: Duration::from_secs(9),
             },
             Step::Crash,
             Step::Lost,
@@ -171,7 +173,7 @@ impl Plan {
             Step::Uncontended { fresh: true },
         ];
         steps.extend(crowds.map(|(waiters, clients)| Step::HandOver(crowd((waiters, clients, WAITED)))));
-        let contending = [(10, 8, 0), (10, 8, 50), (100, 32, 0), (100, 32, 1)];
+        let contending = [(10, 8, 0), (10, 8, 1), (10, 8, 50), (100, 32, 1)];
         steps.extend(contending.map(|sizes| Step::Contention(crowd(sizes))));
         steps.extend([
             Step::Distinct { clients: 1 },
@@ -179,8 +181,7 @@ impl Plan {
             Step::Idle { waiters: 50 },
             Step::Held {
                 count: 10_000,
-                // A third of the lease: each lock is renewed once meanwhile.
-                time: Duration::from_secs(10),
+                lease: LEASE,
             },
             Step::Crash,
             Step::Lost,
@@ -258,7 +259,7 @@ mod tests {
     fn long_cases_have_fewer_rounds_and_more_patience() {
         let held = Step::Held {
             count: 10_000,
-            time: Duration::from_secs(10),
+            lease: LEASE,
         };
         assert_eq!((held.rounds(3), held.patience()), (1, LONG_PATIENCE));
         let many = Step::HandOver(crowd((100, 8, 10)));

@@ -125,21 +125,17 @@ async fn play(step: &Step, plan: &Plan, peers: &[&Peer], engines: &Engines) -> V
         let present = peers.iter().filter_map(|peer| Some((*peer, engines.get(peer.engine)?)));
         // A peer that failed once would do so again, and cost everybody its patience.
         let present: Vec<_> = present.filter(|(peer, _)| !remarks.contains_key(peer.id)).collect();
-        let played: Vec<(&Peer, Result<Round>)> = if let Step::Crash | Step::Lost = step {
-            // Nearly all of it is waiting, which all can do at once.
-            join_all(
-                present
-                    .into_iter()
-                    .map(async |(peer, engine)| (peer, one(step, plan, peer, engine).await)),
-            )
-            .await
-        } else {
-            let mut played = Vec::new();
-            for (peer, engine) in present {
-                played.push((peer, one(step, plan, peer, engine).await));
-            }
-            played
-        };
+        // Nearly all of these is waiting, which all can do at once but those whose waiting keeps the machine busy.
+        let waits = matches!(step, Step::Crash | Step::Lost);
+        let (at_once, in_turn): (Vec<_>, Vec<_>) = present
+            .into_iter()
+            .partition(|(peer, _)| waits && !(peer.is_restless && matches!(step, Step::Crash)));
+        let at_once = at_once.into_iter();
+        let mut played: Vec<(&Peer, Result<Round>)> =
+            join_all(at_once.map(async |(peer, engine)| (peer, one(step, plan, peer, engine).await))).await;
+        for (peer, engine) in in_turn {
+            played.push((peer, one(step, plan, peer, engine).await));
+        }
         for (peer, round) in played {
             match round {
                 Ok(round) => rounds.entry(peer.id).or_default().push(round),
@@ -169,7 +165,7 @@ async fn one(step: &Step, plan: &Plan, peer: &Peer, engine: &Engine) -> Result<R
             Step::Contention(crowd) => crowd.contend(peer, engine, plan.time).await,
             Step::Distinct { clients } => distinct::round(peer, engine, clients, plan.time).await,
             Step::Idle { waiters } => idle::round(peer, engine, waiters, plan.idle_time).await,
-            Step::Held { count, time } => held::round(peer, engine, count, time).await,
+            Step::Held { count, lease } => held::round(peer, engine, count, lease).await,
             Step::Crash => crash::round(peer, engine).await,
             Step::Lost => lost::round(peer, engine).await,
             Step::Ghosts { count } => ghosts::round(peer, engine, count).await,

@@ -22,19 +22,10 @@ const DATABASE: &str = "watchlock";
 /// Collection of the locks.
 const LOCKS: &str = "locks";
 
-/// How a client of ours is set.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Setting {
-    pub(crate) source: WakeSource,
-    /// Whether the tasks of a client pass the lock along among themselves.
-    pub(crate) hands_on: bool,
-}
-
-pub(crate) async fn connect(uri: &str, lease: Duration, setting: Setting) -> Result<Arc<dyn Client>> {
+pub(crate) async fn connect(uri: &str, lease: Duration, source: WakeSource) -> Result<Arc<dyn Client>> {
     let driver = mongodb::Client::with_uri_str(uri).await?;
     let builder = LockClient::builder(driver.database(DATABASE)).collection(LOCKS);
-    let builder = builder.wake_source(setting.source).hand_on_locally(setting.hands_on);
-    let locks = builder.lease(lease).build().await?;
+    let locks = builder.lease(lease).wake_source(source).build().await?;
     Ok(Arc::new(Watchlock {
         driver: Some(driver),
         locks,

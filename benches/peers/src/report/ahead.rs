@@ -116,7 +116,8 @@ fn line(lead: &Lead<'_>, explained: bool) -> Option<String> {
 
 fn times(theirs: f64, ours: f64) -> String {
     let (less, more) = (theirs.min(ours), theirs.max(ours));
-    if less > 0.0 {
+    // Beyond that one of them is next to nothing, and the ratio says no more.
+    if less > 0.0 && more / less < 1e3 {
         format!(" ({:.1} times)", more / less)
     } else {
         String::new()
@@ -252,6 +253,12 @@ fn why(results: &Results, facts: &Facts, row: &Row, theirs: &Measure, ours: &Row
     if !traits.queue && among_many {
         why.extend(price_of_polling(results, row));
     }
+    if matches!(name, "Jain's index" | "overtaken by, mean") {
+        why.extend(turns_of_clients(row, ours));
+    }
+    if let Some(unit) = name.strip_prefix("foreign write, ") {
+        why.extend(price_of_streams(results, unit, row, ours));
+    }
     if why.is_empty() {
         why.extend(another_of_ours(results, row, theirs));
     }
@@ -272,6 +279,36 @@ fn price_of_no_queue(row: &Row, ours: &Row) -> Option<String> {
         }
     }
     None
+}
+
+/// Returns how evenly clients are served, if ours serves them more evenly: a client that has two tasks is one client.
+fn turns_of_clients(row: &Row, ours: &Row) -> Option<String> {
+    let name = "Jain's index of clients";
+    let (theirs, ours) = (row.measure(name)?, ours.measure(name)?);
+    is_ahead(ours, theirs).then(|| {
+        format!(
+            "ours serves clients in turn, theirs tasks: {name} {} against {}",
+            shown(theirs.value),
+            shown(ours.value)
+        )
+    })
+}
+
+/// Returns what our open change streams cost a write of somebody else, if waiters of the peer cost it nothing.
+fn price_of_streams(results: &Results, unit: &str, row: &Row, ours: &Row) -> Option<String> {
+    if !results.facts(&ours.peer)?.traits?.streams {
+        return None;
+    }
+    let [beside, alone] = ["foreign write", "the same alone"].map(|which| format!("{which}, {unit}"));
+    let (theirs, theirs_alone) = (row.measure(&beside)?, row.measure(&alone)?);
+    if is_ahead(theirs_alone, theirs) {
+        return None;
+    }
+    let (ours, ours_alone) = (ours.measure(&beside)?.value, ours.measure(&alone)?.value);
+    Some(format!(
+        "its waiters cost this write nothing, and our open change streams {} of it",
+        shown((ours - ours_alone).max(0.0))
+    ))
 }
 
 /// Returns what the polls of a peer cost while its waiters wait, if that is more than ours do.
@@ -314,6 +351,7 @@ mod tests {
         release_awaited: true,
         ends_with_connection: false,
         one_lease: false,
+        streams: false,
     };
 
     fn facts(id: &str, traits: Option<Traits>) -> Facts {
@@ -456,6 +494,48 @@ mod tests {
             reasons(&results),
             ["it polls: idle waiters take 800 ms of CPU/s of the server against 2.00"]
         );
+    }
+
+    #[test]
+    fn serving_clients_in_turn_is_a_reason_if_they_are_served_more_evenly() {
+        let with_clients = |theirs: f64| {
+            let mut results = run("contention", [2.0, 2.1], Some(PLAIN));
+            for (row, clients) in results.rows.iter_mut().zip([1.0, theirs]) {
+                let tasks = if row.peer == OURS { 0.9 } else { 1.0 };
+                row.measures.push(number("Jain's index", Better::More, tasks));
+                row.measures
+                    .push(number("Jain's index of clients", Better::More, clients));
+            }
+            results
+        };
+        let why = |results: &Results| leads(results).remove(0).leaders.remove(0).why;
+        assert_eq!(
+            why(&with_clients(0.88)),
+            ["ours serves clients in turn, theirs tasks: Jain's index of clients 0.880 against 1.00"]
+        );
+        assert!(why(&with_clients(1.0)).is_empty());
+    }
+
+    #[test]
+    fn open_change_streams_are_a_reason_if_the_waiters_of_others_cost_nothing() {
+        let with_writes = |theirs: f64| {
+            let mut results = run("idle cost", [2.0, 2.1], Some(PLAIN));
+            results.peers[0] = facts(OURS, Some(Traits { streams: true, ..PLAIN }));
+            results.rows.retain(|row| row.peer != FLOOR);
+            for (row, [beside, alone]) in results.rows.iter_mut().zip([[1_700.0, 800.0], [theirs, 820.0]]) {
+                row.measures
+                    .push(number("foreign write, us of CPU", Better::Less, beside));
+                row.measures
+                    .push(number("the same alone, us of CPU", Better::Less, alone));
+            }
+            results
+        };
+        let why = |results: &Results| leads(results).remove(0).leaders.remove(0).why;
+        assert_eq!(
+            why(&with_writes(830.0)),
+            ["its waiters cost this write nothing, and our open change streams 900 of it"]
+        );
+        assert!(why(&with_writes(1_200.0)).is_empty());
     }
 
     #[test]

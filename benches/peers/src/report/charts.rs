@@ -205,7 +205,6 @@ fn dashes(peer: &str) -> u32 {
     match peer {
         "watchlock-polling" => 14,
         "watchlock-memory" => 6,
-        "watchlock-in-turn" => 3,
         other if other.ends_with("-eager") => 10,
         _ => 0,
     }

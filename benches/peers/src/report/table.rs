@@ -24,7 +24,7 @@ pub(crate) const WORKLOADS: [(&str, &str); 10] = [
     (
         "contention",
         "As before, but whoever has released wants the lock again at once. The quantiles are those of the wait of an acquire \
-         that was granted; Jain's index of the grants of each task is 1 if all got the same share; *overtaken by* counts the \
+         that was granted; Jain's index of the grants of each task is 1 if all got the same share, and that of clients if all clients did, of which some have one task more than others; *overtaken by* counts the \
          waiters that a grant passed by; the longest wait includes those who had got nothing when the round ended.",
     ),
     (
@@ -39,8 +39,8 @@ pub(crate) const WORKLOADS: [(&str, &str); 10] = [
     ),
     (
         "held locks",
-        "One client holds many locks at once, with a lease of 30 s: commands, bytes and processor time of the server and \
-         of this process meanwhile, and how fast it gets them and gives them back (64 at once).",
+        "One client holds many locks at once: commands, bytes and processor time of the server and \
+         of this process meanwhile, for a third of the lease, and how fast it gets them and gives them back (64 at once).",
     ),
     (
         "crash",
@@ -87,15 +87,20 @@ pub(crate) fn markdown(results: &Results) -> String {
 
 fn head(results: &Results) -> String {
     let machine = &results.machine;
+    // The report of several nodes has a folder of its own beside that of one.
+    let (arguments, folder) = match results.nodes {
+        0 | 1 => (String::new(), ""),
+        nodes => (format!(" -- --nodes {nodes}"), "../"),
+    };
     let mut text = String::from("# watchlock beside its peers\n\n");
     let _ = writeln!(
         text,
-        "Written by `cargo run --release --manifest-path benches/peers/Cargo.toml`, form *{}*, {} round{} of each peer in \
-         turn, begun {} and done in {:.0} minutes. The numbers behind it are in [results.json](results.json); \
-         [benches/peers](peers/README.md) says how they are measured.\n",
+        "Written by `cargo run --release --manifest-path benches/peers/Cargo.toml{arguments}`, form *{}*, {} round{} of each \
+         peer in turn, begun {} and done in {:.0} minutes. The numbers behind it are in [results.json](results.json); \
+         [benches/peers]({folder}peers/README.md) says how they are measured.\n",
         results.form,
         results.rounds,
-        if results.rounds == 1 { "" } else { "s" },
+        if results.rounds == 1 { "" } else { "s at most" },
         results.begun,
         results.minutes
     );

@@ -16,10 +16,10 @@ use crate::{
 static COUNTED: &StatsAlloc<System> = &INSTRUMENTED_SYSTEM;
 
 /// Number of cycles that are counted.
-const TIMES: u32 = 200;
+const TIMES: usize = 200;
 
 /// Number of cycles before anything is counted: by then all buffers have their size.
-const WARM_UP: u32 = 50;
+const WARM_UP: usize = 50;
 
 pub(crate) async fn round(peer: &Peer, engine: &Engine) -> Result<Round> {
     let mut clients = connect(peer, engine, 1, LEASE).await?;
@@ -28,16 +28,18 @@ pub(crate) async fn round(peer: &Peer, engine: &Engine) -> Result<Round> {
 
 /// Counts the allocations of cycles by a client, one after the other.
 pub(crate) async fn count(client: Arc<dyn Client>) -> Result<Round> {
-    let name = fresh_name();
-    let cycles = async |times: u32| -> Result<()> {
-        for _ in 0..times {
-            client.acquire(&name).await?.release().await?;
+    // Fresh ones: a library whose release goes on in the background would run into its own lock.
+    let names = |count: usize| (0..count).map(|_| fresh_name()).collect::<Vec<_>>();
+    let cycles = async |names: &[String]| -> Result<()> {
+        for name in names {
+            client.acquire(name).await?.release().await?;
         }
         Ok(())
     };
-    cycles(WARM_UP).await?;
+    cycles(&names(WARM_UP)).await?;
+    let names = names(TIMES);
     let region = Region::new(COUNTED);
-    cycles(TIMES).await?;
+    cycles(&names).await?;
     let change = region.change();
     close(vec![client]).await;
     let (number, bytes) = each(&change, TIMES);
@@ -49,8 +51,8 @@ pub(crate) async fn count(client: Arc<dyn Client>) -> Result<Round> {
 
 /// Returns the number of allocations in a cycle, and their bytes. A reallocation is one too.
 #[expect(clippy::cast_precision_loss, reason = "some hundred thousands")]
-fn each(change: &Stats, cycles: u32) -> (f64, f64) {
-    let each = |count: usize| count as f64 / f64::from(cycles);
+fn each(change: &Stats, cycles: usize) -> (f64, f64) {
+    let each = |count: usize| count as f64 / cycles as f64;
     (
         each(change.allocations + change.reallocations),
         each(change.bytes_allocated),

@@ -7,7 +7,7 @@ use std::{
 
 use futures::{FutureExt, StreamExt, TryStreamExt, stream};
 
-use super::{LEASE, Round, close, connect, cost, fresh_name};
+use super::{Round, close, connect, cost, fresh_name};
 use crate::{
     client::{Client, Held, Result},
     engines::Engine,
@@ -20,8 +20,9 @@ const AT_ONCE: usize = 64;
 /// Time between the last acquire and the measurement: what belongs to the acquires is done by then.
 const SETTLING: Duration = Duration::from_millis(500);
 
-/// Measures commands and processor time, of the server and of this process, while a client holds `count` locks.
-pub(crate) async fn round(peer: &Peer, engine: &Engine, count: usize, time: Duration) -> Result<Round> {
+/// Measures commands, bytes and processor time, of the server and of this process, while a client holds `count` locks. That
+/// takes a third of the lease, so that each lock is renewed once by a library that renews as often.
+pub(crate) async fn round(peer: &Peer, engine: &Engine, count: usize, lease: Duration) -> Result<Round> {
     if peer.death == Death::Never {
         return Err("its locks have no lease, so there is nothing to renew".into());
     }
@@ -35,25 +36,16 @@ pub(crate) async fn round(peer: &Peer, engine: &Engine, count: usize, time: Dura
         )
         .into());
     }
-    let clients = connect(peer, engine, 1, LEASE).await?;
-    let [client] = clients.as_slice() else {
-        return Err("one client was asked for".into());
-    };
-    let before = Instant::now();
-    let mut held = acquire(client, count).await?;
-    let acquired = before.elapsed();
+    let mut clients = connect(peer, engine, 1, lease).await?;
+    let client = clients.pop().ok_or("one client was asked for")?;
+    let (mut held, acquired) = acquire(&client, count).await?;
     tokio::time::sleep(SETTLING).await;
-    let cost = cost::of(engine, time).await?;
+    let cost = cost::of(engine, lease / 3).await?;
     let signals: Vec<_> = held.iter_mut().filter_map(Held::take_signal).collect();
     let signalled = !signals.is_empty();
     let lost = signals.into_iter().filter_map(FutureExt::now_or_never).count();
-    let before = Instant::now();
-    stream::iter(held.into_iter().map(Held::release))
-        .buffer_unordered(AT_ONCE)
-        .try_collect::<Vec<()>>()
-        .await?;
-    let released = before.elapsed();
-    close(clients).await;
+    let released = release(held).await?;
+    close(vec![client]).await;
 
     let mut round = Round::default();
     if let Some(commands) = cost.commands {
@@ -66,17 +58,40 @@ pub(crate) async fn round(peer: &Peer, engine: &Engine, count: usize, time: Dura
         round.less("server, ms of CPU/s", cost.server * 1e3);
     }
     round.less("this process, ms of CPU/s", cost.process * 1e3);
+    speed(&mut round, count, acquired, released);
     #[expect(clippy::cast_precision_loss, reason = "some thousands")]
-    let (count, lost) = (count as f64, lost as f64);
-    round.more("acquires/s", count / acquired.as_secs_f64());
-    round.more("releases/s", count / released.as_secs_f64());
     if signalled {
-        round.less("lost meanwhile", lost);
+        round.less("lost meanwhile", lost as f64);
     }
     Ok(round)
 }
 
-async fn acquire(client: &Arc<dyn Client>, count: usize) -> Result<Vec<Held>> {
+/// Measures the acquires and the releases alone.
+pub(crate) async fn turnover(client: Arc<dyn Client>, count: usize) -> Result<Round> {
+    let (held, acquired) = acquire(&client, count).await?;
+    let released = release(held).await?;
+    close(vec![client]).await;
+    let mut round = Round::default();
+    speed(&mut round, count, acquired, released);
+    Ok(round)
+}
+
+#[expect(clippy::cast_precision_loss, reason = "some thousands")]
+fn speed(round: &mut Round, count: usize, acquired: Duration, released: Duration) {
+    round.more("acquires/s", count as f64 / acquired.as_secs_f64());
+    round.more("releases/s", count as f64 / released.as_secs_f64());
+}
+
+async fn acquire(client: &Arc<dyn Client>, count: usize) -> Result<(Vec<Held>, Duration)> {
+    let begun = Instant::now();
     let acquires = (0..count).map(|_| client.acquire(&fresh_name()));
-    stream::iter(acquires).buffer_unordered(AT_ONCE).try_collect().await
+    let held = stream::iter(acquires).buffer_unordered(AT_ONCE).try_collect().await?;
+    Ok((held, begun.elapsed()))
+}
+
+async fn release(held: Vec<Held>) -> Result<Duration> {
+    let begun = Instant::now();
+    let releases = stream::iter(held.into_iter().map(Held::release));
+    releases.buffer_unordered(AT_ONCE).try_collect::<Vec<()>>().await?;
+    Ok(begun.elapsed())
 }

@@ -16,7 +16,7 @@ use mongodb::{
 };
 use tokio::time;
 
-use super::{Round, allocations, distinct, fresh_name, millis, uncontended};
+use super::{Round, allocations, distinct, fresh_name, held, millis, uncontended};
 use crate::{
     client::{Client, Held, Result},
     engines::Engine,
@@ -29,7 +29,8 @@ const ARRIVAL: Duration = Duration::from_secs(10);
 /// Plays one of the cases that have a floor.
 pub(crate) async fn round(step: &Step, engine: &Engine, time: Duration) -> Result<Round> {
     match *step {
-        Step::Allocations => allocations::count(connect(engine, false).await?).await,
+        Step::Allocations => allocations::count(connect(engine, true).await?).await,
+        Step::Held { count, .. } => held::turnover(connect(engine, true).await?, count).await,
         Step::Uncontended { fresh } => uncontended::cycles(connect(engine, fresh).await?, fresh, time).await,
         Step::Distinct { clients } => {
             let mut connected = Vec::new();
