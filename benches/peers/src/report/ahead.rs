@@ -238,8 +238,8 @@ fn why(results: &Results, facts: &Facts, row: &Row, theirs: &Measure, ours: &Row
     if traits.ends_with_connection && matches!(workload, "crash" | "lost signal") {
         why.push(String::from("its lock ends with the connection, and has no lease"));
     }
-    if workload == "crash" && theirs.value < 0.0 {
-        why.push(String::from("its lock ends while the holder still counts on its lease"));
+    if workload == "crash" {
+        why.extend(within_an_acquire(results, theirs, ours));
     }
     if traits.one_lease && workload == "held locks" && !name.ends_with("es/s") {
         why.push(String::from("one sign of life keeps all locks of a client"));
@@ -279,6 +279,21 @@ fn price_of_no_queue(row: &Row, ours: &Row) -> Option<String> {
         }
     }
     None
+}
+
+/// Returns the time of an acquire, if the take-overs lie no further apart: a lease begins some time between the call of the
+/// holder's acquire and its answer, and nobody outside the server knows when.
+fn within_an_acquire(results: &Results, theirs: &Measure, ours: &Row) -> Option<String> {
+    let mut rows = results.rows.iter().filter(|row| row.workload == "uncontended");
+    let acquire = rows.find(|row| row.peer == OURS)?.measure("p99, ms")?.value;
+    let apart = (ours.measure(&theirs.name)?.value - theirs.value).abs();
+    (apart <= acquire).then(|| {
+        format!(
+            "{} ms apart, and an acquire, in which the lease begins, takes up to {}",
+            shown(apart),
+            shown(acquire)
+        )
+    })
 }
 
 /// Returns how evenly clients are served, if ours serves them more evenly: a client that has two tasks is one client.
@@ -561,11 +576,18 @@ mod tests {
     }
 
     #[test]
-    fn an_early_end_is_no_merit() {
-        let results = run("crash", [-3.0, -3.1], Some(PLAIN));
+    fn a_take_over_is_no_more_exact_than_the_beginning_of_the_lease() {
+        let with_acquire = |acquire: f64| {
+            let mut results = run("crash", [-3.0, -3.1], Some(PLAIN));
+            results
+                .rows
+                .push(row("uncontended", "a known name", OURS, [acquire; 2]));
+            results
+        };
         assert_eq!(
-            reasons(&results),
-            ["its lock ends while the holder still counts on its lease"]
+            reasons(&with_acquire(6.0)),
+            ["5.10 ms apart, and an acquire, in which the lease begins, takes up to 6.00"]
         );
+        assert!(reasons(&with_acquire(4.0)).is_empty());
     }
 }

@@ -111,12 +111,13 @@ async fn heard(said: &mut Lines<BufReader<ChildStdout>>) -> Result<usize> {
 /// Plays the holder: acquires, says so, and holds until its input ends.
 pub(crate) async fn hold(peer: &Peer, address: &str, prefix: &str) -> Result<()> {
     let client = peer.connect(address, LEASE).await?;
-    let acquires = (0..LOCKS).map(async |lock| {
-        let held = client.acquire(&name(prefix, lock)).await?;
+    // This makes the connections: no lock of those that count is held for longer than its holder says.
+    client.acquire(&name(prefix, LOCKS)).await?.release().await?;
+    let mut held = Vec::new();
+    for lock in 0..LOCKS {
+        held.push(client.acquire(&name(prefix, lock)).await?);
         println!("{lock}");
-        Result::Ok(held)
-    });
-    let held = try_join_all(acquires).await?;
+    }
     stdin().read_to_end(&mut Vec::new()).await?;
     for held in held {
         held.release().await?;
