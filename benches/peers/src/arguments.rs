@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use crate::{client::Result, peers::Peer, plan::Plan, report::table::WORKLOADS};
+use crate::{client::Result, engines::Kind, peers::Peer, plan::Plan, report::table::WORKLOADS};
 
 pub(crate) const USAGE: &str = "\
 watchlock-peers: watchlock beside its peers
@@ -14,7 +14,9 @@ watchlock-peers: watchlock beside its peers
   cargo run --release -- render RESULTS.json          tables and charts of a run, beside that file
 
   --quick            one round of a second for each peer, and fewer cases
-  --thousand         the hand-over among 1,000 waiters too
+  --thousand         the hand-over among 1,000 waiters and the cost of their waiting too
+  --nodes N          MongoDB with 1 to 5 nodes; with more than one its peers alone, in a few cases
+  --resume           takes the cases that a run of the same commit and form has finished before it was ended
   --rounds N         rounds of each peer, 1 to 20
   --peers A,B        only these; --workloads A,B: only these; both name what there is if they do not know one
   --out FOLDER       where to write; a part of the whole is otherwise written to the folder of builds
@@ -35,7 +37,8 @@ pub(crate) enum Task {
     Hold {
         peer: &'static Peer,
         address: String,
-        name: String,
+        /// The beginning of the names of its locks.
+        prefix: String,
     },
     Help,
 }
@@ -47,6 +50,8 @@ pub(crate) struct Run {
     pub(crate) peers: Vec<&'static Peer>,
     /// Everything of the full form, which alone is published.
     pub(crate) whole: bool,
+    /// Whether the cases that an earlier run has finished are taken from there.
+    pub(crate) resume: bool,
     pub(crate) out: Option<PathBuf>,
 }
 
@@ -54,13 +59,16 @@ pub(crate) struct Run {
 pub(crate) fn read(arguments: impl IntoIterator<Item = String>) -> Result<Task> {
     use lexopt::prelude::*;
     let mut parser = lexopt::Parser::from_args(arguments);
-    let (mut quick, mut thousand, mut rounds, mut out) = (false, false, None, None);
+    let (mut quick, mut thousand, mut resume, mut rounds, mut out) = (false, false, false, None, None);
+    let mut nodes = 1;
     let (mut peers, mut workloads) = (Vec::new(), Vec::new());
     let mut words: Vec<String> = Vec::new();
     while let Some(argument) = parser.next()? {
         match argument {
             Long("quick") => quick = true,
             Long("thousand") => thousand = true,
+            Long("resume") => resume = true,
+            Long("nodes") => nodes = parser.value()?.parse::<usize>()?,
             Long("rounds") => rounds = Some(parser.value()?.parse::<u32>()?),
             Long("out") => out = Some(PathBuf::from(parser.value()?)),
             Long("peers") => peers.extend(list(&parser.value()?.string()?)),
@@ -82,21 +90,25 @@ pub(crate) fn read(arguments: impl IntoIterator<Item = String>) -> Result<Task> 
                 results: PathBuf::from(results),
             });
         }
-        [crate::workloads::crash::HOLD, peer, address, name] => {
-            let (address, name) = ((*address).to_owned(), (*name).to_owned());
+        [crate::workloads::crash::HOLD, peer, address, prefix] => {
+            let (address, prefix) = ((*address).to_owned(), (*prefix).to_owned());
             return Ok(Task::Hold {
                 peer: peer_of(peer)?,
                 address,
-                name,
+                prefix,
             });
         }
         other => return Err(format!("`{}` is no command; see --help", other.join(" ")).into()),
+    }
+    if !(1..=5).contains(&nodes) {
+        return Err(format!("{nodes} nodes are not between 1 and 5").into());
     }
     let mut plan = if quick { Plan::quick() } else { Plan::full() };
     let whole = !quick && peers.is_empty() && workloads.is_empty() && rounds.is_none();
     if thousand {
         plan = plan.with_thousand();
     }
+    plan = plan.with_nodes(nodes);
     if let Some(rounds) = rounds {
         if !(1..=20).contains(&rounds) {
             return Err(format!("{rounds} rounds are not between 1 and 20").into());
@@ -113,14 +125,18 @@ pub(crate) fn read(arguments: impl IntoIterator<Item = String>) -> Result<Task> 
         plan.steps
             .retain(|step| workloads.iter().any(|name| name == step.workload()));
     }
-    let peers = match peers.as_slice() {
+    let mut peers: Vec<&Peer> = match peers.as_slice() {
         [] => crate::peers::PEERS.iter().collect(),
         names => names.iter().map(|name| peer_of(name)).collect::<Result<_>>()?,
     };
+    if nodes > 1 {
+        peers.retain(|peer| peer.engine == Kind::MongoDb);
+    }
     Ok(Task::Run(Run {
         plan,
         peers,
         whole,
+        resume,
         out,
     }))
 }
@@ -155,6 +171,8 @@ mod tests {
         };
         assert!(whole(&[]));
         assert!(whole(&["--thousand"]));
+        assert!(whole(&["--nodes", "3"]));
+        assert!(whole(&["--resume"]));
         for part in [
             ["--quick", "--thousand"],
             ["--peers", "watchlock"],
@@ -166,14 +184,25 @@ mod tests {
     }
 
     #[test]
+    fn several_nodes_are_for_the_peers_of_mongodb() {
+        let Ok(Task::Run(run)) = read_words(&["--nodes", "3"]) else {
+            panic!("it is a run");
+        };
+        assert!(run.peers.iter().all(|peer| peer.engine == Kind::MongoDb));
+        assert!(run.peers.len() > 5);
+        assert_eq!(run.plan.nodes, 3);
+    }
+
+    #[test]
     fn what_is_unknown_is_refused_with_what_there_is() {
         for (words, part) in [
             (["--peers", "nobody"], "`nobody` is no peer; there are watchlock, "),
             (
                 ["--workloads", "nothing"],
-                "`nothing` is no workload; there are uncontended, ",
+                "`nothing` is no workload; there are allocations, uncontended, ",
             ),
             (["--rounds", "0"], "0 rounds are not between 1 and 20"),
+            (["--nodes", "6"], "6 nodes are not between 1 and 5"),
             (["compare", "one.json"], "`compare one.json` is no command"),
         ] {
             let error = read_words(&words).expect_err("it is unknown").to_string();

@@ -12,6 +12,12 @@ pub(crate) trait Client: Send + Sync {
     /// Waits for the lock, for as long as it takes.
     fn acquire(&self, name: &str) -> BoxFuture<'static, Result<Held>>;
 
+    /// Takes the lock of this name away from its holder behind the library's back, as another program would: deletes its
+    /// document, or ends its session. `None` for a library that would not tell its holder.
+    fn take_away(&self, _name: &str) -> Option<BoxFuture<'static, Result<()>>> {
+        None
+    }
+
     /// Ends the background work of the client.
     fn close(&self) -> BoxFuture<'static, ()> {
         Box::pin(async {})
@@ -19,17 +25,34 @@ pub(crate) trait Client: Send + Sync {
 }
 
 /// A held lock. Dropping it does what the library does with a dropped handle.
-pub(crate) struct Held(BoxFuture<'static, Result<()>>);
+pub(crate) struct Held {
+    release: BoxFuture<'static, Result<()>>,
+    lost: Option<BoxFuture<'static, ()>>,
+}
 
 impl Held {
     /// Takes the release, which owns whatever the library calls its guard and runs only when it is polled.
     pub(crate) fn new(release: impl Future<Output = Result<()>> + Send + 'static) -> Self {
-        Self(Box::pin(release))
+        Self {
+            release: Box::pin(release),
+            lost: None,
+        }
+    }
+
+    /// Adds the library's signal for a lost lock: a future that ends when the library says so.
+    pub(crate) fn with_signal(mut self, lost: impl Future<Output = ()> + Send + 'static) -> Self {
+        self.lost = Some(Box::pin(lost));
+        self
+    }
+
+    /// Takes the signal for a lost lock, where the library has one.
+    pub(crate) fn take_signal(&mut self) -> Option<BoxFuture<'static, ()>> {
+        self.lost.take()
     }
 
     /// Gives the lock back, and returns when the service has confirmed (or when the library thinks that it has).
     pub(crate) async fn release(self) -> Result<()> {
-        self.0.await
+        self.release.await
     }
 }
 

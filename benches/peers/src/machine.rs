@@ -1,6 +1,6 @@
-//! The machine of a run, and the versions in its build.
+//! The machine of a run, the sources that were measured, and the versions in the build.
 
-use std::{collections::BTreeMap, fs, thread};
+use std::{collections::BTreeMap, fmt, fs, path::Path, process::Command, thread};
 
 use serde::{Deserialize, Serialize};
 
@@ -49,6 +49,66 @@ impl Machine {
     }
 }
 
+/// The parts of the repository that decide what is measured. The report itself is not among them.
+const MEASURED: [&str; 6] = [
+    "src",
+    "testkit",
+    "Cargo.toml",
+    "benches/peers/src",
+    "benches/peers/Cargo.toml",
+    "benches/peers/Cargo.lock",
+];
+
+/// The sources of a run.
+#[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
+pub(crate) struct Sources {
+    /// The commit that was checked out when the run began; empty in reports that are older than this field, and outside
+    /// a repository.
+    pub(crate) commit: String,
+    /// Whether the library or the harness had changes that were not committed.
+    pub(crate) changed: bool,
+    pub(crate) compiler: String,
+}
+
+impl Sources {
+    pub(crate) fn these() -> Self {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+        let git = |arguments: &[&str]| {
+            let output = Command::new("git").arg("-C").arg(&root).args(arguments).output();
+            let output = output.ok().filter(|output| output.status.success());
+            output.map(|output| String::from_utf8_lossy(&output.stdout).trim().to_owned())
+        };
+        let status: Vec<&str> = ["status", "--porcelain", "--"].into_iter().chain(MEASURED).collect();
+        Self {
+            commit: git(&["rev-parse", "HEAD"]).unwrap_or_default(),
+            changed: git(&status).is_some_and(|changes| !changes.is_empty()),
+            compiler: env!("PEERS_COMPILER").to_owned(),
+        }
+    }
+
+    /// Returns whether numbers of these sources may be put beside numbers of `other` as if they were of one run.
+    pub(crate) fn are_the_same_as(&self, other: &Self) -> bool {
+        // Two states with changes can be different ones.
+        self == other && !self.commit.is_empty() && !self.changed
+    }
+}
+
+impl fmt::Display for Sources {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.commit.get(..12) {
+            Some(commit) => write!(f, "commit {commit}")?,
+            None => f.write_str("an unknown commit")?,
+        }
+        if self.changed {
+            f.write_str(" with changes")?;
+        }
+        if self.compiler.is_empty() {
+            return Ok(());
+        }
+        write!(f, ", {}", self.compiler)
+    }
+}
+
 /// Returns the version of each package in this build, after the lock file.
 pub(crate) fn packages() -> BTreeMap<String, String> {
     let mut found = BTreeMap::new();
@@ -69,6 +129,26 @@ pub(crate) fn packages() -> BTreeMap<String, String> {
 
 #[cfg(test)]
 mod tests {
+    use super::*;
+
+    #[test]
+    fn sources_with_changes_are_never_the_same() {
+        let sources = |changed| Sources {
+            commit: String::from("0123456789abcdef"),
+            changed,
+            compiler: String::from("rustc 1.89.0"),
+        };
+        assert!(sources(false).are_the_same_as(&sources(false)));
+        assert!(!sources(true).are_the_same_as(&sources(true)));
+        assert!(!sources(false).are_the_same_as(&sources(true)));
+        assert!(!Sources::default().are_the_same_as(&Sources::default()));
+        assert_eq!(
+            sources(true).to_string(),
+            "commit 0123456789ab with changes, rustc 1.89.0"
+        );
+        assert_eq!(Sources::default().to_string(), "an unknown commit");
+    }
+
     #[test]
     fn every_peer_is_in_the_lock_file() {
         let packages = super::packages();

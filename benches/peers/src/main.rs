@@ -58,7 +58,12 @@ async fn perform() -> Result<()> {
     match arguments::read(std::env::args().skip(1))? {
         Task::Run(run) => {
             let so_far = here().join("target/so-far");
-            let results = run::run(&run, |results| write_numbers(results, &so_far)).await?;
+            let earlier = if run.resume {
+                Some(Results::read(&so_far.join("results.json"))?)
+            } else {
+                None
+            };
+            let results = run::run(&run, earlier, |results| write_numbers(results, &so_far)).await?;
             write(&results, &folder(&run))
         }
         Task::Compare { old, new } => {
@@ -69,7 +74,7 @@ async fn perform() -> Result<()> {
             let folder = results.parent().unwrap_or(Path::new("")).to_owned();
             write(&Results::read(&results)?, &folder)
         }
-        Task::Hold { peer, address, name } => workloads::crash::hold(peer, &address, &name).await,
+        Task::Hold { peer, address, prefix } => workloads::crash::hold(peer, &address, &prefix).await,
         Task::Help => {
             print!("{}", arguments::USAGE);
             Ok(())
@@ -81,7 +86,8 @@ async fn perform() -> Result<()> {
 fn folder(run: &Run) -> PathBuf {
     match &run.out {
         Some(out) => out.clone(),
-        None if run.whole => here().join(".."),
+        None if run.whole && run.plan.nodes == 1 => here().join(".."),
+        None if run.whole => here().join(format!("../nodes-{}", run.plan.nodes)),
         None => here().join("target/part"),
     }
 }
@@ -115,6 +121,9 @@ fn write_numbers(results: &Results, folder: &Path) -> Result<()> {
     // A row on each line: what changed is seen in a diff, and the curves do not fill pages.
     json = json.replace("{\"workload\"", "\n{\"workload\"");
     json.push('\n');
-    fs::write(folder.join("results.json"), json)?;
+    // Whoever ends the run meanwhile leaves one of the two.
+    let unfinished = folder.join("results.json.new");
+    fs::write(&unfinished, json)?;
+    fs::rename(unfinished, folder.join("results.json"))?;
     Ok(())
 }

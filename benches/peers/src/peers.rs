@@ -3,6 +3,7 @@
 use std::{fmt, sync::Arc, time::Duration};
 
 use futures::future::BoxFuture;
+use serde::{Deserialize, Serialize};
 use watchlock::WakeSource;
 
 use crate::{
@@ -30,6 +31,56 @@ pub(crate) enum Death {
     Together,
 }
 
+/// The part that a peer has in the report.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Role {
+    /// A setting of this repository's library.
+    Ours,
+    Peer,
+    /// No lock: the commands that a lock on this server can't do without.
+    Floor,
+}
+
+/// How its waiters try for the lock. Decides which cases a peer plays.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Pace {
+    /// As the library's users get it.
+    Usual,
+    /// A poll every millisecond. Without waiters it is the same as the usual one.
+    Eager,
+}
+
+/// Where a grant is kept before the acquire returns.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Kept {
+    /// In the journal of a majority of MongoDB's nodes.
+    Majority,
+    /// In the flushed log of another server.
+    OwnLog,
+    /// In memory.
+    Memory,
+}
+
+/// Properties of a peer that can put it ahead. The report explains its numbers by these and by nothing else.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
+pub(crate) struct Traits {
+    pub(crate) kept: Kept,
+    /// Whether waiters are served in turn. Without a queue the lock goes to whoever tries at the right moment.
+    pub(crate) queue: bool,
+    /// Whether a waiter asks once, and the server answers or notifies it when its turn has come.
+    pub(crate) waits_in_server: bool,
+    /// Whether a release returns only when the server has confirmed it.
+    pub(crate) release_awaited: bool,
+    /// Whether a lock ends with its holder's connection instead of a lease.
+    pub(crate) ends_with_connection: bool,
+    /// Whether one sign of life keeps all locks of a client.
+    pub(crate) one_lease: bool,
+    /// Whether its waiters keep a change stream open, which its server looks after at every write.
+    #[serde(default)]
+    pub(crate) streams: bool,
+}
+
 /// One library with one setting.
 pub(crate) struct Peer {
     pub(crate) id: &'static str,
@@ -39,7 +90,22 @@ pub(crate) struct Peer {
     pub(crate) durability: &'static str,
     pub(crate) engine: Kind,
     pub(crate) death: Death,
-    pub(crate) ours: bool,
+    pub(crate) role: Role,
+    pub(crate) pace: Pace,
+    pub(crate) kept: Kept,
+    pub(crate) queue: bool,
+    pub(crate) waits_in_server: bool,
+    pub(crate) release_awaited: bool,
+    /// Whether some waiters of it take a good part of the machine.
+    pub(crate) is_restless: bool,
+    /// Whether held locks are kept alive in the background, so that they can be held for longer than a lease.
+    pub(crate) renews: bool,
+    /// Whether that is done for all locks of a client at once.
+    pub(crate) one_lease: bool,
+    /// Whether its waiters keep a change stream open.
+    pub(crate) streams: bool,
+    /// Maximum number of locks that one client can hold at once.
+    pub(crate) most_held: usize,
     /// Whether dropping an acquire cancels it: a thread that blocks can't be cancelled.
     pub(crate) cancellable: bool,
     connect: Connect,
@@ -51,6 +117,19 @@ impl Peer {
     /// Connects one client, whose locks last for `lease` without a sign of life.
     pub(crate) async fn connect(&self, address: &str, lease: Duration) -> Result<Arc<dyn Client>> {
         (self.connect)(address.to_owned(), lease).await
+    }
+
+    /// Returns the properties that can put it ahead.
+    pub(crate) fn traits(&self) -> Traits {
+        Traits {
+            kept: self.kept,
+            queue: self.queue,
+            waits_in_server: self.waits_in_server,
+            release_awaited: self.release_awaited,
+            ends_with_connection: self.death == Death::Connection,
+            one_lease: self.one_lease,
+            streams: self.streams,
+        }
     }
 
     pub(crate) fn find(id: &str) -> Option<&'static Self> {
@@ -72,7 +151,17 @@ const MONGODB: Peer = Peer {
     durability: MAJORITY,
     engine: Kind::MongoDb,
     death: Death::Lease,
-    ours: false,
+    role: Role::Peer,
+    pace: Pace::Usual,
+    kept: Kept::Majority,
+    queue: false,
+    waits_in_server: false,
+    release_awaited: true,
+    is_restless: false,
+    renews: false,
+    one_lease: false,
+    streams: false,
+    most_held: usize::MAX,
     cancellable: true,
     connect: |_, _| Box::pin(async { Err("a peer without a client".into()) }),
 };
@@ -80,27 +169,36 @@ const MONGODB: Peer = Peer {
 /// The one of ours that the others are compared with.
 pub(crate) const OURS: &str = "watchlock";
 
+/// The commands of MongoDB without any lock.
+pub(crate) const FLOOR: &str = "mongodb-raw";
+
+/// A setting of ours, from which the others differ in what they say.
+const WATCHLOCK: Peer = Peer {
+    durability: "majority, journalled (set by the library)",
+    role: Role::Ours,
+    queue: true,
+    renews: true,
+    ..MONGODB
+};
+
 /// All peers, ours first.
 pub(crate) const PEERS: &[Peer] = &[
     Peer {
         id: OURS,
         package: "watchlock",
         waits: "change stream",
-        durability: "majority, journalled (set by the library)",
-        ours: true,
+        streams: true,
         connect: |uri, lease| {
             Box::pin(async move { a::watchlock::connect(&uri, lease, WakeSource::ChangeStream).await })
         },
-        ..MONGODB
+        ..WATCHLOCK
     },
     Peer {
         id: "watchlock-polling",
         package: "watchlock",
         waits: "polls; the next in line after 1 to 10 ms, others less often",
-        durability: "majority, journalled (set by the library)",
-        ours: true,
         connect: |uri, lease| Box::pin(async move { a::watchlock::connect(&uri, lease, WakeSource::Polling).await }),
-        ..MONGODB
+        ..WATCHLOCK
     },
     Peer {
         id: "watchlock-memory",
@@ -109,8 +207,16 @@ pub(crate) const PEERS: &[Peer] = &[
         durability: "none: memory",
         engine: Kind::Memory,
         death: Death::Together,
-        ours: true,
+        kept: Kept::Memory,
         connect: |_, lease| Box::pin(async move { a::watchlock::in_memory(lease).await }),
+        ..WATCHLOCK
+    },
+    Peer {
+        id: FLOOR,
+        package: "mongodb",
+        waits: "no lock: the driver's commands alone, and one event of a change stream for a hand-over",
+        durability: "majority, journalled (set by the commands)",
+        role: Role::Floor,
         ..MONGODB
     },
     Peer {
@@ -125,6 +231,8 @@ pub(crate) const PEERS: &[Peer] = &[
     },
     Peer {
         id: "mongo-lock-eager",
+        pace: Pace::Eager,
+        is_restless: true,
         package: "mongo-lock",
         waits: "polls every 1 ms; blocks a thread",
         cancellable: false,
@@ -142,6 +250,8 @@ pub(crate) const PEERS: &[Peer] = &[
     },
     Peer {
         id: "mongo-lock-async-eager",
+        pace: Pace::Eager,
+        is_restless: true,
         package: "mongo-lock-async",
         waits: "polls every 1 ms",
         connect: |uri, lease| Box::pin(async move { a::mongo_lock_async::connect(&uri, lease, EAGER).await }),
@@ -152,14 +262,18 @@ pub(crate) const PEERS: &[Peer] = &[
         package: "mongodb-lock",
         waits: "polls every 500 ms (its default)",
         death: Death::Never,
+        release_awaited: false,
         connect: |uri, _| Box::pin(async move { a::mongodb_lock::connect(&uri, mongodb_lock::DEFAULT_WAIT).await }),
         ..MONGODB
     },
     Peer {
         id: "mongodb-lock-eager",
+        pace: Pace::Eager,
+        is_restless: true,
         package: "mongodb-lock",
         waits: "polls every 1 ms",
         death: Death::Never,
+        release_awaited: false,
         connect: |uri, _| Box::pin(async move { a::mongodb_lock::connect(&uri, EAGER).await }),
         ..MONGODB
     },
@@ -167,11 +281,14 @@ pub(crate) const PEERS: &[Peer] = &[
         id: "distributed-lock-mongo",
         package: "distributed-lock-mongo",
         waits: "polls every 10 ms (its default)",
+        is_restless: true,
         connect: |uri, lease| Box::pin(async move { a::distributed_lock_mongo::connect(&uri, lease, None).await }),
         ..MONGODB
     },
     Peer {
         id: "distributed-lock-mongo-eager",
+        pace: Pace::Eager,
+        is_restless: true,
         package: "distributed-lock-mongo",
         waits: "polls every 1 ms",
         connect: |uri, lease| {
@@ -181,6 +298,7 @@ pub(crate) const PEERS: &[Peer] = &[
     },
     Peer {
         id: "dotnet",
+        renews: true,
         package: "mongodb",
         waits: "polls after 10 to 800 ms at random (the default of DistributedLock.MongoDB)",
         connect: |uri, lease| {
@@ -191,6 +309,9 @@ pub(crate) const PEERS: &[Peer] = &[
     },
     Peer {
         id: "dotnet-eager",
+        renews: true,
+        pace: Pace::Eager,
+        is_restless: true,
         package: "mongodb",
         waits: "polls every 1 ms",
         connect: |uri, lease| Box::pin(async move { a::dotnet::connect(&uri, lease, (EAGER, EAGER)).await }),
@@ -203,6 +324,11 @@ pub(crate) const PEERS: &[Peer] = &[
         waits: "in the server, in turn",
         durability: "log of one node, flushed (its default)",
         engine: Kind::Etcd,
+        kept: Kept::OwnLog,
+        queue: true,
+        waits_in_server: true,
+        renews: true,
+        one_lease: true,
         connect: |address, lease| Box::pin(async move { a::etcd::connect(&address, lease).await }),
         ..MONGODB
     },
@@ -213,6 +339,12 @@ pub(crate) const PEERS: &[Peer] = &[
         durability: "none: memory of the server, gone with the session",
         engine: Kind::Postgres,
         death: Death::Connection,
+        kept: Kept::Memory,
+        queue: true,
+        waits_in_server: true,
+        renews: true,
+        one_lease: true,
+        most_held: 1_100,
         connect: |address, lease| Box::pin(async move { a::postgres::connect(&address, lease).await }),
         ..MONGODB
     },
@@ -222,15 +354,19 @@ pub(crate) const PEERS: &[Peer] = &[
         waits: "polls after 0 to 200 ms at random (its default)",
         durability: "memory, now and then a snapshot (its default)",
         engine: Kind::Redis,
+        kept: Kept::Memory,
         connect: |address, lease| Box::pin(async move { a::redis::connect(&address, lease, None).await }),
         ..MONGODB
     },
     Peer {
         id: "redis-eager",
+        pace: Pace::Eager,
+        is_restless: true,
         package: "rslock",
         waits: "polls after 0 to 1 ms at random",
         durability: "memory, now and then a snapshot (its default)",
         engine: Kind::Redis,
+        kept: Kept::Memory,
         // Its random pause is whole milliseconds below this bound.
         connect: |address, lease| Box::pin(async move { a::redis::connect(&address, lease, Some(2 * EAGER)).await }),
         ..MONGODB
@@ -241,6 +377,11 @@ pub(crate) const PEERS: &[Peer] = &[
         waits: "watches the node before its own, in turn",
         durability: "log of one node, flushed (its default)",
         engine: Kind::ZooKeeper,
+        kept: Kept::OwnLog,
+        queue: true,
+        waits_in_server: true,
+        renews: true,
+        one_lease: true,
         connect: |address, lease| Box::pin(async move { a::zookeeper::connect(&address, lease).await }),
         ..MONGODB
     },

@@ -2,47 +2,117 @@
 
 use std::time::Duration;
 
-use crate::workloads::crowd::Crowd;
+use crate::{
+    peers::{Pace, Peer, Role},
+    workloads::{
+        LEASE,
+        crowd::{Crowd, GREAT},
+    },
+};
 
 /// Hold of the hand-over, in milliseconds: by then a task that has just released the lock has asked for it again, in vain,
 /// and waits as the others do. With less, a library that polls would be measured by the first try of a newcomer.
 const WAITED: u64 = 10;
 
+/// Maximum time of one round of one peer: beyond it something hangs, and the run goes on without it.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// The same for the rounds that begin with thousands of acquires or connections.
+const LONG_PATIENCE: Duration = Duration::from_secs(240);
+
+/// Number of waiters or locks from which a round takes so long.
+const THOUSAND: usize = 1_000;
+
 /// A case of a workload.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Step {
+    Allocations,
     Uncontended { fresh: bool },
     HandOver(Crowd),
     Contention(Crowd),
     Distinct { clients: usize },
     Idle { waiters: usize },
+    Held { count: usize, lease: Duration },
     Crash,
+    Lost,
     Ghosts { count: usize },
 }
 
 impl Step {
     pub(crate) fn workload(&self) -> &'static str {
         match self {
+            Self::Allocations => "allocations",
             Self::Uncontended { .. } => "uncontended",
             Self::HandOver(_) => "hand-over",
             Self::Contention(_) => "contention",
             Self::Distinct { .. } => "distinct names",
             Self::Idle { .. } => "idle cost",
+            Self::Held { .. } => "held locks",
             Self::Crash => "crash",
+            Self::Lost => "lost signal",
             Self::Ghosts { .. } => "ghosts",
         }
     }
 
     pub(crate) fn case(&self) -> String {
-        use crate::workloads::{crash, distinct, idle};
+        use crate::workloads::{crash, distinct, idle, lost};
         match self {
+            Self::Allocations => String::from("acquire and release of a fresh name"),
             Self::Uncontended { fresh: false } => String::from("a known name"),
             Self::Uncontended { fresh: true } => String::from("a fresh name each time"),
             Self::HandOver(crowd) | Self::Contention(crowd) => crowd.case(),
             Self::Distinct { clients } => format!("{} names, {clients} clients", distinct::TASKS),
             Self::Idle { waiters } => format!("{waiters} waiters, {} clients", idle::CLIENTS),
+            Self::Held { count, lease } => format!("{count} locks, 1 client, lease {} s", lease.as_secs()),
             Self::Crash => format!("SIGKILL, lease {} s", crash::LEASE.as_secs()),
+            Self::Lost => format!("taken away, lease {} s", lost::LEASE.as_secs()),
             Self::Ghosts { count } => format!("{count} acquires dropped"),
+        }
+    }
+
+    /// Returns whether a peer plays this case: not where another setting of its library would do the same.
+    pub(crate) fn is_played_by(&self, peer: &Peer) -> bool {
+        let waits = matches!(self, Self::HandOver(_) | Self::Contention(_));
+        match (peer.role, peer.pace) {
+            (Role::Floor, _) => match self {
+                Self::Allocations | Self::Uncontended { .. } | Self::Distinct { .. } | Self::Held { .. } => true,
+                Self::HandOver(crowd) => crowd.waiters == 1,
+                _ => false,
+            },
+            (_, Pace::Usual) => true,
+            (_, Pace::Eager) => waits || matches!(self, Self::Idle { .. } | Self::Crash),
+        }
+    }
+
+    /// Returns the number of rounds, of those that a run has: fewer where each takes long, or has many samples.
+    pub(crate) fn rounds(&self, rounds: u32) -> u32 {
+        match self {
+            Self::Held { .. } => 1,
+            Self::HandOver(Crowd { waiters, .. })
+            | Self::Contention(Crowd { waiters, .. })
+            | Self::Idle { waiters }
+                if *waiters >= THOUSAND =>
+            {
+                1
+            }
+            Self::HandOver(crowd) | Self::Contention(crowd) if crowd.waiters >= GREAT => rounds.min(2),
+            Self::Idle { .. } | Self::Allocations | Self::Crash | Self::Lost | Self::Ghosts { .. } => rounds.min(2),
+            _ => rounds,
+        }
+    }
+
+    /// Returns the maximum time of one round of one peer.
+    pub(crate) fn patience(&self) -> Duration {
+        match self {
+            Self::HandOver(Crowd { waiters: count, .. })
+            | Self::Contention(Crowd { waiters: count, .. })
+            | Self::Idle { waiters: count }
+            | Self::Held { count, .. }
+                if *count >= THOUSAND =>
+            {
+                LONG_PATIENCE
+            }
+            _ => PATIENCE,
         }
     }
 }
@@ -51,6 +121,8 @@ impl Step {
 #[derive(Clone, Debug)]
 pub(crate) struct Plan {
     pub(crate) form: &'static str,
+    /// Number of nodes of a server.
+    pub(crate) nodes: usize,
     pub(crate) rounds: u32,
     /// Time of one round of one peer, without connecting and leaving. The cost of waiting has a time of its own, as the
     /// kernel counts processor time in hundredths of a second.
@@ -63,17 +135,27 @@ impl Plan {
     /// Some minutes: enough to see that everything works, and who is how fast roughly.
     pub(crate) fn quick() -> Self {
         let crowds = [(1, 2, WAITED), (10, 8, WAITED), (100, 8, WAITED)].map(crowd);
-        let mut steps = vec![Step::Uncontended { fresh: false }, Step::Uncontended { fresh: true }];
+        let mut steps = vec![
+            Step::Allocations,
+            Step::Uncontended { fresh: false },
+            Step::Uncontended { fresh: true },
+        ];
         steps.extend(crowds.map(Step::HandOver));
         steps.extend([
             Step::Contention(crowd((10, 8, 1))),
             Step::Distinct { clients: 8 },
             Step::Idle { waiters: 50 },
+            Step::Held {
+                count: 1_000,
+                lease: Duration::from_secs(9),
+            },
             Step::Crash,
+            Step::Lost,
             Step::Ghosts { count: 60 },
         ]);
         Self {
             form: "quick",
+            nodes: 1,
             rounds: 1,
             time: Duration::from_secs(1),
             idle_time: Duration::from_millis(1_500),
@@ -81,32 +163,57 @@ impl Plan {
         }
     }
 
-    /// Less than an hour: what is published.
+    /// About 40 minutes: what is published.
     pub(crate) fn full() -> Self {
         let crowds = [(1, 2), (10, 1), (10, 8), (100, 8), (100, 32)];
-        let mut steps = vec![Step::Uncontended { fresh: false }, Step::Uncontended { fresh: true }];
+        let mut steps = vec![
+            // First: nothing that a case leaves behind in this process is counted.
+            Step::Allocations,
+            Step::Uncontended { fresh: false },
+            Step::Uncontended { fresh: true },
+        ];
         steps.extend(crowds.map(|(waiters, clients)| Step::HandOver(crowd((waiters, clients, WAITED)))));
-        let contending = [(10, 8, 0), (10, 8, 50), (100, 32, 0), (100, 32, 1)];
+        let contending = [(10, 8, 0), (10, 8, 1), (10, 8, 50), (100, 32, 1)];
         steps.extend(contending.map(|sizes| Step::Contention(crowd(sizes))));
         steps.extend([
             Step::Distinct { clients: 1 },
             Step::Distinct { clients: 8 },
             Step::Idle { waiters: 50 },
+            Step::Held {
+                count: 10_000,
+                lease: LEASE,
+            },
             Step::Crash,
+            Step::Lost,
             Step::Ghosts { count: 400 },
         ]);
         Self {
             form: "full",
+            nodes: 1,
             rounds: 3,
-            time: Duration::from_secs(2),
-            idle_time: Duration::from_secs(6),
+            time: Duration::from_millis(1_500),
+            idle_time: Duration::from_secs(4),
             steps,
         }
     }
 
-    /// Adds the hand-over among a thousand waiters, for which the clients need some thousand connections and threads.
+    /// Leaves the cases for which the number of nodes matters most: a grant waits for the network.
+    pub(crate) fn with_nodes(mut self, nodes: usize) -> Self {
+        self.nodes = nodes;
+        if nodes > 1 {
+            self.steps.retain(|step| match step {
+                Step::Uncontended { .. } | Step::Crash => true,
+                Step::HandOver(crowd) => matches!((crowd.waiters, crowd.clients), (1, _) | (10, 8)),
+                _ => false,
+            });
+        }
+        self
+    }
+
+    /// Adds the cases of a thousand waiters, for which the clients need some thousand connections and threads.
     pub(crate) fn with_thousand(mut self) -> Self {
-        self.steps.push(Step::HandOver(crowd((1_000, 32, WAITED))));
+        self.steps.push(Step::HandOver(crowd((THOUSAND, 32, WAITED))));
+        self.steps.push(Step::Idle { waiters: THOUSAND });
         self
     }
 }
@@ -116,5 +223,47 @@ fn crowd((waiters, clients, hold): (usize, usize, u64)) -> Crowd {
         waiters,
         clients,
         hold: Duration::from_millis(hold),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::peers::{FLOOR, OURS, PEERS};
+
+    #[test]
+    fn a_case_is_played_by_the_settings_that_differ_in_it() {
+        let plays = |step: Step, id: &str| step.is_played_by(Peer::find(id).expect("it is a peer"));
+        let (one, ten) = (Step::HandOver(crowd((1, 2, 10))), Step::HandOver(crowd((10, 8, 10))));
+        let distinct = Step::Distinct { clients: 8 };
+        assert!(plays(one, FLOOR) && !plays(ten, FLOOR) && plays(distinct, FLOOR));
+        assert!(!plays(Step::Crash, FLOOR));
+        assert!(plays(ten, "dotnet-eager") && plays(Step::Crash, "dotnet-eager"));
+        assert!(!plays(distinct, "dotnet-eager") && plays(distinct, "dotnet"));
+        for step in Plan::full().with_thousand().steps {
+            assert!(plays(step, OURS), "{step:?}");
+            assert!(PEERS.iter().any(|peer| step.is_played_by(peer)));
+        }
+    }
+
+    #[test]
+    fn several_nodes_play_a_short_form() {
+        let workloads = |plan: Plan| plan.steps.iter().map(Step::workload).collect::<Vec<_>>();
+        let expected = ["uncontended", "uncontended", "hand-over", "hand-over", "crash"];
+        assert_eq!(workloads(Plan::full().with_nodes(3)), expected);
+        assert_eq!(workloads(Plan::quick().with_nodes(3)), expected);
+        assert_eq!(Plan::full().with_nodes(1).steps.len(), Plan::full().steps.len());
+    }
+
+    #[test]
+    fn long_cases_have_fewer_rounds_and_more_patience() {
+        let held = Step::Held {
+            count: 10_000,
+            lease: LEASE,
+        };
+        assert_eq!((held.rounds(3), held.patience()), (1, LONG_PATIENCE));
+        let many = Step::HandOver(crowd((100, 8, 10)));
+        assert_eq!((many.rounds(3), many.rounds(1), many.patience()), (2, 1, PATIENCE));
+        assert_eq!(Step::Uncontended { fresh: true }.rounds(3), 3);
     }
 }

@@ -12,18 +12,23 @@ use crate::{
     arguments::Run,
     client::Result,
     engines::{Engine, Engines},
-    machine::{self, Machine},
-    peers::Peer,
+    machine::{self, Machine, Sources},
+    peers::{Peer, Role},
     plan::{Plan, Step},
     report::{Facts, Results, Row},
-    workloads::{Round, crash, distinct, ghosts, idle, uncontended},
+    workloads::{Round, allocations, crash, distinct, ghosts, held, idle, lost, raw, uncontended},
 };
 
-/// Maximum time of one round of one peer: beyond it something hangs, and the run goes on without it.
-const PATIENCE: Duration = Duration::from_secs(120);
+/// Pause before allocations are counted: the servers' other clients have settled by then.
+const SETTLING: Duration = Duration::from_millis(500);
 
 /// Plays all cases. After each, `done` gets what there is until then: a run of an hour that something ends early is not lost.
-pub(crate) async fn run(run: &Run, mut done: impl FnMut(&Results) -> Result<()>) -> Result<Results> {
+/// A case that `earlier` has is taken from there, if its numbers were measured with the same sources, servers and peers.
+pub(crate) async fn run(
+    run: &Run,
+    earlier: Option<Results>,
+    mut done: impl FnMut(&Results) -> Result<()>,
+) -> Result<Results> {
     let (started, begun) = (Instant::now(), SystemTime::now());
     let machine = Machine::this();
     if machine.was_busy() {
@@ -33,7 +38,7 @@ pub(crate) async fn run(run: &Run, mut done: impl FnMut(&Results) -> Result<()>)
         );
     }
     let kinds: BTreeSet<_> = run.peers.iter().map(|peer| peer.engine).collect();
-    let engines = Engines::start(kinds).await;
+    let engines = Engines::start(kinds, run.plan.nodes).await;
     let (packages, present) = (machine::packages(), |peer: &&&Peer| engines.get(peer.engine).is_some());
     let peers: Vec<&Peer> = run.peers.iter().filter(present).copied().collect();
     let facts = peers.iter().map(|peer| Facts {
@@ -46,13 +51,17 @@ pub(crate) async fn run(run: &Run, mut done: impl FnMut(&Results) -> Result<()>)
         engine: peer.engine.to_string(),
         waits: peer.waits.to_owned(),
         durability: peer.durability.to_owned(),
-        ours: peer.ours,
+        ours: peer.role == Role::Ours,
+        floor: peer.role == Role::Floor,
+        traits: Some(peer.traits()),
     });
     let mut results = Results {
         form: run.plan.form.to_owned(),
         rounds: run.plan.rounds,
+        nodes: run.plan.nodes,
         begun: humantime::format_rfc3339_seconds(begun).to_string(),
         machine,
+        sources: Sources::these(),
         engines: engines
             .all()
             .map(|engine| (engine.kind.to_string(), engine.version.clone()))
@@ -61,43 +70,72 @@ pub(crate) async fn run(run: &Run, mut done: impl FnMut(&Results) -> Result<()>)
         missing: engines.missing.clone(),
         ..Results::default()
     };
+    let mut spent = 0.0;
+    let earlier = earlier.filter(|earlier| {
+        let same = earlier.can_be_resumed_by(&results);
+        if !same {
+            eprintln!("nothing to resume: the earlier run had other sources, servers or peers, or changes");
+        }
+        same
+    });
+    if let Some(earlier) = &earlier {
+        spent = earlier.minutes;
+        results.begun.clone_from(&earlier.begun);
+        results.machine.load_before = results.machine.load_before.max(earlier.machine.load_before);
+    }
     for step in &run.plan.steps {
-        eprintln!(
+        let announced = format!(
             "[{:>5.0} s] {}: {}",
             started.elapsed().as_secs_f64(),
             step.workload(),
             step.case()
         );
-        results.rows.extend(play(step, &run.plan, &peers, &engines).await);
-        results.minutes = started.elapsed().as_secs_f64() / 60.0;
+        let playing: Vec<&Peer> = peers.iter().filter(|peer| step.is_played_by(peer)).copied().collect();
+        match finished(earlier.as_ref(), step, &playing) {
+            Some(rows) => {
+                eprintln!("{announced} (finished earlier)");
+                results.rows.extend(rows);
+            }
+            None => {
+                eprintln!("{announced}");
+                results.rows.extend(play(step, &run.plan, &playing, &engines).await);
+            }
+        }
+        results.minutes = spent + started.elapsed().as_secs_f64() / 60.0;
         done(&results)?;
     }
     Ok(results)
+}
+
+/// Returns the rows of a case that an earlier run has finished: one for each peer that plays it, in their order.
+fn finished(earlier: Option<&Results>, step: &Step, peers: &[&Peer]) -> Option<Vec<Row>> {
+    let (earlier, case) = (earlier?, step.case());
+    let row = |peer: &&Peer| {
+        let mut rows = earlier.of(step.workload(), &case);
+        rows.find(|row| row.peer == peer.id).cloned()
+    };
+    peers.iter().map(row).collect()
 }
 
 /// Plays all rounds of one case.
 async fn play(step: &Step, plan: &Plan, peers: &[&Peer], engines: &Engines) -> Vec<Row> {
     let mut rounds: BTreeMap<&str, Vec<Round>> = BTreeMap::new();
     let mut remarks: BTreeMap<&str, String> = BTreeMap::new();
-    for _ in 0..plan.rounds {
+    for _ in 0..step.rounds(plan.rounds) {
         let present = peers.iter().filter_map(|peer| Some((*peer, engines.get(peer.engine)?)));
         // A peer that failed once would do so again, and cost everybody its patience.
         let present: Vec<_> = present.filter(|(peer, _)| !remarks.contains_key(peer.id)).collect();
-        let played: Vec<(&Peer, Result<Round>)> = if let Step::Crash = step {
-            // Nearly all of it is waiting for a lease, which all can do at once.
-            join_all(
-                present
-                    .into_iter()
-                    .map(async |(peer, engine)| (peer, one(step, plan, peer, engine).await)),
-            )
-            .await
-        } else {
-            let mut played = Vec::new();
-            for (peer, engine) in present {
-                played.push((peer, one(step, plan, peer, engine).await));
-            }
-            played
-        };
+        // Nearly all of these is waiting, which all can do at once but those whose waiting keeps the machine busy.
+        let waits = matches!(step, Step::Crash | Step::Lost);
+        let (at_once, in_turn): (Vec<_>, Vec<_>) = present
+            .into_iter()
+            .partition(|(peer, _)| waits && !(peer.is_restless && matches!(step, Step::Crash)));
+        let at_once = at_once.into_iter();
+        let mut played: Vec<(&Peer, Result<Round>)> =
+            join_all(at_once.map(async |(peer, engine)| (peer, one(step, plan, peer, engine).await))).await;
+        for (peer, engine) in in_turn {
+            played.push((peer, one(step, plan, peer, engine).await));
+        }
         for (peer, round) in played {
             match round {
                 Ok(round) => rounds.entry(peer.id).or_default().push(round),
@@ -114,19 +152,29 @@ async fn play(step: &Step, plan: &Plan, peers: &[&Peer], engines: &Engines) -> V
 
 async fn one(step: &Step, plan: &Plan, peer: &Peer, engine: &Engine) -> Result<Round> {
     let round = async {
+        if peer.role == Role::Floor {
+            return raw::round(step, engine, plan.time).await;
+        }
         match *step {
+            Step::Allocations => {
+                tokio::time::sleep(SETTLING).await;
+                allocations::round(peer, engine).await
+            }
             Step::Uncontended { fresh } => uncontended::round(peer, engine, fresh, plan.time).await,
             Step::HandOver(crowd) => crowd.hand_over(peer, engine, plan.time).await,
             Step::Contention(crowd) => crowd.contend(peer, engine, plan.time).await,
             Step::Distinct { clients } => distinct::round(peer, engine, clients, plan.time).await,
             Step::Idle { waiters } => idle::round(peer, engine, waiters, plan.idle_time).await,
+            Step::Held { count, lease } => held::round(peer, engine, count, lease).await,
             Step::Crash => crash::round(peer, engine).await,
+            Step::Lost => lost::round(peer, engine).await,
             Step::Ghosts { count } => ghosts::round(peer, engine, count).await,
         }
     };
-    timeout(PATIENCE, round)
+    let patience = step.patience();
+    timeout(patience, round)
         .await
-        .map_err(|_| format!("no end after {} s", PATIENCE.as_secs()))?
+        .map_err(|_| format!("no end after {} s", patience.as_secs()))?
 }
 
 #[cfg(test)]
@@ -144,6 +192,7 @@ mod tests {
         };
         let plan = Plan {
             form: "smoke",
+            nodes: 1,
             rounds: 1,
             time: Duration::from_millis(700),
             idle_time: Duration::from_millis(300),
@@ -154,23 +203,29 @@ mod tests {
             ],
         };
         let peers = PEERS.iter().collect();
-        let (whole, out) = (false, None);
+        let (whole, resume, out) = (false, false, None);
         let task = Run {
             plan,
             peers,
             whole,
+            resume,
             out,
         };
         let mut told = Vec::new();
-        let results = run(&task, |so_far| {
+        let results = run(&task, None, |so_far| {
             told.push(so_far.rows.len());
             Ok(())
         })
         .await
         .expect("it plays");
-        assert_eq!(told, [1, 2, 3].map(|cases| cases * results.peers.len()));
+        assert_eq!(told.len(), 3);
+        assert_eq!(told.last(), Some(&results.rows.len()));
         assert!(results.facts("watchlock").is_some() && results.facts("mongo-lock").is_some());
-        assert_eq!(results.rows.len(), 3 * results.peers.len());
+        let locks = results.peers.iter().filter(|facts| !facts.floor).count();
+        assert_eq!(
+            results.of("hand-over", "2 waiters, 2 clients, hold 1 ms").count(),
+            locks
+        );
         for row in &results.rows {
             let Row {
                 workload, peer, remark, ..
@@ -192,5 +247,26 @@ mod tests {
         let drawn = std::fs::read_to_string(folder.join("hand-over-distribution.svg")).expect("it was drawn");
         std::fs::remove_dir_all(&folder).expect("it was made");
         assert!(drawn.contains("watchlock-memory"));
+    }
+
+    #[test]
+    fn a_finished_case_is_taken_only_if_every_peer_has_its_row() {
+        let peers: Vec<&Peer> = ["watchlock", "dotnet"].iter().filter_map(|id| Peer::find(id)).collect();
+        let row = |peer: &str| Row::new("uncontended", "a known name", peer, Vec::new(), None);
+        let results = |rows: &[&str]| Results {
+            rows: rows.iter().map(|peer| row(peer)).collect(),
+            ..Results::default()
+        };
+        let step = Step::Uncontended { fresh: false };
+        let order = |rows: Vec<Row>| rows.iter().map(|row| row.peer.clone()).collect::<Vec<_>>();
+        let found = finished(Some(&results(&["dotnet", "etcd", "watchlock"])), &step, &peers);
+        assert_eq!(
+            found.map(order),
+            Some(vec![String::from("watchlock"), String::from("dotnet")])
+        );
+        assert!(finished(Some(&results(&["watchlock"])), &step, &peers).is_none());
+        assert!(finished(None, &step, &peers).is_none());
+        let other = Step::Uncontended { fresh: true };
+        assert!(finished(Some(&results(&["watchlock", "dotnet"])), &other, &peers).is_none());
     }
 }

@@ -6,8 +6,15 @@ use std::{sync::Arc, time::Duration};
 use distributed_lock_core::traits::{DistributedLock, LockHandle};
 use distributed_lock_mongo::{MongoDistributedLock, MongoDistributedLockOptions};
 use futures::future::BoxFuture;
+use mongodb::bson::{Document, doc};
 
 use crate::client::{Client, Held, Result};
+
+/// Database of the locks.
+const DATABASE: &str = "distributed-lock-mongo";
+
+/// Collection of the locks, the library's default.
+const LOCKS: &str = "DistributedLocks";
 
 struct DistributedLockMongo {
     driver: mongodb::Client,
@@ -29,12 +36,24 @@ pub(crate) async fn connect(uri: &str, lease: Duration, pause: Option<Duration>)
 
 impl Client for DistributedLockMongo {
     fn acquire(&self, name: &str) -> BoxFuture<'static, Result<Held>> {
-        let database = self.driver.database("distributed-lock-mongo");
+        let database = self.driver.database(DATABASE);
         let lock = MongoDistributedLock::new(name.to_owned(), database, None, Some(self.options.clone()));
         Box::pin(async move {
             let handle = lock.acquire(None).await?;
-            Ok(Held::new(async move { Ok(handle.release().await?) }))
+            let mut signal = handle.lost_token().clone();
+            let held = Held::new(async move { Ok(handle.release().await?) });
+            // A closed channel ends this too: its receiver has no other way to say anything.
+            Ok(held.with_signal(async move { drop(signal.wait_for(|lost| *lost).await) }))
         })
+    }
+
+    fn take_away(&self, name: &str) -> Option<BoxFuture<'static, Result<()>>> {
+        let locks = self.driver.database(DATABASE).collection::<Document>(LOCKS);
+        let name = name.to_owned();
+        Some(Box::pin(async move {
+            let deleted = locks.delete_one(doc! { "_id": name }).await?.deleted_count;
+            super::expect_one(deleted)
+        }))
     }
 
     fn close(&self) -> BoxFuture<'static, ()> {

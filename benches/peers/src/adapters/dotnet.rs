@@ -1,6 +1,6 @@
 //! The algorithm of DistributedLock.MongoDB for .NET, written anew after its documentation: one `findOneAndUpdate` with a
 //! pipeline takes a missing or expired lock, a random pause lies between two tries, a task extends the lease every third
-//! of it, and a release deletes the document.
+//! of it and signals a loss when there is nothing to extend, and a release deletes the document.
 
 use std::{sync::Arc, time::Duration};
 
@@ -11,7 +11,7 @@ use mongodb::{
     error::{ErrorKind, WriteFailure},
     options::{IndexOptions, ReturnDocument},
 };
-use tokio::{task::JoinHandle, time};
+use tokio::{sync::oneshot, task::JoinHandle, time};
 use uuid::Uuid;
 
 use crate::client::{Client, Held, Result};
@@ -53,13 +53,28 @@ impl Client for Dotnet {
                 let random = Uuid::new_v4().as_u128() % span;
                 time::sleep(least + Duration::from_nanos(u64::try_from(random)?)).await;
             }
-            let extending = Extending(tokio::spawn(extend(locks.clone(), name.clone(), id.clone(), lease)));
-            Ok(Held::new(async move {
+            let (lost, signal) = oneshot::channel::<()>();
+            let extended = extend(locks.clone(), name.clone(), id.clone(), lease);
+            let extending = Extending(tokio::spawn(async move {
+                extended.await;
+                // Nobody may be listening.
+                let _ = lost.send(());
+            }));
+            let held = Held::new(async move {
                 drop(extending);
                 locks.delete_one(doc! { "_id": name, "lockId": id }).await?;
                 Ok(())
-            }))
+            });
+            Ok(held.with_signal(async move { drop(signal.await) }))
         })
+    }
+
+    fn take_away(&self, name: &str) -> Option<BoxFuture<'static, Result<()>>> {
+        let (locks, name) = (self.locks.clone(), name.to_owned());
+        Some(Box::pin(async move {
+            let deleted = locks.delete_one(doc! { "_id": name }).await?.deleted_count;
+            super::expect_one(deleted)
+        }))
     }
 
     fn close(&self) -> BoxFuture<'static, ()> {

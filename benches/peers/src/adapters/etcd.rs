@@ -1,6 +1,7 @@
 //! etcd through `etcd-client`: the lock service of the server, with leases that are kept alive.
 
 use std::{
+    collections::HashSet,
     sync::{Arc, Mutex, PoisonError},
     time::Duration,
 };
@@ -13,8 +14,8 @@ use crate::client::{Client, Held, Result};
 
 struct Etcd {
     service: etcd_client::Client,
-    /// Leases that no acquire uses at the moment. One lease can hold a name only once, so each waiter needs its own, and
-    /// a session keeps what it has been granted.
+    /// One lease holds any number of names, but each only once: the waiters for one name need a lease each. A client keeps
+    /// what it has been granted.
     leases: Arc<Mutex<Vec<Lease>>>,
     lease: Duration,
 }
@@ -22,6 +23,9 @@ struct Etcd {
 /// A lease that is kept alive until it is dropped.
 struct Lease {
     id: i64,
+    /// The names that are held with it or wanted. That of an acquire which was dropped stays here: the server may have
+    /// granted it, and would grant it to this lease again.
+    names: HashSet<String>,
     keeping: JoinHandle<()>,
 }
 
@@ -44,16 +48,32 @@ impl Client for Etcd {
         let (mut service, leases, length) = (self.service.clone(), self.leases.clone(), self.lease);
         let name = name.to_owned();
         Box::pin(async move {
-            let pooled = leases.lock().unwrap_or_else(PoisonError::into_inner).pop();
-            let lease = match pooled {
-                Some(lease) => lease,
-                None => grant(&mut service, length).await?,
+            let pooled = {
+                let mut leases = leases.lock().unwrap_or_else(PoisonError::into_inner);
+                let free = leases.iter_mut().find(|lease| !lease.names.contains(&name));
+                free.map(|lease| {
+                    lease.names.insert(name.clone());
+                    lease.id
+                })
             };
-            let options = LockOptions::new().with_lease(lease.id);
-            let key = service.lock(name, Some(options)).await?.key().to_vec();
+            let id = match pooled {
+                Some(id) => id,
+                None => {
+                    let mut lease = grant(&mut service, length).await?;
+                    let id = lease.id;
+                    lease.names.insert(name.clone());
+                    leases.lock().unwrap_or_else(PoisonError::into_inner).push(lease);
+                    id
+                }
+            };
+            let options = LockOptions::new().with_lease(id);
+            let key = service.lock(name.clone(), Some(options)).await?.key().to_vec();
             Ok(Held::new(async move {
                 service.unlock(key).await?;
-                leases.lock().unwrap_or_else(PoisonError::into_inner).push(lease);
+                let mut leases = leases.lock().unwrap_or_else(PoisonError::into_inner);
+                if let Some(lease) = leases.iter_mut().find(|lease| lease.id == id) {
+                    lease.names.remove(&name);
+                }
                 Ok(())
             }))
         })
@@ -78,5 +98,9 @@ async fn grant(service: &mut etcd_client::Client, length: Duration) -> Result<Le
             time::sleep(length / 3).await;
         }
     });
-    Ok(Lease { id, keeping })
+    Ok(Lease {
+        id,
+        names: HashSet::new(),
+        keeping,
+    })
 }

@@ -14,5 +14,15 @@ pub(crate) mod zookeeper;
 
 use std::time::Duration;
 
+use crate::client::Result;
+
 /// Wait of a peer that insists on a bound. No measurement takes as long.
 const PATIENCE: Duration = Duration::from_secs(3_600);
+
+/// Checks that a lock was taken away: a signal for another one would be taken for its.
+fn expect_one(taken: u64) -> Result<()> {
+    if taken == 1 {
+        return Ok(());
+    }
+    Err(format!("{taken} locks were taken away instead of one").into())
+}

@@ -6,6 +6,7 @@ use std::{
 };
 
 use futures::future::BoxFuture;
+use mongodb::bson::{Document, doc};
 use watchlock::{InMemory, LockClient, WakeSource};
 
 use crate::client::{Client, Held, Result};
@@ -15,9 +16,15 @@ struct Watchlock {
     locks: LockClient,
 }
 
+/// Database of the locks.
+const DATABASE: &str = "watchlock";
+
+/// Collection of the locks.
+const LOCKS: &str = "locks";
+
 pub(crate) async fn connect(uri: &str, lease: Duration, source: WakeSource) -> Result<Arc<dyn Client>> {
     let driver = mongodb::Client::with_uri_str(uri).await?;
-    let builder = LockClient::builder(driver.database("watchlock"));
+    let builder = LockClient::builder(driver.database(DATABASE)).collection(LOCKS);
     let locks = builder.lease(lease).wake_source(source).build().await?;
     Ok(Arc::new(Watchlock {
         driver: Some(driver),
@@ -38,11 +45,23 @@ impl Client for Watchlock {
         let mutex = self.locks.mutex(name);
         Box::pin(async move {
             let handle = mutex.acquire().await?;
-            Ok(Held::new(async move {
+            let lost = handle.lost_token().cancelled_owned();
+            let held = Held::new(async move {
                 handle.release().await?;
                 Ok(())
-            }))
+            });
+            Ok(held.with_signal(lost))
         })
+    }
+
+    fn take_away(&self, name: &str) -> Option<BoxFuture<'static, Result<()>>> {
+        let driver = self.driver.clone()?;
+        let name = name.to_owned();
+        Some(Box::pin(async move {
+            let locks = driver.database(DATABASE).collection::<Document>(LOCKS);
+            let deleted = locks.delete_one(doc! { "_id": name }).await?.deleted_count;
+            super::expect_one(deleted)
+        }))
     }
 
     fn close(&self) -> BoxFuture<'static, ()> {

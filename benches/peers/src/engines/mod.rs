@@ -1,4 +1,4 @@
-//! The servers that the peers need, each one node on this machine, with its defaults.
+//! The servers that the peers need, on this machine, with their defaults: one node of each, or several of MongoDB.
 
 mod process;
 
@@ -87,21 +87,32 @@ enum Server {
     },
 }
 
+/// Counters of a server.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Traffic {
+    /// Commands, without those of drivers that watch over the server.
+    pub(crate) commands: Option<u64>,
+    /// Bytes received and sent.
+    pub(crate) bytes: Option<u64>,
+    /// Number of bytes of the answer that these counters came with, where they will be among them.
+    pub(crate) answer: u64,
+}
+
 /// A repeated write that has nothing to do with locks, by a client of its own.
 pub(crate) type ForeignWrite = Box<dyn FnMut(i32) -> BoxFuture<'static, Result<()>> + Send>;
 
 impl Engine {
-    /// Starts one node of it.
+    /// Starts it with this number of nodes, which is one for all but MongoDB.
     ///
     /// An engine that does not start, or is not there, is an error that says how to install it.
-    pub(crate) async fn start(kind: Kind) -> Result<Self> {
+    pub(crate) async fn start(kind: Kind, nodes: usize) -> Result<Self> {
         let starting = async {
             match kind {
                 Kind::Memory => {
                     let none = String::from("-");
                     Ok(Self::of(kind, String::from("memory"), none, Server::Memory))
                 }
-                Kind::MongoDb => mongodb().await,
+                Kind::MongoDb => mongodb(nodes).await,
                 Kind::Etcd => etcd().await,
                 Kind::Postgres => postgres().await,
                 Kind::Redis => redis().await,
@@ -131,31 +142,38 @@ impl Engine {
         process::processor_time(pid).map(Some)
     }
 
-    /// Returns the number of commands that the server has executed, without those of drivers that watch over it, where the
-    /// server counts them.
-    pub(crate) async fn commands(&self) -> Result<Option<u64>> {
+    /// Returns what the server has done and moved so far, as far as it counts that.
+    pub(crate) async fn traffic(&self) -> Result<Traffic> {
         match &self.server {
-            Server::MongoDb { observer, .. } => mongodb_commands(observer).await.map(Some),
+            Server::MongoDb { observer, .. } => timeout(ANSWER, mongodb_traffic(observer)).await?,
             Server::Process { port, .. } if self.kind == Kind::Redis => {
                 let info = ask(*port, "INFO stats\r\nQUIT\r\n").await?;
-                number_after(&info, "total_commands_processed:").map(Some)
+                let number = |label| number_after(&info, label);
+                Ok(Traffic {
+                    commands: Some(number("total_commands_processed:")?),
+                    bytes: Some(number("total_net_input_bytes:")? + number("total_net_output_bytes:")?),
+                    answer: info.len() as u64,
+                })
             }
             Server::Process { port, .. } if self.kind == Kind::ZooKeeper => {
                 let state = ask(*port, "mntr").await?;
-                number_after(&state, "zk_packets_received\t").map(Some)
+                Ok(Traffic {
+                    commands: Some(number_after(&state, "zk_packets_received\t")?),
+                    ..Traffic::default()
+                })
             }
             Server::Process { port, .. } if self.kind == Kind::Etcd => {
-                let request = "GET /metrics HTTP/1.0\r\n\r\n";
-                let answer = ask(*port, request).await?;
-                // Messages received by streams and by single calls alike.
-                let counts = answer
-                    .lines()
-                    .filter(|line| line.starts_with("grpc_server_msg_received_total{"));
-                let counts = counts.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok());
-                #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a count")]
-                Ok(Some(counts.sum::<f64>() as u64))
+                let answer = ask(*port, "GET /metrics HTTP/1.0\r\n\r\n").await?;
+                let bytes = ["received", "sent"].map(|way| format!("etcd_network_client_grpc_{way}_bytes_total "));
+                Ok(Traffic {
+                    // Messages received by streams and by single calls alike.
+                    commands: Some(sum_of(&answer, "grpc_server_msg_received_total{")),
+                    bytes: Some(bytes.iter().map(|counter| sum_of(&answer, counter)).sum()),
+                    // This question is not among its counters.
+                    answer: 0,
+                })
             }
-            _ => Ok(None),
+            _ => Ok(Traffic::default()),
         }
     }
 
@@ -236,8 +254,8 @@ impl Engine {
     }
 }
 
-async fn mongodb() -> Result<Engine> {
-    let cluster = Cluster::replica_set(1).await?;
+async fn mongodb(nodes: usize) -> Result<Engine> {
+    let cluster = Cluster::replica_set(nodes).await?;
     let mut options = ClientOptions::parse(cluster.uri()).await?;
     // Greets the server once and then not again while anything is measured.
     options.server_monitoring_mode = Some(ServerMonitoringMode::Poll);
@@ -249,7 +267,7 @@ async fn mongodb() -> Result<Engine> {
     Ok(Engine::of(Kind::MongoDb, address, version, server))
 }
 
-async fn mongodb_commands(observer: &mongodb::Client) -> Result<u64> {
+async fn mongodb_traffic(observer: &mongodb::Client) -> Result<Traffic> {
     let status = observer
         .database("admin")
         .run_command(doc! { "serverStatus": 1 })
@@ -263,7 +281,13 @@ async fn mongodb_commands(observer: &mongodb::Client) -> Result<u64> {
             sum += u64::try_from(*total)?;
         }
     }
-    Ok(sum)
+    let network = status.get_document("network")?;
+    let bytes = network.get_i64("bytesIn")? + network.get_i64("bytesOut")?;
+    Ok(Traffic {
+        commands: Some(sum),
+        bytes: Some(u64::try_from(bytes)?),
+        answer: mongodb::bson::to_vec(&status)?.len() as u64,
+    })
 }
 
 async fn etcd() -> Result<Engine> {
@@ -436,12 +460,26 @@ async fn ask(port: u16, word: &str) -> Result<String> {
     timeout(ANSWER, asked).await?
 }
 
+/// Returns the sum of the counters whose lines begin like this.
+fn sum_of(metrics: &str, beginning: &str) -> u64 {
+    let lines = metrics.lines().filter(|line| line.starts_with(beginning));
+    let counts = lines.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok());
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a count")]
+    let sum = counts.sum::<f64>() as u64;
+    sum
+}
+
 fn number_after(text: &str, label: &str) -> Result<u64> {
     let (_, rest) = text
         .split_once(label)
         .ok_or_else(|| format!("no `{label}` in the answer"))?;
     let digits: String = rest.chars().take_while(char::is_ascii_digit).collect();
     Ok(digits.parse()?)
+}
+
+/// Returns the processor time of this process without its children, which are servers.
+pub(crate) fn own_processor_time() -> Result<Duration> {
+    process::own_processor_time(std::process::id())
 }
 
 /// The engines of a run, and the reasons why others are missing.
@@ -452,10 +490,10 @@ pub(crate) struct Engines {
 }
 
 impl Engines {
-    pub(crate) async fn start(kinds: impl IntoIterator<Item = Kind>) -> Self {
+    pub(crate) async fn start(kinds: impl IntoIterator<Item = Kind>, nodes: usize) -> Self {
         let mut engines = Self::default();
         for kind in kinds {
-            match Engine::start(kind).await {
+            match Engine::start(kind, nodes).await {
                 Ok(engine) => drop(engines.running.insert(kind, engine)),
                 Err(reason) => {
                     eprintln!("SKIPPED {reason}");
@@ -472,5 +510,20 @@ impl Engines {
 
     pub(crate) fn all(&self) -> impl Iterator<Item = &Engine> {
         self.running.values()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counters_are_read_from_what_servers_say() {
+        let metrics = "# HELP grpc\nsent_bytes_total 1.5e+03\nreceived{a=\"1\"} 2\nreceived{a=\"2\"} 3\n";
+        assert_eq!(sum_of(metrics, "received{"), 5);
+        assert_eq!(sum_of(metrics, "sent_bytes_total "), 1_500);
+        assert_eq!(sum_of(metrics, "nothing"), 0);
+        assert_eq!(number_after("a:1\r\nb:23\r\n", "b:").ok(), Some(23));
+        assert!(number_after("a:1", "b:").is_err());
     }
 }

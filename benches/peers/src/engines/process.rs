@@ -133,6 +133,11 @@ pub(crate) fn processor_time(pid: u32) -> Result<Duration> {
     Ok(Duration::from_millis(ticks * 10))
 }
 
+/// Returns the processor time of the process alone.
+pub(crate) fn own_processor_time(pid: u32) -> Result<Duration> {
+    Ok(Duration::from_millis(ticks(pid, 2)? * 10))
+}
+
 /// Returns the sum of the first `count` of: user mode, kernel, and both of ended children.
 fn ticks(pid: u32, count: usize) -> Result<u64> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat"))?;

@@ -96,7 +96,7 @@ pub(crate) fn draw(results: &Results, folder: &Path) -> Result<()> {
         };
         let area = SVGBackend::new(&path, size).into_drawing_area();
         area.fill(&WHITE)?;
-        let area = area.titled(&title(chart, &rows), ("sans-serif", 17))?;
+        let area = area.titled(&title(results, chart, &rows), ("sans-serif", 17))?;
         match chart.kind {
             Kind::Ecdf => ecdf(&area, &rows)?,
             Kind::Waiters => waiters(&area, &rows)?,
@@ -110,10 +110,11 @@ pub(crate) fn draw(results: &Results, folder: &Path) -> Result<()> {
 
 type Area<'a> = DrawingArea<SVGBackend<'a>, plotters::coord::Shift>;
 
-fn title(chart: &Chart, rows: &[&Row]) -> String {
+fn title(results: &Results, chart: &Chart, rows: &[&Row]) -> String {
+    let (title, size) = (chart.title, results.size());
     match (chart.kind, rows.first()) {
-        (Kind::Waiters, _) | (_, None) => format!("{} (one node, loopback)", chart.title),
-        (_, Some(row)) => format!("{} ({}; one node, loopback)", chart.title, row.case),
+        (Kind::Waiters, _) | (_, None) => format!("{title} ({size}, loopback)"),
+        (_, Some(row)) => format!("{title} ({}; {size}, loopback)", row.case),
     }
 }
 
@@ -158,7 +159,7 @@ fn rows<'a>(results: &'a Results, chart: &Chart) -> Vec<&'a Row> {
 }
 
 /// Returns the numbers of a case's name, which [`Crowd::case`](crate::workloads::crowd::Crowd::case) wrote.
-fn crowd_of(case: &str) -> Option<(u32, u32, u32)> {
+pub(super) fn crowd_of(case: &str) -> Option<(u32, u32, u32)> {
     let numbers: Vec<u32> = case.split([' ', ',']).filter_map(|word| word.parse().ok()).collect();
     match numbers.as_slice() {
         &[waiters, clients, hold] => Some((waiters, clients, hold)),
@@ -182,12 +183,15 @@ fn colour(peer: &str) -> RGBColor {
     if peer.starts_with("watchlock") {
         return RGBColor(178, 24, 43);
     }
+    if peer == crate::peers::FLOOR {
+        return RGBColor(165, 165, 165);
+    }
     // A library has one colour at all its settings.
     let plain = peer.trim_end_matches("-eager");
     let libraries = crate::peers::PEERS
         .iter()
         .map(|peer| peer.id)
-        .filter(|id| !id.starts_with("watchlock"));
+        .filter(|id| !id.starts_with("watchlock") && *id != crate::peers::FLOOR);
     let place = libraries
         .filter(|id| !id.ends_with("-eager"))
         .position(|id| id == plain)

@@ -30,17 +30,24 @@ pub(crate) fn text(old: &Results, new: &Results) -> String {
     let mut text = String::new();
     for (label, results) in [("old", old), ("new", new)] {
         let Results {
-            begun, form, machine, ..
+            begun,
+            form,
+            machine,
+            sources,
+            ..
         } = results;
         let _ = writeln!(
             text,
-            "{label}: {begun}, {form}, {} cores of {}",
+            "{label}: {begun}, {form}, {sources}, {} cores of {}",
             machine.cores, machine.processor
         );
     }
-    let same = |one: &Results| (one.machine.processor.clone(), one.machine.cores, one.form.clone());
+    let same = |one: &Results| {
+        let machine = &one.machine;
+        (machine.processor.clone(), machine.cores, one.form.clone(), one.size())
+    };
     if same(old) != same(new) {
-        text.push_str("They are from different machines or of different forms: compare the order of the peers, not the numbers.\n");
+        text.push_str("They are from different machines, or of different forms or numbers of nodes: compare the order of the peers, not the numbers.\n");
     }
     for (old, new) in old
         .engines

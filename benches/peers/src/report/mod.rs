@@ -1,5 +1,6 @@
 //! The results of a run: a value that is written as JSON, and everything else is drawn from it.
 
+mod ahead;
 pub(crate) mod charts;
 pub(crate) mod compare;
 pub(crate) mod table;
@@ -10,7 +11,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     client::Result,
-    machine::Machine,
+    machine::{Machine, Sources},
+    peers::Traits,
     statistics::{median, quantile, sorted},
     workloads::{Better, Round},
 };
@@ -24,9 +26,14 @@ pub(crate) struct Results {
     /// `quick` or `full`.
     pub(crate) form: String,
     pub(crate) rounds: u32,
+    /// Number of nodes of a server; 0 in reports that are older than this field, and then it was one.
+    #[serde(default)]
+    pub(crate) nodes: usize,
     pub(crate) begun: String,
     pub(crate) minutes: f64,
     pub(crate) machine: Machine,
+    #[serde(default)]
+    pub(crate) sources: Sources,
     /// Versions of the servers.
     pub(crate) engines: BTreeMap<String, String>,
     pub(crate) peers: Vec<Facts>,
@@ -36,7 +43,7 @@ pub(crate) struct Results {
 }
 
 /// What a peer is.
-#[derive(Clone, Debug, Deserialize, Serialize)]
+#[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 pub(crate) struct Facts {
     pub(crate) id: String,
     pub(crate) package: String,
@@ -44,6 +51,12 @@ pub(crate) struct Facts {
     pub(crate) waits: String,
     pub(crate) durability: String,
     pub(crate) ours: bool,
+    /// Whether it is no lock, only the commands that a lock needs.
+    #[serde(default)]
+    pub(crate) floor: bool,
+    /// Not in reports that are older than this field.
+    #[serde(default)]
+    pub(crate) traits: Option<Traits>,
 }
 
 /// One peer in one case of one workload.
@@ -78,6 +91,30 @@ impl Results {
     pub(crate) fn read(path: &Path) -> Result<Self> {
         let text = fs::read_to_string(path).map_err(|error| format!("{}: {error}", path.display()))?;
         Ok(serde_json::from_str(&text).map_err(|error| format!("{}: {error}", path.display()))?)
+    }
+
+    /// Returns whether cases of this run can be taken into a later one as if that had played them.
+    pub(crate) fn can_be_resumed_by(&self, later: &Self) -> bool {
+        let conditions = |one: &Self| (one.form.clone(), one.rounds, one.nodes, one.engines.clone());
+        let machine = |one: &Self| {
+            (
+                one.machine.processor.clone(),
+                one.machine.cores,
+                one.machine.kernel.clone(),
+            )
+        };
+        self.sources.are_the_same_as(&later.sources)
+            && conditions(self) == conditions(later)
+            && machine(self) == machine(later)
+            && self.peers == later.peers
+    }
+
+    /// Returns the servers' size in words.
+    pub(crate) fn size(&self) -> String {
+        match self.nodes {
+            0 | 1 => String::from("one node"),
+            nodes => format!("{nodes} nodes"),
+        }
     }
 
     /// Returns the workloads in the order of the run, each with its cases.
@@ -207,6 +244,49 @@ mod tests {
             (row.samples, row.curve.first(), row.curve.last()),
             (9, Some(&1.0), Some(&9.0))
         );
+    }
+
+    #[test]
+    fn only_a_run_of_the_same_conditions_is_resumed() {
+        let results = || Results {
+            form: String::from("full"),
+            sources: Sources {
+                commit: String::from("0123456789abcdef"),
+                ..Sources::default()
+            },
+            ..Results::default()
+        };
+        assert!(results().can_be_resumed_by(&results()));
+        let others = [
+            Results {
+                form: String::from("quick"),
+                ..results()
+            },
+            Results { nodes: 3, ..results() },
+            Results { rounds: 1, ..results() },
+            Results {
+                sources: Sources::default(),
+                ..results()
+            },
+            Results {
+                engines: [(String::from("etcd"), String::from("3.5"))].into(),
+                ..results()
+            },
+        ];
+        for other in others {
+            assert!(!results().can_be_resumed_by(&other), "{other:?}");
+        }
+    }
+
+    #[test]
+    fn a_report_that_is_older_than_a_field_is_still_read() {
+        let text = r#"{"form":"full","rounds":3,"begun":"","minutes":67.4,"machine":{"processor":"","cores":2,
+            "memory_gib":23,"kernel":"","load_before":0.28},"engines":{},"peers":[{"id":"etcd","package":"","engine":"",
+            "waits":"","durability":"","ours":false}],"missing":[],"rows":[]}"#;
+        let read: Results = serde_json::from_str(text).expect("it was written by an earlier version");
+        assert_eq!(read.sources, Sources::default());
+        assert!(!read.peers.iter().any(|facts| facts.floor || facts.traits.is_some()));
+        assert_eq!(read.size(), "one node");
     }
 
     #[test]

@@ -2,15 +2,15 @@
 
 use std::fmt::Write;
 
-use super::{Measure, Results, Row, charts};
-use crate::{
-    peers::OURS,
-    statistics::{differ, median},
-    workloads::Better,
-};
+use super::{Results, Row, ahead, charts};
 
 /// What each workload measures, in one sentence.
-pub(crate) const WORKLOADS: [(&str, &str); 7] = [
+pub(crate) const WORKLOADS: [(&str, &str); 10] = [
+    (
+        "allocations",
+        "One client acquires and releases a lock that nobody else wants: the memory that this process asks for in each such \
+         cycle, with what the drivers do in the background meanwhile.",
+    ),
     (
         "uncontended",
         "One client acquires and releases a lock that nobody else wants: the time of both together.",
@@ -24,7 +24,7 @@ pub(crate) const WORKLOADS: [(&str, &str); 7] = [
     (
         "contention",
         "As before, but whoever has released wants the lock again at once. The quantiles are those of the wait of an acquire \
-         that was granted; Jain's index of the grants of each task is 1 if all got the same share; *overtaken by* counts the \
+         that was granted; Jain's index of the grants of each task is 1 if all got the same share, and that of clients if all clients did, of which some have one task more than others; *overtaken by* counts the \
          waiters that a grant passed by; the longest wait includes those who had got nothing when the round ended.",
     ),
     (
@@ -33,14 +33,26 @@ pub(crate) const WORKLOADS: [(&str, &str); 7] = [
     ),
     (
         "idle cost",
-        "Waiters wait for a lock that is held for long: commands and processor time of the server, without what it takes \
+        "Waiters wait for a lock that is held for long: commands, bytes and processor time of the server, without what it takes \
          while nobody waits; and the processor time and latency of a write of somebody else to another place meanwhile. The former has no \
          number where the waiting alone takes so much that the writes are lost in it.",
     ),
     (
+        "held locks",
+        "One client holds many locks at once: commands, bytes and processor time of the server and \
+         of this process meanwhile, for a third of the lease, and how fast it gets them and gives them back (64 at once).",
+    ),
+    (
         "crash",
-        "The process that holds the lock is killed (SIGKILL) as soon as it has it, with a lease of 5 s, while another \
-         waits. Time beyond the lease counts from when the holder said that it held.",
+        "The process that holds ten locks is killed (SIGKILL) as soon as everybody waits, with a lease of 5 s, while another \
+         client waits for each. The quantiles are those of the time beyond the lease, which counts from when the holder said \
+         that it held; where a lock ends with its connection they count from the kill.",
+    ),
+    (
+        "lost signal",
+        "Twenty locks are taken away from their holder, with a lease of 5 s, one after the other: another program deletes \
+         the document, or ends the session. The time until the library says so. A signal that comes before anything was taken \
+         away is false; one that does not come within 10 s is missed.",
     ),
     (
         "ghosts",
@@ -52,7 +64,7 @@ pub(crate) const WORKLOADS: [(&str, &str); 7] = [
 /// Returns the whole report.
 pub(crate) fn markdown(results: &Results) -> String {
     let mut text = head(results);
-    text.push_str(&ahead(results));
+    text.push_str(&ahead::section(results));
     for (workload, cases) in results.cases() {
         let sentence = WORKLOADS
             .iter()
@@ -75,22 +87,27 @@ pub(crate) fn markdown(results: &Results) -> String {
 
 fn head(results: &Results) -> String {
     let machine = &results.machine;
+    // The report of several nodes has a folder of its own beside that of one.
+    let (arguments, folder) = match results.nodes {
+        0 | 1 => (String::new(), ""),
+        nodes => (format!(" -- --nodes {nodes}"), "../"),
+    };
     let mut text = String::from("# watchlock beside its peers\n\n");
     let _ = writeln!(
         text,
-        "Written by `cargo run --release --manifest-path benches/peers/Cargo.toml`, form *{}*, {} round{} of each peer in \
-         turn, begun {} and done in {:.0} minutes. The numbers behind it are in [results.json](results.json); \
-         [benches/peers](peers/README.md) says how they are measured.\n",
+        "Written by `cargo run --release --manifest-path benches/peers/Cargo.toml{arguments}`, form *{}*, {} round{} of each \
+         peer in turn, begun {} and done in {:.0} minutes. The numbers behind it are in [results.json](results.json); \
+         [benches/peers]({folder}peers/README.md) says how they are measured.\n",
         results.form,
         results.rounds,
-        if results.rounds == 1 { "" } else { "s" },
+        if results.rounds == 1 { "" } else { "s at most" },
         results.begun,
         results.minutes
     );
     let _ = writeln!(
         text,
-        "Machine: {} cores of {}, {} GiB, Linux {}.",
-        machine.cores, machine.processor, machine.memory_gib, machine.kernel
+        "Measured: {}. Machine: {} cores of {}, {} GiB, Linux {}.",
+        results.sources, machine.cores, machine.processor, machine.memory_gib, machine.kernel
     );
     if machine.was_busy() {
         let _ = writeln!(
@@ -99,9 +116,10 @@ fn head(results: &Results) -> String {
             machine.load_before
         );
     }
+    let _ = writeln!(text, "\nServers: {} each.", results.size());
     text.push_str(
-        "\nWhat the numbers are not: everything is one node on loopback, and clients and servers share the cores above. So \
-         there is no network, no replication to wait for, and a peer that burns processor time slows itself down. Orders \
+        "\nWhat the numbers are not: everything is on loopback, and clients and servers share the cores above. So there is \
+         no network, and a peer that burns processor time slows itself down. Orders \
          and ratios carry over, milliseconds do not. All clients are in one process with connections of their own.\n\n\
          | peer | of | server | how it waits | a grant is as durable as |\n|---|---|---|---|---|\n",
     );
@@ -117,77 +135,6 @@ fn head(results: &Results) -> String {
         let _ = writeln!(text, "\nNot measured: {missing}.");
     }
     text
-}
-
-/// Returns where others are better than ours, by more than the noise.
-fn ahead(results: &Results) -> String {
-    let mut lines = Vec::new();
-    for (workload, cases) in results.cases() {
-        for case in cases {
-            let Some(ours) = results.of(workload, case).find(|row| row.peer == OURS) else {
-                continue;
-            };
-            for row in results.of(workload, case) {
-                let Some(facts) = results.facts(&row.peer).filter(|facts| !facts.ours) else {
-                    continue;
-                };
-                let both = row
-                    .measures
-                    .iter()
-                    .filter_map(|theirs| Some((theirs, ours.measure(&theirs.name)?)));
-                let better = both.filter(|(theirs, ours)| counts(theirs) && is_ahead(theirs, ours));
-                let better = better.map(|(theirs, ours)| {
-                    let (name, ratio) = (&theirs.name, times(theirs, ours));
-                    format!("{name}: {} against {}{ratio}", shown(theirs.value), shown(ours.value))
-                });
-                let better: Vec<String> = better.collect();
-                if !better.is_empty() {
-                    let (peer, numbers) = (&row.peer, better.join("; "));
-                    lines.push(format!(
-                        "| {workload} | {case} | {peer} | {numbers} | {} |",
-                        facts.durability
-                    ));
-                }
-            }
-        }
-    }
-    if lines.is_empty() {
-        return format!(
-            "\n## Where others are ahead\n\nNowhere: in no case is a peer better than `{OURS}` by more than the noise.\n"
-        );
-    }
-    format!(
-        "\n## Where others are ahead\n\nComputed: a number of a peer is here if it is better than that of `{OURS}` by more \
-         than the rounds of either differ, and than 5 %. Theirs comes first.\n\n\
-         | workload | case | peer | numbers | their grant is as durable as |\n|---|---|---|---|---|\n{}\n",
-        lines.join("\n")
-    )
-}
-
-/// Returns whether the number says something about the lock: not so one sample, or the server without any lock; and p90
-/// says nothing that its neighbours do not.
-fn counts(measure: &Measure) -> bool {
-    !["max", "p90", "the same alone"]
-        .iter()
-        .any(|other| measure.name.starts_with(other))
-}
-
-fn is_ahead(theirs: &Measure, ours: &Measure) -> bool {
-    let (one, other) = (median(&theirs.rounds), median(&ours.rounds));
-    let better = match theirs.better {
-        Better::Less => one < other,
-        Better::More => one > other,
-    };
-    better && differ(&theirs.rounds, &ours.rounds)
-}
-
-fn times(theirs: &Measure, ours: &Measure) -> String {
-    let (less, more) = (theirs.value.min(ours.value), theirs.value.max(ours.value));
-    if less > 0.0 {
-        format!(" ({:.1} times)", more / less)
-    } else {
-        String::new()
-    }
 }
 
 fn table(results: &Results, rows: &[&Row]) -> String {
@@ -206,10 +153,11 @@ fn table(results: &Results, rows: &[&Row]) -> String {
     let _ = writeln!(text, "|---|{}", "---:|".repeat(names.len() + usize::from(samples)));
     for row in rows {
         let ours = results.facts(&row.peer).is_some_and(|facts| facts.ours);
-        let peer = if ours {
-            format!("**{}**", row.peer)
-        } else {
-            row.peer.clone()
+        let floor = results.facts(&row.peer).is_some_and(|facts| facts.floor);
+        let peer = match (ours, floor) {
+            (true, _) => format!("**{}**", row.peer),
+            (_, true) => format!("*{}* (no lock)", row.peer),
+            _ => row.peer.clone(),
         };
         let _ = write!(text, "| {peer} |");
         for name in &names {
@@ -249,7 +197,7 @@ fn capitalised(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{report::Facts, workloads::Round};
+    use crate::{peers::OURS, report::Facts, workloads::Round};
 
     fn results(ours: [f64; 2], theirs: [f64; 2]) -> Results {
         let row = |peer: &str, rounds: [f64; 2]| {
@@ -266,29 +214,13 @@ mod tests {
             waits: String::new(),
             durability: String::from("none"),
             ours,
+            floor: false,
+            traits: None,
         };
         Results {
             peers: vec![facts(OURS, true), facts("other", false)],
             rows: vec![row(OURS, ours), row("other", theirs)],
             ..Results::default()
-        }
-    }
-
-    #[test]
-    fn a_peer_that_is_ahead_is_named() {
-        let text = ahead(&results([2.0, 2.1], [1.0, 1.1]));
-        assert!(
-            text.contains("| hand-over | 1 waiter | other | p50, ms: 1.10 against 2.10 (1.9 times); p99"),
-            "{text}"
-        );
-        assert!(!text.contains("max"), "{text}");
-    }
-
-    #[test]
-    fn a_peer_that_is_behind_or_within_the_noise_is_not() {
-        for theirs in [[3.0, 3.1], [1.9, 2.3], [1.0, 2.1]] {
-            let text = ahead(&results([2.0, 2.1], theirs));
-            assert!(text.contains("Nowhere"), "{text}");
         }
     }
 

@@ -29,7 +29,7 @@ use crate::{
 const SETTLING: [Duration; 2] = [Duration::from_millis(500), Duration::from_millis(1_500)];
 
 /// Number of waiters from which a crowd is great.
-const GREAT: usize = 50;
+pub(crate) const GREAT: usize = 50;
 
 /// Maximum time for all who still wait to get the lock and to leave.
 const LEAVING: Duration = Duration::from_secs(30);
@@ -77,6 +77,8 @@ impl Crowd {
         round.more("grants/s", rate(grants, took));
         let shares: Vec<f64> = line.shares.iter().map(|&share| f64::from(share)).collect();
         round.more("Jain's index", statistics::jain(&shares));
+        let number = self.clients.min(shares.len());
+        round.more("Jain's index of clients", statistics::jain(&by_client(&shares, number)));
         #[expect(clippy::cast_precision_loss, reason = "some thousands")]
         round.less("overtaken by, mean", line.overtaken as f64 / grants.max(1) as f64);
         round.less("longest wait, ms", line.longest_wait);
@@ -125,6 +127,12 @@ impl Crowd {
         }
         failed.map_or(Ok((line, took)), Err)
     }
+}
+
+/// Returns the share of each client, over which the tasks are dealt out one by one.
+fn by_client(shares: &[f64], clients: usize) -> Vec<f64> {
+    let of_client = |client| shares.iter().skip(client).step_by(clients.max(1)).sum();
+    (0..clients).map(of_client).collect()
 }
 
 fn rate(count: usize, took: Duration) -> f64 {
@@ -297,6 +305,12 @@ mod tests {
         assert_eq!((state.waits.len(), state.hand_overs.len()), (2, 1));
         let waited = millis(state.waiting.get(&second).expect("it still waits").elapsed());
         assert!(state.longest_wait > 0.0 && state.longest_wait <= waited);
+    }
+
+    #[test]
+    fn a_client_has_the_shares_of_its_tasks() {
+        assert_eq!(by_client(&[1.0, 2.0, 3.0, 4.0, 5.0], 3), [5.0, 7.0, 3.0]);
+        assert_eq!(by_client(&[1.0, 2.0], 1), [3.0]);
     }
 
     #[test]

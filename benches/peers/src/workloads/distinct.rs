@@ -20,6 +20,11 @@ pub(crate) const TASKS: usize = 32;
 /// Measures how many cycles of acquire and release are done in a second, by this many clients together.
 pub(crate) async fn round(peer: &Peer, engine: &Engine, clients: usize, time: Duration) -> Result<Round> {
     let clients = connect(peer, engine, clients, LEASE).await?;
+    cycles(&clients, time).await
+}
+
+/// Measures the cycles of all tasks together.
+pub(crate) async fn cycles(clients: &[Arc<dyn Client>], time: Duration) -> Result<Round> {
     let mut tasks = JoinSet::new();
     let begun = Instant::now();
     for client in clients.iter().cycle().take(TASKS) {
@@ -32,7 +37,7 @@ pub(crate) async fn round(peer: &Peer, engine: &Engine, clients: usize, time: Du
     #[expect(clippy::cast_precision_loss, reason = "some thousands")]
     let cycles = round.latencies.len() as f64;
     round.more("cycles/s", cycles / begun.elapsed().as_secs_f64());
-    close(clients).await;
+    close(clients.to_vec()).await;
     Ok(round)
 }
 

@@ -31,7 +31,7 @@ const CLEARING: Duration = Duration::from_secs(1);
 const PATIENCE: Duration = Duration::from_secs(1);
 
 /// Number of locks that are tried at once.
-const AT_ONCE: usize = 20;
+const AT_ONCE: usize = 50;
 
 /// Counts the locks that nobody else gets although nobody has them.
 pub(crate) async fn round(peer: &Peer, engine: &Engine, count: usize) -> Result<Round> {

@@ -4,7 +4,11 @@ use std::time::{Duration, Instant};
 
 use tokio::{task::JoinSet, time};
 
-use super::{LEASE, Round, close, connect, fresh_name, millis};
+use super::{
+    LEASE, Round, close, connect,
+    cost::{self, Cost},
+    fresh_name, millis,
+};
 use crate::{
     client::Result,
     engines::{Engine, ForeignWrite},
@@ -17,6 +21,9 @@ pub(crate) const CLIENTS: usize = 8;
 
 /// Time until everybody waits and the pauses between tries are what they become.
 const SETTLING: Duration = Duration::from_secs(2);
+
+/// Number of waiters whose connections alone take longer than that.
+const MANY: usize = 500;
 
 /// Pause between two foreign writes, as one after the other would be answered together.
 const PAUSE: Duration = Duration::from_millis(2);
@@ -35,8 +42,8 @@ pub(crate) async fn round(peer: &Peer, engine: &Engine, waiters: usize, time: Du
     };
     // This makes the connections and the place.
     write(0).await?;
-    let alone = cost(engine, time / 3).await?;
-    let (write_alone, _) = writes(engine, &mut write, time / 3, &alone).await?;
+    let alone = cost::of(engine, time / 3).await?;
+    let (write_alone, latencies_alone) = writes(engine, &mut write, time / 3, &alone).await?;
 
     let holder = peer.connect(&engine.address, LEASE).await?;
     let name = fresh_name();
@@ -47,8 +54,8 @@ pub(crate) async fn round(peer: &Peer, engine: &Engine, waiters: usize, time: Du
         let acquire = client.acquire(&name);
         waiting.spawn(async move { acquire.await?.release().await });
     }
-    time::sleep(SETTLING).await;
-    let beside = cost(engine, time).await?;
+    time::sleep(if waiters >= MANY { 5 * SETTLING } else { SETTLING }).await;
+    let beside = cost::of(engine, time).await?;
     let (write_beside, latencies) = writes(engine, &mut write, time, &beside).await?;
     if let Some(ended) = waiting.try_join_next() {
         ended??;
@@ -66,42 +73,21 @@ pub(crate) async fn round(peer: &Peer, engine: &Engine, waiters: usize, time: Du
     if let (Some(alone), Some(beside)) = (alone.commands, beside.commands) {
         round.less("commands/s", (beside - alone).max(0.0));
     }
-    round.less(
-        "server, ms of CPU/s",
-        (beside.processor - alone.processor).max(0.0) * 1e3,
-    );
+    if let (Some(alone), Some(beside)) = (alone.bytes, beside.bytes) {
+        round.less("KiB/s", (beside - alone).max(0.0) / 1024.0);
+    }
+    round.less("server, ms of CPU/s", (beside.server - alone.server).max(0.0) * 1e3);
     for (name, cost, idle) in [
         ("foreign write, us of CPU", write_beside, &beside),
         ("the same alone, us of CPU", write_alone, &alone),
     ] {
-        if cost > 0.0 && idle.processor < BUSY {
+        if cost > 0.0 && idle.server < BUSY {
             round.less(name, cost);
         }
     }
     round.less("foreign write, p50 ms", statistics::median(&latencies));
+    round.less("the same alone, p50 ms", statistics::median(&latencies_alone));
     Ok(round)
-}
-
-/// The load of a server, for each second.
-struct Cost {
-    commands: Option<f64>,
-    processor: f64,
-}
-
-async fn cost(engine: &Engine, time: Duration) -> Result<Cost> {
-    let (commands, processor, begun) = (engine.commands().await?, engine.processor_time()?, Instant::now());
-    time::sleep(time).await;
-    let seconds = begun.elapsed().as_secs_f64();
-    let processor = engine.processor_time()?.unwrap_or_default() - processor.unwrap_or_default();
-    #[expect(clippy::cast_precision_loss, reason = "a count")]
-    let commands = match (commands, engine.commands().await?) {
-        (Some(before), Some(after)) => Some(after.saturating_sub(before) as f64 / seconds),
-        _ => None,
-    };
-    Ok(Cost {
-        commands,
-        processor: processor.as_secs_f64() / seconds,
-    })
 }
 
 /// Writes for some time, and returns the processor time of one write in microseconds, without what the server takes
@@ -119,7 +105,7 @@ async fn writes(engine: &Engine, write: &mut ForeignWrite, time: Duration, idle:
         time::sleep(PAUSE).await;
     }
     let taken = engine.processor_time()?.unwrap_or_default() - before;
-    let taken = taken.as_secs_f64() - idle.processor * begun.elapsed().as_secs_f64();
+    let taken = taken.as_secs_f64() - idle.server * begun.elapsed().as_secs_f64();
     #[expect(clippy::cast_precision_loss, reason = "some thousands")]
     let count = latencies.len().max(1) as f64;
     Ok((taken * 1e6 / count, latencies))

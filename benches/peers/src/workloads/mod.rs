@@ -1,10 +1,15 @@
 //! The workloads, each defined once for all peers.
 
+pub(crate) mod allocations;
+mod cost;
 pub(crate) mod crash;
 pub(crate) mod crowd;
 pub(crate) mod distinct;
 pub(crate) mod ghosts;
+pub(crate) mod held;
 pub(crate) mod idle;
+pub(crate) mod lost;
+pub(crate) mod raw;
 pub(crate) mod uncontended;
 
 use std::{sync::Arc, time::Duration};

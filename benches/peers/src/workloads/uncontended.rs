@@ -1,9 +1,16 @@
 //! Nobody else wants the lock: one client acquires and releases it, again and again.
 
-use std::time::{Duration, Instant};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use super::{LEASE, Round, close, connect, fresh_name, millis};
-use crate::{client::Result, engines::Engine, peers::Peer};
+use crate::{
+    client::{Client, Result},
+    engines::Engine,
+    peers::Peer,
+};
 
 /// Number of cycles before any is measured: connections and plans are made then.
 const WARM_UP: usize = 20;
@@ -13,10 +20,12 @@ const MOST: usize = 2_000;
 
 /// Measures acquire and release together, of one name or each time of another.
 pub(crate) async fn round(peer: &Peer, engine: &Engine, fresh: bool, time: Duration) -> Result<Round> {
-    let clients = connect(peer, engine, 1, LEASE).await?;
-    let [client] = clients.as_slice() else {
-        return Err("one client was asked for".into());
-    };
+    let mut clients = connect(peer, engine, 1, LEASE).await?;
+    cycles(clients.pop().ok_or("one client was asked for")?, fresh, time).await
+}
+
+/// Measures the cycles of a client, one after the other.
+pub(crate) async fn cycles(client: Arc<dyn Client>, fresh: bool, time: Duration) -> Result<Round> {
     let known = fresh_name();
     let mut round = Round::default();
     let begun = Instant::now();
@@ -30,6 +39,6 @@ pub(crate) async fn round(peer: &Peer, engine: &Engine, fresh: bool, time: Durat
             round.latencies.push(millis(before.elapsed()));
         }
     }
-    close(clients).await;
+    close(vec![client]).await;
     Ok(round)
 }
