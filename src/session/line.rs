@@ -10,6 +10,7 @@ use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use tokio::{sync::oneshot, time::Instant};
 
+pub(super) use calm::PerTurn;
 use calm::{Calm, Situation};
 
 use super::{
@@ -173,7 +174,7 @@ pub(crate) struct Line {
 
 impl Line {
     /// Creates a line; `alone_at`: when the lock was last seen free.
-    pub(crate) fn new(name: String, alone_at: Option<Instant>, pace: Option<Duration>) -> Self {
+    pub(crate) fn new(name: String, alone_at: Option<Instant>, pace: Option<PerTurn>) -> Self {
         Self {
             name,
             waitlist: Waitlist::new(alone_at),
@@ -215,8 +216,7 @@ impl Line {
         self.waitlist.waits_for_event()
     }
 
-    /// Returns the time of a hand-over, by the last wait that ended.
-    pub(crate) fn pace(&self) -> Option<Duration> {
+    pub(crate) fn pace(&self) -> Option<PerTurn> {
         self.calm.pace()
     }
 

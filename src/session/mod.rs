@@ -39,7 +39,6 @@ use std::{
     collections::{BTreeMap, HashMap},
     fmt,
     sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
-    time::Duration,
 };
 
 use tokio::{
@@ -64,7 +63,7 @@ pub(crate) use claims::passed::PASSED_AT_ONCE;
 pub(crate) use claims::{ClaimedDocument, Claiming};
 use hold::Hold;
 use holds::HoldChange;
-use line::{Context, Line, LineEffect, Need};
+use line::{Context, Line, LineEffect, Need, PerTurn};
 use needs::{LOOKS_MOST, Needs};
 use process::Process;
 use renewals::Renewals;
@@ -142,7 +141,7 @@ struct Lines {
     /// Names without a line whose lock was free when it was last seen, and when that was.
     free: HashMap<String, Instant>,
     /// Names without a line, and the time of a hand-over when they were waited for last.
-    paces: HashMap<String, Duration>,
+    paces: HashMap<String, PerTurn>,
     needs: Needs,
     closed: bool,
 }
@@ -417,7 +416,7 @@ impl Lines {
             .or_insert_with(|| Line::new(name.to_owned(), self.free.remove(name), self.paces.remove(name)))
     }
 
-    fn remember_pace(&mut self, name: &str, pace: Duration) {
+    fn remember_pace(&mut self, name: &str, pace: PerTurn) {
         if self.paces.len() >= PACES_REMEMBERED {
             // Without it, the client asks for events that it does not need.
             self.paces.clear();

@@ -40,6 +40,22 @@ pub(super) enum Situation {
     Other,
 }
 
+/// The time of a hand-over, as the client's last two waits for the lock have shown it.
+///
+/// A wait that began while somebody held for long makes all hand-overs seem slow. A waiter that believed it would sleep
+/// while the others, who are fast again, have its turn come. So the quicker of the two counts, and one alone does not.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct PerTurn {
+    last: Duration,
+    before: Option<Duration>,
+}
+
+impl PerTurn {
+    fn expected(self) -> Option<Duration> {
+        self.before.map(|before| before.min(self.last))
+    }
+}
+
 /// The known pace at which the lock is handed over.
 #[derive(Debug, Default)]
 pub(super) struct Calm {
@@ -47,19 +63,18 @@ pub(super) struct Calm {
     waiter: Option<(String, u64, Instant)>,
     /// When the queue was seen last.
     seen_at: Option<Instant>,
-    /// The time of a hand-over, by the last wait that ended.
-    per_turn: Option<Duration>,
+    per_turn: Option<PerTurn>,
 }
 
 impl Calm {
-    pub(super) fn new(per_turn: Option<Duration>) -> Self {
+    pub(super) fn new(per_turn: Option<PerTurn>) -> Self {
         Self {
             per_turn,
             ..Self::default()
         }
     }
 
-    pub(super) fn pace(&self) -> Option<Duration> {
+    pub(super) fn pace(&self) -> Option<PerTurn> {
         self.per_turn
     }
 
@@ -77,7 +92,10 @@ impl Calm {
             && waiter == entry
         {
             let turns = u32::try_from(turns).unwrap_or(u32::MAX).saturating_add(1);
-            self.per_turn = Some(now.saturating_duration_since(since) / turns);
+            self.per_turn = Some(PerTurn {
+                last: now.saturating_duration_since(since) / turns,
+                before: self.per_turn.map(|before| before.last),
+            });
         }
         self.seen_at = None;
     }
@@ -91,7 +109,8 @@ impl Calm {
             Situation::Asking(sent) => sent.min(begun) + ANSWERED,
             Situation::Queued(turns) => {
                 let most = CALM_MOST.min(claim / 8);
-                let per_turn = self.per_turn.filter(|per_turn| *per_turn <= most);
+                let per_turn = self.per_turn.and_then(PerTurn::expected);
+                let per_turn = per_turn.filter(|per_turn| *per_turn <= most);
                 let (Some(seen_at), Some(per_turn)) = (self.seen_at, per_turn) else {
                     // Nothing is known of the pace, or a pause would make no difference.
                     return now;
@@ -116,20 +135,25 @@ mod tests {
         Duration::from_millis(millis)
     }
 
-    /// A waiter that was served after this many hand-overs, in this time.
+    /// A client that was served after this many hand-overs, in this time; and that was so the time before.
     fn served(turns: u64, took: Duration, began: Instant) -> Calm {
         let mut calm = Calm::default();
+        wait(&mut calm, turns, took, began);
+        wait(&mut calm, turns, took, began);
+        calm
+    }
+
+    fn wait(calm: &mut Calm, turns: u64, took: Duration, began: Instant) {
         calm.saw("a-1", turns, began);
         calm.saw("a-1", 1, began + took / 2);
         calm.served("a-1", began + took);
-        calm
     }
 
     #[test]
     fn a_waiter_asks_for_no_events_until_shortly_before_its_turn() {
         let now = Instant::now();
         let mut calm = served(31, millis(64), now);
-        assert_eq!(calm.pace(), Some(millis(2)));
+        assert_eq!(calm.pace().and_then(PerTurn::expected), Some(millis(2)));
         calm.saw("a-2", 30, now);
         let until = |calm: &Calm, turns| calm.until(Situation::Queued(turns), now, CLAIM, now) - now;
         assert_eq!(until(&calm, 30), millis(42));
@@ -165,9 +189,29 @@ mod tests {
         calm.served("a-2", now + millis(10));
         assert_eq!(calm.pace(), None);
         // A remembered pace of a name counts as much as an observed one.
-        let mut calm = Calm::new(Some(millis(2)));
+        let mut calm = Calm::new(served(31, millis(64), now).pace());
         calm.saw("a-1", 30, now);
         assert_eq!(queued(&calm), millis(42));
+    }
+
+    #[test]
+    fn who_came_while_somebody_held_for_long_does_not_sleep_when_the_queue_is_fast() {
+        let now = Instant::now();
+        let mut calm = Calm::default();
+        let until = |calm: &mut Calm| {
+            calm.saw("a-2", 8, now);
+            calm.until(Situation::Queued(8), now, CLAIM, now) - now
+        };
+        wait(&mut calm, 7, millis(500), now);
+        // One wait may have been anything.
+        assert_eq!(until(&mut calm), Duration::ZERO);
+        wait(&mut calm, 8, millis(18), now);
+        assert_eq!(until(&mut calm), millis(9));
+        // Another long hold, and a queue that has become slow.
+        wait(&mut calm, 8, millis(540), now);
+        assert_eq!(until(&mut calm), millis(9));
+        wait(&mut calm, 8, millis(270), now);
+        assert_eq!(until(&mut calm), millis(135));
     }
 
     #[test]
