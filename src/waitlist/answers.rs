@@ -198,8 +198,9 @@ impl Waitlist {
         } else if !entry.wait {
             // A waiter behind others in line was only tried beside them.
             if patience == Patience::Try {
+                // It is the head: a try does not join behind other tasks.
                 let others = state.queue.iter().filter(|waiter| !context.ids.made(&waiter.id));
-                let before = position + others.count();
+                let before = others.count();
                 effects.push(Effect::Denied { key, before });
                 // An earlier request may still find the lock free.
                 self.cancel(key, context);

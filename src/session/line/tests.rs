@@ -1,5 +1,6 @@
 //! Tests of the line against the specification of the protocol in place of a server, on paused time.
 
+mod answers;
 mod handing_on;
 mod idling;
 mod looking;
@@ -114,6 +115,7 @@ impl Bench {
     /// Returns the answer that the server would give now.
     fn apply(&mut self, operation: &Operation) -> Answer {
         self.operations += 1;
+        assert!(self.operations < 10_000, "it goes on for ever: {operation:?}");
         let selected = self.document.as_ref().is_none_or(|state| operation.selects(state));
         self.document = state::apply(self.document.as_ref(), operation, self.server_now());
         let now = Instant::now();

@@ -1,0 +1,260 @@
+//! Answers of the server, and the end of operations without one.
+
+use super::*;
+use crate::{
+    error::store::OutOfTime,
+    protocol::document::Malformed,
+    waitlist::{Effect, How},
+};
+
+/// Takes in an answer, and returns the way in which each task that it serves is granted the lock.
+fn granted_by(bench: &mut Bench, operation: &Operation, answer: &Answer) -> Vec<How> {
+    let mut effects = Vec::new();
+    bench.feed(|line, context, _| {
+        let state = answer.state.as_ref();
+        line.waitlist
+            .answered(operation, state, &answer.exchange, context, &mut effects);
+    });
+    let grants = effects.iter().filter_map(|effect| match effect {
+        Effect::Granted { grant, .. } => Some(grant.how),
+        _ => None,
+    });
+    grants.collect()
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_grant_in_the_write_of_a_release_is_from_that_task_unless_it_had_lost_the_lock() {
+    for (was_put_out, how) in [(false, How::Local), (true, How::AtOnce)] {
+        let mut bench = Bench::new();
+        bench.config.hands_on = false;
+        let (_, mut first) = bench.join(true);
+        bench.settle();
+        let first = held(&mut first);
+        if was_put_out {
+            bench.foreign(&foreign("b.1", &[&first.id], None), false);
+        }
+        let (_, _second) = bench.join(true);
+        let _left = bench.let_go(&first);
+        let both = bench.next().unwrap();
+        assert!(both.leave.contains(&first.id) && both.requests.is_some());
+        let answer = bench.apply(&both);
+        assert_eq!(granted_by(&mut bench, &both, &answer), [how]);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_release_right_after_an_answer_that_shows_a_waiter_hands_over() {
+    let mut bench = Bench::new();
+    bench.foreign(&foreign("a.1", &[], Some("a-1")), false);
+    let (_, mut outcome) = bench.join(true);
+    bench.settle();
+    bench.foreign(&foreign("b.1", &[], Some("b-1")), false);
+    // The event of the grant is lost.
+    bench.foreign(&foreign("a.2", &["a-1"], None), false);
+    bench.feed(|line, context, _| line.doubt(context));
+    bench.settle();
+    let hold = held(&mut outcome);
+    let _left = bench.let_go(&hold);
+    let release = bench.next().unwrap();
+    assert!(release.expects == Expects::Holding, "it would be sent twice");
+    bench.apply(&release);
+    assert_eq!(bench.ids_in_document(), ["b-1"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn tasks_that_asked_where_there_is_no_document_are_answered_and_later_ones_ask() {
+    let mut bench = Bench::new();
+    let (_, mut asked) = bench.join(true);
+    let request = bench.next().unwrap();
+    let (_, mut later) = bench.join(true);
+    let answer = bench.apply(&request);
+    bench.document = None;
+    bench.answered(&request, &Answer { state: None, ..answer });
+    assert!(matches!(
+        asked.try_recv().unwrap(),
+        Err(AcquireError::NoDocument { .. })
+    ));
+    later.try_recv().unwrap_err();
+    bench.settle();
+    held(&mut later);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_try_that_finds_the_lock_taken_is_told_how_many_wait() {
+    let mut bench = Bench::new();
+    for id in ["a-1", "b-1", "c-1"] {
+        bench.foreign(&foreign(id, &[], Some(id)), false);
+    }
+    let (_, mut tried) = bench.join_for(try_told());
+    bench.settle();
+    let Err(AcquireError::Held { contention, .. }) = tried.try_recv().unwrap() else {
+        panic!("it is held");
+    };
+    assert_eq!(contention.waiting_before, 2);
+}
+
+/// As where another program took it out.
+#[tokio::test(start_paused = true)]
+async fn a_waiter_that_an_answer_does_not_show_asks_again_after_a_pause() {
+    let mut bench = Bench::new();
+    bench.foreign(&foreign("a.1", &[], Some("a-1")), false);
+    let (_, _outcome) = bench.join(true);
+    let request = bench.next().unwrap();
+    let mut answer = bench.apply(&request);
+    answer.state.as_mut().unwrap().queue.clear();
+    bench.answered(&request, &answer);
+    assert!(bench.next().is_none(), "not at once");
+    let asked = Instant::now();
+    bench.pass().await;
+    assert!((1..=1_000).contains(&asked.elapsed().as_millis()));
+    assert!(bench.next().is_some());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_grant_whose_deadline_is_reached_is_not_believed() {
+    for (early, granted) in [(1, true), (0, false)] {
+        let mut bench = Bench::new();
+        let (_, mut outcome) = bench.join(true);
+        let request = bench.next().unwrap();
+        let answer = bench.apply(&request);
+        let usable = bench.config.usable(bench.config.lease);
+        tokio::time::advance(usable - Duration::from_millis(early)).await;
+        bench.answered(&request, &answer);
+        assert_eq!(outcome.try_recv().is_ok(), granted);
+    }
+}
+
+/// Carries out everything for a minute. Returns the number of operations that take the entry out.
+async fn leaves_of(bench: &mut Bench, entry: &str) -> usize {
+    let (begun, mut leaves) = (Instant::now(), 0);
+    while begun.elapsed() < Duration::from_secs(60) {
+        while let Some(operation) = bench.next() {
+            leaves += usize::from(operation.leave.iter().any(|id| id == entry));
+            let answer = bench.apply(&operation);
+            bench.answered(&operation, &answer);
+        }
+        tokio::time::advance(Duration::from_millis(100)).await;
+    }
+    leaves
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_entry_leaves_once_unless_a_request_for_it_may_still_arrive() {
+    let often = 1 + SWEEPS.len();
+    let evicted = |bench: &mut Bench| {
+        let entry = bench.line.waitlist.head().unwrap().entry.clone();
+        let signal = wake::Signal::Evicted { token: i64::MAX };
+        let at = bench.server_now();
+        let ((), effects) =
+            bench.feed(|line, context, effects| line.signalled(&entry, signal, at, None, context, effects));
+        carry_out(effects);
+        entry
+    };
+
+    // A queued waiter that another client put out, all of whose requests were answered.
+    let mut bench = Bench::new();
+    bench.foreign(&foreign("a.1", &[], Some("a-1")), false);
+    let (_, _outcome) = bench.join(true);
+    bench.settle();
+    let entry = evicted(&mut bench);
+    assert_eq!(leaves_of(&mut bench, &entry).await, 1);
+
+    // The same after a request without an answer.
+    let mut bench = Bench::new();
+    bench.foreign(&foreign("a.1", &[], Some("a-1")), false);
+    let (_, _outcome) = bench.join(true);
+    let request = bench.next().unwrap();
+    let ((), effects) = bench.feed(|line, context, effects| line.failed(&request, &unanswered(), context, effects));
+    carry_out(effects);
+    bench.settle();
+    let entry = evicted(&mut bench);
+    assert_eq!(leaves_of(&mut bench, &entry).await, often);
+
+    // A grant that comes too late.
+    let mut bench = Bench::new();
+    let (_, _outcome) = bench.join(true);
+    let request = bench.next().unwrap();
+    let answer = bench.apply(&request);
+    let entry = bench.ids_in_document()[0].to_owned();
+    tokio::time::advance(bench.config.lease).await;
+    bench.answered(&request, &answer);
+    assert_eq!(leaves_of(&mut bench, &entry).await, often);
+
+    // A document that can't be read: the request may have been applied.
+    let mut bench = Bench::new();
+    let (_, mut outcome) = bench.join(true);
+    let request = bench.next().unwrap();
+    bench.apply(&request);
+    let entry = bench.ids_in_document()[0].to_owned();
+    let unreadable = StoreError::from(Malformed::occupied("x".to_owned()));
+    let ((), effects) = bench.feed(|line, context, effects| line.failed(&request, &unreadable, context, effects));
+    carry_out(effects);
+    assert!(matches!(outcome.try_recv().unwrap(), Err(AcquireError::Server(_))));
+    assert_eq!(leaves_of(&mut bench, &entry).await, often);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_release_without_an_answer_goes_on_until_its_lease_is_over() {
+    for (early, goes_on) in [(1, true), (0, false)] {
+        let mut bench = Bench::new();
+        let (_, mut outcome) = bench.join(true);
+        bench.settle();
+        let hold = held(&mut outcome);
+        let mut left = bench.let_go(&hold);
+        let release = bench.next().unwrap();
+        tokio::time::advance(bench.config.lease - Duration::from_millis(early)).await;
+        bench.failed(&release, Failure::Unavailable);
+        assert_eq!(left.try_recv().is_err(), goes_on);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_server_that_runs_out_of_time_is_asked_again_after_a_pause_and_counted() {
+    let mut bench = Bench::new();
+    let (_, _outcome) = bench.join(true);
+    let out_of_time = StoreError {
+        kind: Failure::Unavailable,
+        source: Arc::new(OutOfTime),
+    };
+    for times in 1..=3 {
+        let request = bench.next().unwrap();
+        let ((), effects) = bench.feed(|line, context, effects| line.failed(&request, &out_of_time, context, effects));
+        carry_out(effects);
+        assert_eq!(bench.line.timed_out().overdue, times);
+        assert!(bench.next().is_none(), "not at once");
+        bench.pass().await;
+    }
+    let request = bench.next().unwrap();
+    bench.failed(&request, Failure::Unavailable);
+    assert_eq!(bench.line.timed_out().overdue, 0, "a cut is none of them");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_late_answer_takes_out_at_once_what_only_it_has_put_in() {
+    // The entry stands in the queue, and its next sweep is some time away.
+    let mut bench = Bench::new();
+    let (key, _outcome) = bench.join(true);
+    let late = bench.next().unwrap();
+    let ((), effects) = bench.feed(|line, context, effects| line.failed(&late, &unanswered(), context, effects));
+    carry_out(effects);
+    bench.give_up(key);
+    bench.settle();
+    bench.foreign(&foreign("a.1", &[], Some("a-1")), false);
+    let state = bench.apply(&late).state.unwrap();
+    assert_eq!(bench.ids_in_document().len(), 2);
+    bench.feed(|line, context, _| line.applied_late(&late, &state, context));
+    bench.settle();
+    assert_eq!(bench.ids_in_document(), ["a-1"]);
+
+    // A late answer without the entry calls for nothing.
+    let mut bench = Bench::new();
+    let (key, _outcome) = bench.join(true);
+    let late = bench.next().unwrap();
+    bench.foreign(&foreign("a.1", &[], Some("a-1")), false);
+    bench.foreign(&foreign("b.1", &[], Some("b-1")), false);
+    let state = bench.document.clone().unwrap();
+    bench.failed(&late, Failure::Refused);
+    assert!(bench.line.is_unused() && bench.feed(|line, context, _| line.cancel(key, context)).0.is_none());
+    bench.feed(|line, context, _| line.applied_late(&late, &state, context));
+    assert!(bench.line.is_unused());
+}
