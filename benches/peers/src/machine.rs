@@ -1,11 +1,14 @@
 //! The machine of a run, the sources that were measured, and the versions in the build.
 
-use std::{collections::BTreeMap, fmt, fs, path::Path, process::Command, thread};
+use std::{collections::BTreeMap, fmt, fs, path::Path, process::Command, thread, time::Duration};
 
 use serde::{Deserialize, Serialize};
 
 /// Part of the processors that others may take before a run is marked as disturbed.
 const QUIET: f64 = 0.25;
+
+/// Time for which that is observed. The kernel's load average would not do: it still counts the build of this program.
+const OBSERVED: Duration = Duration::from_secs(3);
 
 /// What the numbers depend on beside the programs.
 #[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
@@ -14,12 +17,12 @@ pub(crate) struct Machine {
     pub(crate) cores: usize,
     pub(crate) memory_gib: u64,
     pub(crate) kernel: String,
-    /// Average number of running processes in the minute before the run.
+    /// Number of processors that others took just before the run.
     pub(crate) load_before: f64,
 }
 
 impl Machine {
-    pub(crate) fn this() -> Self {
+    pub(crate) async fn this() -> Self {
         let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
         let after = |text: &str, label: &str| {
             let line = text.lines().find(|line| line.starts_with(label)).unwrap_or_default();
@@ -27,17 +30,18 @@ impl Machine {
         };
         let memory = after(&read("/proc/meminfo"), "MemTotal");
         let kib: u64 = memory.trim_end_matches(" kB").parse().unwrap_or_default();
-        let load = read("/proc/loadavg");
+        let cores = thread::available_parallelism().map_or(0, usize::from);
+        let before = times(&read("/proc/stat"));
+        tokio::time::sleep(OBSERVED).await;
+        let part = part_in_use(before, times(&read("/proc/stat")));
+        #[expect(clippy::cast_precision_loss, reason = "a number of cores")]
+        let load_before = part * cores as f64;
         Self {
             processor: after(&read("/proc/cpuinfo"), "model name"),
-            cores: thread::available_parallelism().map_or(0, usize::from),
+            cores,
             memory_gib: kib >> 20,
             kernel: read("/proc/sys/kernel/osrelease").trim().to_owned(),
-            load_before: load
-                .split(' ')
-                .next()
-                .and_then(|load| load.parse().ok())
-                .unwrap_or_default(),
+            load_before,
         }
     }
 
@@ -47,6 +51,23 @@ impl Machine {
         let cores = self.cores as f64;
         self.load_before > QUIET * cores
     }
+}
+
+/// Returns how long all processors together have been idle, and how long there were any, in ticks since the machine began:
+/// the line `cpu` of `/proc/stat`.
+fn times(stat: &str) -> (u64, u64) {
+    let line = stat.lines().next().unwrap_or_default();
+    // The times of guests, which follow these eight, are in the first two already.
+    let ticks: Vec<u64> = line.split_whitespace().skip(1).take(8).flat_map(str::parse).collect();
+    (ticks.iter().skip(3).take(2).sum(), ticks.iter().sum())
+}
+
+/// Returns the part of the processors that was in use between two looks.
+fn part_in_use((idle_before, all_before): (u64, u64), (idle, all): (u64, u64)) -> f64 {
+    let (idle, all) = (idle.saturating_sub(idle_before), all.saturating_sub(all_before));
+    #[expect(clippy::cast_precision_loss, reason = "ticks of some seconds")]
+    let part = all.saturating_sub(idle) as f64 / all.max(1) as f64;
+    part
 }
 
 /// The parts of the repository that decide what is measured. The report itself is not among them.

@@ -30,10 +30,10 @@ pub(crate) async fn run(
     mut done: impl FnMut(&Results) -> Result<()>,
 ) -> Result<Results> {
     let (started, begun) = (Instant::now(), SystemTime::now());
-    let machine = Machine::this();
+    let machine = Machine::this().await;
     if machine.was_busy() {
         eprintln!(
-            "the machine is busy (load {:.1}): these numbers are not to be quoted",
+            "others take {:.1} processors: these numbers are not to be quoted",
             machine.load_before
         );
     }

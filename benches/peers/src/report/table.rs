@@ -112,7 +112,7 @@ fn head(results: &Results) -> String {
     if machine.was_busy() {
         let _ = writeln!(
             text,
-            "\n**The machine was busy when the run began (load {:.1}): do not quote these numbers.**",
+            "\n**Others took {:.1} processors when the run began: do not quote these numbers.**",
             machine.load_before
         );
     }
