@@ -325,7 +325,8 @@ async fn changes_that_free_nothing_cost_few_tries() {
     scene.events.insert(doc! { "_id": 1, "n": 1 }).await;
     let held = a.acquire(1).await.unwrap();
     let waiting = tokio::spawn(b.claim(doc! { "n": 1 }).into_future());
-    until_streaming(&ground, &admin, 1).await;
+    // The holder has one too, once it has held for a while.
+    until_streaming(&ground, &admin, 2).await;
     let settled = || sent.tries.load(Ordering::Relaxed);
     // The stream is open, and nothing happens.
     let quiet = || sent.until_quiet();
@@ -376,7 +377,8 @@ async fn a_holders_own_changes_ask_nothing_of_those_who_wait_for_its_document() 
     scene.events.insert(doc! { "_id": 1 }).await;
     let held = a.acquire(1).await.unwrap();
     let waiting = tokio::spawn(b.acquire(1).into_future());
-    until_streaming(&ground, &admin, 1).await;
+    // The holder has one too, once it has held for a while.
+    until_streaming(&ground, &admin, 2).await;
     sent.until_quiet().await;
     let (before, began) = (sent.tries.load(Ordering::Relaxed), Instant::now());
     for n in 0..100 {
