@@ -4,7 +4,7 @@ use super::*;
 use crate::{
     error::store::OutOfTime,
     protocol::document::Malformed,
-    waitlist::{Effect, How},
+    waitlist::{Effect, How, Setback},
 };
 
 /// Takes in an answer, and returns the way in which each task that it serves is granted the lock.
@@ -180,6 +180,31 @@ async fn an_entry_leaves_once_unless_a_request_for_it_may_still_arrive() {
     bench.answered(&request, &answer);
     assert_eq!(leaves_of(&mut bench, &entry).await, often);
 
+    // A hold whose request was sent again, as the first was not answered.
+    let mut bench = Bench::new();
+    let (_, mut outcome) = bench.join(true);
+    let request = bench.next().unwrap();
+    let ((), effects) = bench.feed(|line, context, effects| line.failed(&request, &unanswered(), context, effects));
+    carry_out(effects);
+    bench.settle();
+    let hold = held(&mut outcome);
+    let _left = bench.let_go(&hold);
+    assert_eq!(leaves_of(&mut bench, &hold.id).await, often);
+
+    // A hold that an event granted while another request for it was on its way, which is not answered.
+    let mut bench = Bench::new();
+    bench.foreign(&foreign("a.1", &[], Some("a-1")), false);
+    let (_, mut outcome) = bench.join(true);
+    bench.settle();
+    bench.feed(|line, context, _| line.doubt(context));
+    let request = bench.next().unwrap();
+    bench.foreign(&foreign("b.1", &["a-1"], None), true);
+    let hold = held(&mut outcome);
+    let ((), effects) = bench.feed(|line, context, effects| line.failed(&request, &unanswered(), context, effects));
+    carry_out(effects);
+    let _left = bench.let_go(&hold);
+    assert_eq!(leaves_of(&mut bench, &hold.id).await, often);
+
     // A document that can't be read: the request may have been applied.
     let mut bench = Bench::new();
     let (_, mut outcome) = bench.join(true);
@@ -257,4 +282,41 @@ async fn a_late_answer_takes_out_at_once_what_only_it_has_put_in() {
     assert!(bench.line.is_unused() && bench.feed(|line, context, _| line.cancel(key, context)).0.is_none());
     bench.feed(|line, context, _| line.applied_late(&late, &state, context));
     assert!(bench.line.is_unused());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_try_that_finds_no_server_is_told_at_once_and_a_waiter_asks_on() {
+    for (waits, told) in [(false, true), (true, false)] {
+        let mut bench = Bench::new();
+        let (key, _outcome) = bench.join(waits);
+        let request = bench.next().unwrap();
+        let mut effects = Vec::new();
+        bench.feed(|line, context, _| {
+            line.waitlist.failed(&request, Setback::NoServer, context, &mut effects);
+        });
+        assert_eq!(matches!(effects[..], [Effect::Failed { key: it }] if it == key), told);
+        assert_eq!(effects.is_empty(), !told);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_lock_counts_as_kept_only_if_the_document_shows_that_hold_as_released() {
+    type Spoil = fn(&mut crate::protocol::Holder);
+    let cases: [(Spoil, wake::Left); 4] = [
+        (|_| {}, wake::Left::Kept),
+        (|holder| holder.id = "other".to_owned(), wake::Left::Nowhere),
+        (|holder| holder.token += 1, wake::Left::Nowhere),
+        (|holder| holder.released = None, wake::Left::Nowhere),
+    ];
+    for (spoil, found) in cases {
+        let mut bench = Bench::new();
+        let hold = kept_for(&mut bench, MINUTE);
+        assert_eq!(hold.exit(), Remains::Nothing);
+        let mut left = bench.let_go(&hold);
+        let release = bench.next().unwrap();
+        let mut answer = bench.apply(&release);
+        spoil(&mut answer.state.as_mut().unwrap().holders[0]);
+        bench.answered(&release, &answer);
+        assert_eq!(left.try_recv().unwrap().unwrap(), found);
+    }
 }
