@@ -4,6 +4,7 @@ mod answers;
 mod handing_on;
 mod idling;
 mod looking;
+mod news;
 mod sharing;
 
 use std::io;
