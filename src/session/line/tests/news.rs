@@ -85,3 +85,24 @@ async fn an_event_grants_a_lease_that_nobody_renews_in_full_only_if_the_claim_le
         assert_eq!(grant.renew_at.is_some(), renewed, "the rest of the lease is asked for");
     }
 }
+
+/// As after a break: no grant has come since, so the token is still that of the hold.
+#[tokio::test(start_paused = true)]
+async fn a_hold_that_an_answer_of_the_same_token_does_not_show_is_lost() {
+    let mut bench = Bench::new();
+    let (_, mut outcome) = bench.join(true);
+    bench.settle();
+    let hold = held(&mut outcome);
+    let (_, _waits) = bench.join(true);
+    // The short form finds that the lock is not free.
+    let short = bench.next().unwrap();
+    let answer = bench.apply(&short);
+    bench.answered(&short, &answer);
+    let request = bench.next().unwrap();
+    let mut answer = bench.apply(&request);
+    let state = answer.state.as_mut().unwrap();
+    assert_eq!(state.token, hold.token.as_i64());
+    state.holders.clear();
+    bench.answered(&request, &answer);
+    assert!(hold.lost_reason().is_some());
+}
