@@ -81,6 +81,16 @@ impl Hop {
 /// processor that has been idle takes longer to answer.
 const LISTENING: Duration = Duration::from_millis(2);
 
+/// Measures an upsert and a deletion of the same document.
+pub(crate) async fn upserted_and_deleted(raw: &Collection<Document>, id: &str) -> Result<Duration> {
+    let sent = Instant::now();
+    raw.find_one_and_update(doc! { "_id": id }, doc! { "$set": { "holder": 1 } })
+        .upsert(true)
+        .await?;
+    raw.delete_one(doc! { "_id": id }).await?;
+    Ok(sent.elapsed())
+}
+
 /// Measures `acquire` and `release` of names that are used once, beside an upsert and a deletion of such ids.
 pub(crate) async fn fresh(cluster: &Cluster, rounds: usize) -> Result<Compared> {
     let peer = Peer::new(cluster).await?;
@@ -88,12 +98,7 @@ pub(crate) async fn fresh(cluster: &Cluster, rounds: usize) -> Result<Compared> 
     let mut compared = Compared::default();
     for round in 0..WARM_UP + rounds {
         let name = format!("invoice {round}");
-        let sent = Instant::now();
-        raw.find_one_and_update(doc! { "_id": &name }, doc! { "$set": { "holder": 1 } })
-            .upsert(true)
-            .await?;
-        raw.delete_one(doc! { "_id": &name }).await?;
-        let raw = sent.elapsed();
+        let raw = upserted_and_deleted(&raw, &name).await?;
 
         let sent = Instant::now();
         let handle = peer.locks.mutex(name).acquire().await?;
@@ -114,12 +119,7 @@ pub(crate) async fn uncontended(cluster: &Cluster, rounds: usize) -> Result<Comp
     let (raw, mutex) = (peer.raw(), peer.locks.mutex("uncontended"));
     let mut compared = Compared::default();
     for round in 0..WARM_UP + rounds {
-        let sent = Instant::now();
-        raw.find_one_and_update(doc! { "_id": "free" }, doc! { "$set": { "holder": 1 } })
-            .upsert(true)
-            .await?;
-        raw.delete_one(doc! { "_id": "free" }).await?;
-        let raw = sent.elapsed();
+        let raw = upserted_and_deleted(&raw, "free").await?;
 
         let sent = Instant::now();
         let handle = mutex.acquire().await?;

@@ -17,7 +17,7 @@ use watchlock_testkit::Cluster;
 
 use crate::{
     Result,
-    latency::{Hop, WARM_UP},
+    latency::{Hop, WARM_UP, upserted_and_deleted},
     peer::Peer,
     samples::Compared,
 };
@@ -85,12 +85,7 @@ pub(crate) async fn uncontended(cluster: &Cluster, rounds: usize) -> Result<Comp
     let database = peer.driver.database(&raw.namespace().db);
     let mut compared = Compared::default();
     for round in 0..WARM_UP + rounds {
-        let sent = Instant::now();
-        raw.find_one_and_update(doc! { "_id": "free" }, doc! { "$set": { "holder": 1 } })
-            .upsert(true)
-            .await?;
-        raw.delete_one(doc! { "_id": "free" }).await?;
-        let deleted = sent.elapsed();
+        let deleted = upserted_and_deleted(&raw, "free").await?;
 
         let sent = Instant::now();
         for written in [acquires(), releases()] {
