@@ -177,4 +177,14 @@ mod tests {
             assert!(packages.contains_key(peer.package), "{}", peer.package);
         }
     }
+
+    #[test]
+    fn processors_are_in_use_while_they_neither_rest_nor_wait_for_a_disk() {
+        let before = times("cpu  100 0 50 800 40 0 10 0 7 7\ncpu0 1 2 3 4 5 6 7 8 9 10\n");
+        assert_eq!(before, (840, 1_000));
+        let after = times("cpu  160 10 60 880 60 0 20 10 7 7\n");
+        assert!((part_in_use(before, after) - 0.5).abs() < 1e-9);
+        assert!(part_in_use(before, before) < 1e-9);
+        assert_eq!(times(""), (0, 0));
+    }
 }
