@@ -42,8 +42,8 @@ impl LockView {
     /// A transaction sees the data as of its first operation. A renewal in the background or a client that queues up
     /// between that operation and the guard is a conflict: the error has the label `TransientTransactionError` and the
     /// transaction should be run again, which the driver's `and_run` and `and_run2` do by themselves. If that happens
-    /// too often, guard first instead: then there can be no conflict, and all other users of the lock wait for the
-    /// whole transaction, which should be short.
+    /// too often, guard first instead: then only a write in that very moment is a conflict, and all other users of the
+    /// lock wait for the whole transaction, which should be short.
     ///
     /// # Errors
     ///

@@ -288,10 +288,12 @@ async fn a_write_that_was_applied_and_not_confirmed_is_undone_or_owned() {
         handle.release().await.unwrap();
 
         let token = info(&other, "x").await.unwrap().token;
-        let point = fail(cluster, &ground, times(2), "findAndModify", unconfirmed()).await;
+        // Not only twice: on a busy machine something that is sent later on for the handle before may be among them.
+        let point = fail(cluster, &ground, "alwaysOn", "findAndModify", unconfirmed()).await;
         let error = locks.mutex("x").try_acquire().await.unwrap_err();
         assert!(matches!(error, AcquireError::Server(_)), "{case}: {error}");
         point.wait_entered(2, PATIENCE).await.unwrap();
+        point.off().await.unwrap();
         // It was granted all the same, and so it is undone.
         eventually(SETTLED, &case, async || info(&other, "x").await.unwrap().token > token).await;
         assert_free(&other, "x", &case).await;

@@ -205,8 +205,8 @@ async fn who_looks_at_locks_in_documents_needs_no_right_to_write() {
         assert_eq!(locks.list().held(true).await.unwrap().len(), 1);
         assert_eq!(locks.inspect(1).await.unwrap().unwrap().holders[0].token, held.token());
         let (mut one, mut all) = (locks.watch(1), locks.watch_all());
-        within(SOON, "a grant", one.next()).await.unwrap().unwrap();
-        within(SOON, "a grant", all.next()).await.unwrap().unwrap();
+        within(PATIENCE, "a grant", one.next()).await.unwrap().unwrap();
+        within(PATIENCE, "a grant", all.next()).await.unwrap().unwrap();
         held.release().await.unwrap();
         let released = within(PATIENCE, "the release", one.next()).await.unwrap().unwrap();
         assert!(matches!(released, LockEvent::Released { .. }), "{released:?}");
