@@ -171,12 +171,7 @@ impl Waitlist {
                 context.now,
                 context.config,
             );
-            let full = holder.until.since(holder.since) >= Duration::from_millis(unsigned(holder.lease));
-            let renew_at = if full {
-                lease.next_renewal(exchange.sent)
-            } else {
-                Some(timing::check(&lease, context.now))
-            };
+            let renew_at = timing::first_renewal(&lease, holder, exchange, context.now);
             let handing_on = self.handing_on(position, entry, state, exchange.sent, context);
             self.grant(position, holder.token, deadline, renew_at, context, effects);
             // A grant that is not believed has another entry by now.

@@ -15,7 +15,7 @@ use super::{
 };
 use crate::{
     config::Config,
-    protocol::{Ahead, ServerTime, State},
+    protocol::{Ahead, Exchange, Holder, ServerTime, State},
     terms::Lease,
 };
 
@@ -298,6 +298,23 @@ pub(crate) fn refresh(lease: &Lease, config: &Config) -> Duration {
 /// Returns when a hold on a claim lease is renewed first.
 pub(super) fn check(lease: &Lease, now: Instant) -> Instant {
     now + CLAIM_CHECK.min(lease.claim / 4)
+}
+
+/// Returns when a hold that an answer shows is renewed first, if at all.
+///
+/// It may have been granted long before: where the answer to its request was lost or is late, the answer to a later one
+/// shows it. So the time that is left counts, not the time of the request.
+pub(crate) fn first_renewal(lease: &Lease, holder: &Holder, exchange: &Exchange, now: Instant) -> Option<Instant> {
+    if holder.until.since(holder.since) < Duration::from_millis(unsigned(holder.lease)) {
+        return Some(check(lease, now));
+    }
+    let interval = lease.interval?;
+    // A repeated command is answered from the server's record of it, which has no time: so it is not known what is left.
+    let Some(read) = exchange.now else {
+        return Some(check(lease, now));
+    };
+    let gone = lease.length.saturating_sub(holder.until.since(read));
+    Some(exchange.sent + interval.saturating_sub(gone))
 }
 
 /// Returns the pause of a waiter without a stream, by the pace of the lock where that is known. It is never longer than

@@ -67,7 +67,7 @@ async fn a_document_that_a_validator_refuses_costs_no_other_its_renewal() {
 /// Many locks are let go of together, and who waits for one of them has it.
 #[tokio::test]
 async fn a_shutdown_releases_many_locks_by_few_commands() {
-    const COUNT: usize = 600;
+    const COUNT: usize = 300;
     let ground = Ground::replica_set("released_together").await;
     let sent: Arc<Mutex<BTreeMap<String, usize>>> = Arc::default();
     let counts = sent.clone();
@@ -85,9 +85,9 @@ async fn a_shutdown_releases_many_locks_by_few_commands() {
     let handles: Vec<LockHandle> = join_all(acquired).await.into_iter().map(Result::unwrap).collect();
     let permits = [locks.semaphore("permits", 3), locks.semaphore("permits", 3)];
     let permits = join_all(permits.map(|semaphore| async move { semaphore.acquire().await.unwrap() })).await;
-    let next = other.mutex("lock 300");
+    let next = other.mutex("lock 150");
     let next = tokio::spawn(async move { next.acquire().await });
-    until_waiting(&other, "lock 300", 1).await;
+    until_waiting(&other, "lock 150", 1).await;
 
     // A busy server answers some of so many acquires late. Those were looked for or asked for once more, and what the first
     // request may yet leave is taken out several times, whoever releases.

@@ -19,7 +19,7 @@ use crate::{
     protocol::{Operation, Owner, Request, Requests},
     store::{Among, Claimed, DocumentStore, StoreError, Wanted},
     terms::Terms,
-    waitlist::{Grant, How, SWEEPS, TimedOut, deadline::Deadline},
+    waitlist::{Grant, How, SWEEPS, TimedOut, deadline::Deadline, timing},
 };
 
 /// The outcome of a claim that was answered.
@@ -265,6 +265,7 @@ impl DocumentSession {
                 })
                 .filter(|deadline| deadline.instant() > context.now);
             if let (Some(holder), Some(deadline), false) = (holder, deadline, lines.closed) {
+                let renew_at = timing::first_renewal(&lease, holder, &exchange, context.now);
                 let grant = Grant {
                     token: holder.token,
                     granted_as: holder.token,
@@ -273,7 +274,7 @@ impl DocumentSession {
                     lease,
                     how,
                     deadline,
-                    renew_at: lease.next_renewal(exchange.sent),
+                    renew_at,
                 };
                 let mut granted = Hold::new(id.to_owned(), name.clone(), &grant);
                 granted.label = context.config.metered.label(&name);

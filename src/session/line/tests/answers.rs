@@ -124,6 +124,37 @@ async fn a_grant_whose_deadline_is_reached_is_not_believed() {
     }
 }
 
+/// The server grants it with the first request, whose answer is lost, and shows it with the second.
+#[tokio::test(start_paused = true)]
+async fn a_hold_that_a_later_answer_shows_is_renewed_as_if_the_first_had_come() {
+    for (later, has_time) in [(0, true), (4, true), (20, true), (4, false)] {
+        let mut bench = Bench::new();
+        let interval = bench.config.renewal_interval;
+        let begun = Instant::now();
+        let (_, mut outcome) = bench.join(true);
+        let request = bench.next().unwrap();
+        bench.apply(&request);
+        let ((), effects) = bench.feed(|line, context, effects| line.failed(&request, &unanswered(), context, effects));
+        carry_out(effects);
+        tokio::time::advance(Duration::from_secs(later)).await;
+        let again = bench.next().unwrap();
+        let mut answer = bench.apply(&again);
+        answer.exchange.now = answer.exchange.now.filter(|_| has_time);
+        bench.answered(&again, &answer);
+        let renew_at = held(&mut outcome).renew_at().unwrap();
+        if has_time {
+            assert_eq!(
+                renew_at.max(Instant::now()),
+                (begun + interval).max(Instant::now()),
+                "{later} s later"
+            );
+        } else {
+            // The time of the grant is not known.
+            assert!(renew_at < Instant::now() + Duration::from_secs(1));
+        }
+    }
+}
+
 /// Carries out everything for a minute. Returns the number of operations that take the entry out.
 async fn leaves_of(bench: &mut Bench, entry: &str) -> usize {
     let (begun, mut leaves) = (Instant::now(), 0);
