@@ -297,6 +297,7 @@ impl Link {
         Ok(Renewed {
             renewed,
             refused: refused.into_keys().map(|name| (name, refused_by_server())).collect(),
+            elected: None,
         })
     }
 

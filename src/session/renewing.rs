@@ -309,6 +309,9 @@ impl Session {
         let clock_then = self.table().clock;
         let deadline_of = |hold: &Hold| Deadline::of_renewal(sent, hold.lease.length, &clock_then, &self.config);
         let outcome = self.store.renew(&renewal).await?;
+        if let Some(elected) = outcome.elected {
+            self.suspicion.note_primary(sent, elected);
+        }
         let mut asked = Vec::new();
         for hold in holds {
             match outcome.refused.get(&hold.name) {

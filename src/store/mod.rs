@@ -339,6 +339,8 @@ pub(crate) struct Renewed {
     pub(crate) renewed: u64,
     /// Documents that the server refused to change, by the names of their locks: nothing was written to them.
     pub(crate) refused: BTreeMap<String, StoreError>,
+    /// The election of the primary that did this, if it is told.
+    pub(crate) elected: Option<Elected>,
 }
 
 impl Renewed {
@@ -348,6 +350,10 @@ impl Renewed {
             renewed,
             ..Self::default()
         }
+    }
+
+    pub(crate) fn by(self, elected: Option<Elected>) -> Self {
+        Self { elected, ..self }
     }
 }
 

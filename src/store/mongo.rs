@@ -245,14 +245,14 @@ impl MongoStore {
         });
         let mut updated = self.update(statements.collect(), renewal.within).await?;
         let Some((_, error)) = updated.refused.pop() else {
-            return Ok(Renewed::all(updated.modified));
+            return Ok(Renewed::all(updated.modified).by(updated.elected));
         };
         let error = StoreError::from(error);
         match renewal.entries.first_key_value() {
             _ if error.kind == Failure::Unavailable => Err(error),
             Some((name, _)) if renewal.entries.len() == 1 => Ok(Renewed {
-                renewed: 0,
                 refused: [(name.clone(), error)].into(),
+                ..Renewed::default()
             }),
             _ => self.renew_each(renewal).await,
         }
@@ -280,6 +280,7 @@ impl MongoStore {
         Ok(Renewed {
             renewed: updated.modified,
             refused,
+            elected: updated.elected,
         })
     }
 

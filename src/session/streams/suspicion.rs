@@ -11,7 +11,8 @@
 //! was news just as the server went: a `getMore` that the server has already is answered with an error. So once nothing
 //! has followed some news for a second, the primary is asked which election it has won. If that is another than when
 //! the stream was opened, the stream is taken up at the new primary as well. The old one may still serve it, as a
-//! secondary: so that is done without a word, and nobody polls meanwhile.
+//! secondary: so that is done without a word, and nobody polls meanwhile. The answer to a renewal names the election too,
+//! so a client that holds locks finds out by itself.
 
 use std::sync::{
     Arc, Mutex, PoisonError,
@@ -41,6 +42,8 @@ pub(in crate::session) struct Suspicion {
     elected: watch::Sender<Option<(Instant, Elected)>>,
     /// Whether a primary is being asked: one that does not answer is asked once in that time.
     asking: AtomicBool,
+    /// Whether one is to be asked once more after that: a stream was opened since.
+    ask_again: AtomicBool,
 }
 
 /// A sign of the server of a session's streams.
@@ -93,6 +96,20 @@ impl Suspicion {
         }
     }
 
+    /// Takes in which primary answered a renewal that was sent at that time. It tells of a fail-over that no command has
+    /// met with.
+    ///
+    /// Only if a primary was asked before: a router, which has no election, passes on those of its shards.
+    pub(in crate::session) fn note_primary(&self, sent: Instant, elected: Elected) {
+        self.elected.send_if_modified(|last| {
+            let is_another = last.is_some_and(|(asked, known)| known != elected && asked < sent);
+            if is_another {
+                *last = Some((sent, elected));
+            }
+            is_another
+        });
+    }
+
     pub(in crate::session) fn signs(&self) -> Signs {
         Signs {
             since: self.since.subscribe(),
@@ -105,7 +122,12 @@ impl Session {
     /// Asks which primary there is, in the background, for a stream that was opened or is quiet. Nothing waits for the
     /// answer, and the primary is asked once at a time.
     pub(in crate::session) fn ask_for_primary(self: &Arc<Self>) {
-        if !self.store.is_remote() || self.suspicion.asking.swap(true, Ordering::Relaxed) {
+        if !self.store.is_remote() {
+            return;
+        }
+        if self.suspicion.asking.swap(true, Ordering::Relaxed) {
+            // What is answered to an earlier question says nothing of a later stream.
+            self.suspicion.ask_again.store(true, Ordering::Relaxed);
             return;
         }
         let (store, session, asked) = (self.store.clone(), Arc::downgrade(self), Instant::now());
@@ -117,6 +139,9 @@ impl Session {
             session.suspicion.asking.store(false, Ordering::Relaxed);
             if let Ok(Ok(Ok(Some(elected)))) = elected {
                 session.suspicion.elected.send_replace(Some((asked, elected)));
+            }
+            if session.suspicion.ask_again.swap(false, Ordering::Relaxed) {
+                session.ask_for_primary();
             }
         });
     }
@@ -156,5 +181,29 @@ mod tests {
         tokio::time::advance(std::time::Duration::from_secs(1)).await;
         note(Ok(()));
         assert_eq!(*since.borrow(), Some(broke_at));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_renewal_by_another_primary_than_the_last_is_a_sign() {
+        let suspicion = Suspicion::default();
+        let elected = |term: u8| Elected([term; 12].into());
+        let mut signs = suspicion.elected.subscribe();
+        let mut renewed = |sent, term| {
+            suspicion.note_primary(sent, elected(term));
+            let changed = signs.has_changed().unwrap();
+            signs.borrow_and_update();
+            changed
+        };
+        let begun = Instant::now();
+        assert!(!renewed(begun, 1), "a router was never asked");
+        let after = |seconds| begun + std::time::Duration::from_secs(seconds);
+        suspicion.elected.send_replace(Some((after(1), elected(1))));
+        // Seen by the streams that were open then.
+        renewed(after(2), 1);
+        assert!(!renewed(after(3), 1));
+        assert!(renewed(after(4), 2));
+        assert!(!renewed(after(5), 2));
+        assert!(!renewed(after(3), 1), "a late answer");
+        assert_eq!(*suspicion.elected.borrow(), Some((after(4), elected(2))));
     }
 }

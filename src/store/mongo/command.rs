@@ -16,7 +16,7 @@ use mongodb::{
 use super::{MongoStore, prepared::Encoded};
 use crate::{
     protocol::Operation,
-    store::{LogTime, read_as},
+    store::{Elected, LogTime, read_as},
 };
 
 impl MongoStore {
@@ -170,6 +170,8 @@ pub(super) struct Updated {
     pub(super) modified: u64,
     /// The refused updates, by their positions.
     pub(super) refused: Vec<(usize, Error)>,
+    /// The election by which the server that did this is the primary.
+    pub(super) elected: Option<Elected>,
 }
 
 /// Reads the answer to updates that don't depend on each other.
@@ -197,6 +199,7 @@ fn updated(answer: &Document) -> Result<Updated, Error> {
     Ok(Updated {
         modified: count(answer, "nModified").unwrap_or(0),
         refused: refused.collect::<Result<_, _>>()?,
+        elected: answer.get_object_id("electionId").ok().map(Elected),
     })
 }
 
@@ -232,6 +235,8 @@ pub(crate) fn refusal(answer: &Document) -> Option<Error> {
 
 #[cfg(test)]
 mod tests {
+    use mongodb::bson::oid::ObjectId;
+
     use super::*;
     use crate::store::{Failure, StoreError};
 
@@ -287,18 +292,24 @@ mod tests {
 
     #[test]
     fn updates_are_refused_one_by_one() {
+        const ELECTION: ObjectId = ObjectId::from_bytes([7; 12]);
         let refused = |index| doc! { "index": index, "code": 121, "errmsg": "no" };
-        let answer = doc! { "ok": 1, "n": 3, "nModified": 2, "writeErrors": [refused(1), refused(4)] };
+        let answer =
+            doc! { "ok": 1, "n": 3, "nModified": 2, "writeErrors": [refused(1), refused(4)], "electionId": ELECTION };
         let Updated {
             modified,
             refused: errors,
+            elected,
         } = updated(&answer).unwrap();
-        assert_eq!(modified, 2);
+        assert_eq!((modified, elected), (2, Some(Elected(ELECTION))));
         let positions: Vec<usize> = errors.iter().map(|(position, _)| *position).collect();
         assert_eq!(positions, [1, 4]);
         let kinds = errors.into_iter().map(|(_, error)| StoreError::from(error).kind);
         assert!(kinds.into_iter().all(|kind| kind == Failure::Refused));
-        assert!(updated(&doc! { "ok": 1, "nModified": 7_i64 }).is_ok_and(|updated| updated.modified == 7));
+        assert!(
+            updated(&doc! { "ok": 1, "nModified": 7_i64 })
+                .is_ok_and(|updated| updated.modified == 7 && updated.elected.is_none())
+        );
         // A missing majority says nothing about single documents; nor does an unreadable error.
         let missing = doc! { "code": 91, "codeName": "ShutdownInProgress", "errmsg": "soon" };
         for answer in [

@@ -89,7 +89,7 @@ impl MongoStore {
         let all = |document: &Shared<'_>| doc! { "_id": &document.id, "$expr": all_held(document) };
         let renewed = self.renew_documents(renewal, &documents, all).await?;
         if renewed.refused.is_empty() && renewed.modified == documents.len() as u64 {
-            return Ok(Renewed::all(renewal.entries.len() as u64));
+            return Ok(Renewed::all(renewal.entries.len() as u64).by(renewed.elected));
         }
         let rest = |document: &Shared<'_>| {
             doc! {
@@ -111,8 +111,8 @@ impl MongoStore {
             by_name.extend(names.map(|name| ((*name).clone(), error.clone())));
         }
         Ok(Renewed {
-            renewed: 0,
             refused: by_name,
+            ..Renewed::default()
         })
     }
 
