@@ -251,8 +251,9 @@ impl MongoStore {
         match renewal.entries.first_key_value() {
             _ if error.kind == Failure::Unavailable => Err(error),
             Some((name, _)) if renewal.entries.len() == 1 => Ok(Renewed {
+                renewed: 0,
                 refused: [(name.clone(), error)].into(),
-                ..Renewed::default()
+                elected: updated.elected,
             }),
             _ => self.renew_each(renewal).await,
         }

@@ -99,10 +99,12 @@ impl Waitlist {
         }
         let ours = |id: &String| self.holds.contains_key(id);
         let alone = state.queue.is_empty() && state.holders.iter().all(|holder| ours(&holder.id));
-        self.alone_at = alone.then_some(context.now);
+        let is_recent = exchange.received.saturating_duration_since(exchange.sent) <= timing::RECENT;
+        let read_by = if is_recent { context.now } else { exchange.sent };
+        self.alone_at = alone.then_some(read_by);
         self.compare_holds(state, effects);
         self.take_out_strangers(state, context);
-        self.plan_asking(state, exchange.now, context);
+        self.plan_asking(state, exchange, context);
         if self.overtaken {
             self.doubt_everything(context, effects);
         }
@@ -171,7 +173,10 @@ impl Waitlist {
                 context.now,
                 context.config,
             );
-            let renew_at = timing::first_renewal(&lease, holder, exchange, context.now);
+            // The server's clock may have been set ahead while the answer was on its way.
+            let deadline = deadline.map(|deadline| deadline.corrected(context.clock, context.config));
+            let renew_at =
+                deadline.and_then(|deadline| timing::first_renewal(&lease, holder, exchange, deadline, context.now));
             let handing_on = self.handing_on(position, entry, state, exchange.sent, context);
             self.grant(position, holder.token, deadline, renew_at, context, effects);
             // A grant that is not believed has another entry by now.

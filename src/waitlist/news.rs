@@ -32,10 +32,16 @@ impl Waitlist {
                 let lease = self.waiting[position].terms.lease(context.config);
                 let deadline = Deadline::of_event(at, lease.claim, context.clock, context.now, context.config);
                 // A claim lease that is no shorter than the lease is the whole of it.
-                let renew_at = (lease.interval.is_some() || lease.claim < lease.length)
-                    .then(|| timing::check(&lease, context.now));
+                let renew_at = deadline
+                    .filter(|_| lease.interval.is_some() || lease.claim < lease.length)
+                    .map(|deadline| timing::check(&lease, deadline, context.now));
                 self.waiting[position].how = How::Event;
                 self.grant(position, token, deadline, renew_at, context, effects);
+                if self.is_queued() {
+                    // It got in line together with a release. Nobody confirmed its entry while another was the head, and
+                    // it may fit beside this hold.
+                    self.ask_at = Some(context.now);
+                }
             }
             (wake::Signal::Granted { .. }, None) => {
                 let leaves = self.under_way.iter().flatten().any(|leaving| leaving.entry == entry);

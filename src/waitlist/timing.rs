@@ -10,6 +10,7 @@ use tokio::time::Instant;
 use super::{
     Context, Full, PositionLook, Setback, Waiting, Waitlist,
     blind::Blind,
+    deadline::Deadline,
     prospect::{self, Distance, Prospect},
     unsigned,
 };
@@ -39,6 +40,10 @@ pub(super) const FREE_FOR: Duration = Duration::from_secs(10);
 /// Age up to which a holder that was seen alone is expected to be alone still. Only the shortest critical sections are
 /// over by then, and these are the ones that feel what a release costs.
 pub(super) const ALONE_FOR: Duration = Duration::from_millis(2);
+
+/// Time that an answer may take to show the present. A slower one may have waited for its majority, and others have come
+/// since it was read.
+pub(super) const RECENT: Duration = Duration::from_millis(20);
 
 /// Pause before a client that found the queue full knocks again, a quarter more or less.
 ///
@@ -98,7 +103,8 @@ impl Waitlist {
     }
 
     /// Sets when the head asks again, by the leases of those ahead of it.
-    pub(super) fn plan_asking(&mut self, state: &State, now: Option<ServerTime>, context: &Context<'_>) {
+    pub(super) fn plan_asking(&mut self, state: &State, exchange: &Exchange, context: &Context<'_>) {
+        let now = exchange.now;
         (self.ask_at, self.expiry, self.look_at) = (None, None, None);
         let was_seen_gone = std::mem::take(&mut self.was_seen_gone);
         self.plan += 1;
@@ -113,6 +119,12 @@ impl Waitlist {
             self.blind.failed(false, context.now);
         }
         let lease = head.terms.lease(context.config);
+        // Half of what is left of the entry: of a slow answer, part is gone already.
+        let refresh = refresh(&lease, context.config);
+        let refresh = match now {
+            Some(read) => (exchange.sent + refresh.min(state.queue[place].until.since(read) / 2)).max(context.now),
+            None => context.now + refresh,
+        };
         let holders = state.holders.iter().map(|holder| holder.until);
         let before = state.queue[..place].iter().map(|waiter| waiter.until);
         let first_end = holders.chain(before).min();
@@ -134,14 +146,13 @@ impl Waitlist {
                 .filter(|_| place == 1)
                 .map(|head| unsigned(head.claim));
             let claim = claim.map(|claim| Duration::from_millis(claim).max(context.config.poll_interval.1));
-            let refresh = refresh(&lease, context.config);
-            claim.map_or(refresh, |claim| claim.min(refresh))
+            claim.map_or(refresh, |claim| refresh.min(context.now + claim))
         } else {
             let pace = self.prospect.as_ref().and_then(|it| it.pause(context.config));
             let pace = pace.map(|pace| pace.saturating_mul(ASKING_COSTS));
-            poll_pause(head, place as u64, pace, context)
+            context.now + poll_pause(head, place as u64, pace, context)
         };
-        self.ask_at = Some(context.now + routine);
+        self.ask_at = Some(routine);
     }
 
     /// Sets when the next head asks, if it is queued already: it stands behind our own hold, and the answer to that
@@ -295,26 +306,36 @@ pub(crate) fn refresh(lease: &Lease, config: &Config) -> Duration {
     lease.length.min(config.lease) / 2
 }
 
-/// Returns when a hold on a claim lease is renewed first.
-pub(super) fn check(lease: &Lease, now: Instant) -> Instant {
-    now + CLAIM_CHECK.min(lease.claim / 4)
+/// Returns when a hold on a claim lease is renewed first: sooner if the news of it came late, and little of that is left.
+pub(super) fn check(lease: &Lease, deadline: Deadline, now: Instant) -> Instant {
+    let left = deadline.instant().saturating_duration_since(now);
+    now + CLAIM_CHECK.min(lease.claim / 4).min(left / 4)
 }
 
 /// Returns when a hold that an answer shows is renewed first, if at all.
 ///
 /// It may have been granted long before: where the answer to its request was lost or is late, the answer to a later one
 /// shows it. So the time that is left counts, not the time of the request.
-pub(crate) fn first_renewal(lease: &Lease, holder: &Holder, exchange: &Exchange, now: Instant) -> Option<Instant> {
+pub(crate) fn first_renewal(
+    lease: &Lease,
+    holder: &Holder,
+    exchange: &Exchange,
+    deadline: Deadline,
+    now: Instant,
+) -> Option<Instant> {
     if holder.until.since(holder.since) < Duration::from_millis(unsigned(holder.lease)) {
-        return Some(check(lease, now));
+        return Some(check(lease, deadline, now));
     }
     let interval = lease.interval?;
     // A repeated command is answered from the server's record of it, which has no time: so it is not known what is left.
     let Some(read) = exchange.now else {
-        return Some(check(lease, now));
+        return Some(check(lease, deadline, now));
     };
     let gone = lease.length.saturating_sub(holder.until.since(read));
-    Some(exchange.sent + interval.saturating_sub(gone))
+    let at = (exchange.sent + interval.saturating_sub(gone)).max(now);
+    // The server's clock may have been set ahead since.
+    let is_in_time = at < deadline.instant();
+    Some(if is_in_time { at } else { check(lease, deadline, now) })
 }
 
 /// Returns the pause of a waiter without a stream, by the pace of the lock where that is known. It is never longer than

@@ -290,7 +290,9 @@ async fn a_write_that_was_applied_and_not_confirmed_is_undone_or_owned() {
         let token = info(&other, "x").await.unwrap().token;
         // Not only twice: on a busy machine something that is sent later on for the handle before may be among them.
         let point = fail(cluster, &ground, "alwaysOn", "findAndModify", unconfirmed()).await;
-        let error = locks.mutex("x").try_acquire().await.unwrap_err();
+        // And it is not tried for as long as the error lasts.
+        let tried = within(SETTLED, &case, locks.mutex("x").try_acquire().into_future()).await;
+        let error = tried.unwrap_err();
         assert!(matches!(error, AcquireError::Server(_)), "{case}: {error}");
         point.wait_entered(2, PATIENCE).await.unwrap();
         point.off().await.unwrap();

@@ -623,15 +623,18 @@ async fn an_open_transaction_holds_up_no_renewals_of_other_locks() {
     let held = join_all(["a", "b", "c"].map(|name| locks.mutex(name).acquire().into_future())).await;
     let [a, b, c] = held.try_into().unwrap();
     let (a, _b, _c) = (a.unwrap(), b.unwrap(), c.unwrap());
-    let mut session = loop {
-        let mut session = writing(&client, &ground, "written").await;
-        match a.guard_transaction(&mut session).await {
-            Ok(()) => break session,
-            // The lock was renewed since the transaction began to read.
-            Err(GuardError::Server(error)) if error.contains_label(TRANSIENT_TRANSACTION_ERROR) => {}
-            Err(error) => panic!("{error:?}"),
+    let guarded = async {
+        loop {
+            let mut session = writing(&client, &ground, "written").await;
+            match a.guard_transaction(&mut session).await {
+                Ok(()) => return session,
+                // The lock was renewed since the transaction began to read.
+                Err(GuardError::Server(error)) if error.contains_label(TRANSIENT_TRANSACTION_ERROR) => {}
+                Err(error) => panic!("{error:?}"),
+            }
         }
     };
+    let mut session = within(PATIENCE, "the guard", guarded).await;
     let version = async |name: &str| {
         let lock = ground.documents().await.find_one(doc! { "_id": name }).await.unwrap();
         lock.unwrap().get_i64("version").unwrap()

@@ -113,4 +113,5 @@ async fn a_shutdown_releases_many_locks_by_few_commands() {
         .filter_map(|command| sent.get(*command))
         .sum();
     assert!(writes < 10 + 5 * asked_again, "{sent:?} after {before:?}");
+    assert!(sent["update"] >= 2, "two for so many: {sent:?}");
 }

@@ -19,7 +19,7 @@ use crate::{
     protocol::{Operation, Owner, Request, Requests},
     store::{Among, Claimed, DocumentStore, StoreError, Wanted},
     terms::Terms,
-    waitlist::{Grant, How, SWEEPS, TimedOut, deadline::Deadline, timing},
+    waitlist::{Grant, How, SWEEPS, TimedOut, deadline::Deadline},
 };
 
 /// The outcome of a claim that was answered.
@@ -263,9 +263,9 @@ impl DocumentSession {
                         context.config,
                     )
                 })
+                .map(|deadline| deadline.corrected(context.clock, context.config))
                 .filter(|deadline| deadline.instant() > context.now);
             if let (Some(holder), Some(deadline), false) = (holder, deadline, lines.closed) {
-                let renew_at = timing::first_renewal(&lease, holder, &exchange, context.now);
                 let grant = Grant {
                     token: holder.token,
                     granted_as: holder.token,
@@ -274,7 +274,8 @@ impl DocumentSession {
                     lease,
                     how,
                     deadline,
-                    renew_at,
+                    // A claim that is not answered is given up, so this is the answer to the write itself.
+                    renew_at: lease.next_renewal(exchange.sent),
                 };
                 let mut granted = Hold::new(id.to_owned(), name.clone(), &grant);
                 granted.label = context.config.metered.label(&name);

@@ -14,10 +14,7 @@
 //! secondary: so that is done without a word, and nobody polls meanwhile. The answer to a renewal names the election too,
 //! so a client that holds locks finds out by itself.
 
-use std::sync::{
-    Arc, Mutex, PoisonError,
-    atomic::{AtomicBool, Ordering},
-};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::{
     sync::watch,
@@ -38,12 +35,20 @@ pub(in crate::session) struct Suspicion {
     failed_at: Mutex<Option<Instant>>,
     /// A stream is suspect that has said nothing since.
     since: watch::Sender<Option<Instant>>,
-    /// The last answer of a primary that was asked which election it has won, and when it was asked.
+    /// The election of the primary by its last answer, to this question or to a renewal, and when that was sent.
     elected: watch::Sender<Option<(Instant, Elected)>>,
-    /// Whether a primary is being asked: one that does not answer is asked once in that time.
-    asking: AtomicBool,
-    /// Whether one is to be asked once more after that: a stream was opened since.
-    ask_again: AtomicBool,
+    /// A primary that does not answer is asked once in that time.
+    question: Mutex<Question>,
+}
+
+/// Whether a primary is being asked.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Question {
+    #[default]
+    None,
+    Asked,
+    /// It is to be asked once more after that: a stream was opened or fell quiet since.
+    AskedAgain,
 }
 
 /// A sign of the server of a session's streams.
@@ -97,17 +102,28 @@ impl Suspicion {
     }
 
     /// Takes in which primary answered a renewal that was sent at that time. It tells of a fail-over that no command has
-    /// met with.
+    /// met with. Each stream compares this with the election of its own.
     ///
-    /// Only if a primary was asked before: a router, which has no election, passes on those of its shards.
+    /// Only if a primary was asked before: a router has no election, and may pass on those of its shards.
     pub(in crate::session) fn note_primary(&self, sent: Instant, elected: Elected) {
+        if self.elected.borrow().is_some() {
+            self.answered(sent, elected);
+        }
+    }
+
+    /// Takes in an answer, unless one to a later command has come before it.
+    fn answered(&self, sent: Instant, elected: Elected) {
         self.elected.send_if_modified(|last| {
-            let is_another = last.is_some_and(|(asked, known)| known != elected && asked < sent);
-            if is_another {
+            let is_newer = last.is_none_or(|(asked, _)| asked < sent);
+            if is_newer {
                 *last = Some((sent, elected));
             }
-            is_another
+            is_newer
         });
+    }
+
+    fn question(&self) -> MutexGuard<'_, Question> {
+        self.question.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(in crate::session) fn signs(&self) -> Signs {
@@ -125,10 +141,14 @@ impl Session {
         if !self.store.is_remote() {
             return;
         }
-        if self.suspicion.asking.swap(true, Ordering::Relaxed) {
-            // What is answered to an earlier question says nothing of a later stream.
-            self.suspicion.ask_again.store(true, Ordering::Relaxed);
-            return;
+        {
+            let mut question = self.suspicion.question();
+            if *question != Question::None {
+                // What is answered to an earlier question says nothing of a later stream.
+                *question = Question::AskedAgain;
+                return;
+            }
+            *question = Question::Asked;
         }
         let (store, session, asked) = (self.store.clone(), Arc::downgrade(self), Instant::now());
         // In a task of its own: if it is not answered, it runs on by itself.
@@ -136,11 +156,14 @@ impl Session {
         self.spawn(async move {
             let elected = timeout(OF_USE, asking).await;
             let Some(session) = session.upgrade() else { return };
-            session.suspicion.asking.store(false, Ordering::Relaxed);
-            if let Ok(Ok(Ok(Some(elected)))) = elected {
-                session.suspicion.elected.send_replace(Some((asked, elected)));
+            if let Ok(Ok(elected)) = elected {
+                session.suspicion.note(asked, elected.as_ref());
+                if let Ok(Some(elected)) = elected {
+                    session.suspicion.answered(asked, elected);
+                }
             }
-            if session.suspicion.ask_again.swap(false, Ordering::Relaxed) {
+            let question = std::mem::take(&mut *session.suspicion.question());
+            if question == Question::AskedAgain {
                 session.ask_for_primary();
             }
         });
@@ -184,26 +207,25 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_renewal_by_another_primary_than_the_last_is_a_sign() {
+    async fn the_last_renewal_tells_the_streams_of_its_primary() {
         let suspicion = Suspicion::default();
         let elected = |term: u8| Elected([term; 12].into());
         let mut signs = suspicion.elected.subscribe();
         let mut renewed = |sent, term| {
             suspicion.note_primary(sent, elected(term));
             let changed = signs.has_changed().unwrap();
-            signs.borrow_and_update();
-            changed
+            changed.then(|| signs.borrow_and_update().unwrap())
         };
         let begun = Instant::now();
-        assert!(!renewed(begun, 1), "a router was never asked");
         let after = |seconds| begun + std::time::Duration::from_secs(seconds);
-        suspicion.elected.send_replace(Some((after(1), elected(1))));
-        // Seen by the streams that were open then.
-        renewed(after(2), 1);
-        assert!(!renewed(after(3), 1));
-        assert!(renewed(after(4), 2));
-        assert!(!renewed(after(5), 2));
-        assert!(!renewed(after(3), 1), "a late answer");
-        assert_eq!(*suspicion.elected.borrow(), Some((after(4), elected(2))));
+        assert_eq!(renewed(begun, 1), None, "a router was never asked");
+        suspicion.answered(after(1), elected(1));
+        assert_eq!(renewed(after(2), 1), Some((after(2), elected(1))));
+        assert_eq!(renewed(after(4), 2), Some((after(4), elected(2))));
+        assert_eq!(renewed(after(3), 1), None, "a late answer");
+        // A stream that was heard of in between has not taken that one in.
+        assert_eq!(renewed(after(5), 2), Some((after(5), elected(2))));
+        suspicion.answered(after(3), elected(1));
+        assert_eq!(*suspicion.elected.borrow(), Some((after(5), elected(2))));
     }
 }

@@ -111,8 +111,9 @@ impl MongoStore {
             by_name.extend(names.map(|name| ((*name).clone(), error.clone())));
         }
         Ok(Renewed {
+            renewed: 0,
             refused: by_name,
-            ..Renewed::default()
+            elected: renewed.elected,
         })
     }
 

@@ -155,6 +155,72 @@ async fn a_hold_that_a_later_answer_shows_is_renewed_as_if_the_first_had_come() 
     }
 }
 
+/// Another answer, of a command that was sent later, has come first, and shows the jump.
+#[tokio::test(start_paused = true)]
+async fn a_grant_counts_by_a_clock_that_was_set_ahead_while_its_answer_was_on_its_way() {
+    for jumped in [5_u32, 25] {
+        let mut bench = Bench::new();
+        let (_, mut outcome) = bench.join(true);
+        let request = bench.next().unwrap();
+        let answer = bench.apply(&request);
+        tokio::time::advance(Duration::from_millis(100)).await;
+        let now = Instant::now();
+        let later = Exchange {
+            sent: now,
+            received: now,
+            now: Some(bench.server_now().plus_millis(1_000 * i64::from(jumped))),
+        };
+        assert!(bench.clock.note(&later, &bench.config).is_some_and(|jump| jump.ahead));
+        bench.answered(&request, &answer);
+        let hold = held(&mut outcome);
+        assert!(hold.safe_for() < bench.config.lease - Duration::from_secs(jumped.into()));
+        assert!(
+            hold.renew_at().unwrap() < Instant::now() + hold.safe_for(),
+            "{jumped} s"
+        );
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_waiter_of_which_an_answer_tells_late_confirms_its_place_in_time() {
+    for (took, confirms) in [(2_000, false), (2_600, true)] {
+        let mut bench = Bench::new();
+        bench.foreign(&foreign("b.1", &[], Some("b-1")), false);
+        let mut terms = Terms::default();
+        terms.set_lease(Duration::from_secs(5));
+        let (_, _outcome) = bench.join_for(AcquireOptions {
+            terms,
+            wait: true,
+            ..try_told()
+        });
+        let request = bench.next().unwrap();
+        let mut answer = bench.apply(&request);
+        tokio::time::advance(Duration::from_millis(took)).await;
+        answer.exchange.received = Instant::now();
+        bench.answered(&request, &answer);
+        assert_eq!(
+            bench.next().is_some(),
+            confirms,
+            "half of the lease is over after 2.5 s"
+        );
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_release_takes_the_queue_for_empty_only_by_an_answer_that_came_quickly() {
+    for (took, expects) in [(5, Expects::Alone), (1_000, Expects::Holding)] {
+        let mut bench = Bench::new();
+        let (_, mut outcome) = bench.join(true);
+        let request = bench.next().unwrap();
+        let mut answer = bench.apply(&request);
+        tokio::time::advance(Duration::from_millis(took)).await;
+        answer.exchange.received = Instant::now();
+        bench.answered(&request, &answer);
+        let _left = bench.let_go(&held(&mut outcome));
+        assert_eq!(bench.next().unwrap().expects, expects);
+    }
+}
+
 /// Carries out everything for a minute. Returns the number of operations that take the entry out.
 async fn leaves_of(bench: &mut Bench, entry: &str) -> usize {
     let (begun, mut leaves) = (Instant::now(), 0);

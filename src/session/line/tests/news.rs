@@ -86,6 +86,61 @@ async fn an_event_grants_a_lease_that_nobody_renews_in_full_only_if_the_claim_le
     }
 }
 
+#[tokio::test(start_paused = true)]
+async fn a_hold_of_which_an_event_tells_late_is_renewed_while_there_is_time() {
+    let mut bench = Bench::new();
+    bench.foreign(&foreign("b.1", &[], Some("b-1")), false);
+    let (_, mut outcome) = bench.join(true);
+    bench.settle();
+    bench.foreign(&foreign("b.2", &["b-1"], None), false);
+    let usable = bench.config.claim_lease - bench.config.skew_margin;
+    tokio::time::advance(usable - CLAIM_CHECK).await;
+    bench.announce();
+    let hold = held(&mut outcome);
+    let left = hold.safe_for();
+    assert!(!left.is_zero() && left <= CLAIM_CHECK, "{left:?}");
+    assert!(hold.renew_at().unwrap() <= Instant::now() + left / 2);
+}
+
+/// Nobody confirms the entry of the second while the first is the head, and it expires.
+#[tokio::test(start_paused = true)]
+async fn who_got_in_line_behind_the_head_asks_once_an_event_grants_to_the_head() {
+    let semaphore = |permits| AcquireOptions {
+        kind: Kind::Semaphore,
+        capacity: 4,
+        permits,
+        wait: true,
+        ..try_told()
+    };
+    let mut bench = Bench::new();
+    let mut other = foreign("b.1", &[], Some("b-1"));
+    if let Some(requests) = &mut other.requests {
+        (requests.kind, requests.capacity) = (Kind::Semaphore, 4);
+        (requests.entries[0].permits, requests.entries[0].lease) = (3, 600_000);
+    }
+    bench.foreign(&other, false);
+    let (_, mut first) = bench.join_for(semaphore(1));
+    bench.settle();
+    let first = held(&mut first);
+    let (_, mut large) = bench.join_for(semaphore(2));
+    bench.settle();
+    let (_, mut small) = bench.join_for(semaphore(1));
+    bench.settle();
+    let _left = bench.let_go(&first);
+    bench.settle();
+    assert_eq!(bench.ids_in_document().len(), 3, "both are in line");
+    let begun = Instant::now();
+    while begun.elapsed() < bench.config.lease {
+        bench.pass().await;
+        bench.settle();
+    }
+    bench.foreign(&foreign("b.2", &["b-1"], None), true);
+    held(&mut large);
+    small.try_recv().unwrap_err();
+    bench.settle();
+    held(&mut small);
+}
+
 /// As after a break: no grant has come since, so the token is still that of the hold.
 #[tokio::test(start_paused = true)]
 async fn a_hold_that_an_answer_of_the_same_token_does_not_show_is_lost() {
