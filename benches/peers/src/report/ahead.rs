@@ -253,7 +253,10 @@ fn why(results: &Results, facts: &Facts, row: &Row, theirs: &Measure, ours: &Row
     if !traits.queue && among_many {
         why.extend(price_of_polling(results, row));
     }
-    if matches!(name, "Jain's index" | "overtaken by, mean") {
+    let of_tasks = matches!(name, "Jain's index" | "overtaken by, mean");
+    // A client whose tasks share a turn makes each of them wait for the turns of all others again.
+    let of_the_last = workload == "contention" && matches!(name, "p99, ms" | "longest wait, ms");
+    if of_tasks || of_the_last {
         why.extend(turns_of_clients(row, ours));
     }
     if let Some(unit) = name.strip_prefix("foreign write, ") {
