@@ -323,3 +323,179 @@ impl Waitlist {
         self.holds.values_mut().for_each(|held| held.handing_on = None);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        config::Settings,
+        protocol::{Holder, Owner, ServerTime, Use, Waiter},
+        waitlist::{Patience, StreamState, clock::ServerClock, deadline::Deadline, ids::Ids},
+    };
+
+    const MUTEX: (Use, i64) = ((Kind::Mutex, 1), 1);
+    const READER: (Use, i64) = ((Kind::RwLock, 1_000), 1);
+    const WRITER: (Use, i64) = ((Kind::RwLock, 1_000), 1_000);
+    const PERMIT: (Use, i64) = ((Kind::Semaphore, 4), 1);
+
+    fn in_context<T>(act: impl FnOnce(&Context<'_>) -> T) -> T {
+        let config = Settings::default().validate().unwrap();
+        let (clock, ids) = (ServerClock::default(), Ids::new("me".to_owned()));
+        act(&Context {
+            now: Instant::now(),
+            config: &config,
+            clock: &clock,
+            stream: StreamState::Open,
+            ids: &ids,
+            room: 100,
+        })
+    }
+
+    fn task(key: u64, used: (Use, i64)) -> Waiting {
+        Waiting::new(key, format!("me-{key}"), used, Patience::Wait, Instant::now())
+    }
+
+    fn waitlist(tasks: impl IntoIterator<Item = Waiting>) -> Waitlist {
+        let mut waitlist = Waitlist::default();
+        waitlist.waiting.extend(tasks);
+        waitlist
+    }
+
+    /// A hold that may go on for a while, under the entry `me-0`.
+    fn hold(used: (Use, i64), context: &Context<'_>) -> Held {
+        let handing_on = HandingOn {
+            token: 1,
+            last: RANGE,
+            seen_at: context.now,
+            doubt: None,
+            terms: Terms::default(),
+        };
+        Held {
+            handing_on: Some(handing_on),
+            ..Held::new(used, 1, Duration::from_secs(30))
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn only_a_task_that_wants_the_same_may_have_a_hold_of_another() {
+        in_context(|context| {
+            let held = hold(MUTEX, context);
+            let handing = held.handing_on.as_ref().unwrap();
+            assert!(task(1, MUTEX).may_take_over(&held, handing));
+            let mut tries = task(1, MUTEX);
+            tries.patience = Patience::Try;
+            assert!(!tries.may_take_over(&held, handing), "another task has it");
+            assert!(!task(1, WRITER).may_take_over(&held, handing));
+            assert!(task(1, READER).may_share() && !task(1, WRITER).may_share());
+        });
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_range_is_reserved_where_tasks_can_hand_the_hold_on() {
+        in_context(|context| {
+            let reserved = |used| waitlist([task(1, used), task(2, used)]).reserve(false, context);
+            assert_eq!((reserved(MUTEX), reserved(PERMIT)), (RANGE - 1, 0));
+        });
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_answer_gives_the_right_to_hand_on_only_of_a_hold_of_ones_own_with_a_range() {
+        let holder = |id: &str, token| Holder {
+            id: id.to_owned(),
+            permits: 1,
+            lease: 30_000,
+            claim: 5_000,
+            since: ServerTime(0),
+            until: ServerTime(30_000),
+            owner: Owner::default(),
+            token,
+            released: None,
+            idle: None,
+        };
+        let request = Request {
+            id: "me-1".to_owned(),
+            permits: 1,
+            lease: 30_000,
+            claim: 5_000,
+            wait: true,
+            fresh: true,
+            reserve: RANGE - 1,
+            owner: Owner::default(),
+        };
+        let waiter = Waiter {
+            id: "other-1".to_owned(),
+            permits: 1,
+            lease: 30_000,
+            claim: 5_000,
+            since: ServerTime(0),
+            until: ServerTime(30_000),
+            owner: Owner::default(),
+        };
+        in_context(|context| {
+            let range = |waiting: Waiting, id: &str, counter: i64, others: bool, hands_on: bool| {
+                let state = State {
+                    kind: Kind::Mutex,
+                    capacity: 1,
+                    token: counter,
+                    holders: vec![holder(id, 100)],
+                    queue: others.then(|| waiter.clone()).into_iter().collect(),
+                    wake: String::new(),
+                    version: 1,
+                    at: ServerTime(0),
+                    purge_at: ServerTime(0),
+                    broken: None,
+                    adopted: Vec::new(),
+                    evicted: None,
+                    ends: Vec::new(),
+                };
+                let mut config = context.config.clone();
+                config.hands_on = hands_on;
+                let context = Context {
+                    config: &config,
+                    ..*context
+                };
+                let waitlist = waitlist([waiting]);
+                let right = waitlist.handing_on(0, &request, &state, context.now, &context);
+                right.map(|right| (right.token, right.last))
+            };
+            let task = || task(1, MUTEX);
+            assert_eq!(range(task(), "me-1", 140, false, true), Some((100, 140)));
+            // Another program has set the counter ahead.
+            assert_eq!(range(task(), "me-1", 9_999, false, true), Some((100, 99 + RANGE)));
+            assert_eq!(
+                range(task(), "me-1", 100, false, true),
+                None,
+                "there is no further token"
+            );
+            assert_eq!(range(task(), "me-1", 140, false, false), None, "it is not wanted");
+            assert_eq!(range(task(), "me-1", 140, true, true), None, "another client waits");
+            assert_eq!(range(task(), "me-9", 140, false, true), None, "it is another's");
+            assert_eq!(range(task().reentering(true), "me-1", 140, false, true), None);
+        });
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_hold_is_handed_on_only_while_its_lease_lasts_and_wants_no_renewal() {
+        in_context(|context| {
+            let later = context.now + Duration::from_secs(1);
+            for (deadline, renew_at, goes_on) in [
+                (later, later, true),
+                (context.now, later, false),
+                (later, context.now, false),
+            ] {
+                let deadline = Deadline::at(deadline);
+                let inherited = || Inheritance { deadline, renew_at };
+                let mut effects = Vec::new();
+                let mut mutex = waitlist([task(1, MUTEX)]);
+                mutex.holds.insert("me-0".to_owned(), hold(MUTEX, context));
+                assert_eq!(mutex.hand_on("me-0", inherited(), context, &mut effects), goes_on);
+                assert!(mutex.leaving.is_empty(), "the server never had an entry of that task");
+                let mut read = waitlist([task(1, READER)]);
+                read.holds.insert("me-0".to_owned(), hold(READER, context));
+                read.share(|_| Some(inherited()), context, &mut effects);
+                assert_eq!(read.waiting.is_empty(), goes_on);
+                assert_eq!(effects.len(), if goes_on { 2 } else { 0 });
+            }
+        });
+    }
+}
