@@ -490,6 +490,10 @@ mod tests {
                 mutex.holds.insert("me-0".to_owned(), hold(MUTEX, context));
                 assert_eq!(mutex.hand_on("me-0", inherited(), context, &mut effects), goes_on);
                 assert!(mutex.leaving.is_empty(), "the server never had an entry of that task");
+                // Whatever a task after it wants: the first has no place that would have to be taken over.
+                let mut mixed = waitlist([task(1, MUTEX), task(2, PERMIT)]);
+                mixed.holds.insert("me-0".to_owned(), hold(MUTEX, context));
+                assert_eq!(mixed.hand_on("me-0", inherited(), context, &mut Vec::new()), goes_on);
                 let mut read = waitlist([task(1, READER)]);
                 read.holds.insert("me-0".to_owned(), hold(READER, context));
                 read.share(|_| Some(inherited()), context, &mut effects);
