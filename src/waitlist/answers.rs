@@ -104,7 +104,7 @@ impl Waitlist {
         self.alone_at = alone.then_some(read_by);
         self.compare_holds(state, effects);
         self.take_out_strangers(state, context);
-        self.plan_asking(state, exchange, context);
+        self.plan_asking(state, exchange.now, context);
         if self.overtaken {
             self.doubt_everything(context, effects);
         }

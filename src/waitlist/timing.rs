@@ -42,7 +42,7 @@ pub(super) const FREE_FOR: Duration = Duration::from_secs(10);
 pub(super) const ALONE_FOR: Duration = Duration::from_millis(2);
 
 /// Time that an answer may take to show the present. A slower one may have waited for its majority, and others have come
-/// since it was read.
+/// since it was read; so where a majority always takes longer, every release expects others.
 pub(super) const RECENT: Duration = Duration::from_millis(20);
 
 /// Pause before a client that found the queue full knocks again, a quarter more or less.
@@ -103,8 +103,7 @@ impl Waitlist {
     }
 
     /// Sets when the head asks again, by the leases of those ahead of it.
-    pub(super) fn plan_asking(&mut self, state: &State, exchange: &Exchange, context: &Context<'_>) {
-        let now = exchange.now;
+    pub(super) fn plan_asking(&mut self, state: &State, now: Option<ServerTime>, context: &Context<'_>) {
         (self.ask_at, self.expiry, self.look_at) = (None, None, None);
         let was_seen_gone = std::mem::take(&mut self.was_seen_gone);
         self.plan += 1;
@@ -119,12 +118,11 @@ impl Waitlist {
             self.blind.failed(false, context.now);
         }
         let lease = head.terms.lease(context.config);
-        // Half of what is left of the entry: of a slow answer, part is gone already.
+        // By half of what is left of the entry: where the answer was slow, part of that is gone already.
+        let end = context.clock.until(state.queue[place].until).map(|(_, end)| end);
+        let left = end.map(|end| end.saturating_duration_since(context.now).max(ASK_AGAIN * 2));
         let refresh = refresh(&lease, context.config);
-        let refresh = match now {
-            Some(read) => (exchange.sent + refresh.min(state.queue[place].until.since(read) / 2)).max(context.now),
-            None => context.now + refresh,
-        };
+        let refresh = context.now + left.map_or(refresh, |left| refresh.min(left / 2));
         let holders = state.holders.iter().map(|holder| holder.until);
         let before = state.queue[..place].iter().map(|waiter| waiter.until);
         let first_end = holders.chain(before).min();
@@ -332,10 +330,14 @@ pub(crate) fn first_renewal(
         return Some(check(lease, deadline, now));
     };
     let gone = lease.length.saturating_sub(holder.until.since(read));
-    let at = (exchange.sent + interval.saturating_sub(gone)).max(now);
-    // The server's clock may have been set ahead since.
-    let is_in_time = at < deadline.instant();
-    Some(if is_in_time { at } else { check(lease, deadline, now) })
+    Some(in_time(exchange.sent + interval.saturating_sub(gone), deadline, now))
+}
+
+/// Brings a first renewal forward to the middle of the time that is left, if it comes later: the server's clock may have been
+/// set ahead since the request was sent.
+pub(crate) fn in_time(renew_at: Instant, deadline: Deadline, now: Instant) -> Instant {
+    let left = deadline.instant().saturating_duration_since(now);
+    renew_at.max(now).min(now + left / 2)
 }
 
 /// Returns the pause of a waiter without a stream, by the pace of the lock where that is known. It is never longer than

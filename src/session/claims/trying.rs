@@ -19,7 +19,7 @@ use crate::{
     protocol::{Operation, Owner, Request, Requests},
     store::{Among, Claimed, DocumentStore, StoreError, Wanted},
     terms::Terms,
-    waitlist::{Grant, How, SWEEPS, TimedOut, deadline::Deadline},
+    waitlist::{Grant, How, SWEEPS, TimedOut, deadline::Deadline, timing},
 };
 
 /// The outcome of a claim that was answered.
@@ -275,7 +275,9 @@ impl DocumentSession {
                     how,
                     deadline,
                     // A claim that is not answered is given up, so this is the answer to the write itself.
-                    renew_at: lease.next_renewal(exchange.sent),
+                    renew_at: lease
+                        .next_renewal(exchange.sent)
+                        .map(|at| timing::in_time(at, deadline, context.now)),
                 };
                 let mut granted = Hold::new(id.to_owned(), name.clone(), &grant);
                 granted.label = context.config.metered.label(&name);

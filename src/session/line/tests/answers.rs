@@ -158,7 +158,7 @@ async fn a_hold_that_a_later_answer_shows_is_renewed_as_if_the_first_had_come() 
 /// Another answer, of a command that was sent later, has come first, and shows the jump.
 #[tokio::test(start_paused = true)]
 async fn a_grant_counts_by_a_clock_that_was_set_ahead_while_its_answer_was_on_its_way() {
-    for jumped in [5_u32, 25] {
+    for jumped in [5_u32, 22, 25] {
         let mut bench = Bench::new();
         let (_, mut outcome) = bench.join(true);
         let request = bench.next().unwrap();
@@ -175,7 +175,7 @@ async fn a_grant_counts_by_a_clock_that_was_set_ahead_while_its_answer_was_on_it
         let hold = held(&mut outcome);
         assert!(hold.safe_for() < bench.config.lease - Duration::from_secs(jumped.into()));
         assert!(
-            hold.renew_at().unwrap() < Instant::now() + hold.safe_for(),
+            hold.renew_at().unwrap() <= Instant::now() + hold.safe_for() / 2,
             "{jumped} s"
         );
     }
@@ -183,7 +183,7 @@ async fn a_grant_counts_by_a_clock_that_was_set_ahead_while_its_answer_was_on_it
 
 #[tokio::test(start_paused = true)]
 async fn a_waiter_of_which_an_answer_tells_late_confirms_its_place_in_time() {
-    for (took, confirms) in [(2_000, false), (2_600, true)] {
+    for took in [0, 2_600, 4_900] {
         let mut bench = Bench::new();
         bench.foreign(&foreign("b.1", &[], Some("b-1")), false);
         let mut terms = Terms::default();
@@ -198,11 +198,15 @@ async fn a_waiter_of_which_an_answer_tells_late_confirms_its_place_in_time() {
         tokio::time::advance(Duration::from_millis(took)).await;
         answer.exchange.received = Instant::now();
         bench.answered(&request, &answer);
-        assert_eq!(
-            bench.next().is_some(),
-            confirms,
-            "half of the lease is over after 2.5 s"
+        let asked_at = Instant::now();
+        assert!(
+            bench.next().is_none(),
+            "not at once, or a slow server would have no rest"
         );
+        bench.pass().await;
+        let left = Duration::from_millis(5_000 - took);
+        assert!(asked_at.elapsed() <= left / 2 + Duration::from_millis(1), "{took} ms");
+        assert!(bench.next().is_some());
     }
 }
 
