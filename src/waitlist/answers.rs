@@ -173,8 +173,6 @@ impl Waitlist {
                 context.now,
                 context.config,
             );
-            // The server's clock may have been set ahead while the answer was on its way.
-            let deadline = deadline.map(|deadline| deadline.corrected(context.clock, context.config));
             let renew_at =
                 deadline.and_then(|deadline| timing::first_renewal(&lease, holder, exchange, deadline, context.now));
             let handing_on = self.handing_on(position, entry, state, exchange.sent, context);
@@ -231,7 +229,7 @@ impl Waitlist {
         let Some(waiting) = self.waiting.remove(position) else {
             return;
         };
-        self.ask_after_grant(context);
+        self.ask_after_grant();
         self.full = None;
         let lease = waiting.terms.lease(context.config);
         let held = Held {

@@ -50,7 +50,8 @@ impl Deadline {
         };
         let at = before(from, end.min(now + lease), config);
         let (as_of, until) = (exchange.sent, Some(until));
-        Some(Self { at, as_of, until })
+        // That clock may have been set ahead while the answer was on its way.
+        Some(Self { at, as_of, until }.corrected(clock, config))
     }
 
     /// Returns the deadline for an event of a grant that was written at `at`, by the server's clock, on this claim

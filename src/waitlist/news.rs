@@ -37,11 +37,6 @@ impl Waitlist {
                     .map(|deadline| timing::check(&lease, deadline, context.now));
                 self.waiting[position].how = How::Event;
                 self.grant(position, token, deadline, renew_at, context, effects);
-                if self.is_queued() {
-                    // It got in line together with a release. Nobody confirmed its entry while another was the head, and
-                    // it may fit beside this hold.
-                    self.ask_at = Some(context.now);
-                }
             }
             (wake::Signal::Granted { .. }, None) => {
                 let leaves = self.under_way.iter().flatten().any(|leaving| leaving.entry == entry);

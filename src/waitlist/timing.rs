@@ -153,19 +153,10 @@ impl Waitlist {
         self.ask_at = Some(routine);
     }
 
-    /// Sets when the next head asks, if it is queued already: it stands behind our own hold, and the answer to that
-    /// hold's leave will show more.
-    pub(super) fn ask_after_grant(&mut self, context: &Context<'_>) {
-        let head = self.waiting.front();
-        let lease = head.map(|head| head.terms).unwrap_or_default().lease(context.config);
-        let routine = if context.stream.is_open() {
-            refresh(&lease, context.config)
-        } else {
-            context.config.poll_interval.0
-        };
-        self.ask_at = Some(context.now + routine);
-        // Those are of the head before.
-        (self.expiry, self.look_at, self.was_seen_gone) = (None, None, false);
+    /// Has the next head ask now, if it is queued already, unless the answer that shows the grant says more. It got in line
+    /// together with a release: nobody confirmed its entry while another was the head, and it may fit beside this hold.
+    pub(super) fn ask_after_grant(&mut self) {
+        (self.ask_at, self.expiry, self.look_at, self.was_seen_gone) = (None, None, None, false);
     }
 
     /// Returns the due look at the head's queue position, once. It is sent if it is [admitted](Self::admit) then, and

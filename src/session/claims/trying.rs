@@ -263,7 +263,6 @@ impl DocumentSession {
                         context.config,
                     )
                 })
-                .map(|deadline| deadline.corrected(context.clock, context.config))
                 .filter(|deadline| deadline.instant() > context.now);
             if let (Some(holder), Some(deadline), false) = (holder, deadline, lines.closed) {
                 let grant = Grant {
