@@ -81,6 +81,9 @@ struct Progress {
     refusals: u32,
     /// Whether the last renewal failed or has not been answered in time.
     failing: bool,
+    /// When the server's clock was last seen to have been set ahead: a renewal that was sent before that leaves the next
+    /// one due.
+    shortened_at: Option<Instant>,
     /// Number of handles: more than one where the hold was re-entered.
     handles: usize,
     /// When it was made part of a transaction that may not have ended yet.
@@ -190,6 +193,7 @@ impl Hold {
                 in_vain: 0,
                 refusals: 0,
                 failing: false,
+                shortened_at: None,
                 handles: 1,
                 guarded_at: None,
                 lost: None,
@@ -585,10 +589,12 @@ impl Hold {
         // Renewals overtake each other; and a lost hold stays lost, even if a renewal succeeds.
         if deadline.instant() > progress.deadline.instant() {
             progress.deadline = deadline;
-            progress.renew_at = self.lease.next_renewal(sent);
             progress.in_vain = 0;
             progress.refusals = 0;
-            progress.failing = false;
+            if progress.shortened_at.is_none_or(|at| at <= sent) {
+                progress.renew_at = self.lease.next_renewal(sent);
+                progress.failing = false;
+            }
             if !self.is_idle && progress.show_at.is_none() {
                 self.shown_idle.store(false, Ordering::Release);
             }
@@ -601,8 +607,9 @@ impl Hold {
         let mut progress = self.progress();
         progress.deadline = progress.deadline.corrected(clock, config);
         if self.lease.interval.is_some() {
+            let now = Instant::now();
             progress.failing = true;
-            progress.renew_at = Some(Instant::now());
+            (progress.renew_at, progress.shortened_at) = (Some(now), Some(now));
         }
     }
 
@@ -759,6 +766,25 @@ mod tests {
             assert_eq!(hold.lost().await, reason);
             assert_eq!(hold.progress().over_at, Some(began + held * second));
         }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_renewal_from_before_the_clock_was_set_puts_off_none_by_that_clock() {
+        let (hold, config) = (hold(), Settings::default().unchecked());
+        let second = Duration::from_secs(1);
+        let deadline = || Deadline::at(hold.deadline() + second);
+        let sent = Instant::now();
+        hold.renewing(sent + 6 * second);
+        tokio::time::advance(second).await;
+        let noticed = Instant::now();
+        hold.shorten(&ServerClock::default(), &config);
+        hold.renewed(deadline(), sent);
+        assert_eq!((hold.renew_at(), hold.status()), (Some(noticed), LockStatus::AtRisk));
+        // One that goes out by that clock is as good as any.
+        hold.renewing(noticed + 6 * second);
+        hold.renewed(deadline(), noticed);
+        let next = noticed + config.renewal_interval;
+        assert_eq!((hold.renew_at(), hold.status()), (Some(next), LockStatus::Held));
     }
 
     #[tokio::test]

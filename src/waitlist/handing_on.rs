@@ -328,38 +328,13 @@ impl Waitlist {
 mod tests {
     use super::*;
     use crate::{
-        config::Settings,
         protocol::{Holder, Owner, ServerTime, Use, Waiter},
-        waitlist::{Patience, StreamState, clock::ServerClock, deadline::Deadline, ids::Ids},
+        waitlist::{
+            Patience,
+            deadline::Deadline,
+            made_up::{MUTEX, PERMIT, READER, WRITER, in_context, task, waitlist},
+        },
     };
-
-    const MUTEX: (Use, i64) = ((Kind::Mutex, 1), 1);
-    const READER: (Use, i64) = ((Kind::RwLock, 1_000), 1);
-    const WRITER: (Use, i64) = ((Kind::RwLock, 1_000), 1_000);
-    const PERMIT: (Use, i64) = ((Kind::Semaphore, 4), 1);
-
-    fn in_context<T>(act: impl FnOnce(&Context<'_>) -> T) -> T {
-        let config = Settings::default().validate().unwrap();
-        let (clock, ids) = (ServerClock::default(), Ids::new("me".to_owned()));
-        act(&Context {
-            now: Instant::now(),
-            config: &config,
-            clock: &clock,
-            stream: StreamState::Open,
-            ids: &ids,
-            room: 100,
-        })
-    }
-
-    fn task(key: u64, used: (Use, i64)) -> Waiting {
-        Waiting::new(key, format!("me-{key}"), used, Patience::Wait, Instant::now())
-    }
-
-    fn waitlist(tasks: impl IntoIterator<Item = Waiting>) -> Waitlist {
-        let mut waitlist = Waitlist::default();
-        waitlist.waiting.extend(tasks);
-        waitlist
-    }
 
     /// A hold that may go on for a while, under the entry `me-0`.
     fn hold(used: (Use, i64), context: &Context<'_>) -> Held {

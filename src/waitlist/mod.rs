@@ -26,6 +26,8 @@ pub(crate) mod idling;
 pub(crate) mod ids;
 mod inheritance;
 pub(crate) mod letting_go;
+#[cfg(test)]
+mod made_up;
 #[cfg(modelled)]
 mod modelled;
 mod news;

@@ -136,7 +136,7 @@ impl Waitlist {
                 continue;
             }
             let follows = position == 1 && may_follow && head_queued && waiting.waits();
-            if position > 0 && !follows && permits > used.1 {
+            if !follows && permits > used.1 {
                 break;
             }
             let stays = waiting.waits() && (position == 0 || follows);
@@ -192,5 +192,60 @@ fn request(waiting: &Waiting, wait: bool, config: &Config) -> Request {
         fresh: waiting.stage == Stage::New,
         reserve: 0,
         owner: waiting.owner.clone(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::waitlist::made_up::{PERMIT, READER, in_context, task, waitlist};
+
+    /// The entries that the next operation asks for.
+    fn asked(waitlist: &mut Waitlist, context: &Context<'_>) -> Vec<String> {
+        let requests = waitlist.next(context).and_then(|operation| operation.requests);
+        let entries = requests.into_iter().flat_map(|requests| requests.entries);
+        entries.map(|entry| entry.id).collect()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn as_many_tasks_are_asked_for_together_as_fit() {
+        in_context(|context| {
+            let mut five = waitlist((1..=5).map(|key| task(key, PERMIT)));
+            assert_eq!(asked(&mut five, context), ["me-1", "me-2", "me-3", "me-4"]);
+            // One that stands in the server's queue by itself is not asked for again.
+            let mut second = waitlist((1..=3).map(|key| task(key, PERMIT)));
+            second.waiting[1].stage = Stage::Queued;
+            assert_eq!(asked(&mut second, context), ["me-1", "me-3"]);
+        });
+    }
+
+    /// A reader asks alone where others would share its hold, once; where holds are not shared, there is no reason to.
+    #[tokio::test(start_paused = true)]
+    async fn a_reader_asks_alone_only_if_its_hold_would_be_shared() {
+        in_context(|context| {
+            let readers = || waitlist((1..=3).map(|key| task(key, READER)));
+            assert_eq!(asked(&mut readers(), context), ["me-1"]);
+            let mut config = context.config.clone();
+            config.hands_on = false;
+            let config = &config;
+            let context = Context { config, ..*context };
+            assert_eq!(asked(&mut readers(), &context), ["me-1", "me-2", "me-3"]);
+        });
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_sweep_answers_no_release_again() {
+        in_context(|context| {
+            let mut swept = waitlist([]);
+            let released = Leaving::new("me-1".to_owned(), context)
+                .swept_if(true)
+                .answering(Some(7));
+            swept.sweep_after(released, context);
+            let [sweep] = &swept.leaving[..] else {
+                panic!("{:?}", swept.leaving)
+            };
+            assert_eq!((sweep.release, sweep.sweep), (None, 1));
+            assert_eq!(sweep.not_before, context.now + SWEEPS[0]);
+        });
     }
 }
