@@ -78,6 +78,10 @@ mod tests {
         };
         assert_eq!(duplicate("_id_"), Some(Duplicate::Id));
         assert_eq!(duplicate("email_1"), Some(Duplicate::Other));
+        let message = "E11000 duplicate key error collection: a.b index: _id_ dup key: { : 1 }";
+        let command = doc! { "code": 11_000, "codeName": "DuplicateKey", "errmsg": message };
+        let command: Error = ErrorKind::Command(read_as(&command).unwrap()).into();
+        assert_eq!(of(&command), Some(Duplicate::Id));
         let other = doc! { "code": 121, "errmsg": "Document failed validation" };
         assert_eq!(
             of(&ErrorKind::Write(WriteFailure::WriteError(read_as(&other).unwrap())).into()),

@@ -96,6 +96,22 @@ mod tests {
     }
 
     #[test]
+    fn an_update_leaves_the_lock_alone_and_may_do_nothing_else() {
+        let place = InPlace::new(None, "a.b", &Paths::default()).unwrap();
+        let check = |update: Document| check_update_of_locked(&update.into(), &place);
+        for update in [doc! {}, doc! { "$set": { "c": 1 } }] {
+            check(update).unwrap();
+        }
+        for update in [
+            doc! { "c": 1 },
+            doc! { "$set": { "a.b": 1 } },
+            doc! { "$unset": { "a": "" } },
+        ] {
+            check(update).unwrap_err();
+        }
+    }
+
+    #[test]
     fn the_token_is_not_kept_in_the_lock() {
         let place = InPlace::new(None, "a.b", &Paths::default()).unwrap();
         for field in ["a", "a.b", "a.b.fence"] {

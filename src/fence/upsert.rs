@@ -101,4 +101,32 @@ mod tests {
             assert_eq!(named_id(&filter, "a.b").unwrap(), doc! { "_id": { "$eq": 1 } });
         }
     }
+
+    #[test]
+    fn a_filter_of_an_upsert_names_one_document() {
+        for (id, named) in [
+            (Bson::from(7), Bson::from(7)),
+            (doc! { "$eq": 7 }.into(), Bson::from(7)),
+            (doc! { "shop": 7 }.into(), doc! { "shop": 7 }.into()),
+            (doc! {}.into(), doc! {}.into()),
+        ] {
+            let filter = doc! { "_id": &id };
+            assert_eq!(named_id(&filter, "fence").unwrap(), doc! { "_id": { "$eq": named } });
+        }
+        for id in [doc! { "$gt": 7 }, doc! { "$eq": 7, "$ne": 8 }, doc! { "$in": [7] }] {
+            named_id(&doc! { "_id": id }, "fence").unwrap_err();
+        }
+        named_id(&doc! { "name": "a" }, "fence").unwrap_err();
+    }
+
+    /// The server refuses a filter that is nested more deeply, so nobody needs to look into it.
+    #[test]
+    fn a_filter_is_searched_as_deep_as_the_server_takes_it() {
+        let nested = |levels: u32| (0..levels).fold(doc! { "fence": 7 }, |inner, _| doc! { "$and": [inner] });
+        assert_eq!(
+            asked_for(&nested(FILTER_DEEPEST), "fence", false, 0).as_deref(),
+            Some("fence")
+        );
+        assert_eq!(asked_for(&nested(FILTER_DEEPEST + 1), "fence", false, 0), None);
+    }
 }

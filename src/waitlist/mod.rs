@@ -19,6 +19,7 @@
 
 pub(crate) mod answers;
 mod blind;
+pub(crate) mod claims;
 pub(crate) mod clock;
 pub(crate) mod deadline;
 pub(crate) mod handing_on;

@@ -142,6 +142,44 @@ fn what_keeps_a_lock_names_one_grant_of_the_entry() {
     assert!(after.holders.is_empty());
 }
 
+/// What readers of the document are told: by its leases, its tokens and the number of its writes.
+#[test]
+fn a_state_tells_who_is_there_and_which_of_two_is_the_earlier() {
+    let held = apply(None, &asking("a.1", request("a-1")), ServerTime(1_000)).expect("it is created");
+    let waited_for = apply(Some(&held), &asking("b.1", request("b-1")), ServerTime(1_050)).expect("it stays");
+    assert_eq!((held.version, waited_for.version), (1, 2));
+    assert!(held.is_before(&waited_for) && !waited_for.is_before(&held) && !held.is_before(&held));
+    // In the same millisecond, the number of the write tells.
+    let at_once = apply(Some(&held), &asking("b.1", request("b-1")), ServerTime(1_000)).expect("it stays");
+    assert!(held.is_before(&at_once));
+    // It was deleted and created anew: what came before was written earlier, or more often.
+    let mut anew = waited_for.clone();
+    (anew.version, anew.at) = (3, ServerTime(999));
+    assert!(!held.is_before(&anew) && !anew.is_before(&held));
+
+    // The holder's lease ends at 1,100 and the waiter's at 1,150.
+    for (state, end) in [(&held, 1_100), (&waited_for, 1_150)] {
+        assert!(!state.is_free(ServerTime(end - 1)) && state.is_free(ServerTime(end)));
+    }
+    let mut due = held.clone();
+    due.purge_at = ServerTime(1_120);
+    let is_purged = [1_099, 1_119, 1_120].map(|now| due.is_purged(ServerTime(now)));
+    assert_eq!(is_purged, [false, false, true]);
+    due.purge_at = ServerTime(1_000);
+    assert!(!due.is_purged(ServerTime(1_099)), "it is held");
+
+    let has = |ids: &[&str]| waited_for.has_any(&ids.iter().map(|id| (*id).to_owned()).collect::<Vec<_>>());
+    assert!(has(&["a-1"]) && has(&["c-1", "b-1"]) && !has(&["c-1"]) && !has(&[]));
+
+    let mut broken = held.clone();
+    let told = |state: &super::State| [6, 7, 8, 9].map(|token| state.was_broken(token));
+    assert_eq!(told(&broken), [false; 4]);
+    broken.broken = Some(7);
+    assert_eq!(told(&broken), [true, true, false, false]);
+    broken.evicted = Some(9);
+    assert_eq!(told(&broken), [true, true, false, true]);
+}
+
 fn request(id: &str) -> Request {
     Request {
         id: id.to_owned(),
