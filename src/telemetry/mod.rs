@@ -267,12 +267,16 @@ pub(crate) fn passed_over(document: &str, why: &(dyn StdError + Send + Sync + 's
     match why.downcast_ref::<StoreError>() {
         Some(error) => {
             let (error, source) = (failure(error), Source(error));
-            warn!(name: "watchlock.passed_over", target: TARGET, lock = document, error, %source, "document can't be claimed");
+            shielded(
+                || warn!(name: "watchlock.passed_over", target: TARGET, lock = document, error, %source, "document can't be claimed"),
+            );
         }
         // The text may quote the document.
         None => {
             let error = "unreadable";
-            warn!(name: "watchlock.passed_over", target: TARGET, lock = document, error, "document can't be claimed");
+            shielded(
+                || warn!(name: "watchlock.passed_over", target: TARGET, lock = document, error, "document can't be claimed"),
+            );
         }
     }
     meters::count(&meters::PASSED_OVER, 1, &[], None);
@@ -395,9 +399,7 @@ impl StreamOf {
 
 /// Reports a document in the collection of the locks that is not a lock; it is skipped.
 pub(crate) fn unreadable(name: &str, problem: &str) {
-    shielded(
-        || warn!(name: "watchlock.unreadable", target: TARGET, lock = name, problem, "document is not that of a lock"),
-    );
+    shielded(|| warn!(name: "watchlock.unreadable", target: TARGET, lock = name, problem, "document is not a lock"));
 }
 
 /// Reports that the index that purges free locks could not be created.

@@ -24,7 +24,7 @@ pub(super) fn shielded<T>(call: impl FnOnce() -> T) -> Option<T> {
     if called.is_none() && !REPORTED.swap(true, Ordering::Relaxed) {
         // The subscriber that panicked may itself receive this event.
         let _ = catch_unwind(|| {
-            error!(name: "watchlock.panicked", target: TARGET, "code of the user's panicked");
+            error!(name: "watchlock.panicked", target: TARGET, "a tracing subscriber or metrics recorder panicked");
         });
     }
     called

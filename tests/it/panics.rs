@@ -10,6 +10,8 @@ use std::{
     time::Duration,
 };
 
+use mongodb::bson::{Bson, Document, doc};
+use serde::Deserialize;
 use tracing::{Event, Metadata, Subscriber, span};
 use watchlock::{LockClient, LostReason, WakeMode};
 
@@ -109,7 +111,8 @@ mod recorder {
 
 /// All that the tasks of a client are for: renewals, hand-overs by the stream, losses that are told, acquires that come to
 /// nothing.
-async fn everything_works(a: &LockClient, b: &LockClient) {
+async fn everything_works(ground: &Ground, a: &LockClient, b: &LockClient) {
+    claims_pass_over_what_is_unreadable(ground, a).await;
     let held = a.mutex("x").acquire().await.unwrap();
     let kept = a.mutex("kept").acquire().await.unwrap();
     // The heart tells of this loss.
@@ -139,6 +142,27 @@ async fn everything_works(a: &LockClient, b: &LockClient) {
     last.unwrap().release().await.unwrap();
 }
 
+/// A document of the user's, of which one has another form.
+#[derive(Debug, Deserialize)]
+struct Order {
+    total: i64,
+}
+
+async fn claims_pass_over_what_is_unreadable(ground: &Ground, locks: &LockClient) {
+    let database = ground.driver().await.database(&ground.database);
+    let orders = database.collection::<Document>("orders");
+    let inserted = [doc! { "_id": 1, "total": "much" }, doc! { "_id": 2, "total": 7_i64 }];
+    orders.insert_many(inserted).await.unwrap();
+    let claim = locks.documents(orders.clone_with_type::<Order>());
+    let claim = claim.try_claim(doc! {}).sort(doc! { "_id": 1 });
+    let claimed = within(PATIENCE, "the claim", claim.into_future())
+        .await
+        .unwrap()
+        .unwrap();
+    assert_eq!((claimed.id(), claimed.document().total), (&Bson::Int32(2), 7));
+    claimed.release().await.unwrap();
+}
+
 #[tokio::test]
 async fn observers_that_panic_at_once_end_nothing() {
     observers_that_panic_end_nothing(false).await;
@@ -161,7 +185,7 @@ async fn observers_that_panic_end_nothing(takes_spans: bool) {
     LazyLock::force(&ANOTHER);
     let _listening = tracing::subscriber::set_default(bomb);
     let (a, b) = (ground.locks_for(LEASE).await, ground.locks_for(LEASE).await);
-    everything_works(&a, &b).await;
+    everything_works(&ground, &a, &b).await;
     a.shutdown().await;
     b.shutdown().await;
     // More than the first of them is met.
