@@ -8,13 +8,14 @@ pub(crate) const USAGE: &str = "\
 watchlock-peers: watchlock beside its peers
 
   cargo run --release                         everything, into benches/RESULTS.md, results.json and charts/
+  cargo run --release -- --thousand           1,000 waiters, into benches/thousand
   cargo run --release -- --quick              a few minutes of it, into the folder of builds
   cargo run --release -- --peers watchlock,etcd --workloads hand-over,crash
   cargo run --release -- compare OLD.json NEW.json    what moved by more than the noise
   cargo run --release -- render RESULTS.json          tables and charts of a run, beside that file
 
   --quick            one round of a second for each peer, and fewer cases
-  --thousand         the hand-over among 1,000 waiters and the cost of their waiting too
+  --thousand         the hand-over among 1,000 waiters and the cost of their waiting alone
   --nodes N          MongoDB with 1 to 5 nodes; with more than one its peers alone, in a few cases
   --resume           takes the cases that a run of the same commit and form has finished before it was ended
   --rounds N         rounds of each peer, 1 to 20
@@ -105,8 +106,11 @@ pub(crate) fn read(arguments: impl IntoIterator<Item = String>) -> Result<Task> 
     }
     let mut plan = if quick { Plan::quick() } else { Plan::full() };
     let whole = !quick && peers.is_empty() && workloads.is_empty() && rounds.is_none();
+    if thousand && nodes > 1 {
+        return Err("a thousand waiters are measured with one node: --thousand goes without --nodes".into());
+    }
     if thousand {
-        plan = plan.with_thousand();
+        plan = plan.of_a_thousand();
     }
     plan = plan.with_nodes(nodes);
     if let Some(rounds) = rounds {

@@ -86,8 +86,9 @@ async fn perform() -> Result<()> {
 fn folder(run: &Run) -> PathBuf {
     match &run.out {
         Some(out) => out.clone(),
-        None if run.whole && run.plan.nodes == 1 => here().join(".."),
-        None if run.whole => here().join(format!("../nodes-{}", run.plan.nodes)),
+        None if run.whole && run.plan.nodes > 1 => here().join(format!("../nodes-{}", run.plan.nodes)),
+        None if run.whole && run.plan.form == plan::OF_A_THOUSAND => here().join("../thousand"),
+        None if run.whole => here().join(".."),
         None => here().join("target/part"),
     }
 }

@@ -23,6 +23,12 @@ const LONG_PATIENCE: Duration = Duration::from_secs(240);
 /// Number of waiters or locks from which a round takes so long.
 const THOUSAND: usize = 1_000;
 
+/// The form that is published.
+const FULL: &str = "full";
+
+/// The form of the cases of a thousand waiters, which is published beside it.
+pub(crate) const OF_A_THOUSAND: &str = "thousand";
+
 /// A case of a workload.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Step {
@@ -188,7 +194,7 @@ impl Plan {
             Step::Ghosts { count: 400 },
         ]);
         Self {
-            form: "full",
+            form: FULL,
             nodes: 1,
             rounds: 3,
             time: Duration::from_millis(1_500),
@@ -210,10 +216,16 @@ impl Plan {
         self
     }
 
-    /// Adds the cases of a thousand waiters, for which the clients need some thousand connections and threads.
-    pub(crate) fn with_thousand(mut self) -> Self {
-        self.steps.push(Step::HandOver(crowd((THOUSAND, 32, WAITED))));
-        self.steps.push(Step::Idle { waiters: THOUSAND });
+    /// Replaces the cases by those of a thousand waiters, for which the clients need some thousand connections and
+    /// threads.
+    pub(crate) fn of_a_thousand(mut self) -> Self {
+        if self.form == FULL {
+            self.form = OF_A_THOUSAND;
+        }
+        self.steps = vec![
+            Step::HandOver(crowd((THOUSAND, 32, WAITED))),
+            Step::Idle { waiters: THOUSAND },
+        ];
         self
     }
 }
@@ -240,7 +252,8 @@ mod tests {
         assert!(!plays(Step::Crash, FLOOR));
         assert!(plays(ten, "dotnet-eager") && plays(Step::Crash, "dotnet-eager"));
         assert!(!plays(distinct, "dotnet-eager") && plays(distinct, "dotnet"));
-        for step in Plan::full().with_thousand().steps {
+        let thousand = Plan::full().of_a_thousand();
+        for step in Plan::full().steps.into_iter().chain(thousand.steps) {
             assert!(plays(step, OURS), "{step:?}");
             assert!(PEERS.iter().any(|peer| step.is_played_by(peer)));
         }

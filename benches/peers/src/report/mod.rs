@@ -23,7 +23,7 @@ const CURVE: u32 = 200;
 /// Everything about one run.
 #[derive(Clone, Debug, Default, Deserialize, Serialize)]
 pub(crate) struct Results {
-    /// `quick` or `full`.
+    /// `quick`, `full` or `thousand`.
     pub(crate) form: String,
     pub(crate) rounds: u32,
     /// Number of nodes of a server; 0 in reports that are older than this field, and then it was one.

@@ -3,6 +3,7 @@
 use std::fmt::Write;
 
 use super::{Results, Row, ahead, charts};
+use crate::plan::OF_A_THOUSAND;
 
 /// What each workload measures, in one sentence.
 pub(crate) const WORKLOADS: [(&str, &str); 10] = [
@@ -87,8 +88,9 @@ pub(crate) fn markdown(results: &Results) -> String {
 
 fn head(results: &Results) -> String {
     let machine = &results.machine;
-    // The report of several nodes has a folder of its own beside that of one.
+    // The reports of several nodes and of a thousand waiters have folders of their own.
     let (arguments, folder) = match results.nodes {
+        0 | 1 if results.form == OF_A_THOUSAND => (" -- --thousand".to_owned(), "../"),
         0 | 1 => (String::new(), ""),
         nodes => (format!(" -- --nodes {nodes}"), "../"),
     };
