@@ -6,7 +6,7 @@ use std::{
 };
 
 use crate::{
-    inspect::HolderInfo,
+    inspect::{HolderInfo, who},
     protocol::{ServerTime, State},
 };
 
@@ -85,11 +85,7 @@ impl Contention {
     }
 
     fn holder(&self, holder: &HolderInfo, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (host, pid) = (holder.host.escape_debug(), holder.pid);
-        match &holder.label {
-            Some(label) => write!(f, "{} ({host}, process {pid})", label.escape_debug())?,
-            None => write!(f, "process {pid} on {host}")?,
-        }
+        who(f, holder.label.as_deref(), &holder.host, holder.pid)?;
         let span = |from: SystemTime, to: SystemTime| rounded(to.duration_since(from).unwrap_or(Duration::ZERO));
         match holder.released {
             None if holder.idle => {}

@@ -127,7 +127,7 @@ pub struct WaiterInfo {
     pub owner_id: Option<String>,
 }
 
-/// How a readers-writer lock is held or requested.
+/// The access with which a readers-writer lock is held or requested.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Access {
@@ -298,7 +298,8 @@ impl fmt::Display for WaiterInfo {
 }
 
 /// Escapes control characters: text written by others may contain anything, and is shown on terminals.
-fn who(f: &mut fmt::Formatter<'_>, label: Option<&str>, host: &str, pid: u32) -> fmt::Result {
+/// Writes who an entry is of, for people to read.
+pub(crate) fn who(f: &mut fmt::Formatter<'_>, label: Option<&str>, host: &str, pid: u32) -> fmt::Result {
     let host = host.escape_debug();
     match label {
         Some(label) => write!(f, "{} ({host}, process {pid})", label.escape_debug()),

@@ -52,7 +52,8 @@ mod token;
 mod waitlist;
 mod wake_mode;
 
-/// The driver that this crate is built with: with it, a program needs no dependency of its own that must match.
+/// The driver that this crate is built with. A program that uses it from here needs no `mongodb` dependency of its own,
+/// whose version would have to match.
 pub use mongodb;
 
 pub use client::in_memory::InMemory;

@@ -132,7 +132,7 @@ async fn end(running: &mut Running, handle: &Held, signals: &mut Signals, reason
     running.take_terminal(true);
     if !left.is_empty() {
         say(&format!(
-            "could not be ended, and continues without the lock: {}",
+            "these processes could not be ended and go on without the lock: {}",
             names(&left)
         ));
     }

@@ -50,7 +50,7 @@ async fn changes(mut leaders: Leaders, arguments: &Observe) -> Outcome {
     while let Some(leader) = leaders.next().await {
         print(arguments, leader?.as_ref())?;
     }
-    Err(Failure::new(UNAVAILABLE, "there are no more events"))
+    Err(Failure::new(UNAVAILABLE, "the event stream has ended"))
 }
 
 fn print(arguments: &Observe, leader: Option<&Leader>) -> Result<(), Failure> {

@@ -156,7 +156,7 @@ enum Part {
 enum Deed {
     Quit,
     Suspend,
-    PutOut(Asked),
+    Evict(Asked),
 }
 
 pub(crate) async fn show(place: &Place, title: String, locks: &Locks, name: Option<String>, events: Events) -> Outcome {
@@ -261,7 +261,7 @@ async fn live(
                 match view.obey(key) {
                     Some(Deed::Quit) => return Ok(()),
                     Some(Deed::Suspend) => suspend(terminal)?,
-                    Some(Deed::PutOut(asked)) => {
+                    Some(Deed::Evict(asked)) => {
                         let (broke, locks) = (broke.clone(), locks.clone());
                         tokio::spawn(async move {
                             // Nobody waits for it after the view is left.
@@ -366,7 +366,7 @@ impl View {
         }
         if let Some(asked) = self.asked.take() {
             if matches!(key, Key::Char('y' | 'Y')) {
-                return Some(Deed::PutOut(asked));
+                return Some(Deed::Evict(asked));
             }
             self.answer = Some("nothing was broken".to_owned());
             return None;

@@ -116,7 +116,7 @@ impl Waiting {
                 event = self.events.next() => match event {
                     // The reading shows the cause of any event, and also a renewal, which raises none.
                     Some(event) => drop(event?),
-                    None => return Err(Failure::new(UNAVAILABLE, "there are no more events")),
+                    None => return Err(Failure::new(UNAVAILABLE, "the event stream has ended")),
                 },
                 () = sleep(left + LATER) => {}
             }

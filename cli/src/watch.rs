@@ -77,5 +77,5 @@ async fn lines(mut events: Events, json: bool) -> Outcome {
         writeln!(out, "{}", line(at, &name, &event))?;
         out.flush()?;
     }
-    Err(Failure::new(UNAVAILABLE, "there are no more events"))
+    Err(Failure::new(UNAVAILABLE, "the event stream has ended"))
 }

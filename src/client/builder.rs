@@ -60,7 +60,8 @@ impl LockClientBuilder {
 
     /// Sets how long a lock outlives its holder's last sign of life; 30 s by default, at least 500 ms.
     ///
-    /// A crashed holder costs this much, and a holder survives an outage of the server this long.
+    /// The lock of a crashed holder stays taken for this long, and a holder keeps its lock through an outage of the server
+    /// of up to this length.
     pub fn lease(mut self, lease: Duration) -> Self {
         self.settings.lease = Some(lease);
         self
@@ -77,7 +78,8 @@ impl LockClientBuilder {
     }
 
     /// Sets the first lease of a waiter that was handed the lock, until its first renewal shortly after; 5 s by
-    /// default, or the lease if that is shorter. A waiter that died unnoticed in the queue costs this much.
+    /// default, or the lease if that is shorter. If a waiter has died unnoticed in the queue, those behind it wait this
+    /// much longer.
     pub fn claim_lease(mut self, lease: Duration) -> Self {
         self.settings.claim_lease = Some(lease);
         self
@@ -127,8 +129,8 @@ impl LockClientBuilder {
     /// locks while one is held for long or a waiter is about to be served, which always has room; one for each
     /// collection (and [field](crate::DocumentLocks::field)) of documents with a waiter, a claim or a long hold; and
     /// one for each [`watch`](LockClient::watch), [`watch_all`](LockClient::watch_all) and
-    /// [`observe`](crate::Election::observe). Beyond the limit the first to come stream, and the others poll until
-    /// there is room.
+    /// [`observe`](crate::Election::observe). Beyond the limit, the first that need a stream get one, and
+    /// the others poll until there is room.
     pub fn max_streams(mut self, streams: u32) -> Self {
         self.settings.max_streams = Some(streams);
         self
@@ -185,14 +187,14 @@ impl LockClientBuilder {
     /// acquire or a try, costs no command and no round trip, and gives a larger fencing token as usual. The lock goes
     /// back
     ///
-    /// - as soon as another client **waits** for it, of which an event notifies this client: the other client is served
-    ///   a hop and a write later than with a free lock;
+    /// - as soon as another client **waits** for it. An event notifies this client, so the other client is served one
+    ///   change-stream hop and one write later than it would get a free lock;
     /// - after this time, and with a [shutdown](LockClient::shutdown). **Shut the client down at the end of the
     ///   program**: a client that is only dropped gives its idle locks back in the background, and a program that ends
     ///   right then leaves them taken for the rest of their lease;
     /// - when a task of this client uses it otherwise (as a reader, with another lease), and after 64 tasks.
     ///
-    /// # To others it is taken
+    /// # Other clients find it taken
     ///
     /// A request of another client that does not wait finds an idle lock taken: a [try](crate::Mutex::try_acquire), or
     /// a request with another number of permits, which fails as for a held lock. If the process crashes, others wait

@@ -123,13 +123,13 @@ impl LockClient {
         paths.entry(collection).or_default().clone()
     }
 
-    /// Returns this client's session over the locks of a place, or creates one with that store. An unknown place gets
-    /// its own session.
     /// Returns which members serve the streams of holders, waiters and claims.
     pub(crate) fn stream_read_preference(&self) -> &ReadPreference {
         &self.session.config.stream_read_preference
     }
 
+    /// Returns this client's session over the locks of a place, or creates one with that store. An unknown place gets
+    /// its own session.
     pub(crate) fn session_over(
         &self,
         place: Option<PlaceId>,

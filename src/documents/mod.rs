@@ -72,7 +72,7 @@ const DEFAULT_FIELD: &str = "watchlock";
 ///
 /// An `_id` is compared as the server compares it: numbers of any type by their values, to the last digit. If a
 /// collection has a collation of its own, give an `_id` exactly as it is stored. It may have up to 8,192 bytes as BSON,
-/// that is a text of 8,187; longer ones are refused, and claims pass over them.
+/// which is a text of up to 8,187 bytes. A longer `_id` is refused, and claims pass over its document.
 ///
 /// A transaction that writes to a locked document holds up the renewals of its lock until it ends: keep it far shorter
 /// than the lease. Up to four such renewals at a time occupy a connection of the driver's pool each; if you have

@@ -49,7 +49,7 @@ impl KindMismatch {
     }
 }
 
-/// Why a [`LockClient`](crate::LockClient) could not be built.
+/// The reason why a [`LockClient`](crate::LockClient) could not be built.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum BuildError {
@@ -64,7 +64,7 @@ pub enum BuildError {
     NoChangeStream,
 }
 
-/// Why a lock was not acquired.
+/// The reason why a lock was not acquired.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum AcquireError {
@@ -84,7 +84,7 @@ pub enum AcquireError {
         waited: Duration,
         /// The holders and the waiters ahead of us, by the server's last report; `None` if it never answered.
         contention: Option<Box<Contention>>,
-        /// Why the server did not answer in the end, if it did not.
+        /// The last error of the server or the connection, if the server did not answer in the end.
         source: Option<ServerError>,
     },
     /// The lock was not free at once, and the try asked for the holder:
@@ -188,7 +188,7 @@ impl fmt::Display for Overdue<'_> {
     }
 }
 
-/// Why a release could not be confirmed. The lease limits how long the lock stays taken.
+/// The reason why a release could not be confirmed. The lease limits how long the lock stays taken.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ReleaseError {
@@ -197,7 +197,7 @@ pub enum ReleaseError {
     Server(#[from] ServerError),
 }
 
-/// Why a [`Candidacy`](crate::Candidacy) ended by itself.
+/// The reason why a [`Candidacy`](crate::Candidacy) ended by itself.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CandidacyError {
@@ -216,7 +216,7 @@ pub enum CandidacyError {
     Stopped,
 }
 
-/// Why a [`Barrier`](crate::Barrier) was not passed.
+/// The reason why a [`Barrier`](crate::Barrier) was not passed.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum BarrierError {
@@ -237,7 +237,7 @@ impl From<LostReason> for BarrierError {
     }
 }
 
-/// Why a renewal or a proclamation did not succeed.
+/// The reason why a renewal or a proclamation did not succeed.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum RenewError {
@@ -252,7 +252,7 @@ pub enum RenewError {
     Server(#[from] ServerError),
 }
 
-/// Why a locked document was not changed or deleted.
+/// The reason why a locked document was not changed or deleted.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum DocumentError {
@@ -293,7 +293,7 @@ pub enum DocumentError {
     },
 }
 
-/// Why [`run`](crate::Mutex::run) did not run its future to the end.
+/// The reason why [`run`](crate::Mutex::run) did not run its future to the end.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum RunError {
@@ -305,7 +305,7 @@ pub enum RunError {
     Lost(#[from] LostReason),
 }
 
-/// Why [`MultiLock::run`](crate::MultiLock::run) did not run its future to the end.
+/// The reason why [`MultiLock::run`](crate::MultiLock::run) did not run its future to the end.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum MultiRunError {
@@ -317,7 +317,7 @@ pub enum MultiRunError {
     Lost(#[from] LostPart),
 }
 
-/// Why a lock could not be inspected or broken.
+/// The reason why a lock could not be inspected or broken.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum OperateError {
@@ -350,7 +350,7 @@ pub struct Fenced {
     pub ours: FencingToken,
 }
 
-/// Why a write under a [`Fence`](crate::Fence) was not done.
+/// The reason why a write under a [`Fence`](crate::Fence) was not done.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum FenceError {
@@ -386,7 +386,7 @@ impl From<FenceError> for mongodb::error::Error {
     }
 }
 
-/// Why a lock could not guard a transaction.
+/// The reason why a lock could not guard a transaction.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum GuardError {

@@ -182,7 +182,7 @@ impl From<StoreError> for ServerError {
 /// For operations on the user's own documents: there a duplicate key is not a race for the document of a lock.
 impl From<DriverError> for ServerError {
     fn from(error: DriverError) -> Self {
-        Self(StoreError::of_user_s_write(error))
+        Self(StoreError::of_users_write(error))
     }
 }
 

@@ -38,7 +38,7 @@ impl StoreError {
     }
 
     /// Returns the reason why a write of the user's own fields failed.
-    pub(crate) fn of_user_s_write(error: mongodb::error::Error) -> Self {
+    pub(crate) fn of_users_write(error: mongodb::error::Error) -> Self {
         let error = Self::from(error);
         match error.kind {
             Failure::Raced => Self {

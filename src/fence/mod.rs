@@ -213,8 +213,8 @@ impl Fence {
     ///
     /// `update` is a document of operators or a pipeline, as with the driver's method. A result with a `matched_count`
     /// of 0 and no `upserted_id` means that there is no document for `filter`. Let `filter` name one document,
-    /// preferably by its `_id`: of several, it writes one that the fence lets through, and a condition that the later
-    /// holder has changed makes the result "no document" instead of "refused".
+    /// preferably by its `_id`. If several documents match, one that the fence lets through is written. If the later
+    /// holder has changed a field that the filter names, the result is "no document" instead of "refused".
     ///
     /// # Errors
     ///

@@ -220,7 +220,7 @@ impl Acquire {
     /// # let locks = watchlock::LockClient::in_memory();
     /// use std::time::Duration;
     ///
-    /// // A crash of this holder costs the others 5 seconds, and not the client's 30.
+    /// // If this holder crashes, the others wait for 5 seconds, not for the client's 30.
     /// let handle = locks.mutex("invoice-42").acquire().lease(Duration::from_secs(5)).await?;
     /// assert!(handle.safe_for() < Duration::from_secs(5));
     /// # Ok(()) }

@@ -18,7 +18,7 @@ use crate::{
     handle::{LockHandle, LockView, Released},
     input::{at_least, below, check_duration},
     inspect::HolderInfo,
-    locks::{acquire::TryAcquire, mutex::Mutex},
+    locks::{acquire::TryAcquire, mutex::Mutex, run::unless_lost},
     name::LockName,
     protocol::KeptUntil,
     session::Session,
@@ -52,8 +52,8 @@ const PERIOD_LEAST: Duration = Duration::from_secs(1);
 /// - A failed job leaves the period open, unless [failures count](Self::failures_count). A process that dies on the way
 ///   leaves it open too, once its lease is over. Either may have done a part of the job, so make it repeatable.
 ///
-/// Beware of two versions of watchlock with the same [owner id](crate::LockClientBuilder::owner_id): a client that does
-/// not know of periods yet adopts the kept lock of its namesake, which opens the period.
+/// Don't give clients of two versions of watchlock the same [owner id](crate::LockClientBuilder::owner_id): a version that
+/// does not know of periods yet takes over a lock that is kept taken, and so opens the period.
 ///
 /// An operator opens the period again with [`break_lock`](crate::LockClient::break_lock).
 ///
@@ -299,12 +299,7 @@ impl Once {
             Turn::RanAlready(run) => return Ok(OnceOutcome::RanAlready(run)),
             Turn::Busy(contention) => return Ok(OnceOutcome::Busy(contention)),
         };
-        let output = tokio::select! {
-            // The loss comes first: work that finished at the same moment may not have been done under the lock.
-            biased;
-            reason = job.lost() => return Err(reason.into()),
-            output = work(job.view()) => output,
-        };
+        let output = unless_lost(job.lost(), async { work(job.view()).await }).await?;
         Ok(self.settle(job, output).await)
     }
 

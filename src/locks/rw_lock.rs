@@ -24,7 +24,7 @@ pub(crate) const PERMITS: i64 = 1 << 30;
 /// - A writer becomes a reader without letting go: [`LockHandle::downgrade`](crate::LockHandle::downgrade).
 /// - Readers of one client need the server for few of their reads while nobody waits to write: they
 ///   [share a hold](crate::guarantees#inside-a-process).
-/// - A reader or writer that died costs the rest of its lease.
+/// - The lock of a reader or writer that died stays taken for the rest of its lease.
 ///
 /// # Examples
 ///

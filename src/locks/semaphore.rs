@@ -18,7 +18,7 @@ use crate::{
 /// - The permits of all valid handles together never exceed those of the semaphore.
 /// - First come, first served, as with a [`Mutex`](crate::Mutex): small requests do not starve a large one, as they
 ///   wait behind it even if there would be enough permits for them.
-/// - A holder that died costs its permits for the rest of its lease.
+/// - The permits of a holder that died stay taken for the rest of its lease.
 /// - One name has one number of permits for all its holders and waiters; another number is refused with
 ///   [`AcquireError::KindMismatch`](crate::AcquireError::KindMismatch), and changes nothing.
 ///

@@ -91,7 +91,7 @@ pub(crate) fn projection(at: &Location, entry: &str) -> Document {
         "taken": taken,
         "served_at": { "$max": at.value("holders.since") },
         "first_end": { "$min": [{ "$min": at.value("holders.until") }, of(before("until", "$min", Bson::Null))] },
-        // The server refuses to look for a true one in what is no array.
+        // `$anyElementTrue` fails on anything but an array.
         "asleep": { "$anyElementTrue": [{ "$map": { "input": { "$ifNull": [holders, []] }, "in": is_asleep } }] },
     }
 }

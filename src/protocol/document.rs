@@ -118,7 +118,7 @@ impl Ended {
         }
     }
 
-    /// Reads an end; `None` if it is none that this version knows. No decision depends on it.
+    /// Reads an end; `None` if this version does not know it. No decision depends on it.
     fn from_document(document: &Document) -> Option<Self> {
         let fields = Fields {
             document,
@@ -350,7 +350,7 @@ impl<'a> Fields<'a> {
             .map_err(|_| self.malformed(field, "is not an array"))?;
         let documents = list.iter().map(|entry| entry.as_document());
         documents
-            .map(|entry| entry.ok_or_else(|| self.malformed(field, "has an entry that is no document")))
+            .map(|entry| entry.ok_or_else(|| self.malformed(field, "has an entry that is not a document")))
             .collect()
     }
 }

@@ -27,6 +27,13 @@ impl Holder {
     pub(crate) fn is_kept(&self) -> bool {
         self.released.is_some()
     }
+
+    /// Returns whether this is the hold that was granted to an entry with this token. The entry alone does not show it:
+    /// where the hold was removed while a request for it was on its way, the entry is granted anew, and nothing at its
+    /// client has that hold.
+    pub(crate) fn is_grant(&self, id: &str, token: i64) -> bool {
+        self.id == id && self.token == token && !self.is_kept()
+    }
 }
 
 /// An entry in the queue.

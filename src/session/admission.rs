@@ -27,10 +27,10 @@ const MEASURED_LEAST: u32 = 100;
 /// Age at which a measurement is thrown away: too few operations came.
 const MEASURED_FOR_MOST: Duration = Duration::from_secs(2);
 
-/// Rate with more at once, as a multiple of the rate before, from which they are kept.
+/// Minimum rate with more at once, as a multiple of the rate before, for which the larger number is kept.
 const WORTH_IT: f64 = 1.04;
 
-/// The same with fewer at once.
+/// Minimum rate with fewer at once for which the smaller number is kept.
 const NO_WORSE: f64 = 0.98;
 
 /// Pause after a trial that changed nothing.

@@ -33,8 +33,8 @@ pub(super) enum Queue {
     First,
     /// This many renewals were not answered.
     InVain(u32),
-    /// As far as we know, the hold is part of a transaction of the user's, and so is known to block others of its
-    /// command.
+    /// As far as we know, the hold is part of an open transaction of the user's, and would hold up the other holds of
+    /// its command.
     Guarded,
     /// The server refused to renew them.
     Refused,
@@ -366,7 +366,7 @@ mod tests {
         hold.note_guarded(now);
         agenda.update(&hold, now);
         assert_eq!(agenda.repeated(now), [Queue::Guarded]);
-        hold.answered(now + seconds(1));
+        hold.note_no_transaction_before(now + seconds(1));
         // Most of its lease is over.
         let late = now + seconds(20);
         agenda.update(&hold, late);

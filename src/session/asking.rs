@@ -8,9 +8,9 @@
 //! call it adrift. Its late answer grants nothing. The answer shows the server's clock, and entries that have come
 //! late, which are then taken out.
 //!
-//! Few operations are on their way at once, as the pool is the user's: `admission` finds out how many. An operation without a prompt answer moves to a
-//! slot of another kind, so that hanging ones leave the way free to all others. Two slots are for entries that leave,
-//! so that a release gets through when everything else hangs.
+//! Few operations are on their way at once, as the pool is the user's; `admission` finds out how many. An operation
+//! without a prompt answer moves to a slot of another kind, so that operations that hang don't block the others. Two
+//! more slots are for entries that leave, so that a release gets through even when everything else hangs.
 
 use std::{
     pin::{Pin, pin},
@@ -29,8 +29,8 @@ use tokio::{
 use super::admission::{Admission, Admitted};
 use crate::{config::Config, store::StoreError, waitlist::TimedOut};
 
-/// Maximum number of slow operations beside the prompt ones: those without a prompt answer, or not done in time when they were
-/// last sent. Each can occupy a connection of the pool for as long as the server may try.
+/// Maximum number of slow operations beside the prompt ones: those without a prompt answer, or not done in time when
+/// they were last sent. Each can occupy a connection of the pool for as long as the server may try.
 const SLOW_AT_ONCE: usize = 4;
 
 /// Maximum number of operations with leaving entries beside all of these.
@@ -50,7 +50,7 @@ const TIMES_THE_SLOWEST: u32 = 3;
 /// that can renew leases at all.
 const LONGEST: Duration = Duration::from_secs(10);
 
-/// The same where the server says nothing: by then there can be another primary, or another connection.
+/// The same limit while the server answers nothing at all: by then another primary or another connection may answer.
 const LONGEST_UNANSWERED: Duration = Duration::from_secs(2);
 
 /// Number of tries in a row at full pace although none is answered: each can have taken a dead connection out of the
@@ -118,12 +118,12 @@ impl<'a> Slot<'a> {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Limit {
     pub(super) within: Duration,
-    of: Sort,
+    of: CommandKind,
 }
 
-/// The sort of a command, by what the time for its answer says about others.
+/// The kind of a command, which decides what its answer time says about other commands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Sort {
+enum CommandKind {
     Operation,
     /// A look at a queue position. It writes nothing: if its answer is slow, those of operations are, and not the other
     /// way round.
@@ -196,21 +196,24 @@ impl Asking {
     /// It grows with each try that the server reported as overdue, so that a slow server gets it done in the end. With
     /// unanswered tries it grows only when there have been more than there can be dead connections.
     pub(super) fn limit(&self, timed_out: TimedOut, config: &Config) -> Limit {
-        let (within, of) = (Self::grown(self.usual(), timed_out, config), Sort::Operation);
+        let (within, of) = (Self::grown(self.usual(), timed_out, config), CommandKind::Operation);
         Limit { within, of }
     }
 
     /// Returns the same for a look at a queue position, which is not repeated by itself.
     pub(super) fn limit_of_look(&self, config: &Config) -> Limit {
         Limit {
-            of: Sort::Look,
+            of: CommandKind::Look,
             ..self.limit(TimedOut::default(), config)
         }
     }
 
     /// Returns the same for a claim.
     pub(super) fn limit_of_claim(&self, timed_out: TimedOut, config: &Config) -> Limit {
-        let (within, of) = (Self::grown(self.usual().max(CLAIM), timed_out, config), Sort::Claim);
+        let (within, of) = (
+            Self::grown(self.usual().max(CLAIM), timed_out, config),
+            CommandKind::Claim,
+        );
         Limit { within, of }
     }
 
@@ -354,9 +357,9 @@ impl Asking {
         let slowest = self.slowest.load(Ordering::Relaxed);
         // One fast answer does not make a fast server.
         let before = match sent.limit.of {
-            Sort::Operation => slowest / 4 * 3,
-            Sort::Look => slowest,
-            Sort::Claim => return,
+            CommandKind::Operation => slowest / 4 * 3,
+            CommandKind::Look => slowest,
+            CommandKind::Claim => return,
         };
         // A single one that hung says nothing of the others.
         let took = Instant::now().saturating_duration_since(sent.at).min(self.usual());

@@ -148,7 +148,7 @@ impl Session {
             });
             let conflicts = asking.await.and_then(|answer| answer)?;
             if !conflicts {
-                hold.answered(sent);
+                hold.note_no_transaction_before(sent);
                 return Ok(false);
             }
             // A renewal that was on its way is over in a moment.

@@ -255,16 +255,16 @@ impl Hold {
         self.shown_idle.load(Ordering::Acquire)
     }
 
-    /// Has the document show a hold as held that it shows as idle, unless it is over before.
+    /// Has a renewal show this hold as held again in a document that shows it as idle, unless the hold is over before
+    /// that.
     pub(super) fn show_held(&self, now: Instant) {
         self.note_shown_idle();
         self.progress().show_at = Some(now + SHOWN_AFTER);
     }
 
-    /// Whether the document's holder is this hold. The entry alone does not show it: where the hold was removed while
-    /// a request for it was on its way, the entry is granted anew, and nothing here has that hold.
+    /// Whether the document's holder is this hold.
     pub(crate) fn is(&self, holder: &Holder) -> bool {
-        holder.id == self.id && holder.token == self.granted_as && !holder.is_kept()
+        holder.is_grant(&self.id, self.granted_as)
     }
 
     /// Returns the number of the next proclaimed value.
@@ -668,7 +668,7 @@ impl Hold {
     }
 
     /// Notes that a renewal sent at that time was answered, so no transaction from before it is open any more.
-    pub(crate) fn answered(&self, sent: Instant) {
+    pub(crate) fn note_no_transaction_before(&self, sent: Instant) {
         let mut progress = self.progress();
         progress.guarded_at = progress.guarded_at.filter(|guarded_at| *guarded_at >= sent);
     }

@@ -1,6 +1,9 @@
 //! The holds of one line.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
 
 use super::hold::Hold;
 
@@ -9,6 +12,12 @@ use super::hold::Hold;
 pub(super) enum HoldChange {
     Came(Arc<Hold>),
     Gone(Arc<Hold>),
+}
+
+/// Returns the names of the locks of these holds, each once.
+pub(super) fn names_of<'a>(holds: impl IntoIterator<Item = &'a Arc<Hold>>) -> Vec<String> {
+    let names: BTreeSet<&String> = holds.into_iter().map(|hold| &hold.name).collect();
+    names.into_iter().cloned().collect()
 }
 
 /// The holds of one line by their entries; readers may share an entry. It records which came and went since the last

@@ -116,7 +116,7 @@ struct Table {
     clock: ServerClock,
     /// Whether grants arrive as events.
     streaming: bool,
-    /// Since when, and up to which instant, no event is asked for, while that is so.
+    /// While no event is asked for: since when, and until when.
     calm: Option<(Instant, Instant)>,
     /// The instant up to which the heartbeat sleeps.
     beat_at: Option<Instant>,

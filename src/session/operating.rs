@@ -13,6 +13,16 @@ use crate::{
     telemetry,
 };
 
+/// Maximum time that the server may take for a command of an operator. It is not repeated, so it gets time.
+pub(super) const BREAK: Duration = Duration::from_secs(5);
+
+/// Time after an answer for which the connection is expected to answer again.
+pub(super) const ANSWERS_STILL: Duration = Duration::from_secs(1);
+
+/// Maximum time that the server may take for a proclamation before it is made anew. Long enough that the next is sent
+/// when the last is over.
+pub(super) const PROCLAIM: Duration = Duration::from_secs(2);
+
 impl Session {
     /// Reads the document of `name`, and the server's clock at that moment.
     pub(crate) async fn inspect(self: &Arc<Self>, name: &str) -> Result<Option<(State, Exchange)>, ServerError> {
@@ -98,15 +108,6 @@ impl Session {
         }
     }
 }
-/// Maximum time that the server may take for a command of an operator. It is not repeated, so it gets time.
-pub(super) const BREAK: Duration = Duration::from_secs(5);
-
-/// Time after an answer for which the connection is expected to answer again.
-pub(super) const ANSWERS_STILL: Duration = Duration::from_secs(1);
-
-/// Maximum time that the server may take for a proclamation before it is made anew. Long enough that the next is sent
-/// when the last is over.
-pub(super) const PROCLAIM: Duration = Duration::from_secs(2);
 
 impl Session {
     /// Evicts holders of `name`. Not repeated when its outcome is unknown: that could evict their successors.

@@ -24,11 +24,11 @@ const RENEWALS_AT_ONCE: usize = 64;
 const FIRST_AT_ONCE: usize = 4;
 
 /// The same while the first of them is no later than the renewal interval, when nothing is at stake yet. After each of
-/// these comes a rest as long as its answer took, so that a client with very many locks leaves the server to other
+/// these comes a pause as long as its answer took, so that a client with very many locks leaves the server to other
 /// clients' acquires; a shorter one where they don't come round in time.
 const FIRST_IN_TIME: usize = 1;
 
-/// Part of that rest for those that don't come round in time otherwise.
+/// Divisor of that pause while renewals fall behind.
 const REST_BEHIND: u32 = 4;
 
 /// The renewals of a session that are on their way, and their recent answer times.

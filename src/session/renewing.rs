@@ -1,10 +1,6 @@
 //! The renewal of holds: which go together, when, and what follows from the answer.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    sync::Arc,
-    time::Duration,
-};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use tokio::time::{Instant, sleep};
 
@@ -12,6 +8,7 @@ use super::{
     Session, Table,
     agenda::{AT_A_TIME, Queue},
     hold::Hold,
+    holds::names_of,
     renewals::{Haste, Lane, RENEWED_TOGETHER, SOONEST},
 };
 use crate::{
@@ -333,7 +330,7 @@ impl Session {
                 let clock = &self.table().clock;
                 for hold in some {
                     hold.renewed(deadline_of(hold).corrected(clock, &self.config), sent);
-                    hold.answered(sent);
+                    hold.note_no_transaction_before(sent);
                 }
             }
             // A renewal does not show whether others wait.
@@ -343,9 +340,7 @@ impl Session {
             self.hear_the_clock(&holds[0].name, interval.unwrap_or_default(), sent);
             return Ok((asked.len() as u64, why));
         }
-        let names: BTreeSet<&String> = asked.iter().map(|hold| &hold.name).collect();
-        let names: Vec<String> = names.into_iter().cloned().collect();
-        let (documents, exchange) = self.read_names(&names).await?;
+        let (documents, exchange) = self.read_names(&names_of(asked.iter().copied())).await?;
         self.note(&exchange);
         let mut renewed = 0;
         for hold in asked {
@@ -356,7 +351,7 @@ impl Session {
                 holder.and_then(|holder| Deadline::of_reading(&exchange, holder.until, sent, lease, &self.config));
             if let Some(deadline) = deadline {
                 hold.renewed(deadline.corrected(&self.table().clock, &self.config), sent);
-                hold.answered(sent);
+                hold.note_no_transaction_before(sent);
                 renewed += 1;
             }
             self.compare(hold, documents.get(&hold.name), exchange.sent);
@@ -375,7 +370,7 @@ impl Session {
                 .min(left / 3)
                 .max(SOONEST)
         });
-        hold.answered(sent);
+        hold.note_no_transaction_before(sent);
         if times == 1 {
             telemetry::renewal_refused(&hold.name, error);
         }

@@ -25,7 +25,7 @@ impl Session {
                 for (id, signal) in wake::signals(wake, self.ids.session()) {
                     ours = true;
                     self.feed(name, |lines, context, effects| {
-                        if context.ids.claims.remember(id, signal, *at) {
+                        if context.ids.pending_claims.remember(id, signal, *at) {
                             return;
                         }
                         // A grant of an entry that nobody knows any more is taken out again.
@@ -91,7 +91,7 @@ impl Session {
     pub(super) fn on_doubt(self: &Arc<Self>, name: &str) {
         let mut held = Vec::new();
         self.feed(name, |lines, context, _| {
-            context.ids.claims.doubt(Some(name));
+            context.ids.pending_claims.doubt(Some(name));
             if let Some(line) = lines.by_name.get_mut(name) {
                 line.doubt(context);
                 held.extend(line.holds().cloned());
@@ -104,7 +104,7 @@ impl Session {
     pub(super) fn on_gap(self: &Arc<Self>) {
         let under_way = {
             let mut table = self.table();
-            self.ids.claims.doubt(None);
+            self.ids.pending_claims.doubt(None);
             let gap = &mut table.gap;
             gap.replace(gap.is_some()).is_some()
         };

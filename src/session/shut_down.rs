@@ -37,7 +37,7 @@ impl Session {
                 let mut drained = std::pin::pin!(self.drained.notified());
                 // Registered before the look, so that no change after the look is missed.
                 drained.as_mut().enable();
-                if self.table().lines.by_name.is_empty() && self.ids.claims.is_empty() {
+                if self.table().lines.by_name.is_empty() && self.ids.pending_claims.is_empty() {
                     return;
                 }
                 drained.await;

@@ -1,11 +1,11 @@
 //! The checks on holds beside renewals: their documents are read, and a jump of the server's clock brings their
 //! deadlines forward.
 
-use std::{collections::BTreeSet, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 use tokio::time::{Instant, sleep};
 
-use super::{Session, Table, agenda::AT_A_TIME, hold::Hold, renewals::RENEWED_TOGETHER};
+use super::{Session, Table, agenda::AT_A_TIME, hold::Hold, holds::names_of, renewals::RENEWED_TOGETHER};
 use crate::{
     backoff::Backoff,
     protocol::{Exchange, State, document::Malformed},
@@ -136,8 +136,7 @@ impl Session {
     }
 
     pub(super) async fn verify_together(self: &Arc<Self>, holds: &[Arc<Hold>]) {
-        let names: BTreeSet<&String> = holds.iter().map(|hold| &hold.name).collect();
-        let names: Vec<String> = names.into_iter().cloned().collect();
+        let names = names_of(holds);
         let mut backoff = Backoff::default();
         for _ in 0..READ_ATTEMPTS {
             match self.read_names(&names).await {

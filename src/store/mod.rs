@@ -91,7 +91,7 @@ pub(crate) enum Event {
         left: Option<Box<ForeignWrite>>,
     },
     /// A document of the user's own was deleted, or overwritten as a whole: anything can have happened to all locks in
-    /// it. It is the name of the document, with which the names of the locks begin.
+    /// it. `document` is its name, with which the names of its locks begin.
     Document {
         document: String,
         /// The locks of elements that the document still has as they were, by their codes.

@@ -49,10 +49,10 @@ pub(crate) const AWAIT_TIME: Duration = Duration::from_millis(4_750);
 
 /// Maximum time for which the server may look for documents by their names, so that it keeps no read running that
 /// nobody waits for any more.
-const LOOK: Duration = Duration::from_secs(10);
+const READ_WITHIN: Duration = Duration::from_secs(10);
 
 /// The same limit for reads that may go through many documents.
-const LONG_LOOK: Duration = Duration::from_secs(30);
+const LONG_READ_WITHIN: Duration = Duration::from_secs(30);
 
 /// Number of documents that one statement of a renewal selects. The server compares each holder with the ids of the
 /// statement one by one, and plans each statement anew: with a hundred, a renewed document takes four fifths of the
@@ -338,7 +338,7 @@ impl MongoStore {
         }
         let find = self.collection.find(doc! { "_id": { "$in": ids } });
         let find = find.projection(shown).read_concern(view.concern());
-        let mut cursor = find.max_time(LOOK).await?;
+        let mut cursor = find.max_time(READ_WITHIN).await?;
         let (mut found, mut now) = (Documents::new(), None);
         while cursor.advance().await? {
             let raw = cursor.current();
@@ -384,9 +384,7 @@ impl MongoStore {
     }
 
     pub(super) async fn list(&self, selection: &Selection, view: View) -> Result<Listed, StoreError> {
-        // No text with this prefix sorts after this bound, except text that continues with this very character.
-        let mut query =
-            doc! { "_id": { "$gte": &selection.prefix, "$lte": format!("{}\u{10ffff}", selection.prefix) } };
+        let mut query = doc! { "_id": ids_with_prefix(&selection.prefix) };
         if let Some(kind) = selection.kind {
             query.insert("kind", kind.as_str());
         }
@@ -394,7 +392,7 @@ impl MongoStore {
             query.insert("holders.0", doc! { "$exists": true });
         }
         let find = self.collection.find(query).projection(all_fields(self.family.base()));
-        let mut cursor = find.read_concern(view.concern()).max_time(LONG_LOOK).await?;
+        let mut cursor = find.read_concern(view.concern()).max_time(LONG_READ_WITHIN).await?;
         let mut listed = Listed::default();
         while cursor.advance().await? {
             let raw = cursor.current();
@@ -446,7 +444,7 @@ impl MongoStore {
             && let Ok(Some(document)) = self
                 .collection
                 .find_one(doc! { "_id": self.family.id_of(name) })
-                .max_time(LOOK)
+                .max_time(READ_WITHIN)
                 .await
         {
             let at = self.family.at(name);
@@ -530,6 +528,12 @@ fn not_utf8(document: &Document) -> Unreadable {
 
 fn now() -> Bson {
     Bson::from("$$NOW")
+}
+
+/// Returns the condition on an `_id` that selects the texts with this prefix.
+fn ids_with_prefix(prefix: &str) -> Document {
+    // No text with this prefix sorts after this bound, except text that continues with this very character.
+    doc! { "$gte": prefix, "$lte": format!("{prefix}\u{10ffff}") }
 }
 
 fn server_now(document: &Document) -> Option<ServerTime> {

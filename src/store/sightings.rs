@@ -54,7 +54,7 @@ impl Listed {
     }
 }
 
-/// Maximum number of the user's own documents that are listed as no locks. Where the wrong field is asked for, each
+/// Maximum number of the user's own documents that a list reports as not being locks: if the wrong field is named, every
 /// document is one.
 const UNREADABLE_LISTED_MOST: usize = 1_000;
 

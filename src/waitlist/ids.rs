@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::claims::Claims;
+use super::pending_claims::PendingClaims;
 
 /// The source of a session's ids.
 #[derive(Debug)]
@@ -10,7 +10,7 @@ pub(crate) struct Ids {
     session: String,
     next: AtomicU64,
     /// The claims on their way.
-    pub(crate) claims: Claims,
+    pub(crate) pending_claims: PendingClaims,
 }
 
 impl Ids {
@@ -18,7 +18,7 @@ impl Ids {
         Self {
             session,
             next: AtomicU64::new(1),
-            claims: Claims::default(),
+            pending_claims: PendingClaims::default(),
         }
     }
 
@@ -46,7 +46,7 @@ impl Ids {
     /// Returns the entry of a new claim; until that is settled, nothing takes it for a stranger.
     pub(crate) fn claim(&self) -> String {
         let entry = self.entry();
-        self.claims.begin(entry.clone());
+        self.pending_claims.begin(entry.clone());
         entry
     }
 
@@ -59,6 +59,6 @@ impl Ids {
         let of_session = entry
             .strip_prefix(&self.session)
             .is_some_and(|rest| rest.starts_with('-'));
-        of_session && !self.claims.has(entry)
+        of_session && !self.pending_claims.has(entry)
     }
 }

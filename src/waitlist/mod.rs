@@ -19,7 +19,6 @@
 
 pub(crate) mod answers;
 mod blind;
-pub(crate) mod claims;
 pub(crate) mod clock;
 pub(crate) mod deadline;
 pub(crate) mod handing_on;
@@ -32,6 +31,7 @@ mod made_up;
 #[cfg(modelled)]
 mod modelled;
 mod news;
+pub(crate) mod pending_claims;
 pub(crate) mod prospect;
 mod sending;
 pub(crate) mod timing;
@@ -47,7 +47,7 @@ pub(crate) use crate::how::How;
 use crate::{
     backoff::Backoff,
     config::Config,
-    protocol::{Holder, Owner, Use, wake},
+    protocol::{Owner, Use, wake},
     status::LostReason,
     terms::{Lease, Terms},
 };
@@ -239,13 +239,6 @@ impl Held {
             lease,
             uncertain: false,
         }
-    }
-
-    /// Whether the document's holder with this hold's entry is this hold. The entry alone does not show it: where the
-    /// hold was removed while a request for it was on its way, the entry is granted anew, and nothing here has that
-    /// hold.
-    fn is(&self, holder: &Holder) -> bool {
-        holder.token == self.token && !holder.is_kept()
     }
 }
 

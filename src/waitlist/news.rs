@@ -158,7 +158,7 @@ impl Waitlist {
 
 /// Whether the document has this hold.
 fn has(state: &State, entry: &str, held: &Held) -> bool {
-    state.holders.iter().any(|holder| holder.id == entry && held.is(holder))
+    state.holders.iter().any(|holder| holder.is_grant(entry, held.token))
 }
 
 /// Returns why a holder is missing in the document.

@@ -27,17 +27,17 @@ const LOOKS: (Duration, Duration) = (Duration::from_millis(500), Duration::from_
 /// Part of the time until its turn may come near after which a waiter looks again.
 const PART: u32 = 4;
 
-/// Factor by which more waiters than usual open streams while a holder sleeps.
+/// Multiple of the usual number of waiters that open streams while a holder seems to be asleep.
 const AWAKE: u64 = 16;
 
-/// Part of the age of the present hold after which a waiter looks where there is no stream: of a hand-over's delay, so
-/// much is added by looking.
+/// Part of the present hold's age after which a waiter without a stream looks again: looking delays a hand-over by at
+/// most that part.
 const AGE_PART: u32 = 3;
 
 /// Part of the time that the hand-overs before its turn take, if they are quick, after which it looks.
 const STEPS_PART: u32 = 2;
 
-/// Part by which a slower hand-over than before is reckoned with.
+/// Part of its extra time by which a hand-over slower than the estimate counts.
 const SLOWER_PART: u32 = 16;
 
 /// The expected time of a waiter's turn.

@@ -24,7 +24,8 @@ use crate::{
 /// claim lease. Most critical sections are over by then, and cost no further write.
 pub(crate) const CLAIM_CHECK: Duration = Duration::from_millis(300);
 
-/// Pause before the head asks again, when an answer leaves it nowhere for no reason known.
+/// Pause before the head asks again after an answer that shows it neither as a holder nor in the queue, although the
+/// queue had room.
 pub(super) const ASK_AGAIN: Duration = Duration::from_millis(20);
 
 /// Stagger between the waiters that ask because a lease ends, for each queue position: those further back ask in case
@@ -185,8 +186,8 @@ impl Waitlist {
             return;
         }
         let head = &self.waiting[0];
-        // Every write of ours grants to whoever fits. If the first in line fits, it was another's that made room, and none
-        // of us has written since.
+        // Every write of the protocol grants to all that fit. If the first in line fits now, another program's write has
+        // made room, and no client has written since.
         let Some(ahead) = ahead.filter(|ahead| ahead.place > 0 || head.permits > ahead.free) else {
             (self.ask_at, self.was_seen_gone) = (Some(context.now), true);
             return;

@@ -130,7 +130,7 @@ impl<E: DeserializeOwned> ElementHandle<E> {
     ///
     /// # Errors
     ///
-    /// [`DocumentError::Invalid`] if the update would change the key, or is none of operators: nothing was sent.
+    /// [`DocumentError::Invalid`] if the update would change the key, or has no update operators: nothing was sent.
     /// [`DocumentError::Lost`] if the lock was lost before: nothing was changed. [`DocumentError::NoElement`] if the
     /// element was removed, and [`DocumentError::AmbiguousElement`] if others have its key by now: nothing was changed,
     /// and the lock is held. [`DocumentError::InTransaction`] if a transaction is open that this lock

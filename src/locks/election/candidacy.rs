@@ -26,7 +26,7 @@ impl Election {
     /// Sets whether [`run`](Self::run) and [`stand`](Self::stand) wait while the name is in use as another kind of
     /// lock; by default they end with [`AcquireError::KindMismatch`].
     ///
-    /// They ask again after a tenth of a second and then less and less often, every five seconds at last.
+    /// They ask again after a tenth of a second, and then less and less often, down to once in five seconds.
     ///
     /// # Examples
     ///

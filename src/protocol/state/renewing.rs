@@ -46,8 +46,7 @@ pub(crate) fn renew_and_show(
 /// the pipeline.
 #[cfg(test)]
 pub(crate) fn guard(state: &mut State, operation: &str, (id, token): (&str, i64), keep: i64, now: ServerTime) -> bool {
-    let holds =
-        |holder: &&mut Holder| holder.id == id && holder.token == token && holder.until > now && !holder.is_kept();
+    let holds = |holder: &&mut Holder| holder.is_grant(id, token) && holder.until > now;
     let Some(holder) = state.holders.iter_mut().find(holds) else {
         return false;
     };

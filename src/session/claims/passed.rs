@@ -22,7 +22,7 @@ const PASSED_MOST: usize = 64;
 /// trouble is with all of them.
 pub(crate) const PASSED_AT_ONCE: usize = 16;
 
-/// Why a document can't be claimed.
+/// The reason why a document can't be claimed.
 pub(crate) type Why = Arc<dyn StdError + Send + Sync>;
 
 #[derive(Debug, Default)]

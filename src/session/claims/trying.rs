@@ -148,7 +148,7 @@ impl DocumentSession {
         let slot = self.asking.enter(false, timed_out).await;
         let id = self.ids.claim();
         if self.closing.is_cancelled() {
-            self.ids.claims.settled(&id);
+            self.ids.pending_claims.settled(&id);
             // The receiver may be gone.
             drop(to.send(Ok(Round::NothingFree)));
             return;
@@ -202,7 +202,7 @@ impl DocumentSession {
                 Err(error)
             }
         };
-        self.ids.claims.settled(&id);
+        self.ids.pending_claims.settled(&id);
         // The receiver may be gone; a claimed document is given back then.
         drop(to.send(answer));
         // A shutdown waits for claims too.
@@ -236,7 +236,7 @@ impl DocumentSession {
             Err(malformed) => {
                 // Written and not readable: nobody could ever release it.
                 self.feed(&name, |lines, context, _| {
-                    context.ids.claims.settled(id);
+                    context.ids.pending_claims.settled(id);
                     lines.line(&name).take_out(id.to_owned(), USED, context);
                 });
                 let error = StoreError::from(malformed);
@@ -249,7 +249,7 @@ impl DocumentSession {
         let mut hold = None;
         let mut doubted = false;
         self.feed(&name, |lines, context, effects| {
-            let overtaken = context.ids.claims.settled(id);
+            let overtaken = context.ids.pending_claims.settled(id);
             let lease = Terms::default().lease(context.config);
             let deadline = holder
                 .and_then(|holder| {

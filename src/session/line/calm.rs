@@ -42,8 +42,8 @@ pub(super) enum Situation {
 
 /// The time of a hand-over, as the client's last two waits for the lock have shown it.
 ///
-/// A wait that began while somebody held for long makes all hand-overs seem slow. A waiter that believed it would sleep
-/// while the others, who are fast again, have its turn come. So the quicker of the two counts, and one alone does not.
+/// A wait that began while somebody held for long makes all hand-overs seem slow. A waiter that relied on it would sleep
+/// through its turn once the others are fast again. So the quicker of the two counts, and one alone does not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct PerTurn {
     last: Duration,

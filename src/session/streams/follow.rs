@@ -48,7 +48,7 @@ pub(crate) enum Observation {
     /// The state of a document whenever it changed, without holders whose lease is over; `None`: there is no document,
     /// or none of a lock.
     State(String, Option<State>),
-    /// A document that is not that of a lock; reported once.
+    /// A document that is not a lock; reported once.
     Unreadable(Unreadable),
 }
 
@@ -144,8 +144,8 @@ struct Follower {
     free: VecDeque<String>,
     /// The unreadable documents that were reported.
     unreadable: HashSet<Unreadable>,
-    /// Names whose documents said the same when read after a lease in them was over, and until when that lease causes
-    /// no other reading.
+    /// Names whose documents had not changed when they were read after a lease in them was over, and until when that
+    /// lease causes no further reading.
     paused: HashMap<String, Instant>,
     /// Names whose state the stream could not report.
     unclear: HashSet<String>,

@@ -9,10 +9,10 @@
 //!
 //! A session whose waiters only wait has no command under way that could fail. Its stream falls silent only if there
 //! was news just as the server went: a `getMore` that the server has already is answered with an error. So once nothing
-//! has followed some news for a second, the primary is asked which election it has won. If that is another than when
-//! the stream was opened, the stream is taken up at the new primary as well. The old one may still serve it, as a
-//! secondary: so that is done without a word, and nobody polls meanwhile. The answer to a renewal names the election too,
-//! so a client that holds locks finds out by itself.
+//! has followed some news for a second, the primary is asked which election it has won. If it differs from the
+//! election when the stream was opened, the stream is resumed at the new primary too. The old one may still serve it, as
+//! a secondary, so no closing is reported, and nobody polls meanwhile. The answer to a renewal names the election too, so
+//! a client that holds locks finds out by itself.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -24,8 +24,8 @@ use tokio::{
 use super::super::Session;
 use crate::store::{AWAIT_TIME, Elected, StoreError};
 
-/// Time for which the answer of the primary is awaited. Later a stream that has lost its server is overdue, and given
-/// up for that; and the next one is not kept from asking by a command that is never answered.
+/// Maximum wait for the primary's answer. After it, a stream that has lost its server is overdue and given up anyway; and
+/// a command that is never answered must not keep the next stream from asking.
 const OF_USE: std::time::Duration = AWAIT_TIME;
 
 /// Fail-overs as the commands of a session notice them.
@@ -101,8 +101,8 @@ impl Suspicion {
         }
     }
 
-    /// Takes in which primary answered a renewal that was sent at that time. It tells of a fail-over that no command has
-    /// met with. Each stream compares this with the election of its own.
+    /// Takes in which primary answered a renewal that was sent at that time. It reveals a fail-over during which no
+    /// command has failed. Each stream compares this with the election of its own.
     ///
     /// Only if a primary was asked before: a router has no election, and may pass on those of its shards.
     pub(in crate::session) fn note_primary(&self, sent: Instant, elected: Elected) {

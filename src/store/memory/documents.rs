@@ -18,7 +18,7 @@ use super::{
     MemoryStream, Refused, bounds,
     clock::Clock,
     matching::{Filter, Sort, SortKey},
-    order::{compare, rank},
+    order::is_same,
     updating::Update,
 };
 use crate::{
@@ -156,11 +156,6 @@ impl MemoryDocuments {
         // No code that runs under the lock leaves the contents half-written.
         self.contents.lock().unwrap_or_else(PoisonError::into_inner)
     }
-}
-
-/// Reports whether two values are the same `_id`.
-fn is_same(one: &Bson, other: &Bson) -> bool {
-    rank(one) == rank(other) && compare(one, other).is_eq()
 }
 
 impl DocumentContents {

@@ -8,7 +8,7 @@ use mongodb::bson::{Bson, Document};
 
 use super::{
     Refused,
-    order::{compare, is_nan, rank},
+    order::{compare, is_nan, is_same, rank},
 };
 
 /// Supported operators, as shown to users.
@@ -180,8 +180,7 @@ impl Comparison {
 }
 
 fn is_equal(value: Option<&Bson>, wanted: &Bson) -> bool {
-    let value = value.unwrap_or(&Bson::Null);
-    rank(value) == rank(wanted) && compare(value, wanted) == Ordering::Equal
+    is_same(value.unwrap_or(&Bson::Null), wanted)
 }
 
 fn read_list(operator: &str, value: &Bson) -> Result<Vec<Bson>, Refused> {
@@ -189,7 +188,9 @@ fn read_list(operator: &str, value: &Bson) -> Result<Vec<Bson>, Refused> {
     let list = list.ok_or_else(|| Refused::new(format!("`{operator}` needs an array")))?;
     let read = |value: &Bson| match value {
         Bson::Document(operators) if operators.keys().next().is_some_and(|key| key.starts_with('$')) => {
-            Err(Refused::new(format!("there are operators in `{operator}`")))
+            Err(Refused::new(format!(
+                "`{operator}` with operators in its list is not supported in memory"
+            )))
         }
         value => read_operand(value),
     };

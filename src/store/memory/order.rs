@@ -56,6 +56,11 @@ pub(super) fn compare(one: &Bson, other: &Bson) -> Ordering {
     }
 }
 
+/// Returns whether two values are equal to the server: numbers are by their values, whatever their types.
+pub(super) fn is_same(one: &Bson, other: &Bson) -> bool {
+    rank(one) == rank(other) && compare(one, other) == Ordering::Equal
+}
+
 fn compare_documents(one: &Document, other: &Document) -> Ordering {
     let mut others = other.iter();
     for (key, value) in one {

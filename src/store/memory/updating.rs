@@ -12,7 +12,7 @@ use mongodb::{
 use super::{
     Refused,
     matching::read_path,
-    order::{compare, rank},
+    order::{compare, is_same},
 };
 use crate::protocol::ServerTime;
 
@@ -219,10 +219,6 @@ fn parent<'a, 'p>(
         }
     }
     Ok(Some((parent, field)))
-}
-
-fn is_same(one: &Bson, other: &Bson) -> bool {
-    rank(one) == rank(other) && compare(one, other) == Ordering::Equal
 }
 
 /// Adds two numbers. The sum has the wider of their types; 32 bits become 64 when they are too few.

@@ -124,7 +124,7 @@ impl Fields {
 
     fn text(&mut self, key: &str, text: &str) {
         self.key(0x02, key);
-        // Of a text that is too long for this the whole document is too long, which its end says.
+        // If a text is too long for this, so is the whole document, which `end` reports.
         let length = i32::try_from(text.len() + 1).unwrap_or(i32::MAX);
         self.0.extend(length.to_le_bytes());
         self.0.extend(text.bytes());

@@ -7,7 +7,7 @@ use mongodb::{
     options::{Collation, ReadConcern, ReturnDocument, UpdateModifications},
 };
 
-use super::{LOOK, MongoStore, command::Updated, in_place::signed, now};
+use super::{MongoStore, READ_WITHIN, command::Updated, in_place::signed, now};
 use crate::{
     protocol::pipeline,
     store::{Failure, Renewal, Renewed, StoreError, family::Element},
@@ -31,7 +31,7 @@ impl MongoStore {
             .collection
             .find_one(doc! { "_id": member.id })
             .projection(shown(&element));
-        let found = find.read_concern(ReadConcern::local()).max_time(LOOK).await?;
+        let found = find.read_concern(ReadConcern::local()).max_time(READ_WITHIN).await?;
         Ok(found.map(|found| read(&found, &element)))
     }
 

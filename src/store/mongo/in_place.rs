@@ -9,7 +9,9 @@ use mongodb::{
 };
 use tokio::time::Instant;
 
-use super::{LONG_LOOK, LOOK, MongoStore, NOW, fields, lossy, not_utf8, now, server_now};
+use super::{
+    LONG_READ_WITHIN, MongoStore, NOW, READ_WITHIN, fields, ids_with_prefix, lossy, not_utf8, now, server_now,
+};
 use crate::{
     protocol::{
         Exchange, Location, Operation, ServerTime, State,
@@ -86,12 +88,10 @@ impl MongoStore {
             query.insert("$or", vec![held, no_lock]);
         }
         if !selection.prefix.is_empty() {
-            // No text that begins with the prefix comes after this, but for those that go on with this very character.
-            let last = format!("{}\u{10ffff}", selection.prefix);
-            query.insert("_id", doc! { "$gte": &selection.prefix, "$lte": last });
+            query.insert("_id", ids_with_prefix(&selection.prefix));
         }
         let find = self.collection.find(query).projection(fields(at));
-        let mut cursor = find.read_concern(view.concern()).max_time(LONG_LOOK).await?;
+        let mut cursor = find.read_concern(view.concern()).max_time(LONG_READ_WITHIN).await?;
         let mut listed = Listed::default();
         // Nothing is read in vain if there are more than may be listed.
         while !listed.more && cursor.advance().await? {
@@ -118,7 +118,7 @@ impl MongoStore {
             None => find,
         };
         let find = find.projection(doc! { "_id": 1 }).read_concern(ReadConcern::local());
-        let found = find.max_time(LONG_LOOK).await?;
+        let found = find.max_time(LONG_READ_WITHIN).await?;
         Ok(found.and_then(|mut found| found.remove("_id")))
     }
 
@@ -149,7 +149,7 @@ impl MongoStore {
             .collection
             .aggregate(stages)
             .read_concern(ReadConcern::local())
-            .max_time(LONG_LOOK);
+            .max_time(LONG_READ_WITHIN);
         let found = reading.await?.try_next().await?;
         let exchange = Exchange {
             sent,
@@ -186,7 +186,10 @@ impl MongoStore {
                 .find_one(wanted.claimable_and(at, ahead))
                 .sort(doc! { ends: 1 });
             let find = find.projection(doc! { "_id": 1, "end": end, NOW: "$$NOW" });
-            let found = find.read_concern(ReadConcern::local()).max_time(LONG_LOOK).await?;
+            let found = find
+                .read_concern(ReadConcern::local())
+                .max_time(LONG_READ_WITHIN)
+                .await?;
             let Some(found) = found else { continue };
             free_at = [free_at, time(&found, "end")].into_iter().flatten().min();
             exchange = Some(Exchange {
@@ -202,7 +205,11 @@ impl MongoStore {
             .collection
             .find_one(wanted.claimable_and(at, free))
             .projection(doc! { NOW: "$$NOW" });
-        if let Some(found) = find.read_concern(ReadConcern::local()).max_time(LONG_LOOK).await? {
+        if let Some(found) = find
+            .read_concern(ReadConcern::local())
+            .max_time(LONG_READ_WITHIN)
+            .await?
+        {
             let now = server_now(&found);
             free_at = now;
             exchange = Some(Exchange {
@@ -217,7 +224,10 @@ impl MongoStore {
                 .collection
                 .find_one(wanted.claimable_and(at, condition))
                 .projection(doc! { "_id": 1 });
-            let found = find.read_concern(ReadConcern::local()).max_time(LONG_LOOK).await?;
+            let found = find
+                .read_concern(ReadConcern::local())
+                .max_time(LONG_READ_WITHIN)
+                .await?;
             Ok(found.and_then(|mut found| found.remove("_id")))
         };
         let unfit = any(doc! { "$nor": [&fit] }).await?;
@@ -243,7 +253,7 @@ impl MongoStore {
         let find = self.collection.find_one(doc! { "_id": id });
         let at = self.family.base();
         let find = find.projection(doc! { at.path(): 1 });
-        let found = find.read_concern(ReadConcern::local()).max_time(LOOK).await?;
+        let found = find.read_concern(ReadConcern::local()).max_time(READ_WITHIN).await?;
         let found = found.unwrap_or_default();
         Ok(at.flaw(&found).map(StoreError::from))
     }
@@ -253,7 +263,7 @@ impl MongoStore {
         // Its claim may have been the last.
         let holds = doc! { "$and": [&wanted.filter, { self.family.base().key("holders.id"): entry }] };
         let find = self.collection.find(holds).projection(doc! { "_id": 1 });
-        let find = find.read_concern(ReadConcern::local()).max_time(LONG_LOOK);
+        let find = find.read_concern(ReadConcern::local()).max_time(LONG_READ_WITHIN);
         let found: Vec<Document> = find.await?.try_collect().await?;
         let names = found.iter().filter_map(|document| document.get("_id"));
         Ok(names.filter_map(|id| self.family.document(id)).collect())
@@ -268,7 +278,7 @@ impl MongoStore {
         let find = self.collection.find_one(doc! { "_id": self.family.id_of(name) });
         Ok(find
             .read_concern(ReadConcern::local())
-            .max_time(LOOK)
+            .max_time(READ_WITHIN)
             .await?
             .map(|document| self.users(document)))
     }

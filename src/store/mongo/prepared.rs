@@ -128,7 +128,7 @@ impl Shelf {
 }
 
 impl Encoded {
-    /// Encodes an operation; `None` if its ids are in other places than as they are.
+    /// Encodes an operation; `None` if the encoding depends on an id otherwise than by containing it.
     fn new(shape: u64, operation: &Operation, build: impl Fn(&Operation) -> Document) -> Option<Self> {
         let bytes = encode(&build(operation))?;
         let mut places = Vec::new();

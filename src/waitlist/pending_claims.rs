@@ -34,9 +34,9 @@ impl Overtaken {
 
 /// The claims on their way, by their entries.
 #[derive(Debug, Default)]
-pub(crate) struct Claims(Mutex<HashMap<String, Overtaken>>);
+pub(crate) struct PendingClaims(Mutex<HashMap<String, Overtaken>>);
 
-impl Claims {
+impl PendingClaims {
     pub(super) fn begin(&self, entry: String) {
         self.by_entry().insert(entry, Overtaken::default());
     }
