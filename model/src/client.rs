@@ -230,7 +230,7 @@ impl Client {
             };
             waitlist.let_go(release, context, effects)
         });
-        if let LetGo::Rests { .. } = let_go {
+        if let LetGo::StaysIdle { .. } = let_go {
             self.lines[lock].idle = Some(hold);
         }
     }

@@ -93,7 +93,7 @@ impl System {
         let awaited = others
             .flat_map(|other| &other.lines[lock..=lock])
             .any(|line| !line.waitlist.is_empty());
-        !awaited || !events || self.faults < setup.faults || line.waitlist.rests_in_doubt()
+        !awaited || !events || self.faults < setup.faults || line.waitlist.idle_in_doubt()
     }
 
     /// A client's step whose command is answered at once; or is not answered at all where it is to be `silent`, which

@@ -332,11 +332,7 @@ impl Link {
 
 /// Returns the exchange as its sender sees it.
 fn since(sent: Instant, exchange: &Exchange) -> Exchange {
-    Exchange {
-        sent,
-        received: Instant::now(),
-        now: exchange.now,
-    }
+    Exchange::ending_now(sent, exchange.now)
 }
 
 /// Returns a refusal like that of a validator that was added later.

@@ -420,12 +420,12 @@ async fn live(seed: u64) -> World {
         observer.fail("somebody still waits");
     }
     // Entries that were given up, lost or sent late are removed after a while.
-    let rests = async || {
-        while !(sessions.iter().all(|session| session.rests()) && memory.rests()) {
+    let unused = async || {
+        while !(sessions.iter().all(|session| session.is_unused()) && memory.is_unused()) {
             sleep(Duration::from_millis(100)).await;
         }
     };
-    if timeout(CALM, rests()).await.is_err() {
+    if timeout(CALM, unused()).await.is_err() {
         observer.fail(&format!("something is left: {:?}", memory.list().found));
     }
     watching.abort();
@@ -534,7 +534,7 @@ async fn what_hangs_holds_up_nothing_else() {
         waiter.await.unwrap().unwrap().release().await.unwrap();
     }
     timeout(CALM, async {
-        while !(session.rests() && memory.rests()) {
+        while !(session.is_unused() && memory.is_unused()) {
             sleep(Duration::from_millis(100)).await;
         }
     })

@@ -12,3 +12,11 @@ pub(crate) struct Exchange {
     /// `None` when the answer has no time: the server answers a retried command from its record of the first try.
     pub(crate) now: Option<ServerTime>,
 }
+
+impl Exchange {
+    /// Returns the exchange of an answer that has just come.
+    pub(crate) fn ending_now(sent: Instant, now: Option<ServerTime>) -> Self {
+        let received = Instant::now();
+        Self { sent, received, now }
+    }
+}

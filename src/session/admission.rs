@@ -34,7 +34,7 @@ const WORTH_IT: f64 = 1.04;
 const NO_WORSE: f64 = 0.98;
 
 /// Pause after a trial that changed nothing.
-const RESTS: Duration = Duration::from_secs(5);
+const TRIAL_PAUSE: Duration = Duration::from_secs(5);
 
 /// The slots of a session's operations.
 #[derive(Debug)]
@@ -133,7 +133,7 @@ struct Climb {
     trial: Option<Trial>,
     /// The next trial is of fewer at once.
     fewer_next: bool,
-    rests_until: Option<Instant>,
+    paused_until: Option<Instant>,
 }
 
 /// A try of another number, from one measurement to the next.
@@ -156,14 +156,14 @@ impl Climb {
             measured_since: None,
             trial: None,
             fewer_next: false,
-            rests_until: None,
+            paused_until: None,
         }
     }
 
     fn begin_anew(&mut self) {
         self.limit = AT_ONCE_LEAST.min(self.most);
         self.trial = None;
-        self.rests_until = None;
+        self.paused_until = None;
         self.measure_anew();
     }
 
@@ -202,10 +202,10 @@ impl Climb {
             if rate < trial.rate_before * wanted {
                 self.limit = trial.limit_before;
                 self.fewer_next = more;
-                self.rests_until = Some(now + RESTS);
+                self.paused_until = Some(now + TRIAL_PAUSE);
                 return;
             }
-        } else if self.rests_until.is_some_and(|until| now < until) {
+        } else if self.paused_until.is_some_and(|until| now < until) {
             return;
         }
         // A success is followed up in the same direction.
@@ -217,7 +217,7 @@ impl Climb {
         };
         if next == self.limit {
             self.fewer_next = !self.fewer_next;
-            self.rests_until = Some(now + RESTS);
+            self.paused_until = Some(now + TRIAL_PAUSE);
             return;
         }
         self.trial = Some(Trial {

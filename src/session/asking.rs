@@ -133,10 +133,14 @@ enum CommandKind {
 }
 
 impl Limit {
-    /// Returns the time to wait: a little longer than the server may try, so that it can still say so.
     pub(super) fn patience(self) -> Duration {
-        self.within + self.within / 4
+        patience(self.within)
     }
+}
+
+/// Returns the time to wait for an answer: a little longer than the server may try, so that it can still say so.
+pub(super) fn patience(within: Duration) -> Duration {
+    within + within / 4
 }
 
 /// The instant and the limit with which an operation was sent.

@@ -5,7 +5,7 @@ use std::{fmt, ops::Deref, sync::Arc};
 
 use mongodb::{bson::Document, options::UpdateModifications};
 
-use super::{Session, hold::Hold, operating::BREAK};
+use super::{Session, asking::patience, hold::Hold, operating::BREAK};
 use crate::{
     error::ServerError,
     status::LostReason,
@@ -100,7 +100,7 @@ impl DocumentSession {
     pub(crate) async fn clear_attempts(&self, name: &str) -> Result<bool, ServerError> {
         let (documents, name) = (self.documents.clone(), name.to_owned());
         let clearing = async move { documents.clear_attempts(&name, BREAK).await };
-        Ok(self.in_time(BREAK + BREAK / 4, clearing).await?)
+        Ok(self.in_time(patience(BREAK), clearing).await?)
     }
 
     /// Deletes a held document; `false` when it is no longer held.

@@ -14,7 +14,7 @@ use std::{
 use tokio::time::{sleep, timeout};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
-use super::Session;
+use super::{Session, asking::patience};
 use crate::{backoff::Backoff, telemetry};
 
 /// Pauses between tries while the server can't be reached. Nothing about it is urgent.
@@ -63,8 +63,8 @@ async fn ask(session: Weak<Session>, asked: DropGuard, ended: CancellationToken)
             session.spawn_for(async move { present.store.prepare(limit).await })
         };
         let mut rest = Duration::ZERO;
-        // A little longer than the server may try, so that it can still say so. After that it runs on by itself.
-        match timeout(limit + limit / 4, asking).await {
+        // After that it runs on by itself.
+        match timeout(patience(limit), asking).await {
             Ok(Ok(Ok(()))) | Ok(Err(_)) => return,
             Ok(Ok(Err(error))) => {
                 // One report is enough for an error that may pass by itself.

@@ -238,7 +238,7 @@ impl Line {
     }
 
     /// Whether there is a hold that no task has.
-    pub(crate) fn rests(&self) -> bool {
+    pub(crate) fn has_idle_hold(&self) -> bool {
         self.waitlist.attend_at().is_some()
     }
 
@@ -488,7 +488,7 @@ impl Line {
         match let_go {
             LetGo::Shared => self.holds.part(hold),
             LetGo::HandedOn => self.pay(owed, Cause::HandedOn(hold.logged_by), context, effects),
-            LetGo::Rests { doubted, inherited } => {
+            LetGo::StaysIdle { doubted, inherited } => {
                 let idle = Arc::new(hold.idle(inherited));
                 self.holds.insert(idle.clone());
                 effects.extend(doubted.then_some(LineEffect::Doubted(idle)));

@@ -171,7 +171,7 @@ mod tests {
             "{:?}",
             released.elapsed()
         );
-        while !bench.session.rests() {
+        while !bench.session.is_unused() {
             sleep(Duration::from_millis(10)).await;
         }
         assert!(!bench.session.asking.is_idle());

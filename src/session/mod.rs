@@ -292,7 +292,7 @@ impl Session {
             }
             return;
         }
-        if line.waits_for_event() || line.rests() || needs.looks > LOOKS_MOST {
+        if line.waits_for_event() || line.has_idle_hold() || needs.looks > LOOKS_MOST {
             self.demand_stream();
         }
         self.beat_in_time(table);
@@ -354,11 +354,11 @@ impl Session {
 
     /// Whether nothing is held, waited for or about to leave.
     #[cfg(test)]
-    pub(crate) fn rests(&self) -> bool {
+    pub(crate) fn is_unused(&self) -> bool {
         let table = self.table();
-        let rests = table.lines.by_name.is_empty();
-        assert!(!rests || table.agenda.is_empty(), "{:?}", table.agenda);
-        rests
+        let unused = table.lines.by_name.is_empty();
+        assert!(!unused || table.agenda.is_empty(), "{:?}", table.agenda);
+        unused
     }
 
     fn context<'a>(&'a self, streaming: bool, clock: &'a ServerClock) -> Context<'a> {

@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use tokio::time::{Instant, sleep};
 
-use super::{Session, hold::Hold};
+use super::{Session, asking::patience, hold::Hold};
 use crate::{
     backoff::Backoff,
     error::ServerError,
@@ -150,7 +150,7 @@ impl Session {
         };
         let store = self.store.clone();
         let renewing = async move { store.renew(&renewal).await };
-        let renewed = self.in_time(PROCLAIM + PROCLAIM / 4, renewing).await?;
+        let renewed = self.in_time(patience(PROCLAIM), renewing).await?;
         if let Some(error) = renewed.refused.into_values().next() {
             return Err(error.into());
         }
@@ -191,7 +191,7 @@ impl Session {
         loop {
             let (store, name, operation) = (self.store.clone(), name.to_owned(), operation.clone());
             let running = async move { store.run(&name, &operation, within).await };
-            match self.in_time(within + within / 4, running).await {
+            match self.in_time(patience(within), running).await {
                 Ok(answer) => return Ok(answer.state),
                 Err(error) if error.is_final() || deadline.is_none_or(|deadline| Instant::now() > deadline) => {
                     return Err(error.into());

@@ -280,27 +280,8 @@ impl Session {
         statements: Statements,
         within: Duration,
     ) -> Result<(u64, Option<StoreError>), StoreError> {
-        let mut entries = BTreeMap::<String, Vec<String>>::new();
-        for hold in holds {
-            entries.entry(hold.name.clone()).or_default().push(hold.id.clone());
-        }
-        for ids in entries.values_mut() {
-            // Readers may share an entry.
-            ids.sort_unstable();
-            ids.dedup();
-        }
-        let longest = holds.iter().map(|hold| hold.lease.length).max();
         let idle: Vec<Arc<Hold>> = holds.iter().filter(|hold| hold.is_idle).cloned().collect();
-        idle.iter().for_each(|hold| hold.note_shown_idle());
-        let shows = !idle.is_empty() || holds.iter().any(|hold| hold.is_shown_idle());
-        let renewal = Renewal {
-            operation: self.ids.operation(),
-            entries,
-            idle: shows.then(|| idle.iter().map(|hold| hold.id.clone()).collect()),
-            keep: self.config.keep_millis_for(longest.unwrap_or_default()),
-            within,
-            statements,
-        };
+        let renewal = self.renewal_of(holds, &idle, statements, within);
         // Reckoned from the server's clock as known at sending: by the time of the answer it may be another server's.
         let sent = Instant::now();
         let clock_then = self.table().clock;
@@ -340,6 +321,35 @@ impl Session {
             self.hear_the_clock(&holds[0].name, interval.unwrap_or_default(), sent);
             return Ok((asked.len() as u64, why));
         }
+        Ok((self.confirm_by_reading(&asked, sent).await?, why))
+    }
+
+    /// Returns the renewal of these holds, some of which are idle.
+    fn renewal_of(&self, holds: &[Arc<Hold>], idle: &[Arc<Hold>], statements: Statements, within: Duration) -> Renewal {
+        let mut entries = BTreeMap::<String, Vec<String>>::new();
+        for hold in holds {
+            entries.entry(hold.name.clone()).or_default().push(hold.id.clone());
+        }
+        for ids in entries.values_mut() {
+            // Readers may share an entry.
+            ids.sort_unstable();
+            ids.dedup();
+        }
+        let longest = holds.iter().map(|hold| hold.lease.length).max();
+        idle.iter().for_each(|hold| hold.note_shown_idle());
+        let shows = !idle.is_empty() || holds.iter().any(|hold| hold.is_shown_idle());
+        Renewal {
+            operation: self.ids.operation(),
+            entries,
+            idle: shows.then(|| idle.iter().map(|hold| hold.id.clone()).collect()),
+            keep: self.config.keep_millis_for(longest.unwrap_or_default()),
+            within,
+            statements,
+        }
+    }
+
+    /// Reads which of these holds are still there after a renewal that was sent at that time, and returns their number.
+    async fn confirm_by_reading(self: &Arc<Self>, asked: &[&Arc<Hold>], sent: Instant) -> Result<u64, StoreError> {
         let (documents, exchange) = self.read_names(&names_of(asked.iter().copied())).await?;
         self.note(&exchange);
         let mut renewed = 0;
@@ -356,7 +366,7 @@ impl Session {
             }
             self.compare(hold, documents.get(&hold.name), exchange.sent);
         }
-        Ok((renewed, why))
+        Ok(renewed)
     }
 
     /// Takes in that the server refused to renew this hold among those of one command.

@@ -168,11 +168,7 @@ impl Session {
         let (store, releases) = (self.store.clone(), together.clone());
         let releasing = async move { store.release_together(&releases).await };
         let mut released = self.in_time(OVERDUE, releasing).await;
-        let exchange = Exchange {
-            sent,
-            received: Instant::now(),
-            now: None,
-        };
+        let exchange = Exchange::ending_now(sent, None);
         for (name, operation) in together.iter() {
             let answer = match &mut released {
                 Ok(refused) => refused.remove(name).map_or(

@@ -177,7 +177,7 @@ impl MemoryStore {
 
     /// Reports whether nobody holds anything or waits for it.
     #[cfg(test)]
-    pub(crate) fn rests(&self) -> bool {
+    pub(crate) fn is_unused(&self) -> bool {
         let now = self.clock.now();
         self.contents().states.values().all(|state| state.is_free(now))
     }

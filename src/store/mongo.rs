@@ -113,11 +113,7 @@ impl MongoStore {
             Topology::Standalone
         };
         let store = Self::new(database.collection(collection), None, streams);
-        let exchange = Exchange {
-            sent,
-            received: Instant::now(),
-            now,
-        };
+        let exchange = Exchange::ending_now(sent, now);
         Ok((store, topology, exchange))
     }
 
@@ -352,11 +348,7 @@ impl MongoStore {
                 }
             }
         }
-        let exchange = Exchange {
-            sent,
-            received: Instant::now(),
-            now,
-        };
+        let exchange = Exchange::ending_now(sent, now);
         Ok((found, exchange))
     }
 
@@ -374,11 +366,7 @@ impl MongoStore {
         let find = self.collection.find_one(doc! { "_id": id }).projection(projection);
         let found = find.read_concern(ReadConcern::local()).max_time(within).await?;
         let now = found.as_ref().and_then(server_now);
-        let exchange = Exchange {
-            sent,
-            received: Instant::now(),
-            now,
-        };
+        let exchange = Exchange::ending_now(sent, now);
         let ahead = found.zip(now).map(|(found, now)| ahead::read(&found, now));
         Ok((ahead.transpose()?.flatten(), exchange))
     }

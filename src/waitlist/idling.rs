@@ -67,7 +67,7 @@ impl Doubt {
 impl Waitlist {
     /// Takes in that a task lets go of a hold for which nobody waits: it stays with the client, if it may. `None`: it has
     /// to go back. Otherwise whether its document is to be read before anybody has it.
-    pub(super) fn rest(&mut self, entry: &str, inherited: Inheritance, context: &Context<'_>) -> Option<bool> {
+    pub(super) fn keep_idle(&mut self, entry: &str, inherited: Inheritance, context: &Context<'_>) -> Option<bool> {
         let Inheritance { deadline, renew_at } = inherited;
         let is_sound = deadline.instant() > context.now && renew_at > context.now;
         if !is_sound || !self.waiting.is_empty() {
@@ -84,19 +84,19 @@ impl Waitlist {
         let until = context.now + keep;
         held.idle = held.back_at(until, context).map(|attend_at| Idle { until, attend_at });
         let stays = held.idle.map(|_| doubted);
-        self.may_rest |= stays.is_some();
+        self.may_have_idle |= stays.is_some();
         stays
     }
 
     /// Returns the entry of the hold that stays with the client while no task has it, if there is one.
-    pub(super) fn resting(&mut self) -> Option<String> {
-        if !self.may_rest {
+    pub(super) fn idle_entry(&mut self) -> Option<String> {
+        if !self.may_have_idle {
             // Of thousands of permits each is a hold, and this is part of each step.
             return None;
         }
         let mut idle = self.holds.iter().filter(|(_, held)| held.idle.is_some());
         let entry = idle.next().map(|(entry, _)| entry.clone());
-        self.may_rest = entry.is_some();
+        self.may_have_idle = entry.is_some();
         entry
     }
 
@@ -116,13 +116,13 @@ impl Waitlist {
     }
 
     /// Takes in that no lock stays with the client any more: an idle hold becomes a hold like any other.
-    pub(super) fn rest_no_more(&mut self) {
+    pub(super) fn end_idling(&mut self) {
         self.holds.values_mut().for_each(|held| held.idle = None);
     }
 
     /// Returns when an idle hold is attended to.
     pub(crate) fn attend_at(&self) -> Option<Instant> {
-        if !self.may_rest {
+        if !self.may_have_idle {
             return None;
         }
         self.holds.values().filter_map(|held| Some(held.idle?.attend_at)).min()

@@ -63,7 +63,7 @@ pub(crate) enum LetGo {
     /// The next task in line has it: an effect says which.
     HandedOn,
     /// It stays with the client, with what is left of its lease; if `doubted`, its document has to be read before a task gets it.
-    Rests { inherited: Inheritance, doubted: bool },
+    StaysIdle { inherited: Inheritance, doubted: bool },
     /// Its entry leaves with the next operation. `release` names the release in the effect that answers it, if it is
     /// awaited.
     Leaves { release: Option<Key> },
@@ -83,9 +83,9 @@ impl Waitlist {
             return LetGo::HandedOn;
         }
         if let Heir::TaskOrClient(inherited) = heir
-            && let Some(doubted) = self.rest(entry, inherited, context)
+            && let Some(doubted) = self.keep_idle(entry, inherited, context)
         {
-            return LetGo::Rests { inherited, doubted };
+            return LetGo::StaysIdle { inherited, doubted };
         }
         let release = self.leave(release, context);
         LetGo::Leaves { release }
@@ -94,7 +94,7 @@ impl Waitlist {
     /// Whether there is a hold that no task has, and it is let go of now: a task waits, or it has to be given back. If not,
     /// plans when it is looked at again.
     pub(crate) fn must_let_go_of_idle(&mut self, context: &Context<'_>) -> bool {
-        let Some(entry) = self.resting() else {
+        let Some(entry) = self.idle_entry() else {
             return false;
         };
         let gives_back = self.must_give_back(&entry, context);

@@ -115,7 +115,7 @@ pub(crate) struct Waitlist {
     /// Whether a reader asked alone, so that others would share its hold, and none has since.
     asked_alone: bool,
     /// Whether there may be a hold that no task has.
-    may_rest: bool,
+    may_have_idle: bool,
 }
 
 /// A task that wants the lock.
@@ -610,7 +610,7 @@ impl Waitlist {
 
     /// Takes all tasks out, as the client shuts down.
     pub(crate) fn close(&mut self, context: &Context<'_>, effects: &mut Vec<Effect>) {
-        self.rest_no_more();
+        self.end_idling();
         while let Some(waiting) = self.waiting.pop_front() {
             effects.push(Effect::Closed { key: waiting.key });
             self.abandon(waiting, context);

@@ -109,7 +109,7 @@ impl Waitlist {
     }
 
     /// Whether anything known of the hold that no task has may be wrong.
-    pub(crate) fn rests_in_doubt(&self) -> bool {
+    pub(crate) fn idle_in_doubt(&self) -> bool {
         let mut idle = self.holds.values().filter(|held| held.idle.is_some());
         let handing_on = |held: &super::Held| held.handing_on.as_ref().is_some_and(|it| it.doubt.is_some());
         idle.any(handing_on)

@@ -31,10 +31,6 @@ impl Certificates {
         Ok(certificates)
     }
 
-    pub(crate) fn authority(&self) -> &Path {
-        &self.authority
-    }
-
     /// Returns a server's arguments. The members of a set show each other the certificate too; clients need not have
     /// any.
     pub(crate) fn node_args(&self) -> Vec<String> {

@@ -97,7 +97,7 @@ impl ClusterBuilder {
     }
 
     /// Sets whether the servers require TLS, under certificates made for this cluster: the connection strings then ask
-    /// for TLS and name the file of the authority, as does [`Cluster::certificate_authority`]. Off by default.
+    /// for TLS and name the file of the authority. Off by default.
     pub fn tls(mut self, tls: bool) -> Self {
         self.tls = tls;
         self
@@ -335,13 +335,6 @@ impl Cluster {
         } else {
             format!("mongodb://{hosts}/?{options}{tls}")
         }
-    }
-
-    /// Returns the file with the certificate of the authority that vouches for the servers, if they require
-    /// [`tls`](ClusterBuilder::tls).
-    #[must_use]
-    pub fn certificate_authority(&self) -> Option<&Path> {
-        self.tls.as_ref().map(Certificates::authority)
     }
 
     /// Returns a fresh client of the whole cluster with the driver's default options. It belongs to the runtime in

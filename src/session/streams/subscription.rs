@@ -117,7 +117,7 @@ impl<T: Send + 'static> Subscription<T> {
 
     /// Closes the stream, and makes room for others. The next call to [`next`](Self::next) opens it anew from its time
     /// on, no sooner than it would have been opened otherwise.
-    pub(in crate::session) fn rest(&mut self) {
+    pub(in crate::session) fn suspend(&mut self) {
         self.close();
         self.resume = None;
         self.permit = None;
@@ -477,7 +477,7 @@ mod tests {
             assert_eq!(closed(&mut subscription).await, reason);
             // Meanwhile others may have the room, and nobody who comes to need the stream hurries it.
             drop(budget.try_acquire().unwrap());
-            subscription.rest();
+            subscription.suspend();
             opened(&mut subscription).await;
             assert_eq!(begin.elapsed(), UNAVAILABLE);
         }
@@ -500,7 +500,7 @@ mod tests {
         tokio::task::yield_now().await;
         assert!(first.is_in_the_way() && second.is_in_the_way());
         assert_eq!(server.openings.load(Ordering::Relaxed), 2);
-        first.rest();
+        first.suspend();
         let _third = waiting.await.unwrap();
         assert!(!second.is_in_the_way());
     }

@@ -141,7 +141,7 @@ async fn watch(weak: &Weak<Session>, mut demand: watch::Receiver<Demand>) -> Opt
         let lingers = is_open && !subscription.is_in_the_way() && now < needed_at + linger;
         let session = if needed_at < now && !lingers && session.close_stream() {
             drop(session);
-            subscription.rest();
+            subscription.suspend();
             (is_open, had_events) = (false, false);
             demand.wait_for(|demand| demand.stream).await.ok()?;
             needed_at = Instant::now();

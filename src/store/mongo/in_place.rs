@@ -151,11 +151,7 @@ impl MongoStore {
             .read_concern(ReadConcern::local())
             .max_time(LONG_READ_WITHIN);
         let found = reading.await?.try_next().await?;
-        let exchange = Exchange {
-            sent,
-            received: Instant::now(),
-            now: found.as_ref().and_then(server_now),
-        };
+        let exchange = Exchange::ending_now(sent, found.as_ref().and_then(server_now));
         let found = found.unwrap_or_default();
         Ok(Outlook {
             free_at: time(&found, "free_at"),
@@ -192,11 +188,7 @@ impl MongoStore {
                 .await?;
             let Some(found) = found else { continue };
             free_at = [free_at, time(&found, "end")].into_iter().flatten().min();
-            exchange = Some(Exchange {
-                sent,
-                received: Instant::now(),
-                now: server_now(&found),
-            });
+            exchange = Some(Exchange::ending_now(sent, server_now(&found)));
         }
         // A document that became free since the last try has no end ahead, so the reads above miss it.
         let free = doc! { "$and": [{ "_id": { "$nin": passed } }, pipeline::free(at, &now())] };
@@ -212,11 +204,7 @@ impl MongoStore {
         {
             let now = server_now(&found);
             free_at = now;
-            exchange = Some(Exchange {
-                sent,
-                received: Instant::now(),
-                now,
-            });
+            exchange = Some(Exchange::ending_now(sent, now));
         }
         let sent = Instant::now();
         let any = async |condition: Document| -> Result<Option<Bson>, StoreError> {
@@ -232,11 +220,7 @@ impl MongoStore {
         };
         let unfit = any(doc! { "$nor": [&fit] }).await?;
         let others = free_at.is_some() || any(fit).await?.is_some();
-        let exchange = exchange.unwrap_or_else(|| Exchange {
-            sent,
-            received: Instant::now(),
-            now: None,
-        });
+        let exchange = exchange.unwrap_or_else(|| Exchange::ending_now(sent, None));
         Ok(Outlook {
             free_at,
             others,
