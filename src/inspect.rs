@@ -297,8 +297,8 @@ impl fmt::Display for WaiterInfo {
     }
 }
 
-/// Escapes control characters: text written by others may contain anything, and is shown on terminals.
-/// Writes who an entry is of, for people to read.
+/// Writes who an entry is of, for people to read. Escapes control characters: text written by others may contain
+/// anything, and is shown on terminals.
 pub(crate) fn who(f: &mut fmt::Formatter<'_>, label: Option<&str>, host: &str, pid: u32) -> fmt::Result {
     let host = host.escape_debug();
     match label {

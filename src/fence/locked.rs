@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn an_update_leaves_the_lock_alone_and_may_do_nothing_else() {
+    fn an_update_may_be_empty_and_leaves_the_lock_alone() {
         let place = InPlace::new(None, "a.b", &Paths::default()).unwrap();
         let check = |update: Document| check_update_of_locked(&update.into(), &place);
         for update in [doc! {}, doc! { "$set": { "c": 1 } }] {

@@ -81,8 +81,8 @@ struct Progress {
     refusals: u32,
     /// Whether the last renewal failed or has not been answered in time.
     failing: bool,
-    /// When the server's clock was last seen to have been set ahead: a renewal that was sent before that leaves the next
-    /// one due.
+    /// When the deadline was last brought forward, as the server's clock was set ahead: a renewal that was sent before that
+    /// leaves the next one due.
     shortened_at: Option<Instant>,
     /// Number of handles: more than one where the hold was re-entered.
     handles: usize,
@@ -605,11 +605,14 @@ impl Hold {
     /// clock.
     pub(super) fn shorten(&self, clock: &ServerClock, config: &Config) {
         let mut progress = self.progress();
+        let (before, now) = (progress.deadline.instant(), Instant::now());
         progress.deadline = progress.deadline.corrected(clock, config);
         if self.lease.interval.is_some() {
-            let now = Instant::now();
             progress.failing = true;
-            (progress.renew_at, progress.shortened_at) = (Some(now), Some(now));
+            progress.renew_at = Some(now);
+            if progress.deadline.instant() < before {
+                progress.shortened_at = Some(now);
+            }
         }
     }
 
@@ -729,7 +732,11 @@ impl Progress {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{config::Settings, protocol::Kind, terms::Terms};
+    use crate::{
+        config::Settings,
+        protocol::{Exchange, Kind},
+        terms::Terms,
+    };
 
     fn hold() -> Hold {
         let later = Instant::now() + Duration::from_secs(30);
@@ -772,18 +779,62 @@ mod tests {
     async fn a_renewal_from_before_the_clock_was_set_puts_off_none_by_that_clock() {
         let (hold, config) = (hold(), Settings::default().unchecked());
         let second = Duration::from_secs(1);
-        let deadline = || Deadline::at(hold.deadline() + second);
-        let sent = Instant::now();
-        hold.renewing(sent + 6 * second);
+        let mut clock = ServerClock::default();
+        let mut hear = |ahead: i64| {
+            let (sent, begun) = (Instant::now(), 1_700_000_000_000);
+            let now = i64::try_from(hold.since.elapsed().as_millis()).unwrap() + begun + ahead;
+            let exchange = Exchange {
+                sent,
+                received: sent,
+                now: Some(ServerTime(now)),
+            };
+            (clock.note(&exchange, &config), clock)
+        };
+        let lease = hold.lease.length;
+        let renewed = |sent, then: &ServerClock, now: &ServerClock| {
+            let deadline = Deadline::of_renewal(sent, lease, then, &config);
+            hold.renewed(deadline.corrected(now, &config), sent);
+        };
+        let (_, before) = hear(0);
+        // Long enough after the grant for the renewal to give more than the margins take.
+        tokio::time::advance(5 * second).await;
+        renewed(Instant::now(), &before, &before);
+        let long = hold.safe_for();
+        assert!(long > lease - 5 * second, "{long:?}");
+
+        // One is on its way when the clock is found to be ahead, and another goes out at once.
         tokio::time::advance(second).await;
+        let early = Instant::now();
+        hold.renewing(early + 6 * second);
+        tokio::time::advance(second).await;
+        let (jump, after) = hear(10_000);
+        assert!(jump.is_some_and(|jump| jump.ahead));
         let noticed = Instant::now();
-        hold.shorten(&ServerClock::default(), &config);
-        hold.renewed(deadline(), sent);
-        assert_eq!((hold.renew_at(), hold.status()), (Some(noticed), LockStatus::AtRisk));
+        hold.shorten(&after, &config);
+        assert_eq!(hold.renew_at(), Some(noticed));
+        hold.renewing(noticed + 3 * second);
+        let short = hold.safe_for();
+        assert!(short < long - 10 * second, "{short:?}");
+        renewed(early, &before, &after);
+        assert!(hold.safe_for() > short, "it was taken in");
+        assert_eq!(
+            (hold.renew_at(), hold.status()),
+            (Some(noticed + 3 * second), LockStatus::AtRisk)
+        );
         // One that goes out by that clock is as good as any.
-        hold.renewing(noticed + 6 * second);
-        hold.renewed(deadline(), noticed);
+        renewed(noticed, &after, &after);
         let next = noticed + config.renewal_interval;
+        assert_eq!((hold.renew_at(), hold.status()), (Some(next), LockStatus::Held));
+        // Where that takes nothing from the deadline, the answer to an earlier one will do.
+        tokio::time::advance(second).await;
+        renewed(Instant::now(), &after, &after);
+        tokio::time::advance(second).await;
+        let early = Instant::now();
+        tokio::time::advance(second).await;
+        hold.shorten(&after, &config);
+        assert_eq!(hold.status(), LockStatus::AtRisk);
+        renewed(early, &after, &after);
+        let next = early + config.renewal_interval;
         assert_eq!((hold.renew_at(), hold.status()), (Some(next), LockStatus::Held));
     }
 

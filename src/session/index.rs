@@ -63,7 +63,7 @@ async fn ask(session: Weak<Session>, asked: DropGuard, ended: CancellationToken)
             session.spawn_for(async move { present.store.prepare(limit).await })
         };
         let mut rest = Duration::ZERO;
-        // After that it runs on by itself.
+        // After that time it runs on by itself.
         match timeout(patience(limit), asking).await {
             Ok(Ok(Ok(()))) | Ok(Err(_)) => return,
             Ok(Ok(Err(error))) => {

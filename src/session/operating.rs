@@ -107,9 +107,7 @@ impl Session {
             record: self.config.record(),
         }
     }
-}
 
-impl Session {
     /// Evicts holders of `name`. Not repeated when its outcome is unknown: that could evict their successors.
     pub(crate) async fn evict(self: &Arc<Self>, name: &str, evict: Evict) -> Result<Option<State>, ServerError> {
         let operation = Operation {

@@ -29,7 +29,7 @@ const FIRST_AT_ONCE: usize = 4;
 const FIRST_IN_TIME: usize = 1;
 
 /// Divisor of that pause while renewals fall behind.
-const REST_BEHIND: u32 = 4;
+const PAUSE_BEHIND: u32 = 4;
 
 /// The renewals of a session that are on their way, and their recent answer times.
 #[derive(Debug, Default)]
@@ -84,8 +84,8 @@ impl Renewals {
         let (has_room, from) = match lane {
             Lane::First => match haste {
                 Haste::Late => (self.first < FIRST_AT_ONCE, None),
-                Haste::InTime => (self.first < FIRST_IN_TIME, self.rested_from(1)),
-                Haste::Behind => (self.first < FIRST_IN_TIME, self.rested_from(REST_BEHIND)),
+                Haste::InTime => (self.first < FIRST_IN_TIME, self.paused_until(1)),
+                Haste::Behind => (self.first < FIRST_IN_TIME, self.paused_until(PAUSE_BEHIND)),
                 Haste::Yielding => (self.first < FIRST_IN_TIME, Some(now + YIELD)),
             },
             Lane::Urgent => (self.urgent < FIRST_AT_ONCE, None),
@@ -94,8 +94,8 @@ impl Renewals {
         (has_room && self.awaited < RENEWALS_AT_ONCE).then(|| from.map_or(now, |from| from.max(now)))
     }
 
-    /// Returns when the first renewals have rested for such a part of the time that the last answer took.
-    fn rested_from(&self, part: u32) -> Option<Instant> {
+    /// Returns when the first renewals have paused for such a part of the time that the last answer took.
+    fn paused_until(&self, part: u32) -> Option<Instant> {
         self.answered.map(|(at, took)| at + took / part)
     }
 

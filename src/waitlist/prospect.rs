@@ -37,7 +37,7 @@ const AGE_PART: u32 = 3;
 /// Part of the time that the hand-overs before its turn take, if they are quick, after which it looks.
 const STEPS_PART: u32 = 2;
 
-/// Part of its extra time by which a hand-over slower than the estimate counts.
+/// A hand-over slower than the estimate raises that by this part of the difference.
 const SLOWER_PART: u32 = 16;
 
 /// The expected time of a waiter's turn.

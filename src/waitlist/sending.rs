@@ -219,7 +219,7 @@ mod tests {
         });
     }
 
-    /// A reader asks alone where others would share its hold, once; where holds are not shared, there is no reason to.
+    /// A reader asks alone where others would share its hold; where holds are not shared, there is no reason to.
     #[tokio::test(start_paused = true)]
     async fn a_reader_asks_alone_only_if_its_hold_would_be_shared() {
         in_context(|context| {

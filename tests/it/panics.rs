@@ -110,7 +110,7 @@ mod recorder {
 }
 
 /// All that the tasks of a client are for: renewals, hand-overs by the stream, losses that are told, acquires that come to
-/// nothing.
+/// nothing, claims that pass over documents.
 async fn everything_works(ground: &Ground, a: &LockClient, b: &LockClient) {
     claims_pass_over_what_is_unreadable(ground, a).await;
     let held = a.mutex("x").acquire().await.unwrap();
@@ -142,7 +142,7 @@ async fn everything_works(ground: &Ground, a: &LockClient, b: &LockClient) {
     last.unwrap().release().await.unwrap();
 }
 
-/// A document of the user's, of which one has another form.
+/// The type of the user's documents; one of them does not fit it.
 #[derive(Debug, Deserialize)]
 struct Order {
     total: i64,

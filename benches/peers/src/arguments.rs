@@ -7,7 +7,7 @@ use crate::{client::Result, engines::Kind, peers::Peer, plan::Plan, report::tabl
 pub(crate) const USAGE: &str = "\
 watchlock-peers: watchlock beside its peers
 
-  cargo run --release                         everything, into benches/RESULTS.md, results.json and charts/
+  cargo run --release                         the full form, into benches/RESULTS.md, results.json and charts/
   cargo run --release -- --thousand           1,000 waiters, into benches/thousand
   cargo run --release -- --quick              a few minutes of it, into the folder of builds
   cargo run --release -- --peers watchlock,etcd --workloads hand-over,crash
@@ -128,6 +128,9 @@ pub(crate) fn read(arguments: impl IntoIterator<Item = String>) -> Result<Task> 
     if !workloads.is_empty() {
         plan.steps
             .retain(|step| workloads.iter().any(|name| name == step.workload()));
+        if plan.steps.is_empty() {
+            return Err(format!("this form has no case of {}", workloads.join(", ")).into());
+        }
     }
     let mut peers: Vec<&Peer> = match peers.as_slice() {
         [] => crate::peers::PEERS.iter().collect(),
@@ -184,6 +187,17 @@ mod tests {
             ["--rounds", "1"],
         ] {
             assert!(!whole(&part), "{part:?}");
+        }
+    }
+
+    #[test]
+    fn what_would_play_no_case_is_refused() {
+        for words in [
+            ["--thousand", "--nodes", "3"].as_slice(),
+            &["--thousand", "--workloads", "crash"],
+            &["--nodes", "3", "--workloads", "idle"],
+        ] {
+            read_words(words).unwrap_err();
         }
     }
 

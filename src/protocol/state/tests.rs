@@ -152,10 +152,10 @@ fn a_state_tells_who_is_there_and_which_of_two_is_the_earlier() {
     // In the same millisecond, the number of the write tells.
     let at_once = apply(Some(&held), &asking("b.1", request("b-1")), ServerTime(1_000)).expect("it stays");
     assert!(held.is_before(&at_once));
-    // It was deleted and created anew: what came before was written earlier, or more often.
-    let mut anew = waited_for.clone();
-    (anew.version, anew.at) = (3, ServerTime(999));
-    assert!(!held.is_before(&anew) && !anew.is_before(&held));
+    // Of a document that was deleted and created anew, neither is taken for the earlier one.
+    let mut former = waited_for.clone();
+    (former.version, former.at) = (3, ServerTime(999));
+    assert!(!held.is_before(&former) && !former.is_before(&held));
 
     // The holder's lease ends at 1,100 and the waiter's at 1,150.
     for (state, end) in [(&held, 1_100), (&waited_for, 1_150)] {

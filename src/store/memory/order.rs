@@ -56,7 +56,7 @@ pub(super) fn compare(one: &Bson, other: &Bson) -> Ordering {
     }
 }
 
-/// Returns whether two values are equal to the server: numbers are by their values, whatever their types.
+/// Returns whether two values are equal to the server: numbers are compared by value, whatever their types.
 pub(super) fn is_same(one: &Bson, other: &Bson) -> bool {
     rank(one) == rank(other) && compare(one, other) == Ordering::Equal
 }
