@@ -47,7 +47,7 @@ pub async fn drain<Fut: Future<Output = Result<(), Error>>>(
                 println!("not sent: {error}");
                 // Held meanwhile, so that no worker tries it again at once.
                 tokio::select! {
-                    () = sleep(Duration::from_secs(5)) => {}
+                    () = sleep(Duration::from_secs(1)) => {}
                     () = &mut stop => return message.release().await.map(|_| ()).map_err(Into::into),
                 }
             }
