@@ -32,6 +32,15 @@ pub(super) struct Before<'a> {
     pub(super) room: usize,
 }
 
+/// A write, between the states before and after it.
+struct Write<'a> {
+    was: &'a Before<'a>,
+    /// `None` for a renewal.
+    operation: Option<&'a Operation>,
+    after: &'a State,
+    now: ServerTime,
+}
+
 /// Judges a write; `operation` is `None` for a renewal.
 pub(super) fn check_write(
     was: &Before<'_>,
@@ -40,97 +49,135 @@ pub(super) fn check_write(
     now: ServerTime,
 ) -> Option<Breach> {
     let after = after?;
-    let before = was.state;
-    // An operation that finds the document other than expected is a no-op, and is repeated in full.
-    let did = operation
-        .filter(|operation| operation.expects == Expects::Nothing || wake::left(&after.wake, &operation.id).is_some());
-    let gone = did.into_iter().flat_map(|operation| &operation.leave);
-    let is_there = |id: &String| {
-        let holds = |holder: &Holder| holder.id == *id && !holder.is_kept();
-        after.holders.iter().any(holds) || after.queue.iter().any(|waiter| waiter.id == *id)
+    let write = Write {
+        was,
+        operation,
+        after,
+        now,
     };
-    if gone.into_iter().any(is_there) {
+    if write.leaves_behind() {
         return Some(Breach::Stayed);
     }
-    if before == Some(after) {
+    if was.state == Some(after) {
         return None;
     }
-    let (holders, queue) = before.map_or((&[][..], &[][..]), |before| (&before.holders[..], &before.queue[..]));
     if after.holders.iter().map(|holder| holder.permits).sum::<i64>() > was.capacity {
         return Some(Breach::Capacity);
     }
-    let evicts = operation.is_some_and(|operation| operation.evict != Evict::Nobody);
-    let keeps = |holder: &Holder| {
-        let mut kept = did.iter().flat_map(|operation| &operation.kept);
-        kept.any(|kept| kept.id == holder.id && kept.token == holder.token)
-    };
-    let stays = |before: &Holder| {
-        let same = |holder: &&Holder| holder.id == before.id && holder.token == before.token;
-        let after = after
-            .holders
-            .iter()
-            .find(same)
-            .filter(|after| after.is_kept() && after.until > now);
-        after.is_some_and(|after| !before.is_kept() || after.until == before.until)
-    };
-    let live = holders.iter().filter(|holder| holder.until > now);
-    if !evicts
-        && live
-            .filter(|holder| holder.is_kept() || keeps(holder))
-            .any(|holder| !stays(holder))
-    {
+    if write.opens() {
         return Some(Breach::Opened);
     }
-    let was_there = |id: &str, token: i64| holders.iter().find(|holder| holder.id == id && holder.token == token);
     if after.queue.len() > was.room {
         return Some(Breach::Crowded);
     }
-    let mut last = was.token;
-    let mut issued = before.map_or(0, |before| before.token);
-    let mut let_in = Vec::new();
-    for holder in &after.holders {
-        match was_there(&holder.id, holder.token) {
-            Some(before) if before.until <= now && holder.until > before.until => return Some(Breach::Revived),
-            Some(_) => {}
-            None if holder.token <= last => return Some(Breach::Token),
-            None => {
-                (last, issued) = (holder.token, holder.token);
-                let_in.push(&holder.id);
-            }
-        }
-    }
-    // Of a document that somebody else has set back, the counter is behind what was issued.
-    if after.token < issued {
-        return Some(Breach::Token);
-    }
-    let mut ids: Vec<&String> = after.holders.iter().map(|holder| &holder.id).collect();
-    ids.extend(after.queue.iter().map(|waiter| &waiter.id));
-    ids.sort();
-    if ids.windows(2).any(|pair| pair[0] == pair[1]) {
+    let let_in = match write.let_in() {
+        Ok(let_in) => let_in,
+        Err(breach) => return Some(breach),
+    };
+    if write.has_an_entry_twice() {
         return Some(Breach::Twice);
     }
-    let Some(operation) = operation else {
-        return (before.map(|before| &before.queue) != Some(&after.queue)).then_some(Breach::Overtaken);
-    };
-    let leaves = |id: &String| operation.leave.contains(id);
-    // The entries that were in the queue and stay in it, in the order in which they came.
-    let line = queue.iter().filter(|waiter| waiter.until > now && !leaves(&waiter.id));
-    let mut let_in = let_in.into_iter();
-    let mut still_waiting = after.queue.iter().map(|waiter| &waiter.id);
-    let mut blocked = false;
-    for waiter in line {
-        blocked = blocked || let_in.as_slice().first().is_none_or(|first| **first != waiter.id);
-        let next = if blocked { still_waiting.next() } else { let_in.next() };
-        if next != Some(&waiter.id) {
-            // A try whose answer was lost goes out of the line when it is asked again.
-            let mut entries = operation.requests.iter().flat_map(|requests| &requests.entries);
-            if !entries.any(|entry| entry.id == waiter.id && !entry.wait) {
-                return Some(Breach::Overtaken);
+    write.overtakes(&let_in).then_some(Breach::Overtaken)
+}
+
+impl<'a> Write<'a> {
+    /// Returns the operation, unless it found the document other than expected: then it is a no-op, and is repeated in
+    /// full.
+    fn done(&self) -> Option<&'a Operation> {
+        self.operation.filter(|operation| {
+            operation.expects == Expects::Nothing || wake::left(&self.after.wake, &operation.id).is_some()
+        })
+    }
+
+    fn holders_before(&self) -> &'a [Holder] {
+        self.was.state.map_or(&[][..], |before| &before.holders[..])
+    }
+
+    /// Whether an entry that was to leave is still there.
+    fn leaves_behind(&self) -> bool {
+        let mut left = self.done().into_iter().flat_map(|operation| &operation.leave);
+        left.any(|id| {
+            let holds = |holder: &Holder| holder.id == *id && !holder.is_kept();
+            self.after.holders.iter().any(holds) || self.after.queue.iter().any(|waiter| waiter.id == *id)
+        })
+    }
+
+    /// Whether it frees a lock that is or should be kept taken, or changes the time for which it is.
+    fn opens(&self) -> bool {
+        if self.operation.is_some_and(|operation| operation.evict != Evict::Nobody) {
+            return false;
+        }
+        let done = self.done();
+        let keeps = |holder: &Holder| {
+            let mut kept = done.iter().flat_map(|operation| &operation.kept);
+            kept.any(|kept| kept.id == holder.id && kept.token == holder.token)
+        };
+        let stays = |before: &Holder| {
+            let mut after = self.after.holders.iter();
+            let after = after.find(|holder| holder.id == before.id && holder.token == before.token);
+            let kept = after.filter(|after| after.is_kept() && after.until > self.now);
+            kept.is_some_and(|after| !before.is_kept() || after.until == before.until)
+        };
+        let mut live = self.holders_before().iter().filter(|holder| holder.until > self.now);
+        live.any(|holder| (holder.is_kept() || keeps(holder)) && !stays(holder))
+    }
+
+    /// Returns the entries that it lets in, in the order of their tokens, each above all that were issued before.
+    fn let_in(&self) -> Result<Vec<&'a String>, Breach> {
+        let before = self.holders_before();
+        let mut last = self.was.token;
+        let mut issued = self.was.state.map_or(0, |before| before.token);
+        let mut let_in = Vec::new();
+        for holder in &self.after.holders {
+            let mut same = before.iter().filter(|before| before.id == holder.id);
+            match same.find(|before| before.token == holder.token) {
+                Some(before) if before.until <= self.now && holder.until > before.until => return Err(Breach::Revived),
+                Some(_) => {}
+                None if holder.token <= last => return Err(Breach::Token),
+                None => {
+                    (last, issued) = (holder.token, holder.token);
+                    let_in.push(&holder.id);
+                }
             }
         }
+        // Of a document that somebody else has set back, the counter is behind what was issued.
+        if self.after.token < issued {
+            return Err(Breach::Token);
+        }
+        Ok(let_in)
     }
-    if blocked && let_in.next().is_some() {
-        return Some(Breach::Overtaken);
+
+    fn has_an_entry_twice(&self) -> bool {
+        let mut ids: Vec<&String> = self.after.holders.iter().map(|holder| &holder.id).collect();
+        ids.extend(self.after.queue.iter().map(|waiter| &waiter.id));
+        ids.sort();
+        ids.windows(2).any(|pair| pair[0] == pair[1])
     }
-    None
+
+    /// Whether an entry is let in before another that came earlier, or the queue is in another order than before.
+    fn overtakes(&self, let_in: &[&String]) -> bool {
+        let queue = self.was.state.map(|before| &before.queue);
+        let Some(operation) = self.operation else {
+            return queue != Some(&self.after.queue);
+        };
+        let leaves = |id: &String| operation.leave.contains(id);
+        // The entries that were in the queue and stay in it, in the order in which they came.
+        let line = queue.into_iter().flatten();
+        let line = line.filter(|waiter| waiter.until > self.now && !leaves(&waiter.id));
+        let mut let_in = let_in.iter().copied();
+        let mut still_waiting = self.after.queue.iter().map(|waiter| &waiter.id);
+        let mut blocked = false;
+        for waiter in line {
+            blocked = blocked || let_in.clone().next().is_none_or(|first| *first != waiter.id);
+            let next = if blocked { still_waiting.next() } else { let_in.next() };
+            if next != Some(&waiter.id) {
+                // A try whose answer was lost goes out of the line when it is asked again.
+                let mut entries = operation.requests.iter().flat_map(|requests| &requests.entries);
+                if !entries.any(|entry| entry.id == waiter.id && !entry.wait) {
+                    return true;
+                }
+            }
+        }
+        blocked && let_in.next().is_some()
+    }
 }
