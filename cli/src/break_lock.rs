@@ -85,17 +85,19 @@ pub(crate) async fn break_lock(connection: &Connection, arguments: Break) -> Out
             after => after,
         },
     };
-    let remaining = after.as_ref().map(tokens).unwrap_or_default();
-    let broken: Vec<&HolderInfo> = before
-        .holders
-        .iter()
-        .filter(|holder| !remaining.contains(&holder.token))
-        .collect();
+    broken(&name, &before, after.as_ref(), output)
+}
+
+/// Reports whom it evicted: the holders of before that are gone.
+fn broken(name: &str, before: &LockInfo, after: Option<&LockInfo>, output: Output) -> Outcome {
+    let remaining = after.map(tokens).unwrap_or_default();
+    let holders = before.holders.iter();
+    let broken: Vec<&HolderInfo> = holders.filter(|holder| !remaining.contains(&holder.token)).collect();
     if output.json {
         json::print(&Broken {
-            name: &name,
+            name,
             broken,
-            lock: after.as_ref(),
+            lock: after,
         })?;
         return Ok(ExitCode::SUCCESS);
     }
