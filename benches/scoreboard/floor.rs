@@ -132,8 +132,8 @@ async fn write(raw: &Collection<Document>, fields: Document) -> Result<()> {
     Ok(())
 }
 
-/// Hands a turn round among raw clients without a stream. Each looks whose turn it is, and again after `pace` for each turn
-/// before its own. One turn takes the two writes of a lock in contention, as in [`ring`].
+/// Hands a turn round among raw clients without a stream. Each looks whose turn it is, and again after `pace` for each
+/// turn before its own. One turn takes the two writes of a lock in contention, as in [`ring`].
 pub(crate) async fn polled_ring(cluster: &Cluster, clients: usize, pace: Duration) -> Result<Ring> {
     let peers: Vec<Peer> = futures::future::try_join_all((0..clients).map(|_| Peer::new(cluster))).await?;
     let first = peers.first().ok_or("a ring of nobody")?.raw();

@@ -1,5 +1,5 @@
-//! A lock that goes from task to task inside one client: how fast, and how long another client waits beside. And one that
-//! tasks of one client read at once.
+//! A lock that goes from task to task inside one client: how fast, and how long another client waits beside. And one
+//! that tasks of one client read at once.
 
 use std::{
     fmt,
@@ -201,8 +201,8 @@ pub(crate) async fn visits(cluster: &Cluster) -> Result<Visits> {
     Ok(visits)
 }
 
-/// Time for which a lock stays with its client, number of times that it is taken again, raw writes among these, and the pause before each: the
-/// renewals and readings of an idle lock are among what is counted.
+/// Time for which a lock stays with its client, number of times that it is taken again, raw writes among these, and the
+/// pause before each: the renewals and readings of an idle lock are among what is counted.
 const KEEP: Duration = Duration::from_secs(60);
 const TAKES: u32 = 2_000;
 const RAW_WRITES: u32 = 50;

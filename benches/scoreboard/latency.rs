@@ -77,8 +77,8 @@ impl Hop {
     }
 }
 
-/// Pause before a loss, so that the holder is listening already; and before the raw write that it is compared with, as a
-/// processor that has been idle takes longer to answer.
+/// Pause before a loss, so that the holder is listening already; and before the raw write that it is compared with, as
+/// a processor that has been idle takes longer to answer.
 const LISTENING: Duration = Duration::from_millis(2);
 
 /// Measures an upsert and a deletion of the same document.

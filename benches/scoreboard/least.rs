@@ -1,11 +1,11 @@
-//! The least that a lock with leases, a queue and fencing tokens can send, written by hand, beside the commands that the
-//! scoreboard compares the library with.
+//! The least that a lock with leases, a queue and fencing tokens can send, written by hand, beside the commands that
+//! the scoreboard compares the library with.
 //!
-//! Those set a field or delete a document, which no such lock can do: a lease begins on the server's clock, which only a
-//! pipeline reads; who is next is in the document; dead waiters are passed over; and the token has to outlive the hold. Nor
-//! are two tasks enough: the release goes on if its caller is dropped, so it has a task of its own, and the task that waits
-//! is not the one that reads the stream for all of them. So this is how much of a ratio belongs to locks of this kind, and
-//! the rest is the library's.
+//! Those set a field or delete a document, which no such lock can do: a lease begins on the server's clock, which only
+//! a pipeline reads; who is next is in the document; dead waiters are passed over; and the token has to outlive the
+//! hold. Nor are two tasks enough: the release goes on if its caller is dropped, so it has a task of its own, and the
+//! task that waits is not the one that reads the stream for all of them. So this is how much of a ratio belongs to
+//! locks of this kind, and the rest is the library's.
 
 use futures::TryStreamExt;
 use mongodb::{

@@ -4,7 +4,8 @@
 //! directory. A number beyond its bound is shown and is no failure: the machine may be busy.
 //!
 //! `cargo bench --bench scoreboard -- one_node` measures a part of it, which is then not written. The parts are
-//! `allocations`, `one_node`, `three_nodes`, `standalone`, `contention`, `inside`, `crowd`, `scaling` and `steady_state`.
+//! `allocations`, `one_node`, `three_nodes`, `standalone`, `contention`, `inside`, `crowd`, `scaling` and
+//! `steady_state`.
 
 mod allocations;
 mod board;

@@ -1,5 +1,5 @@
-//! The constants of `docs/scaling.md`: what a stream costs for each write, and what locks leave of a client's connections
-//! to its user.
+//! The constants of `docs/scaling.md`: what a stream costs for each write, and what locks leave of a client's
+//! connections to its user.
 
 use std::{
     fmt,
@@ -151,8 +151,8 @@ impl fmt::Display for Own {
     }
 }
 
-/// Measures a read of the user's over the same client: alone, beside 64 tasks that lock, and beside 64 that send the raw
-/// pairs of commands.
+/// Measures a read of the user's over the same client: alone, beside 64 tasks that lock, and beside 64 that send the
+/// raw pairs of commands.
 pub(crate) async fn own_commands(cluster: &Cluster) -> Result<Own> {
     let peer = Peer::new(cluster).await?;
     let mut own = Own::default();

@@ -10,8 +10,8 @@ use tracing_subscriber::{Layer as _, filter::Targets, layer::SubscriberExt as _,
 
 /// Returns a subscriber that exports spans, and the provider behind it.
 ///
-/// In `main`, make the subscriber the global default; at the end call the provider's `shutdown`, which sends what is left.
-/// The exporter for a collector is `opentelemetry_otlp::SpanExporter`.
+/// In `main`, make the subscriber the global default; at the end call the provider's `shutdown`, which sends what is
+/// left. The exporter for a collector is `opentelemetry_otlp::SpanExporter`.
 pub fn exporting(
     service: &'static str,
     exporter: impl SpanExporter + 'static,

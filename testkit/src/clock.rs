@@ -67,8 +67,8 @@ impl Clock {
             ("FAKETIME_TIMESTAMP_FILE", self.file.clone().into()),
             ("FAKETIME_CACHE_DURATION", NOTICED.as_secs().to_string().into()),
             ("FAKETIME_DONT_FAKE_MONOTONIC", "1".into()),
-            // By default the library lets timed waits on the monotonic clock end at once, against a fault of an old glibc.
-            // All of the server's threads spin then.
+            // By default the library lets timed waits on the monotonic clock end at once, against a fault of an old
+            // glibc. All of the server's threads spin then.
             ("FAKETIME_FORCE_MONOTONIC_FIX", "0".into()),
         ]
     }

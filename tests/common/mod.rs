@@ -1,5 +1,5 @@
-//! Shared by the tests of the library (`tests/it`) and of the command line (`cli/tests/it`), which both include it by its
-//! path: databases to work in, ways to wait, users with few privileges, hostile text.
+//! Shared by the tests of the library (`tests/it`) and of the command line (`cli/tests/it`), which both include it by
+//! its path: databases to work in, ways to wait, users with few privileges, hostile text.
 //!
 //! Both use all of it. Helpers of the library's tests alone belong in `tests/it/setup.rs`.
 

@@ -67,7 +67,8 @@ async fn claims_pass_over_what_is_no_lock() {
         for tried in [
             claim(&a).await,
             claim(&a).await,
-            // A command that is under way when the time is over may come late: it is not to find what is inserted below.
+            // A command that is under way when the time is over may come late: it is not to find what is inserted
+            // below.
             a.claim(doc! { "n": 1, "_id": { "$lt": 50 } })
                 .timeout(SOON / 4)
                 .await
@@ -331,8 +332,8 @@ async fn changes_that_free_nothing_cost_few_tries() {
     // The stream is open, and nothing happens.
     let quiet = || sent.until_quiet();
     quiet().await;
-    // A holder's own changes make nothing free. Only time passes, and a claim asks every few seconds: once in the shortest
-    // of times, if that is when it is due.
+    // A holder's own changes make nothing free. Only time passes, and a claim asks every few seconds: once in the
+    // shortest of times, if that is when it is due.
     let (before, began) = (settled(), Instant::now());
     for n in 0..100 {
         held.update(doc! { "$set": { "m": n } }).await.unwrap();
@@ -344,8 +345,8 @@ async fn changes_that_free_nothing_cost_few_tries() {
         tries as u64 <= 1 + lasted.as_secs() / 3,
         "{tries} tries for a holder's own changes in {lasted:?}"
     );
-    // Other insertions come one after the other without a pause. A try for each would take all of the time; by its pauses
-    // a claim takes a fifth, however long the server needs for one.
+    // Other insertions come one after the other without a pause. A try for each would take all of the time; by its
+    // pauses a claim takes a fifth, however long the server needs for one.
     let (before, looked) = (settled(), sent.looks.load(Ordering::Relaxed));
     let (tried, began) = (sent.tried_micros.load(Ordering::Relaxed), Instant::now());
     let inserting = (0..4).map(async |part| {
@@ -445,8 +446,8 @@ async fn a_claim_that_was_broken_before_its_answer_is_lost() {
     waiting.abort();
 }
 
-/// Others change, again and again, what the condition is about. Whatever is claimed met the condition as it was claimed,
-/// and is held by one only.
+/// Others change, again and again, what the condition is about. Whatever is claimed met the condition as it was
+/// claimed, and is held by one only.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_is_claimed_meets_the_condition_whatever_others_write() {
     const DOCUMENTS: u64 = 12;
@@ -617,8 +618,8 @@ async fn a_count_that_is_none_keeps_limited_claims_away_and_fails_nothing() {
     }
 }
 
-/// An entry of a claim whose answer was lost is found by the claim's filter. Its own attempt may have been the last, and
-/// must not hide it.
+/// An entry of a claim whose answer was lost is found by the claim's filter. Its own attempt may have been the last,
+/// and must not hide it.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_entry_of_a_last_attempt_whose_answer_was_lost_is_taken_out() {
     let (cluster, _turn) = faulty().await;

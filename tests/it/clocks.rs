@@ -1,4 +1,5 @@
-//! A server whose clock is set while locks are held, by libfaketime; where there is none, chaos says that it is left out.
+//! A server whose clock is set while locks are held, by libfaketime; where there is none, chaos says that it is left
+//! out.
 
 use std::time::Duration;
 

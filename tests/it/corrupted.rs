@@ -1,7 +1,7 @@
 //! What stands under a lock's name and is not, or not quite, the document of a lock.
 //!
-//! Nobody gets a lock that somebody holds, whatever else is wrong with its document; what can't be read is told as such;
-//! and who holds a lock whose document is spoiled has lost it.
+//! Nobody gets a lock that somebody holds, whatever else is wrong with its document; what can't be read is told as
+//! such; and who holds a lock whose document is spoiled has lost it.
 
 use std::time::{Duration, Instant, SystemTime};
 
@@ -58,8 +58,8 @@ fn values() -> Vec<Bson> {
     ]
 }
 
-/// Documents of a lock with one thing wrong in each, and what that is: each field with every third value, and each value in
-/// every third field; with `WATCHLOCK_SPOILED=all` in the environment, each field with each value.
+/// Documents of a lock with one thing wrong in each, and what that is: each field with every third value, and each
+/// value in every third field; with `WATCHLOCK_SPOILED=all` in the environment, each field with each value.
 fn spoiled() -> Vec<(String, Document)> {
     let every = if std::env::var("WATCHLOCK_SPOILED").is_ok_and(|what| what == "all") {
         1

@@ -12,8 +12,9 @@ use watchlock_testkit::{Cluster, shared};
 
 use crate::setup::{Ground, PATIENCE, SOON, eventually, within};
 
-/// By when a lock is answered for although connections are dead: within two seconds on a machine that has nothing else to
-/// do, and here others run their tests. Who is not asked beside waits for the driver to notice, which takes 30 s and more.
+/// By when a lock is answered for although connections are dead: within two seconds on a machine that has nothing else
+/// to do, and here others run their tests. Who is not asked beside waits for the driver to notice, which takes 30 s and
+/// more.
 const ASKED_BESIDE: Duration = Duration::from_secs(6);
 
 /// By when a release has followed the primary, once there is another.

@@ -1,5 +1,6 @@
 //! The README and the pages of the guide, as a part of the API's documentation and as a description of the code.
-//! `.ci/links` checks that their links lead to files; rustdoc checks links to items, and takes a relative path as it is.
+//! `.ci/links` checks that their links lead to files; rustdoc checks links to items, and takes a relative path as it
+//! is.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

@@ -678,8 +678,8 @@ async fn drop_everywhere(scene: &Scene) {
     }
 }
 
-/// By when all tasks have ended. An operation that a busy machine holds up for too long counts as lost, and its entry is
-/// taken out several times in the next 13 s; a task that was forgotten never ends.
+/// By when all tasks have ended. An operation that a busy machine holds up for too long counts as lost, and its entry
+/// is taken out several times in the next 13 s; a task that was forgotten never ends.
 const ALL_ENDED: Duration = Duration::from_secs(60);
 
 #[tokio::test(flavor = "multi_thread")]

@@ -145,7 +145,8 @@ async fn other_elements_and_the_document_are_locked_beside_it() {
     }
 }
 
-/// A copy of the document that is hardly older than the replacement lacks a lock, and has another that was just written.
+/// A copy of the document that is hardly older than the replacement lacks a lock, and has another that was just
+/// written.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_replacement_without_a_lock_ends_it_whatever_else_it_has() {
     let scene = Scene::on(Ground::replica_set("element_replaced").await).await;
@@ -172,8 +173,8 @@ async fn a_replacement_without_a_lock_ends_it_whatever_else_it_has() {
     }
 }
 
-/// The server tells of a write to a large document by its changes, and of one to a small document by the whole of it: either
-/// way the news comes at once, and not with the next routine look, after 15 s.
+/// The server tells of a write to a large document by its changes, and of one to a small document by the whole of it:
+/// either way the news comes at once, and not with the next routine look, after 15 s.
 #[tokio::test(flavor = "multi_thread")]
 async fn waiters_and_holders_are_told_by_the_stream() {
     let soon = SOON * 5;
@@ -685,7 +686,8 @@ async fn waiters_for_an_element_that_is_removed_are_told_at_their_turn() {
                 waiters.push(tokio::spawn(b.acquire(id).into_future()));
                 eventually(PATIENCE, "it waits", async || waiting(&a, id).await == 1).await;
             }
-            // With others before them, the first of these has a place in the queue; else they are next inside the client.
+            // With others before them, the first of these has a place in the queue; else they are next inside the
+            // client.
             for _ in 0..2 {
                 waiters.push(tokio::spawn(a.acquire(id).into_future()));
             }

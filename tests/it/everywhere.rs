@@ -613,8 +613,8 @@ async fn locks_are_found_by_what_is_known_of_them() {
     }
 }
 
-/// Time is tokio's in memory: as it passes leases are renewed, and when it leaps they run out, as those of a process that
-/// was frozen.
+/// Time is tokio's in memory: as it passes leases are renewed, and when it leaps they run out, as those of a process
+/// that was frozen.
 #[tokio::test(start_paused = true)]
 async fn leases_are_renewed_and_run_out_on_paused_time() {
     let memory = InMemory::new();

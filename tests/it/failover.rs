@@ -1,8 +1,9 @@
 //! What a fail-over costs: no healthy holder its lock, no waiter more than time, and nobody the exclusion.
 //!
-//! A primary can go in four ways, each of which has a test and a replica set of three nodes of its own. Throughout, clients
-//! of their own contend for one lock, one client keeps a lock, and another waits for it. MongoDB's election timeout of 10 s
-//! and watchlock's lease of 30 s are the defaults: that a holder outlives the election is a promise about the two together.
+//! A primary can go in four ways, each of which has a test and a replica set of three nodes of its own. Throughout,
+//! clients of their own contend for one lock, one client keeps a lock, and another waits for it. MongoDB's election
+//! timeout of 10 s and watchlock's lease of 30 s are the defaults: that a holder outlives the election is a promise
+//! about the two together.
 
 use std::{
     sync::{
@@ -57,8 +58,8 @@ const RENEWAL_INTERVAL: Duration = Duration::from_secs(6);
 /// it before may be applied.
 const FREEZE: Duration = Duration::from_secs(31);
 
-/// How soon after a fault before an imminent renewal a holder knows that its lock is at risk: the renewal and a fifth of
-/// the renewal interval later, when another goes out beside it.
+/// How soon after a fault before an imminent renewal a holder knows that its lock is at risk: the renewal and a fifth
+/// of the renewal interval later, when another goes out beside it.
 const TOLD_OF_RISK: Duration = Duration::from_secs(5);
 
 /// Anything that must come to pass some time, and is no promise by itself.
@@ -208,8 +209,8 @@ impl Scene {
         keepers.relay_to_and_fro().await;
         contention.at_full_speed().await;
         if self.fault == Fault::Frozen {
-            // The time for which it is frozen is the fault itself. Nothing new happens meanwhile, so the machine is left to
-            // other tests.
+            // The time for which it is frozen is the fault itself. Nothing new happens meanwhile, so the machine is
+            // left to other tests.
             contention.slow_down(true);
             sleep_until((struck + FREEZE).into()).await;
             contention.slow_down(false);
@@ -674,7 +675,8 @@ impl Keepers {
         let lost = kept.lost_reason();
         let Seen { at_risk, held } = *locked(&watch.seen);
         let without_primary = moments.standing - moments.struck;
-        // A server that is asked to end may answer the renewal that was due, as MongoDB 4.4 does; the next one tells then.
+        // A server that is asked to end may answer the renewal that was due, as MongoDB 4.4 does; the next one tells
+        // then.
         let told = match fault {
             Fault::ShutDown => RENEWAL_INTERVAL + TOLD_OF_RISK,
             _ => TOLD_OF_RISK,
@@ -770,8 +772,8 @@ impl Process {
         assert_eq!(*mode, WakeMode::ChangeStream, "{}", self.name);
         // Where the election had to be repeated, everything waits for the members to find each other.
         let in_time = moments.standing - moments.struck <= ELECTED_IN_TIME;
-        // A server that says that it goes has its streams replaced once a command finds another. Of one that does not, a
-        // stream may be found silent once more.
+        // A server that says that it goes has its streams replaced once a command finds another. Of one that does not,
+        // a stream may be found silent once more.
         let silence = match fault {
             Fault::SteppedDown | Fault::ShutDown => Duration::ZERO,
             Fault::Killed | Fault::Frozen => STREAM_DEAD,

@@ -223,8 +223,8 @@ async fn a_request_that_outlives_its_connection_is_undone() {
         let (locks, other) = (behind.by_name().locks().await, ground.locks().await);
         let admin = ground.driver().await;
         locks.mutex("x").acquire().await.unwrap().release().await.unwrap();
-        // It waits in the server, which doesn't notice that nobody waits for its answer any more. It gives up by itself in
-        // time, or applies it: nothing of it is left in either case.
+        // It waits in the server, which doesn't notice that nobody waits for its answer any more. It gives up by itself
+        // in time, or applies it: nothing of it is left in either case.
         let block = doc! { "blockConnection": true, "blockTimeMS": 900 };
         let blocked = fail(cluster, &ground, times(1), "findAndModify", block).await;
         let timeout = if given_up { Duration::from_millis(150) } else { PATIENCE };
@@ -379,7 +379,8 @@ async fn in_a_black_hole_the_loss_is_known_before_the_server_gives_the_lock_away
 #[tokio::test(flavor = "multi_thread")]
 async fn failed_renewals_are_no_loss() {
     let (cluster, _turn) = faulty().await;
-    // After a closed connection the driver takes half a second to find the server again, so there must be room for that.
+    // After a closed connection the driver takes half a second to find the server again, so there must be room for
+    // that.
     let lease = Duration::from_secs(3);
     let faults = [
         ("closed", doc! { "closeConnection": true }),

@@ -298,8 +298,8 @@ async fn a_handle_of_a_part_leaves_the_locks_of_other_parts_alone() {
 }
 
 /// Writers with tokens of all ages do everything that a fence can do at once. Each writes its token into a field of the
-/// user's as well: whoever reads a document finds the two equal, and the token no smaller than any that was acknowledged
-/// before.
+/// user's as well: whoever reads a document finds the two equal, and the token no smaller than any that was
+/// acknowledged before.
 #[tokio::test(flavor = "multi_thread")]
 async fn no_write_at_random_is_late() {
     const WRITERS: u64 = 6;

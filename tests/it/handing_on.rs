@@ -26,7 +26,8 @@ async fn writes(ground: &Ground, name: &str) -> i64 {
     document.map_or(0, |document| document.get_i64("version").unwrap())
 }
 
-/// Has the tasks of one client acquire and release a lock until they are told to stop. Each grant is sent while it is held.
+/// Has the tasks of one client acquire and release a lock until they are told to stop. Each grant is sent while it is
+/// held.
 fn contend(
     locks: &LockClient,
     tasks: usize,
@@ -201,8 +202,8 @@ async fn a_transaction_older_than_a_hold_that_was_handed_on_is_refused() {
     older_is_refused(&Ground::replica_set("handedguardahead").await, true).await;
 }
 
-/// `ahead`: the lease was written by a primary whose clock was ahead of the present one's, so that a renewal of now would
-/// not make it longer.
+/// `ahead`: the lease was written by a primary whose clock was ahead of the present one's, so that a renewal of now
+/// would not make it longer.
 async fn older_is_refused(ground: &Ground, ahead: bool) {
     let driver = ground.driver().await;
     let accounts = driver.database(&ground.database).collection::<Document>("accounts");

@@ -51,8 +51,8 @@ async fn the_last_holds_are_kept_with_how_they_ended_newest_first() {
         second.release().await.unwrap();
         let third = within(PATIENCE, "the grant", waiting).await.unwrap().unwrap();
         tokens.push(third.token());
-        // A client has one operation on its way for a name: after this try, none that was sent before the grant. One that
-        // came after the break would be granted for a moment, and be a hold of its own.
+        // A client has one operation on its way for a name: after this try, none that was sent before the grant. One
+        // that came after the break would be granted for a moment, and be a hold of its own.
         assert!(b.mutex("x").try_acquire().await.unwrap().is_none());
         a.break_lock("x").await.unwrap();
         assert_eq!(within(PATIENCE, "the loss", third.lost()).await, LostReason::Broken);

@@ -33,8 +33,8 @@ async fn until_shown(locks: &LockClient, idle: bool) {
     .await;
 }
 
-/// Leaves a lock idle until its document shows it, and then takes it without the server: while a command about it is on its
-/// way it has to be asked for. Returns its handle, and the holder that the document shows.
+/// Leaves a lock idle until its document shows it, and then takes it without the server: while a command about it is on
+/// its way it has to be asked for. Returns its handle, and the holder that the document shows.
 async fn taken_again(locks: &LockClient, take: impl Fn() -> Acquire) -> (LockHandle, HolderInfo) {
     loop {
         let kept = locks
@@ -68,8 +68,8 @@ async fn a_lock_that_has_stayed_is_taken_again_without_a_command() {
     let locks = builder.build().await.unwrap();
     leave_idle(&locks).await;
     until_streaming(&ground, &driver, 1).await;
-    // While the stream opens, or a command about the lock is on its way, it goes through the server; and so it does once in
-    // 64 times.
+    // While the stream opens, or a command about the lock is on its way, it goes through the server; and so it does
+    // once in 64 times.
     let mut last = None;
     eventually(PATIENCE, "it is taken twenty times without a command", async || {
         let before = sent.count("findAndModify");

@@ -64,8 +64,8 @@ async fn an_index_that_is_missing_where_a_transaction_is_open_stops_nobody_for_l
     let write = documents.update_one(doc! { "_id": "written" }, doc! { "$set": { "by": "a transaction" } });
     write.session(&mut session).await.unwrap();
 
-    // While an index is to be built, all others wait. How long they do is the machine's too, so the time counts that the
-    // server may take for it.
+    // While an index is to be built, all others wait. How long they do is the machine's too, so the time counts that
+    // the server may take for it.
     let building = Arc::new(Mutex::new(Vec::new()));
     let mut options = ClientOptions::parse(ground.uri()).await.unwrap();
     let times = building.clone();

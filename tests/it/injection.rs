@@ -1,5 +1,5 @@
-//! Hostile text in every place that takes text from the user: it comes back as it is, or it is refused before anything is
-//! sent; and nothing else in the database changes.
+//! Hostile text in every place that takes text from the user: it comes back as it is, or it is refused before anything
+//! is sent; and nothing else in the database changes.
 
 use std::collections::BTreeMap;
 

@@ -109,8 +109,8 @@ mod recorder {
     }
 }
 
-/// All that the tasks of a client are for: renewals, hand-overs by the stream, losses that are told, acquires that come to
-/// nothing, claims that pass over documents.
+/// All that the tasks of a client are for: renewals, hand-overs by the stream, losses that are told, acquires that come
+/// to nothing, claims that pass over documents.
 async fn everything_works(ground: &Ground, a: &LockClient, b: &LockClient) {
     claims_pass_over_what_is_unreadable(ground, a).await;
     let held = a.mutex("x").acquire().await.unwrap();

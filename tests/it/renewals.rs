@@ -89,8 +89,8 @@ async fn a_shutdown_releases_many_locks_by_few_commands() {
     let next = tokio::spawn(async move { next.acquire().await });
     until_waiting(&other, "lock 150", 1).await;
 
-    // A busy server answers some of so many acquires late. Those were looked for or asked for once more, and what the first
-    // request may yet leave is taken out several times, whoever releases.
+    // A busy server answers some of so many acquires late. Those were looked for or asked for once more, and what the
+    // first request may yet leave is taken out several times, whoever releases.
     let before = std::mem::take(&mut *sent.lock().unwrap());
     let looked = before.get("find").copied().unwrap_or_default();
     let asked_again = before["findAndModify"].saturating_sub(COUNT + 2) + looked;

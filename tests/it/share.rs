@@ -46,8 +46,8 @@ async fn a_client_with_many_tasks_does_not_crowd_out_those_with_one() {
     let had = had();
     over.store(1, Ordering::Relaxed);
     join_all(tasks).await;
-    // It is in line again when it is granted the lock and not when it lets go, which is 5 turns for 4 of the others'. With two
-    // places in the queue it had 8. On a busy machine one of the others is late now and then; not all of them.
+    // It is in line again when it is granted the lock and not when it lets go, which is 5 turns for 4 of the others'.
+    // With two places in the queue it had 8. On a busy machine one of the others is late now and then; not all of them.
     let most = had[1..].iter().max().unwrap();
     assert!(had[0] * 2 <= most * 3, "{had:?}");
 }

@@ -101,8 +101,8 @@ async fn a_stream_that_opens_and_breaks_at_once_is_opened_at_an_ever_slower_pace
         let asked = sent.of("findAndModify") - asked;
         println!("the locks' stream: {aggregates} aggregates, {asked} requests");
         assert!(aggregates <= OPENINGS, "{aggregates} aggregates");
-        // It polls after 10 ms, and each time after a fiftieth of the time that has passed; and it asks at each opening and each
-        // interruption.
+        // It polls after 10 ms, and each time after a fiftieth of the time that has passed; and it asks at each opening
+        // and each interruption.
         assert!(asked <= 200 + 2 * OPENINGS, "{asked} requests");
         locks.shutdown().await;
     };

@@ -198,8 +198,8 @@ fn dropping_a_handle_releases_the_lock() {
     }
 }
 
-/// In a process of its own, as in this one the threads of other tests drive what is to go on by itself. Time has to pass
-/// there: that is what the lock must outlast.
+/// In a process of its own, as in this one the threads of other tests drive what is to go on by itself. Time has to
+/// pass there: that is what the lock must outlast.
 #[test]
 fn a_lock_is_renewed_while_the_only_thread_sleeps() {
     const SERVER: &str = "WATCHLOCK_TEST_SERVER";

@@ -10,8 +10,8 @@ use crate::setup::{Ground, PATIENCE, SOON, eventually, pause, until_streaming, w
 /// Longer than the second in which a server before MongoDB 6.0 tells the time of a write.
 const OLD_ENOUGH: Duration = Duration::from_millis(1_200);
 
-/// An object mapper reads a document whose lock is free, another client locks it, and the mapper saves the whole document
-/// as it was.
+/// An object mapper reads a document whose lock is free, another client locks it, and the mapper saves the whole
+/// document as it was.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_earlier_copy_of_a_lock_ends_the_hold_and_repeats_no_token() {
     let memory = MemoryCollection::new();

@@ -16,8 +16,8 @@ use crate::setup::{Ground, PATIENCE, SOON, eventually, info, until_streaming, un
 /// The clients that the queue of one lock has room for.
 const ROOM: usize = 256;
 
-/// Most places in the queue are written into it as another program would; of the clients that come then, some take the last
-/// places, and the others knock.
+/// Most places in the queue are written into it as another program would; of the clients that come then, some take the
+/// last places, and the others knock.
 #[tokio::test(flavor = "multi_thread")]
 async fn who_came_when_the_queue_was_full_is_served_when_there_is_room() {
     const PLACES: usize = 16;
@@ -107,8 +107,8 @@ async fn who_came_when_the_queue_was_full_is_served_when_there_is_room() {
     }
 }
 
-/// A stream costs the server for every write of the replica set, so only who may be served soon has one. All are served in
-/// their order all the same, and those who are woken late by their look at the queue open their streams then.
+/// A stream costs the server for every write of the replica set, so only who may be served soon has one. All are served
+/// in their order all the same, and those who are woken late by their look at the queue open their streams then.
 #[tokio::test(flavor = "multi_thread")]
 async fn only_those_near_the_front_have_a_stream() {
     const CLIENTS: usize = 24;
@@ -149,7 +149,8 @@ async fn only_those_near_the_front_have_a_stream() {
     assert!(clients.iter().all(|locks| locks.wake_mode() == WakeMode::ChangeStream));
 }
 
-/// A client far back has no stream, so a grant out of turn reaches it by its next look: sooner than its claim lease ends.
+/// A client far back has no stream, so a grant out of turn reaches it by its next look: sooner than its claim lease
+/// ends.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_last_of_a_queue_that_all_others_leave_is_served_by_its_next_look() {
     const AHEAD: usize = 23;

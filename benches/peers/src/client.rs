@@ -12,8 +12,8 @@ pub(crate) trait Client: Send + Sync {
     /// Waits for the lock, for as long as it takes.
     fn acquire(&self, name: &str) -> BoxFuture<'static, Result<Held>>;
 
-    /// Takes the lock of this name away from its holder behind the library's back, as another program would: deletes its
-    /// document, or ends its session. `None` for a library that would not tell its holder.
+    /// Takes the lock of this name away from its holder behind the library's back, as another program would: deletes
+    /// its document, or ends its session. `None` for a library that would not tell its holder.
     fn take_away(&self, _name: &str) -> Option<BoxFuture<'static, Result<()>>> {
         None
     }

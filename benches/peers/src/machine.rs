@@ -53,8 +53,8 @@ impl Machine {
     }
 }
 
-/// Returns how long all processors together have been idle, and how long there were any, in ticks since the machine began:
-/// the line `cpu` of `/proc/stat`.
+/// Returns how long all processors together have been idle, and how long there were any, in ticks since the machine
+/// began: the line `cpu` of `/proc/stat`.
 fn times(stat: &str) -> (u64, u64) {
     let line = stat.lines().next().unwrap_or_default();
     // The times of guests, which follow these eight, are in the first two already.

@@ -10,8 +10,8 @@ use crate::{
     },
 };
 
-/// Hold of the hand-over, in milliseconds: by then a task that has just released the lock has asked for it again, in vain,
-/// and waits as the others do. With less, a library that polls would be measured by the first try of a newcomer.
+/// Hold of the hand-over, in milliseconds: by then a task that has just released the lock has asked for it again, in
+/// vain, and waits as the others do. With less, a library that polls would be measured by the first try of a newcomer.
 const WAITED: u64 = 10;
 
 /// Maximum time of one round of one peer: beyond it something hangs, and the run goes on without it.

@@ -22,8 +22,9 @@ use crate::{
 /// Pause before allocations are counted: the servers' other clients have settled by then.
 const SETTLING: Duration = Duration::from_millis(500);
 
-/// Plays all cases. After each, `done` gets what there is until then: a run of an hour that something ends early is not lost.
-/// A case that `earlier` has is taken from there, if its numbers were measured with the same sources, servers and peers.
+/// Plays all cases. After each, `done` gets what there is until then: a run of an hour that something ends early is not
+/// lost. A case that `earlier` has is taken from there, if its numbers were measured with the same sources, servers and
+/// peers.
 pub(crate) async fn run(
     run: &Run,
     earlier: Option<Results>,

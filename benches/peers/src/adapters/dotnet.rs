@@ -1,6 +1,6 @@
-//! The algorithm of DistributedLock.MongoDB for .NET, written anew after its documentation: one `findOneAndUpdate` with a
-//! pipeline takes a missing or expired lock, a random pause lies between two tries, a task extends the lease every third
-//! of it and signals a loss when there is nothing to extend, and a release deletes the document.
+//! The algorithm of DistributedLock.MongoDB for .NET, written anew after its documentation: one `findOneAndUpdate` with
+//! a pipeline takes a missing or expired lock, a random pause lies between two tries, a task extends the lease every
+//! third of it and signals a loss when there is nothing to extend, and a release deletes the document.
 
 use std::{sync::Arc, time::Duration};
 

@@ -14,8 +14,8 @@ use crate::client::{Client, Held, Result};
 
 struct Etcd {
     service: etcd_client::Client,
-    /// One lease holds any number of names, but each only once: the waiters for one name need a lease each. A client keeps
-    /// what it has been granted.
+    /// One lease holds any number of names, but each only once: the waiters for one name need a lease each. A client
+    /// keeps what it has been granted.
     leases: Arc<Mutex<Vec<Lease>>>,
     lease: Duration,
 }

@@ -15,8 +15,8 @@ use tokio::task::spawn_blocking;
 
 use crate::client::{Client, Held, Result};
 
-/// Time after which a blocked thread looks whether anybody still wants its lock. Nothing else ends it, and those of a case
-/// would go on polling through all that follow.
+/// Time after which a blocked thread looks whether anybody still wants its lock. Nothing else ends it, and those of a
+/// case would go on polling through all that follow.
 const LOOK: Duration = Duration::from_secs(1);
 
 struct MongoLock {

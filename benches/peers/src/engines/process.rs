@@ -118,8 +118,8 @@ pub(crate) fn find(program: &str, others: &[PathBuf]) -> Option<PathBuf> {
     folders.map(|folder| folder.join(program)).find(|file| file.is_file())
 }
 
-/// Returns the processor time of the process, of its children, and of their ended ones, in hundredths of a second as the
-/// kernel counts it.
+/// Returns the processor time of the process, of its children, and of their ended ones, in hundredths of a second as
+/// the kernel counts it.
 pub(crate) fn processor_time(pid: u32) -> Result<Duration> {
     let mut ticks = ticks(pid, 4)?;
     for thread in fs::read_dir(format!("/proc/{pid}/task"))?.flatten() {

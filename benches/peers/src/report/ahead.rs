@@ -1,5 +1,5 @@
-//! The numbers in which others are ahead, and why: after the properties that the peers declare and after what the same run
-//! has measured, never after a verdict on a single number.
+//! The numbers in which others are ahead, and why: after the properties that the peers declare and after what the same
+//! run has measured, never after a verdict on a single number.
 
 use std::fmt::Write;
 
@@ -284,8 +284,8 @@ fn price_of_no_queue(row: &Row, ours: &Row) -> Option<String> {
     None
 }
 
-/// Returns the time of an acquire, if the take-overs lie no further apart: a lease begins some time between the call of the
-/// holder's acquire and its answer, and nobody outside the server knows when.
+/// Returns the time of an acquire, if the take-overs lie no further apart: a lease begins some time between the call of
+/// the holder's acquire and its answer, and nobody outside the server knows when.
 fn within_an_acquire(results: &Results, theirs: &Measure, ours: &Row) -> Option<String> {
     let mut rows = results.rows.iter().filter(|row| row.workload == "uncontended");
     let acquire = rows.find(|row| row.peer == OURS)?.measure("p99, ms")?.value;

@@ -38,8 +38,8 @@ const LOCKS: usize = 10;
 /// Time for which everybody waits before the kill.
 const SETTLING: Duration = Duration::from_millis(300);
 
-/// Measures the time by which the waiters get the locks later than the death allows: beyond the lease, or beyond the kill
-/// where a lock ends with its connection.
+/// Measures the time by which the waiters get the locks later than the death allows: beyond the lease, or beyond the
+/// kill where a lock ends with its connection.
 pub(crate) async fn round(peer: &Peer, engine: &Engine) -> Result<Round> {
     match peer.death {
         Death::Lease | Death::Connection => {}

@@ -1,10 +1,10 @@
 //! Many want one lock. Two workloads are played by the same code:
 //!
-//! - *hand-over*: whoever has released the lock wants it again as soon as somebody else has got it, and each holder holds
-//!   for long enough that everybody waits by then. So every hand-over is one from a holder to somebody who waited, and the
-//!   number of waiters stays the same.
-//! - *contention*: whoever has released the lock wants it again at once. So a peer that lets newcomers in first looks fast,
-//!   and its fairness shows at whose cost.
+//! - *hand-over*: whoever has released the lock wants it again as soon as somebody else has got it, and each holder
+//!   holds for long enough that everybody waits by then. So every hand-over is one from a holder to somebody who
+//!   waited, and the number of waiters stays the same.
+//! - *contention*: whoever has released the lock wants it again at once. So a peer that lets newcomers in first looks
+//!   fast, and its fairness shows at whose cost.
 
 use std::{
     collections::BTreeMap,

@@ -20,8 +20,8 @@ const AT_ONCE: usize = 64;
 /// Time between the last acquire and the measurement: what belongs to the acquires is done by then.
 const SETTLING: Duration = Duration::from_millis(500);
 
-/// Measures commands, bytes and processor time, of the server and of this process, while a client holds `count` locks. That
-/// takes a third of the lease, so that each lock is renewed once by a library that renews as often.
+/// Measures commands, bytes and processor time, of the server and of this process, while a client holds `count` locks.
+/// That takes a third of the lease, so that each lock is renewed once by a library that renews as often.
 pub(crate) async fn round(peer: &Peer, engine: &Engine, count: usize, lease: Duration) -> Result<Round> {
     if peer.death == Death::Never {
         return Err("its locks have no lease, so there is nothing to renew".into());

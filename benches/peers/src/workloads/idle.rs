@@ -28,7 +28,8 @@ const MANY: usize = 500;
 /// Pause between two foreign writes, as one after the other would be answered together.
 const PAUSE: Duration = Duration::from_millis(2);
 
-/// Processor time of the waiting alone, in each second, from which that of some writes beside it can't be told any more.
+/// Processor time of the waiting alone, in each second, from which that of some writes beside it can't be told any
+/// more.
 const BUSY: f64 = 0.1;
 
 /// Maximum time for all waiters to get the lock and to leave.

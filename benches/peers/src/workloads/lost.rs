@@ -1,5 +1,5 @@
-//! A lock is taken away from its holder, by another program that deletes its document or ends its session: how long until
-//! the holder's library says so?
+//! A lock is taken away from its holder, by another program that deletes its document or ends its session: how long
+//! until the holder's library says so?
 
 use std::time::{Duration, Instant};
 

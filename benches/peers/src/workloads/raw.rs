@@ -48,7 +48,8 @@ pub(crate) async fn round(step: &Step, engine: &Engine, time: Duration) -> Resul
 struct Writes {
     driver: Driver,
     names: Collection<Document>,
-    /// Whether the second write deletes what the first has made. Otherwise the document stays, as that of a known name may.
+    /// Whether the second write deletes what the first has made. Otherwise the document stays, as that of a known name
+    /// may.
     deletes: bool,
 }
 
@@ -95,8 +96,8 @@ impl Client for Writes {
     }
 }
 
-/// Measures the time from the call of a write by one client until another has the event of it: a hand-over in which nobody
-/// checks anything.
+/// Measures the time from the call of a write by one client until another has the event of it: a hand-over in which
+/// nobody checks anything.
 async fn hops(engine: &Engine, pause: Duration, time: Duration) -> Result<Round> {
     let (writer, reader) = (
         Driver::with_uri_str(&engine.address).await?,
