@@ -60,8 +60,8 @@ impl LockClientBuilder {
 
     /// Sets how long a lock outlives its holder's last sign of life; 30 s by default, at least 500 ms.
     ///
-    /// The lock of a crashed holder stays taken for this long, and a holder keeps its lock through an outage of the server
-    /// of up to this length.
+    /// The lock of a crashed holder stays taken for this long, and a holder keeps its lock through an outage of the
+    /// server of up to this length.
     pub fn lease(mut self, lease: Duration) -> Self {
         self.settings.lease = Some(lease);
         self

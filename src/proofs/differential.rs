@@ -820,7 +820,7 @@ async fn the_entries_ahead_of_a_waiter_are_found_alike() {
             projection.insert("now", "$$NOW");
             let found = collection.find_one(doc! { "_id": id }).projection(projection).await;
             let found = found.unwrap().unwrap();
-            let now = ServerTime(found.get_datetime("now").unwrap().timestamp_millis());
+            let now = ServerTime::in_field(&found, "now").unwrap();
             (ahead::read(&found, now), now)
         };
         for seed in 0..60 {

@@ -147,7 +147,7 @@ impl Observer {
         panic!("{log}\nseed {}: {why}", self.seed);
     }
 
-    /// Takes in a grant: no other valid handle may exceed the capacity together with it.
+    /// Notes a grant: no other valid handle may exceed the capacity together with it.
     fn granted(&self, client: u64, handle: &LockHandle, capacity: u64) {
         let (name, token) = (handle.name().to_owned(), handle.token().as_i64());
         self.note(&format!("client {client} has {name} under {token}"));

@@ -103,10 +103,6 @@ pub(crate) fn read(found: &Document, now: ServerTime) -> Result<Option<Ahead>, M
         let field = field.to_owned();
         number(shown).ok_or(Malformed::Field { field, problem })
     };
-    let time = |field: &str| {
-        let time = found.get_datetime(field).ok();
-        time.map(|time| ServerTime(time.timestamp_millis()))
-    };
     if number("place").is_none() && number("capacity").is_none() {
         return Ok(None);
     }
@@ -120,8 +116,8 @@ pub(crate) fn read(found: &Document, now: ServerTime) -> Result<Option<Ahead>, M
         turns: turns(permits, capacity),
         place,
         free: capacity.saturating_sub(taken),
-        served_at: time("served_at"),
-        first_end: time("first_end"),
+        served_at: ServerTime::in_field(found, "served_at"),
+        first_end: ServerTime::in_field(found, "first_end"),
         asleep: found.get_bool("asleep").unwrap_or(false),
         now,
     }))

@@ -328,11 +328,7 @@ impl<'a> Fields<'a> {
     }
 
     fn time(&self, field: &str) -> Result<ServerTime, Malformed> {
-        let time = self
-            .document
-            .get_datetime(field)
-            .map_err(|_| self.malformed(field, "is not a date"))?;
-        Ok(ServerTime(time.timestamp_millis()))
+        ServerTime::in_field(self.document, field).ok_or_else(|| self.malformed(field, "is not a date"))
     }
 
     /// Reads a date that may be missing. To the server a `null` is as good as nothing.

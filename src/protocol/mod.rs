@@ -58,9 +58,9 @@
 //!
 //! The phases exist twice, as functions of the same names in the same order; the helpers of a phase that both need have
 //! the same names too. [`state`] is the specification: pure functions of state, operation and time, on which the
-//! in-memory store runs too. [`pipeline`] is the same as an aggregation pipeline for the server, with short forms for the
-//! frequent operations, which leave out the phases that have nothing to do. A differential test runs random sequences
-//! through both and compares the documents.
+//! in-memory store runs too. [`pipeline`] is the same as an aggregation pipeline for the server, with short forms for
+//! the frequent operations, which leave out the phases that have nothing to do. A differential test runs random
+//! sequences through both and compares the documents.
 //!
 //! A renewal is no operation: it extends the leases of holders, and has nothing of the phases but the stamp.
 //!

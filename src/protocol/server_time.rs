@@ -2,11 +2,19 @@
 
 use std::time::Duration;
 
+use mongodb::bson::Document;
+
 /// A reading of the server's clock, in milliseconds since the Unix epoch (the resolution of a BSON date).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct ServerTime(pub(crate) i64);
 
 impl ServerTime {
+    /// Reads a field of a document; `None` if it is not a date.
+    pub(crate) fn in_field(document: &Document, field: &str) -> Option<Self> {
+        let time = document.get_datetime(field).ok()?;
+        Some(Self(time.timestamp_millis()))
+    }
+
     pub(crate) fn plus_millis(self, millis: i64) -> Self {
         Self(self.0.saturating_add(millis))
     }

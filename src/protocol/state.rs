@@ -1,8 +1,8 @@
 //! The specification: the state of one lock and its pure transitions.
 //!
-//! [`apply`] takes an operation through the phases of [`super`], a function each: leave, adopt, proclaim, downgrade, evict,
-//! enqueue, advance, record, stamp. [`super::pipeline`] has functions of the same names in the same order, to be read beside
-//! these, and helpers of the phases by the same names.
+//! [`apply`] takes an operation through the phases of [`super`], a function each: leave, adopt, proclaim, downgrade,
+//! evict, enqueue, advance, record, stamp. [`super::pipeline`] has functions of the same names in the same order, to be
+//! read beside these, and helpers of the phases by the same names.
 
 mod renewing;
 #[cfg(test)]
@@ -83,8 +83,8 @@ impl State {
         holders.chain(waiters).all(|until| until <= now)
     }
 
-    /// Returns whether a collection of locks would have purged this one by now. Where locks share a document, nothing else
-    /// removes the free ones: an operation that writes one of them removes those of the others that are due.
+    /// Returns whether a collection of locks would have purged this one by now. Where locks share a document, nothing
+    /// else removes the free ones: an operation that writes one of them removes those of the others that are due.
     pub(crate) fn is_purged(&self, now: ServerTime) -> bool {
         self.purge_at <= now && self.is_free(now)
     }
@@ -431,15 +431,15 @@ impl Step<'_> {
         self.state
     }
 
-    /// Returns the waiter that is to ask, if a lock is kept: that can end sooner than its waiters know, and no event reports
-    /// that end.
+    /// Returns the waiter that is to ask, if a lock is kept: that can end sooner than its waiters know, and no event
+    /// reports that end.
     fn asks(&self) -> Option<String> {
         let head = self.state.queue.first().filter(|_| !self.operation.kept.is_empty());
         head.map(|head| head.id.clone())
     }
 
-    /// Returns the holders that are to hear that another session has lined up: those which may have tokens in reserve, and
-    /// so hand on the lock within their process, or share it as readers. Of several holders only readers do.
+    /// Returns the holders that are to hear that another session has lined up: those which may have tokens in reserve,
+    /// and so hand on the lock within their process, or share it as readers. Of several holders only readers do.
     fn asked_for(&self) -> Vec<String> {
         let Some(asks_as) = self.operation.asks_as() else {
             return Vec::new();

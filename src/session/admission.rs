@@ -103,11 +103,11 @@ impl Admission {
     }
 
     /// Whether no slot is taken.
-    pub(super) fn is_idle(&self) -> bool {
+    pub(super) fn is_quiet(&self) -> bool {
         self.climb().on_their_way == 0
     }
 
-    /// Takes in that an operation was not answered.
+    /// Notes that an operation was not answered.
     pub(super) fn unanswered(&self) {
         self.climb().begin_anew();
     }
@@ -171,7 +171,7 @@ impl Climb {
         (self.waited, self.done, self.measured_since) = (0, 0, None);
     }
 
-    /// Takes in that an operation has ended.
+    /// Notes that an operation has ended.
     fn left(&mut self, now: Instant) {
         let since = *self.measured_since.get_or_insert(now);
         self.done += 1;
@@ -194,7 +194,7 @@ impl Climb {
         }
     }
 
-    /// Takes in a measurement, and begins or ends a trial.
+    /// Notes a measurement, and begins or ends a trial.
     fn measured(&mut self, rate: f64, now: Instant) {
         if let Some(trial) = self.trial.take() {
             let more = self.limit > trial.limit_before;
@@ -264,7 +264,7 @@ mod tests {
             let admission = Arc::new(Admission::new(most));
             let limit = climbed(&admission, best, 100, long).await;
             assert!(expected.contains(&limit), "{limit} at once where {best} are best");
-            assert!(admission.is_idle());
+            assert!(admission.is_quiet());
             // All slots are there again, and no more.
             assert_eq!(admission.slots.available_permits(), limit);
         }
@@ -301,6 +301,6 @@ mod tests {
         assert!(admission.is_full());
         drop(taken);
         assert!(admission.enter().await.is_some());
-        assert!(admission.is_idle());
+        assert!(admission.is_quiet());
     }
 }

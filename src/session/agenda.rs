@@ -43,9 +43,9 @@ pub(super) enum Queue {
 /// The holds of a session, with the due times of these and of the lines.
 #[derive(Debug, Default)]
 pub(super) struct Agenda {
-    /// Names whose lines want to be asked for an operation.
-    asking: BTreeSet<(Instant, Arc<str>)>,
-    asked_at: HashMap<Arc<str>, Instant>,
+    /// The names of lines, by when these want to be asked for an operation.
+    lines: BTreeSet<(Instant, Arc<str>)>,
+    lines_due_at: HashMap<Arc<str>, Instant>,
     /// By their numbers, which rise: the oldest first.
     holds: BTreeMap<u64, PlannedHold>,
     /// Holds to renew, by when.
@@ -62,22 +62,22 @@ struct PlannedHold {
 }
 
 impl Agenda {
-    /// Sets when the line of `name` wants to be asked; `None`: not at all.
-    pub(super) fn ask(&mut self, name: &str, at: Option<Instant>) {
-        let before = self.asked_at.get(name).copied();
+    /// Sets when the line of `name` is due: it wants to be asked for an operation then; `None`: not at all.
+    pub(super) fn plan_line(&mut self, name: &str, at: Option<Instant>) {
+        let before = self.lines_due_at.get(name).copied();
         if before == at {
             return;
         }
-        let name: Arc<str> = match self.asked_at.remove_entry(name) {
+        let name: Arc<str> = match self.lines_due_at.remove_entry(name) {
             Some((name, before)) => {
-                self.asking.remove(&(before, name.clone()));
+                self.lines.remove(&(before, name.clone()));
                 name
             }
             None => name.into(),
         };
         if let Some(at) = at {
-            self.asking.insert((at, name.clone()));
-            self.asked_at.insert(name, at);
+            self.lines.insert((at, name.clone()));
+            self.lines_due_at.insert(name, at);
         }
     }
 
@@ -127,15 +127,15 @@ impl Agenda {
         }
     }
 
-    /// Takes the names whose lines want to be asked now, up to `most`.
-    pub(super) fn take_asking(&mut self, now: Instant, most: usize) -> Vec<Arc<str>> {
+    /// Takes the names whose lines are due now, up to `most`.
+    pub(super) fn take_due_lines(&mut self, now: Instant, most: usize) -> Vec<Arc<str>> {
         let mut taken = Vec::new();
         while taken.len() < most
-            && let Some((at, _)) = self.asking.first()
+            && let Some((at, _)) = self.lines.first()
             && *at <= now
-            && let Some((_, name)) = self.asking.pop_first()
+            && let Some((_, name)) = self.lines.pop_first()
         {
-            self.asked_at.remove(&name);
+            self.lines_due_at.remove(&name);
             taken.push(name);
         }
         taken
@@ -218,13 +218,13 @@ impl Agenda {
 
     /// Returns when something is due next. `room` returns from when a queue has room for a renewal, if it has any.
     pub(super) fn next(&self, room: impl Fn(Queue) -> Option<Instant>) -> Option<Instant> {
-        let asking = self.asking.first().map(|(at, _)| *at);
+        let lines = self.lines.first().map(|(at, _)| *at);
         let ends = self.ends.first().map(|(at, _)| *at);
         let renewals = self.renewals.iter().filter_map(|(queue, waiting)| {
             let (at, _) = waiting.first()?;
             room(*queue).map(|from| from.max(*at))
         });
-        asking.into_iter().chain(ends).chain(renewals).min()
+        lines.into_iter().chain(ends).chain(renewals).min()
     }
 
     pub(super) fn len(&self) -> usize {
@@ -233,8 +233,9 @@ impl Agenda {
 
     #[cfg(test)]
     pub(super) fn is_empty(&self) -> bool {
+        let lines = self.lines.is_empty() && self.lines_due_at.is_empty();
         let renewals = self.renewals.values().all(BTreeSet::is_empty);
-        self.holds.is_empty() && self.ends.is_empty() && self.asking.is_empty() && self.asked_at.is_empty() && renewals
+        self.holds.is_empty() && self.ends.is_empty() && lines && renewals
     }
 
     /// Returns the hold that was granted first.
@@ -381,16 +382,16 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_name_is_asked_for_once_at_the_last_time_that_was_said() {
+    async fn a_line_is_due_once_at_the_last_time_that_was_said() {
         let now = Instant::now();
         let mut agenda = Agenda::default();
-        agenda.ask("x", Some(now + seconds(5)));
-        agenda.ask("x", Some(now + seconds(2)));
-        agenda.ask("y", Some(now + seconds(1)));
-        agenda.ask("y", None);
+        agenda.plan_line("x", Some(now + seconds(5)));
+        agenda.plan_line("x", Some(now + seconds(2)));
+        agenda.plan_line("y", Some(now + seconds(1)));
+        agenda.plan_line("y", None);
         assert_eq!(agenda.next(|_| Some(now)), Some(now + seconds(2)));
-        assert!(agenda.take_asking(now, 10).is_empty());
-        assert_eq!(agenda.take_asking(now + seconds(9), 10), ["x".into()]);
+        assert!(agenda.take_due_lines(now, 10).is_empty());
+        assert_eq!(agenda.take_due_lines(now + seconds(9), 10), ["x".into()]);
         assert!(agenda.is_empty(), "{agenda:?}");
     }
 }

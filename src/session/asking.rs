@@ -26,7 +26,10 @@ use tokio::{
     time::{Instant, sleep, sleep_until, timeout},
 };
 
-use super::admission::{Admission, Admitted};
+use super::{
+    Session,
+    admission::{Admission, Admitted},
+};
 use crate::{config::Config, store::StoreError, waitlist::TimedOut};
 
 /// Maximum number of slow operations beside the prompt ones: those without a prompt answer, or not done in time when
@@ -158,9 +161,18 @@ pub(super) struct Adrift {
 }
 
 impl Adrift {
-    /// Takes in that it has ended after all.
-    pub(super) fn ended<T>(self, answer: &Result<T, StoreError>) {
-        self.asking.answered(self.sent, answer);
+    /// Waits for its late answer, and notes it. Returns the session too if that is still there: a command adrift keeps
+    /// no session alive.
+    pub(super) async fn outlast<T>(
+        self,
+        session: Arc<Session>,
+        command: Pin<&mut impl Future<Output = Result<T, StoreError>>>,
+    ) -> (Option<Arc<Session>>, Result<T, StoreError>) {
+        let waiting_for = Arc::downgrade(&session);
+        drop(session);
+        let late = command.await;
+        self.asking.answered(self.sent, &late);
+        (waiting_for.upgrade(), late)
     }
 }
 
@@ -338,9 +350,9 @@ impl Asking {
         waited > 0 && Duration::from_micros(self.micros(now).saturating_sub(waited)) <= BUSY
     }
 
-    /// Whether no operation is on its way.
-    pub(super) fn is_idle(&self) -> bool {
-        self.prompt.is_idle() && self.adrift.load(Ordering::Relaxed) == 0
+    /// Whether no prompt operation is on its way, and none is adrift; slow ones don't count.
+    pub(super) fn is_quiet(&self) -> bool {
+        self.prompt.is_quiet() && self.adrift.load(Ordering::Relaxed) == 0
     }
 
     /// Notes that an operation sent at that time was answered.
@@ -348,7 +360,7 @@ impl Asking {
         self.heard.fetch_max(self.micros(sent), Ordering::Relaxed);
     }
 
-    /// Takes in the end of an operation.
+    /// Notes the end of an operation.
     fn answered<T>(&self, sent: Sent, answer: &Result<T, StoreError>) {
         match answer {
             Ok(_) => {}
@@ -461,6 +473,6 @@ mod tests {
             assert_eq!(asking.adrift.load(Ordering::Relaxed), adrift);
         }
         // Its slot is another's meanwhile, as that of any operation that hangs.
-        assert!(asking.prompt.is_idle());
+        assert!(asking.prompt.is_quiet());
     }
 }

@@ -121,7 +121,7 @@ impl DocumentSession {
         Ok(self.in_time(within, deleting).await?)
     }
 
-    /// Takes in that the server denies a hold: looks up why, and ends it.
+    /// Notes that the server denies a hold: looks up why, and ends it.
     pub(crate) async fn give_up(&self, hold: &Arc<Hold>) -> LostReason {
         // If the server does not answer, the hold ends all the same.
         self.verified(hold).await;

@@ -59,7 +59,8 @@ impl Session {
         // From here until the transaction ends, the server makes every renewal of this document wait.
         hold.note_guarded(Instant::now());
         let guarding = self.guarding(hold);
-        // Here and not in a task of its own: the driver's session is the caller's, and a command in it can't outlive the call.
+        // Here and not in a task of its own: the driver's session is the caller's, and a command in it can't outlive
+        // the call.
         let held = match store.guard(&guarding, transaction).await {
             Ok(held) => held,
             Err(error) if MongoStore::has_no_transactions(&error) => return Err(GuardError::Standalone),

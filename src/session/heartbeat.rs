@@ -69,10 +69,10 @@ impl Session {
     fn beat(self: &Arc<Self>) -> Instant {
         let now = Instant::now();
         let wants_to_stream = self.wants_to_stream();
-        let (over, asking, to_verify) = {
+        let (over, due_lines, to_verify) = {
             let mut table = self.table();
             let over = table.agenda.take_over(now, AT_A_TIME);
-            let asking = table.agenda.take_asking(now, AT_A_TIME);
+            let due_lines = table.agenda.take_due_lines(now, AT_A_TIME);
             let mut to_verify = Vec::new();
             if table.watch_due_at(wants_to_stream, now).is_some_and(|at| at <= now) {
                 if wants_to_stream {
@@ -81,7 +81,7 @@ impl Session {
                     to_verify = table.next_to_verify(now);
                 }
             }
-            (over, asking, to_verify)
+            (over, due_lines, to_verify)
         };
         for hold in over {
             hold.report_too_long();
@@ -90,7 +90,7 @@ impl Session {
             }
             self.let_go_if_over(&hold);
         }
-        for name in asking {
+        for name in due_lines {
             // Feeding nothing is enough: the line is asked for its next operation.
             self.feed(&name, |_, _, _| {});
         }

@@ -81,8 +81,8 @@ struct Progress {
     refusals: u32,
     /// Whether the last renewal failed or has not been answered in time.
     failing: bool,
-    /// When the deadline was last brought forward, as the server's clock was set ahead: a renewal that was sent before that
-    /// leaves the next one due.
+    /// When the deadline was last brought forward, as the server's clock was set ahead: a renewal that was sent before
+    /// that leaves the next one due.
     shortened_at: Option<Instant>,
     /// Number of handles: more than one where the hold was re-entered.
     handles: usize,

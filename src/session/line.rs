@@ -452,8 +452,8 @@ impl Line {
         effects.extend(releases.map(|to| LineEffect::Released(to, Err(error()))));
     }
 
-    /// Takes all tasks out, as the client shuts down. What stays with the client is a hold like any other from now on, for
-    /// the caller to let go.
+    /// Takes all tasks out, as the client shuts down. What stays with the client is a hold like any other from now on,
+    /// for the caller to let go.
     pub(crate) fn close(&mut self, context: &Context<'_>, effects: &mut Vec<LineEffect>) {
         self.closed = true;
         let mut owed = Vec::new();
@@ -512,7 +512,7 @@ impl Line {
         }
     }
 
-    /// Takes in that a transaction is guarded by a hold.
+    /// Notes that a transaction is guarded by a hold.
     pub(crate) fn note_guarded(&mut self) {
         self.guards = true;
     }
@@ -536,7 +536,7 @@ impl Line {
         self.waitlist.take_out(id, used, context);
     }
 
-    /// Takes in the answer to the operation on its way.
+    /// Notes the answer to the operation on its way.
     pub(crate) fn answered(
         &mut self,
         operation: &Operation,
@@ -556,7 +556,7 @@ impl Line {
         self.share(context, effects);
     }
 
-    /// Takes in that the operation on its way has failed.
+    /// Notes that the operation on its way has failed.
     pub(crate) fn failed(
         &mut self,
         operation: &Operation,
@@ -576,19 +576,19 @@ impl Line {
         self.pay(owed, Cause::Failure(error), context, effects);
     }
 
-    /// Takes in the late answer to an operation that was given up, which put in an entry of ours.
+    /// Notes the late answer to an operation that was given up, which put in an entry of ours.
     pub(crate) fn applied_late(&mut self, operation: &Operation, state: &State, context: &Context<'_>) {
         self.waitlist.applied_late(operation, state, context);
     }
 
-    /// Takes in that an operation that was given up has failed, which says more than its silence.
+    /// Notes that an operation that was given up has failed, which says more than its silence.
     pub(crate) fn failed_late(&mut self, error: &StoreError) {
         if self.trouble.as_ref().is_some_and(StoreError::is_unanswered) && error.kind == Failure::Unavailable {
             self.trouble = Some(error.clone());
         }
     }
 
-    /// Takes in another client's write, at a time of the server, that names one of our entries.
+    /// Notes another client's write, at a time of the server, that names one of our entries.
     pub(crate) fn signalled(
         &mut self,
         id: &str,
@@ -603,12 +603,12 @@ impl Line {
         self.pay(owed, Cause::Event(logged_at), context, effects);
     }
 
-    /// Takes in that anything known of the document may be wrong.
+    /// Notes that anything known of the document may be wrong.
     pub(crate) fn doubt(&mut self, context: &Context<'_>) {
         self.waitlist.doubt(context);
     }
 
-    /// Takes in the document as it was after each of these holds was granted. `sent`: it was asked for then; `None`: an
+    /// Notes the document as it was after each of these holds was granted. `sent`: it was asked for then; `None`: an
     /// event shows it.
     pub(crate) fn verified(
         &mut self,

@@ -34,12 +34,7 @@ impl Session {
             Ok(seen) if is_overdue => self.seen_late(&seen),
             Ok(seen) => self.looked(&name, &look, seen),
             Err(adrift) => {
-                // As with operations, it keeps no session alive.
-                let session = Arc::downgrade(&self);
-                drop((self, asking));
-                let late = looking.await;
-                adrift.ended(&late);
-                if let Some(session) = session.upgrade() {
+                if let (Some(session), late) = adrift.outlast(self, looking).await {
                     session.seen_late(&late);
                 }
             }
@@ -162,7 +157,7 @@ mod tests {
         assert!(sent.elapsed() < Duration::from_millis(100), "{:?}", sent.elapsed());
         sleep(Duration::from_millis(260)).await;
         // It has a connection still.
-        assert!(!bench.session.asking.is_idle());
+        assert!(!bench.session.asking.is_quiet());
         bench.held.release().await.unwrap();
         let released = Instant::now();
         bench.waiting.await.unwrap().unwrap().release().await.unwrap();
@@ -174,9 +169,9 @@ mod tests {
         while !bench.session.is_unused() {
             sleep(Duration::from_millis(10)).await;
         }
-        assert!(!bench.session.asking.is_idle());
+        assert!(!bench.session.asking.is_quiet());
         sleep(Duration::from_secs(1_000)).await;
-        assert!(bench.session.asking.is_idle());
+        assert!(bench.session.asking.is_quiet());
     }
 
     /// It has waited for a slot, and meanwhile the entry has cause to ask.

@@ -3,14 +3,15 @@
 //! All state is behind one mutex that is never held across an await. Every input (a task joins, a future is dropped,
 //! an answer or an event arrives, a timer fires) is fed to the [`Line`] of its name under the mutex. The effects are
 //! carried out after the mutex is released. When the line wants an operation, a task runs it (see [`running`] and
-//! [`asking`]). The driver's futures are never dropped: each is part of a task that runs [`to_its_end`]. The exception is
-//! a command in a transaction of the user's ([`guard`]): it borrows the user's driver session, so no task can have it.
-//! Dropping it is like dropping any other command there: the user has to abort the transaction.
+//! [`asking`]). The driver's futures are never dropped: each is part of a task that runs [`to_its_end`]. The exception
+//! is a command in a transaction of the user's ([`guard`]): it borrows the user's driver session, so no task can have
+//! it. Dropping it is like dropping any other command there: the user has to abort the transaction.
 
 mod acquiring;
 mod admission;
 mod agenda;
 pub(crate) mod asking;
+mod bypassing;
 pub(crate) mod claims;
 pub(crate) mod documents;
 mod guard;
@@ -270,7 +271,7 @@ impl Session {
                 HoldChange::Gone(hold) => table.agenda.gone(&hold),
             }
         }
-        table.agenda.ask(name, line.due_at());
+        table.agenda.plan_line(name, line.due_at());
         if let Some((begun, until)) = table.calm {
             let context = self.context(table.streaming, &table.clock);
             if line.calm_until(begun, &context) < until {

@@ -17,7 +17,7 @@ pub(super) struct Needs {
 }
 
 impl Needs {
-    /// Takes in that the need of a line changed.
+    /// Notes that the need of a line changed.
     pub(super) fn change(&mut self, before: Need, now: Need) {
         let needed = self.need_stream();
         match before {

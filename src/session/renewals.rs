@@ -123,7 +123,7 @@ impl Renewals {
         self.urgent -= usize::from(lane == Lane::Urgent);
     }
 
-    /// Takes in the answer time of one that was awaited for `pause`. A single one that hung says nothing of the
+    /// Notes the answer time of one that was awaited for `pause`. A single one that hung says nothing of the
     /// others.
     pub(super) fn answered(&mut self, took: Duration, pause: Duration, lane: Lane) {
         if lane == Lane::First {

@@ -369,7 +369,7 @@ impl Session {
         Ok(renewed)
     }
 
-    /// Takes in that the server refused to renew this hold among those of one command.
+    /// Notes that the server refused to renew this hold among those of one command.
     pub(super) fn refused(&self, hold: &Hold, sent: Instant, error: &StoreError) {
         let interval = self.config.renewal_interval;
         let times = hold.refused(|times, left| {

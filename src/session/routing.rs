@@ -86,7 +86,7 @@ impl Session {
         });
     }
 
-    /// Takes in that the document of `name` may have changed in any way: its waiters ask again, its holds are
+    /// Notes that the document of `name` may have changed in any way: its waiters ask again, its holds are
     /// verified.
     pub(super) fn on_doubt(self: &Arc<Self>, name: &str) {
         let mut held = Vec::new();
@@ -100,7 +100,7 @@ impl Session {
         self.verify(held);
     }
 
-    /// Takes in that events may have been missed: the same for every name.
+    /// Notes that events may have been missed: the same for every name.
     pub(super) fn on_gap(self: &Arc<Self>) {
         let under_way = {
             let mut table = self.table();

@@ -31,12 +31,7 @@ impl Session {
                 }
                 Err(adrift) => {
                     self.give_up_on(&name, &operation, limit.patience());
-                    // An operation adrift keeps no session alive.
-                    let session = Arc::downgrade(&self);
-                    drop(self);
-                    let late = asking.await;
-                    adrift.ended(&late);
-                    if let Some(session) = session.upgrade() {
+                    if let (Some(session), late) = adrift.outlast(self, asking).await {
                         session.came_late(&name, &operation, &late);
                     }
                     return;
@@ -97,7 +92,7 @@ impl Session {
         next
     }
 
-    /// Takes in the end of an operation that was given up.
+    /// Notes the end of an operation that was given up.
     pub(super) fn came_late(self: &Arc<Self>, name: &str, operation: &Operation, answer: &Result<Answer, StoreError>) {
         match answer {
             Ok(answer) => {

@@ -61,7 +61,7 @@ impl Session {
         }
     }
 
-    /// Takes in what an exchange shows of the server's clock.
+    /// Notes what an exchange shows of the server's clock.
     pub(super) fn note(self: &Arc<Self>, exchange: &Exchange) {
         let jump = self.table().clock.note(exchange, &self.config);
         self.on_jump(jump);

@@ -9,8 +9,8 @@ use crate::protocol::{Exchange, ServerTime, State, document::Malformed};
 pub(crate) struct ElementUpdate {
     /// Its paths lead from the element.
     pub(crate) of_element: Document,
-    /// The same for the document: its paths lead through the array and the [identifier](super::mongo::IDENTIFIER) of the
-    /// element.
+    /// The same for the document: its paths lead through the array and the [identifier](super::mongo::IDENTIFIER) of
+    /// the element.
     pub(crate) of_document: Document,
 }
 

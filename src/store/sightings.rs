@@ -54,8 +54,8 @@ impl Listed {
     }
 }
 
-/// Maximum number of the user's own documents that a list reports as not being locks: if the wrong field is named, every
-/// document is reported.
+/// Maximum number of the user's own documents that a list reports as not being locks: if the wrong field is named,
+/// every document is reported.
 const UNREADABLE_LISTED_MOST: usize = 1_000;
 
 /// A document in a collection of locks that is not the document of a lock.

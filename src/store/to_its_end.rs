@@ -17,8 +17,8 @@ pub(crate) struct ToItsEnd<T>(JoinHandle<T>);
 /// Runs a future to its end in a task of its own, whether or not anybody waits for it. It is stopped only when the
 /// runtime shuts down, which then is the error.
 ///
-/// All commands of the driver run so, except those in a transaction of the user's: a command that is dropped half-way may
-/// still be applied, and stalls the connection pool.
+/// All commands of the driver run so, except those in a transaction of the user's: a command that is dropped half-way
+/// may still be applied, and stalls the connection pool.
 pub(crate) fn to_its_end<T: Send + 'static>(
     runtime: &Handle,
     running: impl Future<Output = T> + Send + 'static,

@@ -33,7 +33,7 @@ pub(super) enum OldEntry {
 }
 
 impl Waitlist {
-    /// Takes in the answer to the operation that is on its way; `state` is `None` if there is no document.
+    /// Notes the answer to the operation that is on its way; `state` is `None` if there is no document.
     pub(crate) fn answered(
         &mut self,
         operation: &Operation,
@@ -145,7 +145,7 @@ impl Waitlist {
         gone
     }
 
-    /// Takes in the document's view of one requested entry.
+    /// Notes the document's view of one requested entry.
     fn requested(
         &mut self,
         entry: &Request,
@@ -274,7 +274,7 @@ impl Waitlist {
         self.leaving.push(leaving.swept_if(uncertain));
     }
 
-    /// Takes in that the operation on its way has failed.
+    /// Notes that the operation on its way has failed.
     pub(crate) fn failed(
         &mut self,
         operation: &Operation,
@@ -338,7 +338,7 @@ impl Waitlist {
         self.retry_at = Some(context.now + self.backoff.failed());
     }
 
-    /// Takes in that the operation may have been applied, or may still be: entries leave once more, and requests count
+    /// Notes that the operation may have been applied, or may still be: entries leave once more, and requests count
     /// as uncertain.
     fn outcome_unknown(
         &mut self,
@@ -368,7 +368,7 @@ impl Waitlist {
         }
     }
 
-    /// Takes in the late answer to an operation that was given up, which put in an entry of ours. Takes out entries
+    /// Notes the late answer to an operation that was given up, which put in an entry of ours. Takes out entries
     /// that no task wants any more.
     pub(crate) fn applied_late(&mut self, operation: &Operation, state: &State, context: &Context<'_>) {
         let ids: Vec<String> = asked_for(operation, state).map(str::to_owned).collect();

@@ -23,7 +23,7 @@ impl Blind {
         self.until.is_none_or(|until| until <= now)
     }
 
-    /// Takes in that a look has failed; `refused`: the next one would too.
+    /// Notes that a look has failed; `refused`: the next one would too.
     pub(super) fn failed(&mut self, refused: bool, now: Instant) {
         let doubled = BLIND_FIRST
             .saturating_mul(2_u32.saturating_pow(self.failures))

@@ -6,8 +6,8 @@
 //! the one that began the lease. The *drift* covers that the two clocks don't run equally fast, so it grows with the
 //! counted time.
 //!
-//! Only this file takes the margins off an end; [`Config::usable`] is the same rule for the length of a lease, where there
-//! is no instant yet: settings are checked by it, and renewals planned.
+//! Only this file takes the margins off an end; [`Config::usable`] is the same rule for the length of a lease, where
+//! there is no instant yet: settings are checked by it, and renewals planned.
 
 use std::time::Duration;
 

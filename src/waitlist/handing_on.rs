@@ -301,7 +301,7 @@ impl Waitlist {
         })
     }
 
-    /// Takes in that a task lets go of a hold, if others share it still: the entry stays. `false`: it was the last.
+    /// Notes that a task lets go of a hold, if others share it still: the entry stays. `false`: it was the last.
     pub(super) fn part(&mut self, entry: &str) -> bool {
         let Some(held) = self.holds.get_mut(entry) else {
             return false;
@@ -311,14 +311,14 @@ impl Waitlist {
         are_left
     }
 
-    /// Takes in that others may wait for a hold: it goes through the server next.
+    /// Notes that others may wait for a hold: it goes through the server next.
     pub(super) fn asked_for(&mut self, entry: &str) {
         if let Some(held) = self.holds.get_mut(entry) {
             held.handing_on = None;
         }
     }
 
-    /// Takes in that others may wait for any of the holds.
+    /// Notes that others may wait for any of the holds.
     pub(super) fn hand_on_no_more(&mut self) {
         self.holds.values_mut().for_each(|held| held.handing_on = None);
     }

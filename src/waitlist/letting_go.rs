@@ -1,5 +1,5 @@
-//! Letting go of a hold: the next task of this process gets it without the server, it stays with the client, or its entry
-//! leaves the document.
+//! Letting go of a hold: the next task of this process gets it without the server, it stays with the client, or its
+//! entry leaves the document.
 
 use super::{Context, Effect, Inheritance, Key, Leaving, Waitlist};
 use crate::protocol::{HoldEnd, Kept, Use};
@@ -62,7 +62,8 @@ pub(crate) enum LetGo {
     Shared,
     /// The next task in line has it: an effect says which.
     HandedOn,
-    /// It stays with the client, with what is left of its lease; if `doubted`, its document has to be read before a task gets it.
+    /// It stays with the client, with what is left of its lease; if `doubted`, its document has to be read before a
+    /// task gets it.
     StaysIdle { inherited: Inheritance, doubted: bool },
     /// Its entry leaves with the next operation. `release` names the release in the effect that answers it, if it is
     /// awaited.
@@ -70,8 +71,8 @@ pub(crate) enum LetGo {
 }
 
 impl Waitlist {
-    /// Lets go of a hold. The next task in line gets it where it can be handed on without the server. A hold that readers
-    /// share stays until the last of them lets go.
+    /// Lets go of a hold. The next task in line gets it where it can be handed on without the server. A hold that
+    /// readers share stays until the last of them lets go.
     pub(crate) fn let_go(&mut self, release: Release<'_>, context: &Context<'_>, effects: &mut Vec<Effect>) -> LetGo {
         let Release { entry, heir, .. } = release;
         if self.part(entry) {
@@ -91,8 +92,8 @@ impl Waitlist {
         LetGo::Leaves { release }
     }
 
-    /// Whether there is a hold that no task has, and it is let go of now: a task waits, or it has to be given back. If not,
-    /// plans when it is looked at again.
+    /// Whether there is a hold that no task has, and it is let go of now: a task waits, or it has to be given back. If
+    /// not, plans when it is looked at again.
     pub(crate) fn must_let_go_of_idle(&mut self, context: &Context<'_>) -> bool {
         let Some(entry) = self.idle_entry() else {
             return false;

@@ -15,7 +15,7 @@ use crate::{
 };
 
 impl Waitlist {
-    /// Takes in another client's write, at a time of the server, that names one of our entries.
+    /// Notes another client's write, at a time of the server, that names one of our entries.
     pub(crate) fn signalled(
         &mut self,
         entry: &str,
@@ -77,7 +77,7 @@ impl Waitlist {
         effects.push(Effect::Lost { entry, reason });
     }
 
-    /// Takes in that anything known of the document may be wrong: the head asks at once.
+    /// Notes that anything known of the document may be wrong: the head asks at once.
     pub(crate) fn doubt(&mut self, context: &Context<'_>) {
         self.overtaken = self.under_way.is_some();
         // The event that would have shown other waiters may be among the lost ones.
@@ -89,7 +89,7 @@ impl Waitlist {
         }
     }
 
-    /// Takes in the document as it was after the hold of each of these entries was granted. `sent`: it was asked for
+    /// Notes the document as it was after the hold of each of these entries was granted. `sent`: it was asked for
     /// then; `None`: an event shows it.
     pub(crate) fn verified(
         &mut self,

@@ -120,6 +120,8 @@ impl Waitlist {
     fn requests(&mut self, may_follow: bool, adopting: bool, reserve: i64, config: &Config) -> Option<Requests> {
         let head = self.waiting.front()?;
         let (used, head_queued) = (head.used, head.is_queued());
+        // Each acquire is checked before it joins: a head that wants more than there is would never be asked for.
+        debug_assert!(head.permits <= used.1, "{head:?}");
         // Where that was in vain (a slow answer, a waiter of another client), they don't ask one by one.
         let alone = reserve > 0 && self.shares() && !self.asked_alone;
         self.asked_alone = alone;

@@ -14,8 +14,8 @@ use crate::{
     store::{element::ElementKey, read_as},
 };
 
-/// Maximum tries of an update that was not done, though right after each the lock is held and the element is there: it was
-/// removed and added again in between, or the lease is over by the server's clock.
+/// Maximum tries of an update that was not done, though right after each the lock is held and the element is there: it
+/// was removed and added again in between, or the lease is over by the server's clock.
 const UPDATE_TRIES: u32 = 2;
 
 /// A locked element of an array.

@@ -1,14 +1,15 @@
 //! The transitions of [`super::state`] as aggregation pipelines for `findAndModify` and `update`.
 //!
-//! [`general`] is the form of an operation for any document: the phases of [`super`] by the names of the specification and
-//! in its order, each a function of its own. [`short`] has the short forms of the frequent operations, under a table of the
-//! phases that each leaves out and why it may.
+//! [`general`] is the form of an operation for any document: the phases of [`super`] by the names of the specification
+//! and in its order, each a function of its own. [`short`] has the short forms of the frequent operations, under a
+//! table of the phases that each leaves out and why it may.
 //!
-//! The conditions between the phases, `is_used_as_requested` and `is_changed`, have the same names in both too, and so have
-//! the helpers of the phases: `mark_kept` of leave, `superseded` and `adopts_a_hold` of adopt, `append` of enqueue, `grant`
-//! and `next_token` of advance, `asks` and `asked_for` of stamp. All other functions are only here: an expression has one
-//! value, so what else a phase changes is apart from it, as `fields_of_` or `words_of_` that phase, and stamp puts these
-//! together; and leave and adopt return the condition under which an entry stays, which is applied once for both.
+//! The conditions between the phases, `is_used_as_requested` and `is_changed`, have the same names in both too, and so
+//! have the helpers of the phases: `mark_kept` of leave, `superseded` and `adopts_a_hold` of adopt, `append` of
+//! enqueue, `grant` and `next_token` of advance, `asks` and `asked_for` of stamp. All other functions are only here: an
+//! expression has one value, so what else a phase changes is apart from it, as `fields_of_` or `words_of_` that phase,
+//! and stamp puts these together; and leave and adopt return the condition under which an entry stays, which is applied
+//! once for both.
 //!
 //! Only operators of MongoDB 4.4 are used. Everything that a user can choose (names, owners, reasons) and every id goes
 //! in under `$literal`, so that no string is ever read as an expression or a field path.

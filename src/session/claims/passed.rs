@@ -9,7 +9,7 @@ use std::{collections::HashMap, error::Error as StdError, sync::Arc, time::Durat
 use mongodb::bson::Bson;
 use tokio::time::Instant;
 
-use crate::backoff::Backoff;
+use crate::{backoff::Backoff, store::name};
 
 /// Time for which a document is passed over.
 const PASSED_FOR: Backoff = Backoff::between(Duration::from_secs(1), Duration::from_secs(300));
@@ -21,6 +21,9 @@ const PASSED_MOST: usize = 64;
 /// Maximum number of documents that one claim passes over before it fails: if so many in a row can't be claimed, the
 /// trouble is with all of them.
 pub(crate) const PASSED_AT_ONCE: usize = 16;
+
+/// Maximum number of characters shown of an unclaimable `_id`, as it may be too long.
+const ID_SHOWN_MOST: usize = 200;
 
 /// The reason why a document can't be claimed.
 pub(crate) type Why = Arc<dyn StdError + Send + Sync>;
@@ -39,6 +42,15 @@ struct PassedOver {
     until: Instant,
     /// Whether the server no longer selects it, so that it can be claimed as soon as it is mended.
     unselected: bool,
+}
+
+/// Returns the name of an unclaimable document, shortened if it is too long.
+pub(super) fn shown(id: &Bson) -> String {
+    let name = name::of_id(id);
+    match name.char_indices().nth(ID_SHOWN_MOST) {
+        Some((at, _)) => format!("{}...", &name[..at]),
+        None => name,
+    }
 }
 
 impl Passed {

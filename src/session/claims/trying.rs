@@ -2,29 +2,37 @@
 
 use std::{pin::pin, sync::Arc, time::Duration};
 
-use mongodb::bson::Bson;
+use mongodb::bson::{Bson, Document};
 use tokio::{
     sync::oneshot,
     time::{Instant, sleep, timeout},
 };
 
+use super::super::{
+    documents::DocumentSession,
+    hold::Hold,
+    line::{Context, UNANSWERED},
+};
 use super::{
-    super::{documents::DocumentSession, hold::Hold, line::UNANSWERED},
-    passed::PASSED_AT_ONCE,
-    *,
+    ClaimedDocument, Claiming,
+    passed::{PASSED_AT_ONCE, shown},
 };
 use crate::{
     config::millis,
     error::ServerError,
-    protocol::{Operation, Owner, Request, Requests},
+    protocol::{Exchange, Holder, Kind, Operation, Owner, Request, Requests},
     store::{Among, Claimed, DocumentStore, StoreError, Wanted},
+    telemetry,
     terms::Terms,
     waitlist::{Grant, How, SWEEPS, TimedOut, deadline::Deadline, timing},
 };
 
+/// The kind and capacity of a claimed document's lock.
+const USED: (Kind, i64) = (Kind::Document, 1);
+
 /// The outcome of a claim that was answered.
 #[derive(Debug)]
-pub(super) enum Round {
+enum Round {
     Claimed(ClaimedDocument),
     NothingFree,
     /// A document could not be claimed, for this reason; others may be.
@@ -33,7 +41,7 @@ pub(super) enum Round {
 
 /// The server's answer to a claim.
 #[derive(Debug)]
-pub(super) enum Next {
+enum Next {
     Claimed(Box<Claimed>),
     NothingFree,
     /// The document with this `_id` can't be written.
@@ -47,7 +55,7 @@ impl Next {
 }
 
 /// Claims; where the server refuses, finds out whether a single document is the cause.
-pub(super) async fn claim_next(
+async fn claim_next(
     documents: &DocumentStore,
     wanted: &Wanted,
     passed: &[Bson],
@@ -76,48 +84,58 @@ pub(super) async fn claim_next(
     }
 }
 
-impl DocumentSession {
-    /// Claims, and goes on with the next document if one can't be claimed; `passed` is then set.
-    pub(super) async fn claim_once(
-        &self,
-        wanted: &Arc<Wanted>,
-        owner: &Owner,
-        how: How,
-        timed_out: &mut TimedOut,
-        passed: &mut bool,
-        failing: &mut Option<ServerError>,
-    ) -> Result<Option<ClaimedDocument>, StoreError> {
+/// A claim, and the outcome of its tries so far.
+pub(super) struct Tries<'a> {
+    session: &'a DocumentSession,
+    pub(super) wanted: Arc<Wanted>,
+    owner: Owner,
+    timed_out: TimedOut,
+    /// Whether a document was passed over.
+    pub(super) have_passed: bool,
+    /// The last error, unless the server has answered since.
+    pub(super) failing: &'a mut Option<ServerError>,
+}
+
+impl<'a> Tries<'a> {
+    pub(super) fn new(session: &'a DocumentSession, claiming: Claiming, failing: &'a mut Option<ServerError>) -> Self {
+        // Until the first answer comes.
+        *failing = Some(StoreError::unanswered(Duration::ZERO).into());
+        Self {
+            session,
+            wanted: Arc::new(claiming.wanted),
+            owner: claiming.owner,
+            timed_out: TimedOut::default(),
+            have_passed: claiming.has_passed,
+            failing,
+        }
+    }
+
+    /// Claims, and goes on with the next document if one can't be claimed.
+    pub(super) async fn once(&mut self, how: How) -> Result<Option<ClaimedDocument>, StoreError> {
         for _ in 1..PASSED_AT_ONCE {
-            match self.claim_round(wanted, owner, how, timed_out, failing).await? {
+            match self.round(how).await? {
                 Round::Claimed(given) => return Ok(Some(given)),
                 Round::NothingFree => return Ok(None),
-                Round::PassedOver(_) => *passed = true,
+                Round::PassedOver(_) => self.have_passed = true,
             }
         }
-        match self.claim_round(wanted, owner, how, timed_out, failing).await? {
+        match self.round(how).await? {
             Round::Claimed(given) => Ok(Some(given)),
             Round::NothingFree => Ok(None),
             Round::PassedOver(why) => Err(why),
         }
     }
 
-    pub(super) async fn claim_round(
-        &self,
-        wanted: &Arc<Wanted>,
-        owner: &Owner,
-        how: How,
-        timed_out: &mut TimedOut,
-        failing: &mut Option<ServerError>,
-    ) -> Result<Round, StoreError> {
+    /// Claims by a task of its own, which gives back what nobody waits for any more.
+    async fn round(&mut self, how: How) -> Result<Round, StoreError> {
         let (to, mut answer) = oneshot::channel();
-        let claiming = self
-            .clone()
-            .run_claim(wanted.clone(), owner.clone(), how, *timed_out, to);
-        let task = self.spawn_for(claiming);
+        let (wanted, owner) = (self.wanted.clone(), self.owner.clone());
+        let claiming = self.session.clone().run_claim(wanted, owner, how, self.timed_out, to);
+        let task = self.session.spawn_for(claiming);
         let claimed = match timeout(UNANSWERED, &mut answer).await {
             Ok(claimed) => claimed,
             Err(_) => {
-                *failing = Some(StoreError::unanswered(UNANSWERED).into());
+                *self.failing = Some(StoreError::unanswered(UNANSWERED).into());
                 answer.await
             }
         };
@@ -126,6 +144,7 @@ impl DocumentSession {
             // The sender was dropped without an answer, as the runtime is shutting down.
             Err(_) => Err(task.await.map_or_else(|stopped| stopped, |()| StoreError::overdue())),
         };
+        let timed_out = &mut self.timed_out;
         match &claimed {
             Ok(_) => *timed_out = TimedOut::default(),
             Err(error) if error.is_unanswered() => timed_out.unanswered = timed_out.unanswered.saturating_add(1),
@@ -134,9 +153,31 @@ impl DocumentSession {
         }
         claimed
     }
+}
 
+/// Returns the grant of a claim that this answer shows, unless its lease may be over.
+fn grant_of(holder: &Holder, exchange: &Exchange, how: How, context: &Context<'_>) -> Option<Grant> {
+    let Context { clock, config, now, .. } = *context;
+    let lease = Terms::default().lease(config);
+    let deadline = Deadline::of_answer(exchange, holder.until, lease.length, clock, now, config)?;
+    (deadline.instant() > now).then(|| Grant {
+        token: holder.token,
+        granted_as: holder.token,
+        used: USED,
+        permits: 1,
+        lease,
+        how,
+        deadline,
+        // A claim that is not answered is given up, so this is the answer to the write itself.
+        renew_at: lease
+            .next_renewal(exchange.sent)
+            .map(|at| timing::in_time(at, deadline, now)),
+    })
+}
+
+impl DocumentSession {
     /// Claims once, and sends the result. Without an answer in time, the command runs on by itself.
-    pub(super) async fn run_claim(
+    async fn run_claim(
         self,
         wanted: Arc<Wanted>,
         owner: Owner,
@@ -153,9 +194,43 @@ impl DocumentSession {
             drop(to.send(Ok(Round::NothingFree)));
             return;
         }
+        let operation = self.operation_of_claim(id.clone(), owner);
+        let (documents, passed) = (self.documents().clone(), self.claims.passed().ids(Instant::now()));
+        let mut claiming = pin!(claim_next(&documents, &wanted, &passed, &operation, limit.within));
+        let (answer, adrift) = match self.asking.answer(claiming.as_mut(), slot, limit).await {
+            Ok(answer) => (answer, None),
+            Err(adrift) => (Err(StoreError::unanswered(limit.patience())), Some(adrift)),
+        };
+        let answer = match answer {
+            Ok(next) => Ok(self.outcome(&id, next, &wanted, how)),
+            Err(error) => {
+                if !error.is_final() {
+                    self.spawn(self.clone().take_out(wanted.clone(), id.clone()));
+                }
+                Err(error)
+            }
+        };
+        self.ids.pending_claims.settled(&id);
+        // The receiver may be gone; a claimed document is given back then.
+        drop(to.send(answer));
+        // A shutdown waits for claims too.
+        self.drained.notify_waiters();
+        let Some(adrift) = adrift else { return };
+        let session = self.session().clone();
+        drop(self);
+        // Nothing waits for it any more.
+        if let (Some(session), Ok(Next::Claimed(late))) = adrift.outlast(session, claiming).await {
+            session.feed(&late.name, |lines, context, _| {
+                lines.line(&late.name).take_out(id, USED, context);
+            });
+        }
+    }
+
+    /// Returns the operation that takes a free document for this entry.
+    fn operation_of_claim(&self, id: String, owner: Owner) -> Operation {
         let lease = Terms::default().lease(&self.config);
         let entry = Request {
-            id: id.clone(),
+            id,
             permits: 1,
             lease: millis(lease.length),
             claim: millis(lease.claim),
@@ -171,58 +246,33 @@ impl DocumentSession {
             // A claim only takes a free document.
             adopts: None,
         };
-        let operation = Operation {
+        Operation {
             requests: Some(requests),
             ..self.operation()
-        };
-        let (documents, passed) = (self.documents().clone(), self.claims.passed().ids(Instant::now()));
-        let mut claiming = pin!(claim_next(&documents, &wanted, &passed, &operation, limit.within));
-        let (answer, adrift) = match self.asking.answer(claiming.as_mut(), slot, limit).await {
-            Ok(answer) => (answer, None),
-            Err(adrift) => (Err(StoreError::unanswered(limit.patience())), Some(adrift)),
-        };
-        let answer = match answer {
-            Ok(Next::Claimed(claimed)) => {
+        }
+    }
+
+    /// Carries out what an answer demands.
+    fn outcome(&self, id: &str, next: Next, wanted: &Wanted, how: How) -> Round {
+        match next {
+            Next::Claimed(claimed) => {
                 if let (Some(most), Some(attempt)) = (wanted.attempts_most, claimed.attempt)
                     && attempt >= most
                 {
                     telemetry::last_attempt(&claimed.name, attempt);
                 }
-                self.claimed(&id, *claimed, how)
+                self.claimed(id, *claimed, how)
             }
-            Ok(Next::NothingFree) => Ok(Round::NothingFree),
-            Ok(Next::Refused(document, error)) => {
+            Next::NothingFree => Round::NothingFree,
+            Next::Refused(document, error) => {
                 self.note_passed(document, Arc::new(error.clone()), false);
-                Ok(Round::PassedOver(error))
+                Round::PassedOver(error)
             }
-            Err(error) => {
-                if !error.is_final() {
-                    self.spawn(self.clone().take_out(wanted.clone(), id.clone()));
-                }
-                Err(error)
-            }
-        };
-        self.ids.pending_claims.settled(&id);
-        // The receiver may be gone; a claimed document is given back then.
-        drop(to.send(answer));
-        // A shutdown waits for claims too.
-        self.drained.notify_waiters();
-        let Some(adrift) = adrift else { return };
-        // A claim adrift keeps no session alive.
-        let session = Arc::downgrade(self.session());
-        drop(self);
-        let late = claiming.await;
-        adrift.ended(&late);
-        // Nothing waits for it any more.
-        if let (Some(session), Ok(Next::Claimed(late))) = (session.upgrade(), late) {
-            session.feed(&late.name, |lines, context, _| {
-                lines.line(&late.name).take_out(id, USED, context);
-            });
         }
     }
 
     /// Adds a claimed document to the holds, unless the news came too late to be believed.
-    pub(super) fn claimed(&self, id: &str, claimed: Claimed, how: How) -> Result<Round, StoreError> {
+    fn claimed(&self, id: &str, claimed: Claimed, how: How) -> Round {
         let Claimed {
             name,
             document,
@@ -233,51 +283,15 @@ impl DocumentSession {
         self.note(&exchange);
         let state = match state {
             Ok(state) => state,
-            Err(malformed) => {
-                // Written and not readable: nobody could ever release it.
-                self.feed(&name, |lines, context, _| {
-                    context.ids.pending_claims.settled(id);
-                    lines.line(&name).take_out(id.to_owned(), USED, context);
-                });
-                let error = StoreError::from(malformed);
-                let document = document.get("_id").cloned().unwrap_or(Bson::Null);
-                self.note_passed(document, Arc::new(error.clone()), false);
-                return Ok(Round::PassedOver(error));
-            }
+            Err(malformed) => return self.claimed_unreadable(id, &name, &document, malformed.into()),
         };
         let holder = state.holders.iter().find(|holder| holder.id == id);
         let mut hold = None;
         let mut doubted = false;
         self.feed(&name, |lines, context, effects| {
             let overtaken = context.ids.pending_claims.settled(id);
-            let lease = Terms::default().lease(context.config);
-            let deadline = holder
-                .and_then(|holder| {
-                    let lease = lease.length;
-                    Deadline::of_answer(
-                        &exchange,
-                        holder.until,
-                        lease,
-                        context.clock,
-                        context.now,
-                        context.config,
-                    )
-                })
-                .filter(|deadline| deadline.instant() > context.now);
-            if let (Some(holder), Some(deadline), false) = (holder, deadline, lines.closed) {
-                let grant = Grant {
-                    token: holder.token,
-                    granted_as: holder.token,
-                    used: USED,
-                    permits: 1,
-                    lease,
-                    how,
-                    deadline,
-                    // A claim that is not answered is given up, so this is the answer to the write itself.
-                    renew_at: lease
-                        .next_renewal(exchange.sent)
-                        .map(|at| timing::in_time(at, deadline, context.now)),
-                };
+            let grant = holder.and_then(|holder| grant_of(holder, &exchange, how, context));
+            if let Some(grant) = grant.filter(|_| !lines.closed) {
                 let mut granted = Hold::new(id.to_owned(), name.clone(), &grant);
                 granted.label = context.config.metered.label(&name);
                 let granted = Arc::new(granted);
@@ -294,7 +308,7 @@ impl DocumentSession {
             }
         });
         let Some(hold) = hold else {
-            return Ok(Round::NothingFree);
+            return Round::NothingFree;
         };
         if doubted {
             self.verify(vec![hold.clone()]);
@@ -302,17 +316,28 @@ impl DocumentSession {
         self.claims
             .passed()
             .forget(&shown(document.get("_id").unwrap_or(&Bson::Null)));
-        Ok(Round::Claimed(ClaimedDocument {
+        Round::Claimed(ClaimedDocument {
             session: self.session().clone(),
             hold: Some(hold),
             document,
             attempt,
-        }))
+        })
+    }
+
+    /// Takes out the entry of a document that was written and can't be read: nobody could ever release it.
+    fn claimed_unreadable(&self, id: &str, name: &str, document: &Document, error: StoreError) -> Round {
+        self.feed(name, |lines, context, _| {
+            context.ids.pending_claims.settled(id);
+            lines.line(name).take_out(id.to_owned(), USED, context);
+        });
+        let document = document.get("_id").cloned().unwrap_or(Bson::Null);
+        self.note_passed(document, Arc::new(error.clone()), false);
+        Round::PassedOver(error)
     }
 
     /// Looks for the entry of a claim with an unknown outcome, which may be applied now or later, and takes it out
     /// again.
-    pub(super) async fn take_out(self, wanted: Arc<Wanted>, id: String) {
+    async fn take_out(self, wanted: Arc<Wanted>, id: String) {
         for pause in SWEEPS {
             sleep(pause).await;
             let reading = self.read_long(|_| {

@@ -21,8 +21,8 @@ const ANSWERED: Duration = Duration::from_millis(20);
 /// requests no events until one of these is about to be served.
 const NEXT: u64 = 3;
 
-/// Maximum time for which a waiter asks for no events. Those ahead of it can all leave at once: then it is served so much
-/// later, which is less than where it only looks at its queue position.
+/// Maximum time for which a waiter asks for no events. Those ahead of it can all leave at once: then it is served so
+/// much later, which is less than where it only looks at its queue position.
 const CALM_MOST: Duration = Duration::from_millis(250);
 
 /// The line's situation, as far as it matters here.
@@ -42,8 +42,8 @@ pub(super) enum Situation {
 
 /// The time of a hand-over, as the client's last two waits for the lock have shown it.
 ///
-/// A wait that began while somebody held for long makes all hand-overs seem slow. A waiter that relied on it would sleep
-/// through its turn once the others are fast again. So the quicker of the two counts, and one alone does not.
+/// A wait that began while somebody held for long makes all hand-overs seem slow. A waiter that relied on it would
+/// sleep through its turn once the others are fast again. So the quicker of the two counts, and one alone does not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct PerTurn {
     last: Duration,
@@ -78,7 +78,7 @@ impl Calm {
         self.per_turn
     }
 
-    /// Takes in the hand-overs before a waiter's turn, as the server has just shown them.
+    /// Notes the hand-overs before a waiter's turn, as the server has just shown them.
     pub(super) fn saw(&mut self, entry: &str, turns: u64, now: Instant) {
         self.seen_at = Some(now);
         if self.waiter.as_ref().is_none_or(|(waiter, ..)| waiter != entry) {
@@ -86,7 +86,7 @@ impl Calm {
         }
     }
 
-    /// Takes in that a waiter was served.
+    /// Notes that a waiter was served.
     pub(super) fn served(&mut self, entry: &str, now: Instant) {
         if let Some((waiter, turns, since)) = self.waiter.take()
             && waiter == entry

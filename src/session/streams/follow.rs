@@ -34,8 +34,8 @@ const READ_TOGETHER: usize = 1_000;
 /// the observer knows that something is wrong with the collection.
 const UNREADABLE_REPORTED_MOST: usize = 256;
 
-/// Maximum number of the user's own documents that are remembered while nobody holds them: they keep a state that is read
-/// late from being taken for a later one, and there are as many free documents as the user likes.
+/// Maximum number of the user's own documents that are remembered while nobody holds them: they keep a state that is
+/// read late from being taken for a later one, and there are as many free documents as the user likes.
 const FREE_DOCUMENTS_REMEMBERED: usize = 1_000;
 
 /// Multiple of the time for which a collection of the user's own was read to wait before the next time, where no stream

@@ -10,9 +10,9 @@
 //! A session whose waiters only wait has no command under way that could fail. Its stream falls silent only if there
 //! was news just as the server went: a `getMore` that the server has already is answered with an error. So once nothing
 //! has followed some news for a second, the primary is asked which election it has won. If it differs from the
-//! election when the stream was opened, the stream is resumed at the new primary too. The old one may still serve it, as
-//! a secondary, so no closing is reported, and nobody polls meanwhile. The answer to a renewal names the election too, so
-//! a client that holds locks finds out by itself.
+//! election when the stream was opened, the stream is resumed at the new primary too. The old one may still serve it,
+//! as a secondary, so no closing is reported, and nobody polls meanwhile. The answer to a renewal names the election
+//! too, so a client that holds locks finds out by itself.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -24,8 +24,8 @@ use tokio::{
 use super::super::Session;
 use crate::store::{AWAIT_TIME, Elected, StoreError};
 
-/// Maximum wait for the primary's answer. After it, a stream that has lost its server is overdue and given up anyway; and
-/// a command that is never answered must not keep the next stream from asking.
+/// Maximum wait for the primary's answer. After it, a stream that has lost its server is overdue and given up anyway;
+/// and a command that is never answered must not keep the next stream from asking.
 const OF_USE: std::time::Duration = AWAIT_TIME;
 
 /// Fail-overs as the commands of a session notice them.
@@ -83,7 +83,7 @@ async fn changed<T: Copy>(value: &mut watch::Receiver<Option<T>>) -> Option<T> {
 }
 
 impl Suspicion {
-    /// Takes in how a command ended that was sent at that time. A late answer of an old primary makes nothing suspect
+    /// Notes how a command ended that was sent at that time. A late answer of an old primary makes nothing suspect
     /// that was heard of since.
     pub(in crate::session) fn note<T>(&self, sent: Instant, ended: Result<T, &StoreError>) {
         let mut failed_at = self.failed_at.lock().unwrap_or_else(PoisonError::into_inner);
@@ -101,7 +101,7 @@ impl Suspicion {
         }
     }
 
-    /// Takes in which primary answered a renewal that was sent at that time. It reveals a fail-over during which no
+    /// Notes which primary answered a renewal that was sent at that time. It reveals a fail-over during which no
     /// command has failed. Each stream compares this with the election of its own.
     ///
     /// Only if a primary was asked before: a router has no election, and may pass on those of its shards.
@@ -111,7 +111,7 @@ impl Suspicion {
         }
     }
 
-    /// Takes in an answer, unless one to a later command has come before it.
+    /// Notes an answer, unless one to a later command has come before it.
     fn answered(&self, sent: Instant, elected: Elected) {
         self.elected.send_if_modified(|last| {
             let is_newer = last.is_none_or(|(asked, _)| asked < sent);

@@ -263,8 +263,8 @@ impl Watcher {
         match new_wake(before, after) {
             Some(wake) if !wake.contains(self.pattern.as_str()) && !goes_back(before, after) => None,
             Some(wake) => {
-                let at = after.and_then(|lock| lock.get_datetime("at").ok());
-                let at = ServerTime(at.map_or(0, |at| at.timestamp_millis()));
+                let at = after.and_then(|lock| ServerTime::in_field(lock, "at"));
+                let at = at.unwrap_or(ServerTime(0));
                 Some(Event::Addressed {
                     name,
                     wake,
@@ -293,7 +293,7 @@ fn new_wake(before: Option<&Document>, after: Option<&Document>) -> Option<Strin
 
 /// Reports whether the write restored an earlier copy of the lock.
 fn goes_back(before: Option<&Document>, after: Option<&Document>) -> bool {
-    let at = |lock: Option<&Document>| lock.and_then(|lock| lock.get_datetime("at").ok().copied());
+    let at = |lock: Option<&Document>| lock.and_then(|lock| ServerTime::in_field(lock, "at"));
     at(before).zip(at(after)).is_some_and(|(before, after)| after < before)
 }
 
@@ -709,10 +709,7 @@ impl MemoryInPlace {
 /// Reports whether a lock can be read, and [is purged](State::is_purged) by now.
 fn is_purged(lock: &Bson, now: ServerTime) -> bool {
     let lock = lock.as_document();
-    let is_due = |lock: &&Document| {
-        lock.get_datetime("purge_at")
-            .is_ok_and(|at| at.timestamp_millis() <= now.0)
-    };
+    let is_due = |lock: &&Document| ServerTime::in_field(lock, "purge_at").is_some_and(|at| at <= now);
     let state = lock.filter(is_due).and_then(|lock| State::from_document(lock).ok());
     state.is_some_and(|state| state.is_purged(now))
 }

@@ -34,26 +34,8 @@ impl Scene {
         );
         let session = DocumentSession::new(session, Arc::new(store));
         let entry = session.ids.claim();
-        let request = Request {
-            id: entry.clone(),
-            permits: 1,
-            lease: millis(session.config.lease),
-            claim: millis(session.config.claim_lease),
-            wait: false,
-            fresh: true,
-            reserve: 0,
-            owner: session.config.owner(None),
-        };
-        let requests = Requests {
-            kind: USED.0,
-            capacity: USED.1,
-            entries: vec![request],
-            adopts: None,
-        };
-        let operation = Operation {
-            requests: Some(requests),
-            ..session.operation()
-        };
+        let owner = session.config.owner(None);
+        let operation = session.operation_of_claim(entry.clone(), owner);
         let wanted = Wanted {
             filter: doc! {},
             sort: None,
@@ -97,7 +79,7 @@ impl Scene {
 
     fn answered(&mut self) -> ClaimedDocument {
         let claimed = self.claimed.take().unwrap();
-        match self.session.claimed(&self.entry, claimed, How::AtOnce).unwrap() {
+        match self.session.claimed(&self.entry, claimed, How::AtOnce) {
             Round::Claimed(given) => given,
             other => panic!("{other:?}"),
         }

@@ -7,7 +7,7 @@ use crate::{
     waitlist::{Effect, How, Setback},
 };
 
-/// Takes in an answer, and returns the way in which each task that it serves is granted the lock.
+/// Notes an answer, and returns the way in which each task that it serves is granted the lock.
 fn granted_by(bench: &mut Bench, operation: &Operation, answer: &Answer) -> Vec<How> {
     let mut effects = Vec::new();
     bench.feed(|line, context, _| {

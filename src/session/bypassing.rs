@@ -1,0 +1,116 @@
+//! Operations that bypass the lines, as nobody gets in line or leaves it by them: a leader proclaims a value, a writer
+//! becomes a reader, and locks that are kept taken are cleared.
+
+use std::{sync::Arc, time::Duration};
+
+use tokio::time::{Instant, sleep};
+
+use super::{Session, asking::patience, hold::Hold};
+use crate::{
+    backoff::Backoff,
+    error::ServerError,
+    protocol::{Downgrade, Evict, Expects, Operation, Proclaim, QUEUE_MOST, State},
+};
+
+/// Maximum time that the server may take for a proclamation before it is made anew. Long enough that the next is sent
+/// when the last is over.
+pub(super) const PROCLAIM: Duration = Duration::from_secs(2);
+
+impl Session {
+    /// Gives a holder another value; `false` when it no longer holds.
+    pub(crate) async fn proclaim(self: &Arc<Self>, hold: &Hold, value: String) -> Result<bool, ServerError> {
+        let number = hold.proclamation();
+        let proclaim = Some(Proclaim {
+            id: hold.id.clone(),
+            value,
+            number,
+        });
+        let operation = Operation {
+            proclaim,
+            ..self.operation()
+        };
+        let state = self
+            .operate(&hold.name, operation, PROCLAIM, Some(hold.deadline()))
+            .await?;
+        let holder = state
+            .iter()
+            .flat_map(|state| &state.holders)
+            .find(|holder| hold.is(holder));
+        // A later value may have arrived first, and then stays.
+        Ok(holder.is_some_and(|holder| holder.owner.proclaimed >= number))
+    }
+
+    /// Makes a writer a reader, without letting go; `false` when it no longer holds. The hold counts as a reader's from
+    /// the beginning, even if the operation fails.
+    pub(crate) async fn downgrade(self: &Arc<Self>, hold: &Hold, permits: i64) -> Result<bool, ServerError> {
+        let downgrade = Some(Downgrade {
+            id: hold.id.clone(),
+            token: hold.granted_as,
+            permits,
+        });
+        let operation = Operation {
+            downgrade,
+            // The document has it as long as the hold is there.
+            leave_capacity: Some(hold.used.1),
+            keep: self.config.keep_millis_for(hold.lease.length),
+            ..self.operation()
+        };
+        let state = self
+            .operate(&hold.name, operation, PROCLAIM, Some(hold.deadline()))
+            .await?;
+        let mut holders = state.iter().flat_map(|state| &state.holders);
+        Ok(holders.any(|holder| hold.is(holder) && holder.permits <= permits))
+    }
+
+    /// Removes the entries of `name` that were released and are kept taken, up to the token `last`. Nobody holds these,
+    /// and nobody is granted a token up to `last` any more, so the operation does no harm twice or late.
+    pub(crate) async fn clear(self: &Arc<Self>, name: &str, last: i64) -> Result<(), ServerError> {
+        let operation = Operation {
+            evict: Evict::Kept(last),
+            ..self.operation()
+        };
+        self.operate(name, operation, PROCLAIM, None).await.map(drop)
+    }
+
+    /// Returns an operation that changes nothing, to be filled in.
+    pub(super) fn operation(&self) -> Operation {
+        Operation {
+            id: self.ids.operation(),
+            leave: Vec::new(),
+            kept: Vec::new(),
+            leave_capacity: None,
+            evict: Evict::Nobody,
+            proclaim: None,
+            downgrade: None,
+            requests: None,
+            expects: Expects::Nothing,
+            room: QUEUE_MOST,
+            keep: self.config.keep_millis(),
+            record: self.config.record(),
+        }
+    }
+
+    /// Runs an operation, with the time `within` at the server for each try. With a deadline it is one that can be run
+    /// twice: it is repeated until it gets through or the deadline passes.
+    pub(super) async fn operate(
+        self: &Arc<Self>,
+        name: &str,
+        operation: Operation,
+        within: Duration,
+        deadline: Option<Instant>,
+    ) -> Result<Option<State>, ServerError> {
+        let mut backoff = Backoff::default();
+        loop {
+            let (store, name, operation) = (self.store.clone(), name.to_owned(), operation.clone());
+            let running = async move { store.run(&name, &operation, within).await };
+            match self.in_time(patience(within), running).await {
+                Ok(answer) => return Ok(answer.state),
+                Err(error) if error.is_final() || deadline.is_none_or(|deadline| Instant::now() > deadline) => {
+                    return Err(error.into());
+                }
+                Err(_) => {}
+            }
+            sleep(backoff.failed()).await;
+        }
+    }
+}

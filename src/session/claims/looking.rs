@@ -1,0 +1,88 @@
+//! Looks of a claim that finds nothing free: for the end of a lease, and for documents that can never be claimed.
+
+use std::sync::Arc;
+
+use mongodb::bson::Bson;
+use tokio::time::Instant;
+
+use super::super::{Session, documents::DocumentSession};
+use super::passed::{Why, shown};
+use crate::{
+    error::AcquireError,
+    store::{Outlook, StoreError, Wanted},
+    telemetry,
+    waitlist::timing::CLOCK_RESOLUTION,
+};
+
+impl DocumentSession {
+    pub(super) async fn look(&self, wanted: &Arc<Wanted>, key: &[u8]) -> Result<Outlook, StoreError> {
+        let passed = self.claims.passed().ids(Instant::now());
+        let reading = self.read_long(|_| {
+            let (documents, wanted, passed) = (self.documents().clone(), wanted.clone(), passed.clone());
+            async move { documents.outlook(&wanted, &passed).await }
+        });
+        let outlook = reading.await?;
+        self.note(&outlook.exchange);
+        self.claims.looked(key, outlook.unfit.is_some());
+        Ok(outlook)
+    }
+
+    /// Fails if all matching documents are unclaimable. Where this is known already, it fails again only if `asked`.
+    pub(super) async fn some_are_claimable(&self, outlook: Option<&Outlook>, asked: bool) -> Result<(), AcquireError> {
+        let Some((outlook, id)) = outlook.and_then(|outlook| Some((outlook, outlook.unfit.as_ref()?))) else {
+            return Ok(());
+        };
+        let name = shown(id);
+        let known = self.claims.passed().why(&name, Instant::now());
+        let news = known.is_none();
+        let why = match known {
+            Some(why) => why,
+            None => {
+                let reading = self.read_long(|_| {
+                    let (documents, unfit) = (self.documents().clone(), id.clone());
+                    async move { documents.why_unfit(&unfit).await }
+                });
+                let why = match reading.await {
+                    Ok(Some(why)) => why,
+                    Err(error) if error.is_final() => error,
+                    // It is fit by now; or that is not known, and the next look asks again.
+                    Ok(None) | Err(_) => return Ok(()),
+                };
+                let why: Why = Arc::new(why);
+                self.note_passed(id.clone(), why.clone(), true);
+                why
+            }
+        };
+        if outlook.others || !(asked || news) {
+            return Ok(());
+        }
+        Err(AcquireError::Unclaimable { name, source: why })
+    }
+}
+
+impl Session {
+    /// Returns when to try again without an event: at the first end of a lease, or after a while.
+    pub(super) fn free_at(&self, outlook: &Outlook) -> Instant {
+        let routine = Instant::now() + self.config.lease / 2;
+        let soonest = Instant::now() + self.config.poll_interval.0;
+        let over = outlook.free_at.and_then(|free_at| self.table().clock.after(free_at));
+        let over = over.map(|at| at + CLOCK_RESOLUTION);
+        over.map_or(routine, |over| over.min(routine)).max(soonest)
+    }
+
+    /// Leaves a document out of the coming claims for a while, as it can't be read as the requested type.
+    pub(crate) fn pass_over(&self, id: Bson, why: Why) {
+        self.note_passed(id, why, false);
+    }
+
+    pub(super) fn note_passed(&self, id: Bson, why: Why, unselected: bool) {
+        let name = shown(&id);
+        let noted = self
+            .claims
+            .passed()
+            .note(name.clone(), id, why.clone(), unselected, Instant::now());
+        if noted {
+            telemetry::passed_over(&name, &why);
+        }
+    }
+}

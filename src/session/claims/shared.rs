@@ -1,0 +1,82 @@
+//! The state that the claims of one session share: whose turn it is, what was looked at, and what becomes free.
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
+    time::Duration,
+};
+
+use tokio::{sync::watch, time::Instant};
+
+use super::super::streams::watcher::NextFreed;
+use super::passed::Passed;
+use crate::store::Wanted;
+
+/// Pause between two looks for unclaimable documents by a claim that finds nothing, while there were none.
+const UNCLAIMABLE_LOOK_EVERY: Duration = Duration::from_secs(5);
+
+/// Maximum number of filters with a known last look; they are forgotten together, which costs a look each.
+const KNOWN_LOOKS_MOST: usize = 64;
+
+/// The shared state of a session's claims.
+#[derive(Debug, Default)]
+pub(in crate::session) struct Claims {
+    /// By filter and order: the turn of the task that found nothing free.
+    turns: Mutex<HashMap<Vec<u8>, Weak<tokio::sync::Mutex<()>>>>,
+    /// By filter and order: the last look for unclaimable documents, and whether it found any.
+    looks: Mutex<HashMap<Vec<u8>, (Instant, bool)>>,
+    passed: Mutex<Passed>,
+    pub(super) freed: watch::Sender<Freed>,
+}
+
+/// The news of documents that become free.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Freed {
+    /// Counts the events that may have made a document free.
+    pub(super) times: u64,
+    pub(super) next: NextFreed,
+}
+
+/// Returns the filter, the order and the number of attempts as a key.
+pub(super) fn key(wanted: &Wanted) -> Vec<u8> {
+    let mut key = Vec::new();
+    key.extend(wanted.attempts_most.unwrap_or_default().to_le_bytes());
+    for part in [Some(&wanted.filter), wanted.sort.as_ref()].into_iter().flatten() {
+        // The driver refuses what can't be written, at any turn.
+        let _ = part.to_writer(&mut key);
+    }
+    key
+}
+
+impl Claims {
+    pub(super) fn turn(&self, key: &[u8]) -> Arc<tokio::sync::Mutex<()>> {
+        let mut turns = self.turns.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(turn) = turns.get(key).and_then(Weak::upgrade) {
+            return turn;
+        }
+        turns.retain(|_, turn| turn.strong_count() > 0);
+        let turn = Arc::default();
+        turns.insert(key.to_vec(), Arc::downgrade(&turn));
+        turn
+    }
+
+    /// Whether to look for unclaimable documents now: always, as long as the last look found some.
+    pub(super) fn look_is_due(&self, key: &[u8]) -> bool {
+        let looks = self.looks.lock().unwrap_or_else(PoisonError::into_inner);
+        looks
+            .get(key)
+            .is_none_or(|(at, found)| *found || at.elapsed() >= UNCLAIMABLE_LOOK_EVERY)
+    }
+
+    pub(super) fn looked(&self, key: &[u8], found: bool) {
+        let mut looks = self.looks.lock().unwrap_or_else(PoisonError::into_inner);
+        if looks.len() >= KNOWN_LOOKS_MOST && !looks.contains_key(key) {
+            looks.clear();
+        }
+        looks.insert(key.to_vec(), (Instant::now(), found));
+    }
+
+    pub(super) fn passed(&self) -> MutexGuard<'_, Passed> {
+        self.passed.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
