@@ -43,9 +43,9 @@ impl Session {
                     self.on_doubt(name);
                 }
             }
-            Event::Foreign { name, left } => {
-                if let Some(left) = left {
-                    self.on_overwrite(name, left);
+            Event::Foreign { name, after } => {
+                if let Some(after) = after {
+                    self.on_overwrite(name, after);
                 }
                 self.on_doubt(name);
             }
@@ -76,12 +76,12 @@ impl Session {
 
     /// Ends the holds that another program's write has removed: those that were in the document before it, and are not
     /// after it. The event alone shows that. All others are read.
-    fn on_overwrite(self: &Arc<Self>, name: &str, left: &ForeignWrite) {
+    fn on_overwrite(self: &Arc<Self>, name: &str, after: &ForeignWrite) {
         self.feed(name, |lines, context, effects| {
             if let Some(line) = lines.by_name.get_mut(name) {
-                let before = line.holds().filter(|hold| hold.is_logged_before(left.logged_at));
+                let before = line.holds().filter(|hold| hold.is_logged_before(after.logged_at));
                 let before: Vec<String> = before.map(|hold| hold.id.clone()).collect();
-                line.verified(left.document.as_ref(), None, &before, context, effects);
+                line.verified(after.document.as_ref(), None, &before, context, effects);
             }
         });
     }

@@ -88,7 +88,7 @@ pub(crate) enum Event {
     Foreign {
         name: String,
         /// The document after that write, if the event shows it.
-        left: Option<Box<ForeignWrite>>,
+        after: Option<Box<ForeignWrite>>,
     },
     /// A document of the user's own was deleted, or overwritten as a whole: anything can have happened to all locks in
     /// it. `document` is its name, with which the names of its locks begin.

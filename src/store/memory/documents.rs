@@ -272,7 +272,7 @@ impl Watcher {
                     logged_at: None,
                 })
             }
-            None if is_deleted || before != after => Some(Event::Foreign { name, left: None }),
+            None if is_deleted || before != after => Some(Event::Foreign { name, after: None }),
             None => None,
         }
     }

@@ -154,7 +154,7 @@ impl MongoStore {
         let exchange = Exchange::ending_now(sent, found.as_ref().and_then(server_now));
         let found = found.unwrap_or_default();
         Ok(Outlook {
-            free_at: time(&found, "free_at"),
+            free_at: ServerTime::in_field(&found, "free_at"),
             others: found.get_bool("others").unwrap_or_default(),
             unfit: found
                 .get_document("unfit")
@@ -187,7 +187,10 @@ impl MongoStore {
                 .max_time(LONG_READ_WITHIN)
                 .await?;
             let Some(found) = found else { continue };
-            free_at = [free_at, time(&found, "end")].into_iter().flatten().min();
+            free_at = [free_at, ServerTime::in_field(&found, "end")]
+                .into_iter()
+                .flatten()
+                .min();
             exchange = Some(Exchange::ending_now(sent, server_now(&found)));
         }
         // A document that became free since the last try has no end ahead, so the reads above miss it.
@@ -374,9 +377,4 @@ impl Wanted {
     fn claimable_and(&self, at: &Location, condition: Document) -> Document {
         doc! { "$and": [self.claimable(at), condition] }
     }
-}
-
-fn time(document: &Document, field: &str) -> Option<ServerTime> {
-    let time = document.get_datetime(field).ok()?;
-    Some(ServerTime(time.timestamp_millis()))
 }

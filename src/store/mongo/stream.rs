@@ -417,7 +417,7 @@ fn read_any(location: &Location, event: &Received) -> Event {
         // Nobody holds it or waits for it.
         Received::Event { .. } => Event::Foreign {
             name: String::new(),
-            left: None,
+            after: None,
         },
     }
 }
@@ -450,30 +450,30 @@ pub(crate) fn read_event(location: &Location, event: &Document) -> Event {
         id.map(|id| name::of_document(location, id)),
     ) {
         (Ok("insert" | "update" | "replace" | "delete"), Some(Some(name))) => {
-            match (event.get_str("wake"), event.get_datetime("at")) {
-                (Ok(wake), Ok(at)) => Event::Addressed {
+            match (event.get_str("wake"), ServerTime::in_field(event, "at")) {
+                (Ok(wake), Some(at)) => Event::Addressed {
                     name,
                     wake: wake.to_owned(),
-                    at: ServerTime(at.timestamp_millis()),
+                    at,
                     logged_at: event.get_timestamp("clusterTime").ok(),
                 },
                 _ => Event::Foreign {
                     name,
-                    left: read_left(event),
+                    after: read_after(event),
                 },
             }
         }
         // Another program's document: names of locks are always strings.
         (Ok("insert" | "update" | "replace" | "delete"), Some(None)) => Event::Foreign {
             name: String::new(),
-            left: None,
+            after: None,
         },
         _ => Event::Everything,
     }
 }
 
 /// Returns the lock's document after another program's write; `None` where the event does not show it.
-fn read_left(event: &Document) -> Option<Box<ForeignWrite>> {
+fn read_after(event: &Document) -> Option<Box<ForeignWrite>> {
     let document = match (event.get_str("operationType").ok()?, event.get("left")) {
         ("delete", _) => None,
         (_, Some(Bson::Document(document))) => Some(State::from_document(document)),

@@ -6,7 +6,7 @@
 
 use std::collections::BTreeMap;
 
-use mongodb::bson::{Bson, DateTime, Document, doc};
+use mongodb::bson::{Bson, Document, doc};
 
 use super::{OLD, cut, keys, starts_with, when};
 use crate::{
@@ -155,7 +155,7 @@ pub(crate) fn read_elements(family: &Family, ours: &str, event: &Document) -> Ve
     if kind == "delete" {
         return all(document);
     }
-    let mut locks = BTreeMap::<&str, (Option<&str>, Option<DateTime>)>::new();
+    let mut locks = BTreeMap::<&str, (Option<&str>, Option<ServerTime>)>::new();
     for lock in event.get_array("locks").into_iter().flatten() {
         let Some((lock, code)) = lock
             .as_document()
@@ -165,11 +165,11 @@ pub(crate) fn read_elements(family: &Family, ours: &str, event: &Document) -> Ve
         };
         let (wake, at) = locks.entry(code).or_default();
         *wake = lock.get_str("wake").ok().or(*wake);
-        *at = lock.get_datetime("at").ok().copied().or(*at);
+        *at = ServerTime::in_field(lock, "at").or(*at);
     }
     let foreign = |code: &str| Event::Foreign {
         name: element_name(&document, code),
-        left: None,
+        after: None,
     };
     if locks.values().all(|(wake, _)| wake.is_none()) {
         let cut = event.get_array("cut").into_iter().flatten().filter_map(Bson::as_str);
@@ -186,7 +186,7 @@ pub(crate) fn read_elements(family: &Family, ours: &str, event: &Document) -> Ve
             (Some(wake), Some(at)) => events.push(Event::Addressed {
                 name: element_name(&document, code),
                 wake: wake.to_owned(),
-                at: ServerTime(at.timestamp_millis()),
+                at,
                 logged_at: event.get_timestamp("clusterTime").ok(),
             }),
             _ => events.push(foreign(code)),
@@ -207,7 +207,7 @@ pub(crate) fn read_elements(family: &Family, ours: &str, event: &Document) -> Ve
 #[cfg(test)]
 mod tests {
     use futures::TryStreamExt;
-    use mongodb::bson::Timestamp;
+    use mongodb::bson::{DateTime, Timestamp};
     use watchlock_testkit::shared;
 
     use super::*;
@@ -257,7 +257,7 @@ mod tests {
         };
         let foreign = |code: &str| Event::Foreign {
             name: format!("7/{code}"),
-            left: None,
+            after: None,
         };
         let but = |codes: &[&str]| Event::Document {
             document: "7".to_owned(),

@@ -1,0 +1,117 @@
+//! Plain reads of locks: some by name, a look at a queue position, and lists.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use mongodb::{
+    bson::{Document, doc},
+    options::ReadConcern,
+};
+use tokio::time::Instant;
+
+use super::{LONG_READ_WITHIN, MongoStore, NOW, READ_WITHIN, all_fields, ids_with_prefix, lossy, not_utf8, server_now};
+use crate::{
+    protocol::{Ahead, Exchange, State, ahead},
+    store::{Documents, Listed, Selection, StoreError, Unreadable, View},
+};
+
+impl MongoStore {
+    /// Reads documents, each independently: an unreadable one hides no others.
+    ///
+    /// Holders need the newest view: the majority's can lag behind a write that was already acknowledged, and a hold
+    /// that had just been granted would be considered lost.
+    pub(in crate::store) async fn read(
+        &self,
+        names: &[String],
+        view: View,
+    ) -> Result<(Documents, Exchange), StoreError> {
+        let sent = Instant::now();
+        let of_elements = self.family.is_of_elements();
+        let mut shown = match of_elements {
+            true => Document::new(),
+            false => all_fields(self.family.base()),
+        };
+        let (mut ids, mut wanted) = (Vec::new(), BTreeMap::<String, Vec<&String>>::new());
+        for name in names {
+            if of_elements {
+                // Not the whole map: others may have hundreds of locks in the document.
+                shown.extend(all_fields(&self.family.at(name)));
+            }
+            let id = self.family.id_of(name);
+            let in_it = wanted.entry(self.family.document(&id).unwrap_or_default()).or_default();
+            if in_it.is_empty() {
+                ids.push(id);
+            }
+            in_it.push(name);
+        }
+        let find = self.collection.find(doc! { "_id": { "$in": ids } });
+        let find = find.projection(shown).read_concern(view.concern());
+        let mut cursor = find.max_time(READ_WITHIN).await?;
+        let (mut found, mut now) = (Documents::new(), None);
+        while cursor.advance().await? {
+            let raw = cursor.current();
+            let Some(document) = lossy::read(raw) else { continue };
+            now = server_now(&document).or(now);
+            let id = lossy::read_exactly(raw, "_id");
+            let named = id.and_then(|id| self.family.document(&id));
+            for name in named.and_then(|named| wanted.get(&named)).into_iter().flatten() {
+                if let Some(state) = self.family.at(name).found(&document) {
+                    found.insert((*name).clone(), state);
+                }
+            }
+        }
+        let exchange = Exchange::ending_now(sent, now);
+        Ok((found, exchange))
+    }
+
+    pub(in crate::store) async fn ahead(
+        &self,
+        name: &str,
+        entry: &str,
+        within: Duration,
+    ) -> Result<(Option<Ahead>, Exchange), StoreError> {
+        let sent = Instant::now();
+        let member = self.family.member(name);
+        let mut projection = ahead::projection(&member.location, entry);
+        projection.insert(NOW, "$$NOW");
+        let id = member.id;
+        let find = self.collection.find_one(doc! { "_id": id }).projection(projection);
+        let found = find.read_concern(ReadConcern::local()).max_time(within).await?;
+        let now = found.as_ref().and_then(server_now);
+        let exchange = Exchange::ending_now(sent, now);
+        let ahead = found.zip(now).map(|(found, now)| ahead::read(&found, now));
+        Ok((ahead.transpose()?.flatten(), exchange))
+    }
+
+    pub(in crate::store) async fn list(&self, selection: &Selection, view: View) -> Result<Listed, StoreError> {
+        let mut query = doc! { "_id": ids_with_prefix(&selection.prefix) };
+        if let Some(kind) = selection.kind {
+            query.insert("kind", kind.as_str());
+        }
+        if selection.held == Some(true) {
+            query.insert("holders.0", doc! { "$exists": true });
+        }
+        let find = self.collection.find(query).projection(all_fields(self.family.base()));
+        let mut cursor = find.read_concern(view.concern()).max_time(LONG_READ_WITHIN).await?;
+        let mut listed = Listed::default();
+        while cursor.advance().await? {
+            let raw = cursor.current();
+            let Some(document) = lossy::read(raw) else { continue };
+            listed.now = server_now(&document).or(listed.now);
+            match (raw.get_str("_id"), State::from_document(&document)) {
+                (Ok(name), Ok(state)) => listed.found.push((name.to_owned(), state)),
+                (Ok(name), Err(malformed)) => listed.unreadable.push(Unreadable::new(name.to_owned(), &malformed)),
+                (Err(_), _) => listed.unreadable.push(not_utf8(&document)),
+            }
+        }
+        Ok(listed)
+    }
+}
+
+impl View {
+    pub(super) fn concern(self) -> ReadConcern {
+        match self {
+            Self::Newest => ReadConcern::local(),
+            Self::Committed => ReadConcern::majority(),
+        }
+    }
+}
