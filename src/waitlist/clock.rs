@@ -178,6 +178,9 @@ mod tests {
         assert_eq!(clock.after(ServerTime(1_100)), Some(start + Duration::from_millis(102)));
         assert!(clock.until(ServerTime(900)) <= Some((start, start)));
 
+        // At that age it still counts.
+        clock.note(&exchange(start + REFERENCE_AGE, 500, 11_000), &config);
+        assert_eq!(clock.after(ServerTime(1_100)), Some(start + Duration::from_millis(102)));
         let later = start + REFERENCE_AGE + Duration::from_millis(1);
         clock.note(&exchange(later, 500, 11_100), &config);
         assert_eq!(clock.until(ServerTime(11_100)), Some((later, later)));
@@ -217,5 +220,61 @@ mod tests {
         let steps = (0..10).map(|step| exchange(at(2 * step), 10, 100_000 + 2_500 * i64::try_from(step).unwrap()));
         let jumps: Vec<Jump> = steps.filter_map(|step| clock.note(&step, &config)).collect();
         assert!(!jumps.is_empty() && jumps.iter().all(|jump| jump.ahead), "{jumps:?}");
+    }
+
+    /// The margin for 5 s is 1,005 ms. Each of the two readings is cut to milliseconds, which leaves open 2 ms more.
+    #[tokio::test(start_paused = true)]
+    async fn a_clock_counts_as_set_by_more_than_the_margin_and_in_an_exchange_that_began_later() {
+        let config = Settings::default().validate().unwrap();
+        let start = Instant::now();
+        let noted = |sent, now| {
+            let mut clock = ServerClock::default();
+            assert_eq!(clock.note(&exchange(start, 10, 100_000), &config), None);
+            clock.note(&exchange(sent, 10, now), &config)
+        };
+        let later = start + Duration::from_millis(4_990);
+        assert_eq!(noted(later, 106_007), None);
+        let by = Duration::from_millis(1_006);
+        assert_eq!(noted(later, 106_008), Some(Jump { by, ahead: true }));
+        // Of two that began at once none is the later one.
+        assert_eq!(noted(start, 106_008), None);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn small_steps_add_up_for_the_length_of_a_lease() {
+        let config = Settings::default().validate().unwrap();
+        let start = Instant::now();
+        for (later, by) in [(30_000, Some(1_788)), (30_001, None)] {
+            let mut clock = ServerClock::default();
+            let mut note = |millis: u32, ahead: i64| {
+                let sent = start + Duration::from_millis(millis.into());
+                clock.note(&exchange(sent, 10, i64::from(millis) + ahead), &config)
+            };
+            assert_eq!((note(0, 0), note(later, 900)), (None, None));
+            let jump = note(later + 1_000, 1_800);
+            assert_eq!(jump.map(|jump| jump.by.as_millis()), by, "{later} ms later");
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn one_caller_asks_for_the_clock_unless_it_was_heard_of_since() {
+        let config = Settings::default().validate().unwrap();
+        let now = Instant::now();
+        let later = now + Duration::from_millis(1);
+        let mut clock = ServerClock::default();
+        assert!(clock.is_stale(now, now));
+        assert!(!clock.is_stale(now, later), "another asks");
+        assert!(clock.is_stale(later, later));
+        let mut clock = ServerClock::default();
+        clock.note(&exchange(now, 10, 1_000), &config);
+        assert!(!clock.is_stale(now, later));
+        assert!(clock.is_stale(later, later), "the exchange began before");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_time_beyond_a_hundred_years_is_as_far_ahead_as_that() {
+        let now = Instant::now();
+        let years = Duration::from_secs(3_162_240_000);
+        assert_eq!(offset(now, ServerTime(0), ServerTime(i64::MAX)), now + years);
     }
 }

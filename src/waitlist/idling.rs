@@ -162,3 +162,78 @@ impl Held {
         Some(until.min(bound)).filter(|at| *at > context.now)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::waitlist::{
+        StreamState,
+        deadline::Deadline,
+        handing_on::{HandingOn, RANGE},
+        made_up::{MUTEX, in_context, waitlist},
+    };
+
+    /// One hold, under the entry `me-0`, that may stay with the client for a minute.
+    fn keeping(context: &Context<'_>) -> Waitlist {
+        let mut terms = Terms::default();
+        terms.set_keep_idle(Duration::from_secs(60));
+        let handing_on = HandingOn {
+            token: 1,
+            last: RANGE,
+            seen_at: context.now,
+            doubt: None,
+            terms,
+        };
+        let held = Held {
+            handing_on: Some(handing_on),
+            ..Held::new(MUTEX, 1, Duration::from_secs(30))
+        };
+        let mut waitlist = waitlist([]);
+        waitlist.hold("me-0".to_owned(), held);
+        waitlist
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_hold_stays_only_while_its_lease_lasts_and_wants_no_renewal() {
+        in_context(|context| {
+            let later = context.now + Duration::from_secs(1);
+            for (deadline, renew_at, stays) in [
+                (later, later, true),
+                (context.now, later, false),
+                (later, context.now, false),
+            ] {
+                let deadline = Deadline::at(deadline);
+                let inherited = Inheritance { deadline, renew_at };
+                let kept = keeping(context).keep_idle("me-0", inherited, context);
+                assert_eq!(kept, stays.then_some(false), "it needs no reading");
+            }
+        });
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_hold_that_is_to_stay_no_longer_is_not_attended_to() {
+        in_context(|context| {
+            let later = context.now + Duration::from_secs(20);
+            let (deadline, renew_at) = (Deadline::at(later), later);
+            let mut waitlist = keeping(context);
+            assert_eq!(waitlist.attend_at(), None);
+            let kept = waitlist.keep_idle("me-0", Inheritance { deadline, renew_at }, context);
+            assert_eq!((kept, waitlist.attend_at()), (Some(false), Some(context.now + UNSEEN)));
+            waitlist.end_idling();
+            assert_eq!((waitlist.attend_at(), waitlist.idle_entry()), (None, None));
+        });
+    }
+
+    /// A reading ends a doubt, and without a stream it does not show what comes later.
+    #[tokio::test(start_paused = true)]
+    async fn in_doubt_a_hold_goes_through_the_server_next_where_nothing_stays() {
+        in_context(|context| {
+            for (stream, may_stay) in [(StreamState::Open, true), (StreamState::Unavailable, false)] {
+                let context = Context { stream, ..*context };
+                let mut waitlist = keeping(&context);
+                waitlist.doubt_holds(&context);
+                assert_eq!(waitlist.holds["me-0"].handing_on.is_some(), may_stay, "{stream:?}");
+            }
+        });
+    }
+}

@@ -649,3 +649,136 @@ impl Waitlist {
 fn unsigned(value: i64) -> u64 {
     u64::try_from(value).unwrap_or(0)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::{
+        made_up::{MUTEX, ahead, in_context, queued, task, waitlist},
+        *,
+    };
+
+    /// A waitlist with this head, which has seen so many hand-overs before its turn: with seven it is far from that.
+    fn seen(head: Waiting, turns: u64, context: &Context<'_>) -> Waitlist {
+        let prospect = Prospect::new(&head, &ahead(turns, 1_000), None, context.config);
+        Waitlist {
+            prospect: Some(prospect),
+            ..waitlist([head])
+        }
+    }
+
+    fn held() -> Held {
+        Held::new(MUTEX, 1, Duration::from_secs(30))
+    }
+
+    #[test]
+    fn a_negative_number_of_a_document_counts_as_zero() {
+        assert_eq!([-1, 0, 7].map(unsigned), [0, 0, 7]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_entry_leaves_for_as_long_as_its_lease_or_the_clients_can_run() {
+        in_context(|context| {
+            let given_up_after = |seconds| {
+                let leaving = Leaving::new("me-1".to_owned(), context).of_lease(Duration::from_secs(seconds), context);
+                (leaving.give_up - context.now).as_secs()
+            };
+            assert_eq!([1, 30, 90].map(given_up_after), [30, 30, 90]);
+        });
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_release_is_awaited_while_its_answer_is_on_its_way() {
+        in_context(|context| {
+            let leaving = |release| Leaving::new("me-1".to_owned(), context).answering(release);
+            let mut waitlist = waitlist([]);
+            waitlist.leaving.push(leaving(Some(1)));
+            assert!(!waitlist.is_awaited_by_release(), "it was not sent");
+            waitlist.under_way = Some(vec![leaving(None)]);
+            assert!(!waitlist.is_awaited_by_release(), "nobody waits for it");
+            waitlist.under_way = Some(vec![leaving(None), leaving(Some(1))]);
+            assert!(waitlist.is_awaited_by_release());
+        });
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_head_is_kept_out_while_the_queue_is_full_and_does_not_have_it() {
+        in_context(|context| {
+            let cases = [
+                (task(1, MUTEX), false, false),
+                (queued(1, MUTEX), false, false),
+                (queued(1, MUTEX), true, false),
+                (task(1, MUTEX), true, true),
+            ];
+            for (head, is_full, is_kept_out) in cases {
+                let mut waitlist = waitlist([head]);
+                if is_full {
+                    waitlist.knock_later(context);
+                }
+                assert_eq!(waitlist.is_kept_out(), is_kept_out, "{waitlist:?}");
+            }
+        });
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_stream_is_needed_for_holds_and_by_heads_that_may_be_next() {
+        in_context(|context| {
+            assert_eq!(waitlist([]).need(), Need::Nothing);
+            assert_eq!(waitlist([task(1, MUTEX)]).need(), Need::Stream);
+            let mut far = seen(queued(1, MUTEX), 7, context);
+            assert_eq!(far.need(), Need::Looks);
+            far.hold("me-0".to_owned(), held());
+            assert_eq!(far.need(), Need::Stream);
+            let mut kept_out = waitlist([task(1, MUTEX)]);
+            kept_out.knock_later(context);
+            assert_eq!(kept_out.need(), Need::Nothing);
+            let mut leaves = waitlist([]);
+            leaves.leaving.push(Leaving::new("me-1".to_owned(), context));
+            assert_eq!(leaves.need(), Need::Stream, "it may come again");
+        });
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_head_in_the_queue_waits_for_an_event_if_it_is_near_the_front() {
+        in_context(|context| {
+            for (head, turns, waits) in [
+                (task(1, MUTEX), 3, false),
+                (queued(1, MUTEX), 7, false),
+                (queued(1, MUTEX), 3, true),
+            ] {
+                let is_queued = head.is_queued();
+                let waitlist = seen(head, turns, context);
+                assert_eq!(waitlist.waits_for_event(), waits, "{waitlist:?}");
+                assert_eq!(waitlist.turns(), is_queued.then_some(("me-1", turns)));
+            }
+        });
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_entry_is_known_that_is_held_waits_or_is_to_leave() {
+        in_context(|context| {
+            let mut waitlist = waitlist([task(1, MUTEX)]);
+            waitlist.hold("me-2".to_owned(), held());
+            waitlist.leaving.push(Leaving::new("me-3".to_owned(), context));
+            let known = ["me-1", "me-2", "me-3", "me-4"].map(|entry| waitlist.knows(entry));
+            assert_eq!(known, [true, true, true, false]);
+            waitlist.forget("me-2");
+            assert!(!waitlist.knows("me-2"));
+        });
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_client_that_shuts_down_answers_its_tasks_and_takes_out_the_entry_in_the_queue() {
+        in_context(|context| {
+            let mut waitlist = waitlist([queued(1, MUTEX), task(2, MUTEX)]);
+            let mut effects = Vec::new();
+            waitlist.close(context, &mut effects);
+            let closed = effects.iter().map(|effect| match effect {
+                Effect::Closed { key } => *key,
+                other => panic!("{other:?}"),
+            });
+            assert_eq!(closed.collect::<Vec<Key>>(), [1, 2]);
+            let leaves: Vec<&str> = waitlist.leaving.iter().map(|it| it.entry.as_str()).collect();
+            assert_eq!((waitlist.is_empty(), &leaves[..]), (true, &["me-1"][..]));
+        });
+    }
+}

@@ -184,20 +184,11 @@ pub(crate) fn reconsider(config: &Config) -> Duration {
 
 #[cfg(test)]
 mod tests {
-    use super::{super::Patience, *};
-    use crate::config::Settings;
-
-    fn ahead(turns: u64, lasted: i64) -> Ahead {
-        Ahead {
-            turns,
-            place: turns,
-            free: 0,
-            served_at: Some(ServerTime(1_000_000 - lasted)),
-            first_end: None,
-            asleep: false,
-            now: ServerTime(1_000_000),
-        }
-    }
+    use super::*;
+    use crate::{
+        config::Settings,
+        waitlist::{Patience, made_up::ahead},
+    };
 
     #[test]
     fn the_pace_is_that_of_the_present_hold_or_of_the_queue() {
@@ -244,6 +235,9 @@ mod tests {
         // 4.5 ms, and one of 2 ms makes it 2 ms again.
         let late = pauses(&[(30, 3, 0), (20, 3, 30), (19, 3, 43), (9, 3, 20)], &config);
         assert_eq!(late[2..], [Some(1 + 42), Some(1 + 9)]);
+        // Of many, each counts: after 300 that took 17 ms each, nothing is left of the quicker estimate before.
+        let slow = pauses(&[(500, 3, 0), (200, 3, 300 * 17)], &config);
+        assert_eq!(slow[1], Some(1 + 1_699));
         // A clock that goes back makes the queue seem fast, and the present hold one of no known age.
         let back = pauses(&[(30, 3, 0), (20, 3, 30), (10, 3, -800), (10, -5, 0)], &config);
         assert_eq!(back[2..], [Some(1 + 5), None]);
@@ -322,12 +316,26 @@ mod tests {
             ..ahead(200, 0)
         };
         assert_eq!(turn_of(free, None), Distance::Near);
+        // While a holder seems to be asleep, sixteen times as many as usual beyond the usual ones: 64 and 4.
         let asleep = Ahead {
             asleep: true,
-            ..ahead(50, 60_000)
+            ..ahead(67, 60_000)
         };
         assert_eq!(turn_of(asleep, None), Distance::Near);
-        let asleep = Ahead { turns: 200, ..asleep };
+        let asleep = Ahead { turns: 68, ..asleep };
         assert_eq!(turn_of(asleep, None), Distance::Far(Duration::from_millis(500)));
+    }
+
+    #[test]
+    fn who_has_the_stream_without_being_next_looks_again_soon_and_within_half_a_lease() {
+        let after = |lease| {
+            let settings = Settings {
+                lease: Some(lease),
+                ..Settings::default()
+            };
+            reconsider(&settings.unchecked())
+        };
+        assert_eq!(after(millis(30_000)), millis(2_000));
+        assert_eq!(after(millis(3_000)), millis(1_500));
     }
 }

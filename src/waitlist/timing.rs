@@ -348,3 +348,346 @@ pub(crate) fn poll_interval(config: &Config, place: u64, waited: Duration) -> Du
     let places = u32::try_from(place).unwrap_or(u32::MAX).saturating_add(1);
     (waited / 50).max(least).saturating_mul(places).min(most)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        config::Settings,
+        protocol::{Kind, Owner, Waiter},
+        terms::Terms,
+        waitlist::{
+            Leaving, Stage, StreamState,
+            clock::ServerClock,
+            made_up::{MUTEX, NOW, PERMIT, ahead, in_context, queued, task, waitlist},
+        },
+    };
+
+    fn millis(millis: u64) -> Duration {
+        Duration::from_millis(millis)
+    }
+
+    /// An exchange that took no time, just now.
+    fn exchange(context: &Context<'_>) -> Exchange {
+        Exchange {
+            sent: context.now,
+            received: context.now,
+            now: Some(NOW),
+        }
+    }
+
+    /// Acts where the server's clock is known by such an exchange.
+    fn by_the_clock<T>(act: impl FnOnce(&Context<'_>) -> T) -> T {
+        in_context(|context| {
+            let mut clock = ServerClock::default();
+            assert_eq!(clock.note(&exchange(context), context.config), None);
+            act(&Context {
+                clock: &clock,
+                ..*context
+            })
+        })
+    }
+
+    /// A holder since now, until so many milliseconds later.
+    fn holder(lasts: i64) -> Holder {
+        Holder {
+            id: "other-0".to_owned(),
+            permits: 1,
+            lease: 30_000,
+            claim: 5_000,
+            since: NOW,
+            until: NOW.plus_millis(lasts),
+            owner: Owner::default(),
+            token: 1,
+            released: None,
+            idle: None,
+        }
+    }
+
+    /// A waiter since now, until so many milliseconds later.
+    fn waiter(id: &str, lasts: i64) -> Waiter {
+        Waiter {
+            id: id.to_owned(),
+            permits: 1,
+            lease: 30_000,
+            claim: 5_000,
+            since: NOW,
+            until: NOW.plus_millis(lasts),
+            owner: Owner::default(),
+        }
+    }
+
+    /// A mutex that another client holds for a minute.
+    fn state(queue: Vec<Waiter>) -> State {
+        State {
+            kind: Kind::Mutex,
+            capacity: 1,
+            token: 1,
+            holders: vec![holder(60_000)],
+            queue,
+            wake: String::new(),
+            version: 1,
+            at: NOW,
+            purge_at: NOW,
+            broken: None,
+            adopted: Vec::new(),
+            evicted: None,
+            ends: Vec::new(),
+        }
+    }
+
+    /// A look of the head under the present plan.
+    fn look_of(waitlist: &Waitlist) -> PositionLook {
+        PositionLook {
+            entry: waitlist.waiting[0].entry.clone(),
+            plan: waitlist.plan,
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn entries_leave_once_the_first_of_them_may_and_no_sooner_than_the_next_try() {
+        in_context(|context| {
+            let (soon, later) = (context.now + millis(1), context.now + millis(2));
+            let mut waitlist = waitlist([]);
+            assert_eq!((waitlist.leaves_at(), waitlist.due_at()), (None, None));
+            for not_before in [later, soon] {
+                waitlist.leaving.push(Leaving {
+                    not_before,
+                    ..Leaving::new("me-1".to_owned(), context)
+                });
+            }
+            assert_eq!((waitlist.leaves_at(), waitlist.due_at()), (Some(soon), Some(soon)));
+            waitlist.retry_at = Some(later);
+            assert_eq!((waitlist.leaves_at(), waitlist.due_at()), (Some(later), Some(later)));
+            waitlist.under_way = Some(Vec::new());
+            assert_eq!((waitlist.leaves_at(), waitlist.due_at()), (None, None));
+        });
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_head_confirms_its_place_in_time_and_the_next_asks_as_the_claim_of_the_first_ends() {
+        by_the_clock(|context| {
+            let asks = |others: usize, claim: i64, left: i64| {
+                let other = |number| Waiter {
+                    claim,
+                    ..waiter(&format!("other-{number}"), 30_000)
+                };
+                let mut queue: Vec<Waiter> = (1..=others).map(other).collect();
+                queue.push(waiter("me-1", left));
+                let mut waitlist = waitlist([queued(1, MUTEX)]);
+                waitlist.plan_asking(&state(queue), Some(NOW), context);
+                let ask_at = waitlist.ask_at.expect("it is in the queue");
+                (ask_at - context.now).as_millis()
+            };
+            // After half of what is left of its entry; not at once, even if nothing is left.
+            let alone = [30_000, 60, 40, 0].map(|left| asks(0, 5_000, left));
+            assert_eq!(alone, [15_000, 30, 20, 20]);
+            // No more often than the longest pause of whoever polls.
+            let second = [5_000, 501, 499].map(|claim| asks(1, claim, 30_000));
+            assert_eq!(second, [5_000, 501, 500]);
+            assert_eq!(asks(2, 5_000, 30_000), 15_000);
+        });
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_look_is_of_use_to_the_head_that_it_was_for_until_an_answer_comes() {
+        in_context(|context| {
+            let mut waitlist = waitlist([queued(1, MUTEX), queued(2, MUTEX)]);
+            waitlist.look_at = Some(context.now + millis(1));
+            assert_eq!(waitlist.next_look(context), None);
+            waitlist.look_at = Some(context.now);
+            let look = waitlist.next_look(context).expect("it is due");
+            assert!(waitlist.admit(&look, context));
+            let mut answered = waitlist.clone();
+            answered.plan_asking(&state(vec![waiter("me-1", 30_000)]), Some(NOW), context);
+            assert!(!answered.admit(&look, context));
+            let mut unqueued = waitlist.clone();
+            unqueued.waiting[0].stage = Stage::Asked;
+            assert!(!unqueued.admit(&look, context));
+            waitlist.waiting.pop_front();
+            assert!(!waitlist.admit(&look, context), "another is the head");
+        });
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_look_that_shows_the_head_as_the_first_in_line_and_as_fitting_has_it_ask() {
+        in_context(|context| {
+            let stream = StreamState::Unavailable;
+            let context = Context { stream, ..*context };
+            for (place, free, asks) in [(0, 1, true), (0, 0, false), (1, 3, false)] {
+                let mut waitlist = waitlist([queued(1, PERMIT)]);
+                waitlist.ask_at = Some(context.now + millis(9));
+                let seen = Ahead {
+                    place,
+                    free,
+                    ..ahead(0, 1_000)
+                };
+                waitlist.looked(&look_of(&waitlist), Some(seen), &context);
+                assert_eq!(waitlist.ask_at == Some(context.now), asks, "{seen:?}");
+                assert_eq!(waitlist.was_seen_gone, asks, "{seen:?}");
+            }
+        });
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_look_has_the_head_ask_if_it_comes_near_the_front_and_is_about_to_have_the_stream() {
+        in_context(|context| {
+            let (far, near) = (ahead(7, 1_000), ahead(3, 1_000));
+            for (stream, before, seen, asks) in [
+                (StreamState::OnDemand, far, near, true),
+                (StreamState::OnDemand, near, near, false),
+                (StreamState::OnDemand, far, far, false),
+                (StreamState::Open, far, near, false),
+                (StreamState::Unavailable, far, near, false),
+            ] {
+                let context = Context { stream, ..*context };
+                let mut waitlist = waitlist([queued(1, MUTEX)]);
+                waitlist.prospect = Some(Prospect::new(&waitlist.waiting[0], &before, None, context.config));
+                waitlist.ask_at = Some(context.now + millis(9));
+                waitlist.looked(&look_of(&waitlist), Some(seen), &context);
+                let has_asked = waitlist.ask_at == Some(context.now);
+                assert_eq!(has_asked, asks, "{stream:?}, {before:?}, {seen:?}");
+            }
+        });
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_head_looks_again_by_its_distance_from_the_front_and_by_the_stream_that_it_has() {
+        in_context(|context| {
+            let looks = |stream, seen: Ahead, is_blind: bool| {
+                let context = Context { stream, ..*context };
+                let mut waitlist = waitlist([queued(1, MUTEX)]);
+                if is_blind {
+                    waitlist.blind.failed(false, context.now);
+                }
+                let prospect = Prospect::new(&waitlist.waiting[0], &seen, None, context.config);
+                let look_at = waitlist.next_look_at(&prospect, &seen, &context);
+                look_at.map(|at| (at - context.now).as_millis())
+            };
+            // Its turn is four holds of a second away, and it looks after one.
+            let far = ahead(7, 1_000);
+            assert_eq!(looks(StreamState::OnDemand, far, false), Some(1_000));
+            assert_eq!(looks(StreamState::OnDemand, far, true), Some(1_000));
+            assert_eq!(looks(StreamState::Open, far, false), None);
+            // Who polls does so after 10 ms for each place, unless it only asks for a while.
+            assert_eq!(looks(StreamState::Unavailable, far, false), Some(80));
+            assert_eq!(looks(StreamState::OnDemand, ahead(3, 1_000), false), Some(40));
+            assert_eq!(looks(StreamState::Unavailable, far, true), None);
+            assert_eq!(looks(StreamState::Unavailable, ahead(4, 10), true), None);
+            // Near the front only as the lock changes hands fast; and one of the next.
+            assert_eq!(looks(StreamState::Open, ahead(4, 10), false), Some(2_000));
+            assert_eq!(looks(StreamState::Open, ahead(3, 10), false), None);
+        });
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn clients_that_found_the_queue_full_at_once_knock_at_different_times() {
+        in_context(|context| {
+            let pause = |key| {
+                let mut waitlist = waitlist([task(key, MUTEX)]);
+                waitlist.knock_later(context);
+                let full = waitlist.full.expect("it is to knock");
+                (full.knock_at - context.now).as_millis()
+            };
+            let pauses: Vec<u128> = (1..=100).map(pause).collect();
+            let within = |from: u128, to: u128| pauses.iter().filter(|pause| (from..to).contains(*pause)).count();
+            assert_eq!(within(750, 1_250), 100, "{pauses:?}");
+            assert!(within(750, 850) > 0 && within(1_150, 1_250) > 0, "{pauses:?}");
+        });
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_waiter_asks_after_the_end_of_a_lease_by_its_place_and_never_at_once() {
+        by_the_clock(|context| {
+            let asks = |lasts: i64, place: u64| {
+                let expiry = Expiry::of(NOW.plus_millis(lasts), place, context).expect("the clock is known");
+                (expiry.at - context.now).as_millis()
+            };
+            assert_eq!([0, 1, 3].map(|place| asks(1_000, place)), [1_001, 1_026, 1_076]);
+            assert_eq!(
+                [39, 40, u64::MAX].map(|place| asks(1_000, place)),
+                [1_976, 2_001, 2_001]
+            );
+            assert_eq!([-1_000, 0, 9, 10].map(|lasts| asks(lasts, 0)), [10, 10, 10, 11]);
+            // A look puts the question off only if that lease ends later by now.
+            let expiry = |end, at| Expiry {
+                end: NOW.plus_millis(end),
+                at: context.now + millis(at),
+            };
+            for (end, at, follows) in [(5, 9, 7), (5, 6, 6), (4, 9, 7), (6, 9, 9)] {
+                let (seen, before) = (expiry(end, at), expiry(5, 7));
+                assert_eq!(seen.after(Some(before)), expiry(end, follows));
+                assert_eq!(seen.after(None), seen);
+            }
+        });
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_hold_on_its_claim_lease_is_renewed_soon_and_any_other_in_its_time() {
+        in_context(|context| {
+            let lease = Terms::default().lease(context.config);
+            let left = |left| Deadline::at(context.now + millis(left));
+            let checked = |claim, remains| {
+                let claim = millis(claim);
+                let check_at = check(&Lease { claim, ..lease }, left(remains), context.now);
+                (check_at - context.now).as_millis()
+            };
+            // A quarter of the claim lease, and of what is left of it.
+            assert_eq!(checked(5_000, 4_000), 300);
+            assert_eq!((checked(1_000, 4_000), checked(5_000, 800)), (250, 200));
+            let renewed = |lasts, remains| {
+                let (holder, exchange) = (holder(lasts), exchange(context));
+                let renew_at = first_renewal(&lease, &holder, &exchange, left(remains), context.now);
+                renew_at.map(|at| (at - context.now).as_millis())
+            };
+            assert_eq!((renewed(5_000, 4_000), renewed(29_999, 25_000)), (Some(300), Some(300)));
+            // In full, and with less time left than it has by the server.
+            assert_eq!(
+                (renewed(30_000, 25_000), renewed(30_000, 8_000)),
+                (Some(6_000), Some(4_000))
+            );
+        });
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_place_is_confirmed_at_half_of_its_lease_and_of_the_clients_own() {
+        in_context(|context| {
+            let confirmed = |seconds| {
+                let length = Duration::from_secs(seconds);
+                let lease = Terms::default().lease(context.config);
+                refresh(&Lease { length, ..lease }, context.config).as_secs()
+            };
+            assert_eq!([10, 30, 3_600].map(confirmed), [5, 15, 15]);
+        });
+    }
+
+    #[test]
+    fn who_polls_does_so_less_often_the_further_back_it_is_and_the_longer_it_has_waited() {
+        let config = Settings::default().validate().unwrap();
+        let pause = |place, waited| poll_interval(&config, place, millis(waited)).as_millis();
+        assert_eq!(
+            [0, 500, 1_000, 60_000].map(|waited| pause(0, waited)),
+            [10, 10, 20, 500]
+        );
+        assert_eq!([3, 48, 49, u64::MAX].map(|place| pause(place, 0)), [40, 490, 500, 500]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn who_polls_follows_the_pace_of_the_lock_and_notices_a_grant_while_its_claim_lease_runs() {
+        in_context(|context| {
+            let mut config = context.config.clone();
+            let head = queued(1, MUTEX);
+            let pause = |pace: Option<u64>, context: &Context<'_>| {
+                let pause = poll_pause(&head, 9, pace.map(millis), context);
+                pause.as_millis()
+            };
+            assert_eq!(
+                [None, Some(3), Some(200)].map(|pace| pause(pace, context)),
+                [100, 3, 100]
+            );
+            config.claim_lease = millis(40);
+            let config = &config;
+            assert_eq!(pause(None, &Context { config, ..*context }), 10);
+        });
+    }
+}
