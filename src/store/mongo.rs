@@ -147,28 +147,8 @@ impl MongoStore {
             Err(error) => return Err(self.explain(name, error).await),
         };
         let received = Instant::now();
-        let at = &*member.location;
-        let obstacle = document.as_ref().and_then(|document| at.obstacle(document));
-        if let Some(path) = obstacle.filter(|_| operation.creates()) {
-            // An array would give the lock many values instead of one, so it is treated as another protocol.
-            return Err(Malformed::occupied(path).into());
-        }
-        let state = document.as_ref().and_then(|document| at.lock(document));
-        let state = state.map(State::from_document).transpose();
-        let written = state.as_ref().ok().and_then(Option::as_ref);
-        let written = written.filter(|state| wake::left(&state.wake, &operation.id).is_some());
-        let now = document.as_ref().and_then(server_now);
-        let exchange = Exchange {
-            sent,
-            received,
-            now: now.or(written.map(|state| state.at)),
-        };
-        let state = match state {
-            Ok(state) => state,
-            // A pipeline that only removes entries leaves a foreign document unchanged: it contains nothing of ours.
-            Err(malformed) if !operation.creates() && !malformed.is_newer() => None,
-            Err(malformed) => return Err(malformed.into()),
-        };
+        let (state, now) = read_answer(&member.location, operation, document.as_ref())?;
+        let exchange = Exchange { sent, received, now };
         Ok(Answer {
             state,
             exchange,
@@ -315,6 +295,31 @@ fn selection(member: &Member<'_>, operation: &Operation) -> Document {
         selection.insert("$or", condition);
     }
     selection
+}
+
+/// Reads the document after an operation: returns the lock in it, and the server's time, where it shows them.
+fn read_answer(
+    at: &Location,
+    operation: &Operation,
+    document: Option<&Document>,
+) -> Result<(Option<State>, Option<ServerTime>), Malformed> {
+    let obstacle = document.and_then(|document| at.obstacle(document));
+    if let Some(path) = obstacle.filter(|_| operation.creates()) {
+        // An array would give the lock many values instead of one, so it is treated as another protocol.
+        return Err(Malformed::occupied(path));
+    }
+    let state = document.and_then(|document| at.lock(document));
+    let state = state.map(State::from_document).transpose();
+    let written = state.as_ref().ok().and_then(Option::as_ref);
+    let written = written.filter(|state| wake::left(&state.wake, &operation.id).is_some());
+    let now = document.and_then(server_now);
+    let now = now.or(written.map(|state| state.at));
+    match state {
+        Ok(state) => Ok((state, now)),
+        // A pipeline that only removes entries leaves a foreign document unchanged: it contains nothing of ours.
+        Err(malformed) if !operation.creates() && !malformed.is_newer() => Ok((None, now)),
+        Err(malformed) => Err(malformed),
+    }
 }
 
 /// Returns the projection of all fields of a lock, and of the server's clock when the answer is made.

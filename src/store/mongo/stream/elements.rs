@@ -23,80 +23,15 @@ use crate::{
 /// A write of the protocol has a new `wake` in each lock that it changes. It may also remove free locks of other
 /// elements, which concerns nobody. Without any new `wake` it is another program's write.
 pub(super) fn concerning(session: &str, base: &Location) -> Vec<Document> {
-    let segments: Vec<&str> = base.segments().collect();
-    let above: Vec<String> = (1..=segments.len()).map(|depth| segments[..depth].join(".")).collect();
-    let inside = base.key("");
-    let updated = doc! { "$objectToArray": { "$ifNull": ["$updateDescription.updatedFields", {}] } };
-    let length = i64::try_from(inside.len()).unwrap_or(i64::MAX);
-    let rest = |key: &str| doc! { "$split": [{ "$substrBytes": [key, length, -1] }, "."] };
-
-    // The map, where it was written with all that is in it.
-    let mut branches = Vec::new();
-    for (depth, key) in above.iter().enumerate() {
-        let path: Vec<&str> = ["$$this.v"]
-            .into_iter()
-            .chain(segments[depth + 1..].iter().copied())
-            .collect();
-        branches.push(doc! { "case": { "$eq": ["$$this.k", key] }, "then": path.join(".") });
-    }
-    let written = doc! { "$reduce": {
-        "input": &updated,
-        "initialValue": Bson::Null,
-        "in": { "$switch": { "branches": branches, "default": "$$value" } },
-    } };
-    let is_update = doc! { "$eq": ["$operationType", "update"] };
-    let of_changes = doc! { "$project": {
-        "operationType": 1, "documentKey": 1, "clusterTime": 1,
-        "since": { "$subtract": [when(), OLD] },
-        "whole": { "$or": [
-            { "$not": [&is_update] },
-            { "$ne": [{ "$setIntersection": [keys(), above] }, []] },
-        ] },
-        "map": { "$cond": [is_update, written, format!("$fullDocument.{}", base.path())] },
-        "changes": { "$map": {
-            "input": { "$filter": { "input": updated, "cond": starts_with("$$this.k", &inside) } },
-            "in": { "path": rest("$$this.k"), "v": "$$this.v" },
-        } },
-        "cut": { "$map": {
-            "input": { "$filter": { "input": cut(), "cond": starts_with("$$this", &inside) } },
-            "in": { "$arrayElemAt": [rest("$$this"), 0] },
-        } },
-    } };
     let touched = doc! { "$match": { "$or": [
         { "whole": true },
         { "changes.0": { "$exists": true } },
         { "cut.0": { "$exists": true } },
     ] } };
-
-    let of_change = |field: &str| {
-        let whole = format!("$$this.v.{field}");
-        let is_it = doc! { "$eq": [{ "$slice": ["$$this.path", 1, 2] }, [field]] };
-        let is_whole = doc! { "$eq": [{ "$size": "$$this.path" }, 1] };
-        doc! { "$cond": [is_whole, whole, { "$cond": [is_it, "$$this.v", "$$REMOVE"] }] }
-    };
-    let is_new = doc! { "$and": [
-        { "$eq": [{ "$type": "$$this.wake" }, "string"] },
-        { "$eq": [{ "$type": "$$this.at" }, "date"] },
-        { "$gte": ["$$this.at", "$since"] },
-    ] };
-    let locks = doc! { "$concatArrays": [
-        { "$map": {
-            "input": "$changes",
-            "in": { "code": { "$arrayElemAt": ["$$this.path", 0] }, "wake": of_change("wake"), "at": of_change("at") },
-        } },
-        { "$filter": {
-            "input": { "$map": {
-                "input": { "$objectToArray": { "$cond": [{ "$eq": [{ "$type": "$map" }, "object"] }, "$map", {}] } },
-                "in": { "code": "$$this.k", "wake": "$$this.v.wake", "at": "$$this.v.at" },
-            } },
-            "cond": is_new,
-        } },
-    ] };
     let of_locks = doc! { "$project": {
-        "operationType": 1, "documentKey": 1, "clusterTime": 1, "whole": 1, "cut": 1, "since": 1, "locks": locks,
-        "ours": having_entries_of(session),
+        "operationType": 1, "documentKey": 1, "clusterTime": 1, "whole": 1, "cut": 1, "since": 1,
+        "locks": written_locks(), "ours": having_entries_of(session),
     } };
-
     let is_old = doc! { "$and": [
         { "$eq": [{ "$type": "$$this.at" }, "date"] },
         { "$lt": ["$$this.at", "$since"] },
@@ -114,12 +49,102 @@ pub(super) fn concerning(session: &str, base: &Location) -> Vec<Document> {
     ] } };
     vec![
         doc! { "$match": { "operationType": { "$ne": "insert" } } },
-        of_changes,
+        of_changes(base),
         touched,
         of_locks,
         shown,
         told,
     ]
+}
+
+/// Returns the stage that shows what an event's write did to the map of the locks: the `changes` inside it, the codes
+/// of the locks from which something was `cut`, and whether the map was written as a `whole`; if so, also the `map`. A
+/// lock whose time is before `since` is as an earlier write left it.
+fn of_changes(base: &Location) -> Document {
+    let inside = base.key("");
+    let length = i64::try_from(inside.len()).unwrap_or(i64::MAX);
+    let rest = |key: &str| doc! { "$split": [{ "$substrBytes": [key, length, -1] }, "."] };
+    let is_update = doc! { "$eq": ["$operationType", "update"] };
+    doc! { "$project": {
+        "operationType": 1, "documentKey": 1, "clusterTime": 1,
+        "since": { "$subtract": [when(), OLD] },
+        "whole": { "$or": [
+            { "$not": [&is_update] },
+            { "$ne": [{ "$setIntersection": [keys(), down_to(base)] }, []] },
+        ] },
+        "map": { "$cond": [is_update, updated_map(base), format!("$fullDocument.{}", base.path())] },
+        "changes": { "$map": {
+            "input": { "$filter": { "input": updated(), "cond": starts_with("$$this.k", &inside) } },
+            "in": { "path": rest("$$this.k"), "v": "$$this.v" },
+        } },
+        "cut": { "$map": {
+            "input": { "$filter": { "input": cut(), "cond": starts_with("$$this", &inside) } },
+            "in": { "$arrayElemAt": [rest("$$this"), 0] },
+        } },
+    } }
+}
+
+/// Returns the expression for the map as an update wrote it with all that is in it; null if it wrote only parts of it.
+fn updated_map(base: &Location) -> Document {
+    let segments: Vec<&str> = base.segments().collect();
+    let mut branches = Vec::new();
+    for (depth, key) in down_to(base).iter().enumerate() {
+        let path: Vec<&str> = ["$$this.v"]
+            .into_iter()
+            .chain(segments[depth + 1..].iter().copied())
+            .collect();
+        branches.push(doc! { "case": { "$eq": ["$$this.k", key] }, "then": path.join(".") });
+    }
+    doc! { "$reduce": {
+        "input": updated(),
+        "initialValue": Bson::Null,
+        "in": { "$switch": { "branches": branches, "default": "$$value" } },
+    } }
+}
+
+/// Returns the paths that lead to the map, down to its own: who writes one of them writes the whole map.
+fn down_to(base: &Location) -> Vec<String> {
+    let segments: Vec<&str> = base.segments().collect();
+    (1..=segments.len()).map(|depth| segments[..depth].join(".")).collect()
+}
+
+/// Returns the expression for the fields that an update wrote, as keys and values.
+fn updated() -> Document {
+    doc! { "$objectToArray": { "$ifNull": ["$updateDescription.updatedFields", {}] } }
+}
+
+/// Returns the expression for the locks that were written, with their `wake` and their time: those that were changed,
+/// and those in the map whose time is that of the event.
+fn written_locks() -> Document {
+    let of_change = |field: &str| {
+        let whole = format!("$$this.v.{field}");
+        let is_it = doc! { "$eq": [{ "$slice": ["$$this.path", 1, 2] }, [field]] };
+        let is_whole = doc! { "$eq": [{ "$size": "$$this.path" }, 1] };
+        doc! { "$cond": [is_whole, whole, { "$cond": [is_it, "$$this.v", "$$REMOVE"] }] }
+    };
+    let is_new = doc! { "$and": [
+        { "$eq": [{ "$type": "$$this.wake" }, "string"] },
+        { "$eq": [{ "$type": "$$this.at" }, "date"] },
+        { "$gte": ["$$this.at", "$since"] },
+    ] };
+    doc! { "$concatArrays": [
+        { "$map": {
+            "input": "$changes",
+            "in": { "code": { "$arrayElemAt": ["$$this.path", 0] }, "wake": of_change("wake"), "at": of_change("at") },
+        } },
+        { "$filter": {
+            "input": { "$map": {
+                "input": locks_in_map(),
+                "in": { "code": "$$this.k", "wake": "$$this.v.wake", "at": "$$this.v.at" },
+            } },
+            "cond": is_new,
+        } },
+    ] }
+}
+
+/// Returns the expression for all locks in the map, as codes and locks; for none where there is no map.
+fn locks_in_map() -> Document {
+    doc! { "$objectToArray": { "$cond": [{ "$eq": [{ "$type": "$map" }, "object"] }, "$map", {}] } }
 }
 
 /// Returns the expression for the codes of the locks in the map that have an entry of this session.
@@ -132,8 +157,7 @@ fn having_entries_of(session: &str) -> Document {
     ] };
     let entries = doc! { "$concatArrays": [list("$$this.v.holders"), list("$$this.v.queue")] };
     let any = doc! { "$anyElementTrue": [{ "$map": { "input": entries, "as": "entry", "in": is_ours } }] };
-    let locks = doc! { "$objectToArray": { "$cond": [{ "$eq": [{ "$type": "$map" }, "object"] }, "$map", {}] } };
-    doc! { "$map": { "input": { "$filter": { "input": locks, "cond": any } }, "in": "$$this.k" } }
+    doc! { "$map": { "input": { "$filter": { "input": locks_in_map(), "cond": any } }, "in": "$$this.k" } }
 }
 
 /// Returns the events of the locks that one event of the stream concerns, in their order. `ours` is the pattern of the
