@@ -8,6 +8,9 @@ use crate::{
     workloads::Better,
 };
 
+/// Name of the median among the measures of a row.
+const MEDIAN: &str = "p50, ms";
+
 /// A number that differs by more than the noise.
 #[derive(Debug, PartialEq)]
 struct Moved {
@@ -22,6 +25,16 @@ impl Moved {
     fn is_worse(&self) -> bool {
         (self.after > self.before) == (self.better == Better::Less)
     }
+}
+
+/// By how much the medians of one workload moved as a whole, in new over old: what all peers have in common is the
+/// machine's.
+#[derive(Debug, PartialEq)]
+struct Drift {
+    workload: String,
+    /// Of this library's peers, and how many numbers that is.
+    ours: (f64, usize),
+    others: (f64, usize),
 }
 
 /// Returns the comparison as text.
@@ -63,6 +76,17 @@ pub(crate) fn text(old: &Results, new: &Results) -> String {
         "\n{} of {compared} numbers moved by more than the noise.",
         moved.len()
     );
+    let drifts = drifts(old, new);
+    if !drifts.is_empty() {
+        text.push_str("\nThe medians (p50) of all cases and peers, new over old:\n");
+    }
+    for Drift { workload, ours, others } in drifts {
+        let of = |(ratio, numbers): (f64, usize)| match numbers {
+            0 => String::from("-"),
+            _ => format!("{ratio:.2} ({numbers})"),
+        };
+        let _ = writeln!(text, "  {workload}: watchlock {}, others {}", of(ours), of(others));
+    }
     for worse in [true, false] {
         let these: Vec<&Moved> = moved.iter().filter(|moved| moved.is_worse() == worse).collect();
         if !these.is_empty() {
@@ -117,10 +141,39 @@ fn moved(old: &Results, new: &Results) -> (Vec<Moved>, usize) {
     (moved, compared)
 }
 
+fn drifts(old: &Results, new: &Results) -> Vec<Drift> {
+    let workloads = old.cases().into_iter();
+    let drifts = workloads.filter_map(|(workload, cases)| {
+        let (mut ours, mut others) = (Vec::new(), Vec::new());
+        for row in cases.into_iter().flat_map(|case| old.of(workload, case)) {
+            let later = new.of(workload, &row.case).find(|later| later.peer == row.peer);
+            let Some((before, after)) = row.measure(MEDIAN).zip(later.and_then(|later| later.measure(MEDIAN))) else {
+                continue;
+            };
+            // A time beyond a lease can be less than nothing.
+            if before.value.min(after.value) > 0.0 {
+                let is_ours = old.facts(&row.peer).is_some_and(|facts| facts.ours);
+                let ratios = if is_ours { &mut ours } else { &mut others };
+                ratios.push(after.value / before.value);
+            }
+        }
+        let of = |ratios: &[f64]| (median(ratios), ratios.len());
+        (ours.len() + others.len() > 0).then(|| Drift {
+            workload: workload.to_owned(),
+            ours: of(&ours),
+            others: of(&others),
+        })
+    });
+    drifts.collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{report::Row, workloads::Round};
+    use crate::{
+        report::{Facts, Row},
+        workloads::Round,
+    };
 
     fn run(rounds: [f64; 3]) -> Results {
         let rounds = rounds.map(|latency| Round {
@@ -146,6 +199,27 @@ mod tests {
             "{text}"
         );
         assert!(!text.contains("Worse"), "{text}");
+    }
+
+    #[test]
+    fn what_all_peers_have_in_common_is_told_apart() {
+        let of = |latencies: [f64; 3]| {
+            let mut all = Results::default();
+            for (peer, latency) in ["ours", "one", "other"].into_iter().zip(latencies) {
+                let row = run([latency; 3]).rows.remove(0);
+                all.rows.push(Row { peer: peer.into(), ..row });
+                all.peers.push(Facts {
+                    id: peer.into(),
+                    ours: peer == "ours",
+                    ..Facts::default()
+                });
+            }
+            all
+        };
+        let (old, new) = (of([1.0, 2.0, 4.0]), of([1.1, 3.0, 6.0]));
+        let text = text(&old, &new);
+        assert!(text.contains("  hand-over: watchlock 1.10 (1), others 1.50 (2)\n"), "{text}");
+        assert!(drifts(&old, &Results::default()).is_empty());
     }
 
     #[test]

@@ -43,7 +43,7 @@ pub(crate) struct Results {
 }
 
 /// What a peer is.
-#[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
+#[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
 pub(crate) struct Facts {
     pub(crate) id: String,
     pub(crate) package: String,
