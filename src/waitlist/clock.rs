@@ -49,7 +49,7 @@ pub(crate) struct Jump {
 }
 
 impl ServerClock {
-    /// Takes in an exchange; returns the contradiction with earlier ones, if it is more than the margin.
+    /// Notes an exchange; returns the contradiction with earlier ones, if it is more than the margin.
     pub(crate) fn note(&mut self, exchange: &Exchange, config: &Config) -> Option<Jump> {
         let seen = Reading {
             sent: exchange.sent,

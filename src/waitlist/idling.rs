@@ -65,7 +65,7 @@ impl Doubt {
 }
 
 impl Waitlist {
-    /// Takes in that a task lets go of a hold for which nobody waits: it stays with the client, if it may. `None`: it has
+    /// Notes that a task lets go of a hold for which nobody waits: it stays with the client, if it may. `None`: it has
     /// to go back. Otherwise whether its document is to be read before anybody has it.
     pub(super) fn keep_idle(&mut self, entry: &str, inherited: Inheritance, context: &Context<'_>) -> Option<bool> {
         let Inheritance { deadline, renew_at } = inherited;
@@ -115,7 +115,7 @@ impl Waitlist {
         false
     }
 
-    /// Takes in that no lock stays with the client any more: an idle hold becomes a hold like any other.
+    /// Notes that no lock stays with the client any more: an idle hold becomes a hold like any other.
     pub(super) fn end_idling(&mut self) {
         self.holds.values_mut().for_each(|held| held.idle = None);
     }
@@ -128,7 +128,7 @@ impl Waitlist {
         self.holds.values().filter_map(|held| Some(held.idle?.attend_at)).min()
     }
 
-    /// Takes in that a reading that was sent at that time shows a hold, and no other waiters.
+    /// Notes that a reading that was sent at that time shows a hold, and no other waiters.
     pub(super) fn seen_unasked(&mut self, entry: &str, sent: Instant, context: &Context<'_>) {
         let handing = self.holds.get_mut(entry).and_then(|held| held.handing_on.as_mut());
         if let Some(handing) = handing.filter(|handing| unseen(&handing.terms, context).is_some()) {
@@ -137,7 +137,7 @@ impl Waitlist {
         }
     }
 
-    /// Takes in that events may be missing which would have shown other waiters. A hold that is to stay with the client
+    /// Notes that events may be missing which would have shown other waiters. A hold that is to stay with the client
     /// is not handed on until its document is read while the stream is open; any other goes through the server next.
     pub(super) fn doubt_holds(&mut self, context: &Context<'_>) {
         for held in self.holds.values_mut() {

@@ -13,9 +13,9 @@
 //! [`signalled`](Waitlist::signalled), [`doubt`](Waitlist::doubt), [`verified`](Waitlist::verified),
 //! [`looked`](Waitlist::looked), [`look_failed`](Waitlist::look_failed). Four things come out: the [`Effect`]s, which
 //! name tasks and releases by the keys that these brought; the [next operation](Waitlist::next) to send; the [next
-//! look](Waitlist::next_look) at the queue position; and the [instant](Waitlist::due_at) at which the waitlist wants to be
-//! asked again. It can be cloned, compared and hashed. `session::line` runs it for real tasks against a real server, and
-//! the model (`model/`) runs the same value through every state that a few clients get into.
+//! look](Waitlist::next_look) at the queue position; and the [instant](Waitlist::due_at) at which the waitlist wants to
+//! be asked again. It can be cloned, compared and hashed. `session::line` runs it for real tasks against a real server,
+//! and the model (`model/`) runs the same value through every state that a few clients get into.
 
 pub(crate) mod answers;
 mod blind;

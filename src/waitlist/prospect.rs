@@ -88,12 +88,12 @@ impl Prospect {
         }
     }
 
-    /// Returns the pause before the next look without a stream, where the lock is held and so has a pace: the waiters of a
-    /// lock that changes hands fast follow it.
+    /// Returns the pause before the next look without a stream, where the lock is held and so has a pace: the waiters
+    /// of a lock that changes hands fast follow it.
     ///
-    /// The present hold is expected to last for as long again as it has lasted, and each of the next ones for as long as a
-    /// quick one. A waiter that looks too late holds up all that are behind it, and makes them reckon with slow hand-overs;
-    /// so a single slow one must not count for all the others.
+    /// The present hold is expected to last for as long again as it has lasted, and each of the next ones for as long
+    /// as a quick one. A waiter that looks too late holds up all that are behind it, and makes them reckon with slow
+    /// hand-overs; so a single slow one must not count for all the others.
     pub(crate) fn pause(&self, config: &Config) -> Option<Duration> {
         let age = self.age?;
         let steps = u32::try_from(self.steps).unwrap_or(u32::MAX);
@@ -231,8 +231,8 @@ mod tests {
         // Further back: as if the queue moved as fast as it can, until that is known: 10 places in 30 ms.
         let back = pauses(&[(30, 0, 0), (30, 3, 3), (20, 3, 30)], &config);
         assert_eq!(back, [Some(15), Some(16), Some(20)]);
-        // A single slow hand-over counts for a part, and a quick one at once: after a step of 2 ms, one of 43 ms makes it
-        // 4.5 ms, and one of 2 ms makes it 2 ms again.
+        // A single slow hand-over counts for a part, and a quick one at once: after a step of 2 ms, one of 43 ms makes
+        // it 4.5 ms, and one of 2 ms makes it 2 ms again.
         let late = pauses(&[(30, 3, 0), (20, 3, 30), (19, 3, 43), (9, 3, 20)], &config);
         assert_eq!(late[2..], [Some(1 + 42), Some(1 + 9)]);
         // Of many, each counts: after 300 that took 17 ms each, nothing is left of the quicker estimate before.

@@ -42,8 +42,8 @@ pub(super) const FREE_FOR: Duration = Duration::from_secs(10);
 /// over by then, and these are the ones that feel what a release costs.
 pub(super) const ALONE_FOR: Duration = Duration::from_millis(2);
 
-/// Time that an answer may take to show the present. A slower one may have waited for its majority, and others have come
-/// since it was read; so where a majority always takes longer, every release expects others.
+/// Time that an answer may take to show the present. A slower one may have waited for its majority, and others have
+/// come since it was read; so where a majority always takes longer, every release expects others.
 pub(super) const RECENT: Duration = Duration::from_millis(20);
 
 /// Pause before a client that found the queue full knocks again, a quarter more or less.
@@ -154,14 +154,15 @@ impl Waitlist {
         self.ask_at = Some(routine);
     }
 
-    /// Has the next head ask now, if it is queued already, unless the answer that shows the grant says more. It got in line
-    /// together with a release: nobody confirmed its entry while another was the head, and it may fit beside this hold.
+    /// Has the next head ask now, if it is queued already, unless the answer that shows the grant says more. It got in
+    /// line together with a release: nobody confirmed its entry while another was the head, and it may fit beside this
+    /// hold.
     pub(super) fn ask_after_grant(&mut self) {
         (self.ask_at, self.expiry, self.look_at, self.was_seen_gone) = (None, None, None, false);
     }
 
     /// Returns the due look at the head's queue position, once. It is sent if it is [admitted](Self::admit) then, and
-    /// [`looked`](Self::looked) or [`look_failed`](Self::look_failed) takes in the result.
+    /// [`looked`](Self::looked) or [`look_failed`](Self::look_failed) notes the result.
     pub(crate) fn next_look(&mut self, context: &Context<'_>) -> Option<PositionLook> {
         let head = self.waiting.front().filter(|head| head.is_queued())?;
         if self.under_way.is_some() || self.look_at.is_none_or(|at| at > context.now) {
@@ -174,7 +175,7 @@ impl Waitlist {
         })
     }
 
-    /// Takes in the head's sight of its queue position. A head that is no longer in the queue asks, and so does one that
+    /// Notes the head's sight of its queue position. A head that is no longer in the queue asks, and so does one that
     /// has come near the front and is about to have the stream.
     ///
     /// A look grants nothing, so each hand-over costs a request on top of it. A look is answered by one member alone,
@@ -186,8 +187,8 @@ impl Waitlist {
             return;
         }
         let head = &self.waiting[0];
-        // Every write of the protocol grants to all that fit. If the first in line fits now, another program's write has
-        // made room, and no client has written since.
+        // Every write of the protocol grants to all that fit. If the first in line fits now, another program's write
+        // has made room, and no client has written since.
         let Some(ahead) = ahead.filter(|ahead| ahead.place > 0 || head.permits > ahead.free) else {
             (self.ask_at, self.was_seen_gone) = (Some(context.now), true);
             return;
@@ -209,7 +210,7 @@ impl Waitlist {
         self.expiry = expiry.or(self.expiry.filter(|_| ahead.first_end.is_some()));
     }
 
-    /// Takes in that the head has not seen its queue position: it asks, and only asks for a while.
+    /// Notes that the head has not seen its queue position: it asks, and only asks for a while.
     pub(crate) fn look_failed(&mut self, look: &PositionLook, setback: Setback, context: &Context<'_>) {
         self.blind.failed(setback.is_final(), context.now);
         if self.admit(look, context) {
@@ -296,7 +297,8 @@ pub(crate) fn refresh(lease: &Lease, config: &Config) -> Duration {
     lease.length.min(config.lease) / 2
 }
 
-/// Returns when a hold on a claim lease is renewed first: sooner if the news of it came late, and little of that is left.
+/// Returns when a hold on a claim lease is renewed first: sooner if the news of it came late, and little of that is
+/// left.
 pub(super) fn check(lease: &Lease, deadline: Deadline, now: Instant) -> Instant {
     let left = deadline.instant().saturating_duration_since(now);
     now + CLAIM_CHECK.min(lease.claim / 4).min(left / 4)
@@ -317,7 +319,8 @@ pub(crate) fn first_renewal(
         return Some(check(lease, deadline, now));
     }
     let interval = lease.interval?;
-    // A repeated command is answered from the server's record of it, which has no time: so it is not known what is left.
+    // A repeated command is answered from the server's record of it, which has no time: so it is not known what is
+    // left.
     let Some(read) = exchange.now else {
         return Some(check(lease, deadline, now));
     };
@@ -325,8 +328,8 @@ pub(crate) fn first_renewal(
     Some(in_time(exchange.sent + interval.saturating_sub(gone), deadline, now))
 }
 
-/// Brings a first renewal forward to the middle of the time that is left, if it comes later: the server's clock may have been
-/// set ahead since the request was sent.
+/// Brings a first renewal forward to the middle of the time that is left, if it comes later: the server's clock may
+/// have been set ahead since the request was sent.
 pub(crate) fn in_time(renew_at: Instant, deadline: Deadline, now: Instant) -> Instant {
     let left = deadline.instant().saturating_duration_since(now);
     renew_at.max(now).min(now + left / 2)

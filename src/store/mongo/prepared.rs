@@ -2,9 +2,9 @@
 //!
 //! The pipeline of an operation is a tree of some hundred values. To build and to encode it is most of an operation's
 //! work for the client. But the operations of a client are much alike: those of one shape differ only in the numbers at
-//! the end of their ids. So the second operation of a shape is encoded three times more, each time with another number in
-//! one of its ids; the bytes that change are the places of that number. From then on an operation of this shape is a copy
-//! of these bytes with its own numbers in these places.
+//! the end of their ids. So the second operation of a shape is encoded three times more, each time with another number
+//! in one of its ids; the bytes that change are the places of that number. From then on an operation of this shape is a
+//! copy of these bytes with its own numbers in these places.
 
 use std::{
     collections::VecDeque,
@@ -19,8 +19,8 @@ use crate::protocol::{Evict, Operation, Request};
 /// Maximum number of encoded updates: a client uses few shapes at a time, for instance one for each reason.
 const READY_MOST: usize = 16;
 
-/// Maximum number of remembered shapes that were met once. A shape that does not come again, such as that of a reason that
-/// names an invoice, is not worth its encodings.
+/// Maximum number of remembered shapes that were met once. A shape that does not come again, such as that of a reason
+/// that names an invoice, is not worth its encodings.
 const MET_MOST: usize = 64;
 
 /// The encoded updates of a store.
