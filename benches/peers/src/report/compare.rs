@@ -1,10 +1,11 @@
 //! Two runs side by side: only what lies further apart than the rounds of either run.
 
-use std::fmt::Write;
+use std::fmt::{self, Write};
 
 use super::{Measure, Results};
 use crate::{
-    statistics::{differ, median},
+    peers::OURS,
+    statistics::{differ, median, sorted},
     workloads::Better,
 };
 
@@ -32,9 +33,32 @@ impl Moved {
 #[derive(Debug, PartialEq)]
 struct Drift {
     workload: String,
-    /// Of this library's peers, and how many numbers that is.
-    ours: (f64, usize),
-    others: (f64, usize),
+    /// Of this library at its usual setting, over all cases.
+    ours: Ratios,
+    /// Of the peers that are not this library.
+    others: Ratios,
+}
+
+#[derive(Debug, Default, PartialEq)]
+struct Ratios(Vec<f64>);
+
+impl Ratios {
+    /// Returns the median; of two in the middle their geometric mean, so that it is the inverse if the runs are swapped.
+    fn median(&self) -> Option<f64> {
+        let all = sorted(self.0.clone());
+        let upper = *all.get(all.len() / 2)?;
+        let lower = *all.get(all.len().saturating_sub(1) / 2)?;
+        Some((lower * upper).sqrt())
+    }
+}
+
+impl fmt::Display for Ratios {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.median() {
+            None => f.write_str("-"),
+            Some(median) => write!(f, "{median:.2} ({})", self.0.len()),
+        }
+    }
 }
 
 /// Returns the comparison as text.
@@ -81,11 +105,7 @@ pub(crate) fn text(old: &Results, new: &Results) -> String {
         text.push_str("\nThe medians (p50) of all cases and peers, new over old:\n");
     }
     for Drift { workload, ours, others } in drifts {
-        let of = |(ratio, numbers): (f64, usize)| match numbers {
-            0 => String::from("-"),
-            _ => format!("{ratio:.2} ({numbers})"),
-        };
-        let _ = writeln!(text, "  {workload}: watchlock {}, others {}", of(ours), of(others));
+        let _ = writeln!(text, "  {workload}: {OURS} {ours}, others {others}");
     }
     for worse in [true, false] {
         let these: Vec<&Moved> = moved.iter().filter(|moved| moved.is_worse() == worse).collect();
@@ -144,24 +164,27 @@ fn moved(old: &Results, new: &Results) -> (Vec<Moved>, usize) {
 fn drifts(old: &Results, new: &Results) -> Vec<Drift> {
     let workloads = old.cases().into_iter();
     let drifts = workloads.filter_map(|(workload, cases)| {
-        let (mut ours, mut others) = (Vec::new(), Vec::new());
+        let (mut ours, mut others) = (Ratios::default(), Ratios::default());
         for row in cases.into_iter().flat_map(|case| old.of(workload, case)) {
             let later = new.of(workload, &row.case).find(|later| later.peer == row.peer);
             let Some((before, after)) = row.measure(MEDIAN).zip(later.and_then(|later| later.measure(MEDIAN))) else {
                 continue;
             };
-            // A time beyond a lease can be less than nothing.
-            if before.value.min(after.value) > 0.0 {
-                let is_ours = old.facts(&row.peer).is_some_and(|facts| facts.ours);
-                let ratios = if is_ours { &mut ours } else { &mut others };
-                ratios.push(after.value / before.value);
+            let is_ours = old.facts(&row.peer).is_some_and(|facts| facts.ours);
+            let ratios = match row.peer.as_str() {
+                OURS => &mut ours,
+                _ if is_ours => continue,
+                _ => &mut others,
+            };
+            // A time beyond a lease can be less than nothing, and has no ratio then.
+            if before.rounds.iter().chain(&after.rounds).all(|time| *time > 0.0) {
+                ratios.0.push(median(&after.rounds) / median(&before.rounds));
             }
         }
-        let of = |ratios: &[f64]| (median(ratios), ratios.len());
-        (ours.len() + others.len() > 0).then(|| Drift {
+        (ours.0.len() + others.0.len() > 0).then(|| Drift {
             workload: workload.to_owned(),
-            ours: of(&ours),
-            others: of(&others),
+            ours,
+            others,
         })
     });
     drifts.collect()
@@ -203,22 +226,33 @@ mod tests {
 
     #[test]
     fn what_all_peers_have_in_common_is_told_apart() {
-        let of = |latencies: [f64; 3]| {
+        let of = |latencies: [[f64; 3]; 5]| {
             let mut all = Results::default();
-            for (peer, latency) in ["ours", "one", "other"].into_iter().zip(latencies) {
-                let row = run([latency; 3]).rows.remove(0);
-                all.rows.push(Row { peer: peer.into(), ..row });
+            let peers = [OURS, "watchlock-polling", "one", "two", "beyond"];
+            for (peer, latencies) in peers.into_iter().zip(latencies) {
+                let row = run(latencies).rows.remove(0);
+                all.rows.push(Row {
+                    peer: peer.into(),
+                    ..row
+                });
                 all.peers.push(Facts {
                     id: peer.into(),
-                    ours: peer == "ours",
+                    ours: peer.starts_with(OURS),
                     ..Facts::default()
                 });
             }
             all
         };
-        let (old, new) = (of([1.0, 2.0, 4.0]), of([1.1, 3.0, 6.0]));
-        let text = text(&old, &new);
-        assert!(text.contains("  hand-over: watchlock 1.10 (1), others 1.50 (2)\n"), "{text}");
+        let old = of([[1.0; 3], [1.0; 3], [2.0; 3], [4.0; 3], [0.1, -0.1, 0.2]]);
+        let mut new = of([[1.1; 3], [9.0; 3], [2.4; 3], [8.0; 3], [0.1; 3]]);
+        let there = text(&old, &new);
+        // The two others took 1.2 and 2 times as long.
+        assert!(there.contains("  hand-over: watchlock 1.10 (1), others 1.55 (2)\n"), "{there}");
+        let back = text(&new, &old);
+        assert!(back.contains("  hand-over: watchlock 0.91 (1), others 0.65 (2)\n"), "{back}");
+        new.rows.retain(|row| row.peer != OURS);
+        let without = text(&old, &new);
+        assert!(without.contains("  hand-over: watchlock -, others 1.55 (2)\n"), "{without}");
         assert!(drifts(&old, &Results::default()).is_empty());
     }
 
