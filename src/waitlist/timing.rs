@@ -584,7 +584,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn clients_that_found_the_queue_full_at_once_knock_at_different_times() {
+    async fn tasks_that_found_the_queue_full_at_once_knock_at_different_times() {
         in_context(|context| {
             let pause = |key| {
                 let mut waitlist = waitlist([task(key, MUTEX)]);
@@ -596,6 +596,8 @@ mod tests {
             let within = |from: u128, to: u128| pauses.iter().filter(|pause| (from..to).contains(*pause)).count();
             assert_eq!(within(750, 1_250), 100, "{pauses:?}");
             assert!(within(750, 850) > 0 && within(1_150, 1_250) > 0, "{pauses:?}");
+            let different: std::collections::BTreeSet<&u128> = pauses.iter().collect();
+            assert!(different.len() > 50, "{pauses:?}");
         });
     }
 
