@@ -144,7 +144,7 @@ impl Client {
         let _ = self.clock.note(exchange, rules.config());
     }
 
-    /// Feeds the waitlist before a lock, and takes in what it owes.
+    /// Feeds the waitlist before a lock, and notes what it owes.
     fn feed<T>(
         &mut self,
         lock: usize,

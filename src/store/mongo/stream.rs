@@ -145,7 +145,7 @@ fn concerning(session: &str) -> Vec<Document> {
             "operationType": 1, "documentKey": 1,
             "wake": { "$ifNull": ["$fullDocument.wake", "$updateDescription.updatedFields.wake"] },
             "at": { "$ifNull": ["$fullDocument.at", "$updateDescription.updatedFields.at"] },
-            "clusterTime": 1, "left": left("$fullDocument", WHOLE),
+            "clusterTime": 1, "after": after("$fullDocument", WHOLE),
         } },
     ]
 }
@@ -155,7 +155,7 @@ fn concerning(session: &str) -> Vec<Document> {
 const EVENT_SHOWN_MOST: i32 = 65_536;
 
 /// Returns the lock's document where another program replaced it, so that nobody needs to read it.
-fn left(lock: impl Into<String>, wake: impl Into<String>) -> Document {
+fn after(lock: impl Into<String>, wake: impl Into<String>) -> Document {
     let (lock, wake) = (lock.into(), wake.into());
     let shown = doc! { "$and": [
         { "$eq": ["$operationType", "replace"] },
@@ -193,7 +193,7 @@ fn concerning_in_place(session: &str, location: &Location, watched: Watched) -> 
             "operationType": 1, "documentKey": 1,
             "wake": written(location, "wake"), "at": written(location, "at"), "touched": touched(location),
             "old": is_old(location), "clusterTime": 1,
-            "left": left(format!("$fullDocument.{}", location.path()), format!("fullDocument.{}", location.key("wake"))),
+            "after": after(format!("$fullDocument.{}", location.path()), format!("fullDocument.{}", location.key("wake"))),
         } },
         doc! { "$match": { "$or": told } },
     ]);
@@ -474,7 +474,7 @@ pub(crate) fn read_event(location: &Location, event: &Document) -> Event {
 
 /// Returns the lock's document after another program's write; `None` where the event does not show it.
 fn read_after(event: &Document) -> Option<Box<ForeignWrite>> {
-    let document = match (event.get_str("operationType").ok()?, event.get("left")) {
+    let document = match (event.get_str("operationType").ok()?, event.get("after")) {
         ("delete", _) => None,
         (_, Some(Bson::Document(document))) => Some(State::from_document(document)),
         _ => return None,
