@@ -12,8 +12,8 @@ use crate::{
     protocol::{Downgrade, Evict, Expects, Operation, Proclaim, QUEUE_MOST, State},
 };
 
-/// Maximum time that the server may take for a proclamation before it is made anew. Long enough that the next is sent
-/// when the last is over.
+/// Maximum time that the server may take for a proclamation, or another operation that bypasses the lines, before it is
+/// sent anew. Long enough that the next is sent when the last is over.
 pub(super) const PROCLAIM: Duration = Duration::from_secs(2);
 
 impl Session {
