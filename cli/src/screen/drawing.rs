@@ -1,0 +1,168 @@
+//! The drawing of the full-screen view. Only the visible rows are made: drawing ten thousand locks costs as much as drawing
+//! those that fit.
+//!
+//! Users look for the name of a lock, so on a narrow terminal everything else gives way first.
+
+use std::time::SystemTime;
+
+use ratatui::{
+    Frame,
+    layout::{Constraint, Layout},
+    style::{Modifier, Style, Stylize as _},
+    text::{Line, Span},
+    widgets::{Block, Borders, Cell, Paragraph, Row, Table, TableState},
+};
+
+use super::{
+    pace,
+    view::{Part, View},
+};
+use crate::{
+    list::{left, short, who, why},
+    show::in_full,
+    text::{cut, fit, natural, plain, span, span_of},
+};
+
+/// Number of lines for the events.
+const EVENT_LINES: u16 = 8;
+
+/// Priority of the columns if there is no room for all: name, holder, time left of the lease, held since, reason,
+/// token, kind.
+const ORDER: [usize; 7] = [0, 2, 4, 3, 6, 5, 1];
+
+impl View {
+    pub(super) fn draw(&mut self, frame: &mut Frame<'_>, here: SystemTime) {
+        let [head, body, log, foot] = Layout::vertical([
+            Constraint::Length(1),
+            Constraint::Min(3),
+            Constraint::Length(EVENT_LINES),
+            Constraint::Length(1),
+        ])
+        .areas(frame.area());
+        frame.render_widget(self.head(), head);
+        let now = self.offset.at(here);
+        let headings = ["NAME", "KIND", "HELD BY / WAITING", "FOR", "LEFT", "TOKEN", "WHY"];
+        // Without the headings.
+        let seen = self.seen(usize::from(body.height.saturating_sub(1)));
+        let selected = self.selected.map(|row| row.saturating_sub(seen.start));
+        let (cells, styles): (Vec<_>, Vec<_>) = self.rows[seen]
+            .iter()
+            .map(|(at, part)| self.row(*at, *part, now))
+            .unzip();
+        let widths = fit(natural(headings, &cells), ORDER, 1, usize::from(body.width));
+        let columns = || widths.iter().enumerate().filter(|(_, width)| **width > 0);
+        let lengths: Vec<_> = columns()
+            .map(|(_, width)| Constraint::Length(u16::try_from(*width).unwrap_or(u16::MAX)))
+            .collect();
+        let rows = cells.iter().zip(styles).map(|(cells, style)| {
+            Row::new(columns().map(|(column, width)| Cell::from(cut(&cells[column], *width)))).style(style)
+        });
+        let header = Row::new(columns().map(|(column, width)| cut(headings[column], *width)));
+        let table = Table::new(rows, lengths)
+            .header(header.style(Modifier::BOLD))
+            .row_highlight_style(Modifier::REVERSED);
+        frame.render_stateful_widget(table, body, &mut TableState::new().with_selected(selected));
+        let details = self
+            .selected
+            .and_then(|row| self.rows.get(row))
+            .map(|(at, _)| &self.locks[*at]);
+        let (title, text) = match details {
+            Some(lock) => ("Selected lock", in_full(lock, now)),
+            None => ("Events", self.events.iter().map(|event| format!("{event}\n")).collect()),
+        };
+        let block = Block::new().borders(Borders::TOP).title(title);
+        frame.render_widget(Paragraph::new(text).block(block), log);
+        frame.render_widget(self.foot(), foot);
+    }
+
+    fn foot(&self) -> Line<'_> {
+        if let Some(asked) = &self.asked {
+            return Line::raw(&asked.question[..]).bold();
+        }
+        if self.filtering {
+            return Line::raw(format!("filter: {}_   enter keep   esc clear", plain(&self.filter))).bold();
+        }
+        if let Some(answer) = &self.answer {
+            return Line::raw(&answer[..]).bold();
+        }
+        let free = match (self.lists_free, self.all) {
+            (false, _) => "",
+            (true, true) => "f held only",
+            (true, false) => "f show free",
+        };
+        let sort = self.sort.as_str();
+        Line::raw(format!(
+            "q quit  up/down details  b break  / filter  s sort: {sort}  {free}"
+        ))
+        .dim()
+    }
+
+    fn head(&self) -> Line<'_> {
+        let (held, waiting) = (self.held, self.waiting);
+        let mut spans = vec![
+            Span::styled("watchlock ", Modifier::BOLD),
+            Span::raw(&self.title[..]),
+            Span::raw(format!("   {} locks, {held} held, {waiting} waiting", self.locks.len())),
+        ];
+        let age = self.listed_at.elapsed();
+        let red = Style::new().red().bold();
+        // The trouble comes first, as the end is cut off if there is no room.
+        if pace::is_stale(age, self.took) {
+            let age = span_of(age);
+            spans.insert(0, Span::styled(format!("{age} old, no answer  "), red));
+        }
+        if !self.filter.is_empty() {
+            spans.push(Span::raw(format!("   filter: {}", plain(&self.filter))));
+        }
+        spans.push(match &self.trouble {
+            Some(trouble) => Span::styled(format!("   {trouble}"), red),
+            None => Span::raw(format!("   {}", self.mode)).dim(),
+        });
+        Line::from(spans)
+    }
+
+    fn row(&self, at: usize, part: Part, now: SystemTime) -> ([String; 7], Style) {
+        let lock = &self.locks[at];
+        let (name, kind) = (plain(&lock.name), lock.kind.to_string());
+        match part {
+            Part::Free => (row([name, kind], ["-"; 5].map(str::to_owned)), Style::new()),
+            Part::Holder(holder) => {
+                let holder = &lock.holders[holder];
+                let cells = [
+                    who(holder),
+                    span(holder.since, now),
+                    left(holder, now),
+                    holder.token.to_string(),
+                    why(holder),
+                ];
+                let style = if holder.until <= now {
+                    Style::new().red()
+                } else if self.is_at_risk(holder, now) {
+                    Style::new().yellow()
+                } else {
+                    Style::new()
+                };
+                (row([name, kind], cells), style)
+            }
+            Part::Waiter(waiter) => {
+                let (position, waiter) = (waiter + 1, &lock.waiters[waiter]);
+                let access = waiter.access.map(|access| format!(" ({access})")).unwrap_or_default();
+                let by = short(waiter.label.as_deref(), &waiter.host, waiter.pid);
+                let dead = waiter.until <= now;
+                let cells = [
+                    format!("  {position}. {by}{access}"),
+                    span(waiter.since, now),
+                    if dead { "over".to_owned() } else { String::new() },
+                    String::new(),
+                    waiter.reason.as_deref().map(plain).unwrap_or_default(),
+                ];
+                let style = if dead { Style::new().red() } else { Style::new().dim() };
+                (row([name, "  waits".to_owned()], cells), style)
+            }
+        }
+    }
+}
+
+fn row([name, kind]: [String; 2], [by, since, left, token, why]: [String; 5]) -> [String; 7] {
+    [name, kind, by, since, left, token, why]
+}

@@ -1,0 +1,307 @@
+//! The state of the full-screen view: the locks that were listed, the rows made of them, and what the keyboard asks for.
+
+use std::{
+    collections::{HashMap, VecDeque},
+    ops::Range,
+    time::{Duration, SystemTime},
+};
+
+use tokio::time::Instant;
+use watchlock::{FencingToken, HolderInfo, LockInfo, OperateError};
+
+use crate::{break_lock::question, clock::Offset, keyboard::Key, list::who, text::plain};
+
+/// Number of events that are remembered.
+const REMEMBERED: usize = 100;
+
+/// The state of the view.
+#[derive(Debug)]
+pub(super) struct View {
+    pub(super) title: String,
+    pub(super) mode: String,
+    pub(super) locks: Vec<LockInfo>,
+    /// The parts of the locks to show, row by row.
+    pub(super) rows: Vec<(usize, Part)>,
+    /// Number of held locks, and of waiters.
+    pub(super) held: usize,
+    pub(super) waiting: usize,
+    pub(super) offset: Offset,
+    /// Whether free locks are listed at all.
+    pub(super) lists_free: bool,
+    /// Whether free locks are shown as well.
+    pub(super) all: bool,
+    /// The selected row.
+    pub(super) selected: Option<usize>,
+    /// The first visible row.
+    pub(super) top: usize,
+    pub(super) events: VecDeque<String>,
+    /// The reason why the locks could not be listed, if they could not.
+    pub(super) trouble: Option<String>,
+    /// Time of the last listing, and its duration.
+    pub(super) listed_at: Instant,
+    pub(super) took: Duration,
+    /// The longest remaining lease seen for each grant: approximately the lease.
+    pub(super) leases: HashMap<FencingToken, Duration>,
+    /// Only locks with this text in their name or holder are shown.
+    pub(super) filter: String,
+    /// Whether the keyboard edits the filter.
+    pub(super) filtering: bool,
+    pub(super) sort: Sort,
+    /// The question that waits for the keyboard.
+    pub(super) asked: Option<Asked>,
+    /// The result of the last question.
+    pub(super) answer: Option<String>,
+}
+
+/// The holder to evict, if that is confirmed.
+#[derive(Clone, Debug)]
+pub(super) struct Asked {
+    pub(super) name: String,
+    pub(super) token: FencingToken,
+    pub(super) question: String,
+}
+
+/// The order of the rows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Sort {
+    Name,
+    /// By the longest hold.
+    Oldest,
+    /// By the most waiters.
+    Awaited,
+}
+
+impl Sort {
+    fn next(self) -> Self {
+        match self {
+            Self::Name => Self::Oldest,
+            Self::Oldest => Self::Awaited,
+            Self::Awaited => Self::Name,
+        }
+    }
+
+    pub(super) fn as_str(self) -> &'static str {
+        match self {
+            Self::Name => "name",
+            Self::Oldest => "oldest",
+            Self::Awaited => "awaited",
+        }
+    }
+}
+
+/// The part of its lock that a row shows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Part {
+    Free,
+    Holder(usize),
+    Waiter(usize),
+}
+
+/// A request of a key that the view can't fulfil by itself.
+#[derive(Debug)]
+pub(super) enum Deed {
+    Quit,
+    Suspend,
+    Evict(Asked),
+}
+
+impl View {
+    pub(super) fn new(title: String, mode: String, offset: Offset) -> Self {
+        Self {
+            title,
+            mode,
+            locks: Vec::new(),
+            rows: Vec::new(),
+            held: 0,
+            waiting: 0,
+            offset,
+            lists_free: false,
+            all: false,
+            selected: None,
+            top: 0,
+            events: VecDeque::new(),
+            trouble: None,
+            listed_at: Instant::now(),
+            took: Duration::ZERO,
+            leases: HashMap::new(),
+            filter: String::new(),
+            filtering: false,
+            sort: Sort::Name,
+            asked: None,
+            answer: None,
+        }
+    }
+
+    pub(super) fn remember(&mut self, event: String) {
+        self.events.truncate(REMEMBERED - 1);
+        self.events.push_front(event);
+    }
+
+    pub(super) fn listed(&mut self, listed: Result<Vec<LockInfo>, OperateError>, took: Duration) {
+        match listed {
+            Ok(locks) => {
+                self.held = locks.iter().filter(|lock| !lock.holders.is_empty()).count();
+                self.waiting = locks.iter().map(|lock| lock.waiters.len()).sum();
+                self.locks = locks;
+                self.trouble = None;
+                (self.listed_at, self.took) = (Instant::now(), took);
+                self.note_leases();
+                self.arrange();
+            }
+            Err(error) => self.trouble = Some(error.to_string()),
+        }
+    }
+
+    fn note_leases(&mut self) {
+        let now = self.offset.now();
+        let mut leases = HashMap::new();
+        for holder in self.locks.iter().flat_map(|lock| &lock.holders) {
+            let left = holder.until.duration_since(now).unwrap_or_default();
+            let known = self.leases.get(&holder.token).copied().unwrap_or_default();
+            leases.insert(holder.token, left.max(known));
+        }
+        self.leases = leases;
+    }
+
+    /// Returns whether renewals seem to fail: they normally come with four fifths of the lease left.
+    pub(super) fn is_at_risk(&self, holder: &HolderInfo, now: SystemTime) -> bool {
+        let left = holder.until.duration_since(now).unwrap_or_default();
+        // Nobody renews a lock that is kept taken.
+        let held = holder.released.is_none();
+        held && self.leases.get(&holder.token).is_some_and(|lease| left < *lease / 2)
+    }
+
+    pub(super) fn obey(&mut self, key: Key) -> Option<Deed> {
+        match key {
+            Key::Control('c' | 'd') => return Some(Deed::Quit),
+            Key::Control('z') => return Some(Deed::Suspend),
+            _ => self.answer = None,
+        }
+        if let Some(asked) = self.asked.take() {
+            if matches!(key, Key::Char('y' | 'Y')) {
+                return Some(Deed::Evict(asked));
+            }
+            self.answer = Some("nothing was broken".to_owned());
+            return None;
+        }
+        if self.filtering {
+            match key {
+                Key::Char(character) => self.filter.push(character),
+                Key::Backspace => drop(self.filter.pop()),
+                Key::Escape => {
+                    self.filter.clear();
+                    self.filtering = false;
+                }
+                Key::Enter => self.filtering = false,
+                _ => {}
+            }
+            self.arrange();
+            return None;
+        }
+        match key {
+            Key::Char('q') => return Some(Deed::Quit),
+            Key::Escape if self.selected.is_none() => return Some(Deed::Quit),
+            Key::Escape => self.selected = None,
+            Key::Char('f') if self.lists_free => {
+                self.all = !self.all;
+                self.arrange();
+            }
+            Key::Char('/') => self.filtering = true,
+            Key::Char('s') => {
+                self.sort = self.sort.next();
+                self.arrange();
+            }
+            Key::Char('b') => self.ask(),
+            Key::Up | Key::Char('k') => self.step(-1),
+            Key::Down | Key::Char('j') => self.step(1),
+            Key::PageUp => self.step(-10),
+            Key::PageDown => self.step(10),
+            Key::Home => self.selected = Some(0),
+            Key::End => self.selected = Some(usize::MAX),
+            _ => {}
+        }
+        self.keep_in_bounds();
+        None
+    }
+
+    fn step(&mut self, by: isize) {
+        self.selected = Some(match self.selected {
+            None => 0,
+            Some(row) => row.saturating_add_signed(by),
+        });
+    }
+
+    /// Asks whether to break the selected lock, or to evict the selected one of its holders.
+    fn ask(&mut self) {
+        let Some((at, part)) = self.selected.and_then(|row| self.rows.get(row)).copied() else {
+            self.answer = Some("select a lock first, with up and down".to_owned());
+            return;
+        };
+        let lock = &self.locks[at];
+        let holder = match part {
+            Part::Holder(holder) => lock.holders.get(holder),
+            // For a waiter: the holder that it waits for, if there is only one.
+            Part::Waiter(_) => lock.holders.first().filter(|_| lock.holders.len() == 1),
+            Part::Free => None,
+        };
+        let Some(holder) = holder else {
+            self.answer = Some("select one of its holders".to_owned());
+            return;
+        };
+        let one_of_many = (lock.holders.len() > 1).then_some(holder.token);
+        self.asked = Some(Asked {
+            name: lock.name.clone(),
+            token: holder.token,
+            question: format!("`{}`: {}", plain(&lock.name), question(lock, one_of_many)),
+        });
+    }
+
+    /// Makes a row for each holder, and one for each waiter below them.
+    fn arrange(&mut self) {
+        self.rows.clear();
+        let mut shown: Vec<_> = (0..self.locks.len())
+            .filter(|at| self.passes(&self.locks[*at]))
+            .collect();
+        // They are listed by name.
+        match self.sort {
+            Sort::Name => {}
+            Sort::Oldest => shown.sort_by_key(|at| {
+                let since = self.locks[*at].holders.iter().map(|holder| holder.since).min();
+                (since.is_none(), since)
+            }),
+            Sort::Awaited => shown.sort_by_key(|at| std::cmp::Reverse(self.locks[*at].waiters.len())),
+        }
+        for at in shown {
+            let lock = &self.locks[at];
+            if lock.holders.is_empty() && (self.all || !lock.waiters.is_empty()) {
+                self.rows.push((at, Part::Free));
+            }
+            self.rows
+                .extend((0..lock.holders.len()).map(|holder| (at, Part::Holder(holder))));
+            self.rows
+                .extend((0..lock.waiters.len()).map(|waiter| (at, Part::Waiter(waiter))));
+        }
+        self.keep_in_bounds();
+    }
+
+    fn passes(&self, lock: &LockInfo) -> bool {
+        self.filter.is_empty()
+            || lock.name.contains(&self.filter)
+            || lock.holders.iter().any(|holder| who(holder).contains(&self.filter))
+    }
+
+    fn keep_in_bounds(&mut self) {
+        let last = self.rows.len().checked_sub(1);
+        self.selected = self.selected.and_then(|row| Some(row.min(last?)));
+    }
+
+    /// Returns the visible rows, if this many fit; scrolls the selected one into view.
+    pub(super) fn seen(&mut self, fit: usize) -> Range<usize> {
+        let last_top = self.rows.len().saturating_sub(fit);
+        self.top = self.top.min(last_top);
+        if let Some(row) = self.selected {
+            self.top = self.top.min(row).max((row + 1).saturating_sub(fit));
+        }
+        self.top..(self.top + fit).min(self.rows.len())
+    }
+}
