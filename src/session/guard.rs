@@ -87,15 +87,7 @@ impl Session {
                 abort(transaction).await;
                 match refused {
                     Some(refused) => Err(refused),
-                    // The server's error to the next command of an ended transaction is the one by which the driver
-                    // knows that it should run the transaction again.
-                    None => match store.guard(&guarding, transaction).await {
-                        Err(error) => Err(GuardError::Outdated(error.into())),
-                        Ok(_) => {
-                            let went_on = Error::custom("a transaction that was aborted went on");
-                            Err(GuardError::Server(went_on.into()))
-                        }
-                    },
+                    None => Err(outdated(store, &guarding, transaction).await),
                 }
             }
         }
@@ -208,5 +200,14 @@ impl Session {
             // Something else keeps it from being put back: a write of the transaction itself.
             Ok(true) | Err(_) => Some(GuardError::Removed),
         }
+    }
+}
+
+/// Returns the error of a transaction that is older than the lock, and has ended: the server's error to the next command
+/// of an ended transaction is the one by which the driver knows that it should run the transaction again.
+async fn outdated(store: &MongoStore, guarding: &Guarding<'_>, transaction: &mut ClientSession) -> GuardError {
+    match store.guard(guarding, transaction).await {
+        Err(error) => GuardError::Outdated(error.into()),
+        Ok(_) => GuardError::Server(Error::custom("a transaction that was aborted went on").into()),
     }
 }

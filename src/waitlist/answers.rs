@@ -64,24 +64,7 @@ impl Waitlist {
             }
             return;
         }
-        let left = left.unwrap_or_default();
-        let mut handed_over = false;
-        for (position, leaving) in self.under_way.take().unwrap_or_default().into_iter().enumerate() {
-            let found = match left.get(position).copied().unwrap_or(wake::Left::Nowhere) {
-                // Our earlier try took it out: its answer was lost on the way.
-                wake::Left::Nowhere if leaving.repeated => wake::Left::Holder,
-                found => found,
-            };
-            let found = match (found, leaving.left_as.kept()) {
-                (wake::Left::Holder, Some(kept)) => kept_or_lost(kept, state, exchange.now),
-                (found, _) => found,
-            };
-            handed_over |= found == wake::Left::Holder;
-            if let Some(release) = leaving.release {
-                effects.push(Effect::Released { release, found });
-            }
-            self.sweep_after(leaving, context);
-        }
+        let handed_over = self.departed(&left.unwrap_or_default(), state, exchange, context, effects);
         let Some(state) = state else {
             // There is no document, and none may be made.
             self.missing(operation, context, effects);
@@ -109,6 +92,36 @@ impl Waitlist {
             self.doubt_everything(context, effects);
         }
         self.see(Some(state), context);
+    }
+
+    /// Notes what became of the entries that the operation was to take out; `left` has that for each, in their order.
+    /// Returns whether one of them was a holder, so that the lock was let go of.
+    fn departed(
+        &mut self,
+        left: &[wake::Left],
+        state: Option<&State>,
+        exchange: &Exchange,
+        context: &Context<'_>,
+        effects: &mut Vec<Effect>,
+    ) -> bool {
+        let mut handed_over = false;
+        for (position, leaving) in self.under_way.take().unwrap_or_default().into_iter().enumerate() {
+            let found = match left.get(position).copied().unwrap_or(wake::Left::Nowhere) {
+                // Our earlier try took it out: its answer was lost on the way.
+                wake::Left::Nowhere if leaving.repeated => wake::Left::Holder,
+                found => found,
+            };
+            let found = match (found, leaving.left_as.kept()) {
+                (wake::Left::Holder, Some(kept)) => kept_or_lost(kept, state, exchange.now),
+                (found, _) => found,
+            };
+            handed_over |= found == wake::Left::Holder;
+            if let Some(release) = leaving.release {
+                effects.push(Effect::Released { release, found });
+            }
+            self.sweep_after(leaving, context);
+        }
+        handed_over
     }
 
     /// Notes whether other clients wait, for as long as a task of ours does.

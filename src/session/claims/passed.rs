@@ -9,7 +9,8 @@ use std::{collections::HashMap, error::Error as StdError, sync::Arc, time::Durat
 use mongodb::bson::Bson;
 use tokio::time::Instant;
 
-use crate::{backoff::Backoff, store::name};
+use super::super::Session;
+use crate::{backoff::Backoff, store::name, telemetry};
 
 /// Time for which a document is passed over.
 const PASSED_FOR: Backoff = Backoff::between(Duration::from_secs(1), Duration::from_secs(300));
@@ -105,6 +106,24 @@ impl Passed {
         let entries = self.by_name.values();
         let left_out = entries.filter(|entry| now < entry.until && !entry.unselected);
         left_out.map(|entry| entry.id.clone()).collect()
+    }
+}
+
+impl Session {
+    /// Leaves a document out of the coming claims for a while, as it can't be read as the requested type.
+    pub(crate) fn pass_over(&self, id: Bson, why: Why) {
+        self.note_passed(id, why, false);
+    }
+
+    pub(super) fn note_passed(&self, id: Bson, why: Why, unselected: bool) {
+        let name = shown(&id);
+        let noted = self
+            .claims
+            .passed()
+            .note(name.clone(), id, why.clone(), unselected, Instant::now());
+        if noted {
+            telemetry::passed_over(&name, &why);
+        }
     }
 }
 

@@ -88,77 +88,123 @@ pub(in crate::session) async fn run(session: Weak<Session>, demand: watch::Recei
 
 /// Routes events whenever something needs them; ends with `None` when the session is gone.
 async fn watch(weak: &Weak<Session>, mut demand: watch::Receiver<Demand>) -> Option<()> {
-    let mut present = *demand.wait_for(|demand| demand.stream).await.ok()?;
-    // One for the life of the session: its back-off outlives short pauses without need for it.
-    let mut subscription = weak.upgrade()?.subscribe(present);
+    let present = *demand.wait_for(|demand| demand.stream).await.ok()?;
+    let mut watching = Watching::new(&weak.upgrade()?, present);
     let mut signs = weak.upgrade()?.suspicion.signs();
-    let mut is_open = false;
-    let (mut needed_at, mut claimed_at) = (Instant::now(), Instant::now());
-    let mut had_events = false;
     loop {
-        if std::mem::take(&mut had_events) {
+        if std::mem::take(&mut watching.had_events) {
             calm(weak).await?;
         }
         let news = tokio::select! {
-            news = subscription.next() => Some(news),
+            news = watching.subscription.next() => Some(news),
             changed = demand.changed() => changed.map(|()| None).ok()?,
-            sign = signs.next() => subscription.heed(&sign?),
-            () = sleep(CHECK_EVERY), if !is_open => None,
+            sign = signs.next() => watching.subscription.heed(&sign?),
+            () = sleep(CHECK_EVERY), if !watching.is_open => None,
         };
-        let session = weak.upgrade()?;
-        match news {
-            Some(News::Opened) => {
-                is_open = true;
-                session.stream_opened(present);
-                session.ask_for_primary();
-            }
-            Some(News::Quiet) => session.ask_for_primary(),
-            Some(News::Events(events)) => {
-                session.on_events(&events, present);
-                had_events = !events.is_empty();
-            }
-            Some(News::Closed(reason)) => {
-                session.stream_closed(reason, is_open);
-                is_open = false;
-            }
-            None => {}
+        let mut session = weak.upgrade()?;
+        if let Some(news) = news {
+            watching.note(news, &session);
         }
         let now = Instant::now();
+        watching.note_need(&session, now);
+        if watching.is_unneeded(&session, now) && session.close_stream() {
+            drop(session);
+            watching.suspend();
+            demand.wait_for(|demand| demand.stream).await.ok()?;
+            watching.needed_from(Instant::now());
+            session = weak.upgrade()?;
+        }
+        if watching.claimed_at + LINGER <= now {
+            session.end_claiming();
+        }
+        watching.turn(*demand.borrow_and_update(), &session);
+    }
+}
+
+/// The stream and the need for it, as the task that watches knows them.
+struct Watching {
+    /// One for the life of the session: its back-off outlives short pauses without need for it.
+    subscription: Subscription<Event>,
+    /// What the stream reports.
+    present: Demand,
+    is_open: bool,
+    /// Whether events have come since they were last waited for.
+    had_events: bool,
+    /// The last time that something needed the stream, and that a task claimed.
+    needed_at: Instant,
+    claimed_at: Instant,
+}
+
+impl Watching {
+    fn new(session: &Arc<Session>, present: Demand) -> Self {
+        let now = Instant::now();
+        Self {
+            subscription: session.subscribe(present),
+            present,
+            is_open: false,
+            had_events: false,
+            needed_at: now,
+            claimed_at: now,
+        }
+    }
+
+    fn note(&mut self, news: News<Event>, session: &Arc<Session>) {
+        match news {
+            News::Opened => {
+                self.is_open = true;
+                session.stream_opened(self.present);
+                session.ask_for_primary();
+            }
+            News::Quiet => session.ask_for_primary(),
+            News::Events(events) => {
+                session.on_events(&events, self.present);
+                self.had_events = !events.is_empty();
+            }
+            News::Closed(reason) => {
+                session.stream_closed(reason, self.is_open);
+                self.is_open = false;
+            }
+        }
+    }
+
+    fn note_need(&mut self, session: &Session, now: Instant) {
         if session.needs_stream() {
-            needed_at = now;
+            self.needed_at = now;
         } else if let Some(at) = session.unneeded_since() {
-            needed_at = needed_at.max(at);
+            self.needed_at = self.needed_at.max(at);
         }
         if session.is_claiming() {
-            claimed_at = now;
+            self.claimed_at = now;
         }
-        // A stream that is not open does not linger, nor one whose room others wait for.
+    }
+
+    /// Whether nothing has needed the stream for as long as it lingers: not at all if it is not open, or if others wait
+    /// for its room.
+    fn is_unneeded(&self, session: &Session, now: Instant) -> bool {
         let linger = if session.has_far_waiters() {
             LINGER_FOR_LATER
         } else {
             LINGER
         };
-        let lingers = is_open && !subscription.is_in_the_way() && now < needed_at + linger;
-        let session = if needed_at < now && !lingers && session.close_stream() {
-            drop(session);
-            subscription.suspend();
-            (is_open, had_events) = (false, false);
-            demand.wait_for(|demand| demand.stream).await.ok()?;
-            needed_at = Instant::now();
-            claimed_at = needed_at;
-            weak.upgrade()?
-        } else {
-            session
-        };
-        if claimed_at + LINGER <= now {
-            session.end_claiming();
-        }
-        let wanted = *demand.borrow_and_update();
-        if wanted.claims != present.claims {
-            present = wanted;
-            // It is opened again from its last event, and reports more or less from there.
-            let (_, of) = present.watched();
-            subscription.turn(of, session.opener(present));
+        let lingers = self.is_open && !self.subscription.is_in_the_way() && now < self.needed_at + linger;
+        self.needed_at < now && !lingers
+    }
+
+    fn suspend(&mut self) {
+        self.subscription.suspend();
+        (self.is_open, self.had_events) = (false, false);
+    }
+
+    fn needed_from(&mut self, now: Instant) {
+        (self.needed_at, self.claimed_at) = (now, now);
+    }
+
+    /// Has the stream report more or less, from its last event on, if tasks have begun or ended to claim.
+    fn turn(&mut self, wanted: Demand, session: &Arc<Session>) {
+        if wanted.claims != self.present.claims {
+            self.present = wanted;
+            let (_, of) = wanted.watched();
+            self.subscription.turn(of, session.opener(wanted));
             session.note_freed(NextFreed::Unreported);
         }
     }

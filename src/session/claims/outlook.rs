@@ -1,8 +1,7 @@
-//! Looks of a claim that finds nothing free: for the end of a lease, and for documents that can never be claimed.
+//! The outlook of a claim that finds nothing free: when the next lease ends, and documents that can never be claimed.
 
 use std::sync::Arc;
 
-use mongodb::bson::Bson;
 use tokio::time::Instant;
 
 use super::super::{Session, documents::DocumentSession};
@@ -10,7 +9,6 @@ use super::passed::{Why, shown};
 use crate::{
     error::AcquireError,
     store::{Outlook, StoreError, Wanted},
-    telemetry,
     waitlist::timing::CLOCK_RESOLUTION,
 };
 
@@ -68,21 +66,5 @@ impl Session {
         let over = outlook.free_at.and_then(|free_at| self.table().clock.after(free_at));
         let over = over.map(|at| at + CLOCK_RESOLUTION);
         over.map_or(routine, |over| over.min(routine)).max(soonest)
-    }
-
-    /// Leaves a document out of the coming claims for a while, as it can't be read as the requested type.
-    pub(crate) fn pass_over(&self, id: Bson, why: Why) {
-        self.note_passed(id, why, false);
-    }
-
-    pub(super) fn note_passed(&self, id: Bson, why: Why, unselected: bool) {
-        let name = shown(&id);
-        let noted = self
-            .claims
-            .passed()
-            .note(name.clone(), id, why.clone(), unselected, Instant::now());
-        if noted {
-            telemetry::passed_over(&name, &why);
-        }
     }
 }
