@@ -79,7 +79,7 @@ pub(crate) async fn show(place: &Place, title: String, locks: &Locks, name: Opti
     view.all = name.is_some();
     let (listings, listed) = mpsc::channel(1);
     let (answers, answered) = mpsc::channel(1);
-    let screen = Screen {
+    let mut screen = Screen {
         // It also restores the terminal on a panic.
         terminal: ratatui::try_init()?,
         view,
@@ -97,7 +97,7 @@ pub(crate) async fn show(place: &Place, title: String, locks: &Locks, name: Opti
 
 impl Screen<'_> {
     async fn live(
-        mut self,
+        &mut self,
         mut events: Events,
         mut signals: Signals,
         mut listed: mpsc::Receiver<Result<Vec<LockInfo>, OperateError>>,
