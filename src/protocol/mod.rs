@@ -109,6 +109,8 @@ mod entry;
 mod exchange;
 mod kind;
 pub(crate) mod location;
+#[cfg(test)]
+mod made_up;
 mod operation;
 pub(crate) mod pipeline;
 mod server_time;

@@ -1,7 +1,8 @@
-use super::{apply, renew};
+use super::{State, apply, renew, renew_and_show};
 use crate::protocol::{
-    Evict, Expects, Kept, KeptUntil, Kind, Operation, Owner, Proclaim, QUEUE_MOST, Record, Request, Requests,
-    ServerTime,
+    Downgrade, Evict, Expects, HoldEnd, Holder, Identity, Kept, KeptUntil, Kind, Operation, Owner, Proclaim, Record,
+    Request, ServerTime, Use, Waiter,
+    made_up::{MUTEX, PERMITS, asking, asking_for, holder, kept, leaving, lock, operation, request, waiter},
 };
 
 /// A server that was frozen runs the commands that are still in its sockets, in any order.
@@ -172,7 +173,7 @@ fn a_state_tells_who_is_there_and_which_of_two_is_the_earlier() {
     assert!(has(&["a-1"]) && has(&["c-1", "b-1"]) && !has(&["c-1"]) && !has(&[]));
 
     let mut broken = held.clone();
-    let told = |state: &super::State| [6, 7, 8, 9].map(|token| state.was_broken(token));
+    let told = |state: &State| [6, 7, 8, 9].map(|token| state.was_broken(token));
     assert_eq!(told(&broken), [false; 4]);
     broken.broken = Some(7);
     assert_eq!(told(&broken), [true, true, false, false]);
@@ -180,37 +181,483 @@ fn a_state_tells_who_is_there_and_which_of_two_is_the_earlier() {
     assert_eq!(told(&broken), [true, true, false, true]);
 }
 
-fn request(id: &str) -> Request {
-    Request {
-        id: id.to_owned(),
-        permits: 1,
-        lease: 100,
-        claim: 10,
-        wait: true,
-        fresh: true,
-        reserve: 0,
-        owner: Owner::default(),
+#[test]
+fn an_operation_changes_a_document_that_has_anything_for_it_to_do() {
+    let there = lock(PERMITS, [holder("a-1", 7)], [waiter("b-1")]);
+    let proclaiming = |id: &str| Operation {
+        proclaim: Some(Proclaim {
+            id: id.to_owned(),
+            value: "v".to_owned(),
+            number: 1,
+        }),
+        ..operation("x.1")
+    };
+    let downgrading = |id: &str| Operation {
+        downgrade: Some(Downgrade {
+            id: id.to_owned(),
+            token: 7,
+            permits: 1,
+        }),
+        ..operation("x.1")
+    };
+    let evicting = |token| Operation {
+        evict: Evict::Holder(token),
+        ..operation("x.1")
+    };
+    let cases = [
+        (asking_for("x.1", PERMITS, [request("c-1")]), true),
+        (leaving("x.1", "a-1"), true),
+        (leaving("x.1", "b-1"), true),
+        (leaving("x.1", "c-1"), false),
+        (proclaiming("a-1"), true),
+        (proclaiming("b-1"), false),
+        (downgrading("a-1"), true),
+        (downgrading("b-1"), false),
+        (evicting(7), true),
+        (evicting(8), false),
+        (operation("x.1"), false),
+    ];
+    for (operation, changes) in cases {
+        assert_eq!(operation.selects(&there), changes, "{operation:?}");
+        let after = applied(&there, &operation, 1);
+        assert_eq!(after.version, there.version + i64::from(changes), "{operation:?}");
     }
 }
 
-fn asking(id: &str, request: Request) -> Operation {
-    Operation {
-        id: id.to_owned(),
-        leave: Vec::new(),
-        kept: Vec::new(),
-        leave_capacity: None,
-        evict: Evict::Nobody,
-        proclaim: None,
-        downgrade: None,
-        requests: Some(Requests {
-            kind: Kind::Mutex,
-            capacity: 1,
-            entries: vec![request],
-            adopts: None,
+#[test]
+fn an_operation_changes_nothing_where_the_document_is_not_as_expected() {
+    let free = lock(MUTEX, [], []);
+    let held = lock(MUTEX, [holder("a-1", 7)], []);
+    let held_by_another = lock(MUTEX, [holder("c-1", 7)], []);
+    let released = lock(MUTEX, [kept("a-1", 7)], []);
+    let waited_for = lock(MUTEX, [holder("a-1", 7)], [waiter("b-1")]);
+    let only_waited_for = lock(MUTEX, [], [waiter("b-1")]);
+    let of_another_kind = lock(PERMITS, [], []);
+    let release = |expects| Operation {
+        expects,
+        ..leaving("a.1", "a-1")
+    };
+    let acquire = |expects| Operation {
+        expects,
+        ..asking("c.1", request("c-1"))
+    };
+    let cases = [
+        (release(Expects::Holding), &held, true),
+        (release(Expects::Holding), &waited_for, true),
+        (release(Expects::Holding), &held_by_another, false),
+        (release(Expects::Holding), &released, false),
+        (release(Expects::Alone), &held, true),
+        (release(Expects::Alone), &waited_for, false),
+        (release(Expects::Alone), &held_by_another, false),
+        (release(Expects::Alone), &released, false),
+        (acquire(Expects::Alone), &free, true),
+        (acquire(Expects::Alone), &held, false),
+        (acquire(Expects::Alone), &only_waited_for, false),
+        (acquire(Expects::Alone), &of_another_kind, false),
+    ];
+    for (operation, before, changes) in cases {
+        let is_changed = applied(before, &operation, 2) != *before;
+        assert_eq!(is_changed, changes, "{operation:?} of {before:?}");
+    }
+}
+
+#[test]
+fn a_request_that_expects_room_gets_in_line_only_if_there_is_some() {
+    let waited_for = |ids: &[&str]| lock(MUTEX, [holder("a-1", 7)], ids.iter().map(|id| waiter(id)));
+    let knocks = Operation {
+        expects: Expects::Room,
+        room: 2,
+        ..asking("c.1", request("c-1"))
+    };
+    let before = waited_for(&["b-1"]);
+    assert!(knocks.selects(&before));
+    assert_eq!(
+        entries(&applied(&before, &knocks, 1)),
+        (vec!["a-1"], vec!["b-1", "c-1"])
+    );
+    for full in [waited_for(&["b-1", "b-2"]), waited_for(&["b-1", "b-2", "b-3"])] {
+        assert!(!knocks.selects(&full));
+        assert_eq!(applied(&full, &knocks, 1), full);
+    }
+}
+
+#[test]
+fn only_a_request_that_expects_nothing_creates_a_document() {
+    for (expects, creates) in [
+        (Expects::Nothing, true),
+        (Expects::Alone, false),
+        (Expects::Room, false),
+    ] {
+        let asks = Operation {
+            expects,
+            ..asking("a.1", request("a-1"))
+        };
+        assert_eq!(apply(None, &asks, ServerTime(1)).is_some(), creates, "{expects:?}");
+    }
+    assert_eq!(apply(None, &leaving("a.1", "a-1"), ServerTime(1)), None);
+}
+
+#[test]
+fn as_many_are_granted_as_fit_and_a_small_request_never_passes_a_large_one() {
+    let wants = |id: &str, permits| Request { permits, ..request(id) };
+    let requests = [wants("a-1", 4), wants("a-2", 4), wants("a-3", 4), wants("a-4", 1)];
+    let state = apply(None, &asking_for("a.1", PERMITS, requests), ServerTime(0)).expect("it is created");
+    assert_eq!(entries(&state), (vec!["a-1", "a-2"], vec!["a-3", "a-4"]));
+    let state = applied(&state, &leaving("a.2", "a-1"), 1);
+    assert_eq!(entries(&state), (vec!["a-2", "a-3", "a-4"], vec![]));
+    assert_eq!(state.wake, "a.2:h;a-3+1000;a-4+1001;");
+    // Those that are woken begin on their claim leases.
+    let ends: Vec<i64> = state.holders.iter().map(|holder| holder.until.0).collect();
+    assert_eq!(ends, [100, 11, 11]);
+}
+
+#[test]
+fn a_token_is_larger_than_all_before_it_and_not_behind_the_clock() {
+    let with_range = Request {
+        reserve: 3,
+        ..request("a-1")
+    };
+    let first = apply(None, &asking("a.1", with_range), ServerTime(5)).expect("it is created");
+    assert_eq!((first.holders[0].token, first.token), (5_000, 5_003));
+    let hands_over = Operation {
+        leave: vec!["a-1".to_owned()],
+        ..asking("b.1", request("b-1"))
+    };
+    assert_eq!(applied(&first, &hands_over, 5).holders[0].token, 5_004);
+    // The counter was lost with its document.
+    let anew = applied(&lock(MUTEX, [], []), &asking("b.1", request("b-1")), 6);
+    assert_eq!(anew.holders[0].token, 6_000);
+}
+
+#[test]
+fn an_entry_goes_as_soon_as_its_lease_is_over() {
+    let asks = asking("c.1", request("c-1"));
+    let before = lock(MUTEX, [lasting("a-1", 7)], [waiter("b-1")]);
+    assert_eq!(entries(&applied(&before, &asks, 99)), (vec!["a-1"], vec!["b-1", "c-1"]));
+    assert_eq!(entries(&applied(&before, &asks, 100)), (vec!["a-1"], vec!["c-1"]));
+    let before = lock(MUTEX, [holder("a-1", 7)], []);
+    assert_eq!(entries(&applied(&before, &asks, 99)), (vec!["a-1"], vec!["c-1"]));
+    assert_eq!(entries(&applied(&before, &asks, 100)), (vec!["c-1"], vec![]));
+}
+
+#[test]
+fn a_release_after_the_end_of_the_lease_keeps_no_lock() {
+    let before = lock(MUTEX, [holder("a-1", 7)], []);
+    assert_eq!(applied(&before, &keeping(), 99).holders[0].until, ServerTime(99 + 90));
+    for late in [100, 101] {
+        assert!(applied(&before, &keeping(), late).holders.is_empty(), "{late}");
+    }
+}
+
+#[test]
+fn the_first_waiter_is_to_ask_where_the_lock_is_kept() {
+    let before = lock(MUTEX, [holder("a-1", 7)], [waiter("b-1")]);
+    assert_eq!(applied(&before, &keeping(), 1).wake, "a.1:h;b-1*;");
+    assert_eq!(applied(&before, &leaving("a.1", "a-1"), 1).wake, "a.1:h;b-1+1000;");
+}
+
+#[test]
+fn a_repeated_request_writes_only_if_less_than_nine_tenths_of_its_lease_are_left() {
+    let before = lock(MUTEX, [lasting("a-1", 7)], [waiter("b-1")]);
+    let repeated = Request {
+        fresh: false,
+        ..request("b-1")
+    };
+    for now in [9, 10] {
+        assert_eq!(applied(&before, &asking("b.2", repeated.clone()), now), before);
+    }
+    let refreshed = applied(&before, &asking("b.2", repeated), 11);
+    assert_eq!(refreshed.queue[0].until, ServerTime(111));
+    // A first request that comes after its repetition gives nothing.
+    let late = applied(&before, &asking("b.1", request("b-1")), 50);
+    assert_eq!(late.queue[0].until, ServerTime(100));
+}
+
+#[test]
+fn a_try_does_not_stay_in_the_queue_and_others_do() {
+    let all = Holder {
+        permits: 10,
+        ..holder("a-1", 7)
+    };
+    let before = lock(PERMITS, [all], [waiter("b-1")]);
+    let tries = Request {
+        wait: false,
+        ..request("c-2")
+    };
+    let both = asking_for("c.1", PERMITS, [request("c-1"), tries.clone()]);
+    assert_eq!(entries(&applied(&before, &both, 1)), (vec!["a-1"], vec!["b-1", "c-1"]));
+    assert_eq!(applied(&before, &asking_for("c.1", PERMITS, [tries]), 1), before);
+}
+
+#[test]
+fn a_downgrade_takes_permits_from_the_grant_that_it_names_and_adds_none() {
+    let half = |id: &str, token| Holder {
+        permits: 5,
+        ..holder(id, token)
+    };
+    let before = lock(PERMITS, [half("a-1", 7), half("c-1", 8)], [waiter("b-1")]);
+    let mut released = before.clone();
+    released.holders[0].released = Some(ServerTime(0));
+    let held = |before: &State, id: &str, token, permits| {
+        let downgrade = Downgrade {
+            id: id.to_owned(),
+            token,
+            permits,
+        };
+        let downgrades = Operation {
+            downgrade: Some(downgrade),
+            ..operation("x.1")
+        };
+        let after = applied(before, &downgrades, 1);
+        after.holders.iter().map(|holder| holder.permits).collect::<Vec<i64>>()
+    };
+    assert_eq!(held(&before, "a-1", 7, 2), [2, 5, 1], "the next one fits");
+    assert_eq!(held(&before, "a-1", 7, 6), [5, 5]);
+    assert_eq!(held(&before, "a-1", 8, 2), [5, 5]);
+    assert_eq!(held(&before, "c-1", 7, 2), [5, 5]);
+    assert_eq!(held(&released, "a-1", 7, 2), [5, 5]);
+}
+
+#[test]
+fn an_eviction_names_those_that_lose_their_hold() {
+    let before = lock(PERMITS, [holder("a-1", 7), holder("b-1", 8), holder("c-1", 9)], []);
+    let evicted = |evict| {
+        let operation = Operation {
+            evict,
+            ..operation("x.1")
+        };
+        applied(&before, &operation, 1)
+    };
+    let one = evicted(Evict::Holder(8));
+    assert_eq!(entries(&one), (vec!["a-1", "c-1"], vec![]));
+    assert_eq!(
+        (one.wake.as_str(), one.evicted, one.broken),
+        ("x.1:;b-1!8;", Some(8), None)
+    );
+    let all = evicted(Evict::Everybody);
+    assert_eq!(entries(&all), (vec![], vec![]));
+    assert_eq!(
+        (all.wake.as_str(), all.evicted, all.broken),
+        ("x.1:;a-1!7;b-1!8;c-1!9;", None, Some(9))
+    );
+}
+
+#[test]
+fn the_places_of_a_barrier_go_once_all_its_parties_have_passed() {
+    let before = lock(PERMITS, [kept("a-1", 7), kept("b-1", 8), holder("c-1", 9)], []);
+    for (last, stay) in [
+        (7, vec!["b-1", "c-1"]),
+        (8, vec!["c-1"]),
+        // One up to there has not passed.
+        (9, vec!["a-1", "b-1", "c-1"]),
+    ] {
+        let evicts = Operation {
+            evict: Evict::Kept(last),
+            ..operation("x.1")
+        };
+        let after = applied(&before, &evicts, 2);
+        assert_eq!(entries(&after), (stay, vec![]), "{last}");
+        // Nobody loses anything, so nobody is told.
+        assert_eq!(
+            (after.wake.as_str(), after.evicted, after.broken),
+            ("x.1:;", None, None)
+        );
+    }
+}
+
+#[test]
+fn the_last_holds_that_ended_are_recorded_newest_first() {
+    let recording = |operation: Operation| Operation {
+        record: Record {
+            most: 2,
+            ..Record::default()
+        },
+        ..operation
+    };
+    let holders = (1..=3).map(|token| holder(&format!("a-{token}"), token));
+    let mut state = lock(PERMITS, holders, []);
+    for (token, recorded) in [(1, vec![1]), (2, vec![2, 1]), (3, vec![3, 2])] {
+        let release = recording(leaving("a.1", &format!("a-{token}")));
+        state = applied(&state, &release, 10 + token);
+        let ends: Vec<i64> = state.ends.iter().map(|end| end.token).collect();
+        assert_eq!(ends, recorded);
+    }
+    assert_eq!(
+        (state.ends[0].ended, state.ends[0].how),
+        (ServerTime(13), HoldEnd::Released)
+    );
+    // A write that ends nothing leaves them as they are, and so does a client that keeps no history.
+    let asked = applied(&state, &recording(asking("b.1", request("b-1"))), 20);
+    let released = applied(&asked, &leaving("b.2", "b-1"), 21);
+    assert_eq!((&asked.ends, &released.ends), (&state.ends, &state.ends));
+}
+
+#[test]
+fn holders_with_a_range_hear_that_another_session_has_lined_up() {
+    let with_range = |used: Use, holders: i64, waiters: i64| {
+        let holders = (1..=holders).map(|token| holder(&format!("a-{token}"), token));
+        let waiters = (1..=waiters).map(|number| waiter(&format!("b-{number}")));
+        State {
+            token: 1_000,
+            ..lock(used, holders, waiters)
+        }
+    };
+    let hear = |before: &State, asks: Request| {
+        let operation = asking_for("x.1", (before.kind, before.capacity), [asks]);
+        applied(before, &operation, 1).wake.matches("?;").count()
+    };
+    let cases = [
+        (with_range(MUTEX, 1, 0), 1),
+        (lock(MUTEX, [holder("a-1", 7)], []), 0),
+        // Only those who line up near the front say so.
+        (with_range(MUTEX, 1, 2), 1),
+        (with_range(MUTEX, 1, 3), 0),
+        // Of several holders only readers share, and not too many of them are told.
+        (with_range((Kind::Semaphore, 2), 2, 0), 0),
+        (with_range((Kind::RwLock, 2), 2, 0), 2),
+        (with_range((Kind::RwLock, 64), 64, 0), 64),
+        (with_range((Kind::RwLock, 65), 65, 0), 0),
+    ];
+    for (before, number) in cases {
+        assert_eq!(hear(&before, request("c-1")), number, "{before:?}");
+    }
+    let before = with_range(MUTEX, 1, 0);
+    let lined_up = applied(&before, &asking("c.1", request("c-1")), 1);
+    assert_eq!(lined_up.wake, "c.1:;a-1?;");
+    assert_eq!(hear(&before, request("a-2")), 0, "it is the holder's own session");
+    let tries = Request {
+        wait: false,
+        ..request("c-1")
+    };
+    assert_eq!(hear(&before, tries), 0, "it has not lined up");
+}
+
+#[test]
+fn a_later_incarnation_takes_what_is_held_and_leaves_what_is_over_or_kept() {
+    let worker = |born| Owner {
+        identity: Some(Identity {
+            id: "worker".to_owned(),
+            born,
         }),
-        expects: Expects::Nothing,
-        room: QUEUE_MOST,
-        keep: 1_000,
-        record: Record::default(),
+        ..Owner::default()
+    };
+    let before = |held: Holder| {
+        let held = Holder {
+            owner: worker(1),
+            ..held
+        };
+        let waits = Waiter {
+            owner: worker(1),
+            ..waiter("a-2")
+        };
+        let other = Waiter {
+            until: ServerTime(1_000),
+            ..waiter("b-1")
+        };
+        lock(MUTEX, [held], [waits, other])
+    };
+    let mut asks = asking(
+        "n.1",
+        Request {
+            owner: worker(2),
+            ..request("n-1")
+        },
+    );
+    if let Some(requests) = &mut asks.requests {
+        requests.adopts = worker(2).identity;
+    }
+    for (held, now, found, wake, adopted) in [
+        (
+            holder("a-1", 7),
+            99,
+            (vec!["n-1"], vec!["b-1"]),
+            "n.1:;a-1~;a-2~;",
+            vec![7],
+        ),
+        (
+            holder("a-1", 7),
+            100,
+            (vec!["b-1"], vec!["n-1"]),
+            "n.1:;b-1+100000;",
+            vec![],
+        ),
+        (
+            kept("a-1", 7),
+            99,
+            (vec!["a-1"], vec!["b-1", "n-1"]),
+            "n.1:;a-2~;",
+            vec![],
+        ),
+    ] {
+        let after = applied(&before(held), &asks, now);
+        assert_eq!(entries(&after), found, "{now}");
+        assert_eq!((after.wake.as_str(), &after.adopted), (wake, &adopted));
+    }
+}
+
+#[test]
+fn a_renewal_extends_the_holds_that_it_names_while_their_leases_run() {
+    let [a, b] = [["a-1", "a-2"], ["b-1", "b-2"]].map(|ids| ids.map(str::to_owned));
+    let mut state = lock(PERMITS, [holder("a-1", 7), holder("a-2", 8), holder("b-1", 9)], []);
+    assert!(renew(&mut state, "a.9", &a, 1_000, ServerTime(99)));
+    let ends: Vec<i64> = state.holders.iter().map(|holder| holder.until.0).collect();
+    assert_eq!(ends, [199, 199, 100]);
+    assert_eq!((state.wake.as_str(), state.version), ("a.9:;", 2));
+    let before = state.clone();
+    assert!(!renew(&mut state, "b.9", &b, 1_000, ServerTime(100)), "it is over");
+    assert_eq!(state, before);
+    let mut released = lock(MUTEX, [kept("a-1", 7)], []);
+    assert!(
+        !renew(&mut released, "a.9", &a, 1_000, ServerTime(99)),
+        "it was released"
+    );
+}
+
+#[test]
+fn a_renewal_shows_which_holds_are_idle_and_writes_when_that_changes() {
+    let mut state = lock(MUTEX, [holder("a-1", 7)], []);
+    let ids = ["a-1".to_owned()];
+    // At the time of the grant the lease stays as it is.
+    for (idle, writes, shown) in [
+        (&ids[..0], false, None),
+        (&ids[..], true, Some(true)),
+        (&ids[..], false, Some(true)),
+        (&ids[..0], true, Some(false)),
+        (&ids[..0], false, Some(false)),
+    ] {
+        let written = renew_and_show(&mut state, "a.2", (&ids[..], Some(idle)), 1_000, ServerTime(0));
+        assert_eq!((written, state.holders[0].idle), (writes, shown));
+    }
+}
+
+/// Returns the document after this operation at this time.
+fn applied(before: &State, operation: &Operation, now: i64) -> State {
+    apply(Some(before), operation, ServerTime(now)).expect("it stays")
+}
+
+/// Returns the ids of the holders and of the waiters.
+fn entries(state: &State) -> (Vec<&str>, Vec<&str>) {
+    let holders = state.holders.iter().map(|holder| holder.id.as_str());
+    let waiters = state.queue.iter().map(|waiter| waiter.id.as_str());
+    (holders.collect(), waiters.collect())
+}
+
+/// A holder whose lease outlasts those of the others.
+fn lasting(id: &str, token: i64) -> Holder {
+    Holder {
+        until: ServerTime(1_000),
+        ..holder(id, token)
+    }
+}
+
+/// The release of `a-1` under the token 7, after which the lock is kept for 90.
+fn keeping() -> Operation {
+    Operation {
+        kept: vec![Kept {
+            id: "a-1".to_owned(),
+            token: 7,
+            until: KeptUntil::AfterRelease(90),
+        }],
+        ..leaving("a.1", "a-1")
     }
 }
