@@ -367,6 +367,8 @@ pub(crate) fn whole(value: &Bson) -> Option<i64> {
 
 #[cfg(test)]
 mod tests {
+    use mongodb::bson::oid::ObjectId;
+
     use super::*;
 
     fn state() -> State {
@@ -485,6 +487,37 @@ mod tests {
             entry.insert(field, Bson::Undefined);
             let error = State::from_document(&document).unwrap_err();
             assert!(error.to_string().contains(&format!("`{list}.{field}`")), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_number_of_any_type_is_read_if_it_is_whole_and_exact() {
+        for number in [Bson::Int32(-7), Bson::Int64(-7), Bson::Double(-7.0)] {
+            assert_eq!(whole(&number), Some(-7), "{number:?}");
+        }
+        assert_eq!(whole(&Bson::Double(DOUBLE_MOST - 1.0)), Some(8_999_999_999_999_999));
+        for other in [
+            Bson::Double(7.5),
+            Bson::Double(DOUBLE_MOST),
+            Bson::Double(-DOUBLE_MOST),
+            Bson::Double(f64::INFINITY),
+            Bson::Double(f64::NAN),
+            Bson::String("7".into()),
+            Bson::Null,
+        ] {
+            assert_eq!(whole(&other), None, "{other:?}");
+        }
+    }
+
+    #[test]
+    fn the_size_of_an_id_is_that_of_its_value_as_bson() {
+        for (id, size) in [
+            (Bson::String("abc".into()), 4 + 3 + 1),
+            (Bson::ObjectId(ObjectId::from_bytes([7; 12])), 12),
+            (Bson::Boolean(true), 1),
+            (Bson::from(doc! { "a": 7 }), 4 + (1 + 2 + 4) + 1),
+        ] {
+            assert_eq!(size_of_id(&id), size, "{id:?}");
         }
     }
 }

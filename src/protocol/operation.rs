@@ -288,3 +288,152 @@ impl Request {
         self.lease - self.lease / 10
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::protocol::made_up::{PERMITS, asking, asking_for, holder, kept, leaving, operation, request};
+
+    #[test]
+    fn the_time_for_which_a_lock_is_kept_counts_from_the_grant_that_the_token_shows() {
+        let is_over = |until, now| {
+            let kept = Kept {
+                id: "a-1".to_owned(),
+                token: 5_000_001,
+                until,
+            };
+            kept.is_over(ServerTime(now))
+        };
+        let window = KeptUntil::WindowEnd { length: 50, offset: 20 };
+        for (until, end) in [(KeptUntil::AfterGrant(90), 5_090), (window, 5_020)] {
+            assert_eq!(
+                [end - 1, end].map(|now| is_over(until, now)),
+                [false, true],
+                "{until:?}"
+            );
+        }
+        assert!(
+            !is_over(KeptUntil::AfterRelease(90), 9_000),
+            "it begins with the release"
+        );
+        let longest = [KeptUntil::AfterGrant(90), KeptUntil::AfterRelease(80), window].map(KeptUntil::most);
+        assert_eq!(longest, [90, 80, 50]);
+    }
+
+    #[test]
+    fn a_hold_is_kept_if_its_grant_is_named_and_the_end_lies_ahead() {
+        let release = Operation {
+            kept: vec![Kept {
+                id: "a-1".to_owned(),
+                token: 7,
+                until: KeptUntil::AfterGrant(90),
+            }],
+            ..leaving("a.1", "a-1")
+        };
+        let kept_until = |id: &str, token, now| release.kept_until(&holder(id, token), ServerTime(now));
+        assert_eq!(kept_until("a-1", 7, 89), Some(ServerTime(90)));
+        assert_eq!(kept_until("a-1", 7, 90), None);
+        assert_eq!((kept_until("a-1", 8, 89), kept_until("a-2", 7, 89)), (None, None));
+    }
+
+    #[test]
+    fn the_end_of_a_hold_shows_how_and_when_it_ended() {
+        let worker = |born| Identity {
+            id: "worker".to_owned(),
+            born,
+        };
+        let mut operation = Operation {
+            leave: vec!["a-1".to_owned(), "a-2".to_owned()],
+            record: Record {
+                most: 5,
+                given_up: vec![("a-2".to_owned(), HoldEnd::HeldTooLong)],
+            },
+            ..asking("n.1", request("n-1"))
+        };
+        if let Some(requests) = &mut operation.requests {
+            requests.adopts = Some(worker(2));
+        }
+        let earlier = Owner {
+            identity: Some(worker(1)),
+            ..Owner::default()
+        };
+        let adopted = Holder {
+            owner: earlier,
+            ..holder("b-1", 7)
+        };
+        // Their leases end at 100.
+        for (held, now, how, ended) in [
+            (kept("a-1", 7), 50, HoldEnd::Released, 1),
+            (holder("a-1", 7), 50, HoldEnd::Released, 50),
+            (holder("a-1", 7), 150, HoldEnd::Released, 150),
+            (holder("a-2", 7), 150, HoldEnd::HeldTooLong, 150),
+            (holder("b-1", 7), 150, HoldEnd::Expired, 100),
+            (holder("b-1", 7), 100, HoldEnd::Expired, 100),
+            (adopted, 99, HoldEnd::Adopted, 99),
+            (holder("b-1", 7), 99, HoldEnd::Broken, 99),
+        ] {
+            let expected = Ended {
+                token: 7,
+                permits: 1,
+                since: ServerTime(0),
+                owner: held.owner.clone(),
+                ended: ServerTime(ended),
+                how,
+            };
+            assert_eq!(operation.end_of(&held, ServerTime(now)), expected);
+        }
+    }
+
+    #[test]
+    fn an_operation_is_known_by_the_entries_that_it_requests() {
+        let tries = Request {
+            wait: false,
+            ..request("me-1")
+        };
+        let with_range = Request {
+            reserve: 63,
+            ..request("me-12")
+        };
+        let both = asking_for("me.3", PERMITS, [tries.clone(), with_range.clone()]);
+        assert_eq!(
+            ["me-1", "me-12", "me-2"].map(|id| both.asks_for(id)),
+            [true, true, false]
+        );
+        assert_eq!(["me-1", "me-12", "me-2"].map(|id| both.reserve_for(id)), [0, 63, 0]);
+        assert_eq!((both.reserving(), both.asks_as()), (Some(&with_range), Some("me-")));
+        let only_tries = asking("me.4", tries);
+        assert_eq!((only_tries.reserving(), only_tries.asks_as()), (None, None));
+
+        let leaves = Operation {
+            leave_capacity: Some(4),
+            ..leaving("me.5", "me-1")
+        };
+        let capacities = [both, leaves, operation("me.6")].map(|operation| operation.capacity());
+        assert_eq!(capacities, [Some(10), Some(4), None]);
+    }
+
+    #[test]
+    fn a_try_and_a_repeated_request_may_be_no_ops_if_no_entry_leaves() {
+        let asks = |wait, fresh| {
+            let request = Request {
+                wait,
+                fresh,
+                ..request("a-2")
+            };
+            asking("a.1", request)
+        };
+        for (wait, fresh, may) in [
+            (true, true, false),
+            (false, true, true),
+            (true, false, true),
+            (false, false, true),
+        ] {
+            assert_eq!(asks(wait, fresh).may_be_no_op(), may, "{wait}, {fresh}");
+        }
+        let hands_over = Operation {
+            leave: vec!["a-1".to_owned()],
+            ..asks(false, false)
+        };
+        assert!(!hands_over.may_be_no_op());
+    }
+}

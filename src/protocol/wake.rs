@@ -211,10 +211,38 @@ mod tests {
             "x",
             "x:;aa-",
             "x:;aa-+1@2;",
+            "x:;aa-+1;aa-!1;aa-~;aa-*;aa-?;",
             "x:;aa-1+;aa-1+x@y;aa-1=;aa-1?7;aa-1!;aa-1!x;aa-1~7;aa-1*7;aa-1é;",
             "x:;aa-1+99999999999999999999;",
         ] {
             assert_eq!(signals(wake, "aa").count(), 0, "{wake}");
+        }
+    }
+
+    #[test]
+    fn the_writer_reads_in_order_where_its_entries_were() {
+        let mut announcement = Announcement::default();
+        for place in [Left::Waiter, Left::Kept, Left::Nowhere, Left::Holder] {
+            announcement.left(place);
+        }
+        let read = Some(vec![Left::Waiter, Left::Holder, Left::Nowhere, Left::Holder]);
+        assert_eq!(left(&announcement.into_wake("cc.5"), "cc.5"), read);
+        assert_eq!(left(&of_change("cc.5"), "cc.5"), Some(Vec::new()));
+    }
+
+    #[test]
+    fn a_write_frees_a_lock_that_an_entry_left_and_nobody_was_granted() {
+        for wake in ["cc.5:h;", "cc.5:q;", "cc.5:0h;", "cc.5:;aa-1!7;", "cc.5:h;bb-1*;"] {
+            assert!(is_freeing(wake), "{wake}");
+        }
+        for wake in [
+            "cc.5:;",
+            "cc.5:0;",
+            "cc.5:;aa-1~;",
+            "cc.5:h;bb-1+7;",
+            "cc.5:;aa-1!7;bb-1+8;",
+        ] {
+            assert!(!is_freeing(wake), "{wake}");
         }
     }
 }

@@ -82,3 +82,66 @@ impl PendingClaims {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ADOPTED: Signal = Signal::Adopted;
+
+    #[test]
+    fn news_of_an_entry_is_kept_from_its_claim_until_the_outcome() {
+        let claims = PendingClaims::default();
+        assert!(claims.is_empty() && !claims.has("me-1"));
+        assert!(!claims.remember("me-1", ADOPTED, ServerTime(1)));
+        claims.begin("me-1".to_owned());
+        assert!(!claims.is_empty() && claims.has("me-1") && !claims.has("me-2"));
+        assert!(claims.remember("me-1", ADOPTED, ServerTime(2)));
+        assert!(!claims.remember("me-2", ADOPTED, ServerTime(3)), "nobody claims it");
+        assert_eq!(claims.settled("me-1").signals, [(ADOPTED, ServerTime(2))]);
+        assert!(claims.is_empty() && claims.settled("me-1").signals.is_empty());
+    }
+
+    #[test]
+    fn the_first_signals_of_an_entry_are_kept() {
+        let claims = PendingClaims::default();
+        claims.begin("me-1".to_owned());
+        for at in 0..20 {
+            assert!(claims.remember("me-1", ADOPTED, ServerTime(at)));
+        }
+        let kept = claims.settled("me-1").signals;
+        assert_eq!((kept.len(), kept[0]), (SIGNALS_MOST, (ADOPTED, ServerTime(0))));
+    }
+
+    #[test]
+    fn a_doubt_concerns_the_claims_that_are_on_their_way() {
+        let claims = PendingClaims::default();
+        claims.doubt(Some("before"));
+        claims.begin("me-1".to_owned());
+        claims.doubt(Some("x"));
+        claims.begin("me-2".to_owned());
+        let (first, second) = (claims.settled("me-1"), claims.settled("me-2"));
+        assert_eq!(
+            ["x", "before", "y"].map(|name| first.doubts(name)),
+            [true, false, false]
+        );
+        assert!(!second.doubts("x"));
+        claims.begin("me-3".to_owned());
+        claims.doubt(None);
+        assert!(claims.settled("me-3").doubts("y"));
+    }
+
+    #[test]
+    fn after_too_many_doubts_all_names_are_in_doubt() {
+        for (names, doubts_all) in [(DOUBTED_MOST, false), (DOUBTED_MOST + 1, true)] {
+            let claims = PendingClaims::default();
+            claims.begin("me-1".to_owned());
+            for name in 0..names {
+                claims.doubt(Some(&name.to_string()));
+            }
+            let overtaken = claims.settled("me-1");
+            assert!(overtaken.doubts("0"));
+            assert_eq!(overtaken.doubts("y"), doubts_all, "{names}");
+        }
+    }
+}
