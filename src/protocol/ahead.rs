@@ -126,6 +126,10 @@ pub(crate) fn read(found: &Document, now: ServerTime) -> Result<Option<Ahead>, M
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::protocol::{
+        Waiter,
+        made_up::{MUTEX, PERMITS, holder, kept, lock, waiter},
+    };
 
     #[test]
     fn entries_that_are_granted_together_count_as_one_turn() {
@@ -136,5 +140,112 @@ mod tests {
             (turns(-7, 1), turns(7, 0), turns(i64::MAX, -3)),
             (0, 7, i64::MAX.unsigned_abs())
         );
+    }
+
+    #[test]
+    fn a_waiter_sees_the_holders_and_the_waiters_ahead_of_it() {
+        let held = |since, until, permits| Holder {
+            since: ServerTime(since),
+            until: ServerTime(until),
+            permits,
+            ..holder("a-1", 7)
+        };
+        let waits = |id: &str, until, permits| Waiter {
+            until: ServerTime(until),
+            permits,
+            ..waiter(id)
+        };
+        let queue = [waits("b-1", 70, 8), waits("b-2", 60, 4), waits("b-3", 10, 1)];
+        let state = lock(PERMITS, [held(3, 90, 4), held(5, 80, 3)], queue);
+        let now = ServerTime(6);
+        for (entry, turns, place, first_end) in [("b-1", 0, 0, 80), ("b-2", 0, 1, 70), ("b-3", 1, 2, 60)] {
+            let ahead = Ahead {
+                turns,
+                place,
+                free: 3,
+                served_at: Some(ServerTime(5)),
+                first_end: Some(ServerTime(first_end)),
+                asleep: false,
+                now,
+            };
+            assert_eq!(Ahead::of(&state, entry, now), Some(ahead), "{entry}");
+        }
+        assert_eq!(Ahead::of(&state, "a-1", now), None, "it does not wait");
+    }
+
+    #[test]
+    fn a_holder_is_asleep_that_has_not_renewed_its_claim_lease_for_a_while() {
+        let asleep = |holder: Holder, now| {
+            let state = lock(MUTEX, [holder], [waiter("b-1")]);
+            Ahead::of(&state, "b-1", ServerTime(now)).map(|ahead| ahead.asleep)
+        };
+        let on_its_claim = |holder: Holder| Holder {
+            lease: 30_000,
+            claim: 5_000,
+            until: ServerTime(5_000),
+            ..holder
+        };
+        let claims = on_its_claim(holder("a-1", 7));
+        let renewed = Holder {
+            until: ServerTime(30_000),
+            ..claims.clone()
+        };
+        let has_no_other = Holder {
+            lease: 5_000,
+            ..claims.clone()
+        };
+        assert_eq!(asleep(claims.clone(), ASLEEP), Some(false));
+        assert_eq!(asleep(claims, ASLEEP + 1), Some(true));
+        for awake in [renewed, has_no_other, on_its_claim(kept("a-1", 7))] {
+            assert_eq!(asleep(awake.clone(), ASLEEP + 1), Some(false), "{awake:?}");
+        }
+    }
+
+    fn answer() -> Document {
+        doc! {
+            "place": 2, "permits": 12, "capacity": 10, "taken": 7,
+            "served_at": ServerTime(5), "first_end": ServerTime(60), "asleep": true,
+        }
+    }
+
+    #[test]
+    fn the_answer_of_the_server_is_read_in_full() {
+        let now = ServerTime(10);
+        let ahead = Ahead {
+            turns: 1,
+            place: 2,
+            free: 3,
+            served_at: Some(ServerTime(5)),
+            first_end: Some(ServerTime(60)),
+            asleep: true,
+            now,
+        };
+        assert_eq!(read(&answer(), now), Ok(Some(ahead)));
+        let mut is_not_in_line = answer();
+        is_not_in_line.insert("place", -1);
+        let no_lock = doc! { "place": null, "capacity": null };
+        for nothing in [is_not_in_line, no_lock, doc! {}] {
+            assert_eq!(read(&nothing, now), Ok(None), "{nothing}");
+        }
+        for (shown, field) in [
+            ("place", "queue"),
+            ("capacity", "capacity"),
+            ("taken", "holders"),
+            ("permits", "queue.permits"),
+        ] {
+            let mut foreign = answer();
+            foreign.insert(shown, Bson::Null);
+            let error = read(&foreign, now).unwrap_err().to_string();
+            assert!(error.contains(&format!("`{field}`")), "{error}");
+        }
+    }
+
+    #[test]
+    fn the_server_is_asked_for_all_that_is_read() {
+        let asked = projection(&Location::under("a.lock"), "me-1");
+        for field in answer().keys() {
+            assert!(asked.contains_key(field), "{field}");
+        }
+        assert_eq!(asked.get_str("capacity").unwrap(), "$a.lock.capacity");
     }
 }

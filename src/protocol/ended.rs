@@ -91,3 +91,44 @@ impl Record {
         })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_end_of_a_hold_has_a_name_by_which_it_is_read() {
+        for (end, name, shown) in [
+            (HoldEnd::Released, "released", "released"),
+            (HoldEnd::Expired, "expired", "expired"),
+            (HoldEnd::Broken, "broken", "broken"),
+            (HoldEnd::Adopted, "adopted", "adopted"),
+            (HoldEnd::HeldTooLong, "held_too_long", "held too long"),
+        ] {
+            assert_eq!((end.as_str(), HoldEnd::parse(name)), (name, Some(end)));
+            assert_eq!(end.to_string(), shown);
+        }
+        assert_eq!(HoldEnd::parse("of another version"), None);
+    }
+
+    #[test]
+    fn entries_that_were_given_up_are_told_by_how() {
+        let given_up = [
+            ("a-1", HoldEnd::HeldTooLong),
+            ("a-2", HoldEnd::Expired),
+            ("a-3", HoldEnd::HeldTooLong),
+        ];
+        let record = Record {
+            most: 1,
+            given_up: given_up.map(|(id, how)| (id.to_owned(), how)).into(),
+        };
+        let told: Vec<(HoldEnd, Vec<&str>)> = record.given_up().collect();
+        assert_eq!(
+            told,
+            [
+                (HoldEnd::Expired, vec!["a-2"]),
+                (HoldEnd::HeldTooLong, vec!["a-1", "a-3"])
+            ]
+        );
+    }
+}

@@ -82,3 +82,42 @@ impl Identity {
         other.is_some_and(|other| other.id == self.id && other.born < self.born)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::protocol::made_up::{holder, kept};
+
+    #[test]
+    fn a_grant_is_an_entry_under_a_token_until_it_is_released() {
+        let held = holder("a-1", 7);
+        let is_grant = [("a-1", 7), ("a-1", 8), ("a-2", 7)].map(|(id, token)| held.is_grant(id, token));
+        assert_eq!(is_grant, [true, false, false]);
+        assert!(!kept("a-1", 7).is_grant("a-1", 7));
+        assert_eq!([held, kept("a-1", 7)].map(|holder| holder.is_kept()), [false, true]);
+    }
+
+    #[test]
+    fn an_incarnation_supersedes_the_earlier_ones_of_its_owner() {
+        let owned = |id: &str, born| Identity {
+            id: id.to_owned(),
+            born,
+        };
+        let second = owned("worker", 2);
+        let supersedes = |identity| {
+            second.supersedes(&Owner {
+                identity,
+                ..Owner::default()
+            })
+        };
+        assert!(supersedes(Some(owned("worker", 1))));
+        for other in [
+            Some(owned("worker", 2)),
+            Some(owned("worker", 3)),
+            Some(owned("another", 1)),
+            None,
+        ] {
+            assert!(!supersedes(other.clone()), "{other:?}");
+        }
+    }
+}

@@ -65,3 +65,31 @@ impl fmt::Display for Kind {
         f.write_str(self.as_str())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_kind_has_a_name_by_which_it_is_read() {
+        for (kind, name) in [
+            (Kind::Mutex, "mutex"),
+            (Kind::Semaphore, "semaphore"),
+            (Kind::RwLock, "rwlock"),
+            (Kind::Election, "election"),
+            (Kind::Document, "document"),
+            (Kind::Latch, "latch"),
+            (Kind::Barrier, "barrier"),
+        ] {
+            assert_eq!((kind.as_str(), kind.to_string()), (name, name.to_owned()));
+            assert_eq!(Kind::parse(name), Some(kind));
+        }
+        assert_eq!(Kind::parse("of another version"), None);
+    }
+
+    #[test]
+    fn locks_are_handed_on_inside_a_process_and_leaderships_are_not() {
+        let are_handed_on = [Kind::Mutex, Kind::Semaphore, Kind::RwLock, Kind::Election].map(Kind::is_handed_on);
+        assert_eq!(are_handed_on, [true, true, true, false]);
+    }
+}

@@ -178,6 +178,7 @@ impl Location {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::protocol::made_up::{MUTEX, holder, lock};
 
     #[test]
     fn the_root_is_the_document_itself() {
@@ -219,5 +220,63 @@ mod tests {
             nested.merged([Bson::from(doc! { "x": 1 })]),
             Bson::from(doc! { "$mergeObjects": ["$$ROOT", { "a": { "$mergeObjects": ["$a", { "b": inner }] } }] })
         );
+    }
+
+    #[test]
+    fn a_name_leads_further_inside() {
+        let (root, inside) = (Location::default(), Location::under("a").inside("b"));
+        assert_eq!((inside.path(), inside.key("token")), ("a.b", "a.b.token".to_owned()));
+        assert_eq!((root.path(), root.inside("b").path()), ("", "b"));
+        assert!(root.is_root() && !inside.is_root());
+        assert_eq!(Location::of_variable("this.v").value("token"), "$$this.v.token");
+    }
+
+    #[test]
+    fn a_lock_is_set_on_its_path_unless_another_value_is_in_the_way() {
+        let nested = Location::under("a.b");
+        let mut document = doc! { "_id": 1 };
+        assert!(nested.set_lock(&mut document, doc! { "token": 2 }));
+        assert!(nested.set_lock(&mut document, doc! { "wake": "x" }));
+        assert_eq!(document, doc! { "_id": 1, "a": { "b": { "token": 2, "wake": "x" } } });
+        nested.lock_mut(&mut document).unwrap().insert("token", 3);
+        assert_eq!(nested.lock(&document), Some(&doc! { "token": 3, "wake": "x" }));
+        let mut occupied = doc! { "a": 7 };
+        assert!(!nested.set_lock(&mut occupied, doc! { "token": 2 }));
+        assert_eq!(occupied, doc! { "a": 7 });
+        assert_eq!(nested.lock_mut(&mut occupied), None);
+    }
+
+    #[test]
+    fn a_lock_is_read_where_it_is_and_what_is_in_its_place_is_named() {
+        let nested = Location::under("a.b");
+        let with = |value: Bson| doc! { "_id": 1, "a": { "b": value } };
+        let held = lock(MUTEX, [holder("a-1", 7)], []);
+        let locked = with(held.fields().into());
+        assert_eq!(nested.state(&locked), Ok(Some(held.clone())));
+        assert_eq!(
+            (nested.found(&locked), nested.flaw(&locked)),
+            (Some(Ok(held.clone())), None)
+        );
+        let of_the_user = with(doc! { "size": 7 }.into());
+        for free in [doc! { "_id": 1 }, with(Bson::Null), of_the_user] {
+            assert_eq!(nested.state(&free), Ok(None), "{free}");
+            assert_eq!((nested.found(&free), nested.flaw(&free)), (None, None), "{free}");
+        }
+        let half = with(doc! { "token": 2 }.into());
+        assert!(matches!(nested.found(&half), Some(Err(_))) && nested.flaw(&half).is_some());
+
+        let occupied = |path: &str| Malformed::occupied(path.to_owned());
+        let in_its_place = with(Bson::from(7));
+        assert_eq!(nested.found(&in_its_place), Some(Err(occupied("a.b"))));
+        assert_eq!(nested.flaw(&in_its_place), Some(occupied("a.b")));
+        // A projection shows nothing of a value on the way.
+        let on_the_way = doc! { "a": 7 };
+        assert_eq!(nested.found(&on_the_way), None);
+        assert_eq!(nested.flaw(&on_the_way), Some(occupied("a")));
+
+        // At the root any document is taken for a lock.
+        let root = Location::default();
+        assert_eq!(root.found(&held.to_document("x")), Some(Ok(held)));
+        assert!(matches!(root.found(&doc! { "size": 7 }), Some(Err(_))));
     }
 }

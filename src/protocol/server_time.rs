@@ -24,3 +24,25 @@ impl ServerTime {
         Duration::from_millis(u64::try_from(self.0.saturating_sub(earlier.0)).unwrap_or(0))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use mongodb::bson::doc;
+
+    use super::*;
+
+    #[test]
+    fn a_time_is_after_an_earlier_one_and_not_at_all_after_a_later_one() {
+        let (earlier, later) = (ServerTime(1_000), ServerTime(1_000).plus_millis(250));
+        assert_eq!(later.since(earlier), Duration::from_millis(250));
+        assert_eq!(earlier.since(later), Duration::ZERO);
+        assert_eq!(later.plus_millis(i64::MAX), ServerTime(i64::MAX));
+    }
+
+    #[test]
+    fn only_a_date_is_read_as_a_time() {
+        let document = doc! { "at": ServerTime(7), "number": 7 };
+        let read = ["at", "number", "missing"].map(|field| ServerTime::in_field(&document, field));
+        assert_eq!(read, [Some(ServerTime(7)), None, None]);
+    }
+}
