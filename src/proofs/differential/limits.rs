@@ -1,0 +1,112 @@
+//! The limits of an operation: those that write nothing, and the most entries.
+
+use futures::StreamExt;
+use mongodb::{
+    Collection,
+    bson::{Bson, Document},
+    options::ReturnDocument,
+};
+use watchlock_testkit::shared;
+
+use crate::protocol::{
+    ASK_TOGETHER, Evict, Expects, Kind, Location, Operation, Owner, QUEUE_MOST, Record, Request, Requests, ServerTime,
+    State, Use, pipeline, state,
+};
+
+fn request(id: &str, wait: bool, fresh: bool) -> Request {
+    Request {
+        id: id.to_owned(),
+        permits: 1,
+        lease: 60_000,
+        claim: 5_000,
+        wait,
+        fresh,
+        reserve: 0,
+        owner: Owner::default(),
+    }
+}
+
+fn operation(number: i64, leave: &[&str], (kind, capacity): Use, entries: Vec<Request>) -> Operation {
+    Operation {
+        id: format!("a.{number}"),
+        leave: leave.iter().map(|id| (*id).to_owned()).collect(),
+        kept: Vec::new(),
+        leave_capacity: None,
+        evict: Evict::Nobody,
+        proclaim: None,
+        downgrade: None,
+        requests: Some(Requests {
+            kind,
+            capacity,
+            entries,
+            adopts: None,
+        }),
+        expects: Expects::Nothing,
+        room: QUEUE_MOST,
+        keep: 1_000,
+        record: Record::default(),
+    }
+}
+
+/// Runs an operation on the server, and returns the document after it.
+async fn document_after(collection: &Collection<Document>, operation: &Operation, now: &Bson) -> Document {
+    let at = Location::default();
+    collection
+        .find_one_and_update(
+            pipeline::selection(&at, &"x".into(), operation),
+            pipeline::operation(&at, operation, now),
+        )
+        .upsert(true)
+        .return_document(ReturnDocument::After)
+        .await
+        .unwrap()
+        .unwrap()
+}
+
+/// A change that writes nothing raises no event and costs no entry in the log.
+#[tokio::test]
+async fn a_step_that_changes_nothing_writes_nothing() {
+    let cluster = shared::replica_set().await;
+    let client = cluster.client().await.unwrap();
+    let database = client.database(&shared::unique_name("nothing"));
+    let collection = database.collection::<Document>("locks");
+    let of_mutex = |number, leave: &[&str], entries| operation(number, leave, (Kind::Mutex, 1), entries);
+    let run = async |operation: Operation| document_after(&collection, &operation, &"$$NOW".into()).await;
+    let held = run(of_mutex(1, &[], vec![request("a-1", true, false)])).await;
+    let mut events = collection.watch().await.unwrap();
+    assert_eq!(run(of_mutex(2, &[], vec![request("a-1", true, false)])).await, held);
+    assert_eq!(run(of_mutex(3, &[], vec![request("b-1", false, false)])).await, held);
+    let queued = run(of_mutex(4, &[], vec![request("c-1", true, false)])).await;
+    assert_ne!(queued, held);
+    assert_eq!(run(of_mutex(5, &[], vec![request("c-1", true, false)])).await, queued);
+    let released = run(of_mutex(6, &["a-1"], vec![])).await;
+    // Only the two that changed the document are in the stream.
+    for expected in [queued, released] {
+        let event = events.next().await.unwrap().unwrap();
+        let wake = match (&event.full_document, &event.update_description) {
+            (Some(document), _) => document.get_str("wake").unwrap().to_owned(),
+            (None, Some(update)) => update.updated_fields.get_str("wake").unwrap().to_owned(),
+            (None, None) => panic!("an event that changes nothing: {event:?}"),
+        };
+        assert_eq!(wake, expected.get_str("wake").unwrap());
+    }
+}
+
+/// The most entries that one operation requests, fresh and repeated, nest no deeper than a command may.
+#[tokio::test]
+async fn many_entries_fit_one_operation() {
+    let cluster = shared::standalone().await;
+    let client = cluster.client().await.unwrap();
+    let database = client.database(&shared::unique_name("many"));
+    let collection = database.collection::<Document>("locks");
+    let mut expected: Option<State> = None;
+    for (number, fresh) in [(1, true), (2, false), (3, true)] {
+        let entries = (0..ASK_TOGETHER).map(|entry| request(&format!("a-{entry}"), true, fresh));
+        let operation = operation(number, &[], (Kind::Semaphore, 40), entries.collect());
+        let now = ServerTime(1_700_000_000_000).plus_millis(number * 10_000);
+        expected = state::apply(expected.as_ref(), &operation, now);
+        let found = document_after(&collection, &operation, &Bson::from(now)).await;
+        let found = State::from_document(&found).unwrap();
+        assert_eq!(Some(found), expected, "{number}");
+    }
+}

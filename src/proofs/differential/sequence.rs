@@ -1,0 +1,153 @@
+//! One sequence of steps on its way, and the document that it must have.
+
+use mongodb::bson::{Bson, Document, doc};
+
+use super::{
+    setup::Setup,
+    steps::{self, Move},
+};
+use crate::{
+    proofs::random::Random,
+    protocol::{Evict, Operation, ServerTime, State, pipeline, state},
+};
+
+/// One sequence, with a document of its own.
+pub(super) struct Sequence {
+    pub(super) seed: u64,
+    random: Random,
+    pub(super) id: Bson,
+    pub(super) now: ServerTime,
+    /// The lock by the specification.
+    pub(super) expected: Option<State>,
+    /// The user's part of the document; `None` if the document is the lock's alone.
+    pub(super) users: Option<Document>,
+}
+
+/// An update's filter and pipeline, and whether it may create the document.
+type Update = (Document, Vec<Document>, bool);
+
+impl Sequence {
+    pub(super) fn new(seed: u64, setup: &Setup) -> Self {
+        let mut random = Random::new(seed);
+        // Two names of a kind would collide, so the hostile ones get the seed as well.
+        let name = format!("{seed}{}", random.pick(&setup.strings));
+        let id = Bson::from(name.chars().take(512).collect::<String>());
+        let users = (!setup.at.is_root()).then(|| users(&id, &mut random, setup));
+        let now = ServerTime(1_700_000_000_000 + i64::try_from(random.below(1_000)).unwrap());
+        Self {
+            seed,
+            random,
+            id,
+            now,
+            expected: None,
+            users,
+        }
+    }
+
+    /// Takes a step by the specification, and returns it as an update for the server.
+    pub(super) fn step(&mut self, number: usize, setup: &Setup) -> Option<(Move, Document)> {
+        self.now = self.now.plus_millis(i64::try_from(self.random.below(16)).unwrap() - 1);
+        let step = steps::draw(&mut self.random, number, setup, self.expected.as_ref());
+        let (query, update, upsert) = match &step {
+            Move::Run(operation) if is_empty(operation) => return None,
+            Move::Run(operation) => self.run(operation, setup),
+            Move::Renew { operation, ids, idle } => self.renew(operation, (&**ids, idle.as_deref()), setup),
+            Move::Guard { operation, id, token } => self.guard(operation, (id.as_str(), *token), setup),
+        };
+        Some((step, doc! { "q": query, "u": update, "upsert": upsert }))
+    }
+
+    fn run(&mut self, operation: &Operation, setup: &Setup) -> Update {
+        let date = Bson::from(self.now);
+        let free = self.expected.as_ref().is_none_or(|state| state.is_free(self.now));
+        self.expected = state::apply(self.expected.as_ref(), operation, self.now);
+        match &operation.requests {
+            // As a claim, with its own filter and pipeline.
+            Some(requests) if !setup.at.is_root() && free && is_claim(operation) => (
+                doc! { "$and": [{ "_id": &self.id }, pipeline::free(&setup.at, &date)] },
+                pipeline::claim(&setup.at, operation, requests, false, &date),
+                false,
+            ),
+            _ => (
+                pipeline::selection(&setup.at, &self.id, operation),
+                pipeline::operation(&setup.at, operation, &date),
+                operation.creates() && setup.at.is_root(),
+            ),
+        }
+    }
+
+    fn renew(&mut self, operation: &str, shown: (&[String], Option<&[String]>), setup: &Setup) -> Update {
+        if let Some(state) = &mut self.expected {
+            state::renew_and_show(state, operation, shown, 500, self.now);
+        }
+        (
+            doc! { "_id": &self.id, setup.at.key("holders.id"): { "$in": shown.0 } },
+            pipeline::renewal(&setup.at, operation, shown, 500, &Bson::from(self.now)),
+            false,
+        )
+    }
+
+    fn guard(&mut self, operation: &str, (id, token): (&str, i64), setup: &Setup) -> Update {
+        let date = Bson::from(self.now);
+        if let Some(state) = &mut self.expected {
+            state::guard(state, operation, (id, token), 500, self.now);
+        }
+        (
+            pipeline::holding(&setup.at, &self.id, (id, token), &date),
+            pipeline::guard(&setup.at, operation, id, 500, &date),
+            false,
+        )
+    }
+
+    /// Returns the document that the server must have.
+    pub(super) fn document(&self, setup: &Setup) -> Option<Document> {
+        let name = self.id.as_str().unwrap();
+        let Some(users) = &self.users else {
+            return self.expected.as_ref().map(|state| state.to_document(name));
+        };
+        let mut document = users.clone();
+        if let Some(state) = &self.expected {
+            let mut lock = state.to_document(name);
+            lock.remove("_id");
+            let (parents, last) = setup.at.path().rsplit_once('.').unwrap_or(("", setup.at.path()));
+            let mut parent = &mut document;
+            for segment in parents.split_terminator('.') {
+                if !parent.contains_key(segment) {
+                    parent.insert(segment, Document::new());
+                }
+                parent = parent.get_document_mut(segment).unwrap();
+            }
+            // Other fields of the user's stay there, before it.
+            match parent.get_document_mut(last) {
+                Ok(present) => present.extend(lock),
+                Err(_) => drop(parent.insert(last, lock)),
+            }
+        }
+        Some(document)
+    }
+}
+
+/// Draws a user's document, in which the path to the lock may be there, or a part of it.
+fn users(id: &Bson, random: &mut Random, setup: &Setup) -> Document {
+    let text = random.pick(&setup.strings).clone();
+    let mut document = doc! { "_id": id, "text": text, "list": [1, { "holders": 2 }] };
+    match random.below(3) {
+        0 => {}
+        1 => drop(document.insert("a", doc! { "holders": 3, "text": random.pick(&setup.strings) })),
+        _ => drop(document.insert("a", doc! { "b": { "c": 4 }, "token": "x" })),
+    }
+    document
+}
+
+fn is_empty(operation: &Operation) -> bool {
+    operation.leave.is_empty()
+        && operation.requests.is_none()
+        && operation.proclaim.is_none()
+        && operation.evict == Evict::Nobody
+}
+
+fn is_claim(operation: &Operation) -> bool {
+    let entries = operation.requests.as_ref().map(|requests| &requests.entries[..]);
+    let adopts = operation.requests.iter().any(|requests| requests.adopts.is_some());
+    operation.creates() && operation.leave.is_empty() && !adopts && matches!(entries, Some([entry]) if entry.fresh)
+}

@@ -1,0 +1,429 @@
+//! The drawing of a step. [`Draw::step`] chooses its kind and [`Draw::shape`] the shape of an operation, each of which
+//! is a method or function of its own.
+
+use std::slice;
+
+use super::setup::Setup;
+use crate::{
+    proofs::random::Random,
+    protocol::{
+        Downgrade, Evict, Expects, HoldEnd, Holder, Identity, Kept, KeptUntil, Operation, Owner, Proclaim, Record,
+        Request, Requests, State,
+    },
+};
+
+/// A step of a sequence.
+#[derive(Debug)]
+pub(super) enum Move {
+    Run(Box<Operation>),
+    Renew {
+        operation: String,
+        ids: Vec<String>,
+        idle: Option<Vec<String>>,
+    },
+    Guard {
+        operation: String,
+        id: String,
+        token: i64,
+    },
+}
+
+/// Draws a step on a lock in this state.
+pub(super) fn draw(random: &mut Random, number: usize, setup: &Setup, state: Option<&State>) -> Move {
+    let mut draw = Draw { random, setup, state };
+    let operation = format!("{}.{number}", draw.one_of(&["a", "b", "$c"]));
+    draw.step(operation)
+}
+
+/// The drawing of one step.
+struct Draw<'a> {
+    random: &'a mut Random,
+    setup: &'a Setup,
+    /// The lock before the step.
+    state: Option<&'a State>,
+}
+
+impl<'a> Draw<'a> {
+    /// Draws a step of any kind.
+    fn step(&mut self, operation: String) -> Move {
+        if self.one_in(5) {
+            return self.renewal(operation);
+        }
+        if let Some(holder) = self.last_holder()
+            && self.one_in(8)
+        {
+            return self.guard(operation, holder);
+        }
+        if let Some(released) = self.released_holder()
+            && self.one_in(4)
+        {
+            return Move::Run(Box::new(self.late_release(operation, released)));
+        }
+        Move::Run(Box::new(self.operation(operation)))
+    }
+
+    fn renewal(&mut self, operation: String) -> Move {
+        Move::Renew {
+            operation,
+            ids: self.few_ids(3),
+            idle: self.one_in(2).then(|| self.few_ids(3)),
+        }
+    }
+
+    /// Draws a guard, mostly of a holder.
+    fn guard(&mut self, operation: String, holder: &Holder) -> Move {
+        let (held, another) = (holder.id.as_str(), self.any_id());
+        Move::Guard {
+            operation,
+            id: self.one_of(&[held, held, another]).to_owned(),
+            token: self.token(holder, 4),
+        }
+    }
+
+    /// Draws a release that comes late, in whatever form.
+    fn late_release(&mut self, id: String, released: &Holder) -> Operation {
+        let capacity = self.capacity();
+        let expects = match capacity {
+            Some(1) => self.one_of(&[Expects::Nothing, Expects::Holding, Expects::Alone]),
+            _ => self.one_of(&[Expects::Nothing, Expects::Holding]),
+        };
+        let leave = vec![released.id.clone()];
+        let record = self.record(&leave);
+        Operation {
+            leave,
+            leave_capacity: capacity,
+            expects,
+            record,
+            ..blank(id)
+        }
+    }
+
+    /// Draws an operation in one of the shapes of use.
+    fn operation(&mut self, id: String) -> Operation {
+        let requests = (!self.one_in(4)).then(|| self.requests());
+        let leave = self.few_ids(2);
+        let kept = self.kept(&leave);
+        let operation = self.shape(Operation {
+            leave,
+            kept,
+            requests,
+            ..blank(id)
+        });
+        // As in use: what keeps is a release in the general form.
+        let keeps = !operation.leave.is_empty() && operation.expects == Expects::Nothing;
+        let record = self.record(&operation.leave);
+        Operation {
+            kept: if keeps { operation.kept } else { Vec::new() },
+            record,
+            ..operation
+        }
+    }
+
+    /// Draws the shape of an operation, and leaves out of it whatever does not go with that shape.
+    ///
+    /// As in use: an operation that leaves and requests is of one kind of lock, and an eviction does nothing else.
+    fn shape(&mut self, drawn: Operation) -> Operation {
+        let used = self.state.map(|state| (state.kind, state.capacity));
+        let requests = drawn.requests.as_ref();
+        let wanted = requests.map(|requests| (requests.kind, requests.capacity));
+        let adopts = requests.is_some_and(|requests| requests.adopts.is_some());
+        let is_for_one = requests.is_some_and(is_for_one);
+        let leaves_one = drawn.leave.len() == 1;
+        let capacity = self.capacity();
+        match self.random.below(14) {
+            0 => evict_everybody(drawn),
+            1 => self.proclaim(drawn),
+            2..5 if leaves_one && capacity == Some(1) => self.release_briefly(drawn),
+            2..4 if leaves_one => release(drawn, capacity, Expects::Holding),
+            2..5 => release(drawn, capacity, Expects::Nothing),
+            5..7 if is_for_one => request_alone(drawn),
+            7..9 if used.is_some() && wanted == used && !adopts => request_with_room(drawn),
+            11 => self.evict_one(drawn),
+            12 => self.downgrade(drawn),
+            // An operation may still concern a lock that is gone by now.
+            _ if wanted.is_some() && used.is_some() && wanted != used => only_request(drawn),
+            _ => drawn,
+        }
+    }
+
+    /// Draws a proclamation, mostly of a holder, so that values of one entry meet, with equal numbers too.
+    fn proclaim(&mut self, drawn: Operation) -> Operation {
+        let another = self.any_id();
+        let id = match self.last_holder() {
+            Some(holder) => self.mostly(holder, another),
+            None => another.to_owned(),
+        };
+        Operation {
+            proclaim: Some(Proclaim {
+                id,
+                value: self.string(),
+                number: 1 + self.number(4),
+            }),
+            ..without_entries(drawn)
+        }
+    }
+
+    /// Draws one of the two short forms of a release of the only permit.
+    fn release_briefly(&mut self, drawn: Operation) -> Operation {
+        let expects = self.one_of(&[Expects::Alone, Expects::Holding]);
+        release(drawn, Some(1), expects)
+    }
+
+    /// Draws the eviction of a holder, or of a hold that is over.
+    fn evict_one(&mut self, drawn: Operation) -> Operation {
+        let token = match self.first_or_second_holder() {
+            Some(holder) => self.token(holder, 4),
+            None => 7,
+        };
+        Operation {
+            evict: self.one_of(&[Evict::Holder(token), Evict::Holder(token), Evict::Kept(token)]),
+            ..without_entries(drawn)
+        }
+    }
+
+    /// Draws a downgrade, mostly of a holder, sometimes under the token of an earlier grant, and sometimes with fewer
+    /// permits already.
+    fn downgrade(&mut self, drawn: Operation) -> Operation {
+        let (holder, another) = (self.first_or_second_holder(), self.any_id());
+        let Some(holder) = holder else {
+            // Without a holder there is nothing to downgrade.
+            return drawn;
+        };
+        Operation {
+            downgrade: Some(Downgrade {
+                id: self.mostly(holder, another),
+                token: self.token(holder, 4),
+                permits: self.one_of(&[1, 2]),
+            }),
+            leave_capacity: self.capacity(),
+            ..without_entries(drawn)
+        }
+    }
+
+    fn requests(&mut self) -> Requests {
+        let (kind, capacity) = self.one_of(self.setup.uses);
+        let mut ids = self.few_ids(2);
+        ids.push(self.any_id().to_owned());
+        ids.sort();
+        ids.dedup();
+        let ids = ids.into_iter().enumerate();
+        let entries = ids.map(|(position, id)| self.request(id, capacity, position == 0));
+        Requests {
+            kind,
+            capacity,
+            entries: entries.collect(),
+            adopts: self.identity(),
+        }
+    }
+
+    fn request(&mut self, id: String, capacity: i64, is_first: bool) -> Request {
+        let is_known = self.state.is_some_and(|state| state.has_any(slice::from_ref(&id)));
+        Request {
+            fresh: self.one_in(if is_known { 4 } else { 2 }),
+            id,
+            permits: self.one_of(&[1, 1, 1, capacity]),
+            // As in use: for one entry.
+            reserve: if is_first { self.one_of(&[0, 1, 63]) } else { 0 },
+            lease: self.one_of(&[10, 25, 1000]),
+            claim: self.one_of(&[1, 5]),
+            wait: !self.one_in(3),
+            owner: self.owner(),
+        }
+    }
+
+    fn owner(&mut self) -> Owner {
+        Owner {
+            host: self.string(),
+            pid: 7,
+            label: self.one_in(2).then(|| self.string()),
+            reason: self.one_in(2).then(|| self.string()),
+            value: self.one_in(2).then(|| self.string()),
+            proclaimed: 0,
+            identity: self.identity(),
+        }
+    }
+
+    /// Draws an identity, or none. Owners are few, some of them hostile, and so are incarnations: they must meet too.
+    fn identity(&mut self) -> Option<Identity> {
+        (!self.one_in(3)).then(|| Identity {
+            id: self.one_of(&["worker", "$$NOW", "$holders.owner.id"]).to_owned(),
+            born: self.number(4),
+        })
+    }
+
+    /// Draws what is recorded of the holds that end: often nothing, as of a client without a history.
+    fn record(&mut self, leave: &[String]) -> Record {
+        let given_up = leave.iter().filter_map(|id| {
+            let how = self.one_of(&[HoldEnd::Released, HoldEnd::Expired, HoldEnd::HeldTooLong]);
+            (how != HoldEnd::Released).then(|| (id.clone(), how))
+        });
+        let given_up = given_up.collect();
+        Record {
+            most: self.one_of(&[0, 1, 3]),
+            given_up,
+        }
+    }
+
+    /// Draws which of the holders that leave are kept.
+    fn kept(&mut self, leave: &[String]) -> Vec<Kept> {
+        let holders = self.state.into_iter().flat_map(|state| &state.holders);
+        let holders = holders.filter(|holder| leave.contains(&holder.id));
+        let kept: Vec<&Holder> = holders.filter(|_| self.one_in(2)).collect();
+        kept.into_iter().map(|holder| self.kept_until(holder)).collect()
+    }
+
+    /// Draws until when a holder is kept, sometimes under the token of an earlier grant.
+    fn kept_until(&mut self, holder: &Holder) -> Kept {
+        let millis = self.number(40);
+        Kept {
+            id: holder.id.clone(),
+            token: self.token(holder, 8),
+            until: match self.random.below(3) {
+                0 => KeptUntil::AfterGrant(millis),
+                1 => KeptUntil::AfterRelease(millis),
+                _ => KeptUntil::WindowEnd {
+                    length: 1 + millis,
+                    offset: self.number(20),
+                },
+            },
+        }
+    }
+
+    fn capacity(&self) -> Option<i64> {
+        self.state.map(|state| state.capacity)
+    }
+
+    fn last_holder(&self) -> Option<&'a Holder> {
+        self.state?.holders.last()
+    }
+
+    /// Returns the first of the holders whose lock is kept.
+    fn released_holder(&self) -> Option<&'a Holder> {
+        self.state?.holders.iter().find(|holder| holder.is_kept())
+    }
+
+    fn first_or_second_holder(&mut self) -> Option<&'a Holder> {
+        let holders = &self.state?.holders;
+        holders.get(self.random.below(2) as usize)
+    }
+
+    /// Draws the token of a holder, or one time in so many that of an earlier grant.
+    fn token(&mut self, holder: &Holder, times: u64) -> i64 {
+        holder.token - i64::from(self.one_in(times))
+    }
+
+    /// Draws the id of the holder, or one time in four the other id.
+    fn mostly(&mut self, holder: &Holder, another: &str) -> String {
+        let held = holder.id.as_str();
+        self.one_of(&[held, held, held, another]).to_owned()
+    }
+
+    fn any_id(&mut self) -> &'a str {
+        self.random.pick(&self.setup.ids).as_str()
+    }
+
+    fn few_ids(&mut self, most: u64) -> Vec<String> {
+        let count = self.random.below(most + 1);
+        (0..count).map(|_| self.plain_id_mostly()).collect()
+    }
+
+    /// Draws an id, mostly from the plain ones: they must meet.
+    fn plain_id_mostly(&mut self) -> String {
+        if self.one_in(8) {
+            self.any_id().to_owned()
+        } else {
+            self.random.pick(self.setup.plain_ids()).clone()
+        }
+    }
+
+    fn string(&mut self) -> String {
+        self.random.pick(&self.setup.strings).clone()
+    }
+
+    fn number(&mut self, bound: u64) -> i64 {
+        i64::try_from(self.random.below(bound)).unwrap()
+    }
+
+    fn one_of<T: Copy>(&mut self, from: &[T]) -> T {
+        *self.random.pick(from)
+    }
+
+    fn one_in(&mut self, times: u64) -> bool {
+        self.random.below(times) == 0
+    }
+}
+
+/// An operation that does nothing yet.
+fn blank(id: String) -> Operation {
+    Operation {
+        id,
+        leave: Vec::new(),
+        kept: Vec::new(),
+        leave_capacity: None,
+        evict: Evict::Nobody,
+        proclaim: None,
+        downgrade: None,
+        requests: None,
+        expects: Expects::Nothing,
+        room: 4,
+        keep: 500,
+        record: Record::default(),
+    }
+}
+
+fn without_entries(drawn: Operation) -> Operation {
+    Operation {
+        leave: Vec::new(),
+        requests: None,
+        ..drawn
+    }
+}
+
+fn evict_everybody(drawn: Operation) -> Operation {
+    Operation {
+        evict: Evict::Everybody,
+        ..without_entries(drawn)
+    }
+}
+
+/// A release, in a short form where it expects something.
+fn release(drawn: Operation, capacity: Option<i64>, expects: Expects) -> Operation {
+    Operation {
+        requests: None,
+        leave_capacity: capacity,
+        expects,
+        ..drawn
+    }
+}
+
+/// A request that expects the lock to be idle, which never adopts.
+fn request_alone(drawn: Operation) -> Operation {
+    Operation {
+        leave: Vec::new(),
+        expects: Expects::Alone,
+        requests: drawn.requests.map(|requests| Requests {
+            adopts: None,
+            ..requests
+        }),
+        ..drawn
+    }
+}
+
+fn request_with_room(drawn: Operation) -> Operation {
+    Operation {
+        expects: Expects::Room,
+        ..only_request(drawn)
+    }
+}
+
+fn only_request(drawn: Operation) -> Operation {
+    Operation {
+        leave: Vec::new(),
+        ..drawn
+    }
+}
+
+/// Returns whether one fresh entry is requested in a lock of one permit: alone, that has a short form.
+fn is_for_one(requests: &Requests) -> bool {
+    requests.capacity == 1 && matches!(&requests.entries[..], [entry] if entry.fresh)
+}
