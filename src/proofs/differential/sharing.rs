@@ -1,6 +1,9 @@
 //! Locks that share a document.
 
-use mongodb::bson::{Bson, Document, doc};
+use mongodb::{
+    Collection,
+    bson::{Bson, Document, doc},
+};
 use watchlock_testkit::shared;
 
 use super::{sequence::Sequence, setup::Setup};
@@ -16,11 +19,67 @@ async fn locks_that_share_a_document_are_renewed_and_removed_alike() {
     let cluster = shared::standalone().await;
     let client = cluster.client().await.unwrap();
     let database = client.database(&shared::unique_name("sharing"));
-    let collection = database.collection::<Document>("documents");
-    let base = Location::under("locks.of%2Elines");
-    let (mut renewed, mut left, mut removed, mut kept) = (0, 0, 0, 0);
+    let collection = database.collection("documents");
+    let mut seen = Seen::default();
     for seed in 0..150 {
         let mut random = Random::new(seed);
+        let shared = Shared::draw(seed, &mut random, &collection);
+        collection.insert_one(&shared.document).await.unwrap();
+        let asked = 1 + usize::try_from(random.below(3)).unwrap();
+        let renewed = shared.renew(&shared.locks[..asked], &mut seen).await;
+        shared.sweep(&renewed, &mut seen).await;
+    }
+    assert!(
+        seen.renewed > 10 && seen.left > 10 && seen.removed > 10 && seen.kept > 10,
+        "{seen:?}"
+    );
+}
+
+/// How many renewals did what they were to do or left the document alone, and how many locks were removed or kept.
+#[derive(Debug, Default)]
+struct Seen {
+    renewed: u32,
+    left: u32,
+    removed: u32,
+    kept: u32,
+}
+
+/// One of the locks, as steps of its own have left it.
+struct Lock {
+    code: &'static str,
+    at: Location,
+    state: Option<State>,
+}
+
+impl Lock {
+    /// Returns the ids that a renewal asks for: that of a holder, if there is one, and an unknown one.
+    fn ids(&self) -> Vec<String> {
+        match self.state.iter().flat_map(|state| &state.holders).next() {
+            Some(holder) => vec![holder.id.clone(), "nobody".to_owned()],
+            None => vec!["nobody".to_owned()],
+        }
+    }
+
+    fn is_held(&self, ids: &[String], now: ServerTime) -> bool {
+        let mut holders = self.state.iter().flat_map(|state| &state.holders);
+        holders.any(|holder| holder.until > now && !holder.is_kept() && ids.contains(&holder.id))
+    }
+}
+
+/// A document with some locks in it.
+struct Shared<'a> {
+    collection: &'a Collection<Document>,
+    seed: u64,
+    id: i64,
+    base: Location,
+    locks: Vec<Lock>,
+    now: ServerTime,
+    document: Document,
+}
+
+impl<'a> Shared<'a> {
+    fn draw(seed: u64, random: &mut Random, collection: &'a Collection<Document>) -> Self {
+        let base = Location::under("locks.of%2Elines");
         let mut locks = Vec::new();
         let mut now = ServerTime(0);
         for code in ["a=\"%24NOW\"", "b=7", "c=bson:00"] {
@@ -30,99 +89,122 @@ async fn locks_that_share_a_document_are_renewed_and_removed_alike() {
                 drop(sequence.step(usize::try_from(number).unwrap(), &setup));
             }
             now = now.max(sequence.now);
-            locks.push((code, setup.at, sequence.expected));
+            locks.push(Lock {
+                code,
+                at: setup.at,
+                state: sequence.expected,
+            });
         }
         // Sometimes right after their writes, and sometimes when some of them are to be removed.
         now = now.plus_millis(*random.pick(&[0, 0, 300, 510, 1_400]));
-        let date = Bson::from(now);
         let id = i64::try_from(seed).unwrap();
-        let mut document = doc! { "_id": id, "text": "$$NOW" };
-        for (_, at, state) in &locks {
-            assert!(at.set_lock(&mut document, state.as_ref().map(State::fields).unwrap_or_default()));
+        Self {
+            document: document(id, &base, &locks),
+            collection,
+            seed,
+            id,
+            base,
+            locks,
+            now,
         }
-        let theirs = doc! { "purge_at": ServerTime(0), "protocol": 99 };
-        assert!(base.inside("d").set_lock(&mut document, theirs));
-        assert!(base.inside("e").set_lock(&mut document, doc! { "purge_at": "never" }));
-        collection.insert_one(&document).await.unwrap();
-        let update = async |query: Document, update: Vec<Document>| {
-            let updated = collection.update_one(query, update).await.unwrap();
-            let found = collection.find_one(doc! { "_id": id }).await.unwrap().unwrap();
-            (updated.modified_count, found)
-        };
+    }
 
-        let ids = |state: &Option<State>| match state.iter().flat_map(|state| &state.holders).next() {
-            Some(holder) => vec![holder.id.clone(), "nobody".to_owned()],
-            None => vec!["nobody".to_owned()],
-        };
-        let asked: Vec<_> = locks.iter().map(|(code, at, state)| (*code, at, ids(state))).collect();
-        let asked = &asked[..1 + usize::try_from(random.below(3)).unwrap()];
+    /// Updates the document if it meets the condition. Returns the number of documents that this changed, and the
+    /// document after it.
+    async fn update(&self, condition: Document, update: Vec<Document>) -> (u64, Document) {
+        let mut query = doc! { "_id": self.id };
+        query.extend(condition);
+        let updated = self.collection.update_one(query, update).await.unwrap();
+        let found = self.collection.find_one(doc! { "_id": self.id }).await.unwrap();
+        (updated.modified_count, found.unwrap())
+    }
+
+    /// Renews these locks all together, and then those of them that are held. Returns the document after that.
+    async fn renew(&self, asked: &[Lock], seen: &mut Seen) -> Document {
+        let (seed, date) = (self.seed, Bson::from(self.now));
         let together = pipeline::Together {
-            codes: asked.iter().map(|(code, _, _)| (*code).to_owned()).collect(),
-            ids: asked.iter().flat_map(|(_, _, ids)| ids.clone()).collect(),
+            codes: asked.iter().map(|lock| lock.code.to_owned()).collect(),
+            ids: asked.iter().flat_map(Lock::ids).collect(),
         };
-        let mut expected = document.clone();
-        let mut all = true;
-        for ((_, at, ids), (_, _, state)) in asked.iter().zip(&locks) {
-            let mut state = state.clone();
-            let holds = state.iter().flat_map(|state| &state.holders);
-            let holds = holds
-                .clone()
-                .any(|holder| holder.until > now && !holder.is_kept() && ids.contains(&holder.id));
-            all &= holds;
+        let renewal = pipeline::renewal_of_all(&self.base, &together, "r.1", 900, &date);
+        let all_held = doc! { "$expr": pipeline::all_held(&self.base, &together, &date) };
+        let expected = self.renewed(asked);
+        let (modified, found) = self.update(all_held, renewal.clone()).await;
+        if asked.iter().all(|lock| lock.is_held(&lock.ids(), self.now)) {
+            assert_eq!(found, expected, "seed {seed}");
+            seen.renewed += 1;
+        } else {
+            assert_eq!((modified, &found), (0, &self.document), "seed {seed}");
+            seen.left += 1;
+        }
+        let (_, found) = self.update(doc! {}, renewal).await;
+        assert_eq!(found, expected, "seed {seed}");
+        found
+    }
+
+    /// Returns the document in which each of these locks was renewed by the specification.
+    fn renewed(&self, asked: &[Lock]) -> Document {
+        let mut document = self.document.clone();
+        for lock in asked {
+            let mut state = lock.state.clone();
             if let Some(state) = &mut state
-                && state::renew(state, "r.1", ids, 900, now)
+                && state::renew(state, "r.1", &lock.ids(), 900, self.now)
             {
-                at.set_lock(&mut expected, state.fields());
+                lock.at.set_lock(&mut document, state.fields());
             }
         }
-        let renewal = pipeline::renewal_of_all(&base, &together, "r.1", 900, &date);
-        let (modified, found) = update(
-            doc! { "_id": id, "$expr": pipeline::all_held(&base, &together, &date) },
-            renewal,
-        )
-        .await;
-        if all {
-            assert_eq!(found, expected, "seed {seed}");
-            renewed += 1;
-        } else {
-            assert_eq!((modified, &found), (0, &document), "seed {seed}");
-            left += 1;
-        }
-        let renewal = pipeline::renewal_of_all(&base, &together, "r.1", 900, &date);
-        let (_, found) = update(doc! { "_id": id }, renewal).await;
-        assert_eq!(found, expected, "seed {seed}");
+        document
+    }
 
-        // The write of one lock removes others; a step that writes nothing does not.
-        let (_, at, state) = &locks[0];
-        let wrote = state
+    /// Removes other locks as the first one's last write would. The write of one lock removes others; a step that
+    /// writes nothing does not.
+    async fn sweep(&self, before: &Document, seen: &mut Seen) {
+        let lock = &self.locks[0];
+        let operation = lock
+            .state
             .as_ref()
             .map_or("", |state| state.wake.split(':').next().unwrap_or_default());
-        let sweep = pipeline::sweep(&base, at, wrote, &date);
-        let before = found;
-        let (_, found) = update(doc! { "_id": id }, vec![sweep.clone()]).await;
-        let mut expected = before.clone();
-        let map = base.lock_mut(&mut expected).unwrap();
-        let is_purged =
-            |lock: &Document| State::from_document(lock).is_ok_and(|state| state.purge_at <= now && state.is_free(now));
+        let sweep = pipeline::sweep(&self.base, &lock.at, operation, &Bson::from(self.now));
+        let (_, found) = self.update(doc! {}, vec![sweep.clone()]).await;
         // The renewal was the last to write, if it did.
-        let wrote = base
-            .inside(locks[0].0)
-            .lock(&before)
+        let wrote = lock
+            .at
+            .lock(before)
             .and_then(|lock| lock.get_str("wake").ok())
-            .is_some_and(|wake| wake.starts_with(&format!("{wrote}:")));
+            .is_some_and(|wake| wake.starts_with(&format!("{operation}:")));
+        let expected = self.swept(before, wrote, seen);
+        assert_eq!(found, expected, "seed {}: {sweep}", self.seed);
+    }
+
+    /// Returns the document without the locks that a write removes.
+    fn swept(&self, before: &Document, wrote: bool, seen: &mut Seen) -> Document {
+        let is_purged = |lock: &Document| {
+            State::from_document(lock).is_ok_and(|state| state.purge_at <= self.now && state.is_free(self.now))
+        };
+        let mut document = before.clone();
+        let map = self.base.lock_mut(&mut document).unwrap();
         let codes: Vec<String> = map.keys().cloned().collect();
         for code in codes {
             if wrote && map.get_document(&code).is_ok_and(is_purged) {
                 map.remove(&code);
-                removed += 1;
+                seen.removed += 1;
             } else {
-                kept += 1;
+                seen.kept += 1;
             }
         }
-        assert_eq!(found, expected, "seed {seed}: {sweep}");
+        document
     }
-    assert!(
-        renewed > 10 && left > 10 && removed > 10 && kept > 10,
-        "{renewed} {left} {removed} {kept}"
-    );
+}
+
+/// The document with these locks in it, and with two that can't be read.
+fn document(id: i64, base: &Location, locks: &[Lock]) -> Document {
+    let mut document = doc! { "_id": id, "text": "$$NOW" };
+    for lock in locks {
+        let fields = lock.state.as_ref().map(State::fields).unwrap_or_default();
+        assert!(lock.at.set_lock(&mut document, fields));
+    }
+    let theirs = doc! { "purge_at": ServerTime(0), "protocol": 99 };
+    assert!(base.inside("d").set_lock(&mut document, theirs));
+    assert!(base.inside("e").set_lock(&mut document, doc! { "purge_at": "never" }));
+    document
 }
