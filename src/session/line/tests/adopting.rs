@@ -1,0 +1,136 @@
+//! Incarnations of one owner, of which a later one adopts the lock.
+
+use super::*;
+use crate::protocol::Identity;
+
+fn incarnation(born: i64) -> Option<Identity> {
+    Some(Identity {
+        id: "worker".to_owned(),
+        born,
+    })
+}
+
+/// A wish of this client as an incarnation of `worker`.
+fn wanted_as(born: i64) -> AcquireOptions {
+    AcquireOptions {
+        wait: true,
+        reports_contention: false,
+        owner: Owner {
+            identity: incarnation(born),
+            ..Owner::default()
+        },
+        ..try_told()
+    }
+}
+
+/// A request of another client that is an incarnation of `worker`.
+fn foreign_as(born: i64, id: &str, request: &str) -> Operation {
+    let mut operation = foreign(id, &[], Some(request));
+    let requests = operation.requests.as_mut().unwrap();
+    requests.adopts = incarnation(born);
+    requests.entries[0].owner.identity = incarnation(born);
+    operation
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_later_incarnation_has_the_lock_at_once_and_nobody_else_loses_a_place() {
+    let mut bench = Bench::new();
+    bench.foreign(&foreign_as(1, "b.1", "b-1"), false);
+    bench.foreign(&foreign("c.1", &[], Some("c-1")), false);
+    bench.foreign(&foreign_as(1, "b.2", "b-2"), false);
+    let before = bench.document.as_ref().unwrap().token;
+    let (_, mut outcome) = bench.join_for(wanted_as(2));
+    // The answer to the first is lost: asking again comes to the same.
+    let request = bench.next().unwrap();
+    bench.apply(&request);
+    let granted = bench.document.as_ref().unwrap().token;
+    bench.failed(&request, Failure::Unavailable);
+    tokio::time::sleep_until(bench.line.due_at().unwrap()).await;
+    bench.settle();
+    let hold = held(&mut outcome);
+    assert_eq!(hold.token.as_i64(), granted, "granted once");
+    assert_eq!(bench.ids_in_document(), [hold.id.as_str(), "c-1"]);
+    assert_eq!(bench.document.as_ref().unwrap().adopted, [before]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_never_held_gets_in_line_as_everybody() {
+    let mut bench = Bench::new();
+    bench.foreign(&foreign("c.1", &[], Some("c-1")), false);
+    bench.foreign(&foreign_as(1, "b.1", "b-1"), false);
+    bench.foreign(&foreign("d.1", &[], Some("d-1")), false);
+    let _waiting = bench.join_for(wanted_as(2));
+    let request = bench.next().unwrap();
+    assert!(request.requests.as_ref().unwrap().adopts.is_some());
+    let answer = bench.apply(&request);
+    bench.answered(&request, &answer);
+    let ours = bench.ids_in_document()[2].to_owned();
+    assert_eq!(bench.ids_in_document(), ["c-1", "d-1", &ours]);
+    // It is in line, so there is nobody left to put out.
+    bench.feed(|line, context, _| line.doubt(context));
+    assert!(bench.next().unwrap().requests.unwrap().adopts.is_none());
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_earlier_incarnation_that_lives_loses_its_hold_and_takes_nothing_back() {
+    for announced in [true, false] {
+        let mut bench = Bench::new();
+        let (_, mut holding) = bench.join_for(wanted_as(1));
+        bench.settle();
+        let hold = held(&mut holding);
+        bench.foreign(&foreign_as(2, "b.1", "b-1"), announced);
+        let (_, mut waiting) = bench.join_for(wanted_as(1));
+        bench.settle();
+        // From the event, or from the next answer.
+        assert_eq!(hold.lost_reason(), Some(LostReason::Adopted));
+        waiting.try_recv().unwrap_err();
+        assert_eq!(bench.ids_in_document()[0], "b-1", "the later one keeps it");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_earlier_incarnation_that_waits_is_put_out_and_asks_again_behind() {
+    for announced in [true, false] {
+        let mut bench = Bench::new();
+        bench.foreign(&foreign("c.1", &[], Some("c-1")), false);
+        let (_, mut waiting) = bench.join_for(wanted_as(1));
+        bench.settle();
+        bench.foreign(&foreign_as(2, "b.1", "b-1"), announced);
+        assert_eq!(bench.ids_in_document(), ["c-1", "b-1"]);
+        bench.feed(|line, context, _| line.doubt(context));
+        bench.settle();
+        assert_eq!(bench.ids_in_document()[..2], ["c-1", "b-1"]);
+        assert_eq!(bench.ids_in_document().len(), 3);
+        bench.foreign(&foreign("c.2", &["c-1"], None), true);
+        bench.foreign(&foreign("b.2", &["b-1"], None), true);
+        held(&mut waiting);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_a_dead_incarnation_asked_for_takes_nothing_however_late_it_comes() {
+    let mut bench = Bench::new();
+    let (_, mut outcome) = bench.join_for(wanted_as(2));
+    bench.settle();
+    let hold = held(&mut outcome);
+    bench.foreign(&foreign_as(1, "b.1", "b-1"), true);
+    assert_eq!(hold.lost_reason(), None);
+    assert_eq!(bench.ids_in_document(), [hold.id.as_str(), "b-1"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn tasks_of_one_client_never_take_from_each_other() {
+    let mut bench = Bench::new();
+    let (_, mut first) = bench.join_for(wanted_as(1));
+    bench.settle();
+    let first = held(&mut first);
+    let (_, mut second) = bench.join_for(wanted_as(1));
+    let (_, mut tried) = bench.join_for(AcquireOptions {
+        wait: false,
+        ..wanted_as(1)
+    });
+    assert!(tried.try_recv().unwrap().unwrap().is_none());
+    bench.settle();
+    second.try_recv().unwrap_err();
+    assert_eq!(first.lost_reason(), None);
+}

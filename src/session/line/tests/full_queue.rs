@@ -1,0 +1,105 @@
+//! Queues without room.
+
+use super::*;
+use crate::waitlist::timing::KNOCK;
+
+/// The queue of others is full when we come.
+fn crowded() -> Bench {
+    let mut bench = Bench::new();
+    for number in 0..=QUEUE_MOST {
+        bench.foreign(
+            &foreign(&format!("s.{number}"), &[], Some(&format!("s-{number}"))),
+            false,
+        );
+    }
+    assert_eq!(bench.document.as_ref().unwrap().queue.len(), QUEUE_MOST);
+    bench
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_finds_the_queue_full_knocks_until_there_is_room() {
+    let mut bench = crowded();
+    let (_, mut outcome) = bench.join(true);
+    bench.settle();
+    assert!(bench.ids_in_document().iter().all(|id| id.starts_with("s-")));
+    assert!(!bench.line.waitlist.is_queued(), "no event tells of room");
+    // It knocks about once a second, at a price that does not grow with the queue but for now and then.
+    let (begun, before) = (Instant::now(), bench.document.clone());
+    let (mut full, operations) = (0, bench.operations);
+    while begun.elapsed() < Duration::from_secs(60) {
+        tokio::time::advance(Duration::from_millis(10)).await;
+        if let Some(operation) = bench.next() {
+            full += usize::from(operation.expects != Expects::Room);
+            let answer = bench.apply(&operation);
+            assert_eq!(answer.state.is_none(), operation.expects == Expects::Room);
+            bench.answered(&operation, &answer);
+        }
+        // Those in the queue are alive.
+        for waiter in &mut bench.document.as_mut().unwrap().queue {
+            waiter.until = waiter.until.plus_millis(10);
+        }
+        bench.document.as_mut().unwrap().holders[0].until = bench.server_now().plus_millis(30_000);
+    }
+    let knocks = bench.operations - operations;
+    assert!((45..=85).contains(&knocks), "{knocks}");
+    assert!((5..=11).contains(&full), "{full} of {knocks}");
+    let (version, now) = (before.unwrap().version, bench.document.as_ref().unwrap().version);
+    assert_eq!(version, now, "who knocks writes nothing");
+
+    // One goes, and there is room.
+    bench.foreign(&foreign("s.x", &["s-7"], None), false);
+    tokio::time::advance(KNOCK + KNOCK / 4).await;
+    bench.settle();
+    assert!(bench.line.waitlist.is_queued());
+    let queue = &bench.document.as_ref().unwrap().queue;
+    assert_eq!(
+        (queue.len(), queue[QUEUE_MOST - 1].id.starts_with("me-")),
+        (QUEUE_MOST, true)
+    );
+    let others: Vec<String> = queue
+        .iter()
+        .map(|waiter| waiter.id.clone())
+        .filter(|id| !id.starts_with("me"))
+        .collect();
+    for id in others {
+        bench.foreign(&foreign("s.y", &[&id], None), true);
+    }
+    bench.foreign(&foreign("s.z", &["s-0"], None), true);
+    assert!(held(&mut outcome).lost_reason().is_none());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_full_queue_is_told_and_keeps_no_try_waiting() {
+    let mut bench = crowded();
+    let (key, _outcome) = bench.join(true);
+    bench.settle();
+    let (contention, _) = bench.give_up(key);
+    let contention = contention.expect("the server said who holds it");
+    assert!(
+        contention.queue_full && contention.waiting_before == QUEUE_MOST,
+        "{contention}"
+    );
+    assert!(
+        contention
+            .to_string()
+            .contains("256 waiters in the queue, which is full"),
+        "{contention}"
+    );
+    bench.settle();
+    let operations = bench.operations;
+    let (_, mut tried) = bench.join(false);
+    bench.settle();
+    assert!(matches!(tried.try_recv(), Ok(Ok(None))));
+    assert_eq!(bench.operations, operations + 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_knocks_asks_in_full_when_the_document_may_have_changed() {
+    let mut bench = crowded();
+    let (_, mut outcome) = bench.join(true);
+    bench.settle();
+    bench.document = None;
+    bench.feed(|line, context, _| line.doubt(context));
+    bench.settle();
+    assert!(held(&mut outcome).lost_reason().is_none());
+}

@@ -1,0 +1,137 @@
+//! Grants, and documents that contradict them.
+
+use super::*;
+
+#[tokio::test(start_paused = true)]
+async fn an_event_grants_and_the_claim_is_checked_soon() {
+    let mut bench = Bench::new();
+    bench.foreign(&foreign("b.1", &[], Some("b-1")), false);
+    let (_, mut outcome) = bench.join(true);
+    bench.settle();
+    assert_eq!(bench.ids_in_document().len(), 2);
+    bench.foreign(&foreign("b.2", &["b-1"], None), true);
+    let hold = held(&mut outcome);
+    assert!(hold.safe_for() <= bench.config.claim_lease - bench.config.skew_margin);
+    assert_eq!(hold.renew_at(), Some(Instant::now() + CLAIM_CHECK));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_grant_that_comes_too_late_is_not_believed() {
+    let mut bench = Bench::new();
+    bench.foreign(&foreign("b.1", &[], Some("b-1")), false);
+    let (_, mut outcome) = bench.join(true);
+    bench.settle();
+    bench.foreign(&foreign("b.2", &["b-1"], None), false);
+    let stale = bench.ids_in_document()[0].to_owned();
+    // The process was frozen: the claim is over before the event is seen.
+    tokio::time::advance(bench.config.claim_lease).await;
+    bench.announce();
+    outcome.try_recv().unwrap_err();
+    bench.settle();
+    let hold = held(&mut outcome);
+    assert_ne!(hold.id, stale, "under a new entry, with a token of its own");
+    assert!(hold.safe_for() > Duration::from_secs(20));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_grant_is_not_stretched_by_a_server_clock_that_was_set_ahead() {
+    let mut bench = Bench::new();
+    bench.foreign(&foreign("b.1", &[], Some("b-1")), false);
+    let (_, mut outcome) = bench.join(true);
+    bench.settle();
+    let ahead = ServerTime(bench.server_now().0 + 3_600_000);
+    let id = bench.ids_in_document()[1].to_owned();
+    let granted = wake::Signal::Granted { token: 1_000_000_002 };
+    let ((), effects) =
+        bench.feed(|line, context, effects| line.signalled(&id, granted, ahead, None, context, effects));
+    carry_out(effects);
+    assert!(held(&mut outcome).safe_for() <= bench.config.claim_lease);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_answer_older_than_a_grant_does_not_undo_it() {
+    let mut bench = Bench::new();
+    bench.foreign(&foreign("b.1", &[], Some("b-1")), false);
+    let (_, mut outcome) = bench.join(true);
+    let request = bench.next().unwrap();
+    // The answer is on its way while the lock is handed over and the event arrives.
+    let answer = bench.apply(&request);
+    bench.foreign(&foreign("b.2", &["b-1"], None), true);
+    let hold = held(&mut outcome);
+    bench.answered(&request, &answer);
+    assert_eq!(hold.lost_reason(), None);
+    bench.settle();
+    assert_eq!(bench.ids_in_document(), [hold.id.as_str()]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_hold_that_the_document_no_longer_has_is_lost() {
+    let mut bench = Bench::new();
+    let (_, mut outcome) = bench.join(true);
+    bench.settle();
+    let hold = held(&mut outcome);
+    let id = hold.id.clone();
+    bench.foreign(&foreign("b.1", &[&id], Some("b-1")), false);
+    assert_eq!(hold.lost_reason(), None);
+    // The next request of any kind reveals it.
+    let _second = bench.join(true);
+    bench.settle();
+    assert_eq!(hold.lost_reason(), Some(LostReason::Overwritten));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_deletion_that_overtakes_the_answer_is_not_forgotten() {
+    let mut bench = Bench::new();
+    bench.foreign(&foreign("other.1", &[], Some("other-1")), true);
+    let (_, mut outcome) = bench.join(true);
+    let operation = bench.next().expect("it asks");
+    let answer = bench.apply(&operation);
+    // The event of the deletion arrives before the answer that the waiter is queued.
+    bench.document = None;
+    bench.feed(|line, context, _| line.doubt(context));
+    bench.answered(&operation, &answer);
+    bench.settle();
+    held(&mut outcome);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_fixed_hold_is_renewed_until_its_grant_is_confirmed_and_no_longer() {
+    let mut bench = Bench::new();
+    let mut terms = Terms::default();
+    terms.set_fixed(Duration::from_secs(20));
+    let fixed = AcquireOptions {
+        wait: true,
+        terms,
+        ..try_told()
+    };
+    let (_, mut outcome) = bench.join_for(fixed.clone());
+    bench.settle();
+    let at_once = held(&mut outcome);
+    assert_eq!(at_once.renew_at(), None);
+    let least = Duration::from_secs(20) - bench.config.skew_margin - Duration::from_millis(20);
+    assert_eq!(at_once.safe_for(), least);
+    let _left = bench.let_go(&at_once);
+    bench.settle();
+
+    // Behind another it is woken, and holds on its claim.
+    bench.foreign(&foreign("b.1", &[], Some("b-1")), false);
+    let (_, mut outcome) = bench.join_for(fixed);
+    bench.settle();
+    bench.foreign(&foreign("b.2", &["b-1"], None), true);
+    let woken = held(&mut outcome);
+    assert_eq!(woken.renew_at(), Some(Instant::now() + CLAIM_CHECK));
+    let number = woken.renewing(Instant::now());
+    woken.failed(number, Instant::now() + Duration::from_millis(7), true);
+    assert_eq!(woken.renew_at(), Some(Instant::now()));
+    let sent = Instant::now();
+    let renewed = Deadline::of_renewal(sent, woken.lease.length, &bench.clock, &bench.config);
+    woken.renewed(renewed, sent);
+    assert_eq!((woken.renew_at(), woken.safe_for()), (None, least));
+    // One that was sent beside it fails, or is refused, and is not missed.
+    woken.failed(number, Instant::now(), true);
+    woken.refused(|_, _| Duration::ZERO);
+    assert_eq!((woken.renew_at(), woken.status()), (None, LockStatus::Held));
+    // The clock was set ahead: there is less time, and it is no less sure.
+    woken.shorten(&bench.clock, &bench.config);
+    assert_eq!((woken.renew_at(), woken.status()), (None, LockStatus::Held));
+}

@@ -1,0 +1,137 @@
+//! Releases and leaves, short ones and late ones.
+
+use super::*;
+
+#[tokio::test(start_paused = true)]
+async fn a_leave_follows_the_request_it_undoes() {
+    let mut bench = Bench::new();
+    let (key, outcome) = bench.join(true);
+    let request = bench.next().unwrap();
+    bench.feed(|line, context, _| line.cancel(key, context));
+    drop(outcome);
+    assert!(bench.next().is_none(), "nothing overtakes what is on its way");
+    let answer = bench.apply(&request);
+    bench.answered(&request, &answer);
+    assert_eq!(bench.ids_in_document().len(), 1);
+    bench.settle();
+    assert_eq!(bench.ids_in_document().len(), 0);
+    assert!(bench.line.is_unused());
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_was_applied_late_is_swept_out() {
+    for cancelled_early in [true, false] {
+        let mut bench = Bench::new();
+        let (key, outcome) = bench.join(true);
+        let request = bench.next().unwrap();
+        if cancelled_early {
+            bench.feed(|line, context, _| line.cancel(key, context));
+            bench.failed(&request, Failure::Unavailable);
+        } else {
+            bench.failed(&request, Failure::Unavailable);
+            bench.feed(|line, context, _| line.cancel(key, context));
+        }
+        drop(outcome);
+        tokio::time::advance(Duration::from_millis(100)).await;
+        bench.settle();
+        // The first leave came too early: only now the server gets round to the request.
+        bench.apply(&request);
+        assert_eq!(bench.ids_in_document().len(), 1);
+        while !bench.line.is_unused() {
+            let due = bench.line.due_at().expect("there is more to do");
+            tokio::time::sleep_until(due).await;
+            bench.settle();
+        }
+        assert_eq!(bench.ids_in_document().len(), 0);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_release_whose_answer_was_lost_is_a_release() {
+    let mut bench = Bench::new();
+    let (_, mut outcome) = bench.join(true);
+    bench.settle();
+    let hold = held(&mut outcome);
+    let mut left = bench.let_go(&hold);
+    let release = bench.next().unwrap();
+    bench.apply(&release);
+    bench.failed(&release, Failure::Unavailable);
+    left.try_recv().unwrap_err();
+    tokio::time::advance(Duration::from_millis(100)).await;
+    bench.settle();
+    assert_eq!(left.try_recv().unwrap().unwrap(), wake::Left::Holder);
+}
+
+/// The short release is the one that hands over, of locks of many permits too.
+#[tokio::test(start_paused = true)]
+async fn a_release_of_a_permit_takes_for_granted_that_it_is_held() {
+    let mut bench = Bench::new();
+    let (_, mut first) = bench.join_as(Kind::Semaphore, 2, true);
+    let (_, mut second) = bench.join_as(Kind::Semaphore, 2, true);
+    bench.settle();
+    let (first, second) = (held(&mut first), held(&mut second));
+    let mut waits = foreign("b.1", &[], Some("b-1"));
+    if let Some(requests) = &mut waits.requests {
+        (requests.kind, requests.capacity) = (Kind::Semaphore, 2);
+    }
+    bench.foreign(&waits, false);
+
+    let mut left = bench.let_go(&first);
+    let release = bench.next().unwrap();
+    assert!(release.expects == Expects::Holding);
+    let answer = bench.apply(&release);
+    bench.answered(&release, &answer);
+    bench.settle();
+    assert_eq!(left.try_recv().unwrap().unwrap(), wake::Left::Holder);
+    assert_eq!(bench.ids_in_document(), [second.id.as_str(), "b-1"]);
+
+    // It was put out, and what it had has gone on to somebody else.
+    bench.foreign(&foreign("b.2", &[&second.id], None), false);
+    let mut left = bench.let_go(&second);
+    bench.settle();
+    assert_eq!(left.try_recv().unwrap().unwrap(), wake::Left::Nowhere);
+    assert_eq!(bench.ids_in_document(), ["b-1"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_expects_to_be_alone_and_is_not_asks_in_full() {
+    let mut bench = Bench::new();
+    let (_, mut outcome) = bench.join(true);
+    bench.settle();
+    let hold = held(&mut outcome);
+    let mut left = bench.let_go(&hold);
+    let release = bench.next().unwrap();
+    assert!(release.expects == Expects::Alone, "nobody else was seen a moment ago");
+    // Somebody got in line in that moment.
+    bench.foreign(&foreign("b.1", &[], Some("b-1")), false);
+    let answer = bench.apply(&release);
+    assert!(wake::left(&answer.state.as_ref().unwrap().wake, &release.id).is_none());
+    bench.answered(&release, &answer);
+    left.try_recv().unwrap_err();
+    bench.settle();
+    assert_eq!(left.try_recv().unwrap().unwrap(), wake::Left::Holder);
+    assert_eq!(
+        bench.document.as_ref().unwrap().holders[0].id,
+        "b-1",
+        "it was handed over"
+    );
+
+    // The same for an acquire of a lock that was idle when it was last seen.
+    let mut bench = Bench::new();
+    let (_, mut outcome) = bench.join(true);
+    bench.settle();
+    drop(bench.let_go(&held(&mut outcome)));
+    bench.settle();
+    let alone_at = bench.line.alone_at();
+    assert!(alone_at.is_some());
+    bench.line = Line::new("x".to_owned(), alone_at, None);
+    bench.foreign(&foreign("b.1", &[], Some("b-1")), false);
+    let (_, mut outcome) = bench.join(true);
+    let request = bench.next().unwrap();
+    assert!(request.expects == Expects::Alone);
+    let answer = bench.apply(&request);
+    bench.answered(&request, &answer);
+    bench.settle();
+    outcome.try_recv().unwrap_err();
+    assert_eq!(bench.document.as_ref().unwrap().queue.len(), 1, "it waits in line");
+}

@@ -1,0 +1,102 @@
+//! Reports of who holds the lock, for tasks that do not get it.
+
+use super::*;
+
+#[tokio::test(start_paused = true)]
+async fn who_gives_up_is_told_who_holds_and_how_many_come_before() {
+    let mut bench = Bench::new();
+    bench.foreign(&foreign("b.1", &[], Some("b-1")), false);
+    bench.foreign(&foreign("b.2", &[], Some("b-2")), false);
+    let (first, _first) = bench.join(true);
+    let (second, _second) = bench.join(true);
+    bench.settle();
+    tokio::time::advance(Duration::from_secs(3)).await;
+    let (contention, trouble) = bench.give_up(second);
+    let contention = contention.unwrap();
+    assert!(trouble.is_none());
+    // The one of the other client, and ours before it.
+    assert_eq!((contention.waiting_before, contention.held_here), (2, false));
+    assert_eq!(
+        contention.holders[0].token.as_i64(),
+        bench.document.as_ref().unwrap().token
+    );
+    assert_eq!(contention.age, Duration::from_secs(3));
+    assert_eq!(bench.give_up(first).0.unwrap().waiting_before, 1);
+    bench.settle();
+    assert!(bench.line.last_answer.is_none(), "nobody waits any more");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_try_is_told_who_holds_and_that_it_is_oneself() {
+    let mut bench = Bench::new();
+    let (_, mut outcome) = bench.join(true);
+    bench.settle();
+    let hold = held(&mut outcome);
+    let told = |outcome: &mut Receiver| match outcome.try_recv().unwrap() {
+        Err(AcquireError::Held { name, contention }) if name == "x" => contention,
+        other => panic!("{other:?}"),
+    };
+    let (_, mut tried) = bench.join_for(try_told());
+    bench.settle();
+    let contention = told(&mut tried);
+    assert!(contention.held_here && contention.holders[0].token == hold.token);
+    assert_eq!(contention.waiting_before, 0);
+    // Behind a task that the server has not answered yet, and then behind the same one in line.
+    let _waiting = bench.join(true);
+    let (_, mut tried) = bench.join_for(try_told());
+    let contention = told(&mut tried);
+    assert_eq!((contention.holders.len(), contention.waiting_before), (0, 1));
+    bench.settle();
+    let (_, mut tried) = bench.join_for(try_told());
+    let contention = told(&mut tried);
+    assert_eq!((contention.holders.len(), contention.waiting_before), (1, 1));
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_outage_does_not_read_like_contention() {
+    // Never answered: an error, and before there is one.
+    let mut bench = Bench::new();
+    let (key, _outcome) = bench.join(true);
+    let request = bench.next().unwrap();
+    tokio::time::advance(Duration::from_millis(30)).await;
+    bench.failed(&request, Failure::Unavailable);
+    let (contention, trouble) = bench.give_up(key);
+    assert!(contention.is_none());
+    assert_eq!(trouble.unwrap().source.to_string(), "as the test wants it");
+
+    let mut bench = Bench::new();
+    let (key, _outcome) = bench.join(true);
+    bench.next().unwrap();
+    tokio::time::advance(Duration::from_millis(30)).await;
+    let (contention, trouble) = bench.give_up(key);
+    assert!(contention.is_none());
+    assert_eq!(trouble.unwrap().source.to_string(), "no answer for 30ms");
+
+    // Answered, and then no more.
+    for fails in [true, false] {
+        let mut bench = Bench::new();
+        bench.foreign(&foreign("b.1", &[], Some("b-1")), false);
+        let (key, _outcome) = bench.join(true);
+        bench.settle();
+        bench.feed(|line, context, _| line.doubt(context));
+        let again = bench.next().unwrap();
+        tokio::time::advance(UNANSWERED).await;
+        if fails {
+            bench.failed(&again, Failure::Unavailable);
+        }
+        let (contention, trouble) = bench.give_up(key);
+        assert_eq!(contention.unwrap().holders.len(), 1);
+        assert!(trouble.is_some());
+    }
+
+    // Answered again: what was before is no trouble now.
+    let mut bench = Bench::new();
+    bench.foreign(&foreign("b.1", &[], Some("b-1")), false);
+    let (key, _outcome) = bench.join(true);
+    let request = bench.next().unwrap();
+    bench.failed(&request, Failure::Unavailable);
+    tokio::time::sleep_until(bench.line.due_at().unwrap()).await;
+    bench.settle();
+    let (contention, trouble) = bench.give_up(key);
+    assert!(contention.is_some() && trouble.is_none());
+}
