@@ -84,7 +84,7 @@ impl Looks<'_> {
             let id = format!("{} {seed} {number}", self.setup.at.path());
             self.insert(&id, document.clone()).await;
             self.compare(&id, state, seen).await;
-            if let Some(waiter) = state.queue.last().filter(|_| seed % 8 == 0) {
+            if let Some(waiter) = state.queue.last().filter(|_| seed.is_multiple_of(8)) {
                 self.read_no_broken_lock(&id, &waiter.id, &document).await;
                 seen.unreadable += 1;
             }

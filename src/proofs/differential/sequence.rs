@@ -143,6 +143,7 @@ fn is_empty(operation: &Operation) -> bool {
     operation.leave.is_empty()
         && operation.requests.is_none()
         && operation.proclaim.is_none()
+        && operation.downgrade.is_none()
         && operation.evict == Evict::Nobody
 }
 

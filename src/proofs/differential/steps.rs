@@ -54,10 +54,19 @@ impl<'a> Draw<'a> {
         {
             return self.guard(operation, holder);
         }
-        if let Some(released) = self.released_holder()
-            && self.one_in(4)
+        if let Some(holder) = self.last_holder()
+            && self.one_in(12)
         {
-            return Move::Run(Box::new(self.late_release(operation, released)));
+            return Move::Run(Box::new(self.keep(operation, holder)));
+        }
+        if let Some(released) = self.released_holder()
+            && self.one_in(3)
+        {
+            let late = match self.random.below(2) {
+                0 => self.downgrade_of(released, blank(operation)),
+                _ => self.late_release(operation, released),
+            };
+            return Move::Run(Box::new(late));
         }
         Move::Run(Box::new(self.operation(operation)))
     }
@@ -77,6 +86,19 @@ impl<'a> Draw<'a> {
             operation,
             id: self.one_of(&[held, held, another]).to_owned(),
             token: self.token(holder, 4),
+        }
+    }
+
+    /// Draws a release that keeps the lock.
+    fn keep(&mut self, id: String, holder: &Holder) -> Operation {
+        let leave = vec![holder.id.clone()];
+        let record = self.record(&leave);
+        Operation {
+            leave,
+            kept: vec![self.kept_until(holder)],
+            leave_capacity: self.capacity(),
+            record,
+            ..blank(id)
         }
     }
 
@@ -181,14 +203,18 @@ impl<'a> Draw<'a> {
         }
     }
 
-    /// Draws a downgrade, mostly of a holder, sometimes under the token of an earlier grant, and sometimes with fewer
-    /// permits already.
     fn downgrade(&mut self, drawn: Operation) -> Operation {
-        let (holder, another) = (self.first_or_second_holder(), self.any_id());
-        let Some(holder) = holder else {
+        match self.first_or_second_holder() {
+            Some(holder) => self.downgrade_of(holder, drawn),
             // Without a holder there is nothing to downgrade.
-            return drawn;
-        };
+            None => drawn,
+        }
+    }
+
+    /// Draws a downgrade, mostly of this holder, sometimes under the token of an earlier grant, and sometimes with fewer
+    /// permits already.
+    fn downgrade_of(&mut self, holder: &Holder, drawn: Operation) -> Operation {
+        let another = self.any_id();
         Operation {
             downgrade: Some(Downgrade {
                 id: self.mostly(holder, another),
@@ -221,7 +247,7 @@ impl<'a> Draw<'a> {
         Request {
             fresh: self.one_in(if is_known { 4 } else { 2 }),
             id,
-            permits: self.one_of(&[1, 1, 1, capacity]),
+            permits: self.one_of(&[1, 1, capacity]),
             // As in use: for one entry.
             reserve: if is_first { self.one_of(&[0, 1, 63]) } else { 0 },
             lease: self.one_of(&[10, 25, 1000]),
