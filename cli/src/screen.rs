@@ -74,15 +74,12 @@ pub(crate) async fn show(place: &Place, title: String, locks: &Locks, name: Opti
         None => title,
         Some(name) => format!("{title}: {}", plain(name)),
     };
-    let mut view = View::new(title, locks.wake_mode().to_string(), offset);
-    view.lists_free = matches!(locks, Locks::Named(_));
-    view.all = name.is_some();
     let (listings, listed) = mpsc::channel(1);
     let (answers, answered) = mpsc::channel(1);
     let mut screen = Screen {
         // It also restores the terminal on a panic.
         terminal: ratatui::try_init()?,
-        view,
+        view: View::new(title, locks, name.is_some(), offset),
         locks,
         name,
         pace: Pace::new(Instant::now()),
@@ -107,12 +104,14 @@ impl Screen<'_> {
         let mut tick = interval(TICK);
         tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
-            if self.pace.lists(Instant::now()) {
+            if self.pace.is_listing_due(Instant::now()) {
+                self.pace.listing(Instant::now());
                 self.list();
             }
-            if self.pace.draws(Instant::now()) {
+            if self.pace.is_drawing_due(Instant::now()) {
                 let view = &mut self.view;
                 self.terminal.draw(|frame| view.draw(frame, SystemTime::now()))?;
+                self.pace.drawn(Instant::now());
             }
             let next = tokio::select! {
                 event = events.next() => match event {

@@ -1,5 +1,5 @@
-//! The drawing of the full-screen view. Only the visible rows are made: drawing ten thousand locks costs as much as drawing
-//! those that fit.
+//! The drawing of the full-screen view. Only the visible rows are made: drawing ten thousand locks costs as much as
+//! drawing those that fit.
 //!
 //! Users look for the name of a lock, so on a narrow terminal everything else gives way first.
 

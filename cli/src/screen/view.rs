@@ -1,4 +1,5 @@
-//! The state of the full-screen view: the locks that were listed, the rows made of them, and what the keyboard asks for.
+//! The state of the full-screen view: the locks that were listed, the rows made of them, and what the keyboard asks
+//! for.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -9,7 +10,7 @@ use std::{
 use tokio::time::Instant;
 use watchlock::{FencingToken, HolderInfo, LockInfo, OperateError};
 
-use crate::{break_lock::question, clock::Offset, keyboard::Key, list::who, text::plain};
+use crate::{break_lock::question, clock::Offset, keyboard::Key, list::who, locks::Locks, text::plain};
 
 /// Number of events that are remembered.
 const REMEMBERED: usize = 100;
@@ -33,7 +34,7 @@ pub(super) struct View {
     /// The selected row.
     pub(super) selected: Option<usize>,
     /// The first visible row.
-    pub(super) top: usize,
+    top: usize,
     pub(super) events: VecDeque<String>,
     /// The reason why the locks could not be listed, if they could not.
     pub(super) trouble: Option<String>,
@@ -41,7 +42,7 @@ pub(super) struct View {
     pub(super) listed_at: Instant,
     pub(super) took: Duration,
     /// The longest remaining lease seen for each grant: approximately the lease.
-    pub(super) leases: HashMap<FencingToken, Duration>,
+    leases: HashMap<FencingToken, Duration>,
     /// Only locks with this text in their name or holder are shown.
     pub(super) filter: String,
     /// Whether the keyboard edits the filter.
@@ -106,17 +107,18 @@ pub(super) enum Deed {
 }
 
 impl View {
-    pub(super) fn new(title: String, mode: String, offset: Offset) -> Self {
+    /// Returns the view of these locks: with those that are free too, or first without them.
+    pub(super) fn new(title: String, locks: &Locks, all: bool, offset: Offset) -> Self {
         Self {
             title,
-            mode,
+            mode: locks.wake_mode().to_string(),
             locks: Vec::new(),
             rows: Vec::new(),
             held: 0,
             waiting: 0,
             offset,
-            lists_free: false,
-            all: false,
+            lists_free: matches!(locks, Locks::Named(_)),
+            all,
             selected: None,
             top: 0,
             events: VecDeque::new(),
