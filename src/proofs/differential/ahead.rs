@@ -85,7 +85,7 @@ impl Looks<'_> {
             self.insert(&id, document.clone()).await;
             self.compare(&id, state, seen).await;
             if let Some(waiter) = state.queue.last().filter(|_| seed.is_multiple_of(8)) {
-                self.read_no_broken_lock(&id, &waiter.id, &document).await;
+                self.refuse_broken_locks(&id, &waiter.id, &document).await;
                 seen.unreadable += 1;
             }
         }
@@ -105,8 +105,8 @@ impl Looks<'_> {
         }
     }
 
-    /// Checks that a lock without one of the fields that a look reads is an error.
-    async fn read_no_broken_lock(&self, id: &str, waiter: &str, document: &Document) {
+    /// Checks that a lock without one of the fields that a look reads is refused.
+    async fn refuse_broken_locks(&self, id: &str, waiter: &str, document: &Document) {
         for missing in ["queue", "holders", "capacity"] {
             let mut document = document.clone();
             self.setup.at.lock_mut(&mut document).unwrap().remove(missing);

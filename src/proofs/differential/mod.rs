@@ -14,14 +14,14 @@
 //! - [`sharing`]: renewals of many locks in one document, and the removal of those that are idle for long.
 //! - [`ahead`]: reads of the entries ahead of a waiter.
 //! - [`later`]: documents of a later protocol, which no pipeline changes.
-//! - [`limits`]: operations that write nothing, and the largest one.
+//! - [`single`]: single operations: those that write nothing, and the one with the most entries.
 
 mod ahead;
 mod later;
-mod limits;
 mod sequence;
 mod setup;
 mod sharing;
+mod single;
 mod steps;
 
 use std::{collections::HashMap, ops::Range};
@@ -34,7 +34,7 @@ use mongodb::{
 use watchlock_testkit::shared;
 
 use crate::protocol::Kind;
-use sequence::Sequence;
+use sequence::{Seen, Sequence};
 use setup::{MIXED, Setup};
 use steps::Move;
 
@@ -59,6 +59,7 @@ async fn run(setup: &Setup, seeds: Range<u64>) {
     let database = client.database(&shared::unique_name("differential"));
     let collection = database.collection::<Document>("locks");
     let seeds: Vec<u64> = seeds.collect();
+    let mut seen = Vec::new();
     for together in seeds.chunks(TOGETHER) {
         let mut sequences: Vec<_> = together.iter().map(|seed| Sequence::new(*seed, setup)).collect();
         let users: Vec<_> = sequences.iter().filter_map(|sequence| sequence.users.clone()).collect();
@@ -78,6 +79,13 @@ async fn run(setup: &Setup, seeds: Range<u64>) {
                 );
             }
         }
+        seen.extend(sequences.iter().map(|sequence| sequence.seen));
+    }
+    let number = |of: fn(&Seen) -> u32| seen.iter().map(of).sum::<u32>();
+    assert!(number(|seen| seen.kept) > 10);
+    if setup.uses.iter().any(|(_, capacity)| *capacity > 1) {
+        let downgrades = (number(|seen| seen.downgraded), number(|seen| seen.not_downgraded));
+        assert!(downgrades.0 > 0 && downgrades.1 > 0, "{downgrades:?}");
     }
 }
 

@@ -8,7 +8,7 @@ use super::{
 };
 use crate::{
     proofs::random::Random,
-    protocol::{Evict, Operation, ServerTime, State, pipeline, state},
+    protocol::{Downgrade, Evict, Operation, ServerTime, State, pipeline, state},
 };
 
 /// One sequence, with a document of its own.
@@ -21,6 +21,39 @@ pub(super) struct Sequence {
     pub(super) expected: Option<State>,
     /// The user's part of the document; `None` if the document is the lock's alone.
     pub(super) users: Option<Document>,
+    pub(super) seen: Seen,
+}
+
+/// Numbers of steps that are rare, and easily lost among the others.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Seen {
+    /// Downgrades that took permits, and those of a holder with more permits that did not: under an earlier token, or
+    /// as the lock was released.
+    pub(super) downgraded: u32,
+    pub(super) not_downgraded: u32,
+    /// Releases that kept the lock.
+    pub(super) kept: u32,
+}
+
+impl Seen {
+    fn note(&mut self, operation: &Operation, before: &State, after: &State) {
+        let released = |state: &State| state.holders.iter().filter(|holder| holder.is_kept()).count();
+        self.kept += u32::from(released(after) > released(before));
+        let Some(Downgrade { id, permits, .. }) = &operation.downgrade else {
+            return;
+        };
+        let permits_of = |state: &State| {
+            let mut holders = state.holders.iter();
+            holders.find(|holder| holder.id == *id).map(|holder| holder.permits)
+        };
+        // Afterwards there is none whose lease was over.
+        if let (Some(before), Some(after)) = (permits_of(before), permits_of(after))
+            && before > *permits
+        {
+            self.downgraded += u32::from(after < before);
+            self.not_downgraded += u32::from(after == before);
+        }
+    }
 }
 
 /// An update's filter and pipeline, and whether it may create the document.
@@ -41,6 +74,7 @@ impl Sequence {
             now,
             expected: None,
             users,
+            seen: Seen::default(),
         }
     }
 
@@ -60,7 +94,11 @@ impl Sequence {
     fn run(&mut self, operation: &Operation, setup: &Setup) -> Update {
         let date = Bson::from(self.now);
         let free = self.expected.as_ref().is_none_or(|state| state.is_free(self.now));
-        self.expected = state::apply(self.expected.as_ref(), operation, self.now);
+        let after = state::apply(self.expected.as_ref(), operation, self.now);
+        if let (Some(before), Some(after)) = (&self.expected, &after) {
+            self.seen.note(operation, before, after);
+        }
+        self.expected = after;
         match &operation.requests {
             // As a claim, with its own filter and pipeline.
             Some(requests) if !setup.at.is_root() && free && is_claim(operation) => (

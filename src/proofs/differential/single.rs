@@ -1,4 +1,4 @@
-//! The limits of an operation: those that write nothing, and the most entries.
+//! Single operations: those that write nothing, and the one with the most entries.
 
 use futures::StreamExt;
 use mongodb::{

@@ -1,5 +1,5 @@
-//! The drawing of a step. [`Draw::step`] chooses its kind and [`Draw::shape`] the shape of an operation, each of which
-//! is a method or function of its own.
+//! The drawing of a step. [`Draw::step`] chooses its kind, and [`Draw::shape`] the shape of an operation. Each kind and
+//! each shape has a function of its own.
 
 use std::slice;
 
@@ -62,11 +62,11 @@ impl<'a> Draw<'a> {
         if let Some(released) = self.released_holder()
             && self.one_in(3)
         {
-            let late = match self.random.below(2) {
+            let after_release = match self.random.below(2) {
                 0 => self.downgrade_of(released, blank(operation)),
                 _ => self.late_release(operation, released),
             };
-            return Move::Run(Box::new(late));
+            return Move::Run(Box::new(after_release));
         }
         Move::Run(Box::new(self.operation(operation)))
     }
@@ -191,7 +191,7 @@ impl<'a> Draw<'a> {
         release(drawn, Some(1), expects)
     }
 
-    /// Draws the eviction of a holder, or of a hold that is over.
+    /// Draws the eviction of a holder, mostly under its present token, or of what is kept up to that token.
     fn evict_one(&mut self, drawn: Operation) -> Operation {
         let token = match self.first_or_second_holder() {
             Some(holder) => self.token(holder, 4),
@@ -211,8 +211,8 @@ impl<'a> Draw<'a> {
         }
     }
 
-    /// Draws a downgrade, mostly of this holder, sometimes under the token of an earlier grant, and sometimes with fewer
-    /// permits already.
+    /// Draws a downgrade, mostly of this holder, sometimes under the token of an earlier grant, and sometimes with
+    /// fewer permits already.
     fn downgrade_of(&mut self, holder: &Holder, drawn: Operation) -> Operation {
         let another = self.any_id();
         Operation {
