@@ -15,7 +15,7 @@ watchlock-peers: watchlock beside its peers
   cargo run --release -- render RESULTS.json          tables and charts of a run, beside that file
 
   --quick            one round of a second for each peer, and fewer cases
-  --thousand         the hand-over among 1,000 waiters and the cost of their waiting alone
+  --thousand         the hand-over among 1,000 waiters, and to one, and the cost of waiting
   --nodes N          MongoDB with 1 to 5 nodes; with more than one its peers alone, in a few cases
   --resume           takes the cases that a run of the same commit and form has finished before it was ended
   --rounds N         rounds of each peer, 1 to 20

@@ -217,12 +217,13 @@ impl Plan {
     }
 
     /// Replaces the cases by those of a thousand waiters, for which the clients need some thousand connections and
-    /// threads.
+    /// threads; and by the hand-over to one waiter, the only one that the floor plays.
     pub(crate) fn of_a_thousand(mut self) -> Self {
         if self.form == FULL {
             self.form = OF_A_THOUSAND;
         }
         self.steps = vec![
+            Step::HandOver(crowd((1, 2, WAITED))),
             Step::HandOver(crowd((THOUSAND, 32, WAITED))),
             Step::Idle { waiters: THOUSAND },
         ];
@@ -256,6 +257,18 @@ mod tests {
         for step in Plan::full().steps.into_iter().chain(thousand.steps) {
             assert!(plays(step, OURS), "{step:?}");
             assert!(PEERS.iter().any(|peer| step.is_played_by(peer)));
+        }
+    }
+
+    #[test]
+    fn every_run_with_hand_overs_measures_what_one_takes_at_least() {
+        let floor = Peer::find(FLOOR).expect("it is a peer");
+        for plan in [Plan::quick(), Plan::full()] {
+            let forms = [plan.clone(), plan.clone().with_nodes(3), plan.of_a_thousand()];
+            for form in forms {
+                let is_measured = |step: &Step| matches!(step, Step::HandOver(_)) && step.is_played_by(floor);
+                assert!(form.steps.iter().any(is_measured), "{}", form.form);
+            }
         }
     }
 

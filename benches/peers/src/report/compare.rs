@@ -247,12 +247,21 @@ mod tests {
         let mut new = of([[1.1; 3], [9.0; 3], [2.4; 3], [8.0; 3], [0.1; 3]]);
         let there = text(&old, &new);
         // The two others took 1.2 and 2 times as long.
-        assert!(there.contains("  hand-over: watchlock 1.10 (1), others 1.55 (2)\n"), "{there}");
+        assert!(
+            there.contains("  hand-over: watchlock 1.10 (1), others 1.55 (2)\n"),
+            "{there}"
+        );
         let back = text(&new, &old);
-        assert!(back.contains("  hand-over: watchlock 0.91 (1), others 0.65 (2)\n"), "{back}");
+        assert!(
+            back.contains("  hand-over: watchlock 0.91 (1), others 0.65 (2)\n"),
+            "{back}"
+        );
         new.rows.retain(|row| row.peer != OURS);
         let without = text(&old, &new);
-        assert!(without.contains("  hand-over: watchlock -, others 1.55 (2)\n"), "{without}");
+        assert!(
+            without.contains("  hand-over: watchlock -, others 1.55 (2)\n"),
+            "{without}"
+        );
         assert!(drifts(&old, &Results::default()).is_empty());
     }
 
