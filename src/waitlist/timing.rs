@@ -199,7 +199,7 @@ impl Waitlist {
         self.look_at = self.next_look_at(&prospect, &ahead, context);
         let comes_near = context.stream.opens_on_demand() && was_far && prospect.turn == Distance::Near;
         self.prospect = Some(prospect);
-        if comes_near || (self.look_at.is_none() && !context.stream.is_open()) {
+        if comes_near {
             self.ask_at = Some(context.now);
             return;
         }

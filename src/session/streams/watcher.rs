@@ -117,7 +117,8 @@ async fn watch(weak: &Weak<Session>, mut demand: watch::Receiver<Demand>) -> Opt
         if watching.claimed_at + LINGER <= now {
             session.end_claiming();
         }
-        watching.turn(*demand.borrow_and_update(), &session);
+        let wanted = *demand.borrow_and_update();
+        watching.turn(wanted, &session);
     }
 }
 
@@ -128,7 +129,7 @@ struct Watching {
     /// What the stream reports.
     present: Demand,
     is_open: bool,
-    /// Whether events have come since they were last waited for.
+    /// Whether the last report had events: after some, the task pauses while none is expected.
     had_events: bool,
     /// The last time that something needed the stream, and that a task claimed.
     needed_at: Instant,
@@ -178,8 +179,8 @@ impl Watching {
         }
     }
 
-    /// Whether nothing has needed the stream for as long as it lingers: not at all if it is not open, or if others wait
-    /// for its room.
+    /// Whether nothing has needed the stream for its time to linger. A stream that is not open does not linger, nor one
+    /// whose room others wait for.
     fn is_unneeded(&self, session: &Session, now: Instant) -> bool {
         let linger = if session.has_far_waiters() {
             LINGER_FOR_LATER
