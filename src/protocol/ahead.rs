@@ -227,6 +227,10 @@ mod tests {
         for nothing in [is_not_in_line, no_lock, doc! {}] {
             assert_eq!(read(&nothing, now), Ok(None), "{nothing}");
         }
+    }
+
+    #[test]
+    fn an_answer_of_something_else_than_a_lock_is_an_error() {
         for (shown, field) in [
             ("place", "queue"),
             ("capacity", "capacity"),
@@ -235,7 +239,7 @@ mod tests {
         ] {
             let mut foreign = answer();
             foreign.insert(shown, Bson::Null);
-            let error = read(&foreign, now).unwrap_err().to_string();
+            let error = read(&foreign, ServerTime(10)).unwrap_err().to_string();
             assert!(error.contains(&format!("`{field}`")), "{error}");
         }
     }

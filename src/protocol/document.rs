@@ -17,7 +17,7 @@ pub(super) const DOUBLE_MOST: f64 = 9e15;
 /// documents in one command, which has at most 16 MB; and each event of a change stream has the `_id` three times.
 pub(crate) const ID_MOST: usize = 8_192;
 
-/// Returns the size of an `_id` as BSON in bytes, without its field name.
+/// Returns the size of an `_id` as BSON in bytes, without its field name. For numbers it is an upper limit.
 pub(crate) fn size_of_id(id: &Bson) -> usize {
     match id {
         // The text has a length in front and a NUL at the end.
@@ -510,10 +510,12 @@ mod tests {
     }
 
     #[test]
-    fn the_size_of_an_id_is_that_of_its_value_as_bson() {
+    fn the_size_of_an_id_is_never_less_than_that_of_its_value() {
         for (id, size) in [
             (Bson::String("abc".into()), 4 + 3 + 1),
             (Bson::ObjectId(ObjectId::from_bytes([7; 12])), 12),
+            (Bson::Int32(7), 12),
+            (Bson::Int64(7), 12),
             (Bson::Boolean(true), 1),
             (Bson::from(doc! { "a": 7 }), 4 + (1 + 2 + 4) + 1),
         ] {

@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn entries_that_were_given_up_are_told_by_how() {
+    fn entries_that_were_given_up_are_grouped_by_how() {
         let given_up = [
             ("a-1", HoldEnd::HeldTooLong),
             ("a-2", HoldEnd::Expired),
@@ -122,9 +122,9 @@ mod tests {
             most: 1,
             given_up: given_up.map(|(id, how)| (id.to_owned(), how)).into(),
         };
-        let told: Vec<(HoldEnd, Vec<&str>)> = record.given_up().collect();
+        let groups: Vec<(HoldEnd, Vec<&str>)> = record.given_up().collect();
         assert_eq!(
-            told,
+            groups,
             [
                 (HoldEnd::Expired, vec!["a-2"]),
                 (HoldEnd::HeldTooLong, vec!["a-1", "a-3"])

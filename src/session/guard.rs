@@ -203,8 +203,8 @@ impl Session {
     }
 }
 
-/// Returns the error of a transaction that is older than the lock, and has ended: the server's error to the next command
-/// of an ended transaction is the one by which the driver knows that it should run the transaction again.
+/// Returns the error of a transaction that is older than the lock, and has ended: the server's error to the next
+/// command of an ended transaction is the one by which the driver knows that it should run the transaction again.
 async fn outdated(store: &MongoStore, guarding: &Guarding<'_>, transaction: &mut ClientSession) -> GuardError {
     match store.guard(guarding, transaction).await {
         Err(error) => GuardError::Outdated(error.into()),

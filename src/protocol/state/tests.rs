@@ -183,7 +183,11 @@ fn a_state_tells_who_is_there_and_which_of_two_is_the_earlier() {
 
 #[test]
 fn an_operation_changes_a_document_that_has_anything_for_it_to_do() {
-    let there = lock(PERMITS, [holder("a-1", 7)], [waiter("b-1")]);
+    let of_two = Holder {
+        permits: 2,
+        ..holder("a-1", 7)
+    };
+    let there = lock(PERMITS, [of_two], [waiter("b-1")]);
     let proclaiming = |id: &str| Operation {
         proclaim: Some(Proclaim {
             id: id.to_owned(),

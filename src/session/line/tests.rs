@@ -14,6 +14,7 @@ mod looking;
 mod news;
 mod outages;
 mod reentering;
+mod refusing;
 mod reporting;
 mod sharing;
 mod waiting;

@@ -49,30 +49,6 @@ async fn beside_others_a_client_has_one_place_in_the_queue() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_try_behind_others_fails_without_asking() {
-    let mut bench = Bench::new();
-    let (_, _first) = bench.join(true);
-    let (_, mut tried) = bench.join(false);
-    assert!(tried.try_recv().unwrap().unwrap().is_none());
-    assert_eq!(bench.operations, 0);
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_name_in_use_as_something_else_is_refused_with_both_sides() {
-    let mut bench = Bench::new();
-    bench.foreign(&foreign("b.1", &[], Some("b-1")), false);
-    let before = bench.document.clone();
-    let (_, mut outcome) = bench.join_as(Kind::Semaphore, 5, true);
-    bench.settle();
-    let error = outcome.try_recv().unwrap().unwrap_err().to_string();
-    assert!(
-        error.contains("mutex with capacity 1") && error.contains("semaphore with capacity 5"),
-        "{error}"
-    );
-    assert_eq!(bench.document, before);
-}
-
-#[tokio::test(start_paused = true)]
 async fn the_head_asks_when_the_holder_expires() {
     let mut bench = Bench::new();
     bench.foreign(&foreign("b.1", &[], Some("b-1")), false);
