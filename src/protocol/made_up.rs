@@ -1,15 +1,15 @@
-//! Entries, documents and operations for the unit tests of single files.
+//! Entries, documents and operations for tests.
 
 use super::{
     Evict, Expects, Holder, Kind, Operation, Owner, QUEUE_MOST, Record, Request, Requests, ServerTime, State, Use,
     Waiter,
 };
 
-pub(super) const MUTEX: Use = (Kind::Mutex, 1);
-pub(super) const PERMITS: Use = (Kind::Semaphore, 10);
+pub(crate) const MUTEX: Use = (Kind::Mutex, 1);
+pub(crate) const PERMITS: Use = (Kind::Semaphore, 10);
 
 /// A holder of one permit, whose lease runs from 0 to 100.
-pub(super) fn holder(id: &str, token: i64) -> Holder {
+pub(crate) fn holder(id: &str, token: i64) -> Holder {
     Holder {
         id: id.to_owned(),
         permits: 1,
@@ -25,7 +25,7 @@ pub(super) fn holder(id: &str, token: i64) -> Holder {
 }
 
 /// A holder that released the lock at 1, which is kept until 100.
-pub(super) fn kept(id: &str, token: i64) -> Holder {
+pub(crate) fn kept(id: &str, token: i64) -> Holder {
     Holder {
         released: Some(ServerTime(1)),
         ..holder(id, token)
@@ -33,7 +33,7 @@ pub(super) fn kept(id: &str, token: i64) -> Holder {
 }
 
 /// A waiter for one permit, whose lease runs from 0 to 100.
-pub(super) fn waiter(id: &str) -> Waiter {
+pub(crate) fn waiter(id: &str) -> Waiter {
     Waiter {
         id: id.to_owned(),
         permits: 1,
@@ -46,7 +46,7 @@ pub(super) fn waiter(id: &str) -> Waiter {
 }
 
 /// The document of a lock with these entries, after one write at 0. The last token is the largest of its holders.
-pub(super) fn lock(
+pub(crate) fn lock(
     (kind, capacity): Use,
     holders: impl IntoIterator<Item = Holder>,
     queue: impl IntoIterator<Item = Waiter>,
@@ -70,7 +70,7 @@ pub(super) fn lock(
 }
 
 /// A first request for one permit on a lease of 100.
-pub(super) fn request(id: &str) -> Request {
+pub(crate) fn request(id: &str) -> Request {
     Request {
         id: id.to_owned(),
         permits: 1,
@@ -84,7 +84,7 @@ pub(super) fn request(id: &str) -> Request {
 }
 
 /// An operation that asks for nothing yet.
-pub(super) fn operation(id: &str) -> Operation {
+pub(crate) fn operation(id: &str) -> Operation {
     Operation {
         id: id.to_owned(),
         leave: Vec::new(),
@@ -101,7 +101,7 @@ pub(super) fn operation(id: &str) -> Operation {
     }
 }
 
-pub(super) fn leaving(id: &str, entry: &str) -> Operation {
+pub(crate) fn leaving(id: &str, entry: &str) -> Operation {
     Operation {
         leave: vec![entry.to_owned()],
         ..operation(id)
@@ -109,11 +109,11 @@ pub(super) fn leaving(id: &str, entry: &str) -> Operation {
 }
 
 /// An operation that requests an entry in a mutex.
-pub(super) fn asking(id: &str, request: Request) -> Operation {
+pub(crate) fn asking(id: &str, request: Request) -> Operation {
     asking_for(id, MUTEX, [request])
 }
 
-pub(super) fn asking_for(id: &str, (kind, capacity): Use, entries: impl IntoIterator<Item = Request>) -> Operation {
+pub(crate) fn asking_for(id: &str, (kind, capacity): Use, entries: impl IntoIterator<Item = Request>) -> Operation {
     Operation {
         requests: Some(Requests {
             kind,

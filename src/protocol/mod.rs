@@ -110,7 +110,7 @@ mod exchange;
 mod kind;
 pub(crate) mod location;
 #[cfg(test)]
-mod made_up;
+pub(crate) mod made_up;
 mod operation;
 pub(crate) mod pipeline;
 mod server_time;

@@ -328,7 +328,7 @@ impl Waitlist {
 mod tests {
     use super::*;
     use crate::{
-        protocol::{Holder, Owner, ServerTime, Use, Waiter},
+        protocol::{Holder, Owner, ServerTime, Use, Waiter, made_up::lock},
         waitlist::{
             Patience,
             deadline::Deadline,
@@ -409,19 +409,8 @@ mod tests {
         in_context(|context| {
             let range = |waiting: Waiting, id: &str, counter: i64, others: bool, hands_on: bool| {
                 let state = State {
-                    kind: Kind::Mutex,
-                    capacity: 1,
                     token: counter,
-                    holders: vec![holder(id, 100)],
-                    queue: others.then(|| waiter.clone()).into_iter().collect(),
-                    wake: String::new(),
-                    version: 1,
-                    at: ServerTime(0),
-                    purge_at: ServerTime(0),
-                    broken: None,
-                    adopted: Vec::new(),
-                    evicted: None,
-                    ends: Vec::new(),
+                    ..lock((Kind::Mutex, 1), [holder(id, 100)], others.then(|| waiter.clone()))
                 };
                 let mut config = context.config.clone();
                 config.hands_on = hands_on;

@@ -8,7 +8,7 @@ use crate::{
     proofs::random::Random,
     protocol::{
         Downgrade, Evict, Expects, HoldEnd, Holder, Identity, Kept, KeptUntil, Operation, Owner, Proclaim, Record,
-        Request, Requests, State,
+        Request, Requests, State, made_up::operation,
     },
 };
 
@@ -63,7 +63,7 @@ impl<'a> Draw<'a> {
             && self.one_in(3)
         {
             let after_release = match self.random.below(2) {
-                0 => self.downgrade_of(released, blank(operation)),
+                0 => self.downgrade_of(released, blank(&operation)),
                 _ => self.late_release(operation, released),
             };
             return Move::Run(Box::new(after_release));
@@ -98,7 +98,7 @@ impl<'a> Draw<'a> {
             kept: vec![self.kept_until(holder)],
             leave_capacity: self.capacity(),
             record,
-            ..blank(id)
+            ..blank(&id)
         }
     }
 
@@ -116,7 +116,7 @@ impl<'a> Draw<'a> {
             leave_capacity: capacity,
             expects,
             record,
-            ..blank(id)
+            ..blank(&id)
         }
     }
 
@@ -129,7 +129,7 @@ impl<'a> Draw<'a> {
             leave,
             kept,
             requests,
-            ..blank(id)
+            ..blank(&id)
         });
         // As in use: what keeps is a release in the general form.
         let keeps = !operation.leave.is_empty() && operation.expects == Expects::Nothing;
@@ -379,21 +379,12 @@ impl<'a> Draw<'a> {
     }
 }
 
-/// An operation that does nothing yet.
-fn blank(id: String) -> Operation {
+/// An operation that does nothing yet, on a lock whose queue is soon full.
+fn blank(id: &str) -> Operation {
     Operation {
-        id,
-        leave: Vec::new(),
-        kept: Vec::new(),
-        leave_capacity: None,
-        evict: Evict::Nobody,
-        proclaim: None,
-        downgrade: None,
-        requests: None,
-        expects: Expects::Nothing,
         room: 4,
         keep: 500,
-        record: Record::default(),
+        ..operation(id)
     }
 }
 

@@ -2,17 +2,21 @@
 
 use super::*;
 
+/// The operation of another client that breaks the lock.
+fn breaking(id: &str) -> Operation {
+    Operation {
+        evict: Evict::Everybody,
+        ..foreign(id, &[], None)
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_grant_that_was_broken_before_its_answer_arrives_is_none() {
     let mut bench = Bench::new();
     let (_, mut outcome) = bench.join(true);
     let operation = bench.next().expect("it asks");
     let answer = bench.apply(&operation);
-    let breaking = Operation {
-        evict: Evict::Everybody,
-        ..foreign("other.1", &[], None)
-    };
-    bench.foreign(&breaking, true);
+    bench.foreign(&breaking("other.1"), true);
     bench.answered(&operation, &answer);
     assert!(outcome.try_recv().is_err(), "the grant was broken");
     bench.settle();
@@ -32,11 +36,7 @@ async fn a_request_that_arrives_after_its_grant_was_broken_leaves_no_ghost() {
     bench.foreign(&foreign("other.2", &["other-1"], None), true);
     let hold = held(&mut outcome);
     // The lock is broken, of which nothing is heard yet, and then the request puts the entry in again.
-    let breaking = Operation {
-        evict: Evict::Everybody,
-        ..foreign("other.3", &[], None)
-    };
-    bench.foreign(&breaking, false);
+    bench.foreign(&breaking("other.3"), false);
     let answer = bench.apply(&operation);
     assert_eq!(bench.ids_in_document(), [hold.id.as_str()]);
     bench.answered(&operation, &answer);
@@ -53,11 +53,7 @@ async fn an_eviction_that_comes_late_ends_no_later_grant() {
     bench.settle();
     // It is handed the lock, which is broken, of neither of which it has heard when it asks again.
     bench.foreign(&foreign("other.2", &["other-1"], None), false);
-    let breaking = Operation {
-        evict: Evict::Everybody,
-        ..foreign("other.3", &[], None)
-    };
-    bench.foreign(&breaking, false);
+    bench.foreign(&breaking("other.3"), false);
     let broken = bench.document.as_ref().expect("there is one").clone();
     bench.feed(|line, context, _| line.doubt(context));
     bench.settle();
@@ -81,11 +77,7 @@ async fn a_request_whose_answer_is_lost_after_its_grant_was_broken_leaves_no_gho
     let operation = bench.next().expect("it asks");
     bench.foreign(&foreign("other.2", &["other-1"], None), true);
     let hold = held(&mut outcome);
-    let breaking = Operation {
-        evict: Evict::Everybody,
-        ..foreign("other.3", &[], None)
-    };
-    bench.foreign(&breaking, false);
+    bench.foreign(&breaking("other.3"), false);
     let broken = bench.document.as_ref().expect("there is one").clone();
     // The request puts the entry in again, and nobody is told.
     bench.apply(&operation);
