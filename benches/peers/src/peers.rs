@@ -39,6 +39,8 @@ pub(crate) enum Role {
     Peer,
     /// No lock: the commands that a lock on this server can't do without.
     Floor,
+    /// No lock: clients that hand a turn round.
+    Ring,
 }
 
 /// How its waiters try for the lock. Decides which cases a peer plays.
@@ -172,6 +174,9 @@ pub(crate) const OURS: &str = "watchlock";
 /// The commands of MongoDB without any lock.
 pub(crate) const FLOOR: &str = "mongodb-raw";
 
+/// Raw clients of MongoDB that hand a turn round.
+pub(crate) const RING: &str = "mongodb-ring";
+
 /// A setting of ours, from which the others differ in what they say.
 const WATCHLOCK: Peer = Peer {
     durability: "majority, journalled (set by the library)",
@@ -217,6 +222,17 @@ pub(crate) const PEERS: &[Peer] = &[
         waits: "no lock: the driver's commands alone, and one event of a change stream for a hand-over",
         durability: "majority, journalled (set by the commands)",
         role: Role::Floor,
+        ..MONGODB
+    },
+    Peer {
+        id: RING,
+        package: "mongodb",
+        waits: "no lock: clients that hand a turn round, each with a change stream; two writes for a turn",
+        durability: "majority, journalled (set by the commands)",
+        role: Role::Ring,
+        queue: true,
+        streams: true,
+        connect: |uri, _| Box::pin(async move { a::ring::connect(&uri).await }),
         ..MONGODB
     },
     Peer {

@@ -53,7 +53,7 @@ pub(crate) async fn run(
         waits: peer.waits.to_owned(),
         durability: peer.durability.to_owned(),
         ours: peer.role == Role::Ours,
-        floor: peer.role == Role::Floor,
+        floor: matches!(peer.role, Role::Floor | Role::Ring),
         traits: Some(peer.traits()),
     });
     let mut results = Results {
@@ -181,7 +181,11 @@ async fn one(step: &Step, plan: &Plan, peer: &Peer, engine: &Engine) -> Result<R
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{peers::PEERS, report, workloads::crowd::Crowd};
+    use crate::{
+        peers::{FLOOR, PEERS},
+        report,
+        workloads::crowd::Crowd,
+    };
 
     /// Every peer whose server is on this machine, in three cases that take no time; the reports are written from it.
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -222,10 +226,10 @@ mod tests {
         assert_eq!(told.len(), 3);
         assert_eq!(told.last(), Some(&results.rows.len()));
         assert!(results.facts("watchlock").is_some() && results.facts("mongo-lock").is_some());
-        let locks = results.peers.iter().filter(|facts| !facts.floor).count();
+        let playing = results.peers.iter().filter(|facts| facts.id != FLOOR).count();
         assert_eq!(
             results.of("hand-over", "2 waiters, 2 clients, hold 1 ms").count(),
-            locks
+            playing
         );
         for row in &results.rows {
             let Row {

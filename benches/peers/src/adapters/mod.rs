@@ -9,6 +9,7 @@ pub(crate) mod mongo_lock_async;
 pub(crate) mod mongodb_lock;
 pub(crate) mod postgres;
 pub(crate) mod redis;
+pub(crate) mod ring;
 pub(crate) mod watchlock;
 pub(crate) mod zookeeper;
 

@@ -5,7 +5,7 @@ use std::fmt::Write;
 
 use super::{Facts, Measure, Results, Row, table::shown};
 use crate::{
-    peers::{FLOOR, Kept, OURS},
+    peers::{FLOOR, Kept, OURS, RING},
     statistics::{differ, median},
     workloads::Better,
 };
@@ -44,8 +44,11 @@ pub(super) fn section(results: &Results) -> String {
         text,
         "Computed: a number of a peer is here if it is better than that of `{OURS}` by more than the rounds of either \
          differ, and than 5 %. The floor is what `{FLOOR}` takes in the same run: the commands of MongoDB with no lock around \
-         them. In the contention it is what these would take if everybody was served in turn. The reasons are computed too, \
-         from the properties of a peer and from numbers of this run."
+         them. In the contention it is what these would take if everybody was served in turn.{} The reasons are computed too, \
+         from the properties of a peer and from numbers of this run.",
+        results.facts(RING).map_or_else(String::new, |_| format!(
+            " `{RING}` is no lock either: as many clients hand a turn round, each with a change stream."
+        ))
     );
     for (title, explained) in [("Not explained", false), ("Explained", true)] {
         let lines: Vec<String> = leads.iter().filter_map(|lead| line(lead, explained)).collect();
@@ -235,6 +238,9 @@ fn why(results: &Results, facts: &Facts, row: &Row, theirs: &Measure, ours: &Row
         let below = floor.filter(|floor| is_better(theirs.better, theirs.value, *floor));
         why.extend(below.map(|floor| format!("MongoDB's commands alone: {}", shown(floor))));
     }
+    if traits.kept != Kept::Majority && among_many && speed {
+        why.extend(a_turn_without_a_lock(results, row, theirs));
+    }
     if traits.ends_with_connection && matches!(workload, "crash" | "lost signal") {
         why.push(String::from("its lock ends with the connection, and has no lease"));
     }
@@ -266,6 +272,17 @@ fn why(results: &Results, facts: &Facts, row: &Row, theirs: &Measure, ours: &Row
         why.extend(another_of_ours(results, row, theirs));
     }
     why
+}
+
+/// Returns the number of raw clients of MongoDB that hand a turn round, if the peer's is better than that too.
+fn a_turn_without_a_lock(results: &Results, row: &Row, theirs: &Measure) -> Option<String> {
+    let mut rows = results.of(&row.workload, &row.case);
+    let raw = rows.find(|row| row.peer == RING)?.measure(&theirs.name)?.value;
+    let reason = format!(
+        "clients of MongoDB that hand a turn round without a lock: {}",
+        shown(raw)
+    );
+    is_better(theirs.better, theirs.value, raw).then_some(reason)
 }
 
 /// Returns the number in which a peer without a queue pays for letting newcomers in first, if there is one.
@@ -480,6 +497,28 @@ mod tests {
         assert!(reasons(&run("uncontended", [1.7, 1.7], Some(own_log))).is_empty());
         // A library for MongoDB below the floor has found something that the floor does not know.
         assert!(reasons(&run("uncontended", [1.0, 1.1], Some(PLAIN))).is_empty());
+    }
+
+    #[test]
+    fn a_turn_without_a_lock_is_a_reason_for_another_log_that_is_faster() {
+        let own_log = Traits {
+            kept: Kept::OwnLog,
+            ..PLAIN
+        };
+        let with_ring = |traits, ring: f64| {
+            let mut results = run("contention", [1.7, 1.7], Some(traits));
+            let case = results.rows[0].case.clone();
+            results.peers.push(Facts {
+                floor: true,
+                ..facts(RING, Some(PLAIN))
+            });
+            results.rows.push(row("contention", &case, RING, [ring; 2]));
+            reasons(&results)
+        };
+        let reason = "clients of MongoDB that hand a turn round without a lock: 1.90";
+        assert_eq!(with_ring(own_log, 1.9), [reason]);
+        assert!(with_ring(own_log, 1.6).is_empty());
+        assert!(with_ring(PLAIN, 1.9).is_empty());
     }
 
     #[test]

@@ -167,6 +167,9 @@ pub(super) fn crowd_of(case: &str) -> Option<(u32, u32, u32)> {
     }
 }
 
+/// What is drawn in grey beside the locks.
+const NO_LOCKS: [&str; 2] = [crate::peers::FLOOR, crate::peers::RING];
+
 /// Returns the colour of a peer, the same in all charts: ours in dark red, others in the order of the table.
 fn colour(peer: &str) -> RGBColor {
     const OTHERS: [(u8, u8, u8); 9] = [
@@ -183,7 +186,7 @@ fn colour(peer: &str) -> RGBColor {
     if peer.starts_with("watchlock") {
         return RGBColor(178, 24, 43);
     }
-    if peer == crate::peers::FLOOR {
+    if NO_LOCKS.contains(&peer) {
         return RGBColor(165, 165, 165);
     }
     // A library has one colour at all its settings.
@@ -191,7 +194,7 @@ fn colour(peer: &str) -> RGBColor {
     let libraries = crate::peers::PEERS
         .iter()
         .map(|peer| peer.id)
-        .filter(|id| !id.starts_with("watchlock") && *id != crate::peers::FLOOR);
+        .filter(|id| !id.starts_with("watchlock") && !NO_LOCKS.contains(id));
     let place = libraries
         .filter(|id| !id.ends_with("-eager"))
         .position(|id| id == plain)
