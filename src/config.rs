@@ -325,8 +325,19 @@ mod tests {
     use super::*;
     use crate::input::DURATION_MOST;
 
+    const SECOND: Duration = Duration::from_secs(1);
+
     fn settings() -> Settings {
         Settings::default()
+    }
+
+    /// Checks that settings with this change are refused, by a message that has these words.
+    #[track_caller]
+    fn refused(change: impl FnOnce(&mut Settings), words: [&str; 2]) {
+        let mut settings = settings();
+        change(&mut settings);
+        let message = settings.validate().unwrap_err().to_string();
+        assert!(words.iter().all(|word| message.contains(word)), "{message}");
     }
 
     #[test]
@@ -347,14 +358,13 @@ mod tests {
     #[test]
     fn the_margin_grows_with_what_is_counted() {
         let config = settings().validate().unwrap();
-        let second = Duration::from_secs(1);
-        assert_eq!(config.margin(30 * second), second + Duration::from_millis(30));
-        assert_eq!(config.margin(DURATION_MOST), second + DURATION_MOST / 1_000);
-        assert_eq!(config.usable(30 * second), 29 * second - Duration::from_millis(30));
+        assert_eq!(config.margin(30 * SECOND), SECOND + Duration::from_millis(30));
+        assert_eq!(config.margin(DURATION_MOST), SECOND + DURATION_MOST / 1_000);
+        assert_eq!(config.usable(30 * SECOND), 29 * SECOND - Duration::from_millis(30));
         // A renewal at the last moment would come too late for a clock that drifts.
         let settings = Settings {
-            lease: Some(10_000 * second),
-            renewal_interval: Some(9_995 * second),
+            lease: Some(10_000 * SECOND),
+            renewal_interval: Some(9_995 * SECOND),
             ..settings()
         };
         let message = settings.validate().unwrap_err().to_string();
@@ -362,179 +372,93 @@ mod tests {
     }
 
     #[test]
-    fn bad_settings_are_refused_with_value_and_bound() {
-        let second = Duration::from_secs(1);
-        let cases = [
-            (
-                Settings {
-                    lease: Some(Duration::ZERO),
-                    ..settings()
-                },
-                ["0ns", "500ms"],
-            ),
-            (
-                Settings {
-                    lease: Some(Duration::MAX),
-                    ..settings()
-                },
-                ["lease of 184", "31622400s"],
-            ),
-            (
-                Settings {
-                    lease: Some(3 * second),
-                    renewal_interval: Some(3 * second),
-                    ..settings()
-                },
-                ["renewal interval of 3s", "2.697s"],
-            ),
-            (
-                Settings {
-                    renewal_interval: Some(Duration::ZERO),
-                    ..settings()
-                },
-                ["0ns", "10ms"],
-            ),
-            (
-                Settings {
-                    claim_lease: Some(31 * second),
-                    ..settings()
-                },
-                ["31s", "30s"],
-            ),
-            (
-                Settings {
-                    claim_lease: Some(2 * second),
-                    ..settings()
-                },
-                ["skew margin of 1s", "claim lease, 1s"],
-            ),
-            (
-                Settings {
-                    skew_margin: Some(40 * second),
-                    ..settings()
-                },
-                ["6s", "0ns"],
-            ),
-            (
-                Settings {
-                    retention: Some(Duration::MAX),
-                    ..settings()
-                },
-                ["retention", "31622400s"],
-            ),
-            (
-                Settings {
-                    poll_interval: Some((second, Duration::ZERO)),
-                    ..settings()
-                },
-                ["1s", "0ns"],
-            ),
-            (
-                Settings {
-                    poll_interval: Some((Duration::ZERO, second)),
-                    ..settings()
-                },
-                ["0ns", "1ms"],
-            ),
-            (
-                Settings {
-                    label: Some("x".repeat(1025)),
-                    ..settings()
-                },
-                ["1025", "1024"],
-            ),
-            (
-                Settings {
-                    max_streams: Some(0),
-                    ..settings()
-                },
-                ["streams is 0", "1 to 100"],
-            ),
-            (
-                Settings {
-                    max_operations: Some(0),
-                    ..settings()
-                },
-                ["operations at once is 0", "1 to 1000"],
-            ),
-            (
-                Settings {
-                    max_operations: Some(1_001),
-                    ..settings()
-                },
-                ["operations at once is 1001", "1 to 1000"],
-            ),
-            (
-                Settings {
-                    max_streams: Some(101),
-                    ..settings()
-                },
-                ["streams is 101", "1 to 100"],
-            ),
-            (
-                Settings {
-                    metered: (0..101).map(|number| format!("lock-{number}")).collect(),
-                    ..settings()
-                },
-                ["names of 101 locks", "at most 100"],
-            ),
-            (
-                Settings {
-                    metered: vec!["nightly".to_owned(), "n".repeat(1025)],
-                    ..settings()
-                },
-                ["name of a lock has 1025 bytes", "1 to 1024"],
-            ),
-            (
-                Settings {
-                    history: Some(21),
-                    ..settings()
-                },
-                ["history of 21", "longer than 20"],
-            ),
-            (
-                Settings {
-                    limits: Limits {
-                        report: Some(Duration::from_millis(9)),
-                        ..Limits::NONE
-                    },
-                    ..settings()
-                },
-                ["maximum hold of 9ms", "10ms"],
-            ),
-            (
-                Settings {
-                    keep_idle: Some(Duration::MAX),
-                    ..settings()
-                },
-                ["keep an idle lock of 184", "31622400s"],
-            ),
-            (
-                Settings {
-                    keep_idle: Some(second),
-                    hands_on: Some(false),
-                    ..settings()
-                },
-                ["keep_idle of 1s", "hand_on_locally, which is off"],
-            ),
-            (
-                Settings {
-                    owner_id: Some(String::new()),
-                    ..settings()
-                },
-                ["owner id is empty", "1 to 1024"],
-            ),
-            (
-                Settings {
-                    owner_id: Some("x".repeat(1025)),
-                    ..settings()
-                },
-                ["owner id has 1025", "1024"],
-            ),
-        ];
-        for (settings, words) in cases {
-            let message = settings.validate().unwrap_err().to_string();
-            assert!(words.iter().all(|word| message.contains(word)), "{message}");
-        }
+    fn bad_leases_and_renewals_are_refused_with_value_and_bound() {
+        refused(|given| given.lease = Some(Duration::ZERO), ["0ns", "500ms"]);
+        refused(|given| given.lease = Some(Duration::MAX), ["lease of 184", "31622400s"]);
+        refused(
+            |given| {
+                given.lease = Some(3 * SECOND);
+                given.renewal_interval = Some(3 * SECOND);
+            },
+            ["renewal interval of 3s", "2.697s"],
+        );
+        refused(|given| given.renewal_interval = Some(Duration::ZERO), ["0ns", "10ms"]);
+    }
+
+    #[test]
+    fn bad_claim_leases_margins_and_retentions_are_refused_with_value_and_bound() {
+        refused(|given| given.claim_lease = Some(31 * SECOND), ["31s", "30s"]);
+        refused(
+            |given| given.claim_lease = Some(2 * SECOND),
+            ["skew margin of 1s", "claim lease, 1s"],
+        );
+        refused(|given| given.skew_margin = Some(40 * SECOND), ["6s", "0ns"]);
+        refused(
+            |given| given.retention = Some(Duration::MAX),
+            ["retention", "31622400s"],
+        );
+    }
+
+    #[test]
+    fn bad_pauses_and_counts_are_refused_with_value_and_bound() {
+        refused(
+            |given| given.poll_interval = Some((SECOND, Duration::ZERO)),
+            ["1s", "0ns"],
+        );
+        refused(
+            |given| given.poll_interval = Some((Duration::ZERO, SECOND)),
+            ["0ns", "1ms"],
+        );
+        refused(|given| given.max_streams = Some(0), ["streams is 0", "1 to 100"]);
+        refused(|given| given.max_streams = Some(101), ["streams is 101", "1 to 100"]);
+        refused(
+            |given| given.max_operations = Some(0),
+            ["operations at once is 0", "1 to 1000"],
+        );
+        refused(
+            |given| given.max_operations = Some(1_001),
+            ["operations at once is 1001", "1 to 1000"],
+        );
+        refused(|given| given.history = Some(21), ["history of 21", "longer than 20"]);
+    }
+
+    #[test]
+    fn bad_limits_and_idle_times_of_holds_are_refused_with_value_and_bound() {
+        refused(
+            |given| given.limits.report = Some(Duration::from_millis(9)),
+            ["maximum hold of 9ms", "10ms"],
+        );
+        refused(
+            |given| given.keep_idle = Some(Duration::MAX),
+            ["keep an idle lock of 184", "31622400s"],
+        );
+        refused(
+            |given| {
+                given.keep_idle = Some(SECOND);
+                given.hands_on = Some(false);
+            },
+            ["keep_idle of 1s", "hand_on_locally, which is off"],
+        );
+    }
+
+    #[test]
+    fn bad_texts_are_refused_with_length_and_bound() {
+        refused(|given| given.label = Some("x".repeat(1025)), ["1025", "1024"]);
+        refused(
+            |given| given.owner_id = Some(String::new()),
+            ["owner id is empty", "1 to 1024"],
+        );
+        refused(
+            |given| given.owner_id = Some("x".repeat(1025)),
+            ["owner id has 1025", "1024"],
+        );
+        refused(
+            |given| given.metered = (0..101).map(|number| format!("lock-{number}")).collect(),
+            ["names of 101 locks", "at most 100"],
+        );
+        refused(
+            |given| given.metered = vec!["nightly".to_owned(), "n".repeat(1025)],
+            ["name of a lock has 1025 bytes", "1 to 1024"],
+        );
     }
 }
