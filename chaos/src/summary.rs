@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, fmt, path::Path};
 
 use crate::{
     clock::{MILLI, SECOND},
-    history::History,
+    history::{History, Operation},
     journal::Note,
     judge::{Judged, Violation, Waits},
     record::End,
@@ -21,84 +21,90 @@ pub(crate) struct Summary<'a> {
     pub(crate) folder: &'a Path,
 }
 
+/// The faults of one kind.
+#[derive(Debug, Default)]
+struct Inflicted {
+    /// Number of those that began, whether they were missed or not.
+    begun: usize,
+    missed: usize,
+}
+
 /// Maximum number of violations that are printed.
 const TOLD: usize = 20;
 
 impl fmt::Display for Summary<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let operations = &self.history.operations;
-        let grants: Vec<_> = operations
-            .iter()
-            .filter_map(|operation| operation.grant.as_ref())
-            .collect();
-        let ended = |how| {
-            operations
-                .iter()
-                .filter(move |operation| matches!(operation.ended, Some((_, end)) if end == how))
-        };
-        let lost = grants.iter().filter_map(|grant| grant.lost.as_ref());
-        let mut reasons: BTreeMap<&str, usize> = BTreeMap::new();
-        lost.for_each(|(_, reason)| *reasons.entry(reason).or_default() += 1);
-        let reasons: Vec<String> = reasons
-            .iter()
-            .map(|(reason, count)| format!("{count} {reason}"))
-            .collect();
+        self.write_operations(f)?;
+        self.write_faults(f)?;
+        self.write_waits(f)?;
+        self.write_judgement(f)?;
+        self.write_violations(f)?;
+        write!(f, "All of it is in {}", self.folder.display())
+    }
+}
 
+/// The sections.
+impl Summary<'_> {
+    fn write_operations(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let operations = &self.history.operations;
+        let granted = operations.iter().filter(|operation| operation.grant.is_some());
         writeln!(f, "operations")?;
         writeln!(f, "  {:>7} acquires, of {} clients", operations.len(), self.clients())?;
-        writeln!(f, "  {:>7} granted", grants.len())?;
-        for (how, what) in [
+        writeln!(f, "  {:>7} granted", granted.count())?;
+        for (how, text) in [
             (End::TimedOut, "timed out"),
             (End::NotFree, "tries of what was not free"),
             (End::Cancelled, "cancelled"),
             (End::Failed, "failed"),
         ] {
-            writeln!(f, "  {:>7} {what}", ended(how).count())?;
+            let ended = |operation: &&Operation| operation.ended.is_some_and(|(_, end)| end == how);
+            writeln!(f, "  {:>7} {text}", operations.iter().filter(ended).count())?;
         }
-        let mut failures: BTreeMap<&str, usize> = BTreeMap::new();
-        for error in operations.iter().filter_map(|operation| operation.error.as_deref()) {
-            *failures.entry(error).or_default() += 1;
-        }
-        for (error, count) in failures {
+        let errors = operations.iter().filter_map(|operation| operation.error.as_deref());
+        for (error, count) in counted(errors) {
             let short: String = error.chars().take(150).collect();
             writeln!(f, "          {count}: {short}")?;
         }
-        let lost: usize = grants.iter().filter(|grant| grant.lost.is_some()).count();
-        writeln!(f, "  {lost:>7} lost: {}", reasons.join(", "))?;
-        let wait = |operation: &&crate::history::Operation| {
-            operation
-                .grant
-                .as_ref()
-                .map_or(0, |grant| grant.from - operation.requested)
-        };
-        if let Some(longest) = operations.iter().max_by_key(wait) {
-            let seconds = wait(&longest) / MILLI;
-            writeln!(
-                f,
-                "  {seconds:>7} ms was the longest wait: {} for {}",
-                longest.reason(),
-                longest.name
-            )?;
-        }
+        self.write_losses(f)?;
+        self.write_longest_wait(f)
+    }
 
+    fn write_losses(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let grants = self
+            .history
+            .operations
+            .iter()
+            .filter_map(|operation| operation.grant.as_ref());
+        let losses = grants.filter_map(|grant| grant.lost.as_ref());
+        let reasons = counted(losses.map(|(_, reason)| reason.as_str()));
+        let lost: usize = reasons.values().sum();
+        let reasons: Vec<String> = reasons
+            .iter()
+            .map(|(reason, count)| format!("{count} {reason}"))
+            .collect();
+        writeln!(f, "  {lost:>7} lost: {}", reasons.join(", "))
+    }
+
+    fn write_longest_wait(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let wait = |operation: &Operation| {
+            let grant = operation.grant.as_ref();
+            grant.map_or(0, |grant| grant.from - operation.requested)
+        };
+        let Some(longest) = self.history.operations.iter().max_by_key(|operation| wait(operation)) else {
+            return Ok(());
+        };
+        writeln!(
+            f,
+            "  {:>7} ms was the longest wait: {} for {}",
+            wait(longest) / MILLI,
+            longest.reason(),
+            longest.name
+        )
+    }
+
+    fn write_faults(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "faults")?;
-        let mut faults: BTreeMap<&str, (usize, usize)> = BTreeMap::new();
-        let mut kinds = BTreeMap::new();
-        for entry in &self.history.journal {
-            match &entry.note {
-                Note::Began { fault, kind, .. } => {
-                    kinds.insert(*fault, kind.as_str());
-                    faults.entry(kind).or_default().0 += 1;
-                }
-                Note::Missed { fault, .. } => {
-                    if let Some(kind) = kinds.get(fault) {
-                        faults.entry(kind).or_default().1 += 1;
-                    }
-                }
-                _ => {}
-            }
-        }
-        for (kind, (begun, missed)) in faults {
+        for (kind, Inflicted { begun, missed }) in self.faults() {
             let missed = if missed > 0 {
                 format!(" ({missed} missed)")
             } else {
@@ -106,7 +112,10 @@ impl fmt::Display for Summary<'_> {
             };
             writeln!(f, "  {begun:>7} {kind}{missed}")?;
         }
+        Ok(())
+    }
 
+    fn write_waits(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(
             f,
             "the longest waits beside one kind of fault: for a lock of one's own, for a release"
@@ -121,16 +130,19 @@ impl fmt::Display for Summary<'_> {
                 waits.releases
             )?;
         }
+        Ok(())
+    }
 
-        writeln!(f, "judged")?;
+    fn write_judgement(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let versions = self.history.versions.len();
-        writeln!(f, "  {versions:>7} versions of lock documents in the servers' log")?;
         let Judged {
             operations,
             parts,
             waits,
             waits_in_fair_weather,
         } = self.judged;
+        writeln!(f, "judged")?;
+        writeln!(f, "  {versions:>7} versions of lock documents in the servers' log")?;
         writeln!(
             f,
             "  {operations:>7} operations by the linearizability tester, in {parts} parts"
@@ -140,7 +152,6 @@ impl fmt::Display for Summary<'_> {
             "  {waits_in_fair_weather:>7} of {waits} waits for locks of one's own and for releases, to be unharmed"
         )?;
         writeln!(f, "  {:>7} s", self.seconds())?;
-
         let abandoned = self.history.journal.iter().find_map(|entry| match entry.note {
             Note::Abandoned { streams } => Some(streams),
             _ => None,
@@ -151,6 +162,10 @@ impl fmt::Display for Summary<'_> {
                 "  {streams:>7} change streams of the killed, the cut off and the stepped down are left to the servers"
             )?;
         }
+        Ok(())
+    }
+
+    fn write_violations(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "violations")?;
         writeln!(f, "  {:>7}", self.violations.len())?;
         for Violation { promise, text, .. } in self.violations.iter().take(TOLD) {
@@ -159,7 +174,7 @@ impl fmt::Display for Summary<'_> {
         if self.violations.len() > TOLD {
             writeln!(f, "  - and {} more", self.violations.len() - TOLD)?;
         }
-        write!(f, "All of it is in {}", self.folder.display())
+        Ok(())
     }
 }
 
@@ -178,4 +193,34 @@ impl Summary<'_> {
         let (first, last) = (moments.clone().min(), moments.max());
         last.zip(first).map_or(0, |(last, first)| (last - first) / SECOND)
     }
+
+    /// Counts the faults by their kinds.
+    fn faults(&self) -> BTreeMap<&str, Inflicted> {
+        let mut faults: BTreeMap<&str, Inflicted> = BTreeMap::new();
+        let mut kinds = BTreeMap::new();
+        for entry in &self.history.journal {
+            match &entry.note {
+                Note::Began { fault, kind, .. } => {
+                    kinds.insert(*fault, kind.as_str());
+                    faults.entry(kind).or_default().begun += 1;
+                }
+                Note::Missed { fault, .. } => {
+                    if let Some(kind) = kinds.get(fault) {
+                        faults.entry(kind).or_default().missed += 1;
+                    }
+                }
+                _ => {}
+            }
+        }
+        faults
+    }
+}
+
+/// Returns how often each text comes up.
+fn counted<'a>(texts: impl Iterator<Item = &'a str>) -> BTreeMap<&'a str, usize> {
+    let mut counts = BTreeMap::new();
+    for text in texts {
+        *counts.entry(text).or_default() += 1;
+    }
+    counts
 }
