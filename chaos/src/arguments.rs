@@ -56,6 +56,9 @@ usage: watchlock-chaos [--minutes N | --seconds N] [--seed S] [--fault KINDS]
 It ends with 0 if every promise was kept, with 1 if one was broken, and with 2 if it could not run.
 ";
 
+/// Default duration of a run of faults or of jobs.
+const LASTS: Duration = Duration::from_secs(60);
+
 /// The requested command.
 pub(crate) enum Command {
     Help,
@@ -86,107 +89,170 @@ pub(crate) enum Command {
 
 impl Command {
     pub(crate) fn parse() -> Result<Self> {
-        let mut parser = Parser::from_env();
-        let mut command = None;
-        let (mut seed, mut lasts, mut bursts, mut folder) = (None, None, 10, None::<PathBuf>);
-        let mut mix = Mix::default();
-        let (mut uri, mut database, mut label) = (None, None, None);
-        let (mut stops_program, mut millis) = (false, 0);
-        let (mut picture, mut redraw, mut embed) = (None, false, false);
-        let (mut ignores_loss, mut contends, mut burden) = (false, false, Burden::Waiters(1_000));
+        match Given::read(Parser::from_env())? {
+            Some(given) => given.into_command(),
+            None => Ok(Self::Help),
+        }
+    }
+}
+
+/// The arguments as they were given. Each command takes what it needs, and ignores the options of others.
+#[derive(Debug, Default)]
+struct Given {
+    command: Option<String>,
+    seed: Option<u64>,
+    lasts: Option<Duration>,
+    mix: Mix,
+    bursts: Option<u64>,
+    folder: Option<PathBuf>,
+    uri: Option<String>,
+    database: Option<String>,
+    label: Option<String>,
+    picture: Option<String>,
+    redraw: bool,
+    embed: bool,
+    millis: u64,
+    contends: bool,
+    burden: Option<Burden>,
+    ignores_loss: bool,
+    stops_program: bool,
+}
+
+impl Given {
+    /// Reads the arguments; `None` if they ask for help.
+    fn read(mut parser: Parser) -> Result<Option<Self>> {
+        let mut given = Self::default();
         while let Some(argument) = parser.next()? {
             match argument {
-                Short('h') | Long("help") => return Ok(Self::Help),
-                Long("seed") => seed = Some(parser.value()?.parse()?),
-                Long("minutes") => lasts = Some(minutes(parser.value()?.parse()?)),
-                Long("seconds") => lasts = Some(Duration::from_secs(parser.value()?.parse()?)),
-                Long("fault") => mix = Mix::parse(&parser.value()?.string()?)?,
-                Long("bursts") => bursts = parser.value()?.parse()?,
-                Long("folder") => folder = Some(parser.value()?.into()),
-                Long("uri") => uri = Some(parser.value()?.string()?),
-                Long("database") => database = Some(parser.value()?.string()?),
-                Long("label") => label = Some(parser.value()?.string()?),
-                Long("picture") => picture = Some(parser.value()?.string()?),
-                Long("redraw") => redraw = true,
-                Long("embed") => embed = true,
-                Long("millis") => millis = parser.value()?.parse()?,
-                Long("contend") => contends = true,
-                Long("waiters") => burden = Burden::Waiters(parser.value()?.parse()?),
-                Long("processes") => burden = Burden::Processes(parser.value()?.parse()?),
-                Long("locks") => burden = Burden::Locks(parser.value()?.parse()?),
-                Long("clients") => burden = Burden::Clients(parser.value()?.parse()?),
-                Long("held") => burden = Burden::Held(parser.value()?.parse()?),
-                Long("names") => burden = Burden::Names(parser.value()?.parse()?),
+                Short('h') | Long("help") => return Ok(None),
+                Long("seed") => given.seed = Some(parser.value()?.parse()?),
+                Long("minutes") => given.lasts = Some(minutes(parser.value()?.parse()?)),
+                Long("seconds") => given.lasts = Some(Duration::from_secs(parser.value()?.parse()?)),
+                Long("fault") => given.mix = Mix::parse(&parser.value()?.string()?)?,
+                Long("bursts") => given.bursts = Some(parser.value()?.parse()?),
+                Long("folder") => given.folder = Some(parser.value()?.into()),
+                Long("uri") => given.uri = Some(parser.value()?.string()?),
+                Long("database") => given.database = Some(parser.value()?.string()?),
+                Long("label") => given.label = Some(parser.value()?.string()?),
+                Long("picture") => given.picture = Some(parser.value()?.string()?),
+                Long("redraw") => given.redraw = true,
+                Long("embed") => given.embed = true,
+                Long("millis") => given.millis = parser.value()?.parse()?,
+                Long("contend") => given.contends = true,
+                Long("waiters") => given.burden = Some(Burden::Waiters(parser.value()?.parse()?)),
+                Long("processes") => given.burden = Some(Burden::Processes(parser.value()?.parse()?)),
+                Long("locks") => given.burden = Some(Burden::Locks(parser.value()?.parse()?)),
+                Long("clients") => given.burden = Some(Burden::Clients(parser.value()?.parse()?)),
+                Long("held") => given.burden = Some(Burden::Held(parser.value()?.parse()?)),
+                Long("names") => given.burden = Some(Burden::Names(parser.value()?.parse()?)),
                 Long("soak") => {
-                    burden = Burden::Soak;
-                    lasts = Some(minutes(parser.value()?.parse()?));
+                    given.burden = Some(Burden::Soak);
+                    given.lasts = Some(minutes(parser.value()?.parse()?));
                 }
-                Long("sabotage") => match parser.value()?.string()?.as_str() {
-                    "ignore-loss" => ignores_loss = true,
-                    "stop-program" => stops_program = true,
-                    other => return Err(format!("there is no sabotage `{other}`; try --help").into()),
-                },
-                Value(value) if command.is_none() => command = Some(value.string()?),
+                Long("sabotage") => given.sabotage(&parser.value()?.string()?)?,
+                Value(value) if given.command.is_none() => given.command = Some(value.string()?),
                 _ => return Err(argument.unexpected().into()),
             }
         }
-        let seed = seed.unwrap_or_else(|| crate::clock::now() / 1_000 % 1_000_000);
-        let in_target = || Path::new("target").join("chaos").join(seed.to_string());
-        Ok(match command.as_deref() {
-            None => Self::Play(Play {
+        Ok(Some(given))
+    }
+
+    /// Has the run do something wrong, which the judge must find.
+    fn sabotage(&mut self, name: &str) -> Result<()> {
+        match name {
+            "ignore-loss" => self.ignores_loss = true,
+            "stop-program" => self.stops_program = true,
+            other => return Err(format!("there is no sabotage `{other}`; try --help").into()),
+        }
+        Ok(())
+    }
+
+    /// Returns the command, or an error if it lacks an argument.
+    fn into_command(mut self) -> Result<Command> {
+        let seed = self.seed.unwrap_or_else(|| crate::clock::now() / 1_000 % 1_000_000);
+        match self.command.take().as_deref() {
+            None => Ok(Command::Play(self.play(seed))),
+            Some("schedule") => Ok(Command::Schedule {
                 seed,
-                mix,
-                lasts: lasts.unwrap_or(Duration::from_secs(60)),
-                folder: folder.unwrap_or_else(in_target),
-                ignores_loss,
+                bursts: self.bursts.unwrap_or(10),
+                mix: self.mix,
             }),
-            Some("schedule") => Self::Schedule { seed, bursts, mix },
-            Some("judge") => Self::Judge {
-                folder: folder.ok_or("`judge` needs --folder")?,
-            },
-            Some("client") => {
-                let label: String = label.ok_or("`client` needs --label")?;
-                Self::Client(client::Options {
-                    uri: uri.ok_or("`client` needs --uri")?,
-                    database: database.ok_or("`client` needs --database")?,
-                    seed,
-                    history: folder
-                        .ok_or("`client` needs --folder")?
-                        .join(format!("{label}{HISTORY}")),
-                    label,
-                    ignores_loss,
-                    contends,
-                })
-            }
-            Some("jobs") => Self::Jobs(Jobs {
-                seed,
-                lasts: lasts.unwrap_or(Duration::from_secs(60)),
-                folder: folder.unwrap_or_else(in_target),
-                stops_program,
+            Some("judge") => Ok(Command::Judge {
+                folder: self.folder.ok_or("`judge` needs --folder")?,
             }),
-            Some("job") => Self::Job {
-                file: folder.ok_or("`job` needs --folder")?,
-                lasts: Duration::from_millis(millis),
-            },
-            Some("pictures") => Self::Pictures(Pictures {
-                folder: folder.unwrap_or_else(|| Path::new("target").join("pictures")),
-                only: picture,
-                redraw,
-                embed,
+            Some("client") => self.client(seed).map(Command::Client),
+            Some("jobs") => Ok(Command::Jobs(self.jobs(seed))),
+            Some("job") => Ok(Command::Job {
+                file: self.folder.ok_or("`job` needs --folder")?,
+                lasts: Duration::from_millis(self.millis),
             }),
-            Some("frozen") => Self::Frozen {
-                uri: uri.ok_or("`frozen` needs --uri")?,
-                file: folder.ok_or("`frozen` needs --folder")?,
-            },
-            Some("load") => Self::Load(Load {
-                burden,
-                lasts,
-                seed,
-                folder: folder.unwrap_or_else(|| Path::new("target").join("chaos").join("load")),
+            Some("pictures") => Ok(Command::Pictures(self.pictures())),
+            Some("frozen") => Ok(Command::Frozen {
+                uri: self.uri.ok_or("`frozen` needs --uri")?,
+                file: self.folder.ok_or("`frozen` needs --folder")?,
             }),
-            Some(other) => return Err(format!("there is no command `{other}`; try --help").into()),
+            Some("load") => Ok(Command::Load(self.load(seed))),
+            Some(other) => Err(format!("there is no command `{other}`; try --help").into()),
+        }
+    }
+
+    fn play(self, seed: u64) -> Play {
+        Play {
+            seed,
+            mix: self.mix,
+            lasts: self.lasts.unwrap_or(LASTS),
+            folder: self.folder.unwrap_or_else(|| in_target(&seed.to_string())),
+            ignores_loss: self.ignores_loss,
+        }
+    }
+
+    fn client(self, seed: u64) -> Result<client::Options> {
+        let label = self.label.ok_or("`client` needs --label")?;
+        let uri = self.uri.ok_or("`client` needs --uri")?;
+        let database = self.database.ok_or("`client` needs --database")?;
+        let folder = self.folder.ok_or("`client` needs --folder")?;
+        Ok(client::Options {
+            uri,
+            database,
+            seed,
+            history: folder.join(format!("{label}{HISTORY}")),
+            label,
+            ignores_loss: self.ignores_loss,
+            contends: self.contends,
         })
     }
+
+    fn jobs(self, seed: u64) -> Jobs {
+        Jobs {
+            seed,
+            lasts: self.lasts.unwrap_or(LASTS),
+            folder: self.folder.unwrap_or_else(|| in_target(&seed.to_string())),
+            stops_program: self.stops_program,
+        }
+    }
+
+    fn pictures(self) -> Pictures {
+        Pictures {
+            folder: self.folder.unwrap_or_else(|| Path::new("target").join("pictures")),
+            only: self.picture,
+            redraw: self.redraw,
+            embed: self.embed,
+        }
+    }
+
+    fn load(self, seed: u64) -> Load {
+        Load {
+            burden: self.burden.unwrap_or(Burden::Waiters(1_000)),
+            lasts: self.lasts,
+            seed,
+            folder: self.folder.unwrap_or_else(|| in_target("load")),
+        }
+    }
+}
+
+/// Returns the folder of a run that was not given one.
+fn in_target(name: &str) -> PathBuf {
+    Path::new("target").join("chaos").join(name)
 }
 
 fn minutes(count: u64) -> Duration {
