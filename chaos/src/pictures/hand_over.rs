@@ -264,97 +264,167 @@ pub(super) fn draw(folder: &Path) -> Result<String> {
 }
 
 fn picture(record: &Record) -> Option<String> {
-    let seen = &record.seen;
-    let release = find(seen, Side::Holder, &What::Called("release()".to_owned()))?;
-    let held = find(seen, Side::Holder, &What::Returned("acquire()".to_owned()))?;
-    let waits = find(seen, Side::Waiter, &What::Called("acquire()".to_owned()))?;
-    let granted = find(seen, Side::Waiter, &What::Returned("acquire()".to_owned()))?;
-    let (zero, duration) = (seen[release].at, duration(seen)?);
-    let shown = shown(seen)?;
-    let row = |index: usize| {
-        let before = shown.iter().filter(|(shown, _)| *shown < index).count();
+    let mut drawing = Drawing::new(record)?;
+    drawing.heading()?;
+    drawing.lifelines();
+    drawing.pause();
+    for (index, text) in drawing.shown.clone() {
+        drawing.event(&record.seen[index], drawing.row(index), text);
+    }
+    drawing.span();
+    let bottom = drawing.bottom();
+    Some(drawing.canvas.finish(bottom + 16.0))
+}
+
+/// The picture in the making. The moments are positions in what was seen.
+struct Drawing<'a> {
+    canvas: Canvas,
+    record: &'a Record,
+    /// The holder has the lock.
+    held: usize,
+    /// The waiter asks for it.
+    waits: usize,
+    /// The holder calls `release`.
+    release: usize,
+    /// The waiter has the lock.
+    granted: usize,
+    /// The events to show, with their texts.
+    shown: Vec<(usize, &'static str)>,
+    /// The lowest event.
+    last: usize,
+}
+
+impl<'a> Drawing<'a> {
+    /// Begins the picture; `None` if the record lacks a part of the hand-over.
+    fn new(record: &'a Record) -> Option<Self> {
+        let seen = &record.seen;
+        let shown = shown(seen)?;
+        Some(Self {
+            canvas: Canvas::new(
+                WIDTH,
+                "A hand-over as a sequence: the holder's release is the write that grants the lock to the waiter",
+            ),
+            record,
+            held: find(seen, Side::Holder, &What::Returned("acquire()".to_owned()))?,
+            waits: find(seen, Side::Waiter, &What::Called("acquire()".to_owned()))?,
+            release: find(seen, Side::Holder, &What::Called("release()".to_owned()))?,
+            granted: find(seen, Side::Waiter, &What::Returned("acquire()".to_owned()))?,
+            last: shown.last()?.0,
+            shown,
+        })
+    }
+
+    /// Returns the height at which an event is drawn.
+    fn row(&self, index: usize) -> f64 {
+        let before = self.shown.iter().filter(|(shown, _)| *shown < index).count();
         // The pause before the release.
-        let pause = if index >= release { ROW } else { 0.0 };
+        let pause = if index >= self.release { ROW } else { 0.0 };
         #[expect(clippy::cast_precision_loss, reason = "there are some twenty rows")]
         let rows = before as f64;
         TOP + 12.0 + ROW * rows + pause
-    };
-    let last = shown.last()?.0;
-    let bottom = row(last) + 26.0;
-
-    let mut canvas = Canvas::new(
-        WIDTH,
-        "A hand-over as a sequence: the holder's release is the write that grants the lock to the waiter",
-    );
-    let (shortest, longest) = (record.durations.first()?, record.durations.last()?);
-    canvas.text("ink head", 20.0, 28.0, "A hand-over, as it was seen by the two clients");
-    let of_all = format!(
-        "{} ms from release() to the return of acquire(): the median of {} on a replica set of three on one machine \
-         ({} to {} ms){}",
-        millis(duration),
-        record.durations.len(),
-        millis(*shortest),
-        millis(*longest),
-        if record.optimised { "" } else { ", not optimised" }
-    );
-    canvas.text("soft", 20.0, 48.0, &of_all);
-
-    for (x, name) in [(HOLDER, "holder"), (SERVER, "MongoDB"), (WAITER, "waiter")] {
-        canvas.line("rule", (x, TOP - 14.0), (x, bottom));
-        canvas.centred("ink bold", x, TOP - 22.0, name);
     }
-    canvas.text("soft end", 84.0, TOP - 22.0, "ms");
-    let mut bar = |class: &str, x: f64, from: f64, to: f64| canvas.rect(class, x - 5.0, from, 10.0, to - from);
-    bar("first", HOLDER, row(held), row(release));
-    bar("waits", WAITER, row(waits), row(granted));
-    bar("second", WAITER, row(granted), bottom);
-    let pause = row(release) - ROW;
-    canvas.text("soft end", 84.0, pause + 4.0, "…");
-    canvas.centred(
-        "soft",
-        f64::midpoint(SERVER, WAITER),
-        pause + 4.0,
-        "the stream waits for the next event",
-    );
 
-    for (index, text) in &shown {
-        let (y, seen) = (row(*index), &seen[*index]);
-        let offset = i128::from(seen.at) - i128::from(zero);
-        #[expect(clippy::cast_precision_loss, reason = "microseconds are enough")]
-        let offset = offset as f64 / 1e6;
-        let time = if offset < -100.0 {
-            format!("{offset:+.0}")
-        } else {
-            format!("{offset:+.2}")
-        };
-        canvas.text("soft end", 84.0, y + 4.0, &time);
+    fn bottom(&self) -> f64 {
+        self.row(self.last) + 26.0
+    }
+
+    /// Writes the title and the duration; `None` if there is none.
+    fn heading(&mut self) -> Option<()> {
+        let Record {
+            durations,
+            optimised,
+            seen,
+        } = self.record;
+        self.canvas
+            .text("ink head", 20.0, 28.0, "A hand-over, as it was seen by the two clients");
+        let of_all = format!(
+            "{} ms from release() to the return of acquire(): the median of {} on a replica set of three on one \
+             machine ({} to {} ms){}",
+            millis(duration(seen)?),
+            durations.len(),
+            millis(*durations.first()?),
+            millis(*durations.last()?),
+            if *optimised { "" } else { ", not optimised" }
+        );
+        self.canvas.text("soft", 20.0, 48.0, &of_all);
+        Some(())
+    }
+
+    /// Draws the clients and the server, and when which client had the lock or waited for it.
+    fn lifelines(&mut self) {
+        let bottom = self.bottom();
+        for (x, name) in [(HOLDER, "holder"), (SERVER, "MongoDB"), (WAITER, "waiter")] {
+            self.canvas.line("rule", (x, TOP - 14.0), (x, bottom));
+            self.canvas.centred("ink bold", x, TOP - 22.0, name);
+        }
+        self.canvas.text("soft end", 84.0, TOP - 22.0, "ms");
+        let granted = self.row(self.granted);
+        for (class, x, from, to) in [
+            ("first", HOLDER, self.row(self.held), self.row(self.release)),
+            ("waits", WAITER, self.row(self.waits), granted),
+            ("second", WAITER, granted, bottom),
+        ] {
+            self.canvas.rect(class, x - 5.0, from, 10.0, to - from);
+        }
+    }
+
+    /// Draws the pause before the release.
+    fn pause(&mut self) {
+        let y = self.row(self.release) - ROW + 4.0;
+        self.canvas.text("soft end", 84.0, y, "…");
+        self.canvas.centred(
+            "soft",
+            f64::midpoint(SERVER, WAITER),
+            y,
+            "the stream waits for the next event",
+        );
+    }
+
+    /// Draws an event at its client, or an arrow between its client and the server.
+    fn event(&mut self, seen: &Seen, y: f64, text: &str) {
+        let canvas = &mut self.canvas;
+        let zero = self.record.seen[self.release].at;
+        canvas.text("soft end", 84.0, y + 4.0, &offset(seen.at, zero));
         let (client, towards) = match seen.side {
             Side::Holder => (HOLDER, 1.0),
             Side::Waiter => (WAITER, -1.0),
         };
-        match seen.what {
+        let (near, far) = (client + 6.0 * towards, SERVER - 2.0 * towards);
+        let (from, to) = match seen.what {
             What::Called(_) | What::Returned(_) => {
                 canvas.dot("ink", client, y, 4.0);
-                let class = if seen.side == Side::Holder {
-                    "ink bold"
-                } else {
-                    "ink bold end"
+                let class = match seen.side {
+                    Side::Holder => "ink bold",
+                    Side::Waiter => "ink bold end",
                 };
-                canvas.text(class, client + 12.0 * towards, y + 4.0, text);
+                return canvas.text(class, client + 12.0 * towards, y + 4.0, text);
             }
-            What::Sent { .. } => canvas.arrow(client + 6.0 * towards, SERVER - 2.0 * towards, y),
-            What::Answered { .. } => canvas.arrow(SERVER - 2.0 * towards, client + 6.0 * towards, y),
-        }
-        if matches!(seen.what, What::Sent { .. } | What::Answered { .. }) {
-            canvas.centred("soft", f64::midpoint(client, SERVER), y - 5.0, text);
-        }
+            What::Sent { .. } => (near, far),
+            What::Answered { .. } => (far, near),
+        };
+        canvas.arrow(from, to, y);
+        canvas.centred("soft", f64::midpoint(client, SERVER), y - 5.0, text);
     }
-    let (from, to) = (row(release), row(granted));
-    let x = 100.0;
-    canvas.line("alarm", (x, from), (x, to));
-    canvas.line("alarm", (x - 4.0, from), (x + 4.0, from));
-    canvas.line("alarm", (x - 4.0, to), (x + 4.0, to));
-    Some(canvas.finish(bottom + 16.0))
+
+    /// Draws the duration of the hand-over.
+    fn span(&mut self) {
+        let (from, to) = (self.row(self.release), self.row(self.granted));
+        let x = 100.0;
+        self.canvas.line("alarm", (x, from), (x, to));
+        self.canvas.line("alarm", (x - 4.0, from), (x + 4.0, from));
+        self.canvas.line("alarm", (x - 4.0, to), (x + 4.0, to));
+    }
+}
+
+/// Writes a moment as milliseconds after the release, or before it.
+#[expect(clippy::cast_precision_loss, reason = "microseconds are enough")]
+fn offset(at: Moment, zero: Moment) -> String {
+    let offset = (i128::from(at) - i128::from(zero)) as f64 / 1e6;
+    if offset < -100.0 {
+        format!("{offset:+.0}")
+    } else {
+        format!("{offset:+.2}")
+    }
 }
 
 /// Returns the events to show, with their texts: those of the acquires, the hand-over and the first renewal. Left out
