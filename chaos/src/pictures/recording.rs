@@ -19,10 +19,10 @@ use rustix::{
 };
 use serde_json::{Value, json};
 use tokio::{
-    process::Command,
+    process::{Child, Command},
     time::{Instant, sleep, timeout},
 };
-use watchlock::LockClient;
+use watchlock::{LockClient, LockHandle};
 use watchlock_testkit::Cluster;
 
 use super::{
@@ -47,53 +47,152 @@ const HOST: &str = "app-1.example.internal.network";
 /// Maximum time for the program to end.
 const PATIENCE: Duration = Duration::from_secs(30);
 
+/// Plays the scene while `watchlock watch` runs, and stores what it wrote.
 pub(super) async fn record(folder: &Path) -> Result<()> {
     let program = jobs::program()?;
     let cluster = Cluster::replica_set(1).await?;
     let uri = cluster.uri();
-    let (uri, client) = (&uri, |label| client(&uri, label));
-    let [billing, reports, importer, deploy] = ["billing", "reports", "importer", "deploy"];
-    let (billing, reports) = (client(billing).await?, client(reports).await?);
-    let (importer, deploy) = (client(importer).await?, client(deploy).await?);
-    let schedule = deploy
+    let actors = Actors::connect(&uri).await?;
+    let schedule = actors
+        .deploy
         .election("scheduler")
         .campaign("10.0.0.7:8080")
         .reason("leads the jobs")
         .await?;
-    let invoice = billing.mutex("invoice-42").acquire().reason("monthly run").await?;
+    let invoice = actors
+        .billing
+        .mutex("invoice-42")
+        .acquire()
+        .reason("monthly run")
+        .await?;
 
-    let master = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY)?;
-    grantpt(&master)?;
-    unlockpt(&master)?;
-    let path = ptsname(&master, Vec::new())?;
-    let path = path.to_str()?;
-    let open = || {
-        // Never the terminal of this process.
-        let flags = i32::try_from(OpenptFlags::NOCTTY.bits()).unwrap_or(0);
-        File::options().read(true).write(true).custom_flags(flags).open(path)
-    };
-    let size = Winsize {
-        ws_row: ROWS,
-        ws_col: COLUMNS,
-        ws_xpixel: 0,
-        ws_ypixel: 0,
-    };
-    tcsetwinsize(&open()?, size)?;
-    let mut child = Command::new("setsid")
-        .args(["--ctty", "--wait"])
-        .arg(&program)
-        .arg("watch")
-        .env("MONGODB_URI", uri)
-        .env("WATCHLOCK_DATABASE", DATABASE)
-        .env("TERM", "xterm-256color")
-        .env_remove("NO_COLOR")
-        .stdin(Stdio::from(open()?))
-        .stdout(Stdio::from(open()?))
-        .stderr(Stdio::from(open()?))
-        .kill_on_drop(true)
-        .spawn()?;
-    let mut keyboard = File::from(master);
-    let (mut screen, begun) = (keyboard.try_clone()?, Instant::now());
+    let mut watching = Watching::start(&program, &uri)?;
+    let [prices, correction] = actors.play().await?;
+    watching.quit().await?;
+    correction.release().await?;
+    prices.release().await?;
+    schedule.resign().await?;
+    drop(invoice);
+    actors.shutdown().await;
+    fs::write(folder.join(CAST), cast(watching.output.try_iter().collect())?)?;
+    Ok(())
+}
+
+/// The clients of the scene.
+struct Actors {
+    billing: LockClient,
+    reports: LockClient,
+    importer: LockClient,
+    deploy: LockClient,
+}
+
+impl Actors {
+    async fn connect(uri: &str) -> Result<Self> {
+        Ok(Self {
+            billing: client(uri, "billing").await?,
+            reports: client(uri, "reports").await?,
+            importer: client(uri, "importer").await?,
+            deploy: client(uri, "deploy").await?,
+        })
+    }
+
+    /// Plays what the picture shows: locks are taken, waited for, handed over and broken. Returns the handles that are
+    /// left.
+    async fn play(&self) -> Result<[LockHandle; 2]> {
+        sleep(PACE).await;
+        let nightly = self
+            .reports
+            .mutex("nightly-report")
+            .acquire()
+            .reason("night of the 3rd")
+            .await?;
+        sleep(PACE).await;
+        let mutex = self.importer.mutex("nightly-report");
+        let waiting = tokio::spawn(async move { mutex.acquire().reason("fresh prices").await });
+        sleep(PACE).await;
+        let mutex = self.reports.mutex("invoice-42");
+        let behind = tokio::spawn(async move { mutex.acquire().reason("correction").await });
+        sleep(PACE).await;
+        nightly.release().await?;
+        let prices = waiting.await??;
+        sleep(PACE).await;
+        self.deploy.break_lock("invoice-42").await?;
+        let correction = behind.await??;
+        sleep(2 * PACE).await;
+        Ok([prices, correction])
+    }
+
+    async fn shutdown(self) {
+        for client in [self.billing, self.reports, self.importer, self.deploy] {
+            client.shutdown().await;
+        }
+    }
+}
+
+/// `watchlock watch` at a terminal of its own.
+struct Watching {
+    child: Child,
+    /// The other end of the terminal.
+    keyboard: File,
+    /// The pieces of output, each with the time since the start.
+    output: mpsc::Receiver<(Duration, Vec<u8>)>,
+}
+
+impl Watching {
+    fn start(program: &Path, uri: &str) -> Result<Self> {
+        let master = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY)?;
+        grantpt(&master)?;
+        unlockpt(&master)?;
+        let path = ptsname(&master, Vec::new())?;
+        let path = path.to_str()?;
+        let open = || {
+            // Never the terminal of this process.
+            let flags = i32::try_from(OpenptFlags::NOCTTY.bits()).unwrap_or(0);
+            File::options().read(true).write(true).custom_flags(flags).open(path)
+        };
+        let size = Winsize {
+            ws_row: ROWS,
+            ws_col: COLUMNS,
+            ws_xpixel: 0,
+            ws_ypixel: 0,
+        };
+        tcsetwinsize(&open()?, size)?;
+        let child = Command::new("setsid")
+            .args(["--ctty", "--wait"])
+            .arg(program)
+            .arg("watch")
+            .env("MONGODB_URI", uri)
+            .env("WATCHLOCK_DATABASE", DATABASE)
+            .env("TERM", "xterm-256color")
+            .env_remove("NO_COLOR")
+            .stdin(Stdio::from(open()?))
+            .stdout(Stdio::from(open()?))
+            .stderr(Stdio::from(open()?))
+            .kill_on_drop(true)
+            .spawn()?;
+        let keyboard = File::from(master);
+        let output = read_along(keyboard.try_clone()?);
+        Ok(Self {
+            child,
+            keyboard,
+            output,
+        })
+    }
+
+    /// Has the program end, as a user does.
+    async fn quit(&mut self) -> Result<()> {
+        self.keyboard.write_all(b"q")?;
+        let status = timeout(PATIENCE, self.child.wait()).await??;
+        if !status.success() {
+            return Err(format!("`watchlock watch` ended with {status}").into());
+        }
+        Ok(())
+    }
+}
+
+/// Reads in a thread what is written to the terminal, each piece with the time since now.
+fn read_along(mut screen: File) -> mpsc::Receiver<(Duration, Vec<u8>)> {
+    let begun = Instant::now();
     let (sender, output) = mpsc::channel();
     thread::spawn(move || {
         let mut part = [0; 4096];
@@ -104,40 +203,7 @@ pub(super) async fn record(folder: &Path) -> Result<()> {
             }
         }
     });
-
-    sleep(PACE).await;
-    let nightly = reports
-        .mutex("nightly-report")
-        .acquire()
-        .reason("night of the 3rd")
-        .await?;
-    sleep(PACE).await;
-    let mutex = importer.mutex("nightly-report");
-    let waiting = tokio::spawn(async move { mutex.acquire().reason("fresh prices").await });
-    sleep(PACE).await;
-    let mutex = reports.mutex("invoice-42");
-    let behind = tokio::spawn(async move { mutex.acquire().reason("correction").await });
-    sleep(PACE).await;
-    nightly.release().await?;
-    let prices = waiting.await??;
-    sleep(PACE).await;
-    deploy.break_lock("invoice-42").await?;
-    let correction = behind.await??;
-    sleep(2 * PACE).await;
-    keyboard.write_all(b"q")?;
-    let status = timeout(PATIENCE, child.wait()).await??;
-    if !status.success() {
-        return Err(format!("`watchlock watch` ended with {status}").into());
-    }
-    correction.release().await?;
-    prices.release().await?;
-    schedule.resign().await?;
-    drop(invoice);
-    for client in [billing, reports, importer, deploy] {
-        client.shutdown().await;
-    }
-    fs::write(folder.join(CAST), cast(output.try_iter().collect())?)?;
-    Ok(())
+    output
 }
 
 async fn client(uri: &str, label: &str) -> Result<LockClient> {
