@@ -8,9 +8,7 @@
 //! call it adrift. Its late answer grants nothing. The answer shows the server's clock, and entries that have come
 //! late, which are then taken out.
 //!
-//! Few operations are on their way at once, as the pool is the user's; `admission` finds out how many. An operation
-//! without a prompt answer moves to a slot of another kind, so that operations that hang don't block the others. Two
-//! more slots are for entries that leave, so that a release gets through even when everything else hangs.
+//! An operation is sent from one of the [`lanes`](super::lanes), and moves to the slow one if its answer is not prompt.
 
 use std::{
     pin::{Pin, pin},
@@ -21,23 +19,13 @@ use std::{
     time::Duration,
 };
 
-use tokio::{
-    sync::{Semaphore, SemaphorePermit},
-    time::{Instant, sleep, sleep_until, timeout},
-};
+use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use super::{
     Session,
-    admission::{Admission, Admitted},
+    lanes::{Lanes, Slot},
 };
 use crate::{config::Config, store::StoreError, waitlist::TimedOut};
-
-/// Maximum number of slow operations beside the prompt ones: those without a prompt answer, or not done in time when
-/// they were last sent. Each can occupy a connection of the pool for as long as the server may try.
-const SLOW_AT_ONCE: usize = 4;
-
-/// Maximum number of operations with leaving entries beside all of these.
-const LEAVES_AT_ONCE: usize = 2;
 
 /// Time within which an answer is prompt, or twice the recent answer time if that is more: an operation that takes
 /// longer hangs.
@@ -73,18 +61,13 @@ const ADRIFT_MOST: usize = 64;
 /// Pause before another check whether an overdue operation may be given up, if it could not be at once.
 const RETRY_GIVING_UP: Duration = Duration::from_millis(250);
 
-/// Age up to which a wait for a slot shows that the client is busy: several answer times.
-const BUSY: Duration = Duration::from_millis(50);
-
 /// Minimum time that the server may take for a claim: the filter is the user's, and may go through many documents.
 const CLAIM: Duration = Duration::from_secs(1);
 
 /// The operations of a session that are on their way, and the recent speed of the server.
 #[derive(Debug)]
 pub(super) struct Asking {
-    prompt: Admission,
-    slow: Semaphore,
-    leaves: Semaphore,
+    lanes: Lanes,
     begun: Instant,
     /// The longest recent answer time, in microseconds.
     slowest: AtomicU64,
@@ -93,28 +76,6 @@ pub(super) struct Asking {
     adrift: AtomicUsize,
     /// When an operation was last given up, in microseconds from the beginning.
     given_up: AtomicU64,
-    /// When an operation last had to wait for a slot, in microseconds from the beginning.
-    waited: AtomicU64,
-}
-
-/// A slot for an operation that is on its way.
-///
-/// Only held.
-pub(super) enum Slot<'a> {
-    /// It must be left to others once the answer is not prompt.
-    Prompt {
-        _admitted: Admitted<'a>,
-    },
-    Other {
-        _permit: SemaphorePermit<'a>,
-    },
-}
-
-impl<'a> Slot<'a> {
-    async fn other(lane: &'a Semaphore) -> Option<Self> {
-        // It is never closed.
-        lane.acquire().await.ok().map(|permit| Self::Other { _permit: permit })
-    }
 }
 
 /// The time that the server may try.
@@ -186,15 +147,12 @@ impl Asking {
     /// Creates it; at most so many prompt operations are ever on their way at once.
     pub(super) fn new(most: usize) -> Arc<Self> {
         Arc::new(Self {
-            prompt: Admission::new(most),
-            slow: Semaphore::new(SLOW_AT_ONCE),
-            leaves: Semaphore::new(LEAVES_AT_ONCE),
+            lanes: Lanes::new(most),
             begun: Instant::now(),
             slowest: AtomicU64::new(0),
             heard: AtomicU64::new(0),
             adrift: AtomicUsize::new(0),
             given_up: AtomicU64::new(0),
-            waited: AtomicU64::new(0),
         })
     }
 
@@ -250,26 +208,7 @@ impl Asking {
 
     /// Waits for a slot.
     pub(super) async fn enter(&self, leaves: bool, timed_out: TimedOut) -> Option<Slot<'_>> {
-        let prompt = timed_out.overdue == 0;
-        if prompt && self.prompt.is_full() {
-            self.waited.fetch_max(self.micros(Instant::now()), Ordering::Relaxed);
-        }
-        let lane = async {
-            if prompt {
-                let admitted = self.prompt.enter().await;
-                admitted.map(|admitted| Slot::Prompt { _admitted: admitted })
-            } else {
-                Slot::other(&self.slow).await
-            }
-        };
-        if !leaves {
-            return lane.await;
-        }
-        tokio::select! {
-            biased;
-            slot = lane => slot,
-            slot = Slot::other(&self.leaves) => slot,
-        }
+        self.lanes.enter(leaves, timed_out).await
     }
 
     /// Waits for the answer to an operation that is sent now. The caller runs the future on once it is given up.
@@ -323,11 +262,11 @@ impl Asking {
     ) -> Result<T, Adrift> {
         let mut overdue_at = sent.at + sent.limit.patience();
         loop {
-            let moves = matches!(slot, Some(Slot::Prompt { .. }));
+            let moves = slot.as_ref().is_some_and(Slot::is_prompt);
             tokio::select! {
                 biased;
                 answer = &mut asking => return Ok(answer),
-                other = Slot::other(&self.slow), if moves => slot = other,
+                other = self.lanes.slow(), if moves => slot = other,
                 () = sleep_until(overdue_at) => {
                     if let Some(adrift) = self.give_up(sent) {
                         return Err(adrift);
@@ -346,13 +285,12 @@ impl Asking {
 
     /// Whether operations have had to wait for others just now.
     pub(super) fn is_busy(&self, now: Instant) -> bool {
-        let waited = self.waited.load(Ordering::Relaxed);
-        waited > 0 && Duration::from_micros(self.micros(now).saturating_sub(waited)) <= BUSY
+        self.lanes.is_busy(now)
     }
 
     /// Whether no prompt operation is on its way, and none is adrift; slow ones don't count.
     pub(super) fn is_quiet(&self) -> bool {
-        self.prompt.is_quiet() && self.adrift.load(Ordering::Relaxed) == 0
+        self.lanes.is_quiet() && self.adrift.load(Ordering::Relaxed) == 0
     }
 
     /// Notes that an operation sent at that time was answered.
@@ -397,7 +335,7 @@ impl Asking {
             return None;
         }
         self.given_up.store(now, Ordering::Relaxed);
-        self.prompt.unanswered();
+        self.lanes.unanswered();
         self.adrift.fetch_add(1, Ordering::Relaxed);
         let asking = self.clone();
         Some(Adrift { asking, sent })
@@ -473,6 +411,6 @@ mod tests {
             assert_eq!(asking.adrift.load(Ordering::Relaxed), adrift);
         }
         // Its slot is another's meanwhile, as that of any operation that hangs.
-        assert!(asking.prompt.is_quiet());
+        assert!(asking.lanes.is_quiet());
     }
 }

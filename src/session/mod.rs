@@ -19,6 +19,7 @@ mod heartbeat;
 pub(crate) mod hold;
 mod holds;
 mod index;
+mod lanes;
 pub(crate) mod line;
 pub(crate) mod locks;
 mod looking;
