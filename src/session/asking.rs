@@ -182,12 +182,10 @@ impl Asking {
         }
     }
 
-    /// Returns the same for a claim.
-    pub(super) fn limit_of_claim(&self, timed_out: TimedOut, config: &Config) -> Limit {
-        let (within, of) = (
-            Self::grown(self.usual().max(CLAIM), timed_out, config),
-            CommandKind::Claim,
-        );
+    /// Returns the same for a claim, of which the last ones took so long.
+    pub(super) fn limit_of_claim(&self, took: Duration, timed_out: TimedOut, config: &Config) -> Limit {
+        let usual = self.usual().max(CLAIM).max(took.saturating_mul(TIMES_THE_SLOWEST));
+        let (within, of) = (Self::grown(usual, timed_out, config), CommandKind::Claim);
         Limit { within, of }
     }
 
@@ -368,11 +366,17 @@ mod tests {
 
         let claim = Sent {
             at: Instant::now(),
-            limit: asking.limit_of_claim(TimedOut::default(), &config),
+            limit: asking.limit_of_claim(Duration::ZERO, TimedOut::default(), &config),
         };
         tokio::time::advance(millis(900)).await;
         asking.answered(claim, &Ok(()));
         assert_eq!(limit(&asking, 0, 0), SHORTEST);
+        // Where such claims took long, the next one gets the time at once.
+        let of_claim = |took| asking.limit_of_claim(took, TimedOut::default(), &config).within;
+        assert_eq!(
+            (of_claim(Duration::ZERO), of_claim(millis(3_000))),
+            (CLAIM, millis(9_000))
+        );
         let operation = Sent {
             at: Instant::now(),
             limit: asking.limit(TimedOut::default(), &config),

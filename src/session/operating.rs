@@ -15,9 +15,6 @@ use crate::{
 /// Maximum time that the server may take for a command of an operator. It is not repeated, so it gets time.
 pub(super) const BREAK: Duration = Duration::from_secs(5);
 
-/// Time after an answer for which the connection is expected to answer again.
-pub(super) const ANSWERS_STILL: Duration = Duration::from_secs(1);
-
 impl Session {
     /// Reads the document of `name`, and the server's clock at that moment.
     pub(crate) async fn inspect(self: &Arc<Self>, name: &str) -> Result<Option<(State, Exchange)>, ServerError> {
@@ -32,7 +29,7 @@ impl Session {
 
     /// Does the same with the state that a majority has: no fail-over undoes it, and it can be a little older.
     pub(crate) async fn observe(self: &Arc<Self>, name: &str) -> Result<Option<(State, Exchange)>, ServerError> {
-        let reading = self.read_short(|store| {
+        let reading = self.read_some(1, |store| {
             let names = [name.to_owned()];
             async move { store.observe(&names).await }
         });
@@ -47,12 +44,9 @@ impl Session {
             evict,
             ..self.operation()
         };
-        // As it is not repeated, it must not meet a dead connection: a reading finds one that works. The driver reuses
-        // its last connection first, so no reading is needed where that one has answered just now.
+        // As it is not repeated, it must not meet a dead connection.
+        self.find_connection().await?;
         let sent = Instant::now();
-        if !self.asking.is_quiet() || !self.asking.was_answered_within(ANSWERS_STILL, sent) {
-            self.read_names(&[name.to_owned()]).await?;
-        }
         let state = self.operate(name, operation, BREAK, None).await?;
         self.asking.note_heard(sent);
         telemetry::broke(name, self.config.metered.label(name).as_ref());

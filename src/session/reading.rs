@@ -1,4 +1,10 @@
 //! Hedged readings of a session: each is repeated beside its own unanswered attempts, and must be answered in time.
+//!
+//! A reading is repeated to get round dead connections. From here, a connection that is dead looks like a server that
+//! takes long, and a server that takes long must not get the same work several times. So a reading of a few documents
+//! is repeated soon, as its repetitions cost next to nothing. One of many documents, or of a whole collection, waits
+//! until a small reading has found a connection that works: the driver uses the last one first. It is repeated once
+//! at most.
 
 use std::{sync::Arc, time::Duration};
 
@@ -8,7 +14,7 @@ use tokio::{
     time::{Instant, sleep_until},
 };
 
-use super::{Session, admission::AT_ONCE_LEAST};
+use super::{Session, admission::AT_ONCE_LEAST, asking::patience};
 use crate::{
     protocol::Exchange,
     store::{Documents, Store, StoreError, to_its_end},
@@ -22,29 +28,52 @@ pub(crate) struct Hedging {
     beside: Duration,
     /// Time within which there must be an answer.
     in_all: Duration,
+    /// Maximum number of attempts at once.
+    at_once: usize,
 }
 
 impl Hedging {
     /// For readings of any length.
     const LONG: Self = Self {
-        beside: Duration::from_secs(2),
+        beside: Duration::from_secs(10),
         in_all: Duration::from_secs(30),
+        at_once: LARGE_READS_AT_ONCE,
     };
 
     /// For the first command of all. Longer than the driver looks for a server, as the driver's error says more.
     pub(crate) const CONNECT: Self = Self {
+        beside: Duration::from_secs(2),
         in_all: Duration::from_secs(120),
-        ..Self::LONG
+        at_once: READS_AT_ONCE,
     };
 
-    /// For a few documents by their names.
-    pub(super) fn short(beside: Duration) -> Self {
+    /// For so many documents by their names, of which one is usually answered within `usual`.
+    fn of(documents: usize, usual: Duration) -> Self {
+        let (beside, at_once) = match documents {
+            0..=FEW => (usual, READS_AT_ONCE),
+            _ => (usual * TIMES_OF_MANY, LARGE_READS_AT_ONCE),
+        };
         Self {
             beside,
             in_all: Duration::from_secs(10),
+            at_once,
         }
     }
 }
+
+/// Maximum number of attempts at once of a reading that costs next to nothing.
+pub(super) const READS_AT_ONCE: usize = 8;
+
+/// The same for one that may keep the server busy: the second is for a connection that died after another was found to
+/// work.
+const LARGE_READS_AT_ONCE: usize = 2;
+
+/// Maximum number of documents that are read as fast as one, or nearly.
+const FEW: usize = 50;
+
+/// Time that the first attempt to read more has for itself, as a multiple of that for one: up to a thousand are read
+/// together.
+const TIMES_OF_MANY: u32 = 8;
 
 /// Reads, and reads again beside unanswered attempts: the first answer counts. The other attempts run on by
 /// themselves.
@@ -64,7 +93,7 @@ where
     let mut pause = hedging.beside;
     let mut attempts = FuturesUnordered::new();
     loop {
-        if attempts.len() < READS_AT_ONCE {
+        if attempts.len() < hedging.at_once {
             attempts.push(to_its_end(runtime, read()));
         }
         let again = (Instant::now() + pause).min(until);
@@ -89,8 +118,8 @@ where
     }
 }
 
-/// Maximum number of attempts of one reading at once.
-pub(super) const READS_AT_ONCE: usize = 8;
+/// Time after an answer for which the connection is expected to answer again.
+pub(super) const ANSWERS_STILL: Duration = Duration::from_secs(1);
 
 impl Session {
     /// Reads the documents of these names, in time.
@@ -99,19 +128,39 @@ impl Session {
             let names = names.to_vec();
             async move { store.read(&names).await }
         };
-        self.read_short(read).await
+        self.read_some(names.len(), read).await
     }
 
-    /// Reads a few documents, in time.
-    pub(crate) async fn read_short<T, F>(self: &Arc<Self>, read: impl Fn(Arc<Store>) -> F) -> Result<T, StoreError>
+    /// Reads so many documents by their names, in time.
+    pub(crate) async fn read_some<T, F>(
+        self: &Arc<Self>,
+        documents: usize,
+        read: impl Fn(Arc<Store>) -> F,
+    ) -> Result<T, StoreError>
     where
         T: Send + 'static,
         F: Future<Output = Result<T, StoreError>> + Send + 'static,
     {
         self.ensure_alive()?;
-        let usual = self.asking.usual();
-        let hedging = Hedging::short(usual + usual / 4);
+        if documents > FEW {
+            self.find_connection().await?;
+        }
+        let hedging = Hedging::of(documents, patience(self.asking.usual()));
         read_beside(self.start(), hedging, || read(self.store.clone())).await
+    }
+
+    /// Has a small reading find a connection that works, for a command that is sent once: the driver reuses its last
+    /// connection first. No reading is needed where that one has answered just now.
+    pub(super) async fn find_connection(self: &Arc<Self>) -> Result<(), StoreError> {
+        if !self.asking.is_quiet() || !self.asking.was_answered_within(ANSWERS_STILL, Instant::now()) {
+            let hedging = Hedging::of(0, patience(self.asking.usual()));
+            let read = || {
+                let store = self.store.clone();
+                async move { store.read(&[]).await }
+            };
+            read_beside(self.start(), hedging, read).await?;
+        }
+        Ok(())
     }
 
     /// Reads a result of any length, in time.
@@ -121,6 +170,64 @@ impl Session {
         F: Future<Output = Result<T, StoreError>> + Send + 'static,
     {
         self.ensure_alive()?;
+        self.find_connection().await?;
         read_beside(self.start(), Hedging::LONG, || read(self.store.clone())).await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        future::pending,
+        sync::atomic::{AtomicUsize, Ordering},
+    };
+
+    use tokio::time::sleep;
+
+    use super::*;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    /// Attempts, each of which takes as much longer as there are others.
+    #[tokio::test(start_paused = true)]
+    async fn a_long_reading_makes_a_slow_server_no_slower() {
+        let attempts = Arc::new(AtomicUsize::new(0));
+        let read = || {
+            let attempts = attempts.clone();
+            async move {
+                let before = attempts.fetch_add(1, Ordering::Relaxed);
+                sleep(20 * SECOND * (before as u32 + 1)).await;
+                Ok(())
+            }
+        };
+        let begun = Instant::now();
+        read_beside(&Handle::current(), Hedging::LONG, read).await.unwrap();
+        assert_eq!((begun.elapsed(), attempts.load(Ordering::Relaxed)), (20 * SECOND, 2));
+        attempts.store(0, Ordering::Relaxed);
+        let many = Hedging::of(1_000, SECOND / 4);
+        let read = || {
+            attempts.fetch_add(1, Ordering::Relaxed);
+            pending::<Result<(), StoreError>>()
+        };
+        assert!(read_beside(&Handle::current(), many, read).await.is_err());
+        assert_eq!(attempts.load(Ordering::Relaxed), LARGE_READS_AT_ONCE);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_short_reading_gets_round_dead_connections() {
+        let attempts = Arc::new(AtomicUsize::new(0));
+        let read = || {
+            let attempts = attempts.clone();
+            async move {
+                match attempts.fetch_add(1, Ordering::Relaxed) {
+                    0..5 => pending().await,
+                    _ => Ok(()),
+                }
+            }
+        };
+        let begun = Instant::now();
+        let few = Hedging::of(FEW, SECOND / 4);
+        read_beside(&Handle::current(), few, read).await.unwrap();
+        assert!(begun.elapsed() < 2 * SECOND, "{:?}", begun.elapsed());
     }
 }

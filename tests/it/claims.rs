@@ -368,6 +368,51 @@ async fn changes_that_free_nothing_cost_few_tries() {
     let _claimed = within(SOON * 5, "the claim", waiting).await.unwrap().unwrap();
 }
 
+/// As where going through all documents takes longer than the server may.
+#[tokio::test(flavor = "multi_thread")]
+async fn looks_that_fail_are_made_ever_more_seldom() {
+    let (cluster, _turn) = faulty().await;
+    let ground = Ground::on(cluster, "claim_looks_fail").by_name();
+    let (scene, admin) = (Scene::on(ground.clone()).await, ground.driver().await);
+    let a = scene.locks_of::<Document>(&scene.a);
+    let (b, sent) = counting(&ground, &scene.b).await;
+    scene.events.insert(doc! { "_id": 1, "n": 1 }).await;
+    let held = a.acquire(1).await.unwrap();
+    let waiting = tokio::spawn(b.claim(doc! { "n": 1 }).into_future());
+    // The holder has one too, once it has held for a while.
+    until_streaming(&ground, &admin, 2).await;
+    sent.until_quiet().await;
+    let data = doc! { "failCommands": ["aggregate"], "errorCode": 50, "appName": &ground.database };
+    let failing = cluster.fail_commands(0, "alwaysOn", data).await.unwrap();
+    let (tried, looked, began) = (
+        sent.tries.load(Ordering::Relaxed),
+        sent.looks.load(Ordering::Relaxed),
+        Instant::now(),
+    );
+    for number in 0.. {
+        scene
+            .events
+            .insert(doc! { "_id": format!("other {number}"), "n": 2 })
+            .await;
+        if began.elapsed() > Duration::from_millis(2_500) {
+            break;
+        }
+    }
+    let (tries, looks) = (
+        sent.tries.load(Ordering::Relaxed) - tried,
+        sent.looks.load(Ordering::Relaxed) - looked,
+    );
+    let lasted = began.elapsed();
+    // After pauses of 50, 100, 200, 400, 800 ms, and then of a second.
+    assert!(
+        looks > 0 && looks as u64 <= 6 + lasted.as_secs() && looks * 2 < tries,
+        "{looks} looks and {tries} tries in {lasted:?}"
+    );
+    failing.off().await.unwrap();
+    held.release().await.unwrap();
+    let _claimed = within(SOON * 5, "the claim", waiting).await.unwrap().unwrap();
+}
+
 /// Whoever waits for the document itself has a stream, too, which the holder's changes are none of the business of.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_holders_own_changes_ask_nothing_of_those_who_wait_for_its_document() {

@@ -10,6 +10,7 @@ mod outlook;
 mod pace;
 pub(crate) mod passed;
 mod shared;
+mod sweeping;
 mod trying;
 mod waiting;
 

@@ -9,6 +9,8 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
+use crate::backoff::Backoff;
+
 /// Minimum pause after a try in vain.
 const LEAST: Duration = Duration::from_millis(1);
 
@@ -23,7 +25,8 @@ const SHARE: u32 = 4;
 /// matches.
 const LOOK_SHARE: u32 = 20;
 
-/// Maximum pause between two looks: a lease that ends sooner than others may be noticed this much late.
+/// Maximum pause between two looks, unless each takes so long that they would keep the server busy for more than a
+/// fifth of the time: a lease that ends sooner than others may be noticed this much late.
 const LOOK_MOST: Duration = Duration::from_secs(1);
 
 #[derive(Debug)]
@@ -32,6 +35,8 @@ pub(super) struct Pace {
     /// The earliest instant of the next try.
     ready_at: Instant,
     look_at: Instant,
+    /// The pauses after looks that failed one after the other.
+    failing: Backoff,
 }
 
 impl Pace {
@@ -40,6 +45,7 @@ impl Pace {
             pause: Duration::ZERO,
             ready_at: now,
             look_at: now,
+            failing: Backoff::default(),
         }
     }
 
@@ -64,9 +70,24 @@ impl Pace {
         self.look_at
     }
 
+    /// Whether the last look failed.
+    pub(super) fn is_failing(&self) -> bool {
+        self.failing.failures() > 0
+    }
+
     pub(super) fn looked(&mut self, began: Instant, now: Instant) {
-        let took = now.saturating_duration_since(began);
-        self.look_at = now + (took * LOOK_SHARE).min(LOOK_MOST);
+        self.failing = Backoff::default();
+        self.look_at = now + Self::rest_after(now.saturating_duration_since(began));
+    }
+
+    /// Notes that a look failed: it may have kept the server as busy as one that was answered.
+    pub(super) fn look_failed(&mut self, began: Instant, now: Instant) {
+        let rest = Self::rest_after(now.saturating_duration_since(began));
+        self.look_at = now + rest.max(self.failing.failed());
+    }
+
+    fn rest_after(took: Duration) -> Duration {
+        (took * LOOK_SHARE).min(LOOK_MOST.max(took * SHARE))
     }
 }
 
@@ -109,7 +130,25 @@ mod tests {
         assert_eq!(pace.ready_at() - now, millis(2_000));
         pace.looked(now, now + millis(5));
         assert_eq!(pace.look_at() - now, millis(105));
+        pace.looked(now, now + millis(200));
+        assert_eq!(pace.look_at() - now, millis(1_200));
         pace.looked(now, now + millis(500));
-        assert_eq!(pace.look_at() - now, millis(1_500));
+        assert_eq!(pace.look_at() - now, millis(2_500));
+    }
+
+    #[test]
+    fn looks_that_fail_are_made_ever_more_seldom() {
+        let now = Instant::now();
+        let mut pace = Pace::new(now);
+        let mut pauses = Vec::new();
+        for _ in 0..6 {
+            pace.look_failed(now, now);
+            pauses.push((pace.look_at() - now).as_millis());
+        }
+        assert_eq!(pauses, [50, 100, 200, 400, 800, 1_000]);
+        pace.look_failed(now, now + millis(30_000));
+        assert_eq!(pace.look_at() - now, millis(150_000));
+        pace.looked(now, now);
+        assert!(!pace.is_failing() && pace.look_at() == now);
     }
 }

@@ -9,7 +9,7 @@ use std::{
 use tokio::{sync::watch, time::Instant};
 
 use super::super::streams::watcher::NextFreed;
-use super::passed::Passed;
+use super::{passed::Passed, sweeping::Sweeping};
 use crate::store::Wanted;
 
 /// Pause between two looks for unclaimable documents by a claim that finds nothing, while there were none.
@@ -18,6 +18,13 @@ const UNCLAIMABLE_LOOK_EVERY: Duration = Duration::from_secs(5);
 /// Maximum number of filters with a known last look; they are forgotten together, which costs a look each.
 const KNOWN_LOOKS_MOST: usize = 64;
 
+/// Time within which the server answers a claim for which an index suits.
+const QUICK: Duration = Duration::from_millis(50);
+
+/// Maximum number of filters that are known to take long; they are forgotten together, and are found out again by
+/// claims that fail.
+const KNOWN_DURATIONS_MOST: usize = 64;
+
 /// The shared state of a session's claims.
 #[derive(Debug, Default)]
 pub(in crate::session) struct Claims {
@@ -25,8 +32,11 @@ pub(in crate::session) struct Claims {
     turns: Mutex<HashMap<Vec<u8>, Weak<tokio::sync::Mutex<()>>>>,
     /// By filter and order: the last look for unclaimable documents, and whether it found any.
     looks: Mutex<HashMap<Vec<u8>, (Instant, bool)>>,
+    /// By filter and order: how long the server takes for a claim, where that is long.
+    durations: Mutex<HashMap<Vec<u8>, Duration>>,
     passed: Mutex<Passed>,
     pub(super) freed: watch::Sender<Freed>,
+    pub(super) sweeping: Sweeping,
 }
 
 /// The news of documents that become free.
@@ -76,7 +86,53 @@ impl Claims {
         looks.insert(key.to_vec(), (Instant::now(), found));
     }
 
+    /// Returns how long the server recently took for such a claim; zero, where it was quick.
+    pub(super) fn duration(&self, key: &[u8]) -> Duration {
+        let durations = self.durations.lock().unwrap_or_else(PoisonError::into_inner);
+        durations.get(key).copied().unwrap_or_default()
+    }
+
+    /// Notes how long the server took for such a claim. One quick claim after slow ones may have found what it wanted
+    /// early, so it halves the time only.
+    pub(super) fn note_duration(&self, key: &[u8], took: Duration) {
+        let mut durations = self.durations.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = durations.get(key).copied().unwrap_or_default();
+        let noted = took.max(known / 2);
+        if noted < QUICK {
+            durations.remove(key);
+            return;
+        }
+        if durations.len() >= KNOWN_DURATIONS_MOST && !durations.contains_key(key) {
+            durations.clear();
+        }
+        durations.insert(key.to_vec(), noted);
+    }
+
     pub(super) fn passed(&self) -> MutexGuard<'_, Passed> {
         self.passed.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn slow_filters_are_known_until_they_are_quick_again() {
+        let (claims, millis) = (Claims::default(), Duration::from_millis);
+        let durations = [3_000, 10, 10, 1_000, 1].map(|took| {
+            claims.note_duration(b"slow", millis(took));
+            claims.duration(b"slow").as_millis()
+        });
+        assert_eq!(durations, [3_000, 1_500, 750, 1_000, 500]);
+        for _ in 0..4 {
+            claims.note_duration(b"slow", Duration::ZERO);
+        }
+        assert_eq!(claims.duration(b"slow"), Duration::ZERO);
+        for filter in 0..1_000_u32 {
+            claims.note_duration(&filter.to_le_bytes(), millis(100));
+        }
+        let known = claims.durations.lock().unwrap().len();
+        assert!((1..=KNOWN_DURATIONS_MOST).contains(&known), "{known}");
     }
 }

@@ -5,7 +5,7 @@ use std::{pin::pin, sync::Arc, time::Duration};
 use mongodb::bson::{Bson, Document};
 use tokio::{
     sync::oneshot,
-    time::{Instant, sleep, timeout},
+    time::{Instant, timeout},
 };
 
 use super::super::{
@@ -24,11 +24,11 @@ use crate::{
     store::{Among, Claimed, DocumentStore, StoreError, Wanted},
     telemetry,
     terms::Terms,
-    waitlist::{Grant, How, SWEEPS, TimedOut, deadline::Deadline, timing},
+    waitlist::{Grant, How, TimedOut, deadline::Deadline, timing},
 };
 
 /// The kind and capacity of a claimed document's lock.
-const USED: (Kind, i64) = (Kind::Document, 1);
+pub(super) const USED: (Kind, i64) = (Kind::Document, 1);
 
 /// The outcome of a claim that was answered.
 #[derive(Debug)]
@@ -84,10 +84,21 @@ async fn claim_next(
     }
 }
 
+/// One try of a claim.
+struct Asked {
+    wanted: Arc<Wanted>,
+    key: Arc<[u8]>,
+    owner: Owner,
+    how: How,
+    timed_out: TimedOut,
+}
+
 /// A claim, and the outcome of its tries so far.
 pub(super) struct Tries<'a> {
     session: &'a DocumentSession,
     pub(super) wanted: Arc<Wanted>,
+    /// What is wanted, as a key.
+    key: Arc<[u8]>,
     owner: Owner,
     timed_out: TimedOut,
     /// Whether a document was passed over.
@@ -97,12 +108,18 @@ pub(super) struct Tries<'a> {
 }
 
 impl<'a> Tries<'a> {
-    pub(super) fn new(session: &'a DocumentSession, claiming: Claiming, failing: &'a mut Option<ServerError>) -> Self {
+    pub(super) fn new(
+        session: &'a DocumentSession,
+        claiming: Claiming,
+        key: &[u8],
+        failing: &'a mut Option<ServerError>,
+    ) -> Self {
         // Until the first answer comes.
         *failing = Some(StoreError::unanswered(Duration::ZERO).into());
         Self {
             session,
             wanted: Arc::new(claiming.wanted),
+            key: key.into(),
             owner: claiming.owner,
             timed_out: TimedOut::default(),
             have_passed: claiming.has_passed,
@@ -129,8 +146,14 @@ impl<'a> Tries<'a> {
     /// Claims by a task of its own, which gives back what nobody waits for any more.
     async fn round(&mut self, how: How) -> Result<Round, StoreError> {
         let (to, mut answer) = oneshot::channel();
-        let (wanted, owner) = (self.wanted.clone(), self.owner.clone());
-        let claiming = self.session.clone().run_claim(wanted, owner, how, self.timed_out, to);
+        let asked = Asked {
+            wanted: self.wanted.clone(),
+            key: self.key.clone(),
+            owner: self.owner.clone(),
+            how,
+            timed_out: self.timed_out,
+        };
+        let claiming = self.session.clone().run_claim(asked, to);
         let task = self.session.spawn_for(claiming);
         let claimed = match timeout(UNANSWERED, &mut answer).await {
             Ok(claimed) => claimed,
@@ -177,15 +200,17 @@ fn grant_of(holder: &Holder, exchange: &Exchange, how: How, context: &Context<'_
 
 impl DocumentSession {
     /// Claims once, and sends the result. Without an answer in time, the command runs on by itself.
-    async fn run_claim(
-        self,
-        wanted: Arc<Wanted>,
-        owner: Owner,
-        how: How,
-        timed_out: TimedOut,
-        to: oneshot::Sender<Result<Round, StoreError>>,
-    ) {
-        let limit = self.asking.limit_of_claim(timed_out, &self.config);
+    async fn run_claim(self, asked: Asked, to: oneshot::Sender<Result<Round, StoreError>>) {
+        let Asked {
+            wanted,
+            key,
+            owner,
+            how,
+            timed_out,
+        } = asked;
+        let limit = self
+            .asking
+            .limit_of_claim(self.claims.duration(&key), timed_out, &self.config);
         let slot = self.asking.enter(false, timed_out).await;
         let id = self.ids.claim();
         if self.closing.is_cancelled() {
@@ -196,16 +221,21 @@ impl DocumentSession {
         }
         let operation = self.operation_of_claim(id.clone(), owner);
         let (documents, passed) = (self.documents().clone(), self.claims.passed().ids(Instant::now()));
+        let sent = Instant::now();
         let mut claiming = pin!(claim_next(&documents, &wanted, &passed, &operation, limit.within));
         let (answer, adrift) = match self.asking.answer(claiming.as_mut(), slot, limit).await {
             Ok(answer) => (answer, None),
             Err(adrift) => (Err(StoreError::unanswered(limit.patience())), Some(adrift)),
         };
         let answer = match answer {
-            Ok(next) => Ok(self.outcome(&id, next, &wanted, how)),
+            Ok(next) => {
+                self.claims.note_duration(&key, sent.elapsed());
+                Ok(self.outcome(&id, next, &wanted, how))
+            }
             Err(error) => {
-                if !error.is_final() {
-                    self.spawn(self.clone().take_out(wanted.clone(), id.clone()));
+                // Where no server was found, nothing was sent.
+                if !(error.is_final() || error.found_no_server()) {
+                    self.sweep(wanted.clone(), id.clone());
                 }
                 Err(error)
             }
@@ -333,23 +363,6 @@ impl DocumentSession {
         let document = document.get("_id").cloned().unwrap_or(Bson::Null);
         self.note_passed(document, Arc::new(error.clone()), false);
         Round::PassedOver(error)
-    }
-
-    /// Looks for the entry of a claim with an unknown outcome, which may be applied now or later, and takes it out
-    /// again.
-    async fn take_out(self, wanted: Arc<Wanted>, id: String) {
-        for pause in SWEEPS {
-            sleep(pause).await;
-            let reading = self.read_long(|_| {
-                let (documents, wanted, id) = (self.documents().clone(), wanted.clone(), id.clone());
-                async move { documents.held_by(&wanted, &id).await }
-            });
-            for name in reading.await.unwrap_or_default() {
-                self.feed(&name, |lines, context, _| {
-                    lines.line(&name).take_out(id.clone(), USED, context);
-                });
-            }
-        }
     }
 }
 

@@ -31,7 +31,7 @@ impl DocumentSession {
     ) -> Result<Option<ClaimedDocument>, AcquireError> {
         let key = shared::key(&claiming.wanted);
         let waits = claiming.patience == Patience::Wait;
-        let mut tries = Tries::new(self, claiming, failing);
+        let mut tries = Tries::new(self, claiming, &key, failing);
         if !waits {
             return self.claim_at_once(&mut tries, &key).await;
         }
@@ -124,7 +124,9 @@ impl DocumentSession {
     /// polling. Fails if no matching document can ever be claimed.
     async fn next_try(&self, tries: &mut Tries<'_>, wait: &mut Wait, key: &[u8]) -> Result<Instant, AcquireError> {
         let now = Instant::now();
-        let polled = now + timing::poll_interval(&self.config, 0, wait.since.elapsed());
+        let interval = timing::poll_interval(&self.config, 0, wait.since.elapsed());
+        // Tries that take long are made seldom here too.
+        let polled = (now + interval).max(wait.pace.ready_at());
         if let Some(free_at) = wait.free_at
             && wait.is_reported
             && wait.how == How::Event
@@ -133,21 +135,25 @@ impl DocumentSession {
             // After an event, a look from a moment ago will do.
             return Ok(free_at.min(wait.pace.look_at()));
         }
-        if !(wait.is_reported || tries.have_passed || self.claims.look_is_due(key)) {
+        let is_resting = wait.pace.is_failing() && now < wait.pace.look_at();
+        if is_resting || !(wait.is_reported || tries.have_passed || self.claims.look_is_due(key)) {
             return Ok(polled);
         }
+        let began = now;
         match self.look(&tries.wanted, key).await {
             Ok(outlook) => {
-                wait.pace.looked(now, Instant::now());
+                wait.pace.looked(began, Instant::now());
                 self.some_are_claimable(Some(&outlook), tries.have_passed).await?;
                 let free_at = self.free_at(&outlook);
                 wait.free_at = Some(free_at);
                 Ok(if wait.is_reported { free_at } else { polled })
             }
             Err(error) => {
+                let now = Instant::now();
+                wait.pace.look_failed(began, now);
                 wait.free_at = None;
                 *tries.failing = Some(error.into());
-                Ok(polled)
+                Ok(now + interval)
             }
         }
     }

@@ -308,7 +308,7 @@ impl Follower {
     }
 
     async fn read_names(&mut self, names: Vec<String>) -> Result<(), StoreError> {
-        let observing = self.session.read_short(|store| {
+        let observing = self.session.read_some(names.len(), |store| {
             let names = names.clone();
             async move { store.observe(&names).await }
         });
