@@ -32,7 +32,7 @@ use crate::{
     fault::CLOCK_OFF,
     history::{Grant, History, Operation},
     journal::Note,
-    oplog::{Entry, Version},
+    oplog::{Entry, State, Version},
 };
 
 use entries::Entries;
@@ -248,13 +248,15 @@ impl<'a> Case<'a> {
 }
 
 /// Whether a version is an old one that another program saved: its count falls back, and a hand was there to save it.
+/// Where the collection was dropped since it was read, the new document's count may be the lower one; its token is not.
 fn is_saved(history: &History, earlier: Option<&Version>, version: &Version) -> bool {
     let Some(state) = &version.state else {
         return false;
     };
     let counts_on = earlier.is_some_and(|earlier| {
         let before = earlier.state.as_ref();
-        earlier.epoch == version.epoch && before.is_some_and(|before| state.version > before.version)
+        let follows = |before: &State| state.version > before.version && state.token >= before.token;
+        earlier.epoch == version.epoch && before.is_some_and(follows)
     });
     let at = history.moment(version.at);
     let mut saves = saves(history, &version.name);

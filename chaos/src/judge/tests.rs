@@ -541,6 +541,21 @@ fn a_save_of_an_old_document_takes_the_lock_away_and_no_more() {
     assert_eq!(breaches, [Promise::Exclusion, Promise::Tokens, Promise::Linearizable]);
 }
 
+/// After a drop the count begins anew, so that of the saved document can be the higher one.
+#[test]
+fn a_save_of_a_document_from_before_a_drop_is_a_save_too() {
+    let mut told = saved_over("old document saved", 530, 5_000);
+    told.suffers("collection dropped", &["lock"], Reach::Everything, 22, 26);
+    for version in &mut told.versions {
+        version.epoch = usize::from(version.at > 26);
+        let state = version.state.as_mut().unwrap();
+        if version.at == 31 {
+            state.version = 1;
+        }
+    }
+    assert_eq!(told.breaches(), []);
+}
+
 #[test]
 fn a_token_is_issued_again_after_a_save() {
     let breaches = saved_over("old document saved", 530, 102).breaches();
