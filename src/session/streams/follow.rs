@@ -6,6 +6,7 @@
 use std::{
     collections::{HashMap, HashSet, VecDeque},
     task::{self, Poll},
+    time::Duration,
 };
 
 use tokio::{
@@ -15,13 +16,16 @@ use tokio::{
 
 use super::{
     super::{observed::ObservedSession, process::Process},
+    ends::LeaseEnds,
     subscription::{News, Subscription},
 };
 use crate::{
+    backoff::{Backoff, LONGEST_PAUSE},
     error::ServerError,
     protocol::{Exchange, State},
     store::{Listed, NamedSighting, ResumeAt, Selection, Sighting, StoreError, Unreadable, View},
     telemetry::{self, StreamOf},
+    waitlist::clock::ServerClock,
 };
 
 /// Maximum number of states that an observer may lag behind before the follower waits for it.
@@ -39,7 +43,7 @@ const UNREADABLE_REPORTED_MOST: usize = 256;
 const FREE_DOCUMENTS_REMEMBERED: usize = 1_000;
 
 /// Multiple of the time for which a collection of the user's own was read to wait before the next time, where no stream
-/// reports changes: a large one is not read without end.
+/// reports changes, or for which the server read any in vain: a large one is not read without end.
 const READING_REST: u32 = 10;
 
 /// The report of a follower.
@@ -86,6 +90,7 @@ pub(crate) fn follow(session: impl Into<ObservedSession>, scope: Scope) -> Obser
     if session.ensure_alive().is_err() {
         return observations;
     }
+    let config = session.config.clone();
     let follower = Follower {
         session,
         scope,
@@ -93,7 +98,8 @@ pub(crate) fn follow(session: impl Into<ObservedSession>, scope: Scope) -> Obser
         last: HashMap::new(),
         free: VecDeque::new(),
         unreadable: HashSet::new(),
-        paused: HashMap::new(),
+        ends: LeaseEnds::default(),
+        failing: Backoff::between(config.poll_interval.1, LONGEST_PAUSE.max(config.poll_interval.1)),
         unclear: HashSet::new(),
         some_at: Instant::now(),
         read_at: Some(Instant::now()),
@@ -144,9 +150,9 @@ struct Follower {
     free: VecDeque<String>,
     /// The unreadable documents that were reported.
     unreadable: HashSet<Unreadable>,
-    /// Names whose documents had not changed when they were read after a lease in them was over, and until when that
-    /// lease causes no further reading.
-    paused: HashMap<String, Instant>,
+    ends: LeaseEnds,
+    /// The pauses after readings that failed one after the other.
+    failing: Backoff,
     /// Names whose state the stream could not report.
     unclear: HashSet<String>,
     /// When some names can be read again.
@@ -177,6 +183,7 @@ impl Follower {
         loop {
             let read_at = self.read_at;
             let some_at = self.some_due_at();
+            let mut began = Instant::now();
             let result = tokio::select! {
                 news = next(&mut subscription) => match news {
                     News::Opened => {
@@ -208,22 +215,33 @@ impl Follower {
                     Ok(())
                 }
                 () = until(read_at) => {
-                    let began = Instant::now();
+                    began = Instant::now();
                     self.read_all().await.inspect(|()| {
                         let rest = if self.session.is_in_place() { READING_REST } else { 0 };
+                        self.failing = self.failing.after(0);
                         let pause = self.session.config.poll_interval.1.max(began.elapsed() * rest);
                         self.read_at = (!is_open).then(|| Instant::now() + pause);
                     })
                 }
-                () = until(some_at) => self.read_some().await,
+                () = until(some_at) => {
+                    began = Instant::now();
+                    self.read_some().await
+                }
             };
             match result {
                 Err(error) if error.is_final() => return Err(error),
-                // Whichever reading it was, the next one is due then: where no stream reports changes, anyway.
-                Err(_) => self.read_at = Some(Instant::now() + self.session.config.poll_interval.1),
+                // Whichever reading it was, everything is read next.
+                Err(error) => self.read_at = Some(Instant::now() + self.rest_after(&error, began.elapsed())),
                 Ok(()) => {}
             }
         }
+    }
+
+    /// Returns the pause after a reading that failed. A server that gave up after so long was as busy as with one that
+    /// it answered, and one that says nothing may be.
+    fn rest_after(&mut self, error: &StoreError, took: Duration) -> Duration {
+        let share = if error.ran_out_of_time() { READING_REST } else { 1 };
+        self.failing.failed().max(took * share)
     }
 
     fn subscribe(&self) -> Subscription<NamedSighting> {
@@ -335,9 +353,10 @@ impl Follower {
 
     /// Returns when some names are to be read: because the stream could not report their state, or because a holder's
     /// lease is over, which no event reports. No sooner than the shortest poll interval after the last time.
-    fn some_due_at(&self) -> Option<Instant> {
+    fn some_due_at(&mut self) -> Option<Instant> {
         let due_at = if self.unclear.is_empty() {
-            self.expiry()?
+            let clock = self.clock();
+            self.ends.next(&clock, Instant::now())?
         } else {
             self.some_at
         };
@@ -346,16 +365,27 @@ impl Follower {
 
     async fn read_some(&mut self) -> Result<(), StoreError> {
         let (least, most) = self.session.config.poll_interval;
+        // There are never more of these than are read together.
         let mut names = std::mem::take(&mut self.unclear);
-        names.extend(self.due());
-        let names: Vec<String> = names.into_iter().take(READ_TOGETHER).collect();
-        let looked = self.read_names(names).await;
-        let now = Instant::now();
+        let room = READ_TOGETHER.saturating_sub(names.len());
+        let over = self.ends.over(&self.clock(), Instant::now(), room);
+        names.extend(over.iter().cloned());
+        if names.is_empty() {
+            // A name's rest was over, and its lease is not.
+            return Ok(());
+        }
+        let looked = self.read_names(names.into_iter().collect()).await;
+        let (now, clock) = (Instant::now(), self.clock());
         self.some_at = now + least;
-        self.paused.retain(|_, until| *until > now);
-        let still_due = self.due();
-        self.paused.extend(still_due.into_iter().map(|name| (name, now + most)));
+        for name in over {
+            self.ends.rest(name, now + most, &clock, now);
+        }
         looked
+    }
+
+    /// Returns the server's clock as the session knows it: reckoning with it must not hold up the session's locks.
+    fn clock(&self) -> ServerClock {
+        self.session.table().clock
     }
 
     /// Reports a state, unless it is older than the last one reported, or the same for an observer.
@@ -379,6 +409,8 @@ impl Follower {
         if all && is_free && self.session.is_in_place() {
             self.free.push_back(name.clone());
         }
+        let holders = state.iter().flat_map(|state| &state.holders);
+        self.ends.note(&name, holders.map(|holder| holder.until).min());
         let seen = Observation::State(name.clone(), state.clone());
         if state.is_none() && all {
             self.last.remove(&name);
@@ -411,38 +443,11 @@ impl Follower {
     }
 
     fn without_expired(&self, mut state: State) -> State {
-        let now = Instant::now();
-        let table = self.session.table();
+        let (now, clock) = (Instant::now(), self.clock());
         state
             .holders
-            .retain(|holder| table.clock.after(holder.until).is_none_or(|over| over > now));
+            .retain(|holder| clock.after(holder.until).is_none_or(|over| over > now));
         state
-    }
-
-    /// Returns when the next lease of a holder is over. A name whose document said the same after a reading is not
-    /// read again before the longest poll interval is over.
-    fn expiry(&self) -> Option<Instant> {
-        let table = self.session.table();
-        let over = self.last.iter().filter_map(|(name, state)| {
-            let holders = &state.as_ref()?.holders;
-            let until = holders.iter().map(|holder| holder.until).min()?;
-            let over = table.clock.after(until)?;
-            Some(self.paused.get(name).map_or(over, |paused| over.max(*paused)))
-        });
-        over.min()
-    }
-
-    /// Returns the names with a holder whose lease is over.
-    fn due(&self) -> Vec<String> {
-        let now = Instant::now();
-        let table = self.session.table();
-        let over = |until| table.clock.after(until).is_some_and(|over| over <= now);
-        let states = self.last.iter().filter(|(name, state)| {
-            let mut holders = state.iter().flat_map(|state| &state.holders);
-            let paused = self.paused.get(*name).is_some_and(|until| *until > now);
-            !paused && holders.any(|holder| over(holder.until))
-        });
-        states.map(|(name, _)| name.clone()).collect()
     }
 }
 

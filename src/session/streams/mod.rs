@@ -2,6 +2,7 @@
 //! observers.
 
 pub(crate) mod budget;
+mod ends;
 pub(crate) mod follow;
 mod opening;
 mod subscription;
