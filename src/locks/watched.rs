@@ -121,8 +121,8 @@ impl Watch<'_> {
                     };
                     return Ok(());
                 }
-                // Not a lock's document: a request for the lock reports it.
-                Some(Ok(Observation::Unreadable(_))) => {}
+                // Not a lock's document. Nobody else may read it, and it is told once.
+                Some(Ok(Observation::Unreadable(_))) => drop(self.places.newest().await?),
                 Some(Err(error)) => return Err(error.into()),
                 None => return Err(AcquireError::Closed),
             }

@@ -28,6 +28,8 @@ pub(crate) struct InPlace {
     /// The array, if the locks are those of its elements: then the path is that of the map from their codes to their
     /// locks.
     array: Option<String>,
+    /// The path of the lock of the whole document, beside which the locks of elements are.
+    whole: Option<String>,
     all: Paths,
 }
 
@@ -35,26 +37,27 @@ impl InPlace {
     /// Registers the path with the client. If a lock there would lie within another lock, or contain it, returns the
     /// path of that other lock as the error.
     pub(crate) fn new(namespace: Option<Namespace>, path: &str, all: &Paths) -> Result<Arc<Self>, String> {
-        Self::register(namespace, path, None, all)
+        Self::register(namespace, path, None, None, all)
     }
 
-    /// Does the same for the locks of an array's elements.
+    /// Does the same for the locks of an array's elements, beside the lock of the whole document under its path.
     pub(crate) fn of_elements(
         namespace: Option<Namespace>,
         path: &str,
-        array: &str,
+        (array, whole): (&str, &str),
         all: &Paths,
     ) -> Result<Arc<Self>, String> {
         if let Some(other) = all.paths().keys().find(|other| overlap(other, array)) {
             return Err(other.clone());
         }
-        Self::register(namespace, path, Some(array), all)
+        Self::register(namespace, path, Some(array), Some(whole), all)
     }
 
     fn register(
         namespace: Option<Namespace>,
         path: &str,
         array: Option<&str>,
+        whole: Option<&str>,
         all: &Paths,
     ) -> Result<Arc<Self>, String> {
         let mut paths = all.paths();
@@ -72,6 +75,7 @@ impl InPlace {
             namespace,
             path: path.to_owned(),
             array,
+            whole: whole.map(str::to_owned),
             all: all.clone(),
         }))
     }
@@ -85,14 +89,15 @@ impl InPlace {
         self.array.as_deref()
     }
 
-    /// Returns this path first, then those of the other locks in the same documents: those of elements too, as other
-    /// clients may lock these.
+    /// Returns the paths of all locks in the same documents: those that this client has, and those of the whole
+    /// document and of all its elements, as other clients may lock these.
     pub(crate) fn paths(&self) -> Vec<String> {
-        let elements = self.elements();
+        let whole = self.whole.as_ref().unwrap_or(&self.path);
+        let elements = elements_beside(whole);
         let others = self.all.paths();
-        let is_other = |path: &String| *path != self.path && !elements.iter().any(|elements| overlap(path, elements));
+        let is_other = |path: &String| path != whole && !overlap(path, &elements);
         let others: Vec<String> = others.keys().filter(|path| is_other(path)).cloned().collect();
-        [self.path.clone()].into_iter().chain(elements).chain(others).collect()
+        [whole.clone(), elements].into_iter().chain(others).collect()
     }
 
     /// Returns the path under which the locks of arrays' elements are, beside a lock of the whole document.
@@ -147,11 +152,21 @@ mod tests {
             assert_eq!(InPlace::new(None, within, &all).unwrap_err(), "p.x");
         }
         assert_eq!(one.paths(), ["p.x", "p.x_elements", "p.xy"]);
-        let elements = InPlace::of_elements(None, "p.x_elements.lines", "lines", &all).unwrap();
+        let elements = InPlace::of_elements(None, "p.x_elements.lines", ("lines", "p.x"), &all).unwrap();
         assert_eq!(one.paths(), ["p.x", "p.x_elements", "p.xy"]);
-        assert_eq!(elements.paths(), ["p.x_elements.lines", "p.x", "p.xy"]);
+        assert_eq!(elements.paths(), ["p.x", "p.x_elements", "p.xy"]);
         // The lock of a document is none of an element, nor of another array.
         InPlace::new(None, "p.x_elements.lines", &all).unwrap_err();
-        InPlace::of_elements(None, "p.x_elements.lines", "others", &all).unwrap_err();
+        InPlace::of_elements(None, "p.x_elements.lines", ("others", "p.x"), &all).unwrap_err();
+    }
+
+    #[test]
+    fn the_locks_of_elements_and_that_of_the_whole_document_know_of_each_other() {
+        let elements = InPlace::of_elements(None, "w_elements.lines", ("lines", "w"), &Paths::default()).unwrap();
+        assert_eq!(elements.paths(), ["w", "w_elements"]);
+        let all = Paths::default();
+        let whole = InPlace::new(None, "w", &all).unwrap();
+        InPlace::new(None, "other", &all).unwrap();
+        assert_eq!(whole.paths(), ["w", "w_elements", "other"]);
     }
 }

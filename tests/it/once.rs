@@ -44,6 +44,11 @@ async fn of_many_that_start_a_job_one_does_it_and_the_others_learn_by_whom() {
         assert_eq!(contention.holders[0].token, job.token());
         let token = job.token();
         assert_eq!(job.done().await.unwrap(), Released::Kept);
+        // Tasks that ask at the same moment learn it too.
+        let turns = join_all([&a, &a, &a, &b].map(async |locks| begin(locks).begin().await)).await;
+        for turn in turns {
+            assert!(matches!(turn, Ok(Turn::RanAlready(_))), "{turn:?}");
+        }
         for locks in [&a, &b] {
             let ran = match begin(locks).run(|_| async { Err::<(), _>("it is not begun") }).await {
                 Ok(OnceOutcome::RanAlready(ran)) => ran,

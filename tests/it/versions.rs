@@ -50,6 +50,7 @@ async fn a_document_of_a_later_protocol_is_refused_by_both_numbers_and_left_alon
     refused(locks.mutex("x").acquire().await);
     refused(locks.semaphore("x", 3).acquire().await);
     refused(locks.rw_lock("x").write().await);
+    refused(within(PATIENCE, "the latch", locks.latch("x", 1).wait()).await);
     no_use(locks.inspect("x").await);
     no_use(locks.break_lock("x").await);
     assert_eq!(documents.find_one(doc! { "_id": "x" }).await.unwrap(), Some(document));

@@ -336,7 +336,12 @@ impl<E> ElementLocks<E> {
                 return Err(overlaps(own));
             }
         }
-        let place = InPlace::of_elements(self.locks.namespace(), &path, &self.array, &self.locks.paths());
+        let place = InPlace::of_elements(
+            self.locks.namespace(),
+            &path,
+            (&self.array, &self.locks.path),
+            &self.locks.paths(),
+        );
         let place = place.map_err(|other| match overlap(&self.array, &other) {
             true => overlaps(&other),
             false => InvalidInput::new(format!(

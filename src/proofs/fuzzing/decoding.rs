@@ -39,7 +39,7 @@ pub(crate) fn read_event(event: &Document) {
 
 /// Checks that an event, read as one of the locks of elements, concerns only locks in its own document.
 pub(crate) fn read_event_of_elements(event: &Document) {
-    let Ok(place) = InPlace::of_elements(None, "locks.lines", "lines", &Paths::default()) else {
+    let Ok(place) = InPlace::of_elements(None, "locks.lines", ("lines", "lock"), &Paths::default()) else {
         return;
     };
     let family = Family::of(&place);

@@ -8,7 +8,7 @@ use super::super::{Session, documents::DocumentSession};
 use super::passed::{Why, shown};
 use crate::{
     error::AcquireError,
-    store::{Outlook, StoreError, Wanted},
+    store::{Outlook, StoreError, Wanted, name},
     waitlist::timing::CLOCK_RESOLUTION,
 };
 
@@ -30,8 +30,7 @@ impl DocumentSession {
         let Some((outlook, id)) = outlook.and_then(|outlook| Some((outlook, outlook.unfit.as_ref()?))) else {
             return Ok(());
         };
-        let name = shown(id);
-        let known = self.claims.passed().why(&name, Instant::now());
+        let known = self.claims.passed().why(&name::of_id(id), Instant::now());
         let news = known.is_none();
         let why = match known {
             Some(why) => why,
@@ -54,6 +53,7 @@ impl DocumentSession {
         if outlook.others || !(asked || news) {
             return Ok(());
         }
+        let name = shown(id);
         Err(AcquireError::Unclaimable { name, source: why })
     }
 }

@@ -31,6 +31,7 @@ pub(crate) type Why = Arc<dyn StdError + Send + Sync>;
 
 #[derive(Debug, Default)]
 pub(in crate::session) struct Passed {
+    /// By their whole names: of long ones, many have the same beginning.
     by_name: HashMap<String, PassedOver>,
 }
 
@@ -116,13 +117,13 @@ impl Session {
     }
 
     pub(super) fn note_passed(&self, id: Bson, why: Why, unselected: bool) {
-        let name = shown(&id);
+        let shown = shown(&id);
         let noted = self
             .claims
             .passed()
-            .note(name.clone(), id, why.clone(), unselected, Instant::now());
+            .note(name::of_id(&id), id, why.clone(), unselected, Instant::now());
         if noted {
-            telemetry::passed_over(&name, &why);
+            telemetry::passed_over(&shown, &why);
         }
     }
 }

@@ -13,15 +13,12 @@ use super::super::{
     hold::Hold,
     line::{Context, UNANSWERED},
 };
-use super::{
-    ClaimedDocument, Claiming,
-    passed::{PASSED_AT_ONCE, shown},
-};
+use super::{ClaimedDocument, Claiming, passed::PASSED_AT_ONCE};
 use crate::{
     config::millis,
     error::ServerError,
     protocol::{Exchange, Holder, Kind, Operation, Owner, Request, Requests},
-    store::{Among, Claimed, DocumentStore, StoreError, Wanted},
+    store::{Among, Claimed, DocumentStore, StoreError, Wanted, name},
     telemetry,
     terms::Terms,
     waitlist::{Grant, How, TimedOut, deadline::Deadline, timing},
@@ -67,21 +64,41 @@ async fn claim_next(
         Err(error) if error.may_concern_document() => error,
         claimed => return Ok(Next::of(claimed?)),
     };
-    // The refusal does not name the document. A filter that is refused is refused here as well.
-    let Ok(candidate) = documents.candidate(wanted, among).await else {
-        return Err(refused);
-    };
-    let Some(candidate) = candidate else {
-        return Ok(Next::NothingFree);
-    };
-    // It may be another document by now: only one that is refused by itself is passed over.
-    match documents
-        .claim(wanted, Among::Only(&candidate), operation, within)
-        .await
-    {
-        Err(error) if error.may_concern_document() => Ok(Next::Refused(candidate, error)),
-        claimed => Ok(Next::of(claimed?)),
+    claim_one_by_one(documents, wanted, among, operation, within, refused).await
+}
+
+/// Claims the document that would be next, by its `_id`: a refusal does not name the document. It may be another's by
+/// then, of those who want the same: so the next one is tried, for as long as the server may take for a claim.
+///
+/// A router of an older version refuses claims without the shard key, so there this is the way of every claim.
+async fn claim_one_by_one(
+    documents: &DocumentStore,
+    wanted: &Wanted,
+    among: Among<'_>,
+    operation: &Operation,
+    within: Duration,
+    refused: StoreError,
+) -> Result<Next, StoreError> {
+    let begun = Instant::now();
+    while begun.elapsed() < within {
+        // A filter that is refused is refused here as well.
+        let Ok(candidate) = documents.candidate(wanted, among).await else {
+            return Err(refused);
+        };
+        let Some(candidate) = candidate else {
+            return Ok(Next::NothingFree);
+        };
+        let only = Among::Only(&candidate);
+        match documents.claim(wanted, only, operation, within).await {
+            // Only one that is refused by itself is passed over.
+            Err(error) if error.may_concern_document() => return Ok(Next::Refused(candidate, error)),
+            Err(error) => return Err(error),
+            Ok(Some(claimed)) => return Ok(Next::of(Some(claimed))),
+            Ok(None) => {}
+        }
     }
+    // As if the server had taken too long: the claim is tried again.
+    Err(StoreError::overdue())
 }
 
 /// One try of a claim.
@@ -345,7 +362,7 @@ impl DocumentSession {
         }
         self.claims
             .passed()
-            .forget(&shown(document.get("_id").unwrap_or(&Bson::Null)));
+            .forget(&name::of_id(document.get("_id").unwrap_or(&Bson::Null)));
         Round::Claimed(ClaimedDocument {
             session: self.session().clone(),
             hold: Some(hold),

@@ -1,4 +1,5 @@
-use mongodb::bson::doc;
+use mongodb::{bson::doc, options::ReadPreference};
+use watchlock_testkit::shared;
 
 use super::*;
 use crate::{
@@ -6,7 +7,7 @@ use crate::{
     protocol::{Evict, wake},
     session::Session,
     status::LostReason,
-    store::{Event, InPlace, MemoryDocuments, MemoryInPlace, place::Paths},
+    store::{Event, InPlace, MemoryDocuments, MemoryInPlace, MongoStore, Store, place::Paths},
     wake_mode::WakeMode,
 };
 
@@ -122,4 +123,54 @@ async fn a_foreign_write_that_comes_before_the_answer_of_a_claim_is_looked_into(
         let (hold, _) = scene.answered().take();
         assert_eq!(hold.unwrap().lost_reason(), None);
     }
+}
+
+/// Many claim the same, each by the way of a claim that was refused.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_document_that_another_claimed_first_is_not_the_last_one() {
+    const COUNT: usize = 60;
+    let database = shared::standalone()
+        .await
+        .client()
+        .await
+        .unwrap()
+        .database(&shared::unique_name("one_by_one"));
+    let collection = database.collection::<Document>("events");
+    collection
+        .insert_many((0..COUNT as i32).map(|id| doc! { "_id": id }))
+        .await
+        .unwrap();
+    let place = InPlace::new(Some(collection.namespace()), "lock", &Paths::default()).unwrap();
+    let store = MongoStore::in_place(&collection, place.clone(), ReadPreference::Primary);
+    let documents = DocumentStore::over(&Store::Mongo(Arc::new(store)), &place).unwrap();
+    let Scene { session, .. } = Scene::new().await;
+    let claimed = futures::future::join_all((0..8).map(async |_| {
+        let wanted = Wanted {
+            filter: doc! {},
+            sort: None,
+            attempts_most: None,
+        };
+        for claimed in 0.. {
+            let operation = session.operation_of_claim(session.ids.claim(), session.config.owner(None));
+            let (among, within) = (Among::AllBut(&[]), Duration::from_secs(60));
+            let next = claim_one_by_one(&documents, &wanted, among, &operation, within, StoreError::overdue()).await;
+            if matches!(next.unwrap(), Next::NothingFree) {
+                let left = documents.candidate(&wanted, among).await.unwrap();
+                assert_eq!(left, None, "although nothing was free");
+                return claimed;
+            }
+        }
+        unreachable!("there are so many only");
+    }));
+    assert_eq!(claimed.await.iter().sum::<usize>(), COUNT);
+}
+
+#[tokio::test]
+async fn documents_whose_long_ids_begin_alike_are_passed_over_each_by_itself() {
+    let scene = Scene::new().await;
+    let ids = ["a", "b"].map(|end| Bson::from(format!("{}{end}", "x".repeat(300))));
+    for id in &ids {
+        scene.session.pass_over(id.clone(), Arc::new(StoreError::overdue()));
+    }
+    assert_eq!(scene.session.claims.passed().ids(Instant::now()).len(), ids.len());
 }

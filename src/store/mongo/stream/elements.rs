@@ -429,7 +429,7 @@ mod tests {
         let client = shared::replica_set().await.client().await.unwrap();
         let database = client.database(&shared::unique_name("events"));
         let collection = database.collection::<Document>("events");
-        let place = InPlace::of_elements(None, "w.lines", "lines", &Paths::default()).unwrap();
+        let place = InPlace::of_elements(None, "w.lines", ("lines", "lock"), &Paths::default()).unwrap();
         let family = Family::of(&place);
         let cases = [
             whole_documents(),
