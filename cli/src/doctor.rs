@@ -406,7 +406,7 @@ async fn index(place: &Place, may_create: bool) -> Result<Check, Failure> {
     let listed = to_its_end(async move { collection.list_indexes().await?.try_collect::<Vec<_>>().await }).await?;
     let make = format!(
         "free locks are never purged without it: db.getSiblingDB({:?}).getCollection({:?}).createIndex({{ purge_at: 1 }}, \
-         {{ expireAfterSeconds: 0 }})",
+         {{ name: \"watchlock_purge_at\", expireAfterSeconds: 0 }})",
         place.database.name(),
         place.collection
     );

@@ -14,6 +14,7 @@ pub(crate) mod asking;
 mod bypassing;
 pub(crate) mod claims;
 pub(crate) mod documents;
+mod giving_back;
 mod guard;
 mod heartbeat;
 pub(crate) mod hold;

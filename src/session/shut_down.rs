@@ -3,24 +3,23 @@
 use std::{sync::Arc, time::Duration};
 
 use futures::{StreamExt, stream};
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{Instant, timeout};
 
 use super::{Session, hold::Hold, line::UNANSWERED};
 use crate::{
-    backoff::Backoff,
     protocol::{Exchange, Expects, Operation},
     status::LostReason,
-    store::{Answer, to_its_end},
+    store::Answer,
 };
 
 /// Maximum number of documents in one command of releases: some hundred kilobytes, as each has a pipeline of its own.
-const RELEASED_TOGETHER: usize = 250;
+pub(super) const RELEASED_TOGETHER: usize = 250;
 
 /// Maximum number of such commands on their way at once; they leave room in the connection pool, which is the user's.
-const RELEASES_AT_ONCE: usize = 3;
+pub(super) const RELEASES_AT_ONCE: usize = 3;
 
 /// Time without an answer after which the releases of a command count as failed, and each is repeated by itself.
-const OVERDUE: Duration = UNANSWERED.saturating_mul(2);
+pub(super) const OVERDUE: Duration = UNANSWERED.saturating_mul(2);
 
 impl Session {
     /// Refuses new acquires, lets go of everything, and waits up to a lease until the server knows.
@@ -56,45 +55,6 @@ impl Session {
 
     pub(crate) fn is_closed(&self) -> bool {
         self.closing.is_cancelled()
-    }
-
-    /// Gives idle locks back as the last handle of the client goes. A command that fails is
-    /// repeated for as long as the client's lease; what it leaves is over with its own.
-    pub(super) fn give_idle_back(&self) {
-        let Some(runtime) = self.started.get().filter(|_| !self.stopped.is_cancelled()) else {
-            return;
-        };
-        let mut releases = Vec::new();
-        {
-            let mut table = self.table();
-            let table = &mut *table;
-            let context = self.context(table.streaming, &table.clock);
-            for (name, line) in &mut table.lines.by_name {
-                if !line.holds().any(|hold| hold.is_idle) {
-                    continue;
-                }
-                let mut effects = Vec::new();
-                line.close(&context, &mut effects);
-                line.give_back_idle(&context, &mut effects);
-                releases.extend(
-                    line.next(&context)
-                        .map(|operation| (name.clone(), unguessed(operation))),
-                );
-            }
-        }
-        if releases.is_empty() {
-            return;
-        }
-        let (store, until) = (self.store.clone(), Instant::now() + self.config.lease);
-        let releasing = async move {
-            for together in releases.chunks(RELEASED_TOGETHER) {
-                let mut backoff = Backoff::default();
-                while store.release_together(together).await.is_err() && Instant::now() < until {
-                    sleep(backoff.failed()).await;
-                }
-            }
-        };
-        drop(to_its_end(runtime, releasing));
     }
 
     /// Ends every wait and every hold, and then reports this to the server. Nothing new comes to the lines meanwhile.
@@ -192,7 +152,7 @@ impl Session {
 }
 
 /// Returns a release that assumes nothing: there is no answer that would reveal a wrong guess.
-fn unguessed(mut operation: Operation) -> Operation {
+pub(super) fn unguessed(mut operation: Operation) -> Operation {
     if operation.expects == Expects::Alone {
         operation.expects = Expects::Holding;
     }

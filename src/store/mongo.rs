@@ -13,6 +13,7 @@ mod stream;
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
+use futures::TryStreamExt;
 use mongodb::{
     Collection, Database, IndexModel,
     bson::{Bson, Document, doc},
@@ -56,6 +57,9 @@ const READ_WITHIN: Duration = Duration::from_secs(10);
 const LONG_READ_WITHIN: Duration = Duration::from_secs(30);
 
 const TTL_INDEX: &str = "watchlock_purge_at";
+
+/// The server's code where there is an index on the same field, under another name or with other options.
+const INDEX_OPTIONS_CONFLICT: i32 = 85;
 
 /// Field of an answer that carries the server's clock.
 const NOW: &str = "_watchlock_now";
@@ -252,8 +256,25 @@ impl MongoStore {
             .keys(doc! { "purge_at": 1 })
             .options(options)
             .build();
-        self.collection.create_index(index).max_time(within).await?;
-        Ok(())
+        let made = self.collection.create_index(index).max_time(within).await;
+        match made.map(drop).map_err(StoreError::from) {
+            // An operator may have made it under another name.
+            Err(error) if error.code() == Some(INDEX_OPTIONS_CONFLICT) && self.has_ttl_index(within).await => Ok(()),
+            made => made,
+        }
+    }
+
+    /// Reports whether there is an index by which the server purges free locks, under whatever name.
+    async fn has_ttl_index(&self, within: Duration) -> bool {
+        let purges = |index: &IndexModel| {
+            let after = index.options.as_ref().and_then(|options| options.expire_after);
+            index.keys == doc! { "purge_at": 1 } && after == Some(Duration::ZERO)
+        };
+        let listing = async {
+            let listed = self.collection.list_indexes().max_time(within).await?;
+            listed.try_collect::<Vec<IndexModel>>().await
+        };
+        listing.await.is_ok_and(|listed| listed.iter().any(purges))
     }
 
     /// Replaces the server's refusal of a pipeline by the reason, if the reason is a document that is not a lock's: the

@@ -2,9 +2,10 @@
 
 use std::{future::IntoFuture as _, time::Duration};
 
+use mongodb::bson::{Document, doc};
 use watchlock::{Acquire, AcquireError, HolderInfo, LockClient, LockHandle, LostReason, Released, Turn};
 
-use crate::setup::{Ground, PATIENCE, eventually, info, is_vacant, until_streaming, within};
+use crate::setup::{COLLECTION, Ground, PATIENCE, SOON, eventually, info, is_vacant, until_streaming, within};
 
 const KEEP: Duration = Duration::from_secs(60);
 
@@ -190,6 +191,39 @@ async fn it_goes_back_with_its_time_a_shutdown_and_the_client() {
     assert!(!is_vacant(&other, "x").await);
     drop(dropped);
     eventually(PATIENCE, "nobody is left", async || is_vacant(&other, "x").await).await;
+}
+
+/// One whose document a transaction has written is not released until that ends; the others must not wait for it.
+#[tokio::test]
+async fn of_those_that_go_back_with_the_client_one_that_is_blocked_holds_up_no_others() {
+    let ground = Ground::replica_set("idleblocked").await;
+    let (other, driver) = (ground.locks().await, ground.driver().await);
+    let dropped = keeping(&ground).await;
+    let names = ["a", "b", "c"];
+    let mut held = Vec::new();
+    for name in names {
+        held.push(dropped.mutex(name).acquire().await.unwrap());
+    }
+    until_streaming(&ground, &driver, 1).await;
+    for handle in held {
+        handle.release().await.unwrap();
+    }
+    for name in names {
+        assert!(!is_vacant(&other, name).await, "{name}");
+    }
+    let mut session = driver.start_session().await.unwrap();
+    session.start_transaction().await.unwrap();
+    let documents = driver.database(&ground.database).collection::<Document>(COLLECTION);
+    let written = documents.update_one(doc! { "_id": "a" }, doc! { "$set": { "beside": 1 } });
+    written.session(&mut session).await.unwrap();
+    drop(dropped);
+    eventually(SOON * 4, "the others are free", async || {
+        is_vacant(&other, "b").await && is_vacant(&other, "c").await
+    })
+    .await;
+    assert!(!is_vacant(&other, "a").await);
+    session.abort_transaction().await.unwrap();
+    eventually(SOON * 4, "the last one is free", async || is_vacant(&other, "a").await).await;
 }
 
 /// No event would tell that others wait.

@@ -481,6 +481,25 @@ async fn no_credentials_are_told_when_a_client_can_not_be_built() {
     }
 }
 
+/// As an operator makes it who does not know the name by which clients ask for it.
+#[tokio::test]
+async fn an_index_under_another_name_is_as_good() {
+    let ground = Ground::replica_set("told_index").await;
+    let options = mongodb::options::IndexOptions::builder()
+        .expire_after(Duration::ZERO)
+        .build();
+    let index = mongodb::IndexModel::builder()
+        .keys(doc! { "purge_at": 1 })
+        .options(options)
+        .build();
+    ground.documents().await.create_index(index).await.unwrap();
+    let (ear, _listening) = Ear::listen();
+    let locks = ground.locks().await;
+    // The first operation waits for the answer.
+    let _held = locks.mutex("first").acquire().await.unwrap();
+    assert_eq!(ear.all("watchlock.index_missing").len(), 0);
+}
+
 #[tokio::test]
 async fn what_the_server_refuses_is_told_by_its_code() {
     let ground = Ground::replica_set("told").await;

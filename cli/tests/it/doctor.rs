@@ -61,7 +61,7 @@ async fn a_replica_set_is_well() {
     let told = watchlock(&ground, ["doctor"]).await.expect(0);
     assert!(
         told.out
-            .contains("createIndex({ purge_at: 1 }, { expireAfterSeconds: 0 })"),
+            .contains("createIndex({ purge_at: 1 }, { name: \"watchlock_purge_at\", expireAfterSeconds: 0 })"),
         "{told:?}"
     );
     let modify = doc! { "createIndexes": COLLECTION, "indexes": [
