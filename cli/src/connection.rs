@@ -1,6 +1,6 @@
 //! The connection to the locks.
 
-use std::time::Duration;
+use std::{io, time::Duration};
 
 use clap::Args;
 use mongodb::{
@@ -9,6 +9,7 @@ use mongodb::{
     error::{Error, ErrorKind as DriverKind},
     options::ClientOptions,
 };
+use tokio::time::timeout;
 use watchlock::{LockClient, LockClientBuilder};
 
 use crate::{
@@ -200,13 +201,23 @@ impl Place {
     }
 }
 
+/// Maximum wait for an answer of the server: longer than the driver looks for one unless told otherwise, as its error
+/// says more. The driver itself waits for ever on a connection that swallows what is sent.
+const ANSWER: Duration = Duration::from_secs(35);
+
 /// Runs an operation of the driver to its end in its own task, as an operation dropped half-way stalls the driver's
-/// pool.
+/// pool. One without an answer counts as failed, and runs on by itself.
 pub(crate) async fn to_its_end<T: Send + 'static>(
-    operation: impl Future<Output = T> + Send + 'static,
-) -> Result<T, Failure> {
+    operation: impl Future<Output = Result<T, Error>> + Send + 'static,
+) -> Result<Result<T, Error>, Failure> {
     let stopped = |error| Failure::new(INTERNAL, format!("a task was stopped: {error}"));
-    tokio::spawn(operation).await.map_err(stopped)
+    match timeout(ANSWER, tokio::spawn(operation)).await {
+        Ok(ended) => ended.map_err(stopped),
+        Err(_) => {
+            let silent = format!("no answer within {} s", ANSWER.as_secs());
+            Ok(Err(io::Error::new(io::ErrorKind::TimedOut, silent).into()))
+        }
+    }
 }
 
 fn check_database(name: &str) -> Result<(), Failure> {
@@ -228,6 +239,14 @@ fn check_database(name: &str) -> Result<(), Failure> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn an_operation_that_is_never_answered_fails() {
+        let answer = to_its_end(std::future::pending::<Result<(), Error>>()).await;
+        let failure = Failure::driver(&answer.expect("the task runs").expect_err("there is no answer"));
+        assert!(failure.is_unavailable(), "{failure:?}");
+        assert!(failure.message().contains("no answer within 35 s"), "{failure:?}");
+    }
 
     #[test]
     fn only_what_could_be_a_part_of_a_secret_is_hidden() {
