@@ -1,20 +1,30 @@
 //! Holds that guard a transaction of the user's.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{Arc, OnceLock},
+    time::Duration,
+};
 
 use mongodb::{
     ClientSession,
+    bson::Document,
     error::{Error, TRANSIENT_TRANSACTION_ERROR},
 };
 use tokio::time::{Instant, sleep};
 
-use super::{Session, hold::Hold};
+use super::{Session, hold::Hold, line::UNANSWERED};
 use crate::{
     error::{GuardError, ServerError},
     status::LostReason,
     store::{Guarding, MongoStore, Store, StoreError, abort, is_in_transaction},
     telemetry,
 };
+
+/// Maximum wait for the answer to the question whether a transaction is open. The server never makes it wait.
+const PROBED_WITHIN: Duration = UNANSWERED.saturating_mul(2);
+
+/// Maximum wait for a document that is read once.
+const READ_WITHIN: Duration = Duration::from_secs(10);
 
 /// Pauses before the next question whether a transaction is open, as other writes conflict for a moment too.
 const CONFLICTS: [Duration; 3] = [
@@ -128,19 +138,27 @@ impl Session {
         let mut pauses = CONFLICTS.into_iter();
         while hold.is_guarded() {
             let sent = Instant::now();
-            let (session, held) = (self.clone(), hold.clone());
-            let asking = self.spawn_for(async move {
+            let begun = Arc::new(OnceLock::new());
+            let (session, held, probe) = (self.clone(), hold.clone(), begun.clone());
+            let asking = async move {
                 let Store::Mongo(store) = &*session.store else {
                     return Ok(false);
                 };
-                let asked = store.is_in_transaction_of_others(&session.guarding(&held)).await;
+                let asked = store
+                    .is_in_transaction_of_others(&session.guarding(&held), &probe)
+                    .await;
                 asked.or_else(|error| match MongoStore::has_no_transactions(&error) {
                     true => Ok(false),
                     false => Err(StoreError::from(error)),
                 })
-            });
-            let conflicts = asking.await.and_then(|answer| answer)?;
-            if !conflicts {
+            };
+            let asked = self.in_time(PROBED_WITHIN, asking).await;
+            if let (Err(error), Some(probe)) = (&asked, begun.get())
+                && !error.is_final()
+            {
+                self.end_probe(probe.clone());
+            }
+            if !asked? {
                 hold.note_no_transaction_before(sent);
                 return Ok(false);
             }
@@ -151,6 +169,27 @@ impl Session {
             }
         }
         Ok(false)
+    }
+
+    /// Ends the transaction of a question that was not answered, in the background: it may have written the document,
+    /// which nobody could renew or release until the server ended it.
+    fn end_probe(self: &Arc<Self>, probe: Document) {
+        let session = self.clone();
+        self.spawn(async move {
+            // Repeated beside itself, as a reading is: it changes nothing the second time.
+            let ended = session.read_some(1, |store| {
+                let probe = probe.clone();
+                async move {
+                    match &*store {
+                        Store::Mongo(store) => store.end_session(&probe).await,
+                        _ => Ok(()),
+                    }
+                }
+            });
+            if let Err(error) = ended.await {
+                telemetry::operation_failed("abort", None, &error);
+            }
+        });
     }
 
     /// Returns why the transaction did not find the lock held; `None` if it is older than the lock.
@@ -183,16 +222,15 @@ impl Session {
         }
         // It is held, and the transaction does not see it: not yet, or no longer.
         let (session, name) = (self.clone(), hold.name.clone());
-        let reading = self.spawn_for(async move {
+        let reading = self.in_time(READ_WITHIN, async move {
             match &*session.store {
-                Store::Mongo(store) => store.whole(&name).await,
+                Store::Mongo(store) => store.whole(&name).await.map_err(StoreError::from),
                 _ => Ok(None),
             }
         });
         let whole = match reading.await {
-            Ok(Ok(whole)) => whole?,
-            Ok(Err(error)) => return Some(GuardError::Server(error.into())),
-            Err(stopped) => return Some(GuardError::Server(stopped.into())),
+            Ok(whole) => whole?,
+            Err(error) => return Some(GuardError::Server(error.into())),
         };
         match store.was_removed(guarding, whole, transaction).await {
             Ok(false) => None,

@@ -1,12 +1,16 @@
 //! Guards of transactions that write the locked document themselves.
 
-use futures::TryStreamExt as _;
+use std::time::Duration;
+
+use futures::{TryStreamExt as _, future::join_all};
 use mongodb::{
     Client, ClientSession, Collection,
     bson::{Document, doc},
     error::TRANSIENT_TRANSACTION_ERROR,
 };
 use watchlock::{DocumentError, DocumentHandle, DocumentLocks, GuardError, LockClient, LockStatus, LostReason};
+
+use watchlock_testkit::shared;
 
 use crate::setup::{Ground, PATIENCE, SOON, within};
 
@@ -169,4 +173,37 @@ async fn a_write_beside_a_guarded_transaction_is_refused_until_it_ends() {
     let stored = scene.jobs.find_one(doc! { "_id": 1 }).await.unwrap().unwrap();
     assert_eq!(stored.get_i32("after").unwrap(), 2);
     within(SOON, "the deletion", held.delete()).await.unwrap();
+}
+
+/// The question whether a transaction is open writes the document, in a transaction of its own.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_question_that_is_never_answered_leaves_the_document_to_others() {
+    let cluster = shared::replica_set().await;
+    let direct = Ground::on(cluster, "probe_silent");
+    let proxy = cluster.proxy(0).unwrap();
+    let ground = direct.through(proxy.uri());
+    let client = ground.driver().await;
+    let database = client.database(&ground.database);
+    let jobs = database.collection::<Document>("jobs");
+    jobs.insert_one(doc! { "_id": 1 }).await.unwrap();
+    let locks = LockClient::builder(database).build().await.unwrap();
+    let held = locks.documents(jobs.clone()).acquire(1).await.unwrap();
+    let mut session = client.start_session().await.unwrap();
+    session.start_transaction().await.unwrap();
+    held.guard_transaction(&mut session).await.unwrap();
+    session.commit_transaction().await.unwrap();
+    // No connection can be made from here on; several are there.
+    let slow = doc! { "$where": "sleep(200) || true" };
+    join_all((0..8).map(async |_| jobs.find_one(slow.clone()).await.unwrap())).await;
+    proxy.black_hole_replies();
+    let updated = within(PATIENCE, "an error", held.update(doc! { "$set": { "n": 1 } })).await;
+    assert!(matches!(updated, Err(DocumentError::Server(_))), "{updated:?}");
+    let other = direct
+        .driver()
+        .await
+        .database(&direct.database)
+        .collection::<Document>("jobs");
+    let writing = other.find_one_and_update(doc! { "_id": 1 }, doc! { "$set": { "beside": 1 } });
+    let written = writing.max_time(Duration::from_secs(5)).await.unwrap();
+    assert!(written.is_some_and(|document| !document.contains_key("n")));
 }
