@@ -31,8 +31,8 @@ const SKEW_LEAST: Duration = Duration::from_millis(5);
 /// by at most half of that, and an undisciplined quartz is off by a tenth of it.
 const DRIFT: u32 = 1_000;
 
-/// Default number of operations that may be on their way at once: as many as the driver's pool has connections by
-/// default. More would only wait there, and the user's own commands behind them.
+/// Default number of operations of a session that may be on their way at once: as many as the driver's pool has
+/// connections by default. More would only wait there, and the user's own commands behind them.
 const OPERATIONS: u32 = 10;
 
 /// Default number of change streams that a client may have open: less than half of the ten connections that the
@@ -74,7 +74,7 @@ pub(crate) struct Config {
     pub(crate) wake_source: WakeSource,
     /// Number of change streams that may be open at a time.
     pub(crate) max_streams: u32,
-    /// Number of operations that may be on their way at once.
+    /// Number of operations of each session that may be on their way at once.
     pub(crate) max_operations: usize,
     /// Number of hand-overs before the turn of the first waiter without a stream.
     pub(crate) near: u64,

@@ -45,7 +45,8 @@ const ACTIONS: [(&str, &str); 5] = [
     ),
 ];
 
-/// Connections of one client: its change streams, and briefly some for commands. See `docs/operating.md`, Connections.
+/// Connections of one client: its change streams, and those for the operations with which it begins. See
+/// `docs/operating.md`, Connections.
 const STREAMS: u32 = 4;
 const COMMANDS: u32 = 6;
 
@@ -185,8 +186,8 @@ fn topology(hello: &Document) -> Check {
     }
     if hello.get_str("msg").is_ok_and(|message| message == "isdbgrid") {
         return Check::new("topology", Status::Warning, "sharded cluster").advice(
-            "locks are safe here, but an idle shard can delay wake-ups by seconds: if that matters, keep the locks in their \
-             own replica set",
+            "watchlock is not tested on one, and an idle shard can delay wake-ups by seconds: if you can, keep the locks in \
+             their own replica set",
         );
     }
     Check::new("topology", Status::Warning, "standalone server").advice(
@@ -205,7 +206,10 @@ fn pool(place: &Place) -> Check {
     if most >= STREAMS + COMMANDS {
         return Check::ok(
             "pool",
-            format!("{found}; a client takes {STREAMS} for change streams and {COMMANDS} for commands"),
+            format!(
+                "{found}; a client takes up to {STREAMS} for change streams, and begins with {COMMANDS} for commands; under \
+                 load it uses more, and the guide's page Operating says how many"
+            ),
         );
     }
     let advice = if most == 1 {
@@ -215,7 +219,8 @@ fn pool(place: &Place) -> Check {
     } else {
         format!(
             "set maxPoolSize to {} or more for each client on the pool: {STREAMS} for change streams \
-             (LockClientBuilder::max_streams can lower that) and {COMMANDS} for commands; your own operations come on top",
+             (LockClientBuilder::max_streams can lower that) and {COMMANDS} for the first commands; your own operations come \
+             on top",
             STREAMS + COMMANDS
         )
     };
