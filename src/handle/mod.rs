@@ -353,8 +353,9 @@ impl LockView {
     /// # async fn work() {}
     /// let handle = locks.mutex("invoice-42").acquire().await?;
     /// tokio::select! {
-    ///     () = work() => {}
+    ///     biased; // The loss first: work that is done at the same moment may not have been done under the lock.
     ///     reason = handle.lost() => return Err(reason.into()),
+    ///     () = work() => {}
     /// }
     /// handle.release().await?;
     /// # Ok(()) }

@@ -139,8 +139,9 @@ impl Election {
     /// # let locks = watchlock::LockClient::in_memory();
     /// let leadership = locks.election("scheduler").campaign("node 7").await?;
     /// tokio::select! {
-    ///     () = async { /* lead */ } => {}
+    ///     biased; // The loss first.
     ///     reason = leadership.lost() => println!("no longer the leader: {reason}"),
+    ///     () = async { /* lead */ } => {}
     /// }
     /// # Ok(()) }
     /// ```

@@ -100,7 +100,8 @@ fn links_lead_somewhere_in_the_documentation_of_the_api() {
         }
         for (name, target) in definitions(&text) {
             assert_eq!(name, target, "{page}: a name is the path, so that it has one module");
-            let file = root().join(&page).with_file_name("").join(target);
+            let (path, anchor) = target.split_once('#').unwrap_or((target, ""));
+            let file = root().join(&page).with_file_name("").join(path);
             let file = file
                 .canonicalize()
                 .unwrap_or_else(|_| panic!("{page} links to {target}"));
@@ -108,9 +109,11 @@ fn links_lead_somewhere_in_the_documentation_of_the_api() {
                 shown.push((page.clone(), name.to_owned(), fs::read_to_string(file).unwrap()));
                 continue;
             }
-            // In the API's documentation there is no such file.
+            // In the API's documentation there is no such file, but the heading is the same.
             let module = modules.get(name);
             let module = module.unwrap_or_else(|| panic!("src/guide/links.md has no module for [{name}] of {page}"));
+            let (module, heading) = module.split_once('#').unwrap_or((module, ""));
+            assert_eq!(anchor, heading, "{page}: [{name}]");
             let of_module = root().join("docs").join(page_of(module)).canonicalize().unwrap();
             assert_eq!(file, of_module, "{page}: [{name}] is another page than {module}");
         }
