@@ -79,22 +79,22 @@ impl LockClientBuilder {
 
     /// Sets the first lease of a waiter that was handed the lock, until its first renewal shortly after; 5 s by
     /// default, or the lease if that is shorter. If a waiter has died unnoticed in the queue, those behind it wait this
-    /// much longer.
+    /// much longer. More than twice the skew margin; at most the lease, and at most 60 s.
     pub fn claim_lease(mut self, lease: Duration) -> Self {
         self.settings.claim_lease = Some(lease);
         self
     }
 
     /// Sets how long the document of a free lock is kept; one day by default. It only limits the size of the
-    /// collection: fencing tokens rise whether or not the document is kept. The document may stay for an eighth longer
-    /// (of this time plus the lease, or plus the time for which the lock is kept taken after its release), so that few
-    /// writes change the index by which the server removes it.
+    /// collection: fencing tokens rise whether or not the document is kept. From 60 s to 366 days. The document may stay
+    /// up to an eighth longer, so that few writes change the index by which the server removes it.
     pub fn retention(mut self, retention: Duration) -> Self {
         self.settings.retention = Some(retention);
         self
     }
 
-    /// Sets how far the clocks of the replica set's members may differ; a tenth of the lease by default, 1 s at most.
+    /// Sets how far the clocks of the replica set's members may differ: from 5 ms to less than half of the claim lease.
+    /// The default is a tenth of the lease, but never more than 1 s.
     ///
     /// A holder gives up this much before the server would give the lock away, so a new primary whose clock is ahead of
     /// the old one's does no harm. It gives up another thousandth of the lease earlier, as the clocks of two machines

@@ -48,13 +48,14 @@ use builder::{Home, LockClientBuilder};
 ///
 /// # How long a call may take
 ///
-/// An acquire has its [`timeout`](crate::Acquire::timeout), and so has a [try](crate::TryAcquire::timeout);
+/// An acquire has its [`timeout`](crate::Acquire::timeout); without one it waits through any outage. A
+/// [try](crate::TryAcquire::timeout) has one too, and fails after 10 s without an answer by default.
 /// [`LockHandle::release`](crate::LockHandle::release) and [`shutdown`](Self::shutdown) give up after the time of a
 /// lease, [`LockHandle::renew`](crate::LockHandle::renew) when the lock is lost. Every other call to the server fails
 /// if it gets no answer: `inspect`, `leader` and `available_permits` after 10 s, `break_lock` after 17 s, `list` after
-/// 30 s, `build` after two minutes, `proclaim` when the lock is lost, and a change of a locked document after the time
-/// of a lease. While the driver finds no server, they fail with its server selection timeout (30 s unless set) if that
-/// comes first. You can wrap these calls in `tokio::time::timeout`: each command runs in its own task, so no command of
+/// 40 s at most, `build` after two minutes, `proclaim` when the lock is lost, and a change of a locked document after
+/// the time of a lease. While the driver finds no server, they fail with its server selection timeout (30 s unless set)
+/// if that comes first. [Operating](crate::guide::operating#how-long-a-call-may-take) has a table of them. You can wrap these calls in `tokio::time::timeout`: each command runs in its own task, so no command of
 /// the driver is abandoned half-way.
 #[derive(Clone)]
 pub struct LockClient {

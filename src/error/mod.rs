@@ -100,7 +100,8 @@ pub enum AcquireError {
     /// The name is in use as another kind of lock. Nothing was changed.
     #[error(transparent)]
     KindMismatch(#[from] KindMismatch),
-    /// The server refused.
+    /// The server refused, or it could not be reached or did not answer a try:
+    /// [`ServerError::kind`](crate::ServerError::kind) says which.
     #[error(transparent)]
     Server(#[from] ServerError),
     /// There is no document with this `_id` to lock. Only from [`DocumentLocks`](crate::DocumentLocks).

@@ -267,9 +267,7 @@ impl Acquire {
     ///
     /// A dropped handle keeps the lock taken as well. But a holder that dies or [loses](crate::LockView::lost) the lock
     /// keeps nothing taken: its job may not be done, and the lock is free when the lease is over. An operator opens a
-    /// lock that is kept taken with [`break_lock`](crate::LockClient::break_lock). Clients of watchlock 0.1.0 see a
-    /// holder until the end of that time; only one with the same [`owner_id`](crate::LockClientBuilder::owner_id) takes
-    /// it over.
+    /// lock that is kept taken with [`break_lock`](crate::LockClient::break_lock).
     ///
     /// [`inspect`]: crate::LockClient::inspect
     ///

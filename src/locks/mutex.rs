@@ -80,10 +80,10 @@ impl Mutex {
 
     /// Acquires the lock if it is free and nobody waits for it; `None` otherwise. Await the returned action.
     ///
-    /// It asks the server once (twice if the driver retries), so it returns an error if the server can't be reached:
-    /// after the driver's server selection timeout (30 s by default), or longer if the server hangs. Set a
-    /// [`timeout`](TryAcquire::timeout) to limit that; with [`or_held`](TryAcquire::or_held) the error names the
-    /// holder.
+    /// It fails with [`AcquireError::Server`](crate::AcquireError::Server) if the server has not answered for ten
+    /// seconds, in which it asks several times; sooner if the driver finds no server within its server selection
+    /// timeout. Set a [`timeout`](TryAcquire::timeout) to change that. With [`or_held`](TryAcquire::or_held) the error
+    /// of a lock that is not free names the holder.
     ///
     /// # Errors
     ///

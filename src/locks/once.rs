@@ -56,9 +56,6 @@ const PERIOD_LEAST: Duration = Duration::from_secs(1);
 /// - A failed job leaves the period open, unless [failures count](Self::failures_count). A process that dies on the way
 ///   leaves it open too, once its lease is over. Either may have done a part of the job, so make it repeatable.
 ///
-/// Don't give clients of two versions of watchlock the same [owner id](crate::LockClientBuilder::owner_id): a version
-/// that does not know of periods yet takes over a lock that is kept taken, and so opens the period.
-///
 /// An operator opens the period again with [`break_lock`](crate::LockClient::break_lock).
 ///
 /// # Examples

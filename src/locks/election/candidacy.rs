@@ -63,8 +63,8 @@ impl Election {
 
     /// Leads in the background, with callbacks: `elected` when a term begins, `lost` when it ends.
     ///
-    /// It ends, and resigns, when the returned [`Candidacy`] is withdrawn or dropped: then without a further callback.
-    /// Call it on a tokio runtime.
+    /// It ends, and resigns, when the returned [`Candidacy`] is withdrawn or dropped. If it is withdrawn while it leads,
+    /// `lost` is called with [`LostReason::Released`]; if it is dropped, no callback comes. Call it on a tokio runtime.
     ///
     /// It ends by itself after an error of a campaign, and when a callback panics: then without a further callback, and
     /// a leader resigns. [`Candidacy::ended`] reports that, and so does a `WARN` event, `watchlock.candidacy_ended`.
