@@ -168,7 +168,8 @@ pub(crate) struct Run {
     /// period stays open for the next run. While another run is in progress, this one exits with 75 and does not wait.
     ///
     /// A timer that fires right at the boundary of two windows starts some hosts before it and others after it, which
-    /// uses up both windows: move them with --offset.
+    /// uses up both windows. So it must fire far from offset + n x period, in UTC: move the windows with --offset. A
+    /// daily job whose timer fires around midnight UTC needs --once-per 1day --offset 12h.
     #[arg(long, value_name = "DURATION", value_parser = duration,
         conflicts_with_all = ["timeout", "semaphore", "read", "write", "at_least_for"])]
     pub(crate) once_per: Option<Duration>,

@@ -45,8 +45,8 @@ const PERIOD_LEAST: Duration = Duration::from_secs(1);
 /// - By default the periods are windows that follow on each other: with a period of an hour, from each full hour to the
 ///   next, and with a day from midnight to midnight in UTC. A job counts for the window in which it *began*, however
 ///   long it takes. A timer that fires right at the boundary of two windows starts some hosts before it and others
-///   after it, which uses up both windows: move the windows with [`offset`](Self::offset), so that the timer fires in
-///   the middle.
+///   after it, which uses up both windows: move the windows with [`offset`](Self::offset), so that the timer fires far
+///   from `offset + n x period`, in UTC.
 /// - With [`since_success`](Self::since_success), a period begins when the job is done.
 ///
 /// # Guarantees
