@@ -21,6 +21,7 @@ pub(crate) mod hold;
 mod holds;
 mod index;
 mod lanes;
+mod leaving;
 pub(crate) mod line;
 pub(crate) mod locks;
 mod looking;
@@ -39,7 +40,7 @@ pub(crate) mod streams;
 mod verifying;
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, HashMap, HashSet},
     fmt,
     sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
 };
@@ -145,6 +146,8 @@ struct Lines {
     free: HashMap<String, Instant>,
     /// Names without a line, and the time of a hand-over when they were waited for last.
     paces: HashMap<String, PerTurn>,
+    /// Names for which a task sees to the entries that are still to leave.
+    seen_to: HashSet<String>,
     needs: Needs,
     closed: bool,
 }

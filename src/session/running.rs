@@ -2,9 +2,9 @@
 
 use std::{pin::pin, sync::Arc, time::Duration};
 
-use tokio::time::{Instant, sleep_until, timeout};
+use tokio::time::{Instant, timeout};
 
-use super::{Session, line::Line};
+use super::Session;
 use crate::{
     protocol::Operation,
     store::{Answer, StoreError},
@@ -38,16 +38,7 @@ impl Session {
                 }
             }
         }
-        // Entries that are still to leave have nothing else to see to it: the handles, the futures and the client may
-        // be gone, and with them the session, except for this task.
-        let leaves_at = self.table().lines.by_name.get(&name).and_then(Line::leaves_at);
-        if let Some(at) = leaves_at {
-            tokio::select! {
-                biased;
-                () = sleep_until(at) => self.feed(&name, |_, _, _| {}),
-                () = self.ended.cancelled() => {}
-            }
-        }
+        self.see_to_leaves(&name).await;
     }
 
     /// Counts an operation as failed, and lets the line go on beside it.
