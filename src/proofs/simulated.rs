@@ -393,7 +393,7 @@ impl<T> SimulatedStream<T> {
                 }
                 events = self.inner.next() => {
                     let last = self.on_the_way.back().map(|(at, _)| *at);
-                    for event in events {
+                    for event in events? {
                         let late = Duration::from_millis(self.link.random().below(6));
                         let at = Instant::now() + late;
                         self.on_the_way.push_back((last.map_or(at, |last| at.max(last)), event));

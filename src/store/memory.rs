@@ -9,6 +9,7 @@ mod differential;
 mod documents;
 mod matching;
 mod order;
+mod stream;
 mod updating;
 
 use std::{
@@ -16,13 +17,13 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-use tokio::{sync::mpsc, time::timeout};
-
 use super::{AWAIT_TIME, Answer, Documents, Event, Failure, Listed, NamedSighting, Renewal, Sighting, StoreError};
 use crate::protocol::{Exchange, Operation, ServerTime, State, state, wake};
 use clock::Clock;
+use stream::{StreamSender, stream};
 
 pub(crate) use documents::{MemoryDocuments, MemoryInPlace};
+pub(crate) use stream::MemoryStream;
 
 /// A refusal by memory: of an operation that only a server supports, or that a server would refuse too.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -55,14 +56,10 @@ pub(crate) struct MemoryStore {
 struct Contents {
     states: HashMap<String, State>,
     /// Sessions, by the pattern of the events addressed to them.
-    sessions: Vec<(String, mpsc::UnboundedSender<Event>)>,
+    sessions: Vec<(String, StreamSender<Event>)>,
     /// Followers, by the name of the document; `None` follows all.
-    followers: Vec<(Option<String>, mpsc::UnboundedSender<NamedSighting>)>,
+    followers: Vec<(Option<String>, StreamSender<NamedSighting>)>,
 }
-
-/// An open stream.
-#[derive(Debug)]
-pub(crate) struct MemoryStream<T>(mpsc::UnboundedReceiver<T>);
 
 impl MemoryStore {
     pub(crate) fn new() -> Self {
@@ -139,15 +136,15 @@ impl MemoryStore {
     }
 
     pub(crate) fn watch(&self, session: &str) -> MemoryStream<Event> {
-        let (events, receiver) = mpsc::unbounded_channel();
+        let (events, opened) = stream();
         self.contents().sessions.push((wake::pattern(session), events));
-        MemoryStream(receiver)
+        opened
     }
 
     pub(super) fn follow(&self, name: Option<&str>) -> MemoryStream<NamedSighting> {
-        let (sightings, receiver) = mpsc::unbounded_channel();
+        let (sightings, opened) = stream();
         self.contents().followers.push((name.map(str::to_owned), sightings));
-        MemoryStream(receiver)
+        opened
     }
 
     /// Opens a stream of all changes.
@@ -203,7 +200,7 @@ impl Contents {
         };
         self.sessions.retain(|(pattern, events)| {
             if state.wake.contains(pattern) {
-                events.send(event.clone()).is_ok()
+                events.send(event.clone())
             } else {
                 !events.is_closed()
             }
@@ -211,22 +208,11 @@ impl Contents {
         let sighting = Sighting::State(Box::new(state.clone()));
         self.followers.retain(|(followed, sightings)| {
             if followed.as_deref().is_none_or(|followed| followed == name) {
-                sightings
-                    .send(NamedSighting::Of(name.to_owned(), sighting.clone()))
-                    .is_ok()
+                sightings.send(NamedSighting::Of(name.to_owned(), sighting.clone()))
             } else {
                 !sightings.is_closed()
             }
         });
         self.states.insert(name.to_owned(), state);
-    }
-}
-
-impl<T> MemoryStream<T> {
-    pub(crate) async fn next(&mut self) -> Vec<T> {
-        let mut events = Vec::new();
-        // The store outlives its streams, so there is always a sender. Silence is reported as by a server.
-        let _ = timeout(AWAIT_TIME, self.0.recv_many(&mut events, 64)).await;
-        events
     }
 }

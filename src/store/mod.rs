@@ -392,7 +392,7 @@ impl<T> Stream<T> {
     pub(crate) async fn next(&mut self) -> Result<Vec<T>, StoreError> {
         match self {
             Self::Mongo(stream) => contained(stream.next()).await,
-            Self::Memory(stream) => Ok(stream.next().await),
+            Self::Memory(stream) => stream.next().await,
             #[cfg(test)]
             Self::Simulated(stream) => stream.next().await,
         }

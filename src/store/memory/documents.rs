@@ -12,13 +12,13 @@ use mongodb::{
     bson::{Bson, Document, doc, oid::ObjectId},
     options::UpdateModifications,
 };
-use tokio::sync::mpsc;
 
 use super::{
     MemoryStream, Refused, bounds,
     clock::Clock,
     matching::{Filter, Sort, SortKey},
     order::is_same,
+    stream::{StreamSender, stream},
     updating::Update,
 };
 use crate::{
@@ -56,7 +56,7 @@ struct MemoryFollower {
     location: Location,
     /// `None` follows all.
     name: Option<String>,
-    sightings: mpsc::UnboundedSender<NamedSighting>,
+    sightings: StreamSender<NamedSighting>,
 }
 
 /// The open stream of a session: the events of its locks.
@@ -66,7 +66,7 @@ struct Watcher {
     /// The pattern of the events addressed to the session.
     pattern: String,
     watched: Watched,
-    events: mpsc::UnboundedSender<Event>,
+    events: StreamSender<Event>,
 }
 
 impl MemoryDocuments {
@@ -198,17 +198,13 @@ impl DocumentContents {
                     Some(Err(_)) => Sighting::Unclear,
                     None => Sighting::Gone,
                 };
-                // Nobody listens any more, which is seen below.
-                let _ = follower.sightings.send(NamedSighting::Of(name.clone(), sighting));
+                return follower.sightings.send(NamedSighting::Of(name.clone(), sighting));
             }
             !follower.sightings.is_closed()
         });
         self.watchers.retain(|watcher| {
-            for event in watcher.events_of(&name, before, after) {
-                // Nobody listens any more, which is noticed below.
-                let _ = watcher.events.send(event);
-            }
-            !watcher.events.is_closed()
+            let mut events = watcher.events_of(&name, before, after).into_iter();
+            events.all(|event| watcher.events.send(event)) && !watcher.events.is_closed()
         });
     }
 }
@@ -415,24 +411,24 @@ impl MemoryInPlace {
     }
 
     pub(in crate::store) fn follow(&self, name: Option<&str>) -> MemoryStream<NamedSighting> {
-        let (sightings, receiver) = mpsc::unbounded_channel();
+        let (sightings, opened) = stream();
         self.collection.contents().followers.push(MemoryFollower {
             location: self.family.base().clone(),
             name: name.map(str::to_owned),
             sightings,
         });
-        MemoryStream(receiver)
+        opened
     }
 
     pub(in crate::store) fn watch(&self, session: &str, watched: Watched) -> MemoryStream<Event> {
-        let (events, receiver) = mpsc::unbounded_channel();
+        let (events, opened) = stream();
         self.collection.contents().watchers.push(Watcher {
             family: self.family.clone(),
             pattern: wake::pattern(session),
             watched,
             events,
         });
-        MemoryStream(receiver)
+        opened
     }
 
     pub(in crate::store) fn claim(

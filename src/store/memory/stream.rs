@@ -1,0 +1,147 @@
+//! The open streams of stores in memory.
+
+use std::sync::Arc;
+
+use tokio::{sync::mpsc, time::timeout};
+
+use super::{AWAIT_TIME, Failure, StoreError};
+
+/// Maximum number of events that wait for the reader of a stream: a few times the writes of a renewal, which changes up
+/// to a thousand documents at once. A reader that is further behind is not reading; each of its events can hold the
+/// whole state of a lock, and reading the locks once tells it more.
+const BEHIND_MOST: usize = 4_096;
+
+/// Maximum number of events in a batch.
+const BATCH: usize = 64;
+
+/// The error of a stream whose reader fell behind, as where a server's log no longer reaches back to the last event.
+#[derive(Clone, Copy, Debug, thiserror::Error)]
+#[error("the reader of the stream fell more than {BEHIND_MOST} events behind")]
+struct FellBehind;
+
+/// The store's end of a stream.
+#[derive(Debug)]
+pub(super) struct StreamSender<T>(mpsc::Sender<T>);
+
+/// An open stream.
+#[derive(Debug)]
+pub(crate) struct MemoryStream<T>(mpsc::Receiver<T>);
+
+pub(super) fn stream<T>() -> (StreamSender<T>, MemoryStream<T>) {
+    let (sender, receiver) = mpsc::channel(BEHIND_MOST);
+    (StreamSender(sender), MemoryStream(receiver))
+}
+
+impl<T> StreamSender<T> {
+    /// Sends an event. `false`: the stream is over, as its reader is gone or fell behind, and the store drops this end.
+    pub(super) fn send(&self, event: T) -> bool {
+        self.0.try_send(event).is_ok()
+    }
+
+    /// Whether the reader is gone.
+    pub(super) fn is_closed(&self) -> bool {
+        self.0.is_closed()
+    }
+}
+
+impl<T> MemoryStream<T> {
+    /// Returns the next events. An error ends the stream: its reader fell behind, and has read what came before.
+    ///
+    /// Cancel safe: no event is lost when the future is dropped.
+    pub(crate) async fn next(&mut self) -> Result<Vec<T>, StoreError> {
+        let mut events = Vec::new();
+        match timeout(AWAIT_TIME, self.0.recv_many(&mut events, BATCH)).await {
+            Ok(0) => Err(StoreError {
+                kind: Failure::Refused,
+                source: Arc::new(FellBehind),
+            }),
+            // Silence is reported as by a server.
+            Ok(_) | Err(_) => Ok(events),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use mongodb::bson::{DateTime, doc};
+
+    use super::*;
+    use crate::{
+        client::LockClient,
+        config::Settings,
+        operate::watch::LockEvent,
+        protocol::made_up,
+        store::{InPlace, MemoryDocuments, MemoryInPlace, MemoryStore, Watched, place::Paths},
+    };
+
+    /// Reads a stream to its end, and returns the number of its events.
+    async fn events_of<T>(mut stream: MemoryStream<T>) -> usize {
+        let mut count = 0;
+        loop {
+            match stream.next().await {
+                Ok(events) if events.is_empty() => panic!("{count} events, and no end"),
+                Ok(events) => count += events.len(),
+                Err(error) => {
+                    assert!(std::error::Error::source(&error).is_some_and(|source| source.is::<FellBehind>()));
+                    return count;
+                }
+            }
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_stream_that_nobody_reads_ends_and_keeps_no_more_events() {
+        let collection = Arc::new(MemoryDocuments::new());
+        let place = InPlace::new(None, "lock", &Paths::default()).unwrap();
+        let locks = MemoryInPlace::new(&collection, place);
+        let lock = doc! {
+            "kind": "document", "capacity": 1, "token": 7, "holders": [], "queue": [], "wake": "", "version": 1,
+            "at": DateTime::MIN, "purge_at": DateTime::MAX,
+        };
+        collection.insert(doc! { "_id": 1, "lock": lock }).unwrap();
+        let (sightings, events) = (locks.follow(None), locks.watch("0123456789abcdef", Watched::Locks));
+        let write = |count: usize| {
+            for _ in 0..count {
+                collection
+                    .update(&doc! {}, &doc! { "$inc": { "lock.token": 1 } })
+                    .unwrap();
+            }
+        };
+        write(BEHIND_MOST + 100);
+        assert_eq!(events_of(sightings).await, BEHIND_MOST);
+        assert_eq!(events_of(events).await, BEHIND_MOST);
+        // One that is read goes on.
+        let mut read = locks.follow(None);
+        for _ in 0..2 {
+            write(BEHIND_MOST);
+            let mut count = 0;
+            while count < BEHIND_MOST {
+                count += read.next().await.unwrap().len();
+            }
+        }
+    }
+
+    /// The path is that of a server's stream whose history is lost: the stream is opened anew, and everything is read.
+    #[tokio::test(start_paused = true)]
+    async fn an_observer_that_fell_behind_goes_on_by_reading() {
+        let store = Arc::new(MemoryStore::new());
+        let locks = LockClient::over_memory(store.clone(), Settings::default().unchecked());
+        let held = locks.mutex("held before").acquire().await.unwrap();
+        let mut events = locks.watch_all();
+        let first = events.next().await.unwrap().unwrap();
+        assert!(matches!(first.1, LockEvent::Granted { .. }), "{first:?}");
+        held.release().await.unwrap();
+        for number in 0..BEHIND_MOST {
+            let (entry, operation) = (format!("entry {number}"), format!("operation {number}"));
+            store.run("x", &made_up::asking(&operation, made_up::request(&entry)));
+            store.run("x", &made_up::leaving(&operation, &entry));
+        }
+        let _held = locks.mutex("held after").acquire().await.unwrap();
+        let (mut released, mut granted) = (false, false);
+        while !(released && granted) {
+            let (name, event) = events.next().await.unwrap().unwrap();
+            released |= name == "held before" && matches!(event, LockEvent::Released { .. });
+            granted |= name == "held after" && matches!(event, LockEvent::Granted { .. });
+        }
+    }
+}
