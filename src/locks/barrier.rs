@@ -11,7 +11,17 @@
 //! that all were here at the same time. Tokens rise, so the generation's last place was granted after this party's, and
 //! after that grant all places were held, each by a party that was here.
 
-use std::{fmt, future::IntoFuture, pin::pin, str::FromStr, time::Duration};
+use std::{
+    collections::hash_map::RandomState,
+    fmt,
+    future::{IntoFuture, pending},
+    hash::BuildHasher,
+    pin::pin,
+    str::FromStr,
+    time::Duration,
+};
+
+use tokio::time::{Instant, sleep_until};
 
 use crate::{
     config::millis,
@@ -26,9 +36,17 @@ use crate::{
 };
 
 /// Time for which a passed place stays taken if nobody clears it before. A party can be late by any time as long as its
-/// place is renewed, which does not depend on whether its future is polled. The next party to come clears the places
-/// once no party is late, so nothing waits for the end of this time.
+/// place is renewed, which does not depend on whether its future is polled. The last party to leave clears the places, or
+/// a party of the next generation once no party is late, so nothing waits for the end of this time.
 const KEPT: Duration = Duration::from_secs(24 * 3600);
+
+/// Time after which a party that waits clears the places of a generation that has passed, in case the last of its
+/// parties died before it did. By then that one has had time for a read and a write many times over.
+const CLEARS_AFTER: Duration = Duration::from_millis(500);
+
+/// Maximum of the random time that is added: of a thousand calls that wait, few send the same write before they see
+/// that it was done.
+const CLEARS_WITHIN: Duration = Duration::from_secs(1);
 
 /// Maximum number of parties. In each generation every party writes the document a few times, and every party receives
 /// the events of all these writes.
@@ -171,13 +189,15 @@ impl Barrier {
     /// here.
     async fn enter(&self, watch: &mut Watch<'_>) -> Result<LockHandle, BarrierError> {
         let mut acquiring = pin!(self.places.acquire().into_future());
+        let mut leftovers = Leftovers::default();
         let place = loop {
             tokio::select! {
                 biased;
                 place = &mut acquiring => break place?,
                 changed = watch.changed() => changed?,
+                last = leftovers.overdue() => self.clear(last),
             }
-            self.clear_behind(watch.last());
+            leftovers.note(watch.last());
         };
         self.say(&place, HERE.to_owned()).await?;
         Ok(place)
@@ -186,16 +206,18 @@ impl Barrier {
     /// Waits until all parties are there, or until the mark of one of them says so.
     async fn gather(&self, place: &LockHandle, watch: &mut Watch<'_>) -> Result<Generation, BarrierError> {
         let hold = place.hold();
+        let mut leftovers = Leftovers::default();
         loop {
             let complete = |state| Generation::marked(state, hold).or_else(|| Generation::complete(state, hold));
             if let Some(generation) = watch.last().and_then(complete) {
                 return Ok(generation);
             }
-            self.clear_behind(watch.last());
+            leftovers.note(watch.last());
             tokio::select! {
                 biased;
                 reason = place.lost() => return Err(reason.into()),
                 changed = watch.changed() => changed.map_err(while_waiting)?,
+                last = leftovers.overdue() => self.clear(last),
             }
         }
     }
@@ -210,11 +232,14 @@ impl Barrier {
             Ok(_) => return Err(LostReason::Released.into()),
             Err(ReleaseError::Server(error)) => return Err(error.into()),
         }
-        // The last party clears the places. Nobody waits for that, and otherwise the next party to come does it.
+        // The last party clears the places. Nobody waits for that, and otherwise a party of the next generation does
+        // it.
         let barrier = self.clone();
         drop(self.places.session.session().spawn_for(async move {
             let state = barrier.places.newest().await.ok().flatten();
-            barrier.clear_behind(state.as_ref());
+            if let Some(last) = state.as_ref().and_then(passed) {
+                barrier.clear(last);
+            }
         }));
         Ok(())
     }
@@ -228,14 +253,54 @@ impl Barrier {
     }
 
     /// Clears, in the background, the places of a generation that all its parties have passed. The write itself checks
-    /// that they have, as this state may be old.
-    fn clear_behind(&self, state: Option<&State>) {
-        let Some(last) = state.and_then(passed) else {
-            return;
-        };
+    /// that they have, as the state that shows it may be old.
+    fn clear(&self, last: i64) {
         let (session, name) = (self.places.session.session().clone(), self.places.name.clone());
         let clearing = session.clone();
         drop(session.spawn_for(async move { clearing.clear(&name, last).await }));
+    }
+}
+
+/// The places of a generation that has passed, as a party of the next one sees them: those that have passed clear them,
+/// and all that wait would send the same write.
+#[derive(Debug, Default)]
+struct Leftovers(Option<Leftover>);
+
+#[derive(Clone, Copy, Debug)]
+struct Leftover {
+    /// The last token of the generation.
+    last: i64,
+    /// When this party clears them.
+    clear_at: Instant,
+}
+
+impl Leftovers {
+    fn note(&mut self, state: Option<&State>) {
+        let last = state.and_then(passed);
+        if last != self.0.map(|leftover| leftover.last) {
+            self.0 = last.map(Leftover::new);
+        }
+    }
+
+    /// Waits until the places should have been cleared, and returns the last token of their generation. Does not return
+    /// where there are none.
+    async fn overdue(&mut self) -> i64 {
+        let Some(leftover) = &mut self.0 else {
+            return pending().await;
+        };
+        sleep_until(leftover.clear_at).await;
+        // Once more later: the write may fail.
+        *leftover = Leftover::new(leftover.last);
+        leftover.last
+    }
+}
+
+impl Leftover {
+    fn new(last: i64) -> Self {
+        let spread =
+            Duration::from_millis(RandomState::new().hash_one(last) % (1 + millis(CLEARS_WITHIN).unsigned_abs()));
+        let clear_at = Instant::now() + CLEARS_AFTER + spread;
+        Self { last, clear_at }
     }
 }
 
@@ -326,8 +391,58 @@ impl fmt::Debug for Barrier {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
+    use futures::future::join_all;
+    use tokio::time::{sleep, timeout};
+
     use super::*;
-    use crate::protocol::{Owner, ServerTime};
+    use crate::{
+        client::LockClient,
+        config::Settings,
+        proofs::simulated::Link,
+        protocol::{Owner, ServerTime},
+        session::Session,
+        store::{LockStore, MemoryStore, Store},
+        wake_mode::WakeMode,
+    };
+
+    fn client(memory: &Arc<MemoryStore>, id: &str) -> (Arc<Link>, LockClient) {
+        let link = Link::new(memory.clone(), 1);
+        link.calm();
+        let (config, store) = (Settings::default().validate().unwrap(), Store::Simulated(link.clone()));
+        let session = Session::of(id.to_owned(), config, store, None, WakeMode::ChangeStream);
+        let session = LockSession::over(session, LockStore::Simulated(link.clone()));
+        (link, LockClient::new(session))
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn those_that_wait_leave_the_clearing_to_those_that_passed() {
+        const GENERATIONS: u64 = 20;
+        let (link, locks) = client(&Arc::new(MemoryStore::new()), "0123456789abcdef");
+        let barrier = locks.barrier("x", 2);
+        let calls = (0..2 * GENERATIONS).map(|_| barrier.wait());
+        for passed in join_all(calls).await {
+            let _ = passed.unwrap();
+        }
+        sleep(Duration::from_secs(5)).await;
+        // Both parties of a generation may have seen that the other has left.
+        let clears = link.clears();
+        assert!((GENERATIONS..=2 * GENERATIONS).contains(&clears), "{clears}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn places_are_cleared_by_those_that_wait_if_nobody_else_does() {
+        let memory = Arc::new(MemoryStore::new());
+        let ((dying, one), (_, other)) = (client(&memory, "0123456789abcdef"), client(&memory, "fedcba9876543210"));
+        let first = one.barrier("x", 1).wait().await.unwrap();
+        dying.cut(true);
+        sleep(Duration::from_secs(1)).await;
+        memory.look("x", |state, _| assert!(state.and_then(passed).is_some()));
+        let barrier = other.barrier("x", 1);
+        let second = timeout(CLEARS_AFTER + 2 * CLEARS_WITHIN, barrier.wait()).await;
+        assert!(second.unwrap().unwrap().generation() > first.generation());
+    }
 
     fn place(token: i64, passed: Option<(i64, i64)>, released: bool) -> Holder {
         let mark = passed.map(|(first, last)| Generation { first, last });

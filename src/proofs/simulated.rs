@@ -21,7 +21,7 @@ use tokio::{
 use super::random::Random;
 use crate::{
     error::store::OutOfTime,
-    protocol::{Exchange, Operation},
+    protocol::{Evict, Exchange, Operation},
     store::{AWAIT_TIME, Answer, Documents, Event, Failure, MemoryStore, MemoryStream, Renewal, Renewed, StoreError},
 };
 
@@ -55,6 +55,8 @@ pub(crate) struct Link {
     refused: AtomicU64,
     /// The number of readings that were sent.
     reads: AtomicU64,
+    /// The number of operations that were sent to clear a barrier.
+    clears: AtomicU64,
 }
 
 /// The load of a slow server: it does one thing after the other, and each takes its time.
@@ -103,6 +105,7 @@ impl Link {
             refusing: Mutex::default(),
             refused: AtomicU64::new(0),
             reads: AtomicU64::new(0),
+            clears: AtomicU64::new(0),
         })
     }
 
@@ -248,6 +251,9 @@ impl Link {
 
     pub(crate) async fn run(&self, name: &str, operation: &Operation, within: Duration) -> Result<Answer, StoreError> {
         let sent = Instant::now();
+        if matches!(operation.evict, Evict::Kept(_)) {
+            self.clears.fetch_add(1, Ordering::Relaxed);
+        }
         self.unblocked(name, within).await?;
         let (name, operation) = (name.to_owned(), operation.clone());
         let answer = self.send(move |memory| memory.run(&name, &operation)).await?;
@@ -256,6 +262,11 @@ impl Link {
             exchange: since(sent, &answer.exchange),
             logged_by: None,
         })
+    }
+
+    /// Returns the number of operations that were sent to clear a barrier.
+    pub(crate) fn clears(&self) -> u64 {
+        self.clears.load(Ordering::Relaxed)
     }
 
     /// Refuses to renew documents of these names from now on.
