@@ -156,7 +156,7 @@ impl LockClientBuilder {
     /// [`SecondaryPreferred`](ReadPreference::SecondaryPreferred) the primary is spared that time, and waiters are
     /// woken later by the secondary's lag. With [`Secondary`](ReadPreference::Secondary) waiters poll if the set has no
     /// secondary. Correctness never depends on it: a grant is checked against the clock of the server that made it, and
-    /// all writes and reads stay with the primary, as do the streams of observers.
+    /// all writes and reads stay with the primary, as do the streams of observers, latches and barriers.
     pub fn stream_read_preference(mut self, preference: ReadPreference) -> Self {
         self.settings.stream_read_preference = Some(preference);
         self

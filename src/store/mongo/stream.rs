@@ -76,7 +76,8 @@ impl MongoStore {
         let options = doc! { "fullDocument": "updateLookup" };
         let id = name.map(|name| self.family.id_of(name));
         let selection = about(id.as_ref(), self.family.base());
-        // An observer has read the document from the primary: a member that lags would show it earlier ones.
+        // An observer has read the document from the primary: a member that lags would show it earlier ones. States have
+        // an order by which those are told, and deletions have none.
         self.stream((options, &ReadPreference::Primary), selection, read, resume)
             .await
     }
