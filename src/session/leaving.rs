@@ -4,17 +4,22 @@
 //! The handles, the futures and the client may be gone by then, and with them the session, except for this task. One is
 //! enough for each name: a lock can be taken thousands of times before the last sweep.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use tokio::time::{Instant, sleep_until};
 
 use super::{Lines, Session, line::Line};
+
+/// Minimum pause between two looks at the entries of a name.
+const LEAST: Duration = Duration::from_millis(1);
 
 impl Session {
     /// Keeps the session until no entry of the name is to leave, unless another task does so.
     pub(super) async fn see_to_leaves(self: &Arc<Self>, name: &str) {
         let mut next = self.table().lines.begin_to_see_to(name);
         while let Some(at) = next {
+            // Where the time has come and nothing could be sent, it is tried again a little later.
+            let at = at.max(Instant::now() + LEAST);
             tokio::select! {
                 biased;
                 () = sleep_until(at) => self.feed(name, |_, _, _| {}),
@@ -54,8 +59,6 @@ impl Lines {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use tokio::time::sleep;
 
     use super::{super::locks::LockSession, *};
