@@ -72,3 +72,82 @@ pub(super) fn in_order(at: &Location, conditions: impl IntoIterator<Item = Docum
 pub(crate) fn is_known(at: &Location) -> Document {
     doc! { "$lte": [at.value("protocol"), PROTOCOL] }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::protocol::made_up::{asking, leaving, operation, request};
+
+    fn evicting(operation: Operation, evict: Evict) -> Operation {
+        Operation { evict, ..operation }
+    }
+
+    fn proclaiming() -> Operation {
+        let proclaim = Proclaim {
+            id: "a-1".to_owned(),
+            value: "here".to_owned(),
+            number: 1,
+        };
+        Operation {
+            proclaim: Some(proclaim),
+            ..operation("a.1")
+        }
+    }
+
+    fn downgrading() -> Operation {
+        let downgrade = Downgrade {
+            id: "a-1".to_owned(),
+            token: 7,
+            permits: 1,
+        };
+        Operation {
+            downgrade: Some(downgrade),
+            ..operation("a.1")
+        }
+    }
+
+    #[test]
+    fn who_evicts_proclaims_or_downgrades_learns_of_a_later_protocol() {
+        let root = Location::default();
+        let later = doc! { "protocol": { "$gt": PROTOCOL } };
+        let tells = |operation: &Operation| {
+            let selection = selection(&root, &"x".into(), operation);
+            let concerned = selection.get_array("$or").unwrap();
+            concerned
+                .iter()
+                .any(|condition| condition.as_document() == Some(&later))
+        };
+        for evict in [Evict::Everybody, Evict::Holder(7), Evict::Kept(7)] {
+            assert!(tells(&evicting(operation("a.1"), evict)), "{evict:?}");
+        }
+        assert!(tells(&proclaiming()) && tells(&downgrading()));
+        // Who only takes out entries leaves any other document alone.
+        assert!(!tells(&leaving("a.1", "a-1")));
+    }
+
+    #[test]
+    fn what_is_selected_by_its_id_is_known_to_be() {
+        let root = Location::default();
+        let expecting = |operation: Operation, expects| Operation { expects, ..operation };
+        let requests = asking("a.1", request("a-1"));
+        let operations = [
+            requests.clone(),
+            expecting(requests.clone(), Expects::Alone),
+            expecting(leaving("a.1", "a-1"), Expects::Holding),
+            expecting(Operation { room: 256, ..requests }, Expects::Room),
+            leaving("a.1", "a-1"),
+            proclaiming(),
+            evicting(operation("a.1"), Evict::Everybody),
+        ];
+        let by_id = operations.map(|operation| {
+            let by_id = is_by_id(&operation);
+            assert_eq!(
+                by_id,
+                selection(&root, &"x".into(), &operation) == doc! { "_id": "x" },
+                "{operation:?}"
+            );
+            by_id
+        });
+        assert_eq!(by_id, [true, true, true, false, false, false, false]);
+    }
+}
