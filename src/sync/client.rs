@@ -85,6 +85,11 @@ impl LockClientBuilder {
         self.with(|builder| builder.stream_read_preference(preference))
     }
 
+    /// See [`LockClientBuilder::max_streams`](crate::LockClientBuilder::max_streams).
+    pub fn max_streams(self, streams: u32) -> Self {
+        self.with(|builder| builder.max_streams(streams))
+    }
+
     /// See [`LockClientBuilder::max_operations`](crate::LockClientBuilder::max_operations).
     pub fn max_operations(self, operations: u32) -> Self {
         self.with(|builder| builder.max_operations(operations))
@@ -108,6 +113,21 @@ impl LockClientBuilder {
     /// See [`LockClientBuilder::owner_id`](crate::LockClientBuilder::owner_id).
     pub fn owner_id(self, id: impl Into<String>) -> Self {
         self.with(|builder| builder.owner_id(id))
+    }
+
+    /// See [`LockClientBuilder::max_hold`](crate::LockClientBuilder::max_hold).
+    pub fn max_hold(self, most: Duration) -> Self {
+        self.with(|builder| builder.max_hold(most))
+    }
+
+    /// See [`LockClientBuilder::lose_after`](crate::LockClientBuilder::lose_after).
+    pub fn lose_after(self, limit: Duration) -> Self {
+        self.with(|builder| builder.lose_after(limit))
+    }
+
+    /// See [`LockClientBuilder::history`](crate::LockClientBuilder::history).
+    pub fn history(self, ends: u32) -> Self {
+        self.with(|builder| builder.history(ends))
     }
 
     /// See [`LockClientBuilder::metrics_for`](crate::LockClientBuilder::metrics_for).

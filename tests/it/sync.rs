@@ -1,10 +1,12 @@
 //! The blocking API, from threads that have no runtime.
 
 use std::{
-    env,
+    collections::BTreeSet,
+    env, fs,
     io::{Read as _, Write as _},
     ops::ControlFlow,
     panic::AssertUnwindSafe,
+    path::Path,
     process::Command,
     sync::{
         Arc,
@@ -649,4 +651,36 @@ fn a_process_that_is_forked_is_told_so_at_once() {
     }
     assert_eq!(held.lost_reason(), None);
     assert_eq!(held.release().unwrap(), Released::Released);
+}
+
+#[test]
+fn a_builder_for_threads_has_every_setting() {
+    // Compared by name, so that a new setting is not forgotten here.
+    let settings = |source: &str| -> BTreeSet<String> {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(source);
+        let text = fs::read_to_string(path).unwrap();
+        let (_, builder) = text.split_once("\nimpl LockClientBuilder {").unwrap();
+        let (builder, _) = builder.split_once("\n}\n").unwrap();
+        let heads = builder.lines().filter_map(|line| line.trim().strip_prefix("pub fn "));
+        heads
+            .map(|head| head.split('(').next().unwrap().to_owned())
+            .filter(|name| name != "build")
+            .collect()
+    };
+    let expected = settings("src/client/builder.rs");
+    assert!(expected.len() > 15, "{expected:?}");
+    assert!(settings("src/sync/client.rs").is_superset(&expected), "{expected:?}");
+
+    let memory = InMemory::new();
+    let builder = || LockClientBuilder::from(memory.builder());
+    let error = builder().max_streams(0).build().unwrap_err();
+    assert!(error.to_string().contains("change streams is 0"), "{error}");
+    let (most, limit) = (Duration::from_millis(10), Duration::from_millis(60));
+    let locks = builder().history(1).max_hold(most).lose_after(limit).build().unwrap();
+    let held = locks.mutex("x").acquire().run().unwrap();
+    let is_reported = || held.status() == LockStatus::HeldTooLong || held.lost_reason().is_some();
+    eventually(PATIENCE, "it is held for too long", is_reported);
+    assert_eq!(held.lost(), LostReason::HeldTooLong);
+    let is_recorded = || locks.inspect("x").unwrap().is_some_and(|lock| lock.past.len() == 1);
+    eventually(PATIENCE, "the history has it", is_recorded);
 }
