@@ -19,8 +19,8 @@ pub use server::{MissingPrivilege, ServerError, ServerErrorKind};
 /// A kind mismatch: the name is in use as another kind of lock, or as one of another capacity.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "`{name}` is in use as a {found} with capacity {found_capacity}, and was requested as a {wanted} with capacity \
-     {wanted_capacity}"
+    "`{}` is in use as {}, and was requested as {}",
+    name.escape_debug(), described(*found, *found_capacity), described(*wanted, *wanted_capacity)
 )]
 #[non_exhaustive]
 pub struct KindMismatch {
@@ -28,7 +28,8 @@ pub struct KindMismatch {
     pub name: String,
     /// The kind of its present holders and waiters.
     pub found: Kind,
-    /// The capacity that it has for them.
+    /// The capacity that it has for them: a number of permits, arrivals or parties, and 1 for a mutex, an election or a
+    /// document. That of a readers-writer lock means nothing to its users.
     pub found_capacity: u64,
     /// The kind that was requested.
     pub wanted: Kind,
@@ -46,6 +47,18 @@ impl KindMismatch {
             wanted,
             wanted_capacity: unsigned(capacity),
         }
+    }
+}
+
+/// Describes a use of a name. The capacity of other kinds is always the same, and of a readers-writer lock it is a number
+/// that means nothing to its users.
+fn described(kind: Kind, capacity: u64) -> String {
+    match kind {
+        Kind::Semaphore => format!("a semaphore of {capacity} permits"),
+        Kind::Latch => format!("a latch of {capacity} arrivals"),
+        Kind::Barrier => format!("a barrier of {capacity} parties"),
+        Kind::Election => "an election".to_owned(),
+        kind => format!("a {kind}"),
     }
 }
 

@@ -298,19 +298,21 @@ async fn one_name_is_one_kind_of_lock_while_it_is_used() {
         let held = a.semaphore("x", 3).acquire().await.unwrap();
         let before = a.inspect("x").await.unwrap();
         let errors = [
-            b.semaphore("x", 4).acquire().await.unwrap_err(),
-            b.mutex("x").acquire().await.unwrap_err(),
-            b.rw_lock("x").read().await.unwrap_err(),
-            b.rw_lock("x").write().timeout(SOON).await.unwrap_err(),
+            (
+                b.semaphore("x", 4).acquire().await.unwrap_err(),
+                "a semaphore of 4 permits",
+            ),
+            (b.mutex("x").acquire().await.unwrap_err(), "a mutex"),
+            (b.rw_lock("x").read().await.unwrap_err(), "a rwlock"),
+            (b.rw_lock("x").write().timeout(SOON).await.unwrap_err(), "a rwlock"),
+            (b.election("x").campaign("node 7").await.unwrap_err(), "an election"),
         ];
-        for error in errors {
+        for (error, wanted) in errors {
             let AcquireError::KindMismatch(error) = error else {
                 panic!("{error}")
             };
-            assert!(
-                error.to_string().contains("is in use as a semaphore with capacity 3"),
-                "{error}"
-            );
+            let expected = format!("`x` is in use as a semaphore of 3 permits, and was requested as {wanted}");
+            assert_eq!(error.to_string(), expected);
         }
         assert!(b.semaphore("x", 4).available_permits().await.is_err());
         assert!(b.election("x").leader().await.is_err());

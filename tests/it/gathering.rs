@@ -307,7 +307,9 @@ async fn a_name_that_is_in_use_otherwise_is_refused() {
         b.latch("x", 2).count_down().await.unwrap();
         let error = a.latch("x", 3).wait().await.unwrap_err();
         assert!(
-            error.to_string().contains("is in use as a latch with capacity 2"),
+            error
+                .to_string()
+                .ends_with("is in use as a latch of 2 arrivals, and was requested as a latch of 3 arrivals"),
             "{error}"
         );
         assert!(a.mutex("x").try_acquire().await.is_err());
