@@ -7,21 +7,24 @@ use watchlock::{FencingToken, LockClient, OnceOutcome};
 
 type Error = Box<dyn std::error::Error + Send + Sync>;
 
-/// Does `job` at the times that `cron` names, at most once per period among all replicas; `log` gets each outcome.
+/// Does the job `name` at the times that `cron` names, in UTC, at most once per period among all replicas; `log` gets
+/// each outcome. Each job needs a name of its own.
 ///
-/// For a report at 02:00 UTC each day, pass `"0 0 2 * * *"` and a period of 24 hours. The windows are moved by half a
-/// period, so that no timer fires at the boundary of two windows.
+/// For a report at 02:00 UTC each day, pass `"0 0 2 * * *"`, a period of 24 hours and an offset of 12 hours. The timer
+/// must fire far from `offset + n x period`, in UTC: there one window ends and the next begins.
 pub async fn schedule<Fut>(
     locks: &LockClient,
+    name: &str,
     cron: &str,
     period: Duration,
+    offset: Duration,
     job: impl Fn(FencingToken) -> Fut + Send + Sync + 'static,
     log: impl Fn(&str) + Send + Sync + 'static,
 ) -> Result<JobScheduler, Error>
 where
     Fut: Future<Output = Result<(), Error>> + Send + 'static,
 {
-    let once = locks.once("nightly-report", period).offset(period / 2);
+    let once = locks.once(name, period).offset(offset);
     let (job, log) = (Arc::new(job), Arc::new(log));
     let scheduled = Job::new_async(cron, move |_, _| {
         let (once, job, log) = (once.clone(), job.clone(), log.clone());

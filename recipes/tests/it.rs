@@ -192,25 +192,30 @@ async fn each_message_of_an_outbox_is_sent_by_one_worker_and_again_if_that_fails
 }
 
 #[tokio::test]
-async fn schedulers_of_two_replicas_do_a_job_once_in_a_period() {
+async fn schedulers_of_two_replicas_do_each_job_once_in_a_period() {
+    const JOBS: [&str; 2] = ["report", "cleanup"];
     let database = database("cron").await;
-    let done = Arc::new(Mutex::new(0));
+    let done = Arc::new(Mutex::new(Vec::new()));
     // So that no window ends meanwhile.
-    let period = Duration::from_secs(366 * 24 * 3600);
+    let (period, offset) = (Duration::from_secs(366 * 24 * 3600), Duration::from_secs(3600));
     let (mut schedulers, mut logs) = (Vec::new(), Vec::new());
     for _ in 0..2 {
-        let (log, lines) = mpsc::unbounded_channel();
-        let (locks, counted) = (locks(&database).await, done.clone());
-        let job = move |_| {
-            *counted.lock().unwrap() += 1;
-            ready(Ok(()))
-        };
-        let log = move |line: &str| drop(log.send(line.to_owned()));
-        let every_second = "* * * * * *";
-        schedulers.push(cron::schedule(&locks, every_second, period, job, log).await.unwrap());
-        logs.push(lines);
+        let locks = locks(&database).await;
+        for name in JOBS {
+            let (log, lines) = mpsc::unbounded_channel();
+            let counted = done.clone();
+            let job = move |_| {
+                counted.lock().unwrap().push(name);
+                ready(Ok(()))
+            };
+            let log = move |line: &str| drop(log.send(line.to_owned()));
+            let every_second = "* * * * * *";
+            let scheduled = cron::schedule(&locks, name, every_second, period, offset, job, log);
+            schedulers.push(scheduled.await.unwrap());
+            logs.push(lines);
+        }
     }
-    // Each has found the job done by the other one or by itself.
+    // Each has found its job done by the other replica or by itself.
     for lines in &mut logs {
         loop {
             let line = within("a line of the log", lines.recv()).await.unwrap();
@@ -221,7 +226,9 @@ async fn schedulers_of_two_replicas_do_a_job_once_in_a_period() {
             assert!(line == "done" || line.starts_with("in progress: "), "{line}");
         }
     }
-    assert_eq!(*done.lock().unwrap(), 1);
+    let mut ran = done.lock().unwrap().clone();
+    ran.sort_unstable();
+    assert_eq!(ran, ["cleanup", "report"]);
     for mut scheduler in schedulers {
         scheduler.shutdown().await.unwrap();
     }
