@@ -219,7 +219,8 @@ async fn neighbours_in_a_pipeline_may_read_from_the_terminal() {
     let mut terminal = shell(&ground);
     terminal.until_shown("$ ").await;
     let pager = r#"sh -c 'read key < /dev/tty; echo "key <$key>"; cat'"#;
-    terminal.type_in(&format!("$W run x -- sh -c 'echo output; sleep 300' | {pager}\n"));
+    // `exec`, as dash 0.5.12 swallows a ^C that comes between its fork and the start of the program.
+    terminal.type_in(&format!("$W run x -- sh -c 'echo output; exec sleep 300' | {pager}\n"));
     eventually(PATIENCE, "it holds the lock", async || {
         !is_vacant(&ground.locks().await, "x").await
     })
