@@ -417,7 +417,7 @@ impl LockClientBuilder {
             Home::Database(database) => (database, self.collection),
             Home::Memory(memory) => return Ok(LockClient::over_memory(memory, config)),
         };
-        let connecting = || {
+        let connecting = |_| {
             let (database, collection) = (database.clone(), collection.clone());
             let streams = config.stream_read_preference.clone();
             async move { MongoStore::connect(&database, &collection, streams).await }

@@ -177,7 +177,7 @@ impl Session {
         let session = self.clone();
         self.spawn(async move {
             // Repeated beside itself, as a reading is: it changes nothing the second time.
-            let ended = session.read_some(1, |store| {
+            let ended = session.read_some(1, |store, _| {
                 let probe = probe.clone();
                 async move {
                     match &*store {

@@ -20,16 +20,16 @@ impl ObservedSession {
     pub(crate) async fn list(&self, selection: &Selection, view: View) -> Result<Listed, StoreError> {
         match self {
             Self::Locks(session) => {
-                let listing = session.read_long(|_| {
+                let listing = session.read_long(|arrival| {
                     let (locks, selection) = (session.locks().clone(), selection.clone());
-                    async move { locks.list(&selection, view).await }
+                    async move { locks.list(&selection, view, &arrival).await }
                 });
                 listing.await
             }
             Self::Documents(session) => {
-                let listing = session.read_long(|_| {
+                let listing = session.read_long(|arrival| {
                     let (documents, selection) = (session.documents().clone(), selection.clone());
-                    async move { documents.list(&selection, view).await }
+                    async move { documents.list(&selection, view, &arrival).await }
                 });
                 listing.await
             }

@@ -29,9 +29,9 @@ impl Session {
 
     /// Does the same with the state that a majority has: no fail-over undoes it, and it can be a little older.
     pub(crate) async fn observe(self: &Arc<Self>, name: &str) -> Result<Option<(State, Exchange)>, ServerError> {
-        let reading = self.read_some(1, |store| {
+        let reading = self.read_some(1, |store, arrival| {
             let names = [name.to_owned()];
-            async move { store.observe(&names).await }
+            async move { store.observe(&names, &arrival).await }
         });
         let (mut documents, exchange) = reading.await.map_err(ServerError::from)?;
         let found = documents.remove(name).transpose().map_err(StoreError::from)?;

@@ -3,8 +3,10 @@
 //! A reading is repeated to get round dead connections. From here, a connection that is dead looks like a server that
 //! takes long, and a server that takes long must not get the same work several times. So a reading of a few documents
 //! is repeated soon, as its repetitions cost next to nothing. One of many documents, or of a whole collection, waits
-//! until a small reading has found a connection that works: the driver uses the last one first. It is repeated once
-//! at most.
+//! until a small reading has found a connection that works: the driver uses the last one first. Two of its attempts run
+//! at once at most, the second after a pause in which most answers begin to come, and none beside an answer that has
+//! begun: that one has found a connection that works. A server that gives up for lack of time is not asked again, and
+//! has the time to say so.
 
 use std::{sync::Arc, time::Duration};
 
@@ -17,14 +19,14 @@ use tokio::{
 use super::{Session, admission::AT_ONCE_LEAST, asking::patience};
 use crate::{
     protocol::Exchange,
-    store::{Documents, Store, StoreError, to_its_end},
+    store::{Arrival, Documents, LONG_READ_WITHIN, Store, StoreError, to_its_end},
 };
 
 /// The limits of a reading that is repeated beside its own unanswered attempts.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Hedging {
     /// Time that the first attempt has for itself. Each later one has the same, and twice as long as the one before
-    /// once [`AT_ONCE_LEAST`] are unanswered.
+    /// once [`AT_ONCE_LEAST`] are unanswered, or all but the last that there may be at once.
     beside: Duration,
     /// Time within which there must be an answer.
     in_all: Duration,
@@ -36,7 +38,7 @@ impl Hedging {
     /// For readings of any length.
     const LONG: Self = Self {
         beside: Duration::from_secs(10),
-        in_all: Duration::from_secs(30),
+        in_all: LONG_READ_WITHIN.saturating_add(SAYING_SO),
         at_once: LARGE_READS_AT_ONCE,
     };
 
@@ -75,14 +77,18 @@ const FEW: usize = 50;
 /// together.
 const TIMES_OF_MANY: u32 = 8;
 
-/// Reads, and reads again beside unanswered attempts: the first answer counts. The other attempts run on by
-/// themselves.
+/// Time in which the news that a server gave up for lack of time still comes: it shows that the server is slow and not
+/// silent, and those who read again leave a slow one its rest.
+const SAYING_SO: Duration = Duration::from_secs(5);
+
+/// Reads, and reads again beside attempts of which nothing has come: the first answer counts. The other attempts run on
+/// by themselves.
 ///
 /// Only for commands that change nothing.
 pub(crate) async fn read_beside<T, F>(
     runtime: &Handle,
     hedging: Hedging,
-    mut read: impl FnMut() -> F,
+    mut read: impl FnMut(Arrival) -> F,
 ) -> Result<T, StoreError>
 where
     T: Send + 'static,
@@ -91,10 +97,14 @@ where
     let begun = Instant::now();
     let until = begun + hedging.in_all;
     let mut pause = hedging.beside;
+    let arrival = Arrival::default();
     let mut attempts = FuturesUnordered::new();
     loop {
-        if attempts.len() < hedging.at_once {
-            attempts.push(to_its_end(runtime, read()));
+        if attempts.len() < hedging.at_once && !arrival.has_begun() {
+            attempts.push(to_its_end(runtime, read(arrival.clone())));
+        }
+        if attempts.len() > AT_ONCE_LEAST.min(hedging.at_once - 1) {
+            pause *= 2;
         }
         let again = (Instant::now() + pause).min(until);
         loop {
@@ -104,18 +114,21 @@ where
                 () = sleep_until(again) => break,
             };
             match ended {
-                // Other attempts are still on their way. Where there is no server, there is none for them either.
-                Err(error) if !(error.is_final() || error.found_no_server() || attempts.is_empty()) => {}
+                // Other attempts are still on their way.
+                Err(error) if !(attempts.is_empty() || is_for_all(&error)) => {}
                 ended => return ended,
             }
         }
         if Instant::now() >= until {
             return Err(StoreError::unanswered(begun.elapsed()));
         }
-        if attempts.len() >= AT_ONCE_LEAST {
-            pause *= 2;
-        }
     }
+}
+
+/// Whether every other attempt would fail like this one: the server refuses, or takes longer than it may, or there is
+/// none.
+fn is_for_all(error: &StoreError) -> bool {
+    error.is_final() || error.found_no_server() || error.ran_out_of_time()
 }
 
 /// Time after an answer for which the connection is expected to answer again.
@@ -124,9 +137,9 @@ pub(super) const ANSWERS_STILL: Duration = Duration::from_secs(1);
 impl Session {
     /// Reads the documents of these names, in time.
     pub(crate) async fn read_names(self: &Arc<Self>, names: &[String]) -> Result<(Documents, Exchange), StoreError> {
-        let read = |store: Arc<Store>| {
+        let read = |store: Arc<Store>, arrival: Arrival| {
             let names = names.to_vec();
-            async move { store.read(&names).await }
+            async move { store.read(&names, &arrival).await }
         };
         self.read_some(names.len(), read).await
     }
@@ -135,7 +148,7 @@ impl Session {
     pub(crate) async fn read_some<T, F>(
         self: &Arc<Self>,
         documents: usize,
-        read: impl Fn(Arc<Store>) -> F,
+        read: impl Fn(Arc<Store>, Arrival) -> F,
     ) -> Result<T, StoreError>
     where
         T: Send + 'static,
@@ -146,7 +159,7 @@ impl Session {
             self.find_connection().await?;
         }
         let hedging = Hedging::of(documents, patience(self.asking.usual()));
-        read_beside(self.start(), hedging, || read(self.store.clone())).await
+        read_beside(self.start(), hedging, |arrival| read(self.store.clone(), arrival)).await
     }
 
     /// Has a small reading find a connection that works, for a command that is sent once: the driver reuses its last
@@ -154,9 +167,9 @@ impl Session {
     pub(super) async fn find_connection(self: &Arc<Self>) -> Result<(), StoreError> {
         if !self.asking.is_quiet() || !self.asking.was_answered_within(ANSWERS_STILL, Instant::now()) {
             let hedging = Hedging::of(0, patience(self.asking.usual()));
-            let read = || {
+            let read = |arrival: Arrival| {
                 let store = self.store.clone();
-                async move { store.read(&[]).await }
+                async move { store.read(&[], &arrival).await }
             };
             read_beside(self.start(), hedging, read).await?;
         }
@@ -164,14 +177,14 @@ impl Session {
     }
 
     /// Reads a result of any length, in time.
-    pub(crate) async fn read_long<T, F>(self: &Arc<Self>, read: impl Fn(Arc<Store>) -> F) -> Result<T, StoreError>
+    pub(crate) async fn read_long<T, F>(self: &Arc<Self>, read: impl Fn(Arrival) -> F) -> Result<T, StoreError>
     where
         T: Send + 'static,
         F: Future<Output = Result<T, StoreError>> + Send + 'static,
     {
         self.ensure_alive()?;
         self.find_connection().await?;
-        read_beside(self.start(), Hedging::LONG, || read(self.store.clone())).await
+        read_beside(self.start(), Hedging::LONG, read).await
     }
 }
 
@@ -185,6 +198,7 @@ mod tests {
     use tokio::time::sleep;
 
     use super::*;
+    use crate::{error::store::OutOfTime, store::Failure};
 
     const SECOND: Duration = Duration::from_secs(1);
 
@@ -192,7 +206,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_long_reading_makes_a_slow_server_no_slower() {
         let attempts = Arc::new(AtomicUsize::new(0));
-        let read = || {
+        let read = |_| {
             let attempts = attempts.clone();
             async move {
                 let before = attempts.fetch_add(1, Ordering::Relaxed);
@@ -205,7 +219,7 @@ mod tests {
         assert_eq!((begun.elapsed(), attempts.load(Ordering::Relaxed)), (20 * SECOND, 2));
         attempts.store(0, Ordering::Relaxed);
         let many = Hedging::of(1_000, SECOND / 4);
-        let read = || {
+        let read = |_| {
             attempts.fetch_add(1, Ordering::Relaxed);
             pending::<Result<(), StoreError>>()
         };
@@ -213,10 +227,66 @@ mod tests {
         assert_eq!(attempts.load(Ordering::Relaxed), LARGE_READS_AT_ONCE);
     }
 
+    /// A transfer that takes 25 seconds alone, and as much longer as there are others.
+    #[tokio::test(start_paused = true)]
+    async fn an_answer_that_has_begun_to_come_is_awaited_alone() {
+        let attempts = Arc::new(AtomicUsize::new(0));
+        let read = |arrival: Arrival| {
+            let attempts = attempts.clone();
+            async move {
+                attempts.fetch_add(1, Ordering::Relaxed);
+                sleep(9 * SECOND).await;
+                arrival.begin();
+                for _ in 9..25 {
+                    sleep(SECOND * attempts.load(Ordering::Relaxed) as u32).await;
+                }
+                Ok(())
+            }
+        };
+        let begun = Instant::now();
+        read_beside(&Handle::current(), Hedging::LONG, read).await.unwrap();
+        assert_eq!((begun.elapsed(), attempts.load(Ordering::Relaxed)), (25 * SECOND, 1));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_server_that_gives_up_a_long_reading_is_slow_and_not_silent() {
+        let attempts = Arc::new(AtomicUsize::new(0));
+        let read = |_| {
+            attempts.fetch_add(1, Ordering::Relaxed);
+            async move {
+                sleep(LONG_READ_WITHIN + SECOND).await;
+                let kind = Failure::Unavailable;
+                let source = Arc::new(OutOfTime);
+                Err::<(), _>(StoreError { kind, source })
+            }
+        };
+        let begun = Instant::now();
+        let failed = read_beside(&Handle::current(), Hedging::LONG, read).await.unwrap_err();
+        assert!(failed.ran_out_of_time(), "{failed}");
+        assert_eq!(begun.elapsed(), LONG_READ_WITHIN + SECOND);
+        assert_eq!(attempts.load(Ordering::Relaxed), LARGE_READS_AT_ONCE);
+    }
+
+    /// Where connections break.
+    #[tokio::test(start_paused = true)]
+    async fn a_long_reading_whose_attempts_break_off_is_repeated_once() {
+        let mut sent = Vec::new();
+        let begun = Instant::now();
+        let read = |_| {
+            sent.push(begun.elapsed().as_secs());
+            async {
+                sleep(11 * SECOND).await;
+                Err::<(), _>(StoreError::unanswered(11 * SECOND))
+            }
+        };
+        assert!(read_beside(&Handle::current(), Hedging::LONG, read).await.is_err());
+        assert_eq!(sent, [0, 10]);
+    }
+
     #[tokio::test(start_paused = true)]
     async fn a_short_reading_gets_round_dead_connections() {
         let attempts = Arc::new(AtomicUsize::new(0));
-        let read = || {
+        let read = |_| {
             let attempts = attempts.clone();
             async move {
                 match attempts.fetch_add(1, Ordering::Relaxed) {

@@ -9,8 +9,8 @@ use mongodb::{
 };
 
 use super::{
-    Among, Claimed, ElementUpdate, Listed, MemoryInPlace, MongoStore, NamedSighting, Outlook, ResumeAt, Selection,
-    Store, StoreError, Stream, View, Wanted, contained, place::InPlace,
+    Among, Arrival, Claimed, ElementUpdate, Listed, MemoryInPlace, MongoStore, NamedSighting, Outlook, ResumeAt,
+    Selection, Store, StoreError, Stream, View, Wanted, contained, place::InPlace,
 };
 use crate::{protocol::Operation, telemetry};
 
@@ -48,9 +48,14 @@ impl DocumentStore {
     }
 
     /// Reads the locks in all documents that can match.
-    pub(crate) async fn list(&self, selection: &Selection, view: View) -> Result<Listed, StoreError> {
+    pub(crate) async fn list(
+        &self,
+        selection: &Selection,
+        view: View,
+        arrival: &Arrival,
+    ) -> Result<Listed, StoreError> {
         match self {
-            Self::Mongo(store, _) => contained(store.list_in_place(selection, view)).await,
+            Self::Mongo(store, _) => contained(store.list_in_place(selection, view, arrival)).await,
             Self::Memory(store) => Ok(store.list(selection)),
         }
         .inspect_err(|error| telemetry::operation_failed("list", None, error))

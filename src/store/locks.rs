@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use super::{
-    Listed, MemoryStore, MongoStore, NamedSighting, ResumeAt, Selection, Store, StoreError, Stream, View, contained,
+    Arrival, Listed, MemoryStore, MongoStore, NamedSighting, ResumeAt, Selection, Store, StoreError, Stream, View,
+    contained,
 };
 #[cfg(test)]
 use crate::proofs::simulated;
@@ -30,9 +31,14 @@ impl LockStore {
     }
 
     /// Reads all documents that can match.
-    pub(crate) async fn list(&self, selection: &Selection, view: View) -> Result<Listed, StoreError> {
+    pub(crate) async fn list(
+        &self,
+        selection: &Selection,
+        view: View,
+        arrival: &Arrival,
+    ) -> Result<Listed, StoreError> {
         match self {
-            Self::Mongo(store) => contained(store.list(selection, view)).await,
+            Self::Mongo(store) => contained(store.list(selection, view, arrival)).await,
             Self::Memory(store) => Ok(store.list()),
             #[cfg(test)]
             Self::Simulated(link) => Ok(link.memory().list()),

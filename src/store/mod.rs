@@ -3,6 +3,7 @@
 //! A store runs one operation of the protocol at a time, renews many holders at once, reads, and watches. The session,
 //! not the store, decides about time-outs and retries.
 
+mod arrival;
 mod claims;
 pub(crate) mod collection;
 mod documents;
@@ -36,11 +37,12 @@ use futures::FutureExt;
 use mongodb::bson::Timestamp;
 
 pub(crate) use crate::error::{failure::Failure, store::StoreError};
+pub(crate) use arrival::Arrival;
 pub(crate) use claims::{Among, Claimed, ElementUpdate, Outlook, Wanted};
 pub(crate) use documents::DocumentStore;
 pub(crate) use locks::LockStore;
 pub(crate) use memory::{MemoryDocuments, MemoryInPlace, MemoryStore, MemoryStream, Refused};
-pub(crate) use mongo::{AWAIT_TIME, MongoStore, Topology, abort, identity, is_in_transaction};
+pub(crate) use mongo::{AWAIT_TIME, LONG_READ_WITHIN, MongoStore, Topology, abort, identity, is_in_transaction};
 pub(crate) use place::InPlace;
 pub(crate) use sightings::{Listed, NamedSighting, Selection, Sighting, Unreadable};
 pub(crate) use to_its_end::{ToItsEnd, to_its_end};
@@ -193,9 +195,9 @@ impl Store {
     }
 
     /// Reads the documents of these names as they are now; names without a document are left out.
-    pub(crate) async fn read(&self, names: &[String]) -> Result<(Documents, Exchange), StoreError> {
+    pub(crate) async fn read(&self, names: &[String], arrival: &Arrival) -> Result<(Documents, Exchange), StoreError> {
         match self {
-            Self::Mongo(store) => contained(store.read(names, View::Newest)).await,
+            Self::Mongo(store) => contained(store.read(names, View::Newest, arrival)).await,
             Self::Memory(store) => Ok(store.read(names)),
             Self::MemoryInPlace(store) => Ok(store.read(names)),
             #[cfg(test)]
@@ -216,7 +218,7 @@ impl Store {
             let ahead = contained(store.ahead(name, entry, within)).await;
             return ahead.inspect_err(|error| telemetry::operation_failed("read", Some(name), error));
         }
-        let (documents, exchange) = self.read(&[name.to_owned()]).await?;
+        let (documents, exchange) = self.read(&[name.to_owned()], &Arrival::default()).await?;
         let state = documents
             .get(name)
             .map(Result::as_ref)
@@ -227,10 +229,14 @@ impl Store {
     }
 
     /// Reads the documents as a majority has them, for observers: what they saw once is not undone.
-    pub(crate) async fn observe(&self, names: &[String]) -> Result<(Documents, Exchange), StoreError> {
+    pub(crate) async fn observe(
+        &self,
+        names: &[String],
+        arrival: &Arrival,
+    ) -> Result<(Documents, Exchange), StoreError> {
         match self {
-            Self::Mongo(store) => contained(store.read(names, View::Committed)).await,
-            _ => return self.read(names).await,
+            Self::Mongo(store) => contained(store.read(names, View::Committed, arrival)).await,
+            _ => return self.read(names, arrival).await,
         }
         .inspect_err(|error| telemetry::operation_failed("read", None, error))
     }

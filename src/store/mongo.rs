@@ -54,7 +54,7 @@ pub(crate) const AWAIT_TIME: Duration = Duration::from_millis(4_750);
 const READ_WITHIN: Duration = Duration::from_secs(10);
 
 /// The same limit for reads that may go through many documents.
-const LONG_READ_WITHIN: Duration = Duration::from_secs(30);
+pub(crate) const LONG_READ_WITHIN: Duration = Duration::from_secs(30);
 
 const TTL_INDEX: &str = "watchlock_purge_at";
 

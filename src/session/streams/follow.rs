@@ -326,9 +326,9 @@ impl Follower {
     }
 
     async fn read_names(&mut self, names: Vec<String>) -> Result<(), StoreError> {
-        let observing = self.session.read_some(names.len(), |store| {
+        let observing = self.session.read_some(names.len(), |store, arrival| {
             let names = names.clone();
-            async move { store.observe(&names).await }
+            async move { store.observe(&names, &arrival).await }
         });
         let (mut documents, exchange) = observing.await?;
         self.session.note(&exchange);

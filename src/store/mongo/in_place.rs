@@ -18,7 +18,7 @@ use crate::{
         document::{ID_MOST, size_of_id, whole},
         pipeline, wake,
     },
-    store::{Among, Claimed, InPlace, Listed, Outlook, Selection, StoreError, View, Wanted, name},
+    store::{Among, Arrival, Claimed, InPlace, Listed, Outlook, Selection, StoreError, View, Wanted, name},
 };
 
 impl MongoStore {
@@ -78,6 +78,7 @@ impl MongoStore {
         &self,
         selection: &Selection,
         view: View,
+        arrival: &Arrival,
     ) -> Result<Listed, StoreError> {
         let at = self.family.base();
         let mut query = doc! { at.path(): { "$exists": true } };
@@ -95,6 +96,7 @@ impl MongoStore {
         let mut listed = Listed::default();
         // Nothing is read in vain if there are more than may be listed.
         while !listed.more && cursor.advance().await? {
+            arrival.begin();
             let raw = cursor.current();
             let Some(document) = lossy::read(raw) else { continue };
             listed.now = server_now(&document).or(listed.now);

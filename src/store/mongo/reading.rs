@@ -11,7 +11,7 @@ use tokio::time::Instant;
 use super::{LONG_READ_WITHIN, MongoStore, NOW, READ_WITHIN, all_fields, ids_with_prefix, lossy, not_utf8, server_now};
 use crate::{
     protocol::{Ahead, Exchange, State, ahead},
-    store::{Documents, Listed, Selection, StoreError, Unreadable, View},
+    store::{Arrival, Documents, Listed, Selection, StoreError, Unreadable, View},
 };
 
 impl MongoStore {
@@ -23,6 +23,7 @@ impl MongoStore {
         &self,
         names: &[String],
         view: View,
+        arrival: &Arrival,
     ) -> Result<(Documents, Exchange), StoreError> {
         let sent = Instant::now();
         let of_elements = self.family.is_of_elements();
@@ -48,6 +49,7 @@ impl MongoStore {
         let mut cursor = find.max_time(READ_WITHIN).await?;
         let (mut found, mut now) = (Documents::new(), None);
         while cursor.advance().await? {
+            arrival.begin();
             let raw = cursor.current();
             let Some(document) = lossy::read(raw) else { continue };
             now = server_now(&document).or(now);
@@ -82,7 +84,12 @@ impl MongoStore {
         Ok((ahead.transpose()?.flatten(), exchange))
     }
 
-    pub(in crate::store) async fn list(&self, selection: &Selection, view: View) -> Result<Listed, StoreError> {
+    pub(in crate::store) async fn list(
+        &self,
+        selection: &Selection,
+        view: View,
+        arrival: &Arrival,
+    ) -> Result<Listed, StoreError> {
         let mut query = doc! { "_id": ids_with_prefix(&selection.prefix) };
         if let Some(kind) = selection.kind {
             query.insert("kind", kind.as_str());
@@ -94,6 +101,7 @@ impl MongoStore {
         let mut cursor = find.read_concern(view.concern()).max_time(LONG_READ_WITHIN).await?;
         let mut listed = Listed::default();
         while cursor.advance().await? {
+            arrival.begin();
             let raw = cursor.current();
             let Some(document) = lossy::read(raw) else { continue };
             listed.now = server_now(&document).or(listed.now);
@@ -112,6 +120,43 @@ impl View {
         match self {
             Self::Newest => ReadConcern::local(),
             Self::Committed => ReadConcern::majority(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use mongodb::options::ReadPreference;
+    use watchlock_testkit::shared;
+
+    use super::*;
+    use crate::store::{Arrival, InPlace, place::Paths};
+
+    /// Those who repeat readings count on it.
+    #[tokio::test(flavor = "multi_thread")]
+    async fn the_first_document_of_a_reading_shows_that_its_answer_has_begun() {
+        let driver = shared::standalone().await.client().await.unwrap();
+        let database = driver.database(&shared::unique_name("arrival"));
+        let collection = database.collection::<Document>("locks");
+        let primary = || ReadPreference::Primary;
+        let (locks, ..) = MongoStore::connect(&database, "locks", primary()).await.unwrap();
+        let place = InPlace::new(Some(collection.namespace()), "lock", &Paths::default()).unwrap();
+        let documents = MongoStore::in_place(&collection, place, primary());
+        let selection = Selection::default();
+        for has_begun in [false, true] {
+            let arrivals: [Arrival; 3] = Default::default();
+            let [by_name, listed, in_place] = &arrivals;
+            locks.read(&["x".to_owned()], View::Newest, by_name).await.unwrap();
+            locks.list(&selection, View::Newest, listed).await.unwrap();
+            let in_documents = documents.list_in_place(&selection, View::Newest, in_place);
+            in_documents.await.unwrap();
+            assert_eq!(arrivals.map(|arrival| arrival.has_begun()), [has_begun; 3]);
+            let document = doc! { "_id": "x", "lock": { "token": 1_i64 } };
+            collection
+                .replace_one(doc! { "_id": "x" }, document)
+                .upsert(true)
+                .await
+                .unwrap();
         }
     }
 }
