@@ -413,6 +413,91 @@ async fn looks_that_fail_are_made_ever_more_seldom() {
     let _claimed = within(SOON * 5, "the claim", waiting).await.unwrap().unwrap();
 }
 
+/// The same for claims that fail one after the other, as those of a worker that only tries.
+#[tokio::test(flavor = "multi_thread")]
+async fn looks_that_fail_are_not_made_by_each_claim() {
+    let (cluster, _turn) = faulty().await;
+    let ground = Ground::on(cluster, "claims_look").by_name();
+    let scene = Scene::on(ground.clone()).await;
+    let (locks, sent) = counting(&ground, &scene.b).await;
+    scene.events.insert(doc! { "_id": 1, "n": 1 }).await;
+    let held = scene.locks_of::<Document>(&scene.a).acquire(1).await.unwrap();
+    let data = doc! { "failCommands": ["aggregate"], "errorCode": 50, "appName": &ground.database };
+    let failing = cluster.fail_commands(0, "alwaysOn", data).await.unwrap();
+    let (began, looks) = (Instant::now(), || sent.looks.load(Ordering::Relaxed));
+    for _ in 0..100 {
+        assert!(locks.try_claim(doc! { "n": 1 }).await.unwrap().is_none());
+    }
+    let (looks, lasted) = (looks(), began.elapsed());
+    assert!(
+        looks > 0 && looks as u64 <= 6 + lasted.as_secs(),
+        "{looks} looks in {lasted:?}"
+    );
+    failing.off().await.unwrap();
+    held.release().await.unwrap();
+}
+
+/// The server goes on with such a look.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_look_during_which_a_claim_was_given_up_is_not_made_again_at_once() {
+    let (cluster, _turn) = faulty().await;
+    let ground = Ground::on(cluster, "claim_look_slow").by_name();
+    let scene = Scene::on(ground.clone()).await;
+    let (locks, sent) = counting(&ground, &scene.b).await;
+    scene.events.insert(doc! { "_id": 1, "n": 1 }).await;
+    let held = scene.locks_of::<Document>(&scene.a).acquire(1).await.unwrap();
+    let data = doc! {
+        "failCommands": ["aggregate"], "blockConnection": true, "blockTimeMS": 9_000, "appName": &ground.database,
+    };
+    let slow = cluster.fail_commands(0, "alwaysOn", data).await.unwrap();
+    let looks = || sent.looks.load(Ordering::Relaxed);
+    let claiming = tokio::spawn(locks.claim(doc! { "n": 1 }).into_future());
+    eventually(PATIENCE, "a look", async || looks() == 1).await;
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    claiming.abort();
+    let tries = sent.tries.load(Ordering::Relaxed);
+    let claiming = tokio::spawn(locks.claim(doc! { "n": 1 }).into_future());
+    eventually(PATIENCE, "some tries", async || {
+        sent.tries.load(Ordering::Relaxed) >= tries + 3
+    })
+    .await;
+    assert_eq!(looks(), 1);
+    slow.off().await.unwrap();
+    held.release().await.unwrap();
+    within(PATIENCE, "the claim", claiming)
+        .await
+        .unwrap()
+        .unwrap()
+        .release()
+        .await
+        .unwrap();
+}
+
+/// As where going through all documents takes longer than the server may.
+#[tokio::test(flavor = "multi_thread")]
+async fn tries_that_the_server_gives_up_earn_the_rest_of_those_that_it_answers() {
+    const TAKES: Duration = Duration::from_millis(500);
+    let (cluster, _turn) = faulty().await;
+    let ground = Ground::on(cluster, "claim_tries_fail").by_name();
+    let scene = Scene::on(ground.clone()).await;
+    let (locks, sent) = counting(&ground, &scene.b).await;
+    scene.events.insert(doc! { "_id": 1, "n": 1 }).await;
+    let data = doc! {
+        "failCommands": ["findAndModify"], "errorCode": 50, "appName": &ground.database,
+        "blockConnection": true, "blockTimeMS": i64::try_from(TAKES.as_millis()).unwrap(),
+    };
+    let failing = cluster.fail_commands(0, "alwaysOn", data).await.unwrap();
+    let began = Instant::now();
+    let waiting = tokio::spawn(locks.claim(doc! { "n": 1 }).into_future());
+    eventually(PATIENCE, "four tries", async || sent.tries.load(Ordering::Relaxed) >= 4).await;
+    // The first finds out whether it has to wait at all. The second and the third earn twice and four times as long.
+    let lasted = began.elapsed();
+    assert!(lasted >= TAKES * (3 + 2 + 4), "four tries in {lasted:?}");
+    failing.off().await.unwrap();
+    let claimed = within(PATIENCE, "the claim", waiting).await.unwrap().unwrap();
+    claimed.release().await.unwrap();
+}
+
 /// Whoever waits for the document itself has a stream, too, which the holder's changes are none of the business of.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_holders_own_changes_ask_nothing_of_those_who_wait_for_its_document() {

@@ -6,6 +6,7 @@
 //! from the documents. Of the tasks of one client that claim the same, only one tries at a time once none is free: the
 //! others wait behind it, first come, first served.
 
+mod looks;
 mod outlook;
 mod pace;
 pub(crate) mod passed;

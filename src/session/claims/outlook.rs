@@ -19,9 +19,10 @@ impl DocumentSession {
             let (documents, wanted, passed) = (self.documents().clone(), wanted.clone(), passed.clone());
             async move { documents.outlook(&wanted, &passed).await }
         });
+        let looking = self.claims.looks.begin(key);
         let outlook = reading.await?;
+        looking.answered(outlook.unfit.is_some());
         self.note(&outlook.exchange);
-        self.claims.looked(key, outlook.unfit.is_some());
         Ok(outlook)
     }
 

@@ -9,8 +9,6 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::backoff::Backoff;
-
 /// Minimum pause after a try in vain.
 const LEAST: Duration = Duration::from_millis(1);
 
@@ -35,8 +33,6 @@ pub(super) struct Pace {
     /// The earliest instant of the next try.
     ready_at: Instant,
     look_at: Instant,
-    /// The pauses after looks that failed one after the other.
-    failing: Backoff,
 }
 
 impl Pace {
@@ -45,7 +41,6 @@ impl Pace {
             pause: Duration::ZERO,
             ready_at: now,
             look_at: now,
-            failing: Backoff::default(),
         }
     }
 
@@ -53,7 +48,7 @@ impl Pace {
         self.ready_at
     }
 
-    /// Notes that a try found nothing.
+    /// Notes that a try found nothing, or that the server gave it up for lack of time.
     pub(super) fn tried(&mut self, began: Instant, now: Instant) {
         let took = now.saturating_duration_since(began);
         let was_quiet = began >= self.ready_at + self.pause;
@@ -70,25 +65,14 @@ impl Pace {
         self.look_at
     }
 
-    /// Whether the last look failed.
-    pub(super) fn is_failing(&self) -> bool {
-        self.failing.failures() > 0
-    }
-
     pub(super) fn looked(&mut self, began: Instant, now: Instant) {
-        self.failing = Backoff::default();
-        self.look_at = now + Self::rest_after(now.saturating_duration_since(began));
+        self.look_at = now + rest_after(now.saturating_duration_since(began));
     }
+}
 
-    /// Notes that a look failed: it may have kept the server as busy as one that was answered.
-    pub(super) fn look_failed(&mut self, began: Instant, now: Instant) {
-        let rest = Self::rest_after(now.saturating_duration_since(began));
-        self.look_at = now + rest.max(self.failing.failed());
-    }
-
-    fn rest_after(took: Duration) -> Duration {
-        (took * LOOK_SHARE).min(LOOK_MOST.max(took * SHARE))
-    }
+/// Returns the pause after a look that took so long.
+pub(super) fn rest_after(took: Duration) -> Duration {
+    (took * LOOK_SHARE).min(LOOK_MOST.max(took * SHARE))
 }
 
 #[cfg(test)]
@@ -134,21 +118,5 @@ mod tests {
         assert_eq!(pace.look_at() - now, millis(1_200));
         pace.looked(now, now + millis(500));
         assert_eq!(pace.look_at() - now, millis(2_500));
-    }
-
-    #[test]
-    fn looks_that_fail_are_made_ever_more_seldom() {
-        let now = Instant::now();
-        let mut pace = Pace::new(now);
-        let mut pauses = Vec::new();
-        for _ in 0..6 {
-            pace.look_failed(now, now);
-            pauses.push((pace.look_at() - now).as_millis());
-        }
-        assert_eq!(pauses, [50, 100, 200, 400, 800, 1_000]);
-        pace.look_failed(now, now + millis(30_000));
-        assert_eq!(pace.look_at() - now, millis(150_000));
-        pace.looked(now, now);
-        assert!(!pace.is_failing() && pace.look_at() == now);
     }
 }

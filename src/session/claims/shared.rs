@@ -6,17 +6,11 @@ use std::{
     time::Duration,
 };
 
-use tokio::{sync::watch, time::Instant};
+use tokio::sync::watch;
 
 use super::super::streams::watcher::NextFreed;
-use super::{passed::Passed, sweeping::Sweeping};
+use super::{looks::Looks, passed::Passed, sweeping::Sweeping};
 use crate::store::Wanted;
-
-/// Pause between two looks for unclaimable documents by a claim that finds nothing, while there were none.
-const UNCLAIMABLE_LOOK_EVERY: Duration = Duration::from_secs(5);
-
-/// Maximum number of filters with a known last look; they are forgotten together, which costs a look each.
-const KNOWN_LOOKS_MOST: usize = 64;
 
 /// Time within which the server answers a claim for which an index suits.
 const QUICK: Duration = Duration::from_millis(50);
@@ -30,8 +24,7 @@ const KNOWN_DURATIONS_MOST: usize = 64;
 pub(in crate::session) struct Claims {
     /// By filter and order: the turn of the task that found nothing free.
     turns: Mutex<HashMap<Vec<u8>, Weak<tokio::sync::Mutex<()>>>>,
-    /// By filter and order: the last look for unclaimable documents, and whether it found any.
-    looks: Mutex<HashMap<Vec<u8>, (Instant, bool)>>,
+    pub(super) looks: Looks,
     /// By filter and order: how long the server takes for a claim, where that is long.
     durations: Mutex<HashMap<Vec<u8>, Duration>>,
     passed: Mutex<Passed>,
@@ -68,22 +61,6 @@ impl Claims {
         let turn = Arc::default();
         turns.insert(key.to_vec(), Arc::downgrade(&turn));
         turn
-    }
-
-    /// Whether to look for unclaimable documents now: always, as long as the last look found some.
-    pub(super) fn look_is_due(&self, key: &[u8]) -> bool {
-        let looks = self.looks.lock().unwrap_or_else(PoisonError::into_inner);
-        looks
-            .get(key)
-            .is_none_or(|(at, found)| *found || at.elapsed() >= UNCLAIMABLE_LOOK_EVERY)
-    }
-
-    pub(super) fn looked(&self, key: &[u8], found: bool) {
-        let mut looks = self.looks.lock().unwrap_or_else(PoisonError::into_inner);
-        if looks.len() >= KNOWN_LOOKS_MOST && !looks.contains_key(key) {
-            looks.clear();
-        }
-        looks.insert(key.to_vec(), (Instant::now(), found));
     }
 
     /// Returns how long the server recently took for such a claim; zero, where it was quick.

@@ -67,7 +67,8 @@ impl DocumentSession {
                 claimed => return Ok(claimed.map_err(ServerError::from)?),
             }
         }
-        if tries.have_passed || self.claims.look_is_due(key) {
+        let looks = &self.claims.looks;
+        if looks.are_due(key) || (tries.have_passed && !looks.are_resting(key)) {
             // The claim was answered; the look is only for documents that may hold up all claims.
             let outlook = self.look(&tries.wanted, key).await;
             self.some_are_claimable(outlook.ok().as_ref(), true).await?;
@@ -100,8 +101,14 @@ impl DocumentSession {
                 Ok(None) => {}
                 Err(error) if error.is_final() => return Err(ServerError::from(error).into()),
                 Err(error) => {
+                    let mut again = Instant::now() + backoff.failed();
+                    if error.ran_out_of_time() {
+                        // It kept the server as busy as a try that is answered.
+                        wait.pace.tried(began, Instant::now());
+                        again = again.max(wait.pace.ready_at());
+                    }
                     *tries.failing = Some(error.into());
-                    sleep(backoff.failed()).await;
+                    sleep_until(again).await;
                     continue;
                 }
             }
@@ -135,8 +142,8 @@ impl DocumentSession {
             // After an event, a look from a moment ago will do.
             return Ok(free_at.min(wait.pace.look_at()));
         }
-        let is_resting = wait.pace.is_failing() && now < wait.pace.look_at();
-        if is_resting || !(wait.is_reported || tries.have_passed || self.claims.look_is_due(key)) {
+        let looks = &self.claims.looks;
+        if looks.are_resting(key) || !(wait.is_reported || tries.have_passed || looks.are_due(key)) {
             return Ok(polled);
         }
         let began = now;
@@ -149,11 +156,9 @@ impl DocumentSession {
                 Ok(if wait.is_reported { free_at } else { polled })
             }
             Err(error) => {
-                let now = Instant::now();
-                wait.pace.look_failed(began, now);
                 wait.free_at = None;
                 *tries.failing = Some(error.into());
-                Ok(now + interval)
+                Ok((Instant::now() + interval).max(wait.pace.ready_at()))
             }
         }
     }

@@ -90,21 +90,7 @@ pub(crate) fn follow(session: impl Into<ObservedSession>, scope: Scope) -> Obser
     if session.ensure_alive().is_err() {
         return observations;
     }
-    let config = session.config.clone();
-    let follower = Follower {
-        session,
-        scope,
-        to,
-        last: HashMap::new(),
-        free: VecDeque::new(),
-        unreadable: HashSet::new(),
-        ends: LeaseEnds::default(),
-        failing: Backoff::between(config.poll_interval.1, LONGEST_PAUSE.max(config.poll_interval.1)),
-        unclear: HashSet::new(),
-        some_at: Instant::now(),
-        read_at: Some(Instant::now()),
-        last_read_at: None,
-    };
+    let follower = Follower::new(session, scope, to);
     let session = follower.session.clone();
     session.spawn(async move {
         let ended = follower.session.ended.clone();
@@ -161,9 +147,30 @@ struct Follower {
     read_at: Option<Instant>,
     /// When everything was read last.
     last_read_at: Option<Instant>,
+    /// Until when not everything is read, whatever the stream reports, as the server was too slow for it.
+    rests_until: Instant,
 }
 
 impl Follower {
+    fn new(session: ObservedSession, scope: Scope, to: mpsc::Sender<Observed>) -> Self {
+        let (now, pause) = (Instant::now(), session.config.poll_interval.1);
+        Self {
+            session,
+            scope,
+            to,
+            last: HashMap::new(),
+            free: VecDeque::new(),
+            unreadable: HashSet::new(),
+            ends: LeaseEnds::default(),
+            failing: Backoff::between(pause, LONGEST_PAUSE.max(pause)),
+            unclear: HashSet::new(),
+            some_at: now,
+            read_at: Some(now),
+            last_read_at: None,
+            rests_until: now,
+        }
+    }
+
     async fn run(mut self) {
         if let Err(error) = self.follow().await {
             // The observer may be gone by now.
@@ -238,10 +245,16 @@ impl Follower {
     }
 
     /// Returns the pause after a reading that failed. A server that gave up after so long was as busy as with one that
-    /// it answered, and one that says nothing may be.
+    /// it answered: a stream that breaks and is opened again, as on a slow server, does not shorten its rest. Another
+    /// one has said nothing, and may be there again as soon as a stream opens.
     fn rest_after(&mut self, error: &StoreError, took: Duration) -> Duration {
-        let share = if error.ran_out_of_time() { READING_REST } else { 1 };
-        self.failing.failed().max(took * share)
+        let is_scan = matches!(self.scope, Scope::All);
+        if !(is_scan && error.ran_out_of_time()) {
+            return self.failing.failed().max(took);
+        }
+        let rest = self.failing.failed().max(took * READING_REST);
+        self.rests_until = Instant::now() + rest;
+        rest
     }
 
     fn subscribe(&self) -> Subscription<NamedSighting> {
@@ -257,7 +270,7 @@ impl Follower {
         let soonest = self
             .last_read_at
             .map_or_else(Instant::now, |last_read_at| last_read_at + pause);
-        let soon = soonest.max(Instant::now());
+        let soon = soonest.max(self.rests_until).max(Instant::now());
         self.read_at = Some(self.read_at.map_or(soon, |at| at.min(soon)));
     }
 

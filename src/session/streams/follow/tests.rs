@@ -4,9 +4,12 @@ use super::*;
 use crate::{
     client::LockClient,
     config::Settings,
+    error::store::OutOfTime,
     operate::watch::LockEvent,
     protocol::{Operation, Request, made_up},
-    store::MemoryStore,
+    session::locks::LockSession,
+    store::{Failure, LockStore, MemoryStore},
+    wake_mode::WakeMode,
 };
 
 /// More names than are read together twice.
@@ -43,4 +46,32 @@ async fn leases_that_end_together_are_all_reported_without_a_rest() {
     }
     let took = first.unwrap().elapsed();
     assert!(took < rest, "{took:?}");
+}
+
+/// As on a slow server, whose streams break as well.
+#[tokio::test(start_paused = true)]
+async fn a_stream_that_opens_again_and_again_has_no_slow_collection_read_without_a_rest() {
+    let second = Duration::from_secs(1);
+    let overdue = StoreError {
+        kind: Failure::Unavailable,
+        source: Arc::new(OutOfTime),
+    };
+    let silent = StoreError::unanswered(30 * second);
+    let one = Scope::One("x".into());
+    let rest = second * 30 * READING_REST;
+    for (scope, error, pause, soon) in [
+        (Scope::All, &overdue, rest, rest),
+        (Scope::All, &silent, 30 * second, Duration::ZERO),
+        (one, &overdue, 30 * second, Duration::ZERO),
+    ] {
+        let store = LockStore::Memory(Arc::new(MemoryStore::new()));
+        let session = LockSession::new(Settings::default().unchecked(), store, None, WakeMode::ChangeStream);
+        let (to, _seen) = mpsc::channel(BEHIND);
+        let mut follower = Follower::new(session.into(), scope, to);
+        let now = Instant::now();
+        assert_eq!(follower.rest_after(error, 30 * second), pause);
+        follower.read_at = Some(now + pause);
+        follower.read_soon();
+        assert_eq!(follower.read_at, Some(now + soon), "{error}");
+    }
 }
