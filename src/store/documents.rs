@@ -122,11 +122,15 @@ impl DocumentStore {
         .inspect_err(|error| telemetry::operation_failed("read", None, error))
     }
 
-    /// Returns the names of the wanted documents in which this entry is a holder.
-    pub(crate) async fn held_by(&self, wanted: &Wanted, entry: &str) -> Result<Vec<String>, StoreError> {
+    /// Returns the names of the wanted documents in which one of these entries is a holder, each with that entry.
+    pub(crate) async fn held_by(
+        &self,
+        wanted: &Wanted,
+        entries: &[String],
+    ) -> Result<Vec<(String, String)>, StoreError> {
         match self {
-            Self::Mongo(store, _) => contained(store.held_by(wanted, entry)).await,
-            Self::Memory(store) => store.held_by(wanted, entry),
+            Self::Mongo(store, _) => contained(store.held_by(wanted, entries)).await,
+            Self::Memory(store) => store.held_by(wanted, entries),
         }
         .inspect_err(|error| telemetry::operation_failed("read", None, error))
     }

@@ -3,7 +3,7 @@
 use std::{
     future::IntoFuture as _,
     sync::{
-        Arc,
+        Arc, Mutex,
         atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
     },
     time::{Duration, Instant},
@@ -274,6 +274,8 @@ struct Sent {
     looks: AtomicUsize,
     /// How long its tries took in all, in microseconds.
     tried_micros: AtomicU64,
+    /// The limits of its tries at the server, in milliseconds.
+    limits: Mutex<Vec<i64>>,
 }
 
 impl Sent {
@@ -287,6 +289,10 @@ impl Sent {
         })
         .await;
     }
+}
+
+fn whole(number: &Bson) -> Option<i64> {
+    number.as_i64().or_else(|| number.as_i32().map(i64::from))
 }
 
 /// A client's locks, with what is sent for them.
@@ -304,6 +310,8 @@ async fn counting(ground: &Ground, client: &LockClient) -> (DocumentLocks<Docume
             });
             sent.looks.fetch_add(usize::from(is_look), Ordering::Relaxed);
             let is_try = started.command_name == "findAndModify";
+            let limit = started.command.get("maxTimeMS").filter(|_| is_try).and_then(whole);
+            sent.limits.lock().unwrap().extend(limit);
             sent.tries.fetch_add(usize::from(is_try), Ordering::Relaxed);
         }
         CommandEvent::Succeeded(answered) if answered.command_name == "findAndModify" => {
@@ -496,6 +504,35 @@ async fn tries_that_the_server_gives_up_earn_the_rest_of_those_that_it_answers()
     failing.off().await.unwrap();
     let claimed = within(PATIENCE, "the claim", waiting).await.unwrap().unwrap();
     claimed.release().await.unwrap();
+}
+
+/// Otherwise claims whose callers wait for less long than the server takes would never succeed.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_claim_after_one_that_the_server_gave_up_begins_with_a_longer_limit() {
+    let (cluster, _turn) = faulty().await;
+    let ground = Ground::on(cluster, "claim_limits").by_name();
+    let (locks, sent) = counting(&ground, &ground.locks().await).await;
+    let data = doc! {
+        "failCommands": ["findAndModify"], "errorCode": 50, "appName": &ground.database,
+        "blockConnection": true, "blockTimeMS": 1_000,
+    };
+    let failing = cluster.fail_commands(0, "alwaysOn", data).await.unwrap();
+    let mut limits = Vec::new();
+    for _ in 0..2 {
+        let begun = sent.limits.lock().unwrap().len();
+        let claiming = tokio::spawn(locks.try_claim(doc! { "n": 1 }).into_future());
+        eventually(PATIENCE, "two tries", async || {
+            sent.limits.lock().unwrap().len() >= begun + 2
+        })
+        .await;
+        claiming.abort();
+        limits.push(sent.limits.lock().unwrap()[begun..begun + 2].to_vec());
+    }
+    // The tries of one claim double it.
+    assert_eq!(limits[0][1], 2 * limits[0][0]);
+    assert!(limits[1][0] >= 3_000, "{limits:?}");
+    failing.off().await.unwrap();
+    assert!(locks.try_claim(doc! { "n": 1 }).await.unwrap().is_none());
 }
 
 /// Whoever waits for the document itself has a stream, too, which the holder's changes are none of the business of.

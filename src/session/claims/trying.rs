@@ -107,6 +107,7 @@ struct Asked {
     key: Arc<[u8]>,
     owner: Owner,
     how: How,
+    took: Duration,
     timed_out: TimedOut,
 }
 
@@ -117,6 +118,8 @@ pub(super) struct Tries<'a> {
     /// What is wanted, as a key.
     key: Arc<[u8]>,
     owner: Owner,
+    /// How long such claims took before the first of the tries that timed out: these make the limit grow by themselves.
+    took: Duration,
     timed_out: TimedOut,
     /// Whether a document was passed over.
     pub(super) have_passed: bool,
@@ -138,6 +141,7 @@ impl<'a> Tries<'a> {
             wanted: Arc::new(claiming.wanted),
             key: key.into(),
             owner: claiming.owner,
+            took: Duration::ZERO,
             timed_out: TimedOut::default(),
             have_passed: claiming.has_passed,
             failing,
@@ -162,12 +166,16 @@ impl<'a> Tries<'a> {
 
     /// Claims by a task of its own, which gives back what nobody waits for any more.
     async fn round(&mut self, how: How) -> Result<Round, StoreError> {
+        if self.timed_out == TimedOut::default() {
+            self.took = self.session.claims.duration(&self.key);
+        }
         let (to, mut answer) = oneshot::channel();
         let asked = Asked {
             wanted: self.wanted.clone(),
             key: self.key.clone(),
             owner: self.owner.clone(),
             how,
+            took: self.took,
             timed_out: self.timed_out,
         };
         let claiming = self.session.clone().run_claim(asked, to);
@@ -223,11 +231,10 @@ impl DocumentSession {
             key,
             owner,
             how,
+            took,
             timed_out,
         } = asked;
-        let limit = self
-            .asking
-            .limit_of_claim(self.claims.duration(&key), timed_out, &self.config);
+        let limit = self.asking.limit_of_claim(took, timed_out, &self.config);
         let slot = self.asking.enter(false, timed_out).await;
         let id = self.ids.claim();
         if self.closing.is_cancelled() {
@@ -250,9 +257,13 @@ impl DocumentSession {
                 Ok(self.outcome(&id, next, &wanted, how))
             }
             Err(error) => {
+                if error.ran_out_of_time() {
+                    // Such claims take longer than that. The next one begins with a limit that may be long enough.
+                    self.claims.note_duration(&key, sent.elapsed());
+                }
                 // Where no server was found, nothing was sent.
                 if !(error.is_final() || error.found_no_server()) {
-                    self.sweep(wanted.clone(), id.clone());
+                    self.sweep(wanted.clone(), key, id.clone());
                 }
                 Err(error)
             }

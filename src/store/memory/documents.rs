@@ -526,14 +526,18 @@ impl MemoryInPlace {
         flaw.map(StoreError::from)
     }
 
-    pub(in crate::store) fn held_by(&self, wanted: &Wanted, entry: &str) -> Result<Vec<String>, StoreError> {
+    pub(in crate::store) fn held_by(
+        &self,
+        wanted: &Wanted,
+        entries: &[String],
+    ) -> Result<Vec<(String, String)>, StoreError> {
         let filter = Filter::read(&wanted.filter)?;
         let contents = self.collection.contents();
         let held = contents.matching(&filter).filter_map(|at| {
             let document = &contents.documents[at];
             let state = self.family.base().state(document).ok()??;
-            let holds = state.holders.iter().any(|holder| holder.id == entry);
-            holds.then(|| document.get("_id").map(name::of_id))?
+            let holder = state.holders.into_iter().find(|holder| entries.contains(&holder.id))?;
+            Some((document.get("_id").map(name::of_id)?, holder.id))
         });
         Ok(held.collect())
     }

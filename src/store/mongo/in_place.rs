@@ -247,15 +247,28 @@ impl MongoStore {
         Ok(at.flaw(&found).map(StoreError::from))
     }
 
-    /// Returns the names of the wanted documents in which this entry is a holder.
-    pub(in crate::store) async fn held_by(&self, wanted: &Wanted, entry: &str) -> Result<Vec<String>, StoreError> {
-        // Its claim may have been the last.
-        let holds = doc! { "$and": [&wanted.filter, { self.family.base().key("holders.id"): entry }] };
-        let find = self.collection.find(holds).projection(doc! { "_id": 1 });
+    /// Returns the names of the wanted documents in which one of these entries is a holder, each with that entry.
+    pub(in crate::store) async fn held_by(
+        &self,
+        wanted: &Wanted,
+        entries: &[String],
+    ) -> Result<Vec<(String, String)>, StoreError> {
+        let at = self.family.base();
+        let ids = at.key("holders.id");
+        // A claim of theirs may have been the last.
+        let holds = doc! { "$and": [&wanted.filter, { &ids: { "$in": entries } }] };
+        let find = self.collection.find(holds).projection(doc! { "_id": 1, ids: 1 });
         let find = find.read_concern(ReadConcern::local()).max_time(LONG_READ_WITHIN);
         let found: Vec<Document> = find.await?.try_collect().await?;
-        let names = found.iter().filter_map(|document| document.get("_id"));
-        Ok(names.filter_map(|id| self.family.document(id)).collect())
+        let held = found.into_iter().filter_map(|mut document| {
+            let lock = at.take_lock(&mut document)?;
+            let holders = lock.get_array("holders").ok()?.iter().filter_map(Bson::as_document);
+            let entry = holders
+                .filter_map(|holder| holder.get_str("id").ok())
+                .find(|id| entries.iter().any(|entry| entry == id))?;
+            Some((self.family.document(document.get("_id")?)?, entry.to_owned()))
+        });
+        Ok(held.collect())
     }
 
     pub(in crate::store) fn place(&self) -> Option<&Arc<InPlace>> {

@@ -1,3 +1,5 @@
+use std::collections::BTreeSet;
+
 use mongodb::{bson::doc, options::ReadPreference};
 use watchlock_testkit::shared;
 
@@ -37,11 +39,7 @@ impl Scene {
         let entry = session.ids.claim();
         let owner = session.config.owner(None);
         let operation = session.operation_of_claim(entry.clone(), owner);
-        let wanted = Wanted {
-            filter: doc! {},
-            sort: None,
-            attempts_most: None,
-        };
+        let wanted = everything();
         let claimed = session
             .documents()
             .claim(&wanted, Among::AllBut(&[]), &operation, Duration::from_secs(1))
@@ -125,31 +123,59 @@ async fn a_foreign_write_that_comes_before_the_answer_of_a_claim_is_looked_into(
     }
 }
 
+fn everything() -> Wanted {
+    Wanted {
+        filter: doc! {},
+        sort: None,
+        attempts_most: None,
+    }
+}
+
+/// So many documents in a collection of their own.
+async fn on_a_server(name: &str, count: usize) -> DocumentStore {
+    let driver = shared::standalone().await.client().await.unwrap();
+    let database = driver.database(&shared::unique_name(name));
+    let collection = database.collection::<Document>("events");
+    let documents = (0..count as i32).map(|id| doc! { "_id": id });
+    collection.insert_many(documents).await.unwrap();
+    let place = InPlace::new(Some(collection.namespace()), "lock", &Paths::default()).unwrap();
+    let store = MongoStore::in_place(&collection, place.clone(), ReadPreference::Primary);
+    DocumentStore::over(&Store::Mongo(Arc::new(store)), &place).unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn one_search_finds_the_documents_of_several_entries() {
+    let scene = Scene::new().await;
+    for id in 2..5 {
+        scene.documents.insert(doc! { "_id": id }).unwrap();
+    }
+    let (session, on_a_server) = (&scene.session, on_a_server("held_by", 4).await);
+    for documents in [&**session.documents(), &on_a_server] {
+        let (mut held, mut searched) = (BTreeSet::new(), vec!["of a claim that was not applied".to_owned()]);
+        for is_searched in [true, false, true] {
+            let entry = session.ids.claim();
+            let operation = session.operation_of_claim(entry.clone(), session.config.owner(None));
+            let (wanted, within) = (everything(), Duration::from_secs(60));
+            let claiming = documents.claim(&wanted, Among::AllBut(&[]), &operation, within);
+            let name = claiming.await.unwrap().unwrap().name;
+            if is_searched {
+                searched.push(entry.clone());
+                held.insert((name, entry));
+            }
+        }
+        let found = documents.held_by(&everything(), &searched).await.unwrap();
+        assert_eq!(found.into_iter().collect::<BTreeSet<_>>(), held);
+    }
+}
+
 /// Many claim the same, each by the way of a claim that was refused.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_document_that_another_claimed_first_is_not_the_last_one() {
     const COUNT: usize = 60;
-    let database = shared::standalone()
-        .await
-        .client()
-        .await
-        .unwrap()
-        .database(&shared::unique_name("one_by_one"));
-    let collection = database.collection::<Document>("events");
-    collection
-        .insert_many((0..COUNT as i32).map(|id| doc! { "_id": id }))
-        .await
-        .unwrap();
-    let place = InPlace::new(Some(collection.namespace()), "lock", &Paths::default()).unwrap();
-    let store = MongoStore::in_place(&collection, place.clone(), ReadPreference::Primary);
-    let documents = DocumentStore::over(&Store::Mongo(Arc::new(store)), &place).unwrap();
+    let documents = on_a_server("one_by_one", COUNT).await;
     let Scene { session, .. } = Scene::new().await;
     let claimed = futures::future::join_all((0..8).map(async |_| {
-        let wanted = Wanted {
-            filter: doc! {},
-            sort: None,
-            attempts_most: None,
-        };
+        let wanted = everything();
         for claimed in 0.. {
             let operation = session.operation_of_claim(session.ids.claim(), session.config.owner(None));
             let (among, within) = (Among::AllBut(&[]), Duration::from_secs(60));
