@@ -10,7 +10,7 @@ use axum::{
 };
 use mongodb::Database;
 use tokio::net::TcpListener;
-use watchlock::{AcquireError, FencingToken, LockClient, LockInfo, RunError};
+use watchlock::{AcquireError, FencingToken, LockClient, LockInfo, LockView, RunError};
 
 type Error = Box<dyn std::error::Error + Send + Sync>;
 
@@ -39,18 +39,33 @@ async fn bill(State(locks): State<LockClient>, Path(id): Path<String>) -> Result
     let invoice = locks.mutex(format!("invoice-{id}"));
     // Shorter than the time that a shutdown may take: it waits for this request.
     let turn = invoice.acquire().timeout(Duration::from_secs(5)).reason("billing");
-    let billed = turn
-        .run(|held| async move { bill_invoice(&id, held.token()).await })
-        .await;
-    billed.map_err(|error| {
-        let status = match error {
-            RunError::Acquire(AcquireError::Timeout { .. }) => StatusCode::CONFLICT,
-            RunError::Acquire(AcquireError::Invalid(_)) => StatusCode::BAD_REQUEST,
-            _ => StatusCode::SERVICE_UNAVAILABLE,
-        };
-        // For a lock that is not free in time, the text names the holder, since when, and why.
-        (status, error.to_string())
+    let bill = |held: LockView| async move { bill_invoice(&id, held.token()).await };
+    turn.run(bill).await.map_err(|error| {
+        // The error names the holder, its host and its reason: that is for the log, and not for the caller.
+        println!("{} was not billed: {error}", invoice.name());
+        let (status, answer) = refusal(&error);
+        (status, answer.to_owned())
     })
+}
+
+/// Returns what a caller may know of an error.
+pub fn refusal(error: &RunError) -> (StatusCode, &'static str) {
+    match error {
+        RunError::Acquire(AcquireError::Timeout { source: None, .. }) => {
+            (StatusCode::CONFLICT, "the invoice is being billed")
+        }
+        RunError::Acquire(AcquireError::Invalid(_)) => (StatusCode::BAD_REQUEST, "this is not the id of an invoice"),
+        // The work was interrupted at any of its await points, so a part of it may be done.
+        RunError::Lost(_) => (
+            StatusCode::INTERNAL_SERVER_ERROR,
+            "the billing was interrupted, and may be done in part",
+        ),
+        // Nothing was begun: the caller can try again.
+        _ => (
+            StatusCode::SERVICE_UNAVAILABLE,
+            "the invoice can't be billed at present",
+        ),
+    }
 }
 
 /// What the service does: here nothing.
