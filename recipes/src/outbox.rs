@@ -18,6 +18,10 @@ pub struct Message {
     pub body: String,
 }
 
+/// Limits how often a message is claimed, so that one that can't be sent does not hold up the others. Those that are
+/// left are dead letters, for people to look at.
+pub const ATTEMPTS: u32 = 10;
+
 /// Sends messages, oldest first, until `stop` is ready. A waiting worker is woken by the insertion of a message.
 ///
 /// The index that makes it cheap: `{ sent: 1, _id: 1 }`.
@@ -30,8 +34,9 @@ pub async fn drain<Fut: Future<Output = Result<(), Error>>>(
     let outbox = locks.documents(outbox);
     tokio::pin!(stop);
     loop {
+        let open = outbox.claim(doc! { "sent": false }).sort(doc! { "_id": 1 });
         let message = tokio::select! {
-            claimed = outbox.claim(doc! { "sent": false }).sort(doc! { "_id": 1 }) => claimed?,
+            claimed = open.max_attempts(ATTEMPTS) => claimed?,
             () = &mut stop => return Ok(()),
         };
         let sent = tokio::select! {

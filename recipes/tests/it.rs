@@ -1,12 +1,15 @@
 //! The recipes of the guide, each run against a real server.
 
 use std::{
-    future::ready,
+    future::{IntoFuture as _, ready},
     sync::{Arc, Mutex},
     time::Duration,
 };
 
-use mongodb::{Client, Database, bson::doc};
+use mongodb::{
+    Client, Database,
+    bson::{Document, doc},
+};
 use opentelemetry_sdk::trace::{InMemorySpanExporter, SpanData};
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
@@ -154,7 +157,7 @@ async fn one_replica_sweeps_and_the_next_takes_over_when_it_stops() {
 #[tokio::test]
 async fn each_message_of_an_outbox_is_sent_by_one_worker_and_again_if_that_fails() {
     let database = database("outbox").await;
-    let messages = database.collection::<mongodb::bson::Document>("outbox");
+    let messages = database.collection::<Document>("outbox");
     let (sent, mut deliveries) = mpsc::unbounded_channel();
     let mut workers = Vec::new();
     for _ in 0..2 {
@@ -205,6 +208,54 @@ async fn each_message_of_an_outbox_is_sent_by_one_worker_and_again_if_that_fails
             .unwrap(),
         0
     );
+}
+
+#[tokio::test]
+async fn a_message_that_can_not_be_sent_does_not_hold_up_an_outbox() {
+    let database = database("poison").await;
+    let messages = database.collection::<Document>("outbox");
+    let open = || doc! { "sent": false };
+    for body in ["poison", "good"] {
+        let message = doc! { "_id": body == "good", "topic": "orders", "body": body, "sent": false };
+        messages.insert_one(message).await.unwrap();
+    }
+    let locks = locks(&database).await;
+    // All attempts but one, without the rests that a worker makes.
+    let claims = locks.documents(messages.clone());
+    for attempt in 1..outbox::ATTEMPTS {
+        let claim = claims.claim(open()).sort(doc! { "_id": 1 });
+        let message = within("a claim", claim.max_attempts(outbox::ATTEMPTS).into_future())
+            .await
+            .unwrap();
+        assert_eq!(message.attempt(), Some(attempt));
+        message.release().await.unwrap();
+    }
+    let (sent, mut deliveries) = mpsc::unbounded_channel();
+    let (stopping, stopped) = stop();
+    let send = |message: &outbox::Message, _| {
+        sent.send(message.body.clone()).unwrap();
+        ready(if message.body == "poison" {
+            Err("too large".into())
+        } else {
+            Ok(())
+        })
+    };
+    let draining = outbox::drain(&locks, database.collection("outbox"), send, stopped);
+    let watching = async move {
+        for expected in ["poison", "good"] {
+            assert_eq!(within("a delivery", deliveries.recv()).await.unwrap(), expected);
+        }
+        drop(stopping);
+    };
+    let (drained, ()) = within("the worker ends", async { tokio::join!(draining, watching) }).await;
+    drained.unwrap();
+    locks.shutdown().await;
+    let dead = doc! { "sent": false, "watchlock.attempts": { "$gte": outbox::ATTEMPTS } };
+    assert_eq!(
+        messages.find_one(dead).await.unwrap().unwrap().get_str("body").unwrap(),
+        "poison"
+    );
+    assert_eq!(messages.count_documents(open()).await.unwrap(), 1);
 }
 
 #[tokio::test]
