@@ -15,7 +15,7 @@ use watchlock::{AcquireError, FencingToken, LockClient, LockInfo, LockView, RunE
 type Error = Box<dyn std::error::Error + Send + Sync>;
 
 /// An answer that is not a success.
-type Refusal = (StatusCode, String);
+type Refusal = (StatusCode, &'static str);
 
 /// Serves until `stop` is ready; then the requests that have begun are answered, and all locks are released.
 pub async fn serve(
@@ -43,28 +43,19 @@ async fn bill(State(locks): State<LockClient>, Path(id): Path<String>) -> Result
     turn.run(bill).await.map_err(|error| {
         // The error names the holder, its host and its reason: that is for the log, and not for the caller.
         println!("{} was not billed: {error}", invoice.name());
-        let (status, answer) = refusal(&error);
-        (status, answer.to_owned())
+        refusal(&error)
     })
 }
 
 /// Returns what a caller may know of an error.
-pub fn refusal(error: &RunError) -> (StatusCode, &'static str) {
+pub fn refusal(error: &RunError) -> Refusal {
     match error {
-        RunError::Acquire(AcquireError::Timeout { source: None, .. }) => {
-            (StatusCode::CONFLICT, "the invoice is being billed")
-        }
-        RunError::Acquire(AcquireError::Invalid(_)) => (StatusCode::BAD_REQUEST, "this is not the id of an invoice"),
-        // The work was interrupted at any of its await points, so a part of it may be done.
-        RunError::Lost(_) => (
-            StatusCode::INTERNAL_SERVER_ERROR,
-            "the billing was interrupted, and may be done in part",
-        ),
-        // Nothing was begun: the caller can try again.
-        _ => (
-            StatusCode::SERVICE_UNAVAILABLE,
-            "the invoice can't be billed at present",
-        ),
+        RunError::Acquire(AcquireError::Timeout { source: None, .. }) => (StatusCode::CONFLICT, "it is being billed"),
+        RunError::Acquire(AcquireError::Invalid(_)) => (StatusCode::BAD_REQUEST, "this is no id of an invoice"),
+        // The work was dropped at an await point, so a part of it may be done.
+        RunError::Lost(_) => (StatusCode::INTERNAL_SERVER_ERROR, "it may be billed in part"),
+        // Nothing was begun.
+        _ => (StatusCode::SERVICE_UNAVAILABLE, "try again later"),
     }
 }
 
@@ -76,7 +67,8 @@ async fn bill_invoice(id: &str, token: FencingToken) -> String {
 /// For operators only: keep it off the public port.
 async fn list(State(locks): State<LockClient>) -> Result<Json<Vec<LockInfo>>, Refusal> {
     let listed = locks.list().held(true).await;
-    listed
-        .map(Json)
-        .map_err(|error| (StatusCode::SERVICE_UNAVAILABLE, error.to_string()))
+    listed.map(Json).map_err(|error| {
+        println!("locks can't be listed: {error}");
+        (StatusCode::SERVICE_UNAVAILABLE, "try again later")
+    })
 }

@@ -84,7 +84,7 @@ async fn a_web_service_excludes_requests_and_ends_gracefully() {
     assert_eq!(listed[0]["holders"][0]["reason"], "an audit");
     let (status, body) = request(address, "POST", "/invoices/42").await;
     // Nothing about the holder.
-    assert_eq!((status, &*body), (409, "the invoice is being billed"));
+    assert_eq!((status, &*body), (409, "it is being billed"));
     held.release().await.unwrap();
 
     // A request that has begun is answered.
@@ -107,8 +107,8 @@ async fn a_web_service_excludes_requests_and_ends_gracefully() {
 #[test]
 fn a_web_service_answers_without_details_and_tells_interrupted_work_from_work_that_was_not_begun() {
     let answers = [
-        (RunError::from(LostReason::Broken), 500, "may be done in part"),
-        (RunError::Acquire(AcquireError::Closed), 503, "at present"),
+        (RunError::from(LostReason::Broken), 500, "billed in part"),
+        (RunError::Acquire(AcquireError::Closed), 503, "try again"),
     ];
     for (error, status, text) in answers {
         let (answered, answer) = web_service::refusal(&error);
