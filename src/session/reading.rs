@@ -4,9 +4,9 @@
 //! takes long, and a server that takes long must not get the same work several times. So a reading of a few documents
 //! is repeated soon, as its repetitions cost next to nothing. One of many documents, or of a whole collection, waits
 //! until a small reading has found a connection that works: the driver uses the last one first. Two of its attempts run
-//! at once at most, the second after a pause in which most answers begin to come, and none beside an answer that has
-//! begun: that one has found a connection that works. A server that gives up for lack of time is not asked again, and
-//! has the time to say so.
+//! at once at most, the second after a pause in which most answers begin to come, and none beside an answer of which
+//! parts are coming: that one has found a connection that works. A server that gives up for lack of time is not asked
+//! again, and has the time to say so.
 
 use std::{sync::Arc, time::Duration};
 
@@ -81,7 +81,7 @@ const TIMES_OF_MANY: u32 = 8;
 /// silent, and those who read again leave a slow one its rest.
 const SAYING_SO: Duration = Duration::from_secs(5);
 
-/// Reads, and reads again beside attempts of which nothing has come: the first answer counts. The other attempts run on
+/// Reads, and reads again beside attempts of which nothing comes: the first answer counts. The other attempts run on
 /// by themselves.
 ///
 /// Only for commands that change nothing.
@@ -100,7 +100,7 @@ where
     let arrival = Arrival::default();
     let mut attempts = FuturesUnordered::new();
     loop {
-        if attempts.len() < hedging.at_once && !arrival.has_begun() {
+        if attempts.len() < hedging.at_once && !arrival.is_coming(hedging.beside) {
             attempts.push(to_its_end(runtime, read(arrival.clone())));
         }
         if attempts.len() > AT_ONCE_LEAST.min(hedging.at_once - 1) {
@@ -229,15 +229,15 @@ mod tests {
 
     /// A transfer that takes 25 seconds alone, and as much longer as there are others.
     #[tokio::test(start_paused = true)]
-    async fn an_answer_that_has_begun_to_come_is_awaited_alone() {
+    async fn an_answer_that_is_coming_is_awaited_alone() {
         let attempts = Arc::new(AtomicUsize::new(0));
         let read = |arrival: Arrival| {
             let attempts = attempts.clone();
             async move {
                 attempts.fetch_add(1, Ordering::Relaxed);
                 sleep(9 * SECOND).await;
-                arrival.begin();
                 for _ in 9..25 {
+                    arrival.note();
                     sleep(SECOND * attempts.load(Ordering::Relaxed) as u32).await;
                 }
                 Ok(())
@@ -246,6 +246,25 @@ mod tests {
         let begun = Instant::now();
         read_beside(&Handle::current(), Hedging::LONG, read).await.unwrap();
         assert_eq!((begun.elapsed(), attempts.load(Ordering::Relaxed)), (25 * SECOND, 1));
+    }
+
+    /// As where the driver asks for the next part on a connection that is dead.
+    #[tokio::test(start_paused = true)]
+    async fn an_answer_that_comes_no_further_is_not_waited_for_alone() {
+        let attempts = Arc::new(AtomicUsize::new(0));
+        let read = |arrival: Arrival| {
+            let attempts = attempts.clone();
+            async move {
+                arrival.note();
+                match attempts.fetch_add(1, Ordering::Relaxed) {
+                    0 => pending().await,
+                    _ => Ok(()),
+                }
+            }
+        };
+        let begun = Instant::now();
+        read_beside(&Handle::current(), Hedging::LONG, read).await.unwrap();
+        assert_eq!((begun.elapsed(), attempts.load(Ordering::Relaxed)), (10 * SECOND, 2));
     }
 
     #[tokio::test(start_paused = true)]

@@ -1,22 +1,27 @@
-//! The first sign of the answer to a reading.
+//! The signs of the answer to a reading.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicBool, Ordering},
+use std::{
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
 };
 
-/// Whether a part of the answer has arrived; shared by all attempts of one reading. Then the connection works and the
-/// server is at work, so another attempt would only make both slower.
+use tokio::time::Instant;
+
+/// When the last part of the answer arrived; shared by all attempts of one reading. While parts come, the connection
+/// works and the server is at work, so another attempt would only make both slower.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Arrival(Arc<AtomicBool>);
+pub(crate) struct Arrival(Arc<Mutex<Option<Instant>>>);
 
 impl Arrival {
     /// Notes that a part of the answer is here.
-    pub(crate) fn begin(&self) {
-        self.0.store(true, Ordering::Relaxed);
+    pub(crate) fn note(&self) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
     }
 
-    pub(crate) fn has_begun(&self) -> bool {
-        self.0.load(Ordering::Relaxed)
+    /// Whether a part arrived within this time. The connection of the parts before may have died since, and the driver
+    /// takes any connection for the next ones.
+    pub(crate) fn is_coming(&self, within: Duration) -> bool {
+        let last = *self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        last.is_some_and(|last| last.elapsed() < within)
     }
 }

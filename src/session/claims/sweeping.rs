@@ -11,7 +11,7 @@ use std::{
     time::Duration,
 };
 
-use tokio::time::{Instant, sleep, sleep_until};
+use tokio::time::{Instant, sleep_until};
 
 use super::super::documents::DocumentSession;
 use super::trying::USED;
@@ -30,6 +30,8 @@ pub(in crate::session) struct Sweeping(Mutex<Swept>);
 #[derive(Debug, Default)]
 struct Swept {
     entries: Vec<Entry>,
+    /// When the next search may begin.
+    rests_until: Option<Instant>,
     /// The task that searches for them, unless it has ended.
     task: Weak<()>,
 }
@@ -60,7 +62,7 @@ impl Sweeping {
         if next.is_none() {
             swept.task = Weak::new();
         }
-        next
+        next.max(next.and(swept.rests_until))
     }
 
     /// Returns the entries to be searched for now that wanted the same as the one that has been due for longest.
@@ -97,6 +99,7 @@ impl DocumentSession {
         };
         let now = Instant::now();
         let mut swept = self.claims.sweeping.swept();
+        swept.entries.retain(|entry| now < entry.over);
         if swept.entries.len() >= SWEPT_MOST {
             return;
         }
@@ -132,7 +135,8 @@ impl DocumentSession {
                     lines.line(&name).take_out(id, USED, context);
                 });
             }
-            sleep(began.elapsed() * SHARE).await;
+            let now = Instant::now();
+            self.claims.sweeping.swept().rests_until = Some(now + (now - began) * SHARE);
         }
     }
 }
@@ -140,6 +144,8 @@ impl DocumentSession {
 #[cfg(test)]
 mod tests {
     use mongodb::bson::doc;
+
+    use tokio::time::sleep;
 
     use super::*;
     use crate::{

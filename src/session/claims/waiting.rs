@@ -101,14 +101,21 @@ impl DocumentSession {
                 Ok(None) => {}
                 Err(error) if error.is_final() => return Err(ServerError::from(error).into()),
                 Err(error) => {
-                    let mut again = Instant::now() + backoff.failed();
+                    let now = Instant::now();
+                    let (soonest, mut again) = (now + backoff.failed(), now);
+                    let mut after_event = soonest;
                     if error.ran_out_of_time() {
                         // It kept the server as busy as a try that is answered.
-                        wait.pace.tried(began, Instant::now());
-                        again = again.max(wait.pace.ready_at());
+                        wait.pace.tried(began, now);
+                        again = wait.pace.ready_at();
+                        // It may have met a transaction that has written the document, and that ends with an event.
+                        after_event = soonest.max(now + (now - began));
                     }
                     *tries.failing = Some(error.into());
-                    sleep_until(again).await;
+                    tokio::select! {
+                        _ = freed.changed() => sleep_until(after_event).await,
+                        () = sleep_until(again.max(soonest)) => {}
+                    }
                     continue;
                 }
             }

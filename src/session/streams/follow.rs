@@ -190,7 +190,7 @@ impl Follower {
         loop {
             let read_at = self.read_at;
             let some_at = self.some_due_at();
-            let mut began = Instant::now();
+            let (mut began, mut is_scan) = (Instant::now(), false);
             let result = tokio::select! {
                 news = next(&mut subscription) => match news {
                     News::Opened => {
@@ -223,6 +223,7 @@ impl Follower {
                 }
                 () = until(read_at) => {
                     began = Instant::now();
+                    is_scan = matches!(self.scope, Scope::All);
                     self.read_all().await.inspect(|()| {
                         let rest = if self.session.is_in_place() { READING_REST } else { 0 };
                         self.failing = self.failing.after(0);
@@ -238,7 +239,7 @@ impl Follower {
             match result {
                 Err(error) if error.is_final() => return Err(error),
                 // Whichever reading it was, everything is read next.
-                Err(error) => self.read_at = Some(Instant::now() + self.rest_after(&error, began.elapsed())),
+                Err(error) => self.read_at = Some(Instant::now() + self.rest_after(&error, is_scan, began.elapsed())),
                 Ok(()) => {}
             }
         }
@@ -247,8 +248,7 @@ impl Follower {
     /// Returns the pause after a reading that failed. A server that gave up after so long was as busy as with one that
     /// it answered: a stream that breaks and is opened again, as on a slow server, does not shorten its rest. Another
     /// one has said nothing, and may be there again as soon as a stream opens.
-    fn rest_after(&mut self, error: &StoreError, took: Duration) -> Duration {
-        let is_scan = matches!(self.scope, Scope::All);
+    fn rest_after(&mut self, error: &StoreError, is_scan: bool, took: Duration) -> Duration {
         if !(is_scan && error.ran_out_of_time()) {
             return self.failing.failed().max(took);
         }

@@ -96,7 +96,7 @@ impl MongoStore {
         let mut listed = Listed::default();
         // Nothing is read in vain if there are more than may be listed.
         while !listed.more && cursor.advance().await? {
-            arrival.begin();
+            arrival.note();
             let raw = cursor.current();
             let Some(document) = lossy::read(raw) else { continue };
             listed.now = server_now(&document).or(listed.now);
@@ -259,16 +259,21 @@ impl MongoStore {
         let holds = doc! { "$and": [&wanted.filter, { &ids: { "$in": entries } }] };
         let find = self.collection.find(holds).projection(doc! { "_id": 1, ids: 1 });
         let find = find.read_concern(ReadConcern::local()).max_time(LONG_READ_WITHIN);
-        let found: Vec<Document> = find.await?.try_collect().await?;
-        let held = found.into_iter().filter_map(|mut document| {
-            let lock = at.take_lock(&mut document)?;
-            let holders = lock.get_array("holders").ok()?.iter().filter_map(Bson::as_document);
-            let entry = holders
-                .filter_map(|holder| holder.get_str("id").ok())
-                .find(|id| entries.iter().any(|entry| entry == id))?;
-            Some((self.family.document(document.get("_id")?)?, entry.to_owned()))
-        });
-        Ok(held.collect())
+        let (mut cursor, mut held) = (find.await?, Vec::new());
+        while cursor.advance().await? {
+            // One that can't be read keeps nobody from finding the others.
+            let raw = cursor.current();
+            let entry = lossy::read(raw).and_then(|mut document| {
+                let lock = at.take_lock(&mut document)?;
+                let holders = lock.get_array("holders").ok()?.iter().filter_map(Bson::as_document);
+                let mut ids = holders.filter_map(|holder| holder.get_str("id").ok());
+                ids.find(|id| entries.iter().any(|entry| entry == id))
+                    .map(str::to_owned)
+            });
+            let name = lossy::read_exactly(raw, "_id").and_then(|id| self.family.document(&id));
+            held.extend(name.zip(entry));
+        }
+        Ok(held)
     }
 
     pub(in crate::store) fn place(&self) -> Option<&Arc<InPlace>> {

@@ -49,7 +49,7 @@ impl MongoStore {
         let mut cursor = find.max_time(READ_WITHIN).await?;
         let (mut found, mut now) = (Documents::new(), None);
         while cursor.advance().await? {
-            arrival.begin();
+            arrival.note();
             let raw = cursor.current();
             let Some(document) = lossy::read(raw) else { continue };
             now = server_now(&document).or(now);
@@ -101,7 +101,7 @@ impl MongoStore {
         let mut cursor = find.read_concern(view.concern()).max_time(LONG_READ_WITHIN).await?;
         let mut listed = Listed::default();
         while cursor.advance().await? {
-            arrival.begin();
+            arrival.note();
             let raw = cursor.current();
             let Some(document) = lossy::read(raw) else { continue };
             listed.now = server_now(&document).or(listed.now);
@@ -134,7 +134,7 @@ mod tests {
 
     /// Those who repeat readings count on it.
     #[tokio::test(flavor = "multi_thread")]
-    async fn the_first_document_of_a_reading_shows_that_its_answer_has_begun() {
+    async fn a_document_of_a_reading_shows_that_its_answer_is_coming() {
         let driver = shared::standalone().await.client().await.unwrap();
         let database = driver.database(&shared::unique_name("arrival"));
         let collection = database.collection::<Document>("locks");
@@ -143,14 +143,14 @@ mod tests {
         let place = InPlace::new(Some(collection.namespace()), "lock", &Paths::default()).unwrap();
         let documents = MongoStore::in_place(&collection, place, primary());
         let selection = Selection::default();
-        for has_begun in [false, true] {
+        for is_coming in [false, true] {
             let arrivals: [Arrival; 3] = Default::default();
             let [by_name, listed, in_place] = &arrivals;
             locks.read(&["x".to_owned()], View::Newest, by_name).await.unwrap();
             locks.list(&selection, View::Newest, listed).await.unwrap();
             let in_documents = documents.list_in_place(&selection, View::Newest, in_place);
             in_documents.await.unwrap();
-            assert_eq!(arrivals.map(|arrival| arrival.has_begun()), [has_begun; 3]);
+            assert_eq!(arrivals.map(|arrival| arrival.is_coming(Duration::MAX)), [is_coming; 3]);
             let document = doc! { "_id": "x", "lock": { "token": 1_i64 } };
             collection
                 .replace_one(doc! { "_id": "x" }, document)
