@@ -6,14 +6,16 @@ use std::{
 };
 
 use crate::{
-    protocol::{Ended, HoldEnd, Holder, Kind, Owner, ServerTime, State},
+    protocol::{Ended, Exchange, HoldEnd, Holder, Kind, Owner, ServerTime, State},
     token::FencingToken,
 };
 
 /// A lock as its document shows it.
 ///
-/// Times are readings of the server's clock. An entry whose `until` has passed has expired, but is shown until somebody
-/// asks for the lock again.
+/// Times are readings of the server's clock. A holder whose [`until`](HolderInfo::until) is not after
+/// [`as_of`](Self::as_of) has expired: the lock goes to the next request, and nobody holds it by then. `inspect` shows
+/// such a holder until somebody asks for the lock again, as it tells who had the lock and did not release it; lists leave
+/// it out. [`is_held`](Self::is_held) applies this rule. A waiter that has expired is shown by both.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct LockInfo {
@@ -32,6 +34,9 @@ pub struct LockInfo {
     /// The last holds that ended, newest first, as far as clients with a
     /// [history](crate::LockClientBuilder::history) ended them.
     pub past: Vec<PastHold>,
+    /// The time of the reading, by the server's clock: compare [`until`](HolderInfo::until) with it, and not with a
+    /// clock of this machine. The Unix epoch in a form that an earlier version of this crate serialized.
+    pub as_of: SystemTime,
 }
 
 /// A hold that ended.
@@ -213,7 +218,48 @@ impl PastHold {
 }
 
 impl LockInfo {
-    pub(crate) fn new(name: &str, state: &State) -> Self {
+    /// Returns whether the lock was taken at [`as_of`](Self::as_of): whether it has a holder that has not expired. Of a
+    /// semaphore, whether any permit is taken.
+    ///
+    /// A lock that is [kept taken](HolderInfo::released) or [idle](HolderInfo::idle) counts, as another client's try
+    /// fails. So do [`List::held`](crate::List::held) and its lists. It can change at any moment: to work under the
+    /// lock, acquire it.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let locks = watchlock::LockClient::in_memory();
+    /// use std::time::Duration;
+    ///
+    /// let step = locks.mutex("deploy").acquire().fixed(Duration::from_secs(60)).await?;
+    /// let lock = locks.inspect("deploy").await?.expect("there is a trace of it");
+    /// assert!(lock.is_held());
+    /// let left = lock.holders[0].until.duration_since(lock.as_of)?;
+    /// assert!(left <= Duration::from_secs(60));
+    ///
+    /// tokio::time::sleep(Duration::from_secs(61)).await;
+    /// let lock = locks.inspect("deploy").await?.expect("there is a trace of it");
+    /// assert!(!lock.is_held() && lock.holders.len() == 1);
+    /// # drop(step);
+    /// # Ok(()) }
+    /// ```
+    pub fn is_held(&self) -> bool {
+        self.holders.iter().any(|holder| holder.until > self.as_of)
+    }
+
+    /// Returns the lock of a reading. An answer without a time has at least that of the last write.
+    pub(crate) fn of_reading(name: &str, (state, exchange): &(State, Exchange)) -> Self {
+        Self::new(name, state, exchange.now.unwrap_or(state.at))
+    }
+
+    /// Returns the lock as the write that made this state left it.
+    pub(crate) fn after_write(name: &str, state: &State) -> Self {
+        Self::new(name, state, state.at)
+    }
+
+    pub(crate) fn new(name: &str, state: &State, as_of: ServerTime) -> Self {
         let holders = state.holders.iter().map(|holder| HolderInfo::new(state, holder));
         let waiters = state.queue.iter().map(|waiter| {
             let Owner {
@@ -243,6 +289,7 @@ impl LockInfo {
             holders: holders.collect(),
             waiters: waiters.collect(),
             past: state.ends.iter().map(|past| PastHold::new(state, past)).collect(),
+            as_of: as_of.into(),
         }
     }
 }

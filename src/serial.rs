@@ -42,6 +42,9 @@ struct LockForm<'a> {
     /// Missing in the forms of earlier versions.
     #[serde(default)]
     past: Cow<'a, [PastHold]>,
+    /// The same: their holders were those of the present.
+    #[serde(default)]
+    as_of: Option<Time>,
 }
 
 impl Serialize for LockInfo {
@@ -54,6 +57,7 @@ impl Serialize for LockInfo {
             holders: Cow::Borrowed(&self.holders),
             waiters: Cow::Borrowed(&self.waiters),
             past: Cow::Borrowed(&self.past),
+            as_of: Some(Time(self.as_of)),
         };
         form.serialize(serializer)
     }
@@ -75,6 +79,7 @@ impl<'de> Deserialize<'de> for LockInfo {
             holders: form.holders.into_owned(),
             waiters: form.waiters.into_owned(),
             past: form.past.into_owned(),
+            as_of: form.as_of.map_or(SystemTime::UNIX_EPOCH, |time| time.0),
         })
     }
 }

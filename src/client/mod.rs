@@ -298,6 +298,9 @@ impl LockClient {
 
     /// Returns the present holders and waiters of the lock `name`; `None` if there is no trace of it.
     ///
+    /// A holder whose lease is over is shown until somebody asks for the lock again, while a [`list`](Self::list) leaves
+    /// it out: [`LockInfo::is_held`] counts only the others.
+    ///
     /// # Errors
     ///
     /// If the name is out of bounds, the server can't be reached, or the document is not a lock.
@@ -315,6 +318,7 @@ impl LockClient {
     /// let lock = locks.inspect("nightly-job").await?.expect("it is held");
     /// assert_eq!(lock.holders[0].reason.as_deref(), Some("night of the 3rd"));
     /// assert_eq!(lock.holders[0].token, handle.token());
+    /// assert!(lock.is_held());
     /// # handle.release().await?;
     /// # Ok(()) }
     /// ```
@@ -324,7 +328,7 @@ impl LockClient {
             .session
             .inspect(name)
             .await?
-            .map(|(state, _)| LockInfo::new(name, &state)))
+            .map(|read| LockInfo::of_reading(name, &read)))
     }
 
     /// Lists locks, sorted by name. Set conditions on the returned action, and await it.
@@ -447,7 +451,7 @@ impl LockClient {
     pub async fn break_lock(&self, name: &str) -> Result<Option<LockInfo>, OperateError> {
         check_name(name)?;
         if let Some(state) = self.session.evict(name, Evict::Everybody).await? {
-            return Ok(Some(LockInfo::new(name, &state)));
+            return Ok(Some(LockInfo::after_write(name, &state)));
         }
         // Nobody held it.
         self.inspect(name).await
@@ -483,7 +487,7 @@ impl LockClient {
     pub async fn break_holder(&self, name: &str, token: FencingToken) -> Result<Option<LockInfo>, OperateError> {
         check_name(name)?;
         let state = self.session.evict(name, Evict::Holder(token.as_i64())).await?;
-        Ok(state.map(|state| LockInfo::new(name, &state)))
+        Ok(state.map(|state| LockInfo::after_write(name, &state)))
     }
 
     /// Renews the hold with this token for its whole lease, no matter which process took the lock. A hold of a fixed
@@ -519,8 +523,8 @@ impl LockClient {
     /// ```
     pub async fn renew_holder(&self, name: &str, token: FencingToken) -> Result<Option<LockInfo>, OperateError> {
         check_name(name)?;
-        let state = self.session.renew_holder(name, token.as_i64()).await?;
-        Ok(state.map(|state| LockInfo::new(name, &state)))
+        let read = self.session.renew_holder(name, token.as_i64()).await?;
+        Ok(read.map(|read| LockInfo::of_reading(name, &read)))
     }
 
     /// Ends the client: acquires fail with [`AcquireError::Closed`](crate::AcquireError::Closed), held locks are

@@ -306,7 +306,7 @@ impl<T> DocumentLocks<T> {
     pub async fn inspect(&self, id: impl Into<Bson>) -> Result<Option<LockInfo>, OperateError> {
         let (session, name) = self.place(&id.into())?;
         let read = session.inspect(&name).await?;
-        Ok(read.map(|(state, _)| LockInfo::new(&name, &state)))
+        Ok(read.map(|read| LockInfo::of_reading(&name, &read)))
     }
 
     /// Lists the locks in the documents, sorted by name. Set conditions on the returned action, and await it.
@@ -464,7 +464,7 @@ impl<T> DocumentLocks<T> {
         let id = id.into();
         let (session, name) = self.place(&id)?;
         if let Some(state) = session.evict(&name, Evict::Everybody).await? {
-            return Ok(Some(LockInfo::new(&name, &state)));
+            return Ok(Some(LockInfo::after_write(&name, &state)));
         }
         // Nobody held it.
         self.inspect(id).await
@@ -506,7 +506,7 @@ impl<T> DocumentLocks<T> {
     ) -> Result<Option<LockInfo>, OperateError> {
         let (session, name) = self.place(&id.into())?;
         let state = session.evict(&name, Evict::Holder(token.as_i64())).await?;
-        Ok(state.map(|state| LockInfo::new(&name, &state)))
+        Ok(state.map(|state| LockInfo::after_write(&name, &state)))
     }
 
     /// Clears the count of claims of the document with this `_id`, so that claims with

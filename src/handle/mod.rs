@@ -371,6 +371,28 @@ impl LockView {
         self.hold.lost_reason()
     }
 
+    /// Returns whether the lock is still held: whether there is no [`lost_reason`](Self::lost_reason), with whatever
+    /// other [`status`](Self::status). Checks the clock on the spot.
+    ///
+    /// It can be lost a moment later. So use [`lost`](Self::lost) beside the work, and a [fence](Self::fence) where a
+    /// late write would do harm.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let locks = watchlock::LockClient::in_memory();
+    /// let handle = locks.mutex("invoice-42").acquire().await?;
+    /// let view = handle.view();
+    /// assert!(view.is_held());
+    /// handle.release().await?;
+    /// assert!(!view.is_held());
+    /// # Ok(()) }
+    /// ```
+    pub fn is_held(&self) -> bool {
+        self.lost_reason().is_none()
+    }
+
     /// Returns how safe the lock is at present.
     pub fn status(&self) -> LockStatus {
         self.hold.status()

@@ -18,7 +18,7 @@ use crate::{
     error::{AcquireError, KindMismatch, OperateError, ReleaseError, RenewError},
     handle::{LockHandle, LockView, Released},
     input::{check_name, check_text},
-    inspect::{HolderInfo, LockInfo},
+    inspect::HolderInfo,
     locks::acquire::{Acquire, Share},
     name::LockName,
     protocol::{Kind, State},
@@ -81,22 +81,17 @@ pub struct Leader {
 }
 
 impl Leader {
-    fn of(name: &str, state: &State) -> Option<Self> {
-        let value = state
-            .holders
-            .first()
-            .filter(|_| state.kind == Kind::Election)?
-            .owner
-            .value
-            .clone();
+    fn of(state: &State) -> Option<Self> {
+        let holder = state.holders.first().filter(|_| state.kind == Kind::Election)?;
         let HolderInfo {
             token,
             since,
             host,
             pid,
             label,
+            value,
             ..
-        } = LockInfo::new(name, state).holders.into_iter().next()?;
+        } = HolderInfo::new(state, holder);
         Some(Self {
             value: value.unwrap_or_default(),
             token,
@@ -189,7 +184,7 @@ impl Election {
         if !state.holders.is_empty() && state.kind != Kind::Election {
             return Err(KindMismatch::new(&self.name, &state, Kind::Election, 1).into());
         }
-        Ok(Leader::of(&self.name, &state))
+        Ok(Leader::of(&state))
     }
 
     /// Observes the leadership: the present leader first, then every change: another leader, another value, none.
@@ -224,11 +219,7 @@ impl Election {
             Ok(()) => Ok(follow(self.session.clone(), Scope::One(self.name.to_string()))),
             Err(error) => Err(Some(OperateError::from(error))),
         };
-        Leaders {
-            name: self.name.clone(),
-            sights,
-            last: None,
-        }
+        Leaders { sights, last: None }
     }
 
     /// Leads repeatedly: campaigns, runs the future that `lead` makes for as long as it leads, and campaigns again when
@@ -452,7 +443,6 @@ impl fmt::Debug for Leadership {
 #[must_use = "a stream does nothing unless it is polled"]
 #[derive(Debug)]
 pub struct Leaders {
-    name: LockName,
     /// `Err`: the error of the name, until it has been reported.
     sights: Result<Observations, Option<OperateError>>,
     last: Option<Option<Leader>>,
@@ -506,7 +496,7 @@ impl Stream for Leaders {
                 Some(Err(error)) => return Poll::Ready(Some(Err(error.into()))),
                 None => return Poll::Ready(None),
             };
-            let leader = state.and_then(|state| Leader::of(&this.name, &state));
+            let leader = state.as_ref().and_then(Leader::of);
             // Renewals and queued candidates change nothing for an observer.
             if this.last.as_ref() != Some(&leader) {
                 this.last = Some(leader.clone());

@@ -60,7 +60,7 @@ impl Conditions {
                 .any(|holder| now.duration_since(holder.since).is_ok_and(|held| held > age))
         };
         self.selection.kind.is_none_or(|kind| kind == lock.kind)
-            && self.selection.held.is_none_or(|held| held != lock.holders.is_empty())
+            && self.selection.held.is_none_or(|held| held == lock.is_held())
             && self.owner.as_ref().is_none_or(owned)
             && self.older_than.is_none_or(old)
     }
@@ -87,7 +87,8 @@ impl List {
         self
     }
 
-    /// Lists only locks that somebody holds, or that nobody does.
+    /// Lists only locks that somebody holds, or that nobody does, as [`LockInfo::is_held`] tells. A holder whose lease is
+    /// over does not count.
     pub fn held(mut self, held: bool) -> Self {
         self.filter.selection.held = Some(held);
         self
@@ -131,7 +132,8 @@ impl IntoFuture for List {
     type Output = Result<Vec<LockInfo>, OperateError>;
     type IntoFuture = Pin<Box<dyn Future<Output = Self::Output> + Send>>;
 
-    /// The result is sorted by name. Holders whose lease has expired are left out.
+    /// The result is sorted by name. Holders whose lease has expired are left out, unlike in
+    /// [`inspect`](crate::LockClient::inspect).
     fn into_future(self) -> Self::IntoFuture {
         Box::pin(async move { Ok(self.with_unreadable().await?.locks) })
     }
@@ -180,7 +182,7 @@ impl List {
             .filter(|(name, _)| session.is_in_place() || name.starts_with(&filter.selection.prefix))
             .map(|(name, mut state): (String, State)| {
                 state.holders.retain(|holder| now.is_none_or(|now| holder.until > now));
-                LockInfo::new(&name, &state)
+                LockInfo::new(&name, &state, now.unwrap_or(state.at))
             })
             .filter(|lock| filter.matches(lock, now.map_or_else(SystemTime::now, SystemTime::from)))
             .collect();

@@ -12,7 +12,7 @@ use futures::Stream;
 
 use crate::{
     error::{InvalidInput, OperateError},
-    inspect::{HolderInfo, LockInfo},
+    inspect::HolderInfo,
     protocol::{Holder, State},
     session::{
         observed::ObservedSession,
@@ -109,7 +109,6 @@ impl fmt::Display for LockEvent {
 #[must_use = "a stream does nothing unless it is polled"]
 #[derive(Debug)]
 pub struct LockEvents {
-    name: String,
     /// `Err`: the error of the name, until it has been reported.
     sights: Result<Observations, Option<OperateError>>,
     last: Option<State>,
@@ -119,13 +118,10 @@ pub struct LockEvents {
 impl LockEvents {
     /// Follows one name of a session.
     pub(crate) fn new(of: Result<(ObservedSession, String), InvalidInput>) -> Self {
-        let (name, sights) = match of {
-            Ok((session, name)) => (name.clone(), Ok(follow(session, Scope::One(name)))),
-            Err(error) => (String::new(), Err(Some(error.into()))),
-        };
         Self {
-            name,
-            sights,
+            sights: of
+                .map(|(session, name)| follow(session, Scope::One(name)))
+                .map_err(|error| Some(error.into())),
             last: None,
             events: VecDeque::new(),
         }
@@ -133,7 +129,7 @@ impl LockEvents {
 }
 
 /// Returns the events between two states of a lock's document.
-fn between(name: &str, last: Option<&State>, state: Option<&State>) -> Vec<LockEvent> {
+fn between(last: Option<&State>, state: Option<&State>) -> Vec<LockEvent> {
     let mut events = Vec::new();
     let before = last.map_or(&[][..], |last| &last.holders);
     let after = state.map_or(&[][..], |state| &state.holders);
@@ -156,11 +152,10 @@ fn between(name: &str, last: Option<&State>, state: Option<&State>) -> Vec<LockE
         });
     }
     if let Some(state) = state {
-        let holders = LockInfo::new(name, state).holders;
-        let known = |token: FencingToken| before.iter().any(|holder| holder.token == token.as_i64());
-        for holder in holders.into_iter().filter(|holder| !known(holder.token)) {
+        let known = |token: i64| before.iter().any(|holder| holder.token == token);
+        for holder in state.holders.iter().filter(|holder| !known(holder.token)) {
             events.push(LockEvent::Granted {
-                holder,
+                holder: HolderInfo::new(state, holder),
                 waiting: state.queue.len(),
             });
         }
@@ -225,8 +220,7 @@ impl Stream for LockEvents {
             };
             match std::task::ready!(sights.poll_recv(context)) {
                 Some(Ok(Observation::State(_, state))) => {
-                    this.events
-                        .extend(between(&this.name, this.last.as_ref(), state.as_ref()));
+                    this.events.extend(between(this.last.as_ref(), state.as_ref()));
                     this.last = state;
                 }
                 Some(Ok(Observation::Unreadable(Unreadable { problem, .. }))) => {
@@ -313,7 +307,7 @@ impl Stream for AllLockEvents {
                     this.events.push_back((name, LockEvent::Unreadable { problem }));
                 }
                 Some(Ok(Observation::State(name, state))) => {
-                    let events = between(&name, this.last.get(&name), state.as_ref());
+                    let events = between(this.last.get(&name), state.as_ref());
                     this.events
                         .extend(events.into_iter().map(|event| (name.clone(), event)));
                     match state.filter(|state| !state.holders.is_empty()) {

@@ -53,14 +53,18 @@ impl Session {
         Ok(state)
     }
 
-    /// Renews the holder with this token for its whole lease, no matter which process took the lock. Returns the state
+    /// Renews the holder with this token for its whole lease, no matter which process took the lock. Returns the reading
     /// of the lock afterwards; `None`: nobody holds it under this token, and nothing was changed.
     ///
     /// The renewal goes by the entry. Only where the hold ends between the two commands, and a late request puts the
     /// same entry in again, does it renew another grant: of the same session, which does not know of it and takes it
     /// out.
-    pub(crate) async fn renew_holder(self: &Arc<Self>, name: &str, token: i64) -> Result<Option<State>, ServerError> {
-        let Some(holder) = self.held_under(name, token).await?.map(|(_, holder)| holder) else {
+    pub(crate) async fn renew_holder(
+        self: &Arc<Self>,
+        name: &str,
+        token: i64,
+    ) -> Result<Option<(State, Exchange)>, ServerError> {
+        let Some((_, holder)) = self.held_under(name, token).await? else {
             return Ok(None);
         };
         let renewal = Renewal {
@@ -79,17 +83,21 @@ impl Session {
         if let Some(error) = renewed.refused.into_values().next() {
             return Err(error.into());
         }
-        Ok(self.held_under(name, token).await?.map(|(state, _)| state))
+        Ok(self.held_under(name, token).await?.map(|(read, _)| read))
     }
 
     /// Reads the lock, and its holder with this token, if there is one that has not released it.
-    async fn held_under(self: &Arc<Self>, name: &str, token: i64) -> Result<Option<(State, Holder)>, ServerError> {
+    async fn held_under(
+        self: &Arc<Self>,
+        name: &str,
+        token: i64,
+    ) -> Result<Option<((State, Exchange), Holder)>, ServerError> {
         let Some((state, exchange)) = self.inspect(name).await? else {
             return Ok(None);
         };
         let is_live = |holder: &&Holder| exchange.now.is_none_or(|now| holder.until > now) && !holder.is_kept();
         let mut holders = state.holders.iter().filter(is_live);
         let holder = holders.find(|holder| holder.token == token).cloned();
-        Ok(holder.map(|holder| (state, holder)))
+        Ok(holder.map(|holder| ((state, exchange), holder)))
     }
 }

@@ -191,6 +191,12 @@ impl LockView {
         self.view.lost_reason()
     }
 
+    /// Returns whether the lock is still held; see [`LockView::is_held`](crate::LockView::is_held). It does not block,
+    /// and checks the clock on the spot.
+    pub fn is_held(&self) -> bool {
+        self.view.is_held()
+    }
+
     /// Returns how safe the lock is at present.
     pub fn status(&self) -> LockStatus {
         self.view.status()

@@ -1,6 +1,6 @@
 //! What is observed, serialized by the feature `serde` and read again.
 
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use serde_json::{Value, json};
 use watchlock::{AcquireError, Contention, FencingToken, InMemory, Leader, LockClient, LockEvent, LockInfo};
@@ -58,6 +58,12 @@ async fn observed_locks_come_back_from_their_form() {
         holder["access"].is_null() && holder["since"].as_str().unwrap().ends_with('Z'),
         "{told}"
     );
+    assert!(told["as_of"].as_str().unwrap() >= holder["since"].as_str().unwrap());
+    // A form of an earlier version has no time.
+    let mut earlier = told.clone();
+    earlier.as_object_mut().unwrap().remove("as_of");
+    let earlier: LockInfo = serde_json::from_value(earlier).unwrap();
+    assert!(earlier.is_held() && earlier.as_of == SystemTime::UNIX_EPOCH);
     let past = &told["past"][0];
     assert_eq!(
         (&past["token"], &past["how"], &past["reason"]),

@@ -24,7 +24,9 @@ fn sorted<const N: usize>(mut names: [&str; N]) -> Vec<&str> {
     names.to_vec()
 }
 
-const LOCK: [&str; 7] = ["name", "kind", "capacity", "token", "holders", "waiters", "past"];
+const LOCK: [&str; 8] = [
+    "name", "kind", "capacity", "token", "holders", "waiters", "past", "as_of",
+];
 const HOLDER: [&str; 13] = [
     "token", "access", "permits", "since", "until", "released", "idle", "host", "pid", "label", "reason", "value",
     "owner_id",

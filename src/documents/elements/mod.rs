@@ -208,7 +208,7 @@ impl<E> ElementLocks<E> {
     pub async fn inspect(&self, id: impl Into<Bson>) -> Result<Option<LockInfo>, OperateError> {
         let (session, name) = self.place(&id.into())?;
         let read = session.inspect(&name).await?;
-        Ok(read.map(|(state, _)| LockInfo::new(&name, &state)))
+        Ok(read.map(|read| LockInfo::of_reading(&name, &read)))
     }
 
     /// Takes the lock of the element in the document with this `_id` away from its holder, and hands it to the next in
@@ -243,7 +243,7 @@ impl<E> ElementLocks<E> {
         let id = id.into();
         let (session, name) = self.place(&id)?;
         if let Some(state) = session.evict(&name, Evict::Everybody).await? {
-            return Ok(Some(LockInfo::new(&name, &state)));
+            return Ok(Some(LockInfo::after_write(&name, &state)));
         }
         // Nobody held it.
         self.inspect(id).await
@@ -283,7 +283,7 @@ impl<E> ElementLocks<E> {
     ) -> Result<Option<LockInfo>, OperateError> {
         let (session, name) = self.place(&id.into())?;
         let state = session.evict(&name, Evict::Holder(token.as_i64())).await?;
-        Ok(state.map(|state| LockInfo::new(&name, &state)))
+        Ok(state.map(|state| LockInfo::after_write(&name, &state)))
     }
 
     /// Returns how waiters are woken at present; see [`LockClient::wake_mode`](crate::LockClient::wake_mode). If the

@@ -113,8 +113,9 @@ fn read_lock(document: &Document) -> Option<State> {
 }
 
 fn show(state: &State) {
-    let info = LockInfo::new("a name", state);
+    let info = LockInfo::after_write("a name", state);
     harmless(&info.to_string());
+    info.is_held();
     for waiter in &info.waiters {
         harmless(&waiter.to_string());
     }
