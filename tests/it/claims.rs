@@ -507,6 +507,35 @@ async fn tries_that_the_server_gives_up_earn_the_rest_of_those_that_it_answers()
     claimed.release().await.unwrap();
 }
 
+/// It may have met a transaction that has written the document, and that ends with an event.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_event_ends_the_rest_after_a_try_that_the_server_gave_up() {
+    const TAKES: Duration = Duration::from_millis(800);
+    let (cluster, _turn) = faulty().await;
+    let ground = Ground::on(cluster, "claim_rest_ends").by_name();
+    let scene = Scene::on(ground.clone()).await;
+    let (locks, sent) = counting(&ground, &scene.b).await;
+    let data = doc! {
+        "failCommands": ["findAndModify"], "errorCode": 50, "appName": &ground.database,
+        "blockConnection": true, "blockTimeMS": i64::try_from(TAKES.as_millis()).unwrap(),
+    };
+    let failing = cluster.fail_commands(0, "alwaysOn", data).await.unwrap();
+    let waiting = tokio::spawn(locks.claim(doc! { "n": 1 }).into_future());
+    // The third earns a rest of four times its duration.
+    eventually(PATIENCE, "three tries", async || {
+        sent.tries.load(Ordering::Relaxed) >= 3
+    })
+    .await;
+    tokio::time::sleep(TAKES + TAKES / 4).await;
+    failing.off().await.unwrap();
+    let came = Instant::now();
+    scene.events.insert(doc! { "_id": 1, "n": 1 }).await;
+    let claimed = within(PATIENCE, "the claim", waiting).await.unwrap().unwrap();
+    let took = came.elapsed();
+    assert!(took < 2 * TAKES, "{took:?} after the event");
+    claimed.release().await.unwrap();
+}
+
 /// Otherwise claims whose callers wait for less long than the server takes would never succeed.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_claim_after_one_that_the_server_gave_up_begins_with_a_longer_limit() {

@@ -209,7 +209,13 @@ mod tests {
         }
         assert!(sweeping.next_due_at().is_none());
         session.sweep(wanted(), b"a".as_slice().into(), "4".to_owned());
-        assert_eq!(due(now + session.config.lease), None, "its lease is over");
-        assert!(sweeping.next_due_at().is_none());
+        let rested = now + session.config.lease;
+        sweeping.swept().rests_until = Some(rested);
+        assert_eq!(sweeping.next_due_at(), Some(rested));
+        assert_eq!(due(rested), None, "its lease is over");
+        assert!(
+            sweeping.next_due_at().is_none(),
+            "a task with nothing to do needs no rest"
+        );
     }
 }
