@@ -122,7 +122,7 @@ pub(crate) enum Expects {
     /// The one entry that leaves is a holder, and nothing is requested.
     Holding,
     /// The lock has one permit. The holder that leaves is its only entry; if an entry is requested instead, there is
-    /// none.
+    /// none, or the lock has no document so far.
     Alone,
     /// There is a document, and room in its queue.
     Room,
@@ -177,7 +177,7 @@ impl Operation {
 
     /// Returns whether the operation may create the document of a lock that has none.
     pub(crate) fn creates(&self) -> bool {
-        self.requests.is_some() && self.expects == Expects::Nothing
+        self.requests.is_some() && matches!(self.expects, Expects::Nothing | Expects::Alone)
     }
 
     /// Returns the number of tokens that a grant to this entry takes beside its own.

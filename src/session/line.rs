@@ -166,6 +166,8 @@ pub(crate) struct Line {
     guards: bool,
     /// Whether the client shuts down: nothing stays with it.
     closed: bool,
+    /// Whether nothing is known of the lock so far.
+    pub(super) is_unknown: bool,
     /// When it expects the next event.
     calm: Calm,
     /// The need of the line, as counted by the session.
@@ -173,7 +175,7 @@ pub(crate) struct Line {
 }
 
 impl Line {
-    /// Creates a line; `alone_at`: when the lock was last seen free.
+    /// Creates a line; `alone_at`: when the lock was last seen free, or is expected to be.
     pub(crate) fn new(name: String, alone_at: Option<Instant>, pace: Option<PerTurn>) -> Self {
         Self {
             name,
@@ -187,6 +189,7 @@ impl Line {
             silent_since: None,
             guards: false,
             closed: false,
+            is_unknown: false,
             calm: Calm::new(pace),
             counted: Need::Nothing,
         }
@@ -198,6 +201,13 @@ impl Line {
 
     pub(crate) fn alone_at(&self) -> Option<Instant> {
         self.waitlist.alone_at()
+    }
+
+    /// Returns whether the lock was free, if this answer is the first to show it.
+    pub(super) fn first_seen(&mut self, operation: &Operation) -> Option<bool> {
+        let is_first = self.is_unknown && operation.requests.is_some();
+        self.is_unknown &= !is_first;
+        is_first.then(|| self.alone_at().is_some())
     }
 
     pub(crate) fn leaves_at(&self) -> Option<Instant> {

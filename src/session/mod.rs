@@ -37,6 +37,7 @@ mod running;
 mod runtime;
 mod shut_down;
 pub(crate) mod streams;
+mod unknown;
 mod verifying;
 
 use std::{
@@ -73,6 +74,7 @@ use process::Process;
 use renewals::Renewals;
 use streams::budget::StreamBudget;
 use streams::{suspicion::Suspicion, watcher::Demand};
+use unknown::UnknownNames;
 
 /// Maximum number of free names to remember: as many as a service is likely to use again and again.
 const FREE_REMEMBERED: usize = 1_024;
@@ -144,6 +146,7 @@ struct Lines {
     by_name: BTreeMap<String, Line>,
     /// Names without a line whose lock was free when it was last seen, and when that was.
     free: HashMap<String, Instant>,
+    unknown: UnknownNames,
     /// Names without a line, and the time of a hand-over when they were waited for last.
     paces: HashMap<String, PerTurn>,
     /// Names for which a task sees to the entries that are still to leave.
@@ -417,9 +420,13 @@ impl Drop for Session {
 
 impl Lines {
     fn line(&mut self, name: &str) -> &mut Line {
-        self.by_name
-            .entry(name.to_owned())
-            .or_insert_with(|| Line::new(name.to_owned(), self.free.remove(name), self.paces.remove(name)))
+        self.by_name.entry(name.to_owned()).or_insert_with(|| {
+            let free_at = self.free.remove(name);
+            let expected_at = free_at.or_else(|| self.unknown.are_free().then(Instant::now));
+            let mut line = Line::new(name.to_owned(), expected_at, self.paces.remove(name));
+            line.is_unknown = free_at.is_none();
+            line
+        })
     }
 
     fn remember_pace(&mut self, name: &str, pace: PerTurn) {

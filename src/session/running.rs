@@ -68,6 +68,9 @@ impl Session {
             match answer {
                 Ok(answer) => {
                     line.answered(operation, &answer, &context, &mut effects);
+                    if let Some(free) = line.first_seen(operation) {
+                        table.lines.unknown.met(free);
+                    }
                     line.remember(answer, &context);
                 }
                 Err(error) => {

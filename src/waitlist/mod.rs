@@ -479,7 +479,7 @@ struct Full {
 }
 
 impl Waitlist {
-    /// Creates a waitlist; `alone_at`: when the lock was last seen free.
+    /// Creates a waitlist; `alone_at`: when the lock was last seen free, or is expected to be.
     pub(crate) fn new(alone_at: Option<Instant>) -> Self {
         Self {
             alone_at,

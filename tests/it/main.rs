@@ -51,5 +51,6 @@ mod telemetry;
 mod terms;
 mod tls;
 mod tokens;
+mod unknown_names;
 mod versions;
 mod waiting;

@@ -8,7 +8,7 @@ use super::{
 };
 use crate::{
     proofs::random::Random,
-    protocol::{Downgrade, Evict, Operation, ServerTime, State, pipeline, state},
+    protocol::{Downgrade, Evict, Expects, Operation, ServerTime, State, pipeline, state},
 };
 
 /// One sequence, with a document of its own.
@@ -103,7 +103,7 @@ impl Sequence {
             // As a claim, with its own filter and pipeline.
             Some(requests) if !setup.at.is_root() && free && is_claim(operation) => (
                 doc! { "$and": [{ "_id": &self.id }, pipeline::free(&setup.at, &date)] },
-                pipeline::claim(&setup.at, operation, requests, false, &date),
+                pipeline::claim(&setup.at, operation, false, &date),
                 false,
             ),
             _ => (
@@ -188,5 +188,8 @@ fn is_empty(operation: &Operation) -> bool {
 fn is_claim(operation: &Operation) -> bool {
     let entries = operation.requests.as_ref().map(|requests| &requests.entries[..]);
     let adopts = operation.requests.iter().any(|requests| requests.adopts.is_some());
-    operation.creates() && operation.leave.is_empty() && !adopts && matches!(entries, Some([entry]) if entry.fresh)
+    operation.expects == Expects::Nothing
+        && operation.leave.is_empty()
+        && !adopts
+        && matches!(entries, Some([entry]) if entry.fresh)
 }

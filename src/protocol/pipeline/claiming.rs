@@ -2,9 +2,9 @@
 
 use mongodb::bson::{Bson, Document, doc};
 
-use super::{ending, existing, expression::cond, fields_of_enqueue, selecting::is_known, short::alone};
+use super::{ending, existing, expression::cond, selecting::is_known, short::alone};
 use crate::protocol::{
-    Location, Operation, Requests,
+    Location, Operation,
     document::{DOUBLE_MOST, ID_MOST, NUMBER_MOST},
 };
 
@@ -79,20 +79,12 @@ fn is_counter(value: &str) -> Bson {
 /// Returns the pipeline of [`crate::protocol::state::apply`] for an operation with one fresh request, and for a
 /// document that [`free`] selects. The table of [`super::short`] has it too. If the claim `counts`, the lock counts it
 /// as one more attempt: a field that all other operations leave alone.
-pub(crate) fn claim(
-    at: &Location,
-    operation: &Operation,
-    requests: &Requests,
-    counts: bool,
-    now: &Bson,
-) -> Vec<Document> {
+pub(crate) fn claim(at: &Location, operation: &Operation, counts: bool, now: &Bson) -> Vec<Document> {
     let mut fields = alone(at, operation, now);
     if counts {
         let attempts = doc! { "$ifNull": [at.value("attempts"), 0_i64] };
         fields.insert("attempts", doc! { "$add": [attempts, 1_i64] });
     }
-    fields.extend(fields_of_enqueue(requests));
-    fields.insert("queue", Bson::Array(Vec::new()));
     fields.extend(ending::record_of(at, existing(at, "holders"), operation, now));
     vec![doc! { "$replaceWith": at.merged([fields.into()]) }]
 }

@@ -9,7 +9,7 @@
 //! form              used for                     leaves out                    why it may
 //! ------------------------------------------------------------------------------------------------------------------
 //! alone             request, Expects::Alone      leave, adopt, enqueue;        the document has no entry and is of the
-//!                                                of advance all but a grant    same kind, and the one permit is free
+//!                                                of advance all but a grant    same kind, or has just been created
 //!
 //! alone             release, Expects::Alone      expiry, adopt, enqueue,       the entry that leaves is the only one:
 //!                                                advance                       none is left to expire or advance
@@ -71,9 +71,10 @@ fn is_alone(at: &Location, operation: &Operation) -> Document {
                 [literal(operation.leave.as_slice()), [], []],
             ] }
         }
-        Some(requests) => doc! { "$eq": [
+        // In a document that has just been created, these are missing, which in an array is null.
+        Some(requests) => doc! { "$in": [
             [at.value("kind"), at.value("capacity"), at.value("holders"), at.value("queue")],
-            [requests.kind.as_str(), requests.capacity, [], []],
+            [[requests.kind.as_str(), requests.capacity, [], []], [null, null, null, null]],
         ] },
     }
 }
@@ -100,6 +101,10 @@ pub(super) fn alone(at: &Location, operation: &Operation, now: &Bson) -> Documen
         fields.insert("token", counter);
     }
     fields.insert("holders", holders);
+    if let Some(requests) = &operation.requests {
+        fields.extend(fields_of_enqueue(requests));
+        fields.insert("queue", Bson::Array(Vec::new()));
+    }
     fields.extend(fields_of_stamp(at, operation.keep, now));
     if !operation.leave.is_empty() {
         fields.extend(ending::record_of_release(at, operation, now));

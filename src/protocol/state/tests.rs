@@ -286,18 +286,17 @@ fn a_request_that_expects_room_gets_in_line_only_if_there_is_some() {
 }
 
 #[test]
-fn only_a_request_that_expects_nothing_creates_a_document() {
-    for (expects, creates) in [
-        (Expects::Nothing, true),
-        (Expects::Alone, false),
-        (Expects::Room, false),
-    ] {
+fn a_request_creates_a_document_unless_it_expects_one() {
+    let created = |expects| {
         let asks = Operation {
             expects,
             ..asking("a.1", request("a-1"))
         };
-        assert_eq!(apply(None, &asks, ServerTime(1)).is_some(), creates, "{expects:?}");
-    }
+        apply(None, &asks, ServerTime(1))
+    };
+    assert_eq!(entries(&created(Expects::Nothing).expect("it is created")).0, ["a-1"]);
+    assert_eq!(created(Expects::Alone), created(Expects::Nothing));
+    assert_eq!(created(Expects::Room), None);
     assert_eq!(apply(None, &leaving("a.1", "a-1"), ServerTime(1)), None);
 }
 

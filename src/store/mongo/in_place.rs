@@ -30,16 +30,16 @@ impl MongoStore {
         operation: &Operation,
         within: Duration,
     ) -> Result<Option<Claimed>, StoreError> {
-        let Some(requests) = &operation.requests else {
+        if operation.requests.is_none() {
             return Ok(None);
-        };
+        }
         let at = self.family.base();
         let sent = Instant::now();
         let claiming = self
             .collection
             .find_one_and_update(
                 wanted.free(at, among),
-                pipeline::claim(at, operation, requests, wanted.attempts_most.is_some(), &now()),
+                pipeline::claim(at, operation, wanted.attempts_most.is_some(), &now()),
             )
             .return_document(ReturnDocument::After)
             .max_time(within);

@@ -1,0 +1,76 @@
+//! Requests for locks whose names are new to a client.
+
+use std::sync::{Arc, Mutex};
+
+use mongodb::{
+    Client,
+    event::{EventHandler, command::CommandEvent},
+    options::ClientOptions,
+};
+use watchlock::LockClient;
+
+use crate::setup::{Ground, SOON, until_waiting, within};
+
+/// The names that were asked for, in order, each with the size of the update as a text.
+type Asked = Arc<Mutex<Vec<(String, usize)>>>;
+
+async fn asking(ground: &Ground) -> (LockClient, Asked) {
+    let asked = Asked::default();
+    let mut options = ClientOptions::parse(ground.uri()).await.unwrap();
+    let notes = asked.clone();
+    options.command_event_handler = Some(EventHandler::callback(move |event| {
+        if let CommandEvent::Started(started) = event
+            && started.command_name == "findAndModify"
+            && started.command.get_bool("upsert").unwrap_or_default()
+        {
+            let name = started.command.get_document("query").unwrap().get_str("_id").unwrap();
+            let size = started
+                .command
+                .get_array("update")
+                .unwrap()
+                .iter()
+                .map(|stage| stage.to_string().len());
+            let size = size.sum();
+            notes.lock().unwrap().push((name.to_owned(), size));
+        }
+    }));
+    let database = Client::with_options(options).unwrap().database(&ground.database);
+    (LockClient::builder(database).build().await.unwrap(), asked)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_has_met_free_locks_only_asks_for_the_next_one_in_short() {
+    let ground = Ground::replica_set("unknown").await;
+    let (locks, asked) = asking(&ground).await;
+    let take = async |name: &str| {
+        locks.mutex(name).acquire().await.unwrap().release().await.unwrap();
+        asked.lock().unwrap().drain(..).collect::<Vec<_>>()
+    };
+    let mut sizes = Vec::new();
+    for number in 0..8 {
+        let name = format!("invoice {number}");
+        match &take(&name).await[..] {
+            [(asked, size)] if *asked == name => sizes.push(*size),
+            other => panic!("asked for {other:?}"),
+        }
+    }
+    let are_short = |requests: &[usize]| requests.iter().map(|size| *size < sizes[0] / 2).collect::<Vec<_>>();
+    assert_eq!(
+        are_short(&sizes),
+        [false, false, false, false, true, true, true, true],
+        "{sizes:?}"
+    );
+
+    // A lock that is held after all is waited for as every other.
+    let other = ground.locks().await;
+    let held = other.mutex("nightly job").acquire().await.unwrap();
+    let waiting = tokio::spawn(locks.mutex("nightly job").acquire().into_future());
+    until_waiting(&other, "nightly job", 1).await;
+    held.release().await.unwrap();
+    let acquired = within(SOON, "the hand-over", waiting).await.unwrap().unwrap();
+    acquired.release().await.unwrap();
+    let requests: Vec<usize> = asked.lock().unwrap().drain(..).map(|(_, size)| size).collect();
+    assert_eq!(are_short(&requests)[..2], [true, false], "{requests:?}");
+    let requests: Vec<usize> = take("invoice 8").await.into_iter().map(|(_, size)| size).collect();
+    assert_eq!(are_short(&requests), [false], "after a surprise: {requests:?}");
+}
