@@ -8,23 +8,19 @@
 //! locks of this kind, and the rest is the library's.
 
 use futures::TryStreamExt;
-use mongodb::{
-    Database,
-    bson::{Bson, DateTime, Document, doc},
-};
+use mongodb::bson::{DateTime, doc};
 use tokio::{sync::mpsc, time::Instant};
 use watchlock_testkit::Cluster;
 
 use crate::{
     Result,
+    commands::{LEASE, acquires, hands_over, modify, releases},
     latency::{Hop, WARM_UP, upserted_and_deleted},
     peer::Peer,
     samples::Compared,
 };
 
 const COLLECTION: &str = "least";
-
-const LEASE: i64 = 30_000;
 
 /// Measures a hand-over from one raw client to another, beside a raw hop.
 pub(crate) async fn hand_over(cluster: &Cluster, rounds: usize) -> Result<Compared> {
@@ -65,7 +61,7 @@ pub(crate) async fn hand_over(cluster: &Cluster, rounds: usize) -> Result<Compar
         documents.find_one(doc! { "_id": "handed over" }).await?;
         let called = Instant::now();
         let database = sender.driver.database(&documents.namespace().db);
-        tokio::spawn(modify(database, "handed over", hands_over())).await??;
+        tokio::spawn(modify(database, COLLECTION, "handed over", hands_over())).await??;
         let (event, at, waiter) = waiting.await?;
         event.ok_or("the raw change stream ended")?;
         granted = Some(waiter);
@@ -89,7 +85,7 @@ pub(crate) async fn uncontended(cluster: &Cluster, rounds: usize) -> Result<Comp
 
         let sent = Instant::now();
         for written in [acquires(), releases()] {
-            tokio::spawn(modify(database.clone(), "free", written)).await??;
+            tokio::spawn(modify(database.clone(), COLLECTION, "free", written)).await??;
         }
         let lock = sent.elapsed();
         if round >= WARM_UP {
@@ -105,59 +101,4 @@ async fn shut_down<const N: usize>(peers: [Peer; N]) {
     for peer in peers {
         peer.locks.shutdown().await;
     }
-}
-
-/// Writes as the library does, without the driver's retryable writes.
-async fn modify(database: Database, id: &'static str, written: Document) -> Result<()> {
-    let command = doc! {
-        "findAndModify": COLLECTION, "query": { "_id": id }, "update": [{ "$replaceWith": written }], "upsert": true,
-        "new": true, "writeConcern": { "w": "majority" },
-    };
-    database.run_command(command).await?;
-    Ok(())
-}
-
-fn live(list: &str) -> Document {
-    let entries = doc! { "$ifNull": [list, []] };
-    doc! { "$filter": { "input": entries, "cond": { "$gt": ["$$this.until", "$$NOW"] } } }
-}
-
-fn next_token() -> Document {
-    doc! { "$add": [{ "$ifNull": ["$token", 0_i64] }, 1_i64] }
-}
-
-fn ends() -> Document {
-    doc! { "$add": ["$$NOW", LEASE] }
-}
-
-/// Writes the fields if the condition holds, and nothing otherwise.
-fn only_if(condition: Document, fields: Document) -> Document {
-    doc! { "$cond": [condition, { "$mergeObjects": ["$$ROOT", fields] }, "$$ROOT"] }
-}
-
-fn hands_over() -> Document {
-    let granted = doc! { "$mergeObjects": [
-        { "$arrayElemAt": ["$$live", 0] },
-        { "token": next_token(), "since": "$$NOW", "until": ends() },
-    ] };
-    let fields = doc! {
-        "token": next_token(), "holders": [granted], "queue": { "$slice": ["$$live", 1, 1_000] },
-        "wake": { "$arrayElemAt": ["$$live.id", 0] },
-    };
-    let held = doc! { "$eq": ["$holders.id", ["present"]] };
-    doc! { "$let": { "vars": { "live": live("$queue") }, "in": only_if(held, fields) } }
-}
-
-fn acquires() -> Document {
-    let holder = doc! { "id": "present", "since": "$$NOW", "until": ends(), "token": next_token() };
-    let free = doc! { "$eq": [[live("$holders"), live("$queue")], [[], []]] };
-    only_if(
-        free,
-        doc! { "token": next_token(), "holders": [holder], "queue": [], "wake": "" },
-    )
-}
-
-fn releases() -> Document {
-    let alone = doc! { "$eq": [["$holders.id", "$queue"], [["present"], []]] };
-    only_if(alone, doc! { "holders": Bson::Array(Vec::new()), "wake": "" })
 }

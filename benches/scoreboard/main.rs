@@ -10,6 +10,7 @@
 mod allocations;
 mod board;
 mod claims;
+mod commands;
 mod counters;
 mod crowd;
 mod floor;

@@ -41,6 +41,8 @@ pub(crate) enum Role {
     Floor,
     /// No lock: clients that hand a turn round.
     Ring,
+    /// No library: the least commands of a lock, written by hand.
+    Least,
 }
 
 /// How its waiters try for the lock. Decides which cases a peer plays.
@@ -177,6 +179,9 @@ pub(crate) const FLOOR: &str = "mongodb-raw";
 /// Raw clients of MongoDB that hand a turn round.
 pub(crate) const RING: &str = "mongodb-ring";
 
+/// The least commands of a lock on MongoDB, written by hand.
+pub(crate) const LEAST: &str = "mongodb-least";
+
 /// A setting of ours, from which the others differ in what they say.
 const WATCHLOCK: Peer = Peer {
     durability: "majority, journalled (set by the library)",
@@ -233,6 +238,15 @@ pub(crate) const PEERS: &[Peer] = &[
         queue: true,
         streams: true,
         connect: |uri, _| Box::pin(async move { a::ring::connect(&uri).await }),
+        ..MONGODB
+    },
+    Peer {
+        id: LEAST,
+        package: "mongodb",
+        waits: "no library: the least commands of a lock with leases, a queue, fencing tokens and clean-up, by hand",
+        durability: "majority, journalled (set by the commands)",
+        role: Role::Least,
+        queue: true,
         ..MONGODB
     },
     Peer {

@@ -90,6 +90,10 @@ impl Step {
                 Self::HandOver(crowd) | Self::Contention(crowd) => crowd.waiters > 1 && crowd.clients > 1,
                 _ => false,
             },
+            (Role::Least, _) => matches!(
+                self,
+                Self::Allocations | Self::Uncontended { .. } | Self::Distinct { .. } | Self::Held { .. }
+            ),
             (_, Pace::Usual) => true,
             (_, Pace::Eager) => waits || matches!(self, Self::Idle { .. } | Self::Crash),
         }
@@ -247,7 +251,7 @@ fn crowd((waiters, clients, hold): (usize, usize, u64)) -> Crowd {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::peers::{FLOOR, OURS, PEERS, RING};
+    use crate::peers::{FLOOR, LEAST, OURS, PEERS, RING};
 
     #[test]
     fn a_case_is_played_by_the_settings_that_differ_in_it() {
@@ -258,6 +262,7 @@ mod tests {
         assert!(!plays(Step::Crash, FLOOR));
         assert!(plays(ten, RING) && plays(Step::Contention(crowd((10, 8, 0))), RING));
         assert!(!plays(one, RING) && !plays(distinct, RING) && !plays(Step::HandOver(crowd((10, 1, 10))), RING));
+        assert!(plays(distinct, LEAST) && plays(Step::Allocations, LEAST) && !plays(one, LEAST));
         assert!(plays(ten, "dotnet-eager") && plays(Step::Crash, "dotnet-eager"));
         assert!(!plays(distinct, "dotnet-eager") && plays(distinct, "dotnet"));
         let thousand = Plan::full().of_a_thousand();

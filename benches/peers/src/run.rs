@@ -16,7 +16,7 @@ use crate::{
     peers::{Peer, Role},
     plan::{Plan, Step},
     report::{Facts, Results, Row},
-    workloads::{Round, allocations, crash, distinct, ghosts, held, idle, lost, raw, uncontended},
+    workloads::{Round, allocations, crash, distinct, ghosts, held, idle, least, lost, raw, uncontended},
 };
 
 /// Pause before allocations are counted: the servers' other clients have settled by then.
@@ -53,7 +53,7 @@ pub(crate) async fn run(
         waits: peer.waits.to_owned(),
         durability: peer.durability.to_owned(),
         ours: peer.role == Role::Ours,
-        floor: matches!(peer.role, Role::Floor | Role::Ring),
+        floor: matches!(peer.role, Role::Floor | Role::Ring | Role::Least),
         traits: Some(peer.traits()),
     });
     let mut results = Results {
@@ -153,8 +153,10 @@ async fn play(step: &Step, plan: &Plan, peers: &[&Peer], engines: &Engines) -> V
 
 async fn one(step: &Step, plan: &Plan, peer: &Peer, engine: &Engine) -> Result<Round> {
     let round = async {
-        if peer.role == Role::Floor {
-            return raw::round(step, engine, plan.time).await;
+        match peer.role {
+            Role::Floor => return raw::round(step, engine, plan.time).await,
+            Role::Least => return least::round(step, engine, plan.time).await,
+            Role::Ours | Role::Peer | Role::Ring => {}
         }
         match *step {
             Step::Allocations => {
@@ -182,7 +184,7 @@ async fn one(step: &Step, plan: &Plan, peer: &Peer, engine: &Engine) -> Result<R
 mod tests {
     use super::*;
     use crate::{
-        peers::{FLOOR, PEERS},
+        peers::{FLOOR, LEAST, PEERS},
         report,
         workloads::crowd::Crowd,
     };
@@ -226,7 +228,11 @@ mod tests {
         assert_eq!(told.len(), 3);
         assert_eq!(told.last(), Some(&results.rows.len()));
         assert!(results.facts("watchlock").is_some() && results.facts("mongo-lock").is_some());
-        let playing = results.peers.iter().filter(|facts| facts.id != FLOOR).count();
+        let playing = results
+            .peers
+            .iter()
+            .filter(|facts| ![FLOOR, LEAST].contains(&&*facts.id))
+            .count();
         assert_eq!(
             results.of("hand-over", "2 waiters, 2 clients, hold 1 ms").count(),
             playing

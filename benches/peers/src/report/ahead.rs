@@ -5,7 +5,7 @@ use std::fmt::Write;
 
 use super::{Facts, Measure, Results, Row, table::shown};
 use crate::{
-    peers::{FLOOR, Kept, OURS, RING},
+    peers::{FLOOR, Kept, LEAST, OURS, RING},
     statistics::{differ, median},
     workloads::Better,
 };
@@ -44,10 +44,14 @@ pub(super) fn section(results: &Results) -> String {
         text,
         "Computed: a number of a peer is here if it is better than that of `{OURS}` by more than the rounds of either \
          differ, and than 5 %. The floor is what `{FLOOR}` takes in the same run: the commands of MongoDB with no lock around \
-         them. In the contention it is what these would take if everybody was served in turn.{} The reasons are computed too, \
-         from the properties of a peer and from numbers of this run.",
+         them. In the contention it is what these would take if everybody was served in turn.{}{} The reasons are computed \
+         too, from the properties of a peer and from numbers of this run.",
         results.facts(RING).map_or_else(String::new, |_| format!(
             " `{RING}` is no lock either: as many clients hand a turn round, each with a change stream."
+        )),
+        results.facts(LEAST).map_or_else(String::new, |_| format!(
+            " `{LEAST}` is no library: it sends the least commands of a lock with leases, a queue, fencing tokens and \
+             clean-up, in pipelines written by hand."
         ))
     );
     for (title, explained) in [("Not explained", false), ("Explained", true)] {
@@ -241,6 +245,7 @@ fn why(results: &Results, facts: &Facts, row: &Row, theirs: &Measure, ours: &Row
     if traits.kept != Kept::Majority && among_many && speed {
         why.extend(a_turn_without_a_lock(results, row, theirs));
     }
+    why.extend(the_least_of_a_lock(results, row, theirs));
     if traits.ends_with_connection && matches!(workload, "crash" | "lost signal") {
         why.push(String::from("its lock ends with the connection, and has no lease"));
     }
@@ -283,6 +288,17 @@ fn a_turn_without_a_lock(results: &Results, row: &Row, theirs: &Measure) -> Opti
         shown(raw)
     );
     is_better(theirs.better, theirs.value, raw).then_some(reason)
+}
+
+/// Returns the number of the least commands of a lock on MongoDB, if the peer's is better than that.
+fn the_least_of_a_lock(results: &Results, row: &Row, theirs: &Measure) -> Option<String> {
+    let mut rows = results.of(&row.workload, &row.case);
+    let least = rows.find(|row| row.peer == LEAST)?.measure(&theirs.name)?.value;
+    let reason = format!(
+        "the least commands of a lock with leases, a queue, tokens and clean-up: {}",
+        shown(least)
+    );
+    is_better(theirs.better, theirs.value, least).then_some(reason)
 }
 
 /// Returns the number in which a peer without a queue pays for letting newcomers in first, if there is one.
@@ -519,6 +535,23 @@ mod tests {
         assert_eq!(with_ring(own_log, 1.9), [reason]);
         assert!(with_ring(own_log, 1.6).is_empty());
         assert!(with_ring(PLAIN, 1.9).is_empty());
+    }
+
+    #[test]
+    fn doing_less_than_any_lock_with_a_queue_is_a_reason() {
+        let with_least = |least: f64| {
+            let mut results = run("uncontended", [1.0, 1.1], Some(PLAIN));
+            let case = results.rows[0].case.clone();
+            results.peers.push(Facts {
+                floor: true,
+                ..facts(LEAST, Some(PLAIN))
+            });
+            results.rows.push(row("uncontended", &case, LEAST, [least; 2]));
+            reasons(&results)
+        };
+        let reason = "the least commands of a lock with leases, a queue, tokens and clean-up: 1.30";
+        assert_eq!(with_least(1.3), [reason]);
+        assert!(with_least(1.1).is_empty());
     }
 
     #[test]

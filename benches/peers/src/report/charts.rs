@@ -168,7 +168,7 @@ pub(super) fn crowd_of(case: &str) -> Option<(u32, u32, u32)> {
 }
 
 /// What is drawn in grey beside the locks.
-const NO_LOCKS: [&str; 2] = [crate::peers::FLOOR, crate::peers::RING];
+const NO_LOCKS: [&str; 3] = [crate::peers::FLOOR, crate::peers::RING, crate::peers::LEAST];
 
 /// Returns the colour of a peer, the same in all charts: ours in dark red, others in the order of the table.
 fn colour(peer: &str) -> RGBColor {

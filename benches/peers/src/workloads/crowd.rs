@@ -40,6 +40,9 @@ const OVER: u64 = u64::MAX;
 /// Maximum number of hand-overs of a round: their quantiles move no more.
 const MOST: u64 = 3_000;
 
+/// Number of turns of each task in contention for which a round takes long enough.
+const SOME: u32 = 10;
+
 /// The size of a crowd.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Crowd {
@@ -67,7 +70,7 @@ impl Crowd {
 
     /// Measures how long an acquire waits, how many there are in a second, and how they are shared out.
     pub(crate) async fn contend(&self, peer: &Peer, engine: &Engine, time: Duration) -> Result<Round> {
-        let (line, took) = self.play(peer, engine, false, time).await?;
+        let (line, took) = self.play(peer, engine, false, time.max(self.some_turns())).await?;
         let line = line.state();
         let mut round = Round {
             latencies: line.waits.clone(),
@@ -83,6 +86,12 @@ impl Crowd {
         round.less("overtaken by, mean", line.overtaken as f64 / grants.max(1) as f64);
         round.less("longest wait, ms", line.longest_wait);
         Ok(round)
+    }
+
+    /// Returns the time in which each task can have had its turn some times: with fewer, chance decides who had more.
+    fn some_turns(&self) -> Duration {
+        let tasks = u32::try_from(self.waiters + 1).unwrap_or(u32::MAX);
+        self.hold * tasks * SOME
     }
 
     async fn play(&self, peer: &Peer, engine: &Engine, in_turn: bool, time: Duration) -> Result<(Arc<Line>, Duration)> {
