@@ -207,6 +207,8 @@ fn colour(peer: &str) -> RGBColor {
 fn dashes(peer: &str) -> u32 {
     match peer {
         "watchlock-polling" => 14,
+        crate::peers::RING => 8,
+        crate::peers::LEAST => 3,
         "watchlock-memory" => 6,
         other if other.ends_with("-eager") => 10,
         _ => 0,
