@@ -26,6 +26,7 @@ pub(super) struct Looks(Mutex<HashMap<Vec<u8>, LastLook>>);
 
 #[derive(Debug)]
 struct LastLook {
+    began: Instant,
     /// When to look for unclaimable documents again.
     due_at: Instant,
     /// The pauses after looks that failed one after the other.
@@ -39,16 +40,30 @@ pub(super) struct Looking<'a> {
     key: &'a [u8],
     began: Instant,
     is_answered: bool,
+    was_sent: bool,
 }
 
 impl Looks {
+    /// Notes that a look begins. Claims that find nothing meanwhile leave it at that one.
     pub(super) fn begin<'a>(&'a self, key: &'a [u8]) -> Looking<'a> {
+        let began = Instant::now();
+        let last = LastLook {
+            began,
+            due_at: began + UNCLAIMABLE_LOOK_EVERY,
+            failing: self.failing(key),
+        };
+        self.note(key, last);
         Looking {
             looks: self,
             key,
-            began: Instant::now(),
+            began,
             is_answered: false,
+            was_sent: true,
         }
+    }
+
+    fn failing(&self, key: &[u8]) -> Backoff {
+        self.known().get(key).map(|last| last.failing).unwrap_or_default()
     }
 
     /// Whether to look for unclaimable documents now: always, as long as the last look found some.
@@ -63,8 +78,12 @@ impl Looks {
         failed.is_some_and(|last| Instant::now() < last.due_at)
     }
 
+    /// Notes the state of a look, unless a later one has begun.
     fn note(&self, key: &[u8], last: LastLook) {
         let mut known = self.known();
+        if known.get(key).is_some_and(|later| later.began > last.began) {
+            return;
+        }
         if known.len() >= KNOWN_LOOKS_MOST && !known.contains_key(key) {
             known.clear();
         }
@@ -82,10 +101,16 @@ impl Looking<'_> {
         self.is_answered = true;
         let pause = if found { Duration::ZERO } else { UNCLAIMABLE_LOOK_EVERY };
         let last = LastLook {
+            began: self.began,
             due_at: Instant::now() + pause,
             failing: Backoff::default(),
         };
         self.looks.note(self.key, last);
+    }
+
+    /// Notes that it failed before anything was sent.
+    pub(super) fn found_no_server(mut self) {
+        self.was_sent = false;
     }
 }
 
@@ -95,16 +120,16 @@ impl Drop for Looking<'_> {
         if self.is_answered {
             return;
         }
-        let mut failing = self
-            .looks
-            .known()
-            .get(self.key)
-            .map(|last| last.failing)
-            .unwrap_or_default();
+        let mut failing = self.looks.failing(self.key);
         let now = Instant::now();
-        let rest = pace::rest_after(now.saturating_duration_since(self.began));
-        let due_at = now + rest.max(failing.failed());
-        self.looks.note(self.key, LastLook { due_at, failing });
+        let took = now.saturating_duration_since(self.began);
+        let rest = if self.was_sent { pace::rest_after(took) } else { Duration::ZERO };
+        let last = LastLook {
+            began: self.began,
+            due_at: now + rest.max(failing.failed()),
+            failing,
+        };
+        self.looks.note(self.key, last);
     }
 }
 
@@ -150,6 +175,33 @@ mod tests {
         assert!(looks.are_due(b"slow"), "it found some");
         drop(looks.begin(b"slow"));
         assert_eq!(rest(&looks, b"slow").await.as_millis(), 50, "after a success");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_look_that_is_on_its_way_is_one_for_all() {
+        let looks = Looks::default();
+        assert!(looks.are_due(b"all"));
+        let looking = looks.begin(b"all");
+        assert!(!looks.are_due(b"all") && looks.are_due(b"others") && !looks.are_resting(b"all"));
+        looking.answered(true);
+        assert!(looks.are_due(b"all"));
+        // One that never ends does not stand in for all later ones.
+        let lasting = looks.begin(b"all");
+        advance(UNCLAIMABLE_LOOK_EVERY).await;
+        assert!(looks.are_due(b"all"));
+        looks.begin(b"all").answered(false);
+        drop(lasting);
+        assert!(!looks.are_resting(b"all"), "a later one was answered");
+    }
+
+    /// As in a fail-over, in which finding a server takes long.
+    #[tokio::test(start_paused = true)]
+    async fn a_look_that_was_never_sent_made_no_server_busy() {
+        let looks = Looks::default();
+        let looking = looks.begin(b"all");
+        advance(30 * SECOND).await;
+        looking.found_no_server();
+        assert_eq!(rest(&looks, b"all").await.as_millis(), 50);
     }
 
     #[tokio::test(start_paused = true)]

@@ -20,7 +20,15 @@ impl DocumentSession {
             async move { documents.outlook(&wanted, &passed).await }
         });
         let looking = self.claims.looks.begin(key);
-        let outlook = reading.await?;
+        let outlook = match reading.await {
+            Ok(outlook) => outlook,
+            Err(error) => {
+                if error.found_no_server() {
+                    looking.found_no_server();
+                }
+                return Err(error);
+            }
+        };
         looking.answered(outlook.unfit.is_some());
         self.note(&outlook.exchange);
         Ok(outlook)
