@@ -203,11 +203,10 @@ impl Line {
         self.waitlist.alone_at()
     }
 
-    /// Returns whether the lock was free, if this answer is the first to show it.
+    /// Returns whether the lock was free, if this answer to a request is the first to show it.
     pub(super) fn first_seen(&mut self, operation: &Operation) -> Option<bool> {
-        let is_first = self.is_unknown && operation.requests.is_some();
-        self.is_unknown &= !is_first;
-        is_first.then(|| self.alone_at().is_some())
+        let is_first = std::mem::take(&mut self.is_unknown);
+        (is_first && operation.requests.is_some()).then(|| self.alone_at().is_some())
     }
 
     pub(crate) fn leaves_at(&self) -> Option<Instant> {

@@ -289,7 +289,8 @@ impl Session {
         }
         if line.is_unused() {
             let pace = line.pace();
-            if let Some(at) = line.alone_at() {
+            // What was only expected is not worth remembering.
+            if let Some(at) = line.alone_at().filter(|_| !line.is_unknown) {
                 table.lines.remember_free(name, at);
             }
             if let Some(pace) = pace {

@@ -64,13 +64,14 @@ const STREAM_STATES: [StreamState; 4] = [
 /// forged events arrive, and looks at the queue position show anything. Panics if the line does, if it believes in a
 /// grant that no document shows, or if it waits without asking. Returns the number of looks that were sent.
 pub(crate) fn drive(choices: &mut Choices<'_>) -> usize {
+    let now = Instant::now();
     let mut bench = Bench {
         config: Settings::default().unchecked(),
-        now: Instant::now(),
+        now,
         clock: ServerClock::default(),
         ids: Ids::new(SESSION.to_owned()),
         stream: choices.pick(&STREAM_STATES),
-        line: Line::new("x".to_owned(), None, None),
+        line: Line::new("x".to_owned(), choices.pick(&[None, Some(now)]), None),
         document: None,
         keys: 0,
         granted: Vec::new(),

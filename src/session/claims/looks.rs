@@ -123,7 +123,11 @@ impl Drop for Looking<'_> {
         let mut failing = self.looks.failing(self.key);
         let now = Instant::now();
         let took = now.saturating_duration_since(self.began);
-        let rest = if self.was_sent { pace::rest_after(took) } else { Duration::ZERO };
+        let rest = if self.was_sent {
+            pace::rest_after(took)
+        } else {
+            Duration::ZERO
+        };
         let last = LastLook {
             began: self.began,
             due_at: now + rest.max(failing.failed()),
