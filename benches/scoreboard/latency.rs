@@ -335,8 +335,9 @@ pub(crate) async fn lost_by_delete(cluster: &Cluster, rounds: usize) -> Result<C
     Ok(compared)
 }
 
-/// Measures from the call of `break_lock` until `lost` has resolved in the holder.
-pub(crate) async fn lost(cluster: &Cluster, rounds: usize) -> Result<Compared> {
+/// Measures from the call of `break_lock` until `lost` has resolved in the holder; and beside it the command alone, as
+/// how much of that is the signal's own: until `break_lock` has returned, and a raw update.
+pub(crate) async fn lost(cluster: &Cluster, rounds: usize) -> Result<(Compared, Compared)> {
     let (operator, holder) = (Peer::new(cluster).await?, Peer::new(cluster).await?);
     let mut hop = Hop::between(&operator, &holder).await?;
     let mutex = holder.locks.mutex("broken");
@@ -345,15 +346,23 @@ pub(crate) async fn lost(cluster: &Cluster, rounds: usize) -> Result<Compared> {
     sleep(Duration::from_secs(1)).await;
     held.release().await?;
 
-    let mut compared = Compared::default();
+    let (mut compared, mut commands) = (Compared::default(), Compared::default());
+    let written = operator.raw();
     for round in 0..WARM_UP + rounds {
         sleep(LISTENING).await;
         let raw = hop.once().await?;
+        let sent = Instant::now();
+        written
+            .update_one(doc! { "_id": "written" }, doc! { "$set": { "round": round as i64 } })
+            .upsert(true)
+            .await?;
+        let update = sent.elapsed();
         let held = mutex.acquire().await?;
         let losing = tokio::spawn(async move { (held.lost().await, Instant::now()) });
         sleep(LISTENING).await;
         let called = Instant::now();
         operator.locks.break_lock("broken").await?;
+        let broken = called.elapsed();
         let (reason, at) = losing.await?;
         if reason != LostReason::Broken {
             return Err(format!("a broken lock was lost for another reason: {reason}").into());
@@ -361,12 +370,14 @@ pub(crate) async fn lost(cluster: &Cluster, rounds: usize) -> Result<Compared> {
         if round >= WARM_UP {
             compared.raw.push(raw);
             compared.lock.push(at - called);
+            commands.raw.push(update);
+            commands.lock.push(broken);
         }
     }
     for peer in [operator, holder] {
         peer.locks.shutdown().await;
     }
-    Ok(compared)
+    Ok((compared, commands))
 }
 
 /// Measures from the end of a dead holder's lease, on the server's clock, until `acquire` has returned in a waiter.

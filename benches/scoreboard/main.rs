@@ -132,7 +132,7 @@ async fn one_node(board: &mut Board) -> Result<()> {
     board.compare(board::FRESH_RS1, &fresh, "upsert + deleteOne");
     let handoff = latency::handoff(&cluster, ROUNDS_RS1).await?;
     board.compare(board::HANDOFF_RS1, &handoff, "hop");
-    let lost = latency::lost(&cluster, ROUNDS_RS1).await?;
+    let (lost, breaking) = latency::lost(&cluster, ROUNDS_RS1).await?;
     board.compare(board::LOST_RS1, &lost, "hop");
     let deleted = latency::lost_by_delete(&cluster, ROUNDS_RS1).await?;
     board.compare(board::LOST_BY_DELETE_RS1, &deleted, "deletion to its event");
@@ -160,6 +160,10 @@ async fn one_node(board: &mut Board) -> Result<()> {
     board.note("election, one node", &election.lock);
     board.note("raw findOneAndUpdate + updateOne, one node", &claim.raw);
     board.note("claim + release of a document, one node", &claim.lock);
+    board.note("raw update, one node", &breaking.raw);
+    board.note("break_lock, one node", &breaking.lock);
+    board.note("raw hop beside it", &lost.raw);
+    board.note("break_lock to lost(), one node", &lost.lock);
     board.note("raw findOneAndUpdate + deleteOne, one node", &uncontended.raw);
     board.note("acquire + release, one node", &uncontended.lock);
     Ok(())
