@@ -180,6 +180,12 @@ impl Operation {
         self.requests.is_some() && matches!(self.expects, Expects::Nothing | Expects::Alone)
     }
 
+    /// Returns whether an unreadable document is the end of the operation: it is for a request in full. One that expects
+    /// a free lock is followed by that, and what only removes entries has none in such a document.
+    pub(crate) fn needs_a_lock(&self) -> bool {
+        self.requests.is_some() && self.expects == Expects::Nothing
+    }
+
     /// Returns the number of tokens that a grant to this entry takes beside its own.
     pub(super) fn reserve_for(&self, id: &str) -> i64 {
         let mut entries = self.entries().filter(|entry| entry.id == id);

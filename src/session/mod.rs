@@ -423,7 +423,7 @@ impl Lines {
     fn line(&mut self, name: &str) -> &mut Line {
         self.by_name.entry(name.to_owned()).or_insert_with(|| {
             let free_at = self.free.remove(name);
-            let expected_at = free_at.or_else(|| self.unknown.are_free().then(Instant::now));
+            let expected_at = self.unknown.are_free().then(Instant::now).or(free_at);
             let mut line = Line::new(name.to_owned(), expected_at, self.paces.remove(name));
             line.is_unknown = free_at.is_none();
             line

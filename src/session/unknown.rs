@@ -6,8 +6,9 @@
 //! lock is held. So the last names that were new to a client tell what to expect of the next one. If that is wrong,
 //! nothing was written, and the request in full follows: one more round trip.
 
-/// Number of unknown names in a row whose locks were free, from which the next one is expected to be free too: so at
-/// most one in five is a surprise.
+/// Number of unknown names in a row whose locks were free, from which the next one is expected to be free too. So of
+/// names that a client asks for one after the other, at most one in five is a surprise; of those that it asks for at
+/// once, all can be.
 const FREE_IN_A_ROW: u8 = 4;
 
 /// What a client has found under names that were new to it.

@@ -325,7 +325,7 @@ fn read_answer(
     document: Option<&Document>,
 ) -> Result<(Option<State>, Option<ServerTime>), Malformed> {
     let obstacle = document.and_then(|document| at.obstacle(document));
-    if let Some(path) = obstacle.filter(|_| operation.creates()) {
+    if let Some(path) = obstacle.filter(|_| operation.needs_a_lock()) {
         // An array would give the lock many values instead of one, so it is treated as another protocol.
         return Err(Malformed::occupied(path));
     }
@@ -337,8 +337,8 @@ fn read_answer(
     let now = now.or(written.map(|state| state.at));
     match state {
         Ok(state) => Ok((state, now)),
-        // A pipeline that only removes entries leaves a foreign document unchanged: it contains nothing of ours.
-        Err(malformed) if !operation.creates() && !malformed.is_newer() => Ok((None, now)),
+        // Its pipeline leaves a foreign document unchanged: it contains nothing of ours.
+        Err(malformed) if !operation.needs_a_lock() && !malformed.is_newer() => Ok((None, now)),
         Err(malformed) => Err(malformed),
     }
 }

@@ -224,7 +224,7 @@ impl Bench {
         self.document = state::apply(self.document.as_ref(), &operation, now);
         // The corruption is part of the answer, as another program may write at any time.
         let answered = match self.corrupted(choices) {
-            Some(Err(malformed)) if operation.creates() => return self.failed(&operation, &malformed.into()),
+            Some(Err(malformed)) if operation.needs_a_lock() => return self.failed(&operation, &malformed.into()),
             answered => answered.and_then(Result::ok),
         };
         let now = match choices.below(8) {

@@ -9,7 +9,7 @@
 //! form              used for                     leaves out                    why it may
 //! ------------------------------------------------------------------------------------------------------------------
 //! alone             request, Expects::Alone      leave, adopt, enqueue;        the document has no entry and is of the
-//!                                                of advance all but a grant    same kind, or has just been created
+//!                                                of advance all but a grant    same kind, or no lock so far
 //!
 //! alone             release, Expects::Alone      expiry, adopt, enqueue,       the entry that leaves is the only one:
 //!                                                advance                       none is left to expire or advance
@@ -71,7 +71,7 @@ fn is_alone(at: &Location, operation: &Operation) -> Document {
                 [literal(operation.leave.as_slice()), [], []],
             ] }
         }
-        // In a document that has just been created, these are missing, which in an array is null.
+        // In a document that has no lock so far, these are missing, which in an array is null.
         Some(requests) => doc! { "$in": [
             [at.value("kind"), at.value("capacity"), at.value("holders"), at.value("queue")],
             [[requests.kind.as_str(), requests.capacity, [], []], [null, null, null, null]],

@@ -331,8 +331,8 @@ impl MemoryInPlace {
         let Found { at, state: before } = match self.found(&contents, name) {
             Ok(Some(found)) => found,
             Ok(None) => return Ok(unknown),
-            // As on a server: an operation that only removes entries has none in a document that is not a lock.
-            Err(error) if !operation.creates() && error.is_malformed() => return Ok(unknown),
+            // As on a server.
+            Err(error) if !operation.needs_a_lock() && error.is_malformed() => return Ok(unknown),
             Err(error) => return Err(error),
         };
         // As on a server: nothing is written for an element that is not there.
