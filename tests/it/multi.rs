@@ -148,7 +148,8 @@ async fn a_timeout_leaves_nothing_behind() {
             }
             assert_eq!(other.release().await.unwrap(), Released::Released);
         }
-        assert!(all_vacant(&a, &NAMES).await);
+        // The first request of an acquire whose time is over may still be on its way, and is undone by what follows it.
+        eventually(PATIENCE, "all is given back", async || all_vacant(&a, &NAMES).await).await;
     }
 }
 
