@@ -1,6 +1,6 @@
 //! Locks of names that a client does not know.
 //!
-//! The request for a lock that is expected to be free costs the server a third less than one that provides for a queue
+//! The request for a lock that is expected to be free is less than half as long as one that provides for a queue
 //! ([`Expects::Alone`](crate::protocol::Expects::Alone)). A client that takes a lock for each invoice meets a name once,
 //! and its lock is free. One that takes part in an election, or runs a job that all its siblings run, meets a name whose
 //! lock is held. So the last names that were new to a client tell what to expect of the next one. If that is wrong,
