@@ -15,7 +15,7 @@ use super::{
 };
 use crate::{proofs::random::Random, protocol::ServerTime};
 
-const ROUNDS: u64 = 5;
+const ROUNDS: u64 = 3;
 const DOCUMENTS: i32 = 80;
 const FILTERS: usize = 250;
 const SORTS: usize = 40;

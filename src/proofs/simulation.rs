@@ -45,7 +45,7 @@ use crate::{
 };
 
 /// Number of worlds in an everyday run. `WATCHLOCK_SEED=0..20000` asks for more.
-const SEEDS: u64 = 48;
+const SEEDS: u64 = 32;
 
 const CLIENTS: u64 = 3;
 

@@ -1,5 +1,8 @@
 //! Documents of a later protocol.
 
+use std::collections::BTreeMap;
+
+use futures::TryStreamExt;
 use mongodb::bson::{Document, doc};
 use watchlock_testkit::shared;
 
@@ -29,15 +32,19 @@ async fn no_pipeline_changes_a_document_of_a_later_protocol() {
                 (None, Some(0))
             );
         }
-        for document in documents {
-            let found = collection
-                .find_one(doc! { "_id": document.get("_id").unwrap() })
-                .await
-                .unwrap();
-            assert_eq!(found, Some(document));
-        }
+        let found = collection.find(doc! {}).await.unwrap();
+        let found: Vec<Document> = found.try_collect().await.unwrap();
+        assert_eq!(by_id(found), by_id(documents));
         collection.delete_many(doc! {}).await.unwrap();
     }
+}
+
+fn by_id(documents: Vec<Document>) -> BTreeMap<String, Document> {
+    let id = |document: &Document| document.get_str("_id").unwrap().to_owned();
+    documents
+        .into_iter()
+        .map(|document| (id(&document), document))
+        .collect()
 }
 
 /// Returns documents of a later protocol, and for each of them the update of a step that this one would take there.

@@ -39,7 +39,7 @@ use setup::{MIXED, Setup};
 use steps::Move;
 
 /// Sequences of an everyday run, and steps in each. `WATCHLOCK_SEQUENCES=10000` sets more.
-const SEQUENCES: u64 = 450;
+const SEQUENCES: u64 = 300;
 const STEPS: usize = 8;
 
 /// Sequences whose steps are sent in one command.

@@ -6,7 +6,7 @@ use mongodb::{
 };
 use watchlock_testkit::shared;
 
-use super::{sequence::Sequence, setup::Setup};
+use super::{sequence::Sequence, sequences, setup::Setup};
 use crate::{
     proofs::random::Random,
     protocol::{Kind, Location, ServerTime, State, pipeline, state},
@@ -21,7 +21,7 @@ async fn locks_that_share_a_document_are_renewed_and_removed_alike() {
     let database = client.database(&shared::unique_name("sharing"));
     let collection = database.collection("documents");
     let mut seen = Seen::default();
-    for seed in 0..150 {
+    for seed in 0..sequences() / 2 {
         let mut random = Random::new(seed);
         let shared = Shared::draw(seed, &mut random, &collection);
         collection.insert_one(&shared.document).await.unwrap();

@@ -41,7 +41,7 @@ fn bytes_of(seed: u64, most: u64) -> Vec<u8> {
 
 #[test]
 fn documents_of_any_kind_are_read_or_refused() {
-    on_all(10_000, 64, super::lock);
+    on_all(6_000, 64, super::lock);
 }
 
 #[test]
@@ -62,7 +62,7 @@ fn errors_of_any_kind_are_sorted() {
 
 #[test]
 fn nothing_is_granted_that_no_document_says() {
-    on_all(6_000, 320, super::line);
+    on_all(4_000, 320, super::line);
 }
 
 /// Else the fuzzing of lines would say nothing about looks.
