@@ -35,7 +35,8 @@ pub(crate) struct Operation {
     ///
     /// As long as one of them is there, this is the document's capacity, which changes only while a lock is free.
     pub(crate) leave_capacity: Option<i64>,
-    /// The holders that are evicted. `wake` names those that an operator evicts.
+    /// The holders that are evicted; an operation that evicts does nothing else. `wake` names those that an operator
+    /// evicts.
     pub(crate) evict: Evict,
     pub(crate) proclaim: Option<Proclaim>,
     pub(crate) downgrade: Option<Downgrade>,
@@ -247,6 +248,11 @@ impl Operation {
             ended,
             how,
         }
+    }
+
+    /// Returns whether an operator evicts holders by the operation.
+    pub(crate) fn breaks(&self) -> bool {
+        matches!(self.evict, Evict::Everybody | Evict::Holder(_))
     }
 
     /// Returns whether the operation may be a no-op, and then must not write: a try, or a repeated request.

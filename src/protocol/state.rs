@@ -118,7 +118,7 @@ impl Operation {
     /// Returns whether the operation's filter selects the document.
     pub(crate) fn selects(&self, state: &State) -> bool {
         // These compare in the pipeline.
-        matches!(self.expects, Expects::Holding | Expects::Alone) || self.concerns(state)
+        matches!(self.expects, Expects::Holding | Expects::Alone) || self.breaks() || self.concerns(state)
     }
 
     /// Returns whether the document is as expected, and has anything for the operation to do.

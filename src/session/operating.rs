@@ -7,7 +7,7 @@ use tokio::time::Instant;
 use super::{Session, asking::patience, bypassing::PROCLAIM};
 use crate::{
     error::ServerError,
-    protocol::{Evict, Exchange, Holder, Operation, State},
+    protocol::{Evict, Exchange, Holder, Operation, State, wake},
     store::{Renewal, Statements, StoreError},
     telemetry,
 };
@@ -38,7 +38,8 @@ impl Session {
         Ok(found.map(|state| (state, exchange)))
     }
 
-    /// Evicts holders of `name`. Not repeated when its outcome is unknown: that could evict their successors.
+    /// Evicts holders of `name`. Not repeated when its outcome is unknown: that could evict their successors. `None`: there
+    /// was nobody to evict, and nothing was changed.
     pub(crate) async fn evict(self: &Arc<Self>, name: &str, evict: Evict) -> Result<Option<State>, ServerError> {
         let operation = Operation {
             evict,
@@ -46,11 +47,14 @@ impl Session {
         };
         // As it is not repeated, it must not meet a dead connection.
         self.find_connection().await?;
-        let sent = Instant::now();
+        let (id, sent) = (operation.id.clone(), Instant::now());
         let state = self.operate(name, operation, BREAK, None).await?;
         self.asking.note_heard(sent);
-        telemetry::broke(name, self.config.metered.label(name).as_ref());
-        Ok(state)
+        let evicted = state.filter(|state| wake::left(&state.wake, &id).is_some());
+        if evicted.is_some() {
+            telemetry::broke(name, self.config.metered.label(name).as_ref());
+        }
+        Ok(evicted)
     }
 
     /// Renews the holder with this token for its whole lease, no matter which process took the lock. Returns the reading

@@ -49,7 +49,8 @@ const ALL: i64 = 1 << 30;
 /// Returns the pipeline of [`super::state::apply`] for a document that [`selection`] selects. `now` is the server's
 /// clock, `"$$NOW"`, except in tests.
 pub(crate) fn operation(at: &Location, operation: &Operation, now: &Bson) -> Vec<Document> {
-    let (expected, written) = short::form(at, operation, now).unwrap_or_else(|| (None, general(at, operation, now)));
+    let (expected, written) =
+        short::form(at, operation, now).unwrap_or_else(|| (has_evicted(at, operation), general(at, operation, now)));
     vec![doc! { "$replaceWith": cond(in_order(at, expected), written, "$$ROOT") }]
 }
 
@@ -226,6 +227,15 @@ fn downgrade(holders: Bson, operation: &Operation) -> Bson {
     ] };
     let fewer = doc! { "$mergeObjects": ["$$this", { "permits": { "$min": ["$$this.permits", *permits] } }] };
     map(holders, cond(is_it, fewer, "$$this"))
+}
+
+/// Returns the condition that an operator evicts somebody by the operation, if that is what it is for.
+fn has_evicted(at: &Location, operation: &Operation) -> Option<Document> {
+    match operation.evict {
+        Evict::Nobody | Evict::Kept(_) => None,
+        Evict::Everybody => Some(doc! { "$ne": [existing(at, "holders"), []] }),
+        Evict::Holder(token) => Some(doc! { "$in": [token, existing(at, "holders.token")] }),
+    }
 }
 
 /// Removes the holders that are evicted.
