@@ -181,10 +181,11 @@ impl Operation {
         self.requests.is_some() && matches!(self.expects, Expects::Nothing | Expects::Alone)
     }
 
-    /// Returns whether an unreadable document is the end of the operation: it is for a request in full. One that expects
-    /// a free lock is followed by that, and what only removes entries has none in such a document.
+    /// Returns whether an unreadable document is the end of the operation: it is for a request in full, and for an
+    /// operator, who would take another answer for that of a lock. A request that expects a free lock is followed by one
+    /// in full, and what only removes entries has none in such a document.
     pub(crate) fn needs_a_lock(&self) -> bool {
-        self.requests.is_some() && self.expects == Expects::Nothing
+        self.breaks() || (self.requests.is_some() && self.expects == Expects::Nothing)
     }
 
     /// Returns the number of tokens that a grant to this entry takes beside its own.

@@ -171,18 +171,16 @@ impl MongoStore {
         let at = &*member.location;
         if operation.evict != Evict::Nobody || operation.proclaim.is_some() {
             // These operations must not arrive late, after another: the driver sends them as retryable writes, whose
-            // repeats the server recognises.
-            let mut writing = self
+            // repeats the server recognises. It refuses an answer with text that is not UTF-8, so there is nothing in it
+            // but the lock's own fields.
+            return self
                 .collection
                 .find_one_and_update(selection(member, operation), self.pipeline(at, operation))
                 .return_document(ReturnDocument::After)
-                .max_time(within);
-            // A break that evicted somebody has its time in the document, so the server need not build a second one for
-            // the answer.
-            if !operation.breaks() || !at.is_root() {
-                writing = writing.projection(all_fields(at));
-            }
-            return writing.await.map(|document| (document, None));
+                .projection(all_fields(at))
+                .max_time(within)
+                .await
+                .map(|document| (document, None));
         }
         // An operation that did what was expected has its time in the document; one that did not is sent again in full,
         // or is over. So the server need not build a second document for the answer.

@@ -7,12 +7,15 @@ use std::time::{Duration, Instant, SystemTime};
 
 use futures::{StreamExt as _, TryStreamExt as _, future::join_all, stream};
 use mongodb::bson::{Bson, DateTime, Document, doc};
-use watchlock::{AcquireError, LockClient, LockStatus, LostReason, OperateError, Released};
+use watchlock::{AcquireError, FencingToken, LockClient, LockInfo, LockStatus, LostReason, OperateError, Released};
 
 use crate::setup::{Ground, PATIENCE, SOON, eventually, until_streaming, within};
 
 /// The entry that holds the lock in the documents of these tests.
 const HOLDER: &str = "somebody-1";
+
+/// The token that this entry was granted.
+const TOKEN: i64 = 1_764_000_000_000_000;
 
 const HOUR: Duration = Duration::from_secs(3600);
 
@@ -22,10 +25,10 @@ fn held() -> Document {
     let until = DateTime::from_system_time(SystemTime::now() + HOUR);
     let holder = doc! {
         "id": HOLDER, "permits": 1_i64, "lease": 30_000_i64, "claim": 5_000_i64, "since": now, "until": until,
-        "owner": { "host": "elsewhere", "pid": 7_i64 }, "token": 1_764_000_000_000_000_i64,
+        "owner": { "host": "elsewhere", "pid": 7_i64 }, "token": TOKEN,
     };
     doc! {
-        "kind": "mutex", "capacity": 1_i64, "token": 1_764_000_000_000_000_i64, "holders": [holder], "queue": [],
+        "kind": "mutex", "capacity": 1_i64, "token": TOKEN, "holders": [holder], "queue": [],
         "wake": "somebody.1:;", "version": 1_i64, "at": now, "purge_at": until,
     }
 }
@@ -182,10 +185,27 @@ async fn ask(locks: &LockClient, name: &str, case: &str, document: &Document) {
         }
         break;
     }
+    // The holder alone in every other case: a lock that has been broken has none.
+    let token = FencingToken::try_from(TOKEN).unwrap();
+    if case.len().is_multiple_of(2) {
+        match within(PATIENCE, case, locks.break_holder(name, token)).await {
+            Ok(Some(lock)) => assert!(!has(&lock, token), "{case}: {lock:?}"),
+            // Who is told that nobody had it can read that.
+            Ok(None) => {
+                let lock = locks.inspect(name).await.expect(case);
+                assert!(!lock.is_some_and(|lock| has(&lock, token)), "{case}");
+            }
+            Err(error) => no_lock(&error, case),
+        }
+    }
     match within(PATIENCE, case, locks.break_lock(name)).await {
         Ok(_) => {}
         Err(error) => no_lock(&error, case),
     }
+}
+
+fn has(lock: &LockInfo, token: FencingToken) -> bool {
+    lock.holders.iter().any(|holder| holder.token == token)
 }
 
 fn refused(error: &AcquireError, case: &str) {

@@ -13,7 +13,7 @@ use mongodb::{
     event::{EventHandler, command::CommandEvent},
     options::{ClientOptions, CollectionOptions, FindOneOptions, ReadConcern, ReadPreference, WriteConcern},
 };
-use watchlock::{DocumentLocks, LockClient, LockEvent, LockStatus, PollingReason, WakeMode};
+use watchlock::{DocumentLocks, LockClient, LockEvent, LockStatus, LostReason, PollingReason, WakeMode};
 use watchlock_testkit::Cluster;
 
 use crate::setup::{
@@ -246,6 +246,21 @@ async fn an_event_that_cannot_be_read_is_passed_over() {
     // The claim's own stream tells the loss too.
     own.delete_one(doc! { "_id": 1 }).await.unwrap();
     within(SOON, "the loss", claimed.lost()).await;
+}
+
+/// Text that is not UTF-8, of a field that is not the lock's, does not leave the outcome of a break unknown.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lock_beside_text_that_cannot_be_read_is_broken_all_the_same() {
+    let ground = Ground::replica_set("badbroken").await;
+    let driver = ground.driver().await;
+    let database = driver.database(&ground.database);
+    let locks = ground.locks().await;
+    let held = locks.mutex("x").acquire().await.unwrap();
+    let note = doc! { "q": { "_id": "x" }, "u": { "$set": { "note": "bad?" } } };
+    run_with_bad_text(&database, doc! { "update": COLLECTION, "updates": [note] }).await;
+    let broken = locks.break_holder("x", held.token()).await.unwrap();
+    assert_eq!(broken.map(|lock| lock.holders.len()), Some(0));
+    assert_eq!(within(SOON, "the loss", held.lost()).await, LostReason::Broken);
 }
 
 /// `list`, `watch_all` and what reads many documents at once pass over one that can't be read, and tell of it.

@@ -370,6 +370,9 @@ async fn a_broken_lock_is_told_on_both_sides() {
         (Level::WARN, "broken", "x")
     );
     assert!(ear.all("watchlock.released").is_empty());
+    // Nobody holds it any more.
+    b.break_lock("x").await.unwrap();
+    assert_eq!(ear.all("watchlock.broke").len(), 1);
     ear.assert_documented();
 }
 

@@ -83,6 +83,8 @@ async fn run(setup: &Setup, seeds: Range<u64>) {
     }
     let number = |of: fn(&Seen) -> u32| seen.iter().map(of).sum::<u32>();
     assert!(number(|seen| seen.kept) > 10);
+    let breaks = (number(|seen| seen.broken), number(|seen| seen.not_broken));
+    assert!(breaks.0 > 10 && breaks.1 > 10, "{breaks:?}");
     if setup.uses.iter().any(|(_, capacity)| *capacity > 1) {
         let downgrades = (number(|seen| seen.downgraded), number(|seen| seen.not_downgraded));
         assert!(downgrades.0 > 0 && downgrades.1 > 0, "{downgrades:?}");

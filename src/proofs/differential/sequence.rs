@@ -33,12 +33,18 @@ pub(super) struct Seen {
     pub(super) not_downgraded: u32,
     /// Releases that kept the lock.
     pub(super) kept: u32,
+    /// Breaks that evicted somebody, and those that found nobody.
+    pub(super) broken: u32,
+    pub(super) not_broken: u32,
 }
 
 impl Seen {
     fn note(&mut self, operation: &Operation, before: &State, after: &State) {
         let released = |state: &State| state.holders.iter().filter(|holder| holder.is_kept()).count();
         self.kept += u32::from(released(after) > released(before));
+        let is_written = after.version > before.version;
+        self.broken += u32::from(operation.breaks() && is_written);
+        self.not_broken += u32::from(operation.breaks() && !is_written);
         let Some(Downgrade { id, permits, .. }) = &operation.downgrade else {
             return;
         };
