@@ -10,6 +10,10 @@ use crate::{
     workloads::Better,
 };
 
+/// Least number of samples for the slowest hundredth to be compared. With fewer, less than five of them lie beyond it, and
+/// a run of the same case names another.
+const SAMPLES_FOR_P99: usize = 500;
+
 /// A number in which at least one peer is better than ours, by more than the noise.
 #[derive(Debug)]
 struct Lead<'a> {
@@ -43,7 +47,7 @@ pub(super) fn section(results: &Results) -> String {
     let _ = writeln!(
         text,
         "Computed: a number of a peer is here if it is better than that of `{OURS}` by more than the rounds of either \
-         differ, and than 5 %. The floor is what `{FLOOR}` takes in the same run: the commands of MongoDB with no lock around \
+         differ, and than 5 %; the slowest hundredth only with {SAMPLES_FOR_P99} samples of each. The floor is what `{FLOOR}` takes in the same run: the commands of MongoDB with no lock around \
          them. In the contention it is what these would take if everybody was served in turn.{}{} The reasons are computed \
          too, from the properties of a peer and from numbers of this run.",
         results.facts(RING).map_or_else(String::new, |_| format!(
@@ -138,11 +142,11 @@ fn leads(results: &Results) -> Vec<Lead<'_>> {
             let Some(ours) = results.of(workload, case).find(|row| row.peer == OURS) else {
                 continue;
             };
-            for measure in ours.measures.iter().filter(|measure| counts(measure)) {
+            for measure in ours.measures.iter().filter(|measure| counts(measure, ours)) {
                 let floor = floor(results, ours, measure);
                 let leaders = results.of(workload, case).filter_map(|row| {
                     let facts = results.facts(&row.peer).filter(|facts| !facts.ours && !facts.floor)?;
-                    let theirs = row.measure(&measure.name)?;
+                    let theirs = row.measure(&measure.name).filter(|measure| counts(measure, row))?;
                     is_ahead(theirs, measure).then(|| Leader {
                         peer: &row.peer,
                         value: theirs.value,
@@ -167,10 +171,10 @@ fn leads(results: &Results) -> Vec<Lead<'_>> {
 
 /// Returns whether the number says something about the lock: not so one sample, or the server without any lock; and p90
 /// says nothing that its neighbours do not.
-fn counts(measure: &Measure) -> bool {
-    !["max", "p90", "the same alone"]
-        .iter()
-        .any(|other| measure.name.starts_with(other))
+fn counts(measure: &Measure, row: &Row) -> bool {
+    let begins_with = |other: &str| measure.name.starts_with(other);
+    let says_nothing = ["max", "p90", "the same alone"].into_iter().any(begins_with);
+    !says_nothing && (row.samples >= SAMPLES_FOR_P99 || !begins_with("p99"))
 }
 
 fn is_ahead(theirs: &Measure, ours: &Measure) -> bool {
@@ -336,7 +340,11 @@ fn within_an_acquire(results: &Results, theirs: &Measure, ours: &Row) -> Option<
 fn turns_of_clients(row: &Row, ours: &Row) -> Option<String> {
     let name = "Jain's index of clients";
     let (theirs, ours) = (row.measure(name)?, ours.measure(name)?);
-    is_ahead(ours, theirs).then(|| {
+    // Near 1, what is missing to it tells one index from another.
+    let missing = |measure: &Measure| measure.rounds.iter().map(|index| 1.0 - index).collect::<Vec<_>>();
+    let (theirs_missing, ours_missing) = (missing(theirs), missing(ours));
+    let is_more_even = median(&ours_missing) < median(&theirs_missing) && differ(&ours_missing, &theirs_missing);
+    is_more_even.then(|| {
         format!(
             "ours serves clients in turn, theirs tasks: {name} {} against {}",
             shown(theirs.value),
@@ -603,7 +611,24 @@ mod tests {
             why(&with_clients(0.88)),
             ["ours serves clients in turn, theirs tasks: Jain's index of clients 0.880 against 1.00"]
         );
+        // Near 1, a hundredth is much.
+        assert_eq!(why(&with_clients(0.987)).len(), 1);
         assert!(why(&with_clients(1.0)).is_empty());
+    }
+
+    #[test]
+    fn the_slowest_hundredth_of_few_samples_is_not_compared() {
+        let with_samples = |samples: usize| {
+            let mut results = run("hand-over", [1.0, 1.1], Some(PLAIN));
+            results.rows.iter_mut().for_each(|row| row.samples = samples);
+            results
+        };
+        let compared = |results: &Results| -> Vec<String> {
+            let leads = leads(results).into_iter();
+            leads.map(|lead| lead.ours.name.clone()).collect()
+        };
+        assert_eq!(compared(&with_samples(SAMPLES_FOR_P99)), ["p50, ms", "p99, ms"]);
+        assert_eq!(compared(&with_samples(SAMPLES_FOR_P99 - 1)), ["p50, ms"]);
     }
 
     #[test]
