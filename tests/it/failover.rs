@@ -65,7 +65,7 @@ const TOLD_OF_RISK: Duration = Duration::from_secs(5);
 /// Anything that must come to pass some time, and is no promise by itself.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-const POLL: Duration = Duration::from_millis(5);
+const POLL: Duration = Duration::from_millis(20);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fault {
@@ -492,7 +492,7 @@ async fn contend(locks: LockClient, contender: usize, log: Arc<Log>, slow: Arc<A
             grants.len() - 1
         };
         // Some work: so little that each is served many times, and so much that the machine has time for the servers.
-        let pause = if slow.load(Ordering::Relaxed) { 100 } else { 10 };
+        let pause = if slow.load(Ordering::Relaxed) { 100 } else { 25 };
         for _ in 0..3 {
             sleep(Duration::from_millis(pause)).await;
             grant.look(&handle);
