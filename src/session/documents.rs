@@ -35,7 +35,7 @@ impl DocumentSession {
 
     /// Reads the user's part of a document.
     pub(crate) async fn fetch(&self, name: &str) -> Result<Option<Document>, ServerError> {
-        let fetching = self.read_long(|_| {
+        let fetching = self.read_document(|| {
             let (documents, name) = (self.documents.clone(), name.to_owned());
             async move { documents.fetch(&name).await }
         });
@@ -60,7 +60,7 @@ impl DocumentSession {
 
     /// Reads the elements that have the key in this name; `None` when there is no document.
     pub(crate) async fn elements(&self, name: &str) -> Result<Option<Vec<Document>>, ServerError> {
-        let fetching = self.read_long(|_| {
+        let fetching = self.read_document(|| {
             let (documents, name) = (self.documents.clone(), name.to_owned());
             async move { documents.elements(&name).await }
         });

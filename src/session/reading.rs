@@ -2,11 +2,11 @@
 //!
 //! A reading is repeated to get round dead connections. From here, a connection that is dead looks like a server that
 //! takes long, and a server that takes long must not get the same work several times. So a reading of a few documents
-//! is repeated soon, as its repetitions cost next to nothing. One of many documents, or of a whole collection, waits
-//! until a small reading has found a connection that works: the driver uses the last one first. Two of its attempts run
-//! at once at most, the second after a pause in which most answers begin to come, and none beside an answer of which
-//! parts are coming: that one has found a connection that works. A server that gives up for lack of time is not asked
-//! again, and has the time to say so.
+//! is repeated soon, as its repetitions cost next to nothing, and one of a whole document of the user's own a little
+//! later. One of many documents, or of a whole collection, waits until a small reading has found a connection that
+//! works: the driver uses the last one first. Two of its attempts run at once at most, the second after a pause in which
+//! most answers begin to come, and none beside an answer of which parts are coming: that one has found a connection
+//! that works. A server that gives up for lack of time is not asked again, and has the time to say so.
 
 use std::{sync::Arc, time::Duration};
 
@@ -49,6 +49,16 @@ impl Hedging {
         at_once: READS_AT_ONCE,
     };
 
+    /// For a whole document of the user's own by its id, where a small reading is usually answered within `usual`. The
+    /// server finds it as soon as any, and may take longer to send it: it can have 16 MB.
+    fn document(usual: Duration) -> Self {
+        Self {
+            beside: usual * TIMES_OF_A_DOCUMENT,
+            in_all: Self::LONG.in_all,
+            at_once: DOCUMENT_READS_AT_ONCE,
+        }
+    }
+
     /// For so many documents by their names, of which one is usually answered within `usual`.
     fn of(documents: usize, usual: Duration) -> Self {
         let (beside, at_once) = match documents {
@@ -69,6 +79,12 @@ pub(super) const READS_AT_ONCE: usize = 8;
 /// The same for one that may keep the server busy: the second is for a connection that died after another was found to
 /// work.
 const LARGE_READS_AT_ONCE: usize = 2;
+
+/// Maximum number of attempts at once to read a whole document: each may carry all of it.
+const DOCUMENT_READS_AT_ONCE: usize = 4;
+
+/// Time that an attempt to read a whole document has for itself, as a multiple of that for a small reading.
+const TIMES_OF_A_DOCUMENT: u32 = 4;
 
 /// Maximum number of documents that are read as fast as one, or nearly.
 const FEW: usize = 50;
@@ -176,6 +192,18 @@ impl Session {
         Ok(())
     }
 
+    /// Reads a whole document of the user's own, in time.
+    pub(super) async fn read_document<T, F>(self: &Arc<Self>, read: impl Fn() -> F) -> Result<T, StoreError>
+    where
+        T: Send + 'static,
+        F: Future<Output = Result<T, StoreError>> + Send + 'static,
+    {
+        self.ensure_alive()?;
+        self.find_connection().await?;
+        let hedging = Hedging::document(patience(self.asking.usual()));
+        read_beside(self.start(), hedging, |_| read()).await
+    }
+
     /// Reads a result of any length, in time.
     pub(crate) async fn read_long<T, F>(self: &Arc<Self>, read: impl Fn(Arrival) -> F) -> Result<T, StoreError>
     where
@@ -225,6 +253,25 @@ mod tests {
         };
         assert!(read_beside(&Handle::current(), many, read).await.is_err());
         assert_eq!(attempts.load(Ordering::Relaxed), LARGE_READS_AT_ONCE);
+    }
+
+    /// One that holds up a holder: it is read by its id, and another attempt costs the server little.
+    #[tokio::test(start_paused = true)]
+    async fn a_document_is_read_soon_though_a_few_attempts_are_never_answered() {
+        let attempts = AtomicUsize::new(0);
+        let read = |_| {
+            let before = attempts.fetch_add(1, Ordering::Relaxed);
+            async move {
+                match before {
+                    0..3 => pending().await,
+                    _ => Ok(()),
+                }
+            }
+        };
+        let begun = Instant::now();
+        let hedging = Hedging::document(SECOND / 4);
+        read_beside(&Handle::current(), hedging, read).await.unwrap();
+        assert_eq!(begun.elapsed(), 3 * SECOND);
     }
 
     /// A transfer that takes 25 seconds alone, and as much longer as there are others.
