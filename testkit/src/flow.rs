@@ -53,7 +53,7 @@ impl Flow {
         lock(&self.carried).contains(command)
     }
 
-    pub(crate) fn note(&self, command: String) {
+    fn note(&self, command: String) {
         lock(&self.carried).insert(command);
     }
 
@@ -70,6 +70,8 @@ pub(crate) struct Flows(Arc<Mutex<Open>>);
 struct Open {
     flows: BTreeMap<u64, Arc<Flow>>,
     next: u64,
+    /// The command whose next connection is lost.
+    losing: Option<String>,
 }
 
 /// The registration of a connection while it is open.
@@ -113,6 +115,16 @@ impl Flows {
         lost
     }
 
+    /// Loses the next connection that carries this command.
+    pub(crate) fn lose_next(&self, command: &str) {
+        lock(&self.0).losing = Some(command.to_owned());
+    }
+
+    /// Whether there has been no such connection yet.
+    pub(crate) fn is_losing(&self) -> bool {
+        lock(&self.0).losing.is_some()
+    }
+
     /// Closes the lost connections that are chosen.
     pub(crate) fn close_lost(&self, mut choose: impl FnMut(&Flow) -> bool) {
         let open = lock(&self.0);
@@ -123,6 +135,17 @@ impl Flows {
         for flow in lost.filter(|flow| choose(flow)) {
             flow.condition.send_replace(Condition::Closed);
         }
+    }
+}
+
+impl OpenFlow {
+    /// Notes a command that has come for the server, before anything of it is passed on.
+    pub(crate) fn note(&self, command: String) {
+        let lost = lock(&self.flows.0).losing.take_if(|losing| *losing == command);
+        if lost.is_some() {
+            self.flow.condition.send_replace(Condition::Lost);
+        }
+        self.flow.note(command);
     }
 }
 
@@ -189,6 +212,21 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_next_connection_of_a_command_is_lost_and_no_other() {
+        let flows = Flows::default();
+        let (one, two) = (flows.open(None), flows.open(None));
+        one.note("find".to_owned());
+        flows.lose_next("find");
+        one.note("insert".to_owned());
+        assert!(flows.is_losing());
+        two.note("find".to_owned());
+        assert!(!flows.is_losing());
+        one.note("find".to_owned());
+        assert_eq!(*one.flow.watch().borrow(), Condition::Alive);
+        assert_eq!(*two.flow.watch().borrow(), Condition::Lost);
+    }
 
     fn message(code: i32, name: &str, padding: usize) -> Vec<u8> {
         let mut body = vec![0; 5];

@@ -272,6 +272,18 @@ impl Proxy {
         self.flows.lose(choose)
     }
 
+    /// [Loses](Self::lose) the next connection over which this command is sent, so that it is not answered. The server
+    /// may get it.
+    pub fn lose_next(&self, command: &str) {
+        self.flows.lose_next(command);
+    }
+
+    /// Whether nobody has sent the command of [`lose_next`](Self::lose_next) yet.
+    #[must_use]
+    pub fn is_losing(&self) -> bool {
+        self.flows.is_losing()
+    }
+
     /// Closes those [lost](Self::lose) connections that `choose` picks, so that both ends learn of it at last.
     pub fn close_lost(&self, choose: impl FnMut(&Flow) -> bool) {
         self.flows.close_lost(choose);
@@ -338,8 +350,7 @@ async fn serve(
     open: OpenFlow,
     cuts: u64,
 ) {
-    let flow = &*open.flow;
-    let (origin, mut condition) = (flow.origin(), flow.watch());
+    let (origin, mut condition) = (open.flow.origin(), open.flow.watch());
     let mut on_the_way = network.clone();
     let pass = async {
         // The handshake of TCP does not get through a black hole either.
@@ -355,8 +366,8 @@ async fn serve(
         let (from_server, to_server) = server.split();
         let forward = async {
             tokio::try_join!(
-                forward(from_client, to_server, Direction::Requests, flow, on_the_way.clone()),
-                forward(from_server, to_client, Direction::Replies, flow, on_the_way),
+                forward(from_client, to_server, Direction::Requests, &open, on_the_way.clone()),
+                forward(from_server, to_client, Direction::Replies, &open, on_the_way),
             )
         };
         let lost = async {
@@ -366,8 +377,9 @@ async fn serve(
                 .is_ok()
         };
         tokio::select! {
-            passed = forward => drop(passed?),
+            biased;
             _ = lost => {}
+            passed = forward => drop(passed?),
         }
         if *condition.borrow() != Condition::Alive {
             swallow(&mut client, &mut server, condition).await;
@@ -404,11 +416,11 @@ async fn forward(
     mut from: ReadHalf<'_>,
     mut to: WriteHalf<'_>,
     direction: Direction,
-    flow: &Flow,
+    open: &OpenFlow,
     network: watch::Receiver<Network>,
 ) -> io::Result<()> {
     let (sender, mut receiver) = mpsc::channel(IN_FLIGHT);
-    let (origin, mut state) = (flow.origin(), network.clone());
+    let (origin, mut state) = (open.flow.origin(), network.clone());
 
     let read = async {
         let mut buffer = vec![0; CHUNK];
@@ -418,7 +430,7 @@ async fn forward(
                 Ok(0) => Cargo::End,
                 Ok(length) => {
                     if let Direction::Requests = direction {
-                        commands.read(&buffer[..length], |name| flow.note(name));
+                        commands.read(&buffer[..length], |name| open.note(name));
                     }
                     Cargo::Bytes(buffer[..length].to_vec())
                 }

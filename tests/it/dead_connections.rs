@@ -17,6 +17,10 @@ use crate::setup::{Ground, PATIENCE, SOON, eventually, within};
 /// more.
 const ASKED_BESIDE: Duration = Duration::from_secs(6);
 
+/// By when a document has been read although its first reading is not answered: it is read again after a second, or
+/// after some 15 times what the slowest command took of late. A reading of a whole collection would have 10 s.
+const READ_BESIDE: Duration = Duration::from_secs(9);
+
 /// By when a release has followed the primary, once there is another.
 const FOLLOWED: Duration = Duration::from_secs(5);
 
@@ -211,6 +215,24 @@ async fn documents_that_transactions_have_written_hold_up_no_others() {
     for handle in waited {
         assert_eq!(handle.unwrap().unwrap().release().await.unwrap(), Released::Released);
     }
+}
+
+/// A holder waits for no reading of its document: it is read again beside one that is not answered.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_document_whose_reading_is_not_answered_is_read_beside() {
+    let cluster = shared::replica_set().await;
+    let direct = Ground::on(cluster, "read_beside");
+    let proxy = cluster.proxy(0).unwrap();
+    let driver = direct.through(proxy.uri()).driver().await;
+    let events = driver.database(&direct.database).collection::<Document>("events");
+    events.insert_one(doc! { "_id": 1, "n": 7 }).await.unwrap();
+    let documents = direct.through(proxy.uri()).locks().await.documents(events);
+    proxy.lose_next("find");
+    let held = within(READ_BESIDE, "the document", documents.acquire(1).into_future());
+    let held = held.await.unwrap();
+    assert!(!proxy.is_losing());
+    assert_eq!(held.document().get_i32("n"), Ok(7));
+    assert_eq!(held.release().await.unwrap(), Released::Released);
 }
 
 /// A frozen primary keeps its connections open and says nothing; a release follows the next one.
