@@ -377,9 +377,17 @@ impl Hold {
     }
 
     /// Ends the hold; the first reason stays. Returns whether this was the first.
+    ///
+    /// A hold whose deadline has passed may be given to somebody else, and the news of that can be read before anything
+    /// here has looked at the clock, as when a frozen process thaws: it was not overwritten, it has expired.
     pub(crate) fn lose(&self, reason: LostReason) -> bool {
         let first = {
             let mut progress = self.progress();
+            let (end, explanation) = self.end_of(&progress);
+            let reason = match reason {
+                LostReason::Overwritten if end <= Instant::now() => explanation,
+                reason => reason,
+            };
             if progress.deleting > 0 && reason == LostReason::Deleted {
                 progress.gone = true;
                 return false;
@@ -682,16 +690,12 @@ impl Hold {
         if !self.held_in.is_this() {
             return Err(LostReason::Forked);
         }
-        let deadline = {
+        let (end, reason) = {
             let progress = self.progress();
             match progress.lost {
                 Some(reason) => return Err(reason),
-                None => progress.deadline.instant(),
+                None => self.end_of(&progress),
             }
-        };
-        let (end, reason) = match self.limit().filter(|limit| *limit < deadline) {
-            Some(limit) => (limit, LostReason::HeldTooLong),
-            None => (deadline, LostReason::Expired),
         };
         if Instant::now() < end {
             return Ok(end);
@@ -699,6 +703,15 @@ impl Hold {
         self.lose(reason);
         // Another task may have been first, with another reason.
         Err(self.progress().lost.unwrap_or(reason))
+    }
+
+    /// Returns when it is over unless it is renewed, and why it will be.
+    fn end_of(&self, progress: &Progress) -> (Instant, LostReason) {
+        let deadline = progress.deadline.instant();
+        match self.limit().filter(|limit| *limit < deadline) {
+            Some(limit) => (limit, LostReason::HeldTooLong),
+            None => (deadline, LostReason::Expired),
+        }
     }
 
     fn progress(&self) -> MutexGuard<'_, Progress> {
@@ -773,6 +786,22 @@ mod tests {
             assert_eq!(hold.lost().await, reason);
             assert_eq!(hold.progress().over_at, Some(began + held * second));
         }
+    }
+
+    /// A frozen process that thaws may hear that its lock has another holder before its own clock ends the hold.
+    #[tokio::test(start_paused = true)]
+    async fn what_was_given_away_after_its_deadline_has_expired() {
+        for (after, told) in [(29, LostReason::Overwritten), (30, LostReason::Expired)] {
+            let hold = hold();
+            tokio::time::advance(Duration::from_secs(after)).await;
+            assert!(hold.lose(LostReason::Overwritten));
+            assert_eq!(hold.lost_reason(), Some(told));
+            assert_eq!(hold.progress().over_at, Some(hold.since + Duration::from_secs(after)));
+        }
+        let hold = hold();
+        tokio::time::advance(Duration::from_secs(31)).await;
+        hold.lose(LostReason::Broken);
+        assert_eq!(hold.lost_reason(), Some(LostReason::Broken));
     }
 
     #[tokio::test(start_paused = true)]
