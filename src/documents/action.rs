@@ -29,7 +29,7 @@ use crate::{
 
 pub(super) type ActionFuture<O> = Pin<Box<dyn Future<Output = Result<O, AcquireError>> + Send>>;
 
-/// The options of an acquire, of a document or of an element.
+/// The options of an acquire, of a document or of an element, and of a claim.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Options {
     pub(super) timeout: Option<Duration>,
@@ -295,8 +295,7 @@ fn read<T: DeserializeOwned>(
 pub struct Claim<T> {
     locks: DocumentLocks<T>,
     wanted: Wanted,
-    timeout: Option<Duration>,
-    reason: Option<String>,
+    options: Options,
 }
 
 impl<T> Claim<T> {
@@ -308,8 +307,7 @@ impl<T> Claim<T> {
                 sort: None,
                 attempts_most: None,
             },
-            timeout: None,
-            reason: None,
+            options: Options::default(),
         }
     }
 
@@ -354,18 +352,11 @@ impl<T> Claim<T> {
         self.wanted.attempts_most = Some(most.into());
         self
     }
+}
 
+with_options! {
+    Claim,
     /// Gives up after `timeout` with [`AcquireError::Timeout`]; at most 366 days. Zero asks once.
-    pub fn timeout(mut self, timeout: Duration) -> Self {
-        self.timeout = Some(timeout);
-        self
-    }
-
-    /// Sets why the document is wanted, up to 1,024 bytes, for people to read.
-    pub fn reason(mut self, reason: impl Into<String>) -> Self {
-        self.reason = Some(reason.into());
-        self
-    }
 }
 
 impl<T: DeserializeOwned + Send + Sync + 'static> IntoFuture for Claim<T> {
@@ -374,16 +365,14 @@ impl<T: DeserializeOwned + Send + Sync + 'static> IntoFuture for Claim<T> {
 
     fn into_future(self) -> Self::IntoFuture {
         Box::pin(async move {
-            let timeout = self.timeout;
-            timeout.map_or(Ok(()), check_timeout)?;
-            self.wanted.attempts_most.map_or(Ok(()), check_attempts)?;
+            let timeout = self.options.timeout;
             let waits = timeout != Some(Duration::ZERO);
             let patience = if waits { Patience::Wait } else { Patience::Try };
-            let attempt = attempt(self.reason.as_deref(), waits)?;
+            let attempt = attempt(&self.locks, &self.wanted, &self.options, waits)?;
             let claiming = async move {
                 let name = self.locks.collection.to_string();
                 let mut failing = None;
-                let claiming = claim(&self.locks, self.wanted, self.reason, patience, &mut failing);
+                let claiming = claim(&self.locks, self.wanted, self.options, patience, &mut failing);
                 let claimed = match timeout.filter(|_| waits) {
                     // Dropping a claim releases a document that it got at that moment.
                     Some(timeout) => tokio::time::timeout(timeout, claiming).await.unwrap_or(Ok(None)),
@@ -406,8 +395,7 @@ impl<T: DeserializeOwned + Send + Sync + 'static> IntoFuture for Claim<T> {
 pub struct TryClaim<T> {
     locks: DocumentLocks<T>,
     wanted: Wanted,
-    timeout: Option<Duration>,
-    reason: Option<String>,
+    options: Options,
 }
 
 impl<T> TryClaim<T> {
@@ -419,8 +407,7 @@ impl<T> TryClaim<T> {
                 sort: None,
                 attempts_most: None,
             },
-            timeout: None,
-            reason: None,
+            options: Options::default(),
         }
     }
 
@@ -436,19 +423,12 @@ impl<T> TryClaim<T> {
         self.wanted.attempts_most = Some(most.into());
         self
     }
+}
 
+with_options! {
+    TryClaim,
     /// Gives up with [`AcquireError::Timeout`] if the server has not answered after `timeout`; at most 366 days, and
     /// zero gives up before anything is sent. A document that was claimed all the same is released.
-    pub fn timeout(mut self, timeout: Duration) -> Self {
-        self.timeout = Some(timeout);
-        self
-    }
-
-    /// Sets why the document is wanted, up to 1,024 bytes, for people to read.
-    pub fn reason(mut self, reason: impl Into<String>) -> Self {
-        self.reason = Some(reason.into());
-        self
-    }
 }
 
 impl<T: DeserializeOwned + Send + Sync + 'static> IntoFuture for TryClaim<T> {
@@ -457,14 +437,12 @@ impl<T: DeserializeOwned + Send + Sync + 'static> IntoFuture for TryClaim<T> {
 
     fn into_future(self) -> Self::IntoFuture {
         Box::pin(async move {
-            self.timeout.map_or(Ok(()), check_timeout)?;
-            self.wanted.attempts_most.map_or(Ok(()), check_attempts)?;
-            let attempt = attempt(self.reason.as_deref(), false)?;
+            let attempt = attempt(&self.locks, &self.wanted, &self.options, false)?;
             let claiming = async move {
                 let name = self.locks.collection.to_string();
-                let mut unheard = None;
-                let claiming = claim(&self.locks, self.wanted, self.reason, Patience::Try, &mut unheard);
-                let waited = match self.timeout {
+                let (timeout, mut unheard) = (self.options.timeout, None);
+                let claiming = claim(&self.locks, self.wanted, self.options, Patience::Try, &mut unheard);
+                let waited = match timeout {
                     None => return claiming.await,
                     Some(Duration::ZERO) => Duration::ZERO,
                     Some(timeout) => match tokio::time::timeout(timeout, claiming).await {
@@ -486,26 +464,36 @@ impl<T: DeserializeOwned + Send + Sync + 'static> IntoFuture for TryClaim<T> {
     }
 }
 
-/// Checks the reason, which observers get unchanged.
-fn attempt(reason: Option<&str>, waits: bool) -> Result<Attempt, AcquireError> {
+/// Checks a claim before anything is sent, and begins to observe it.
+fn attempt<T>(
+    locks: &DocumentLocks<T>,
+    wanted: &Wanted,
+    options: &Options,
+    waits: bool,
+) -> Result<Attempt, AcquireError> {
+    let reason = options.reason.as_deref();
+    options.timeout.map_or(Ok(()), check_timeout)?;
+    wanted.attempts_most.map_or(Ok(()), check_attempts)?;
     reason.map_or(Ok(()), |reason| check_text("reason", reason))?;
+    options.terms.check(&locks.session()?.config)?;
     Ok(Attempt::begin(None, None, Kind::Document, 1, waits, reason))
 }
 
 async fn claim<T: DeserializeOwned>(
     locks: &DocumentLocks<T>,
     wanted: Wanted,
-    reason: Option<String>,
+    options: Options,
     patience: Patience,
     failing: &mut Option<ServerError>,
 ) -> Result<Option<DocumentHandle<T>>, AcquireError> {
     let session = locks.session()?;
-    let owner = session.config.owner(reason);
+    let owner = session.config.owner(options.reason);
     let mut unreadable = None;
     for _ in 0..PASSED_AT_ONCE {
         let claiming = Claiming {
             wanted: wanted.clone(),
             owner: owner.clone(),
+            terms: options.terms,
             patience,
             has_passed: unreadable.is_some(),
         };

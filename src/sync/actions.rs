@@ -178,6 +178,14 @@ options! {
         timeout(timeout: Duration);
         /// Sets why the lock is wanted, up to 1,024 bytes, for people to read.
         reason(reason: impl Into<String>);
+        /// Gives the hold a lease of its own; see [`Acquire::lease`](crate::Acquire::lease).
+        lease(lease: Duration);
+        /// Makes a lock of a fixed length; see [`Acquire::fixed`](crate::Acquire::fixed).
+        fixed(length: Duration);
+        /// Reports the hold if it lasts longer than that; see [`Acquire::max_hold`](crate::Acquire::max_hold).
+        max_hold(most: Duration);
+        /// Loses the lock when it has been held for that long; see [`Acquire::lose_after`](crate::Acquire::lose_after).
+        lose_after(limit: Duration);
         /// Sets which of the documents comes first, as in the driver's `find_one_and_update`.
         sort(sort: Document);
         /// Claims only documents that were claimed fewer than `most` times, and counts this claim; see
@@ -190,6 +198,14 @@ options! {
         timeout(timeout: Duration);
         /// Sets why the lock is wanted, up to 1,024 bytes, for people to read.
         reason(reason: impl Into<String>);
+        /// Gives the hold a lease of its own; see [`Acquire::lease`](crate::Acquire::lease).
+        lease(lease: Duration);
+        /// Makes a lock of a fixed length; see [`Acquire::fixed`](crate::Acquire::fixed).
+        fixed(length: Duration);
+        /// Reports the hold if it lasts longer than that; see [`Acquire::max_hold`](crate::Acquire::max_hold).
+        max_hold(most: Duration);
+        /// Loses the lock when it has been held for that long; see [`Acquire::lose_after`](crate::Acquire::lose_after).
+        lose_after(limit: Duration);
         /// Sets which of the documents comes first, as in the driver's `find_one_and_update`.
         sort(sort: Document);
         /// Claims only documents that were claimed fewer than `most` times, and counts this claim; see

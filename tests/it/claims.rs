@@ -229,6 +229,35 @@ async fn a_dead_holder_is_noticed_whatever_the_condition() {
     }
 }
 
+/// What a claim gets is held on the terms on which an acquire of the document would hold it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_claim_has_terms_of_its_own() {
+    for scene in Scene::streaming("claim_terms").await {
+        let (locks, other) = scene.locks();
+        scene.events.insert(doc! { "_id": 1 }).await;
+        let lease = Duration::from_secs(120);
+        for waits in [true, false] {
+            let claimed = match waits {
+                true => locks.claim(doc! {}).lease(lease).await.map(Some),
+                false => locks.try_claim(doc! {}).lease(lease).await,
+            };
+            let holder = locks.inspect(1).await.unwrap().unwrap().holders.remove(0);
+            assert_eq!(holder.until.duration_since(holder.since).ok(), Some(lease));
+            claimed.unwrap().unwrap().release().await.unwrap();
+        }
+        let fixed = locks.claim(doc! {}).fixed(Duration::from_millis(2_500)).await.unwrap();
+        let next = tokio::spawn(
+            other
+                .claim(doc! {})
+                .lose_after(Duration::from_millis(100))
+                .into_future(),
+        );
+        assert_eq!(within(PATIENCE, "the end", fixed.lost()).await, LostReason::Expired);
+        let next = within(PATIENCE, "the next", next).await.unwrap().unwrap();
+        assert_eq!(within(PATIENCE, "its end", next.lost()).await, LostReason::HeldTooLong);
+    }
+}
+
 /// A lease can end after a try in vain and before the look at when leases end, which tells only of what is ahead then.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_lease_that_ends_between_a_try_and_the_look_after_it_is_noticed() {

@@ -598,6 +598,16 @@ async fn bad_input_is_refused_before_anything_is_sent() {
             locks.claim(doc! {}).reason("x".repeat(1_025)).await,
             Err(AcquireError::Invalid(_))
         ));
+        for lease in [Duration::ZERO, Duration::MAX] {
+            let claims = [
+                locks.claim(doc! {}).lease(lease).await.map(Some),
+                locks.try_claim(doc! {}).fixed(lease).await,
+                locks.try_claim(doc! {}).lose_after(lease).await,
+            ];
+            for claim in claims {
+                assert!(matches!(claim, Err(AcquireError::Invalid(_))), "{lease:?}: {claim:?}");
+            }
+        }
         let missing = locks.acquire("none").await.unwrap_err();
         assert!(
             matches!(&missing, AcquireError::NoDocument { name, .. } if name == "\"none\""),

@@ -29,6 +29,7 @@ use crate::{
     error::{AcquireError, ServerError},
     protocol::Owner,
     store::Wanted,
+    terms::Terms,
     waitlist::Patience,
 };
 pub(in crate::session) use shared::Claims;
@@ -38,6 +39,7 @@ pub(in crate::session) use shared::Claims;
 pub(crate) struct Claiming {
     pub(crate) wanted: Wanted,
     pub(crate) owner: Owner,
+    pub(crate) terms: Terms,
     pub(crate) patience: Patience,
     /// Whether it has passed over a document already.
     pub(crate) has_passed: bool,

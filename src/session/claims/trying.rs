@@ -20,7 +20,7 @@ use crate::{
     protocol::{Exchange, Holder, Kind, Operation, Owner, Request, Requests},
     store::{Among, Claimed, DocumentStore, StoreError, Wanted, name},
     telemetry,
-    terms::Terms,
+    terms::Lease,
     waitlist::{Grant, How, TimedOut, deadline::Deadline, timing},
 };
 
@@ -106,6 +106,7 @@ struct Asked {
     wanted: Arc<Wanted>,
     key: Arc<[u8]>,
     owner: Owner,
+    lease: Lease,
     how: How,
     took: Duration,
     timed_out: TimedOut,
@@ -118,6 +119,7 @@ pub(super) struct Tries<'a> {
     /// What is wanted, as a key.
     key: Arc<[u8]>,
     owner: Owner,
+    lease: Lease,
     /// How long such claims took before the first of the tries that timed out: these make the limit grow by themselves.
     took: Duration,
     timed_out: TimedOut,
@@ -141,6 +143,7 @@ impl<'a> Tries<'a> {
             wanted: Arc::new(claiming.wanted),
             key: key.into(),
             owner: claiming.owner,
+            lease: claiming.terms.lease(&session.config),
             took: Duration::ZERO,
             timed_out: TimedOut::default(),
             have_passed: claiming.has_passed,
@@ -174,6 +177,7 @@ impl<'a> Tries<'a> {
             wanted: self.wanted.clone(),
             key: self.key.clone(),
             owner: self.owner.clone(),
+            lease: self.lease,
             how,
             took: self.took,
             timed_out: self.timed_out,
@@ -204,9 +208,8 @@ impl<'a> Tries<'a> {
 }
 
 /// Returns the grant of a claim that this answer shows, unless its lease may be over.
-fn grant_of(holder: &Holder, exchange: &Exchange, how: How, context: &Context<'_>) -> Option<Grant> {
+fn grant_of(holder: &Holder, lease: Lease, exchange: &Exchange, how: How, context: &Context<'_>) -> Option<Grant> {
     let Context { clock, config, now, .. } = *context;
-    let lease = Terms::default().lease(config);
     let deadline = Deadline::of_answer(exchange, holder.until, lease.length, clock, now, config)?;
     (deadline.instant() > now).then(|| Grant {
         token: holder.token,
@@ -230,6 +233,7 @@ impl DocumentSession {
             wanted,
             key,
             owner,
+            lease,
             how,
             took,
             timed_out,
@@ -243,7 +247,7 @@ impl DocumentSession {
             drop(to.send(Ok(Round::NothingFree)));
             return;
         }
-        let operation = self.operation_of_claim(id.clone(), owner);
+        let operation = self.operation_of_claim(id.clone(), owner, lease);
         let (documents, passed) = (self.documents().clone(), self.claims.passed().ids(Instant::now()));
         let sent = Instant::now();
         let mut claiming = pin!(claim_next(&documents, &wanted, &passed, &operation, limit.within));
@@ -254,7 +258,7 @@ impl DocumentSession {
         let answer = match answer {
             Ok(next) => {
                 self.claims.note_duration(&key, sent.elapsed());
-                Ok(self.outcome(&id, next, &wanted, how))
+                Ok(self.outcome(&id, next, &wanted, (lease, how)))
             }
             Err(error) => {
                 if error.ran_out_of_time() {
@@ -285,8 +289,7 @@ impl DocumentSession {
     }
 
     /// Returns the operation that takes a free document for this entry.
-    fn operation_of_claim(&self, id: String, owner: Owner) -> Operation {
-        let lease = Terms::default().lease(&self.config);
+    fn operation_of_claim(&self, id: String, owner: Owner, lease: Lease) -> Operation {
         let entry = Request {
             id,
             permits: 1,
@@ -311,7 +314,7 @@ impl DocumentSession {
     }
 
     /// Carries out what an answer demands.
-    fn outcome(&self, id: &str, next: Next, wanted: &Wanted, how: How) -> Round {
+    fn outcome(&self, id: &str, next: Next, wanted: &Wanted, asked: (Lease, How)) -> Round {
         match next {
             Next::Claimed(claimed) => {
                 if let (Some(most), Some(attempt)) = (wanted.attempts_most, claimed.attempt)
@@ -319,7 +322,7 @@ impl DocumentSession {
                 {
                     telemetry::last_attempt(&claimed.name, attempt);
                 }
-                self.claimed(id, *claimed, how)
+                self.claimed(id, *claimed, asked)
             }
             Next::NothingFree => Round::NothingFree,
             Next::Refused(document, error) => {
@@ -330,7 +333,7 @@ impl DocumentSession {
     }
 
     /// Adds a claimed document to the holds, unless the news came too late to be believed.
-    fn claimed(&self, id: &str, claimed: Claimed, how: How) -> Round {
+    fn claimed(&self, id: &str, claimed: Claimed, (lease, how): (Lease, How)) -> Round {
         let Claimed {
             name,
             document,
@@ -348,7 +351,7 @@ impl DocumentSession {
         let mut doubted = false;
         self.feed(&name, |lines, context, effects| {
             let overtaken = context.ids.pending_claims.settled(id);
-            let grant = holder.and_then(|holder| grant_of(holder, &exchange, how, context));
+            let grant = holder.and_then(|holder| grant_of(holder, lease, &exchange, how, context));
             if let Some(grant) = grant.filter(|_| !lines.closed) {
                 let mut granted = Hold::new(id.to_owned(), name.clone(), &grant);
                 granted.label = context.config.metered.label(&name);

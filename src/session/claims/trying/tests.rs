@@ -14,6 +14,7 @@ use crate::{
     session::Session,
     status::LostReason,
     store::{Event, InPlace, MemoryDocuments, MemoryInPlace, MongoStore, Store, place::Paths},
+    terms::Terms,
     wake_mode::WakeMode,
 };
 
@@ -23,6 +24,10 @@ struct Scene {
     documents: Arc<MemoryDocuments>,
     entry: String,
     claimed: Option<Claimed>,
+}
+
+fn lease(session: &DocumentSession) -> Lease {
+    Terms::default().lease(&session.config)
 }
 
 impl Scene {
@@ -42,7 +47,7 @@ impl Scene {
         let session = DocumentSession::new(session, Arc::new(store));
         let entry = session.ids.claim();
         let owner = session.config.owner(None);
-        let operation = session.operation_of_claim(entry.clone(), owner);
+        let operation = session.operation_of_claim(entry.clone(), owner, lease(&session));
         let wanted = everything();
         let claimed = session
             .documents()
@@ -82,7 +87,10 @@ impl Scene {
 
     fn answered(&mut self) -> ClaimedDocument {
         let claimed = self.claimed.take().unwrap();
-        match self.session.claimed(&self.entry, claimed, How::AtOnce) {
+        match self
+            .session
+            .claimed(&self.entry, claimed, (lease(&self.session), How::AtOnce))
+        {
             Round::Claimed(given) => given,
             other => panic!("{other:?}"),
         }
@@ -168,7 +176,7 @@ async fn one_search_finds_the_documents_of_several_entries() {
         let (mut held, mut searched) = (BTreeSet::new(), vec!["of a claim that was not applied".to_owned()]);
         for is_searched in [true, false, true] {
             let entry = session.ids.claim();
-            let operation = session.operation_of_claim(entry.clone(), session.config.owner(None));
+            let operation = session.operation_of_claim(entry.clone(), session.config.owner(None), lease(session));
             let (wanted, within) = (everything(), Duration::from_secs(60));
             let claiming = documents.claim(&wanted, Among::AllBut(&[]), &operation, within);
             let name = claiming.await.unwrap().unwrap().name;
@@ -191,7 +199,8 @@ async fn a_document_that_another_claimed_first_is_not_the_last_one() {
     let claimed = futures::future::join_all((0..8).map(async |_| {
         let wanted = everything();
         for claimed in 0.. {
-            let operation = session.operation_of_claim(session.ids.claim(), session.config.owner(None));
+            let operation =
+                session.operation_of_claim(session.ids.claim(), session.config.owner(None), lease(&session));
             let (among, within) = (Among::AllBut(&[]), Duration::from_secs(60));
             let next = claim_one_by_one(&documents, &wanted, among, &operation, within, StoreError::overdue()).await;
             if matches!(next.unwrap(), Next::NothingFree) {
