@@ -378,15 +378,21 @@ impl Hold {
 
     /// Ends the hold; the first reason stays. Returns whether this was the first.
     ///
-    /// A hold whose deadline has passed may be given to somebody else, and the news of that can be read before anything
-    /// here has looked at the clock, as when a frozen process thaws: it was not overwritten, it has expired.
+    /// A hold whose deadline has passed may be given to somebody else, and the news of that, or of what the next holder
+    /// did, can be read before anything here has looked at the clock, as when a frozen process thaws. What the document
+    /// says about a hold counts up to its end.
     pub(crate) fn lose(&self, reason: LostReason) -> bool {
         let first = {
             let mut progress = self.progress();
             let (end, explanation) = self.end_of(&progress);
-            let reason = match reason {
-                LostReason::Overwritten if end <= Instant::now() => explanation,
-                reason => reason,
+            let is_news = matches!(
+                reason,
+                LostReason::Overwritten | LostReason::Deleted | LostReason::Broken | LostReason::Adopted
+            );
+            let reason = if is_news && end <= Instant::now() {
+                explanation
+            } else {
+                reason
             };
             if progress.deleting > 0 && reason == LostReason::Deleted {
                 progress.gone = true;
@@ -791,17 +797,30 @@ mod tests {
     /// A frozen process that thaws may hear that its lock has another holder before its own clock ends the hold.
     #[tokio::test(start_paused = true)]
     async fn what_was_given_away_after_its_deadline_has_expired() {
-        for (after, told) in [(29, LostReason::Overwritten), (30, LostReason::Expired)] {
-            let hold = hold();
-            tokio::time::advance(Duration::from_secs(after)).await;
-            assert!(hold.lose(LostReason::Overwritten));
-            assert_eq!(hold.lost_reason(), Some(told));
-            assert_eq!(hold.progress().over_at, Some(hold.since + Duration::from_secs(after)));
+        let second = Duration::from_secs(1);
+        for news in [
+            LostReason::Overwritten,
+            LostReason::Deleted,
+            LostReason::Broken,
+            LostReason::Adopted,
+        ] {
+            for (limit, after, told, over) in [
+                (40, 29, news, 29),
+                (40, 35, LostReason::Expired, 30),
+                (20, 35, LostReason::HeldTooLong, 20),
+            ] {
+                let mut hold = hold();
+                hold.lease.limits.lose = Some(limit * second);
+                tokio::time::advance(after * second).await;
+                assert!(hold.lose(news));
+                assert_eq!(hold.lost_reason(), Some(told));
+                assert_eq!(hold.progress().over_at, Some(hold.since + over * second));
+            }
         }
-        let hold = hold();
-        tokio::time::advance(Duration::from_secs(31)).await;
-        hold.lose(LostReason::Broken);
-        assert_eq!(hold.lost_reason(), Some(LostReason::Broken));
+        let released = hold();
+        tokio::time::advance(35 * second).await;
+        released.lose(LostReason::Released);
+        assert_eq!(released.lost_reason(), Some(LostReason::Released));
     }
 
     #[tokio::test(start_paused = true)]
