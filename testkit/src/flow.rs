@@ -120,6 +120,11 @@ impl Flows {
         lock(&self.0).losing = Some(command.to_owned());
     }
 
+    /// Loses no connection by its command any more.
+    pub(crate) fn lose_no_next(&self) {
+        lock(&self.0).losing = None;
+    }
+
     /// Whether there has been no such connection yet.
     pub(crate) fn is_losing(&self) -> bool {
         lock(&self.0).losing.is_some()

@@ -226,8 +226,9 @@ impl Proxy {
     }
 
     /// Restores a network without faults or delay. Held-back bytes are delivered; connections that were
-    /// [lost](Self::lose) are closed.
+    /// [lost](Self::lose) are closed, and the next one is not [lost](Self::lose_next).
     pub fn heal(&self) {
+        self.flows.lose_no_next();
         self.flows.close_lost(|_| true);
         self.network.send_modify(|network| {
             network.all.heal();

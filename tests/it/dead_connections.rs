@@ -225,14 +225,23 @@ async fn a_document_whose_reading_is_not_answered_is_read_beside() {
     let proxy = cluster.proxy(0).unwrap();
     let driver = direct.through(proxy.uri()).driver().await;
     let events = driver.database(&direct.database).collection::<Document>("events");
-    events.insert_one(doc! { "_id": 1, "n": 7 }).await.unwrap();
-    let documents = direct.through(proxy.uri()).locks().await.documents(events);
-    proxy.lose_next("find");
-    let held = within(READ_BESIDE, "the document", documents.acquire(1).into_future());
-    let held = held.await.unwrap();
-    assert!(!proxy.is_losing());
-    assert_eq!(held.document().get_i32("n"), Ok(7));
-    assert_eq!(held.release().await.unwrap(), Released::Released);
+    let locks = direct.through(proxy.uri()).locks().await;
+    let documents = locks.documents(events.clone());
+    for number in 0.. {
+        assert!(number < 10, "never the reading of a document itself");
+        events.insert_one(doc! { "_id": number, "n": 7 }).await.unwrap();
+        proxy.lose_next("find");
+        let begun = Instant::now();
+        let held = within(READ_BESIDE, "the document", documents.acquire(number).into_future());
+        let held = held.await.unwrap();
+        assert!(!proxy.is_losing());
+        assert_eq!(held.document().get_i32("n"), Ok(7));
+        assert_eq!(held.release().await.unwrap(), Released::Released);
+        // On a busy machine it can be a small reading before it, which is repeated sooner.
+        if begun.elapsed() > Duration::from_secs(1) {
+            break;
+        }
+    }
 }
 
 /// A frozen primary keeps its connections open and says nothing; a release follows the next one.
