@@ -1,7 +1,7 @@
 //! A session over the user's own documents, with locks in them: a holder reads, changes and deletes the document around
 //! its lock, and learns why a hold is over that the server denies.
 
-use std::{fmt, ops::Deref, sync::Arc};
+use std::{fmt, ops::Deref, sync::Arc, time::Duration};
 
 use mongodb::{bson::Document, options::UpdateModifications};
 
@@ -11,6 +11,10 @@ use crate::{
     status::LostReason,
     store::{DocumentStore, ElementUpdate},
 };
+
+/// Maximum time for a change of a held document, however long its lease is: far longer than a transaction of another
+/// program may usually keep a document from being written (a minute), and a limit that every server accepts.
+const CHANGED_WITHIN: Duration = Duration::from_secs(600);
 
 /// A session over documents, which can also be claimed, read, changed and deleted.
 #[derive(Clone)]
@@ -48,7 +52,7 @@ impl DocumentSession {
         hold: &Arc<Hold>,
         update: UpdateModifications,
     ) -> Result<Option<Document>, ServerError> {
-        let (documents, held, within) = (self.documents.clone(), hold.clone(), hold.lease.length);
+        let (documents, held, within) = (self.documents.clone(), hold.clone(), time_to_change(hold));
         let operation = self.ids.operation();
         let changing = async move {
             let holder = (held.id.as_str(), held.granted_as);
@@ -74,7 +78,7 @@ impl DocumentSession {
         hold: &Arc<Hold>,
         update: ElementUpdate,
     ) -> Result<Option<Document>, ServerError> {
-        let (documents, held, within) = (self.documents.clone(), hold.clone(), hold.lease.length);
+        let (documents, held, within) = (self.documents.clone(), hold.clone(), time_to_change(hold));
         let operation = self.ids.operation();
         let changing = async move {
             let holder = (held.id.as_str(), held.granted_as);
@@ -105,7 +109,7 @@ impl DocumentSession {
 
     /// Deletes a held document; `false` when it is no longer held.
     pub(crate) async fn delete(&self, hold: &Arc<Hold>) -> Result<bool, ServerError> {
-        let (session, held, within) = (self.clone(), hold.clone(), hold.lease.length);
+        let (session, held, within) = (self.clone(), hold.clone(), time_to_change(hold));
         let deleting = async move {
             let holder = (held.id.as_str(), held.granted_as);
             held.begin_deleting();
@@ -129,6 +133,11 @@ impl DocumentSession {
         self.let_go_if_over(hold);
         hold.lost_reason().unwrap_or(LostReason::Expired)
     }
+}
+
+/// Returns the time for a change of a held document. It can take its time, and is not repeated.
+fn time_to_change(hold: &Hold) -> Duration {
+    hold.lease.length.min(CHANGED_WITHIN)
 }
 
 impl fmt::Debug for DocumentSession {
