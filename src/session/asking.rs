@@ -170,7 +170,10 @@ impl Asking {
     /// It grows with each try that the server reported as overdue, so that a slow server gets it done in the end. With
     /// unanswered tries it grows only when there have been more than there can be dead connections.
     pub(super) fn limit(&self, timed_out: TimedOut, config: &Config) -> Limit {
-        let (within, of) = (Self::grown(self.usual(), timed_out, config), CommandKind::Operation);
+        let (within, of) = (
+            Self::grown(self.usual(), timed_out, config.lease),
+            CommandKind::Operation,
+        );
         Limit { within, of }
     }
 
@@ -182,15 +185,15 @@ impl Asking {
         }
     }
 
-    /// Returns the same for a claim, of which the last ones took so long.
-    pub(super) fn limit_of_claim(&self, took: Duration, timed_out: TimedOut, config: &Config) -> Limit {
+    /// Returns the same for a claim with this lease, of which the last ones took so long.
+    pub(super) fn limit_of_claim(&self, took: Duration, timed_out: TimedOut, lease: Duration) -> Limit {
         let usual = self.usual().max(CLAIM).max(took.saturating_mul(TIMES_THE_SLOWEST));
-        let (within, of) = (Self::grown(usual, timed_out, config), CommandKind::Claim);
+        let (within, of) = (Self::grown(usual, timed_out, lease), CommandKind::Claim);
         Limit { within, of }
     }
 
-    fn grown(usual: Duration, timed_out: TimedOut, config: &Config) -> Duration {
-        let longest = (config.lease / 3).clamp(SHORTEST, LONGEST);
+    fn grown(usual: Duration, timed_out: TimedOut, lease: Duration) -> Duration {
+        let longest = (lease / 3).clamp(SHORTEST, LONGEST);
         let (doublings, most) = match timed_out.overdue {
             0 => (
                 timed_out.unanswered.saturating_sub(DEAD_CONNECTIONS),
@@ -366,13 +369,13 @@ mod tests {
 
         let claim = Sent {
             at: Instant::now(),
-            limit: asking.limit_of_claim(Duration::ZERO, TimedOut::default(), &config),
+            limit: asking.limit_of_claim(Duration::ZERO, TimedOut::default(), config.lease),
         };
         tokio::time::advance(millis(900)).await;
         asking.answered(claim, &Ok(()));
         assert_eq!(limit(&asking, 0, 0), SHORTEST);
         // Where such claims took long, the next one gets the time at once.
-        let of_claim = |took| asking.limit_of_claim(took, TimedOut::default(), &config).within;
+        let of_claim = |took| asking.limit_of_claim(took, TimedOut::default(), config.lease).within;
         assert_eq!(
             (of_claim(Duration::ZERO), of_claim(millis(3_000))),
             (CLAIM, millis(9_000))

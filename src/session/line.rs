@@ -540,9 +540,9 @@ impl Line {
         self.holds.remove(id);
     }
 
-    /// Takes out an entry that no task here holds or waits for.
-    pub(crate) fn take_out(&mut self, id: String, used: Use, context: &Context<'_>) {
-        self.waitlist.take_out(id, used, context);
+    /// Takes out an entry with this lease that no task here holds or waits for.
+    pub(crate) fn take_out(&mut self, id: String, used: Use, lease: Duration, context: &Context<'_>) {
+        self.waitlist.take_out(id, used, lease, context);
     }
 
     /// Notes the answer to the operation on its way.

@@ -639,9 +639,10 @@ impl Waitlist {
         self.holds.remove(entry);
     }
 
-    /// Takes out an entry that no task here holds or waits for.
-    pub(crate) fn take_out(&mut self, entry: String, used: Use, context: &Context<'_>) {
+    /// Takes out an entry with this lease that no task here holds or waits for.
+    pub(crate) fn take_out(&mut self, entry: String, used: Use, lease: Duration, context: &Context<'_>) {
         let leaving = Leaving::new(entry, context).used_as(used).holding();
+        let leaving = leaving.of_lease(lease, context);
         self.leaving.push(leaving);
     }
 }

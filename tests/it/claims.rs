@@ -235,7 +235,8 @@ async fn a_claim_has_terms_of_its_own() {
     for scene in Scene::streaming("claim_terms").await {
         let (locks, other) = scene.locks();
         scene.events.insert(doc! { "_id": 1 }).await;
-        let lease = Duration::from_secs(120);
+        // Longer than the server takes as the time for a command.
+        let lease = Duration::from_secs(60 * 86_400);
         for waits in [true, false] {
             let claimed = match waits {
                 true => locks.claim(doc! {}).lease(lease).await.map(Some),
@@ -243,9 +244,12 @@ async fn a_claim_has_terms_of_its_own() {
             };
             let holder = locks.inspect(1).await.unwrap().unwrap().holders.remove(0);
             assert_eq!(holder.until.duration_since(holder.since).ok(), Some(lease));
-            claimed.unwrap().unwrap().release().await.unwrap();
+            let claimed = claimed.unwrap().unwrap();
+            claimed.update(doc! { "$inc": { "changes": 1 } }).await.unwrap();
+            claimed.release().await.unwrap();
         }
-        let fixed = locks.claim(doc! {}).fixed(Duration::from_millis(2_500)).await.unwrap();
+        let fixed = locks.claim(doc! {}).fixed(Duration::from_secs(4)).into_future();
+        let fixed = within(PATIENCE, "a document", fixed).await.unwrap();
         let next = tokio::spawn(
             other
                 .claim(doc! {})

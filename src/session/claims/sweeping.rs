@@ -2,8 +2,9 @@
 //!
 //! Such a claim may have been applied, or may still be. Its document is known to nobody, so the search goes through all
 //! documents that are wanted, as the claim did. Where claims fail because the server is slow, searches make it slower.
-//! So a session has one task that searches, which looks for all entries of a filter at once, and it keeps few in mind:
-//! an entry that nobody finds ends with its lease, as it is never renewed.
+//! So a session has one task that searches, which looks for all entries of a filter at once, and rests after each
+//! search. A search that fails is made again for as long as the entry can be live: its lease is never renewed, but it
+//! can be a long one.
 
 use std::{
     mem,
@@ -15,10 +16,14 @@ use tokio::time::{Instant, sleep_until};
 
 use super::super::documents::DocumentSession;
 use super::trying::USED;
-use crate::{store::Wanted, waitlist::SWEEPS};
+use crate::{backoff::Backoff, store::Wanted, waitlist::SWEEPS};
 
-/// Maximum number of entries that are searched for: as many as claims of some workers leave behind in a fail-over.
-const SWEPT_MOST: usize = 16;
+/// Maximum number of entries that are searched for: more than the claims of one process leave behind in a fail-over.
+/// Beyond it, those whose leases end first are left to their leases.
+const SWEPT_MOST: usize = 1_000;
+
+/// Pauses after searches that fail: for a server that is away for longer, the entry is a lesser worry.
+const AFTER_FAILURES: Backoff = Backoff::between(Duration::from_secs(1), Duration::from_secs(60));
 
 /// Pause after a search, as a multiple of its duration.
 const SHARE: u32 = 4;
@@ -65,52 +70,78 @@ impl Sweeping {
         next.max(next.and(swept.rests_until))
     }
 
-    /// Returns the entries to be searched for now that wanted the same as the one that has been due for longest.
-    fn due(&self, now: Instant) -> Option<(Arc<Wanted>, Vec<String>)> {
+    /// Takes out the entries to be searched for now: those that wanted the same as the one that has been due for
+    /// longest. The search puts them back.
+    fn take_due(&self, now: Instant) -> Vec<Entry> {
         let entries = &mut self.swept().entries;
         entries.retain(|entry| now < entry.over);
         let due = entries.iter().filter(|entry| entry.due_at <= now);
         // However long a search takes, all have their turn.
-        let first = due.min_by_key(|entry| entry.due_at)?;
-        let (wanted, key) = (first.wanted.clone(), first.key.clone());
-        let mut ids = Vec::new();
-        for mut entry in mem::take(entries) {
-            if entry.due_at > now || entry.key != key {
-                entries.push(entry);
-                continue;
-            }
-            ids.push(entry.id.clone());
-            if let Some((pause, further)) = entry.pauses.split_first() {
-                entry.due_at = now + *pause;
-                entry.pauses = further;
-                entries.push(entry);
+        let Some(key) = due.min_by_key(|entry| entry.due_at).map(|first| first.key.clone()) else {
+            return Vec::new();
+        };
+        let (due, others) = mem::take(entries)
+            .into_iter()
+            .partition(|entry| entry.due_at <= now && entry.key == key);
+        *entries = others;
+        due
+    }
+
+    /// Puts back the entries of a search that was answered, up to their next one, if they have another.
+    fn searched(&self, searched: Vec<Entry>, began: Instant, now: Instant) {
+        let further = searched.into_iter().filter_map(|entry| {
+            let (pause, pauses) = entry.pauses.split_first()?;
+            let due_at = began + *pause;
+            Some(Entry {
+                due_at,
+                pauses,
+                ..entry
+            })
+        });
+        let mut swept = self.swept();
+        swept.entries.extend(further);
+        swept.rests_until = Some(now + (now - began) * SHARE);
+    }
+
+    /// Puts back the entries of a search that failed.
+    fn not_searched(&self, entries: Vec<Entry>, due_at: Instant) {
+        let again = entries.into_iter().map(|entry| Entry { due_at, ..entry });
+        self.swept().entries.extend(again);
+    }
+}
+
+impl Swept {
+    /// Adds an entry, in the place of the one whose lease ends first if there is no room for it.
+    fn add(&mut self, entry: Entry, now: Instant) {
+        self.entries.retain(|entry| now < entry.over);
+        self.entries.push(entry);
+        if self.entries.len() > SWEPT_MOST {
+            let ends = self.entries.iter().enumerate().min_by_key(|(_, entry)| entry.over);
+            if let Some((first, _)) = ends {
+                self.entries.swap_remove(first);
             }
         }
-        Some((wanted, ids))
     }
 }
 
 impl DocumentSession {
     /// Looks for the entry of a claim with an unknown outcome, which may be applied now or later, and takes it out
     /// again; in the background.
-    pub(super) fn sweep(&self, wanted: Arc<Wanted>, key: Arc<[u8]>, id: String) {
+    pub(super) fn sweep(&self, wanted: Arc<Wanted>, key: Arc<[u8]>, id: String, lease: Duration) {
         let Some((pause, pauses)) = SWEEPS.split_first() else {
             return;
         };
         let now = Instant::now();
         let mut swept = self.claims.sweeping.swept();
-        swept.entries.retain(|entry| now < entry.over);
-        if swept.entries.len() >= SWEPT_MOST {
-            return;
-        }
-        swept.entries.push(Entry {
+        let entry = Entry {
             id,
             wanted,
             key,
             due_at: now + *pause,
             pauses,
-            over: now + self.config.lease,
-        });
+            over: now + lease,
+        };
+        swept.add(entry, now);
         if swept.task.strong_count() == 0 {
             let task = Arc::new(());
             swept.task = Arc::downgrade(&task);
@@ -120,23 +151,34 @@ impl DocumentSession {
     }
 
     async fn sweep_all(self, _task: Arc<()>) {
-        while let Some(due_at) = self.claims.sweeping.next_due_at() {
+        let sweeping = &self.claims.sweeping;
+        let mut backoff = AFTER_FAILURES;
+        while let Some(due_at) = sweeping.next_due_at() {
             sleep_until(due_at).await;
-            let Some((wanted, ids)) = self.claims.sweeping.due(Instant::now()) else {
+            let began = Instant::now();
+            let due = sweeping.take_due(began);
+            let Some(wanted) = due.first().map(|entry| entry.wanted.clone()) else {
                 continue;
             };
-            let began = Instant::now();
+            let ids: Vec<String> = due.iter().map(|entry| entry.id.clone()).collect();
             let reading = self.read_long(|_| {
                 let (documents, wanted, ids) = (self.documents().clone(), wanted.clone(), ids.clone());
                 async move { documents.held_by(&wanted, &ids).await }
             });
-            for (name, id) in reading.await.unwrap_or_default() {
+            let Ok(found) = reading.await else {
+                sweeping.not_searched(due, Instant::now() + backoff.failed());
+                continue;
+            };
+            backoff = AFTER_FAILURES;
+            let now = Instant::now();
+            for (name, id) in found {
+                let over = due.iter().find(|entry| entry.id == id).map_or(now, |entry| entry.over);
                 self.feed(&name, |lines, context, _| {
-                    lines.line(&name).take_out(id, USED, context);
+                    let left = over.saturating_duration_since(now);
+                    lines.line(&name).take_out(id, USED, left, context);
                 });
             }
-            let now = Instant::now();
-            self.claims.sweeping.swept().rests_until = Some(now + (now - began) * SHARE);
+            sweeping.searched(due, began, now);
         }
     }
 }
@@ -154,6 +196,8 @@ mod tests {
         store::{DocumentStore, InPlace, MemoryDocuments, MemoryInPlace, place::Paths},
         wake_mode::WakeMode,
     };
+
+    const LEASE: Duration = Duration::from_secs(30);
 
     fn wanted() -> Arc<Wanted> {
         Arc::new(Wanted {
@@ -178,8 +222,8 @@ mod tests {
         let before = Arc::strong_count(session.session());
         let entries = || session.claims.sweeping.swept().entries.len();
         for _ in 0..2 {
-            for number in 0..1_000 {
-                session.sweep(wanted(), b"all".as_slice().into(), format!("entry {number}"));
+            for number in 0..2 * SWEPT_MOST {
+                session.sweep(wanted(), b"all".as_slice().into(), format!("entry {number}"), LEASE);
             }
             assert_eq!(
                 (entries(), Arc::strong_count(session.session())),
@@ -195,27 +239,57 @@ mod tests {
         let session = session(&Arc::new(MemoryDocuments::new()));
         let sweeping = &session.claims.sweeping;
         for (key, id) in [("a", "1"), ("b", "2"), ("a", "3")] {
-            session.sweep(wanted(), key.as_bytes().into(), id.to_owned());
+            session.sweep(wanted(), key.as_bytes().into(), id.to_owned(), LEASE);
         }
-        let due = |now| sweeping.due(now).map(|(_, ids)| ids);
+        let due = |now| {
+            let due = sweeping.take_due(now);
+            let ids: Vec<String> = due.iter().map(|entry| entry.id.clone()).collect();
+            sweeping.searched(due, now, now);
+            ids
+        };
         let mut now = Instant::now();
-        assert_eq!(due(now), None);
+        assert!(due(now).is_empty());
         for pause in SWEEPS {
             now += pause;
             for ids in [vec!["1", "3"], vec!["2"]] {
-                assert_eq!(due(now).unwrap(), ids);
+                assert_eq!(due(now), ids);
             }
-            assert_eq!(due(now), None);
+            assert!(due(now).is_empty());
         }
         assert!(sweeping.next_due_at().is_none());
-        session.sweep(wanted(), b"a".as_slice().into(), "4".to_owned());
-        let rested = now + session.config.lease;
+        session.sweep(wanted(), b"a".as_slice().into(), "4".to_owned(), LEASE);
+        let rested = now + LEASE;
         sweeping.swept().rests_until = Some(rested);
         assert_eq!(sweeping.next_due_at(), Some(rested));
-        assert_eq!(due(rested), None, "its lease is over");
+        assert!(due(rested).is_empty(), "its lease is over");
         assert!(
             sweeping.next_due_at().is_none(),
             "a task with nothing to do needs no rest"
         );
+    }
+
+    /// A claim with a long lease may be applied as a server goes away for longer than the client's own.
+    #[tokio::test(start_paused = true)]
+    async fn an_entry_is_searched_for_as_long_as_it_can_be_live_and_the_longest_have_the_room() {
+        let session = session(&Arc::new(MemoryDocuments::new()));
+        let sweeping = &session.claims.sweeping;
+        let day = Duration::from_secs(86_400);
+        session.sweep(wanted(), b"all".as_slice().into(), "of a day".to_owned(), day);
+        for number in 0..2 * SWEPT_MOST {
+            session.sweep(wanted(), b"all".as_slice().into(), format!("entry {number}"), LEASE);
+        }
+        let mut failing = AFTER_FAILURES;
+        let mut searches = 0;
+        let mut now = Instant::now() + SWEEPS[0];
+        let end = now + day;
+        while now < end {
+            let due = sweeping.take_due(now);
+            assert!(due.iter().any(|entry| entry.id == "of a day"), "after {searches}");
+            let due_at = now + failing.failed();
+            sweeping.not_searched(due, due_at);
+            (now, searches) = (due_at, searches + 1);
+        }
+        assert!((1_000..2_000).contains(&searches), "{searches}");
+        assert!(sweeping.take_due(end).is_empty());
     }
 }

@@ -238,7 +238,9 @@ impl DocumentSession {
             took,
             timed_out,
         } = asked;
-        let limit = self.asking.limit_of_claim(took, timed_out, &self.config);
+        let limit = self
+            .asking
+            .limit_of_claim(took, timed_out, lease.length.min(self.config.lease));
         let slot = self.asking.enter(false, timed_out).await;
         let id = self.ids.claim();
         if self.closing.is_cancelled() {
@@ -258,7 +260,7 @@ impl DocumentSession {
         let answer = match answer {
             Ok(next) => {
                 self.claims.note_duration(&key, sent.elapsed());
-                Ok(self.outcome(&id, next, &wanted, (lease, how)))
+                self.outcome(&id, next, &wanted, (lease, how))
             }
             Err(error) => {
                 if error.ran_out_of_time() {
@@ -267,7 +269,7 @@ impl DocumentSession {
                 }
                 // Where no server was found, nothing was sent.
                 if !(error.is_final() || error.found_no_server()) {
-                    self.sweep(wanted.clone(), key, id.clone());
+                    self.sweep(wanted.clone(), key, id.clone(), lease.length);
                 }
                 Err(error)
             }
@@ -283,7 +285,7 @@ impl DocumentSession {
         // Nothing waits for it any more.
         if let (Some(session), Ok(Next::Claimed(late))) = adrift.outlast(session, claiming).await {
             session.feed(&late.name, |lines, context, _| {
-                lines.line(&late.name).take_out(id, USED, context);
+                lines.line(&late.name).take_out(id, USED, lease.length, context);
             });
         }
     }
@@ -309,12 +311,13 @@ impl DocumentSession {
         };
         Operation {
             requests: Some(requests),
+            keep: self.config.keep_millis_for(lease.length),
             ..self.operation()
         }
     }
 
     /// Carries out what an answer demands.
-    fn outcome(&self, id: &str, next: Next, wanted: &Wanted, asked: (Lease, How)) -> Round {
+    fn outcome(&self, id: &str, next: Next, wanted: &Wanted, asked: (Lease, How)) -> Result<Round, StoreError> {
         match next {
             Next::Claimed(claimed) => {
                 if let (Some(most), Some(attempt)) = (wanted.attempts_most, claimed.attempt)
@@ -324,16 +327,17 @@ impl DocumentSession {
                 }
                 self.claimed(id, *claimed, asked)
             }
-            Next::NothingFree => Round::NothingFree,
+            Next::NothingFree => Ok(Round::NothingFree),
             Next::Refused(document, error) => {
                 self.note_passed(document, Arc::new(error.clone()), false);
-                Round::PassedOver(error)
+                Ok(Round::PassedOver(error))
             }
         }
     }
 
-    /// Adds a claimed document to the holds, unless the news came too late to be believed.
-    fn claimed(&self, id: &str, claimed: Claimed, (lease, how): (Lease, How)) -> Round {
+    /// Adds a claimed document to the holds, unless the news came too late to be believed: then the server took too
+    /// long for this lease.
+    fn claimed(&self, id: &str, claimed: Claimed, (lease, how): (Lease, How)) -> Result<Round, StoreError> {
         let Claimed {
             name,
             document,
@@ -344,12 +348,13 @@ impl DocumentSession {
         self.note(&exchange);
         let state = match state {
             Ok(state) => state,
-            Err(malformed) => return self.claimed_unreadable(id, &name, &document, malformed.into()),
+            Err(malformed) => return Ok(self.claimed_unreadable(id, &name, &document, lease, malformed.into())),
         };
         let holder = state.holders.iter().find(|holder| holder.id == id);
         let mut hold = None;
-        let mut doubted = false;
+        let (mut doubted, mut is_closed) = (false, false);
         self.feed(&name, |lines, context, effects| {
+            is_closed = lines.closed;
             let overtaken = context.ids.pending_claims.settled(id);
             let grant = holder.and_then(|holder| grant_of(holder, lease, &exchange, how, context));
             if let Some(grant) = grant.filter(|_| !lines.closed) {
@@ -365,11 +370,15 @@ impl DocumentSession {
                 }
                 hold = Some(granted);
             } else {
-                lines.line(&name).take_out(id.to_owned(), USED, context);
+                lines.line(&name).take_out(id.to_owned(), USED, lease.length, context);
             }
         });
         let Some(hold) = hold else {
-            return Round::NothingFree;
+            return if is_closed {
+                Ok(Round::NothingFree)
+            } else {
+                Err(StoreError::overdue())
+            };
         };
         if doubted {
             self.verify(vec![hold.clone()]);
@@ -377,19 +386,19 @@ impl DocumentSession {
         self.claims
             .passed()
             .forget(&name::of_id(document.get("_id").unwrap_or(&Bson::Null)));
-        Round::Claimed(ClaimedDocument {
+        Ok(Round::Claimed(ClaimedDocument {
             session: self.session().clone(),
             hold: Some(hold),
             document,
             attempt,
-        })
+        }))
     }
 
     /// Takes out the entry of a document that was written and can't be read: nobody could ever release it.
-    fn claimed_unreadable(&self, id: &str, name: &str, document: &Document, error: StoreError) -> Round {
+    fn claimed_unreadable(&self, id: &str, name: &str, document: &Document, lease: Lease, error: StoreError) -> Round {
         self.feed(name, |lines, context, _| {
             context.ids.pending_claims.settled(id);
-            lines.line(name).take_out(id.to_owned(), USED, context);
+            lines.line(name).take_out(id.to_owned(), USED, lease.length, context);
         });
         let document = document.get("_id").cloned().unwrap_or(Bson::Null);
         self.note_passed(document, Arc::new(error.clone()), false);

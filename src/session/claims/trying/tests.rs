@@ -91,7 +91,7 @@ impl Scene {
             .session
             .claimed(&self.entry, claimed, (lease(&self.session), How::AtOnce))
         {
-            Round::Claimed(given) => given,
+            Ok(Round::Claimed(given)) => given,
             other => panic!("{other:?}"),
         }
     }
@@ -133,6 +133,17 @@ async fn a_foreign_write_that_comes_before_the_answer_of_a_claim_is_looked_into(
         let (hold, _) = scene.answered().take();
         assert_eq!(hold.unwrap().lost_reason(), None);
     }
+}
+
+/// That a document was free is known then, so it would be wrong to say that there was none.
+#[tokio::test(start_paused = true)]
+async fn an_answer_that_comes_after_the_lease_is_one_that_took_too_long() {
+    let mut scene = Scene::new().await;
+    let claimed = scene.claimed.take().unwrap();
+    let asked = (lease(&scene.session), How::AtOnce);
+    tokio::time::advance(asked.0.length).await;
+    let answer = scene.session.claimed(&scene.entry, claimed, asked);
+    assert!(matches!(&answer, Err(error) if !error.is_final()), "{answer:?}");
 }
 
 fn everything() -> Wanted {

@@ -242,7 +242,7 @@ async fn who_polls_looks_on_after_an_operation_that_failed_beside_a_look() {
         let look = bench.next_look().expect("it looks");
         // An entry that is to leave, and not together with a request, as it was of another use.
         let stray = bench.ids.entry();
-        bench.feed(|line, context, _| line.take_out(stray, (Kind::Semaphore, 3), context));
+        bench.feed(|line, context, _| line.take_out(stray, (Kind::Semaphore, 3), Duration::ZERO, context));
         let leave = bench.next().expect("the stray leaves");
         assert!(leave.requests.is_none());
         if look_ends_first {
