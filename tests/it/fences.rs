@@ -24,6 +24,27 @@ fn set(value: impl Into<Bson>) -> Document {
     doc! { "$set": { "email": value.into() } }
 }
 
+/// In a log, an action tells where it writes and what, and nothing of how the client logs in.
+#[tokio::test]
+async fn actions_show_what_they_write_and_no_password() {
+    let client = Client::with_uri_str("mongodb://someone:secret@127.0.0.1:1/")
+        .await
+        .unwrap();
+    let data = client.database("app").collection::<Document>("invoices");
+    let (fence, one) = (Fence::new(7), || doc! { "_id": 1 });
+    for (shown, says) in [
+        (format!("{:?}", fence.update_one(&data, one(), set("new"))), "new"),
+        (
+            format!("{:?}", fence.insert_one(&data, doc! { "_id": 1, "email": "new" })),
+            "new",
+        ),
+        (format!("{:?}", fence.delete_one(&data, one())), "FencedDelete"),
+    ] {
+        assert!(shown.contains("app.invoices") && shown.contains(says), "{shown}");
+        assert!(!shown.contains("secret"), "{shown}");
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_duplicate_in_another_index_is_told_at_once() {
     let ground = Ground::replica_set("duplicate").await;
