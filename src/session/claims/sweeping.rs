@@ -88,7 +88,7 @@ impl Sweeping {
     }
 
     /// Puts back the entries of a search that was answered, up to their next one, if they have another.
-    fn searched(&self, searched: Vec<Entry>, began: Instant, now: Instant) {
+    fn searched(&self, searched: Vec<Entry>, began: Instant) {
         let further = searched.into_iter().filter_map(|entry| {
             let (pause, pauses) = entry.pauses.split_first()?;
             let due_at = began + *pause;
@@ -98,9 +98,7 @@ impl Sweeping {
                 ..entry
             })
         });
-        let mut swept = self.swept();
-        swept.entries.extend(further);
-        swept.rests_until = Some(now + (now - began) * SHARE);
+        self.swept().entries.extend(further);
     }
 
     /// Puts back the entries of a search that failed.
@@ -165,12 +163,15 @@ impl DocumentSession {
                 let (documents, wanted, ids) = (self.documents().clone(), wanted.clone(), ids.clone());
                 async move { documents.held_by(&wanted, &ids).await }
             });
-            let Ok(found) = reading.await else {
-                sweeping.not_searched(due, Instant::now() + backoff.failed());
+            let found = reading.await;
+            let now = Instant::now();
+            // One that failed may have kept the server as busy.
+            sweeping.swept().rests_until = Some(now + (now - began) * SHARE);
+            let Ok(found) = found else {
+                sweeping.not_searched(due, now + backoff.failed());
                 continue;
             };
             backoff = AFTER_FAILURES;
-            let now = Instant::now();
             for (name, id) in found {
                 let over = due.iter().find(|entry| entry.id == id).map_or(now, |entry| entry.over);
                 self.feed(&name, |lines, context, _| {
@@ -178,7 +179,7 @@ impl DocumentSession {
                     lines.line(&name).take_out(id, USED, left, context);
                 });
             }
-            sweeping.searched(due, began, now);
+            sweeping.searched(due, began);
         }
     }
 }
@@ -244,7 +245,7 @@ mod tests {
         let due = |now| {
             let due = sweeping.take_due(now);
             let ids: Vec<String> = due.iter().map(|entry| entry.id.clone()).collect();
-            sweeping.searched(due, now, now);
+            sweeping.searched(due, now);
             ids
         };
         let mut now = Instant::now();
