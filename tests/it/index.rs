@@ -114,6 +114,9 @@ async fn the_index_is_asked_for_again_after_a_failure_that_passes() {
         .unwrap();
     let _held = locks.mutex("x").acquire().await.unwrap();
     eventually(PATIENCE, "it is there", async || is_there(&ground).await).await;
-    assert_eq!(sent.count("createIndexes"), 3);
+    // Two that failed, and one that was answered, or more where a busy server takes longer than the first of them give
+    // it.
+    failing.wait_entered(2, PATIENCE).await.unwrap();
+    assert!(sent.count("createIndexes") >= 3);
     failing.off().await.unwrap();
 }
