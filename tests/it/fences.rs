@@ -45,6 +45,67 @@ async fn actions_show_what_they_write_and_no_password() {
     }
 }
 
+/// What comes between a write that matches nothing and the check after it is no refusal.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_write_that_lost_a_race_is_done_again() {
+    let (cluster, _turn) = faulty().await;
+    let direct = Ground::on(cluster, "fence_race");
+    let ground = direct.by_name();
+    let (_client, data, _) = noting(&ground).await;
+    let others = direct
+        .driver()
+        .await
+        .database(&direct.database)
+        .collection::<Document>("data");
+    others
+        .insert_one(doc! { "_id": "upserted", "fence": 9_i64 })
+        .await
+        .unwrap();
+    for id in ["updated", "upserted", "deleted"] {
+        let check = doc! {
+            "failCommands": ["find"], "blockConnection": true, "blockTimeMS": 300, "appName": &ground.database,
+        };
+        let held_up = cluster.fail_commands(0, doc! { "times": 1 }, check).await.unwrap();
+        let data = data.clone();
+        let write = tokio::spawn(async move {
+            let (fence, one) = (Fence::new(7), doc! { "_id": id });
+            match id {
+                "deleted" => fence.delete_one(&data, one).await.map(|done| done.deleted_count),
+                _ => {
+                    let update = fence.update_one(&data, one, set("new")).upsert(id == "upserted");
+                    update.await.map(|done| done.matched_count)
+                }
+            }
+        });
+        held_up.wait_entered(1, PATIENCE).await.unwrap();
+        let put = others.replace_one(doc! { "_id": id }, doc! { "fence": 5_i64 });
+        put.upsert(true).await.unwrap();
+        let done = within(PATIENCE, id, write).await.unwrap();
+        assert!(matches!(done, Ok(1)), "{id}: {done:?}");
+        held_up.off().await.unwrap();
+    }
+}
+
+/// A write that is done asks no more; an upsert whose document is there and does not match is told so at once.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_write_is_checked_only_if_it_did_nothing_and_tried_again_only_if_it_can_be_done() {
+    let ground = Ground::replica_set("fence_once").await;
+    let (_client, data, sent) = noting(&ground).await;
+    let (fence, one) = (Fence::new(7), || doc! { "_id": 1 });
+    fence.insert_one(&data, one()).await.unwrap();
+    fence.update_one(&data, one(), set("a")).await.unwrap();
+    let unmatched = fence
+        .update_one(&data, doc! { "_id": 1, "email": "b" }, set("c"))
+        .upsert(true);
+    match within(SOON, "the error", unmatched.into_future()).await {
+        Err(FenceError::Server(error)) => assert_eq!(error.code(), Some(11_000), "{error:?}"),
+        other => panic!("{other:?}"),
+    }
+    let before = sent.names().len();
+    fence.delete_one(&data, one()).await.unwrap();
+    assert_eq!(sent.names()[before..], ["delete"]);
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_duplicate_in_another_index_is_told_at_once() {
     let ground = Ground::replica_set("duplicate").await;
