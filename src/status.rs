@@ -49,7 +49,8 @@ impl fmt::Display for LockStatus {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
 #[non_exhaustive]
 pub enum LostReason {
-    /// No renewal got through in time: the server was out of reach, or this process was frozen or starved.
+    /// No renewal got through in time: the server was out of reach, or this process was frozen or starved. So it is
+    /// where a process thaws after its lease, whatever has happened to the lock since.
     #[error("the lease ran out before it could be renewed")]
     Expired,
     /// Somebody broke the lock with `break_lock`.

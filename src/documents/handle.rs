@@ -125,7 +125,8 @@ impl<T> DocumentHandle<T> {
     ///
     /// [`DocumentError::Lost`] if the lock was lost before: nothing was deleted. [`DocumentError::InTransaction`] if a
     /// transaction is open that this lock [guards](LockView::guard_transaction): nothing was deleted.
-    /// [`DocumentError::Server`] if the server could not be reached (the document may have been deleted) or refused.
+    /// [`DocumentError::Server`] if the server could not be reached or did not answer for the time of the lease, ten
+    /// minutes at most (the document may have been deleted), or refused.
     ///
     /// # Cancel safety
     ///
@@ -197,9 +198,9 @@ impl<T: DeserializeOwned> DocumentHandle<T> {
     /// transaction is open that this lock [guards](LockView::guard_transaction): nothing was changed; within the
     /// transaction, write to the document with its session ([`Fence::update_one`](crate::Fence::update_one) with
     /// [`session`](crate::FencedUpdate::session) does so). [`DocumentError::Server`] if the server could not be reached
-    /// or did not answer for the time of a lease (the document may have been changed, or may still be: the update is
-    /// not repeated beyond the driver's own retry) or refused. [`DocumentError::Unreadable`] if the document was
-    /// changed but can't be read as a `T`.
+    /// or did not answer for the time of the lease, ten minutes at most (the document may have been changed, or may
+    /// still be: the update is not repeated beyond the driver's own retry) or refused. [`DocumentError::Unreadable`] if
+    /// the document was changed but can't be read as a `T`.
     ///
     /// # Cancel safety
     ///

@@ -135,9 +135,9 @@ impl<E: DeserializeOwned> ElementHandle<E> {
     /// element was removed, and [`DocumentError::AmbiguousElement`] if others have its key by now: nothing was changed,
     /// and the lock is held. [`DocumentError::InTransaction`] if a transaction is open that this lock
     /// [guards](LockView::guard_transaction): nothing was changed. [`DocumentError::Server`] if the server could not be
-    /// reached or did not answer for the time of a lease (the element may have been changed, or may still be: the
-    /// update is not repeated beyond the driver's own retry) or refused. [`DocumentError::Unreadable`] if the element
-    /// was changed but can't be read as an `E`.
+    /// reached or did not answer for the time of the lease, ten minutes at most (the element may have been changed, or
+    /// may still be: the update is not repeated beyond the driver's own retry) or refused.
+    /// [`DocumentError::Unreadable`] if the element was changed but can't be read as an `E`.
     ///
     /// # Cancel safety
     ///
