@@ -440,3 +440,21 @@ impl Fence {
 fn describe(value: &Bson) -> String {
     format!("{:?}", value.element_type())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_in_the_place_of_the_token_is_told_by_its_type_and_not_shown() {
+        let fence = Fence::new(7).field("a.b").unwrap();
+        let refused = fence.document(doc! { "a": "garden" }).unwrap_err();
+        let told = "the field `a.b` of the document can't hold a fencing token, as it holds something else: String";
+        assert_eq!(refused.to_string(), told);
+        let refused = fence.refusal(&doc! { "a": { "b": ["garden"] } });
+        let FenceError::Occupied { field, found } = &refused else {
+            panic!("{refused:?}");
+        };
+        assert_eq!((field.as_str(), found.as_str()), ("a.b", "Array"));
+    }
+}
