@@ -122,6 +122,8 @@ pub(crate) enum Expects {
     Nothing,
     /// The one entry that leaves is a holder, and nothing is requested.
     Holding,
+    /// The lock has one permit, and it is that of whoever is evicted.
+    Held,
     /// The lock has one permit. The holder that leaves is its only entry; if an entry is requested instead, there is
     /// none, or the lock has no document so far.
     Alone,

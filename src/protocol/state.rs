@@ -98,6 +98,11 @@ impl State {
         self.holders.iter().any(|holder| holder.id == id)
     }
 
+    /// Returns whether there is a holder to evict.
+    pub(crate) fn has_any_of(&self, evict: Evict) -> bool {
+        self.holders.iter().any(|holder| evict.includes(holder))
+    }
+
     fn has_waiter(&self, id: &str) -> bool {
         self.queue.iter().any(|waiter| waiter.id == id)
     }
@@ -118,7 +123,9 @@ impl Operation {
     /// Returns whether the operation's filter selects the document.
     pub(crate) fn selects(&self, state: &State) -> bool {
         // These compare in the pipeline.
-        matches!(self.expects, Expects::Holding | Expects::Alone) || self.breaks() || self.concerns(state)
+        matches!(self.expects, Expects::Holding | Expects::Held | Expects::Alone)
+            || self.breaks()
+            || self.concerns(state)
     }
 
     /// Returns whether the document is as expected, and has anything for the operation to do.
@@ -128,6 +135,15 @@ impl Operation {
                 .leave
                 .iter()
                 .all(|id| state.holders.iter().any(|holder| holds(holder, id))),
+            Expects::Held => {
+                let tokens = state.holders.iter().map(|holder| holder.token);
+                let is_theirs = match self.evict {
+                    Evict::Holder(token) => tokens.eq([token]),
+                    Evict::Everybody => !state.holders.is_empty(),
+                    Evict::Nobody | Evict::Kept(_) => false,
+                };
+                state.capacity == 1 && is_theirs
+            }
             Expects::Room => state.queue.len() < self.room,
             Expects::Alone => {
                 let mut requests = self.requests.iter();
@@ -142,7 +158,7 @@ impl Operation {
                     || leave.any(|id| state.has_holder(id) || state.has_waiter(id))
                     || self.proclaim.iter().any(|proclaim| state.has_holder(&proclaim.id))
                     || self.downgrade.iter().any(|downgrade| state.has_holder(&downgrade.id))
-                    || state.holders.iter().any(|holder| self.evict.includes(holder))
+                    || state.has_any_of(self.evict)
             }
         }
     }

@@ -7,7 +7,7 @@ use tokio::time::Instant;
 use super::{Session, asking::patience, bypassing::PROCLAIM};
 use crate::{
     error::ServerError,
-    protocol::{Evict, Exchange, Holder, Operation, State, wake},
+    protocol::{Evict, Exchange, Expects, Holder, Operation, State, wake},
     store::{Renewal, Statements, StoreError},
     telemetry,
 };
@@ -41,20 +41,29 @@ impl Session {
     /// Evicts holders of `name`. Not repeated when its outcome is unknown: that could evict their successors. `None`: there
     /// was nobody to evict, and nothing was changed.
     pub(crate) async fn evict(self: &Arc<Self>, name: &str, evict: Evict) -> Result<Option<State>, ServerError> {
-        let operation = Operation {
-            evict,
-            ..self.operation()
-        };
         // As it is not repeated, it must not meet a dead connection.
         self.find_connection().await?;
-        let (id, sent) = (operation.id.clone(), Instant::now());
-        let state = self.operate(name, operation, BREAK, None).await?;
-        self.asking.note_heard(sent);
-        let evicted = state.filter(|state| wake::left(&state.wake, &id).is_some());
-        if evicted.is_some() {
-            telemetry::broke(name, self.config.metered.label(name).as_ref());
+        // Most locks have one permit.
+        let mut expects = Expects::Held;
+        loop {
+            let operation = Operation {
+                evict,
+                expects,
+                ..self.operation()
+            };
+            let (id, sent) = (operation.id.clone(), Instant::now());
+            let state = self.operate(name, operation, BREAK, None).await?;
+            self.asking.note_heard(sent);
+            match state {
+                Some(state) if wake::left(&state.wake, &id).is_some() => {
+                    telemetry::broke(name, self.config.metered.label(name).as_ref());
+                    return Ok(Some(state));
+                }
+                // It has more permits.
+                Some(state) if expects == Expects::Held && state.has_any_of(evict) => expects = Expects::Nothing,
+                _ => return Ok(None),
+            }
         }
-        Ok(evicted)
     }
 
     /// Renews the holder with this token for its whole lease, no matter which process took the lock. Returns the reading

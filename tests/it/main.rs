@@ -1,5 +1,6 @@
 //! watchlock against real servers.
 
+mod breaks;
 mod cancel;
 mod claims;
 mod clocks;

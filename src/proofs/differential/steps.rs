@@ -153,7 +153,7 @@ impl<'a> Draw<'a> {
         let leaves_one = drawn.leave.len() == 1;
         let capacity = self.capacity();
         match self.random.below(14) {
-            0 => evict_everybody(drawn),
+            0 => self.evict_everybody(drawn),
             1 => self.proclaim(drawn),
             2..5 if leaves_one && capacity == Some(1) => self.release_briefly(drawn),
             2..4 if leaves_one => release(drawn, capacity, Expects::Holding),
@@ -197,8 +197,22 @@ impl<'a> Draw<'a> {
             Some(holder) => self.token(holder, 4),
             None => 7,
         };
+        let evict = self.one_of(&[Evict::Holder(token), Evict::Holder(token), Evict::Kept(token)]);
+        let expects = match evict {
+            Evict::Kept(_) => Expects::Nothing,
+            _ => self.one_of(&[Expects::Held, Expects::Nothing]),
+        };
         Operation {
-            evict: self.one_of(&[Evict::Holder(token), Evict::Holder(token), Evict::Kept(token)]),
+            evict,
+            expects,
+            ..without_entries(drawn)
+        }
+    }
+
+    fn evict_everybody(&mut self, drawn: Operation) -> Operation {
+        Operation {
+            evict: Evict::Everybody,
+            expects: self.one_of(&[Expects::Held, Expects::Nothing]),
             ..without_entries(drawn)
         }
     }
@@ -393,13 +407,6 @@ fn without_entries(drawn: Operation) -> Operation {
         leave: Vec::new(),
         requests: None,
         ..drawn
-    }
-}
-
-fn evict_everybody(drawn: Operation) -> Operation {
-    Operation {
-        evict: Evict::Everybody,
-        ..without_entries(drawn)
     }
 }
 

@@ -2,8 +2,7 @@
 //!
 //! The fewer cases a pipeline provides for, the less it costs the server. The condition under which phases may be left
 //! out is compared in the same atomic write; where the document does not meet it, nothing is written. No form has
-//! proclaim, downgrade or evict: such operations are rare, and take the general form. All forms have record and
-//! stamp.
+//! proclaim or downgrade: such operations are rare, and take the general form. All forms have record and stamp.
 //!
 //! ```text
 //! form              used for                     leaves out                    why it may
@@ -24,6 +23,10 @@
 //! hand_over_among   release, Expects::Holding,   leave in the queue but for    the entry that leaves is a holder, so
 //!                   more permits, or unknown     expiry, adopt, enqueue        it does not wait; nothing is requested
 //!
+//! evict_the_holder  break, Expects::Held         expiry of holders, adopt,     the one permit is that of whoever is
+//!                                                enqueue; of advance all but   evicted: nobody holds after it
+//!                                                the grant to the head
+//!
 //! line_up           first requests that wait,    leave but for expiry, adopt,  nothing leaves or adopts; such requests
 //!                   one permit, nothing leaves   no-op; of advance all but     may write in any case; the one permit
 //!                   or adopts                    the grant to the head         is for the head, if nobody holds
@@ -35,13 +38,13 @@
 use mongodb::bson::{Bson, Document, doc};
 
 use super::{
-    ending, enqueue,
+    ending, enqueue, existing,
     expression::{bind, cond, literal},
-    fields_of_enqueue, fields_of_stamp,
+    fields_of_enqueue, fields_of_evict, fields_of_stamp,
     granting::{asked_for, grant, grant_as_fits, next_token, room, with_reserve, with_room, words_of_grant},
-    is_not_kept, is_used_as_requested, leave, live, remaining, waiter,
+    is_not_kept, is_used_as_requested, leave, live, remaining, waiter, words_for,
 };
-use crate::protocol::{Expects, Location, Operation, Requests, wake::Left};
+use crate::protocol::{Evict, Expects, Location, Operation, Requests, wake::Left};
 
 /// Returns the short form of an operation, if it has one: the condition that the document must meet, and the expression
 /// for the document afterwards.
@@ -55,6 +58,7 @@ pub(super) fn form(at: &Location, operation: &Operation, now: &Bson) -> Option<(
             Some((Some(is_the_holder(at, operation)), hand_over(at, operation, now)))
         }
         Expects::Holding => Some((Some(is_a_holder(at, operation)), hand_over_among(at, operation, now))),
+        Expects::Held => Some((Some(is_held(at, operation)), evict_the_holder(at, operation, now))),
         Expects::Nothing | Expects::Room => {
             let requests = operation.requests.as_ref()?;
             lines_up(operation, requests).then(|| (None, line_up(at, operation, requests, now)))
@@ -150,6 +154,35 @@ fn hand_over_among(at: &Location, operation: &Operation, now: &Bson) -> Bson {
         doc! { "holders": remaining(at, "holders", &leave(operation, now)) },
         written,
     )
+}
+
+/// Returns the condition that the document is as [`Expects::Held`] says.
+fn is_held(at: &Location, operation: &Operation) -> Document {
+    let tokens = match operation.evict {
+        Evict::Holder(token) => doc! { "$eq": [at.value("holders.token"), [token]] },
+        Evict::Everybody => doc! { "$ne": [existing(at, "holders"), []] },
+        Evict::Nobody | Evict::Kept(_) => doc! { "$literal": false },
+    };
+    doc! { "$and": [{ "$eq": [at.value("capacity"), 1_i64] }, tokens] }
+}
+
+/// Evicts the only holder, and grants the lock to the head of the queue.
+fn evict_the_holder(at: &Location, operation: &Operation, now: &Bson) -> Bson {
+    let wake = literal(format!("{}:;", operation.id));
+    let free = doc! { "holders": [], "queue": [], "wake": &wake };
+    let granted = grant_to_head(at, "$$queue", wake, operation, now);
+    let after = cond(doc! { "$eq": ["$$queue", []] }, free, granted);
+    let evicted = words_for(
+        at.value("holders").into(),
+        "!",
+        doc! { "$toString": "$$this.token" }.into(),
+    );
+    let mut stamped = doc! { "wake": { "$concat": ["$$after.wake", evicted] } };
+    stamped.extend(fields_of_stamp(at, operation.keep, now));
+    stamped.extend(fields_of_evict(at, operation));
+    stamped.extend(ending::record_of(at, existing(at, "holders"), operation, now));
+    let written = bind(doc! { "after": after }, at.merged(["$$after".into(), stamped.into()]));
+    bind(doc! { "queue": remaining(at, "queue", &live(now)) }, written)
 }
 
 /// Returns whether the operation only requests entries, for the first time and to wait, in a lock with one permit: most

@@ -250,7 +250,21 @@ fn an_operation_changes_nothing_where_the_document_is_not_as_expected() {
         expects,
         ..asking("c.1", request("c-1"))
     };
+    let evict = |evict| Operation {
+        evict,
+        expects: Expects::Held,
+        ..operation("x.1")
+    };
+    let one_of_two = lock(PERMITS, [holder("a-1", 7)], []);
     let cases = [
+        (evict(Evict::Everybody), &held, true),
+        (evict(Evict::Everybody), &waited_for, true),
+        (evict(Evict::Everybody), &released, true),
+        (evict(Evict::Everybody), &only_waited_for, false),
+        (evict(Evict::Everybody), &one_of_two, false),
+        (evict(Evict::Holder(7)), &held, true),
+        (evict(Evict::Holder(8)), &held, false),
+        (evict(Evict::Holder(7)), &one_of_two, false),
         (release(Expects::Holding), &held, true),
         (release(Expects::Holding), &waited_for, true),
         (release(Expects::Holding), &held_by_another, false),

@@ -1,0 +1,60 @@
+//! Breaks: an operator takes a lock away.
+
+use mongodb::bson::{Document, doc};
+use watchlock::{LockClient, LostReason};
+
+use crate::setup::{Ground, SOON, until_waiting, within};
+
+/// The short form of a break fits where the lock is held and has one permit, and says itself where nobody holds it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_break_is_one_command_and_two_where_the_lock_has_more_permits() {
+    let ground = Ground::replica_set("breaks").await;
+    let locks = ground.locks().await;
+    let (driver, sent) = ground.noting_driver().await;
+    let database = driver.database(&ground.database);
+    let operator = LockClient::builder(database.clone()).build().await.unwrap();
+    let count = || sent.count("findAndModify");
+
+    let held = locks.mutex("x").acquire().await.unwrap();
+    let (first, second) = (ground.locks().await, ground.locks().await);
+    let waiting = tokio::spawn(first.mutex("x").acquire().into_future());
+    until_waiting(&operator, "x", 1).await;
+    let next = tokio::spawn(second.mutex("x").acquire().into_future());
+    until_waiting(&operator, "x", 2).await;
+    let lock = operator.break_lock("x").await.unwrap().unwrap();
+    assert_eq!((count(), lock.holders.len(), lock.waiters.len()), (1, 1, 1));
+    assert_eq!(within(SOON, "the break", held.lost()).await, LostReason::Broken);
+    let waited = within(SOON, "the grant", waiting).await.unwrap().unwrap();
+    let token = waited.token();
+    let lock = operator.break_holder("x", token).await.unwrap().unwrap();
+    assert_eq!((count(), lock.holders.len(), lock.waiters.len()), (2, 1, 0));
+    assert_eq!(within(SOON, "the break", waited.lost()).await, LostReason::Broken);
+    let next = within(SOON, "the grant", next).await.unwrap().unwrap();
+    assert!(operator.break_holder("x", token).await.unwrap().is_none());
+    assert_eq!((count(), next.lost_reason()), (3, None));
+    next.release().await.unwrap();
+    assert!(operator.break_lock("x").await.unwrap().unwrap().holders.is_empty());
+    assert_eq!(operator.break_lock("unknown").await.unwrap(), None);
+    assert_eq!(count(), 5);
+
+    let semaphore = locks.semaphore("y", 2);
+    let (one, other) = (semaphore.acquire().await.unwrap(), semaphore.acquire().await.unwrap());
+    let lock = operator.break_holder("y", one.token()).await.unwrap().unwrap();
+    assert_eq!((count(), lock.holders.len()), (7, 1));
+    assert_eq!(within(SOON, "the break", one.lost()).await, LostReason::Broken);
+    assert_eq!(other.lost_reason(), None);
+    let lock = operator.break_lock("y").await.unwrap().unwrap();
+    assert_eq!((count(), lock.holders.len()), (9, 0));
+
+    let documents = database.collection::<Document>("documents");
+    documents.insert_one(doc! { "_id": 1 }).await.unwrap();
+    let theirs = ground
+        .driver()
+        .await
+        .database(&ground.database)
+        .collection::<Document>("documents");
+    let held = locks.documents(theirs).acquire(1).await.unwrap();
+    let lock = operator.documents(documents).break_lock(1).await.unwrap().unwrap();
+    assert_eq!((count(), lock.holders.len()), (10, 0));
+    assert_eq!(within(SOON, "the break", held.lost()).await, LostReason::Broken);
+}
