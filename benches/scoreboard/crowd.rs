@@ -48,6 +48,9 @@ const PAUSE: Duration = Duration::from_millis(2);
 /// Maximum time for streams to end: twice that for which the server keeps an unanswered `getMore`.
 const STREAMS_END: Duration = Duration::from_secs(10);
 
+/// Time for the connections of dropped clients to be closed.
+const CLOSING: Duration = Duration::from_secs(2);
+
 #[derive(Debug)]
 pub(crate) struct Crowd {
     pub(crate) streams: usize,
@@ -164,6 +167,8 @@ pub(crate) async fn tax(cluster: &Cluster) -> Result<Tax> {
         Result::Ok(())
     };
     timeout(STREAMS_END, ended).await??;
+    drop(clients);
+    sleep(CLOSING).await;
     // Before and after, as the machine may get slower or faster meanwhile.
     let after = cost_of_writes(cluster, &writer).await?;
     Ok(Tax {

@@ -52,11 +52,13 @@ use builder::{Home, LockClientBuilder};
 /// [try](crate::TryAcquire::timeout) has one too, and fails after 10 s without an answer by default.
 /// [`LockHandle::release`](crate::LockHandle::release) and [`shutdown`](Self::shutdown) give up after the time of a
 /// lease, [`LockHandle::renew`](crate::LockHandle::renew) when the lock is lost. Every other call to the server fails
-/// if it gets no answer: `inspect`, `leader` and `available_permits` after 10 s, `break_lock` after 17 s, `list` after
+/// if it gets no answer: `inspect`, `leader` and `available_permits` after 10 s, `break_lock` and `break_holder` after
+/// 17 s (of a lock with several permits 6 s later, and `break_lock` of one that nobody holds 10 s later), `list` after
 /// 40 s at most, `build` after two minutes, `proclaim` when the lock is lost, and a change of a locked document after
 /// the time of a lease. While the driver finds no server, they fail with its server selection timeout (30 s unless set)
-/// if that comes first. [Operating](crate::guide::operating#how-long-a-call-may-take) has a table of them. You can wrap these calls in `tokio::time::timeout`: each command runs in its own task, so no command of
-/// the driver is abandoned half-way.
+/// if that comes first. [Operating](crate::guide::operating#how-long-a-call-may-take) has a table of them. You can wrap
+/// these calls in `tokio::time::timeout`: each command runs in its own task, so no command of the driver is abandoned
+/// half-way.
 #[derive(Clone)]
 pub struct LockClient {
     session: LockSession,

@@ -171,13 +171,16 @@ impl MongoStore {
         let at = &*member.location;
         if operation.evict != Evict::Nobody || operation.proclaim.is_some() {
             // These operations must not arrive late, after another: the driver sends them as retryable writes, whose
-            // repeats the server recognises. It refuses an answer with text that is not UTF-8, so there is nothing in it
-            // but the lock's own fields.
+            // repeats the server recognises. It refuses an answer with text that is not UTF-8, so there is nothing in
+            // it but the lock's own fields. None of these operations needs a reading of the server's clock, and without
+            // an expression the server makes the answer sooner.
+            let mut shown = all_fields(at);
+            shown.remove(NOW);
             return self
                 .collection
                 .find_one_and_update(selection(member, operation), self.pipeline(at, operation))
                 .return_document(ReturnDocument::After)
-                .projection(all_fields(at))
+                .projection(shown)
                 .max_time(within)
                 .await
                 .map(|document| (document, None));

@@ -3,7 +3,7 @@
 use futures::StreamExt;
 use mongodb::{
     Collection,
-    bson::{Bson, Document},
+    bson::{Bson, Document, doc},
     options::ReturnDocument,
 };
 use watchlock_testkit::shared;
@@ -89,6 +89,38 @@ async fn a_step_that_changes_nothing_writes_nothing() {
             (None, None) => panic!("an event that changes nothing: {event:?}"),
         };
         assert_eq!(wake, expected.get_str("wake").unwrap());
+    }
+}
+
+/// A lock of one permit has two holders only where another program wrote: whoever is not named stays.
+#[tokio::test]
+async fn a_break_of_one_holder_leaves_another_alone() {
+    let cluster = shared::standalone().await;
+    let client = cluster.client().await.unwrap();
+    let database = client.database(&shared::unique_name("one"));
+    let collection = database.collection::<Document>("locks");
+    let now = ServerTime(1_700_000_000_000);
+    let run = async |operation: Operation| document_after(&collection, &operation, &Bson::from(now)).await;
+    let held = run(operation(1, &[], (Kind::Mutex, 1), vec![request("a-1", true, false)])).await;
+    let holder = held.get_array("holders").unwrap()[0].as_document().unwrap().clone();
+    let token = holder.get_i64("token").unwrap();
+    let breaking = |evict, expects| Operation {
+        requests: None,
+        evict,
+        expects,
+        ..operation(2, &[], (Kind::Mutex, 1), vec![])
+    };
+    for other in [Some(token + 1), None] {
+        let mut second = holder.clone();
+        second.insert("id", "b-1");
+        second.remove("token");
+        second.extend(other.map(|token| ("token".to_owned(), Bson::from(token))));
+        let mut both = held.clone();
+        both.insert("holders", vec![holder.clone(), second.clone()]);
+        collection.replace_one(doc! { "_id": "x" }, &both).await.unwrap();
+        assert_eq!(run(breaking(Evict::Holder(token), Expects::Held)).await, both);
+        let left = run(breaking(Evict::Holder(token), Expects::Nothing)).await;
+        assert_eq!(left.get_array("holders").unwrap(), &[Bson::from(second)]);
     }
 }
 

@@ -159,7 +159,11 @@ fn hand_over_among(at: &Location, operation: &Operation, now: &Bson) -> Bson {
 /// Returns the condition that the document is as [`Expects::Held`] says.
 fn is_held(at: &Location, operation: &Operation) -> Document {
     let tokens = match operation.evict {
-        Evict::Holder(token) => doc! { "$eq": [at.value("holders.token"), [token]] },
+        // The path passes over a holder without a token, which only another program writes.
+        Evict::Holder(token) => doc! { "$and": [
+            { "$eq": [at.value("holders.token"), [token]] },
+            { "$eq": [{ "$size": at.value("holders") }, 1] },
+        ] },
         Evict::Everybody => doc! { "$ne": [existing(at, "holders"), []] },
         Evict::Nobody | Evict::Kept(_) => doc! { "$literal": false },
     };

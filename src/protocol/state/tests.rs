@@ -256,6 +256,7 @@ fn an_operation_changes_nothing_where_the_document_is_not_as_expected() {
         ..operation("x.1")
     };
     let one_of_two = lock(PERMITS, [holder("a-1", 7)], []);
+    let held_by_two = lock(MUTEX, [holder("a-1", 7), holder("b-1", 8)], []);
     let cases = [
         (evict(Evict::Everybody), &held, true),
         (evict(Evict::Everybody), &waited_for, true),
@@ -265,6 +266,8 @@ fn an_operation_changes_nothing_where_the_document_is_not_as_expected() {
         (evict(Evict::Holder(7)), &held, true),
         (evict(Evict::Holder(8)), &held, false),
         (evict(Evict::Holder(7)), &one_of_two, false),
+        (evict(Evict::Holder(7)), &held_by_two, false),
+        (evict(Evict::Everybody), &held_by_two, true),
         (release(Expects::Holding), &held, true),
         (release(Expects::Holding), &waited_for, true),
         (release(Expects::Holding), &held_by_another, false),
