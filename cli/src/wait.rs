@@ -18,7 +18,8 @@ use crate::{
     locks::Locks,
 };
 
-/// Pauses before the lock is read again when the server has not answered: they double from the first to the last.
+/// Pauses before the lock is read again when the server has not answered, or the events may not have begun: they double
+/// from the first to the last.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(8));
 
 /// Time beyond the end of a lease before the lock is read again, to allow for the error in our measure of the server's
@@ -73,6 +74,8 @@ struct Waiting {
     name: String,
     offset: Offset,
     events: Events,
+    /// Whether they have begun: of a lock that is held, the first one tells by whom.
+    has_begun: bool,
     /// The lock as it was read last.
     lock: Option<LockInfo>,
     /// The reason why it could not be read since then.
@@ -80,7 +83,7 @@ struct Waiting {
 }
 
 impl Waiting {
-    /// Reads the lock for the first time. The events begin before that, so that none is missed.
+    /// Reads the lock for the first time.
     async fn begin(arguments: &Wait, place: Place, name: String) -> Result<Self, Failure> {
         let locks = arguments.kept.locks(&place).await?;
         let offset = Offset::measure(&place).await?;
@@ -91,6 +94,7 @@ impl Waiting {
             name,
             offset,
             events,
+            has_begun: false,
             lock,
             trouble: None,
         })
@@ -109,16 +113,24 @@ impl Waiting {
     }
 
     async fn until_free(&mut self) -> Result<(), Failure> {
-        let mut pause = PAUSES.0;
+        let (mut pause, mut beginning) = (PAUSES.0, PAUSES.0);
         while let Some(until) = self.held_until() {
-            let left = until.duration_since(self.offset.now()).unwrap_or_default();
+            let mut left = until.duration_since(self.offset.now()).unwrap_or_default() + LATER;
+            if !self.has_begun {
+                // The events begin with a reading of their own: a release between the two readings raises none.
+                left = left.min(beginning);
+                beginning = (beginning * 2).min(PAUSES.1);
+            }
             tokio::select! {
                 event = self.events.next() => match event {
                     // The reading shows the cause of any event, and also a renewal, which raises none.
-                    Some(event) => drop(event?),
+                    Some(event) => {
+                        event?;
+                        self.has_begun = true;
+                    }
                     None => return Err(Failure::new(UNAVAILABLE, "the event stream has ended")),
                 },
-                () = sleep(left + LATER) => {}
+                () = sleep(left) => {}
             }
             loop {
                 match self.locks.inspect(&self.name).await {

@@ -2,12 +2,14 @@
 
 use std::time::Duration;
 
+use mongodb::bson::doc;
 use serde_json::{Value, json};
 use watchlock::{LockEvent, Released};
+use watchlock_testkit::shared;
 
 use crate::{
     LONG, Started, bare,
-    common::{Ground, PATIENCE, SOON, is_vacant, until_waiting, within},
+    common::{Ground, PATIENCE, SOON, eventually, is_vacant, pause, until_waiting, within},
     done, signal, until_gone, watchlock,
 };
 
@@ -70,7 +72,7 @@ async fn a_wait_ends_when_the_lock_is_free_and_not_before() {
 async fn a_wait_for_a_document_ends_when_that_is_free() {
     let ground = Ground::replica_set("cli_wait").await;
     let collection = ground.driver().await.database(&ground.database).collection("orders");
-    collection.insert_one(mongodb::bson::doc! { "_id": 7 }).await.unwrap();
+    collection.insert_one(doc! { "_id": 7 }).await.unwrap();
     let orders = ground.locks().await.documents(collection);
     let held = orders.acquire(7).await.unwrap();
     let mut waiting = Started::run(&ground, &["wait", "--documents", "orders", "7"]);
@@ -83,6 +85,34 @@ async fn a_wait_for_a_document_ends_when_that_is_free() {
     watchlock(&ground, ["wait", "--documents", "orders", "8"])
         .await
         .expect(0);
+}
+
+/// The stream of events begins late, as on a busy server: nothing tells of a release before that.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_wait_sees_a_release_before_its_events_begin() {
+    let ground = Ground::replica_set("cli_wait").await;
+    let named = ground.with(&format!("appName={}", ground.database));
+    let data = doc! {
+        "failCommands": ["aggregate"], "appName": &ground.database, "blockConnection": true, "blockTimeMS": 4_000,
+    };
+    let cluster = shared::replica_set().await;
+    let slow = cluster.fail_commands(0, "alwaysOn", data).await.unwrap();
+    let held = ground.locks().await.mutex("x").acquire().await.unwrap();
+    let mut waiting = Started::run(&named, &["wait", "x"]);
+    let driver = ground.driver().await;
+    let opening = doc! { "appName": &ground.database, "command.aggregate": { "$exists": true } };
+    eventually(PATIENCE, "the stream is being opened", async || {
+        let stages = [doc! { "$currentOp": {} }, doc! { "$match": &opening }];
+        let mut found = driver.database("admin").aggregate(stages).await.unwrap();
+        found.advance().await.unwrap()
+    })
+    .await;
+    // The first reading is under way beside it.
+    pause(Duration::from_millis(500)).await;
+    assert!(waiting.child.try_wait().unwrap().is_none());
+    held.release().await.unwrap();
+    assert_eq!(waiting.status().await.code(), Some(0));
+    drop(slow);
 }
 
 #[tokio::test(flavor = "multi_thread")]
