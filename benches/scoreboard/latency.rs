@@ -157,8 +157,14 @@ impl Trio {
         let held = held.await?;
         let waiting = wait(wanted);
         self.observer.until_queued(name, 1).await?;
-        // Even a sleep of no time lets the processors idle until the timer's next millisecond, and the raw hop has none.
-        if !waited.is_zero() {
+        if waited.is_zero() {
+            // A sleep of no time would let the processors idle until the timer's next millisecond, which the raw hop has
+            // not. A write is answered once a majority has what was written before it, so the waiter's entry too.
+            let written = doc! { "$set": { "seen": true } };
+            // Not in the collection of the hop, whose stream would report it.
+            let queued = self.observer.collection("queued");
+            queued.update_one(doc! { "_id": name }, written).upsert(true).await?;
+        } else {
             sleep(waited).await;
         }
 
