@@ -179,10 +179,11 @@ impl fmt::Display for Round {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "{} clients, Jain index {:.3}, {} locks: {}",
+            "{} clients, Jain index {:.3}, {} locks, {:.2} ms of the server's processor each: {}",
             self.counts.len(),
             self.evenness(),
             self.locks(),
+            self.server_millis(),
             self.commands
         )
     }
