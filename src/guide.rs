@@ -45,6 +45,7 @@ pub mod recipes {
         outbox: "recipes/outbox.md",
         cron: "recipes/cron.md",
         opentelemetry: "recipes/opentelemetry.md",
+        prometheus: "recipes/prometheus.md",
         kubernetes: "recipes/kubernetes.md",
         systemd: "recipes/systemd.md",
         atlas: "recipes/atlas.md",

@@ -4,4 +4,5 @@ pub mod cron;
 pub mod leader;
 pub mod opentelemetry;
 pub mod outbox;
+pub mod prometheus;
 pub mod web_service;

@@ -12,18 +12,12 @@
 ///
 /// # Examples
 ///
-/// ```
-/// use metrics_exporter_prometheus::{Matcher, PrometheusBuilder};
+/// The [recipe](crate::guide::recipes::prometheus) gives them to Prometheus. Other recorders have a call of their own:
 ///
-/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-/// let mut prometheus = PrometheusBuilder::new();
+/// ```
 /// for (histogram, bounds) in watchlock::HISTOGRAM_BUCKETS {
-///     prometheus = prometheus.set_buckets_for_metric(Matcher::Full(histogram.to_string()), bounds)?;
+///     println!("{histogram}: up to {} s and more", bounds.last().expect("there are some"));
 /// }
-/// # let recorder = prometheus.build_recorder();
-/// # metrics::with_local_recorder(&recorder, || metrics::histogram!("watchlock_wait_seconds").record(0.2));
-/// # assert!(recorder.handle().render().contains(r#"watchlock_wait_seconds_bucket{le="0.25"} 1"#));
-/// # Ok(()) }
 /// ```
 pub const HISTOGRAM_BUCKETS: &[(&str, &[f64])] = &[
     (

@@ -1,5 +1,7 @@
 //! The recipes of the guide, each run against a real server.
 
+mod numbers;
+
 use std::{
     future::{IntoFuture as _, ready},
     sync::{Arc, Mutex},
