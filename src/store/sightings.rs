@@ -97,3 +97,28 @@ pub(crate) enum Sighting {
     /// The document must be read to know.
     Unclear,
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::protocol::made_up::{MUTEX, lock};
+
+    #[test]
+    fn as_many_documents_as_a_list_may_have_are_not_too_many() {
+        let selection = Selection {
+            most: Some(2),
+            ..Selection::default()
+        };
+        let mut listed = Listed::default();
+        let mut add = |name: &str, found| {
+            listed.add(name.to_owned(), found, &selection);
+            (listed.found.len(), listed.more)
+        };
+        let found = || Some(Ok(lock(MUTEX, [], [])));
+        assert_eq!((add("1", found()), add("2", found())), ((1, false), (2, false)));
+        // What is no lock does not count.
+        let unreadable = Some(Err(Malformed::occupied("lock".to_owned())));
+        assert_eq!((add("3", unreadable), add("4", None)), ((2, false), (2, false)));
+        assert_eq!(add("5", found()), (2, true));
+    }
+}

@@ -377,7 +377,7 @@ async fn a_black_hole_keeps_everything_until_it_is_healed() {
 
 #[tokio::test]
 async fn a_black_hole_for_replies_lets_requests_through() {
-    let cluster = Cluster::replica_set(1).await.unwrap();
+    let cluster = shared::replica_set().await;
     let proxy = cluster.proxy(0).unwrap();
     let cut_off = mongodb::Client::with_uri_str(proxy.uri()).await.unwrap();
     let database = unique_name("testkit");
@@ -462,7 +462,7 @@ async fn a_lost_connection_is_silent_for_good_and_the_others_go_on() {
 /// As for a driver, whose connections of all kinds go on but those that have carried one command.
 #[tokio::test]
 async fn connections_are_lost_by_what_they_have_carried() {
-    let cluster = Cluster::replica_set(1).await.unwrap();
+    let cluster = shared::replica_set().await;
     let proxy = cluster.proxy(0).unwrap();
     let client = mongodb::Client::with_uri_str(proxy.uri()).await.unwrap();
     write(&client).await.unwrap();

@@ -292,7 +292,6 @@ async fn a_list_of_documents_is_bounded_and_says_so() {
     ];
     let mut made = events.aggregate(copies).await.unwrap();
     assert!(!made.advance().await.unwrap());
-    assert_eq!(b.list().await.unwrap().len(), 100_000);
     scene.events.insert(doc! { "_id": "one more" }).await;
     let held = a.acquire("one more").await.unwrap();
     let Err(error) = b.list().await else {
