@@ -7,7 +7,7 @@ use metrics_exporter_prometheus::{BuildError, Matcher, PrometheusBuilder, Promet
 use tokio::time::{MissedTickBehavior, interval};
 use watchlock::HISTOGRAM_BUCKETS;
 
-/// Time after which the recorder takes in what the histograms have gathered. Until then it is kept one by one.
+/// Pause after which the recorder sums up what the histograms were given. Until then it keeps each value.
 const UPKEEP: Duration = Duration::from_secs(5);
 
 /// Returns a builder for a recorder whose histograms have the library's buckets.
@@ -24,15 +24,10 @@ pub fn recorder() -> Result<PrometheusBuilder, BuildError> {
 
 /// Returns the route `/metrics` for Prometheus, to be merged into the service's router.
 pub fn metrics(handle: PrometheusHandle) -> Router {
-    let rendered = handle.clone();
-    let scraped = get(move || {
-        let rendered = rendered.clone();
-        async move { rendered.render() }
-    });
-    Router::new().route("/metrics", scraped)
+    Router::new().route("/metrics", get(move || async move { handle.render() }))
 }
 
-/// Looks after the recorder, for ever: spawn it beside the server.
+/// Has the recorder sum up again and again: spawn it beside the server, or its memory grows between two scrapes.
 pub async fn upkeep(handle: PrometheusHandle) {
     let mut due = interval(UPKEEP);
     due.set_missed_tick_behavior(MissedTickBehavior::Delay);
