@@ -34,13 +34,11 @@ const AWAKE: u64 = 16;
 /// most that part.
 const AGE_PART: u32 = 3;
 
-/// Part of the expected time until its turn after which it looks, as a fraction. In this way a waiter looks some five
-/// times from the end of a queue of thirty to its turn. The estimate may be too long by half before it looks too late.
-const TURN_PART: (u32, u32) = (2, 3);
+/// Part of the time that the hand-overs before its turn take, if they are quick, after which it looks.
+const STEPS_PART: u32 = 2;
 
-/// A hand-over quicker than the estimate lowers that by the first of these parts of the difference, and a slower one
-/// raises it by the second, which is smaller: who looks too late holds up all that are behind it.
-const STEP_PARTS: (u32, u32) = (4, 8);
+/// A hand-over slower than the estimate raises that by this part of the difference.
+const SLOWER_PART: u32 = 16;
 
 /// The expected time of a waiter's turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -64,7 +62,7 @@ pub(crate) struct Prospect {
     pub(crate) turn: Distance,
     /// Age of the present hold; `None` while nobody holds the lock.
     age: Option<Duration>,
-    /// Time of one of these steps.
+    /// Time of one of these steps, rather less than more.
     step: Duration,
 }
 
@@ -93,16 +91,18 @@ impl Prospect {
     /// Returns the pause before the next look without a stream, where the lock is held and so has a pace: the waiters
     /// of a lock that changes hands fast follow it.
     ///
-    /// The present hold is expected to end when a usual one ends, or else to last for as long again as it has lasted,
-    /// and each of the next ones to last for as long as usual. A waiter that looks too late holds up all that are
-    /// behind it, and makes them reckon with slow hand-overs; so a single slow one must not count for all the others.
+    /// The present hold is expected to last for as long again as it has lasted, and each of the next ones for as long
+    /// as a quick one. A waiter that looks too late holds up all that are behind it, and makes them reckon with slow
+    /// hand-overs; so a single slow one must not count for all the others.
     pub(crate) fn pause(&self, config: &Config) -> Option<Duration> {
         let age = self.age?;
         let steps = u32::try_from(self.steps).unwrap_or(u32::MAX);
-        let part = |time: Duration| time.saturating_mul(TURN_PART.0) / TURN_PART.1;
-        let rest = part(self.step.saturating_sub(age)).max(age / AGE_PART);
-        let before_its_turn = part(self.step.saturating_mul(steps));
-        Some(rest.saturating_add(before_its_turn).max(config.poll_quickest))
+        let before_its_turn = self.step.saturating_mul(steps) / STEPS_PART;
+        Some(
+            (age / AGE_PART)
+                .saturating_add(before_its_turn)
+                .max(config.poll_quickest),
+        )
     }
 
     /// Returns the hand-overs before the turn.
@@ -117,7 +117,8 @@ fn age(ahead: &Ahead) -> Option<Duration> {
     Some(ahead.now.since(served_at))
 }
 
-/// Estimates the time of a step: at first as the shortest there can be. Each one that has passed counts in part.
+/// Estimates the time of a step: at first as the shortest there can be. A quicker one than before counts at once, a
+/// slower one in part.
 fn step(steps: u64, now: ServerTime, before: Option<&Prospect>, config: &Config) -> Duration {
     let Some(before) = before else {
         return config.poll_quickest;
@@ -128,12 +129,10 @@ fn step(steps: u64, now: ServerTime, before: Option<&Prospect>, config: &Config)
         .ok()
         .and_then(|moved| now.since(before.seen.1).checked_div(moved))
     {
+        step = step.min(took);
         // Each for itself. After so many, next to nothing is left of what was reckoned before.
-        for _ in 0..moved.min(16 * u64::from(STEP_PARTS.1)) {
-            step = match took.checked_sub(step) {
-                Some(slower_by) => step + slower_by / STEP_PARTS.1,
-                None => step - (step - took) / STEP_PARTS.0,
-            };
+        for _ in 0..moved.min(16 * u64::from(SLOWER_PART)) {
+            step += (took - step) / SLOWER_PART;
         }
     }
     step.max(config.poll_quickest)
@@ -231,21 +230,17 @@ mod tests {
         assert_eq!(head, [Some(1), Some(2), Some(10), Some(200)]);
         // Further back: as if the queue moved as fast as it can, until that is known: 10 places in 30 ms.
         let back = pauses(&[(30, 0, 0), (30, 3, 3), (20, 3, 30)], &config);
-        assert_eq!(back, [Some(20), Some(1 + 20), Some(1 + 32)]);
-        // A single slow hand-over counts for an eighth, and each quick one for a quarter: after steps of 2.5 ms, one of
-        // 43 ms makes it 7.5 ms, and ten of 2 ms make it 2.3 ms.
+        assert_eq!(back, [Some(15), Some(16), Some(20)]);
+        // A single slow hand-over counts for a part, and a quick one at once: after a step of 2 ms, one of 43 ms makes
+        // it 4.5 ms, and one of 2 ms makes it 2 ms again.
         let late = pauses(&[(30, 3, 0), (20, 3, 30), (19, 3, 43), (9, 3, 20)], &config);
-        assert_eq!(late[2..], [Some(3 + 95), Some(1 + 13)]);
-        // Of many, each counts: after 300 that took 17 ms each, nothing is left of the quicker estimate before. The
-        // present hold has lasted for 3 ms of them.
+        assert_eq!(late[2..], [Some(1 + 42), Some(1 + 9)]);
+        // Of many, each counts: after 300 that took 17 ms each, nothing is left of the quicker estimate before.
         let slow = pauses(&[(500, 3, 0), (200, 3, 300 * 17)], &config);
-        assert_eq!(slow[1], Some(9 + 2_266));
-        // The head does not look before two thirds of the rest of a usual hold, of 20 ms here, are over.
-        let head = pauses(&[(100, 0, 0), (0, 2, 2_000), (0, 15, 13), (0, 24, 9)], &config);
-        assert_eq!(head[1..], [Some(11), Some(5), Some(8)]);
+        assert_eq!(slow[1], Some(1 + 1_699));
         // A clock that goes back makes the queue seem fast, and the present hold one of no known age.
         let back = pauses(&[(30, 3, 0), (20, 3, 30), (10, 3, -800), (10, -5, 0)], &config);
-        assert_eq!(back[2..], [Some(1 + 6), None]);
+        assert_eq!(back[2..], [Some(1 + 5), None]);
         // The shortest pause that is set is never undercut.
         let config = Settings {
             poll_interval: Some((millis(20), millis(500))),
@@ -281,7 +276,7 @@ mod tests {
         // Forty readers ahead, all of whom get in after the present writer; and with two more writers among them.
         assert_eq!(pause(Kind::RwLock, 0, 40), Some(2));
         assert_eq!(pause(Kind::RwLock, 2, 42), Some(2 + 1));
-        assert_eq!(pause(Kind::Semaphore, 0, 40), Some(2 + 26));
+        assert_eq!(pause(Kind::Semaphore, 0, 40), Some(2 + 20));
     }
 
     fn millis(millis: u64) -> Duration {

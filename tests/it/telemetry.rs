@@ -1,6 +1,7 @@
-//! What operators see: spans, events and numbers, as docs/observability.md tells them.
+//! What operators see: spans and events, as docs/observability.md tells them. The tests of the numbers are those of the
+//! recipes, where a recorder is.
 //!
-//! Everything runs on the thread of the test, as subscriber and recorder are that thread's.
+//! Everything runs on the thread of the test, as the subscriber is that thread's.
 
 use std::{
     collections::BTreeMap,

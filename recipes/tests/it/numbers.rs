@@ -323,7 +323,7 @@ async fn errors_are_counted_by_operation() {
     )]);
 }
 
-/// The service's own router, and a lock that was taken: what the histogram has gathered is taken in by the upkeep.
+/// From the service's own router, after a lock was taken. Each rendering sums up too, so the upkeep only runs beside it.
 #[tokio::test]
 async fn the_numbers_are_served_to_prometheus() {
     let recorder = prometheus::recorder().unwrap().build_recorder();
