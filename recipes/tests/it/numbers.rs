@@ -15,7 +15,7 @@ use mongodb::{
 };
 use tokio::{net::TcpListener, task::JoinHandle};
 use watchlock::{
-    AcquireError, HISTOGRAM_BUCKETS, InMemory, LockClient, LockHandle, MemoryCollection, Mutex as LockMutex, WakeSource,
+    AcquireError, HISTOGRAM_BUCKETS, InMemory, LockClient, LockHandle, MemoryCollection, Mutex as LockMutex,
 };
 use watchlock_recipes::prometheus;
 
@@ -96,12 +96,6 @@ impl Board {
     }
 }
 
-async fn pair(source: WakeSource) -> (LockClient, LockClient) {
-    let memory = InMemory::new();
-    let client = || memory.builder().wake_source(source).build();
-    (client().await.unwrap(), client().await.unwrap())
-}
-
 /// A task that waits for the lock `x`, in the server's queue.
 async fn in_line(locks: &LockClient, mutex: LockMutex) -> JoinHandle<Result<LockHandle, AcquireError>> {
     let waiting = tokio::spawn(async move { mutex.acquire().await });
@@ -123,7 +117,9 @@ async fn in_line(locks: &LockClient, mutex: LockMutex) -> JoinHandle<Result<Lock
 async fn the_life_of_a_lock_is_counted() {
     let recorder = DebuggingRecorder::new();
     let (mut board, _recording) = Board::of(&recorder);
-    let (a, b) = pair(WakeSource::Auto).await;
+    let memory = InMemory::new();
+    let client = || memory.builder().build();
+    let (a, b) = (client().await.unwrap(), client().await.unwrap());
 
     let held = a.mutex("x").acquire().await.unwrap();
     let waiting = in_line(&a, b.mutex("x")).await;
