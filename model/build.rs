@@ -1,4 +1,4 @@
-//! Lets the waitlist's sources know that they are built for the model.
+//! Lets the library's sources know that they are built for the model: their unit tests belong to the library.
 
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");

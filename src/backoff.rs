@@ -67,6 +67,7 @@ impl Backoff {
     }
 }
 
+#[cfg(not(modelled))]
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -42,6 +42,7 @@ impl Write for Beginning<'_, '_> {
     }
 }
 
+#[cfg(not(modelled))]
 #[cfg(test)]
 mod tests {
     use super::*;

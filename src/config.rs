@@ -320,6 +320,7 @@ fn host() -> String {
     name.unwrap_or_default().trim().chars().take(256).collect()
 }
 
+#[cfg(not(modelled))]
 #[cfg(test)]
 mod tests {
     use super::*;

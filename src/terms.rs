@@ -161,6 +161,7 @@ impl Lease {
     }
 }
 
+#[cfg(not(modelled))]
 #[cfg(test)]
 mod tests {
     use super::*;

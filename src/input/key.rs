@@ -81,6 +81,7 @@ fn check_key_value(field: &str, value: &Bson) -> Result<(), InvalidInput> {
     )))
 }
 
+#[cfg(not(modelled))]
 #[cfg(test)]
 mod tests {
     use mongodb::bson::{Binary, doc};

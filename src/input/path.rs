@@ -34,6 +34,7 @@ pub(crate) fn check_path(path: &str, purpose: &str) -> Result<(), InvalidInput> 
     )))
 }
 
+#[cfg(not(modelled))]
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -100,6 +100,7 @@ pub(crate) fn check_text(what: &str, text: &str) -> Result<(), InvalidInput> {
     Ok(())
 }
 
+#[cfg(not(modelled))]
 #[cfg(test)]
 mod tests {
     use super::*;

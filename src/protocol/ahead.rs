@@ -123,6 +123,7 @@ pub(crate) fn read(found: &Document, now: ServerTime) -> Result<Option<Ahead>, M
     }))
 }
 
+#[cfg(not(modelled))]
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -365,6 +365,7 @@ pub(crate) fn whole(value: &Bson) -> Option<i64> {
     }
 }
 
+#[cfg(not(modelled))]
 #[cfg(test)]
 mod tests {
     use mongodb::bson::oid::ObjectId;

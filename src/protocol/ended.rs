@@ -92,6 +92,7 @@ impl Record {
     }
 }
 
+#[cfg(not(modelled))]
 #[cfg(test)]
 mod tests {
     use super::*;

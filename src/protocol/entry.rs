@@ -83,6 +83,7 @@ impl Identity {
     }
 }
 
+#[cfg(not(modelled))]
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -66,6 +66,7 @@ impl fmt::Display for Kind {
     }
 }
 
+#[cfg(not(modelled))]
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -175,6 +175,7 @@ impl Location {
     }
 }
 
+#[cfg(not(modelled))]
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -25,6 +25,7 @@ impl ServerTime {
     }
 }
 
+#[cfg(not(modelled))]
 #[cfg(test)]
 mod tests {
     use mongodb::bson::doc;

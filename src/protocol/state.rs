@@ -5,6 +5,7 @@
 //! read beside these, and helpers of the phases by the same names.
 
 mod renewing;
+#[cfg(not(modelled))]
 #[cfg(test)]
 mod tests;
 

@@ -163,6 +163,7 @@ pub(crate) fn signals<'a>(wake: &'a str, session: &'a str) -> impl Iterator<Item
     })
 }
 
+#[cfg(not(modelled))]
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -33,6 +33,7 @@ impl Blind {
     }
 }
 
+#[cfg(not(modelled))]
 #[cfg(test)]
 mod tests {
     use super::*;

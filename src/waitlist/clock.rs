@@ -150,6 +150,7 @@ pub(crate) fn offset(instant: Instant, now: ServerTime, time: ServerTime) -> Ins
     }
 }
 
+#[cfg(not(modelled))]
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -137,6 +137,7 @@ fn before(from: Instant, end: Instant, config: &Config) -> Instant {
     end.checked_sub(margin).unwrap_or(from)
 }
 
+#[cfg(not(modelled))]
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -324,6 +324,7 @@ impl Waitlist {
     }
 }
 
+#[cfg(not(modelled))]
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -63,6 +63,7 @@ impl Ids {
     }
 }
 
+#[cfg(not(modelled))]
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -651,6 +651,7 @@ fn unsigned(value: i64) -> u64 {
     u64::try_from(value).unwrap_or(0)
 }
 
+#[cfg(not(modelled))]
 #[cfg(test)]
 mod tests {
     use super::{

@@ -83,6 +83,7 @@ impl PendingClaims {
     }
 }
 
+#[cfg(not(modelled))]
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -182,6 +182,7 @@ pub(crate) fn reconsider(config: &Config) -> Duration {
     SOON.min(config.lease / 2)
 }
 
+#[cfg(not(modelled))]
 #[cfg(test)]
 mod tests {
     use super::*;

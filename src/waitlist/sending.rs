@@ -197,6 +197,7 @@ fn request(waiting: &Waiting, wait: bool, config: &Config) -> Request {
     }
 }
 
+#[cfg(not(modelled))]
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -352,6 +352,7 @@ pub(crate) fn poll_interval(config: &Config, place: u64, waited: Duration) -> Du
     (waited / 50).max(least).saturating_mul(places).min(most)
 }
 
+#[cfg(not(modelled))]
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -70,6 +70,7 @@ pub(crate) fn is_known(at: &Location) -> Document {
     doc! { "$lte": [at.value("protocol"), PROTOCOL] }
 }
 
+#[cfg(not(modelled))]
 #[cfg(test)]
 mod tests {
     use super::*;
