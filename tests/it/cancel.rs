@@ -21,7 +21,7 @@ use mongodb::{
 use watchlock::{AcquireError, LockClient, LockStatus};
 
 use crate::setup::{
-    Dice, Ground, PATIENCE, SOON, eventually, info, is_vacant, pause, until_streaming, until_waiting, within,
+    Dice, Ground, PATIENCE, SOON, eventually, info, is_vacant, pause, spawn, until_streaming, until_waiting, within,
 };
 
 /// Releases begin up to this long after the acquire.
@@ -166,7 +166,7 @@ async fn a_timeout_leaves_no_place_in_the_queue() {
     }
     // Nobody stands between the holder and who comes next.
     let mutex = other.mutex("x");
-    let next = tokio::spawn(async move { mutex.acquire().await.unwrap() });
+    let next = spawn(async move { mutex.acquire().await.unwrap() });
     until_waiting(&holder, "x", 1).await;
     held.release().await.unwrap();
     let next = within(SOON, "the next gets it", next).await.unwrap();
@@ -180,12 +180,12 @@ async fn a_waiter_that_is_dropped_while_others_wait_behind_it_is_passed_over() {
     let held = holder.mutex("x").acquire().await.unwrap();
     let mutex = first.mutex("x");
     // Two tasks of the first client, of which only one stands in the server's queue, then the second client.
-    let gone = tokio::spawn(async move { drop(mutex.acquire().await) });
+    let gone = spawn(async move { drop(mutex.acquire().await) });
     until_waiting(&holder, "x", 1).await;
     let mutex = first.mutex("x");
-    let local = tokio::spawn(async move { mutex.acquire().await.unwrap() });
+    let local = spawn(async move { mutex.acquire().await.unwrap() });
     let mutex = second.mutex("x");
-    let remote = tokio::spawn(async move { mutex.acquire().await.unwrap() });
+    let remote = spawn(async move { mutex.acquire().await.unwrap() });
     until_waiting(&holder, "x", 2).await;
     gone.abort();
     assert!(gone.await.unwrap_err().is_cancelled());
@@ -211,7 +211,7 @@ async fn dropping_a_handle_releases_the_lock() {
     let (view, token) = (held.view(), held.token());
     assert!(other.mutex("x").try_acquire().await.unwrap().is_none());
     let mutex = other.mutex("x");
-    let next = tokio::spawn(async move { mutex.acquire().await.unwrap() });
+    let next = spawn(async move { mutex.acquire().await.unwrap() });
     until_waiting(&other, "x", 1).await;
     drop(held);
     // Whoever still has a view knows at once, the next in line a hop later.
@@ -239,7 +239,7 @@ async fn a_dropped_client_leaves_no_stream_no_connection_and_no_entry() {
         let (holder, waiter) = (ground.by_name().locks().await, ground.by_name().locks().await);
         let held = holder.mutex("x").acquire().await.unwrap();
         let mutex = waiter.mutex("x");
-        let waiting = tokio::spawn(async move { drop(mutex.acquire().await) });
+        let waiting = spawn(async move { drop(mutex.acquire().await) });
         until_waiting(&outside, "x", 1).await;
         // The holder's opens too, as it holds for long.
         until_streaming(&ground, &watching, 2).await;
@@ -295,7 +295,7 @@ async fn cancelled_acquires_do_not_stall_a_small_pool() {
         .unwrap();
 
     let (done, ended) = tokio::sync::watch::channel(false);
-    let user = tokio::spawn(async move {
+    let user = spawn(async move {
         while !*ended.borrow() {
             assert!(own.find_one(doc! { "_id": 1 }).await.unwrap().is_some());
         }
@@ -305,7 +305,7 @@ async fn cancelled_acquires_do_not_stall_a_small_pool() {
     for burst in 0..10 {
         let acquires = (0..10).map(|number| {
             let (mutex, drop_at) = (locks.mutex(format!("lock {number}")), dice.up_to(AROUND));
-            tokio::spawn(async move {
+            spawn(async move {
                 tokio::select! {
                     biased;
                     () = pause(drop_at) => {}

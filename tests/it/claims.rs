@@ -20,7 +20,7 @@ use watchlock::{AcquireError, DocumentLocks, LockClient, LostReason};
 
 use crate::{
     documents::Scene,
-    setup::{Ground, PATIENCE, SOON, eventually, faulty, until_streaming, within},
+    setup::{Ground, PATIENCE, SOON, eventually, faulty, spawn, until_streaming, within},
 };
 
 /// A lock as it is left by somebody who has released it, but for one field.
@@ -132,13 +132,13 @@ async fn claims_pass_over_what_the_server_refuses_to_write() {
             assert!(matches!(error, AcquireError::Unclaimable { .. }), "{error:?}");
         }
         // Who waits is served as soon as there is another.
-        let waiting = tokio::spawn(b.claim(doc! { "n": 1 }).sort(doc! { "_id": 1 }).into_future());
+        let waiting = spawn(b.claim(doc! { "n": 1 }).sort(doc! { "_id": 1 }).into_future());
         let error = within(PATIENCE, "the first is told", waiting)
             .await
             .unwrap()
             .unwrap_err();
         assert!(matches!(error, AcquireError::Unclaimable { .. }), "{error:?}");
-        let waiting = tokio::spawn(b.claim(doc! { "n": 1, "y": 1 }).sort(doc! { "_id": 1 }).into_future());
+        let waiting = spawn(b.claim(doc! { "n": 1, "y": 1 }).sort(doc! { "_id": 1 }).into_future());
         scene.events.insert(doc! { "_id": 4, "n": 1, "ok": true, "y": 1 }).await;
         let held = within(PATIENCE, "the fourth", waiting).await.unwrap().unwrap();
         assert_eq!(held.id(), &Bson::Int32(4));
@@ -250,7 +250,7 @@ async fn a_claim_has_terms_of_its_own() {
         }
         let fixed = locks.claim(doc! {}).fixed(Duration::from_secs(4)).into_future();
         let fixed = within(PATIENCE, "a document", fixed).await.unwrap();
-        let next = tokio::spawn(
+        let next = spawn(
             other
                 .claim(doc! {})
                 .lose_after(Duration::from_millis(100))
@@ -276,7 +276,7 @@ async fn a_lease_that_ends_between_a_try_and_the_look_after_it_is_noticed() {
     let point = doc! { "type": "Point", "coordinates": [1.0, 1.0] };
     // A condition for finds alone.
     let near = doc! { "at": { "$near": { "$geometry": &point, "$maxDistance": 10 } } };
-    let claim = tokio::spawn(locks.claim(near).into_future());
+    let claim = spawn(locks.claim(near).into_future());
     until_streaming(&ground, &admin, 1).await;
     sent.until_quiet().await;
     let data = doc! {
@@ -370,7 +370,7 @@ async fn changes_that_free_nothing_cost_few_tries() {
     let (b, sent) = counting(&ground, &scene.b).await;
     scene.events.insert(doc! { "_id": 1, "n": 1 }).await;
     let held = a.acquire(1).await.unwrap();
-    let waiting = tokio::spawn(b.claim(doc! { "n": 1 }).into_future());
+    let waiting = spawn(b.claim(doc! { "n": 1 }).into_future());
     // The holder has one too, once it has held for a while.
     until_streaming(&ground, &admin, 2).await;
     let settled = || sent.tries.load(Ordering::Relaxed);
@@ -423,7 +423,7 @@ async fn looks_that_fail_are_made_ever_more_seldom() {
     let (b, sent) = counting(&ground, &scene.b).await;
     scene.events.insert(doc! { "_id": 1, "n": 1 }).await;
     let held = a.acquire(1).await.unwrap();
-    let waiting = tokio::spawn(b.claim(doc! { "n": 1 }).into_future());
+    let waiting = spawn(b.claim(doc! { "n": 1 }).into_future());
     // The holder has one too, once it has held for a while.
     until_streaming(&ground, &admin, 2).await;
     sent.until_quiet().await;
@@ -498,12 +498,12 @@ async fn a_look_during_which_a_claim_was_given_up_is_not_made_again_at_once() {
     };
     let slow = cluster.fail_commands(0, "alwaysOn", data).await.unwrap();
     let looks = || sent.looks.load(Ordering::Relaxed);
-    let claiming = tokio::spawn(locks.claim(doc! { "n": 1 }).into_future());
+    let claiming = spawn(locks.claim(doc! { "n": 1 }).into_future());
     eventually(PATIENCE, "a look", async || looks() == 1).await;
     tokio::time::sleep(Duration::from_secs(1)).await;
     claiming.abort();
     let tries = sent.tries.load(Ordering::Relaxed);
-    let claiming = tokio::spawn(locks.claim(doc! { "n": 1 }).into_future());
+    let claiming = spawn(locks.claim(doc! { "n": 1 }).into_future());
     eventually(PATIENCE, "some tries", async || {
         sent.tries.load(Ordering::Relaxed) >= tries + 3
     })
@@ -535,7 +535,7 @@ async fn tries_that_the_server_gives_up_earn_the_rest_of_those_that_it_answers()
     };
     let failing = cluster.fail_commands(0, "alwaysOn", data).await.unwrap();
     let began = Instant::now();
-    let waiting = tokio::spawn(locks.claim(doc! { "n": 1 }).into_future());
+    let waiting = spawn(locks.claim(doc! { "n": 1 }).into_future());
     eventually(PATIENCE, "four tries", async || sent.tries.load(Ordering::Relaxed) >= 4).await;
     // The first finds out whether it has to wait at all. The second and the third earn twice and four times as long, but
     // the stream opens meanwhile, and after an event a claim rests as long as its try took.
@@ -559,7 +559,7 @@ async fn an_event_ends_the_rest_after_a_try_that_the_server_gave_up() {
         "blockConnection": true, "blockTimeMS": i64::try_from(TAKES.as_millis()).unwrap(),
     };
     let failing = cluster.fail_commands(0, "alwaysOn", data).await.unwrap();
-    let waiting = tokio::spawn(locks.claim(doc! { "n": 1 }).into_future());
+    let waiting = spawn(locks.claim(doc! { "n": 1 }).into_future());
     // The third earns a rest of four times its duration.
     eventually(PATIENCE, "three failures", async || {
         sent.failures.load(Ordering::Relaxed) >= 3
@@ -588,7 +588,7 @@ async fn the_claim_after_one_that_the_server_gave_up_begins_with_a_longer_limit(
     let mut limits = Vec::new();
     for _ in 0..2 {
         let begun = sent.limits.lock().unwrap().len();
-        let claiming = tokio::spawn(locks.try_claim(doc! { "n": 1 }).into_future());
+        let claiming = spawn(locks.try_claim(doc! { "n": 1 }).into_future());
         eventually(PATIENCE, "two tries", async || {
             sent.limits.lock().unwrap().len() >= begun + 2
         })
@@ -612,7 +612,7 @@ async fn a_holders_own_changes_ask_nothing_of_those_who_wait_for_its_document() 
     let (b, sent) = counting(&ground, &scene.b).await;
     scene.events.insert(doc! { "_id": 1 }).await;
     let held = a.acquire(1).await.unwrap();
-    let waiting = tokio::spawn(b.acquire(1).into_future());
+    let waiting = spawn(b.acquire(1).into_future());
     // The holder has one too, once it has held for a while.
     until_streaming(&ground, &admin, 2).await;
     sent.until_quiet().await;
@@ -642,7 +642,7 @@ async fn a_claim_that_was_broken_before_its_answer_is_lost() {
     }
     // What it waits for keeps its stream open.
     let held = a.acquire(2).await.unwrap();
-    let waiting = tokio::spawn(a.acquire(2).into_future());
+    let waiting = spawn(a.acquire(2).into_future());
     let admin = ground.driver().await;
     until_streaming(&ground, &admin, 1).await;
     let fault = doc! {
@@ -650,7 +650,7 @@ async fn a_claim_that_was_broken_before_its_answer_is_lost() {
         "data": { "ns": format!("{}.events", ground.database), "commands": ["findAndModify"], "appName": &ground.database },
     };
     let fault = cluster.fail_point(0, fault).await.unwrap();
-    let claiming = tokio::spawn(a.claim(doc! { "_id": 1 }).into_future());
+    let claiming = spawn(a.claim(doc! { "_id": 1 }).into_future());
     eventually(PATIENCE, "it is written", async || {
         !scene
             .events
@@ -877,7 +877,7 @@ async fn the_entry_of_a_last_attempt_whose_answer_was_lost_is_taken_out() {
     let held = doc! { "n": 1, "watchlock.holders.0": { "$exists": true } };
     proxy.black_hole_replies();
     let claiming = locks.try_claim(doc! { "n": 1 }).max_attempts(1);
-    let claiming = tokio::spawn(claiming.into_future());
+    let claiming = spawn(claiming.into_future());
     eventually(PATIENCE, "it is written", async || {
         !scene.events.find(held.clone()).await.is_empty()
     })

@@ -9,7 +9,7 @@ use futures::{StreamExt as _, TryStreamExt as _, future::join_all, stream};
 use mongodb::bson::{Bson, DateTime, Document, doc};
 use watchlock::{AcquireError, FencingToken, LockClient, LockInfo, LockStatus, LostReason, OperateError, Released};
 
-use crate::setup::{Ground, PATIENCE, SOON, eventually, until_streaming, within};
+use crate::setup::{Ground, PATIENCE, SOON, eventually, spawn, until_streaming, within};
 
 /// The entry that holds the lock in the documents of these tests.
 const HOLDER: &str = "somebody-1";
@@ -251,7 +251,7 @@ async fn a_spoiled_document_is_told_and_never_granted_twice() {
     }
     let locks = ground.locks().await;
     let mut all = locks.watch_all();
-    let watched = tokio::spawn(async move { while all.next().await.transpose().unwrap().is_some() {} });
+    let watched = spawn(async move { while all.next().await.transpose().unwrap().is_some() {} });
     let listed = locks.list().await.unwrap();
     assert!(listed.len() < cases.len());
     until_streaming(&ground, &driver, 1).await;

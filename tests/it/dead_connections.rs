@@ -10,7 +10,7 @@ use mongodb::{
 use watchlock::{LockClient, LockHandle, Released};
 use watchlock_testkit::{Cluster, shared};
 
-use crate::setup::{Ground, PATIENCE, SOON, eventually, within};
+use crate::setup::{Ground, PATIENCE, SOON, eventually, spawn, within};
 
 /// By when a lock is answered for although connections are dead: within two seconds on a machine that has nothing else
 /// to do, and here others run their tests. Who is not asked beside waits for the driver to notice, which takes 30 s and
@@ -179,7 +179,7 @@ async fn documents_that_transactions_have_written_hold_up_no_others() {
         transactions.push(session);
     }
     let waiting: Vec<_> = (0..BLOCKED)
-        .map(|id| tokio::spawn(documents.acquire(id).into_future()))
+        .map(|id| spawn(documents.acquire(id).into_future()))
         .collect();
     eventually(PATIENCE, "the server holds them up", async || {
         let operations = ground.operations(&driver).await;
@@ -263,7 +263,7 @@ async fn a_release_follows_the_primary_away_from_a_frozen_one() {
     let frozen = Instant::now();
     let releases = handles
         .into_iter()
-        .map(|handle| tokio::spawn(async move { (handle.release().await, Instant::now()) }));
+        .map(|handle| spawn(async move { (handle.release().await, Instant::now()) }));
     let releases: Vec<_> = releases.collect();
     let next = loop {
         let found = cluster.wait_for_primary(3 * PATIENCE).await.unwrap();

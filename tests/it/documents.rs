@@ -25,7 +25,7 @@ use watchlock::{
     Released,
 };
 
-use crate::setup::{Ground, PATIENCE, SOON, eventually, faulty, until_streaming, within};
+use crate::setup::{Ground, PATIENCE, SOON, eventually, faulty, spawn, until_streaming, within};
 
 /// Two clients, and the collection as its owner sees it.
 pub(crate) struct Scene {
@@ -168,9 +168,9 @@ async fn a_document_is_locked_in_place_and_handed_over_in_order() {
             b.try_acquire(7_i64).await.unwrap().is_none(),
             "numbers are compared as the server does"
         );
-        let second = tokio::spawn(b.acquire(7).into_future());
+        let second = spawn(b.acquire(7).into_future());
         eventually(PATIENCE, "it waits", async || waiting(&a, 7).await == 1).await;
-        let third = tokio::spawn(a.acquire(7).into_future());
+        let third = spawn(a.acquire(7).into_future());
         let lock = a.inspect(7).await.unwrap().unwrap();
         assert_eq!(lock.holders[0].reason.as_deref(), Some("first"));
         let mut last = first.token();
@@ -217,7 +217,7 @@ async fn ids_are_of_any_type() {
         }
         for (id, handle) in ids.iter().zip(held) {
             assert!(b.try_acquire(id.clone()).await.unwrap().is_none(), "{id}");
-            let waiter = tokio::spawn(b.acquire(id.clone()).into_future());
+            let waiter = spawn(b.acquire(id.clone()).into_future());
             eventually(PATIENCE, "it waits", async || waiting(&a, id.clone()).await == 1).await;
             handle.release().await.unwrap();
             let _next = within(PATIENCE, "the grant", waiter).await.unwrap().unwrap();
@@ -243,12 +243,12 @@ async fn news_come_by_deltas_and_by_whole_documents() {
             let a = a.field(path);
             let b = scene.locks_of::<Document>(&scene.b).field(path);
             let held = a.acquire(id).await.unwrap();
-            let waiter = tokio::spawn(b.acquire(id).into_future());
+            let waiter = spawn(b.acquire(id).into_future());
             eventually(PATIENCE, "it waits", async || waiting(&a, id).await == 1).await;
             held.release().await.unwrap();
             let held = within(soon, "the hand-over", waiter).await.unwrap().unwrap();
             let before = sent.load(Ordering::Relaxed);
-            let waiter = tokio::spawn(a.claim(doc! { "_id": id }).into_future());
+            let waiter = spawn(a.claim(doc! { "_id": id }).into_future());
             // Who has found nothing twice waits: the second time it was listening already.
             eventually(PATIENCE, "it waits", async || {
                 sent.load(Ordering::Relaxed) >= before + 2
@@ -280,7 +280,7 @@ async fn a_claim_takes_the_first_that_is_free() {
         assert_eq!(second.id(), &Bson::Int32(3));
         // Somebody holds 1 and somebody waits for it; when the holder goes it is not up for claims.
         let held = a.acquire(1).await.unwrap();
-        let waiter = tokio::spawn(b.acquire(1).into_future());
+        let waiter = spawn(b.acquire(1).into_future());
         eventually(PATIENCE, "it waits", async || waiting(&a, 1).await == 1).await;
         assert!(claim(&a).await.unwrap().is_none());
         held.release().await.unwrap();
@@ -334,7 +334,7 @@ async fn a_claim_waits_until_a_document_is_free() {
         #[expect(clippy::async_yields_async, reason = "the claim goes on waiting")]
         let claim = async || {
             let before = sent.load(Ordering::Relaxed);
-            let claiming = tokio::spawn(b.claim(pending.clone()).into_future());
+            let claiming = spawn(b.claim(pending.clone()).into_future());
             eventually(PATIENCE, "it waits", async || {
                 sent.load(Ordering::Relaxed) >= before + 2
             })
@@ -491,7 +491,7 @@ async fn updates_are_done_under_the_lock_or_not_at_all() {
         assert_eq!(scene.find(1).await.get_i32("m").unwrap(), 3);
         assert_eq!(held.release().await.unwrap(), Released::WasLost);
         // A waiter of a document that is deleted is told so.
-        let waiter = tokio::spawn(a.acquire(1).into_future());
+        let waiter = spawn(a.acquire(1).into_future());
         eventually(PATIENCE, "it waits", async || waiting(&b, 1).await == 1).await;
         let view = next.view();
         next.delete().await.unwrap();
@@ -664,7 +664,7 @@ async fn many_workers_share_a_collection() {
         for number in 0..8 {
             let locks = if number % 2 == 0 { a.clone() } else { b.clone() };
             let (done, at_work) = (done.clone(), at_work.clone());
-            workers.push(tokio::spawn(async move {
+            workers.push(spawn(async move {
                 while let Some(held) = locks.try_claim(doc! { "state": "pending" }).await.unwrap() {
                     let id = held.id().as_i32().unwrap();
                     assert!(at_work.lock().await.insert(id), "{id} is at work twice");
@@ -879,7 +879,7 @@ async fn claims_in_memory_are_woken_at_once() {
     let (a, b) = scene.locks();
     let second = Duration::from_secs(1);
     let claim = async || {
-        let claiming = tokio::spawn(b.claim(doc! { "open": true }).into_future());
+        let claiming = spawn(b.claim(doc! { "open": true }).into_future());
         tokio::time::sleep(second).await;
         (claiming, tokio::time::Instant::now())
     };
@@ -933,7 +933,7 @@ async fn whole_numbers_are_one_id_and_foreign_fields_are_passed_over() {
     scene.events.insert(doc! { "_id": &nested, "n": 1 }).await;
     for id in [Bson::from(7), Bson::from(doc! { "tenant": 1_i64 })] {
         let held = a.acquire(id.clone()).await.unwrap();
-        let waiter = tokio::spawn(b.acquire(id.clone()).into_future());
+        let waiter = spawn(b.acquire(id.clone()).into_future());
         eventually(PATIENCE, "it waits", async || waiting(&a, id.clone()).await == 1).await;
         // When its stream opens a client looks after what it holds, and takes what it can't find for lost.
         until_streaming(&ground, &admin, 2).await;
@@ -967,7 +967,7 @@ async fn a_lock_that_is_gone_is_handed_on() {
     let (a, b) = scene.locks();
     scene.events.insert(doc! { "_id": 1 }).await;
     let held = a.acquire(1).await.unwrap();
-    let waiter = tokio::spawn(a.acquire(1).into_future());
+    let waiter = spawn(a.acquire(1).into_future());
     eventually(PATIENCE, "it waits", async || waiting(&b, 1).await == 1).await;
     scene.events.replace(1, doc! { "x": 1 }).await;
     assert_eq!(held.release().await.unwrap(), Released::WasLost);

@@ -24,7 +24,7 @@ use watchlock::{
     DocumentLocks, InMemory, LockClient, LockClientBuilder, LockEvent, LostReason, MemoryCollection, Released, WakeMode,
 };
 
-use crate::setup::{Ground, PATIENCE, SOON, eventually, is_vacant, pause, until_streaming, within};
+use crate::setup::{Ground, PATIENCE, SOON, eventually, is_vacant, pause, spawn, until_streaming, within};
 
 /// No function awaits as often as this on its way.
 const MOST_POLLS: usize = 60;
@@ -206,8 +206,8 @@ async fn beside<H, V: Future>(
     victim: V,
     rival: impl Future<Output = ()> + Send + 'static,
 ) -> bool {
-    let rival = tokio::spawn(rival);
-    let releasing = tokio::spawn(async move {
+    let rival = spawn(rival);
+    let releasing = spawn(async move {
         // So that some are dropped before the release, some after it, and some in between.
         pause(Duration::from_millis(5)).await;
         drop(releasing.await);
@@ -322,7 +322,7 @@ cases! {
         let held = scene.victim.locks.mutex(name).acquire().await.unwrap();
         let breaking = scene.other.locks.clone();
         let of = name.to_owned();
-        let breaking = tokio::spawn(async move { breaking.break_lock(&of).await.unwrap() });
+        let breaking = spawn(async move { breaking.break_lock(&of).await.unwrap() });
         let struck = cut.strike(held.lost()).await.is_some();
         breaking.await.unwrap();
         assert_eq!(within(PATIENCE, "the loss", held.lost()).await, LostReason::Broken);
@@ -433,7 +433,7 @@ cases! {
         let process = scene.place.process().await;
         let held = process.locks.mutex(name).acquire().await.unwrap();
         let mutex = process.locks.mutex(name);
-        let waiting = tokio::spawn(async move { mutex.acquire().await.unwrap_err() });
+        let waiting = spawn(async move { mutex.acquire().await.unwrap_err() });
         let struck = cut.strike(process.locks.shutdown()).await.is_some();
         if struck {
             assert_eq!(held.lost_reason(), Some(LostReason::Released));
@@ -502,7 +502,7 @@ cases! {
     multi_lost(scene, cut, name) {
         let held = scene.victim.locks.multi([name, "a"]).acquire().await.unwrap();
         let (breaking, of) = (scene.other.locks.clone(), name.to_owned());
-        let breaking = tokio::spawn(async move { breaking.break_lock(&of).await.unwrap() });
+        let breaking = spawn(async move { breaking.break_lock(&of).await.unwrap() });
         let struck = cut.strike(held.lost()).await.is_some();
         breaking.await.unwrap();
         assert_eq!(within(PATIENCE, "the loss", held.lost()).await.name, name);

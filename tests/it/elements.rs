@@ -12,7 +12,7 @@ use watchlock::{
 
 use crate::{
     documents::{Events, Scene},
-    setup::{Ground, PATIENCE, SOON, eventually, within},
+    setup::{Ground, PATIENCE, SOON, eventually, spawn, within},
 };
 
 const MAP: &str = "watchlock_elements";
@@ -61,7 +61,7 @@ async fn an_element_is_locked_and_handed_over_in_order() {
 
         let mut waiters = Vec::new();
         for (place, locks) in [(1, &b), (2, &a)] {
-            waiters.push(tokio::spawn(locks.acquire(7).into_future()));
+            waiters.push(spawn(locks.acquire(7).into_future()));
             eventually(PATIENCE, "it waits", async || waiting(&a, 7).await == place).await;
         }
         let mut last = first.token();
@@ -190,7 +190,7 @@ async fn waiters_and_holders_are_told_by_the_stream() {
         let beside = other.acquire(id).await.unwrap();
         for round in 0..4 {
             let (next, before) = if round % 2 == 0 { (&b, &a) } else { (&a, &b) };
-            let waiter = tokio::spawn(next.acquire(id).into_future());
+            let waiter = spawn(next.acquire(id).into_future());
             eventually(PATIENCE, "it waits", async || waiting(before, id).await == 1).await;
             assert_eq!(next.wake_mode(), WakeMode::ChangeStream);
             eventually(PATIENCE, "a stream is open", async || {
@@ -494,7 +494,7 @@ async fn keys_are_of_many_types() {
         assert_eq!(tokens.len(), keys.len());
         for (key, handle) in keys.iter().zip(held) {
             let locks = b.element::<Document>("of.lines", key.clone());
-            let waiter = tokio::spawn(locks.acquire("a/b").into_future());
+            let waiter = spawn(locks.acquire("a/b").into_future());
             eventually(PATIENCE, "it waits", async || {
                 locks
                     .inspect("a/b")
@@ -540,7 +540,7 @@ async fn tokens_rise_though_idle_locks_are_removed() {
 
         // A day later: nobody has used it since, while another is held.
         let held = line(&a, "z").acquire(1).await.unwrap();
-        let waiter = tokio::spawn(line(&b, "z").acquire(1).into_future());
+        let waiter = spawn(line(&b, "z").acquire(1).into_future());
         eventually(PATIENCE, "it waits", async || waiting(&line(&a, "z"), 1).await == 1).await;
         let past = DateTime::from_millis(DateTime::now().timestamp_millis() - 60_000);
         let aged = |sku: &str| (format!(r#"{MAP}.lines.sku="{sku}".purge_at"#), Bson::from(past));
@@ -683,13 +683,13 @@ async fn waiters_for_an_element_that_is_removed_are_told_at_their_turn() {
             let held = a.acquire(id).await.unwrap();
             let mut waiters = Vec::new();
             if others {
-                waiters.push(tokio::spawn(b.acquire(id).into_future()));
+                waiters.push(spawn(b.acquire(id).into_future()));
                 eventually(PATIENCE, "it waits", async || waiting(&a, id).await == 1).await;
             }
             // With others before them, the first of these has a place in the queue; else they are next inside the
             // client.
             for _ in 0..2 {
-                waiters.push(tokio::spawn(a.acquire(id).into_future()));
+                waiters.push(spawn(a.acquire(id).into_future()));
             }
             if others {
                 eventually(PATIENCE, "it waits", async || waiting(&a, id).await == 2).await;

@@ -13,7 +13,7 @@ use watchlock::{
     Released, RenewError, RunError,
 };
 
-use crate::setup::{Ground, PATIENCE, SOON, eventually, is_vacant, until_waiting, within};
+use crate::setup::{Ground, PATIENCE, SOON, eventually, is_vacant, spawn, until_waiting, within};
 
 /// Two clients, as two processes would have them, in each of the three places.
 pub(crate) async fn places(name: &str) -> Vec<(LockClient, LockClient)> {
@@ -30,7 +30,7 @@ pub(crate) async fn places(name: &str) -> Vec<(LockClient, LockClient)> {
 macro_rules! in_line {
     ($locks:expr, $name:expr, $place:expr, $acquire:expr) => {{
         let acquire = $acquire;
-        let waiting = tokio::spawn(async move { acquire.await });
+        let waiting = spawn(async move { acquire.await });
         until_waiting($locks, $name, $place).await;
         waiting
     }};
@@ -197,7 +197,7 @@ async fn run_releases_and_ends_what_runs_without_the_lock() {
         assert!(is_vacant(&a, "x").await);
         let (started, begun) = tokio::sync::oneshot::channel();
         let mutex = a.mutex("x");
-        let running = tokio::spawn(async move {
+        let running = spawn(async move {
             mutex
                 .run(|_| async {
                     let _ = started.send(());
@@ -260,7 +260,7 @@ async fn permits_for_many_tasks_of_one_client_come_together() {
         let tasks: Vec<_> = (0..20)
             .map(|_| {
                 let semaphore = semaphore.clone();
-                tokio::spawn(async move { semaphore.acquire().await.unwrap() })
+                spawn(async move { semaphore.acquire().await.unwrap() })
             })
             .collect();
         until_waiting(&b, "x", 1).await;
@@ -440,7 +440,7 @@ async fn who_runs_an_election_leads_again_after_a_loss() {
     for (a, b) in places("terms").await {
         let election = a.election("x");
         let (terms, mut told) = tokio::sync::mpsc::unbounded_channel();
-        let running = tokio::spawn(async move {
+        let running = spawn(async move {
             let mut count = 0;
             let lead = |leading: watchlock::LockView| {
                 count += 1;

@@ -27,7 +27,7 @@ use tokio_util::sync::CancellationToken;
 use watchlock::{FencingToken, LockClient, LockHandle, LockStatus, Released, WakeMode};
 use watchlock_testkit::{Cluster, shared};
 
-use crate::setup::until_mode;
+use crate::setup::{spawn, until_mode};
 
 /// How many clients contend.
 const CONTENDERS: usize = 4;
@@ -143,7 +143,7 @@ impl Scene {
             .unwrap();
         let modes = Arc::new(Mutex::new(vec![(Instant::now(), locks.wake_mode())]));
         let (observed, log) = (locks.clone(), modes.clone());
-        let observer = tokio::spawn(async move {
+        let observer = spawn(async move {
             let mut mode = observed.wake_mode();
             loop {
                 mode = observed.wake_mode_changed(mode).await;
@@ -578,7 +578,7 @@ impl Keepers {
             held: Instant::now(),
         }));
         let noted = seen.clone();
-        let observer = tokio::spawn(async move {
+        let observer = spawn(async move {
             loop {
                 {
                     let mut seen = locked(&noted);
@@ -602,7 +602,7 @@ impl Keepers {
     /// Releases the relay; its waiter has been waiting all along.
     fn start_relay(&mut self) {
         let held = self.relay.take().unwrap();
-        self.relaying = Some(tokio::spawn(async move { held.release().await.unwrap() }));
+        self.relaying = Some(spawn(async move { held.release().await.unwrap() }));
     }
 
     /// Waits until the one that waited all along has the relay, and returns when it had.
@@ -644,7 +644,7 @@ impl Keepers {
             let waiting = self.processes[relay % 2].waiting(RELAY).await;
             let token = held.token();
             let asked = Instant::now();
-            let release = tokio::spawn(held.release());
+            let release = spawn(held.release());
             let (next, granted) = timeout(PATIENCE, waiting).await.expect("the relay").unwrap();
             latencies.push(granted - asked);
             assert!(next.token() > token, "{:?} after {token:?}", next.token());
@@ -735,7 +735,7 @@ impl Process {
     /// Waits for a lock, and stands in its queue.
     async fn waiting(&self, name: &str) -> JoinHandle<(LockHandle, Instant)> {
         let mutex = self.locks.mutex(name);
-        let waiting = tokio::spawn(async move { (mutex.acquire().await.unwrap(), Instant::now()) });
+        let waiting = spawn(async move { (mutex.acquire().await.unwrap(), Instant::now()) });
         let start = Instant::now();
         loop {
             let lock = self.locks.inspect(name).await.unwrap().unwrap();

@@ -12,7 +12,7 @@ use watchlock::{AcquireError, LockClient, LockHandle, LockStatus, LostReason, Re
 use watchlock_testkit::{Cluster, FailPoint};
 
 use crate::setup::{
-    Ground, PATIENCE, SOON, eventually, faulty, info, is_vacant, pause, until_streaming, until_waiting, within,
+    Ground, PATIENCE, SOON, eventually, faulty, info, is_vacant, pause, spawn, until_streaming, until_waiting, within,
 };
 
 /// By when a lock is free or truly owned after an answer was lost.
@@ -184,7 +184,7 @@ async fn an_answer_that_never_comes_leaves_the_lock_free_or_owned() {
         let token = info(&other, "x").await.unwrap().token;
         proxy.black_hole_replies();
         let mutex = locks.mutex("x");
-        let acquire = tokio::spawn(async move { mutex.acquire().await.unwrap() });
+        let acquire = spawn(async move { mutex.acquire().await.unwrap() });
         let mut granted = token;
         eventually(PATIENCE, &case, async || {
             granted = info(&other, "x").await.unwrap().token;
@@ -199,7 +199,7 @@ async fn an_answer_that_never_comes_leaves_the_lock_free_or_owned() {
 
         // It is released while the answer is lost.
         proxy.black_hole_replies();
-        let release = tokio::spawn(handle.release());
+        let release = spawn(handle.release());
         eventually(PATIENCE, &case, async || {
             info(&other, "x").await.unwrap().holders.is_empty()
         })
@@ -228,7 +228,7 @@ async fn a_request_that_outlives_its_connection_is_undone() {
         let block = doc! { "blockConnection": true, "blockTimeMS": 900 };
         let blocked = fail(cluster, &ground, times(1), "findAndModify", block).await;
         let timeout = if given_up { Duration::from_millis(150) } else { PATIENCE };
-        let acquire = tokio::spawn(locks.mutex("x").acquire().timeout(timeout).into_future());
+        let acquire = spawn(locks.mutex("x").acquire().timeout(timeout).into_future());
         blocked.wait_entered(1, PATIENCE).await.unwrap();
         let cut = || {
             proxy.cut();
@@ -329,7 +329,7 @@ async fn in_a_black_hole_the_loss_is_known_before_the_server_gives_the_lock_away
     let other = ground.locks().await;
     let handle = locks.mutex("x").acquire().await.unwrap();
     let mutex = other.mutex("x");
-    let next = tokio::spawn(async move { mutex.acquire().await.map(|handle| (handle, SystemTime::now())) });
+    let next = spawn(async move { mutex.acquire().await.map(|handle| (handle, SystemTime::now())) });
     until_waiting(&other, "x", 1).await;
     // A grant and a renewal count differently, and this is to be a renewal that the holder has heard of.
     let mut safe_for = handle.safe_for();
@@ -423,7 +423,7 @@ async fn a_lock_that_is_broken_while_its_holder_asks_once_more_is_free() {
     let (documents, driver) = (ground.documents().await, ground.driver().await);
     let held = holder.mutex("x").acquire().await.unwrap();
     let mutex = waiter.mutex("x");
-    let waiting = tokio::spawn(async move { mutex.acquire().await.unwrap() });
+    let waiting = spawn(async move { mutex.acquire().await.unwrap() });
     until_waiting(&other, "x", 1).await;
     until_streaming(&ground, &driver, 2).await;
     // A foreign write makes the waiter ask again, and what it asks arrives when the lock was granted and broken.
@@ -574,7 +574,7 @@ async fn a_lock_that_is_deleted_or_replaced_is_lost_without_a_look() {
             let handle = if waited {
                 let held = ground.polling().await.mutex("x").acquire().await.unwrap();
                 let mutex = locks.mutex("x");
-                let waiting = tokio::spawn(async move { mutex.acquire().await.unwrap() });
+                let waiting = spawn(async move { mutex.acquire().await.unwrap() });
                 until_waiting(&locks, "x", 1).await;
                 until_streaming(&ground, &driver, 1).await;
                 held.release().await.unwrap();
@@ -608,7 +608,7 @@ async fn waiters_get_over_what_a_foreign_hand_does() {
         let (holder, waiter) = (ground.locks().await, ground.locks().await);
         let handle = holder.mutex("x").acquire().await.unwrap();
         let mutex = waiter.mutex("x");
-        let waiting = tokio::spawn(async move { mutex.acquire().await });
+        let waiting = spawn(async move { mutex.acquire().await });
         until_waiting(&holder, "x", 1).await;
         until_streaming(&ground, &driver, 2).await;
         foul.commit(&documents).await;

@@ -11,7 +11,7 @@ use mongodb::{
 };
 use watchlock::{DocumentError, Fence, FenceError, LockClient, LockStatus, MemoryCollection};
 
-use crate::setup::{Dice, Ground, PATIENCE, SOON, Sent, eventually, faulty, within};
+use crate::setup::{Dice, Ground, PATIENCE, SOON, Sent, eventually, faulty, spawn, within};
 
 /// A client of the driver's that notes what it sends; and its collection.
 async fn noting(ground: &Ground) -> (Client, Collection<Document>, Sent) {
@@ -67,7 +67,7 @@ async fn a_write_that_lost_a_race_is_done_again() {
         };
         let held_up = cluster.fail_commands(0, doc! { "times": 1 }, check).await.unwrap();
         let data = data.clone();
-        let write = tokio::spawn(async move {
+        let write = spawn(async move {
             let (fence, one) = (Fence::new(7), doc! { "_id": id });
             match id {
                 "deleted" => fence.delete_one(&data, one).await.map(|done| done.deleted_count),
@@ -157,7 +157,7 @@ async fn a_write_that_was_dropped_sends_nothing_more() {
     };
     let failing = cluster.fail_commands(0, "alwaysOn", hung).await.unwrap();
     let fence = Fence::new(7);
-    let write = tokio::spawn(fence.update_one(&data, doc! { "_id": 1 }, doc! {}).into_future());
+    let write = spawn(fence.update_one(&data, doc! { "_id": 1 }, doc! {}).into_future());
     eventually(PATIENCE, "it is sent", async || sent.count("update") == 1).await;
     write.abort();
     failing.off().await.unwrap();

@@ -18,7 +18,7 @@ use watchlock_testkit::{Cluster, shared, signal};
 
 use crate::{
     process::{Process, TASK, say},
-    setup::{Ground, PATIENCE, SOON, eventually, info, within},
+    setup::{Ground, PATIENCE, SOON, eventually, info, spawn, within},
 };
 
 const NAME: &str = "x";
@@ -319,8 +319,8 @@ async fn who_breaks_or_takes_over_waits_for_the_commit() {
     handle.guard_transaction(&mut session).await.unwrap();
 
     let other = ground.locks().await;
-    let waiting = tokio::spawn(other.mutex(NAME).acquire().into_future());
-    let breaking = tokio::spawn(async move { other.break_lock(NAME).await.unwrap() });
+    let waiting = spawn(other.mutex(NAME).acquire().into_future());
+    let breaking = spawn(async move { other.break_lock(NAME).await.unwrap() });
     until_held_up(&ground, &client, 2).await;
     assert!(!waiting.is_finished() && !breaking.is_finished());
     assert_eq!(handle.status(), LockStatus::Held);
@@ -565,7 +565,7 @@ async fn who_waits_for_the_end_of_a_lease_waits_for_the_commit() {
     .await;
 
     let other = ground.locks().await;
-    let waiting = tokio::spawn(other.mutex(NAME).acquire().into_future());
+    let waiting = spawn(other.mutex(NAME).acquire().into_future());
     // What is left of the old holder is held up beside it, until its client gives that up.
     until_held_up(&ground, &client, 1).await;
     assert!(!waiting.is_finished());

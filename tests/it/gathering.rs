@@ -14,7 +14,7 @@ use watchlock::{AcquireError, BarrierError, InMemory, Kind, LockClient, LostReas
 
 use crate::{
     everywhere::places,
-    setup::{PATIENCE, SOON, eventually, is_vacant, within},
+    setup::{PATIENCE, SOON, eventually, is_vacant, spawn, within},
 };
 
 #[tokio::test(flavor = "multi_thread")]
@@ -24,7 +24,7 @@ async fn a_latch_opens_at_its_last_arrival_and_stays_open() {
         let waiting: Vec<_> = [&here, &there]
             .map(|latch| {
                 let latch = latch.clone();
-                tokio::spawn(async move { latch.wait().await })
+                spawn(async move { latch.wait().await })
             })
             .into();
         for (latch, missing) in [(&here, 2), (&there, 1)] {
@@ -64,7 +64,7 @@ async fn many_arrive_at_once_and_each_is_counted() {
             arrived.unwrap();
         }
         assert_eq!(here.missing().await.unwrap(), 1);
-        let waiting = tokio::spawn({
+        let waiting = spawn({
             let here = here.clone();
             async move { here.wait().await }
         });
@@ -155,7 +155,7 @@ async fn the_parties_of_a_barrier_pass_together_phase_by_phase() {
         let parties = (0..PARTIES).map(|party| {
             let barrier = if party % 2 == 0 { &a } else { &b }.barrier("x", PARTIES);
             let done = done.clone();
-            tokio::spawn(async move {
+            spawn(async move {
                 let mut passes = Vec::new();
                 for phase in 0..PHASES {
                     // Nobody begins a phase before all have done the one before.
@@ -210,7 +210,7 @@ async fn more_calls_than_parties_wait_for_the_next_generation() {
         let mut calls: Vec<_> = (0..3)
             .map(|call| {
                 let barrier = if call == 1 { &there } else { &here }.clone();
-                tokio::spawn(async move { barrier.wait().await.unwrap().generation() })
+                spawn(async move { barrier.wait().await.unwrap().generation() })
             })
             .collect();
         let mut first = Vec::new();
@@ -235,7 +235,7 @@ async fn more_calls_than_parties_wait_for_the_next_generation() {
 async fn a_place_that_is_lost_is_told() {
     for (a, b) in places("lost_place").await {
         let barrier = a.barrier("x", 2);
-        let waiting = tokio::spawn(async move { barrier.wait().await });
+        let waiting = spawn(async move { barrier.wait().await });
         eventually(SOON, "the place is taken", async || {
             let lock = b.inspect("x").await.unwrap();
             lock.is_some_and(|lock| lock.kind == Kind::Barrier && lock.holders.len() == 1)

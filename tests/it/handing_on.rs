@@ -16,7 +16,7 @@ use tokio::{
 };
 use watchlock::{FencingToken, GuardError, LockClient, LockHandle, LockView, LostReason, Released};
 
-use crate::setup::{Ground, PATIENCE, SOON, eventually, info, until_waiting, within};
+use crate::setup::{Ground, PATIENCE, SOON, eventually, info, spawn, until_waiting, within};
 
 const TASKS: usize = 50;
 
@@ -141,7 +141,7 @@ impl HandedOn {
             let mut waiting = Vec::new();
             for number in 2..=5 {
                 let acquire = locks.mutex(&name).acquire().reason(format!("number {number}"));
-                waiting.push(tokio::spawn(async move { acquire.await.unwrap() }));
+                waiting.push(spawn(async move { acquire.await.unwrap() }));
                 // Until it stands in line.
                 tokio::task::yield_now().await;
             }
@@ -247,7 +247,7 @@ async fn older_is_refused(ground: &Ground, ahead: bool) {
     assert_eq!(read.unwrap().get_i32("balance").ok(), Some(2));
     handle.guard_transaction(&mut session).await.unwrap();
     let token = handle.token();
-    let releasing = tokio::spawn(handle.release());
+    let releasing = spawn(handle.release());
     let mut next = waiting.into_iter().next().unwrap();
     let open = tokio::time::timeout(Duration::from_millis(300), &mut next).await;
     assert!(open.is_err(), "the transaction is open");
@@ -267,7 +267,7 @@ async fn what_a_downgraded_writer_leaves_is_no_writers_hold() {
     let mut waiting = Vec::new();
     for _ in 0..3 {
         let acquire = lock.write();
-        waiting.push(tokio::spawn(async move { acquire.await.unwrap() }));
+        waiting.push(spawn(async move { acquire.await.unwrap() }));
         tokio::task::yield_now().await;
     }
     until_waiting(&other, "x", 1).await;

@@ -5,7 +5,7 @@ use std::time::Duration;
 use mongodb::bson::{Document, doc};
 use watchlock::{HoldEnd, InMemory, LockClient, LostReason, PastHold, Released};
 
-use crate::setup::{Ground, PATIENCE, eventually, info, is_vacant, until_waiting, within};
+use crate::setup::{Ground, PATIENCE, eventually, info, is_vacant, spawn, until_waiting, within};
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -46,7 +46,7 @@ async fn the_last_holds_are_kept_with_how_they_ended_newest_first() {
         let second = a.mutex("x").acquire().await.unwrap();
         tokens.push(second.token());
         let waiting = b.mutex("x");
-        let waiting = tokio::spawn(async move { waiting.acquire().reason("of the 3rd").await });
+        let waiting = spawn(async move { waiting.acquire().reason("of the 3rd").await });
         until_waiting(&a, "x", 1).await;
         second.release().await.unwrap();
         let third = within(PATIENCE, "the grant", waiting).await.unwrap().unwrap();

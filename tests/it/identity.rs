@@ -9,7 +9,7 @@ use watchlock::{
 };
 use watchlock_testkit::shared;
 
-use crate::setup::{Ground, PATIENCE, SOON, eventually, info, is_vacant, until_waiting, within};
+use crate::setup::{Ground, PATIENCE, SOON, eventually, info, is_vacant, spawn, until_waiting, within};
 
 /// Builders for two incarnations of an owner and for somebody else, in each of the three places, and polling on a
 /// replica set.
@@ -74,10 +74,10 @@ async fn errors_tell_who_holds_why_and_how_many_come_before() {
 
         // In line behind another client's task and one of its own.
         let mutex = a.mutex("x");
-        let _first = tokio::spawn(async move { mutex.acquire().await });
+        let _first = spawn(async move { mutex.acquire().await });
         until_waiting(&a, "x", 1).await;
         let mutex = b.mutex("x");
-        let _second = tokio::spawn(async move { mutex.acquire().await });
+        let _second = spawn(async move { mutex.acquire().await });
         until_waiting(&a, "x", 2).await;
         let behind = b.mutex("x").acquire().timeout(Duration::from_millis(200));
         let error = behind.await.unwrap_err();
@@ -246,7 +246,7 @@ async fn a_reader_enters_its_own_hold_although_a_writer_waits() {
     for (a, b) in places("readers").await {
         let outer = a.rw_lock("x").read().await.unwrap();
         let lock = b.rw_lock("x");
-        let writing = tokio::spawn(async move { lock.write().await.unwrap() });
+        let writing = spawn(async move { lock.write().await.unwrap() });
         until_waiting(&a, "x", 1).await;
         let inner = a.rw_lock("x").read().reentrant().timeout(PATIENCE).await.unwrap();
         assert_eq!(inner.token(), outer.token());
@@ -263,7 +263,7 @@ async fn entering_and_leaving_at_once_leaves_one_valid_hold() {
     for (a, b) in places("entering").await {
         let tasks = (0..8).map(|number| {
             let mutex = a.mutex("x");
-            tokio::spawn(async move {
+            spawn(async move {
                 for round in 0..25 {
                     let handle: LockHandle = mutex.acquire().reentrant().await.unwrap();
                     assert_eq!(handle.lost_reason(), None);
@@ -290,7 +290,7 @@ async fn a_holder_that_lives_loses_its_lock_to_its_later_self() {
         let other = other.build().await.unwrap();
         let held = before.mutex("x").acquire().await.unwrap();
         let mutex = other.mutex("x");
-        let waiting = tokio::spawn(async move { mutex.acquire().await.unwrap() });
+        let waiting = spawn(async move { mutex.acquire().await.unwrap() });
         until_waiting(&other, "x", 1).await;
         let mut events = other.watch("x");
         assert!(matches!(events.next().await, Some(Ok(LockEvent::Granted { .. }))));
@@ -367,7 +367,7 @@ async fn all_permits_of_the_former_self_come_free() {
         );
         let theirs = permits(&other).acquire().await.unwrap();
         let semaphore = permits(&other);
-        let waiting = tokio::spawn(async move { semaphore.acquire_many(2).await.unwrap() });
+        let waiting = spawn(async move { semaphore.acquire_many(2).await.unwrap() });
         until_waiting(&other, "x", 1).await;
 
         let after = after.build().await.unwrap();

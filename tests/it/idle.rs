@@ -5,7 +5,7 @@ use std::{future::IntoFuture as _, time::Duration};
 use mongodb::bson::{Document, doc};
 use watchlock::{Acquire, AcquireError, HolderInfo, LockClient, LockHandle, LostReason, Released, Turn};
 
-use crate::setup::{COLLECTION, Ground, PATIENCE, SOON, eventually, info, is_vacant, until_streaming, within};
+use crate::setup::{COLLECTION, Ground, PATIENCE, SOON, eventually, info, is_vacant, spawn, until_streaming, within};
 
 const KEEP: Duration = Duration::from_secs(60);
 
@@ -111,7 +111,7 @@ async fn another_client_that_waits_gets_it_at_once() {
             .unwrap();
         // The client gets in line like any other.
         let mutex = locks.mutex("x");
-        let waiting = tokio::spawn(async move { mutex.acquire().await.unwrap() });
+        let waiting = spawn(async move { mutex.acquire().await.unwrap() });
         let token = handle.token();
         handle.release().await.unwrap();
         let again = within(TOLD, "its own", waiting).await.unwrap();
@@ -248,14 +248,14 @@ async fn what_others_do_to_it_is_found_out_before_it_is_taken() {
     let theirs = other.mutex("x").acquire().await.unwrap();
     assert!(theirs.token() > token);
     let mutex = locks.mutex("x");
-    let mut waiting = tokio::spawn(async move { mutex.acquire().await.unwrap() });
+    let mut waiting = spawn(async move { mutex.acquire().await.unwrap() });
     let early = tokio::time::timeout(Duration::from_millis(300), &mut waiting).await;
     if let Ok(early) = early {
         // It was taken before the event was there.
         let early = early.unwrap();
         assert_eq!(within(PATIENCE, "the loss", early.lost()).await, LostReason::Broken);
         let mutex = locks.mutex("x");
-        waiting = tokio::spawn(async move { mutex.acquire().await.unwrap() });
+        waiting = spawn(async move { mutex.acquire().await.unwrap() });
     }
     theirs.release().await.unwrap();
     let ours = within(PATIENCE, "its turn", waiting).await.unwrap();

@@ -11,7 +11,7 @@ use watchlock::{
 };
 use watchlock_testkit::shared;
 
-use crate::setup::{Ground, SOON, eventually, info, is_vacant, until_waiting, within};
+use crate::setup::{Ground, SOON, eventually, info, is_vacant, spawn, until_waiting, within};
 
 fn refused(error: &AcquireError) -> &InvalidInput {
     match error {
@@ -205,7 +205,7 @@ async fn odd_names_labels_and_reasons_work_from_end_to_end() {
             "{name:?}"
         );
         let (mutex, reason) = (waiter.mutex(&name), name.clone());
-        let waiting = tokio::spawn(async move { mutex.acquire().reason(reason).await.unwrap() });
+        let waiting = spawn(async move { mutex.acquire().reason(reason).await.unwrap() });
         until_waiting(&holder, &name, 1).await;
         let lock = info(&holder, &name).await.unwrap();
         let (is, waits) = (&lock.holders[0], &lock.waiters[0]);

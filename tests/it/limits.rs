@@ -6,7 +6,7 @@ use watchlock::{AcquireError, InMemory, LockStatus, LostReason, Released};
 
 use crate::{
     everywhere::places,
-    setup::{PATIENCE, info, is_vacant, until_waiting, within},
+    setup::{PATIENCE, info, is_vacant, spawn, until_waiting, within},
 };
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -41,7 +41,7 @@ async fn a_lock_that_is_held_for_as_long_as_it_may_be_is_lost_and_handed_over() 
         let held = a.mutex("x").acquire().lose_after(2 * SECOND).await.unwrap();
         assert!(held.safe_for() <= 2 * SECOND);
         let (waiting, view) = (b.mutex("x"), held.view());
-        let waiting = tokio::spawn(async move {
+        let waiting = spawn(async move {
             let next = waiting.acquire().await.unwrap();
             // By the clock, whatever task runs first.
             (next, view.lost_reason())

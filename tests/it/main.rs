@@ -1,5 +1,6 @@
 //! watchlock against real servers.
 
+mod acquire_terms;
 mod breaks;
 mod cancel;
 mod claims;
@@ -7,6 +8,7 @@ mod clocks;
 #[path = "../common/mod.rs"]
 mod common;
 mod corrupted;
+mod crowds;
 mod dead_connections;
 mod docs;
 mod documents;
@@ -49,9 +51,7 @@ mod subscription;
 #[cfg(feature = "sync")]
 mod sync;
 mod telemetry;
-mod terms;
 mod tls;
 mod tokens;
 mod unknown_names;
 mod versions;
-mod waiting;

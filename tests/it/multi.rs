@@ -19,7 +19,7 @@ use watchlock_testkit::shared;
 
 use crate::{
     everywhere::places,
-    setup::{Dice, Ground, PATIENCE, SOON, eventually, info, is_vacant, until_waiting, within},
+    setup::{Dice, Ground, PATIENCE, SOON, eventually, info, is_vacant, spawn, until_waiting, within},
 };
 
 async fn all_vacant(locks: &LockClient, names: &[&str]) -> bool {
@@ -100,7 +100,7 @@ async fn crossing_orders_never_dead_lock() {
         for locks in [&a, &b] {
             for order in ORDERS {
                 let (multi, inside) = (locks.multi(order.iter().map(|at| NAMES[*at])), inside.clone());
-                tasks.push(tokio::spawn(async move {
+                tasks.push(spawn(async move {
                     for _ in 0..ROUNDS {
                         let handle = multi.acquire().await.unwrap();
                         for at in order {
@@ -162,7 +162,7 @@ async fn the_timeout_is_that_of_all_names_together() {
     let _second = a.mutex("y").acquire().await.unwrap();
     let start = Instant::now();
     let multi = b.multi(["y", "x"]);
-    let waiting = tokio::spawn(async move { multi.acquire().timeout(Duration::from_secs(5)).await });
+    let waiting = spawn(async move { multi.acquire().timeout(Duration::from_secs(5)).await });
     tokio::time::sleep(Duration::from_secs(3)).await;
     first.release().await.unwrap();
     let error = waiting.await.unwrap().unwrap_err();
@@ -226,13 +226,13 @@ async fn a_part_lost_while_others_are_waited_for_is_waited_for_anew() {
     for (a, b) in places("multi_anew").await {
         let other = b.mutex("z").acquire().await.unwrap();
         let multi = a.multi(["z", "y", "x"]);
-        let waiting = tokio::spawn(async move { multi.acquire().await });
+        let waiting = spawn(async move { multi.acquire().await });
         until_waiting(&b, "z", 1).await;
         let kept = info(&b, "x").await.unwrap().holders[0].token;
 
         // An operator takes the middle part away, and it goes to somebody who waits for it.
         let mutex = b.mutex("y");
-        let thief = tokio::spawn(async move { mutex.acquire().await });
+        let thief = spawn(async move { mutex.acquire().await });
         until_waiting(&b, "y", 1).await;
         b.break_lock("y").await.unwrap();
         let thief = within(PATIENCE, "the next has it", thief).await.unwrap().unwrap();
@@ -284,7 +284,7 @@ async fn who_gives_up_at_any_stage_leaves_nothing_behind() {
         for taken in NAMES {
             let other = b.mutex(taken).acquire().await.unwrap();
             let multi = a.multi(NAMES);
-            let waiting = tokio::spawn(async move { multi.acquire().await });
+            let waiting = spawn(async move { multi.acquire().await });
             until_waiting(&b, taken, 1).await;
             waiting.abort();
             assert!(waiting.await.unwrap_err().is_cancelled());
@@ -320,7 +320,7 @@ async fn held_parts_are_renewed_while_others_are_waited_for() {
     let (a, b) = (memory.client(), memory.client());
     let other = b.mutex("y").acquire().await.unwrap();
     let multi = a.multi(["x", "y"]);
-    let waiting = tokio::spawn(async move { multi.acquire().await.unwrap() });
+    let waiting = spawn(async move { multi.acquire().await.unwrap() });
     until_waiting(&b, "y", 1).await;
     let token = info(&b, "x").await.unwrap().holders[0].token;
     tokio::time::sleep(Duration::from_secs(300)).await;
@@ -341,7 +341,7 @@ async fn run_releases_all_and_ends_what_runs_without_a_part() {
         assert_eq!(multi.run(|held| async move { held.tokens().count() }).await.unwrap(), 2);
         assert!(all_vacant(&a, &["x", "y"]).await);
         let (started, begun) = tokio::sync::oneshot::channel();
-        let running = tokio::spawn(async move {
+        let running = spawn(async move {
             multi
                 .run(|_| async {
                     let _ = started.send(());
@@ -368,7 +368,7 @@ async fn a_shut_down_client_ends_its_multi_locks() {
     for (a, b) in places("multi_shutdown").await {
         let handle = a.multi(["x", "y"]).acquire().await.unwrap();
         let multi = a.multi(["w", "x"]);
-        let waiting = tokio::spawn(async move { multi.acquire().await });
+        let waiting = spawn(async move { multi.acquire().await });
         eventually(PATIENCE, "it waits", async || held(&b, &["w"]).await == ["w"]).await;
         a.shutdown().await;
         let ended = within(SOON, "the wait ends", waiting).await.unwrap();

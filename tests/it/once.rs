@@ -7,7 +7,7 @@ use watchlock::{AcquireError, LockClient, OnceOutcome, Released, RunError, Turn}
 
 use crate::{
     everywhere::places,
-    setup::{Ground, PATIENCE, eventually, info, is_vacant, pause, within},
+    setup::{Ground, PATIENCE, eventually, info, is_vacant, pause, spawn, within},
 };
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -135,7 +135,7 @@ async fn a_job_that_loses_its_lock_is_ended_and_the_period_is_open() {
     for (a, b) in places("lost").await {
         let (begun, at_it) = tokio::sync::oneshot::channel();
         let job = a.once("job", DAY).since_success();
-        let running = tokio::spawn(async move {
+        let running = spawn(async move {
             let work = |_| async {
                 let _ = begun.send(());
                 std::future::pending::<Result<(), ()>>().await

@@ -16,7 +16,7 @@ use tracing::{Event, Metadata, Subscriber, span};
 use watchlock::{LockClient, LostReason, WakeMode};
 
 use crate::{
-    setup::{Ground, PATIENCE, until_mode, until_waiting, within},
+    setup::{Ground, PATIENCE, spawn, until_mode, until_waiting, within},
     telemetry::ANOTHER,
 };
 
@@ -126,7 +126,7 @@ async fn everything_works(ground: &Ground, a: &LockClient, b: &LockClient) {
     early.unwrap_err();
 
     let next = b.mutex("x");
-    let next = tokio::spawn(async move { next.acquire().await });
+    let next = spawn(async move { next.acquire().await });
     until_waiting(a, "x", 1).await;
     until_mode(b, PATIENCE, |mode| mode == WakeMode::ChangeStream).await;
     tokio::time::sleep(2 * LEASE).await;

@@ -7,7 +7,7 @@ use watchlock::{
     AcquireError, BuildError, LockClient, LockStatus, LostReason, PollingReason, Released, WakeMode, WakeSource,
 };
 
-use crate::setup::{Ground, PATIENCE, SOON, eventually, info, is_vacant, until_waiting, within};
+use crate::setup::{Ground, PATIENCE, SOON, eventually, info, is_vacant, spawn, until_waiting, within};
 
 /// Holders look after their locks twice a second.
 const NOTICED: Duration = Duration::from_millis(1500);
@@ -38,7 +38,7 @@ async fn promises_are_kept(ground: &Ground, clients: [LockClient; 4], mode: Wake
     let (served, mut order) = tokio::sync::mpsc::unbounded_channel();
     for (number, locks) in [b.clone(), c.clone(), d.clone(), b.clone()].into_iter().enumerate() {
         let served = served.clone();
-        tokio::spawn(async move {
+        spawn(async move {
             let handle = locks.mutex("x").acquire().await.unwrap();
             served.send((number, handle.token())).unwrap();
             handle.release().await.unwrap();
@@ -60,7 +60,7 @@ async fn promises_are_kept(ground: &Ground, clients: [LockClient; 4], mode: Wake
     // A dropped waiter and a dropped handle.
     let held = a.mutex("x").acquire().await.unwrap();
     let mutex = b.mutex("x");
-    let waiting = tokio::spawn(async move { drop(mutex.acquire().await) });
+    let waiting = spawn(async move { drop(mutex.acquire().await) });
     until_waiting(&a, "x", 1).await;
     waiting.abort();
     eventually(SOON, "no place is left", async || {
@@ -120,7 +120,7 @@ async fn those_who_poll_and_those_who_watch_share_one_queue() {
     let (served, mut order) = tokio::sync::mpsc::unbounded_channel();
     for (number, locks) in [second.clone(), third.clone()].into_iter().enumerate() {
         let served = served.clone();
-        tokio::spawn(async move {
+        spawn(async move {
             let handle = locks.mutex("x").acquire().await.unwrap();
             served.send(number).unwrap();
             handle.release().await.unwrap();

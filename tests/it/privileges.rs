@@ -17,7 +17,7 @@ use watchlock::{
 
 use crate::{
     common::users::{LEAST, PASSWORD, cluster, user, user_of},
-    setup::{COLLECTION, Ground, PATIENCE, SOON, eventually, faulty, info, until_mode, until_waiting, within},
+    setup::{COLLECTION, Ground, PATIENCE, SOON, eventually, faulty, info, spawn, until_mode, until_waiting, within},
 };
 
 /// Two clients hand a lock over, and one sees that it is lost.
@@ -25,7 +25,7 @@ async fn works(ground: &Ground, mode: WakeMode) {
     let (a, b) = (ground.locks().await, ground.locks().await);
     let held = a.mutex("x").acquire().await.unwrap();
     let mutex = b.mutex("x");
-    let waiting = tokio::spawn(async move { mutex.acquire().await.unwrap() });
+    let waiting = spawn(async move { mutex.acquire().await.unwrap() });
     until_waiting(&a, "x", 1).await;
     for locks in [&a, &b] {
         until_mode(locks, PATIENCE, |is| is == mode).await;
@@ -245,14 +245,14 @@ async fn locks_in_documents_need_what_the_guide_says() {
             b.acquire(1).into_future(),
             b.claim(doc! { "open": true, "_id": 1 }).into_future(),
         );
-        let waiting = tokio::spawn(waits);
+        let waiting = spawn(waits);
         eventually(PATIENCE, "it waits", async || {
             a.inspect(1).await.unwrap().unwrap().waiters.len() == 1
         })
         .await;
         held.release().await.unwrap();
         let next = within(PATIENCE, &case, waiting).await.unwrap().unwrap();
-        let claiming = tokio::spawn(claims);
+        let claiming = spawn(claims);
         next.release().await.unwrap();
         let claimed = within(PATIENCE, &case, claiming).await.unwrap().unwrap();
         match (claimed.delete().await, missing) {
@@ -422,7 +422,7 @@ async fn indexes_of_others_are_in_nobodys_way() {
         let (a, b) = (ground.locks().await, ground.locks().await);
         let held = within(SOON, &case, a.mutex("x").acquire().into_future()).await.unwrap();
         let mutex = b.mutex("x");
-        let waiting = tokio::spawn(async move { mutex.acquire().await.unwrap() });
+        let waiting = spawn(async move { mutex.acquire().await.unwrap() });
         until_waiting(&a, "x", 1).await;
         held.release().await.unwrap();
         within(SOON, &case, waiting).await.unwrap().release().await.unwrap();

@@ -13,7 +13,7 @@ use mongodb::Client;
 use watchlock::{LockClient, LockStatus};
 use watchlock_testkit::{shared, signal};
 
-use crate::setup::{Ground, PATIENCE, SOON, eventually, info, until_streaming, until_waiting, within};
+use crate::setup::{Ground, PATIENCE, SOON, eventually, info, spawn, until_streaming, until_waiting, within};
 
 /// Where a child finds its task. Without it, its test is none.
 pub(crate) const TASK: &str = "WATCHLOCK_TEST_CHILD";
@@ -241,7 +241,7 @@ async fn a_killed_holder_costs_its_lease_and_no_more() {
     let mut holder = Process::start(&ground, lease, lease).await;
     let token: i64 = holder.hears("acquired").await.parse().unwrap();
     let mutex = locks.mutex(NAME);
-    let waiting = tokio::spawn(async move { (mutex.acquire().await.unwrap(), SystemTime::now()) });
+    let waiting = spawn(async move { (mutex.acquire().await.unwrap(), SystemTime::now()) });
     until_waiting(&locks, NAME, 1).await;
     until_streaming(&ground, &admin, 2).await;
 
@@ -265,7 +265,7 @@ async fn a_waiter_that_was_killed_costs_the_claim_lease_at_most() {
     until_waiting(&locks, NAME, 1).await;
     let other = ground.locks().await;
     let mutex = other.mutex(NAME);
-    let waiting = tokio::spawn(async move { mutex.acquire().await.unwrap() });
+    let waiting = spawn(async move { mutex.acquire().await.unwrap() });
     until_waiting(&locks, NAME, 2).await;
     // The holder's, the dead one's, and that of the one behind it, which therefore does not ask all the time.
     until_streaming(&ground, &admin, 3).await;
@@ -289,7 +289,7 @@ async fn a_killed_holder_that_is_started_again_has_its_lock_back_at_once() {
     let mut before = Process::start_as(&ground, lease, lease, "worker-3").await;
     let token: i64 = before.hears("acquired").await.parse().unwrap();
     let mutex = locks.mutex(NAME);
-    let waiting = tokio::spawn(async move { mutex.acquire().await.unwrap() });
+    let waiting = spawn(async move { mutex.acquire().await.unwrap() });
     until_waiting(&locks, NAME, 1).await;
 
     before.kill();

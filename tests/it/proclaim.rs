@@ -5,7 +5,7 @@ use std::time::Duration;
 use mongodb::bson::doc;
 use watchlock::{LostReason, RenewError, WakeSource};
 
-use crate::setup::{Ground, PATIENCE, faulty, within};
+use crate::setup::{Ground, PATIENCE, faulty, spawn, within};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_value_that_comes_late_does_not_replace_a_later_one() {
@@ -18,7 +18,7 @@ async fn a_value_that_comes_late_does_not_replace_a_later_one() {
     };
     let failing = cluster.fail_commands(0, doc! { "times": 1 }, hung).await.unwrap();
     let early = leading.clone();
-    let early = tokio::spawn(async move { early.proclaim("one").await });
+    let early = spawn(async move { early.proclaim("one").await });
     failing.wait_entered(1, Duration::from_secs(20)).await.unwrap();
     leading.proclaim("two").await.unwrap();
     assert!(!early.is_finished());

@@ -15,7 +15,7 @@ use mongodb::{
 };
 use watchlock::{LockClient, LockHandle, LockStatus, LostReason};
 
-use crate::setup::{COLLECTION, Ground, PATIENCE, eventually, until_waiting, within};
+use crate::setup::{COLLECTION, Ground, PATIENCE, eventually, spawn, until_waiting, within};
 
 const LEASE: Duration = Duration::from_secs(3);
 
@@ -86,7 +86,7 @@ async fn a_shutdown_releases_many_locks_by_few_commands() {
     let permits = [locks.semaphore("permits", 3), locks.semaphore("permits", 3)];
     let permits = join_all(permits.map(|semaphore| async move { semaphore.acquire().await.unwrap() })).await;
     let next = other.mutex("lock 150");
-    let next = tokio::spawn(async move { next.acquire().await });
+    let next = spawn(async move { next.acquire().await });
     until_waiting(&other, "lock 150", 1).await;
 
     // A busy server answers some of so many acquires late. Those were looked for or asked for once more, and what the

@@ -5,7 +5,7 @@ use std::time::{Duration, SystemTime};
 use serde_json::{Value, json};
 use watchlock::{AcquireError, Contention, FencingToken, InMemory, Leader, LockClient, LockEvent, LockInfo};
 
-use crate::setup::{PATIENCE, until_waiting, within};
+use crate::setup::{PATIENCE, spawn, until_waiting, within};
 
 /// Returns the form of a value, which is read as the same value again.
 fn form<T: serde::Serialize + serde::de::DeserializeOwned + PartialEq + std::fmt::Debug>(value: &T) -> Value {
@@ -39,7 +39,7 @@ async fn observed_locks_come_back_from_their_form() {
     let _writer = locks.rw_lock("w").write().await.unwrap();
     let _reader = locks.rw_lock("r").read().await.unwrap();
     let leading = locks.election("e").campaign("node 7").await.unwrap();
-    let waiting = tokio::spawn(async move { other.rw_lock("w").read().await });
+    let waiting = spawn(async move { other.rw_lock("w").read().await });
     until_waiting(&locks, "w", 1).await;
 
     let told = form(&info(&locks, "m").await);

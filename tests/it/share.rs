@@ -7,7 +7,7 @@ use std::sync::{
 
 use futures::future::join_all;
 
-use crate::setup::{Ground, PATIENCE, eventually};
+use crate::setup::{Ground, PATIENCE, eventually, spawn};
 
 /// Turns that each of those with one task is to have.
 const TURNS: u32 = 40;
@@ -22,7 +22,7 @@ async fn a_client_with_many_tasks_does_not_crowd_out_those_with_one() {
         turns.push(of.clone());
         for _ in 0..count {
             let (mutex, of, over) = (locks.mutex("x"), of.clone(), over.clone());
-            tasks.push(tokio::spawn(async move {
+            tasks.push(spawn(async move {
                 while over.load(Ordering::Relaxed) == 0 {
                     let held = mutex.acquire().await.unwrap();
                     of.fetch_add(1, Ordering::Relaxed);

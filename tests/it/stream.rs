@@ -10,8 +10,8 @@ use tokio::runtime::Runtime;
 use watchlock::{AcquireError, LockClient, LockStatus, PollingReason, WakeMode, WakeSource};
 
 use crate::setup::{
-    COLLECTION, Dice, Ground, PATIENCE, SOON, eventually, faulty, info, pause, stream_id, stream_options, until_mode,
-    until_streaming, until_waiting, within,
+    COLLECTION, Dice, Ground, PATIENCE, SOON, eventually, faulty, info, pause, spawn, stream_id, stream_options,
+    until_mode, until_streaming, until_waiting, within,
 };
 
 /// How soon a stream that broke is open again.
@@ -54,7 +54,7 @@ impl Scene {
     async fn hand_over(&self, name: &str, act: impl AsyncFnOnce()) -> Duration {
         let held = self.holder.mutex(name).acquire().await.unwrap();
         let mutex = self.waiter.mutex(name);
-        let waiting = tokio::spawn(async move { mutex.acquire().await.unwrap() });
+        let waiting = spawn(async move { mutex.acquire().await.unwrap() });
         until_waiting(&self.holder, name, 1).await;
         until_streaming(&self.ground, &self.admin, 1).await;
         act().await;
@@ -247,7 +247,7 @@ async fn while_the_stream_is_down_waiters_poll() {
         .await;
     let held = scene.holder.mutex("lock").acquire().await.unwrap();
     let mutex = scene.waiter.mutex("lock");
-    let waiting = tokio::spawn(async move { mutex.acquire().await.unwrap() });
+    let waiting = spawn(async move { mutex.acquire().await.unwrap() });
     until_waiting(&scene.holder, "lock", 1).await;
     // Still down, which is told again as somebody needs it again: this one, too, is granted without.
     until_mode(&scene.waiter, PATIENCE, |mode| {
@@ -273,7 +273,7 @@ async fn a_release_before_the_first_event_is_not_missed() {
         let waiter = ground.locks().await;
         let held = holder.mutex("x").acquire().await.unwrap();
         let mutex = waiter.mutex("x");
-        let acquire = tokio::spawn(async move { mutex.acquire().await.unwrap() });
+        let acquire = spawn(async move { mutex.acquire().await.unwrap() });
         if round % 2 == 0 {
             until_waiting(&holder, "x", 1).await;
         }
@@ -308,7 +308,7 @@ fn an_expiry_that_nobody_reports_wakes_the_waiter() {
     living.block_on(async {
         let (waiter, admin) = (ground.locks().await, ground.driver().await);
         let mutex = waiter.mutex("x");
-        let waiting = tokio::spawn(async move { (mutex.acquire().await.unwrap(), SystemTime::now()) });
+        let waiting = spawn(async move { (mutex.acquire().await.unwrap(), SystemTime::now()) });
         until_waiting(&waiter, "x", 1).await;
         until_streaming(&ground, &admin, 1).await;
         tokio::task::spawn_blocking(move || dying.shutdown_timeout(PATIENCE))
@@ -329,7 +329,7 @@ async fn grants_wake_as_deltas_and_as_whole_documents() {
         let scene = Scene::on(Ground::replica_set("event").await).await;
         let held = scene.holder.mutex("x").acquire().await.unwrap();
         let mutex = scene.waiter.mutex("x");
-        let waiting = tokio::spawn(async move { mutex.acquire().await.unwrap() });
+        let waiting = spawn(async move { mutex.acquire().await.unwrap() });
         until_waiting(&scene.holder, "x", 1).await;
         until_streaming(&scene.ground, &scene.admin, 1).await;
         // What a release would write, written by hand so as to be reported one way or the other.
@@ -373,7 +373,7 @@ async fn clients_are_served_in_the_order_in_which_they_came() {
     let (served, mut order) = tokio::sync::mpsc::unbounded_channel();
     for number in 0..6 {
         let (locks, served) = (ground.locks().await, served.clone());
-        tokio::spawn(async move {
+        spawn(async move {
             let handle = locks.mutex("x").acquire().await.unwrap();
             served.send((number, handle.token())).unwrap();
             handle.release().await.unwrap();
@@ -401,7 +401,7 @@ async fn the_driver_can_be_shut_down_after_the_locks() {
         .build()
         .await
         .unwrap();
-    let waiting = tokio::spawn(locks.mutex("x").acquire().into_future());
+    let waiting = spawn(locks.mutex("x").acquire().into_future());
     until_waiting(&holder, "x", 1).await;
     until_mode(&locks, PATIENCE, |mode| mode == WakeMode::ChangeStream).await;
 

@@ -30,7 +30,7 @@ use watchlock::{
     WakeSource,
 };
 
-use crate::setup::{COLLECTION, Ground, PATIENCE, eventually, until_streaming, until_waiting, within};
+use crate::setup::{COLLECTION, Ground, PATIENCE, eventually, spawn, until_streaming, until_waiting, within};
 
 const DOCUMENTED: &str = include_str!("../../docs/observability.md");
 
@@ -183,7 +183,7 @@ async fn pair(source: WakeSource) -> (LockClient, LockClient) {
 
 /// A task that waits for the lock, in the server's queue.
 async fn in_line(locks: &LockClient, mutex: LockMutex) -> JoinHandle<Result<LockHandle, AcquireError>> {
-    let waiting = tokio::spawn(async move { mutex.acquire().await });
+    let waiting = spawn(async move { mutex.acquire().await });
     until_waiting(locks, "x", 1).await;
     waiting
 }

@@ -6,7 +6,7 @@ use mongodb::bson::doc;
 use watchlock::{LockClient, Released, WakeMode};
 use watchlock_testkit::Cluster;
 
-use crate::setup::{Ground, PATIENCE, SOON, eventually, until_mode, until_waiting, within};
+use crate::setup::{Ground, PATIENCE, SOON, eventually, spawn, until_mode, until_waiting, within};
 
 /// All that an error tells, with its causes.
 fn told(error: &dyn Error) -> String {
@@ -24,7 +24,7 @@ async fn locks_work_over_tls_and_nobody_gets_in_without_it() {
     let (a, b) = (builder.build().await.unwrap(), ground.locks().await);
     let held = a.mutex("x").acquire().await.unwrap();
     let mutex = b.mutex("x");
-    let waiting = tokio::spawn(async move { mutex.acquire().await.unwrap() });
+    let waiting = spawn(async move { mutex.acquire().await.unwrap() });
     until_waiting(&a, "x", 1).await;
     for locks in [&a, &b] {
         until_mode(locks, PATIENCE, |mode| mode == WakeMode::ChangeStream).await;

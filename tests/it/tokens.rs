@@ -5,7 +5,7 @@ use std::time::Duration;
 use mongodb::bson::{Bson, DateTime, Decimal128, Document, doc};
 use watchlock::{AcquireError, DocumentLocks, LockClient, LostReason, MemoryCollection, Released};
 
-use crate::setup::{Ground, PATIENCE, SOON, eventually, pause, until_streaming, within};
+use crate::setup::{Ground, PATIENCE, SOON, eventually, pause, spawn, until_streaming, within};
 
 /// Longer than the second in which a server before MongoDB 6.0 tells the time of a write.
 const OLD_ENOUGH: Duration = Duration::from_millis(1_200);
@@ -53,7 +53,7 @@ async fn earlier_copy(
 ) {
     // Who has waited once has its stream open.
     let first = a.acquire(1).await.unwrap();
-    let waiting = tokio::spawn({
+    let waiting = spawn({
         let b = b.clone();
         async move { b.acquire(1).await.unwrap() }
     });

@@ -11,7 +11,7 @@ use futures::{StreamExt as _, stream::FuturesUnordered};
 use mongodb::bson::{DateTime, doc};
 use watchlock::{AcquireError, InMemory, LockClient, WakeMode, WakeSource};
 
-use crate::setup::{Ground, PATIENCE, SOON, eventually, info, until_streaming, until_waiting, within};
+use crate::setup::{Ground, PATIENCE, SOON, eventually, info, spawn, until_streaming, until_waiting, within};
 
 /// The clients that the queue of one lock has room for.
 const ROOM: usize = 256;
@@ -51,7 +51,7 @@ async fn who_came_when_the_queue_was_full_is_served_when_there_is_room() {
             .poll_interval(Duration::from_millis(500), Duration::from_secs(4))
             .label(&label);
         let locks = builder.build().await.unwrap();
-        let serving = tokio::spawn(async move {
+        let serving = spawn(async move {
             let handle = locks.mutex("x").acquire().await.unwrap();
             handle.release().await.unwrap();
         });
@@ -122,7 +122,7 @@ async fn only_those_near_the_front_have_a_stream() {
     let mut waiting = Vec::new();
     for number in 0..CLIENTS {
         let (locks, order) = (ground.locks().await, order.clone());
-        waiting.push(tokio::spawn(async move {
+        waiting.push(spawn(async move {
             let handle = locks.mutex("x").acquire().await.unwrap();
             order.lock().unwrap().push(number);
             handle.release().await.unwrap();
@@ -163,12 +163,12 @@ async fn the_last_of_a_queue_that_all_others_leave_is_served_by_its_next_look() 
     let (mut ahead, mut clients) = (Vec::new(), Vec::new());
     for number in 0..AHEAD {
         let locks = ground.locks().await;
-        ahead.push(tokio::spawn(locks.mutex("x").acquire().into_future()));
+        ahead.push(spawn(locks.mutex("x").acquire().into_future()));
         clients.push(locks);
         until_waiting(&holder, "x", number + 1).await;
     }
     let last = ground.locks().await;
-    let waits = tokio::spawn(last.mutex("x").acquire().into_future());
+    let waits = spawn(last.mutex("x").acquire().into_future());
     until_waiting(&holder, "x", AHEAD + 1).await;
     eventually(PATIENCE, "only some have a stream", async || {
         (2..=7).contains(&ground.streams(&admin).await.len())
@@ -199,10 +199,10 @@ async fn streams_follow_the_pace_of_the_queue() {
     let mut handles = vec![clients[0].mutex("x").acquire().await.unwrap()];
     let mut waiting = Vec::new();
     for (before, locks) in clients.iter().enumerate().skip(1) {
-        waiting.push(tokio::spawn(locks.mutex("x").acquire().into_future()));
+        waiting.push(spawn(locks.mutex("x").acquire().into_future()));
         until_waiting(&last, "x", before).await;
     }
-    let waits = tokio::spawn(last.mutex("x").acquire().into_future());
+    let waits = spawn(last.mutex("x").acquire().into_future());
     // All of them: the lock was granted a moment ago.
     until_streaming(&ground, &admin, 6).await;
     eventually(PATIENCE, "the last one does without", async || {
@@ -227,7 +227,7 @@ async fn a_thousand_clients_in_memory_are_all_served() {
     let clients: Vec<LockClient> = (0..CLIENTS).map(|_| memory.client()).collect();
     let holder = memory.client();
     let held = holder.mutex("x").acquire().await.unwrap();
-    let waiting = tokio::spawn(async move {
+    let waiting = spawn(async move {
         let waiting: FuturesUnordered<_> = clients
             .iter()
             .map(async |locks| locks.mutex("x").acquire().await.unwrap().release().await.unwrap())

@@ -8,7 +8,7 @@ use watchlock::{AcquireError, HolderInfo, LockClient, LockEvent, LockStatus, Los
 
 use crate::{
     everywhere::places,
-    setup::{Ground, PATIENCE, SOON, eventually, info, is_vacant, pause, until_waiting, within},
+    setup::{Ground, PATIENCE, SOON, eventually, info, is_vacant, pause, spawn, until_waiting, within},
 };
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -58,7 +58,7 @@ async fn a_waiter_is_granted_as_the_time_of_a_kept_lock_ends() {
     let everywhere = places.iter().map(async |(a, b)| {
         let held = a.mutex("x").acquire().at_least_for(3 * SECOND).await.unwrap();
         let waiting = b.mutex("x");
-        let waiting = tokio::spawn(async move { waiting.acquire().await });
+        let waiting = spawn(async move { waiting.acquire().await });
         until_waiting(a, "x", 1).await;
         assert_eq!(held.release().await.unwrap(), Released::Kept);
         let kept = holder(a, "x").await;
@@ -127,7 +127,7 @@ async fn nobody_but_an_operator_opens_a_kept_lock() {
     let second = of().await;
     assert!(second.mutex("x").try_acquire().await.unwrap().is_none());
     let waiting = second.mutex("x");
-    let waiting = tokio::spawn(async move { waiting.acquire().await });
+    let waiting = spawn(async move { waiting.acquire().await });
     until_waiting(&other, "x", 1).await;
     assert_eq!(holder(&other, "x").await.token, token);
     other.break_lock("x").await.unwrap();
@@ -225,7 +225,7 @@ async fn a_fixed_hold_is_lost_as_its_time_ends_and_nobody_else_has_it_before() {
         let held = a.mutex("x").acquire().fixed(length).await.unwrap();
         let before = holder(b, "x").await;
         let (waiting, view) = (b.mutex("x"), held.view());
-        let waiting = tokio::spawn(async move {
+        let waiting = spawn(async move {
             let next = waiting.acquire().await.unwrap();
             // By the clock, whatever task runs first.
             (next, view.lost_reason())
@@ -253,7 +253,7 @@ async fn a_waiter_that_is_woken_has_its_fixed_time_and_no_more() {
     let everywhere = places.iter().map(async |(a, b)| {
         let first = a.mutex("x").acquire().await.unwrap();
         let waiting = b.mutex("x");
-        let waiting = tokio::spawn(async move { waiting.acquire().fixed(length).await });
+        let waiting = spawn(async move { waiting.acquire().fixed(length).await });
         until_waiting(a, "x", 1).await;
         first.release().await.unwrap();
         let held = within(PATIENCE, "the grant", waiting).await.unwrap().unwrap();
