@@ -248,7 +248,7 @@ mod tests {
                     let _slot = admission.enter().await;
                     let at_once = u32::try_from(admission.climb().on_their_way).unwrap();
                     // Above that, each takes as much longer.
-                    sleep(Duration::from_millis(2) * at_once.max(best) / best).await;
+                    sleep(Duration::from_millis(5) * at_once.max(best) / best).await;
                 }
             }
         });

@@ -160,7 +160,7 @@ impl Dice {
     }
 }
 
-/// As `tokio::spawn`, which is compiled anew for each future, and this for each type of result: LLVM has a fifth less to do.
+/// As `tokio::spawn`, which is compiled anew for each future, and this for each type of result: a fifth less for LLVM.
 pub(crate) fn spawn<T: Send + 'static>(future: impl Future<Output = T> + Send + 'static) -> JoinHandle<T> {
     tokio::spawn(future.boxed())
 }
