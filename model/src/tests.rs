@@ -1,6 +1,6 @@
 //! The explored models, and the seeded faults that must be found.
 //!
-//! A daily run leaves out the last steps of models where those take long. With `WATCHLOCK_MODEL=whole`, as `.ci/run` has
+//! A daily run leaves out the last steps of models where those take long. With `WATCHLOCK_PROOFS=whole`, as `.ci/run` has
 //! it, all are explored as far as their setup says. For a longer look, `WATCHLOCK_MODEL_FAULTS` sets how many faults a
 //! run may have, and `WATCHLOCK_MODEL_STEPS` how many steps (0: any number). Each test prints the states that it
 //! explores: `cargo test --package watchlock-model -- --nocapture`.
@@ -77,7 +77,7 @@ fn daily(steps: usize, least: usize) -> Daily {
 
 impl Daily {
     fn check(self, name: &str, setup: Setup, least_of_all: usize) {
-        if std::env::var("WATCHLOCK_MODEL").is_ok_and(|what| what == "whole") {
+        if std::env::var("WATCHLOCK_PROOFS").is_ok_and(|what| what == "whole") {
             check(name, setup, least_of_all);
         } else {
             let steps = self.steps;

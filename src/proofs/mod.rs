@@ -15,3 +15,14 @@ pub(crate) mod random;
 pub(crate) mod simulated;
 #[cfg(test)]
 mod simulation;
+
+/// How many seeds of a proof a run takes: half of them every day, and all with `WATCHLOCK_PROOFS=whole`, as `.ci/run`
+/// has it.
+#[cfg(test)]
+fn share_of(whole: u64) -> u64 {
+    if std::env::var("WATCHLOCK_PROOFS").is_ok_and(|what| what == "whole") {
+        whole
+    } else {
+        whole / 2
+    }
+}
