@@ -1,9 +1,9 @@
 //! The explored models, and the seeded faults that must be found.
 //!
-//! A daily run leaves out the last steps of models where those take long. With `WATCHLOCK_PROOFS=whole`, as `.ci/run` has
-//! it, all are explored as far as their setup says. For a longer look, `WATCHLOCK_MODEL_FAULTS` sets how many faults a
-//! run may have, and `WATCHLOCK_MODEL_STEPS` how many steps (0: any number). Each test prints the states that it
-//! explores: `cargo test --package watchlock-model -- --nocapture`.
+//! A daily run leaves out the last steps of models where those take long. With `WATCHLOCK_PROOFS=whole`, as `.ci/run`
+//! has it, all are explored as far as their setup says. For a longer look, `WATCHLOCK_MODEL_FAULTS` sets how many
+//! faults a run may have, and `WATCHLOCK_MODEL_STEPS` how many steps (0: any number). Each test prints the states that
+//! it explores: `cargo test --package watchlock-model -- --nocapture`.
 
 use std::{collections::BTreeSet, time::Instant};
 
@@ -256,7 +256,7 @@ fn a_read_hold_that_is_shared_inside_a_process() {
     daily(7, 15_000).check("three readers of a client and a writer", shared(), 20_000);
 }
 
-/// To the end, without faults: the writer gets in after the readers that shared.
+/// Without faults and, in `.ci/run`, to the end: the writer gets in after the readers that shared.
 #[test]
 fn a_read_hold_that_is_shared_to_the_end() {
     let setup = Setup {

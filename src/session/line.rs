@@ -405,7 +405,10 @@ impl Line {
                 .filter(|id| !context.ids.made(id))
                 .count();
             // A look may have shown since that some of them have gone.
-            let seen = self.waitlist.place().and_then(|place| usize::try_from(place).ok());
+            let seen = self
+                .waitlist
+                .waiters_ahead()
+                .and_then(|ahead| usize::try_from(ahead).ok());
             seen.map_or(answered, |seen| seen.min(answered))
         });
         // An operation can hang for longer than a task wants to wait, so there may be no error yet.

@@ -4,6 +4,8 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
+use crate::backoff::Backoff;
+
 /// Time after the first look that was not answered in time: a single one says little of the next.
 const BLIND_FIRST: Duration = Duration::from_millis(500);
 
@@ -12,10 +14,19 @@ const BLIND_FIRST: Duration = Duration::from_millis(500);
 const BLIND_MOST: Duration = Duration::from_secs(10);
 
 /// The time for which looks are expected to fail, twice as long after each that does.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Blind {
     until: Option<Instant>,
-    failures: u32,
+    backoff: Backoff,
+}
+
+impl Default for Blind {
+    fn default() -> Self {
+        Self {
+            until: None,
+            backoff: Backoff::between(BLIND_FIRST, BLIND_MOST),
+        }
+    }
 }
 
 impl Blind {
@@ -25,11 +36,8 @@ impl Blind {
 
     /// Notes that a look has failed; `refused`: the next one would too.
     pub(super) fn failed(&mut self, refused: bool, now: Instant) {
-        let doubled = BLIND_FIRST
-            .saturating_mul(2_u32.saturating_pow(self.failures))
-            .min(BLIND_MOST);
-        self.failures = self.failures.saturating_add(1);
-        self.until = Some(now + if refused { BLIND_MOST } else { doubled });
+        let pause = self.backoff.failed();
+        self.until = Some(now + if refused { BLIND_MOST } else { pause });
     }
 }
 

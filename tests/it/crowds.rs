@@ -1,4 +1,4 @@
-//! More clients than the queue has room for.
+//! Many waiters for one lock: more than the queue has room for, and more than streams are for.
 
 use std::{
     collections::HashMap,

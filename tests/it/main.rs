@@ -1,4 +1,7 @@
 //! watchlock against real servers.
+//!
+//! Tests begin in the order of their names. A file of tests that take ten seconds or more has a name from the first
+//! half of the alphabet: what begins last would run alone at the end.
 
 mod acquire_terms;
 mod breaks;

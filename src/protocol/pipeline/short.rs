@@ -2,7 +2,8 @@
 //!
 //! The fewer cases a pipeline provides for, the less it costs the server. The condition under which phases may be left
 //! out is compared in the same atomic write; where the document does not meet it, nothing is written. No form has
-//! proclaim or downgrade: such operations are rare, and take the general form. All forms have record and stamp.
+//! proclaim or downgrade: such operations are rare, and take the general form. All forms have stamp, and record where
+//! something leaves; `advance_by_one` is a part of the general form, which has both.
 //!
 //! ```text
 //! form              used for                     leaves out                    why it may
@@ -16,9 +17,11 @@
 //! alone             claim of any free document   leave, adopt, enqueue;        the filter `free` selects documents
 //!                                                of advance all but a grant    without live entries, free for any kind
 //!
-//! hand_over         release, Expects::Holding,   expiry of holders, adopt,     the entry that leaves is the only
-//!                   one permit                   enqueue; of advance all but   holder: nobody holds after it, and the
-//!                                                the grant to the head         one permit is for the head
+//! hand_over         release, Expects::Holding,   leave in the queue but for    the entry that leaves is the only
+//!                   one permit                   expiry, expiry of holders,    holder: it does not wait, nobody holds
+//!                                                adopt, enqueue; of advance    after it, and the one permit is for the
+//!                                                all but the grant to the      head
+//!                                                head
 //!
 //! hand_over_among   release, Expects::Holding,   leave in the queue but for    the entry that leaves is a holder, so
 //!                   more permits, or unknown     expiry, adopt, enqueue        it does not wait; nothing is requested
