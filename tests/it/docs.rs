@@ -283,4 +283,13 @@ fn the_command_of_the_readme_is_the_one_that_ci_runs() {
             .lines()
             .any(|line| line.starts_with(&format!("step {COMMAND} ")))
     );
+    // Else it would take no more of the proofs than a daily run.
+    assert!(
+        read(".ci/run")
+            .lines()
+            .any(|line| line == "export WATCHLOCK_PROOFS=whole")
+    );
+    for proof in ["model/src/tests.rs", "src/proofs/mod.rs"] {
+        assert!(read(proof).contains(r#"var("WATCHLOCK_PROOFS")"#), "{proof}");
+    }
 }
