@@ -4,7 +4,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use futures::future::join_all;
 use mongodb::{
-    Collection,
+    Client, Collection,
     bson::{Bson, Document, doc},
     error::ErrorKind,
 };
@@ -17,6 +17,19 @@ use crate::setup::{
 
 /// By when a lock is free or truly owned after an answer was lost.
 const SETTLED: Duration = Duration::from_secs(2);
+
+/// Waits until the client has opened another stream than `before`: while it opens, it may have the only connection, and
+/// where answers are lost, none can be made for a request. No other client may have streams.
+async fn until_streaming_anew(ground: &Ground, driver: &Client, before: &[i64]) {
+    eventually(PATIENCE, "its stream is open", async || {
+        ground
+            .streams(driver)
+            .await
+            .iter()
+            .any(|stream| !before.contains(stream))
+    })
+    .await;
+}
 
 /// Fails commands of the clients that [`Ground::by_name`] makes.
 async fn fail(cluster: &Cluster, ground: &Ground, mode: impl Into<Bson>, command: &str, fault: Document) -> FailPoint {
@@ -69,8 +82,11 @@ async fn a_request_that_is_applied_after_the_timeout_leaves_the_lock_free() {
         let proxy = cluster.proxy(0).unwrap();
         let ground = Ground::on(cluster, "late");
         let behind = ground.through(format!("{}&retryWrites={retry}", proxy.uri()));
-        let (locks, other) = (behind.locks().await, ground.locks().await);
-        locks.mutex("x").acquire().await.unwrap().release().await.unwrap();
+        let (locks, other) = (behind.locks().await, ground.polling().await);
+        let driver = ground.driver().await;
+        let held = locks.mutex("x").acquire().await.unwrap();
+        until_streaming_anew(&ground, &driver, &[]).await;
+        held.release().await.unwrap();
         let before = info(&other, "x").await.unwrap().token;
         // The network keeps it, and delivers it when its task has given up.
         proxy.black_hole();
@@ -157,8 +173,11 @@ async fn an_answer_that_never_comes_leaves_the_lock_free_or_owned() {
         let proxy = cluster.proxy(0).unwrap();
         let ground = Ground::on(cluster, "lost");
         let behind = ground.through(format!("{}&retryWrites={retry}", proxy.uri()));
-        let (locks, other) = (behind.locks().await, ground.locks().await);
-        locks.mutex("x").acquire().await.unwrap().release().await.unwrap();
+        let (locks, other) = (behind.locks().await, ground.polling().await);
+        let driver = ground.driver().await;
+        let held = locks.mutex("x").acquire().await.unwrap();
+        until_streaming_anew(&ground, &driver, &[]).await;
+        held.release().await.unwrap();
         let token = info(&other, "x").await.unwrap().token;
 
         // It times out while the server has granted it long since.
@@ -170,37 +189,46 @@ async fn an_answer_that_never_comes_leaves_the_lock_free_or_owned() {
             .await
             .unwrap_err();
         assert!(matches!(error, AcquireError::Timeout { .. }), "{case}: {error}");
-        eventually(PATIENCE, &case, async || info(&other, "x").await.unwrap().token > token).await;
+        eventually(PATIENCE, &format!("{case}: granted"), async || {
+            info(&other, "x").await.unwrap().token > token
+        })
+        .await;
         assert_eq!(
             info(&other, "x").await.unwrap().holders.len(),
             1,
             "{case}: held by nobody, for now"
         );
         proxy.cut();
+        let before = ground.streams(&driver).await;
         proxy.heal();
         assert_free(&other, "x", &case).await;
 
         // It goes on waiting, and gets what it was granted.
+        let held = locks.mutex("x").acquire().await.unwrap();
+        until_streaming_anew(&ground, &driver, &before).await;
+        held.release().await.unwrap();
         let token = info(&other, "x").await.unwrap().token;
         proxy.black_hole_replies();
         let mutex = locks.mutex("x");
         let acquire = spawn(async move { mutex.acquire().await.unwrap() });
         let mut granted = token;
-        eventually(PATIENCE, &case, async || {
+        eventually(PATIENCE, &format!("{case}: granted to who waits"), async || {
             granted = info(&other, "x").await.unwrap().token;
             granted > token
         })
         .await;
         proxy.cut();
+        let before = ground.streams(&driver).await;
         proxy.heal();
         let handle = within(SETTLED, &case, acquire).await.unwrap();
         assert_owned(&handle, &other, &case).await;
         assert_eq!(handle.token(), granted, "{case}: granted once");
 
         // It is released while the answer is lost.
+        until_streaming_anew(&ground, &driver, &before).await;
         proxy.black_hole_replies();
         let release = spawn(handle.release());
-        eventually(PATIENCE, &case, async || {
+        eventually(PATIENCE, &format!("{case}: released"), async || {
             info(&other, "x").await.unwrap().holders.is_empty()
         })
         .await;

@@ -125,7 +125,9 @@ async fn another_client_that_waits_gets_it_at_once() {
 async fn its_document_shows_it_as_idle_until_it_is_taken_again() {
     let ground = Ground::replica_set("idleshown").await;
     let (locks, other) = (keeping(&ground).await, ground.locks().await);
-    let (handle, first) = taken_again(&locks, || locks.mutex("x").acquire()).await;
+    // With the same reason, as it stays idle in its turn where it had to be asked for.
+    let take = || locks.mutex("x").acquire().reason("for a moment");
+    let (handle, first) = taken_again(&locks, take).await;
     assert_eq!(first.reason.as_deref(), Some("for a moment"));
     assert!(handle.token() > first.token);
     until_shown(&other, false).await;
