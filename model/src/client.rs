@@ -157,7 +157,7 @@ impl Client {
         let mut effects = Vec::new();
         let output = input(&mut line.waitlist, &context, &mut effects);
         line.take_in(effects);
-        line.attend_to_idle(world, false, &context);
+        line.attend_to_idle(world, &context);
         line.waitlist
             .stop_timers(context.now, TICK, *NEVER, world.rules.knocks_in_full);
         self.ids = ids.number();
@@ -239,7 +239,7 @@ impl Client {
     pub(super) fn give_back(&mut self, lock: usize, world: World<'_>) {
         let ids = Ids::resumed(self.session.clone(), self.ids);
         let context = context(&self.clock, &ids, world);
-        self.lines[lock].attend_to_idle(world, true, &context);
+        self.lines[lock].give_back_idle(world, &context);
     }
 
     /// The next operation. `timer`: a pause is over, and a head that is queued asks again.
@@ -332,10 +332,13 @@ fn context<'a>(clock: &'a ServerClock, ids: &'a Ids, world: World<'a>) -> Contex
 
 impl Line {
     /// The session's part after each input: the next task gets the hold that no task has, or the hold is given back.
-    fn attend_to_idle(&mut self, world: World<'_>, is_over: bool, context: &Context<'_>) {
-        if self.idle.is_none() || !(self.waitlist.must_let_go_of_idle(context) || is_over) {
-            return;
+    fn attend_to_idle(&mut self, world: World<'_>, context: &Context<'_>) {
+        if self.waitlist.must_let_go_of_idle(context) {
+            self.give_back_idle(world, context);
         }
+    }
+
+    fn give_back_idle(&mut self, world: World<'_>, context: &Context<'_>) {
         let Some(hold) = self.idle.take() else { return };
         let heir = if hold.is_believed(world.now, world.rules) {
             Heir::NextTask(hold.left(world))

@@ -368,7 +368,7 @@ impl<T: DeserializeOwned + Send + Sync + 'static> IntoFuture for Claim<T> {
             let timeout = self.options.timeout;
             let waits = timeout != Some(Duration::ZERO);
             let patience = if waits { Patience::Wait } else { Patience::Try };
-            let attempt = attempt(&self.locks, &self.wanted, &self.options, waits)?;
+            let attempt = attempt(&self.locks, &self.wanted, &self.options, patience)?;
             let claiming = async move {
                 let name = self.locks.collection.to_string();
                 let mut failing = None;
@@ -437,7 +437,7 @@ impl<T: DeserializeOwned + Send + Sync + 'static> IntoFuture for TryClaim<T> {
 
     fn into_future(self) -> Self::IntoFuture {
         Box::pin(async move {
-            let attempt = attempt(&self.locks, &self.wanted, &self.options, false)?;
+            let attempt = attempt(&self.locks, &self.wanted, &self.options, Patience::Try)?;
             let claiming = async move {
                 let name = self.locks.collection.to_string();
                 let (timeout, mut unheard) = (self.options.timeout, None);
@@ -469,13 +469,14 @@ fn attempt<T>(
     locks: &DocumentLocks<T>,
     wanted: &Wanted,
     options: &Options,
-    waits: bool,
+    patience: Patience,
 ) -> Result<Attempt, AcquireError> {
     let reason = options.reason.as_deref();
     options.timeout.map_or(Ok(()), check_timeout)?;
     wanted.attempts_most.map_or(Ok(()), check_attempts)?;
     reason.map_or(Ok(()), |reason| check_text("reason", reason))?;
     options.terms.check(&locks.session()?.config)?;
+    let waits = patience == Patience::Wait;
     Ok(Attempt::begin(None, None, Kind::Document, 1, waits, reason))
 }
 

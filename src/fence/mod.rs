@@ -241,7 +241,7 @@ impl Fence {
             None => Ok(()),
         };
         let change = checked.and_then(|()| self.update(update)).map(FencedChange::Update);
-        FencedUpdate::new(Write::new(self, collection, filter), change, false)
+        FencedUpdate::updating(Write::new(self, collection, filter), change)
     }
 
     /// Replaces one document, if it was not written under a larger token; the token is added. Otherwise like
@@ -270,7 +270,7 @@ impl Fence {
                 Ok(FencedChange::Update(locked::replace(replacement, place)?.into()))
             }),
         };
-        FencedUpdate::new(Write::new(self, collection, filter), change, true)
+        FencedUpdate::replacing(Write::new(self, collection, filter), change)
     }
 
     /// Inserts a document with the token in it.

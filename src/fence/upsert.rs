@@ -9,6 +9,14 @@ const WITHOUT_A_VALUE: [&str; 12] = [
     "$exists", "$gt", "$gte", "$lt", "$lte", "$ne", "$nin", "$type", "$mod", "$size", "$regex", "$options",
 ];
 
+/// Where a condition of a filter stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Sense {
+    Plain,
+    /// Under a `$nor`.
+    Negated,
+}
+
 /// Nesting limit: deeper than the server accepts.
 const FILTER_DEEPEST: u32 = 100;
 
@@ -19,7 +27,7 @@ const FILTER_DEEPEST: u32 = 100;
 /// If it names none, or asks for a value in the fence's field: the server starts a new document with the values that
 /// the filter asks for, and a value there that is not a token, or is a larger one, would fence everybody out.
 pub(super) fn named_id(filter: &Document, field: &str) -> Result<Document, InvalidInput> {
-    if let Some(path) = path_of_value(filter, field, false, 0) {
+    if let Some(path) = path_of_value(filter, field, Sense::Plain, 0) {
         let path: String = path.chars().take(255).collect();
         return Err(InvalidInput::new(format!(
             "the filter of a fenced upsert asks for a value of `{}`, but the fence keeps its token in `{}`",
@@ -44,18 +52,18 @@ pub(super) fn named_id(filter: &Document, field: &str) -> Result<Document, Inval
 
 /// Returns the path of a value that the filter asks for in the fence's field, above or below it. Under a `$nor` any
 /// condition counts: that of `$ne` asks for a value.
-fn path_of_value(filter: &Document, field: &str, negated: bool, depth: u32) -> Option<String> {
+fn path_of_value(filter: &Document, field: &str, sense: Sense, depth: u32) -> Option<String> {
     filter
         .iter()
         .find_map(|(path, condition)| match (path.as_str(), condition) {
             (operator @ ("$and" | "$or" | "$nor"), Bson::Array(parts)) if depth < FILTER_DEEPEST => {
-                let negated = negated || operator == "$nor";
+                let sense = if operator == "$nor" { Sense::Negated } else { sense };
                 let mut parts = parts.iter().filter_map(Bson::as_document);
-                parts.find_map(|part| path_of_value(part, field, negated, depth + 1))
+                parts.find_map(|part| path_of_value(part, field, sense, depth + 1))
             }
             (path, condition) => {
                 let leads = path.split('.').zip(field.split('.')).all(|(one, other)| one == other);
-                (leads && (negated || has_value(condition))).then(|| path.to_owned())
+                (leads && (sense == Sense::Negated || has_value(condition))).then(|| path.to_owned())
             }
         })
 }
@@ -133,9 +141,12 @@ mod tests {
     fn a_filter_is_searched_as_deep_as_the_server_takes_it() {
         let nested = |levels: u32| (0..levels).fold(doc! { "fence": 7 }, |inner, _| doc! { "$and": [inner] });
         assert_eq!(
-            path_of_value(&nested(FILTER_DEEPEST), "fence", false, 0).as_deref(),
+            path_of_value(&nested(FILTER_DEEPEST), "fence", Sense::Plain, 0).as_deref(),
             Some("fence")
         );
-        assert_eq!(path_of_value(&nested(FILTER_DEEPEST + 1), "fence", false, 0), None);
+        assert_eq!(
+            path_of_value(&nested(FILTER_DEEPEST + 1), "fence", Sense::Plain, 0),
+            None
+        );
     }
 }

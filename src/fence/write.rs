@@ -194,6 +194,7 @@ pub(super) enum FencedChange {
 pub struct FencedUpdate<'a> {
     write: Write,
     change: Result<FencedChange, InvalidInput>,
+    /// Whether it replaces the document: with a lock in it, that is [`FencedChange::Update`] as well.
     replaces: bool,
     upsert: bool,
     array_filters: Option<Vec<Document>>,
@@ -201,14 +202,21 @@ pub struct FencedUpdate<'a> {
 }
 
 impl FencedUpdate<'_> {
-    pub(super) fn new(write: Write, change: Result<FencedChange, InvalidInput>, replaces: bool) -> Self {
+    pub(super) fn updating(write: Write, change: Result<FencedChange, InvalidInput>) -> Self {
         Self {
             write,
             change,
-            replaces,
+            replaces: false,
             upsert: false,
             array_filters: None,
             session: None,
+        }
+    }
+
+    pub(super) fn replacing(write: Write, change: Result<FencedChange, InvalidInput>) -> Self {
+        Self {
+            replaces: true,
+            ..Self::updating(write, change)
         }
     }
 

@@ -18,6 +18,7 @@ use crate::{
     session::{Session, line::AcquireOptions},
     telemetry::Attempt,
     terms::Terms,
+    waitlist::Patience,
 };
 
 /// The demand of a kind of lock on the engine: a number of permits, out of a capacity, under a name.
@@ -93,11 +94,12 @@ impl LockRequest {
         Ok(())
     }
 
-    fn attempt(&self, waits: bool) -> Attempt {
+    fn attempt(&self, patience: Patience) -> Attempt {
         let Share {
             name, kind, permits, ..
         } = &self.share;
         let label = self.share.session.config.metered.label(name);
+        let waits = patience == Patience::Wait;
         Attempt::begin(Some(name), label, *kind, *permits, waits, self.reason.as_deref())
     }
 
@@ -409,7 +411,9 @@ impl IntoFuture for Acquire {
     fn into_future(self) -> Self::IntoFuture {
         Box::pin(async move {
             self.request.check(self.timeout)?;
-            let attempt = self.request.attempt(self.timeout != Some(Duration::ZERO));
+            let asks_once = self.timeout == Some(Duration::ZERO);
+            let patience = if asks_once { Patience::Try } else { Patience::Wait };
+            let attempt = self.request.attempt(patience);
             let acquiring = self.request.wait(self.timeout);
             attempt.follow(acquiring, |handle| Some(handle.hold().granted())).await
         })
@@ -548,7 +552,7 @@ impl TryAcquire {
 
     async fn send(self, otherwise: Otherwise) -> Result<Option<LockHandle>, AcquireError> {
         self.request.check(self.timeout)?;
-        let attempt = self.request.attempt(false);
+        let attempt = self.request.attempt(Patience::Try);
         let trying = self.request.send(otherwise, self.timeout);
         attempt
             .follow(trying, |handle| handle.as_ref().map(|handle| handle.hold().granted()))

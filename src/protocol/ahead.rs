@@ -13,7 +13,7 @@ pub(crate) struct Ahead {
     /// Hand-overs until it is the waiter's turn, if entries that are granted together also leave together.
     pub(crate) turns: u64,
     /// The number of waiters ahead of it.
-    pub(crate) place: u64,
+    pub(crate) position: u64,
     /// The permits that nobody holds.
     pub(crate) free: i64,
     /// The latest grant among the holders; `None` if nobody holds the lock.
@@ -32,8 +32,8 @@ const ASLEEP: i64 = 600;
 impl Ahead {
     /// Returns the summary for an entry; `None` if it is not in the queue.
     pub(crate) fn of(state: &State, entry: &str, now: ServerTime) -> Option<Self> {
-        let place = state.queue.iter().position(|waiter| waiter.id == entry)?;
-        let before = &state.queue[..place];
+        let position = state.queue.iter().position(|waiter| waiter.id == entry)?;
+        let before = &state.queue[..position];
         let permits = before
             .iter()
             .fold(0_i64, |permits, waiter| permits.saturating_add(waiter.permits));
@@ -48,7 +48,7 @@ impl Ahead {
         };
         Some(Self {
             turns: turns(permits, state.capacity),
-            place: place as u64,
+            position: position as u64,
             free: state.capacity.saturating_sub(taken.fold(0, i64::saturating_add)),
             served_at: state.holders.iter().map(|holder| holder.since).max(),
             first_end: holders.chain(before.iter().map(|waiter| waiter.until)).min(),
@@ -63,16 +63,16 @@ fn turns(permits: i64, capacity: i64) -> u64 {
     u64::try_from(permits / capacity.max(1)).unwrap_or(0)
 }
 
-/// Returns the projection of a find by which the server computes the summary. `place` is -1 if the entry is not in the
-/// queue.
+/// Returns the projection of a find by which the server computes the summary. `position` is -1 if the entry is not in
+/// the queue.
 ///
 /// The whole document would have some 175 bytes for each waiter.
 pub(crate) fn projection(at: &Location, entry: &str) -> Document {
-    let place = doc! { "$indexOfArray": [at.value("queue.id"), { "$literal": entry }] };
+    let position = doc! { "$indexOfArray": [at.value("queue.id"), { "$literal": entry }] };
     // `$slice` takes no length of 0.
     let before = |field: &str, fold: &str, nothing: Bson| {
-        let before = doc! { "$slice": [at.value(&format!("queue.{field}")), "$$place"] };
-        doc! { "$cond": [{ "$gt": ["$$place", 0] }, { fold: before }, nothing] }
+        let before = doc! { "$slice": [at.value(&format!("queue.{field}")), "$$position"] };
+        doc! { "$cond": [{ "$gt": ["$$position", 0] }, { fold: before }, nothing] }
     };
     let is_asleep = doc! { "$and": [
         { "$eq": [{ "$subtract": ["$$this.until", "$$this.since"] }, "$$this.claim"] },
@@ -80,12 +80,12 @@ pub(crate) fn projection(at: &Location, entry: &str) -> Document {
         { "$lte": ["$$this.released", null] },
         { "$gt": [{ "$subtract": ["$$NOW", "$$this.since"] }, ASLEEP] },
     ] };
-    let of = |value: Document| doc! { "$let": { "vars": { "place": &place }, "in": value } };
+    let of = |value: Document| doc! { "$let": { "vars": { "position": &position }, "in": value } };
     let holders = at.value("holders");
     let taken = doc! { "$cond": [{ "$isArray": &holders }, { "$sum": at.value("holders.permits") }, null] };
     doc! {
         "_id": 0,
-        "place": &place,
+        "position": &position,
         "permits": of(before("permits", "$sum", Bson::Int64(0))),
         "capacity": at.value("capacity"),
         "taken": taken,
@@ -103,10 +103,10 @@ pub(crate) fn read(found: &Document, now: ServerTime) -> Result<Option<Ahead>, M
         let field = field.to_owned();
         number(shown).ok_or(Malformed::Field { field, problem })
     };
-    if number("place").is_none() && number("capacity").is_none() {
+    if number("position").is_none() && number("capacity").is_none() {
         return Ok(None);
     }
-    let Ok(place) = u64::try_from(required("place", "queue", "is not an array")?) else {
+    let Ok(position) = u64::try_from(required("position", "queue", "is not an array")?) else {
         return Ok(None);
     };
     let capacity = required("capacity", "capacity", "is not a whole number")?;
@@ -114,7 +114,7 @@ pub(crate) fn read(found: &Document, now: ServerTime) -> Result<Option<Ahead>, M
     let permits = required("permits", "queue.permits", "is not a whole number")?;
     Ok(Some(Ahead {
         turns: turns(permits, capacity),
-        place,
+        position,
         free: capacity.saturating_sub(taken),
         served_at: ServerTime::in_field(found, "served_at"),
         first_end: ServerTime::in_field(found, "first_end"),
@@ -159,10 +159,10 @@ mod tests {
         let queue = [waits("b-1", 70, 8), waits("b-2", 60, 4), waits("b-3", 10, 1)];
         let state = lock(PERMITS, [held(3, 90, 4), held(5, 80, 3)], queue);
         let now = ServerTime(6);
-        for (entry, turns, place, first_end) in [("b-1", 0, 0, 80), ("b-2", 0, 1, 70), ("b-3", 1, 2, 60)] {
+        for (entry, turns, position, first_end) in [("b-1", 0, 0, 80), ("b-2", 0, 1, 70), ("b-3", 1, 2, 60)] {
             let ahead = Ahead {
                 turns,
-                place,
+                position,
                 free: 3,
                 served_at: Some(ServerTime(5)),
                 first_end: Some(ServerTime(first_end)),
@@ -204,7 +204,7 @@ mod tests {
 
     fn answer() -> Document {
         doc! {
-            "place": 2, "permits": 12, "capacity": 10, "taken": 7,
+            "position": 2, "permits": 12, "capacity": 10, "taken": 7,
             "served_at": ServerTime(5), "first_end": ServerTime(60), "asleep": true,
         }
     }
@@ -214,7 +214,7 @@ mod tests {
         let now = ServerTime(10);
         let ahead = Ahead {
             turns: 1,
-            place: 2,
+            position: 2,
             free: 3,
             served_at: Some(ServerTime(5)),
             first_end: Some(ServerTime(60)),
@@ -223,8 +223,8 @@ mod tests {
         };
         assert_eq!(read(&answer(), now), Ok(Some(ahead)));
         let mut is_not_in_line = answer();
-        is_not_in_line.insert("place", -1);
-        let no_lock = doc! { "place": null, "capacity": null };
+        is_not_in_line.insert("position", -1);
+        let no_lock = doc! { "position": null, "capacity": null };
         for nothing in [is_not_in_line, no_lock, doc! {}] {
             assert_eq!(read(&nothing, now), Ok(None), "{nothing}");
         }
@@ -233,7 +233,7 @@ mod tests {
     #[test]
     fn an_answer_of_something_else_than_a_lock_is_an_error() {
         for (shown, field) in [
-            ("place", "queue"),
+            ("position", "queue"),
             ("capacity", "capacity"),
             ("taken", "holders"),
             ("permits", "queue.permits"),

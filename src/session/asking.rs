@@ -23,7 +23,7 @@ use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use super::{
     Session,
-    lanes::{Lanes, Slot},
+    lanes::{Lanes, Slot, Urgency},
 };
 use crate::{config::Config, store::StoreError, waitlist::TimedOut};
 
@@ -208,8 +208,8 @@ impl Asking {
     }
 
     /// Waits for a slot.
-    pub(super) async fn enter(&self, leaves: bool, timed_out: TimedOut) -> Option<Slot<'_>> {
-        self.lanes.enter(leaves, timed_out).await
+    pub(super) async fn enter(&self, urgency: Urgency, timed_out: TimedOut) -> Option<Slot<'_>> {
+        self.lanes.enter(urgency, timed_out).await
     }
 
     /// Waits for the answer to an operation that is sent now. The caller runs the future on once it is given up.
@@ -407,7 +407,7 @@ mod tests {
             asking.adrift.store(adrift, Ordering::Relaxed);
             asking.given_up.store(asking.micros(Instant::now()), Ordering::Relaxed);
             let (limit, sent, mut reported) = (asking.limit_of_look(&config), Instant::now(), Vec::new());
-            let slot = asking.enter(false, TimedOut::default()).await;
+            let slot = asking.enter(Urgency::Usual, TimedOut::default()).await;
             let mut hung = pin!(std::future::pending::<Result<(), StoreError>>());
             let overdue = || reported.push(sent.elapsed());
             let given_up = asking.answer_or(hung.as_mut(), slot, limit, overdue).await;

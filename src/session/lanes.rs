@@ -50,6 +50,15 @@ pub(super) struct Lanes {
     waited: AtomicU64,
 }
 
+/// Whether others may wait for an operation to be through.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Urgency {
+    /// Nobody but who sent it.
+    Usual,
+    /// It has entries that leave: others may get the lock by it.
+    Leaving,
+}
+
 /// A slot for an operation that is on its way.
 ///
 /// Only held.
@@ -88,10 +97,10 @@ impl Lanes {
     }
 
     /// Waits for a slot.
-    pub(super) async fn enter(&self, leaves: bool, timed_out: TimedOut) -> Option<Slot<'_>> {
+    pub(super) async fn enter(&self, urgency: Urgency, timed_out: TimedOut) -> Option<Slot<'_>> {
         match timed_out.overdue {
             0 => {}
-            1..STUCK_AFTER if leaves => return self.slow_or_leaving().await,
+            1..STUCK_AFTER if urgency == Urgency::Leaving => return self.slow_or_leaving().await,
             1..STUCK_AFTER => return self.slow().await,
             _ => return Slot::other(&self.stuck).await,
         }
@@ -102,7 +111,7 @@ impl Lanes {
             let admitted = self.prompt.enter().await;
             admitted.map(|admitted| Slot::Prompt { _admitted: admitted })
         };
-        if !leaves {
+        if urgency == Urgency::Usual {
             return prompt.await;
         }
         tokio::select! {
@@ -163,7 +172,7 @@ mod tests {
             tokio::spawn(async move {
                 for overdue in 0.. {
                     let timed_out = TimedOut { overdue, unanswered: 0 };
-                    let slot = lanes.enter(true, timed_out).await;
+                    let slot = lanes.enter(Urgency::Leaving, timed_out).await;
                     sleep(Duration::from_millis(200 << overdue.min(5))).await;
                     drop(slot);
                 }
@@ -171,11 +180,11 @@ mod tests {
         }
         // Each of them has been tried three times by then.
         sleep(Duration::from_secs(20)).await;
-        for leaves in [false, true] {
+        for urgency in [Urgency::Usual, Urgency::Leaving] {
             for overdue in 0..STUCK_AFTER {
-                let slot = lanes.enter(leaves, TimedOut { overdue, unanswered: 0 });
+                let slot = lanes.enter(urgency, TimedOut { overdue, unanswered: 0 });
                 let entered = timeout(Duration::from_millis(1), slot).await;
-                assert!(entered.is_ok(), "{leaves}, {overdue}");
+                assert!(entered.is_ok(), "{urgency:?}, {overdue}");
             }
         }
     }
@@ -186,13 +195,13 @@ mod tests {
         let mut hanging = Vec::new();
         for overdue in [0, 1] {
             let timed_out = TimedOut { overdue, unanswered: 0 };
-            while let Ok(slot) = timeout(Duration::from_millis(1), lanes.enter(false, timed_out)).await {
+            while let Ok(slot) = timeout(Duration::from_millis(1), lanes.enter(Urgency::Usual, timed_out)).await {
                 hanging.push(slot);
             }
         }
         assert_eq!(hanging.len(), 6 + SLOW_AT_ONCE);
         for overdue in [0, 1] {
-            let slot = lanes.enter(true, TimedOut { overdue, unanswered: 0 });
+            let slot = lanes.enter(Urgency::Leaving, TimedOut { overdue, unanswered: 0 });
             hanging.push(timeout(Duration::from_millis(1), slot).await.expect("it leaves"));
         }
     }

@@ -4,7 +4,7 @@ use std::{pin::pin, sync::Arc, time::Duration};
 
 use tokio::time::{Instant, timeout};
 
-use super::Session;
+use super::{Session, lanes::Urgency};
 use crate::{
     protocol::Operation,
     store::{Answer, StoreError},
@@ -20,7 +20,12 @@ impl Session {
         }
         while let Some((operation, timed_out)) = next {
             let limit = self.asking.limit(timed_out, &self.config);
-            let slot = self.asking.enter(!operation.leave.is_empty(), timed_out).await;
+            let urgency = if operation.leave.is_empty() {
+                Urgency::Usual
+            } else {
+                Urgency::Leaving
+            };
+            let slot = self.asking.enter(urgency, timed_out).await;
             let store = self.store.clone();
             let sent = Instant::now();
             let mut asking = pin!(store.run(&name, &operation, limit.within));

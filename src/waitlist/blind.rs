@@ -34,10 +34,15 @@ impl Blind {
         self.until.is_none_or(|until| until <= now)
     }
 
-    /// Notes that a look has failed; `refused`: the next one would too.
-    pub(super) fn failed(&mut self, refused: bool, now: Instant) {
-        let pause = self.backoff.failed();
-        self.until = Some(now + if refused { BLIND_MOST } else { pause });
+    /// Notes that a look has failed.
+    pub(super) fn failed(&mut self, now: Instant) {
+        self.until = Some(now + self.backoff.failed());
+    }
+
+    /// Notes that a look was refused, as the next one would be.
+    pub(super) fn refused(&mut self, now: Instant) {
+        self.backoff.failed();
+        self.until = Some(now + BLIND_MOST);
     }
 }
 
@@ -50,16 +55,16 @@ mod tests {
     fn looks_rest_for_longer_after_each_that_fails() {
         let (mut blind, now) = (Blind::default(), Instant::now());
         assert!(blind.is_over(now));
-        let mut rests = |refused| {
-            blind.failed(refused, now);
+        let mut rests = || {
+            blind.failed(now);
             let until = blind.until.unwrap();
             assert!(!blind.is_over(until - Duration::from_millis(1)) && blind.is_over(until));
             (until - now).as_millis()
         };
-        let doubled: Vec<u128> = (0..6).map(|_| rests(false)).collect();
+        let doubled: Vec<u128> = (0..6).map(|_| rests()).collect();
         assert_eq!(doubled, [500, 1_000, 2_000, 4_000, 8_000, 10_000]);
         blind = Blind::default();
-        blind.failed(true, now);
+        blind.refused(now);
         assert_eq!(blind.until, Some(now + BLIND_MOST));
     }
 }

@@ -59,12 +59,25 @@ pub(super) struct HandingOn {
 }
 
 impl HandingOn {
-    fn may_go_on(&self, is_idle: bool, context: &Context<'_>) -> bool {
-        let most = match idling::unseen(&self.terms, context) {
-            Some(most) if is_idle => most,
-            _ if context.stream.is_open() => HANDED_ON_FOR,
-            _ => HANDED_ON_UNSEEN,
+    /// Whether a hold that a task has may go on to the next one, or be shared.
+    fn may_go_on(&self, context: &Context<'_>) -> bool {
+        let most = if context.stream.is_open() {
+            HANDED_ON_FOR
+        } else {
+            HANDED_ON_UNSEEN
         };
+        self.may_go_on_unseen_for(most, context)
+    }
+
+    /// Whether a hold that no task has may go to one.
+    fn may_be_taken_up(&self, context: &Context<'_>) -> bool {
+        match idling::unseen(&self.terms, context) {
+            Some(most) => self.may_go_on_unseen_for(most, context),
+            None => self.may_go_on(context),
+        }
+    }
+
+    fn may_go_on_unseen_for(&self, most: Duration, context: &Context<'_>) -> bool {
         self.doubt.is_none() && self.has_tokens() && self.was_seen_within(most, context)
     }
 
@@ -190,9 +203,11 @@ impl Waitlist {
         let Some(held) = self.holds.get(entry).filter(|held| !held.uncertain) else {
             return false;
         };
-        let is_idle = held.idle.is_some();
-        let handing = held.handing_on.as_ref();
-        let Some(handing) = handing.filter(|handing| handing.may_go_on(is_idle, context)) else {
+        let may_go_on = |handing: &&HandingOn| match held.idle {
+            Some(_) => handing.may_be_taken_up(context),
+            None => handing.may_go_on(context),
+        };
+        let Some(handing) = held.handing_on.as_ref().filter(may_go_on) else {
             return false;
         };
         let mut line = self.waiting.iter_mut();
@@ -204,7 +219,7 @@ impl Waitlist {
         }
         match after {
             _ if head.was_never_sent() => {}
-            // The head gets the hold, and the task after it the head's place in the server's queue.
+            // The head gets the hold, and the task after it the head's position in the server's queue.
             Some(after) if after.may_take_over(held, handing) && after.was_never_sent() => {
                 std::mem::swap(&mut head.entry, &mut after.entry);
                 (after.stage, after.above) = (head.stage, head.above);
@@ -213,8 +228,8 @@ impl Waitlist {
             // A task that uses the lock otherwise can't have it.
             Some(_) => return false,
             None => {
-                let place = head.clone();
-                self.abandon(place, context);
+                let queued = head.clone();
+                self.abandon(queued, context);
             }
         }
         let (Some(next), Some(held)) = (self.waiting.pop_front(), self.holds.get_mut(entry)) else {
@@ -292,7 +307,7 @@ impl Waitlist {
         self.holds.iter().find_map(|(entry, held)| {
             let handing = held.handing_on.as_ref()?;
             let alike = head.is_like(held) && head.terms.are_like(&handing.terms);
-            if !alike || held.uncertain || !handing.may_go_on(false, context) {
+            if !alike || held.uncertain || !handing.may_go_on(context) {
                 return None;
             }
             let lease = lease(entry)?;

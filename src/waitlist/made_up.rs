@@ -46,7 +46,7 @@ pub(super) fn queued(key: u64, used: (Use, i64)) -> Waiting {
 pub(super) fn ahead(turns: u64, lasted: i64) -> Ahead {
     Ahead {
         turns,
-        place: turns,
+        position: turns,
         free: 0,
         served_at: Some(NOW.plus_millis(-lasted)),
         first_end: None,

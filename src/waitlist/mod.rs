@@ -566,7 +566,7 @@ impl Waitlist {
 
     /// Returns the number of waiters ahead of the head in the server's queue, as they were seen last.
     pub(crate) fn waiters_ahead(&self) -> Option<u64> {
-        self.prospect_of_head().map(|prospect| prospect.place)
+        self.prospect_of_head().map(|prospect| prospect.position)
     }
 
     fn prospect_of_head(&self) -> Option<&Prospect> {

@@ -56,7 +56,7 @@ pub(crate) struct Prospect {
     pub(crate) entry: String,
     seen: (u64, ServerTime),
     /// The number of waiters ahead of it.
-    pub(super) place: u64,
+    pub(super) position: u64,
     /// Number of steps in which those ahead of it are served, each of a hold.
     steps: u64,
     pub(crate) turn: Distance,
@@ -73,14 +73,14 @@ impl Prospect {
         let seen = before.map(|before| before.seen);
         let steps = match waiting.used.0 {
             // Readers go in together, and out before a writer.
-            Kind::RwLock => ahead.turns.min(ahead.place),
+            Kind::RwLock => ahead.turns.min(ahead.position),
             // The permits of a semaphore come back one after the other.
-            _ => ahead.place,
+            _ => ahead.position,
         };
         Self {
             entry: waiting.entry.clone(),
             seen: (ahead.turns, ahead.now),
-            place: ahead.place,
+            position: ahead.position,
             steps,
             turn: turn(ahead, seen, waiting.terms.lease(config).claim, config),
             age: age(ahead),
@@ -205,17 +205,17 @@ mod tests {
         assert_eq!(pace(&free, None), None);
     }
 
-    /// Follows a waiter through looks: at its place, the age of the hold, and the time since the look before, in
+    /// Follows a waiter through looks: at its position, the age of the hold, and the time since the look before, in
     /// milliseconds. Returns the pauses after them.
     fn pauses(looks: &[(u64, i64, i64)], config: &Config) -> Vec<Option<u128>> {
         let waiting = waiting(Kind::Mutex, 1);
         let (mut before, mut now) = (None, 1_000_000);
-        let pause = |(place, age, passed)| {
+        let pause = |(position, age, passed)| {
             now += passed;
             let ahead = Ahead {
                 now: ServerTime(now),
                 served_at: Some(ServerTime(now - age)),
-                ..ahead(place, 0)
+                ..ahead(position, 0)
             };
             let prospect = Prospect::new(&waiting, &ahead, before.as_ref(), config);
             before.insert(prospect).pause(config).map(|pause| pause.as_millis())
@@ -229,7 +229,7 @@ mod tests {
         // The head: a third of the age of the hold, and at most once a millisecond.
         let head = pauses(&[(0, 0, 0), (0, 6, 6), (0, 30, 24), (0, 600, 570)], &config);
         assert_eq!(head, [Some(1), Some(2), Some(10), Some(200)]);
-        // Further back: as if the queue moved as fast as it can, until that is known: 10 places in 30 ms.
+        // Further back: as if the queue moved as fast as it can, until that is known: 10 positions in 30 ms.
         let back = pauses(&[(30, 0, 0), (30, 3, 3), (20, 3, 30)], &config);
         assert_eq!(back, [Some(15), Some(16), Some(20)]);
         // A single slow hand-over counts for a part, and a quick one at once: after a step of 2 ms, one of 43 ms makes
@@ -266,9 +266,9 @@ mod tests {
     #[test]
     fn readers_that_go_in_together_are_one_step_and_the_permits_of_a_semaphore_are_not() {
         let config = Settings::default().unchecked();
-        let pause = |kind, turns, place| {
+        let pause = |kind, turns, position| {
             let ahead = Ahead {
-                place,
+                position,
                 ..ahead(turns, 6)
             };
             let prospect = Prospect::new(&waiting(kind, 1_000), &ahead, None, &config);
@@ -303,7 +303,7 @@ mod tests {
         );
         let claim_third = config.claim_lease / 3;
         assert_eq!(turn_of(ahead(200, 60_000), None), Distance::Far(claim_third));
-        // The present hold is young, but the queue has not moved for a second, or by two places.
+        // The present hold is young, but the queue has not moved for a second, or by two positions.
         let before = (50, ServerTime(999_000));
         assert_eq!(turn_of(ahead(50, 10), Some(before)), Distance::Far(claim_third));
         let before = (12, ServerTime(999_000));

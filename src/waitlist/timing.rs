@@ -111,23 +111,23 @@ impl Waitlist {
         let Some(head) = self.waiting.front().filter(|head| head.is_queued()) else {
             return;
         };
-        let Some(place) = state.queue.iter().position(|waiter| waiter.id == head.entry) else {
+        let Some(position) = state.queue.iter().position(|waiter| waiter.id == head.entry) else {
             return;
         };
         if was_seen_gone {
             // A look has shown the opposite, and the next one may too: an old primary answers looks for a while.
-            self.blind.failed(false, context.now);
+            self.blind.failed(context.now);
         }
         let lease = head.terms.lease(context.config);
         // By half of what is left of the entry: where the answer was slow, part of that is gone already.
-        let end = context.clock.until(state.queue[place].until).map(|(_, end)| end);
+        let end = context.clock.until(state.queue[position].until).map(|(_, end)| end);
         let left = end.map(|end| end.saturating_duration_since(context.now).max(ASK_AGAIN * 2));
         let refresh = refresh(&lease, context.config);
         let refresh = context.now + left.map_or(refresh, |left| refresh.min(left / 2));
         let holders = state.holders.iter().map(|holder| holder.until);
-        let before = state.queue[..place].iter().map(|waiter| waiter.until);
+        let before = state.queue[..position].iter().map(|waiter| waiter.until);
         let first_end = holders.chain(before).min();
-        self.expiry = first_end.and_then(|end| Expiry::of(end, place as u64, context));
+        self.expiry = first_end.and_then(|end| Expiry::of(end, position as u64, context));
         let ahead = now.and_then(|now| Ahead::of(state, &head.entry, now));
         let prospect = ahead.map(|ahead| Prospect::new(head, &ahead, self.prospect.as_ref(), context.config));
         self.look_at = match (&prospect, &ahead) {
@@ -142,14 +142,14 @@ impl Waitlist {
             let claim = state
                 .queue
                 .first()
-                .filter(|_| place == 1)
+                .filter(|_| position == 1)
                 .map(|head| unsigned(head.claim));
             let claim = claim.map(|claim| Duration::from_millis(claim).max(context.config.poll_interval.1));
             claim.map_or(refresh, |claim| refresh.min(context.now + claim))
         } else {
             let pace = self.prospect.as_ref().and_then(|it| it.pause(context.config));
             let pace = pace.map(|pace| pace.saturating_mul(ASKING_COSTS));
-            context.now + poll_pause(head, place as u64, pace, context)
+            context.now + poll_pause(head, position as u64, pace, context)
         };
         self.ask_at = Some(routine);
     }
@@ -189,7 +189,7 @@ impl Waitlist {
         let head = &self.waiting[0];
         // Every write of the protocol grants to all that fit. If the first in line fits now, another program's write
         // has made room, and no client has written since.
-        let Some(ahead) = ahead.filter(|ahead| ahead.place > 0 || head.permits > ahead.free) else {
+        let Some(ahead) = ahead.filter(|ahead| ahead.position > 0 || head.permits > ahead.free) else {
             (self.ask_at, self.was_seen_gone) = (Some(context.now), true);
             return;
         };
@@ -205,14 +205,18 @@ impl Waitlist {
         }
         let expiry = ahead
             .first_end
-            .and_then(|end| Expiry::of(end, ahead.place, context))
+            .and_then(|end| Expiry::of(end, ahead.position, context))
             .map(|expiry| expiry.after(self.expiry));
         self.expiry = expiry.or(self.expiry.filter(|_| ahead.first_end.is_some()));
     }
 
     /// Notes that the head has not seen its queue position: it asks, and only asks for a while.
     pub(crate) fn look_failed(&mut self, look: &PositionLook, setback: Setback, context: &Context<'_>) {
-        self.blind.failed(setback.is_final(), context.now);
+        if setback.is_final() {
+            self.blind.refused(context.now);
+        } else {
+            self.blind.failed(context.now);
+        }
         if self.admit(look, context) {
             self.ask_at = Some(context.now);
         }
@@ -240,7 +244,7 @@ impl Waitlist {
             // A look costs the server a part of what it costs to ask, and only one that shows something is followed by
             // that.
             _ if !context.stream.is_open() && self.blind.is_over(context.now) => {
-                let pause = poll_pause(self.head()?, ahead.place, prospect.pause(context.config), context);
+                let pause = poll_pause(self.head()?, ahead.position, prospect.pause(context.config), context);
                 Some(context.now + pause)
             }
             // A client that has the stream open only because of its queue position may find that it does not need it.
@@ -267,8 +271,8 @@ impl Waitlist {
 
 impl Expiry {
     /// Plans the question of a waiter at this queue position; `None` while the server's clock is not known.
-    fn of(end: ServerTime, place: u64, context: &Context<'_>) -> Option<Self> {
-        let stagger = EXPIRY_STAGGER.saturating_mul(u32::try_from(place).unwrap_or(u32::MAX));
+    fn of(end: ServerTime, position: u64, context: &Context<'_>) -> Option<Self> {
+        let stagger = EXPIRY_STAGGER.saturating_mul(u32::try_from(position).unwrap_or(u32::MAX));
         let at = context.clock.after(end)? + CLOCK_RESOLUTION + stagger.min(EXPIRY_STAGGER_MOST);
         // Never at once: a new primary's clock can be behind the one by which the expiry was reckoned.
         let soonest = context.now + context.config.poll_interval.0;
@@ -337,19 +341,19 @@ pub(crate) fn in_time(renew_at: Instant, deadline: Deadline, now: Instant) -> In
 
 /// Returns the pause of a waiter without a stream, by the pace of the lock where that is known. It is never longer than
 /// where it is not; and a grant must be noticed while its claim lease runs.
-fn poll_pause(head: &Waiting, place: u64, pace: Option<Duration>, context: &Context<'_>) -> Duration {
+fn poll_pause(head: &Waiting, position: u64, pace: Option<Duration>, context: &Context<'_>) -> Duration {
     let waited = context.now.saturating_duration_since(head.since);
-    let usual = poll_interval(context.config, place, waited);
+    let usual = poll_interval(context.config, position, waited);
     let claim = head.terms.lease(context.config).claim;
     pace.unwrap_or(usual).min(usual).min(claim / 4)
 }
 
 /// Returns the pause between two questions without a stream. The head asks often, a waiter far back seldom. All of
 /// them ask less often the longer they have waited, as the same delay then matters less.
-pub(crate) fn poll_interval(config: &Config, place: u64, waited: Duration) -> Duration {
+pub(crate) fn poll_interval(config: &Config, position: u64, waited: Duration) -> Duration {
     let (least, most) = config.poll_interval;
-    let places = u32::try_from(place).unwrap_or(u32::MAX).saturating_add(1);
-    (waited / 50).max(least).saturating_mul(places).min(most)
+    let turns = u32::try_from(position).unwrap_or(u32::MAX).saturating_add(1);
+    (waited / 50).max(least).saturating_mul(turns).min(most)
 }
 
 #[cfg(not(modelled))]
@@ -469,7 +473,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_head_confirms_its_place_in_time_and_the_next_asks_as_the_claim_of_the_first_ends() {
+    async fn a_head_confirms_its_position_in_time_and_the_next_asks_as_the_claim_of_the_first_ends() {
         by_the_clock(|context| {
             let asks = |others: usize, claim: i64, left: i64| {
                 let other = |number| Waiter {
@@ -518,11 +522,11 @@ mod tests {
         in_context(|context| {
             let stream = StreamState::Unavailable;
             let context = Context { stream, ..*context };
-            for (place, free, asks) in [(0, 1, true), (0, 0, false), (1, 3, false)] {
+            for (position, free, asks) in [(0, 1, true), (0, 0, false), (1, 3, false)] {
                 let mut waitlist = waitlist([queued(1, PERMIT)]);
                 waitlist.ask_at = Some(context.now + millis(9));
                 let seen = Ahead {
-                    place,
+                    position,
                     free,
                     ..ahead(0, 1_000)
                 };
@@ -562,7 +566,7 @@ mod tests {
                 let context = Context { stream, ..*context };
                 let mut waitlist = waitlist([queued(1, MUTEX)]);
                 if is_blind {
-                    waitlist.blind.failed(false, context.now);
+                    waitlist.blind.failed(context.now);
                 }
                 let prospect = Prospect::new(&waitlist.waiting[0], &seen, None, context.config);
                 let look_at = waitlist.next_look_at(&prospect, &seen, &context);
@@ -573,7 +577,7 @@ mod tests {
             assert_eq!(looks(StreamState::OnDemand, far, false), Some(1_000));
             assert_eq!(looks(StreamState::OnDemand, far, true), Some(1_000));
             assert_eq!(looks(StreamState::Open, far, false), None);
-            // Who polls does so after 10 ms for each place, unless it only asks for a while.
+            // Who polls does so after 10 ms for itself and for each waiter ahead, unless it only asks for a while.
             assert_eq!(looks(StreamState::Unavailable, far, false), Some(80));
             assert_eq!(looks(StreamState::OnDemand, ahead(3, 1_000), false), Some(40));
             assert_eq!(looks(StreamState::Unavailable, far, true), None);
@@ -603,15 +607,15 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_waiter_asks_after_the_end_of_a_lease_by_its_place_and_never_at_once() {
+    async fn a_waiter_asks_after_the_end_of_a_lease_by_its_position_and_never_at_once() {
         by_the_clock(|context| {
-            let asks = |lasts: i64, place: u64| {
-                let expiry = Expiry::of(NOW.plus_millis(lasts), place, context).expect("the clock is known");
+            let asks = |lasts: i64, position: u64| {
+                let expiry = Expiry::of(NOW.plus_millis(lasts), position, context).expect("the clock is known");
                 (expiry.at - context.now).as_millis()
             };
-            assert_eq!([0, 1, 3].map(|place| asks(1_000, place)), [1_001, 1_026, 1_076]);
+            assert_eq!([0, 1, 3].map(|position| asks(1_000, position)), [1_001, 1_026, 1_076]);
             assert_eq!(
-                [39, 40, u64::MAX].map(|place| asks(1_000, place)),
+                [39, 40, u64::MAX].map(|position| asks(1_000, position)),
                 [1_976, 2_001, 2_001]
             );
             assert_eq!([-1_000, 0, 9, 10].map(|lasts| asks(lasts, 0)), [10, 10, 10, 11]);
@@ -656,7 +660,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_place_is_confirmed_at_half_of_its_lease_and_of_the_clients_own() {
+    async fn a_position_is_confirmed_at_half_of_its_lease_and_of_the_clients_own() {
         in_context(|context| {
             let confirmed = |seconds| {
                 let length = Duration::from_secs(seconds);
@@ -670,12 +674,15 @@ mod tests {
     #[test]
     fn who_polls_does_so_less_often_the_further_back_it_is_and_the_longer_it_has_waited() {
         let config = Settings::default().validate().unwrap();
-        let pause = |place, waited| poll_interval(&config, place, millis(waited)).as_millis();
+        let pause = |position, waited| poll_interval(&config, position, millis(waited)).as_millis();
         assert_eq!(
             [0, 500, 1_000, 60_000].map(|waited| pause(0, waited)),
             [10, 10, 20, 500]
         );
-        assert_eq!([3, 48, 49, u64::MAX].map(|place| pause(place, 0)), [40, 490, 500, 500]);
+        assert_eq!(
+            [3, 48, 49, u64::MAX].map(|position| pause(position, 0)),
+            [40, 490, 500, 500]
+        );
     }
 
     #[tokio::test(start_paused = true)]

@@ -297,7 +297,7 @@ impl Bench {
         let shown = state.and_then(|state| Ahead::of(state, &look.entry, now));
         let ahead = shown.unwrap_or_else(|| Ahead {
             turns: u64::try_from(choices.number()).unwrap_or(u64::MAX),
-            place: choices.pick(&[0, 0, 1, 7, u64::MAX]),
+            position: choices.pick(&[0, 0, 1, 7, u64::MAX]),
             free: choices.number(),
             served_at: time(choices),
             first_end: time(choices),

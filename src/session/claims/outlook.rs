@@ -5,12 +5,21 @@ use std::sync::Arc;
 use tokio::time::Instant;
 
 use super::super::{Session, documents::DocumentSession};
-use super::passed::{Why, shown};
+use super::passed::{Selection, Why, shown};
 use crate::{
     error::AcquireError,
     store::{Outlook, StoreError, Wanted, name},
     waitlist::timing::CLOCK_RESOLUTION,
 };
+
+/// Whether a claim fails where it is known already that all matching documents are unclaimable.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Telling {
+    /// It does.
+    Again,
+    /// It does not: others were told.
+    OnlyNews,
+}
 
 impl DocumentSession {
     pub(super) async fn look(&self, wanted: &Arc<Wanted>, key: &[u8]) -> Result<Outlook, StoreError> {
@@ -34,8 +43,12 @@ impl DocumentSession {
         Ok(outlook)
     }
 
-    /// Fails if all matching documents are unclaimable. Where this is known already, it fails again only if `asked`.
-    pub(super) async fn some_are_claimable(&self, outlook: Option<&Outlook>, asked: bool) -> Result<(), AcquireError> {
+    /// Fails if all matching documents are unclaimable.
+    pub(super) async fn some_are_claimable(
+        &self,
+        outlook: Option<&Outlook>,
+        telling: Telling,
+    ) -> Result<(), AcquireError> {
         let Some((outlook, id)) = outlook.and_then(|outlook| Some((outlook, outlook.unfit.as_ref()?))) else {
             return Ok(());
         };
@@ -55,11 +68,11 @@ impl DocumentSession {
                     Ok(None) | Err(_) => return Ok(()),
                 };
                 let why: Why = Arc::new(why);
-                self.note_passed(id.clone(), why.clone(), true);
+                self.note_passed(id.clone(), why.clone(), Selection::Unselected);
                 why
             }
         };
-        if outlook.others || !(asked || news) {
+        if outlook.others || !(news || telling == Telling::Again) {
             return Ok(());
         }
         let name = shown(id);

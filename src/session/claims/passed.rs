@@ -42,8 +42,16 @@ struct PassedOver {
     /// Its tries.
     backoff: Backoff,
     until: Instant,
-    /// Whether the server no longer selects it, so that it can be claimed as soon as it is mended.
-    unselected: bool,
+    selection: Selection,
+}
+
+/// Whether the server would choose an unclaimable document for a claim.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::session) enum Selection {
+    /// It would, and is told to leave it out.
+    Selected,
+    /// It would not, so that the document can be claimed as soon as it is mended.
+    Unselected,
 }
 
 /// Returns the name of an unclaimable document, shortened if it is too long.
@@ -62,7 +70,7 @@ impl Passed {
         name: String,
         id: Bson,
         why: Why,
-        unselected: bool,
+        selection: Selection,
         now: Instant,
     ) -> bool {
         // Forgotten when it was claimable for as long as it was passed over.
@@ -85,7 +93,7 @@ impl Passed {
             why,
             backoff,
             until: now + pause,
-            unselected,
+            selection,
         };
         self.by_name.insert(name, entry);
         true
@@ -105,7 +113,7 @@ impl Passed {
     /// Returns the `_id`s of the documents that claims leave out now.
     pub(in crate::session) fn ids(&self, now: Instant) -> Vec<Bson> {
         let entries = self.by_name.values();
-        let left_out = entries.filter(|entry| now < entry.until && !entry.unselected);
+        let left_out = entries.filter(|entry| now < entry.until && entry.selection == Selection::Selected);
         left_out.map(|entry| entry.id.clone()).collect()
     }
 }
@@ -113,15 +121,15 @@ impl Passed {
 impl Session {
     /// Leaves a document out of the coming claims for a while, as it can't be read as the requested type.
     pub(crate) fn pass_over(&self, id: Bson, why: Why) {
-        self.note_passed(id, why, false);
+        self.note_passed(id, why, Selection::Selected);
     }
 
-    pub(super) fn note_passed(&self, id: Bson, why: Why, unselected: bool) {
+    pub(super) fn note_passed(&self, id: Bson, why: Why, selection: Selection) {
         let shown = shown(&id);
         let noted = self
             .claims
             .passed()
-            .note(name::of_id(&id), id, why.clone(), unselected, Instant::now());
+            .note(name::of_id(&id), id, why.clone(), selection, Instant::now());
         if noted {
             telemetry::passed_over(&shown, &why);
         }
@@ -144,13 +152,16 @@ mod tests {
         let longest = PASSED_FOR.after(u32::MAX).pause();
         let mut now = Instant::now();
         for seconds in [1, 2, 4, 8, 16, 32, 64, 128, 256, 300, 300] {
-            assert!(passed.note("7".into(), Bson::Int32(7), why(), false, now));
-            assert!(!passed.note("7".into(), Bson::Int32(7), why(), false, now), "told once");
+            assert!(passed.note("7".into(), Bson::Int32(7), why(), Selection::Selected, now));
+            assert!(
+                !passed.note("7".into(), Bson::Int32(7), why(), Selection::Selected, now),
+                "told once"
+            );
             now += Duration::from_secs(seconds);
             assert_eq!(passed.ids(now - Duration::from_millis(1)), [Bson::Int32(7)]);
             assert_eq!(passed.ids(now), []);
         }
-        assert!(passed.note("7".into(), Bson::Int32(7), why(), false, now + longest));
+        assert!(passed.note("7".into(), Bson::Int32(7), why(), Selection::Selected, now + longest));
         now += longest + PASSED_FOR.after(1).pause();
         assert_eq!(passed.ids(now), [], "it is as if it were the first time");
     }
@@ -164,11 +175,11 @@ mod tests {
                 id.to_string(),
                 Bson::Int32(id),
                 why(),
-                false,
+                Selection::Selected,
                 now + Duration::from_millis(1)
             ));
         }
-        assert!(passed.note("mended".into(), Bson::Null, why(), true, now));
+        assert!(passed.note("mended".into(), Bson::Null, why(), Selection::Unselected, now));
         assert_eq!(passed.ids(now).len(), PASSED_MOST - 1);
         passed.forget("199");
         assert!(passed.ids(now).len() < PASSED_MOST);

@@ -11,9 +11,13 @@ use tokio::{
 use super::super::{
     documents::DocumentSession,
     hold::Hold,
+    lanes::Urgency,
     line::{Context, UNANSWERED},
 };
-use super::{ClaimedDocument, Claiming, passed::PASSED_AT_ONCE};
+use super::{
+    ClaimedDocument, Claiming,
+    passed::{PASSED_AT_ONCE, Selection},
+};
 use crate::{
     config::millis,
     error::ServerError,
@@ -241,7 +245,7 @@ impl DocumentSession {
         let limit = self
             .asking
             .limit_of_claim(took, timed_out, lease.length.min(self.config.lease));
-        let slot = self.asking.enter(false, timed_out).await;
+        let slot = self.asking.enter(Urgency::Usual, timed_out).await;
         let id = self.ids.claim();
         if self.closing.is_cancelled() {
             self.ids.pending_claims.settled(&id);
@@ -329,7 +333,7 @@ impl DocumentSession {
             }
             Next::NothingFree => Ok(Round::NothingFree),
             Next::Refused(document, error) => {
-                self.note_passed(document, Arc::new(error.clone()), false);
+                self.note_passed(document, Arc::new(error.clone()), Selection::Selected);
                 Ok(Round::PassedOver(error))
             }
         }
@@ -401,7 +405,7 @@ impl DocumentSession {
             lines.line(name).take_out(id.to_owned(), USED, lease.length, context);
         });
         let document = document.get("_id").cloned().unwrap_or(Bson::Null);
-        self.note_passed(document, Arc::new(error.clone()), false);
+        self.note_passed(document, Arc::new(error.clone()), Selection::Selected);
         Round::PassedOver(error)
     }
 }

@@ -3,7 +3,7 @@
 use tokio::time::{Instant, sleep, sleep_until};
 
 use super::super::{documents::DocumentSession, streams::watcher::NextFreed};
-use super::{ClaimedDocument, Claiming, pace::Pace, shared, trying::Tries};
+use super::{ClaimedDocument, Claiming, outlook::Telling, pace::Pace, shared, trying::Tries};
 use crate::{
     backoff::Backoff,
     error::{AcquireError, ServerError},
@@ -71,7 +71,7 @@ impl DocumentSession {
         if looks.are_due(key) || (tries.have_passed && !looks.are_resting(key)) {
             // The claim was answered; the look is only for documents that may hold up all claims.
             let outlook = self.look(&tries.wanted, key).await;
-            self.some_are_claimable(outlook.ok().as_ref(), true).await?;
+            self.some_are_claimable(outlook.ok().as_ref(), Telling::Again).await?;
         }
         Ok(None)
     }
@@ -157,7 +157,12 @@ impl DocumentSession {
         match self.look(&tries.wanted, key).await {
             Ok(outlook) => {
                 wait.pace.looked(began, Instant::now());
-                self.some_are_claimable(Some(&outlook), tries.have_passed).await?;
+                let telling = if tries.have_passed {
+                    Telling::Again
+                } else {
+                    Telling::OnlyNews
+                };
+                self.some_are_claimable(Some(&outlook), telling).await?;
                 let free_at = self.free_at(&outlook);
                 wait.free_at = Some(free_at);
                 Ok(if wait.is_reported { free_at } else { polled })
