@@ -11,10 +11,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use tokio::time::{Instant, sleep};
-
 use crate::{
-    backoff::Backoff,
     config::millis,
     contention::{Contention, rounded},
     error::{AcquireError, InvalidInput, ReleaseError, RunError},
@@ -26,7 +23,6 @@ use crate::{
     protocol::KeptUntil,
     session::Session,
     terms::Terms,
-    waitlist::answers::TRY_FOR,
 };
 
 /// Shortest period: the clocks of two primaries may differ by a second.
@@ -240,22 +236,13 @@ impl Once {
     /// ```
     pub async fn begin(&self) -> Result<Turn, AcquireError> {
         self.check()?;
-        let (begun, mut pauses) = (Instant::now(), Backoff::default());
-        let contention = loop {
-            match self.attempt().or_held().await {
-                Ok(handle) => {
-                    let kept = self.kept();
-                    return Ok(Turn::Ours(OnceHandle { handle, kept }));
-                }
-                // Another task of this client asks at this moment, and nothing is known so far.
-                Err(AcquireError::Held { contention, .. })
-                    if contention.holders.is_empty() && begun.elapsed() < TRY_FOR =>
-                {
-                    sleep(pauses.failed()).await;
-                }
-                Err(AcquireError::Held { contention, .. }) => break contention,
-                Err(error) => return Err(error),
+        let contention = match self.attempt().or_held().await {
+            Ok(handle) => {
+                let kept = self.kept();
+                return Ok(Turn::Ours(OnceHandle { handle, kept }));
             }
+            Err(AcquireError::Held { contention, .. }) => contention,
+            Err(error) => return Err(error),
         };
         let as_of = contention.as_of;
         let mut holders = contention.holders.iter();

@@ -21,7 +21,7 @@ pub(crate) use crate::waitlist::{Context, Need, PositionLook, TimedOut};
 use crate::{
     contention::{Contention, LastReport},
     error::{AcquireError, KindMismatch, ServerError},
-    protocol::{Ahead, Kind, Operation, Owner, ServerTime, State, Use, document::Malformed, wake},
+    protocol::{Ahead, Exchange, Kind, Operation, Owner, ServerTime, State, Use, document::Malformed, wake},
     status::LostReason,
     store::{Answer, Failure, LogTime, StoreError},
     terms::Terms,
@@ -137,7 +137,7 @@ pub(crate) enum LineEffect {
 /// The event behind an effect of the waitlist: the source of what tasks are answered.
 #[derive(Clone, Copy, Debug)]
 enum Cause<'a> {
-    Answer(&'a Operation, &'a Answer),
+    Answer(&'a Answer),
     Failure(&'a StoreError),
     Event(Option<LogTime>),
     /// A task of this process let go of a hold that was logged by then.
@@ -312,7 +312,7 @@ impl Line {
         Some(operation)
     }
 
-    /// Adds a task. A try that would stand behind others fails at once.
+    /// Adds a task.
     pub(crate) fn join(&mut self, pending: Pending, context: &Context<'_>, effects: &mut Vec<LineEffect>) {
         let Pending { key, id, options, to } = pending;
         let used = (options.kind, options.capacity);
@@ -330,9 +330,7 @@ impl Line {
         let waiting = Waiting::new(key, id, (used, options.permits), patience, context.now);
         let waiting = waiting.on(options.terms).owned_by(options.owner);
         let waiting = waiting.reentering(options.reentrant);
-        let mut owed = Vec::new();
-        self.waitlist.join(waiting, &mut owed);
-        self.pay(owed, Cause::Else, context, effects);
+        self.waitlist.join(waiting);
         self.share(context, effects);
     }
 
@@ -387,15 +385,15 @@ impl Line {
 
     /// Takes out a task that gives up, unless it was answered before. Returns its situation.
     pub(crate) fn cancel(&mut self, key: Key, context: &Context<'_>) -> Option<Standing> {
-        let position = self.waitlist.position(key)?;
-        let standing = self.standing(position, context);
+        let before = self.waitlist.waiters_before(key)?;
+        let standing = self.standing(before, context);
         self.waitlist.cancel(key, context);
         self.tasks.remove(&key);
         Some(standing)
     }
 
-    /// Returns what is known of the lock to a task with `position` other tasks of this process ahead of it.
-    fn standing(&self, position: usize, context: &Context<'_>) -> Standing {
+    /// Returns what is known of the lock to a task with `before` other waiters of this process ahead of it.
+    fn standing(&self, before: usize, context: &Context<'_>) -> Standing {
         let since = |at: Instant| context.now.saturating_duration_since(at);
         let ahead = self.last_answer.as_ref().map_or(0, |seen| {
             let head = self.waitlist.head().map(|head| head.entry.as_str());
@@ -422,7 +420,7 @@ impl Line {
             trouble => trouble.clone().or_else(unanswered),
         };
         Standing {
-            before: position + ahead,
+            before: before + ahead,
             trouble,
             age: self.last_answer.as_ref().map_or(Duration::ZERO, |seen| since(seen.at)),
             last_answer: self.last_answer.clone(),
@@ -444,15 +442,24 @@ impl Line {
         }
     }
 
-    /// Returns the outcome of a try that found the lock taken.
-    fn denied(&self, contention: Option<Contention>) -> AcquireOutcome {
-        match contention {
-            None => Ok(None),
-            Some(contention) => Err(AcquireError::Held {
-                name: self.name.clone(),
-                contention: Box::new(contention),
-            }),
+    /// Returns the outcome of a try that found the lock taken: it may still join a hold that the same answer granted.
+    fn denied(&self, task: &Task, before: usize, cause: Cause<'_>, context: &Context<'_>) -> AcquireOutcome {
+        if let Some(hold) = self.reenter(task) {
+            return Ok(Some(hold));
         }
+        let state = cause.shows().filter(|_| task.reports_contention);
+        let Some((state, exchange)) = state else {
+            return Ok(None);
+        };
+        let sighting = LastReport {
+            state,
+            as_of: exchange.now.unwrap_or(state.at),
+            age: Duration::ZERO,
+        };
+        Err(AcquireError::Held {
+            name: self.name.clone(),
+            contention: Box::new(Contention::new(&sighting, before, |id| context.ids.made(id))),
+        })
     }
 
     /// Ends the line: nothing more is sent, and everything that waits for an answer gets the error.
@@ -564,7 +571,7 @@ impl Line {
         if let Some((entry, turns)) = self.waitlist.turns() {
             self.calm.saw(entry, turns, context.now);
         }
-        self.pay(owed, Cause::Answer(operation, answer), context, effects);
+        self.pay(owed, Cause::Answer(answer), context, effects);
         self.share(context, effects);
     }
 
@@ -655,13 +662,12 @@ impl Line {
                     }
                     self.granted(key, entry, &grant, cause, context, effects);
                 }
-                waitlist::Effect::Denied { key, before } => self.answer(key, effects, |line, task| {
-                    line.denied(task.reports_contention.then(|| line.contention(before, cause, context)))
-                }),
-                waitlist::Effect::Mismatched { key } => self.answer(key, effects, |line, _| match cause {
-                    Cause::Answer(operation, answer) => Err(line.mismatch(operation, answer)),
-                    Cause::Failure(_) | Cause::Event(_) | Cause::HandedOn(_) | Cause::Shared | Cause::Else => Ok(None),
-                }),
+                waitlist::Effect::Denied { key, before } => {
+                    self.answer(key, effects, |line, task| line.denied(task, before, cause, context));
+                }
+                waitlist::Effect::Mismatched { key, wanted } => {
+                    self.answer(key, effects, |line, _| Err(line.mismatch(wanted, cause)));
+                }
                 waitlist::Effect::Missing { key } => self.answer(key, effects, |line, _| {
                     let name = line.name.clone();
                     Err(AcquireError::NoDocument { name })
@@ -729,30 +735,10 @@ impl Line {
         }
     }
 
-    /// Returns the holders and waiters, from the answer that denied the lock, or else from the last one.
-    fn contention(&self, before: usize, cause: Cause<'_>, context: &Context<'_>) -> Contention {
-        if let Cause::Answer(_, answer) = cause
-            && let Some(state) = &answer.state
-        {
-            let sighting = LastReport {
-                state,
-                as_of: answer.exchange.now.unwrap_or(state.at),
-                age: Duration::ZERO,
-            };
-            return Contention::new(&sighting, before, |id| context.ids.made(id));
-        }
-        let standing = self.standing(before, context);
-        let before = standing.before;
-        let (contention, _) = standing.report(context.ids);
-        contention.unwrap_or_else(|| Contention::behind(before))
-    }
-
-    fn mismatch(&self, operation: &Operation, answer: &Answer) -> AcquireError {
-        match (&operation.requests, &answer.state) {
-            (Some(requests), Some(state)) => {
-                KindMismatch::new(&self.name, state, requests.kind, requests.capacity).into()
-            }
-            _ => AcquireError::NoDocument {
+    fn mismatch(&self, (kind, capacity): Use, cause: Cause<'_>) -> AcquireError {
+        match cause.shows() {
+            Some((state, _)) => KindMismatch::new(&self.name, state, kind, capacity).into(),
+            None => AcquireError::NoDocument {
                 name: self.name.clone(),
             },
         }
@@ -760,10 +746,18 @@ impl Line {
 }
 
 impl Cause<'_> {
+    /// Returns the document that an answer shows, and the exchange that brought it.
+    fn shows(&self) -> Option<(&State, &Exchange)> {
+        match self {
+            Self::Answer(answer) => Some((answer.state.as_ref()?, &answer.exchange)),
+            Self::Failure(_) | Self::Event(_) | Self::HandedOn(_) | Self::Shared | Self::Else => None,
+        }
+    }
+
     /// Returns the position in the server's log by which it happened, if it is known.
     fn logged_by(self) -> Option<LogTime> {
         match self {
-            Self::Answer(_, answer) => answer.logged_by,
+            Self::Answer(answer) => answer.logged_by,
             Self::Event(logged_at) | Self::HandedOn(logged_at) => logged_at,
             Self::Failure(_) | Self::Shared | Self::Else => None,
         }

@@ -8,11 +8,10 @@ use std::{
 use tokio::time::Instant;
 
 use super::{
-    Context, Effect, Grant, Held, Key, Leaving, Patience, Setback, Stage, Waiting, Waitlist, deadline::Deadline,
-    timing, unsigned,
+    Context, Effect, Grant, Held, Key, Leaving, Setback, Stage, Waiting, Waitlist, deadline::Deadline, timing, unsigned,
 };
 use crate::{
-    protocol::{Exchange, Expects, Kept, Operation, Request, Requests, ServerTime, State, wake},
+    protocol::{Exchange, Expects, Kept, Operation, Request, Requests, ServerTime, State, Waiter, wake},
     waitlist::How,
 };
 
@@ -80,6 +79,7 @@ impl Waitlist {
                 self.requested(entry, requests, state, exchange, context, effects);
             }
         }
+        self.answer_tries(operation, state, context, effects);
         let ours = |id: &String| self.holds.contains_key(id);
         let alone = state.queue.is_empty() && state.holders.iter().all(|holder| ours(&holder.id));
         let is_recent = exchange.received.saturating_duration_since(exchange.sent) <= timing::RECENT;
@@ -144,8 +144,9 @@ impl Waitlist {
 
     /// Answers the tasks that asked where there is no document to lock.
     fn missing(&mut self, operation: &Operation, context: &Context<'_>, effects: &mut Vec<Effect>) {
-        let asked = |waiting: &Waiting| operation.expects == Expects::Nothing && operation.asks_for(&waiting.entry);
-        for waiting in self.take_waiting(asked) {
+        let in_full = operation.expects == Expects::Nothing && operation.requests.is_some();
+        let asked = |waiting: &Waiting| operation.asks_for(&waiting.entry) || waiting.is_covered_try();
+        for waiting in self.take_waiting(|waiting| in_full && asked(waiting)) {
             effects.push(Effect::Missing { key: waiting.key });
             // An earlier request may still find a document.
             self.abandon(waiting, context);
@@ -198,30 +199,66 @@ impl Waitlist {
         }
         let waiting = &mut self.waiting[position];
         waiting.how = How::Asking;
-        let (key, patience) = (waiting.key, waiting.patience);
+        let key = waiting.key;
         if state.queue.iter().any(|waiter| waiter.id == entry.id) {
             (waiting.stage, waiting.above) = (Stage::Queued, state.token);
             self.full = None;
         } else if (state.kind, state.capacity) != (requests.kind, requests.capacity) {
-            effects.push(Effect::Mismatched { key });
+            let wanted = waiting.used;
+            effects.push(Effect::Mismatched { key, wanted });
             // An earlier request may still find the lock in another use again.
             self.cancel(key, context);
-        } else if !entry.wait {
-            // A waiter behind others in line was only tried beside them.
-            if patience == Patience::Try {
-                // It is the head: a try does not join behind other tasks.
-                let others = state.queue.iter().filter(|waiter| !context.ids.made(&waiter.id));
-                let before = others.count();
-                effects.push(Effect::Denied { key, before });
-                // An earlier request may still find the lock free.
-                self.cancel(key, context);
-            }
-        } else {
+        } else if entry.wait {
             waiting.stage = Stage::Asked;
             if state.queue.len() >= context.room {
                 self.knock_later(context);
             } else {
                 self.retry_at = Some(context.now + timing::ASK_AGAIN);
+            }
+        }
+        // A waiter behind others in line was only tried beside them, and tries are answered together.
+    }
+
+    /// Answers the tries that came before the operation was sent, whether it asked for them or not: those with a holder
+    /// or a waiter in their way, by the document that it left behind, are denied. The others go into the next operation.
+    ///
+    /// Of several entries that were asked for together, a large one that did not fit kept the smaller ones behind it out,
+    /// which is no reason to deny those. The first that was not granted was kept out by the lock.
+    fn answer_tries(&mut self, operation: &Operation, state: &State, context: &Context<'_>, effects: &mut Vec<Effect>) {
+        if !self.may_have_tries {
+            return;
+        }
+        let tries = std::mem::take(&mut self.waiting);
+        let held = state.holders.iter().map(|holder| holder.permits);
+        let free = state.capacity.saturating_sub(held.fold(0, i64::saturating_add));
+        let others = state
+            .queue
+            .iter()
+            .filter(|waiter| !context.ids.made(&waiter.id))
+            .count();
+        // An entry of ours that no task wants any more leaves with the next operation.
+        let is_wanted = |waiter: &Waiter| tries.iter().any(|waiting| waiting.entry == waiter.id);
+        let is_queue = others > 0 || state.queue.iter().any(is_wanted);
+        let is_free = state.holders.is_empty() && !is_queue;
+        let is_granted = |entry: &Request| state.holders.iter().any(|holder| holder.id == entry.id);
+        let mut asked = operation.requests.iter().flat_map(|requests| &requests.entries);
+        let first = asked.find(|entry| !is_granted(entry)).map(|entry| &entry.id);
+        let mut before = others;
+        for waiting in tries {
+            let (key, wanted) = (waiting.key, waiting.used);
+            let fits = is_free || (!is_queue && waiting.permits <= free);
+            if !waiting.is_covered_try() {
+                before += usize::from(waiting.waits());
+                self.waiting.push_back(waiting);
+            } else if !is_free && wanted != (state.kind, state.capacity) {
+                effects.push(Effect::Mismatched { key, wanted });
+                self.abandon(waiting, context);
+            } else if first == Some(&waiting.entry) || !fits {
+                effects.push(Effect::Denied { key, before });
+                // An earlier request may still find the lock free.
+                self.abandon(waiting, context);
+            } else {
+                self.waiting.push_back(waiting);
             }
         }
     }
@@ -279,7 +316,7 @@ impl Waitlist {
         // Not as a first request: a first request goes to the end, behind the entries that were only tried beside this
         // one.
         (waiting.stage, waiting.above) = (Stage::Asked, 0);
-        waiting.how = How::Asking;
+        (waiting.how, waiting.covered) = (How::Asking, false);
         let lease = waiting.terms.lease(context.config).length;
         let leaving = Leaving::new(stale, context)
             .used_as(waiting.used)
@@ -315,7 +352,7 @@ impl Waitlist {
             }
         }
         for mut waiting in self.take_waiting(|waiting| told.contains(&waiting.key)) {
-            waiting.uncertain |= setback == Setback::Unreadable;
+            waiting.uncertain |= setback == Setback::Unreadable && operation.asks_for(&waiting.entry);
             effects.push(Effect::Failed { key: waiting.key });
             self.abandon(waiting, context);
         }
@@ -325,15 +362,22 @@ impl Waitlist {
     ///
     /// A waiter asks until it is granted or gives up; a refusal ends it. A try ends when it has failed once more: a
     /// fail-over or a cut connection fails every command on its way, and the next one comes through. Without an answer
-    /// in time, several may have to be sent until one gets an answer.
+    /// in time, several may have to be sent until one gets an answer. All tries in line end in this way, whether it was
+    /// their turn to be asked for or not: their requests would fare no better.
     fn told_of(&self, operation: &Operation, setback: Setback, context: &Context<'_>) -> BTreeSet<Key> {
+        let used = operation
+            .requests
+            .as_ref()
+            .map(|requests| (requests.kind, requests.capacity));
         let in_vain = |waiting: &Waiting| match setback {
             Setback::NoServer => true,
             Setback::Unanswered | Setback::Overdue => context.now.saturating_duration_since(waiting.since) >= TRY_FOR,
-            _ => waiting.uncertain,
+            _ => waiting.let_down,
         };
-        let asked = self.waiting.iter().filter(|it| operation.asks_for(&it.entry));
-        let told = asked.filter(|it| setback.is_final() || (!it.waits() && in_vain(it)));
+        let told = self.waiting.iter().filter(|it| match setback.is_final() {
+            true => operation.asks_for(&it.entry) || (it.is_covered_try() && used == Some(it.used)),
+            false => it.is_covered_try() && in_vain(it),
+        });
         told.map(|waiting| waiting.key).collect()
     }
 
@@ -368,8 +412,9 @@ impl Waitlist {
                 effects.push(Effect::NotReleased { release });
             }
         }
-        for waiting in self.waiting.iter_mut().filter(|it| operation.asks_for(&it.entry)) {
-            waiting.uncertain = true;
+        for waiting in &mut self.waiting {
+            waiting.uncertain |= operation.asks_for(&waiting.entry);
+            waiting.let_down |= waiting.covered;
         }
         // Granted by an event while the request was on its way.
         for (entry, held) in &mut self.holds {

@@ -100,9 +100,9 @@ impl Waiting {
         alike && self.permits == capacity && self.terms.is_plain()
     }
 
-    /// A try can have a hold that is idle.
+    /// Whether it may have this hold next. A try may while it has not asked the server itself.
     fn may_take_over(&self, held: &Held, handing: &HandingOn) -> bool {
-        let may = self.may_be_handed_on() && (self.waits() || (held.idle.is_some() && self.was_never_sent()));
+        let may = self.may_be_handed_on() && (self.waits() || self.was_never_sent());
         may && self.is_like(held) && self.terms.are_like(&handing.terms)
     }
 
@@ -375,7 +375,9 @@ mod tests {
             assert!(task(1, MUTEX).may_take_over(&held, handing));
             let mut tries = task(1, MUTEX);
             tries.patience = Patience::Try;
-            assert!(!tries.may_take_over(&held, handing), "another task has it");
+            assert!(tries.may_take_over(&held, handing), "its holder has just let go of it");
+            tries.stage = Stage::Asked;
+            assert!(!tries.may_take_over(&held, handing), "the server answers it");
             assert!(!task(1, WRITER).may_take_over(&held, handing));
             assert!(task(1, READER).may_share() && !task(1, WRITER).may_share());
         });

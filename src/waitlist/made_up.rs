@@ -57,6 +57,6 @@ pub(super) fn ahead(turns: u64, lasted: i64) -> Ahead {
 
 pub(super) fn waitlist(tasks: impl IntoIterator<Item = Waiting>) -> Waitlist {
     let mut waitlist = Waitlist::default();
-    waitlist.waiting.extend(tasks);
+    tasks.into_iter().for_each(|task| waitlist.join(task));
     waitlist
 }

@@ -116,6 +116,8 @@ pub(crate) struct Waitlist {
     asked_alone: bool,
     /// Whether there may be a hold that no task has.
     may_have_idle: bool,
+    /// Whether there may be a try in line.
+    may_have_tries: bool,
 }
 
 /// A task that wants the lock.
@@ -137,6 +139,10 @@ pub(crate) struct Waiting {
     above: i64,
     /// Whether a request for it may have been applied, or may still be.
     uncertain: bool,
+    /// Whether the operation that is on its way was sent after the task came: to a try its answer is an answer.
+    covered: bool,
+    /// Whether such an operation has failed.
+    let_down: bool,
     /// The way in which a grant would come that arrives now.
     how: How,
 }
@@ -182,6 +188,8 @@ impl Waiting {
             stage: Stage::New,
             above: 0,
             uncertain: false,
+            covered: false,
+            let_down: false,
             how: How::AtOnce,
         }
     }
@@ -204,6 +212,11 @@ impl Waiting {
 
     fn is_queued(&self) -> bool {
         self.stage == Stage::Queued
+    }
+
+    /// Whether it is a try that the answer on its way decides.
+    fn is_covered_try(&self) -> bool {
+        !self.waits() && self.covered
     }
 }
 
@@ -329,9 +342,10 @@ pub(crate) enum Effect {
         /// Number of waiters ahead of it.
         before: usize,
     },
-    /// The lock is used as another kind, or with another capacity.
+    /// The lock is used as another kind, or with another capacity, than the task wants.
     Mismatched {
         key: Key,
+        wanted: Use,
     },
     /// There is no document to lock, and none may be made.
     Missing {
@@ -521,9 +535,14 @@ impl Waitlist {
         self.waiting.is_empty()
     }
 
-    /// Returns the number of tasks ahead of one.
-    pub(crate) fn position(&self, key: Key) -> Option<usize> {
+    fn position(&self, key: Key) -> Option<usize> {
         self.waiting.iter().position(|waiting| waiting.key == key)
+    }
+
+    /// Returns the number of tasks ahead of one that wait for their turn.
+    pub(crate) fn waiters_before(&self, key: Key) -> Option<usize> {
+        let ahead = self.waiting.range(..self.position(key)?);
+        Some(ahead.filter(|waiting| waiting.waits()).count())
     }
 
     /// Returns the waiting tasks, in order.
@@ -585,15 +604,10 @@ impl Waitlist {
             || self.leaving.iter().any(|leaving| leaving.entry == entry)
     }
 
-    /// Adds a task at the end. A try that would stand behind others is denied at once.
-    pub(crate) fn join(&mut self, waiting: Waiting, effects: &mut Vec<Effect>) {
-        if !waiting.waits() && !self.waiting.is_empty() {
-            effects.push(Effect::Denied {
-                key: waiting.key,
-                before: self.waiting.len(),
-            });
-            return;
-        }
+    /// Adds a task at the end. A try gets in line too: its answer is that of the server to an operation that is sent
+    /// after it came, and whatever is known before can change until then.
+    pub(crate) fn join(&mut self, waiting: Waiting) {
+        self.may_have_tries |= !waiting.waits();
         self.waiting.push_back(waiting);
     }
 

@@ -139,6 +139,9 @@ impl Waitlist {
             };
             write(Word::Number(stage));
             flags.extend([waiting.patience == Patience::Wait, waiting.uncertain]);
+            if !waiting.waits() {
+                flags.extend([waiting.covered && self.under_way.is_some(), waiting.let_down]);
+            }
         }
         write(Word::Number(-1));
         let mut holds: Vec<_> = self.holds.iter().collect();

@@ -21,11 +21,13 @@ impl Waitlist {
             .into_iter()
             .partition(|leaving| leaving.not_before <= context.now);
         self.leaving = later;
+        self.may_have_tries = self.may_have_tries && self.waiting.iter().any(|waiting| !waiting.waits());
         let knocks = |head| self.knocks(head).is_none_or(|full| full.knock_at <= context.now);
-        let asks = self
-            .waiting
-            .front()
-            .is_some_and(|head| !head.is_queued() && knocks(head))
+        let asks = self.may_have_tries
+            || self
+                .waiting
+                .front()
+                .is_some_and(|head| !head.is_queued() && knocks(head))
             || (self.is_queued() && self.asks_at().is_none_or(|at| at <= context.now));
         if leaves.is_empty() && !asks {
             return None;
@@ -78,6 +80,9 @@ impl Waitlist {
         };
         self.under_way = Some(leaves);
         self.overtaken = false;
+        if self.may_have_tries {
+            self.waiting.iter_mut().for_each(|waiting| waiting.covered = true);
+        }
         Some(operation)
     }
 
@@ -97,7 +102,10 @@ impl Waitlist {
                 .is_some_and(|at| now.saturating_duration_since(at) <= limit)
         };
         match (leaves, self.waiting.len()) {
-            ([], 1..) if self.knocks(&self.waiting[0]).is_some_and(Full::asks_for_room) => Expects::Room,
+            // Where there is no room, such a request has no answer, and a try needs one.
+            ([], 1..) if !self.may_have_tries && self.knocks(&self.waiting[0]).is_some_and(Full::asks_for_room) => {
+                Expects::Room
+            }
             ([], 1) => {
                 let head = &self.waiting[0];
                 let alone = head.used.1 == 1 && head.stage == Stage::New && alone_for(timing::FREE_FOR);

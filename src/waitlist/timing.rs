@@ -84,8 +84,11 @@ impl Waitlist {
                 self.knocks(head).map_or(head.since, |full| full.knock_at)
             }
         });
+        // A try asks at once, wherever it stands in line.
+        let mut tries = self.waiting.iter().filter(|waiting| !waiting.waits());
+        let tries = if self.may_have_tries { tries.next() } else { None };
         let leaves = self.leaving.iter().map(|leaving| leaving.not_before).min();
-        let due = head.into_iter().chain(leaves).min();
+        let due = head.into_iter().chain(leaves).chain(tries.map(|it| it.since)).min();
         let due = due.map(|due| self.retry_at.map_or(due, |retry| due.max(retry)));
         due.into_iter().chain(self.attend_at()).min()
     }

@@ -17,6 +17,7 @@ mod reentering;
 mod refusing;
 mod reporting;
 mod sharing;
+mod trying;
 mod waiting;
 
 use std::io;

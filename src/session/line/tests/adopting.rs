@@ -129,8 +129,8 @@ async fn tasks_of_one_client_never_take_from_each_other() {
         wait: false,
         ..wanted_as(1)
     });
-    assert!(tried.try_recv().unwrap().unwrap().is_none());
     bench.settle();
+    assert!(tried.try_recv().unwrap().unwrap().is_none());
     second.try_recv().unwrap_err();
     assert_eq!(first.lost_reason(), None);
 }

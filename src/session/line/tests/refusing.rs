@@ -1,15 +1,6 @@
-//! Tasks that are refused at once: a try that is not the first in line, and a request for a lock of another kind.
+//! Requests that are refused: those for a lock that is used as another kind.
 
 use super::*;
-
-#[tokio::test(start_paused = true)]
-async fn a_try_behind_others_fails_without_asking() {
-    let mut bench = Bench::new();
-    let (_, _first) = bench.join(true);
-    let (_, mut tried) = bench.join(false);
-    assert!(tried.try_recv().unwrap().unwrap().is_none());
-    assert_eq!(bench.operations, 0);
-}
 
 #[tokio::test(start_paused = true)]
 async fn a_name_in_use_as_something_else_is_refused_with_both_sides() {

@@ -1,0 +1,360 @@
+//! Tries: whatever they find in line, only an answer to an operation that was sent after they came refuses them.
+
+use super::*;
+use crate::waitlist::answers::TRY_FOR;
+
+/// A try of so many permits of a semaphore.
+fn permits(capacity: i64, permits: i64) -> AcquireOptions {
+    AcquireOptions {
+        kind: Kind::Semaphore,
+        capacity,
+        permits,
+        ..try_told()
+    }
+}
+
+fn reader() -> AcquireOptions {
+    AcquireOptions {
+        kind: Kind::RwLock,
+        capacity: 1 << 30,
+        ..try_told()
+    }
+}
+
+fn waits(options: AcquireOptions) -> AcquireOptions {
+    AcquireOptions { wait: true, ..options }
+}
+
+/// The report to a try that was refused.
+fn refused(outcome: &mut Receiver) -> Contention {
+    match outcome.try_recv().expect("it was answered") {
+        Err(AcquireError::Held { contention, .. }) => *contention,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// Another client takes so many permits of a semaphore.
+fn takes(id: &str, capacity: i64, permits: i64) -> Operation {
+    let mut operation = foreign(&format!("{id}.op"), &[], Some(id));
+    if let Some(requests) = &mut operation.requests {
+        (requests.kind, requests.capacity) = (Kind::Semaphore, capacity);
+        requests.entries[0].permits = permits;
+    }
+    operation
+}
+
+impl Bench {
+    /// The first tries alone, and its request is on its way when the others come.
+    fn all_try(&mut self, count: usize, options: &AcquireOptions) -> Vec<Receiver> {
+        let mut outcomes = vec![self.join_for(options.clone()).1];
+        let first = self.next().expect("it asks");
+        outcomes.extend((1..count).map(|_| self.join_for(options.clone()).1));
+        assert!(outcomes.iter_mut().all(|outcome| outcome.try_recv().is_err()));
+        let answer = self.apply(&first);
+        self.answered(&first, &answer);
+        self.settle();
+        outcomes
+    }
+
+    fn fails(&mut self, error: &StoreError) {
+        let operation = self.next().expect("it asks");
+        let ((), effects) = self.feed(|line, context, effects| line.failed(&operation, error, context, effects));
+        carry_out(effects);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn as_many_tries_as_there_are_permits_get_in_by_three_operations() {
+    for count in [2, 10, 100] {
+        for hands_on in [true, false] {
+            let of = i64::try_from(count).unwrap();
+            for options in [permits(of, 1), reader()] {
+                let mut bench = Bench::new();
+                bench.config.hands_on = hands_on;
+                let mut outcomes = bench.all_try(count, &options);
+                let mut holds: Vec<_> = outcomes.iter_mut().map(held).collect();
+                assert!(
+                    bench.operations <= 3,
+                    "{count} of {:?}: {}",
+                    options.kind,
+                    bench.operations
+                );
+                holds.sort_unstable_by_key(|hold| hold.token);
+                assert!(holds.windows(2).all(|pair| pair[0].token < pair[1].token));
+                for hold in holds.iter().filter(|hold| hold.exit() == Remains::Nothing) {
+                    let _left = bench.let_go(hold);
+                }
+                bench.settle();
+                assert!(bench.line.is_unused() && bench.ids_in_document().is_empty());
+            }
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn tries_on_a_taken_lock_are_all_refused_by_two_answers_that_name_the_holder() {
+    for options in [try_told(), permits(3, 1), reader()] {
+        let mut bench = Bench::new();
+        let (kind, capacity) = (options.kind, options.capacity);
+        let mut other = foreign("b.1", &[], Some("b-1"));
+        if let Some(requests) = &mut other.requests {
+            (requests.kind, requests.capacity) = (kind, capacity);
+            requests.entries[0].permits = capacity;
+        }
+        bench.foreign(&other, false);
+        let token = bench.document.as_ref().unwrap().token;
+        for mut outcome in bench.all_try(50, &options) {
+            let contention = refused(&mut outcome);
+            assert_eq!((contention.holders.len(), contention.waiting_before), (1, 0));
+            assert_eq!(contention.holders[0].token.as_i64(), token);
+            assert_eq!(contention.age, Duration::ZERO);
+        }
+        assert_eq!(bench.operations, 2, "{kind:?}");
+        assert_eq!(bench.ids_in_document(), ["b-1"]);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn of_more_tries_than_permits_as_many_get_in_as_fit() {
+    let mut bench = Bench::new();
+    bench.foreign(&takes("b-1", 50, 1), false);
+    let mut outcomes = bench.all_try(100, &permits(50, 1));
+    let refused = outcomes
+        .iter_mut()
+        .filter_map(|outcome| outcome.try_recv().unwrap().err());
+    assert_eq!(refused.count(), 51);
+    assert!(bench.operations <= 3, "{}", bench.operations);
+}
+
+/// A large one that does not fit is in nobody's way.
+#[tokio::test(start_paused = true)]
+async fn a_try_that_is_refused_keeps_no_other_out() {
+    let mut bench = Bench::new();
+    bench.foreign(&takes("b-1", 10, 6), false);
+    let mut first = bench.join_for(permits(10, 1)).1;
+    let request = bench.next().unwrap();
+    let [mut large, mut small, mut too_large, mut last] =
+        [5, 2, 2, 1].map(|wanted| bench.join_for(permits(10, wanted)).1);
+    let answer = bench.apply(&request);
+    bench.answered(&request, &answer);
+    assert!(large.try_recv().is_err(), "its request was sent before that came");
+    bench.settle();
+    assert_eq!(refused(&mut large).waiting_before, 0, "three are left");
+    let permits = [&mut first, &mut small, &mut last].map(|outcome| held(outcome).permits());
+    assert_eq!(permits, [1, 2, 1]);
+    assert_eq!(refused(&mut too_large).holders.len(), 3);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_try_overtakes_no_task_that_waits_because_the_lock_is_taken() {
+    for asked_before in [true, false] {
+        let mut bench = Bench::new();
+        bench.foreign(&takes("b-1", 10, 6), false);
+        let (_, mut waiting) = bench.join_for(waits(permits(10, 5)));
+        if asked_before {
+            bench.settle();
+        }
+        let (_, mut tried) = bench.join_for(permits(10, 1));
+        bench.settle();
+        assert_eq!(
+            refused(&mut tried).waiting_before,
+            1,
+            "four permits are free, and another wants five"
+        );
+        bench.foreign(&takes("b-2", 10, 3), false);
+        let (_, mut tried) = bench.join_for(permits(10, 1));
+        bench.settle();
+        assert_eq!(refused(&mut tried).waiting_before, 2);
+        // Without the waiters it gets in.
+        bench.foreign(&foreign("b.3", &["b-1"], None), true);
+        held(&mut waiting);
+        let (_, mut tried) = bench.join_for(permits(10, 1));
+        bench.settle();
+        held(&mut tried);
+    }
+}
+
+/// Both come while a request is on its way, and get in by the next: the waiter first.
+#[tokio::test(start_paused = true)]
+async fn waiters_and_tries_go_into_one_operation_in_the_order_in_which_they_came() {
+    let mut bench = Bench::new();
+    let mut first = bench.join_for(permits(10, 1)).1;
+    let request = bench.next().unwrap();
+    let (_, mut waiting) = bench.join_for(waits(permits(10, 1)));
+    let (_, mut tried) = bench.join_for(permits(10, 1));
+    let answer = bench.apply(&request);
+    bench.answered(&request, &answer);
+    bench.settle();
+    let tokens = [&mut first, &mut waiting, &mut tried].map(|outcome| held(outcome).token);
+    assert!(tokens.is_sorted() && bench.operations == 2, "{tokens:?}");
+}
+
+/// It does not repeat what the waiter was told when it got in line.
+#[tokio::test(start_paused = true)]
+async fn a_try_behind_a_waiter_has_a_report_of_now() {
+    let mut bench = Bench::new();
+    bench.foreign(&foreign("b.1", &[], Some("b-1")), false);
+    let (_, _waiting) = bench.join(true);
+    bench.settle();
+    tokio::time::advance(Duration::from_secs(5)).await;
+    let (_, mut tried) = bench.join_for(try_told());
+    assert_eq!(
+        bench.line.due_at(),
+        Some(Instant::now()),
+        "it does not wait for the waiter's next question"
+    );
+    let before = bench.operations;
+    bench.settle();
+    let contention = refused(&mut tried);
+    assert_eq!((contention.waiting_before, contention.age), (1, Duration::ZERO));
+    assert_eq!(contention.as_of, std::time::SystemTime::from(bench.server_now()));
+    assert_eq!(bench.operations, before + 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_try_beside_a_waiter_that_finds_the_queue_full_is_answered() {
+    let mut bench = Bench::new();
+    for other in 0..=QUEUE_MOST {
+        bench.foreign(&foreign(&format!("b.{other}"), &[], Some(&format!("b-{other}"))), false);
+    }
+    let (_, mut waiting) = bench.join(true);
+    bench.settle();
+    let (_, mut tried) = bench.join_for(try_told());
+    let before = bench.operations;
+    bench.settle();
+    assert_eq!(refused(&mut tried).waiting_before, QUEUE_MOST + 1);
+    assert_eq!(bench.operations, before + 1);
+    assert!(waiting.try_recv().is_err());
+}
+
+#[tokio::test(start_paused = true)]
+async fn all_tries_in_line_end_with_the_outage_and_none_reads_it_as_a_taken_lock() {
+    let cut = || error(Failure::Unavailable);
+    let refused = || error(Failure::Refused);
+    // The failures after which a try is told.
+    for (failure, times, waited) in [
+        (cut(), 2, Duration::ZERO),
+        (refused(), 1, Duration::ZERO),
+        (unanswered(), 2, TRY_FOR),
+    ] {
+        let mut bench = Bench::new();
+        // Nobody has answered the first, and the others have not been asked for.
+        let mut outcomes = vec![bench.join(false).1];
+        outcomes.extend((0..9).map(|_| bench.join(false).1));
+        let (_, mut waiting) = bench.join(true);
+        for _ in 0..times {
+            assert!(outcomes.iter_mut().all(|outcome| outcome.try_recv().is_err()));
+            tokio::time::sleep_until(bench.line.due_at().unwrap()).await;
+            bench.fails(&failure);
+            tokio::time::advance(waited).await;
+        }
+        if !waited.is_zero() {
+            bench.fails(&failure);
+        }
+        for outcome in &mut outcomes {
+            let ended = outcome.try_recv();
+            assert!(
+                matches!(ended, Ok(Err(AcquireError::Server(_)))),
+                "{failure:?}: {ended:?}"
+            );
+        }
+        assert!(
+            waiting.try_recv().is_err(),
+            "a waiter goes on, and its request is another"
+        );
+        tokio::time::sleep_until(bench.line.due_at().unwrap()).await;
+        bench.settle();
+        held(&mut waiting);
+        assert_eq!(bench.ids_in_document().len(), 1);
+    }
+}
+
+/// Each has the time of a try from when it came.
+#[tokio::test(start_paused = true)]
+async fn a_try_that_comes_later_is_told_of_the_outage_later() {
+    let mut bench = Bench::new();
+    let (_, mut first) = bench.join(false);
+    bench.fails(&unanswered());
+    tokio::time::advance(TRY_FOR / 2).await;
+    let (_, mut second) = bench.join(false);
+    for (outcome, passes) in [(&mut first, TRY_FOR / 2), (&mut second, TRY_FOR / 2)] {
+        bench.fails(&unanswered());
+        assert!(outcome.try_recv().is_err());
+        tokio::time::advance(passes).await;
+        bench.fails(&unanswered());
+        let ended = outcome.try_recv();
+        assert!(matches!(ended, Ok(Err(AcquireError::Server(_)))), "{ended:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_try_that_wants_another_kind_is_told_so_by_the_answer_to_another() {
+    let mut bench = Bench::new();
+    let (_, mut first) = bench.join(false);
+    let request = bench.next().unwrap();
+    let (_, mut other) = bench.join_for(permits(5, 1));
+    // The request was sent before it came.
+    let answer = bench.apply(&request);
+    bench.answered(&request, &answer);
+    let hold = held(&mut first);
+    assert!(other.try_recv().is_err());
+    bench.settle();
+    let error = other.try_recv().unwrap().unwrap_err().to_string();
+    assert_eq!(
+        error,
+        "`x` is in use as a mutex, and was requested as a semaphore of 5 permits"
+    );
+    // Where the first lets go meanwhile, it is free for it.
+    let (_, mut other) = bench.join_for(permits(5, 1));
+    let _left = bench.let_go(&hold);
+    bench.settle();
+    held(&mut other);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_try_in_line_joins_a_hold_that_the_answer_grants_to_another() {
+    let mut bench = Bench::new();
+    let tries = AcquireOptions {
+        wait: false,
+        ..reentrant()
+    };
+    let mut outcomes = bench.all_try(5, &tries);
+    let holds: Vec<_> = outcomes.iter_mut().map(held).collect();
+    assert!(holds.iter().all(|hold| Arc::ptr_eq(hold, &holds[0])));
+    assert!(bench.operations <= 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_try_that_gives_up_in_line_leaves_nothing_behind() {
+    let mut bench = Bench::new();
+    let (_, mut first) = bench.join(false);
+    let request = bench.next().unwrap();
+    let (key, _second) = bench.join(false);
+    let (_, mut third) = bench.join_for(try_told());
+    bench.give_up(key);
+    let answer = bench.apply(&request);
+    bench.answered(&request, &answer);
+    bench.settle();
+    let hold = held(&mut first);
+    assert_eq!(refused(&mut third).waiting_before, 0, "a try is no waiter");
+    assert_eq!(bench.ids_in_document(), [hold.id.as_str()]);
+    let (_, mut last) = bench.join(false);
+    let ((), effects) = bench.feed(|line, context, effects| line.close(context, effects));
+    carry_out(effects);
+    assert!(matches!(last.try_recv(), Ok(Err(AcquireError::Closed))));
+}
+
+/// A waiter that gives up leaves its entry in the queue until the next operation, which is not sent before the answer.
+#[tokio::test(start_paused = true)]
+async fn an_entry_of_ours_that_nobody_wants_any_more_refuses_no_try() {
+    let mut bench = Bench::new();
+    bench.foreign(&takes("b-1", 10, 6), false);
+    let (key, _waiting) = bench.join_for(waits(permits(10, 5)));
+    let (_, mut tried) = bench.join_for(permits(10, 1));
+    let request = bench.next().unwrap();
+    let answer = bench.apply(&request);
+    bench.give_up(key);
+    bench.answered(&request, &answer);
+    bench.settle();
+    held(&mut tried);
+}
