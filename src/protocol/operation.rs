@@ -8,7 +8,8 @@ use super::{Ended, HoldEnd, Holder, Identity, Kind, Owner, Record, ServerTime};
 /// queue would slow down each hand-over, and in the end make the document too large for the server.
 pub(crate) const QUEUE_MOST: usize = 256;
 
-/// Maximum number of entries in one request: the head of a line, and those behind it that fit the capacity with it.
+/// Maximum number of tasks that wait in one request: the head of a line, and those behind it that fit the capacity with
+/// it. More of them would cost the server more than it spares. Of tries there are as many as the queue has room for.
 pub(crate) const ASK_TOGETHER: usize = 64;
 
 /// Length of the queue up to which a request that lines up notifies the holder. Of the entries before it, one or two

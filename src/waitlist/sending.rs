@@ -44,7 +44,7 @@ impl Waitlist {
         let requests = if together {
             // Where nobody is expected, there is nobody to adopt from.
             let reserve = self.reserve(from_here, context);
-            self.requests(follows, expects == Expects::Nothing, reserve, context.config)
+            self.requests(follows, expects == Expects::Nothing, reserve, context)
         } else {
             None
         };
@@ -125,7 +125,7 @@ impl Waitlist {
     ///
     /// A grant to the head takes `reserve` more tokens than its own. A first request puts out earlier incarnations of
     /// its owner; a queued task has done so already.
-    fn requests(&mut self, may_follow: bool, adopting: bool, reserve: i64, config: &Config) -> Option<Requests> {
+    fn requests(&mut self, may_follow: bool, adopting: bool, reserve: i64, context: &Context<'_>) -> Option<Requests> {
         let head = self.waiting.front()?;
         let (used, head_queued) = (head.used, head.is_queued());
         // Each acquire is checked before it joins: a head that wants more than there is would never be asked for.
@@ -133,12 +133,17 @@ impl Waitlist {
         // Where that was in vain (a slow answer, a waiter of another client), they don't ask one by one.
         let alone = reserve > 0 && self.shares() && !self.asked_alone;
         self.asked_alone = alone;
-        let together = if alone { 1 } else { ASK_TOGETHER };
+        // Each of the tries needs its answer, and a waiter beside the head may get in sooner.
+        let together = |waiting: &Waiting| match waiting.waits() {
+            _ if alone => 1,
+            true => ASK_TOGETHER,
+            false => context.room,
+        };
         let mut entries = Vec::new();
         let mut adopts = None;
         let mut permits = 0;
-        for (position, waiting) in self.waiting.iter_mut().enumerate().take(together) {
-            if waiting.used != used {
+        for (position, waiting) in self.waiting.iter_mut().enumerate() {
+            if waiting.used != used || position >= together(waiting) {
                 break;
             }
             permits += waiting.permits;
@@ -152,7 +157,7 @@ impl Waitlist {
             let stays = waiting.waits() && (position == 0 || follows);
             entries.push(Request {
                 reserve: if position == 0 { reserve } else { 0 },
-                ..request(waiting, stays, config)
+                ..request(waiting, stays, context.config)
             });
             if adopting && !waiting.is_queued() {
                 adopts = waiting.owner.identity.clone();

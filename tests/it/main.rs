@@ -56,5 +56,6 @@ mod sync;
 mod telemetry;
 mod tls;
 mod tokens;
+mod tries;
 mod unknown_names;
 mod versions;

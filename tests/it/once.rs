@@ -7,7 +7,7 @@ use watchlock::{AcquireError, LockClient, OnceOutcome, Released, RunError, Turn}
 
 use crate::{
     everywhere::places,
-    setup::{Ground, PATIENCE, eventually, info, is_vacant, pause, spawn, within},
+    setup::{Ground, PATIENCE, eventually, faulty, info, is_vacant, pause, spawn, until_waiting, within},
 };
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -181,5 +181,95 @@ async fn a_job_whose_client_was_shut_down_is_not_recorded() {
         a.shutdown().await;
         assert_eq!(job.done().await.unwrap(), Released::WasLost);
         assert!(ours(&b, DAY).await.is_some());
+    }
+}
+
+/// Tasks of one client share a question and its answer, whatever they find.
+#[tokio::test(flavor = "multi_thread")]
+async fn tasks_that_find_the_job_done_or_in_progress_learn_it_by_two_commands() {
+    for ground in [Ground::replica_set("shared").await, Ground::standalone("shared").await] {
+        let (driver, sent) = ground.noting_driver().await;
+        let locks = LockClient::builder(driver.database(&ground.database))
+            .build()
+            .await
+            .unwrap();
+        let once = locks.once("job", DAY).since_success();
+        let Turn::Ours(job) = once.begin().await.unwrap() else {
+            panic!("it was never begun");
+        };
+        let ask = async |tasks: usize| {
+            let before = sent.count("findAndModify");
+            let turns = join_all((0..tasks).map(|_| once.begin())).await;
+            let commands = sent.count("findAndModify") - before;
+            assert!(commands <= 2, "{commands} commands for {tasks} tasks");
+            turns
+        };
+        let token = job.token();
+        for turn in ask(10).await {
+            let Ok(Turn::Busy(contention)) = turn else {
+                panic!("{turn:?}");
+            };
+            assert_eq!(contention.holders[0].token, token);
+        }
+        job.done().await.unwrap();
+        for tasks in [10, 50] {
+            for turn in ask(tasks).await {
+                assert!(
+                    matches!(&turn, Ok(Turn::RanAlready(ran)) if ran.by.token == token),
+                    "{turn:?}"
+                );
+            }
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn in_memory_no_task_that_finds_the_job_done_waits() {
+    let locks = LockClient::in_memory();
+    let once = locks.once("job", DAY).since_success();
+    once.run(|_| async { Ok::<_, ()>(()) }).await.unwrap();
+    let begun = tokio::time::Instant::now();
+    for turn in join_all((0..50).map(|_| once.begin())).await {
+        assert!(matches!(turn, Ok(Turn::RanAlready(_))), "{turn:?}");
+    }
+    assert!(begun.elapsed() < SECOND / 10, "{:?}", begun.elapsed());
+}
+
+/// What the task that waits was told when it got in line is no answer to whoever asks later.
+#[tokio::test(flavor = "multi_thread")]
+async fn beside_a_task_that_waits_for_the_lock_the_report_is_of_now() {
+    for (a, b) in places("beside").await {
+        ours(&a, DAY).await.unwrap().done().await.unwrap();
+        let mutex = a.mutex("job");
+        let waiting = spawn(async move { mutex.acquire().await });
+        until_waiting(&b, "job", 1).await;
+        for _ in 0..3 {
+            let earlier = info(&b, "job").await.unwrap().as_of;
+            pause(SECOND / 100).await;
+            match a.once("job", DAY).begin().await.unwrap() {
+                Turn::RanAlready(ran) => assert!(ran.as_of > earlier, "{:?} was before {earlier:?}", ran.as_of),
+                turn => panic!("{turn:?}"),
+            }
+        }
+        waiting.abort();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_timeout_bounds_the_whole_call_for_each_task() {
+    const TIMEOUT: Duration = Duration::from_secs(2);
+    let (cluster, _turn) = faulty().await;
+    let proxy = cluster.proxy(0).unwrap();
+    let ground = Ground::on(cluster, "once_late").through(proxy.uri());
+    let locks = ground.locks().await;
+    let once = locks.once("job", DAY).since_success().timeout(TIMEOUT);
+    once.run(|_| async { Ok::<_, ()>(()) }).await.unwrap();
+    proxy.black_hole();
+    let begun = std::time::Instant::now();
+    let asked = join_all((0..10).map(async |_| (once.begin().await, begun.elapsed()))).await;
+    proxy.heal();
+    for (turn, took) in asked {
+        assert!(turn.is_err(), "{turn:?}");
+        assert!(took >= TIMEOUT && took < TIMEOUT + SECOND, "{took:?}");
     }
 }

@@ -9,8 +9,8 @@ use mongodb::{
 use watchlock_testkit::shared;
 
 use crate::protocol::{
-    ASK_TOGETHER, Evict, Expects, Kind, Location, Operation, Owner, QUEUE_MOST, Record, Request, Requests, ServerTime,
-    State, Use, pipeline, state,
+    Evict, Expects, Kind, Location, Operation, Owner, QUEUE_MOST, Record, Request, Requests, ServerTime, State, Use,
+    pipeline, state,
 };
 
 fn request(id: &str, wait: bool, fresh: bool) -> Request {
@@ -133,8 +133,8 @@ async fn many_entries_fit_one_operation() {
     let collection = database.collection::<Document>("locks");
     let mut expected: Option<State> = None;
     for (number, fresh) in [(1, true), (2, false), (3, true)] {
-        let entries = (0..ASK_TOGETHER).map(|entry| request(&format!("a-{entry}"), true, fresh));
-        let operation = operation(number, &[], (Kind::Semaphore, 40), entries.collect());
+        let entries = (0..QUEUE_MOST).map(|entry| request(&format!("a-{entry}"), true, fresh));
+        let operation = operation(number, &[], (Kind::Semaphore, 200), entries.collect());
         let now = ServerTime(1_700_000_000_000).plus_millis(number * 10_000);
         expected = state::apply(expected.as_ref(), &operation, now);
         let found = document_after(&collection, &operation, &Bson::from(now)).await;
