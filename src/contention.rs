@@ -178,7 +178,7 @@ mod tests {
             },
             token: 7,
             released: None,
-            idle: None,
+            shown: None,
         }
     }
 

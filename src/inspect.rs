@@ -180,7 +180,7 @@ impl HolderInfo {
             since: SystemTime::from(holder.since),
             until: SystemTime::from(holder.until),
             released: holder.released.map(SystemTime::from),
-            idle: holder.idle.unwrap_or(false),
+            idle: holder.is_idle(),
             host,
             pid: pid(&holder.owner),
             label,

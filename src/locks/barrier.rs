@@ -459,7 +459,7 @@ mod tests {
                 ..Owner::default()
             },
             released: released.then_some(ServerTime(500)),
-            idle: None,
+            shown: None,
         }
     }
 

@@ -2,7 +2,7 @@
 
 use mongodb::bson::{Bson, DateTime, Document, doc};
 
-use super::{Ended, HoldEnd, Holder, Identity, Kind, Owner, ServerTime, State, Waiter};
+use super::{Ended, HoldEnd, Holder, Identity, Kind, Owner, ServerTime, Shown, State, Waiter};
 
 /// Maximum permits of a lock, so that the sum of any number of them fits an `i64`.
 const PERMITS_MOST: i64 = u32::MAX as i64;
@@ -166,8 +166,11 @@ impl State {
                 owner: Owner::from_document(holder.get_document("owner").ok()),
                 token: fields.whole("token")?,
                 released: fields.optional_time("released")?,
-                // No decision depends on it.
-                idle: holder.get_bool("idle").ok(),
+                // No decision depends on it. Earlier versions show it without a number.
+                shown: holder.get_bool("idle").ok().map(|is_idle| Shown {
+                    is_idle,
+                    as_of: holder.get("shown").and_then(whole).unwrap_or_default(),
+                }),
             });
         }
         let mut queue = Vec::new();
@@ -236,8 +239,8 @@ impl State {
                 if let Some(released) = holder.released {
                     entry.insert("released", released);
                 }
-                if let Some(idle) = holder.idle {
-                    entry.insert("idle", idle);
+                if let Some(shown) = holder.shown {
+                    entry.extend(doc! { "idle": shown.is_idle, "shown": shown.as_of });
                 }
                 Bson::from(entry)
             })
@@ -398,7 +401,10 @@ mod tests {
                     }),
                 },
                 released: Some(ServerTime(6)),
-                idle: Some(true),
+                shown: Some(Shown {
+                    is_idle: true,
+                    as_of: 4,
+                }),
             }],
             queue: vec![Waiter {
                 id: "b-1".into(),

@@ -1,5 +1,7 @@
 //! The entries of a lock's document, and their owners.
 
+use std::collections::BTreeSet;
+
 use super::ServerTime;
 
 /// An entry that holds the lock.
@@ -16,9 +18,26 @@ pub(crate) struct Holder {
     pub(crate) token: i64,
     /// When its holder released it, if the lock is kept beyond that: until `until`, and nobody renews it.
     pub(crate) released: Option<ServerTime>,
-    /// Whether no task of its client had it when it was renewed last: it stays with the client for the next one. For
-    /// people to read. `None`: a renewal has never said so.
-    pub(crate) idle: Option<bool>,
+    /// Whether it is idle, for people to read. `None`: no renewal has shown that.
+    pub(crate) shown: Option<Shown>,
+}
+
+/// Whether no task of its client has a holder, so that it stays with the client for the next one, as a renewal shows
+/// it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Shown {
+    pub(crate) is_idle: bool,
+    /// The [number](Idle::as_of) of that renewal.
+    pub(crate) as_of: i64,
+}
+
+/// The idle ones among the holders of a renewal.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Idle {
+    pub(crate) entries: BTreeSet<String>,
+    /// Larger in a renewal that knows of a later hold. Renewals overtake each other, and one from before a task took
+    /// the lock again must not show it as idle afterwards.
+    pub(crate) as_of: i64,
 }
 
 impl Holder {
@@ -26,6 +45,10 @@ impl Holder {
     /// only: its session is done with it, and a leave that comes late must not open the lock.
     pub(crate) fn is_kept(&self) -> bool {
         self.released.is_some()
+    }
+
+    pub(crate) fn is_idle(&self) -> bool {
+        self.shown.is_some_and(|shown| shown.is_idle)
     }
 
     /// Returns whether this is the hold that was granted to an entry with this token. The entry alone does not show it:

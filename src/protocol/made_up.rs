@@ -20,7 +20,7 @@ pub(crate) fn holder(id: &str, token: i64) -> Holder {
         owner: Owner::default(),
         token,
         released: None,
-        idle: None,
+        shown: None,
     }
 }
 

@@ -8,7 +8,8 @@
 //! { _id: <name>, protocol, kind, capacity,
 //!   token:    <the last fencing token issued>,
 //!   holders:  [{ id, permits, lease, claim, since, until, owner, token,
-//!                released: <when its holder released it, if the lock is kept beyond that> }],
+//!                released: <when its holder released it, if the lock is kept beyond that>,
+//!                idle: <whether no task of its client has it>, shown: <the number of the renewal that says so> }],
 //!   queue:    [{ id, permits, lease, claim, since, until, owner }],   // first come, first served; head first
 //!   wake:     <a string, new in every write: see `wake`>,
 //!   version:  <the number of writes>,
@@ -120,7 +121,7 @@ pub(crate) mod wake;
 pub(crate) use ahead::Ahead;
 pub use ended::HoldEnd;
 pub(crate) use ended::{Ended, HISTORY_MOST, Record};
-pub(crate) use entry::{Holder, Identity, Owner, Waiter};
+pub(crate) use entry::{Holder, Identity, Idle, Owner, Shown, Waiter};
 pub(crate) use exchange::Exchange;
 pub use kind::Kind;
 pub(crate) use kind::Use;

@@ -411,7 +411,7 @@ impl Step<'_> {
             owner: waiter.owner,
             token,
             released: None,
-            idle: None,
+            shown: None,
         });
     }
 

@@ -14,6 +14,7 @@ use super::{
 use crate::{
     backoff::{Backoff, LONGEST_PAUSE},
     config::Config,
+    protocol::Idle,
     store::{Renewal, Statements, StoreError},
     telemetry,
     waitlist::deadline::Deadline,
@@ -338,10 +339,16 @@ impl Session {
         let longest = holds.iter().map(|hold| hold.lease.length).max();
         idle.iter().for_each(|hold| hold.note_shown_idle());
         let shows = !idle.is_empty() || holds.iter().any(|hold| hold.is_shown_idle());
+        // A hold that a task has of this renewal's idle ones is younger than all holds here.
+        let youngest = holds.iter().map(|hold| hold.number).max().unwrap_or_default();
+        let idle = shows.then(|| Idle {
+            entries: idle.iter().map(|hold| hold.id.clone()).collect(),
+            as_of: i64::try_from(youngest).unwrap_or(i64::MAX),
+        });
         Renewal {
             operation: self.ids.operation(),
             entries,
-            idle: shows.then(|| idle.iter().map(|hold| hold.id.clone()).collect()),
+            idle,
             keep: self.config.keep_millis_for(longest.unwrap_or_default()),
             within,
             statements,

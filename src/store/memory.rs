@@ -100,13 +100,7 @@ impl MemoryStore {
         for (name, ids) in &renewal.entries {
             let idle = renewal.idle_among(ids);
             if let Some(mut state) = contents.states.get(name).cloned()
-                && state::renew_and_show(
-                    &mut state,
-                    &renewal.operation,
-                    (ids, idle.as_deref()),
-                    renewal.keep,
-                    now,
-                )
+                && state::renew_and_show(&mut state, &renewal.operation, (ids, idle.as_ref()), renewal.keep, now)
             {
                 contents.write(name, state);
                 renewed += 1;

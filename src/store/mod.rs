@@ -20,7 +20,7 @@ mod to_its_end;
 mod typed;
 
 use std::{
-    collections::{BTreeMap, BTreeSet, HashMap},
+    collections::{BTreeMap, HashMap},
     io,
     panic::AssertUnwindSafe,
     sync::Arc,
@@ -30,7 +30,7 @@ use std::{
 #[cfg(test)]
 use crate::proofs::simulated;
 use crate::{
-    protocol::{Ahead, Exchange, Operation, ServerTime, State, document::Malformed},
+    protocol::{Ahead, Exchange, Idle, Operation, ServerTime, State, document::Malformed},
     telemetry,
 };
 use futures::FutureExt;
@@ -312,8 +312,8 @@ pub(crate) struct Renewal {
     pub(crate) operation: String,
     /// The holders' entries, by the names of their locks.
     pub(crate) entries: BTreeMap<String, Vec<String>>,
-    /// The entries among them that no task has; `None` leaves what the documents show of that as it is.
-    pub(crate) idle: Option<BTreeSet<String>>,
+    /// The idle ones among them; `None` leaves what the documents show of that as it is.
+    pub(crate) idle: Option<Idle>,
     /// The lease, in milliseconds.
     pub(crate) keep: i64,
     /// Maximum time that the server may take.
@@ -332,9 +332,10 @@ pub(crate) enum Statements {
 
 impl Renewal {
     /// Returns the idle ones among these entries; `None` if what the documents show is left as it is.
-    fn idle_among(&self, ids: &[String]) -> Option<Vec<String>> {
-        let idle = self.idle.as_ref()?;
-        Some(ids.iter().filter(|id| idle.contains(*id)).cloned().collect())
+    fn idle_among(&self, ids: &[String]) -> Option<Idle> {
+        let Idle { entries, as_of } = self.idle.as_ref()?;
+        let entries = ids.iter().filter(|id| entries.contains(*id)).cloned().collect();
+        Some(Idle { entries, as_of: *as_of })
     }
 }
 

@@ -403,7 +403,7 @@ mod tests {
             owner: Owner::default(),
             token,
             released: None,
-            idle: None,
+            shown: None,
         };
         let request = Request {
             id: "me-1".to_owned(),

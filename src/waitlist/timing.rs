@@ -411,7 +411,7 @@ mod tests {
             owner: Owner::default(),
             token: 1,
             released: None,
-            idle: None,
+            shown: None,
         }
     }
 

@@ -5,7 +5,9 @@ use std::{future::IntoFuture as _, time::Duration};
 use mongodb::bson::{Document, doc};
 use watchlock::{Acquire, AcquireError, HolderInfo, LockClient, LockHandle, LostReason, Released, Turn};
 
-use crate::setup::{COLLECTION, Ground, PATIENCE, SOON, eventually, info, is_vacant, spawn, until_streaming, within};
+use crate::setup::{
+    COLLECTION, Ground, PATIENCE, SOON, eventually, faulty, info, is_vacant, spawn, until_streaming, within,
+};
 
 const KEEP: Duration = Duration::from_secs(60);
 
@@ -141,6 +143,59 @@ async fn its_document_shows_it_as_idle_until_it_is_taken_again() {
         }
     }
     panic!("it never stays until it is renewed");
+}
+
+/// A renewal that was sent while nobody had the lock reaches the server when a task has had it again for a while.
+#[tokio::test]
+async fn a_renewal_that_comes_late_does_not_show_a_held_lock_as_idle() {
+    let (cluster, _turn) = faulty().await;
+    let ground = Ground::on(cluster, "idlelate").by_name();
+    let driver = cluster.client().await.unwrap();
+    let (locks, other) = (
+        keeping(&ground).await,
+        Ground::through(&ground, cluster.uri()).locks().await,
+    );
+    let late = async || {
+        let operations = ground.operations(&driver).await;
+        let update = |operation: &Document| {
+            let command = operation.get_document("command");
+            command.is_ok_and(|command| command.contains_key("update"))
+        };
+        operations.iter().any(update)
+    };
+    for _ in 0..10 {
+        leave_idle(&locks).await;
+        until_streaming(&ground, &driver, 1).await;
+        let data = doc! {
+            "failCommands": ["update"], "blockConnection": true, "blockTimeMS": 5_000, "appName": &ground.database,
+        };
+        let fault = cluster.fail_commands(0, doc! { "times": 1 }, data).await.unwrap();
+        fault.wait_entered(1, PATIENCE).await.unwrap();
+        let Some(idle) = holder(&other).await else { continue };
+        // Another goes out beside it.
+        eventually(PATIENCE, "it is renewed and shown as idle, or went back", async || {
+            holder(&other)
+                .await
+                .is_none_or(|now| now.idle && now.until > idle.until)
+        })
+        .await;
+        let handle = locks.mutex("x").acquire().reason("for a moment").await.unwrap();
+        eventually(PATIENCE, "it is shown as held", async || {
+            holder(&other).await.is_some_and(|holder| !holder.idle)
+        })
+        .await;
+        let is_the_same = holder(&other).await.is_some_and(|holder| holder.token == idle.token);
+        let comes_later = is_the_same && late().await;
+        eventually(PATIENCE, "all renewals are done", async || !late().await).await;
+        let shown = holder(&other).await.unwrap();
+        assert!(!shown.idle, "{shown:?}");
+        assert_eq!(handle.lost_reason(), None);
+        handle.release().await.unwrap();
+        if comes_later {
+            return;
+        }
+    }
+    panic!("no task takes the lock before a late renewal of it comes");
 }
 
 /// Leaves a lock idle, and returns whether it stays: then it is taken, to others, and it is renewed.

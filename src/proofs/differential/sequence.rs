@@ -8,7 +8,7 @@ use super::{
 };
 use crate::{
     proofs::random::Random,
-    protocol::{Downgrade, Evict, Expects, Operation, ServerTime, State, pipeline, state},
+    protocol::{Downgrade, Evict, Expects, Idle, Operation, ServerTime, State, pipeline, state},
 };
 
 /// One sequence, with a document of its own.
@@ -91,7 +91,7 @@ impl Sequence {
         let (query, update, upsert) = match &step {
             Move::Run(operation) if is_empty(operation) => return None,
             Move::Run(operation) => self.run(operation, setup),
-            Move::Renew { operation, ids, idle } => self.renew(operation, (&**ids, idle.as_deref()), setup),
+            Move::Renew { operation, ids, idle } => self.renew(operation, (&**ids, idle.as_ref()), setup),
             Move::Guard { operation, id, token } => self.guard(operation, (id.as_str(), *token), setup),
         };
         Some((step, doc! { "q": query, "u": update, "upsert": upsert }))
@@ -120,7 +120,7 @@ impl Sequence {
         }
     }
 
-    fn renew(&mut self, operation: &str, shown: (&[String], Option<&[String]>), setup: &Setup) -> Update {
+    fn renew(&mut self, operation: &str, shown: (&[String], Option<&Idle>), setup: &Setup) -> Update {
         if let Some(state) = &mut self.expected {
             state::renew_and_show(state, operation, shown, 500, self.now);
         }

@@ -7,8 +7,8 @@ use super::setup::Setup;
 use crate::{
     proofs::random::Random,
     protocol::{
-        Downgrade, Evict, Expects, HoldEnd, Holder, Identity, Kept, KeptUntil, Operation, Owner, Proclaim, Record,
-        Request, Requests, State, made_up::operation,
+        Downgrade, Evict, Expects, HoldEnd, Holder, Identity, Idle, Kept, KeptUntil, Operation, Owner, Proclaim,
+        Record, Request, Requests, State, made_up::operation,
     },
 };
 
@@ -19,7 +19,7 @@ pub(super) enum Move {
     Renew {
         operation: String,
         ids: Vec<String>,
-        idle: Option<Vec<String>>,
+        idle: Option<Idle>,
     },
     Guard {
         operation: String,
@@ -75,7 +75,11 @@ impl<'a> Draw<'a> {
         Move::Renew {
             operation,
             ids: self.few_ids(3),
-            idle: self.one_in(2).then(|| self.few_ids(3)),
+            idle: self.one_in(2).then(|| Idle {
+                entries: self.few_ids(3).into_iter().collect(),
+                // Some of them come late.
+                as_of: self.state.map_or(0, |state| state.version % 5),
+            }),
         }
     }
 

@@ -3,7 +3,7 @@
 use mongodb::bson::{Binary, Bson, DateTime, Decimal128, Document, Timestamp, doc, oid::ObjectId, spec::BinarySubtype};
 
 use super::Choices;
-use crate::protocol::{Ended, HoldEnd, Holder, Identity, Kind, Owner, ServerTime, State, Waiter};
+use crate::protocol::{Ended, HoldEnd, Holder, Identity, Kind, Owner, ServerTime, Shown, State, Waiter};
 
 const NOW: i64 = 1_700_000_000_000;
 
@@ -79,7 +79,10 @@ fn holder(number: usize, choices: &mut Choices<'_>) -> Holder {
         owner,
         token: NOW * 1_000 - i64::from(u8::try_from(number).unwrap_or(0)),
         released: choices.one_in(4).then_some(ServerTime(NOW)),
-        idle: choices.one_in(4).then(|| choices.one_in(2)),
+        shown: choices.one_in(4).then(|| Shown {
+            is_idle: choices.one_in(2),
+            as_of: 4,
+        }),
     }
 }
 

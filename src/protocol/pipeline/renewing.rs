@@ -7,14 +7,14 @@ use super::{
     fields_of_stamp, is_not_kept, live,
     selecting::is_known,
 };
-use crate::protocol::{Location, wake};
+use crate::protocol::{Idle, Location, wake};
 
 /// Returns the pipeline of [`crate::protocol::state::renew_and_show`], for all documents at once that hold one of
 /// `ids`.
 pub(crate) fn renewal(
     at: &Location,
     operation: &str,
-    (ids, idle): (&[String], Option<&[String]>),
+    (ids, idle): (&[String], Option<&Idle>),
     keep: i64,
     now: &Bson,
 ) -> Vec<Document> {
@@ -71,11 +71,12 @@ pub(super) fn extended(at: &Location, condition: Document, now: &Bson) -> Bson {
 }
 
 /// Returns the holder, which shows whether it is one of the idle ones.
-fn shown(idle: &[String]) -> Document {
-    let is_idle = doc! { "$in": ["$$this.id", literal(idle)] };
-    let is_shown = doc! { "$eq": ["$$this.idle", true] };
-    let changed = cond(doc! { "$ne": [&is_idle, is_shown] }, doc! { "idle": is_idle }, doc! {});
-    doc! { "$mergeObjects": ["$$this", changed] }
+fn shown(Idle { entries, as_of }: &Idle) -> Bson {
+    let entries: Vec<&str> = entries.iter().map(String::as_str).collect();
+    let is_idle = doc! { "$in": ["$$this.id", literal(entries)] };
+    let shown = doc! { "$mergeObjects": ["$$this", { "idle": is_idle, "shown": as_of }] };
+    // A holder without the number is less than any.
+    cond(doc! { "$lt": ["$$this.shown", as_of] }, shown, "$$this")
 }
 
 fn written(at: &Location, operation: &str, holders: Bson, keep: i64, now: &Bson) -> Bson {

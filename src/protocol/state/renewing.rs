@@ -3,7 +3,7 @@
 use super::State;
 #[cfg(test)]
 use crate::protocol::Holder;
-use crate::protocol::{ServerTime, wake};
+use crate::protocol::{Idle, ServerTime, Shown, wake};
 
 /// Renews the holders in `ids` whose leases have not run out, and returns whether that changed anything.
 ///
@@ -12,11 +12,11 @@ pub(crate) fn renew(state: &mut State, operation: &str, ids: &[String], keep: i6
     renew_and_show(state, operation, (ids, None), keep, now)
 }
 
-/// The same, and shows which of them are idle.
+/// The same, and shows which of them are idle, unless a renewal that knows of a later hold has shown that.
 pub(crate) fn renew_and_show(
     state: &mut State,
     operation: &str,
-    (ids, idle): (&[String], Option<&[String]>),
+    (ids, idle): (&[String], Option<&Idle>),
     keep: i64,
     now: ServerTime,
 ) -> bool {
@@ -27,9 +27,13 @@ pub(crate) fn renew_and_show(
             let until = holder.until.max(now.plus_millis(holder.lease));
             renewed |= holder.until != until;
             holder.until = until;
-            let is_idle = idle.map(|idle| idle.contains(&holder.id));
-            if is_idle.is_some_and(|is_idle| is_idle != holder.idle.unwrap_or(false)) {
-                holder.idle = is_idle;
+            if let Some(Idle { entries, as_of }) = idle
+                && holder.shown.is_none_or(|shown| shown.as_of < *as_of)
+            {
+                holder.shown = Some(Shown {
+                    is_idle: entries.contains(&holder.id),
+                    as_of: *as_of,
+                });
                 renewed = true;
             }
         }

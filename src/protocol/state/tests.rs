@@ -1,7 +1,7 @@
 use super::{State, apply, renew, renew_and_show};
 use crate::protocol::{
-    Downgrade, Evict, Expects, HoldEnd, Holder, Identity, Kept, KeptUntil, Kind, Operation, Owner, Proclaim, Record,
-    Request, ServerTime, Use, Waiter,
+    Downgrade, Evict, Expects, HoldEnd, Holder, Identity, Idle, Kept, KeptUntil, Kind, Operation, Owner, Proclaim,
+    Record, Request, ServerTime, Use, Waiter,
     made_up::{MUTEX, PERMITS, asking, asking_for, holder, kept, leaving, lock, operation, request, waiter},
 };
 
@@ -639,20 +639,26 @@ fn a_renewal_extends_the_holds_that_it_names_while_their_leases_run() {
 }
 
 #[test]
-fn a_renewal_shows_which_holds_are_idle_and_writes_when_that_changes() {
+fn a_renewal_shows_which_holds_are_idle_unless_one_has_that_knows_of_a_later_hold() {
     let mut state = lock(MUTEX, [holder("a-1", 7)], []);
     let ids = ["a-1".to_owned()];
-    // At the time of the grant the lease stays as it is.
-    for (idle, writes, shown) in [
-        (&ids[..0], false, None),
-        (&ids[..], true, Some(true)),
-        (&ids[..], false, Some(true)),
-        (&ids[..0], true, Some(false)),
-        (&ids[..0], false, Some(false)),
+    // At the time of the grant the lease stays as it is. A renewal can be late, also before the first that shows
+    // anything.
+    for (idle, as_of, writes, shown) in [
+        (&ids[..], 2, true, true),
+        (&ids[..], 2, false, true),
+        (&ids[..0], 3, true, false),
+        (&ids[..], 2, false, false),
+        (&ids[..], 4, true, true),
+        (&ids[..0], 3, false, true),
     ] {
-        let written = renew_and_show(&mut state, "a.2", (&ids[..], Some(idle)), 1_000, ServerTime(0));
-        assert_eq!((written, state.holders[0].idle), (writes, shown));
+        let entries = idle.iter().cloned().collect();
+        let idle = Idle { entries, as_of };
+        let written = renew_and_show(&mut state, "a.2", (&ids[..], Some(&idle)), 1_000, ServerTime(0));
+        assert_eq!((written, state.holders[0].is_idle()), (writes, shown));
     }
+    assert!(!renew(&mut state, "a.2", &ids, 1_000, ServerTime(0)));
+    assert!(state.holders[0].is_idle(), "it shows nothing");
 }
 
 /// Returns the document after this operation at this time.

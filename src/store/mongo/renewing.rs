@@ -81,7 +81,7 @@ fn statement(renewal: &Renewal, at: &Location, documents: Bson, ids: &[String]) 
     let idle = renewal.idle_among(ids);
     doc! {
         "q": { "_id": documents, at.key("holders.id"): { "$in": ids } },
-        "u": pipeline::renewal(at, &renewal.operation, (ids, idle.as_deref()), renewal.keep, &now()),
+        "u": pipeline::renewal(at, &renewal.operation, (ids, idle.as_ref()), renewal.keep, &now()),
         "multi": true,
     }
 }
@@ -94,6 +94,7 @@ mod tests {
     use watchlock_testkit::shared;
 
     use super::*;
+    use crate::protocol::Idle;
 
     /// A refused document has each of those that are renewed with it renewed by a statement of its own, in one command.
     #[test]
@@ -103,14 +104,17 @@ mod tests {
         let renewal = Renewal {
             operation: "a.1".to_owned(),
             entries: entries.collect::<BTreeMap<_, _>>(),
-            idle: Some(ids.iter().cloned().collect()),
+            idle: Some(Idle {
+                entries: ids.iter().cloned().collect(),
+                as_of: 1,
+            }),
             keep: 1,
             within: Duration::from_secs(1),
             statements: Statements::OnePerDocument,
         };
         let size = |idle: Option<&str>| {
             let renewal = Renewal {
-                idle: idle.map(|_| renewal.idle.clone().unwrap_or_default()),
+                idle: renewal.idle.clone().filter(|_| idle.is_some()),
                 ..renewal.clone()
             };
             let statement = statement(&renewal, &Location::default(), "lock".into(), &ids[..1]);
