@@ -8,7 +8,7 @@ use std::fmt;
 pub enum LockStatus {
     /// Held, and renewals get through.
     Held,
-    /// Held, but the last renewal failed or is overdue. Unless one gets through before
+    /// Held, but the last renewal failed or was not answered in time. Unless one gets through before
     /// [`safe_for`](crate::LockView::safe_for) is over, the lock will be lost.
     AtRisk,
     /// Held and renewed, but for longer than the [maximum](crate::LockClientBuilder::max_hold) that was set for it.

@@ -50,8 +50,17 @@ pub(super) struct Agenda {
     holds: BTreeMap<u64, PlannedHold>,
     /// Holds to renew, by when.
     renewals: BTreeMap<Queue, BTreeSet<(Instant, u64)>>,
-    /// When each hold wants attention: it is over unless it is renewed, or is held too long.
+    /// When each hold wants attention: it is over unless it is renewed, its renewal is overdue, or it is held too long.
     ends: BTreeSet<(Instant, u64)>,
+    overdue: Overdue,
+}
+
+/// The holds whose renewals are overdue.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Overdue {
+    pub(super) count: usize,
+    /// When the first of them is over unless it is renewed.
+    pub(super) first_end: Option<Instant>,
 }
 
 #[derive(Debug)]
@@ -59,6 +68,7 @@ struct PlannedHold {
     hold: Arc<Hold>,
     renewal: Option<(Queue, Instant)>,
     end: Option<Instant>,
+    overdue: bool,
 }
 
 impl Agenda {
@@ -86,6 +96,7 @@ impl Agenda {
             hold: hold.clone(),
             renewal: None,
             end: None,
+            overdue: false,
         };
         self.holds.insert(hold.number, entry);
         self.update(hold, now);
@@ -93,6 +104,7 @@ impl Agenda {
 
     pub(super) fn gone(&mut self, hold: &Hold) {
         if let Some(entry) = self.holds.remove(&hold.number) {
+            self.overdue.change(entry.overdue, false, None);
             self.unplace(hold.number, entry.renewal, entry.end);
         }
     }
@@ -103,7 +115,9 @@ impl Agenda {
         let Some(entry) = self.holds.get_mut(&number) else {
             return;
         };
-        let (renewal, end) = place(hold, now);
+        let (renewal, end, overdue) = place(hold, now);
+        let was_overdue = std::mem::replace(&mut entry.overdue, overdue);
+        self.overdue.change(was_overdue, overdue, Some(hold.deadline()));
         let before = (entry.renewal, entry.end);
         if before == (renewal, Some(end)) {
             return;
@@ -141,8 +155,12 @@ impl Agenda {
         taken
     }
 
-    /// Takes the holds that are over now and were not let go of, and those that are held too long; looks at `most` at
-    /// most. The caller puts those that are still held back by [`Agenda::update`].
+    pub(super) fn overdue(&self) -> Overdue {
+        self.overdue
+    }
+
+    /// Takes the holds that are over now and were not let go of, those whose renewals are overdue, and those that are
+    /// held too long; looks at `most` at most. The caller puts those that are still held back by [`Agenda::update`].
     pub(super) fn take_over(&mut self, now: Instant, most: usize) -> Vec<Arc<Hold>> {
         let mut over = Vec::new();
         for _ in 0..most {
@@ -251,12 +269,25 @@ impl Agenda {
     }
 }
 
-/// Returns the queue of a hold with its time, and when the hold wants attention.
-fn place(hold: &Hold, now: Instant) -> (Option<(Queue, Instant)>, Instant) {
+impl Overdue {
+    /// Notes whether a hold that ends at `end` is one of them.
+    fn change(&mut self, before: bool, after: bool, end: Option<Instant>) {
+        self.count = self.count + usize::from(after) - usize::from(before);
+        if self.count == 0 {
+            self.first_end = None;
+        } else if after && !before {
+            self.first_end = self.first_end.into_iter().chain(end).min();
+        }
+    }
+}
+
+/// Returns the queue of a hold with its time, when the hold wants attention, and whether its renewal is overdue.
+fn place(hold: &Hold, now: Instant) -> (Option<(Queue, Instant)>, Instant, bool) {
     let Schedule {
         renew_at,
         end,
         attend_at,
+        overdue,
         in_vain,
         guarded,
         refused,
@@ -272,7 +303,7 @@ fn place(hold: &Hold, now: Instant) -> (Option<(Queue, Instant)>, Instant) {
     } else {
         Queue::First
     };
-    (renew_at.map(|at| (queue, at)), attend_at)
+    (renew_at.map(|at| (queue, at)), attend_at, overdue)
 }
 
 #[cfg(test)]
@@ -372,13 +403,18 @@ mod tests {
         let late = now + seconds(20);
         agenda.update(&hold, late);
         assert!(agenda.is_due(Queue::Urgent, late));
+        assert_eq!(agenda.overdue().count, 0);
+        assert_eq!(agenda.take_over(late, 10).len(), 1, "its renewal is overdue");
+        hold.note_if_overdue(late);
+        agenda.update(&hold, late);
+        assert_eq!(agenda.overdue().first_end, Some(hold.deadline()));
         assert!(agenda.take_over(late, 10).is_empty());
         let over = now + LEASE + seconds(1);
         tokio::time::advance(LEASE + seconds(1)).await;
         assert_eq!(agenda.take_over(over, 10).len(), 1);
         assert!(agenda.take_over(over, 10).is_empty());
         agenda.gone(&hold);
-        assert!(agenda.is_empty(), "{agenda:?}");
+        assert!(agenda.is_empty() && agenda.overdue().count == 0, "{agenda:?}");
     }
 
     #[tokio::test(start_paused = true)]

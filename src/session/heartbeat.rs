@@ -83,12 +83,17 @@ impl Session {
             }
             (over, due_lines, to_verify)
         };
+        let is_all = over.len() < AT_A_TIME;
         for hold in over {
             hold.report_too_long();
+            hold.note_if_overdue(now);
             if hold.lost_reason().is_none() {
                 self.table().agenda.update(&hold, now);
             }
             self.let_go_if_over(&hold);
+        }
+        if is_all {
+            self.report_overdue(now);
         }
         for name in due_lines {
             // Feeding nothing is enough: the line is asked for its next operation.
@@ -172,12 +177,16 @@ mod tests {
     }
 
     fn client_with(memory: &Arc<MemoryStore>, id: &str, settings: Settings) -> (Arc<Link>, LockClient) {
+        let (link, session) = session_with(memory, id, settings);
+        (link, LockClient::new(session))
+    }
+
+    fn session_with(memory: &Arc<MemoryStore>, id: &str, settings: Settings) -> (Arc<Link>, LockSession) {
         let link = Link::new(memory.clone(), 1);
         link.calm();
         let (config, store) = (settings.validate().unwrap(), Store::Simulated(link.clone()));
         let session = Session::of(id.to_owned(), config, store, None, WakeMode::ChangeStream);
-        let session = LockSession::over(session, LockStore::Simulated(link.clone()));
-        (link, LockClient::new(session))
+        (link.clone(), LockSession::over(session, LockStore::Simulated(link)))
     }
 
     /// Renewals of two thousand locks keep this server busy for half of the time, if none is sent twice, and no answer
@@ -339,6 +348,44 @@ mod tests {
         assert_eq!(lost(), COUNT);
         drop(acquired);
         locks.shutdown().await;
+    }
+
+    /// In time to do something about it; reported once for all of them, and again only after a recovery.
+    #[tokio::test(start_paused = true)]
+    async fn renewals_without_an_answer_are_overdue_while_half_of_the_lease_is_left() {
+        const COUNT: usize = 2_000;
+        let settings = Settings {
+            lease: Some(LEASE),
+            ..Settings::default()
+        };
+        let (link, session) = session_with(&memory(), "0123456789abcdef", settings);
+        let locks = LockClient::new(session.clone());
+        let overdue = || {
+            let table = session.session().table();
+            (table.renewals.overdue_since, table.agenda.overdue().count)
+        };
+        let mutexes = (0..COUNT).map(|number| locks.mutex(format!("lock {number}")));
+        let acquired = join_all(mutexes.map(|mutex| async move { mutex.acquire().await.unwrap() })).await;
+        let all_held = || acquired.iter().all(|handle| handle.lost_reason().is_none());
+        for _ in 0..2 {
+            sleep(LEASE).await;
+            assert_eq!(overdue(), (None, 0));
+            let _burden = link.burden(LEASE * 10, Duration::ZERO);
+            while overdue().0.is_none() || overdue().1 < COUNT {
+                sleep(Duration::from_millis(1)).await;
+            }
+            let since = overdue().0.unwrap();
+            assert!(since.elapsed() < LEASE / 10, "{:?}", since.elapsed());
+            let least = acquired.iter().map(|handle| handle.safe_for()).min();
+            assert!(least.is_some_and(|least| least > LEASE * 4 / 10), "{least:?}");
+            sleep(LEASE / 4).await;
+            assert_eq!(overdue(), (Some(since), COUNT));
+            link.unburden();
+            while overdue() != (None, 0) {
+                sleep(Duration::from_millis(1)).await;
+            }
+            assert!(all_held());
+        }
     }
 
     /// The primary's clock is set ahead, or another becomes primary whose clock is, by more than the margin.

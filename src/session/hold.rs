@@ -71,6 +71,10 @@ struct Progress {
     renew_at: Option<Instant>,
     /// When it is renewed at the latest because the document shows it as idle.
     show_at: Option<Instant>,
+    /// When the renewal was due that was sent and is not acknowledged.
+    due_at: Option<Instant>,
+    /// Whether that was found to be overdue.
+    overdue: bool,
     /// Set if the lock is to stay taken after a release.
     kept: Option<KeptUntil>,
     /// Number of renewals sent.
@@ -117,8 +121,10 @@ pub(super) struct Schedule {
     /// When it is over unless it is renewed; in the past if it is over already. Far ahead if its holder let go of it,
     /// as the release sees to the rest.
     pub(super) end: Instant,
-    /// When the hold wants attention: at its end, or earlier as it is held too long.
+    /// When the hold wants attention: at its end, or earlier as its renewal is overdue or it is held too long.
     pub(super) attend_at: Instant,
+    /// Whether its renewal was found to be overdue.
+    pub(super) overdue: bool,
     pub(super) in_vain: u32,
     pub(super) guarded: bool,
     pub(super) refused: bool,
@@ -188,6 +194,8 @@ impl Hold {
                 deadline: grant.deadline,
                 renew_at: grant.renew_at,
                 show_at: None,
+                due_at: None,
+                overdue: false,
                 kept: (!at_least.is_zero()).then(|| KeptUntil::AfterGrant(millis(at_least))),
                 renewals: 0,
                 in_vain: 0,
@@ -569,7 +577,8 @@ impl Hold {
             Some(_) => progress.over_at.unwrap_or(progress.deadline.instant()),
         };
         let report_at = self.reported_from().filter(|_| !progress.reported_too_long);
-        let limits = report_at.into_iter().chain(self.limit());
+        let overdue_at = self.overdue_at(&progress).filter(|_| !progress.overdue);
+        let limits = report_at.into_iter().chain(self.limit()).chain(overdue_at);
         let limits = limits.filter(|_| progress.lost.is_none());
         let renew_at = progress
             .renew_at
@@ -578,6 +587,7 @@ impl Hold {
             renew_at: renew_at.filter(|_| progress.lost.is_none()),
             end,
             attend_at: limits.min().map_or(end, |at| at.min(end)),
+            overdue: progress.overdue && progress.lost.is_none(),
             in_vain: progress.in_vain,
             guarded: progress.guarded_at.is_some(),
             refused: progress.refusals > 0,
@@ -587,6 +597,7 @@ impl Hold {
     /// Notes that a renewal is sent; without an answer another goes out beside it at `again`. Returns its number.
     pub(crate) fn renewing(&self, again: Instant) -> u64 {
         let mut progress = self.progress();
+        progress.due_at = progress.due_at.or(progress.renew_at);
         (progress.renew_at, progress.show_at) = (Some(again), None);
         progress.renewals += 1;
         // This renewal goes out beside another.
@@ -608,6 +619,7 @@ impl Hold {
             if progress.shortened_at.is_none_or(|at| at <= sent) {
                 progress.renew_at = self.lease.next_renewal(sent);
                 progress.failing = false;
+                (progress.due_at, progress.overdue) = (None, false);
             }
             if !self.is_idle && progress.show_at.is_none() {
                 self.shown_idle.store(false, Ordering::Release);
@@ -658,11 +670,26 @@ impl Hold {
             return progress.refusals;
         }
         progress.failing = true;
-        progress.in_vain = 0;
+        (progress.in_vain, progress.overdue) = (0, false);
         let left = progress.deadline.instant().saturating_duration_since(now);
         progress.renew_at = Some(now + pause(progress.refusals, left));
         progress.refusals = progress.refusals.saturating_add(1);
         progress.refusals
+    }
+
+    /// Returns when its renewal is overdue, unless it is acknowledged before: when the next one would be due, and while
+    /// half of the time is left that it had. A task loses nothing with an idle hold, and a refusal is reported by itself.
+    fn overdue_at(&self, progress: &Progress) -> Option<Instant> {
+        let renew_at = progress.renew_at.filter(|_| !self.is_idle && progress.refusals == 0)?;
+        let due_at = progress.due_at.unwrap_or(renew_at);
+        let half = progress.deadline.instant().saturating_duration_since(due_at) / 2;
+        Some(due_at + self.lease.interval.map_or(half, |interval| interval.min(half)))
+    }
+
+    /// Notes whether its renewal is overdue.
+    pub(super) fn note_if_overdue(&self, now: Instant) {
+        let mut progress = self.progress();
+        progress.overdue |= self.overdue_at(&progress).is_some_and(|at| at <= now);
     }
 
     /// Whether the document was written since the holder has it. For a hold that was handed on inside the process, or

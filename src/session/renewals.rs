@@ -5,6 +5,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::agenda::Queue;
+use crate::store::StoreError;
 
 /// Maximum number of documents in one command: a few hundred kilobytes, and some milliseconds of the server's time.
 pub(super) const RENEWED_TOGETHER: usize = 1_000;
@@ -44,6 +45,10 @@ pub(super) struct Renewals {
     slowest: Duration,
     /// When the last of the first renewals was answered, and the time that its answer took.
     answered: Option<(Instant, Duration)>,
+    /// When it was reported that renewals are overdue, until they are not any more.
+    pub(super) overdue_since: Option<Instant>,
+    /// The reason for which the last renewal failed.
+    pub(super) failure: Option<StoreError>,
 }
 
 /// Pause before another look where renewals yield to acquires.

@@ -235,6 +235,7 @@ impl Session {
             if answered.is_ok() && *in_vain == 0 {
                 session.table().renewals.answered(sent_at.elapsed(), *pause, *lane);
             }
+            session.table().renewals.failure = answered.as_ref().err().cloned();
             session.suspicion.note(sent_at, answered.as_ref());
             if let Err(error) = answered {
                 let again = Instant::now() + (session.config.renewal_interval / 10).min(LONGEST_PAUSE);
@@ -268,9 +269,47 @@ impl Session {
     ) -> Result<Option<StoreError>, StoreError> {
         let renewed = self.renew_once(holds, statements, within).await;
         self.reschedule(holds);
-        let (renewed, refused) = renewed.inspect_err(|error| telemetry::renewal_failed(holds.len(), error))?;
+        let (renewed, refused) = renewed.inspect_err(|_| telemetry::renewals_failed(holds.len()))?;
         telemetry::renewed(renewed);
+        self.report_recovery();
         Ok(refused)
+    }
+
+    /// Reports that renewals are overdue: once, until they are not any more.
+    pub(super) fn report_overdue(&self, now: Instant) {
+        let (overdue, failure) = {
+            let mut table = self.table();
+            let overdue = table.agenda.overdue();
+            if overdue.count == 0 || table.renewals.overdue_since.is_some() {
+                return;
+            }
+            table.renewals.overdue_since = Some(now);
+            (overdue, table.renewals.failure.clone())
+        };
+        let left = overdue
+            .first_end
+            .map_or(Duration::ZERO, |end| end.saturating_duration_since(now));
+        telemetry::renewals_overdue(overdue.count, left, failure.as_ref());
+    }
+
+    /// Reports that renewals are not overdue any more, if that was reported. Call it with an answer of the server: holds
+    /// that were lost meanwhile are not overdue either.
+    pub(super) fn report_recovery(&self) {
+        let since = {
+            let mut table = self.table();
+            let Some(since) = table.renewals.overdue_since else {
+                return;
+            };
+            // The renewals of very many locks can be overdue in turn, a few at a time.
+            let late = Instant::now().checked_sub(self.config.renewal_interval / 2);
+            let is_late = |queue| late.is_some_and(|late| table.agenda.is_due(queue, late));
+            if table.agenda.overdue().count > 0 || is_late(Queue::First) || is_late(Queue::Urgent) {
+                return;
+            }
+            table.renewals.overdue_since = None;
+            since
+        };
+        telemetry::renewals_recovered(since.elapsed());
     }
 
     /// Renews, and returns the number of renewed holds, and why the others were refused, if any. Reads which holds are
@@ -302,7 +341,7 @@ impl Session {
         let why = outcome.refused.into_values().next();
         let refused = holds.len() - asked.len();
         if refused > 0 {
-            telemetry::renewals_refused(refused);
+            telemetry::renewals_failed(refused);
         }
         // The server counts documents, not holders: with two of our holds in one document, a missing one would not
         // show.

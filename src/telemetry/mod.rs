@@ -294,16 +294,26 @@ pub(crate) fn renewed(locks: u64) {
     meters::count(&meters::RENEWALS, locks, &["renewed"], None);
 }
 
-/// Reports locks that could not be renewed; they are still held, up to their deadlines.
-pub(crate) fn renewal_failed(locks: usize, error: &StoreError) {
-    let (locks, source, error) = (locks as u64, Source(error), failure(error));
-    shielded(|| warn!(name: "watchlock.renewal_failed", target: TARGET, locks, error, %source, "renewal failed"));
-    meters::count(&meters::RENEWALS, locks, &["failed"], None);
+/// Counts locks that could not be renewed; they are still held, up to their deadlines.
+pub(crate) fn renewals_failed(locks: usize) {
+    meters::count(&meters::RENEWALS, locks as u64, &["failed"], None);
 }
 
-/// Counts locks whose renewal was refused while others in the same command were renewed.
-pub(crate) fn renewals_refused(locks: usize) {
-    meters::count(&meters::RENEWALS, locks as u64, &["failed"], None);
+/// Reports locks whose renewals are overdue, the first of which is lost after this time: once, until they are not any
+/// more. `error`: why the last renewal failed; `None`: the server has not answered it.
+pub(crate) fn renewals_overdue(locks: usize, left: Duration, error: Option<&StoreError>) {
+    let (locks, left_ms) = (locks as u64, millis(left));
+    let source = error.map(|error| tracing::field::display(Source(error)));
+    let error = error.map_or("unanswered", failure);
+    shielded(
+        || warn!(name: "watchlock.renewals_overdue", target: TARGET, locks, left_ms, error, source, "renewals overdue"),
+    );
+}
+
+/// Reports that no renewal is overdue any more, this long after that was reported.
+pub(crate) fn renewals_recovered(overdue: Duration) {
+    let overdue_ms = millis(overdue);
+    shielded(|| warn!(name: "watchlock.renewals_recovered", target: TARGET, overdue_ms, "renewals in time again"));
 }
 
 /// Reports that the server refuses to renew this lock: once, until it is renewed again.

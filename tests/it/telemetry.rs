@@ -10,6 +10,7 @@ use std::{
     time::Duration,
 };
 
+use futures::future::join_all;
 use mongodb::{
     Client,
     bson::{Document, doc},
@@ -29,6 +30,7 @@ use watchlock::{
     AcquireError, InMemory, LockClient, LockHandle, LostReason, MemoryCollection, Mutex as LockMutex, WakeMode,
     WakeSource,
 };
+use watchlock_testkit::Cluster;
 
 use crate::setup::{COLLECTION, Ground, PATIENCE, eventually, spawn, until_streaming, until_waiting, within};
 
@@ -422,6 +424,57 @@ async fn an_expiry_is_told_with_the_time_it_was_held() {
         (8_000.0..10_000.0).contains(&held_ms),
         "the lease less the skew margin: {held_ms}"
     );
+    ear.assert_documented();
+}
+
+/// For many locks by one warning, and none for each command that has failed.
+#[tokio::test]
+async fn a_server_that_hangs_is_told_once_before_a_lock_is_lost_and_once_when_it_answers() {
+    const LEASE: Duration = Duration::from_secs(10);
+    let cluster = Cluster::builder().standalone().in_memory(true).start().await.unwrap();
+    let ground = Ground::on(&cluster, "hangs");
+    let (ear, _listening) = Ear::listen();
+    let locks = ground.builder().await.lease(LEASE).build().await.unwrap();
+    let mutexes = (0..12).map(|number| locks.mutex(format!("lock {number}")));
+    let acquired = join_all(mutexes.map(|mutex| async move { mutex.acquire().await.unwrap() })).await;
+    let told = |name: &str| ear.all(name).len();
+    let until = async |name: &str, times| eventually(PATIENCE, name, async || told(name) == times).await;
+    for times in 1..=2 {
+        cluster.freeze(0).unwrap();
+        until("watchlock.renewals_overdue", times).await;
+        let least = acquired.iter().map(|handle| handle.safe_for()).min().unwrap();
+        let overdue = ear.all("watchlock.renewals_overdue").remove(times - 1);
+        overdue.assert_fields(&["error", "left_ms", "locks"]);
+        let [locks, left_ms] = ["locks", "left_ms"].map(|name| overdue.field(name).parse::<f64>().unwrap());
+        assert_eq!((overdue.level, overdue.field("error")), (Level::WARN, "unanswered"));
+        assert!((1.0..=12.0).contains(&locks), "{locks}");
+        let in_time = (LEASE / 4).max(least)..LEASE / 2;
+        assert!(
+            in_time.contains(&Duration::from_secs_f64(left_ms / 1e3)),
+            "{left_ms}, {least:?}"
+        );
+        if times == 1 {
+            cluster.thaw(0).unwrap();
+            until("watchlock.renewals_recovered", 1).await;
+        }
+    }
+    assert_eq!(told("watchlock.lost"), 0);
+    until("watchlock.lost", 12).await;
+    assert_eq!(
+        (told("watchlock.renewals_overdue"), told("watchlock.renewals_recovered")),
+        (2, 1)
+    );
+    cluster.thaw(0).unwrap();
+    let again = within(PATIENCE, "an answer", locks.mutex("another").acquire().into_future())
+        .await
+        .unwrap();
+    until("watchlock.renewals_recovered", 2).await;
+    let recovered = ear.all("watchlock.renewals_recovered");
+    recovered.iter().for_each(|told| told.assert_fields(&["overdue_ms"]));
+    assert!(recovered.iter().all(|told| told.level == Level::WARN));
+    again.release().await.unwrap();
+    let warnings = ear.heard().iter().filter(|told| told.level == Level::WARN).count();
+    assert_eq!(warnings, 2 + 2 + 12, "{:#?}", ear.heard());
     ear.assert_documented();
 }
 
