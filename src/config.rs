@@ -218,7 +218,7 @@ impl Config {
     pub(crate) fn record(&self) -> Record {
         Record {
             most: self.history,
-            given_up: Vec::new(),
+            held_too_long: Vec::new(),
         }
     }
 

@@ -299,10 +299,11 @@ impl LockInfo {
 impl fmt::Display for LockInfo {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} `{}`, ", self.kind, self.name.escape_debug())?;
-        if self.holders.is_empty() {
+        if !self.is_held() {
             f.write_str("free")?;
         }
-        for (position, holder) in self.holders.iter().enumerate() {
+        let live = self.holders.iter().filter(|holder| holder.until > self.as_of);
+        for (position, holder) in live.enumerate() {
             let lead = match (position, holder.released) {
                 (0, None) if holder.idle => "idle with ",
                 (0, None) => "held by ",

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use crate::{
     config::{Config, LEASE_LEAST, Limits},
-    input::{InvalidInput, above, at_least, below, check_duration, check_keep_idle},
+    input::{InvalidInput, above, at_least, below, check_duration, check_keep_idle, not_below},
 };
 
 /// Minimum pause between renewals of a hold with a short lease of its own, for a client that renews at a tiny part of
@@ -19,7 +19,7 @@ pub(crate) struct Terms {
     length: Option<Duration>,
     /// Whether nobody renews the hold.
     fixed: bool,
-    /// The time after the grant before which a release does not open the lock.
+    /// The time after the grant before which the lock does not open, whatever becomes of its holder.
     at_least: Duration,
     /// Missing limits are the client's, unless the hold is `unlimited`.
     limits: Limits,
@@ -42,7 +42,7 @@ pub(crate) struct Lease {
     pub(crate) interval: Option<Duration>,
     /// Time left below which a renewal does not wait for its turn.
     pub(crate) urgent_below: Duration,
-    /// The time after the grant before which a release does not open the lock.
+    /// The time after the grant before which the lock does not open: no longer than `length`.
     pub(crate) at_least: Duration,
     pub(crate) limits: Limits,
 }
@@ -115,6 +115,14 @@ impl Terms {
         let Some(length) = self.length else {
             return Ok(());
         };
+        if self.fixed {
+            not_below(
+                "fixed time",
+                length,
+                "time for which the lock stays taken at least",
+                self.at_least,
+            )?;
+        }
         at_least("lease", length, LEASE_LEAST)?;
         check_duration("lease", length)?;
         // As the settings of the client: the holder of a claim lease has half of it to show that it is alive.
@@ -124,13 +132,13 @@ impl Terms {
             "renewal interval",
             self.interval(config),
             "lease less the skew margin and the clock drift",
-            config.usable(length),
+            config.usable(self.length(config)),
         )
     }
 
     /// Returns the lease by the client's settings.
     pub(crate) fn lease(&self, config: &Config) -> Lease {
-        let length = self.length.unwrap_or(config.lease);
+        let length = self.length(config);
         Lease {
             length,
             claim: config.claim_lease.min(length),
@@ -144,13 +152,20 @@ impl Terms {
         }
     }
 
+    /// Returns the length of the lease. It covers the time for which the lock stays taken at least, as a holder that dies
+    /// releases nothing.
+    fn length(&self, config: &Config) -> Duration {
+        self.length.unwrap_or(config.lease).max(self.at_least)
+    }
+
     /// Returns the pause between renewals: the same part of the lease as with the client's own.
     fn interval(&self, config: &Config) -> Duration {
-        let interval = config.renewal_interval;
-        self.length.map_or(interval, |length| {
-            let part = interval.mul_f64(length.as_secs_f64() / config.lease.as_secs_f64());
-            part.max(INTERVAL_LEAST.min(length / 5))
-        })
+        let (interval, length) = (config.renewal_interval, self.length(config));
+        if length == config.lease {
+            return interval;
+        }
+        let part = interval.mul_f64(length.as_secs_f64() / config.lease.as_secs_f64());
+        part.max(INTERVAL_LEAST.min(length / 5))
     }
 }
 
@@ -202,6 +217,9 @@ mod tests {
         let late = late.validate().unwrap();
         let mut for_ever = Terms::default();
         for_ever.set_at_least(Duration::MAX);
+        let mut short = Terms::default();
+        short.set_fixed(4 * SECOND);
+        short.set_at_least(5 * SECOND);
         let (mut at_once, mut endless) = (Terms::default(), Terms::default());
         at_once.set_max_hold(Duration::ZERO);
         endless.set_lose_after(Duration::MAX);
@@ -213,6 +231,7 @@ mod tests {
             (&config, terms(Duration::MAX), ["lease of 184", "31622400s"]),
             (&late, terms(10 * SECOND), ["interval of 9.3", "8.99s"]),
             (&config, for_ever, ["least time of 184", "31622400s"]),
+            (&config, short, ["fixed time of 4s", "at least, 5s"]),
         ];
         for (config, terms, words) in cases {
             let message = terms.check(config).unwrap_err().to_string();
@@ -221,6 +240,28 @@ mod tests {
         for length in [2_001, 30_000, 31_622_400_000] {
             terms(Duration::from_millis(length)).check(&config).unwrap();
         }
+    }
+
+    /// A holder that dies releases nothing, and the lock stays taken all the same.
+    #[test]
+    fn a_lease_covers_the_time_for_which_the_lock_stays_taken_at_least() {
+        let config = Settings::default().validate().unwrap();
+        let lease_of = |least, length: Option<Duration>| {
+            let mut terms = Terms::default();
+            terms.set_at_least(least);
+            length.into_iter().for_each(|length| terms.set_lease(length));
+            terms.check(&config).unwrap();
+            let lease = terms.lease(&config);
+            (lease.length, lease.interval.unwrap())
+        };
+        assert_eq!(lease_of(300 * SECOND, None), (300 * SECOND, 60 * SECOND));
+        assert_eq!(lease_of(300 * SECOND, Some(5 * SECOND)), (300 * SECOND, 60 * SECOND));
+        assert_eq!(lease_of(20 * SECOND, None), (30 * SECOND, 6 * SECOND));
+        // Equal terms are no contradiction.
+        let mut fixed = Terms::default();
+        fixed.set_fixed(20 * SECOND);
+        fixed.set_at_least(20 * SECOND);
+        fixed.check(&config).unwrap();
     }
 
     #[test]

@@ -14,7 +14,7 @@ use crate::{
     exit::{Failure, Outcome},
     json,
     messages::say,
-    show::no_trace,
+    show::{live, no_trace},
     text::plain,
 };
 
@@ -44,13 +44,9 @@ pub(crate) async fn break_lock(connection: &Connection, arguments: Break) -> Out
     let Some(before) = locks.inspect(&name).await? else {
         return not_broken(&name, None, &no_trace(&name), output);
     };
-    if before.holders.is_empty() {
-        return not_broken(
-            &name,
-            Some(&before),
-            &format!("nobody holds `{}`", plain(&name)),
-            output,
-        );
+    let nobody = format!("nobody holds `{}`", plain(&name));
+    if !before.is_held() {
+        return not_broken(&name, Some(&before), &nobody, output);
     }
     let token = match holder.map(|token| token_of(&before, token)) {
         None => None,
@@ -76,7 +72,13 @@ pub(crate) async fn break_lock(connection: &Connection, arguments: Break) -> Out
         }
     }
     let after = match token {
-        None => locks.break_lock(&name).await?,
+        None => match locks.break_lock(&name).await? {
+            // Its time ran out in the meantime. A hold that was broken is not in it any more.
+            Some(after) if tokens(&after).iter().any(|token| tokens(&before).contains(token)) => {
+                return not_broken(&name, Some(&after), &nobody, output);
+            }
+            after => after,
+        },
         Some(token) => match locks.break_holder(&name, token).await? {
             None => {
                 let told = format!("`{}` is not held under this token any more", plain(&name));
@@ -91,8 +93,9 @@ pub(crate) async fn break_lock(connection: &Connection, arguments: Break) -> Out
 /// Reports whom it evicted: the holders of before that are gone.
 fn broken(name: &str, before: &LockInfo, after: Option<&LockInfo>, output: Output) -> Outcome {
     let remaining = after.map(tokens).unwrap_or_default();
-    let holders = before.holders.iter();
-    let broken: Vec<&HolderInfo> = holders.filter(|holder| !remaining.contains(&holder.token)).collect();
+    let broken: Vec<&HolderInfo> = live(before)
+        .filter(|holder| !remaining.contains(&holder.token))
+        .collect();
     if output.json {
         json::print(&Broken {
             name,
@@ -124,7 +127,7 @@ fn not_broken(name: &str, lock: Option<&LockInfo>, why: &str, output: Output) ->
 }
 
 fn tokens(lock: &LockInfo) -> Vec<FencingToken> {
-    lock.holders.iter().map(|holder| holder.token).collect()
+    live(lock).map(|holder| holder.token).collect()
 }
 
 /// Returns the token of a holder, if one has this number.

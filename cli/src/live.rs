@@ -9,13 +9,14 @@ use std::{
 
 use rustix::termios::tcgetwinsize;
 use tokio::time::{MissedTickBehavior, interval_at};
-use watchlock::{LockClient, LockInfo};
+use watchlock::{HolderInfo, LockClient, LockInfo};
 
 use crate::{
     clock::Offset,
     connection::Place,
     list::{short, why},
     messages,
+    show::live,
     text::{cut, plain, span},
 };
 
@@ -82,7 +83,7 @@ async fn awaited(locks: &LockClient, names: &[&str]) -> Option<(LockInfo, Option
         if let position @ Some(_) = position(&lock, locks.host()) {
             return Some((lock, position));
         }
-        held = held.or_else(|| (!lock.holders.is_empty()).then_some((lock, None)));
+        held = held.or_else(|| lock.is_held().then_some((lock, None)));
     }
     held
 }
@@ -101,10 +102,11 @@ fn line(lock: &LockInfo, position: Option<usize>, now: SystemTime, width: usize)
     if let Some(position) = position {
         line += &format!(": {} of {}", position + 1, lock.waiters.len());
     }
-    if let Some(holder) = lock.holders.first() {
+    let holders: Vec<&HolderInfo> = live(lock).collect();
+    if let Some(holder) = holders.first() {
         let by = short(holder.label.as_deref(), &holder.host, holder.pid);
         line += &format!(", held {} by {by}", span(holder.since, now));
-        if let more @ 1.. = lock.holders.len() - 1 {
+        if let more @ 1.. = holders.len() - 1 {
             line += &format!(" and {more} more");
         }
         let why = why(holder);

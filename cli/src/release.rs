@@ -11,6 +11,7 @@ use crate::{
     exit::{Failure, Outcome},
     json,
     messages::say_not_held,
+    show::live,
 };
 
 #[derive(Debug, Serialize)]
@@ -25,7 +26,7 @@ pub(crate) async fn release(connection: &Connection, arguments: Release) -> Outc
     let token = FencingToken::try_from(token).map_err(Failure::usage)?;
     let locks = connection.prompt().await?.locks().await?;
     let before = locks.inspect(&name).await?;
-    let held = before.iter().flat_map(|lock| &lock.holders);
+    let held = before.iter().flat_map(live);
     let Some(holder) = { held }.find(|holder| holder.token == token) else {
         return not_held(&name, before.as_ref(), token, output);
     };

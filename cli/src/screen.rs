@@ -208,7 +208,7 @@ async fn evict(locks: &Locks, asked: &Asked) -> String {
     let name = plain(&asked.name);
     match locks.break_holder(&asked.name, asked.token).await {
         Ok(Some(_)) => format!("`{name}` is broken, token {}", asked.token),
-        Ok(None) => format!("`{name}` has changed hands in the meantime; nothing was broken"),
+        Ok(None) => format!("`{name}` is not held under this token any more; nothing was broken"),
         Err(error) => Failure::from(error).message().to_owned(),
     }
 }

@@ -7,7 +7,7 @@ use std::{
     time::SystemTime,
 };
 
-use watchlock::{Kind, LockInfo};
+use watchlock::{HolderInfo, Kind, LockInfo};
 
 use crate::{
     arguments::Show,
@@ -42,6 +42,11 @@ pub(crate) fn no_trace(name: &str) -> String {
         "there is no trace of a lock `{}`: nobody holds it or waits for it",
         plain(name)
     )
+}
+
+/// Returns the holders whose time is not over. `inspect` shows the others too, for as long as nobody asks for the lock.
+pub(crate) fn live(lock: &LockInfo) -> impl Iterator<Item = &HolderInfo> {
+    lock.holders.iter().filter(|holder| holder.until > lock.as_of)
 }
 
 /// Describes a lock in full. Writing to a String can't fail.

@@ -1,5 +1,6 @@
 //! The properties that must hold of each write.
 
+use super::client::Line;
 use crate::protocol::{Evict, Expects, Holder, Operation, ServerTime, State, wake};
 
 /// The breaches that a write must never commit.
@@ -19,7 +20,8 @@ pub(super) enum Breach {
     Stayed,
     /// The queue is longer than it may be.
     Crowded,
-    /// A lock that is or should be kept taken is free, or is kept for another time, and no operator broke it.
+    /// A lock that is or should be kept taken is free, or is kept for another time, and no operator broke it. Or a hold
+    /// was taken out whose time was over at its client, and not at the server.
     Opened,
 }
 
@@ -30,6 +32,8 @@ pub(super) struct Before<'a> {
     pub(super) token: i64,
     pub(super) capacity: i64,
     pub(super) room: usize,
+    /// The clients with the holds whose time was over there.
+    pub(super) lines: Vec<&'a Line>,
 }
 
 /// A write, between the states before and after it.
@@ -118,8 +122,12 @@ impl<'a> Write<'a> {
             let kept = after.filter(|after| after.is_kept() && after.until > self.now);
             kept.is_some_and(|after| !before.is_kept() || after.until == before.until)
         };
+        let is_there = |before: &Holder| self.after.holders.iter().any(|holder| holder.token == before.token);
+        let has_ended = |holder: &Holder| self.was.lines.iter().any(|line| line.has_ended(holder));
         let mut live = self.holders_before().iter().filter(|holder| holder.until > self.now);
-        live.any(|holder| (holder.is_kept() || keeps(holder)) && !stays(holder))
+        live.any(|holder| {
+            ((holder.is_kept() || keeps(holder)) && !stays(holder)) || (has_ended(holder) && !is_there(holder))
+        })
     }
 
     /// Returns the entries that it lets in, in the order of their tokens, each above all that were issued before.

@@ -10,7 +10,7 @@ use tokio::time::Instant;
 
 use super::rules::{EPOCH, LEASE, Rules, SKEW};
 use crate::{
-    protocol::{Exchange, Kept, KeptUntil, Kind, Operation, ServerTime, State, wake::Signal},
+    protocol::{Exchange, Holder, Kept, KeptUntil, Kind, Operation, ServerTime, State, wake::Signal},
     waitlist::{
         Context, Effect, Inheritance, Patience, Setback, StreamState, Waiting, Waitlist,
         clock::ServerClock,
@@ -74,6 +74,8 @@ pub(super) struct Line {
     pub(super) holds: Vec<Hold>,
     /// The hold that no task has.
     pub(super) idle: Option<Hold>,
+    /// The entries and tokens of the holds whose time was over here, for as long as a document has them.
+    pub(super) ended: Vec<(String, i64)>,
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -220,18 +222,28 @@ impl Client {
         } else {
             Heir::Nobody
         };
+        let is_over = !hold.is_believed(world.now, world.rules);
+        let left_as = match kept {
+            Some(kept) => LeftAs::Kept(kept),
+            None if is_over && world.rules.leaves_ends_to_the_server => LeftAs::ToTheServer,
+            None => LeftAs::Free,
+        };
         let let_go = self.feed(lock, world, |waitlist, context, effects| {
             if !world.rules.last_reader_releases {
                 waitlist.forget_sharers(&hold.id);
             }
             let release = Release {
-                left_as: kept.map_or(LeftAs::Free, LeftAs::Kept),
+                left_as,
                 ..hold.release(heir, world)
             };
             waitlist.let_go(release, context, effects)
         });
-        if let LetGo::StaysIdle { .. } = let_go {
-            self.lines[lock].idle = Some(hold);
+        match let_go {
+            LetGo::StaysIdle { .. } => self.lines[lock].idle = Some(hold),
+            LetGo::Leaves { .. } | LetGo::Expires if is_over => {
+                self.lines[lock].ended.push((hold.id, hold.granted_as));
+            }
+            _ => {}
         }
     }
 
@@ -371,7 +383,13 @@ impl Line {
     }
 
     pub(super) fn is_unused(&self) -> bool {
-        self.waitlist.is_unused()
+        self.waitlist.is_at_rest()
+    }
+
+    /// Whether the time of this grant was over here.
+    pub(super) fn has_ended(&self, holder: &Holder) -> bool {
+        let mut ended = self.ended.iter();
+        ended.any(|(id, token)| (id, *token) == (&holder.id, holder.token))
     }
 
     pub(super) fn wants_to_send(&self, now: i64) -> bool {

@@ -60,6 +60,7 @@ impl System {
                 let holds = line.holds.iter().chain(&line.idle);
                 tokens.extend(holds.flat_map(|hold| [hold.token, hold.granted_as]));
                 tokens.extend(line.waitlist.tokens());
+                tokens.extend(line.ended.iter().map(|(_, token)| token));
             }
         }
         for message in &self.network {
@@ -214,6 +215,11 @@ impl<'a> View<'a> {
             self.token(hold.token);
             self.token(hold.granted_as);
             self.time(hold.deadline, 0);
+        }
+        self.words.push(-1);
+        for (id, token) in &line.ended {
+            self.id(id);
+            self.token(*token);
         }
         self.words.push(-1);
     }

@@ -121,6 +121,7 @@ impl System {
                 token: slot.token,
                 capacity: setup.capacity,
                 room: setup.rules.room,
+                lines: self.clients.iter().map(|client| &client.lines[lock]).collect(),
             };
             self.breach = check_write(&before, operation, after, self.now());
         }
@@ -137,6 +138,15 @@ impl System {
         };
         self.log.push(documents);
         let place = self.log.len() - 1;
+        let log = &self.log;
+        for client in &mut self.clients {
+            client.lines[lock].ended.retain(|(_, token)| {
+                let states = log.iter().filter_map(|documents| documents[lock].state.as_deref());
+                states
+                    .flat_map(|state| &state.holders)
+                    .any(|holder| holder.token == *token)
+            });
+        }
         let Some(state) = after else { return };
         for (client, stream) in self.streams.iter_mut().enumerate() {
             for (id, signal) in wake::signals(&state.wake, &self.clients[client].session) {

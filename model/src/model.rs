@@ -39,7 +39,8 @@
 //! its way nor the first one that each client then sends is ever answered; it is played out because the checker's own
 //! `eventually` passes over cycles. At each write: *capacity*, *rising tokens*, *first come, first served*, *one entry
 //! for an id*, *no revival*, *a bounded queue*, *who leaves is gone*, *what is kept stays* (until its time is over,
-//! unless an operator breaks the lock).
+//! unless an operator breaks the lock), and *no lock opens early* (a hold whose time was over at its client has the lock
+//! until the server says so): the two are one property, `what is kept stays`.
 //!
 //! A holder that an old, saved document does not show is evicted as by an operator, but not notified. Exclusion is no
 //! longer promised to it, but its token still goes to nobody else.

@@ -62,6 +62,8 @@ pub(super) struct Rules {
     pub(super) heeds_notices: bool,
     /// A command that is not answered is given up, and its client goes on beside it.
     pub(super) gives_up_commands: bool,
+    /// The entry of a hold whose time is over at its client stays until the server ends it.
+    pub(super) leaves_ends_to_the_server: bool,
 }
 
 impl Rules {
@@ -85,6 +87,7 @@ impl Rules {
         stays_idle: false,
         heeds_notices: true,
         gives_up_commands: true,
+        leaves_ends_to_the_server: true,
     };
 
     /// The settings of every client.

@@ -542,6 +542,23 @@ fn a_late_leave_that_opens_a_kept_lock_is_found() {
     );
 }
 
+/// Its client has a margin that the server has not.
+#[test]
+fn a_hold_that_opens_the_lock_as_its_own_time_ends_is_found() {
+    let rules = Rules {
+        leaves_ends_to_the_server: false,
+        ..Rules::REAL
+    };
+    let setup = Setup {
+        rules,
+        permits: vec![1; 2],
+        faults: 0,
+        liveness: false,
+        ..mutex()
+    };
+    find("a holder that leaves at its own deadline", "what is kept stays", setup);
+}
+
 #[test]
 fn a_renewal_of_a_kept_lock_is_found() {
     fn renew(state: &mut State, operation: &str, ids: &[String], keep: i64, now: ServerTime) -> bool {

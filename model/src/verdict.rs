@@ -6,6 +6,7 @@ use super::{
     client::Client,
     system::{Setup, System},
 };
+use crate::protocol::Holder;
 
 /// Clients never believe in more permits than there are, nor do two of them believe in one token: not even if somebody
 /// else has taken the lock away from one of them.
@@ -30,12 +31,13 @@ pub(super) fn is_counted(setup: &Setup, state: &System) -> bool {
 }
 
 /// A client that has left and was answered has nothing in the document, not even until a lease runs out. A lock that it
-/// keeps taken belongs to nobody.
+/// keeps taken belongs to nobody, and a hold whose time was over at the client to the server.
 pub(super) fn is_without_ghosts(state: &System) -> bool {
     let empty = |client: &Client, lock: usize| {
         let slot = state.documents().get(lock).and_then(|slot| slot.state.as_deref());
         slot.is_none_or(|document| {
-            let holders = document.holders.iter().filter(|holder| !holder.is_kept());
+            let ends_by_itself = |holder: &&Holder| holder.is_kept() || client.lines[lock].has_ended(holder);
+            let holders = document.holders.iter().filter(|holder| !ends_by_itself(holder));
             let holders = holders.map(|holder| &holder.id);
             let mut ids = holders.chain(document.queue.iter().map(|waiter| &waiter.id));
             !ids.any(|id| client.made(id))

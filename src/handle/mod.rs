@@ -242,8 +242,9 @@ impl LockHandle {
             Remains::Nothing => {}
             Remains::Held => return Ok(Released::StillHeld),
             // The client's shutdown released it.
+            Remains::Lost(LostReason::Released) if self.session.stays_taken(self.hold()) => return Ok(Released::Kept),
             Remains::Lost(LostReason::Released) => return Ok(Released::Released),
-            // A lost lock is not touched: its entry is gone, or is removed in the background.
+            // A lost lock is not touched: its entry is gone, or the server ends it.
             Remains::Lost(_) => return Ok(Released::WasLost),
         }
         let left = self.session.let_go(self.hold());

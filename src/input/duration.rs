@@ -34,6 +34,15 @@ pub(crate) fn below(name: &str, value: Duration, bound_name: &str, bound: Durati
     Ok(())
 }
 
+pub(crate) fn not_below(name: &str, value: Duration, bound_name: &str, bound: Duration) -> Result<(), InvalidInput> {
+    if value < bound {
+        return Err(InvalidInput::new(format!(
+            "the {name} of {value:?} is shorter than the {bound_name}, {bound:?}"
+        )));
+    }
+    Ok(())
+}
+
 pub(crate) fn above(name: &str, value: Duration, bound_name: &str, bound: Duration) -> Result<(), InvalidInput> {
     if value <= bound {
         return Err(InvalidInput::new(format!(

@@ -138,16 +138,18 @@ fn between(last: Option<&State>, state: Option<&State>) -> Vec<LockEvent> {
         .filter(|holder| after.iter().all(|other| other.id != holder.id))
     {
         let token = FencingToken::new(gone.token);
+        // It was left out when its time came, or evicted by a write after that.
+        let is_over = |state: &State| !gone.is_live(state.at) || last.is_some_and(|last| last.version == state.version);
+        // A break names the largest token that it evicted, and evicts nobody whose time is over.
+        let is_named = |state: &State| [state.broken, state.evicted].contains(&Some(gone.token));
+        let is_broken = |state: &State| state.was_broken(gone.token) && (is_named(state) || !is_over(state));
         events.push(match state {
             None => LockEvent::Deleted { token },
             Some(state) if state.adopted.contains(&gone.token) => LockEvent::Adopted { token },
-            Some(state) if state.was_broken(gone.token) => LockEvent::Broken { token },
+            Some(state) if is_broken(state) => LockEvent::Broken { token },
             // The time for which the lock was kept is over.
             Some(_) if gone.is_kept() => LockEvent::Released { token },
-            // It was left out when its time came, or evicted by a write after that.
-            Some(state) if gone.until <= state.at || last.is_some_and(|last| last.version == state.version) => {
-                LockEvent::Expired { token }
-            }
+            Some(state) if is_over(state) => LockEvent::Expired { token },
             Some(_) => LockEvent::Released { token },
         });
     }

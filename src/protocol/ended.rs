@@ -77,19 +77,8 @@ pub(crate) struct Ended {
 pub(crate) struct Record {
     /// Number of ends that the document keeps; zero: the operation makes no record, and leaves that of others alone.
     pub(crate) most: usize,
-    /// Entries that leave because their holder had lost them, and how.
-    pub(crate) given_up: Vec<(String, HoldEnd)>,
-}
-
-impl Record {
-    /// Returns the ways in which entries were given up, each with its entries.
-    pub(super) fn given_up(&self) -> impl Iterator<Item = (HoldEnd, Vec<&str>)> {
-        HoldEnd::ALL.into_iter().filter_map(|how| {
-            let entries = self.given_up.iter().filter(|(_, given_up)| *given_up == how);
-            let entries: Vec<&str> = entries.map(|(id, _)| id.as_str()).collect();
-            (!entries.is_empty()).then_some((how, entries))
-        })
-    }
+    /// Entries that leave because they were held for as long as they may be.
+    pub(crate) held_too_long: Vec<String>,
 }
 
 #[cfg(not(modelled))]
@@ -110,26 +99,5 @@ mod tests {
             assert_eq!(end.to_string(), shown);
         }
         assert_eq!(HoldEnd::parse("of another version"), None);
-    }
-
-    #[test]
-    fn entries_that_were_given_up_are_grouped_by_how() {
-        let given_up = [
-            ("a-1", HoldEnd::HeldTooLong),
-            ("a-2", HoldEnd::Expired),
-            ("a-3", HoldEnd::HeldTooLong),
-        ];
-        let record = Record {
-            most: 1,
-            given_up: given_up.map(|(id, how)| (id.to_owned(), how)).into(),
-        };
-        let groups: Vec<(HoldEnd, Vec<&str>)> = record.given_up().collect();
-        assert_eq!(
-            groups,
-            [
-                (HoldEnd::Expired, vec!["a-2"]),
-                (HoldEnd::HeldTooLong, vec!["a-1", "a-3"])
-            ]
-        );
     }
 }

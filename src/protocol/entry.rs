@@ -41,6 +41,12 @@ pub(crate) struct Idle {
 }
 
 impl Holder {
+    /// Returns whether its time is not over. Nobody holds a lock, or keeps it taken, by an entry whose time is over, even
+    /// if no write has removed it so far.
+    pub(crate) fn is_live(&self, now: ServerTime) -> bool {
+        self.until > now
+    }
+
     /// Returns whether the lock is kept although its holder released it. Such an entry goes by expiry or by an eviction
     /// only: its session is done with it, and a leave that comes late must not open the lock.
     pub(crate) fn is_kept(&self) -> bool {

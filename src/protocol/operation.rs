@@ -226,19 +226,17 @@ impl Operation {
 
     /// Returns the end of a holder that this operation removes.
     ///
-    /// A holder that leaves has ended its hold by itself, even if its lease was over and nobody else had noticed.
+    /// A hold whose lease was over has expired, whatever the operation does with its entry.
     pub(super) fn end_of(&self, holder: &Holder, now: ServerTime) -> Ended {
-        let mut given_up = self.record.given_up();
-        let given_up = given_up.find(|(_, ids)| ids.contains(&holder.id.as_str()));
         let superseded = |identity: &Identity| identity.supersedes(&holder.owner);
         let (ended, how) = if let Some(released) = holder.released {
             (released, HoldEnd::Released)
-        } else if let Some((how, _)) = given_up {
-            (now, how)
+        } else if !holder.is_live(now) {
+            (holder.until, HoldEnd::Expired)
+        } else if self.record.held_too_long.contains(&holder.id) {
+            (now, HoldEnd::HeldTooLong)
         } else if self.leave.contains(&holder.id) {
             (now, HoldEnd::Released)
-        } else if holder.until <= now {
-            (holder.until, HoldEnd::Expired)
         } else if self.adopts().is_some_and(superseded) {
             (now, HoldEnd::Adopted)
         } else {
@@ -363,7 +361,7 @@ mod tests {
             leave: vec!["a-1".to_owned(), "a-2".to_owned()],
             record: Record {
                 most: 5,
-                given_up: vec![("a-2".to_owned(), HoldEnd::HeldTooLong)],
+                held_too_long: vec!["a-2".to_owned()],
             },
             ..asking("n.1", request("n-1"))
         };
@@ -382,8 +380,9 @@ mod tests {
         for (held, now, how, ended) in [
             (kept("a-1", 7), 50, HoldEnd::Released, 1),
             (holder("a-1", 7), 50, HoldEnd::Released, 50),
-            (holder("a-1", 7), 150, HoldEnd::Released, 150),
-            (holder("a-2", 7), 150, HoldEnd::HeldTooLong, 150),
+            (holder("a-1", 7), 150, HoldEnd::Expired, 100),
+            (holder("a-2", 7), 99, HoldEnd::HeldTooLong, 99),
+            (holder("a-2", 7), 100, HoldEnd::Expired, 100),
             (holder("b-1", 7), 150, HoldEnd::Expired, 100),
             (holder("b-1", 7), 100, HoldEnd::Expired, 100),
             (adopted, 99, HoldEnd::Adopted, 99),

@@ -99,7 +99,16 @@ impl State {
         self.holders.iter().any(|holder| holder.id == id)
     }
 
-    /// Returns whether there is a holder to evict.
+    /// Returns whether the entry `id` holds the lock, and has not released it.
+    fn is_held_by(&self, id: &str, now: ServerTime) -> bool {
+        let mut holders = self
+            .holders
+            .iter()
+            .filter(|holder| holder.is_live(now) && !holder.is_kept());
+        holders.any(|holder| holder.id == id)
+    }
+
+    /// Returns whether there is an entry of a holder to evict, whether or not its time is over.
     pub(crate) fn has_any_of(&self, evict: Evict) -> bool {
         self.holders.iter().any(|holder| evict.includes(holder))
     }
@@ -123,34 +132,31 @@ impl State {
 impl Operation {
     /// Returns whether the operation's filter selects the document.
     pub(crate) fn selects(&self, state: &State) -> bool {
-        // These compare in the pipeline.
+        // These compare in the pipeline. The others don't depend on the time.
         matches!(self.expects, Expects::Holding | Expects::Held | Expects::Alone)
             || self.breaks()
-            || self.concerns(state)
+            || self.concerns(state, state.at)
     }
 
     /// Returns whether the document is as expected, and has anything for the operation to do.
-    fn concerns(&self, state: &State) -> bool {
+    fn concerns(&self, state: &State, now: ServerTime) -> bool {
+        let mut holders = state.holders.iter();
         match self.expects {
-            Expects::Holding => self
-                .leave
-                .iter()
-                .all(|id| state.holders.iter().any(|holder| holds(holder, id))),
+            Expects::Holding => self.leave.iter().all(|id| state.is_held_by(id, now)),
             Expects::Held => {
-                let tokens = state.holders.iter().map(|holder| holder.token);
                 let is_theirs = match self.evict {
-                    Evict::Holder(token) => tokens.eq([token]),
-                    Evict::Everybody => !state.holders.is_empty(),
+                    Evict::Holder(token) => holders.clone().map(|holder| holder.token).eq([token]),
+                    Evict::Everybody => true,
                     Evict::Nobody | Evict::Kept(_) => false,
                 };
-                state.capacity == 1 && is_theirs
+                state.capacity == 1 && is_theirs && holders.any(|holder| holder.is_live(now))
             }
             Expects::Room => state.queue.len() < self.room,
             Expects::Alone => {
                 let mut requests = self.requests.iter();
                 requests.all(|requests| (requests.kind, requests.capacity) == (state.kind, state.capacity))
-                    && state.holders.iter().map(|holder| &holder.id).eq(&self.leave)
-                    && !state.holders.iter().any(Holder::is_kept)
+                    && holders.clone().map(|holder| &holder.id).eq(&self.leave)
+                    && holders.all(|holder| holder.is_live(now) && !holder.is_kept())
                     && state.queue.is_empty()
             }
             Expects::Nothing => {
@@ -159,15 +165,15 @@ impl Operation {
                     || leave.any(|id| state.has_holder(id) || state.has_waiter(id))
                     || self.proclaim.iter().any(|proclaim| state.has_holder(&proclaim.id))
                     || self.downgrade.iter().any(|downgrade| state.has_holder(&downgrade.id))
-                    || state.has_any_of(self.evict)
+                    || holders.any(|holder| self.evicts(holder, now))
             }
         }
     }
-}
 
-/// Returns whether the holder is the entry `id`, and has not released the lock.
-fn holds(holder: &Holder, id: &str) -> bool {
-    holder.id == id && !holder.is_kept()
+    /// Returns whether the operation evicts the holder. An operator evicts nobody whose time is over.
+    fn evicts(&self, holder: &Holder, now: ServerTime) -> bool {
+        self.evict.includes(holder) && (holder.is_live(now) || !self.breaks())
+    }
 }
 
 /// Runs one operation on the lock's document (`None`: there is none) and returns the document afterwards.
@@ -176,7 +182,7 @@ fn holds(holder: &Holder, id: &str) -> bool {
 /// no write, no event.
 pub(crate) fn apply(before: Option<&State>, operation: &Operation, now: ServerTime) -> Option<State> {
     match (before, &operation.requests) {
-        (Some(before), _) if operation.concerns(before) => Some(step(before, operation, now)),
+        (Some(before), _) if operation.concerns(before, now) => Some(step(before, operation, now)),
         (Some(before), _) => Some(before.clone()),
         (None, Some(requests)) if operation.creates() => {
             let created = State::new((requests.kind, requests.capacity), now);
@@ -230,8 +236,14 @@ impl Step<'_> {
     /// kept stay, marked as released.
     fn leave(&mut self) {
         let (operation, before, now) = (self.operation, self.before, self.now);
+        let is_live = |id: &String| {
+            before
+                .holders
+                .iter()
+                .any(|holder| holder.id == *id && holder.is_live(now))
+        };
         for id in &operation.leave {
-            self.words.left(if before.has_holder(id) {
+            self.words.left(if is_live(id) {
                 wake::Left::Holder
             } else if before.has_waiter(id) {
                 wake::Left::Waiter
@@ -242,7 +254,7 @@ impl Step<'_> {
         self.mark_kept();
         let leaves = |id: &String| operation.leave.contains(id);
         let holders = &mut self.state.holders;
-        holders.retain(|holder| holder.until > now && (holder.is_kept() || !leaves(&holder.id)));
+        holders.retain(|holder| holder.is_live(now) && (holder.is_kept() || !leaves(&holder.id)));
         self.state
             .queue
             .retain(|waiter| waiter.until > now && !leaves(&waiter.id));
@@ -252,7 +264,7 @@ impl Step<'_> {
     fn mark_kept(&mut self) {
         let (operation, now) = (self.operation, self.now);
         for holder in &mut self.state.holders {
-            let leaves = holder.until > now && !holder.is_kept() && operation.leave.contains(&holder.id);
+            let leaves = holder.is_live(now) && !holder.is_kept() && operation.leave.contains(&holder.id);
             if let Some(until) = operation.kept_until(holder, now).filter(|_| leaves) {
                 (holder.until, holder.released) = (until, Some(now));
             }
@@ -298,10 +310,9 @@ impl Step<'_> {
         }
     }
 
-    /// Removes the holders that are evicted.
+    /// Removes the holders that are evicted. Those whose time is over were removed before, and lose nothing.
     fn evict(&mut self) {
-        let (evict, before) = (self.operation.evict, self.before);
-        let told = !matches!(evict, Evict::Kept(_));
+        let evict = self.operation.evict;
         if let Evict::Kept(last) = evict
             && self
                 .state
@@ -311,13 +322,15 @@ impl Step<'_> {
         {
             return;
         }
-        for holder in before.holders.iter().filter(|holder| told && evict.includes(holder)) {
-            self.words.evicted(&holder.id, holder.token);
-        }
+        let (operation, before, now) = (self.operation, self.before, self.now);
+        let evicted = || before.holders.iter().filter(|holder| operation.evicts(holder, now));
+        evicted()
+            .filter(|_| operation.breaks())
+            .for_each(|holder| self.words.evicted(&holder.id, holder.token));
         self.state.holders.retain(|holder| !evict.includes(holder));
         match evict {
             Evict::Nobody | Evict::Kept(_) => {}
-            Evict::Everybody => self.state.broken = before.holders.iter().map(|holder| holder.token).max(),
+            Evict::Everybody => self.state.broken = evicted().map(|holder| holder.token).max(),
             // `broken` would cover the smaller tokens of other holders, which stay.
             Evict::Holder(token) => self.state.evicted = Some(token),
         }
@@ -479,7 +492,7 @@ impl Step<'_> {
 
 /// Returns the entries of earlier incarnations.
 fn superseded<'a>(before: &'a State, identity: &Identity, now: ServerTime) -> (Vec<&'a Holder>, Vec<&'a Waiter>) {
-    let holders = before.holders.iter().filter(|holder| holder.until > now);
+    let holders = before.holders.iter().filter(|holder| holder.is_live(now));
     // A kept lock has done its work, and is kept for the owner's later incarnations too.
     let holders = holders.filter(|holder| !holder.is_kept() && identity.supersedes(&holder.owner));
     let waiters = before.queue.iter().filter(|waiter| waiter.until > now);

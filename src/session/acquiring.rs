@@ -3,14 +3,17 @@
 
 use std::{sync::Arc, time::Duration};
 
-use tokio::sync::oneshot;
+use tokio::{sync::oneshot, time::Instant};
 
 use super::{
     Session,
     hold::{Hold, Remains},
     line::{self, AcquireOptions, AcquireOutcome, LineEffect, Pending, Standing},
 };
-use crate::error::{AcquireError, ServerError};
+use crate::{
+    error::{AcquireError, ServerError},
+    waitlist::letting_go::LeftAs,
+};
 
 impl Session {
     /// Adds a task to the line of `name`. The returned [`Acquiring`] waits for the outcome; dropping it gives up.
@@ -41,6 +44,12 @@ impl Session {
             lines.line(&hold.name).let_go(hold, Some(to), context, effects)
         });
         left
+    }
+
+    /// Whether the lock stays taken although this hold of it was released, by what is known of the server's clock.
+    pub(crate) fn stays_taken(&self, hold: &Hold) -> bool {
+        let now = self.table().clock.at_least(Instant::now());
+        matches!(hold.left_as(), LeftAs::Kept(kept) if !now.is_some_and(|now| kept.is_over(now)))
     }
 
     /// Drops a handle whose end nobody asks about, and lets go of the hold if it was the last.

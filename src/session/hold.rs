@@ -18,7 +18,7 @@ use super::process::Process;
 use crate::{
     config::{Config, Limits, millis},
     metered::LockLabel,
-    protocol::{HoldEnd, Holder, Kept, KeptUntil, ServerTime, Use, clock_token},
+    protocol::{Holder, Kept, KeptUntil, ServerTime, Use, clock_token},
     status::{LockStatus, LostReason},
     store::LogTime,
     telemetry::{self, Granted},
@@ -291,17 +291,18 @@ impl Hold {
     }
 
     /// Returns the state in which the hold leaves the lock, as far as its holder decides that.
-    pub(super) fn left_as(&self) -> LeftAs {
+    pub(crate) fn left_as(&self) -> LeftAs {
         let progress = self.progress();
         match (progress.lost, progress.kept) {
-            (Some(LostReason::Released), Some(until)) => {
+            (Some(LostReason::Released | LostReason::HeldTooLong), Some(until)) => {
                 let (id, token) = (self.id.clone(), self.granted_as);
                 LeftAs::Kept(Kept { id, token, until })
             }
             // Nobody has lost anything with it.
             _ if self.is_idle => LeftAs::Free,
-            (Some(LostReason::Expired), _) => LeftAs::GivenUp(HoldEnd::Expired),
-            (Some(LostReason::HeldTooLong), _) => LeftAs::GivenUp(HoldEnd::HeldTooLong),
+            // Its time ends earlier here than at the server, and somebody else may have renewed it.
+            (Some(LostReason::Expired), _) => LeftAs::ToTheServer,
+            (Some(LostReason::HeldTooLong), _) => LeftAs::HeldTooLong,
             // Released, or its entry is gone from the document already.
             _ => LeftAs::Free,
         }

@@ -238,7 +238,7 @@ impl Line {
             (None, Some(sent_at)) => Situation::Asking(sent_at),
             (None, None) => match self.waitlist.turns() {
                 Some((_, turns)) => Situation::Queued(turns),
-                None if self.is_unused() => Situation::Unused,
+                None if self.waitlist.is_at_rest() => Situation::Unused,
                 None => Situation::Other,
             },
         };
@@ -515,6 +515,14 @@ impl Line {
             LetGo::Leaves { release } => {
                 self.holds.remove(&hold.id);
                 self.releases.extend(release.zip(to));
+                return;
+            }
+            LetGo::Expires => {
+                self.holds.remove(&hold.id);
+                if self.closed {
+                    self.close(context, effects);
+                }
+                effects.extend(to.map(|to| LineEffect::Released(to, Ok(wake::Left::Nowhere))));
                 return;
             }
         }

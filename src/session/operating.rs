@@ -39,7 +39,7 @@ impl Session {
     }
 
     /// Evicts holders of `name`. Not repeated when its outcome is unknown: that could evict their successors. `None`: there
-    /// was nobody to evict, and nothing was changed.
+    /// was nobody to evict whose time was not over, and nothing was changed.
     pub(crate) async fn evict(self: &Arc<Self>, name: &str, evict: Evict) -> Result<Option<State>, ServerError> {
         // As it is not repeated, it must not meet a dead connection.
         self.find_connection().await?;
@@ -59,7 +59,7 @@ impl Session {
                     telemetry::broke(name, self.config.metered.label(name).as_ref());
                     return Ok(Some(state));
                 }
-                // It has more permits.
+                // It has more permits, or the time of its holder is over.
                 Some(state) if expects == Expects::Held && state.has_any_of(evict) => expects = Expects::Nothing,
                 _ => return Ok(None),
             }
@@ -67,7 +67,8 @@ impl Session {
     }
 
     /// Renews the holder with this token for its whole lease, no matter which process took the lock. Returns the reading
-    /// of the lock afterwards; `None`: nobody holds it under this token, and nothing was changed.
+    /// of the lock afterwards; `None`: nobody holds it under this token, and nothing was changed. A handle to that hold in
+    /// this client learns of its new end.
     ///
     /// The renewal goes by the entry. Only where the hold ends between the two commands, and a late request puts the
     /// same entry in again, does it renew another grant: of the same session, which does not know of it and takes it
@@ -90,13 +91,17 @@ impl Session {
             within: PROCLAIM,
             statements: Statements::Shared,
         };
-        let store = self.store.clone();
+        let (store, sent) = (self.store.clone(), Instant::now());
         let renewing = async move { store.renew(&renewal).await };
         let renewed = self.in_time(patience(PROCLAIM), renewing).await?;
         if let Some(error) = renewed.refused.into_values().next() {
             return Err(error.into());
         }
-        Ok(self.held_under(name, token).await?.map(|(read, _)| read))
+        let Some((read, holder)) = self.held_under(name, token).await? else {
+            return Ok(None);
+        };
+        self.renewed_by_another(name, &holder, &read.1, sent);
+        Ok(Some(read))
     }
 
     /// Reads the lock, and its holder with this token, if there is one that has not released it.
@@ -108,7 +113,7 @@ impl Session {
         let Some((state, exchange)) = self.inspect(name).await? else {
             return Ok(None);
         };
-        let is_live = |holder: &&Holder| exchange.now.is_none_or(|now| holder.until > now) && !holder.is_kept();
+        let is_live = |holder: &&Holder| exchange.now.is_none_or(|now| holder.is_live(now)) && !holder.is_kept();
         let mut holders = state.holders.iter().filter(is_live);
         let holder = holders.find(|holder| holder.token == token).cloned();
         Ok(holder.map(|holder| ((state, exchange), holder)))

@@ -9,12 +9,13 @@ use super::{
     agenda::{AT_A_TIME, Queue},
     hold::Hold,
     holds::names_of,
+    line::Line,
     renewals::{Haste, Lane, RENEWED_TOGETHER, SOONEST},
 };
 use crate::{
     backoff::{Backoff, LONGEST_PAUSE},
     config::Config,
-    protocol::Idle,
+    protocol::{Exchange, Holder, Idle},
     store::{Renewal, Statements, StoreError},
     telemetry,
     waitlist::deadline::Deadline,
@@ -402,17 +403,35 @@ impl Session {
         for hold in asked {
             let state = documents.get(&hold.name).and_then(|document| document.as_ref().ok());
             let holder = state.and_then(|state| state.holders.iter().find(|holder| hold.is(holder)));
-            let lease = hold.lease.length;
-            let deadline =
-                holder.and_then(|holder| Deadline::of_reading(&exchange, holder.until, sent, lease, &self.config));
-            if let Some(deadline) = deadline {
-                hold.renewed(deadline.corrected(&self.table().clock, &self.config), sent);
-                hold.note_no_transaction_before(sent);
-                renewed += 1;
-            }
+            renewed += u64::from(holder.is_some_and(|holder| self.seen_renewed(hold, holder, &exchange, sent)));
             self.compare(hold, documents.get(&hold.name), exchange.sent);
         }
         Ok(renewed)
+    }
+
+    /// Notes that a hold was read after a renewal that was sent at that time and acknowledged. `false`: the reading does
+    /// not show until when.
+    fn seen_renewed(&self, hold: &Hold, holder: &Holder, exchange: &Exchange, sent: Instant) -> bool {
+        let lease = hold.lease.length;
+        let Some(deadline) = Deadline::of_reading(exchange, holder.until, sent, lease, &self.config) else {
+            return false;
+        };
+        hold.renewed(deadline.corrected(&self.table().clock, &self.config), sent);
+        hold.note_no_transaction_before(sent);
+        true
+    }
+
+    /// Notes the same of a renewal that no holder sent: the handles here to that hold have its new end.
+    pub(super) fn renewed_by_another(&self, name: &str, holder: &Holder, exchange: &Exchange, sent: Instant) {
+        let holds: Vec<Arc<Hold>> = {
+            let table = self.table();
+            let holds = table.lines.by_name.get(name).into_iter().flat_map(Line::holds);
+            holds.filter(|hold| hold.is(holder)).cloned().collect()
+        };
+        for hold in &holds {
+            self.seen_renewed(hold, holder, exchange, sent);
+        }
+        self.reschedule(&holds);
     }
 
     /// Notes that the server refused to renew this hold among those of one command.

@@ -86,6 +86,7 @@ impl Waitlist {
         let read_by = if is_recent { context.now } else { exchange.sent };
         self.alone_at = alone.then_some(read_by);
         self.compare_holds(state, effects);
+        self.compare_expired(state);
         self.take_out_strangers(state, context);
         self.plan_asking(state, exchange.now, context);
         if self.overtaken {
@@ -429,7 +430,12 @@ impl Waitlist {
     /// Notes the late answer to an operation that was given up, which put in an entry of ours. Takes out entries
     /// that no task wants any more.
     pub(crate) fn applied_late(&mut self, operation: &Operation, state: &State, context: &Context<'_>) {
-        let ids: Vec<String> = asked_for(operation, state).map(str::to_owned).collect();
+        let ends_by_itself = |id: &str| {
+            let mut holders = state.holders.iter().filter(|holder| holder.id == id);
+            holders.any(|holder| self.is_left_to_the_server(holder))
+        };
+        let ids = asked_for(operation, state).filter(|id| !ends_by_itself(id));
+        let ids: Vec<String> = ids.map(str::to_owned).collect();
         for id in ids {
             if let Some(leaving) = self.leaving.iter_mut().find(|leaving| leaving.entry == id) {
                 leaving.not_before = leaving.not_before.min(context.now);

@@ -2,7 +2,7 @@
 //! entry leaves the document.
 
 use super::{Context, Effect, Inheritance, Key, Leaving, Waitlist};
-use crate::protocol::{HoldEnd, Kept, Use};
+use crate::protocol::{Kept, Use};
 
 /// A hold that a task lets go of: by release, by drop, or because it was lost.
 #[derive(Debug)]
@@ -34,22 +34,17 @@ pub(crate) enum LeftAs {
     Free,
     /// Taken for a while.
     Kept(Kept),
-    /// Given up by a holder that has lost it.
-    GivenUp(HoldEnd),
+    /// Free, as its holder has held it for as long as it may.
+    HeldTooLong,
+    /// Taken until the server's clock ends it: the time of the hold is over here, and nobody has released it.
+    ToTheServer,
 }
 
 impl LeftAs {
     pub(super) fn kept(&self) -> Option<&Kept> {
         match self {
             Self::Kept(kept) => Some(kept),
-            Self::Free | Self::GivenUp(_) => None,
-        }
-    }
-
-    pub(super) fn given_up(&self) -> Option<HoldEnd> {
-        match self {
-            Self::GivenUp(end) => Some(*end),
-            Self::Free | Self::Kept(_) => None,
+            Self::Free | Self::HeldTooLong | Self::ToTheServer => None,
         }
     }
 }
@@ -65,6 +60,8 @@ pub(crate) enum LetGo {
     /// It stays with the client, with what is left of its lease; if `doubted`, its document has to be read before a
     /// task gets it.
     StaysIdle { inherited: Inheritance, doubted: bool },
+    /// Its entry stays until the server ends it.
+    Expires,
     /// Its entry leaves with the next operation. `release` names the release in the effect that answers it, if it is
     /// awaited.
     Leaves { release: Option<Key> },
@@ -72,11 +69,15 @@ pub(crate) enum LetGo {
 
 impl Waitlist {
     /// Lets go of a hold. The next task in line gets it where it can be handed on without the server. A hold that
-    /// readers share stays until the last of them lets go.
+    /// readers share stays until the last of them lets go. The entry of a hold whose time is over stays in any case.
     pub(crate) fn let_go(&mut self, release: Release<'_>, context: &Context<'_>, effects: &mut Vec<Effect>) -> LetGo {
         let Release { entry, heir, .. } = release;
         if self.part(entry) {
             return LetGo::Shared;
+        }
+        if release.left_as == LeftAs::ToTheServer {
+            self.expire(entry, context);
+            return LetGo::Expires;
         }
         if let Heir::NextTask(inherited) | Heir::TaskOrClient(inherited) = heir
             && self.hand_on(entry, inherited, context, effects)

@@ -21,6 +21,7 @@ pub(crate) mod answers;
 mod blind;
 pub(crate) mod clock;
 pub(crate) mod deadline;
+mod expiring;
 pub(crate) mod handing_on;
 pub(crate) mod idling;
 pub(crate) mod ids;
@@ -54,6 +55,7 @@ use crate::{
 use blind::Blind;
 use clock::ServerClock;
 use deadline::Deadline;
+use expiring::Expired;
 use handing_on::HandingOn;
 use idling::Idle;
 use ids::Ids;
@@ -81,6 +83,8 @@ pub(crate) struct Waitlist {
     waiting: VecDeque<Waiting>,
     /// By their entries.
     holds: BTreeMap<String, Held>,
+    /// The holds that were over here before the server has ended them.
+    expired: Vec<Expired>,
     leaving: Vec<Leaving>,
     /// The entries that leave with the operation that is on its way.
     under_way: Option<Vec<Leaving>>,
@@ -501,8 +505,13 @@ impl Waitlist {
         }
     }
 
-    /// Whether nothing is held, waited for or about to leave.
+    /// Whether nothing is held, waited for or about to leave, and there is nothing to remember.
     pub(crate) fn is_unused(&self) -> bool {
+        self.is_at_rest() && self.expired.is_empty()
+    }
+
+    /// Whether nothing is held, waited for or about to leave.
+    pub(crate) fn is_at_rest(&self) -> bool {
         self.waiting.is_empty() && self.holds.is_empty() && self.leaving.is_empty() && self.under_way.is_none()
     }
 
@@ -566,7 +575,7 @@ impl Waitlist {
             _ if !self.holds.is_empty() => Need::Stream,
             Some(_) if self.is_far() => Need::Looks,
             Some(head) if self.knocks(head).is_some() => Need::Nothing,
-            None if self.is_unused() => Need::Nothing,
+            None if self.is_at_rest() => Need::Nothing,
             // A head without an answer to its request may be next; and a client that leaves may come again.
             _ => Need::Stream,
         }
@@ -622,9 +631,10 @@ impl Waitlist {
         waits
     }
 
-    /// Takes all tasks out, as the client shuts down.
+    /// Takes all tasks out, as the client shuts down: nothing of its own comes to this lock any more.
     pub(crate) fn close(&mut self, context: &Context<'_>, effects: &mut Vec<Effect>) {
         self.end_idling();
+        self.expired.clear();
         while let Some(waiting) = self.waiting.pop_front() {
             effects.push(Effect::Closed { key: waiting.key });
             self.abandon(waiting, context);

@@ -105,6 +105,7 @@ impl Waitlist {
         above
             .chain(held)
             .chain(kept.map(|kept| kept.token))
+            .chain(self.expired.iter().map(|expired| expired.token))
             .chain(handing_on.flat_map(|handing_on| [handing_on.token, handing_on.last]))
     }
 
@@ -159,6 +160,12 @@ impl Waitlist {
             }
         }
         write(Word::Number(-1));
+        for expired in &self.expired {
+            write(Word::Entry(&expired.entry));
+            write(Word::Token(expired.token));
+            write(Word::Time(expired.forget_at));
+        }
+        write(Word::Number(-1));
         for leaving in self.leaving.iter().chain(self.under_way.iter().flatten()) {
             leaving.words(write);
             flags.extend([leaving.may_hold, leaving.repeated, leaving.used.is_some()]);
@@ -194,7 +201,6 @@ impl Leaving {
             .kept()
             .iter()
             .for_each(|kept| write(Word::Token(kept.token)));
-        write(Word::Number(self.left_as.given_up().map_or(-1, |end| end as i64)));
         write(Word::Time(self.not_before));
         write(Word::Number(self.sweep.try_into().unwrap_or(-1)));
     }

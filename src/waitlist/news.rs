@@ -38,9 +38,9 @@ impl Waitlist {
                 self.waiting[position].how = How::Event;
                 self.grant(position, token, deadline, renew_at, context, effects);
             }
-            (wake::Signal::Granted { .. }, None) => {
+            (wake::Signal::Granted { token }, None) => {
                 let leaves = self.under_way.iter().flatten().any(|leaving| leaving.entry == entry);
-                if !leaves && !self.knows(entry) {
+                if !leaves && !self.knows(entry) && !self.has_expired(entry, token) {
                     self.leaving.push(Leaving::new(entry.to_owned(), context).holding());
                 }
             }
@@ -141,10 +141,10 @@ impl Waitlist {
         });
     }
 
-    /// Takes out entries of this session that nothing here knows: requests that were applied late. Kept locks stay:
-    /// their holders were released.
+    /// Takes out entries of this session that nothing here knows: requests that were applied late.
     pub(super) fn take_out_strangers(&mut self, state: &State, context: &Context<'_>) {
-        let holders = state.holders.iter().filter(|holder| !holder.is_kept());
+        let holders = state.holders.iter();
+        let holders = holders.filter(|holder| !self.is_left_to_the_server(holder));
         let ids = holders.map(|holder| &holder.id);
         let ids = ids.chain(state.queue.iter().map(|waiter| &waiter.id));
         let strangers: Vec<String> = ids

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::{Context, Full, Leaving, SWEEPS, Stage, Waiting, Waitlist, timing, unsigned};
+use super::{Context, Full, Leaving, LeftAs, SWEEPS, Stage, Waiting, Waitlist, timing, unsigned};
 use crate::{
     config::{Config, millis},
     protocol::{ASK_TOGETHER, Evict, Expects, Kept, Operation, Record, Request, Requests},
@@ -14,6 +14,7 @@ impl Waitlist {
     /// Returns the next operation, if there is cause for one. It is on its way from now on, until it is answered or
     /// has failed.
     pub(crate) fn next(&mut self, context: &Context<'_>) -> Option<Operation> {
+        self.forget_expired(context.now);
         if self.under_way.is_some() || self.retry_at.is_some_and(|retry| context.now < retry) {
             return None;
         }
@@ -52,11 +53,9 @@ impl Waitlist {
             .iter()
             .filter_map(|leaving| leaving.left_as.kept().cloned())
             .collect();
-        let given_up = leaves
-            .iter()
-            .filter_map(|leaving| Some((leaving.entry.clone(), leaving.left_as.given_up()?)));
+        let held_too_long = leaves.iter().filter(|leaving| leaving.left_as == LeftAs::HeldTooLong);
         let record = Record {
-            given_up: given_up.collect(),
+            held_too_long: held_too_long.map(|leaving| leaving.entry.clone()).collect(),
             ..context.config.record()
         };
         let entries = requests.iter().flat_map(|requests| &requests.entries);

@@ -88,7 +88,9 @@ impl Waitlist {
         let mut tries = self.waiting.iter().filter(|waiting| !waiting.waits());
         let tries = if self.may_have_tries { tries.next() } else { None };
         let leaves = self.leaving.iter().map(|leaving| leaving.not_before).min();
-        let due = head.into_iter().chain(leaves).chain(tries.map(|it| it.since)).min();
+        let forgets_at = self.forgets_at().filter(|_| self.is_at_rest());
+        let due = head.into_iter().chain(leaves).chain(tries.map(|it| it.since));
+        let due = due.chain(forgets_at).min();
         let due = due.map(|due| self.retry_at.map_or(due, |retry| due.max(retry)));
         due.into_iter().chain(self.attend_at()).min()
     }
@@ -305,8 +307,11 @@ pub(crate) fn refresh(lease: &Lease, config: &Config) -> Duration {
 }
 
 /// Returns when a hold on a claim lease is renewed first: sooner if the news of it came late, and little of that is
-/// left.
+/// left; and at once if the lock is to stay taken for longer, also where its holder dies in the next moment.
 pub(super) fn check(lease: &Lease, deadline: Deadline, now: Instant) -> Instant {
+    if lease.at_least > lease.claim {
+        return now;
+    }
     let left = deadline.instant().saturating_duration_since(now);
     now + CLAIM_CHECK.min(lease.claim / 4).min(left / 4)
 }

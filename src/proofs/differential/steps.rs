@@ -7,8 +7,8 @@ use super::setup::Setup;
 use crate::{
     proofs::random::Random,
     protocol::{
-        Downgrade, Evict, Expects, HoldEnd, Holder, Identity, Idle, Kept, KeptUntil, Operation, Owner, Proclaim,
-        Record, Request, Requests, State, made_up::operation,
+        Downgrade, Evict, Expects, Holder, Identity, Idle, Kept, KeptUntil, Operation, Owner, Proclaim, Record, Request,
+        Requests, State, made_up::operation,
     },
 };
 
@@ -297,14 +297,10 @@ impl<'a> Draw<'a> {
 
     /// Draws what is recorded of the holds that end: often nothing, as of a client without a history.
     fn record(&mut self, leave: &[String]) -> Record {
-        let given_up = leave.iter().filter_map(|id| {
-            let how = self.one_of(&[HoldEnd::Released, HoldEnd::Expired, HoldEnd::HeldTooLong]);
-            (how != HoldEnd::Released).then(|| (id.clone(), how))
-        });
-        let given_up = given_up.collect();
+        let held_too_long = leave.iter().filter(|_| self.one_in(3)).cloned().collect();
         Record {
             most: self.one_of(&[0, 1, 3]),
-            given_up,
+            held_too_long,
         }
     }
 

@@ -5,7 +5,7 @@ use mongodb::bson::{Bson, Document, doc};
 use super::{
     existing,
     expression::{bind, cond, filter, literal, map},
-    leave,
+    leave, live,
 };
 use crate::protocol::{Evict, HoldEnd, Location, Operation};
 
@@ -21,8 +21,11 @@ pub(super) fn record_of_release(at: &Location, operation: &Operation, now: &Bson
     if operation.record.most == 0 {
         return Document::new();
     }
-    let mut given_up = operation.record.given_up();
-    let how = given_up.next().map_or(HoldEnd::Released, |(how, _)| how);
+    let how = if operation.record.held_too_long.is_empty() {
+        HoldEnd::Released
+    } else {
+        HoldEnd::HeldTooLong
+    };
     let end = doc! {
         "token": "$$this.token", "permits": "$$this.permits", "since": "$$this.since", "owner": "$$this.owner",
         "ended": now, "how": how.as_str(),
@@ -54,21 +57,22 @@ pub(super) fn record_of(at: &Location, gone: Bson, operation: &Operation, now: &
 /// Returns when and how the hold of an entry ended: [`Operation::end_of`](crate::protocol::Operation::end_of).
 fn how_it_ended(operation: &Operation, now: &Bson) -> Bson {
     let end = |ended: Bson, how: HoldEnd| doc! { "ended": ended, "how": how.as_str() };
-    let is_among = |ids: Vec<&str>| doc! { "$in": ["$$this.id", literal(ids)] };
+    let is_among = |ids: &[String]| doc! { "$in": ["$$this.id", literal(ids)] };
     let released = doc! { "$gt": ["$$this.released", null] };
     let mut branches = vec![doc! { "case": released, "then": end(Bson::from("$$this.released"), HoldEnd::Released) }];
-    for (how, ids) in operation.record.given_up() {
-        branches.push(doc! { "case": is_among(ids), "then": end(now.clone(), how) });
-    }
-    if !operation.leave.is_empty() {
-        let ids = operation.leave.iter().map(String::as_str).collect();
-        branches.push(doc! { "case": is_among(ids), "then": end(now.clone(), HoldEnd::Released) });
-    }
     let expired = end(Bson::from("$$this.until"), HoldEnd::Expired);
     let mut otherwise = expired.clone();
-    if operation.adopts().is_some() || operation.evict != Evict::Nobody {
-        branches.push(doc! { "case": { "$lte": ["$$this.until", now] }, "then": expired });
+    if !operation.leave.is_empty() || operation.adopts().is_some() || operation.evict != Evict::Nobody {
+        branches.push(doc! { "case": { "$not": [live(now)] }, "then": expired });
         otherwise = end(now.clone(), HoldEnd::Broken);
+    }
+    for (ids, how) in [
+        (&operation.record.held_too_long, HoldEnd::HeldTooLong),
+        (&operation.leave, HoldEnd::Released),
+    ] {
+        if !ids.is_empty() {
+            branches.push(doc! { "case": is_among(ids), "then": end(now.clone(), how) });
+        }
     }
     if operation.adopts().is_some() {
         let adopted = doc! { "$in": ["$$this.id", "$$adopted.id"] };

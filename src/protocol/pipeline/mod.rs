@@ -49,8 +49,8 @@ const ALL: i64 = 1 << 30;
 /// Returns the pipeline of [`super::state::apply`] for a document that [`selection`] selects. `now` is the server's
 /// clock, `"$$NOW"`, except in tests.
 pub(crate) fn operation(at: &Location, operation: &Operation, now: &Bson) -> Vec<Document> {
-    let (expected, written) =
-        short::form(at, operation, now).unwrap_or_else(|| (has_evicted(at, operation), general(at, operation, now)));
+    let (expected, written) = short::form(at, operation, now)
+        .unwrap_or_else(|| (has_evicted(at, operation, now), general(at, operation, now)));
     vec![doc! { "$replaceWith": cond(in_order(at, expected), written, "$$ROOT") }]
 }
 
@@ -152,12 +152,14 @@ fn existing(at: &Location, list: &str) -> Bson {
     Bson::from(doc! { "$ifNull": [at.value(list), []] })
 }
 
-fn words_of_leave(at: &Location, operation: &Operation) -> impl Iterator<Item = Bson> {
+fn words_of_leave(at: &Location, operation: &Operation, now: &Bson) -> impl Iterator<Item = Bson> {
     operation.leave.iter().map(|id| {
-        // The lists are missing where the lock is gone.
-        let there = |list: &str| doc! { "$in": [literal(id.as_str()), { "$ifNull": [at.value(list), []] }] };
-        let waits = cond(there("queue.id"), Left::WAITER, Left::NOWHERE);
-        cond(there("holders.id"), Left::HOLDER, waits)
+        // The list is missing where the lock is gone.
+        let waits = doc! { "$in": [literal(id.as_str()), existing(at, "queue.id")] };
+        let waits = cond(waits, Left::WAITER, Left::NOWHERE);
+        let held = doc! { "live": remaining(at, "holders", &live(now)) };
+        let holds = bind(held, doc! { "$in": [literal(id.as_str()), "$$live.id"] });
+        cond(holds, Left::HOLDER, waits)
     })
 }
 
@@ -230,15 +232,23 @@ fn downgrade(holders: Bson, operation: &Operation) -> Bson {
 }
 
 /// Returns the condition that an operator evicts somebody by the operation, if that is what it is for.
-fn has_evicted(at: &Location, operation: &Operation) -> Option<Document> {
-    match operation.evict {
-        Evict::Nobody | Evict::Kept(_) => None,
-        Evict::Everybody => Some(doc! { "$ne": [existing(at, "holders"), []] }),
-        Evict::Holder(token) => Some(doc! { "$in": [token, existing(at, "holders.token")] }),
-    }
+fn has_evicted(at: &Location, operation: &Operation, now: &Bson) -> Option<Document> {
+    operation
+        .breaks()
+        .then(|| doc! { "$ne": [evicted(at, operation, now), []] })
 }
 
-/// Removes the holders that are evicted.
+/// Returns the holders that an operator evicts by the operation: none whose time is over.
+fn evicted(at: &Location, operation: &Operation, now: &Bson) -> Bson {
+    let live = live(now);
+    let evicted = match operation.evict {
+        Evict::Holder(token) => doc! { "$and": [live, { "$eq": ["$$this.token", token] }] },
+        Evict::Everybody | Evict::Nobody | Evict::Kept(_) => live,
+    };
+    remaining(at, "holders", &evicted)
+}
+
+/// Removes the holders that are evicted. Those whose time is over were removed before, and lose nothing.
 fn evict(holders: Bson, operation: &Operation) -> Bson {
     match operation.evict {
         Evict::Nobody => holders,
@@ -254,21 +264,26 @@ fn evict(holders: Bson, operation: &Operation) -> Bson {
     }
 }
 
-fn fields_of_evict(at: &Location, operation: &Operation) -> Document {
+fn fields_of_evict(at: &Location, operation: &Operation, now: &Bson) -> Document {
     match operation.evict {
         Evict::Nobody | Evict::Kept(_) => Document::new(),
-        Evict::Everybody => doc! { "broken": { "$max": at.value("holders.token") } },
+        Evict::Everybody => {
+            let evicted = doc! { "evicted": evicted(at, operation, now) };
+            doc! { "broken": bind(evicted, doc! { "$max": "$$evicted.token" }) }
+        }
         Evict::Holder(token) => doc! { "evicted": token },
     }
 }
 
-fn words_of_evict(at: &Location, operation: &Operation) -> Option<Bson> {
-    let evicted = match operation.evict {
-        Evict::Nobody | Evict::Kept(_) => return None,
-        Evict::Everybody => Bson::from(at.value("holders")),
-        Evict::Holder(token) => filter(at.value("holders"), doc! { "$eq": ["$$this.token", token] }),
+fn words_of_evict(at: &Location, operation: &Operation, now: &Bson) -> Option<Bson> {
+    let words = || {
+        words_for(
+            evicted(at, operation, now),
+            "!",
+            doc! { "$toString": "$$this.token" }.into(),
+        )
     };
-    Some(words_for(evicted, "!", doc! { "$toString": "$$this.token" }.into()))
+    operation.breaks().then(words)
 }
 
 /// Returns the words for entries that evict or adopt removed.
@@ -385,9 +400,9 @@ fn is_changed(at: &Location) -> Document {
 /// Sets `wake`, the version and the times, together with the fields of the earlier phases; `ends` is that of record.
 fn stamp(at: &Location, operation: &Operation, ends: Document, now: &Bson) -> Bson {
     let mut wake = vec![literal(format!("{}:", operation.id))];
-    wake.extend(words_of_leave(at, operation));
+    wake.extend(words_of_leave(at, operation, now));
     wake.extend([Bson::from(";"), Bson::from("$$after.granted")]);
-    wake.extend(words_of_evict(at, operation));
+    wake.extend(words_of_evict(at, operation, now));
     wake.extend(words_of_adopt(operation));
     wake.extend(asks(operation));
     wake.extend(asked_for(
@@ -404,7 +419,7 @@ fn stamp(at: &Location, operation: &Operation, ends: Document, now: &Bson) -> Bs
         "wake": { "$concat": wake },
     });
     fields.extend(fields_of_stamp(at, operation.keep, now));
-    fields.extend(fields_of_evict(at, operation));
+    fields.extend(fields_of_evict(at, operation, now));
     fields.extend(ends);
     at.merged([fields.into()])
 }

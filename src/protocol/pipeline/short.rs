@@ -11,23 +11,23 @@
 //! alone             request, Expects::Alone      leave, adopt, enqueue;        the document has no entry and is of the
 //!                                                of advance all but a grant    same kind, or no lock so far
 //!
-//! alone             release, Expects::Alone      expiry, adopt, enqueue,       the entry that leaves is the only one:
-//!                                                advance                       none is left to expire or advance
+//! alone             release, Expects::Alone      expiry, adopt, enqueue,       the entry that leaves is the only one, and
+//!                                                advance                       live: none is left to expire or advance
 //!
 //! alone             claim of any free document   leave, adopt, enqueue;        the filter `free` selects documents
 //!                                                of advance all but a grant    without live entries, free for any kind
 //!
 //! hand_over         release, Expects::Holding,   leave in the queue but for    the entry that leaves is the only
-//!                   one permit                   expiry, expiry of holders,    holder: it does not wait, nobody holds
-//!                                                adopt, enqueue; of advance    after it, and the one permit is for the
-//!                                                all but the grant to the      head
+//!                   one permit                   expiry, expiry of holders,    holder, and live: it does not wait, nobody
+//!                                                adopt, enqueue; of advance    holds after it, and the one permit is for
+//!                                                all but the grant to the      the head
 //!                                                head
 //!
 //! hand_over_among   release, Expects::Holding,   leave in the queue but for    the entry that leaves is a holder, so
 //!                   more permits, or unknown     expiry, adopt, enqueue        it does not wait; nothing is requested
 //!
 //! evict_the_holder  break, Expects::Held         expiry of holders, adopt,     the one permit is that of whoever is
-//!                                                enqueue; of advance all but   evicted: nobody holds after it
+//!                                                enqueue; of advance all but   evicted, who is live: nobody holds after it
 //!                                                the grant to the head
 //!
 //! line_up           first requests that wait,    leave but for expiry, adopt,  nothing leaves or adopts; such requests
@@ -55,13 +55,16 @@ pub(super) fn form(at: &Location, operation: &Operation, now: &Bson) -> Option<(
     match operation.expects {
         Expects::Alone => {
             let written = at.merged([alone(at, operation, now).into()]);
-            Some((Some(is_alone(at, operation)), written))
+            Some((Some(is_alone(at, operation, now)), written))
         }
         Expects::Holding if operation.leave_capacity == Some(1) => {
-            Some((Some(is_the_holder(at, operation)), hand_over(at, operation, now)))
+            Some((Some(is_the_holder(at, operation, now)), hand_over(at, operation, now)))
         }
-        Expects::Holding => Some((Some(is_a_holder(at, operation)), hand_over_among(at, operation, now))),
-        Expects::Held => Some((Some(is_held(at, operation)), evict_the_holder(at, operation, now))),
+        Expects::Holding => Some((
+            Some(is_a_holder(at, operation, now)),
+            hand_over_among(at, operation, now),
+        )),
+        Expects::Held => Some((Some(is_held(at, operation, now)), evict_the_holder(at, operation, now))),
         Expects::Nothing | Expects::Room => {
             let requests = operation.requests.as_ref()?;
             lines_up(operation, requests).then(|| (None, line_up(at, operation, requests, now)))
@@ -70,20 +73,26 @@ pub(super) fn form(at: &Location, operation: &Operation, now: &Bson) -> Option<(
 }
 
 /// Returns the condition that the document is as [`Expects::Alone`] says.
-fn is_alone(at: &Location, operation: &Operation) -> Document {
+fn is_alone(at: &Location, operation: &Operation, now: &Bson) -> Document {
     match &operation.requests {
-        None => {
-            doc! { "$eq": [
+        None => doc! { "$and": [
+            { "$eq": [
                 [at.value("holders.id"), at.value("holders.released"), at.value("queue")],
                 [literal(operation.leave.as_slice()), [], []],
-            ] }
-        }
+            ] },
+            any_live(at, now),
+        ] },
         // In a document that has no lock so far, these are missing, which in an array is null.
         Some(requests) => doc! { "$in": [
             [at.value("kind"), at.value("capacity"), at.value("holders"), at.value("queue")],
             [[requests.kind.as_str(), requests.capacity, [], []], [null, null, null, null]],
         ] },
     }
+}
+
+/// Returns the condition that the time of a holder is not over.
+fn any_live(at: &Location, now: &Bson) -> Document {
+    doc! { "$gt": [{ "$max": at.value("holders.until") }, now] }
 }
 
 /// Returns the fields of a lock after its only entry comes or leaves.
@@ -120,10 +129,13 @@ pub(super) fn alone(at: &Location, operation: &Operation, now: &Bson) -> Documen
 }
 
 /// Returns the condition that the entry that leaves is the only holder, and has not left before.
-fn is_the_holder(at: &Location, operation: &Operation) -> Document {
-    doc! { "$eq": [
-        [at.value("holders.id"), at.value("holders.released")],
-        [literal(operation.leave.as_slice()), []],
+fn is_the_holder(at: &Location, operation: &Operation, now: &Bson) -> Document {
+    doc! { "$and": [
+        { "$eq": [
+            [at.value("holders.id"), at.value("holders.released")],
+            [literal(operation.leave.as_slice()), []],
+        ] },
+        any_live(at, now),
     ] }
 }
 
@@ -140,8 +152,9 @@ fn hand_over(at: &Location, operation: &Operation, now: &Bson) -> Bson {
 }
 
 /// Returns the condition that the entry that leaves is one of the holders, and has not left before.
-fn is_a_holder(at: &Location, operation: &Operation) -> Document {
-    let holders = doc! { "holders": remaining(at, "holders", &is_not_kept()) };
+fn is_a_holder(at: &Location, operation: &Operation, now: &Bson) -> Document {
+    let holds = doc! { "$and": [live(now), is_not_kept()] };
+    let holders = doc! { "holders": remaining(at, "holders", &holds) };
     doc! { "$setIsSubset": [literal(operation.leave.as_slice()), bind(holders, "$$holders.id")] }
 }
 
@@ -160,17 +173,18 @@ fn hand_over_among(at: &Location, operation: &Operation, now: &Bson) -> Bson {
 }
 
 /// Returns the condition that the document is as [`Expects::Held`] says.
-fn is_held(at: &Location, operation: &Operation) -> Document {
-    let tokens = match operation.evict {
+fn is_held(at: &Location, operation: &Operation, now: &Bson) -> Document {
+    let mut conditions = vec![doc! { "$eq": [at.value("capacity"), 1_i64] }, any_live(at, now)];
+    match operation.evict {
+        Evict::Everybody => {}
         // The path passes over a holder without a token, which only another program writes.
-        Evict::Holder(token) => doc! { "$and": [
-            { "$eq": [at.value("holders.token"), [token]] },
-            { "$eq": [{ "$size": at.value("holders") }, 1] },
-        ] },
-        Evict::Everybody => doc! { "$ne": [existing(at, "holders"), []] },
-        Evict::Nobody | Evict::Kept(_) => doc! { "$literal": false },
-    };
-    doc! { "$and": [{ "$eq": [at.value("capacity"), 1_i64] }, tokens] }
+        Evict::Holder(token) => conditions.extend([
+            doc! { "$eq": [at.value("holders.token"), [token]] },
+            doc! { "$eq": [{ "$size": at.value("holders") }, 1] },
+        ]),
+        Evict::Nobody | Evict::Kept(_) => conditions.push(doc! { "$literal": false }),
+    }
+    doc! { "$and": conditions }
 }
 
 /// Evicts the only holder, and grants the lock to the head of the queue.
@@ -186,7 +200,7 @@ fn evict_the_holder(at: &Location, operation: &Operation, now: &Bson) -> Bson {
     );
     let mut stamped = doc! { "wake": { "$concat": ["$$after.wake", evicted] } };
     stamped.extend(fields_of_stamp(at, operation.keep, now));
-    stamped.extend(fields_of_evict(at, operation));
+    stamped.extend(fields_of_evict(at, operation, now));
     stamped.extend(ending::record_of(at, existing(at, "holders"), operation, now));
     let written = bind(doc! { "after": after }, at.merged(["$$after".into(), stamped.into()]));
     bind(doc! { "queue": remaining(at, "queue", &live(now)) }, written)

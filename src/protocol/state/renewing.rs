@@ -22,7 +22,7 @@ pub(crate) fn renew_and_show(
 ) -> bool {
     let mut renewed = false;
     for holder in &mut state.holders {
-        if holder.until > now && !holder.is_kept() && ids.contains(&holder.id) {
+        if holder.is_live(now) && !holder.is_kept() && ids.contains(&holder.id) {
             // Renewals overtake each other, and none may take away time that another gave.
             let until = holder.until.max(now.plus_millis(holder.lease));
             renewed |= holder.until != until;
@@ -50,7 +50,7 @@ pub(crate) fn renew_and_show(
 /// the pipeline.
 #[cfg(test)]
 pub(crate) fn guard(state: &mut State, operation: &str, (id, token): (&str, i64), keep: i64, now: ServerTime) -> bool {
-    let holds = |holder: &&mut Holder| holder.is_grant(id, token) && holder.until > now;
+    let holds = |holder: &&mut Holder| holder.is_grant(id, token) && holder.is_live(now);
     let Some(holder) = state.holders.iter_mut().find(holds) else {
         return false;
     };

@@ -3,6 +3,7 @@ use crate::protocol::{
     Downgrade, Evict, Expects, HoldEnd, Holder, Identity, Idle, Kept, KeptUntil, Kind, Operation, Owner, Proclaim,
     Record, Request, ServerTime, Use, Waiter,
     made_up::{MUTEX, PERMITS, asking, asking_for, holder, kept, leaving, lock, operation, request, waiter},
+    wake::{self, Left},
 };
 
 /// A server that was frozen runs the commands that are still in its sockets, in any order.
@@ -363,6 +364,69 @@ fn an_entry_goes_as_soon_as_its_lease_is_over() {
     let before = lock(MUTEX, [holder("a-1", 7)], []);
     assert_eq!(entries(&applied(&before, &asks, 99)), (vec!["a-1"], vec!["c-1"]));
     assert_eq!(entries(&applied(&before, &asks, 100)), (vec!["c-1"], vec![]));
+}
+
+/// An entry that no write has removed so far is no hold either: an operator finds nobody, and a release comes too late.
+#[test]
+fn a_hold_whose_time_is_over_is_nobodys_to_break_or_to_release() {
+    let alone = lock(MUTEX, [holder("a-1", 7)], []);
+    let waited_for = lock(
+        MUTEX,
+        [holder("a-1", 7)],
+        [Waiter {
+            until: ServerTime(1_000),
+            ..waiter("b-1")
+        }],
+    );
+    let among = lock(PERMITS, [holder("a-1", 7)], []);
+    let kept = lock(MUTEX, [kept("a-1", 7)], []);
+    let evicts = |evict, expects| Operation {
+        evict,
+        expects,
+        ..operation("x.1")
+    };
+    let releases = |expects| Operation {
+        expects,
+        ..leaving("a.1", "a-1")
+    };
+    let breaks = [Evict::Everybody, Evict::Holder(7)];
+    let breaks = breaks.map(|evict| [Expects::Held, Expects::Nothing].map(|expects| evicts(evict, expects)));
+    for before in [&alone, &waited_for, &among, &kept] {
+        for breaks in breaks.as_flattened() {
+            let in_time = *before != among || breaks.expects == Expects::Nothing;
+            for (now, evicted) in [(99, in_time), (100, false)] {
+                assert_eq!(applied(before, breaks, now) != *before, evicted, "{breaks:?} at {now}");
+            }
+        }
+    }
+    for before in [&alone, &waited_for, &among] {
+        for expects in [Expects::Holding, Expects::Alone, Expects::Nothing] {
+            let letter = |now| {
+                let after = applied(before, &releases(expects), now);
+                wake::left(&after.wake, "a.1").map(|left| left[0])
+            };
+            let in_full = expects == Expects::Nothing;
+            let suits = in_full || expects == Expects::Holding || before.queue.is_empty();
+            assert_eq!(letter(99), suits.then_some(Left::Holder), "{expects:?}");
+            assert_eq!(letter(100), in_full.then_some(Left::Nowhere), "{expects:?}");
+        }
+    }
+}
+
+/// Of several holders an operator evicts those whose time is not over, and no others are named.
+#[test]
+fn a_break_evicts_those_that_still_hold() {
+    let before = lock(PERMITS, [lasting("a-1", 7), holder("b-1", 8)], []);
+    let evicts = |evict| Operation {
+        evict,
+        ..operation("x.1")
+    };
+    let all = applied(&before, &evicts(Evict::Everybody), 100);
+    assert_eq!(entries(&all), (vec![], vec![]));
+    assert_eq!((all.wake.as_str(), all.broken), ("x.1:;a-1!7;", Some(7)));
+    let one = applied(&before, &evicts(Evict::Holder(7)), 100);
+    assert_eq!((one.wake.as_str(), one.evicted), ("x.1:;a-1!7;", Some(7)));
+    assert_eq!(applied(&before, &evicts(Evict::Holder(8)), 100), before);
 }
 
 #[test]

@@ -4,6 +4,7 @@
 mod adopting;
 mod answers;
 mod breaking;
+mod expiring;
 mod full_queue;
 mod grants;
 mod handing_on;

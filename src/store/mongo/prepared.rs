@@ -258,7 +258,7 @@ fn is_simple(operation: &Operation) -> bool {
         && operation.evict == Evict::Nobody
         && operation.proclaim.is_none()
         && operation.downgrade.is_none()
-        && operation.record.given_up.is_empty()
+        && operation.record.held_too_long.is_empty()
 }
 
 /// Returns the hash of what operations of one shape have in common.

@@ -1,6 +1,7 @@
 //! Locks that are kept taken after their release.
 
 use super::*;
+use crate::config::millis;
 
 #[tokio::test(start_paused = true)]
 async fn a_release_that_keeps_the_lock_does_so_once_however_often_it_is_sent() {
@@ -79,14 +80,38 @@ async fn nothing_that_comes_late_opens_a_lock_that_is_kept() {
     assert!(held(&mut next).token > hold.token);
 }
 
+/// Its holder died, hung, or did not reach the server.
 #[tokio::test(start_paused = true)]
-async fn a_lock_that_was_lost_is_not_kept() {
+async fn a_lock_that_was_lost_stays_taken_for_its_least_time() {
     let mut bench = Bench::new();
     let hold = kept_for(&mut bench, MINUTE);
-    tokio::time::advance(bench.config.lease).await;
+    assert!(MINUTE > bench.config.lease);
+    tokio::time::sleep_until(hold.deadline()).await;
     assert_eq!(hold.lost_reason(), Some(LostReason::Expired));
     bench.feed(|line, context, effects| line.let_go(&hold, None, context, effects));
-    assert!(bench.next().unwrap().kept.is_empty());
+    assert!(bench.next().is_none());
+    let holder = bench.document.as_ref().unwrap().holders[0].clone();
+    assert_eq!(holder.until, holder.since.plus_millis(60_000));
+    assert!(holder.is_live(bench.server_now()) && !holder.is_kept());
+}
+
+/// A limit ends the hold, and not the time for which the lock stays taken at least.
+#[tokio::test(start_paused = true)]
+async fn a_lock_that_is_held_too_long_is_kept_for_its_least_time() {
+    let mut bench = Bench::new();
+    let mut terms = Terms::default();
+    terms.set_at_least(MINUTE);
+    terms.set_lose_after(MINUTE / 6);
+    let (_, mut outcome) = bench.join_for(AcquireOptions { terms, ..try_told() });
+    bench.settle();
+    let hold = held(&mut outcome);
+    tokio::time::advance(MINUTE / 6).await;
+    assert_eq!(hold.lost_reason(), Some(LostReason::HeldTooLong));
+    bench.feed(|line, context, effects| line.let_go(&hold, None, context, effects));
+    bench.settle();
+    let holder = &bench.document.as_ref().unwrap().holders[0];
+    assert!(holder.is_kept());
+    assert_eq!(holder.until, holder.since.plus_millis(60_000));
 }
 
 /// A report that arrives when the lease is over finds nothing to keep, and somebody else may have the lock since.
@@ -94,7 +119,9 @@ async fn a_lock_that_was_lost_is_not_kept() {
 async fn a_lock_whose_lease_ended_before_its_release_was_not_kept() {
     for (least, swept) in [(10 * MINUTE, false), (10 * MINUTE, true), (MINUTE / 4, false)] {
         let mut bench = Bench::new();
-        let hold = kept_for(&mut bench, least);
+        let hold = kept_for(&mut bench, Duration::ZERO);
+        // As of a job that is done once in that time.
+        assert!(hold.keep(KeptUntil::AfterGrant(millis(least))));
         assert_eq!(hold.exit(), Remains::Nothing);
         let mut left = bench.let_go(&hold);
         let release = bench.next().unwrap();

@@ -1,0 +1,132 @@
+//! Holds whose time is over here before it is over at the server.
+
+use super::*;
+
+const SECOND: Duration = Duration::from_secs(1);
+
+/// Holds the lock for ten seconds, up to the hold's own end here. Returns the hold, which was let go.
+async fn expired(bench: &mut Bench) -> Arc<Hold> {
+    expired_after(bench, |_| {}).await
+}
+
+/// Does the same, after a change of the document half-way.
+async fn expired_after(bench: &mut Bench, half_way: impl FnOnce(&mut Bench)) -> Arc<Hold> {
+    let mut terms = Terms::default();
+    terms.set_fixed(10 * SECOND);
+    let (_, mut outcome) = bench.join_for(AcquireOptions { terms, ..try_told() });
+    bench.settle();
+    let hold = held(&mut outcome);
+    tokio::time::advance(5 * SECOND).await;
+    half_way(bench);
+    tokio::time::sleep_until(hold.deadline()).await;
+    assert_eq!(hold.lost_reason(), Some(LostReason::Expired));
+    bench.feed(|line, context, effects| line.let_go(&hold, None, context, effects));
+    hold
+}
+
+/// Another process gives the holder its whole time again.
+fn renew(bench: &mut Bench) {
+    let ids = vec![bench.document.as_ref().unwrap().holders[0].id.clone()];
+    let now = bench.server_now();
+    assert!(state::renew(bench.document.as_mut().unwrap(), "b.1", &ids, 60_000, now));
+}
+
+fn is_held(bench: &mut Bench) -> bool {
+    let (_, mut tried) = bench.join(false);
+    bench.settle();
+    let tried = tried.try_recv().unwrap().unwrap();
+    if let Some(hold) = &tried {
+        hold.exit();
+        drop(bench.let_go(hold));
+        bench.settle();
+    }
+    tried.is_none()
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_lock_opens_when_the_server_says_that_its_time_is_over() {
+    let mut bench = Bench::new();
+    let hold = expired(&mut bench).await;
+    assert!(bench.next().is_none(), "its entry is not taken out");
+    let until = bench.document.as_ref().unwrap().holders[0].until;
+    assert!(until > bench.server_now());
+    // Nor is it by a task of this client that sees it.
+    assert!(is_held(&mut bench));
+    assert_eq!(bench.ids_in_document(), [hold.id.as_str()]);
+    let left = until.since(bench.server_now());
+    tokio::time::advance(left - Duration::from_millis(1)).await;
+    assert!(is_held(&mut bench));
+    tokio::time::advance(Duration::from_millis(1)).await;
+    assert!(!is_held(&mut bench));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_waiter_asks_as_the_time_of_a_hold_ends_at_the_server() {
+    let mut bench = Bench::new();
+    let hold = expired(&mut bench).await;
+    let until = bench.document.as_ref().unwrap().holders[0].until;
+    let (_, mut waiting) = bench.join(true);
+    bench.settle();
+    waiting.try_recv().unwrap_err();
+    while waiting.is_empty() {
+        bench.pass().await;
+        bench.settle();
+    }
+    assert!(held(&mut waiting).token > hold.token);
+    let late = bench.server_now().since(until);
+    assert!(bench.server_now() >= until && late < SECOND / 10, "{late:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_hold_that_somebody_renewed_is_not_taken_out() {
+    let mut bench = Bench::new();
+    let hold = expired_after(&mut bench, renew).await;
+    let is_there = |bench: &Bench| bench.ids_in_document() == [hold.id.as_str()];
+    // For much longer than this client remembers it, and in spite of an event that comes late.
+    for _ in 0..10 {
+        assert!(is_held(&mut bench) && is_there(&bench));
+        let (token, at) = (hold.granted_as, bench.server_now());
+        if !bench.line.is_unused() {
+            bench.feed(|line, context, effects| {
+                line.signalled(&hold.id, wake::Signal::Granted { token }, at, None, context, effects);
+            });
+            bench.settle();
+        }
+        tokio::time::advance(5 * SECOND).await;
+        renew(&mut bench);
+    }
+    assert!(bench.line.is_unused());
+    tokio::time::advance(10 * SECOND).await;
+    assert!(!is_held(&mut bench));
+}
+
+/// A request for its entry that is applied late has another grant, which nobody has.
+#[tokio::test(start_paused = true)]
+async fn another_grant_of_an_entry_whose_hold_is_over_is_taken_out() {
+    let mut bench = Bench::new();
+    let hold = expired(&mut bench).await;
+    tokio::time::advance(2 * SECOND).await;
+    bench.foreign(&foreign("late", &[], Some(&hold.id)), false);
+    let holder = &bench.document.as_ref().unwrap().holders[0];
+    assert!(holder.id == hold.id && holder.token > hold.granted_as);
+    let (_, mut waiting) = bench.join(true);
+    bench.settle();
+    held(&mut waiting);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_hold_that_is_over_is_remembered_for_as_long_as_the_server_may_have_it() {
+    let mut bench = Bench::new();
+    expired(&mut bench).await;
+    assert!(!bench.line.is_unused());
+    let due = bench.line.due_at().expect("it is forgotten then") - Instant::now();
+    assert!(due > 10 * SECOND && due < 12 * SECOND, "{due:?}");
+    tokio::time::advance(due).await;
+    assert!(bench.next().is_none());
+    assert!(bench.line.is_unused());
+    // A shutdown does not wait for that.
+    let mut bench = Bench::new();
+    expired(&mut bench).await;
+    bench.feed(|line, context, effects| line.close(context, effects));
+    assert!(bench.line.is_unused());
+}
