@@ -28,7 +28,7 @@ use crate::{
         watch::{AllLockEvents, LockEvents},
     },
     protocol::Evict,
-    session::{Session, documents::DocumentSession, locks::LockSession},
+    session::{ClientLife, Session, UserHandle, documents::DocumentSession, locks::LockSession},
     store::{DocumentStore, InPlace, LockStore, MemoryStore, collection::PlaceId, place::Paths},
     token::FencingToken,
     wake_mode::{PollingReason, WakeMode, WakeSource},
@@ -61,7 +61,7 @@ use builder::{Home, LockClientBuilder};
 /// half-way.
 #[derive(Clone)]
 pub struct LockClient {
-    session: LockSession,
+    session: UserHandle<LockSession>,
     /// Sessions over the user's own collections, by place: they end with this client.
     others: Arc<Mutex<Vec<Other>>>,
     /// Places of the locks in the user's own collections, by collection: as many as a program names.
@@ -72,17 +72,19 @@ pub struct LockClient {
 struct Other {
     /// Its place, if the place can be recognized.
     place: Option<PlaceId>,
+    client: Weak<ClientLife>,
+    /// Its tasks have it for longer than its users.
     session: Weak<Session>,
     /// Where the locks are in its documents.
     locks_at: Arc<InPlace>,
 }
 
 impl Other {
-    fn upgrade(&self) -> Option<DocumentSession> {
-        let session = self.session.upgrade()?;
+    fn upgrade(&self) -> Option<UserHandle<DocumentSession>> {
+        let session = UserHandle::upgrade(&self.client)?;
         // Kept by the session alone, so that it goes with it.
         let documents = DocumentStore::over(&session.store, &self.locks_at)?;
-        Some(DocumentSession::new(session, Arc::new(documents)))
+        Some(session.with(|session| DocumentSession::new(session, Arc::new(documents))))
     }
 }
 
@@ -114,7 +116,7 @@ impl LockClient {
 
     pub(crate) fn new(session: LockSession) -> Self {
         Self {
-            session,
+            session: UserHandle::first(session),
             others: Arc::default(),
             paths: Arc::default(),
         }
@@ -137,7 +139,7 @@ impl LockClient {
         &self,
         place: Option<PlaceId>,
         documents: impl FnOnce() -> DocumentStore,
-    ) -> DocumentSession {
+    ) -> UserHandle<DocumentSession> {
         let find = |others: &[Other]| {
             let mut same = others.iter().filter(|other| place.is_some() && other.place == place);
             same.find_map(Other::upgrade)
@@ -164,23 +166,26 @@ impl LockClient {
             return session;
         }
         others.retain(|other| other.session.strong_count() > 0);
+        let locks_at = documents.place().clone();
+        let session = UserHandle::first(DocumentSession::new(session, documents));
         others.push(Other {
             place: place.clone(),
-            session: Arc::downgrade(&session),
-            locks_at: documents.place().clone(),
+            client: session.life(),
+            session: Arc::downgrade(session.session()),
+            locks_at,
         });
         // The shutdown looks for other sessions under the same internal lock, so none of them escapes it.
         if self.session.is_closed() {
             session.close();
         }
-        DocumentSession::new(session, documents)
+        session
     }
 
     /// Returns a mutex: one holder at a time among all processes.
     ///
     /// Any text of 1 to 1,024 bytes is a name; acquiring refuses other names. Making a mutex sends nothing.
     pub fn mutex(&self, name: impl Into<String>) -> mutex::Mutex {
-        mutex::Mutex::new(self.session.session().clone(), LockName::new(name.into()))
+        mutex::Mutex::new(self.session.alone(), LockName::new(name.into()))
     }
 
     /// Returns a job that is done at most once in each `period`, among all processes.
@@ -188,7 +193,7 @@ impl LockClient {
     /// The name is that of a [`mutex`](Self::mutex). Making a job sends nothing; beginning it refuses a period shorter
     /// than a second or longer than 366 days.
     pub fn once(&self, name: impl Into<String>, period: Duration) -> once::Once {
-        once::Once::new(self.session.session().clone(), LockName::new(name.into()), period)
+        once::Once::new(self.session.alone(), LockName::new(name.into()), period)
     }
 
     /// Returns a semaphore with `permits` permits among all processes.
@@ -196,14 +201,14 @@ impl LockClient {
     /// Names are as for [`mutex`](Self::mutex), and both share them: one name is one kind of lock. Making a semaphore
     /// sends nothing; acquiring refuses a semaphore without permits.
     pub fn semaphore(&self, name: impl Into<String>, permits: u32) -> Semaphore {
-        Semaphore::new(self.session.session().clone(), LockName::new(name.into()), permits)
+        Semaphore::new(self.session.alone(), LockName::new(name.into()), permits)
     }
 
     /// Returns a readers-writer lock: many readers or one writer at a time among all processes.
     ///
     /// Names are as for [`mutex`](Self::mutex). Making a lock sends nothing.
     pub fn rw_lock(&self, name: impl Into<String>) -> RwLock {
-        RwLock::new(self.session.session().clone(), LockName::new(name.into()))
+        RwLock::new(self.session.alone(), LockName::new(name.into()))
     }
 
     /// Returns an election: one leader at a time among all processes.
@@ -235,7 +240,7 @@ impl LockClient {
     /// Names are as for [`mutex`](Self::mutex); 1 to 128, each once. Making a multi-lock sends nothing.
     pub fn multi(&self, names: impl IntoIterator<Item = impl Into<String>>) -> MultiLock {
         let names = names.into_iter().map(|name| LockName::new(name.into())).collect();
-        MultiLock::new(self.session.session().clone(), names)
+        MultiLock::new(self.session.alone(), names)
     }
 
     /// Returns the name of this machine, as [`HolderInfo::host`](crate::HolderInfo::host) and

@@ -20,7 +20,7 @@ use crate::{
     locks::acquire::{Acquire, Share, TryAcquire},
     name::LockName,
     protocol::Kind,
-    session::{ClaimedDocument, Claiming, PASSED_AT_ONCE, documents::DocumentSession},
+    session::{ClaimedDocument, Claiming, PASSED_AT_ONCE, UserHandle, documents::DocumentSession},
     store::{StoreError, Wanted, read_as},
     telemetry::Attempt,
     terms::Terms,
@@ -85,7 +85,7 @@ pub(super) use with_options;
 
 /// A lock in a document that is to be acquired with these options.
 pub(super) struct DocumentAcquiring<'a> {
-    session: &'a DocumentSession,
+    session: &'a UserHandle<DocumentSession>,
     name: String,
     options: &'a Options,
     until: Option<Instant>,
@@ -93,7 +93,7 @@ pub(super) struct DocumentAcquiring<'a> {
 
 impl<'a> DocumentAcquiring<'a> {
     /// The timeout begins now.
-    pub(super) fn new((session, name): (&'a DocumentSession, String), options: &'a Options) -> Self {
+    pub(super) fn new((session, name): (&'a UserHandle<DocumentSession>, String), options: &'a Options) -> Self {
         Self {
             session,
             name,
@@ -245,9 +245,9 @@ impl<T: DeserializeOwned + Send + Sync + 'static> IntoFuture for TryAcquireDocum
     }
 }
 
-fn share(session: &DocumentSession, name: String) -> Share {
+fn share(session: &UserHandle<DocumentSession>, name: String) -> Share {
     Share {
-        session: session.session().clone(),
+        session: session.alone(),
         name: LockName::new(name),
         kind: Kind::Document,
         capacity: 1,
@@ -276,7 +276,7 @@ async fn fetched<T: DeserializeOwned>(
 
 /// Returns the handle with its document; an unreadable document is released with the handle.
 fn read<T: DeserializeOwned>(
-    session: &DocumentSession,
+    session: &UserHandle<DocumentSession>,
     handle: LockHandle,
     id: Bson,
     document: &Document,
@@ -507,7 +507,7 @@ async fn claim<T: DeserializeOwned>(
         let Some((Some(hold), document)) = given.map(ClaimedDocument::take) else {
             return Ok(None);
         };
-        let handle = LockHandle::new(session.session().clone(), hold);
+        let handle = LockHandle::new(session.alone(), hold);
         let id = document.get("_id").cloned().unwrap_or(Bson::Null);
         match read(session, handle, id.clone(), &document) {
             Err(AcquireError::Unreadable { name, source }) => {

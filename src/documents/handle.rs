@@ -10,7 +10,7 @@ use super::check::check_update;
 use crate::{
     error::{DocumentError, ReleaseError, RenewError},
     handle::{LockHandle, LockView, Released},
-    session::documents::DocumentSession,
+    session::{UserHandle, documents::DocumentSession},
     status::LostReason,
     store::read_as,
     telemetry::Granted,
@@ -27,7 +27,7 @@ use crate::{
 /// the lock: the server checks the lock in the same atomic step.
 #[must_use = "the document is released when the handle is dropped"]
 pub struct DocumentHandle<T> {
-    session: DocumentSession,
+    session: UserHandle<DocumentSession>,
     handle: LockHandle,
     id: Bson,
     document: T,
@@ -38,7 +38,7 @@ pub struct DocumentHandle<T> {
 }
 
 impl<T> DocumentHandle<T> {
-    pub(super) fn new(session: DocumentSession, handle: LockHandle, id: Bson, document: T) -> Self {
+    pub(super) fn new(session: UserHandle<DocumentSession>, handle: LockHandle, id: Bson, document: T) -> Self {
         Self {
             session,
             handle,

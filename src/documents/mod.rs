@@ -29,7 +29,7 @@ use crate::{
         watch::{AllLockEvents, LockEvents},
     },
     protocol::Evict,
-    session::{documents::DocumentSession, observed::ObservedSession},
+    session::{UserHandle, documents::DocumentSession, observed::ObservedSession},
     store::{
         DocumentStore, InPlace, MemoryInPlace, MongoStore,
         collection::{PlaceId, UserCollection},
@@ -111,10 +111,10 @@ pub struct DocumentLocks<T> {
     locks: LockClient,
     collection: UserCollection,
     path: String,
-    session: Arc<OnceLock<DocumentSession>>,
+    session: Arc<OnceLock<UserHandle<DocumentSession>>>,
     /// The sessions over the elements of arrays, by the paths of these: they last as long as the locks of the
     /// documents.
-    elements: Arc<Mutex<BTreeMap<String, DocumentSession>>>,
+    elements: Arc<Mutex<BTreeMap<String, UserHandle<DocumentSession>>>>,
     read_as: PhantomData<fn() -> T>,
 }
 
@@ -549,17 +549,17 @@ impl<T> DocumentLocks<T> {
     }
 
     /// Returns the session, and its name for the document.
-    fn place(&self, id: &Bson) -> Result<(&DocumentSession, String), InvalidInput> {
+    fn place(&self, id: &Bson) -> Result<(&UserHandle<DocumentSession>, String), InvalidInput> {
         check_size(id)?;
         check_id(id)?;
         Ok((self.session()?, name::of_id(id)))
     }
 
-    fn observed(&self) -> Result<ObservedSession, InvalidInput> {
+    fn observed(&self) -> Result<UserHandle<ObservedSession>, InvalidInput> {
         self.session().map(|session| session.clone().into())
     }
 
-    fn session(&self) -> Result<&DocumentSession, InvalidInput> {
+    fn session(&self) -> Result<&UserHandle<DocumentSession>, InvalidInput> {
         if let Some(session) = self.session.get() {
             return Ok(session);
         }
@@ -575,7 +575,7 @@ impl<T> DocumentLocks<T> {
     }
 
     /// Returns the session over the locks in this place of the documents.
-    fn session_in(&self, place: &Arc<InPlace>) -> DocumentSession {
+    fn session_in(&self, place: &Arc<InPlace>) -> UserHandle<DocumentSession> {
         let id = PlaceId::of(&self.collection, place.path());
         self.locks.session_over(id, || match &self.collection {
             UserCollection::Mongo(collection) => {

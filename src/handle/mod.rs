@@ -15,6 +15,7 @@ use crate::{
     error::{InvalidInput, ReleaseError, RenewError, ServerError},
     protocol::{Kind, wake::Left},
     session::{
+        UserHandle,
         Session,
         hold::{Hold, Remains},
     },
@@ -60,17 +61,17 @@ pub enum Released {
 /// suspended, so work after a suspension is only safe under the [fencing token](LockView::token).
 #[must_use = "the lock is released when the handle is dropped"]
 pub struct LockHandle {
-    session: Arc<Session>,
+    session: UserHandle<Arc<Session>>,
     view: LockView,
     /// Whether it no longer counts among the handles of the hold.
     gone: bool,
 }
 
 impl LockHandle {
-    pub(crate) fn new(session: Arc<Session>, hold: Arc<Hold>) -> Self {
+    pub(crate) fn new(session: UserHandle<Arc<Session>>, hold: Arc<Hold>) -> Self {
         let view = LockView {
             hold,
-            session: Arc::downgrade(&session),
+            session: Arc::downgrade(&*session),
             locked: session.store.in_place().cloned(),
         };
         Self {
@@ -115,7 +116,8 @@ impl LockHandle {
             return Err(reason.into());
         }
         self.session.ensure_usable()?;
-        let (session, hold) = (self.session.clone(), self.hold.clone());
+        // Not as its user: the answer can take longer than the user keeps the handle.
+        let (session, hold) = ((*self.session).clone(), self.hold.clone());
         let within = hold.safe_for();
         let renewal = async move { session.renew_together(&[hold], Statements::Shared, within).await };
         // It can hang in the driver for longer than the lease, which other renewals extend in the meantime.

@@ -15,7 +15,7 @@ use crate::{
     input::{check_name, check_permits, check_text, check_timeout},
     name::LockName,
     protocol::{Kind, Owner},
-    session::{Session, line::AcquireOptions},
+    session::{Session, UserHandle, line::AcquireOptions},
     telemetry::Attempt,
     terms::Terms,
     waitlist::Patience,
@@ -24,7 +24,7 @@ use crate::{
 /// The demand of a kind of lock on the engine: a number of permits, out of a capacity, under a name.
 #[derive(Clone)]
 pub(crate) struct Share {
-    pub(crate) session: Arc<Session>,
+    pub(crate) session: UserHandle<Arc<Session>>,
     pub(crate) name: LockName,
     pub(crate) kind: Kind,
     pub(crate) capacity: i64,

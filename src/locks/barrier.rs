@@ -30,7 +30,7 @@ use crate::{
     locks::watched::{Places, Watch},
     name::LockName,
     protocol::{Holder, KeptUntil, Kind, State},
-    session::{hold::Hold, locks::LockSession},
+    session::{UserHandle, hold::Hold, locks::LockSession},
     status::LostReason,
     token::FencingToken,
 };
@@ -115,7 +115,7 @@ impl BarrierPass {
 }
 
 impl Barrier {
-    pub(crate) fn new(session: LockSession, name: LockName, parties: u32) -> Self {
+    pub(crate) fn new(session: UserHandle<LockSession>, name: LockName, parties: u32) -> Self {
         let kind = Kind::Barrier;
         Self {
             places: Places {

@@ -23,7 +23,7 @@ use crate::{
     name::LockName,
     protocol::{Kind, State},
     session::{
-        Session,
+        Session, UserHandle,
         locks::LockSession,
         streams::follow::{Observation, Observations, Scope, follow},
     },
@@ -57,7 +57,7 @@ pub use candidacy::Candidacy;
 /// ```
 #[derive(Clone, Debug)]
 pub struct Election {
-    session: LockSession,
+    session: UserHandle<LockSession>,
     name: LockName,
     waits_out_other_uses: bool,
 }
@@ -104,7 +104,7 @@ impl Leader {
 }
 
 impl Election {
-    pub(crate) fn new(session: LockSession, name: LockName) -> Self {
+    pub(crate) fn new(session: UserHandle<LockSession>, name: LockName) -> Self {
         Self {
             session,
             name,
@@ -142,14 +142,14 @@ impl Election {
     /// ```
     pub fn campaign(&self, value: impl Into<String>) -> Campaign {
         let share = Share {
-            session: self.session.session().clone(),
+            session: self.session.alone(),
             name: self.name.clone(),
             kind: Kind::Election,
             capacity: 1,
             permits: 1,
         };
         Campaign {
-            session: self.session.session().clone(),
+            session: self.session.alone(),
             // A leader leads for as long as it can.
             acquire: Acquire::new(share).on(Terms::unlimited()).value(value.into()),
         }
@@ -280,7 +280,7 @@ impl Election {
 #[derive(Clone, Debug)]
 #[must_use = "a campaign does nothing until it is awaited"]
 pub struct Campaign {
-    session: Arc<Session>,
+    session: UserHandle<Arc<Session>>,
     acquire: Acquire,
 }
 
@@ -328,7 +328,7 @@ impl IntoFuture for Campaign {
 /// Same as for [`LockHandle`].
 #[must_use = "the leader resigns when its leadership is dropped"]
 pub struct Leadership {
-    session: Arc<Session>,
+    session: UserHandle<Arc<Session>>,
     handle: LockHandle,
 }
 

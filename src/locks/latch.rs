@@ -15,7 +15,7 @@ use crate::{
     locks::{acquire::Acquire, watched::Places},
     name::LockName,
     protocol::{Holder, KeptUntil, Kind, State},
-    session::locks::LockSession,
+    session::{UserHandle, locks::LockSession},
 };
 
 /// Time for which an arrival counts unless set.
@@ -80,7 +80,7 @@ pub struct Latch {
 }
 
 impl Latch {
-    pub(crate) fn new(session: LockSession, name: LockName, count: u32) -> Self {
+    pub(crate) fn new(session: UserHandle<LockSession>, name: LockName, count: u32) -> Self {
         let kind = Kind::Latch;
         Self {
             places: Places {

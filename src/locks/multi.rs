@@ -26,7 +26,7 @@ use crate::{
     input::{check_names, check_text, check_timeout},
     locks::mutex::Mutex,
     name::LockName,
-    session::Session,
+    session::{Session, UserHandle},
     status::{LockStatus, LostPart, LostReason},
     terms::Terms,
     token::FencingToken,
@@ -73,13 +73,13 @@ use crate::{
 /// ```
 #[derive(Clone)]
 pub struct MultiLock {
-    session: Arc<Session>,
+    session: UserHandle<Arc<Session>>,
     /// Sorted.
     names: Vec<LockName>,
 }
 
 impl MultiLock {
-    pub(crate) fn new(session: Arc<Session>, mut names: Vec<LockName>) -> Self {
+    pub(crate) fn new(session: UserHandle<Arc<Session>>, mut names: Vec<LockName>) -> Self {
         names.sort_unstable();
         Self { session, names }
     }
@@ -190,7 +190,7 @@ impl MultiLock {
 /// Options common to both actions.
 #[derive(Clone)]
 struct MultiRequest {
-    session: Arc<Session>,
+    session: UserHandle<Arc<Session>>,
     /// Sorted.
     names: Vec<LockName>,
     reason: Option<String>,

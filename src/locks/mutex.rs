@@ -8,7 +8,7 @@ use crate::{
     locks::acquire::{Acquire, Share, TryAcquire},
     name::LockName,
     protocol::Kind,
-    session::Session,
+    session::{Session, UserHandle},
 };
 
 /// A lock with one holder at a time, among all processes. Made by [`LockClient::mutex`](crate::LockClient::mutex).
@@ -36,12 +36,12 @@ use crate::{
 /// ```
 #[derive(Clone, Debug)]
 pub struct Mutex {
-    session: Arc<Session>,
+    session: UserHandle<Arc<Session>>,
     name: LockName,
 }
 
 impl Mutex {
-    pub(crate) fn new(session: Arc<Session>, name: LockName) -> Self {
+    pub(crate) fn new(session: UserHandle<Arc<Session>>, name: LockName) -> Self {
         Self { session, name }
     }
 

@@ -21,7 +21,7 @@ use crate::{
     locks::{acquire::TryAcquire, mutex::Mutex, run::unless_lost},
     name::LockName,
     protocol::KeptUntil,
-    session::Session,
+    session::{Session, UserHandle},
     terms::Terms,
 };
 
@@ -78,7 +78,7 @@ const PERIOD_LEAST: Duration = Duration::from_secs(1);
 #[derive(Clone)]
 #[must_use = "a job does nothing until it is begun or run"]
 pub struct Once {
-    session: Arc<Session>,
+    session: UserHandle<Arc<Session>>,
     name: LockName,
     period: Duration,
     counted: Counted,
@@ -149,7 +149,7 @@ pub struct LastRun {
 }
 
 impl Once {
-    pub(crate) fn new(session: Arc<Session>, name: LockName, period: Duration) -> Self {
+    pub(crate) fn new(session: UserHandle<Arc<Session>>, name: LockName, period: Duration) -> Self {
         Self {
             session,
             name,

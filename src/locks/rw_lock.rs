@@ -6,7 +6,7 @@ use crate::{
     locks::acquire::{Acquire, Share, TryAcquire},
     name::LockName,
     protocol::Kind,
-    session::Session,
+    session::{Session, UserHandle},
 };
 
 /// Number of permits of a readers-writer lock: a reader takes one, a writer all. It allows more readers than anybody
@@ -40,12 +40,12 @@ pub(crate) const PERMITS: i64 = 1 << 30;
 /// ```
 #[derive(Clone, Debug)]
 pub struct RwLock {
-    session: Arc<Session>,
+    session: UserHandle<Arc<Session>>,
     name: LockName,
 }
 
 impl RwLock {
-    pub(crate) fn new(session: Arc<Session>, name: LockName) -> Self {
+    pub(crate) fn new(session: UserHandle<Arc<Session>>, name: LockName) -> Self {
         Self { session, name }
     }
 

@@ -8,7 +8,7 @@ use crate::{
     locks::acquire::{Acquire, Share, TryAcquire},
     name::LockName,
     protocol::Kind,
-    session::Session,
+    session::{Session, UserHandle},
 };
 
 /// A number of permits that all processes share. Made by [`LockClient::semaphore`](crate::LockClient::semaphore).
@@ -41,13 +41,13 @@ use crate::{
 /// ```
 #[derive(Clone, Debug)]
 pub struct Semaphore {
-    session: Arc<Session>,
+    session: UserHandle<Arc<Session>>,
     name: LockName,
     permits: u32,
 }
 
 impl Semaphore {
-    pub(crate) fn new(session: Arc<Session>, name: LockName, permits: u32) -> Self {
+    pub(crate) fn new(session: UserHandle<Arc<Session>>, name: LockName, permits: u32) -> Self {
         Self { session, name, permits }
     }
 

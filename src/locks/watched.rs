@@ -7,6 +7,7 @@ use crate::{
     name::LockName,
     protocol::{Exchange, Kind, State},
     session::{
+        UserHandle,
         locks::LockSession,
         streams::follow::{Observation, Observations, Scope, follow},
     },
@@ -16,7 +17,7 @@ use crate::{
 /// A lock with a number of places, each of which takes one permit.
 #[derive(Clone, Debug)]
 pub(super) struct Places {
-    pub(super) session: LockSession,
+    pub(super) session: UserHandle<LockSession>,
     pub(super) name: LockName,
     pub(super) kind: Kind,
     pub(super) count: u32,
@@ -33,7 +34,7 @@ impl Places {
     /// awaited.
     pub(super) fn acquire(&self) -> Acquire {
         let one = Share {
-            session: self.session.session().clone(),
+            session: self.session.alone(),
             name: self.name.clone(),
             kind: self.kind,
             capacity: i64::from(self.count),

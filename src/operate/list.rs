@@ -11,7 +11,7 @@ use crate::{
     input::check_prefix,
     inspect::LockInfo,
     protocol::{Kind, State},
-    session::observed::ObservedSession,
+    session::{UserHandle, observed::ObservedSession},
     store::{Listed, Selection, Unreadable, View},
     telemetry,
 };
@@ -33,7 +33,7 @@ const LISTED_MOST: usize = 100_000;
 #[must_use = "a listing does nothing until it is awaited"]
 pub struct List {
     /// `Err`: there is no session under a field that is refused.
-    session: Result<ObservedSession, InvalidInput>,
+    session: Result<UserHandle<ObservedSession>, InvalidInput>,
     filter: Conditions,
 }
 
@@ -67,8 +67,8 @@ impl Conditions {
 }
 
 impl List {
-    pub(crate) fn new(session: Result<ObservedSession, InvalidInput>) -> Self {
-        let in_place = session.as_ref().is_ok_and(ObservedSession::is_in_place);
+    pub(crate) fn new(session: Result<UserHandle<ObservedSession>, InvalidInput>) -> Self {
+        let in_place = session.as_ref().is_ok_and(|session| session.is_in_place());
         let mut filter = Conditions::default();
         filter.selection.most = in_place.then_some(LISTED_MOST);
         Self { session, filter }

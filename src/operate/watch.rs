@@ -15,6 +15,7 @@ use crate::{
     inspect::HolderInfo,
     protocol::{Holder, State},
     session::{
+        UserHandle,
         observed::ObservedSession,
         streams::follow::{Observation, Observations, Scope, follow},
     },
@@ -117,7 +118,7 @@ pub struct LockEvents {
 
 impl LockEvents {
     /// Follows one name of a session.
-    pub(crate) fn new(of: Result<(ObservedSession, String), InvalidInput>) -> Self {
+    pub(crate) fn new(of: Result<(UserHandle<ObservedSession>, String), InvalidInput>) -> Self {
         Self {
             sights: of
                 .map(|(session, name)| follow(session, Scope::One(name)))
@@ -249,7 +250,7 @@ pub struct AllLockEvents {
 }
 
 impl AllLockEvents {
-    pub(crate) fn new(session: Result<ObservedSession, InvalidInput>) -> Self {
+    pub(crate) fn new(session: Result<UserHandle<ObservedSession>, InvalidInput>) -> Self {
         Self {
             sights: session
                 .map(|session| follow(session, Scope::All))

@@ -378,15 +378,15 @@ async fn live(seed: u64) -> World {
     its_link.calm();
     let mut tasks = JoinSet::new();
     for (number, session) in (0..).zip(&sessions) {
+        let locks = LockClient::new(session.clone());
         let tasks_of_it = match (wanted_by_all(seed).is_some(), number) {
             (true, 0) => CROWD,
             (true, _) => 1,
             (false, _) => TASKS,
         };
         for _ in 0..tasks_of_it {
-            let locks = LockClient::new(session.clone());
             let fate = Random::new(random.below(u64::MAX));
-            tasks.spawn(task(number, locks, observer.clone(), fate));
+            tasks.spawn(task(number, locks.clone(), observer.clone(), fate));
         }
     }
     let fate = Random::new(random.below(u64::MAX));

@@ -14,7 +14,6 @@ pub(crate) mod asking;
 mod bypassing;
 pub(crate) mod claims;
 pub(crate) mod documents;
-mod giving_back;
 mod guard;
 mod heartbeat;
 pub(crate) mod hold;
@@ -38,6 +37,7 @@ mod runtime;
 mod shut_down;
 pub(crate) mod streams;
 mod unknown;
+mod user_handle;
 mod verifying;
 
 use std::{
@@ -75,6 +75,7 @@ use renewals::Renewals;
 use streams::budget::StreamBudget;
 use streams::{suspicion::Suspicion, watcher::Demand};
 use unknown::UnknownNames;
+pub(crate) use user_handle::{ClientLife, UserHandle};
 
 /// Maximum number of free names to remember: as many as a service is likely to use again and again.
 const FREE_REMEMBERED: usize = 1_024;
@@ -412,7 +413,6 @@ impl Drop for Session {
         if !self.made_in.is_this() {
             return;
         }
-        self.give_idle_back();
         self.ended.cancel();
         let mode = *self.mode.borrow();
         telemetry::session_ended(mode);

@@ -2,7 +2,7 @@
 
 use std::{fmt, future::Future, ops::Deref, pin::Pin, sync::Arc};
 
-use super::{Session, documents::DocumentSession, locks::LockSession};
+use super::{Session, UserHandle, documents::DocumentSession, locks::LockSession};
 use crate::store::{Listed, NamedSighting, ResumeAt, Selection, StoreError, Stream, View};
 
 /// Opens a stream of sightings.
@@ -74,14 +74,14 @@ impl Deref for ObservedSession {
     }
 }
 
-impl From<LockSession> for ObservedSession {
-    fn from(session: LockSession) -> Self {
-        Self::Locks(session)
+impl From<UserHandle<LockSession>> for UserHandle<ObservedSession> {
+    fn from(session: UserHandle<LockSession>) -> Self {
+        session.with(ObservedSession::Locks)
     }
 }
 
-impl From<DocumentSession> for ObservedSession {
-    fn from(session: DocumentSession) -> Self {
-        Self::Documents(session)
+impl From<UserHandle<DocumentSession>> for UserHandle<ObservedSession> {
+    fn from(session: UserHandle<DocumentSession>) -> Self {
+        session.with(ObservedSession::Documents)
     }
 }

@@ -30,20 +30,33 @@ impl Session {
         }
         self.close();
         // In a task, so that it runs to its end even if the caller stops waiting.
-        drop(self.spawn_for(self.clone().let_all_go()));
-        let rest = async {
-            loop {
-                let mut drained = std::pin::pin!(self.drained.notified());
-                // Registered before the look, so that no change after the look is missed.
-                drained.as_mut().enable();
-                if self.table().lines.by_name.is_empty() && self.ids.pending_claims.is_empty() {
-                    return;
-                }
-                drained.await;
-            }
-        };
+        let ending = self.spawn_for(self.clone().end());
         // Beyond that the leases have run out, except those that are longer than the client's own.
-        let _ = timeout(self.config.lease, rest).await;
+        let _ = timeout(self.config.lease, ending).await;
+        self.ended.cancel();
+    }
+
+    /// Does the same in the background, as the client's last user goes: what stays with the client goes back, although
+    /// tasks may keep the session for longer.
+    pub(super) fn abandoned(self: &Arc<Self>) {
+        let is_in_use = self.started.get().is_some() && !self.stopped.is_cancelled() && !self.ended.is_cancelled();
+        if self.made_in.is_this() && is_in_use {
+            self.close();
+            self.spawn(self.clone().end());
+        }
+    }
+
+    async fn end(self: Arc<Self>) {
+        self.let_all_go().await;
+        loop {
+            let mut drained = std::pin::pin!(self.drained.notified());
+            // Registered before the look, so that no change after the look is missed.
+            drained.as_mut().enable();
+            if self.table().lines.by_name.is_empty() && self.ids.pending_claims.is_empty() {
+                break;
+            }
+            drained.await;
+        }
         self.ended.cancel();
     }
 
@@ -58,7 +71,7 @@ impl Session {
     }
 
     /// Ends every wait and every hold, and then reports this to the server. Nothing new comes to the lines meanwhile.
-    async fn let_all_go(self: Arc<Self>) {
+    async fn let_all_go(self: &Arc<Self>) {
         let (mut last, mut ended) = (None::<String>, Vec::new());
         loop {
             let names = self.names_after(last.as_deref());

@@ -10,7 +10,7 @@ use crate::{
     documents::handle::before_write,
     error::{DocumentError, ReleaseError, RenewError},
     handle::{LockHandle, LockView, Released},
-    session::documents::DocumentSession,
+    session::{UserHandle, documents::DocumentSession},
     store::{element::ElementKey, read_as},
 };
 
@@ -32,7 +32,7 @@ const UPDATE_TRIES: u32 = 2;
 /// The lock is that of the key. If the element is removed meanwhile, the lock stays held until it is released.
 #[must_use = "the element is released when the handle is dropped"]
 pub struct ElementHandle<E> {
-    session: DocumentSession,
+    session: UserHandle<DocumentSession>,
     handle: LockHandle,
     key: ElementKey,
     /// The path of the array.
@@ -43,7 +43,7 @@ pub struct ElementHandle<E> {
 
 impl<E> ElementHandle<E> {
     pub(super) fn new(
-        session: DocumentSession,
+        session: UserHandle<DocumentSession>,
         handle: LockHandle,
         key: ElementKey,
         array: String,

@@ -20,7 +20,7 @@ use crate::{
     input::{check_code, check_id, check_key, check_path, check_size},
     inspect::LockInfo,
     protocol::Evict,
-    session::documents::DocumentSession,
+    session::{UserHandle, documents::DocumentSession},
     store::{
         InPlace,
         element::{ElementKey, escaped},
@@ -94,7 +94,7 @@ pub struct ElementLocks<E> {
     array: String,
     key: Document,
     /// The session, and the code of the key.
-    place: Arc<OnceLock<(DocumentSession, ElementKey)>>,
+    place: Arc<OnceLock<(UserHandle<DocumentSession>, ElementKey)>>,
     read_as: PhantomData<fn() -> E>,
 }
 
@@ -307,14 +307,14 @@ impl<E> ElementLocks<E> {
     }
 
     /// Returns the session, and its name for the lock of the element in this document.
-    fn place(&self, id: &Bson) -> Result<(&DocumentSession, String), InvalidInput> {
+    fn place(&self, id: &Bson) -> Result<(&UserHandle<DocumentSession>, String), InvalidInput> {
         check_size(id)?;
         check_id(id)?;
         let (session, key) = self.session()?;
         Ok((session, element_name(&name::of_id(id), key.code())))
     }
 
-    fn session(&self) -> Result<&(DocumentSession, ElementKey), InvalidInput> {
+    fn session(&self) -> Result<&(UserHandle<DocumentSession>, ElementKey), InvalidInput> {
         if let Some(place) = self.place.get() {
             return Ok(place);
         }
@@ -360,7 +360,7 @@ impl<E> ElementLocks<E> {
         Ok(self.place.get_or_init(|| (session, key)))
     }
 
-    fn sessions(&self) -> MutexGuard<'_, BTreeMap<String, DocumentSession>> {
+    fn sessions(&self) -> MutexGuard<'_, BTreeMap<String, UserHandle<DocumentSession>>> {
         self.locks.elements.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -15,7 +15,7 @@ use tokio::{
 };
 
 use super::{
-    super::{observed::ObservedSession, process::Process},
+    super::{UserHandle, observed::ObservedSession, process::Process},
     ends::LeaseEnds,
     subscription::{News, Subscription},
 };
@@ -80,18 +80,19 @@ impl Scope {
 ///
 /// The latest state always comes, and the stream is resumed where it broke; states that last for less than a hop may
 /// be skipped. An error that the server would repeat ends the sequence.
-pub(crate) fn follow(session: impl Into<ObservedSession>, scope: Scope) -> Observations {
+pub(crate) fn follow(session: impl Into<UserHandle<ObservedSession>>, scope: Scope) -> Observations {
     let session = session.into();
     let (to, seen) = mpsc::channel(BEHIND);
     let observations = Observations {
         seen,
         followed_in: session.made_in,
+        session,
     };
+    let session = &*observations.session;
     if session.ensure_alive().is_err() {
         return observations;
     }
-    let follower = Follower::new(session, scope, to);
-    let session = follower.session.clone();
+    let follower = Follower::new(session.clone(), scope, to);
     session.spawn(async move {
         let ended = follower.session.ended.clone();
         let gone = follower.to.clone();
@@ -109,6 +110,8 @@ pub(crate) fn follow(session: impl Into<ObservedSession>, scope: Scope) -> Obser
 pub(crate) struct Observations {
     seen: mpsc::Receiver<Observed>,
     followed_in: Process,
+    /// The follower has it without its user.
+    session: UserHandle<ObservedSession>,
 }
 
 impl Observations {

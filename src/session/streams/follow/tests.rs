@@ -68,7 +68,7 @@ async fn a_stream_that_opens_again_and_again_has_no_slow_collection_read_without
         let session = LockSession::new(Settings::default().unchecked(), store, None, WakeMode::ChangeStream);
         let (to, _seen) = mpsc::channel(BEHIND);
         let is_scan = matches!(scope, Scope::All);
-        let mut follower = Follower::new(session.into(), scope, to);
+        let mut follower = Follower::new(ObservedSession::Locks(session), scope, to);
         let now = Instant::now();
         assert_eq!(follower.rest_after(error, is_scan, 30 * second), pause);
         follower.read_at = Some(now + pause);
