@@ -15,8 +15,7 @@ use crate::{
     error::{InvalidInput, ReleaseError, RenewError, ServerError},
     protocol::{Kind, wake::Left},
     session::{
-        UserHandle,
-        Session,
+        Session, UserHandle,
         hold::{Hold, Remains},
     },
     status::{LockStatus, LostReason},

@@ -61,6 +61,10 @@ const ADRIFT_MOST: usize = 64;
 /// Pause before another check whether an overdue operation may be given up, if it could not be at once.
 const RETRY_GIVING_UP: Duration = Duration::from_millis(250);
 
+/// Number of releases in one command that may take as long as one by itself: the server does them without the round trip
+/// and the wait for the disk.
+const RELEASED_BESIDE: u32 = 100;
+
 /// Minimum time that the server may take for a claim: the filter is the user's, and may go through many documents.
 const CLAIM: Duration = Duration::from_secs(1);
 
@@ -175,6 +179,13 @@ impl Asking {
             CommandKind::Operation,
         );
         Limit { within, of }
+    }
+
+    /// Returns the same for the releases of so many holds in one command.
+    pub(super) fn limit_of_releases(&self, count: usize, config: &Config) -> Duration {
+        let first = self.limit(TimedOut::default(), config).within;
+        let beside = u32::try_from(count.saturating_sub(1)).unwrap_or(u32::MAX);
+        first.saturating_add((first / RELEASED_BESIDE).saturating_mul(beside))
     }
 
     /// Returns the same for a look at a queue position, which is not repeated by itself.

@@ -209,10 +209,6 @@ impl Line {
         (is_first && operation.requests.is_some()).then(|| self.alone_at().is_some())
     }
 
-    pub(crate) fn leaves_at(&self) -> Option<Instant> {
-        self.waitlist.leaves_at()
-    }
-
     pub(crate) fn due_at(&self) -> Option<Instant> {
         self.waitlist.due_at()
     }
@@ -601,6 +597,19 @@ impl Line {
         let mut owed = Vec::new();
         self.waitlist.failed(operation, setback(error), context, &mut owed);
         self.pay(owed, Cause::Failure(error), context, effects);
+    }
+
+    /// Notes for how long the server may work on an operation that has failed, once it has it.
+    pub(super) fn note_limit(&mut self, operation: &Operation, error: &StoreError, within: Duration) {
+        let may_come = matches!(setback(error), Setback::Unanswered | Setback::Interrupted) && !error.was_answered();
+        if may_come && operation.requests.is_some() {
+            self.waitlist.may_be_applied(within);
+        }
+    }
+
+    /// Makes all sweeps due, as the client waits for them.
+    pub(super) fn hasten_sweeps(&mut self, context: &Context<'_>) {
+        self.waitlist.hasten_sweeps(context);
     }
 
     /// Notes the late answer to an operation that was given up, which put in an entry of ours.

@@ -20,7 +20,6 @@ pub(crate) mod hold;
 mod holds;
 mod index;
 mod lanes;
-mod leaving;
 pub(crate) mod line;
 pub(crate) mod locks;
 mod looking;
@@ -41,7 +40,7 @@ mod user_handle;
 mod verifying;
 
 use std::{
-    collections::{BTreeMap, HashMap, HashSet},
+    collections::{BTreeMap, HashMap},
     fmt,
     sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
 };
@@ -100,7 +99,8 @@ pub(crate) struct Session {
     budget: Arc<StreamBudget>,
     /// The uses that the change stream has now.
     demand: watch::Sender<Demand>,
-    /// Notified when the last line goes or a claim settles; only a shutdown waits for it.
+    /// Notified when the last line goes, a claim settles, or nothing of claims is searched for; only the end of the
+    /// session waits for it.
     drained: Notify,
     /// Cancelled when nothing new is acquired any more.
     closing: CancellationToken,
@@ -150,8 +150,6 @@ struct Lines {
     unknown: UnknownNames,
     /// Names without a line, and the time of a hand-over when they were waited for last.
     paces: HashMap<String, PerTurn>,
-    /// Names for which a task sees to the entries that are still to leave.
-    seen_to: HashSet<String>,
     needs: Needs,
     closed: bool,
 }
@@ -255,7 +253,7 @@ impl Session {
             self.after(table, name);
             (operation, look)
         };
-        if operation.is_some() {
+        if let Some(operation) = operation {
             self.spawn(self.clone().run(name.to_owned(), operation));
         }
         if let Some(look) = look {

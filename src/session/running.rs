@@ -4,7 +4,7 @@ use std::{pin::pin, sync::Arc, time::Duration};
 
 use tokio::time::{Instant, timeout};
 
-use super::{Session, lanes::Urgency};
+use super::{Session, asking::Limit, lanes::Urgency};
 use crate::{
     protocol::Operation,
     store::{Answer, StoreError},
@@ -14,10 +14,9 @@ use crate::{
 
 impl Session {
     /// Runs operations on one name for as long as its line wants any.
-    pub(super) async fn run(self: Arc<Self>, name: String, mut next: Option<(Operation, TimedOut)>) {
-        if next.is_some() {
-            self.prepare().await;
-        }
+    pub(super) async fn run(self: Arc<Self>, name: String, first: (Operation, TimedOut)) {
+        self.prepare().await;
+        let mut next = Some(first);
         while let Some((operation, timed_out)) = next {
             let limit = self.asking.limit(timed_out, &self.config);
             let urgency = if operation.leave.is_empty() {
@@ -32,10 +31,10 @@ impl Session {
             match self.asking.answer(asking.as_mut(), slot, limit).await {
                 Ok(answer) => {
                     self.suspicion.note(sent, answer.as_ref());
-                    next = self.settle(&name, &operation, answer);
+                    next = self.settle(&name, &operation, answer, limit.within);
                 }
                 Err(adrift) => {
-                    self.give_up_on(&name, &operation, limit.patience());
+                    self.give_up_on(&name, &operation, limit);
                     if let (Some(session), late) = adrift.outlast(self, asking).await {
                         session.came_late(&name, &operation, &late);
                     }
@@ -43,22 +42,25 @@ impl Session {
                 }
             }
         }
-        self.see_to_leaves(&name).await;
     }
 
     /// Counts an operation as failed, and lets the line go on beside it.
-    pub(super) fn give_up_on(self: &Arc<Self>, name: &str, operation: &Operation, waited: Duration) {
-        let error = StoreError::unanswered(waited);
+    pub(super) fn give_up_on(self: &Arc<Self>, name: &str, operation: &Operation, limit: Limit) {
+        let error = StoreError::unanswered(limit.patience());
         telemetry::operation_failed(telemetry::purpose(operation), Some(name), &error);
-        let next = self.settle(name, operation, Err(error));
-        self.spawn(self.clone().run(name.to_owned(), next));
+        if let Some(next) = self.settle(name, operation, Err(error), limit.within) {
+            self.spawn(self.clone().run(name.to_owned(), next));
+        }
     }
 
+    /// Feeds the answer to an operation to its line, or its failure; the server was to try it `within` that time.
+    /// Returns what the line wants next.
     pub(super) fn settle(
         self: &Arc<Self>,
         name: &str,
         operation: &Operation,
         answer: Result<Answer, StoreError>,
+        within: Duration,
     ) -> Option<(Operation, TimedOut)> {
         // Before the answer is acted on: its times are reckoned by this clock.
         if let Ok(answer) = &answer {
@@ -80,6 +82,7 @@ impl Session {
                 }
                 Err(error) => {
                     line.failed(operation, &error, &context, &mut effects);
+                    line.note_limit(operation, &error, within);
                 }
             }
             line.attend_to_idle(&context, &mut effects);

@@ -1,11 +1,11 @@
 //! The end of a session: it lets go of everything, also where it holds a hundred thousand locks.
 
-use std::{sync::Arc, time::Duration};
+use std::sync::Arc;
 
 use futures::{StreamExt, stream};
 use tokio::time::{Instant, timeout};
 
-use super::{Session, hold::Hold, line::UNANSWERED};
+use super::{Session, asking::patience, hold::Hold};
 use crate::{
     protocol::{Exchange, Expects, Operation},
     status::LostReason,
@@ -13,13 +13,10 @@ use crate::{
 };
 
 /// Maximum number of documents in one command of releases: some hundred kilobytes, as each has a pipeline of its own.
-pub(super) const RELEASED_TOGETHER: usize = 250;
+const RELEASED_TOGETHER: usize = 250;
 
 /// Maximum number of such commands on their way at once; they leave room in the connection pool, which is the user's.
-pub(super) const RELEASES_AT_ONCE: usize = 3;
-
-/// Time without an answer after which the releases of a command count as failed, and each is repeated by itself.
-pub(super) const OVERDUE: Duration = UNANSWERED.saturating_mul(2);
+const RELEASES_AT_ONCE: usize = 3;
 
 impl Session {
     /// Refuses new acquires, lets go of everything, and waits up to a lease until the server knows.
@@ -36,12 +33,12 @@ impl Session {
         self.ended.cancel();
     }
 
-    /// Does the same in the background, as the client's last user goes: what stays with the client goes back, although
-    /// tasks may keep the session for longer.
+    /// Lets go of everything in the background, as the last user of the client goes: locks that are idle go back. Nobody
+    /// waits for sweeps.
     pub(super) fn abandoned(self: &Arc<Self>) {
-        let is_in_use = self.started.get().is_some() && !self.stopped.is_cancelled() && !self.ended.is_cancelled();
-        if self.made_in.is_this() && is_in_use {
-            self.close();
+        let lives = self.started.get().is_some() && !self.stopped.is_cancelled() && !self.ended.is_cancelled();
+        if lives && self.made_in.is_this() {
+            self.table().lines.closed = true;
             self.spawn(self.clone().end());
         }
     }
@@ -52,7 +49,9 @@ impl Session {
             let mut drained = std::pin::pin!(self.drained.notified());
             // Registered before the look, so that no change after the look is missed.
             drained.as_mut().enable();
-            if self.table().lines.by_name.is_empty() && self.ids.pending_claims.is_empty() {
+            // In this order: the one comes of the other.
+            let claims_are_settled = self.ids.pending_claims.is_empty() && self.claims.are_swept();
+            if claims_are_settled && self.table().lines.by_name.is_empty() {
                 break;
             }
             drained.await;
@@ -80,6 +79,9 @@ impl Session {
                 self.feed(name, |lines, context, effects| {
                     if let Some(line) = lines.by_name.get_mut(name) {
                         line.close(context, effects);
+                        if self.is_closed() {
+                            line.hasten_sweeps(context);
+                        }
                         held.extend(line.holds().cloned());
                     }
                 });
@@ -131,7 +133,7 @@ impl Session {
             }
         }
         for (name, next) in alone {
-            self.spawn(self.clone().run(name, Some(next)));
+            self.spawn(self.clone().run(name, next));
         }
         if together.is_empty() {
             return;
@@ -139,8 +141,10 @@ impl Session {
         let together = Arc::new(together);
         let sent = Instant::now();
         let (store, releases) = (self.store.clone(), together.clone());
-        let releasing = async move { store.release_together(&releases).await };
-        let mut released = self.in_time(OVERDUE, releasing).await;
+        // Beyond that, each is repeated by itself.
+        let limit = self.asking.limit_of_releases(together.len(), &self.config);
+        let releasing = async move { store.release_together(&releases, limit).await };
+        let mut released = self.in_time(patience(limit), releasing).await;
         let exchange = Exchange::ending_now(sent, None);
         for (name, operation) in together.iter() {
             let answer = match &mut released {
@@ -154,10 +158,7 @@ impl Session {
                 ),
                 Err(error) => Err(error.clone()),
             };
-            let failed = answer.is_err();
-            let next = self.settle(name, operation, answer);
-            // A failed release must still leave, and nothing else may be there to see to it.
-            if next.is_some() || failed {
+            if let Some(next) = self.settle(name, operation, answer, limit) {
                 self.spawn(self.clone().run(name.clone(), next));
             }
         }
@@ -165,9 +166,76 @@ impl Session {
 }
 
 /// Returns a release that assumes nothing: there is no answer that would reveal a wrong guess.
-pub(super) fn unguessed(mut operation: Operation) -> Operation {
+fn unguessed(mut operation: Operation) -> Operation {
     if operation.expects == Expects::Alone {
         operation.expects = Expects::Holding;
     }
     operation
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use tokio::time::sleep;
+
+    use super::{super::locks::LockSession, *};
+    use crate::{
+        client::LockClient,
+        config::Settings,
+        proofs::simulated::Link,
+        store::{LockStore, MemoryStore, Store},
+        waitlist::SWEEPS,
+        wake_mode::WakeMode,
+    };
+
+    /// A client, and the link to its server.
+    fn client() -> (Arc<Link>, Arc<Session>, LockClient) {
+        let link = Link::new(Arc::new(MemoryStore::new()), 1);
+        link.calm();
+        let (config, store) = (Settings::default().validate().unwrap(), Store::Simulated(link.clone()));
+        let id = "0123456789abcdef".to_owned();
+        let session = Session::of(id, config, store, None, WakeMode::ChangeStream);
+        let locks = LockSession::over(session.clone(), LockStore::Simulated(link.clone()));
+        (link, session, LockClient::new(locks))
+    }
+
+    /// Takes and releases a lock, after a request for it that was not answered; returns when that was.
+    async fn uncertain(link: &Link, locks: &LockClient) -> Instant {
+        let mutex = locks.mutex("x");
+        mutex.acquire().await.unwrap().release().await.unwrap();
+        link.kill_idle(1);
+        mutex.acquire().await.unwrap().release().await.unwrap();
+        Instant::now()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_client_that_is_dropped_leaves_its_sweeps_behind_and_no_more() {
+        let (link, session, locks) = client();
+        let alive = Arc::downgrade(&session);
+        drop(session);
+        let uncertain = uncertain(&link, &locks).await;
+        for _ in 0..200 {
+            locks.mutex("x").acquire().await.unwrap().release().await.unwrap();
+        }
+        let sweeps: Duration = SWEEPS.iter().sum();
+        assert!(uncertain.elapsed() < sweeps, "{:?}", uncertain.elapsed());
+        drop(locks);
+        sleep(sweeps.saturating_sub(uncertain.elapsed() + Duration::from_secs(1))).await;
+        assert!(alive.strong_count() > 0);
+        // The driver's own answers may take as long as that.
+        sleep(Duration::from_secs(2)).await;
+        assert_eq!(alive.strong_count(), 0);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_shutdown_waits_for_no_sweep_that_finds_nothing() {
+        let (link, session, locks) = client();
+        uncertain(&link, &locks).await;
+        assert!(!session.is_unused(), "sweeps are planned");
+        let begun = Instant::now();
+        locks.shutdown().await;
+        assert!(session.is_unused());
+        assert!(begun.elapsed() < SWEEPS[0], "{:?}", begun.elapsed());
+    }
 }

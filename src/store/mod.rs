@@ -131,9 +131,6 @@ pub(crate) enum View {
     Committed,
 }
 
-/// Maximum time that the server may spend on releasing many locks: by then, each release has been sent by itself.
-const RELEASES_WITHIN: Duration = Duration::from_secs(10);
-
 /// Runs a future that calls into the driver. The driver calls the user's handlers of its events, which may panic: a
 /// panic ends the operation with an unknown outcome, and not the task that runs it.
 async fn contained<T>(running: impl Future<Output = Result<T, StoreError>>) -> Result<T, StoreError> {
@@ -178,13 +175,14 @@ impl Store {
     pub(crate) async fn release_together(
         &self,
         releases: &[(String, Operation)],
+        within: Duration,
     ) -> Result<BTreeMap<String, StoreError>, StoreError> {
         match self {
-            Self::Mongo(store) => contained(store.release_together(releases, RELEASES_WITHIN)).await,
+            Self::Mongo(store) => contained(store.release_together(releases, within)).await,
             _ => {
                 let mut refused = BTreeMap::new();
                 for (name, operation) in releases {
-                    if let Err(error) = self.run(name, operation, RELEASES_WITHIN).await {
+                    if let Err(error) = self.run(name, operation, within).await {
                         refused.insert(name.clone(), error);
                     }
                 }

@@ -42,6 +42,7 @@ impl Waitlist {
         effects: &mut Vec<Effect>,
     ) {
         self.races = 0;
+        self.is_answering(context.now);
         (self.backoff, self.timed_out) = Default::default();
         self.retry_at = None;
         self.alone_at = None;
@@ -120,7 +121,7 @@ impl Waitlist {
             if let Some(release) = leaving.release {
                 effects.push(Effect::Released { release, found });
             }
-            self.sweep_after(leaving, context);
+            self.sweep_after(leaving, exchange.sent, context);
         }
         handed_over
     }
@@ -423,7 +424,7 @@ impl Waitlist {
         }
         // Given up while the request was on its way.
         for leaving in self.leaving.iter_mut().filter(|it| operation.asks_for(&it.entry)) {
-            leaving.sweep = 0;
+            leaving.sweep = Some(0);
         }
     }
 

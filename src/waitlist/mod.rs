@@ -35,6 +35,7 @@ mod news;
 pub(crate) mod pending_claims;
 pub(crate) mod prospect;
 mod sending;
+mod sweeping;
 pub(crate) mod timing;
 
 use std::{
@@ -64,15 +65,9 @@ use letting_go::LeftAs;
 #[cfg(modelled)]
 pub(crate) use modelled::Word;
 use prospect::{Distance, Prospect};
+pub(crate) use sweeping::SWEEPS;
+use sweeping::Unsettled;
 use timing::Expiry;
-
-/// Pauses before an entry whose request has an unknown outcome is taken out once more, in case the request was applied
-/// late.
-pub(crate) const SWEEPS: [Duration; 3] = [
-    Duration::from_millis(500),
-    Duration::from_secs(2),
-    Duration::from_secs(10),
-];
 
 /// Names a task that waits, or a release that awaits its answer.
 pub(crate) type Key = u64;
@@ -122,6 +117,10 @@ pub(crate) struct Waitlist {
     may_have_idle: bool,
     /// Whether there may be a try in line.
     may_have_tries: bool,
+    /// The requests that may still be applied, as far as a client that shuts down waits for them.
+    unsettled: Option<Unsettled>,
+    /// Whether the client shuts down, and waits for the sweeps.
+    hastens: bool,
 }
 
 /// A task that wants the lock.
@@ -276,8 +275,8 @@ struct Leaving {
     not_before: Instant,
     /// When the entry is left to the server's expiry.
     give_up: Instant,
-    /// The next of the [`SWEEPS`] that follow; none if this was the last.
-    sweep: usize,
+    /// The number of sweeps so far, if there are any to be.
+    sweep: Option<usize>,
 }
 
 impl Leaving {
@@ -292,7 +291,7 @@ impl Leaving {
             repeated: false,
             not_before: context.now,
             give_up: context.now + context.config.lease,
-            sweep: SWEEPS.len(),
+            sweep: None,
         }
     }
 
@@ -316,19 +315,13 @@ impl Leaving {
         Self { give_up, ..self }
     }
 
-    /// Adds sweeps if a request for the entry may still be on its way.
-    fn swept_if(self, uncertain: bool) -> Self {
-        let sweep = if uncertain { 0 } else { self.sweep };
-        Self { sweep, ..self }
-    }
-
     fn answering(self, release: Option<Key>) -> Self {
         Self { release, ..self }
     }
 
     /// Whether it is a holder whose request came to its end, and which leaves for the first time and for good.
     fn is_plain_release(&self) -> bool {
-        self.may_hold && !self.repeated && self.sweep == SWEEPS.len() && self.left_as.kept().is_none()
+        self.may_hold && !self.repeated && self.sweep.is_none() && self.left_as.kept().is_none()
     }
 }
 

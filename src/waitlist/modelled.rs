@@ -89,8 +89,8 @@ impl Waitlist {
             if leaving.not_before > now {
                 leaving.not_before = now + tick;
             }
-            if leaving.sweep > 0 {
-                leaving.sweep = SWEEPS.len();
+            if leaving.is_sweep() {
+                leaving.sweep = Some(SWEEPS.len());
             }
         }
     }
@@ -202,6 +202,7 @@ impl Leaving {
             .iter()
             .for_each(|kept| write(Word::Token(kept.token)));
         write(Word::Time(self.not_before));
-        write(Word::Number(self.sweep.try_into().unwrap_or(-1)));
+        let sweeps = self.sweep.unwrap_or(SWEEPS.len());
+        write(Word::Number(sweeps.try_into().unwrap_or(-1)));
     }
 }

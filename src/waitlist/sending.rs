@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::{Context, Full, Leaving, LeftAs, SWEEPS, Stage, Waiting, Waitlist, timing, unsigned};
+use super::{Context, Full, Leaving, LeftAs, Stage, Waiting, Waitlist, timing, unsigned};
 use crate::{
     config::{Config, millis},
     protocol::{ASK_TOGETHER, Evict, Expects, Kept, Operation, Record, Request, Requests},
@@ -172,18 +172,6 @@ impl Waitlist {
             adopts,
         })
     }
-
-    /// Plans the next sweep of an entry that leaves, if one is to follow.
-    pub(super) fn sweep_after(&mut self, leaving: Leaving, context: &Context<'_>) {
-        if let Some(pause) = SWEEPS.get(leaving.sweep) {
-            self.leaving.push(Leaving {
-                release: None,
-                not_before: context.now + *pause,
-                sweep: leaving.sweep + 1,
-                ..leaving
-            });
-        }
-    }
 }
 
 impl Full {
@@ -245,22 +233,6 @@ mod tests {
             let config = &config;
             let context = Context { config, ..*context };
             assert_eq!(asked(&mut readers(), &context), ["me-1", "me-2", "me-3"]);
-        });
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn a_sweep_answers_no_release_again() {
-        in_context(|context| {
-            let mut swept = waitlist([]);
-            let released = Leaving::new("me-1".to_owned(), context)
-                .swept_if(true)
-                .answering(Some(7));
-            swept.sweep_after(released, context);
-            let [sweep] = &swept.leaving[..] else {
-                panic!("{:?}", swept.leaving)
-            };
-            assert_eq!((sweep.release, sweep.sweep), (None, 1));
-            assert_eq!(sweep.not_before, context.now + SWEEPS[0]);
         });
     }
 }

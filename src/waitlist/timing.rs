@@ -95,13 +95,6 @@ impl Waitlist {
         due.into_iter().chain(self.attend_at()).min()
     }
 
-    /// Returns when entries next have to leave that are not in the operation on its way.
-    pub(crate) fn leaves_at(&self) -> Option<Instant> {
-        let leaves = self.leaving.iter().map(|leaving| leaving.not_before);
-        let at = leaves.min().filter(|_| self.under_way.is_none())?;
-        Some(self.retry_at.map_or(at, |retry| at.max(retry)))
-    }
-
     /// Returns when the head asks again if nothing wakes it; `None` if nothing says when.
     pub(super) fn asks_at(&self) -> Option<Instant> {
         let ask_at = self.ask_at?;
@@ -465,18 +458,18 @@ mod tests {
         in_context(|context| {
             let (soon, later) = (context.now + millis(1), context.now + millis(2));
             let mut waitlist = waitlist([]);
-            assert_eq!((waitlist.leaves_at(), waitlist.due_at()), (None, None));
+            assert_eq!(waitlist.due_at(), None);
             for not_before in [later, soon] {
                 waitlist.leaving.push(Leaving {
                     not_before,
                     ..Leaving::new("me-1".to_owned(), context)
                 });
             }
-            assert_eq!((waitlist.leaves_at(), waitlist.due_at()), (Some(soon), Some(soon)));
+            assert_eq!(waitlist.due_at(), Some(soon));
             waitlist.retry_at = Some(later);
-            assert_eq!((waitlist.leaves_at(), waitlist.due_at()), (Some(later), Some(later)));
+            assert_eq!(waitlist.due_at(), Some(later));
             waitlist.under_way = Some(Vec::new());
-            assert_eq!((waitlist.leaves_at(), waitlist.due_at()), (None, None));
+            assert_eq!(waitlist.due_at(), None);
         });
     }
 

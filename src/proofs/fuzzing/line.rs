@@ -148,7 +148,7 @@ impl Bench {
         };
         let now = context.now;
         let output = input(&mut self.line, &context, &mut effects);
-        let _ = (self.line.due_at(), self.line.leaves_at(), self.line.need());
+        let _ = (self.line.due_at(), self.line.need());
         for effect in effects {
             match effect {
                 LineEffect::Answer(_, Ok(Some(hold))) => self.granted(hold, now, permitted),

@@ -85,6 +85,11 @@ impl Claims {
         durations.insert(key.to_vec(), noted);
     }
 
+    /// Whether no entry of a claim is searched for.
+    pub(in crate::session) fn are_swept(&self) -> bool {
+        self.sweeping.is_done()
+    }
+
     pub(super) fn passed(&self) -> MutexGuard<'_, Passed> {
         self.passed.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -4,7 +4,7 @@
 //! documents that are wanted, as the claim did. Where claims fail because the server is slow, searches make it slower.
 //! So a session has one task that searches, which looks for all entries of a filter at once, and rests after each
 //! search. A search that fails is made again for as long as the entry can be live: its lease is never renewed, but it
-//! can be a long one.
+//! can be a long one. A shutdown waits for a search at once, and for one when the server has given up the claim.
 
 use std::{
     mem,
@@ -39,6 +39,8 @@ struct Swept {
     rests_until: Option<Instant>,
     /// The task that searches for them, unless it has ended.
     task: Weak<()>,
+    /// Whether a shutdown waits for the searches.
+    hastens: bool,
 }
 
 /// An entry that is searched for.
@@ -51,6 +53,8 @@ struct Entry {
     due_at: Instant,
     /// The pauses before its further searches.
     pauses: &'static [Duration],
+    /// When the server gives the claim up that asks for it.
+    given_up_at: Instant,
     /// When its lease is over, if it was applied at once.
     over: Instant,
 }
@@ -67,7 +71,23 @@ impl Sweeping {
         if next.is_none() {
             swept.task = Weak::new();
         }
-        next.max(next.and(swept.rests_until))
+        next.max(next.and(swept.rests_until.filter(|_| !swept.hastens)))
+    }
+
+    /// Makes all searches due; they are followed by one more at most.
+    fn hasten(&self, now: Instant) {
+        let mut swept = self.swept();
+        if mem::replace(&mut swept.hastens, true) {
+            return;
+        }
+        for entry in &mut swept.entries {
+            entry.due_at = entry.due_at.min(now);
+        }
+    }
+
+    /// Whether nothing is searched for.
+    pub(super) fn is_done(&self) -> bool {
+        self.swept().task.strong_count() == 0
     }
 
     /// Takes out the entries to be searched for now: those that wanted the same as the one that has been due for
@@ -89,16 +109,22 @@ impl Sweeping {
 
     /// Puts back the entries of a search that was answered, up to their next one, if they have another.
     fn searched(&self, searched: Vec<Entry>, began: Instant) {
+        let mut swept = self.swept();
+        let hastens = swept.hastens;
         let further = searched.into_iter().filter_map(|entry| {
-            let (pause, pauses) = entry.pauses.split_first()?;
-            let due_at = began + *pause;
-            Some(Entry {
+            let (due_at, pauses) = if hastens {
+                (entry.given_up_at, entry.pauses)
+            } else {
+                let (pause, pauses) = entry.pauses.split_first()?;
+                (began + *pause, pauses)
+            };
+            (due_at > began).then_some(Entry {
                 due_at,
                 pauses,
                 ..entry
             })
         });
-        self.swept().entries.extend(further);
+        swept.entries.extend(further);
     }
 
     /// Puts back the entries of a search that failed.
@@ -125,7 +151,7 @@ impl Swept {
 impl DocumentSession {
     /// Looks for the entry of a claim with an unknown outcome, which may be applied now or later, and takes it out
     /// again; in the background.
-    pub(super) fn sweep(&self, wanted: Arc<Wanted>, key: Arc<[u8]>, id: String, lease: Duration) {
+    pub(super) fn sweep(&self, wanted: Arc<Wanted>, key: Arc<[u8]>, id: String, lease: Duration, given_up_at: Instant) {
         let Some((pause, pauses)) = SWEEPS.split_first() else {
             return;
         };
@@ -135,8 +161,9 @@ impl DocumentSession {
             id,
             wanted,
             key,
-            due_at: now + *pause,
+            due_at: if swept.hastens { now } else { now + *pause },
             pauses,
+            given_up_at,
             over: now + lease,
         };
         swept.add(entry, now);
@@ -151,8 +178,17 @@ impl DocumentSession {
     async fn sweep_all(self, _task: Arc<()>) {
         let sweeping = &self.claims.sweeping;
         let mut backoff = AFTER_FAILURES;
-        while let Some(due_at) = sweeping.next_due_at() {
-            sleep_until(due_at).await;
+        loop {
+            let is_closed = self.is_closed();
+            if is_closed {
+                sweeping.hasten(Instant::now());
+            }
+            let Some(due_at) = sweeping.next_due_at() else { break };
+            tokio::select! {
+                biased;
+                () = sleep_until(due_at) => {}
+                () = self.closing.cancelled(), if !is_closed => continue,
+            }
             let began = Instant::now();
             let due = sweeping.take_due(began);
             let Some(wanted) = due.first().map(|entry| entry.wanted.clone()) else {
@@ -181,6 +217,8 @@ impl DocumentSession {
             }
             sweeping.searched(due, began);
         }
+        // A shutdown waits for searches too.
+        self.drained.notify_waiters();
     }
 }
 
@@ -194,11 +232,16 @@ mod tests {
     use crate::{
         config::Settings,
         session::Session,
-        store::{DocumentStore, InPlace, MemoryDocuments, MemoryInPlace, place::Paths},
+        store::{Among, DocumentStore, InPlace, MemoryDocuments, MemoryInPlace, place::Paths},
+        terms::{Lease, Terms},
         wake_mode::WakeMode,
     };
 
     const LEASE: Duration = Duration::from_secs(30);
+
+    fn lease(session: &DocumentSession) -> Lease {
+        Terms::default().lease(&session.config)
+    }
 
     fn wanted() -> Arc<Wanted> {
         Arc::new(Wanted {
@@ -224,7 +267,13 @@ mod tests {
         let entries = || session.claims.sweeping.swept().entries.len();
         for _ in 0..2 {
             for number in 0..2 * SWEPT_MOST {
-                session.sweep(wanted(), b"all".as_slice().into(), format!("entry {number}"), LEASE);
+                session.sweep(
+                    wanted(),
+                    b"all".as_slice().into(),
+                    format!("entry {number}"),
+                    LEASE,
+                    Instant::now(),
+                );
             }
             assert_eq!(
                 (entries(), Arc::strong_count(session.session())),
@@ -240,7 +289,7 @@ mod tests {
         let session = session(&Arc::new(MemoryDocuments::new()));
         let sweeping = &session.claims.sweeping;
         for (key, id) in [("a", "1"), ("b", "2"), ("a", "3")] {
-            session.sweep(wanted(), key.as_bytes().into(), id.to_owned(), LEASE);
+            session.sweep(wanted(), key.as_bytes().into(), id.to_owned(), LEASE, Instant::now());
         }
         let due = |now| {
             let due = sweeping.take_due(now);
@@ -258,7 +307,7 @@ mod tests {
             assert!(due(now).is_empty());
         }
         assert!(sweeping.next_due_at().is_none());
-        session.sweep(wanted(), b"a".as_slice().into(), "4".to_owned(), LEASE);
+        session.sweep(wanted(), b"a".as_slice().into(), "4".to_owned(), LEASE, Instant::now());
         let rested = now + LEASE;
         sweeping.swept().rests_until = Some(rested);
         assert_eq!(sweeping.next_due_at(), Some(rested));
@@ -275,9 +324,21 @@ mod tests {
         let session = session(&Arc::new(MemoryDocuments::new()));
         let sweeping = &session.claims.sweeping;
         let day = Duration::from_secs(86_400);
-        session.sweep(wanted(), b"all".as_slice().into(), "of a day".to_owned(), day);
+        session.sweep(
+            wanted(),
+            b"all".as_slice().into(),
+            "of a day".to_owned(),
+            day,
+            Instant::now(),
+        );
         for number in 0..2 * SWEPT_MOST {
-            session.sweep(wanted(), b"all".as_slice().into(), format!("entry {number}"), LEASE);
+            session.sweep(
+                wanted(),
+                b"all".as_slice().into(),
+                format!("entry {number}"),
+                LEASE,
+                Instant::now(),
+            );
         }
         let mut failing = AFTER_FAILURES;
         let mut searches = 0;
@@ -292,5 +353,42 @@ mod tests {
         }
         assert!((1_000..2_000).contains(&searches), "{searches}");
         assert!(sweeping.take_due(end).is_empty());
+    }
+
+    /// Otherwise the entry of a claim without an answer would be searched for after seconds, and stay for a lease if the
+    /// runtime ends before.
+    #[tokio::test(start_paused = true)]
+    async fn a_shutdown_searches_at_once_and_when_the_server_has_given_the_claim_up() {
+        let limit = Duration::from_secs(1);
+        for (given_up_after, takes) in [(Duration::ZERO, Duration::ZERO), (limit, limit)] {
+            let documents = Arc::new(MemoryDocuments::new());
+            documents.insert(doc! { "_id": 1 }).unwrap();
+            let session = session(&documents);
+            let (id, begun) = (session.ids.claim(), Instant::now());
+            let operation = session.operation_of_claim(id.clone(), session.config.owner(None), lease(&session));
+            let given_up_at = begun + given_up_after;
+            session.ids.pending_claims.settled(&id);
+            session.sweep(wanted(), b"all".as_slice().into(), id, LEASE, given_up_at);
+            // It is applied at the last moment.
+            let applied = sleep_until(given_up_at - Duration::from_millis(1).min(given_up_after));
+            let (claiming, wanted) = (session.clone(), wanted());
+            let applied = tokio::spawn(async move {
+                applied.await;
+                let within = Duration::from_secs(1);
+                let claimed = claiming
+                    .documents()
+                    .claim(&wanted, Among::AllBut(&[]), &operation, within)
+                    .await;
+                claimed.unwrap().unwrap().name
+            });
+            if given_up_after.is_zero() {
+                tokio::task::yield_now().await;
+            }
+            session.session().shut_down().await;
+            assert_eq!(begun.elapsed(), takes);
+            let name = applied.await.unwrap();
+            let lock = session.inspect(&name).await.unwrap().unwrap().0;
+            assert!(lock.holders.is_empty(), "{lock:?}");
+        }
     }
 }

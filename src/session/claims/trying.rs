@@ -273,7 +273,8 @@ impl DocumentSession {
                 }
                 // Where no server was found, nothing was sent.
                 if !(error.is_final() || error.found_no_server()) {
-                    self.sweep(wanted.clone(), key, id.clone(), lease.length);
+                    let given_up_at = sent + limit.within;
+                    self.sweep(wanted.clone(), key, id.clone(), lease.length, given_up_at);
                 }
                 Err(error)
             }
@@ -295,7 +296,7 @@ impl DocumentSession {
     }
 
     /// Returns the operation that takes a free document for this entry.
-    fn operation_of_claim(&self, id: String, owner: Owner, lease: Lease) -> Operation {
+    pub(super) fn operation_of_claim(&self, id: String, owner: Owner, lease: Lease) -> Operation {
         let entry = Request {
             id,
             permits: 1,

@@ -135,3 +135,28 @@ async fn who_expects_to_be_alone_and_is_not_asks_in_full() {
     outcome.try_recv().unwrap_err();
     assert_eq!(bench.document.as_ref().unwrap().queue.len(), 1, "it waits in line");
 }
+
+/// Otherwise a shutdown would wait for sweeps that can find nothing.
+#[tokio::test(start_paused = true)]
+async fn a_client_that_shuts_down_sweeps_until_the_server_has_given_up_its_requests() {
+    let (limit, moment) = (Duration::from_millis(200), Duration::from_millis(1));
+    let mut bench = Bench::new();
+    let (_, _outcome) = bench.join(true);
+    let request = bench.next().unwrap();
+    let ((), effects) = bench.feed(|line, context, effects| {
+        line.failed(&request, &unanswered(), context, effects);
+        line.note_limit(&request, &unanswered(), limit);
+        line.close(context, effects);
+        line.hasten_sweeps(context);
+    });
+    carry_out(effects);
+    bench.settle();
+    // The first leave came too early: the server begins with the request as late as it may.
+    tokio::time::advance(limit - moment).await;
+    bench.apply(&request);
+    assert_eq!(bench.ids_in_document().len(), 1);
+    tokio::time::advance(moment).await;
+    bench.settle();
+    assert!(bench.ids_in_document().is_empty());
+    assert!(bench.line.is_unused());
+}
