@@ -2,6 +2,7 @@
 
 pub(crate) mod builder;
 pub(crate) mod in_memory;
+mod scope;
 
 use std::{
     collections::HashMap,
@@ -42,9 +43,15 @@ use builder::{Home, LockClientBuilder};
 ///
 /// # Guarantees
 ///
-/// Dropping the last clone and the last handle ends the session's tasks, after the held locks are released. Handles
-/// keep the session alive. As with the driver's client, its tasks run on the tokio runtime on which it was first used:
-/// build one for each runtime.
+/// Dropping the last clone and the last handle ends the session's tasks, after the held locks are released. That takes
+/// place in the background, so it needs a runtime that lives on. **A program that returns from `main` ends its runtime,
+/// and with it the releases on their way: the locks stay taken until their leases expire** (30 s by default), and the
+/// program waits for them when it is started again. So let a program do its work in a
+/// [`scope`](LockClientBuilder::scope), or call [`shutdown`](Self::shutdown) at its end. If both are missing, the `WARN`
+/// event `watchlock.left_taken` [reports](crate::observability) how many locks are left.
+///
+/// Handles keep the session alive. As with the driver's client, its tasks run on the tokio runtime on which it was first
+/// used: build one for each runtime.
 ///
 /// # How long a call may take
 ///
@@ -536,10 +543,17 @@ impl LockClient {
 
     /// Ends the client: acquires fail with [`AcquireError::Closed`](crate::AcquireError::Closed), held locks are
     /// released, waiters give up their queue positions. Returns when the server has confirmed, or after the time of a
-    /// lease.
+    /// lease. With a request whose answer was lost, it also waits until the server has given that up, for a fraction of a
+    /// second as a rule: nothing of this client is in the way of others afterwards.
     ///
     /// Call it before the runtime ends: a handle dropped with the runtime can't send its release, so others would wait
-    /// until its lease expires.
+    /// until its lease expires. A [`scope`](LockClientBuilder::scope) does so by itself, also after an error or a panic.
+    ///
+    /// It waits for no work. Work that goes on, as that of `tokio::task::spawn_blocking` does even if its task is
+    /// aborted, has lost its locks: its handles report [`LostReason::Released`](crate::LostReason::Released) from the
+    /// moment of the call, and others may have the locks. So await such work first, or have it look at
+    /// [`is_held`](crate::LockView::is_held) before each step. Its writes are refused under a
+    /// [fence](crate::LockView::fence) as soon as the next holder has written.
     ///
     /// # Cancel safety
     ///
@@ -556,12 +570,16 @@ impl LockClient {
     /// # Ok(()) }
     /// ```
     pub async fn shutdown(&self) {
-        let others: Vec<_> = {
-            let others = self.others.lock().unwrap_or_else(PoisonError::into_inner);
-            self.session.close();
-            others.iter().filter_map(|other| other.session.upgrade()).collect()
-        };
-        let sessions = others.iter().chain([self.session.session()]);
-        futures::future::join_all(sessions.map(Session::shut_down)).await;
+        let sessions = self.close();
+        futures::future::join_all(sessions.iter().map(Session::shut_down)).await;
+    }
+
+    /// Refuses new acquires, and returns the sessions that are to be shut down.
+    fn close(&self) -> Vec<Arc<Session>> {
+        let others = self.others.lock().unwrap_or_else(PoisonError::into_inner);
+        let others = others.iter().filter_map(|other| other.session.upgrade());
+        let sessions: Vec<_> = others.chain([self.session.session().clone()]).collect();
+        sessions.iter().for_each(|session| session.close());
+        sessions
     }
 }

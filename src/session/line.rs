@@ -256,6 +256,13 @@ impl Line {
         self.waitlist.is_awaited_by_release()
     }
 
+    /// Whether the lock would stay taken if nothing were sent any more. A hold that nobody renews is made to outlive its
+    /// process.
+    pub(super) fn would_stay_taken(&self) -> bool {
+        let mut held = self.holds().filter(|hold| hold.lease.interval.is_some());
+        held.any(|hold| hold.lost_reason().is_none()) || self.waitlist.lets_go()
+    }
+
     /// Returns the holds that came and went since the last call.
     pub(super) fn take_changes(&mut self) -> Vec<HoldChange> {
         self.holds.take_changes()

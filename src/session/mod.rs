@@ -411,6 +411,8 @@ impl Drop for Session {
         if !self.made_in.is_this() {
             return;
         }
+        // The runtime drops the tasks one by one, and this one was the last to have the session.
+        self.report_left_taken();
         self.ended.cancel();
         let mode = *self.mode.borrow();
         telemetry::session_ended(mode);

@@ -20,6 +20,7 @@ use super::{Session, heartbeat, streams::watcher};
 use crate::{
     error::{AcquireError, ServerError},
     store::StoreError,
+    telemetry,
 };
 
 /// Time after which a runtime of one thread that runs no task counts as standing still: nothing drives it, or its
@@ -83,8 +84,26 @@ impl Session {
         });
     }
 
+    /// Reports the locks that stay taken, unless the session has come to its end: no release is sent any more.
+    pub(super) fn report_left_taken(&self) {
+        if self.ended.is_cancelled() {
+            return;
+        }
+        let locks = self
+            .table()
+            .lines
+            .by_name
+            .values()
+            .filter(|line| line.would_stay_taken())
+            .count();
+        if locks > 0 {
+            telemetry::left_taken(locks);
+        }
+    }
+
     /// Ends everything that was on its way, as no answer comes any more.
     fn runtime_ended(self: &Arc<Self>) {
+        self.report_left_taken();
         // Before the loop over the lines: an input fed to them from now on is answered on the spot.
         self.stopped.cancel();
         let names: Vec<String> = {

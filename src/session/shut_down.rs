@@ -35,7 +35,7 @@ impl Session {
 
     /// Lets go of everything in the background, as the last user of the client goes: locks that are idle go back. Nobody
     /// waits for sweeps.
-    pub(super) fn abandoned(self: &Arc<Self>) {
+    pub(crate) fn abandoned(self: &Arc<Self>) {
         let lives = self.started.get().is_some() && !self.stopped.is_cancelled() && !self.ended.is_cancelled();
         if lives && self.made_in.is_this() {
             self.table().lines.closed = true;
@@ -237,5 +237,21 @@ mod tests {
         locks.shutdown().await;
         assert!(session.is_unused());
         assert!(begun.elapsed() < SWEEPS[0], "{:?}", begun.elapsed());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_shutdown_asks_again_beside_a_release_as_soon_as_any_operation_is() {
+        for count in [1, 1_000] {
+            let (link, session, locks) = client();
+            let acquires = (0..count).map(|number| locks.mutex(format!("{number}")).acquire().into_future());
+            let held = futures::future::join_all(acquires).await;
+            link.kill_idle(1);
+            let begun = Instant::now();
+            locks.shutdown().await;
+            assert!(session.is_unused() && held.iter().flatten().all(|handle| !handle.is_held()));
+            let most = patience(session.asking.limit_of_releases(RELEASED_TOGETHER, &session.config));
+            assert!(begun.elapsed() < most * 2, "{count}: {:?}", begun.elapsed());
+            assert!(most < Duration::from_secs(1), "{most:?}");
+        }
     }
 }

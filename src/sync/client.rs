@@ -149,6 +149,45 @@ impl LockClientBuilder {
     pub fn build(self) -> Result<LockClient, BuildError> {
         block_on(self.builder.build()).map(LockClient::from)
     }
+
+    /// Builds a client, calls `work` with it, and [shuts the client down](LockClient::shutdown): also after an error or
+    /// a panic. See [`LockClientBuilder::scope`](crate::LockClientBuilder::scope).
+    ///
+    /// # Errors
+    ///
+    /// Those of [`build`](Self::build); `work` is not called then.
+    ///
+    /// # Panics
+    ///
+    /// On a thread of an async runtime; see [`sync`](crate::sync#panics).
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// use watchlock::{InMemory, sync::LockClientBuilder};
+    ///
+    /// let memory = InMemory::new();
+    /// LockClientBuilder::from(memory.builder()).scope(|locks| {
+    ///     let handle = locks.mutex("invoice-42").acquire().run()?;
+    ///     // ... bill the invoice ...
+    ///     handle.release()?;
+    ///     Ok(())
+    /// })?
+    /// # }
+    /// ```
+    pub fn scope<R>(self, work: impl FnOnce(LockClient) -> R) -> Result<R, BuildError> {
+        let scope = ShutDownOnDrop(self.build()?);
+        Ok(work(scope.0.clone()))
+    }
+}
+
+struct ShutDownOnDrop(LockClient);
+
+impl Drop for ShutDownOnDrop {
+    fn drop(&mut self) {
+        self.0.shutdown();
+    }
 }
 
 /// A factory for locks that all processes share if they use the same collection: [`watchlock::LockClient`] for threads.

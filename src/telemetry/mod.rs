@@ -262,6 +262,12 @@ pub(crate) fn release_failed(lock: &str, error: &ServerError) {
     shielded(|| warn!(name: "watchlock.release_failed", target: TARGET, lock, error, %source, "release not confirmed"));
 }
 
+/// Reports locks that nobody released before the client's runtime ended.
+pub(crate) fn left_taken(locks: usize) {
+    let locks = locks as u64;
+    shielded(|| warn!(name: "watchlock.left_taken", target: TARGET, locks, "locks left taken, as the runtime ended"));
+}
+
 /// Reports a document that can't be claimed, and is passed over for a while.
 pub(crate) fn passed_over(document: &str, why: &(dyn StdError + Send + Sync + 'static)) {
     match why.downcast_ref::<StoreError>() {

@@ -442,6 +442,15 @@ cases! {
         waiting.abort();
         struck
     }
+    scope(scene, cut, name) {
+        let builder = scene.place.builder().await;
+        let scope = builder.scope(|locks| async move {
+            let held = locks.mutex(name).acquire().await.unwrap();
+            tokio::task::yield_now().await;
+            held.token()
+        });
+        cut.strike(scope).await.is_some()
+    }
     wake_mode_changed(scene, cut, name) {
         let _ = name;
         // It has changed already.

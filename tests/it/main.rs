@@ -17,6 +17,7 @@ mod docs;
 mod documents;
 mod dropped;
 mod elements;
+mod ending;
 mod everywhere;
 mod failover;
 mod faults;

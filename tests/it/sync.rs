@@ -684,3 +684,26 @@ fn a_builder_for_threads_has_every_setting() {
     let is_recorded = || locks.inspect("x").unwrap().is_some_and(|lock| lock.past.len() == 1);
     eventually(PATIENCE, "the history has it", is_recorded);
 }
+
+#[test]
+fn a_scope_shuts_down_after_an_error_and_a_panic() {
+    let ground = prepared(Ground::replica_set("syncscope"));
+    let other = locks(&ground);
+    let vacant = || other.inspect("x").unwrap().is_none_or(|lock| !lock.is_held());
+    let failed: Result<(), &str> = builder(&ground)
+        .scope(|locks| {
+            let _handle = locks.mutex("x").acquire().run().unwrap();
+            Err("no")
+        })
+        .unwrap();
+    assert_eq!(failed, Err("no"));
+    assert!(vacant());
+    let panicked = std::panic::catch_unwind(AssertUnwindSafe(|| {
+        builder(&ground).scope(|locks| {
+            let _handle = locks.mutex("x").acquire().run().unwrap();
+            panic!("in the work");
+        })
+    }));
+    assert!(panicked.is_err());
+    assert!(vacant());
+}

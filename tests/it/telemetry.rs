@@ -644,3 +644,66 @@ async fn a_stream_that_breaks_is_told_and_so_is_the_wake_mode() {
     assert!(opened.iter().any(|told| told.field("resumed") == "true"));
     ear.assert_documented();
 }
+
+/// A program that returns from `main` drops its handles, and ends the runtime before their releases are sent.
+#[test]
+fn a_runtime_that_ends_with_locks_says_how_many_are_left_taken() {
+    let (ear, _listening) = Ear::listen();
+    let memory = InMemory::new();
+    let left = |end: &str| {
+        let before = ear.all("watchlock.left_taken").len();
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .unwrap();
+        // The client outlives the runtime, as one in a static does.
+        let locks = memory.client();
+        let kept = runtime.block_on(async {
+            let held = [
+                locks.mutex("x").acquire().await.unwrap(),
+                locks.mutex("y").acquire().await.unwrap(),
+            ];
+            let fixed = locks.mutex("z").acquire().fixed(Duration::from_secs(60)).await.unwrap();
+            match end {
+                "shutdown" => locks.shutdown().await,
+                "release" => {
+                    for handle in held {
+                        handle.release().await.unwrap();
+                    }
+                    return Vec::from([fixed]);
+                }
+                "drop" => return Vec::from([fixed]),
+                _ => {}
+            }
+            held.into_iter().chain([fixed]).collect()
+        });
+        let client = (end != "drop").then_some(locks);
+        drop(runtime);
+        drop((kept, client));
+        let told = ear.all("watchlock.left_taken");
+        // Another client shares the memory, and is not to wait.
+        memory.client();
+        let breaking = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .unwrap();
+        breaking.block_on(async {
+            for name in ["x", "y", "z"] {
+                memory.client().break_lock(name).await.unwrap();
+            }
+        });
+        told[before..]
+            .iter()
+            .map(|told| told.field("locks").to_owned())
+            .collect::<Vec<_>>()
+    };
+    // What nobody renews is made to outlive its process.
+    assert_eq!(left("drop"), ["2"]);
+    assert_eq!(left("return"), ["2"]);
+    assert!(left("release").is_empty());
+    assert!(left("shutdown").is_empty());
+    let told = ear.all("watchlock.left_taken").remove(0);
+    told.assert_fields(&["locks"]);
+    assert_eq!(told.level, Level::WARN);
+    ear.assert_documented();
+}

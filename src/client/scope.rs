@@ -1,0 +1,73 @@
+//! The life of a client around a piece of work: it is shut down when the work ends, however it ends.
+
+use std::{
+    future::Future,
+    panic::{AssertUnwindSafe, resume_unwind},
+};
+
+use futures::FutureExt as _;
+
+use super::{LockClient, builder::LockClientBuilder};
+use crate::error::BuildError;
+
+/// Shuts the client down in the background when it is dropped, unless that has been done.
+struct ShutDownOnDrop(LockClient);
+
+impl Drop for ShutDownOnDrop {
+    fn drop(&mut self) {
+        self.0.close().iter().for_each(|session| session.abandoned());
+    }
+}
+
+impl LockClientBuilder {
+    /// Builds a client, runs the future that `work` makes with it, and [shuts the client down](LockClient::shutdown):
+    /// also after an error, and after a panic, which goes on then. So no lock of the program stays taken after its end.
+    ///
+    /// The future's own output, even a `Result`, is returned unchanged. Clones and handles may outlive the scope, but
+    /// acquires fail with [`AcquireError::Closed`](crate::AcquireError::Closed) then, and the handles are lost.
+    ///
+    /// A process that is killed, or calls `std::process::exit`, runs nothing any more: its locks stay taken until their
+    /// leases expire. So end the work when the process is asked to end, as in the example.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`build`](Self::build); `work` is not called then.
+    ///
+    /// # Cancel safety
+    ///
+    /// If the future is dropped, the future of `work` is dropped, and the client is shut down in the background, for as
+    /// long as the runtime lives.
+    ///
+    /// # Examples
+    ///
+    /// ```no_run
+    /// # async fn bill_invoices(_: watchlock::LockClient) -> Result<(), Box<dyn std::error::Error>> { Ok(()) }
+    /// use watchlock::LockClient;
+    ///
+    /// #[tokio::main]
+    /// async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    ///     let client = mongodb::Client::with_uri_str("mongodb://localhost:27017/?replicaSet=rs0").await?;
+    ///     let locks = LockClient::builder(client.database("app"));
+    ///     locks
+    ///         .scope(|locks| async move {
+    ///             tokio::select! {
+    ///                 billed = bill_invoices(locks) => billed,
+    ///                 stopped = tokio::signal::ctrl_c() => Ok(stopped?),
+    ///             }
+    ///         })
+    ///         .await?
+    /// }
+    /// ```
+    pub async fn scope<F, Fut>(self, work: F) -> Result<Fut::Output, BuildError>
+    where
+        F: FnOnce(LockClient) -> Fut,
+        Fut: Future,
+    {
+        let scope = ShutDownOnDrop(self.build().await?);
+        let working = async { work(scope.0.clone()).await };
+        // Nothing is seen of the work after its panic.
+        let worked = AssertUnwindSafe(working).catch_unwind().await;
+        scope.0.shutdown().await;
+        Ok(worked.unwrap_or_else(|panic| resume_unwind(panic)))
+    }
+}
