@@ -16,8 +16,9 @@ const NAMED: usize = 3;
 /// News younger than this is shown without its age.
 const RECENT: Duration = Duration::from_secs(1);
 
-/// The holders and waiters that kept an acquire from the lock. In [`AcquireError::Held`](crate::AcquireError::Held) and
-/// [`AcquireError::Timeout`](crate::AcquireError::Timeout).
+/// The holders and waiters that kept an acquire from the lock. In [`AcquireError::Held`](crate::AcquireError::Held),
+/// [`AcquireError::Timeout`](crate::AcquireError::Timeout) and
+/// [`AcquireError::Unanswered`](crate::AcquireError::Unanswered).
 ///
 /// It is the server's last report while we waited; no further request was made for it. A waiter seldom sends a request
 /// while a change stream wakes it or looks show its queue position, so the report can be as old as half of the lease:

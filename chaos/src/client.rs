@@ -376,7 +376,9 @@ impl Actor {
             None => return,
             Some(Ok(Some(held))) => held,
             Some(Ok(None)) => return open.end(End::NotFree, None),
-            Some(Err(AcquireError::Timeout { .. })) => return open.end(End::TimedOut, None),
+            Some(Err(AcquireError::Timeout { .. } | AcquireError::Unanswered { .. })) => {
+                return open.end(End::TimedOut, None);
+            }
             Some(Err(error)) => return open.end(End::Failed, Some(error.to_string())),
         };
 

@@ -173,11 +173,8 @@ impl From<AcquireError> for Failure {
             AcquireError::Server(error) => error.into(),
             AcquireError::Invalid(error) => Self::usage(error),
             // The lock may have been free: to a script that differs from a lock that is taken.
-            AcquireError::Timeout {
-                source: Some(ref source),
-                ..
-            } => {
-                let code = Self::from(source.clone()).code;
+            AcquireError::Unanswered { error: ref cause, .. } => {
+                let code = cause.clone().map_or(UNAVAILABLE, |cause| Self::from(cause).code);
                 Self::new(code, error)
             }
             AcquireError::Timeout { .. } | AcquireError::Held { .. } => Self::new(NOT_OBTAINED, error),

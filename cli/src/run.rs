@@ -334,7 +334,9 @@ fn reason(arguments: &Run) -> Option<String> {
 
 /// Has an error report the whole limit.
 fn in_all(mut acquired: Result<Held, AcquireError>, arguments: &Run) -> Result<Held, AcquireError> {
-    if let (Err(AcquireError::Timeout { waited, .. }), Some(timeout)) = (&mut acquired, arguments.timeout) {
+    if let (Err(AcquireError::Timeout { waited, .. } | AcquireError::Unanswered { waited, .. }), Some(timeout)) =
+        (&mut acquired, arguments.timeout)
+    {
         *waited = timeout;
     }
     acquired

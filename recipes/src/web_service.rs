@@ -50,11 +50,11 @@ async fn bill(State(locks): State<LockClient>, Path(id): Path<String>) -> Result
 /// Returns what a caller may know of an error.
 pub fn refusal(error: &RunError) -> Refusal {
     match error {
-        RunError::Acquire(AcquireError::Timeout { source: None, .. }) => (StatusCode::CONFLICT, "it is being billed"),
+        RunError::Acquire(AcquireError::Timeout { .. }) => (StatusCode::CONFLICT, "it is being billed"),
         RunError::Acquire(AcquireError::Invalid(_)) => (StatusCode::BAD_REQUEST, "this is no id of an invoice"),
         // The work was dropped at an await point, so a part of it may be done.
         RunError::Lost(_) => (StatusCode::INTERNAL_SERVER_ERROR, "it may be billed in part"),
-        // Nothing was begun.
+        // Nothing was begun: the server did not answer, or this service is shutting down.
         _ => (StatusCode::SERVICE_UNAVAILABLE, "try again later"),
     }
 }

@@ -137,11 +137,11 @@ impl<'a> DocumentAcquiring<'a> {
         };
         match read {
             Some(read) => Ok(read?),
-            None => Err(AcquireError::Timeout {
+            None => Err(AcquireError::Unanswered {
                 name: self.name.clone(),
                 waited: self.options.timeout.unwrap_or_default(),
                 contention: None,
-                source: Some(StoreError::overdue().into()),
+                error: Some(StoreError::overdue().into()),
             }),
         }
     }
@@ -164,7 +164,7 @@ impl<T> AcquireDocument<T> {
 
 with_options! {
     AcquireDocument,
-    /// Gives up after `timeout` with [`AcquireError::Timeout`]; see [`Acquire::timeout`](crate::Acquire::timeout).
+    /// Gives up after `timeout`; see [`Acquire::timeout`](crate::Acquire::timeout).
 }
 
 impl<T: DeserializeOwned + Send + Sync + 'static> IntoFuture for AcquireDocument<T> {
@@ -356,7 +356,10 @@ impl<T> Claim<T> {
 
 with_options! {
     Claim,
-    /// Gives up after `timeout` with [`AcquireError::Timeout`]; at most 366 days. Zero asks once.
+    /// Gives up after `timeout`; at most 366 days. Zero asks once.
+    ///
+    /// The error is [`AcquireError::Timeout`] if no matching document was free, and [`AcquireError::Unanswered`] if the
+    /// server did not answer.
 }
 
 impl<T: DeserializeOwned + Send + Sync + 'static> IntoFuture for Claim<T> {
@@ -378,12 +381,21 @@ impl<T: DeserializeOwned + Send + Sync + 'static> IntoFuture for Claim<T> {
                     Some(timeout) => tokio::time::timeout(timeout, claiming).await.unwrap_or(Ok(None)),
                     None => claiming.await,
                 };
-                claimed?.ok_or_else(|| AcquireError::Timeout {
-                    name: format!("a document of {name}"),
-                    waited: timeout.unwrap_or_default(),
-                    contention: None,
-                    source: failing,
-                })
+                let (name, waited) = (format!("a document of {name}"), timeout.unwrap_or_default());
+                match (claimed?, failing) {
+                    (Some(handle), _) => Ok(handle),
+                    (None, None) => Err(AcquireError::Timeout {
+                        name,
+                        waited,
+                        contention: None,
+                    }),
+                    (None, error) => Err(AcquireError::Unanswered {
+                        name,
+                        waited,
+                        contention: None,
+                        error,
+                    }),
+                }
             };
             attempt.follow(claiming, |handle| Some(handle.granted())).await
         })
@@ -427,7 +439,7 @@ impl<T> TryClaim<T> {
 
 with_options! {
     TryClaim,
-    /// Gives up with [`AcquireError::Timeout`] if the server has not answered after `timeout`; at most 366 days, and
+    /// Gives up with [`AcquireError::Unanswered`] if the server has not answered after `timeout`; at most 366 days, and
     /// zero gives up before anything is sent. A document that was claimed all the same is released.
 }
 
@@ -442,19 +454,19 @@ impl<T: DeserializeOwned + Send + Sync + 'static> IntoFuture for TryClaim<T> {
                 let name = self.locks.collection.to_string();
                 let (timeout, mut unheard) = (self.options.timeout, None);
                 let claiming = claim(&self.locks, self.wanted, self.options, Patience::Try, &mut unheard);
-                let waited = match timeout {
+                let (waited, error) = match timeout {
                     None => return claiming.await,
-                    Some(Duration::ZERO) => Duration::ZERO,
+                    Some(Duration::ZERO) => (Duration::ZERO, None),
                     Some(timeout) => match tokio::time::timeout(timeout, claiming).await {
                         Ok(claimed) => return claimed,
-                        Err(_) => timeout,
+                        Err(_) => (timeout, Some(StoreError::overdue().into())),
                     },
                 };
-                Err(AcquireError::Timeout {
+                Err(AcquireError::Unanswered {
                     name: format!("a document of {name}"),
                     waited,
                     contention: None,
-                    source: Some(StoreError::overdue().into()),
+                    error,
                 })
             };
             attempt

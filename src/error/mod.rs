@@ -84,21 +84,36 @@ pub enum AcquireError {
     /// The name or an option is out of bounds; nothing was sent.
     #[error(transparent)]
     Invalid(#[from] InvalidInput),
-    /// The lock was not free in time. No queue position is left behind.
+    /// The lock was taken until the timeout was over, and the server answered to the end. No queue position is left
+    /// behind.
     ///
-    /// With a [`source`](StdError::source) the server did not answer, so nothing is known about the lock's present
-    /// state; without one the server answered to the end, and the lock was taken.
-    #[error("{}", Overdue { name, waited: *waited, contention: contention.as_deref(), answered: source.is_none() })]
+    /// A web service answers its caller that somebody else is at work: `409 Conflict`.
+    #[error("{}", Overdue { name, waited: *waited, contention: contention.as_deref() })]
     #[non_exhaustive]
     Timeout {
         /// The name of the lock.
         name: String,
         /// The timeout that was set; all of it passed.
         waited: Duration,
-        /// The holders and the waiters ahead of us, by the server's last report; `None` if it never answered.
+        /// The holders and the waiters ahead of us, by the server's last report. `None` if no single lock was in the
+        /// way: for a claim, and for a part of a multi-lock whose turn did not come.
         contention: Option<Box<Contention>>,
-        /// The last error of the server or the connection, if the server did not answer in the end.
-        source: Option<ServerError>,
+    },
+    /// The server did not answer in time, or the timeout was over before it could be asked. Nothing is known about the
+    /// lock's present state, and it may be free. No queue position is left behind.
+    ///
+    /// A web service answers its caller that it can't serve at the moment: `503 Service Unavailable`.
+    #[error("{}", Silent { name, waited: *waited, contention: contention.as_deref(), error: error.as_ref() })]
+    #[non_exhaustive]
+    Unanswered {
+        /// The name of the lock.
+        name: String,
+        /// The timeout that was set; all of it passed.
+        waited: Duration,
+        /// The holders and the waiters ahead of us when the server last answered; `None` if it never did.
+        contention: Option<Box<Contention>>,
+        /// The last error of the server or the connection; `None` if there was no time for one.
+        error: Option<ServerError>,
     },
     /// The lock was not free at once, and the try asked for the holder:
     /// [`TryAcquire::or_held`](crate::TryAcquire::or_held).
@@ -173,31 +188,58 @@ pub enum AcquireError {
     Closed,
 }
 
-/// Message of a timeout, by the server's answers so far.
+/// Message of an acquire that found the lock taken.
 struct Overdue<'a> {
     name: &'a str,
     waited: Duration,
     contention: Option<&'a Contention>,
-    answered: bool,
 }
 
 impl fmt::Display for Overdue<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (name, waited) = (self.name.escape_debug(), self.waited);
-        match (self.contention, self.answered) {
-            (None, true) => write!(f, "`{name}` was not free within {waited:?}"),
-            (Some(contention), true) => write!(f, "`{name}` was not free within {waited:?}: {contention}"),
-            (None, false) => {
-                write!(
-                    f,
-                    "`{name}` was not acquired within {waited:?}: the server did not answer"
-                )
-            }
-            (Some(contention), false) => write!(
-                f,
-                "`{name}` was not acquired within {waited:?}: the server did not answer any more; \
-                 when it last did, the lock was {contention}"
-            ),
+        let (name, within) = (self.name.escape_debug(), Within(self.waited));
+        match self.contention {
+            Some(contention) => write!(f, "`{name}` was not free{within}: {contention}"),
+            None => write!(f, "`{name}` was not acquired{within}"),
+        }
+    }
+}
+
+/// Message of an acquire that the server did not answer.
+struct Silent<'a> {
+    name: &'a str,
+    waited: Duration,
+    contention: Option<&'a Contention>,
+    error: Option<&'a ServerError>,
+}
+
+impl fmt::Display for Silent<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "`{}` was not acquired{}: ",
+            self.name.escape_debug(),
+            Within(self.waited)
+        )?;
+        match self.error {
+            Some(error) => write!(f, "{error}")?,
+            None => f.write_str("there was no time for an answer of the server")?,
+        }
+        match self.contention {
+            Some(contention) => write!(f, "; when it last answered, the lock was {contention}"),
+            None => Ok(()),
+        }
+    }
+}
+
+/// A timeout as a part of a message. Zero is the wish not to wait.
+struct Within(Duration);
+
+impl fmt::Display for Within {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            Duration::ZERO => Ok(()),
+            within => write!(f, " within {within:?}"),
         }
     }
 }

@@ -3,6 +3,7 @@
 use std::{error::Error as StdError, fmt, io, sync::Arc, time::Duration};
 
 use super::failure::{self, Failure, UNAUTHORIZED};
+use crate::contention::rounded;
 use crate::protocol::document::{ID_MOST, Malformed};
 
 /// The reason why an operation failed.
@@ -16,6 +17,9 @@ impl fmt::Display for StoreError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if let Some(gone) = self.source.downcast_ref::<NoRuntime>() {
             return gone.fmt(f);
+        }
+        if let Some(silence) = self.source.downcast_ref::<Unanswered>() {
+            return write!(f, "the server did not answer for {:?}", rounded(silence.0));
         }
         f.write_str(match self.kind {
             Failure::Raced => "the lock's document was created by two commands at once",

@@ -121,7 +121,6 @@ impl LockRequest {
             name: name.to_string(),
             waited: Duration::ZERO,
             contention,
-            source: None,
         })
     }
 
@@ -134,11 +133,11 @@ impl LockRequest {
             permits,
         } = self.share;
         if timeout == Some(Duration::ZERO) {
-            return Err(AcquireError::Timeout {
+            return Err(AcquireError::Unanswered {
                 name: name.to_string(),
                 waited: Duration::ZERO,
                 contention: None,
-                source: None,
+                error: None,
             });
         }
         let owner = Owner {
@@ -193,10 +192,11 @@ impl Acquire {
         self
     }
 
-    /// Gives up after `timeout` with [`AcquireError::Timeout`]; at most 366 days. Zero asks the server and does not
-    /// wait for the lock; like a try, it fails if the server has not answered for ten seconds.
+    /// Gives up after `timeout`; at most 366 days. Zero asks the server and does not wait for the lock; like a try, it
+    /// fails if the server has not answered for ten seconds.
     ///
-    /// The error reports who held the lock and how many waiters were ahead of us, or that the server did not answer.
+    /// The error is [`AcquireError::Timeout`] if the lock was taken, with its holder and the number of waiters ahead of
+    /// us, and [`AcquireError::Unanswered`] if the server did not answer.
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = Some(timeout);
         self
@@ -447,7 +447,7 @@ impl TryAcquire {
         self
     }
 
-    /// Gives up if the server has not answered after `timeout`, with [`AcquireError::Timeout`]; at most 366 days, and
+    /// Gives up if the server has not answered after `timeout`, with [`AcquireError::Unanswered`]; at most 366 days, and
     /// zero gives up before anything is sent.
     ///
     /// Without it a try fails with [`AcquireError::Server`] if the server has not answered for ten seconds; in that

@@ -285,7 +285,8 @@ pub struct Campaign {
 }
 
 impl Campaign {
-    /// Gives up after `timeout` with [`AcquireError::Timeout`]. Zero asks the server and does not wait.
+    /// Gives up after `timeout`, like [`Acquire::timeout`](crate::Acquire::timeout). Zero asks the server and does not
+    /// wait.
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.acquire = self.acquire.timeout(timeout);
         self

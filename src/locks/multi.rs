@@ -279,13 +279,14 @@ fn overdue(name: String, timeout: Option<Duration>) -> AcquireError {
         name,
         waited: timeout.unwrap_or_default(),
         contention: None,
-        source: None,
     }
 }
 
 /// Adjusts the error of a part that was not free in the rest of the timeout: it reports the whole timeout.
 fn in_all(mut error: AcquireError, timeout: Option<Duration>) -> AcquireError {
-    if let (AcquireError::Timeout { waited, .. }, Some(timeout)) = (&mut error, timeout) {
+    if let (AcquireError::Timeout { waited, .. } | AcquireError::Unanswered { waited, .. }, Some(timeout)) =
+        (&mut error, timeout)
+    {
         *waited = timeout;
     }
     error
@@ -310,8 +311,9 @@ pub struct MultiAcquire {
 }
 
 impl MultiAcquire {
-    /// Gives up after `timeout` in all, with [`AcquireError::Timeout`] for the name that was not free; at most 366
-    /// days. Zero asks the server and does not wait for the locks.
+    /// Gives up after `timeout` in all, with [`AcquireError::Timeout`] for the name that was not free, or
+    /// [`AcquireError::Unanswered`] if the server did not answer; at most 366 days. Zero asks the server and does not
+    /// wait for the locks.
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = Some(timeout);
         self

@@ -231,7 +231,7 @@ async fn task(client: u64, locks: LockClient, observer: Observer, mut random: Ra
                         sleep(Duration::from_millis(random.below(4_000))).await;
                         let _ = leadership.resign().await;
                     }
-                    Err(AcquireError::Timeout { .. }) => {}
+                    Err(AcquireError::Timeout { .. } | AcquireError::Unanswered { .. }) => {}
                     // An acquire without time is a try, and a try fails when the server can't be reached.
                     Err(AcquireError::Server(_)) if patience.is_zero() => {}
                     Err(error) => observer.fail(&format!("client {client} is refused {name}: {error}")),
@@ -242,7 +242,7 @@ async fn task(client: u64, locks: LockClient, observer: Observer, mut random: Ra
         let outcome = match way {
             0..4 => acquire.await.map(Some),
             4..6 => match acquire.timeout(patience).await {
-                Err(AcquireError::Timeout { .. }) => Ok(None),
+                Err(AcquireError::Timeout { .. } | AcquireError::Unanswered { .. }) => Ok(None),
                 other => other.map(Some),
             },
             // Given up by dropping the future.

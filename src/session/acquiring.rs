@@ -103,13 +103,22 @@ impl Acquiring {
         answered.unwrap_or_else(|_| Err(self.session.why_closed()))
     }
 
+    /// Returns the error of a task that gives up. Only an answer of the server says that the lock is taken.
     pub(super) fn overdue(&self, waited: Duration, standing: Option<Standing>) -> AcquireError {
         let (contention, trouble) = standing.map_or((None, None), |standing| standing.report(&self.session.ids));
-        AcquireError::Timeout {
-            name: self.name.clone(),
+        let (name, contention) = (self.name.clone(), contention.map(Box::new));
+        if contention.is_some() && trouble.is_none() {
+            return AcquireError::Timeout {
+                name,
+                waited,
+                contention,
+            };
+        }
+        AcquireError::Unanswered {
+            name,
             waited,
-            contention: contention.map(Box::new),
-            source: trouble.map(ServerError::from),
+            contention,
+            error: trouble.map(ServerError::from),
         }
     }
 

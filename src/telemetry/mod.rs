@@ -106,7 +106,9 @@ impl Attempt {
         match acquired.as_ref().map(granted) {
             Ok(Some(granted)) => self.granted(granted),
             Ok(None) => self.came_to_nothing("busy"),
-            Err(AcquireError::Timeout { source, .. }) => self.timed_out(source.as_ref()),
+            Err(error @ (AcquireError::Timeout { .. } | AcquireError::Unanswered { .. })) => {
+                self.timed_out(outcome(error))
+            }
             Err(error) => self.came_to_nothing(outcome(error)),
         }
         acquired
@@ -140,11 +142,11 @@ impl Attempt {
         }
     }
 
-    fn timed_out(&mut self, source: Option<&ServerError>) {
-        let waited_ms = millis(self.end("timeout", self.label.clone().as_ref()));
-        let (lock, kind, answered) = (self.lock.as_deref(), self.kind.as_str(), source.is_none());
+    fn timed_out(&mut self, outcome: &'static str) {
+        let waited_ms = millis(self.end(outcome, self.label.clone().as_ref()));
+        let (lock, kind, answered) = (self.lock.as_deref(), self.kind.as_str(), outcome == "timeout");
         self.tell_in_span(|| {
-            info!(name: "watchlock.timed_out", target: TARGET, lock, kind, waited_ms, answered, "lock not free in time");
+            info!(name: "watchlock.timed_out", target: TARGET, lock, kind, waited_ms, answered, "lock not acquired in time");
         });
     }
 
@@ -193,6 +195,7 @@ fn outcome(error: &AcquireError) -> &'static str {
     match error {
         AcquireError::Invalid(_) => "invalid",
         AcquireError::Timeout { .. } => "timeout",
+        AcquireError::Unanswered { .. } => "unanswered",
         AcquireError::Held { .. } => "busy",
         AcquireError::KindMismatch(_) => "used_otherwise",
         AcquireError::Server(_) => "failed",

@@ -156,7 +156,9 @@ async fn a_timeout_leaves_no_place_in_the_queue() {
             start.elapsed()
         );
         match error {
-            AcquireError::Timeout { name, waited, .. } => assert_eq!((name.as_str(), waited), ("x", timeout)),
+            AcquireError::Timeout { name, waited, .. } | AcquireError::Unanswered { name, waited, .. } => {
+                assert_eq!((name.as_str(), waited), ("x", timeout))
+            }
             error => panic!("{error}"),
         }
         eventually(SOON, "the place is given up", async || {

@@ -180,7 +180,7 @@ async fn ask(locks: &LockClient, name: &str, case: &str, document: &Document) {
                 assert!(taken, "{case}: it waited, and nobody holds it");
             }
             // There was no answer so far.
-            Err(AcquireError::Timeout { contention: None, .. }) if begun.elapsed() < PATIENCE => continue,
+            Err(AcquireError::Unanswered { contention: None, .. }) if begun.elapsed() < PATIENCE => continue,
             Err(error) => refused(&error, case),
         }
         break;

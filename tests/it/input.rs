@@ -78,7 +78,7 @@ async fn bad_names_reasons_and_timeouts_are_refused_before_anything_is_sent() {
         .timeout(Duration::from_millis(200))
         .await
         .unwrap_err();
-    assert!(matches!(sent, AcquireError::Timeout { .. }), "{sent}");
+    assert!(matches!(sent, AcquireError::Unanswered { .. }), "{sent}");
     proxy.heal();
     let documents = ground.documents().await;
     let nameless = doc! { "_id": { "$ne": "x" } };

@@ -27,7 +27,10 @@ async fn promises_are_kept(ground: &Ground, clients: [LockClient; 4], mode: Wake
         .timeout(Duration::from_millis(100))
         .await
         .unwrap_err();
-    assert!(matches!(error, AcquireError::Timeout { .. }), "{error}");
+    assert!(
+        matches!(error, AcquireError::Timeout { .. } | AcquireError::Unanswered { .. }),
+        "{error}"
+    );
     assert!(start.elapsed() < SOON, "{:?}", start.elapsed());
     eventually(SOON, "no place is left", async || {
         info(&b, "x").await.unwrap().waiters.is_empty()

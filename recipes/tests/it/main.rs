@@ -106,11 +106,19 @@ async fn a_web_service_excludes_requests_and_ends_gracefully() {
     assert!(left.is_empty(), "{left:?}");
 }
 
-#[test]
-fn a_web_service_answers_without_details_and_tells_interrupted_work_from_work_that_was_not_begun() {
+#[tokio::test]
+async fn a_web_service_answers_without_details_and_tells_interrupted_work_from_work_that_was_not_begun() {
+    let locks = LockClient::in_memory();
+    let invoice = locks.mutex("invoice-42");
+    let _held = invoice.acquire().await.unwrap();
+    let taken = invoice.acquire().timeout(Duration::ZERO).await.unwrap_err();
+    // There was no time to ask.
+    let unanswered = invoice.try_acquire().timeout(Duration::ZERO).await.unwrap_err();
     let answers = [
         (RunError::from(LostReason::Broken), 500, "billed in part"),
         (RunError::Acquire(AcquireError::Closed), 503, "try again"),
+        (taken.into(), 409, "being billed"),
+        (unanswered.into(), 503, "try again"),
     ];
     for (error, status, text) in answers {
         let (answered, answer) = web_service::refusal(&error);

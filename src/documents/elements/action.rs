@@ -31,7 +31,7 @@ impl<E> AcquireElement<E> {
 
 with_options! {
     AcquireElement,
-    /// Gives up after `timeout` with [`AcquireError::Timeout`]; see [`Acquire::timeout`](crate::Acquire::timeout).
+    /// Gives up after `timeout`; see [`Acquire::timeout`](crate::Acquire::timeout).
 }
 
 impl<E: DeserializeOwned + Send + Sync + 'static> IntoFuture for AcquireElement<E> {

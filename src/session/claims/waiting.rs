@@ -59,7 +59,10 @@ impl DocumentSession {
         let mut backoff = Backoff::default();
         loop {
             match tries.once(How::AtOnce).await {
-                Ok(None) => break,
+                Ok(None) => {
+                    *tries.failing = None;
+                    break;
+                }
                 // Another try may get a connection that works, or a limit that is long enough.
                 Err(error) if (error.is_unanswered() || error.ran_out_of_time()) && begun.elapsed() < TRY_FOR => {
                     sleep(backoff.failed()).await;
