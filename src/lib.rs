@@ -66,8 +66,8 @@ pub use documents::{
 };
 pub use error::{
     AcquireError, BarrierError, BuildError, CandidacyError, DocumentError, FenceError, Fenced, GuardError,
-    InvalidInput, KindMismatch, MissingPrivilege, MultiRunError, OperateError, ReleaseError, RenewError, RunError,
-    ServerError, ServerErrorKind,
+    InvalidInput, KindMismatch, MissingPrivilege, OperateError, ReleaseError, RenewError, RunError, ServerError,
+    ServerErrorKind,
 };
 pub use fence::{Fence, FencedDelete, FencedInsert, FencedUpdate};
 pub use handle::{LockHandle, LockView, Released};
@@ -87,7 +87,7 @@ pub use operate::watch::{AllLockEvents, LockEvent, LockEvents};
 #[doc(hidden)]
 pub use proofs::fuzzing;
 pub use protocol::{HoldEnd, Kind};
-pub use status::{LockStatus, LostPart, LostReason};
+pub use status::{LockStatus, Lost, LostReason};
 #[cfg(feature = "metrics")]
 #[cfg_attr(docsrs, doc(cfg(feature = "metrics")))]
 pub use telemetry::buckets::HISTOGRAM_BUCKETS;

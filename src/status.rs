@@ -1,6 +1,8 @@
 //! The state of a hold.
 
-use std::fmt;
+use std::{error::Error, fmt};
+
+use crate::token::FencingToken;
 
 /// The safety of a held lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -46,47 +48,78 @@ impl fmt::Display for LockStatus {
 /// # Guarantees
 ///
 /// A lost lock stays lost: it is never acquired again behind the holder's back. Acquire it again to continue.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum LostReason {
     /// No renewal got through in time: the server was out of reach, or this process was frozen or starved. So it is
     /// where a process thaws after its lease, whatever has happened to the lock since.
-    #[error("the lease ran out before it could be renewed")]
     Expired,
+    /// The time of a hold of [fixed](crate::Acquire::fixed) length is over.
+    Elapsed,
     /// Somebody broke the lock with `break_lock`.
-    #[error("the lock was broken by an operator")]
     Broken,
     /// A later incarnation of this owner took the lock over: another client with the same
     /// [`owner_id`](crate::LockClientBuilder::owner_id).
-    #[error("the lock was taken over by a later client with the same owner id")]
     Adopted,
     /// Another program changed the lock's document, and we are no longer among the holders.
-    #[error("the lock's document was overwritten")]
     Overwritten,
     /// The lock's document or its whole collection was deleted, or the lock was deleted from a document of the user's
     /// own.
-    #[error("the lock's document was deleted")]
     Deleted,
     /// The lock was held for its [maximum time](crate::LockClientBuilder::lose_after).
-    #[error("the lock was held for too long")]
     HeldTooLong,
     /// This process was forked from the one that holds the lock and goes on holding it: nothing renews or watches the
     /// lock here.
-    #[error("this process was forked from the one that holds the lock")]
     Forked,
     /// The lock was released, its handle dropped or its client shut down: the reason reported by views and tokens that
     /// outlive it.
-    #[error("the lock was released")]
     Released,
 }
 
-/// The part of a [`MultiLock`](crate::MultiLock) that is no longer held, and why.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, thiserror::Error)]
-#[error("`{name}` is lost: {reason}")]
+impl fmt::Display for LostReason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Expired => "the lease ran out before it could be renewed",
+            Self::Elapsed => "the fixed time of the hold is over",
+            Self::Broken => "the lock was broken by an operator",
+            Self::Adopted => "the lock was taken over by a later client with the same owner id",
+            Self::Overwritten => "the lock's document was overwritten",
+            Self::Deleted => "the lock's document was deleted",
+            Self::HeldTooLong => "the lock was held for too long",
+            Self::Forked => "this process was forked from the one that holds the lock",
+            Self::Released => "the lock was released",
+        })
+    }
+}
+
+/// The lock that is no longer held, and why. Of a [`MultiLock`](crate::MultiLock), the part.
+///
+/// It is an error, and equal to its [`reason`](Self::reason), so that `lost == LostReason::Broken` can be asked.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
-pub struct LostPart {
+pub struct Lost {
     /// The name of the lock.
     pub name: String,
+    /// The fencing token of the hold.
+    pub token: FencingToken,
     /// The reason of the loss.
     pub reason: LostReason,
 }
+
+impl PartialEq<LostReason> for Lost {
+    fn eq(&self, reason: &LostReason) -> bool {
+        self.reason == *reason
+    }
+}
+
+impl fmt::Display for Lost {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (name, reason) = (self.name.escape_debug(), self.reason);
+        match reason {
+            LostReason::Released => write!(f, "`{name}` is no longer held: {reason}"),
+            _ => write!(f, "`{name}` is lost: {reason}"),
+        }
+    }
+}
+
+impl Error for Lost {}

@@ -466,13 +466,13 @@ impl Actor {
         self.log(op, now(), What::Writing { count });
         let written = match handle.update(doc! { "$set": { "count": count } }).await {
             Ok(_) => Some(true),
-            Err(DocumentError::Lost(reason)) => {
+            Err(DocumentError::Lost(lost)) => {
                 self.log(op, now(), What::Wrote { written: Some(false) });
                 self.log(
                     op,
                     now(),
                     What::Lost {
-                        reason: format!("{reason:?}"),
+                        reason: format!("{:?}", lost.reason),
                     },
                 );
                 return false;

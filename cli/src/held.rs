@@ -20,9 +20,9 @@ impl Held {
             Self::Lock(handle) => handle.name().to_owned(),
             Self::Lead(handle) => handle.name().to_owned(),
             Self::Job(job) => job.name().to_owned(),
-            Self::Locks(handle) => match handle.lost_part() {
-                Some(part) => part.name,
-                None => {
+            Self::Locks(handle) => match handle.check() {
+                Err(lost) => lost.name,
+                Ok(()) => {
                     let names: Vec<&str> = handle.parts().map(|part| part.name()).collect();
                     names.join("`, `")
                 }
@@ -53,17 +53,18 @@ impl Held {
             Self::Lock(handle) => handle.lost_reason(),
             Self::Lead(handle) => handle.lost_reason(),
             Self::Job(job) => job.lost_reason(),
-            Self::Locks(handle) => handle.lost_part().map(|part| part.reason),
+            Self::Locks(handle) => handle.check().err().map(|lost| lost.reason),
         }
     }
 
     pub(crate) async fn lost(&self) -> LostReason {
-        match self {
+        let lost = match self {
             Self::Lock(handle) => handle.lost().await,
             Self::Lead(handle) => handle.lost().await,
             Self::Job(job) => job.lost().await,
-            Self::Locks(handle) => handle.lost().await.reason,
-        }
+            Self::Locks(handle) => handle.lost().await,
+        };
+        lost.reason
     }
 
     /// Asks the server whether it is still held. If it is not, it is lost afterwards; without an answer, the lease

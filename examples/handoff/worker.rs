@@ -48,7 +48,7 @@ async fn hold(handle: LockHandle) -> Result<()> {
             say(Event::Releases { at: SystemTime::now() })?;
             handle.release().await?;
         }
-        reason = handle.lost() => say(Event::Lost { at: SystemTime::now(), reason: reason.to_string() })?,
+        lost = handle.lost() => say(Event::Lost { at: SystemTime::now(), reason: lost.reason.to_string() })?,
     }
     Ok(())
 }

@@ -11,7 +11,7 @@ use crate::{
     error::{DocumentError, ReleaseError, RenewError},
     handle::{LockHandle, LockView, Released},
     session::{UserHandle, documents::DocumentSession},
-    status::LostReason,
+    status::{Lost, LostReason},
     store::read_as,
     telemetry::Granted,
 };
@@ -54,20 +54,22 @@ impl<T> DocumentHandle<T> {
     }
 
     /// Waits until the lock is lost, other than by a deletion through this handle.
-    pub(super) async fn lost_otherwise(&self) -> LostReason {
-        let reason = self.lost().await;
-        if reason == LostReason::Released && *self.deleted.lock().await {
+    pub(super) async fn lost_otherwise(&self) -> Lost {
+        let lost = self.lost().await;
+        if lost == LostReason::Released && *self.deleted.lock().await {
             std::future::pending::<()>().await;
         }
-        reason
+        lost
     }
 
-    /// Returns why the lock is no longer held, other than by a deletion through this handle.
+    /// Returns the loss if the lock is lost, other than by a deletion through this handle.
     #[cfg(feature = "sync")]
-    pub(crate) fn lost_reason_otherwise(&self) -> Option<LostReason> {
+    pub(crate) fn check_otherwise(&self) -> Result<(), Lost> {
         let deleted = self.deleted.try_lock().is_ok_and(|deleted| *deleted);
-        self.lost_reason()
-            .filter(|reason| !(deleted && *reason == LostReason::Released))
+        match self.check() {
+            Err(lost) if deleted && lost == LostReason::Released => Ok(()),
+            checked => checked,
+        }
     }
 
     pub(super) fn granted(&self) -> Granted<'_> {
@@ -233,9 +235,7 @@ impl<T: DeserializeOwned> DocumentHandle<T> {
 /// Checks that the lock is held as far as is known, and that no transaction is open that it guards: the server would
 /// carry out the write when that transaction has ended, however long after the caller gave up.
 pub(super) async fn before_write(session: &DocumentSession, handle: &LockHandle) -> Result<(), DocumentError> {
-    if let Some(reason) = handle.lost_reason() {
-        return Err(reason.into());
-    }
+    handle.check()?;
     match session.is_in_open_transaction(handle.hold()).await? {
         true => Err(DocumentError::InTransaction),
         false => Ok(()),

@@ -9,7 +9,7 @@ use std::{error::Error as StdError, fmt, sync::Arc, time::Duration};
 use crate::{
     contention::Contention,
     protocol::{Kind, State},
-    status::{LostPart, LostReason},
+    status::Lost,
     token::FencingToken,
 };
 
@@ -249,8 +249,14 @@ impl fmt::Display for Within {
 #[non_exhaustive]
 pub enum ReleaseError {
     /// The server refused, or could not be reached for the time of a lease.
-    #[error(transparent)]
-    Server(#[from] ServerError),
+    #[error("the release of `{}` was not confirmed: {error}", name.escape_debug())]
+    #[non_exhaustive]
+    Server {
+        /// The name of the lock.
+        name: String,
+        /// The error of the server or the connection.
+        error: ServerError,
+    },
 }
 
 /// The reason why a [`Candidacy`](crate::Candidacy) ended by itself.
@@ -280,17 +286,11 @@ pub enum BarrierError {
     #[error(transparent)]
     Enter(#[from] AcquireError),
     /// The place was lost while the others were awaited. They may have passed the barrier with this party counted.
-    #[error("the place at the barrier was lost: {0}")]
-    Lost(#[source] LostReason),
+    #[error(transparent)]
+    Lost(#[from] Lost),
     /// The server refused, or did not answer any more. The others may have passed the barrier with this party counted.
     #[error(transparent)]
     Server(#[from] ServerError),
-}
-
-impl From<LostReason> for BarrierError {
-    fn from(reason: LostReason) -> Self {
-        Self::Lost(reason)
-    }
 }
 
 /// The reason why a renewal or a proclamation did not succeed.
@@ -302,7 +302,7 @@ pub enum RenewError {
     Invalid(#[from] InvalidInput),
     /// The lock is lost.
     #[error(transparent)]
-    Lost(#[from] LostReason),
+    Lost(#[from] Lost),
     /// The server could not be reached, or it refused. The lock is still held, up to its present deadline.
     #[error(transparent)]
     Server(#[from] ServerError),
@@ -317,7 +317,7 @@ pub enum DocumentError {
     Invalid(#[from] InvalidInput),
     /// The lock is lost; nothing was written.
     #[error(transparent)]
-    Lost(#[from] LostReason),
+    Lost(#[from] Lost),
     /// The server could not be reached, and the document may have been written; or the server refused.
     #[error(transparent)]
     Server(#[from] ServerError),
@@ -349,7 +349,8 @@ pub enum DocumentError {
     },
 }
 
-/// The reason why [`run`](crate::Mutex::run) did not run its future to the end.
+/// The reason why [`run`](crate::Mutex::run) did not run its future to the end; the same for
+/// [several locks](crate::MultiLock::run).
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum RunError {
@@ -358,19 +359,7 @@ pub enum RunError {
     Acquire(#[from] AcquireError),
     /// The lock was lost: the future was dropped at its next await point.
     #[error(transparent)]
-    Lost(#[from] LostReason),
-}
-
-/// The reason why [`MultiLock::run`](crate::MultiLock::run) did not run its future to the end.
-#[derive(Clone, Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum MultiRunError {
-    /// The locks were not acquired: the future was never started.
-    #[error(transparent)]
-    Acquire(#[from] AcquireError),
-    /// One of the locks was lost: the future was dropped at its next await point.
-    #[error(transparent)]
-    Lost(#[from] LostPart),
+    Lost(#[from] Lost),
 }
 
 /// The reason why a lock could not be inspected or broken.
@@ -448,7 +437,7 @@ impl From<FenceError> for mongodb::error::Error {
 pub enum GuardError {
     /// The lock is lost. The transaction can't be committed any more.
     #[error("the transaction was aborted: {0}")]
-    Lost(LostReason),
+    Lost(Lost),
     /// The transaction reads data from a time before the lock was acquired. It can't be committed any more; run it
     /// again. The error has the label `TransientTransactionError`.
     #[error("the transaction was aborted, as it began before the lock was acquired")]
@@ -475,9 +464,9 @@ pub enum GuardError {
     Server(#[from] ServerError),
 }
 
-impl From<LostReason> for GuardError {
-    fn from(reason: LostReason) -> Self {
-        Self::Lost(reason)
+impl From<Lost> for GuardError {
+    fn from(lost: Lost) -> Self {
+        Self::Lost(lost)
     }
 }
 

@@ -95,7 +95,8 @@ impl LockView {
             // No client is left that could hold it.
             (hold, None) => {
                 abort(session).await;
-                Err(GuardError::Lost(hold.lost_reason().unwrap_or(LostReason::Released)))
+                let reason = hold.lost_reason().unwrap_or(LostReason::Released);
+                Err(hold.lost_as(reason).into())
             }
         }
     }

@@ -18,7 +18,7 @@ use crate::{
         Session, UserHandle,
         hold::{Hold, Remains},
     },
-    status::{LockStatus, LostReason},
+    status::{LockStatus, Lost, LostReason},
     store::{InPlace, Statements, StoreError},
     telemetry,
     token::FencingToken,
@@ -111,9 +111,7 @@ impl LockHandle {
     /// # Ok(()) }
     /// ```
     pub async fn renew(&self) -> Result<Duration, RenewError> {
-        if let Some(reason) = self.lost_reason() {
-            return Err(reason.into());
-        }
+        self.check()?;
         self.session.ensure_usable()?;
         // Not as its user: the answer can take longer than the user keeps the handle.
         let (session, hold) = ((*self.session).clone(), self.hold.clone());
@@ -123,21 +121,21 @@ impl LockHandle {
         let renewed = tokio::select! {
             biased;
             renewed = self.session.in_time(within, renewal) => renewed,
-            reason = self.lost() => return Err(reason.into()),
+            lost = self.lost() => return Err(lost.into()),
         };
-        match (self.lost_reason(), renewed) {
-            (Some(reason), _) => Err(reason.into()),
-            (None, Err(error) | Ok(Some(error))) => Err(ServerError::from(error).into()),
-            (None, Ok(None)) => Ok(self.safe_for()),
+        self.check()?;
+        match renewed {
+            Err(error) | Ok(Some(error)) => Err(ServerError::from(error).into()),
+            Ok(None) => Ok(self.safe_for()),
         }
     }
 
     /// Returns why the lock is lost, after a write under it has found that. The watch over the hold may not have
     /// noticed yet, so the server is asked.
-    pub(crate) async fn loss(&self) -> LostReason {
+    pub(crate) async fn loss(&self) -> Lost {
         match self.renew().await {
-            Err(RenewError::Lost(reason)) => reason,
-            _ => self.lost_reason().unwrap_or(LostReason::Overwritten),
+            Err(RenewError::Lost(lost)) => lost,
+            _ => self.check().err().unwrap_or(self.lost_as(LostReason::Overwritten)),
         }
     }
 
@@ -185,9 +183,7 @@ impl LockHandle {
             ))
             .into());
         }
-        if let Some(reason) = self.lost_reason() {
-            return Err(reason.into());
-        }
+        self.check()?;
         self.session.ensure_usable()?;
         if let Err(handles) = self.hold.downgrade(READER.unsigned_abs()) {
             return Err(InvalidInput::new(format!(
@@ -198,13 +194,13 @@ impl LockHandle {
         let downgraded = tokio::select! {
             biased;
             downgraded = self.session.downgrade(self.hold(), READER) => downgraded,
-            reason = self.lost() => return Err(reason.into()),
+            lost = self.lost() => return Err(lost.into()),
         };
-        match (self.lost_reason(), downgraded) {
-            (Some(reason), _) => Err(reason.into()),
-            (None, Err(error)) => Err(error.into()),
-            (None, Ok(true)) => Ok(()),
-            (None, Ok(false)) => Err(self.loss().await.into()),
+        self.check()?;
+        match downgraded {
+            Err(error) => Err(error.into()),
+            Ok(true) => Ok(()),
+            Ok(false) => Err(self.loss().await.into()),
         }
     }
 
@@ -266,7 +262,10 @@ impl LockHandle {
 
     fn unconfirmed(&self, error: ServerError) -> ReleaseError {
         telemetry::release_failed(self.name(), &error);
-        error.into()
+        ReleaseError::Server {
+            name: self.name().to_owned(),
+            error,
+        }
     }
 }
 
@@ -341,7 +340,7 @@ impl LockView {
         self.hold.permits()
     }
 
-    /// Waits until the lock is lost, and returns the reason.
+    /// Waits until the lock is lost, and returns the loss: an error that names the lock and the reason.
     ///
     /// # Cancel safety
     ///
@@ -356,14 +355,42 @@ impl LockView {
     /// let handle = locks.mutex("invoice-42").acquire().await?;
     /// tokio::select! {
     ///     biased; // The loss first: work that is done at the same moment may not have been done under the lock.
-    ///     reason = handle.lost() => return Err(reason.into()),
+    ///     lost = handle.lost() => return Err(lost.into()),
     ///     () = work() => {}
     /// }
     /// handle.release().await?;
     /// # Ok(()) }
     /// ```
-    pub async fn lost(&self) -> LostReason {
-        self.hold.lost().await
+    pub async fn lost(&self) -> Lost {
+        self.lost_as(self.hold.lost().await)
+    }
+
+    /// Returns the loss if the lock is lost: an error that names the lock and the reason.
+    ///
+    /// Checks the clock on the spot: the answer is right even if no task of the program has run for a while.
+    ///
+    /// # Errors
+    ///
+    /// The loss.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let locks = watchlock::LockClient::in_memory();
+    /// let handle = locks.mutex("invoice-42").acquire().await?;
+    /// handle.check()?;
+    /// locks.break_lock("invoice-42").await?;
+    /// let lost = handle.check().unwrap_err();
+    /// assert_eq!(lost.to_string(), "`invoice-42` is lost: the lock was broken by an operator");
+    /// # Ok(()) }
+    /// ```
+    pub fn check(&self) -> Result<(), Lost> {
+        self.lost_reason().map_or(Ok(()), |reason| Err(self.lost_as(reason)))
+    }
+
+    pub(crate) fn lost_as(&self, reason: LostReason) -> Lost {
+        self.hold.lost_as(reason)
     }
 
     /// Returns why the lock was lost; `None` while it is held.

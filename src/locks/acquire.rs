@@ -235,7 +235,7 @@ impl Acquire {
     /// Holds the lock for `length` and no longer, as nothing renews it in the background. The bounds are those of
     /// [`lease`](Self::lease).
     ///
-    /// When its time ends, the hold is [lost] as [`Expired`](crate::LostReason::Expired): earlier than at the server by
+    /// When its time ends, the hold is [lost] as [`Elapsed`](crate::LostReason::Elapsed): earlier than at the server by
     /// the client's skew margin and a thousandth of the length. Until then it behaves like a renewed lock, and an early
     /// release opens it. The length counts from the grant; a waiter that was woken counts it from the moment at which
     /// it confirms its grant, at most 300 ms later. [`LockHandle::renew`] gives it a full length again.
@@ -252,7 +252,7 @@ impl Acquire {
     /// use watchlock::LostReason;
     ///
     /// let handle = locks.mutex("invoice-42").acquire().fixed(Duration::from_secs(5)).await?;
-    /// assert_eq!(handle.lost().await, LostReason::Expired);
+    /// assert_eq!(handle.lost().await, LostReason::Elapsed);
     /// # Ok(()) }
     /// ```
     pub fn fixed(mut self, length: Duration) -> Self {

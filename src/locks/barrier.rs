@@ -176,12 +176,13 @@ impl Barrier {
             generation: FencingToken::new(generation.last),
             is_leader: place.hold().granted_as == generation.first,
         };
+        let lost = place.lost_as(LostReason::Released);
         // Runs to its end, even if its future was dropped: the others go by its mark.
         let leaving = self.clone().leave(place, generation);
         match self.places.session.session().spawn_for(leaving).await {
             Ok(left) => left.map(|()| pass),
             // The runtime ended.
-            Err(_) => Err(LostReason::Released.into()),
+            Err(_) => Err(lost.into()),
         }
     }
 
@@ -215,8 +216,8 @@ impl Barrier {
             leftovers.note(watch.last());
             tokio::select! {
                 biased;
-                reason = place.lost() => return Err(reason.into()),
-                changed = watch.changed() => changed.map_err(while_waiting)?,
+                lost = place.lost() => return Err(lost.into()),
+                changed = watch.changed() => changed.map_err(|error| while_waiting(place, error))?,
                 last = leftovers.overdue() => self.clear(last),
             }
         }
@@ -225,12 +226,13 @@ impl Barrier {
     /// Marks the place as passed, and leaves it taken until all have passed.
     async fn leave(self, place: LockHandle, generation: Generation) -> Result<(), BarrierError> {
         self.say(&place, generation.to_string()).await?;
+        let lost = place.lost_as(LostReason::Released);
         place.hold().keep(KeptUntil::AfterRelease(millis(KEPT)));
         match place.release().await {
             Ok(Released::Kept) => {}
             // Its mark may be gone before all have seen it.
-            Ok(_) => return Err(LostReason::Released.into()),
-            Err(ReleaseError::Server(error)) => return Err(error.into()),
+            Ok(_) => return Err(lost.into()),
+            Err(ReleaseError::Server { error, .. }) => return Err(error.into()),
         }
         // The last party clears the places. Nobody waits for that, and otherwise a party of the next generation does
         // it.
@@ -372,11 +374,11 @@ impl FromStr for Generation {
 }
 
 /// Returns the error of a party that has its place.
-fn while_waiting(error: AcquireError) -> BarrierError {
+fn while_waiting(place: &LockHandle, error: AcquireError) -> BarrierError {
     match error {
         AcquireError::Server(error) => error.into(),
         // The client was shut down, and has released the place.
-        _ => LostReason::Released.into(),
+        _ => place.lost_as(LostReason::Released).into(),
     }
 }
 

@@ -367,14 +367,13 @@ impl Leadership {
     pub async fn proclaim(&self, value: impl Into<String>) -> Result<(), RenewError> {
         let value = value.into();
         check_text("value", &value)?;
-        if let Some(reason) = self.lost_reason() {
-            return Err(reason.into());
-        }
+        self.check()?;
         let proclaimed = self.session.proclaim(self.handle.hold(), value).await?;
-        match self.lost_reason() {
-            Some(reason) => Err(reason.into()),
-            None if proclaimed => Ok(()),
-            None => Err(self.handle.loss().await.into()),
+        self.check()?;
+        if proclaimed {
+            Ok(())
+        } else {
+            Err(self.handle.loss().await.into())
         }
     }
 

@@ -309,7 +309,7 @@ impl Latch {
         }
         match place.release().await {
             Ok(released) => Ok(released == Released::Kept),
-            Err(ReleaseError::Server(error)) => Err(error.into()),
+            Err(ReleaseError::Server { error, .. }) => Err(error.into()),
         }
     }
 }

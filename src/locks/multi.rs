@@ -21,13 +21,13 @@ use tokio_util::sync::CancellationToken;
 use crate::{
     brief::Brief,
     contention::Contention,
-    error::{AcquireError, InvalidInput, MultiRunError, ReleaseError, RenewError},
+    error::{AcquireError, InvalidInput, ReleaseError, RenewError, RunError},
     handle::{LockHandle, LockView, Released},
     input::{check_names, check_text, check_timeout},
     locks::mutex::Mutex,
     name::LockName,
     session::{Session, UserHandle},
-    status::{LockStatus, LostPart, LostReason},
+    status::{LockStatus, Lost, LostReason},
     terms::Terms,
     token::FencingToken,
 };
@@ -163,7 +163,7 @@ impl MultiLock {
     ///
     /// # Errors
     ///
-    /// [`MultiRunError::Acquire`] if they were not acquired, [`MultiRunError::Lost`] if one was lost on the way.
+    /// [`RunError::Acquire`] if they were not acquired, [`RunError::Lost`] if one was lost on the way.
     ///
     /// # Cancel safety
     ///
@@ -178,7 +178,7 @@ impl MultiLock {
     /// assert!(moved.is_some());
     /// # Ok(()) }
     /// ```
-    pub async fn run<F, Fut>(&self, work: F) -> Result<Fut::Output, MultiRunError>
+    pub async fn run<F, Fut>(&self, work: F) -> Result<Fut::Output, RunError>
     where
         F: FnOnce(MultiView) -> Fut,
         Fut: Future,
@@ -477,7 +477,7 @@ impl MultiHandle {
     ///
     /// # Errors
     ///
-    /// [`RenewError::Lost`] if any part is lost, and [`lost_part`](MultiView::lost_part) says which.
+    /// [`RenewError::Lost`] if any part is lost; it says which.
     /// [`RenewError::Server`] if the server could not be reached: all parts are still held, and renewals go on in the
     /// background.
     ///
@@ -496,9 +496,7 @@ impl MultiHandle {
     /// ```
     pub async fn renew(&self) -> Result<Duration, RenewError> {
         let renewed = join_all(self.parts.iter().map(LockHandle::renew)).await;
-        if let Some(part) = self.lost_part() {
-            return Err(part.reason.into());
-        }
+        self.check()?;
         renewed.into_iter().collect::<Result<Vec<_>, _>>()?;
         Ok(self.safe_for())
     }
@@ -570,7 +568,7 @@ struct HeldParts {
     parts: Vec<LockView>,
     runtime: Handle,
     /// The first observed loss stays, as with a single lock.
-    lost: OnceLock<LostPart>,
+    lost: OnceLock<Lost>,
     ended: OnceLock<CancellationToken>,
 }
 
@@ -609,23 +607,29 @@ impl MultiView {
     /// # let locks = watchlock::LockClient::in_memory();
     /// let handle = locks.multi(["a", "b"]).acquire().await?;
     /// locks.break_lock("b").await?;
-    /// let part = handle.lost().await;
-    /// assert_eq!((part.name.as_str(), part.reason), ("b", watchlock::LostReason::Broken));
+    /// let lost = handle.lost().await;
+    /// assert_eq!((lost.name.as_str(), lost.reason), ("b", watchlock::LostReason::Broken));
     /// # Ok(()) }
     /// ```
-    pub async fn lost(&self) -> LostPart {
+    pub async fn lost(&self) -> Lost {
         loop {
-            if let Some(part) = self.lost_part() {
-                return part;
+            if let Err(lost) = self.check() {
+                return lost;
             }
             any_lost(self.parts()).await;
         }
     }
 
-    /// Returns which part was lost and why; `None` while all are held. If several are lost, the first one observed.
+    /// Returns the loss if any part is lost, like [`LockView::check`]. If several are lost, the first one observed.
     ///
-    /// Checks the clock on the spot, like [`LockView::lost_reason`].
-    pub fn lost_part(&self) -> Option<LostPart> {
+    /// # Errors
+    ///
+    /// The loss.
+    pub fn check(&self) -> Result<(), Lost> {
+        self.loss().map_or(Ok(()), Err)
+    }
+
+    fn loss(&self) -> Option<Lost> {
         if let Some(lost) = self.held.lost.get() {
             return Some(lost.clone());
         }
@@ -637,13 +641,12 @@ impl MultiView {
         let (part, reason) = losses()
             .find(|(_, reason)| *reason != LostReason::Released)
             .or_else(|| losses().next())?;
-        let name = part.name().to_owned();
-        Some(self.held.lost.get_or_init(|| LostPart { name, reason }).clone())
+        Some(self.held.lost.get_or_init(|| part.lost_as(reason)).clone())
     }
 
     /// Returns how safe the locks are at present: the status of the least safe part.
     pub fn status(&self) -> LockStatus {
-        if self.lost_part().is_some() {
+        if self.check().is_err() {
             return LockStatus::Lost;
         }
         let statuses = self.parts().map(LockView::status);
@@ -668,7 +671,7 @@ impl MultiView {
             }));
             ended
         });
-        if self.lost_part().is_some() {
+        if self.check().is_err() {
             ended.cancel();
         }
         // A child: cancelling the user's token must not cancel those of others.

@@ -7,7 +7,7 @@ use super::{
     multi::{MultiAcquire, MultiHandle, MultiView, TryMultiAcquire},
 };
 use crate::{
-    error::{MultiRunError, RunError},
+    error::RunError,
     handle::{LockHandle, LockView},
 };
 
@@ -32,7 +32,7 @@ where
     Ok(output)
 }
 
-async fn under_all<F, Fut>(handle: MultiHandle, work: F) -> Result<Fut::Output, MultiRunError>
+async fn under_all<F, Fut>(handle: MultiHandle, work: F) -> Result<Fut::Output, RunError>
 where
     F: FnOnce(MultiView) -> Fut,
     Fut: Future,
@@ -120,7 +120,7 @@ impl MultiAcquire {
     ///
     /// # Errors
     ///
-    /// [`MultiRunError::Acquire`] if they were not acquired, [`MultiRunError::Lost`] if one was lost on the way: the
+    /// [`RunError::Acquire`] if they were not acquired, [`RunError::Lost`] if one was lost on the way: the
     /// future was dropped at its next await point. A release that can't be confirmed is not an error.
     ///
     /// # Cancel safety
@@ -137,7 +137,7 @@ impl MultiAcquire {
     /// assert!(token.is_some());
     /// # Ok(()) }
     /// ```
-    pub async fn run<F, Fut>(self, work: F) -> Result<Fut::Output, MultiRunError>
+    pub async fn run<F, Fut>(self, work: F) -> Result<Fut::Output, RunError>
     where
         F: FnOnce(MultiView) -> Fut,
         Fut: Future,
@@ -168,7 +168,7 @@ impl TryMultiAcquire {
     /// assert_eq!(done, None);
     /// # Ok(()) }
     /// ```
-    pub async fn run<F, Fut>(self, work: F) -> Result<Option<Fut::Output>, MultiRunError>
+    pub async fn run<F, Fut>(self, work: F) -> Result<Option<Fut::Output>, RunError>
     where
         F: FnOnce(MultiView) -> Fut,
         Fut: Future,

@@ -8,7 +8,7 @@ use mongodb::{bson::Document, options::UpdateModifications};
 use super::{Session, asking::patience, hold::Hold, operating::BREAK};
 use crate::{
     error::ServerError,
-    status::LostReason,
+    status::{Lost, LostReason},
     store::{DocumentStore, ElementUpdate},
 };
 
@@ -90,14 +90,14 @@ impl DocumentSession {
         Ok(self.in_time(within, changing).await?)
     }
 
-    /// Reads whether a hold that the server denied is held, and returns why it is lost, if it is.
-    pub(crate) async fn verified(&self, hold: &Arc<Hold>) -> Option<LostReason> {
+    /// Reads whether a hold that the server denied is held, and returns its loss if it is lost.
+    pub(crate) async fn verified(&self, hold: &Arc<Hold>) -> Result<(), Lost> {
         let (session, held) = (self.clone(), hold.clone());
         // If the task is stopped or the server does not answer, the caller knows no more than before.
         let _ = self
             .spawn_for(async move { session.verify_together(&[held]).await })
             .await;
-        hold.lost_reason()
+        hold.lost_reason().map_or(Ok(()), |reason| Err(hold.lost_as(reason)))
     }
 
     /// Forgets how often a document was claimed; `false` if that is not counted.
@@ -126,12 +126,12 @@ impl DocumentSession {
     }
 
     /// Notes that the server denies a hold: looks up why, and ends it.
-    pub(crate) async fn give_up(&self, hold: &Arc<Hold>) -> LostReason {
+    pub(crate) async fn give_up(&self, hold: &Arc<Hold>) -> Lost {
         // If the server does not answer, the hold ends all the same.
-        self.verified(hold).await;
+        let _ = self.verified(hold).await;
         hold.lose(LostReason::Expired);
         self.let_go_if_over(hold);
-        hold.lost_reason().unwrap_or(LostReason::Expired)
+        hold.lost_as(hold.lost_reason().unwrap_or(LostReason::Expired))
     }
 }
 

@@ -50,7 +50,7 @@ impl Session {
         };
         if let Some(reason) = hold.lost_reason() {
             abort(transaction).await;
-            return Err(reason.into());
+            return Err(hold.lost_as(reason).into());
         }
         if !hold.is_written() {
             // A transaction that began to read before the hold was handed on must not see the lock held since.
@@ -90,7 +90,7 @@ impl Session {
             (true, None) => Ok(()),
             (_, Some(reason)) => {
                 abort(transaction).await;
-                Err(reason.into())
+                Err(hold.lost_as(reason).into())
             }
             (false, None) => {
                 let refused = self.why_not(hold, store, &guarding, transaction).await;
@@ -209,7 +209,7 @@ impl Session {
         let document = documents.get(&hold.name);
         self.compare(hold, document, exchange.sent);
         if let Some(reason) = hold.lost_reason() {
-            return Some(reason.into());
+            return Some(hold.lost_as(reason).into());
         }
         let state = document.and_then(|document| document.as_ref().ok());
         let mut holders = state.iter().flat_map(|state| &state.holders);
@@ -218,7 +218,8 @@ impl Session {
             // The server's clock is further ahead than the skew margin allows for.
             hold.lose(LostReason::Expired);
             self.let_go_if_over(hold);
-            return Some(hold.lost_reason().unwrap_or(LostReason::Expired).into());
+            let reason = hold.lost_reason().unwrap_or(LostReason::Expired);
+            return Some(hold.lost_as(reason).into());
         }
         // It is held, and the transaction does not see it: not yet, or no longer.
         let (session, name) = (self.clone(), hold.name.clone());

@@ -19,7 +19,7 @@ use crate::{
     config::{Config, Limits, millis},
     metered::LockLabel,
     protocol::{Holder, Kept, KeptUntil, ServerTime, Use, clock_token},
-    status::{LockStatus, LostReason},
+    status::{LockStatus, Lost, LostReason},
     store::LogTime,
     telemetry::{self, Granted},
     terms::Lease,
@@ -301,7 +301,7 @@ impl Hold {
             // Nobody has lost anything with it.
             _ if self.is_idle => LeftAs::Free,
             // Its time ends earlier here than at the server, and somebody else may have renewed it.
-            (Some(LostReason::Expired), _) => LeftAs::ToTheServer,
+            (Some(LostReason::Expired | LostReason::Elapsed), _) => LeftAs::ToTheServer,
             (Some(LostReason::HeldTooLong), _) => LeftAs::HeldTooLong,
             // Released, or its entry is gone from the document already.
             _ => LeftAs::Free,
@@ -362,6 +362,15 @@ impl Hold {
         self.look().err()
     }
 
+    /// Returns its loss for this reason.
+    pub(crate) fn lost_as(&self, reason: LostReason) -> Lost {
+        Lost {
+            name: self.name.clone(),
+            token: self.token,
+            reason,
+        }
+    }
+
     pub(crate) fn safe_for(&self) -> Duration {
         self.look().map_or(Duration::ZERO, |deadline| {
             deadline.saturating_duration_since(Instant::now())
@@ -398,10 +407,10 @@ impl Hold {
                 reason,
                 LostReason::Overwritten | LostReason::Deleted | LostReason::Broken | LostReason::Adopted
             );
-            let reason = if is_news && end <= Instant::now() {
-                explanation
-            } else {
-                reason
+            let reason = match reason {
+                LostReason::Expired => self.run_out(),
+                _ if is_news && end <= Instant::now() => explanation,
+                reason => reason,
             };
             if progress.deleting > 0 && reason == LostReason::Deleted {
                 progress.gone = true;
@@ -744,7 +753,15 @@ impl Hold {
         let deadline = progress.deadline.instant();
         match self.limit().filter(|limit| *limit < deadline) {
             Some(limit) => (limit, LostReason::HeldTooLong),
-            None => (deadline, LostReason::Expired),
+            None => (deadline, self.run_out()),
+        }
+    }
+
+    /// Returns the reason of its loss at its deadline.
+    fn run_out(&self) -> LostReason {
+        match self.lease.interval {
+            Some(_) => LostReason::Expired,
+            None => LostReason::Elapsed,
         }
     }
 
@@ -768,7 +785,7 @@ impl Progress {
     fn end(&mut self, reason: LostReason, limit: Option<Instant>) {
         // Perhaps nothing looked when the deadline or the limit came.
         self.over_at = Some(match (reason, limit) {
-            (LostReason::Expired, _) => self.deadline.instant(),
+            (LostReason::Expired | LostReason::Elapsed, _) => self.deadline.instant(),
             (LostReason::HeldTooLong, Some(limit)) => limit,
             _ => Instant::now(),
         });

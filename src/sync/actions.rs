@@ -13,7 +13,7 @@ use super::{
 };
 use crate::{
     documents::{AcquireDocument, AcquireElement, Claim, TryAcquireDocument, TryAcquireElement, TryClaim},
-    error::{AcquireError, MultiRunError, OperateError, RunError},
+    error::{AcquireError, OperateError, RunError},
     inspect::LockInfo,
     locks::{
         acquire::{Acquire, TryAcquire},
@@ -335,17 +335,17 @@ impl Action<MultiAcquire> {
     /// Acquires all locks, does the work, and releases the locks.
     ///
     /// A thread can't be stopped from outside. If any of the locks is lost the work goes on, unless it checks the
-    /// [`lost_part`](MultiView::lost_part) itself and returns.
+    /// [`check`](MultiView::check) and returns.
     ///
     /// # Errors
     ///
-    /// [`MultiRunError::Acquire`] if any of the locks was not acquired; [`MultiRunError::Lost`] if any was lost before
+    /// [`RunError::Acquire`] if any of the locks was not acquired; [`RunError::Lost`] if any was lost before
     /// the work finished, in which case the work's result is dropped. An unconfirmed release is not an error.
     ///
     /// # Panics
     ///
     /// On a thread of an async runtime; see [`sync`](crate::sync#panics). If the work panics, the locks are released.
-    pub fn run_with<O>(self, work: impl FnOnce(MultiView) -> O) -> Result<O, MultiRunError> {
+    pub fn run_with<O>(self, work: impl FnOnce(MultiView) -> O) -> Result<O, RunError> {
         under_all(self.run()?, work)
     }
 }
@@ -382,17 +382,17 @@ impl Action<TryMultiAcquire> {
     /// of them is taken.
     ///
     /// A thread can't be stopped from outside. If any of the locks is lost the work goes on, unless it checks the
-    /// [`lost_part`](MultiView::lost_part) itself and returns.
+    /// [`check`](MultiView::check) and returns.
     ///
     /// # Errors
     ///
-    /// [`MultiRunError::Acquire`] if any of the locks was not acquired; [`MultiRunError::Lost`] if any was lost before
+    /// [`RunError::Acquire`] if any of the locks was not acquired; [`RunError::Lost`] if any was lost before
     /// the work finished, in which case the work's result is dropped. An unconfirmed release is not an error.
     ///
     /// # Panics
     ///
     /// On a thread of an async runtime; see [`sync`](crate::sync#panics). If the work panics, the locks are released.
-    pub fn run_with<O>(self, work: impl FnOnce(MultiView) -> O) -> Result<Option<O>, MultiRunError> {
+    pub fn run_with<O>(self, work: impl FnOnce(MultiView) -> O) -> Result<Option<O>, RunError> {
         match self.run()? {
             Some(handle) => under_all(handle, work).map(Some),
             None => Ok(None),
@@ -649,19 +649,15 @@ impl Action<List> {
 
 fn under<O>(handle: LockHandle, work: impl FnOnce(LockView) -> O) -> Result<O, RunError> {
     let output = work(handle.view());
-    if let Some(reason) = handle.lost_reason() {
-        return Err(reason.into());
-    }
+    handle.check()?;
     // An event reports an unconfirmed release.
     let _ = handle.release();
     Ok(output)
 }
 
-fn under_all<O>(handle: MultiHandle, work: impl FnOnce(MultiView) -> O) -> Result<O, MultiRunError> {
+fn under_all<O>(handle: MultiHandle, work: impl FnOnce(MultiView) -> O) -> Result<O, RunError> {
     let output = work(handle.view());
-    if let Some(part) = handle.lost_part() {
-        return Err(part.into());
-    }
+    handle.check()?;
     // An event reports an unconfirmed release.
     let _ = handle.release();
     Ok(output)
@@ -669,9 +665,7 @@ fn under_all<O>(handle: MultiHandle, work: impl FnOnce(MultiView) -> O) -> Resul
 
 fn under_document<T, O>(handle: DocumentHandle<T>, work: impl FnOnce(&DocumentHandle<T>) -> O) -> Result<O, RunError> {
     let output = work(&handle);
-    if let Some(reason) = handle.as_async().lost_reason_otherwise() {
-        return Err(reason.into());
-    }
+    handle.as_async().check_otherwise()?;
     // An event reports an unconfirmed release.
     let _ = handle.release();
     Ok(output)

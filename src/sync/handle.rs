@@ -6,7 +6,7 @@ use super::block_on;
 use crate::{
     error::{ReleaseError, RenewError},
     handle::Released,
-    status::{LockStatus, LostReason},
+    status::{LockStatus, Lost, LostReason},
     token::FencingToken,
 };
 
@@ -102,9 +102,7 @@ impl Deref for LockHandle {
 /// # let locks = watchlock::sync::LockClient::in_memory();
 /// let handle = locks.mutex("invoice-42").acquire().run()?;
 /// for step in 0..3 {
-///     if let Some(reason) = handle.lost_reason() {
-///         return Err(reason.into());
-///     }
+///     handle.check()?;
 ///     // ... the step, under the fencing token ...
 /// }
 /// handle.release()?;
@@ -153,12 +151,12 @@ impl LockView {
         self.view.permits()
     }
 
-    /// Blocks until the lock is lost, and returns the reason.
+    /// Blocks until the lock is lost, and returns the loss: an error that names the lock and the reason.
     ///
     /// # Panics
     ///
     /// On a thread of an async runtime; see [`sync`](crate::sync#panics).
-    pub fn lost(&self) -> LostReason {
+    pub fn lost(&self) -> Lost {
         block_on(self.view.lost())
     }
 
@@ -179,11 +177,21 @@ impl LockView {
     /// let handle = locks.mutex("stuck").acquire().run()?;
     /// assert_eq!(handle.lost_within(Duration::from_millis(10)), None);
     /// locks.break_lock("stuck")?;
-    /// assert_eq!(handle.lost_within(Duration::from_secs(5)), Some(LostReason::Broken));
+    /// assert_eq!(handle.lost_within(Duration::from_secs(5)).expect("a loss"), LostReason::Broken);
     /// # Ok(()) }
     /// ```
-    pub fn lost_within(&self, limit: Duration) -> Option<LostReason> {
+    pub fn lost_within(&self, limit: Duration) -> Option<Lost> {
         block_on(async { tokio::time::timeout(limit, self.view.lost()).await.ok() })
+    }
+
+    /// Returns the loss if the lock is lost; see [`LockView::check`](crate::LockView::check). It does not block, and
+    /// checks the clock on the spot.
+    ///
+    /// # Errors
+    ///
+    /// The loss.
+    pub fn check(&self) -> Result<(), Lost> {
+        self.view.check()
     }
 
     /// Returns why the lock was lost; `None` while it is held. It does not block, and checks the clock on the spot.

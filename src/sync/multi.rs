@@ -4,10 +4,10 @@ use std::{ops::Deref, time::Duration};
 
 use super::{Action, LockView, block_on};
 use crate::{
-    error::{MultiRunError, ReleaseError, RenewError},
+    error::{ReleaseError, RenewError, RunError},
     handle::Released,
     locks::multi::{MultiAcquire, TryMultiAcquire},
-    status::{LockStatus, LostPart},
+    status::{LockStatus, Lost},
     token::FencingToken,
 };
 
@@ -56,13 +56,13 @@ impl MultiLock {
     ///
     /// # Errors
     ///
-    /// [`MultiRunError::Acquire`] if they were not acquired, [`MultiRunError::Lost`] if one was lost before the work
+    /// [`RunError::Acquire`] if they were not acquired, [`RunError::Lost`] if one was lost before the work
     /// finished.
     ///
     /// # Panics
     ///
     /// On a thread of an async runtime; see [`sync`](crate::sync#panics).
-    pub fn run<T>(&self, work: impl FnOnce(MultiView) -> T) -> Result<T, MultiRunError> {
+    pub fn run<T>(&self, work: impl FnOnce(MultiView) -> T) -> Result<T, RunError> {
         self.acquire().run_with(work)
     }
 }
@@ -170,7 +170,7 @@ impl MultiView {
     /// # Panics
     ///
     /// On a thread of an async runtime; see [`sync`](crate::sync#panics).
-    pub fn lost(&self) -> LostPart {
+    pub fn lost(&self) -> Lost {
         block_on(self.view.lost())
     }
 
@@ -179,14 +179,17 @@ impl MultiView {
     /// # Panics
     ///
     /// On a thread of an async runtime; see [`sync`](crate::sync#panics).
-    pub fn lost_within(&self, limit: Duration) -> Option<LostPart> {
+    pub fn lost_within(&self, limit: Duration) -> Option<Lost> {
         block_on(async { tokio::time::timeout(limit, self.view.lost()).await.ok() })
     }
 
-    /// Returns which part was lost and why; `None` while all are held. It does not block, and checks the clock on the
-    /// spot.
-    pub fn lost_part(&self) -> Option<LostPart> {
-        self.view.lost_part()
+    /// Returns the loss if any part is lost. It does not block, and checks the clock on the spot.
+    ///
+    /// # Errors
+    ///
+    /// The loss.
+    pub fn check(&self) -> Result<(), Lost> {
+        self.view.check()
     }
 
     /// Returns how safe the locks are at present: the status of the least safe part.

@@ -128,9 +128,7 @@ impl Once {
             Turn::Busy(contention) => return Ok(OnceOutcome::Busy(contention)),
         };
         let output = work(job.view());
-        if let Some(reason) = job.lost_reason() {
-            return Err(reason.into());
-        }
+        job.check()?;
         Ok(block_on(self.once.settle(job.job, output)))
     }
 }

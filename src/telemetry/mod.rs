@@ -249,6 +249,7 @@ pub(crate) fn held_too_long(
 fn lost(reason: LostReason) -> &'static str {
     match reason {
         LostReason::Expired => "expired",
+        LostReason::Elapsed => "elapsed",
         LostReason::Broken => "broken",
         LostReason::Adopted => "adopted",
         LostReason::Overwritten => "overwritten",

@@ -234,9 +234,10 @@ async fn a_fixed_hold_is_lost_as_its_time_ends_and_nobody_else_has_it_before() {
         pause(SECOND).await;
         assert_eq!(held.status(), LockStatus::Held);
         assert_eq!(holder(b, "x").await.until, before.until, "nobody renews it");
-        assert_eq!(within(PATIENCE, "the loss", held.lost()).await, LostReason::Expired);
+        let lost = within(PATIENCE, "the loss", held.lost()).await;
+        assert_eq!(lost.to_string(), "`x` is lost: the fixed time of the hold is over");
         let (_next, lost) = within(PATIENCE, "the grant", waiting).await.unwrap();
-        assert_eq!(lost, Some(LostReason::Expired));
+        assert_eq!(lost, Some(LostReason::Elapsed));
         let next = holder(a, "x").await;
         // It gives the lock up as it is lost, a margin before the server would end it.
         assert!(next.since > before.since + length / 2 && next.since < before.until + SOON);
@@ -263,7 +264,7 @@ async fn a_waiter_that_is_woken_has_its_fixed_time_and_no_more() {
         .await;
         let confirmed = holder(a, "x").await;
         assert!(after(confirmed.until, confirmed.since) < length + SOON);
-        assert_eq!(within(PATIENCE, "the loss", held.lost()).await, LostReason::Expired);
+        assert_eq!(within(PATIENCE, "the loss", held.lost()).await, LostReason::Elapsed);
         let gone = info(a, "x").await.unwrap();
         assert!(gone.holders.iter().all(|holder| holder.until == confirmed.until));
     });

@@ -256,7 +256,7 @@ async fn a_claim_has_terms_of_its_own() {
                 .lose_after(Duration::from_millis(100))
                 .into_future(),
         );
-        assert_eq!(within(PATIENCE, "the end", fixed.lost()).await, LostReason::Expired);
+        assert_eq!(within(PATIENCE, "the end", fixed.lost()).await, LostReason::Elapsed);
         let next = within(PATIENCE, "the next", next).await.unwrap().unwrap();
         assert_eq!(within(PATIENCE, "its end", next.lost()).await, LostReason::HeldTooLong);
     }

@@ -50,10 +50,10 @@ async fn a_server_whose_clock_is_set_ahead_gives_nothing_away_that_is_believed_h
     pause(clock::NOTICED).await;
     let taken = eventually_taken(&other).await;
     // Whoever had it hears of the clock by its next beat, although it asks for nothing.
-    let reason = within(PATIENCE, "the loss", held.lost()).await;
+    let lost = within(PATIENCE, "the loss", held.lost()).await;
     assert!(
-        matches!(reason, LostReason::Expired | LostReason::Overwritten),
-        "{reason}"
+        matches!(lost.reason, LostReason::Expired | LostReason::Overwritten),
+        "{lost}"
     );
     assert!(taken.token() > held.token());
 }

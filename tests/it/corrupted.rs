@@ -333,9 +333,9 @@ async fn who_holds_a_lock_whose_document_is_spoiled_has_lost_it() {
                 .update_one(doc! { "_id": format!("{number}") }, set)
                 .await
                 .unwrap();
-            let reason = within(2 * SOON, &case, handle.lost()).await;
+            let lost = within(2 * SOON, &case, handle.lost()).await;
             assert_eq!(
-                (reason, handle.status()),
+                (lost.reason, handle.status()),
                 (LostReason::Overwritten, LockStatus::Lost),
                 "{case}"
             );

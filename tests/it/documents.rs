@@ -21,8 +21,8 @@ use mongodb::{
 use serde::Deserialize;
 use tokio::sync::Mutex;
 use watchlock::{
-    AcquireError, DocumentError, DocumentHandle, DocumentLocks, InMemory, LockClient, LostReason, MemoryCollection,
-    Released,
+    AcquireError, DocumentError, DocumentHandle, DocumentLocks, InMemory, LockClient, Lost, LostReason,
+    MemoryCollection, Released,
 };
 
 use crate::setup::{Ground, PATIENCE, SOON, eventually, faulty, spawn, until_streaming, within};
@@ -485,9 +485,27 @@ async fn updates_are_done_under_the_lock_or_not_at_all() {
         b.break_lock(1).await.unwrap();
         let next = b.acquire(1).await.unwrap();
         let error = held.update(doc! { "$set": { "m": 9 } }).await.unwrap_err();
-        assert!(matches!(error, DocumentError::Lost(LostReason::Broken)), "{error:?}");
+        assert!(
+            matches!(
+                error,
+                DocumentError::Lost(Lost {
+                    reason: LostReason::Broken,
+                    ..
+                })
+            ),
+            "{error:?}"
+        );
         let error = held.delete().await.unwrap_err();
-        assert!(matches!(error, DocumentError::Lost(LostReason::Broken)), "{error:?}");
+        assert!(
+            matches!(
+                error,
+                DocumentError::Lost(Lost {
+                    reason: LostReason::Broken,
+                    ..
+                })
+            ),
+            "{error:?}"
+        );
         assert_eq!(scene.find(1).await.get_i32("m").unwrap(), 3);
         assert_eq!(held.release().await.unwrap(), Released::WasLost);
         // A waiter of a document that is deleted is told so.
@@ -496,7 +514,10 @@ async fn updates_are_done_under_the_lock_or_not_at_all() {
         let view = next.view();
         next.delete().await.unwrap();
         assert_eq!(next.release().await.unwrap(), Released::Released);
-        assert!(matches!(view.lost().await, LostReason::Released | LostReason::Deleted));
+        assert!(matches!(
+            view.lost().await.reason,
+            LostReason::Released | LostReason::Deleted
+        ));
         let error = within(PATIENCE, "the news", waiter).await.unwrap().unwrap_err();
         assert!(
             matches!(&error, AcquireError::NoDocument { name, .. } if name == "1"),
@@ -850,7 +871,16 @@ async fn time_in_memory_is_the_tests() {
     let next = b.try_claim(doc! { "done": false }).await.unwrap().unwrap();
     assert!(next.token() > held.token());
     let late = held.update(doc! { "$set": { "done": true } }).await.unwrap_err();
-    assert!(matches!(late, DocumentError::Lost(LostReason::Expired)), "{late:?}");
+    assert!(
+        matches!(
+            late,
+            DocumentError::Lost(Lost {
+                reason: LostReason::Expired,
+                ..
+            })
+        ),
+        "{late:?}"
+    );
     assert!(matches!(held.delete().await, Err(DocumentError::Lost(_))));
     assert!(!scene.find(1).await.get_bool("done").unwrap());
 

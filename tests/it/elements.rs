@@ -7,7 +7,8 @@ use mongodb::bson::{Bson, DateTime, Document, doc, oid::ObjectId};
 use serde::Deserialize;
 use tokio::time::Instant;
 use watchlock::{
-    AcquireError, DocumentError, DocumentLocks, ElementHandle, ElementLocks, LockClient, LostReason, Released, WakeMode,
+    AcquireError, DocumentError, DocumentLocks, ElementHandle, ElementLocks, LockClient, Lost, LostReason, Released,
+    WakeMode,
 };
 
 use crate::{
@@ -300,7 +301,16 @@ async fn an_update_changes_that_element_only_and_only_under_the_lock() {
         held.update(doc! { "$set": { "n": 8 } }).await.unwrap();
         line(&b, "y").break_lock(1).await.unwrap();
         let error = held.update(doc! { "$set": { "n": 9 } }).await.unwrap_err();
-        assert!(matches!(error, DocumentError::Lost(LostReason::Broken)), "{error}");
+        assert!(
+            matches!(
+                error,
+                DocumentError::Lost(Lost {
+                    reason: LostReason::Broken,
+                    ..
+                })
+            ),
+            "{error}"
+        );
         let expected = Bson::from(vec![doc! { "sku": "y", "n": 8 }]);
         assert_eq!(scene.find(1).await.get("lines"), Some(&expected));
     }

@@ -9,7 +9,7 @@ use std::{
 
 use mongodb::bson::doc;
 use watchlock::{
-    Access, AcquireError, CandidacyError, InMemory, LockClient, LockEvent, LockHandle, LockStatus, LostReason,
+    Access, AcquireError, CandidacyError, InMemory, LockClient, LockEvent, LockHandle, LockStatus, Lost, LostReason,
     Released, RenewError, RunError,
 };
 
@@ -210,7 +210,13 @@ async fn run_releases_and_ends_what_runs_without_the_lock() {
         begun.await.unwrap();
         b.break_lock("x").await.unwrap();
         let ended = within(2 * SOON, "the future is dropped", running).await.unwrap();
-        assert!(matches!(ended, Err(RunError::Lost(LostReason::Broken))));
+        assert!(matches!(
+            ended,
+            Err(RunError::Lost(Lost {
+                reason: LostReason::Broken,
+                ..
+            }))
+        ));
     }
 }
 
@@ -738,7 +744,10 @@ async fn only_a_writer_with_one_handle_can_be_downgraded() {
         within(PATIENCE, "the loss", outer.lost()).await;
         assert!(matches!(
             outer.downgrade().await.unwrap_err(),
-            RenewError::Lost(LostReason::Broken)
+            RenewError::Lost(Lost {
+                reason: LostReason::Broken,
+                ..
+            })
         ));
     }
 }

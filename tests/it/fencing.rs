@@ -13,7 +13,9 @@ use mongodb::{
     error::{Error, TRANSIENT_TRANSACTION_ERROR},
     options::{Acknowledgment, CollectionOptions, IndexOptions, WriteConcern},
 };
-use watchlock::{Fence, FenceError, GuardError, InMemory, LockClient, LockEvent, LockStatus, LostReason, WakeSource};
+use watchlock::{
+    Fence, FenceError, GuardError, InMemory, LockClient, LockEvent, LockStatus, Lost, LostReason, WakeSource,
+};
 use watchlock_testkit::{Cluster, shared, signal};
 
 use crate::{
@@ -353,7 +355,10 @@ async fn a_takeover_after_the_transaction_began_is_a_conflict_and_then_a_loss() 
     match handle.guard_transaction(&mut session).await {
         Err(GuardError::Server(error)) => assert!(error.contains_label(TRANSIENT_TRANSACTION_ERROR), "{error}"),
         // Noticed in the very moment.
-        Err(GuardError::Lost(LostReason::Broken)) => {}
+        Err(GuardError::Lost(Lost {
+            reason: LostReason::Broken,
+            ..
+        })) => {}
         other => panic!("{other:?}"),
     }
     assert!(session.commit_transaction().await.is_err());
@@ -375,7 +380,10 @@ async fn a_takeover_after_the_transaction_began_is_a_conflict_and_then_a_loss() 
     assert!(
         matches!(
             error.get_custom::<GuardError>(),
-            Some(GuardError::Lost(LostReason::Broken))
+            Some(GuardError::Lost(Lost {
+                reason: LostReason::Broken,
+                ..
+            }))
         ),
         "{error}"
     );
@@ -451,7 +459,13 @@ async fn after_a_refused_guard_nothing_can_be_committed() {
         };
         let refused = view.guard_transaction(&mut session).await;
         assert!(
-            matches!(refused, Err(GuardError::Lost(LostReason::Released))),
+            matches!(
+                refused,
+                Err(GuardError::Lost(Lost {
+                    reason: LostReason::Released,
+                    ..
+                }))
+            ),
             "{refused:?}"
         );
         // A program that goes on all the same.
@@ -478,7 +492,13 @@ async fn a_lease_that_ran_out_on_the_server_is_a_loss() {
     let mut session = writing(&client, &ground, "written").await;
     let refused = handle.guard_transaction(&mut session).await;
     assert!(
-        matches!(refused, Err(GuardError::Lost(LostReason::Expired))),
+        matches!(
+            refused,
+            Err(GuardError::Lost(Lost {
+                reason: LostReason::Expired,
+                ..
+            }))
+        ),
         "{refused:?}"
     );
     assert_eq!(handle.lost_reason(), Some(LostReason::Expired));
@@ -600,7 +620,13 @@ async fn a_document_lock_guards_a_transaction_too() {
     let mut session = writing(&client, &ground, "second").await;
     let refused = view.guard_transaction(&mut session).await;
     assert!(
-        matches!(refused, Err(GuardError::Lost(LostReason::Released))),
+        matches!(
+            refused,
+            Err(GuardError::Lost(Lost {
+                reason: LostReason::Released,
+                ..
+            }))
+        ),
         "{refused:?}"
     );
     session.commit_transaction().await.unwrap_err();

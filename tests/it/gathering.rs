@@ -10,7 +10,7 @@ use std::{
 
 use futures::{future::join_all, poll};
 use tokio::time::sleep;
-use watchlock::{AcquireError, BarrierError, InMemory, Kind, LockClient, LostReason};
+use watchlock::{AcquireError, BarrierError, InMemory, Kind, LockClient, Lost, LostReason};
 
 use crate::{
     everywhere::places,
@@ -243,7 +243,16 @@ async fn a_place_that_is_lost_is_told() {
         .await;
         b.break_lock("x").await.unwrap();
         let error = within(PATIENCE, "the loss", waiting).await.unwrap().unwrap_err();
-        assert!(matches!(error, BarrierError::Lost(LostReason::Broken)), "{error}");
+        assert!(
+            matches!(
+                error,
+                BarrierError::Lost(Lost {
+                    reason: LostReason::Broken,
+                    ..
+                })
+            ),
+            "{error}"
+        );
     }
 }
 

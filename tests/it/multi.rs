@@ -14,7 +14,7 @@ use mongodb::{
     options::ClientOptions,
 };
 use tokio::time::Instant;
-use watchlock::{AcquireError, InMemory, LockClient, LockStatus, LostReason, MultiRunError, Released};
+use watchlock::{AcquireError, InMemory, LockClient, LockStatus, LostReason, Released, RunError};
 use watchlock_testkit::shared;
 
 use crate::{
@@ -48,7 +48,7 @@ async fn all_parts_are_held_and_released_together() {
         let multi = a.multi(["y", "z", "x"]);
         assert_eq!(multi.names().collect::<Vec<_>>(), ["x", "y", "z"]);
         let handle = multi.acquire().reason("to test").await.unwrap();
-        assert_eq!((handle.status(), handle.lost_part()), (LockStatus::Held, None));
+        assert_eq!((handle.status(), handle.check()), (LockStatus::Held, Ok(())));
         for (name, token) in handle.tokens() {
             let holder = &info(&b, name).await.unwrap().holders[0];
             assert_eq!((holder.token, holder.reason.as_deref()), (token, Some("to test")));
@@ -217,7 +217,7 @@ async fn it_is_lost_when_any_part_is() {
             assert_eq!((handle.status(), handle.safe_for()), (LockStatus::Lost, Duration::ZERO));
             assert_eq!(handle.release().await.unwrap(), Released::WasLost);
             // The release of the others does not paint over it.
-            assert_eq!(view.lost_part(), Some(lost));
+            assert_eq!(view.check(), Err(lost));
             assert!(all_vacant(&b, &NAMES).await);
         }
     }
@@ -251,7 +251,7 @@ async fn a_part_lost_while_others_are_waited_for_is_waited_for_anew() {
         let token = thief.token();
         thief.release().await.unwrap();
         let handle = within(PATIENCE, "all parts", waiting).await.unwrap().unwrap();
-        assert_eq!(handle.lost_part(), None);
+        assert_eq!(handle.check(), Ok(()));
         assert!(handle.token("y").unwrap() > token);
         // What comes before the lost one in the order was never given up.
         assert_eq!(handle.token("x"), Some(kept));
@@ -275,7 +275,7 @@ async fn a_handle_with_a_lost_part_is_never_returned() {
     b.break_lock("x").await.unwrap();
     tokio::time::sleep(Duration::from_secs(1)).await;
     let handle = acquire.await.unwrap();
-    assert_eq!(handle.lost_part(), None);
+    assert_eq!(handle.check(), Ok(()));
     assert!(handle.token("x").unwrap() > before);
 }
 
@@ -328,11 +328,11 @@ async fn held_parts_are_renewed_while_others_are_waited_for() {
     tokio::time::sleep(Duration::from_secs(300)).await;
     other.release().await.unwrap();
     let handle = waiting.await.unwrap();
-    assert_eq!((handle.token("x"), handle.lost_part()), (Some(token), None));
+    assert_eq!((handle.token("x"), handle.check()), (Some(token), Ok(())));
 
     // And run out together with it when nobody renews them.
     tokio::time::advance(Duration::from_secs(31)).await;
-    assert_eq!(handle.lost_part().map(|part| part.reason), Some(LostReason::Expired));
+    assert_eq!(handle.check().unwrap_err(), LostReason::Expired);
     assert_eq!(handle.release().await.unwrap(), Released::WasLost);
 }
 
@@ -355,7 +355,7 @@ async fn run_releases_all_and_ends_what_runs_without_a_part() {
         b.break_lock("y").await.unwrap();
         let ended = within(2 * SOON, "the future is dropped", running).await.unwrap();
         assert!(
-            matches!(&ended, Err(MultiRunError::Lost(part)) if part.name == "y"),
+            matches!(&ended, Err(RunError::Lost(part)) if part.name == "y"),
             "{ended:?}"
         );
         eventually(SOON, "the other part is given back", async || {
@@ -455,9 +455,7 @@ async fn bad_names_are_refused_before_anything_is_sent() {
         for (names, words) in cases {
             let multi = locks.multi(names);
             let run = multi.run(async |_| ()).await.unwrap_err();
-            let MultiRunError::Acquire(run) = run else {
-                panic!("{run:?}")
-            };
+            let RunError::Acquire(run) = run else { panic!("{run:?}") };
             for error in [
                 multi.acquire().await.unwrap_err(),
                 multi.acquire().timeout(Duration::ZERO).await.unwrap_err(),

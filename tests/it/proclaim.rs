@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use mongodb::bson::doc;
-use watchlock::{LostReason, RenewError, WakeSource};
+use watchlock::{Lost, LostReason, RenewError, WakeSource};
 
 use crate::setup::{Ground, PATIENCE, faulty, spawn, within};
 
@@ -43,7 +43,25 @@ async fn a_write_that_comes_after_the_loss_tells_how_it_was_lost() {
         other.break_lock(name).await.unwrap().expect("it was held");
     }
     let late = leading.proclaim("one").await.unwrap_err();
-    assert!(matches!(late, RenewError::Lost(LostReason::Broken)), "{late:?}");
+    assert!(
+        matches!(
+            late,
+            RenewError::Lost(Lost {
+                reason: LostReason::Broken,
+                ..
+            })
+        ),
+        "{late:?}"
+    );
     let late = writing.downgrade().await.unwrap_err();
-    assert!(matches!(late, RenewError::Lost(LostReason::Broken)), "{late:?}");
+    assert!(
+        matches!(
+            late,
+            RenewError::Lost(Lost {
+                reason: LostReason::Broken,
+                ..
+            })
+        ),
+        "{late:?}"
+    );
 }

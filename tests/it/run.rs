@@ -9,7 +9,7 @@ use std::{
 };
 
 use mongodb::bson::{Document, doc};
-use watchlock::{AcquireError, DocumentHandle, LockClient, LostReason, MultiRunError, RunError};
+use watchlock::{AcquireError, DocumentHandle, LockClient, Lost, LostReason, RunError};
 
 use crate::{
     documents::Scene,
@@ -111,7 +111,16 @@ async fn work_under_locks_of_every_kind_takes_their_options_and_releases() {
             std::future::pending::<()>().await;
         });
         let lost = within(PATIENCE, "the loss", lost).await;
-        assert!(matches!(lost, Err(RunError::Lost(LostReason::Broken))), "{lost:?}");
+        assert!(
+            matches!(
+                lost,
+                Err(RunError::Lost(Lost {
+                    reason: LostReason::Broken,
+                    ..
+                }))
+            ),
+            "{lost:?}"
+        );
         let lost = a.multi(["p", "q"]).acquire().reason("both").run(|_| async {
             let _dropped = Dropped(dropped.clone());
             assert_eq!(reason(b, "q").await.as_deref(), Some("both"));
@@ -126,7 +135,7 @@ async fn work_under_locks_of_every_kind_takes_their_options_and_releases() {
         });
         let lost = within(PATIENCE, "the loss", lost).await;
         assert!(
-            matches!(&lost, Err(MultiRunError::Lost(part)) if part.name == "q"),
+            matches!(&lost, Err(RunError::Lost(part)) if part.name == "q"),
             "{lost:?}"
         );
         assert_eq!(dropped.load(Ordering::SeqCst), 2, "the work was dropped");
@@ -204,7 +213,16 @@ async fn work_on_a_document_may_change_or_delete_it() {
             std::future::pending::<()>().await;
         });
         let ended = within(PATIENCE, "the end", ended).await;
-        assert!(matches!(ended, Err(RunError::Lost(LostReason::Released))), "{ended:?}");
+        assert!(
+            matches!(
+                ended,
+                Err(RunError::Lost(Lost {
+                    reason: LostReason::Released,
+                    ..
+                }))
+            ),
+            "{ended:?}"
+        );
         assert_eq!(dropped.load(Ordering::SeqCst), 1);
     }
 }

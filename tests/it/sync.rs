@@ -23,8 +23,8 @@ use mongodb::{
     options::ClientOptions,
 };
 use watchlock::{
-    AcquireError, BuildError, InMemory, LockEvent, LockStatus, LostReason, MultiRunError, OperateError, Released,
-    RenewError, RunError,
+    AcquireError, BuildError, InMemory, LockEvent, LockStatus, Lost, LostReason, OperateError, Released, RenewError,
+    RunError,
     sync::{LockClient, LockClientBuilder},
 };
 
@@ -178,9 +178,15 @@ fn a_blocked_thread_learns_of_the_loss() {
             within(2 * SOON, "the loss", || blocked.join().unwrap()),
             LostReason::Broken
         );
-        assert_eq!(held.lost_within(Duration::MAX), Some(LostReason::Broken));
+        assert_eq!(held.lost_within(Duration::MAX).unwrap(), LostReason::Broken);
         assert_eq!((held.status(), held.safe_for()), (LockStatus::Lost, Duration::ZERO));
-        assert!(matches!(held.renew(), Err(RenewError::Lost(LostReason::Broken))));
+        assert!(matches!(
+            held.renew(),
+            Err(RenewError::Lost(Lost {
+                reason: LostReason::Broken,
+                ..
+            }))
+        ));
         assert_eq!(held.release().unwrap(), Released::WasLost);
     }
 }
@@ -242,7 +248,16 @@ fn run_does_the_work_under_the_lock() {
             b.break_lock("x").unwrap();
             held.lost()
         });
-        assert!(matches!(lost, Err(RunError::Lost(LostReason::Broken))), "{lost:?}");
+        assert!(
+            matches!(
+                lost,
+                Err(RunError::Lost(Lost {
+                    reason: LostReason::Broken,
+                    ..
+                }))
+            ),
+            "{lost:?}"
+        );
         let unwound = std::panic::catch_unwind(AssertUnwindSafe(|| a.mutex("x").run(|_| panic!("on purpose"))));
         assert!(unwound.is_err());
         eventually(SOON, "released as it unwinds", || is_vacant(&b, "x"));
@@ -286,7 +301,7 @@ fn work_under_every_kind_of_lock_takes_its_options() {
             held.lost()
         });
         assert!(
-            matches!(&lost, Err(MultiRunError::Lost(part)) if part.name == "q"),
+            matches!(&lost, Err(RunError::Lost(part)) if part.name == "q"),
             "{lost:?}"
         );
         let memory = watchlock::MemoryCollection::new();
@@ -355,7 +370,7 @@ fn every_kind_of_lock_works_without_async() {
             held.lost()
         });
         assert!(
-            matches!(&lost, Err(MultiRunError::Lost(part)) if part.name == "z"),
+            matches!(&lost, Err(RunError::Lost(part)) if part.name == "z"),
             "{lost:?}"
         );
 
@@ -408,7 +423,7 @@ fn documents_are_locked_in_place_by_threads() {
         assert_eq!(first.release().unwrap(), Released::Released);
 
         here.break_lock(2).unwrap();
-        assert_eq!(second.lost_within(2 * SOON), Some(LostReason::Broken));
+        assert_eq!(second.lost_within(2 * SOON).unwrap(), LostReason::Broken);
         assert!(second.delete().is_err());
         let (handle, document) = here.try_claim(filter()).run().unwrap().unwrap().into_parts();
         assert!(document.get_i32("_id").is_ok_and(|id| id == 2));
@@ -445,7 +460,7 @@ fn elements_are_locked_by_threads() {
         held.renew().unwrap();
         assert_eq!(there.inspect(1).unwrap().unwrap().holders[0].token, held.token());
         there.break_lock(1).unwrap();
-        assert_eq!(held.lost_within(2 * SOON), Some(LostReason::Broken));
+        assert_eq!(held.lost_within(2 * SOON).unwrap(), LostReason::Broken);
         assert_eq!(there.acquire(1).run().unwrap().release().unwrap(), Released::Released);
     }
 }
@@ -480,7 +495,7 @@ fn leaders_are_elected_and_observed_by_threads() {
             terms += 1;
             if terms == 1 {
                 a.break_lock("x").unwrap();
-                assert_eq!(leading.lost_within(2 * SOON), Some(LostReason::Broken));
+                assert_eq!(leading.lost_within(2 * SOON).unwrap(), LostReason::Broken);
                 return ControlFlow::Continue(());
             }
             assert_eq!(leading.lost_reason(), None);
@@ -607,7 +622,7 @@ fn a_process_that_is_forked_is_told_so_at_once() {
         fork::Fork::Child => {
             let begun = Instant::now();
             let view = held.view();
-            let states = (held.lost_reason(), held.safe_for(), held.status(), view.lost());
+            let states = (held.lost_reason(), held.safe_for(), held.status(), view.lost().reason);
             let errors = [
                 locks.mutex("y").acquire().run().unwrap_err().to_string(),
                 locks.mutex("y").try_acquire().run().unwrap_err().to_string(),

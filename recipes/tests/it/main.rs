@@ -20,7 +20,7 @@ use tokio::{
     time::timeout,
 };
 use tracing::Instrument as _;
-use watchlock::{AcquireError, FencingToken, LockClient, LostReason, RunError};
+use watchlock::{AcquireError, FencingToken, LockClient, RunError};
 use watchlock_recipes::{cron, leader, opentelemetry, outbox, web_service};
 use watchlock_testkit::shared;
 
@@ -110,12 +110,14 @@ async fn a_web_service_excludes_requests_and_ends_gracefully() {
 async fn a_web_service_answers_without_details_and_tells_interrupted_work_from_work_that_was_not_begun() {
     let locks = LockClient::in_memory();
     let invoice = locks.mutex("invoice-42");
-    let _held = invoice.acquire().await.unwrap();
+    let held = invoice.acquire().await.unwrap();
     let taken = invoice.acquire().timeout(Duration::ZERO).await.unwrap_err();
     // There was no time to ask.
     let unanswered = invoice.try_acquire().timeout(Duration::ZERO).await.unwrap_err();
+    locks.break_lock("invoice-42").await.unwrap();
+    let lost = held.check().unwrap_err();
     let answers = [
-        (RunError::from(LostReason::Broken), 500, "billed in part"),
+        (lost.into(), 500, "billed in part"),
         (RunError::Acquire(AcquireError::Closed), 503, "try again"),
         (taken.into(), 409, "being billed"),
         (unanswered.into(), 503, "try again"),

@@ -173,9 +173,7 @@ impl<E: DeserializeOwned> ElementHandle<E> {
     /// Finds the reason after the server said that this handle no longer holds the lock, or that there is not exactly
     /// one such element; there may be none any more.
     async fn check_after_refusal(&self) -> Result<(), DocumentError> {
-        if let Some(reason) = self.session.verified(self.handle.hold()).await {
-            return Err(reason.into());
-        }
+        self.session.verified(self.handle.hold()).await?;
         let found = self.session.elements(self.handle.name()).await?;
         match found.map_or(0, |found| found.len()) {
             0 => Err(DocumentError::NoElement),

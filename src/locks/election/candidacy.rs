@@ -11,7 +11,7 @@ use crate::{
     backoff::Backoff,
     error::{AcquireError, CandidacyError},
     handle::LockView,
-    status::LostReason,
+    status::{Lost, LostReason},
     telemetry,
 };
 
@@ -64,7 +64,7 @@ impl Election {
     /// Leads in the background, with callbacks: `elected` when a term begins, `lost` when it ends.
     ///
     /// It ends, and resigns, when the returned [`Candidacy`] is withdrawn or dropped. If it is withdrawn while it leads,
-    /// `lost` is called with [`LostReason::Released`]; if it is dropped, no callback comes. Call it on a tokio runtime.
+    /// the reason of the loss is [`LostReason::Released`]; if it is dropped, no callback comes. Call it on a tokio runtime.
     ///
     /// It ends by itself after an error of a campaign, and when a callback panics: then without a further callback, and
     /// a leader resigns. [`Candidacy::ended`] reports that, and so does a `WARN` event, `watchlock.candidacy_ended`.
@@ -77,7 +77,7 @@ impl Election {
     /// let candidacy = locks.election("scheduler").stand(
     ///     "node 7",
     ///     |leading| println!("elected, token {}", leading.token()),
-    ///     |reason| println!("no longer the leader: {reason}"),
+    ///     |lost| println!("no longer the leader: {lost}"),
     /// );
     /// tokio::select! {
     ///     () = async { /* until the program is told to stop */ } => {}
@@ -90,7 +90,7 @@ impl Election {
         &self,
         value: impl Into<String>,
         elected: impl FnMut(LockView) + Send + 'static,
-        lost: impl FnMut(LostReason) + Send + 'static,
+        lost: impl FnMut(Lost) + Send + 'static,
     ) -> Candidacy {
         let (withdrawn, result) = (CancellationToken::new(), watch::Sender::new(None));
         let ended = result.subscribe();
@@ -120,7 +120,7 @@ impl Election {
         &self,
         value: &str,
         mut elected: impl FnMut(LockView),
-        mut lost: impl FnMut(LostReason),
+        mut lost: impl FnMut(Lost),
         until: CancellationToken,
     ) -> Result<(), AcquireError> {
         loop {
@@ -131,9 +131,9 @@ impl Election {
             };
             elected(leadership.view());
             tokio::select! {
-                reason = leadership.lost() => lost(reason),
+                loss = leadership.lost() => lost(loss),
                 () = until.cancelled() => {
-                    lost(LostReason::Released);
+                    lost(leadership.lost_as(LostReason::Released));
                     // The lease limits an unconfirmed resignation.
                     let _ = leadership.resign().await;
                     return Ok(());

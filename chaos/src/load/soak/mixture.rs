@@ -246,7 +246,7 @@ async fn multi(service: &Service, random: &mut Random) -> bool {
         .map(|(name, asked)| asked.granted(view.part(name)?.clone()))
         .collect();
     sleep(random.millis(0..100)).await;
-    if let Some(lost) = view.lost_part() {
+    if let Err(lost) = view.check() {
         service.ledger.complain(format!("{names:?}: {lost}"));
     }
     if let Err(error) = handle.release().await {

@@ -99,18 +99,17 @@ impl Service {
     /// Holds a lock for a while. Returns whether it still does.
     pub(super) async fn hold(&self, view: &LockView, hold: Duration) -> bool {
         let since = Instant::now();
-        let lost = tokio::select! {
+        let kept = tokio::select! {
             biased;
-            reason = view.lost() => Some(reason),
-            () = sleep(hold) => view.lost_reason(),
+            lost = view.lost() => Err(lost),
+            () = sleep(hold) => view.check(),
         };
-        if let Some(reason) = lost {
+        if let Err(lost) = &kept {
             // Nothing here takes a lock away from a client that runs.
-            let (name, held) = (view.name(), since.elapsed());
-            self.ledger
-                .complain(format!("{}: {name} was lost after {held:?}: {reason}", self.label));
+            let held = since.elapsed();
+            self.ledger.complain(format!("{}: after {held:?}, {lost}", self.label));
         }
-        lost.is_none()
+        kept.is_ok()
     }
 
     /// Releases a lock, or drops its handle.
