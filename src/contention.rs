@@ -6,12 +6,16 @@ use std::{
 };
 
 use crate::{
+    brief::shown_up_to,
     inspect::{HolderInfo, who},
     protocol::{ServerTime, State},
 };
 
 /// Limits the holders that a message names; a readers-writer lock can have hundreds.
 const NAMED: usize = 3;
+
+/// Limits the bytes of a reason in a message, which may be that of several holders.
+const REASON_MOST: usize = 100;
 
 /// News younger than this is shown without its age.
 const RECENT: Duration = Duration::from_secs(1);
@@ -25,7 +29,8 @@ const RECENT: Duration = Duration::from_secs(1);
 /// [`age`](Self::age) has its age. Only the number of waiters is as recent as the last look.
 ///
 /// Its `Display` is a sentence for people, without the name of the lock: ``held by billing (host-a, process 4711) for
-/// 12s, because of "monthly run"; 2 waiters ahead of us``.
+/// 12s, because of "monthly run"; 2 waiters ahead of us``. The time of the hold is counted up to the error, as if it
+/// went on since the report.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Contention {
@@ -87,19 +92,24 @@ impl Contention {
 
     fn holder(&self, holder: &HolderInfo, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         who(f, holder.label.as_deref(), &holder.host, holder.pid)?;
-        let span = |from: SystemTime, to: SystemTime| rounded(to.duration_since(from).unwrap_or(Duration::ZERO));
+        // The report may be old, and tells of a holder that was granted the lock by the very write that it is of.
+        let now = self.as_of.checked_add(self.age).unwrap_or(self.as_of);
         match holder.released {
             None if holder.idle => {}
-            None => write!(f, " for {:?}", span(holder.since, self.as_of))?,
+            None => write!(f, " for {}", Rounded::between(holder.since, now))?,
             Some(released) => write!(
                 f,
-                " for {:?} more, released {:?} ago",
-                span(self.as_of, holder.until),
-                span(released, self.as_of)
+                " for {} more, released {} ago",
+                Rounded::between(now, holder.until),
+                Rounded::between(released, now)
             )?,
         }
         if let Some(reason) = &holder.reason {
-            write!(f, ", because of {reason:?}")?;
+            write!(
+                f,
+                ", because of {}",
+                shown_up_to(REASON_MOST, format_args!("{reason:?}"))
+            )?;
         }
         Ok(())
     }
@@ -142,18 +152,29 @@ impl fmt::Display for Contention {
             before => write!(f, "{before} waiters ahead of us")?,
         }
         if self.age >= RECENT {
-            write!(f, " (as of {:?} ago)", rounded(self.age))?;
+            write!(f, " (by a report of {} ago)", Rounded(self.age))?;
         }
         Ok(())
     }
 }
 
-/// Rounds a duration for people: to seconds, or to milliseconds if it is less than one second.
-pub(crate) fn rounded(duration: Duration) -> Duration {
-    if duration < Duration::from_secs(1) {
-        Duration::from_millis(u64::try_from(duration.as_millis()).unwrap_or(0))
-    } else {
-        Duration::from_secs(duration.as_secs())
+/// A measured duration for people: in whole seconds, or in milliseconds if it is less than one second.
+///
+/// A duration that somebody has set is shown as it was set.
+pub(crate) struct Rounded(pub(crate) Duration);
+
+impl Rounded {
+    pub(crate) fn between(from: SystemTime, to: SystemTime) -> Self {
+        Self(to.duration_since(from).unwrap_or(Duration::ZERO))
+    }
+}
+
+impl fmt::Display for Rounded {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match (self.0.as_secs(), self.0.subsec_millis()) {
+            (0, millis) if millis > 0 => write!(f, "{millis}ms"),
+            (seconds, _) => write!(f, "{seconds}s"),
+        }
     }
 }
 
@@ -216,8 +237,9 @@ mod tests {
         );
         assert_eq!(
             told(vec![holder("us-1", None, None)], 0, Duration::from_millis(3_200)),
-            "held by process 4711 on host-a for 12s, which is this client (as of 3s ago)"
+            "held by process 4711 on host-a for 15s, which is this client (by a report of 3s ago)"
         );
+        let billing_again = billing.clone();
         let many = vec![
             billing,
             holder("a-2", None, None),
@@ -228,6 +250,16 @@ mod tests {
             "; and by process 4711 on host-a for 12s; this client is one of them; and by 1 more; 1 waiter ahead of us"
         ));
         assert_eq!(told(Vec::new(), 1, Duration::ZERO), "1 waiter ahead of us");
+        // The report is of the write that granted the lock.
+        let fresh = Holder {
+            since: ServerTime(13_400),
+            ..billing_again
+        };
+        assert_eq!(
+            told(vec![fresh.clone()], 0, Duration::from_millis(5_250)),
+            "held by billing (host-a, process 4711) for 5s, because of \"monthly run\" (by a report of 5s ago)"
+        );
+        assert!(told(vec![fresh], 0, Duration::from_micros(300)).contains(" for 0s,"));
         let full = Contention {
             queue_full: true,
             ..Contention::behind(256)

@@ -6,6 +6,7 @@ use std::{
 };
 
 use crate::{
+    brief::shown_up_to,
     protocol::{Ended, Exchange, HoldEnd, Holder, Kind, Owner, ServerTime, State},
     token::FencingToken,
 };
@@ -346,12 +347,16 @@ impl fmt::Display for WaiterInfo {
     }
 }
 
+/// Limits the bytes of a label or a host in a line.
+const WHO_MOST: usize = 64;
+
 /// Writes who an entry is of, for people to read. Escapes control characters: text written by others may contain
 /// anything, and is shown on terminals.
 pub(crate) fn who(f: &mut fmt::Formatter<'_>, label: Option<&str>, host: &str, pid: u32) -> fmt::Result {
-    let host = host.escape_debug();
+    let shown = |text: &str| shown_up_to(WHO_MOST, text.escape_debug()).to_string();
+    let host = shown(host);
     match label {
-        Some(label) => write!(f, "{} ({host}, process {pid})", label.escape_debug()),
+        Some(label) => write!(f, "{} ({host}, process {pid})", shown(label)),
         None => write!(f, "process {pid} on {host}"),
     }
 }

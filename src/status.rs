@@ -2,7 +2,7 @@
 
 use std::{error::Error, fmt};
 
-use crate::token::FencingToken;
+use crate::{brief::shown, token::FencingToken};
 
 /// The safety of a held lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -95,7 +95,7 @@ impl fmt::Display for LostReason {
 /// The lock that is no longer held, and why. Of a [`MultiLock`](crate::MultiLock), the part.
 ///
 /// It is an error, and equal to its [`reason`](Self::reason), so that `lost == LostReason::Broken` can be asked.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub struct Lost {
     /// The name of the lock.
@@ -114,11 +114,17 @@ impl PartialEq<LostReason> for Lost {
 
 impl fmt::Display for Lost {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (name, reason) = (self.name.escape_debug(), self.reason);
+        let (name, reason) = (shown(self.name.escape_debug()), self.reason);
         match reason {
             LostReason::Released => write!(f, "`{name}` is no longer held: {reason}"),
             _ => write!(f, "`{name}` is lost: {reason}"),
         }
+    }
+}
+
+impl fmt::Debug for Lost {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Lost").field(&format_args!("{self}")).finish()
     }
 }
 

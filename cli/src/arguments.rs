@@ -670,6 +670,15 @@ fn value(text: &str) -> Result<String, String> {
     }
 }
 
+/// Checks a duration. The library refuses longer ones too, but only what connecting has left of them.
 fn duration(text: &str) -> Result<Duration, String> {
-    humantime::parse_duration(text).map_err(|error| format!("{error}; write it as 500ms, 5s, 2m or 1h 30m"))
+    const MOST: Duration = Duration::from_secs(366 * 24 * 3600);
+
+    match humantime::parse_duration(text) {
+        Ok(length) if length > MOST => Err(format!(
+            "{length:?} is longer than the longest accepted value, {MOST:?}"
+        )),
+        Ok(length) => Ok(length),
+        Err(error) => Err(format!("{error}; write it as 500ms, 5s, 2m or 1h 30m")),
+    }
 }

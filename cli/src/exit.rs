@@ -1,7 +1,6 @@
 //! The end of the program: its exit codes, and its messages when it fails.
 
 use std::{
-    error::Error,
     fmt::Display,
     io::{self, ErrorKind},
     process::ExitCode,
@@ -137,23 +136,11 @@ impl From<ServerError> for Failure {
     }
 }
 
-/// Describes the trouble and its cause in one line, without the driver's labels and the like.
+/// Describes the trouble in one line.
 fn message(error: &ServerError) -> String {
-    let cause = match (error.driver(), error.source()) {
-        (Some(driver), _) => Some(driver.kind.to_string()),
-        (None, source) => source.map(ToString::to_string),
-    };
-    match (error.kind(), cause) {
-        // The server's text quotes the whole command.
-        (ServerErrorKind::Unauthorized(missing), _) if missing.namespace.is_some() => {
-            format!("{missing}; see `watchlock doctor`")
-        }
-        (ServerErrorKind::Unauthorized(missing), Some(cause)) => {
-            format!("{missing}: {cause}; see `watchlock doctor`")
-        }
-        // The error is its own cause.
-        (ServerErrorKind::NoRuntime, _) | (_, None) => error.to_string(),
-        (_, Some(cause)) => format!("{error}: {cause}"),
+    match error.kind() {
+        ServerErrorKind::Unauthorized(_) => format!("{error}; see `watchlock doctor`"),
+        _ => error.to_string(),
     }
 }
 

@@ -4,7 +4,7 @@ use std::{ffi::OsString, path::Path, process::ExitCode, time::Duration};
 
 use rustix::process::Signal;
 use tokio::time::{Instant, timeout};
-use watchlock::{AcquireError, LockClient, Once, Released, Turn};
+use watchlock::{AcquireError, LockClient, Once, ReleaseError, Released, Turn};
 
 use crate::{
     arguments::Run,
@@ -381,9 +381,9 @@ async fn release(held: Held, done: bool, verbose: bool, signals: &mut Signals) -
         }
         Ok(_) => Some("it was taken away before it could be released".to_owned()),
         Err(error) => {
-            let why = match std::error::Error::source(&error) {
-                Some(source) => format!("{error}: {source}"),
-                None => error.to_string(),
+            let why = match error {
+                ReleaseError::Server { error, .. } => error.to_string(),
+                error => error.to_string(),
             };
             let then = if records {
                 ", and may then be run again in this period"

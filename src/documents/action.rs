@@ -283,9 +283,9 @@ fn read<T: DeserializeOwned>(
 ) -> Result<DocumentHandle<T>, AcquireError> {
     match read_as(document) {
         Ok(document) => Ok(DocumentHandle::new(session.clone(), handle, id, document)),
-        Err(source) => Err(AcquireError::Unreadable {
+        Err(cause) => Err(AcquireError::Unreadable {
             name: handle.name().to_owned(),
-            source,
+            cause,
         }),
     }
 }
@@ -522,10 +522,10 @@ async fn claim<T: DeserializeOwned>(
         let handle = LockHandle::new(session.alone(), hold);
         let id = document.get("_id").cloned().unwrap_or(Bson::Null);
         match read(session, handle, id.clone(), &document) {
-            Err(AcquireError::Unreadable { name, source }) => {
+            Err(AcquireError::Unreadable { name, cause }) => {
                 // It was released when it was dropped, and the next one is claimed.
-                session.pass_over(id, source.clone());
-                unreadable = Some(AcquireError::Unreadable { name, source });
+                session.pass_over(id, cause.clone());
+                unreadable = Some(AcquireError::Unreadable { name, cause });
             }
             handle => return handle.map(|handle| Some(handle.with_attempt(attempt))),
         }

@@ -226,7 +226,7 @@ impl<T: DeserializeOwned> DocumentHandle<T> {
         check_update(&update, self.session.documents().place())?;
         before_write(&self.session, &self.handle).await?;
         match self.session.change(self.handle.hold(), update).await? {
-            Some(document) => read_as(&document).map_err(|source| DocumentError::Unreadable { source }),
+            Some(document) => read_as(&document).map_err(|cause| DocumentError::Unreadable { cause }),
             None => Err(self.lost_it().await),
         }
     }

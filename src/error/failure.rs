@@ -41,6 +41,11 @@ pub(super) fn broke_off(error: &Error) -> bool {
     matches!(&*error.kind, ErrorKind::Io(_) | ErrorKind::ConnectionPoolCleared { .. })
 }
 
+/// Reports whether a write was applied, and is not confirmed by as many members as it should be.
+pub(super) fn is_unconfirmed(error: &Error) -> bool {
+    matches!(&*error.kind, ErrorKind::Write(WriteFailure::WriteConcernError(_)))
+}
+
 pub(super) fn found_no_server(error: &Error) -> bool {
     matches!(&*error.kind, ErrorKind::ServerSelection { .. })
 }

@@ -1,5 +1,21 @@
 //! Errors, by operation.
+//!
+//! Each says its cause in its message, in less than [`MESSAGE_MOST`] bytes, and shows no more in `Debug`: what `unwrap`
+//! prints and what a chain of errors adds up to fits into a log, and has no command or document in it. So an error that
+//! contains another has its text, and no [`source`](StdError::source).
 
+/// Shows errors in `Debug` by their message.
+macro_rules! debug_as_message {
+    ($($error:ident),*) => {$(
+        impl std::fmt::Debug for $error {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.debug_tuple(stringify!($error)).field(&format_args!("{self}")).finish()
+            }
+        }
+    )*};
+}
+
+mod cause;
 pub(crate) mod failure;
 mod server;
 pub(crate) mod store;
@@ -7,6 +23,7 @@ pub(crate) mod store;
 use std::{error::Error as StdError, fmt, sync::Arc, time::Duration};
 
 use crate::{
+    brief::{shown, shown_up_to},
     contention::Contention,
     protocol::{Kind, State},
     status::Lost,
@@ -16,11 +33,29 @@ use crate::{
 pub use crate::input::InvalidInput;
 pub use server::{MissingPrivilege, ServerError, ServerErrorKind};
 
+/// Limits the bytes of a message, of which the longest names the holders of a lock.
+const MESSAGE_MOST: usize = 900;
+
+debug_as_message!(
+    KindMismatch,
+    BuildError,
+    AcquireError,
+    ReleaseError,
+    CandidacyError,
+    BarrierError,
+    RenewError,
+    DocumentError,
+    RunError,
+    OperateError,
+    FenceError,
+    GuardError
+);
+
 /// A kind mismatch: the name is in use as another kind of lock, or as one of another capacity.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
     "`{}` is in use as {}, and was requested as {}",
-    name.escape_debug(), described(*found, *found_capacity), described(*wanted, *wanted_capacity)
+    shown(name.escape_debug()), described(*found, *found_capacity), described(*wanted, *wanted_capacity)
 )]
 #[non_exhaustive]
 pub struct KindMismatch {
@@ -63,7 +98,7 @@ fn described(kind: Kind, capacity: u64) -> String {
 }
 
 /// The reason why a [`LockClient`](crate::LockClient) could not be built.
-#[derive(Clone, Debug, thiserror::Error)]
+#[derive(Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum BuildError {
     /// A setting is out of bounds, or two do not fit each other.
@@ -78,7 +113,7 @@ pub enum BuildError {
 }
 
 /// The reason why a lock was not acquired.
-#[derive(Clone, Debug, thiserror::Error)]
+#[derive(Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum AcquireError {
     /// The name or an option is out of bounds; nothing was sent.
@@ -88,7 +123,7 @@ pub enum AcquireError {
     /// behind.
     ///
     /// A web service answers its caller that somebody else is at work: `409 Conflict`.
-    #[error("{}", Overdue { name, waited: *waited, contention: contention.as_deref() })]
+    #[error("{}", shown_up_to(MESSAGE_MOST, Overdue { name, waited: *waited, contention: contention.as_deref() }))]
     #[non_exhaustive]
     Timeout {
         /// The name of the lock.
@@ -103,7 +138,13 @@ pub enum AcquireError {
     /// lock's present state, and it may be free. No queue position is left behind.
     ///
     /// A web service answers its caller that it can't serve at the moment: `503 Service Unavailable`.
-    #[error("{}", Silent { name, waited: *waited, contention: contention.as_deref(), error: error.as_ref() })]
+    #[error(
+        "{}",
+        shown_up_to(
+            MESSAGE_MOST,
+            Silent { name, waited: *waited, contention: contention.as_deref(), error: error.as_ref() }
+        )
+    )]
     #[non_exhaustive]
     Unanswered {
         /// The name of the lock.
@@ -117,7 +158,7 @@ pub enum AcquireError {
     },
     /// The lock was not free at once, and the try asked for the holder:
     /// [`TryAcquire::or_held`](crate::TryAcquire::or_held).
-    #[error("`{}` is not free: {contention}", name.escape_debug())]
+    #[error("{}", shown_up_to(MESSAGE_MOST, format_args!("`{}` is not free: {contention}", shown(name.escape_debug()))))]
     #[non_exhaustive]
     Held {
         /// The name of the lock.
@@ -133,7 +174,7 @@ pub enum AcquireError {
     #[error(transparent)]
     Server(#[from] ServerError),
     /// There is no document with this `_id` to lock. Only from [`DocumentLocks`](crate::DocumentLocks).
-    #[error("there is no document {name} to lock")]
+    #[error("there is no document {} to lock", shown(name.escape_debug()))]
     #[non_exhaustive]
     NoDocument {
         /// The requested `_id`, as text.
@@ -141,7 +182,7 @@ pub enum AcquireError {
     },
     /// There is no element with this key in the array to lock, or no such document. Only from
     /// [`ElementLocks`](crate::ElementLocks).
-    #[error("there is no element in `{array}` to lock as {name}")]
+    #[error("there is no element in `{array}` to lock as {}", shown(name.escape_debug()))]
     #[non_exhaustive]
     NoElement {
         /// The requested `_id` and key, as text.
@@ -151,7 +192,7 @@ pub enum AcquireError {
     },
     /// Several elements of the array have this key, so it does not say which to lock; none is. Only from
     /// [`ElementLocks`](crate::ElementLocks).
-    #[error("{matched} elements in `{array}` match {name}; the key of an element must match one")]
+    #[error("{matched} elements in `{array}` match {}; the key of an element must match one", shown(name.escape_debug()))]
     #[non_exhaustive]
     AmbiguousElement {
         /// The requested `_id` and key, as text.
@@ -163,25 +204,25 @@ pub enum AcquireError {
     },
     /// A document was locked but could not be read as the requested type; its lock is released. Only from
     /// [`DocumentLocks`](crate::DocumentLocks).
-    #[error("the document {name} could not be read")]
+    #[error("the document {} could not be read: {cause}", shown(name.escape_debug()))]
     #[non_exhaustive]
     Unreadable {
         /// The `_id` of the document, as text.
         name: String,
         /// The reason why it can't be read.
-        source: Arc<dyn StdError + Send + Sync>,
+        cause: Arc<dyn StdError + Send + Sync>,
     },
     /// None of the matching documents can be claimed: the field of their lock holds something else, the server refuses
     /// to write them, or their `_id` is too long. Only from [`DocumentLocks`](crate::DocumentLocks).
     ///
     /// An event `watchlock.passed_over` reports each of them.
-    #[error("the document {name} can't be claimed, and no other matches")]
+    #[error("the document {} can't be claimed, and no other matches: {cause}", shown(name.escape_debug()))]
     #[non_exhaustive]
     Unclaimable {
         /// The `_id` of one of them, as text; the beginning of a long one.
         name: String,
         /// The reason why it can't be claimed.
-        source: Arc<dyn StdError + Send + Sync>,
+        cause: Arc<dyn StdError + Send + Sync>,
     },
     /// The client was shut down.
     #[error("the lock client was shut down")]
@@ -197,7 +238,7 @@ struct Overdue<'a> {
 
 impl fmt::Display for Overdue<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (name, within) = (self.name.escape_debug(), Within(self.waited));
+        let (name, within) = (shown(self.name.escape_debug()), Within(self.waited));
         match self.contention {
             Some(contention) => write!(f, "`{name}` was not free{within}: {contention}"),
             None => write!(f, "`{name}` was not acquired{within}"),
@@ -245,11 +286,11 @@ impl fmt::Display for Within {
 }
 
 /// The reason why a release could not be confirmed. The lease limits how long the lock stays taken.
-#[derive(Clone, Debug, thiserror::Error)]
+#[derive(Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum ReleaseError {
     /// The server refused, or could not be reached for the time of a lease.
-    #[error("the release of `{}` was not confirmed: {error}", name.escape_debug())]
+    #[error("the release of `{}` was not confirmed: {error}", shown(name.escape_debug()))]
     #[non_exhaustive]
     Server {
         /// The name of the lock.
@@ -260,14 +301,14 @@ pub enum ReleaseError {
 }
 
 /// The reason why a [`Candidacy`](crate::Candidacy) ended by itself.
-#[derive(Clone, Debug, thiserror::Error)]
+#[derive(Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum CandidacyError {
     /// A campaign failed.
     #[error(transparent)]
     Campaign(#[from] AcquireError),
     /// A callback of the candidate panicked.
-    #[error("a callback of the candidate panicked: {message}")]
+    #[error("a callback of the candidate panicked: {}", shown(message.escape_debug()))]
     #[non_exhaustive]
     Panicked {
         /// The panic's message, 1,024 bytes at most.
@@ -279,7 +320,7 @@ pub enum CandidacyError {
 }
 
 /// The reason why a [`Barrier`](crate::Barrier) was not passed.
-#[derive(Clone, Debug, thiserror::Error)]
+#[derive(Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum BarrierError {
     /// This party failed before it announced itself, so no other party has counted on it.
@@ -294,7 +335,7 @@ pub enum BarrierError {
 }
 
 /// The reason why a renewal or a proclamation did not succeed.
-#[derive(Clone, Debug, thiserror::Error)]
+#[derive(Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum RenewError {
     /// A value is out of bounds; nothing was sent.
@@ -309,7 +350,7 @@ pub enum RenewError {
 }
 
 /// The reason why a locked document was not changed or deleted.
-#[derive(Clone, Debug, thiserror::Error)]
+#[derive(Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum DocumentError {
     /// The update would touch the lock; nothing was sent.
@@ -341,17 +382,17 @@ pub enum DocumentError {
         matched: usize,
     },
     /// The document was updated, but can't be read as the requested type any more.
-    #[error("the updated document could not be read")]
+    #[error("the updated document could not be read: {cause}")]
     #[non_exhaustive]
     Unreadable {
         /// The reason why it can't be read.
-        source: Arc<dyn StdError + Send + Sync>,
+        cause: Arc<dyn StdError + Send + Sync>,
     },
 }
 
 /// The reason why [`run`](crate::Mutex::run) did not run its future to the end; the same for
 /// [several locks](crate::MultiLock::run).
-#[derive(Clone, Debug, thiserror::Error)]
+#[derive(Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum RunError {
     /// The lock was not acquired: the future was never started.
@@ -363,7 +404,7 @@ pub enum RunError {
 }
 
 /// The reason why a lock could not be inspected or broken.
-#[derive(Clone, Debug, thiserror::Error)]
+#[derive(Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum OperateError {
     /// The name is in use as another kind of lock.
@@ -396,7 +437,7 @@ pub struct Fenced {
 }
 
 /// The reason why a write under a [`Fence`](crate::Fence) was not done.
-#[derive(Clone, Debug, thiserror::Error)]
+#[derive(Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum FenceError {
     /// The update, the document or the filter is unsuitable for a fence; nothing was sent.
@@ -406,7 +447,10 @@ pub enum FenceError {
     #[error(transparent)]
     Fenced(#[from] Fenced),
     /// The place of the token in the document holds something else. Nothing was written.
-    #[error("the field `{field}` of the document can't hold a fencing token, as it holds something else: {found}")]
+    #[error(
+        "the field `{}` of the document can't hold a fencing token, as it holds something else: {found}",
+        shown(field.escape_debug())
+    )]
     #[non_exhaustive]
     Occupied {
         /// The path of the token's field.
@@ -432,7 +476,7 @@ impl From<FenceError> for mongodb::error::Error {
 }
 
 /// The reason why a lock could not guard a transaction.
-#[derive(Clone, Debug, thiserror::Error)]
+#[derive(Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum GuardError {
     /// The lock is lost. The transaction can't be committed any more.
@@ -441,7 +485,7 @@ pub enum GuardError {
     /// The transaction reads data from a time before the lock was acquired. It can't be committed any more; run it
     /// again. The error has the label `TransientTransactionError`.
     #[error("the transaction was aborted, as it began before the lock was acquired")]
-    Outdated(#[source] ServerError),
+    Outdated(ServerError),
     /// The transaction has itself deleted the locked document, or replaced it without its lock, so there is nothing
     /// left to guard. It can't be committed, and running it again would end the same way: guard first.
     #[error(

@@ -5,12 +5,25 @@ use std::{error::Error as StdError, fmt};
 use mongodb::error::{Error as DriverError, ErrorKind};
 
 use super::{failure::UNAUTHORIZED, store::StoreError};
+use crate::brief::shown;
 
 /// The server could not be reached, or it refused.
 ///
-/// [`kind`](Self::kind) distinguishes these cases for a program; [`source`](StdError::source) is the driver's error if
-/// there is one.
-#[derive(Clone, Debug)]
+/// [`kind`](Self::kind) distinguishes these cases for a program. The message says the cause in a line: the server's code
+/// and its name, and the missing privilege. `Debug` shows no more, and there is no [`source`](StdError::source): the
+/// driver's own error, which [`driver`](Self::driver) returns, is of any size.
+///
+/// # Examples
+///
+/// ```
+/// # async fn example(locks: watchlock::LockClient) {
+/// if let Err(error) = locks.mutex("invoices").acquire().await {
+///     // the server refused the operation: Unauthorized (13): missing one of `find`, `insert`, `update` on app.locks
+///     eprintln!("{error}");
+/// }
+/// # }
+/// ```
+#[derive(Clone)]
 pub struct ServerError(StoreError);
 
 /// The kind of a [`ServerError`].
@@ -96,8 +109,11 @@ impl ServerError {
     }
 
     /// Returns the driver's error, with its labels and the server's full answer, if the driver reported it.
+    ///
+    /// Its `Display` and `Debug` have no bounds: they show the refused command with its pipeline, the server's answer,
+    /// and documents. So think before you log them.
     pub fn driver(&self) -> Option<&DriverError> {
-        self.source()?.downcast_ref()
+        self.0.driver()
     }
 
     /// Returns whether the driver's error has this label, such as
@@ -155,7 +171,7 @@ impl fmt::Display for MissingPrivilege {
             actions => write!(f, "one of `{}`", actions.join("`, `"))?,
         }
         match &self.namespace {
-            Some(namespace) => write!(f, " on {namespace}"),
+            Some(namespace) => write!(f, " on {}", shown(namespace.escape_debug())),
             None => Ok(()),
         }
     }
@@ -163,15 +179,19 @@ impl fmt::Display for MissingPrivilege {
 
 impl fmt::Display for ServerError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
+        match self.kind() {
+            // The server's text has the command instead.
+            ServerErrorKind::Unauthorized(missing) if missing.namespace.is_some() => {
+                write!(f, "the server refused the operation: {}: {missing}", self.0.cause())
+            }
+            _ => self.0.fmt(f),
+        }
     }
 }
 
-impl StdError for ServerError {
-    fn source(&self) -> Option<&(dyn StdError + 'static)> {
-        self.0.source()
-    }
-}
+debug_as_message!(ServerError);
+
+impl StdError for ServerError {}
 
 impl From<StoreError> for ServerError {
     fn from(error: StoreError) -> Self {
@@ -195,7 +215,186 @@ impl From<ServerError> for DriverError {
 
 #[cfg(test)]
 mod tests {
+    use mongodb::{
+        bson::{Bson, Deserializer, Document, doc},
+        error::{CommandError, WriteConcernError, WriteError, WriteFailure},
+    };
+    use serde::Deserialize;
+
     use super::*;
+    use crate::{
+        contention::Contention,
+        error::{
+            AcquireError, BarrierError, BuildError, CandidacyError, DocumentError, FenceError, GuardError,
+            OperateError, ReleaseError, RenewError, RunError,
+        },
+        protocol::document::Malformed,
+        store::typed::read_as,
+    };
+
+    /// A part of an answer as the driver reads it.
+    fn part<T: for<'de> Deserialize<'de>>(answer: Document) -> T {
+        T::deserialize(Deserializer::new(Bson::Document(answer))).unwrap()
+    }
+
+    fn refusal(code: i32, name: &str, message: &str) -> DriverError {
+        let answer = doc! { "code": code, "codeName": name, "errmsg": message };
+        ErrorKind::Command(part::<CommandError>(answer)).into()
+    }
+
+    /// A text that nobody wants to read in a log.
+    fn pipeline() -> String {
+        "{ $set: { holders: { $filter: { signature: 5 } } } }, ".repeat(200)
+    }
+
+    /// Errors of all kinds, and what their messages must have.
+    fn errors() -> Vec<(StoreError, &'static str)> {
+        let quoted = pipeline();
+        let command =
+            format!("not authorized on app to execute command {{ findAndModify: \"locks\", update: [ {quoted} ] }}");
+        let write: WriteError =
+            part(doc! { "code": 121, "errmsg": "Document failed validation", "errInfo": { "x": &quoted } });
+        let duplicate: WriteError = part(doc! {
+            "code": 11000, "errmsg": format!("E11000 duplicate key error collection: app.x index: y dup key: {quoted}"),
+        });
+        let concern: WriteConcernError = part(
+            doc! { "code": 100, "codeName": "UnsatisfiableWriteConcern", "errmsg": &quoted, "errInfo": { "x": &quoted } },
+        );
+        let (lock, later) = (
+            Malformed::occupied("watchlock".to_owned()),
+            Malformed::Newer { found: 9 },
+        );
+        let drivers: [(DriverError, &str); 8] = [
+            (refusal(13, "Unauthorized", &command), "Unauthorized (13)"),
+            (
+                refusal(18, "AuthenticationFailed", "Authentication failed."),
+                "AuthenticationFailed (18)",
+            ),
+            (
+                refusal(2, "BadValue", &format!("unknown operator: $foo{quoted}")),
+                "BadValue (2): unknown operator: $foo",
+            ),
+            (
+                ErrorKind::Write(WriteFailure::WriteError(write)).into(),
+                "DocumentValidationFailure (121): Document failed",
+            ),
+            (
+                ErrorKind::Write(WriteFailure::WriteError(duplicate)).into(),
+                "DuplicateKey (11000): E11000 duplicate key",
+            ),
+            (
+                ErrorKind::Write(WriteFailure::WriteConcernError(concern)).into(),
+                "UnsatisfiableWriteConcern (100)",
+            ),
+            (
+                std::io::Error::other(format!("connection reset by peer {quoted}")).into(),
+                "I/O error: connection reset",
+            ),
+            (
+                DriverError::custom("word ".repeat(1_000)),
+                "Custom user error: word word",
+            ),
+        ];
+        let mut errors: Vec<_> = drivers.map(|(error, cause)| (error.into(), cause)).into();
+        errors.extend([
+            (StoreError::overdue(), "within the time of a lease"),
+            (
+                StoreError::unanswered(std::time::Duration::from_micros(4_003_218)),
+                "did not answer for 4s",
+            ),
+            (StoreError::runtime_ended(), "the runtime"),
+            (StoreError::forked(), "forked"),
+            (StoreError::stands_still(), "stalled"),
+            (StoreError::too_long(9_000), "9000 bytes"),
+            (lock.into(), "is not a lock: field `watchlock` is not a sub-document"),
+            (later.into(), "protocol 9"),
+        ]);
+        errors
+    }
+
+    /// The message, `Debug`, and the chain of sources as programs print it.
+    fn checked(error: &(dyn StdError + 'static)) -> String {
+        let mut chain = error.to_string();
+        let mut source = error.source();
+        while let Some(cause) = source {
+            chain = format!("{chain}: {cause}");
+            source = cause.source();
+        }
+        for told in [format!("{error:?}"), format!("{error:#?}"), chain] {
+            assert!(told.len() < 1_000, "{} bytes: {told}", told.len());
+            let quotes = ["$set", "$filter", "signature", "RawDocument", "{ "];
+            assert!(!quotes.iter().any(|quote| told.contains(quote)), "{told}");
+        }
+        error.to_string()
+    }
+
+    #[test]
+    fn every_error_says_its_cause_in_a_line() {
+        for (error, cause) in errors() {
+            let told = checked(&error);
+            assert!(told.contains(cause), "{told}");
+            let error = ServerError::from(error);
+            let name = "\u{1}".repeat(1_024);
+            let contention = || Some(Box::new(Contention::behind(3)));
+            let waited = std::time::Duration::from_secs(5);
+            let unanswered = AcquireError::Unanswered {
+                name: name.clone(),
+                waited,
+                contention: contention(),
+                error: Some(error.clone()),
+            };
+            let unclaimable = AcquireError::Unclaimable {
+                name: name.clone(),
+                cause: std::sync::Arc::new(error.store().clone()),
+            };
+            let release = ReleaseError::Server {
+                name,
+                error: error.clone(),
+            };
+            let errors: [Box<dyn StdError>; 14] = [
+                Box::new(error.clone()),
+                Box::new(AcquireError::from(error.clone())),
+                Box::new(RunError::Acquire(unanswered)),
+                Box::new(unclaimable),
+                Box::new(release),
+                Box::new(BuildError::from(error.clone())),
+                Box::new(BarrierError::from(error.clone())),
+                Box::new(CandidacyError::Campaign(error.clone().into())),
+                Box::new(RenewError::from(error.clone())),
+                Box::new(DocumentError::from(error.clone())),
+                Box::new(OperateError::from(error.clone())),
+                Box::new(FenceError::from(error.clone())),
+                Box::new(GuardError::from(error.clone())),
+                Box::new(GuardError::Outdated(error)),
+            ];
+            for (number, error) in errors.iter().enumerate() {
+                let told = checked(&**error);
+                // The last one is about the transaction.
+                assert!(number == 13 || told.contains(cause), "{told}");
+            }
+        }
+    }
+
+    #[test]
+    fn what_can_t_be_read_is_told_without_the_document() {
+        let long = doc! { "n": "x".repeat(1 << 20) };
+        #[derive(Debug, Deserialize)]
+        struct Numbered {
+            #[expect(dead_code, reason = "it can't be read")]
+            n: i32,
+        }
+        let cause = read_as::<Numbered>(&long).unwrap_err();
+        let error = AcquireError::Unreadable {
+            name: "7".to_owned(),
+            cause: cause.clone(),
+        };
+        let told = checked(&error);
+        assert!(
+            told.starts_with("the document 7 could not be read: ") && told.contains("i32"),
+            "{told}"
+        );
+        checked(&DocumentError::Unreadable { cause });
+    }
 
     #[test]
     fn a_missing_privilege_is_read_from_what_the_server_says() {

@@ -1,13 +1,22 @@
 //! The errors of stores, in the library's own words.
 
-use std::{error::Error as StdError, fmt, io, sync::Arc, time::Duration};
+use std::{error::Error as StdError, fmt, sync::Arc, time::Duration};
 
-use super::failure::{self, Failure, UNAUTHORIZED};
-use crate::contention::rounded;
-use crate::protocol::document::{ID_MOST, Malformed};
+use super::{
+    cause::{self, Cause},
+    failure::{self, Failure, UNAUTHORIZED},
+};
+use crate::{
+    brief::shown,
+    contention::Rounded,
+    protocol::document::{ID_MOST, Malformed},
+};
 
 /// The reason why an operation failed.
-#[derive(Clone, Debug)]
+///
+/// It is shown by its message, and has no [`source`](StdError::source): both would be of any size otherwise, and show
+/// commands and documents.
+#[derive(Clone)]
 pub(crate) struct StoreError {
     pub(crate) kind: Failure,
     pub(crate) source: Arc<dyn StdError + Send + Sync>,
@@ -15,25 +24,33 @@ pub(crate) struct StoreError {
 
 impl fmt::Display for StoreError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if let Some(gone) = self.source.downcast_ref::<NoRuntime>() {
-            return gone.fmt(f);
+        if self.own().is_some() {
+            return self.cause().fmt(f);
         }
-        if let Some(silence) = self.source.downcast_ref::<Unanswered>() {
-            return write!(f, "the server did not answer for {:?}", rounded(silence.0));
-        }
-        f.write_str(match self.kind {
+        let kind = match self.kind {
             Failure::Raced => "the lock's document was created by two commands at once",
+            Failure::Unavailable if self.driver().is_some_and(failure::is_unconfirmed) => {
+                "the server did not confirm the write"
+            }
+            Failure::Unavailable if self.code().is_some() => "the server is not available",
             Failure::Unavailable => "the server can't be reached",
             Failure::Refused => "the server refused the operation",
-        })
+        };
+        write!(f, "{kind}: {}", self.cause())?;
+        match self.driver().and_then(cause::message) {
+            Some(message) => write!(f, ": {}", shown(message.escape_debug())),
+            None => Ok(()),
+        }
     }
 }
 
-impl StdError for StoreError {
-    fn source(&self) -> Option<&(dyn StdError + 'static)> {
-        Some(&*self.source)
+impl fmt::Debug for StoreError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "StoreError({self})")
     }
 }
+
+impl StdError for StoreError {}
 
 impl StoreError {
     /// Reports whether asking again would bring the same answer.
@@ -55,25 +72,34 @@ impl StoreError {
 
     /// Returns the error for an operation that was not answered in time.
     pub(crate) fn overdue() -> Self {
-        let source = io::Error::new(io::ErrorKind::TimedOut, "no answer within the time of a lease");
+        Self::of_own(Failure::Unavailable, Own::Overdue)
+    }
+
+    fn of_own(kind: Failure, own: Own) -> Self {
         Self {
-            kind: Failure::Unavailable,
-            source: Arc::new(source),
+            kind,
+            source: Arc::new(own),
         }
+    }
+
+    fn own(&self) -> Option<&Own> {
+        self.source.downcast_ref()
+    }
+
+    /// Returns the driver's error, if it reported this one.
+    pub(super) fn driver(&self) -> Option<&mongodb::error::Error> {
+        self.source.downcast_ref()
     }
 
     /// Returns the error for an operation that has not been answered so far: it may have been applied, or be applied
     /// yet.
     pub(crate) fn unanswered(for_long: Duration) -> Self {
-        Self {
-            kind: Failure::Unavailable,
-            source: Arc::new(Unanswered(for_long)),
-        }
+        Self::of_own(Failure::Unavailable, Own::Unanswered(for_long))
     }
 
     /// Reports whether there was no answer in time.
     pub(crate) fn is_unanswered(&self) -> bool {
-        self.source.is::<Unanswered>()
+        matches!(self.own(), Some(Own::Unanswered(_)))
     }
 
     /// Reports whether the server said that it ran out of the time it was given.
@@ -82,22 +108,22 @@ impl StoreError {
         if self.source.is::<OutOfTime>() {
             return true;
         }
-        self.source.downcast_ref().is_some_and(failure::ran_out_of_time)
+        self.driver().is_some_and(failure::ran_out_of_time)
     }
 
     /// Reports whether the document is not the document of a lock.
     pub(crate) fn is_malformed(&self) -> bool {
-        self.source.is::<NotALock>()
+        matches!(self.own(), Some(Own::NotALock(_)))
     }
 
     /// Reports whether the document with this name is not a lock, or a lock of a later version.
     pub(crate) fn is_no_lock(&self) -> bool {
-        self.is_malformed() || self.source.is::<LaterProtocol>()
+        matches!(self.own(), Some(Own::NotALock(_) | Own::LaterProtocol(_)))
     }
 
     /// Reports whether the session's tasks do not run, at least in this process.
     pub(crate) fn has_no_runtime(&self) -> bool {
-        self.source.is::<NoRuntime>()
+        matches!(self.own(), Some(Own::RuntimeEnded | Own::Forked | Own::RuntimeStalled))
     }
 
     /// Reports whether the server itself refused, and at once: not because it took too long (`MaxTimeMSExpired`).
@@ -111,13 +137,13 @@ impl StoreError {
         // ShutdownInProgress, PrimarySteppedDown, NotWritablePrimary, InterruptedAtShutdown,
         // InterruptedDueToReplStateChange, NotPrimaryNoSecondaryOk, NotPrimaryOrSecondary
         matches!(self.code(), Some(91 | 189 | 10107 | 11600 | 11602 | 13435 | 13436))
-            || self.source.downcast_ref().is_some_and(failure::broke_off)
+            || self.driver().is_some_and(failure::broke_off)
     }
 
     /// Reports whether the operation was not even sent: the driver found no server for as long as it is set to look for
     /// one.
     pub(crate) fn found_no_server(&self) -> bool {
-        self.source.downcast_ref().is_some_and(failure::found_no_server)
+        self.driver().is_some_and(failure::found_no_server)
     }
 
     /// Reports whether the server refused a write for a reason that may lie in the one document to be written, and not
@@ -128,61 +154,39 @@ impl StoreError {
 
     /// Returns the error for an `_id` that has too many bytes to be locked.
     pub(crate) fn too_long(size: usize) -> Self {
-        let message = format!("the `_id` has {size} bytes as BSON; it must have at most {ID_MOST} to be locked");
-        Self {
-            kind: Failure::Refused,
-            source: Arc::new(io::Error::new(io::ErrorKind::InvalidInput, message)),
-        }
+        Self::of_own(Failure::Refused, Own::TooLong(size))
     }
 
     /// Returns the server's code for the error, if it came from the server.
     pub(crate) fn code(&self) -> Option<i32> {
-        failure::code(self.source.downcast_ref()?)
+        failure::code(self.driver()?)
     }
 
-    /// Returns the server's name for that code, if the server sent it.
-    pub(crate) fn code_name(&self) -> Option<&str> {
-        failure::code_name(self.source.downcast_ref()?)
-    }
-
-    /// Returns the cause without the server's answer, which the driver's text includes to the last byte.
-    pub(crate) fn cause(&self) -> &dyn fmt::Display {
-        match self.source.downcast_ref::<mongodb::error::Error>() {
-            Some(error) => &error.kind,
-            None => &self.source,
-        }
+    /// Returns the cause in a line, without the server's own text, which may have a value of the user's.
+    pub(crate) fn cause(&self) -> Cause<'_> {
+        Cause(&*self.source)
     }
 
     /// Returns the driver's error, or this error wrapped as one of the driver's.
     pub(crate) fn into_driver_error(self) -> mongodb::error::Error {
-        let source = self.source.downcast_ref::<mongodb::error::Error>();
-        source
+        self.driver()
             .cloned()
             .unwrap_or_else(|| mongodb::error::Error::custom(self.to_string()))
     }
 
     /// Returns the error for a session whose runtime, and with it its tasks, has ended.
     pub(crate) fn runtime_ended() -> Self {
-        Self {
-            kind: Failure::Refused,
-            source: Arc::new(NoRuntime::Ended),
-        }
+        Self::of_own(Failure::Refused, Own::RuntimeEnded)
     }
 
     /// Returns the error for a process that was forked from the session's.
     pub(crate) fn forked() -> Self {
-        Self {
-            kind: Failure::Refused,
-            source: Arc::new(NoRuntime::Forked),
-        }
+        Self::of_own(Failure::Refused, Own::Forked)
     }
 
     /// Returns the error for a session whose runtime is stalled.
     pub(crate) fn stands_still() -> Self {
-        Self {
-            kind: Failure::Refused,
-            source: Arc::new(NoRuntime::StandsStill),
-        }
+        Self::of_own(Failure::Refused, Own::RuntimeStalled)
     }
 
     /// Returns the error for an operation whose task was stopped because its runtime is shutting down, or panicked;
@@ -213,42 +217,40 @@ impl From<mongodb::error::Error> for StoreError {
 
 impl From<Malformed> for StoreError {
     fn from(malformed: Malformed) -> Self {
-        Self {
-            kind: Failure::Refused,
-            source: if malformed.is_newer() {
-                Arc::new(LaterProtocol(malformed))
-            } else {
-                Arc::new(NotALock(malformed))
-            },
-        }
+        let own = if malformed.is_newer() {
+            Own::LaterProtocol(malformed)
+        } else {
+            Own::NotALock(malformed)
+        };
+        Self::of_own(Failure::Refused, own)
     }
 }
 
-/// A missing answer, and the time for which it has been missing.
+/// The library's own errors, whose texts say it all.
 #[derive(Debug, thiserror::Error)]
-#[error("no answer for {0:?}")]
-struct Unanswered(Duration);
-
-/// The reason why the session's tasks do not run.
-#[derive(Debug, thiserror::Error)]
-enum NoRuntime {
+enum Own {
+    /// There was no answer for this long.
+    #[error("the server did not answer for {}", Rounded(*.0))]
+    Unanswered(Duration),
+    #[error("the server did not answer within the time of a lease")]
+    Overdue,
+    /// The session's tasks do not run.
     #[error("the runtime on which this client was built or first used has ended")]
-    Ended,
+    RuntimeEnded,
     #[error("this process was forked from the one in which this client was made: build a new client in it")]
     Forked,
     #[error("the runtime on which this client was first used is stalled: nothing drives it, or its thread is blocked")]
-    StandsStill,
+    RuntimeStalled,
+    /// A document under the lock's name that is not the document of a lock; it is left alone.
+    #[error("the document with this name is not a lock: {0}")]
+    NotALock(Malformed),
+    /// A document that was written by a later version of this library; it is left alone.
+    #[error("the lock's document can't be used by this version: {0}")]
+    LaterProtocol(Malformed),
+    /// An `_id` of this many bytes.
+    #[error("the `_id` has {0} bytes as BSON; it must have at most {ID_MOST} to be locked")]
+    TooLong(usize),
 }
-
-/// A document under the lock's name that is not the document of a lock; it is left alone.
-#[derive(Debug, thiserror::Error)]
-#[error("the document with this name is not a lock: {0}")]
-struct NotALock(Malformed);
-
-/// A document that was written by a later version of this library; it is left alone.
-#[derive(Debug, thiserror::Error)]
-#[error("the lock's document can't be used by this version: {0}")]
-struct LaterProtocol(Malformed);
 
 /// A simulated server's timeout.
 #[cfg(test)]

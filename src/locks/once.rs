@@ -13,7 +13,7 @@ use std::{
 
 use crate::{
     config::millis,
-    contention::{Contention, rounded},
+    contention::{Contention, Rounded},
     error::{AcquireError, InvalidInput, ReleaseError, RunError},
     handle::{LockHandle, LockView, Released},
     input::{at_least, below, check_duration},
@@ -458,8 +458,10 @@ impl fmt::Debug for Once {
 
 impl fmt::Display for LastRun {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let span = |from: SystemTime, to: SystemTime| rounded(to.duration_since(from).unwrap_or(Duration::ZERO));
-        let (ago, left) = (span(self.at, self.as_of), span(self.as_of, self.until));
-        write!(f, "done {ago:?} ago by {}; the next period begins in {left:?}", self.by)
+        let (ago, left) = (
+            Rounded::between(self.at, self.as_of),
+            Rounded::between(self.as_of, self.until),
+        );
+        write!(f, "done {ago} ago by {}; the next period begins in {left}", self.by)
     }
 }

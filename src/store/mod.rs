@@ -17,7 +17,7 @@ mod number;
 pub(crate) mod place;
 mod sightings;
 mod to_its_end;
-mod typed;
+pub(crate) mod typed;
 
 use std::{
     collections::{BTreeMap, HashMap},

@@ -5,14 +5,26 @@ use std::{error::Error as StdError, sync::Arc};
 use mongodb::bson::Document;
 use serde::de::DeserializeOwned;
 
+use crate::brief::shown;
+
 /// The reason why a document can't be read as a type.
 type Mismatch = Arc<dyn StdError + Send + Sync>;
+
+/// The text of the reason: `serde` quotes a value of the document, which may be megabytes, and an error of `bson` can
+/// show the bytes of it.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+struct Unreadable(String);
+
+fn mismatch(error: &dyn StdError) -> Mismatch {
+    Arc::new(Unreadable(shown(error).to_string()))
+}
 
 /// Reads a document as the driver's typed collections do.
 pub(crate) fn read_as<T: DeserializeOwned>(document: &Document) -> Result<T, Mismatch> {
     let mut bytes = Vec::new();
     let written = document.to_writer(&mut bytes);
-    written.map_err(|error| -> Mismatch { Arc::new(error) })?;
+    written.map_err(|error| mismatch(&error))?;
     bson::read(&bytes)
 }
 
@@ -26,17 +38,17 @@ mod bson {
 
     use serde::de::DeserializeOwned;
 
-    use super::Mismatch;
+    use super::{Mismatch, mismatch};
 
     pub(super) fn read<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Mismatch> {
         use mongodb::bson::*;
-        deserialize_from_slice(bytes).map_err(|error| -> Mismatch { Arc::new(error) })
+        deserialize_from_slice(bytes).map_err(|error| mismatch(&error))
     }
 
     /// Stand-in for the function of bson 3.
     fn deserialize_from_slice<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, StandIn> {
         use mongodb::bson::*;
-        from_slice(bytes).map_err(|error| StandIn(Arc::new(error)))
+        from_slice(bytes).map_err(|error| StandIn(mismatch(&error)))
     }
 
     /// Stand-in for the function of bson 2.

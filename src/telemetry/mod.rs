@@ -15,7 +15,7 @@ mod dashboard;
 mod meters;
 mod shield;
 
-use std::{error::Error as StdError, fmt, future::Future, time::Duration};
+use std::{error::Error as StdError, future::Future, time::Duration};
 
 use tokio::time::Instant;
 use tracing::{Span, debug, field::Empty, info, info_span, warn};
@@ -262,7 +262,7 @@ fn lost(reason: LostReason) -> &'static str {
 
 /// Reports a release that was refused, or not confirmed for the time of a lease.
 pub(crate) fn release_failed(lock: &str, error: &ServerError) {
-    let (error, source) = (failure(error.store()), Source(error.store()));
+    let (error, source) = (failure(error.store()), error.store().cause());
     shielded(|| warn!(name: "watchlock.release_failed", target: TARGET, lock, error, %source, "release not confirmed"));
 }
 
@@ -276,7 +276,7 @@ pub(crate) fn left_taken(locks: usize) {
 pub(crate) fn passed_over(document: &str, why: &(dyn StdError + Send + Sync + 'static)) {
     match why.downcast_ref::<StoreError>() {
         Some(error) => {
-            let (error, source) = (failure(error), Source(error));
+            let (error, source) = (failure(error), error.cause());
             shielded(
                 || warn!(name: "watchlock.passed_over", target: TARGET, lock = document, error, %source, "document can't be claimed"),
             );
@@ -313,7 +313,7 @@ pub(crate) fn renewals_failed(locks: usize) {
 /// more. `error`: why the last renewal failed; `None`: the server has not answered it.
 pub(crate) fn renewals_overdue(locks: usize, left: Duration, error: Option<&StoreError>) {
     let (locks, left_ms) = (locks as u64, millis(left));
-    let source = error.map(|error| tracing::field::display(Source(error)));
+    let source = error.map(|error| tracing::field::display(error.cause()));
     let error = error.map_or("unanswered", failure);
     shielded(
         || warn!(name: "watchlock.renewals_overdue", target: TARGET, locks, left_ms, error, source, "renewals overdue"),
@@ -328,7 +328,7 @@ pub(crate) fn renewals_recovered(overdue: Duration) {
 
 /// Reports that the server refuses to renew this lock: once, until it is renewed again.
 pub(crate) fn renewal_refused(lock: &str, error: &StoreError) {
-    let (error, source) = (failure(error), Source(error));
+    let (error, source) = (failure(error), error.cause());
     shielded(|| warn!(name: "watchlock.renewal_refused", target: TARGET, lock, error, %source, "renewal refused"));
 }
 
@@ -387,7 +387,7 @@ pub(crate) fn stream_opened(stream: StreamOf, resumed: bool) {
 pub(crate) fn stream_interrupted(stream: StreamOf, error: Option<&StoreError>) {
     let (stream, source) = (
         stream.as_str(),
-        error.map(|error| tracing::field::display(Source(error))),
+        error.map(|error| tracing::field::display(error.cause())),
     );
     let error = error.map_or("silent", failure);
     shielded(
@@ -424,7 +424,7 @@ pub(crate) fn unreadable(name: &str, problem: &str) {
 
 /// Reports that the index that purges free locks could not be created.
 pub(crate) fn index_missing(error: &StoreError) {
-    let (error, source) = (failure(error), Source(error));
+    let (error, source) = (failure(error), error.cause());
     shielded(
         || warn!(name: "watchlock.index_missing", target: TARGET, error, %source, "free locks stay, as the index is missing"),
     );
@@ -440,7 +440,7 @@ pub(crate) fn candidacy_ended(lock: &str, error: &CandidacyError) {
 /// Reports that the server could not be reached for an operation, or refused it. The consequences are reported
 /// separately.
 pub(crate) fn operation_failed(operation: &'static str, lock: Option<&str>, error: &StoreError) {
-    let (source, error) = (Source(error), failure(error));
+    let (source, error) = (error.cause(), failure(error));
     shielded(
         || debug!(name: "watchlock.operation_failed", target: TARGET, operation, lock, error, %source, "operation failed"),
     );
@@ -470,42 +470,23 @@ fn failure(error: &StoreError) -> &'static str {
     }
 }
 
-/// The cause of an error: the server's code and its name, or otherwise the text, without any answer.
-struct Source<'a>(&'a StoreError);
-
-impl fmt::Display for Source<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match (self.0.code_name(), self.0.code()) {
-            (Some(name), Some(code)) => write!(f, "{name} ({code})"),
-            (None, Some(code)) => write!(f, "code {code}"),
-            (_, None) => self.0.cause().fmt(f),
-        }
-    }
-}
-
+/// Returns the milliseconds, to a tenth.
 fn millis(duration: Duration) -> f64 {
-    duration.as_secs_f64() * 1e3
+    (duration.as_secs_f64() * 1e4).round() / 10.0
 }
 
 #[cfg(test)]
 mod tests {
-    use std::{io, sync::Arc};
-
     use super::*;
 
     #[test]
-    fn the_text_of_the_driver_is_told_without_what_surrounds_it() {
-        let driver = mongodb::error::Error::from(io::Error::other("connection reset"));
-        assert!(driver.to_string().contains("server response"), "{driver}");
-        let driver = Source(&driver.into()).to_string();
-        assert!(
-            driver.contains("connection reset") && !driver.contains("server response"),
-            "{driver}"
+    fn milliseconds_are_rounded() {
+        for (nanos, shown) in [(28_965_968_162_999, "28966.0"), (1_424_900, "1.4"), (0, "0.0")] {
+            assert_eq!(format!("{:?}", millis(Duration::from_nanos(nanos))), shown);
+        }
+        assert_eq!(
+            format!("{:?}", millis(Duration::from_millis(34_559_999_989))),
+            "34559999989.0"
         );
-        let other = StoreError {
-            kind: Failure::Unavailable,
-            source: Arc::new(io::Error::other("no answer")),
-        };
-        assert_eq!(Source(&other).to_string(), "no answer");
     }
 }

@@ -2,7 +2,6 @@
 
 use std::{
     collections::HashSet,
-    error::Error as _,
     future::IntoFuture as _,
     sync::{
         Arc,
@@ -471,7 +470,7 @@ async fn updates_are_done_under_the_lock_or_not_at_all() {
         let updated = match (&scene.place, by_pipeline) {
             (Place::Server(_), updated) => updated.unwrap(),
             (Place::Memory(_), Err(DocumentError::Server(refused))) => {
-                let why = refused.source().unwrap().to_string();
+                let why = refused.to_string();
                 assert!(why.contains("pipeline"), "{why}");
                 held.update(doc! { "$set": { "m": 3 }, "$unset": { "n": 1 } })
                     .await
@@ -826,7 +825,7 @@ async fn what_memory_does_not_know_is_named() {
         let Err(AcquireError::Server(refused)) = refused else {
             panic!("{refused:?}")
         };
-        let why = refused.source().unwrap().to_string();
+        let why = refused.to_string();
         assert!(why.contains(word), "{why}");
     }
     scene.events.insert(doc! { "_id": 1, "list": [1, 2] }).await;
@@ -840,7 +839,7 @@ async fn what_memory_does_not_know_is_named() {
         let Err(DocumentError::Server(refused)) = held.update(update).await else {
             panic!("it is not refused")
         };
-        let why = refused.source().unwrap().to_string();
+        let why = refused.to_string();
         assert!(why.contains(word), "{why}");
     }
     assert_eq!(held.lost_reason(), None);

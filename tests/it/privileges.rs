@@ -120,11 +120,11 @@ async fn without_any_other_action_of_the_least_role_it_does_not_work() {
             .await
             .unwrap_err();
         assert!(matches!(refused, AcquireError::Server(_)), "{missing}: {refused:?}");
-        let cause = refused.source().expect("the driver's error").to_string();
-        assert!(cause.contains("not authorized"), "{missing}: {cause}");
-        for told in [refused.to_string(), format!("{refused:?}"), cause] {
-            assert!(!told.contains(PASSWORD), "{told}");
-        }
+        let told = told(&refused);
+        assert!(
+            told.contains("Unauthorized (13): missing one of `find`, `insert`, `update` on "),
+            "{missing}: {told}"
+        );
     }
 }
 

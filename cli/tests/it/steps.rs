@@ -162,6 +162,10 @@ async fn what_is_out_of_bounds_is_refused_before_anything_is_sent() {
         (&["acquire", "deploy"][..], "--for"),
         (&["acquire", "deploy", "--for", "1ms"], "1ms"),
         (&["acquire", "deploy", "--for", "400days"], "34560000s"),
+        (
+            &["acquire", "deploy", "--for", "1m", "--timeout", "400days"],
+            "34560000s",
+        ),
         (&["acquire", "", "--for", "1m"], "0 bytes"),
         (&["release", "deploy"], "--token"),
         (&["release", "deploy", "--token", "0"], "0"),

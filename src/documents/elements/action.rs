@@ -140,7 +140,7 @@ impl<E: DeserializeOwned> ElementLocks<E> {
                     id.clone(),
                     element,
                 )),
-                Err(source) => Err(AcquireError::Unreadable { name, source }),
+                Err(cause) => Err(AcquireError::Unreadable { name, cause }),
             },
             found => Err(AcquireError::AmbiguousElement {
                 name,

@@ -162,7 +162,7 @@ impl<E: DeserializeOwned> ElementHandle<E> {
         let hold = self.handle.hold();
         for _ in 0..UPDATE_TRIES {
             if let Some(element) = self.session.change_element(hold, update.clone()).await? {
-                return read_as(&element).map_err(|source| DocumentError::Unreadable { source });
+                return read_as(&element).map_err(|cause| DocumentError::Unreadable { cause });
             }
             self.check_after_refusal().await?;
         }

@@ -110,7 +110,7 @@ pub(crate) fn read_failure(answer: &Document) {
     assert!(code != 11000 || error.kind == Failure::Raced);
     let _ = (
         error.to_string(),
-        error.code_name().map(str::len),
+        error.cause().to_string(),
         Arc::strong_count(&error.source),
     );
 }

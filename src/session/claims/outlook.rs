@@ -76,7 +76,7 @@ impl DocumentSession {
             return Ok(());
         }
         let name = shown(id);
-        Err(AcquireError::Unclaimable { name, source: why })
+        Err(AcquireError::Unclaimable { name, cause: why })
     }
 }
 
