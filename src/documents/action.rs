@@ -16,7 +16,7 @@ use crate::{
     brief::Brief,
     error::{AcquireError, ServerError},
     handle::LockHandle,
-    input::{check_attempts, check_text, check_timeout},
+    input::{check_attempts, check_document, check_text, check_timeout},
     locks::acquire::{Acquire, Share, TryAcquire},
     name::LockName,
     protocol::Kind,
@@ -484,6 +484,9 @@ fn attempt<T>(
     patience: Patience,
 ) -> Result<Attempt, AcquireError> {
     let reason = options.reason.as_deref();
+    check_document("the filter of the claim", &wanted.filter)?;
+    let sort = wanted.sort.as_ref();
+    sort.map_or(Ok(()), |sort| check_document("the sort of the claim", sort))?;
     options.timeout.map_or(Ok(()), check_timeout)?;
     wanted.attempts_most.map_or(Ok(()), check_attempts)?;
     reason.map_or(Ok(()), |reason| check_text("reason", reason))?;

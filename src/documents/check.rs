@@ -4,12 +4,26 @@ use mongodb::{bson::Bson, options::UpdateModifications};
 
 use crate::{
     error::InvalidInput,
+    input::check_document,
     store::place::{InPlace, overlap},
 };
 
-/// Checks that an update of the user's own document leaves its lock alone, and the locks of other parts of the
+/// Checks that an update can be written as BSON.
+pub(crate) fn check_encodable(update: &UpdateModifications) -> Result<(), InvalidInput> {
+    match update {
+        UpdateModifications::Document(operators) => check_document("the update", operators),
+        UpdateModifications::Pipeline(stages) => stages
+            .iter()
+            .try_for_each(|stage| check_document("a stage of the update", stage)),
+        // The checks that follow refuse it.
+        _ => Ok(()),
+    }
+}
+
+/// Checks that an update of the user's own document can be written, and leaves its lock alone, and the locks of other parts of the
 /// document.
 pub(crate) fn check_update(update: &UpdateModifications, place: &InPlace) -> Result<(), InvalidInput> {
+    check_encodable(update)?;
     let paths = place.paths();
     let touches = |field: &str| paths.iter().any(|path| overlap(field, path));
     let path = place.path();

@@ -8,7 +8,7 @@ use crate::{
     client::LockClient,
     documents::DocumentLocks,
     error::InvalidInput,
-    input::check_id,
+    input::{check_document, check_id},
     store::{MemoryDocuments, Refused, collection::UserCollection},
 };
 
@@ -116,6 +116,7 @@ impl MemoryCollection {
     /// # Ok::<(), watchlock::InvalidInput>(())
     /// ```
     pub fn find(&self, filter: Document) -> Result<Vec<Document>, InvalidInput> {
+        check_document("the filter", &filter)?;
         Ok(self.documents.find(&filter)?)
     }
 
@@ -146,6 +147,8 @@ impl MemoryCollection {
     /// # Ok::<(), watchlock::InvalidInput>(())
     /// ```
     pub fn update_many(&self, filter: Document, update: Document) -> Result<u64, InvalidInput> {
+        check_document("the filter", &filter)?;
+        check_document("the update", &update)?;
         Ok(self.documents.update(&filter, &update)?)
     }
 
@@ -187,6 +190,7 @@ impl MemoryCollection {
     /// # Ok::<(), watchlock::InvalidInput>(())
     /// ```
     pub fn delete_many(&self, filter: Document) -> Result<u64, InvalidInput> {
+        check_document("the filter", &filter)?;
         Ok(self.documents.delete(&filter)?)
     }
 

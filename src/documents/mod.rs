@@ -41,7 +41,7 @@ use crate::{
 };
 
 pub use action::{AcquireDocument, Claim, TryAcquireDocument, TryClaim};
-pub(crate) use check::check_update;
+pub(crate) use check::{check_encodable, check_update};
 pub use elements::{AcquireElement, ElementHandle, ElementLocks, TryAcquireElement};
 pub use handle::DocumentHandle;
 
@@ -550,8 +550,8 @@ impl<T> DocumentLocks<T> {
 
     /// Returns the session, and its name for the document.
     fn place(&self, id: &Bson) -> Result<(&UserHandle<DocumentSession>, String), InvalidInput> {
-        check_size(id)?;
         check_id(id)?;
+        check_size(id)?;
         Ok((self.session()?, name::of_id(id)))
     }
 

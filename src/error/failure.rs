@@ -2,6 +2,8 @@
 
 use mongodb::error::{Error, ErrorKind, WriteFailure};
 
+use super::duplicate::{self, Duplicate};
+
 /// The class of a failed operation's error, which decides whether the operation is repeated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Failure {
@@ -9,7 +11,8 @@ pub(crate) enum Failure {
     Raced,
     /// The server can't be reached or is changing its primary. The write may have been applied; asking again is safe.
     Unavailable,
-    /// The server refuses: asking again would bring the same answer. Nothing was written.
+    /// The server refuses, or the driver does before anything is sent: asking again would bring the same answer. Nothing
+    /// was written.
     Refused,
 }
 
@@ -23,15 +26,29 @@ pub(super) fn failure(error: &Error) -> Failure {
         return Failure::Unavailable;
     }
     if let Some(code) = code(error) {
-        return failure_by_code(code);
+        // In another unique index it would be the same again.
+        let is_raced = duplicate::of(error) == Some(Duplicate::Id);
+        return if is_raced {
+            Failure::Raced
+        } else {
+            failure_by_code(code)
+        };
     }
     match &*error.kind {
+        // The driver's own refusals: of a command that is too long or can't be written as BSON, of credentials and
+        // settings, of a server that is too old, of a session without the transaction that it should have, and of a
+        // client that the user has shut down.
         ErrorKind::InvalidArgument { .. }
+        | ErrorKind::BsonSerialization(_)
         | ErrorKind::Authentication { .. }
         | ErrorKind::InvalidTlsConfig { .. }
         | ErrorKind::IncompatibleServer { .. }
         | ErrorKind::SessionsNotSupported
+        | ErrorKind::Transaction { .. }
         | ErrorKind::Shutdown => Failure::Refused,
+        // An outage, if no server was reached (`DnsResolve`, `ServerSelection`, `ConnectionPoolCleared`, `Io`). All
+        // others may come after the write: an answer that can't be read (`InvalidResponse`, `BsonDeserialization`), a
+        // write without its majority, an error inside the driver, a panic.
         _ => Failure::Unavailable,
     }
 }
@@ -78,11 +95,10 @@ pub(super) fn code_name(error: &Error) -> Option<&str> {
     name.map(String::as_str).filter(|name| !name.is_empty())
 }
 
-/// Classifies codes of the server: a duplicate key; then the codes in the driver specifications that depend on the
-/// state of the replica set or the load of the server.
+/// Classifies codes of the server: those in the driver specifications that depend on the state of the replica set or
+/// the load of the server, and all others.
 fn failure_by_code(code: i32) -> Failure {
     match code {
-        11000 => Failure::Raced,
         // HostUnreachable, HostNotFound, LockTimeout, CursorNotFound, LockBusy, MaxTimeMSExpired, WriteConcernFailed,
         // NetworkTimeout, ShutdownInProgress, NotYetInitialized, WriteConflict, FailedToSatisfyReadPreference (of a
         // router that knows no primary), ReadConcernMajorityNotAvailableYet,
@@ -92,5 +108,146 @@ fn failure_by_code(code: i32) -> Failure {
         6 | 7 | 24 | 43 | 46 | 50 | 64 | 89 | 91 | 94 | 112 | 133 | 134 | 175 | 189 | 202 | 237 | 262 | 317 | 365
         | 9001 | 10107 | 11600 | 11601 | 11602 | 13435 | 13436 => Failure::Unavailable,
         _ => Failure::Refused,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use mongodb::{
+        Client,
+        bson::{self, Document, RawDocumentBuf, doc},
+        options::{ClientOptions, Credential, ServerAddress},
+    };
+    use watchlock_testkit::shared;
+
+    use super::*;
+    use crate::store::read_as;
+
+    fn of_server(code: i32, message: &str) -> Error {
+        ErrorKind::Command(read_as(&doc! { "code": code, "errmsg": message }).unwrap()).into()
+    }
+
+    async fn options() -> ClientOptions {
+        let mut options = ClientOptions::parse(shared::standalone().await.uri()).await.unwrap();
+        options.server_selection_timeout = Some(Duration::from_millis(500));
+        options
+    }
+
+    fn collection(options: ClientOptions) -> mongodb::Collection<Document> {
+        Client::with_options(options)
+            .unwrap()
+            .database("failures")
+            .collection("any")
+    }
+
+    /// An error that the driver makes before it sends anything is no outage. Most of its kinds can't be made here, so
+    /// the driver makes them.
+    #[tokio::test(flavor = "multi_thread")]
+    async fn each_kind_of_error_is_an_outage_or_a_refusal() {
+        let normal = collection(options().await);
+        let mut session = normal.client().start_session().await.unwrap();
+        let stopped = collection(options().await);
+        stopped.client().clone().shutdown().immediate(true).await;
+        let mut nowhere = options().await;
+        nowhere.hosts = vec![ServerAddress::parse("127.0.0.1:1").unwrap()];
+        let nowhere = collection(nowhere);
+        let mut strange = options().await;
+        let nobody = Credential::builder()
+            .username("nobody".to_owned())
+            .password("secret".to_owned());
+        strange.credential = Some(nobody.build());
+        let strange = collection(strange);
+        let insecure = ClientOptions::parse("mongodb://a/?tls=true&tlsCAFile=/no/such/file")
+            .await
+            .unwrap();
+        let write_concern = read_as(&doc! { "code": 64, "codeName": "WriteConcernFailed", "errmsg": "waiting" });
+        let duplicate = |index: &str| of_server(11_000, &format!("E11000 duplicate key error collection: a.b {index}"));
+        let long = doc! { "a": vec!["x".repeat(16 << 20); 3] };
+        for (name, error, class) in [
+            // Never sent, and never will be.
+            (
+                "setting",
+                ClientOptions::parse("mongodb://a/?maxPoolSize=0").await.err(),
+                Failure::Refused,
+            ),
+            ("files of TLS", Client::with_options(insecure).err(), Failure::Refused),
+            ("too long", normal.find_one(long).await.err(), Failure::Refused),
+            (
+                "encoding",
+                bson::to_document(&5).err().map(Error::from),
+                Failure::Refused,
+            ),
+            (
+                "no transaction",
+                session.commit_transaction().await.err(),
+                Failure::Refused,
+            ),
+            (
+                "no sessions",
+                Some(ErrorKind::SessionsNotSupported.into()),
+                Failure::Refused,
+            ),
+            (
+                "client shut down",
+                stopped.find_one(doc! {}).await.err(),
+                Failure::Refused,
+            ),
+            // Not sent so far.
+            ("no server", nowhere.find_one(doc! {}).await.err(), Failure::Unavailable),
+            // Sent, and maybe carried out.
+            (
+                "connection",
+                Some(std::io::Error::other("broken").into()),
+                Failure::Unavailable,
+            ),
+            (
+                "answer",
+                RawDocumentBuf::from_bytes(vec![]).err().map(Error::from),
+                Failure::Unavailable,
+            ),
+            (
+                "value",
+                bson::from_document::<i32>(doc! {}).err().map(Error::from),
+                Failure::Unavailable,
+            ),
+            (
+                "stream",
+                Some(ErrorKind::MissingResumeToken.into()),
+                Failure::Unavailable,
+            ),
+            (
+                "majority",
+                write_concern
+                    .ok()
+                    .map(|it| ErrorKind::Write(WriteFailure::WriteConcernError(it)).into()),
+                Failure::Unavailable,
+            ),
+            ("other", Some(Error::custom("other")), Failure::Unavailable),
+            // Answered.
+            ("unknown user", strange.find_one(doc! {}).await.err(), Failure::Refused),
+            ("stepped down", Some(of_server(189, "")), Failure::Unavailable),
+            ("not permitted", Some(of_server(UNAUTHORIZED, "")), Failure::Refused),
+            (
+                "bad value",
+                normal.find_one(doc! { "$a": 1 }).await.err(),
+                Failure::Refused,
+            ),
+            ("race", Some(duplicate("index: _id_ dup key: { : 1 }")), Failure::Raced),
+            (
+                "race without a name",
+                Some(duplicate("dup key: { : 1 }")),
+                Failure::Raced,
+            ),
+            (
+                "other unique index",
+                Some(duplicate("index: kind_1 dup key: { : 1 }")),
+                Failure::Refused,
+            ),
+        ] {
+            let error = error.unwrap_or_else(|| panic!("{name} is no error"));
+            assert_eq!(failure(&error), class, "{name}: {:?}", error.kind);
+        }
     }
 }

@@ -16,6 +16,7 @@ macro_rules! debug_as_message {
 }
 
 mod cause;
+pub(crate) mod duplicate;
 pub(crate) mod failure;
 mod server;
 pub(crate) mod store;

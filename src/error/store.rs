@@ -60,6 +60,10 @@ impl StoreError {
 
     /// Returns the reason why a write of the user's own fields failed.
     pub(crate) fn of_users_write(error: mongodb::error::Error) -> Self {
+        // The write was never answered by the driver.
+        if let Some(own) = error.get_custom::<Self>() {
+            return own.clone();
+        }
         let error = Self::from(error);
         match error.kind {
             Failure::Raced => Self {

@@ -7,7 +7,6 @@
 //! that the fence lets through, somebody wrote in between, and the write is repeated. So the result was true at one
 //! moment between call and return, even if others write in the meantime.
 
-mod duplicate;
 mod locked;
 mod upsert;
 mod write;
@@ -21,9 +20,10 @@ use mongodb::{
 };
 
 use crate::{
+    documents,
     error::{FenceError, Fenced, InvalidInput},
     handle::LockView,
-    input::check_path,
+    input::{check_document, check_path},
     protocol::document::whole,
     store::InPlace,
     token::FencingToken,
@@ -162,9 +162,11 @@ impl Fence {
     ///
     /// # Errors
     ///
-    /// If it is a replacement and not an update, or touches the fence's field.
+    /// If it is a replacement and not an update, touches the fence's field, or can't be written as BSON.
     pub fn update(&self, update: impl Into<UpdateModifications>) -> Result<UpdateModifications, InvalidInput> {
-        match update.into() {
+        let update = update.into();
+        documents::check_encodable(&update)?;
+        match update {
             UpdateModifications::Document(update) => self.update_by_operators(update).map(Into::into),
             UpdateModifications::Pipeline(update) => self.update_by_pipeline(update).map(Into::into),
             _ => Err(InvalidInput::new("the update is neither a document nor a pipeline")),
@@ -178,8 +180,10 @@ impl Fence {
     ///
     /// # Errors
     ///
-    /// If the place of the token holds something other than a number.
+    /// If the place of the token holds something other than a number, or the document can't be stored: it has a NUL in
+    /// the name of a field, more than 16 MB, or more than 180 levels of documents and arrays inside.
     pub fn document(&self, mut document: Document) -> Result<Document, InvalidInput> {
+        check_document("the document", &document)?;
         let mut names = self.field.split('.').peekable();
         let mut place = &mut document;
         let occupied = |found: &Bson| InvalidInput::new(self.occupied(&describe(found)));

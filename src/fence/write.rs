@@ -16,15 +16,15 @@ use mongodb::{
 };
 use tokio::runtime::Handle;
 
-use super::{
-    Fence,
-    duplicate::{self, Duplicate},
-    upsert,
-};
+use super::{Fence, upsert};
 use crate::{
     backoff::Backoff,
     brief::Brief,
-    error::{FenceError, InvalidInput},
+    error::{
+        FenceError, InvalidInput,
+        duplicate::{self, Duplicate},
+    },
+    input::check_document,
     store::to_its_end,
 };
 
@@ -86,6 +86,11 @@ impl Write {
             collection: database.collection_with_options(&namespace.coll, options),
             filter,
         }
+    }
+
+    /// Checks the user's own filter.
+    fn check_filter(&self) -> Result<(), InvalidInput> {
+        check_document("the filter", &self.filter)
     }
 
     fn fenced(&self) -> Document {
@@ -273,7 +278,11 @@ impl FencedUpdate<'_> {
     async fn send(self) -> Result<UpdateResult, FenceError> {
         let Self { write, mut session, .. } = self;
         let change = self.change?;
+        write.check_filter()?;
         let filters = self.array_filters.as_ref();
+        for filter in filters.into_iter().flatten() {
+            check_document("an array filter", filter)?;
+        }
         if self.replaces && filters.is_some() {
             return Err(InvalidInput::new("a replacement can't have array filters").into());
         }
@@ -421,6 +430,7 @@ impl FencedDelete<'_> {
 
     async fn send(self) -> Result<DeleteResult, FenceError> {
         let Self { write, mut session } = self;
+        write.check_filter()?;
         let mut tries = Tries(TRY_PAUSES);
         loop {
             let (collection, filter) = (write.collection.clone(), write.fenced());
@@ -463,7 +473,7 @@ impl<'a> IntoFuture for FencedDelete<'a> {
 /// Runs one command of the driver, to its end even if nobody waits for it any more.
 async fn sent<T: Send + 'static>(command: impl Future<Output = Result<T, Error>> + Send + 'static) -> Result<T, Error> {
     let answered = to_its_end(&Handle::current(), command).await;
-    answered.unwrap_or_else(|stopped| Err(Error::custom(stopped.cause().to_string())))
+    answered.unwrap_or_else(|stopped| Err(Error::custom(stopped)))
 }
 
 #[cfg(test)]

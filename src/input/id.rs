@@ -1,19 +1,25 @@
 //! Values for `_id`.
 
-use mongodb::bson::{Bson, Document};
+use mongodb::bson::{Bson, Document, doc};
 
-use super::InvalidInput;
+use super::{InvalidInput, check_document};
 use crate::protocol::document::{ID_MOST, size_of_id};
 
-/// Checks the `_id` of a document: an operator or a pattern is not an id, and no document can have it.
+/// Checks the `_id` of a document: a value that is not BSON, an operator or a pattern is not an id, and no document can
+/// have it.
 pub(crate) fn check_id(id: &Bson) -> Result<(), InvalidInput> {
+    if matches!(
+        id,
+        Bson::Document(_) | Bson::Array(_) | Bson::JavaScriptCodeWithScope(_)
+    ) {
+        check_document("the id", &doc! { "_id": id })?;
+    }
     let operator = |document: &Document| document.keys().any(|key| key.starts_with('$'));
     let kind = match id {
         Bson::Array(_) => "an array",
         Bson::RegularExpression(_) => "a regular expression",
         Bson::Undefined => "undefined",
         Bson::Document(document) if operator(document) => "a document with operators",
-        Bson::Document(document) if has_nul(document) => "a document with NUL in a field name",
         _ => return Ok(()),
     };
     let shown: String = id.to_string().chars().take(200).collect();
@@ -32,17 +38,4 @@ pub(crate) fn check_size(id: &Bson) -> Result<(), InvalidInput> {
         )));
     }
     Ok(())
-}
-
-/// Returns whether a field name contains a NUL: BSON ends field names with one, and a document that can't be written
-/// has no name of its own.
-fn has_nul(document: &Document) -> bool {
-    let within = |value: &Bson| match value {
-        Bson::Document(inner) => has_nul(inner),
-        Bson::Array(values) => values.iter().filter_map(Bson::as_document).any(has_nul),
-        _ => false,
-    };
-    document
-        .iter()
-        .any(|(field, value)| field.contains('\0') || within(value))
 }

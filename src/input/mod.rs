@@ -1,5 +1,6 @@
 //! The rules for what users pass in, each in one place: an error names the value and the bound before anything is sent.
 
+mod bson;
 mod duration;
 mod id;
 mod invalid;
@@ -9,6 +10,7 @@ mod path;
 mod text;
 mod token;
 
+pub(crate) use bson::check_document;
 #[cfg(test)]
 pub(crate) use duration::DURATION_MOST;
 pub(crate) use duration::{above, at_least, at_most, below, check_duration, check_keep_idle, check_timeout, not_below};

@@ -308,8 +308,8 @@ impl<E> ElementLocks<E> {
 
     /// Returns the session, and its name for the lock of the element in this document.
     fn place(&self, id: &Bson) -> Result<(&UserHandle<DocumentSession>, String), InvalidInput> {
-        check_size(id)?;
         check_id(id)?;
+        check_size(id)?;
         let (session, key) = self.session()?;
         Ok((session, element_name(&name::of_id(id), key.code())))
     }

@@ -6,6 +6,7 @@ use mongodb::{
 };
 
 use crate::{
+    documents::check_encodable,
     error::InvalidInput,
     store::{ElementUpdate, element::ElementKey, mongo::IDENTIFIER},
 };
@@ -17,6 +18,7 @@ pub(super) fn rewritten(
     array: &str,
     key: &ElementKey,
 ) -> Result<ElementUpdate, InvalidInput> {
+    check_encodable(update)?;
     let refused = |problem: String| {
         InvalidInput::new(format!(
             "the update of an element locked in `{array}` is refused: {problem}"
@@ -66,8 +68,8 @@ fn check_path_in_element(path: &str, key: &ElementKey) -> Result<(), &'static st
     if key.has_field(names.clone().next().unwrap_or_default()) {
         return Err("would change the key of the element");
     }
-    if names.clone().any(str::is_empty) || path.contains('\0') {
-        return Err("has an empty name or a NUL in its path");
+    if names.clone().any(str::is_empty) {
+        return Err("has an empty name in its path");
     }
     if names.any(|name| name.starts_with('$')) {
         return Err("has `$` in its path; the positional `$` and array filters are not supported in an element");

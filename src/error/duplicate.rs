@@ -10,15 +10,15 @@ const DUPLICATE_KEY: i32 = 11_000;
 
 /// The unique index that had the key already.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Duplicate {
+pub(crate) enum Duplicate {
     /// The index of `_id`.
     Id,
-    /// One of the user's own indexes.
+    /// An index that somebody made.
     Other,
 }
 
 /// Returns the index, if the error is about a duplicate key.
-pub(super) fn of(error: &Error) -> Option<Duplicate> {
+pub(crate) fn of(error: &Error) -> Option<Duplicate> {
     let (code, message) = match &*error.kind {
         ErrorKind::Command(command) => (command.code, &command.message),
         ErrorKind::Write(WriteFailure::WriteError(write)) => (write.code, &write.message),
@@ -31,8 +31,9 @@ pub(super) fn of(error: &Error) -> Option<Duplicate> {
     let answer: Option<Document> = answer.and_then(|answer| Document::from_reader(answer.as_bytes()).ok());
     let is_id = match answer.as_ref().and_then(pattern) {
         Some(pattern) => pattern.keys().eq(["_id"]),
-        // Servers also name the index in the text, and no other index can have this name.
-        None => message.contains(" index: _id_ "),
+        // Servers also name the index in the text, and no other index can have this name. An index without a name is
+        // the one that every collection has.
+        None => message.contains(" index: _id_ ") || !message.contains(" index: "),
     };
     Some(if is_id { Duplicate::Id } else { Duplicate::Other })
 }
@@ -78,6 +79,9 @@ mod tests {
         };
         assert_eq!(duplicate("_id_"), Some(Duplicate::Id));
         assert_eq!(duplicate("email_1"), Some(Duplicate::Other));
+        let nameless = doc! { "code": 11_000, "errmsg": "E11000 duplicate key error collection: a.b dup key: { : 1 }" };
+        let nameless = ErrorKind::Write(WriteFailure::WriteError(read_as(&nameless).unwrap()));
+        assert_eq!(of(&nameless.into()), Some(Duplicate::Id));
         let message = "E11000 duplicate key error collection: a.b index: _id_ dup key: { : 1 }";
         let command = doc! { "code": 11_000, "codeName": "DuplicateKey", "errmsg": message };
         let command: Error = ErrorKind::Command(read_as(&command).unwrap()).into();
