@@ -45,8 +45,8 @@
 //! 6. *enqueue*: the requested entries are appended to the queue, unless they are in the document already; on a kind
 //!    mismatch the operation is a no-op. If adopt removed a holder, they go to the head of the queue instead.
 //! 7. *advance*: as long as the head of the queue fits the free capacity, it becomes a holder with the next token. Then
-//!    the queue is cut to its room, and the requests that are not to wait leave it. A grant to an entry that this very
-//!    operation requests can take a range of tokens out of the counter.
+//!    the queue is cut to its room, though never shorter than it was, and the requests that are not to wait leave it.
+//!    A grant to an entry that this very operation requests can take a range of tokens out of the counter.
 //! 8. *record*: the holds that the operation ended are put in front of `ends`, if the client keeps a history. Nothing
 //!    reads them but people; clients that keep none leave them as they are.
 //! 9. *stamp*: `wake`, the version and the times are set. If a request lined up behind holders that may have a range of
@@ -83,7 +83,8 @@
 //!   earlier.
 //! - *No ghost*: an entry lives until `until`, and longer only if its session says so again; leave removes the others.
 //! - *A bounded document*: advance cuts the queue to a fixed length. A request that finds the queue full is not in it
-//!   afterwards, and its session knocks again from time to time.
+//!   afterwards, and its session knocks again from time to time. A request that adopts a hold and needs more permits
+//!   than that is in it all the same, in the place of a holder: the document has no more entries than before.
 //!
 //! # Versions of the protocol
 //!

@@ -44,7 +44,8 @@ pub(crate) struct Operation {
     pub(crate) requests: Option<Requests>,
     /// The expected state of the document; where the document differs, the operation is a no-op.
     pub(crate) expects: Expects,
-    /// Maximum length of the queue. Entries beyond it, the last to come, are dropped.
+    /// Maximum length of the queue. Requested entries beyond it, the last to come, are dropped; those that take the
+    /// place of an adopted holder are not.
     pub(crate) room: usize,
     /// Minimum time that the document is kept after this write, in milliseconds. Longer than the lease of every entry
     /// that the operation writes.

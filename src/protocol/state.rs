@@ -199,6 +199,7 @@ fn step(before: &State, operation: &Operation, now: ServerTime) -> State {
         before,
         state: before.clone(),
         adopts_a_hold: false,
+        room: usize::MAX,
         words: wake::Announcement::default(),
     };
     step.leave();
@@ -228,6 +229,8 @@ struct Step<'a> {
     state: State,
     /// Whether a holder was among the entries that adopt removed.
     adopts_a_hold: bool,
+    /// The number of waiters to which advance cuts the queue.
+    room: usize,
     words: wake::Announcement,
 }
 
@@ -344,7 +347,8 @@ impl Step<'_> {
     }
 
     /// Appends the requested entries to the queue, unless they are in the document already. If adopt removed a holder,
-    /// they take its place: the head of the queue.
+    /// they take its place: the head of the queue, whether or not there is room. So nobody is cut off who was there
+    /// before.
     fn enqueue(&mut self) {
         let Some(requests) = &self.operation.requests else {
             return;
@@ -355,9 +359,12 @@ impl Step<'_> {
         for entry in repeated.into_iter().chain(fresh) {
             self.append(entry);
         }
+        let mut stay = others;
         if self.adopts_a_hold {
             self.state.queue.rotate_left(others);
+            stay = self.state.queue.len();
         }
+        self.room = self.operation.room.max(stay);
     }
 
     /// Appends one entry to the queue. An entry that is there keeps its place; a repeated request refreshes its lease.
@@ -400,7 +407,7 @@ impl Step<'_> {
         // The tokens in between are that holder's, for more tasks of its process.
         self.state.token = self.state.token.saturating_add(reserved);
         let is_a_try = |id: &String| operation.entries().any(|entry| !entry.wait && entry.id == *id);
-        self.state.queue.truncate(operation.room);
+        self.state.queue.truncate(self.room);
         self.state.queue.retain(|waiter| !is_a_try(&waiter.id));
     }
 

@@ -4,14 +4,16 @@ use std::time::Duration;
 
 use mongodb::{
     Client,
-    bson::{Document, doc},
+    bson::{Bson, Document, doc},
+    options::UpdateModifications,
 };
 use watchlock::{
-    AcquireError, BuildError, InvalidInput, LockClient, LockClientBuilder, MemoryCollection, OperateError, WakeSource,
+    AcquireError, BuildError, DocumentError, DocumentHandle, DocumentLocks, FenceError, InvalidInput, LockClient,
+    LockClientBuilder, MemoryCollection, OperateError, WakeSource,
 };
 use watchlock_testkit::shared;
 
-use crate::setup::{Ground, SOON, eventually, info, is_vacant, spawn, until_waiting, within};
+use crate::setup::{Ground, PATIENCE, SOON, eventually, info, is_vacant, spawn, until_waiting, within};
 
 fn refused(error: &AcquireError) -> &InvalidInput {
     match error {
@@ -83,6 +85,130 @@ async fn bad_names_reasons_and_timeouts_are_refused_before_anything_is_sent() {
     let documents = ground.documents().await;
     let nameless = doc! { "_id": { "$ne": "x" } };
     assert_eq!(documents.count_documents(nameless).await.unwrap(), 0);
+}
+
+/// Values that the driver can't send or the server does not accept, each with the words of its refusal.
+fn no_bson() -> Vec<(Bson, &'static str)> {
+    let deep = (1..500).fold(Bson::from(1), |inner, _| Bson::from(doc! { "a": inner }));
+    vec![
+        (doc! { "a\0b": 1 }.into(), r"the field `a\0b` with a NUL"),
+        (
+            doc! { "a": [{ "$gt": { "\0": 1 } }] }.into(),
+            r"the field `\0` with a NUL",
+        ),
+        (deep, "the maximum is 181 levels"),
+        ("x".repeat((16 << 20) + 1).into(), "must have at most 16777216"),
+    ]
+}
+
+/// What the locks of documents refuse, on a server and in memory.
+async fn documents_refuse_no_bson(locks: &DocumentLocks<Document>, held: &DocumentHandle<Document>) {
+    for (value, words) in no_bson() {
+        let filter = doc! { "x": &value };
+        let mut errors = vec![
+            locks.claim(filter.clone()).await.unwrap_err(),
+            locks.claim(filter.clone()).timeout(PATIENCE).await.unwrap_err(),
+            locks.try_claim(filter.clone()).await.unwrap_err(),
+            locks.claim(doc! {}).sort(filter.clone()).await.unwrap_err(),
+            locks.try_claim(doc! {}).sort(filter).await.unwrap_err(),
+        ];
+        if value.as_document().is_some() {
+            errors.push(locks.acquire(value.clone()).await.unwrap_err());
+            errors.push(locks.try_acquire(value.clone()).await.unwrap_err());
+            let error = locks.inspect(value.clone()).await.unwrap_err();
+            assert!(matches!(error, OperateError::Invalid(_)), "{error}");
+        }
+        let mut told: Vec<String> = errors.iter().map(|error| refused(error).to_string()).collect();
+        let set = doc! { "$set": { "x": &value } };
+        for update in [UpdateModifications::from(set.clone()), vec![doc! {}, set].into()] {
+            match held.update(update).await.unwrap_err() {
+                DocumentError::Invalid(error) => told.push(error.to_string()),
+                error => panic!("{error:?}"),
+            }
+        }
+        assert!(told.iter().all(|told| told.contains(words)), "{words}: {told:?}");
+    }
+}
+
+/// Whatever is sent gets no answer, so whatever answers has sent nothing.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_no_bson_is_refused_before_anything_is_sent() {
+    let ground = Ground::replica_set("no_bson").await;
+    let proxy = shared::replica_set().await.proxy(0).unwrap();
+    let ground = ground.through(proxy.uri());
+    let (driver, locks) = (ground.driver().await, ground.locks().await);
+    let collection = driver.database(&ground.database).collection::<Document>("data");
+    collection.insert_one(doc! { "_id": 1 }).await.unwrap();
+    let documents = locks.documents(collection.clone());
+    let held = documents.acquire(1).await.unwrap();
+    proxy.black_hole();
+    let checks = async {
+        documents_refuse_no_bson(&documents, &held).await;
+        let fence = held.fence();
+        for (value, words) in no_bson() {
+            let (one, bad) = (doc! { "_id": 1 }, doc! { "x": value });
+            let good = doc! { "$set": { "y": 1 } };
+            let set = doc! { "$set": &bad };
+            let errors = [
+                fence.update_one(&collection, bad.clone(), good.clone()).await.err(),
+                fence.update_one(&collection, one.clone(), set.clone()).await.err(),
+                fence.update_one(&collection, one.clone(), vec![set]).await.err(),
+                fence
+                    .update_one(&collection, one.clone(), good)
+                    .array_filters([bad.clone()])
+                    .await
+                    .err(),
+                fence.replace_one(&collection, bad.clone(), doc! {}).await.err(),
+                fence.replace_one(&collection, one, bad.clone()).await.err(),
+                fence.insert_one(&collection, bad.clone()).await.err(),
+                fence.delete_one(&collection, bad).await.err(),
+            ];
+            for error in errors {
+                match error {
+                    Some(FenceError::Invalid(error)) => assert!(error.to_string().contains(words), "{words}: {error}"),
+                    error => panic!("{error:?}"),
+                }
+            }
+        }
+    };
+    within(PATIENCE, "nothing is waited for", checks).await;
+    proxy.heal();
+    held.release().await.unwrap();
+}
+
+#[tokio::test]
+async fn what_is_no_bson_is_refused_in_memory_too() {
+    let memory = MemoryCollection::new();
+    memory.insert_one(doc! { "_id": 1 }).unwrap();
+    let documents = LockClient::in_memory().documents_in_memory::<Document>(&memory);
+    let held = documents.acquire(1).await.unwrap();
+    within(
+        PATIENCE,
+        "nothing is waited for",
+        documents_refuse_no_bson(&documents, &held),
+    )
+    .await;
+    for (value, words) in no_bson() {
+        let bad = doc! { "x": value };
+        let errors = [
+            memory.insert_one(bad.clone()).unwrap_err(),
+            memory.find(bad.clone()).unwrap_err(),
+            memory
+                .update_many(bad.clone(), doc! { "$set": { "y": 1 } })
+                .unwrap_err(),
+            memory.update_many(doc! {}, doc! { "$set": &bad }).unwrap_err(),
+            memory.replace_one(1, bad.clone()).unwrap_err(),
+            memory.delete_many(bad).unwrap_err(),
+        ];
+        assert!(
+            errors.iter().all(|error| error.to_string().contains(words)),
+            "{words}: {errors:?}"
+        );
+    }
+    assert_eq!(
+        memory.find(doc! { "x": { "$exists": true } }).unwrap(),
+        [] as [Document; 0]
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]

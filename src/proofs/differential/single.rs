@@ -9,8 +9,8 @@ use mongodb::{
 use watchlock_testkit::shared;
 
 use crate::protocol::{
-    Evict, Expects, Kind, Location, Operation, Owner, QUEUE_MOST, Record, Request, Requests, ServerTime, State, Use,
-    pipeline, state,
+    Evict, Expects, Identity, Kind, Location, Operation, Owner, QUEUE_MOST, Record, Request, Requests, ServerTime, State,
+    Use, pipeline, state,
 };
 
 fn request(id: &str, wait: bool, fresh: bool) -> Request {
@@ -122,6 +122,62 @@ async fn a_break_of_one_holder_leaves_another_alone() {
         let left = run(breaking(Evict::Holder(token), Expects::Nothing)).await;
         assert_eq!(left.get_array("holders").unwrap(), &[Bson::from(second)]);
     }
+}
+
+/// An adopter that needs more permits than its earlier incarnation had waits in front of a full queue, which nobody cuts
+/// after it either.
+#[tokio::test]
+async fn an_adopter_that_has_to_wait_leaves_the_queue_as_long_as_it_was() {
+    let cluster = shared::standalone().await;
+    let client = cluster.client().await.unwrap();
+    let database = client.database(&shared::unique_name("room"));
+    let collection = database.collection::<Document>("locks");
+    let now = ServerTime(1_700_000_000_000);
+    let worker = |born| {
+        Some(Identity {
+            id: "worker".to_owned(),
+            born,
+        })
+    };
+    let wants = |id: &str, permits, wait, identity| Request {
+        permits,
+        owner: Owner {
+            identity,
+            ..Owner::default()
+        },
+        ..request(id, wait, true)
+    };
+    let crowded = |number, leave: &[&str], entries| Operation {
+        room: 2,
+        ..operation(number, leave, (Kind::Semaphore, 3), entries)
+    };
+    let mut adopting = crowded(
+        5,
+        &[],
+        vec![wants("n-1", 2, true, worker(2)), wants("n-2", 1, false, worker(2))],
+    );
+    if let Some(requests) = &mut adopting.requests {
+        requests.adopts = worker(2);
+    }
+    let mut expected = None;
+    let mut lengths = Vec::new();
+    for operation in [
+        crowded(1, &[], vec![wants("a-1", 1, true, worker(1))]),
+        crowded(2, &[], vec![wants("b-1", 2, true, None)]),
+        crowded(3, &[], vec![wants("c-1", 1, true, None)]),
+        crowded(4, &[], vec![wants("c-2", 1, true, None)]),
+        adopting,
+        crowded(6, &[], vec![wants("d-1", 1, true, None)]),
+        crowded(7, &[], vec![wants("n-1", 2, true, worker(2))]),
+        crowded(8, &["c-1"], vec![wants("d-1", 1, true, None)]),
+        crowded(9, &["b-1"], vec![]),
+    ] {
+        expected = state::apply(expected.as_ref(), &operation, now);
+        let found = document_after(&collection, &operation, &Bson::from(now)).await;
+        assert_eq!(State::from_document(&found).ok(), expected, "{operation:?}");
+        lengths.extend(expected.as_ref().map(|state| state.queue.len()));
+    }
+    assert_eq!(lengths, [0, 0, 1, 2, 3, 3, 3, 2, 0]);
 }
 
 /// The most entries that one operation requests, fresh and repeated, nest no deeper than a command may.

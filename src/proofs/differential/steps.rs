@@ -252,11 +252,14 @@ impl<'a> Draw<'a> {
         ids.dedup();
         let ids = ids.into_iter().enumerate();
         let entries = ids.map(|(position, id)| self.request(id, capacity, position == 0));
+        let entries: Vec<Request> = entries.collect();
+        // As in use: only entries that fit together are asked for together.
+        let adopts = self.identity().filter(|_| capacity > 1 || entries.len() == 1);
         Requests {
             kind,
             capacity,
-            entries: entries.collect(),
-            adopts: self.identity(),
+            entries,
+            adopts,
         }
     }
 

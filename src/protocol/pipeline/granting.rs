@@ -3,7 +3,7 @@
 use mongodb::bson::{Bson, Document, doc};
 
 use super::{
-    ALL,
+    ALL, adopts_a_hold,
     expression::{bind, cond, literal, map},
 };
 use crate::protocol::{Kind, Location, NOTIFIES_AT_ONCE, NOTIFIES_UP_TO, Operation};
@@ -24,6 +24,7 @@ pub(super) fn grant_as_fits(
     let capacity = operation
         .capacity()
         .map_or_else(|| at.value("capacity").into(), Bson::from);
+    let room = room_or_more(operation);
     let counted = cond(
         doc! { "$lte": ["$$held", capacity] },
         doc! { "held": "$$held", "count": { "$add": ["$$value.count", 1] } },
@@ -44,7 +45,7 @@ pub(super) fn grant_as_fits(
         doc! {
             "holders": { "$concatArrays": ["$$holders", "$$came"] },
             "token": with_reserve(doc! { "$add": ["$$first", "$$count", -1] }.into(), "$$came.id".into(), operation),
-            "queue": { "$slice": ["$$line", "$$count", room(operation)] },
+            "queue": { "$slice": ["$$line", "$$count", &room] },
             words: { "$reduce": {
                 "input": "$$came",
                 "initialValue": &first,
@@ -52,7 +53,10 @@ pub(super) fn grant_as_fits(
             } },
         },
     );
-    let line = with_room("$$line", operation);
+    let line = match operation.requests {
+        Some(_) => Bson::from(doc! { "$slice": ["$$line", room] }),
+        None => Bson::from("$$line"),
+    };
     let unchanged = doc! { "holders": "$$holders", "token": at.value("token"), "queue": line, words: first };
     let after = bind(
         doc! { "first": next_token(at.value("token"), now) },
@@ -133,7 +137,22 @@ fn if_asking(waiter: &str, operation: &Operation, yes: Bson, no: Bson) -> Bson {
     cond(doc! { "$in": [format!("{waiter}.id"), literal(asking)] }, yes, no)
 }
 
-/// Returns the part of the queue that it has room for. An operation that requests nothing has added nothing.
+/// Returns the number of waiters to which the queue, `$$line`, is cut. An operation that requests nothing has added
+/// nothing.
+fn room_or_more(operation: &Operation) -> Bson {
+    if operation.requests.is_none() {
+        return ALL.into();
+    }
+    // The queue before the request, and with it where it is in the place of a holder.
+    let mut stay = Bson::from(doc! { "$size": "$$queue" });
+    if operation.adopts().is_some() {
+        stay = cond(adopts_a_hold(), doc! { "$size": "$$line" }, stay);
+    }
+    doc! { "$max": [room(operation), stay] }.into()
+}
+
+/// Returns the part of the queue that it has room for, in a lock with one permit: there an entry that takes the place
+/// of a holder has the lock at once. An operation that requests nothing has added nothing.
 pub(super) fn with_room(queue: &str, operation: &Operation) -> Bson {
     match operation.requests {
         Some(_) => Bson::from(doc! { "$slice": [queue, room(operation)] }),
@@ -142,7 +161,10 @@ pub(super) fn with_room(queue: &str, operation: &Operation) -> Bson {
 }
 
 pub(super) fn room(operation: &Operation) -> i64 {
-    i64::try_from(operation.room).unwrap_or(ALL).clamp(1, ALL)
+    match operation.requests {
+        Some(_) => i64::try_from(operation.room).unwrap_or(ALL).clamp(1, ALL),
+        None => ALL,
+    }
 }
 
 /// Returns the token of a grant: see [`super::state`]. A missing counter, or a value that nothing can be added to,

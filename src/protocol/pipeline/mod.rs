@@ -310,7 +310,7 @@ fn fields_of_enqueue(requests: &Requests) -> Document {
 }
 
 /// Appends the requested entries to the queue, unless they are in the document already. If adopt removed a holder, they
-/// take its place: the head of the queue.
+/// take its place: the head of the queue, whether or not there is room. So nobody is cut off who was there before.
 fn enqueue(operation: &Operation, now: &Bson) -> Bson {
     let queue = append(operation, now);
     if operation.adopts().is_none() {

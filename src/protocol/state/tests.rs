@@ -621,15 +621,19 @@ fn holders_with_a_range_hear_that_another_session_has_lined_up() {
     assert_eq!(hear(&before, tries), 0, "it has not lined up");
 }
 
-#[test]
-fn a_later_incarnation_takes_what_is_held_and_leaves_what_is_over_or_kept() {
-    let worker = |born| Owner {
+/// An incarnation of one owner.
+fn worker(born: i64) -> Owner {
+    Owner {
         identity: Some(Identity {
             id: "worker".to_owned(),
             born,
         }),
         ..Owner::default()
-    };
+    }
+}
+
+#[test]
+fn a_later_incarnation_takes_what_is_held_and_leaves_what_is_over_or_kept() {
     let before = |held: Holder| {
         let held = Holder {
             owner: worker(1),
@@ -682,6 +686,45 @@ fn a_later_incarnation_takes_what_is_held_and_leaves_what_is_over_or_kept() {
         assert_eq!(entries(&after), found, "{now}");
         assert_eq!((after.wake.as_str(), &after.adopted), (wake, &adopted));
     }
+}
+
+/// It wants more permits than its earlier incarnation had, and its other tasks try beside it.
+#[test]
+fn an_adopter_that_has_to_wait_cuts_nobody_off_the_queue() {
+    let held = |id: &str, token, permits, owner| Holder {
+        permits,
+        owner,
+        ..holder(id, token)
+    };
+    let waiters = ["c-1", "c-2"].map(waiter);
+    let before = lock(
+        PERMITS,
+        [held("a-1", 7, 1, worker(1)), held("b-1", 8, 9, Owner::default())],
+        waiters,
+    );
+    let wants = |id: &str, permits, wait| Request {
+        permits,
+        wait,
+        owner: worker(2),
+        ..request(id)
+    };
+    let tries = (2..5).map(|number| wants(&format!("n-{number}"), 1, false));
+    let mut asks = asking_for("n.1", PERMITS, [wants("n-1", 2, true)].into_iter().chain(tries));
+    asks.room = 2;
+    if let Some(requests) = &mut asks.requests {
+        requests.adopts = worker(2).identity;
+    }
+    let after = applied(&before, &asks, 1);
+    assert_eq!(entries(&after), (vec!["b-1"], vec!["n-1", "c-1", "c-2"]));
+    // Others don't cut it either, and come in when there is room.
+    let knocks = |id: &str, entry: &str| Operation {
+        room: 2,
+        ..asking_for(id, PERMITS, [request(entry)])
+    };
+    let after = applied(&after, &knocks("d.1", "d-1"), 2);
+    assert_eq!(entries(&after), (vec!["b-1"], vec!["n-1", "c-1", "c-2"]));
+    let after = applied(&after, &leaving("b.1", "b-1"), 3);
+    assert_eq!(entries(&after), (vec!["n-1", "c-1", "c-2"], vec![]));
 }
 
 #[test]
