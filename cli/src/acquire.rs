@@ -1,10 +1,14 @@
 //! `watchlock acquire`.
 
 use std::{
-    io::{self, Write as _},
+    fs,
+    io::{self, Stdout, Write as _},
     mem,
+    os::unix::fs::MetadataExt as _,
     process::ExitCode,
 };
+
+use rustix::fs::OFlags;
 
 use serde::Serialize;
 use tokio::time::Instant;
@@ -13,10 +17,10 @@ use watchlock::{HolderInfo, LockClient, LockHandle, RenewError};
 use crate::{
     arguments::{Acquire, Output, Run},
     connection::{Connection, Place},
-    exit::{Failure, LOST, Outcome, UNAVAILABLE},
+    exit::{Failure, LOST, Outcome, UNAVAILABLE, ended_by},
     held::Held,
     json,
-    run::{connect, deadline, ended_by, give_back, obtain},
+    run::{connect, deadline, give_back, obtain, rehearse},
     signals::{PASSED_ON, Signals},
     text::plain,
 };
@@ -31,13 +35,10 @@ struct Left<'a> {
 pub(crate) async fn acquire(connection: &Connection, arguments: Acquire) -> Outcome {
     let output = arguments.output;
     let arguments = Run::from(arguments);
-    // By the library's own rules, and without a server.
-    let length = arguments.fixed.unwrap_or_default();
-    let checked = LockClient::in_memory()
-        .mutex(&arguments.name)
-        .try_acquire()
-        .fixed(length);
-    drop(checked.await?);
+    rehearse(&arguments).await?;
+    if is_closed(&io::stdout()) {
+        return Err(Failure::usage("standard output is closed: nobody would know the token"));
+    }
     let mut signals = Signals::listen(PASSED_ON.iter())
         .map_err(|error| Failure::internal(format!("signals can't be received: {error}")))?;
     let deadline = deadline(&arguments);
@@ -52,14 +53,25 @@ pub(crate) async fn acquire(connection: &Connection, arguments: Acquire) -> Outc
             Ok(ExitCode::SUCCESS)
         }
         Ok(Err(code)) => {
-            give_back(&locks, &mut signals).await;
+            give_back(&locks).await;
             Ok(code)
         }
         Err(failure) => {
-            give_back(&locks, &mut signals).await;
+            give_back(&locks).await;
             Err(failure)
         }
     }
+}
+
+/// Returns whether standard output was closed when this program began. The standard library has opened the null device
+/// in its place, for reading too, which no shell does with `>/dev/null`.
+fn is_closed(output: &Stdout) -> bool {
+    let is_null = || {
+        let null = fs::metadata("/dev/null").ok()?;
+        Some(rustix::fs::fstat(output).ok()?.st_rdev == null.rdev())
+    };
+    let flags = rustix::fs::fcntl_getfl(output);
+    flags.is_ok_and(|flags| flags.contains(OFlags::RDWR)) && is_null() == Some(true)
 }
 
 /// Waits for the lock and prints its token; returns the code to exit with if a signal comes first. After any failure

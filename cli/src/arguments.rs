@@ -18,7 +18,7 @@ const LEASE: Duration = Duration::from_secs(30);
 
 /// Run commands under distributed locks in MongoDB; see who holds and who waits.
 ///
-/// MONGODB_URI names the server, or --uri does. Prefer the variable if the connection string has a password: everybody
+/// MONGODB_URI names the server, or --uri does; there is no default. Prefer the variable if the connection string has a password: everybody
 /// on the machine can read the arguments of a process.
 #[derive(Debug, Parser)]
 #[command(name = "watchlock", version, after_help = exit::TABLE, max_term_width = 120)]
@@ -93,7 +93,8 @@ pub(crate) enum Command {
 /// A command that takes the identity of another user (sudo, other setuid programs) loses its tie to watchlock: it is
 /// not killed with it, and watchlock can't end it when the lock is lost. Run watchlock as that user instead.
 ///
-/// MONGODB_URI is removed from the command's environment, as it often has a password; --keep-uri keeps it.
+/// MONGODB_URI is removed from the command's environment, as it often has a password; --keep-uri keeps it. A watchlock
+/// that the command starts needs it, or its own --uri: without a server it refuses to run.
 ///
 /// SIGPIPE is at its default in the command, even if watchlock inherited another setting (which env, timeout and flock
 /// would leave): it ends a command that writes to a pipe that nobody reads. For a command that must ignore it, as under
@@ -161,20 +162,21 @@ pub(crate) struct Run {
     /// To end the command then, run it under timeout(1): watchlock run nightly -- timeout 2h ./backup.sh
     #[arg(long, value_name = "DURATION", value_parser = duration)]
     pub(crate) max_hold: Option<Duration>,
-    /// Run the command at most once in each period, among all hosts (1h, 1day); otherwise exit with 74
+    /// Run the command at most once in each period, among all hosts (1h, 1day, 7days); otherwise exit with 74
     ///
     /// Periods are windows by the server's clock: with 1h from each full hour to the next, with 1day from midnight to
-    /// midnight UTC. The run counts for the window in which it began. If the command fails (any exit code but 0), the
+    /// midnight UTC, with 7days from Thursday to Thursday (with --offset 4days from Monday). The run counts for the
+    /// window in which it began. With --since-success there are no windows. If the command fails (any exit code but 0), the
     /// period stays open for the next run. While another run is in progress, this one exits with 75 and does not wait.
     ///
     /// A timer that fires right at the boundary of two windows starts some hosts before it and others after it, which
     /// uses up both windows. So it must fire far from offset + n x period, in UTC: move the windows with --offset. A
     /// daily job whose timer fires around midnight UTC needs --once-per 1day --offset 12h.
-    #[arg(long, value_name = "DURATION", value_parser = duration,
+    #[arg(long, value_name = "DURATION", value_parser = period,
         conflicts_with_all = ["timeout", "semaphore", "read", "write", "at_least_for"])]
     pub(crate) once_per: Option<Duration>,
     /// With --once-per: begin the windows this much after the full hour, midnight and so on
-    #[arg(long, value_name = "DURATION", requires = "once_per", conflicts_with = "since_success", value_parser = duration)]
+    #[arg(long, value_name = "DURATION", requires = "once_per", conflicts_with = "since_success", value_parser = period)]
     pub(crate) offset: Option<Duration>,
     /// With --once-per: the period begins when the command has succeeded, instead of at fixed times
     #[arg(long, requires = "once_per")]
@@ -197,10 +199,10 @@ pub(crate) struct Run {
     /// Exit with this code instead of 75 if the lock was not free
     #[arg(long, short = 'E', value_name = "CODE", default_value_t = exit::NOT_OBTAINED)]
     pub(crate) conflict_exit_code: u8,
-    /// Print only errors that make the run fail
+    /// Print only errors: not that the lock was not free or the command was run already, which the exit code tells
     #[arg(long, short = 'q', conflicts_with = "verbose")]
     pub(crate) quiet: bool,
-    /// Also print when the lock is acquired and when it is released
+    /// Also print when the lock is acquired and when it is released, and without a terminal whom the run waits for
     #[arg(long, short = 'v')]
     pub(crate) verbose: bool,
     /// The command and its arguments; everything after its name belongs to the command, and `--` may precede it
@@ -248,10 +250,10 @@ pub(crate) struct Elect {
     /// Exit with this code instead of 75 if it was not elected in time
     #[arg(long, short = 'E', value_name = "CODE", default_value_t = exit::NOT_OBTAINED)]
     conflict_exit_code: u8,
-    /// Print only errors that make it fail
+    /// Print only errors: not that it was not elected in time, which the exit code tells
     #[arg(long, short = 'q', conflicts_with = "verbose")]
     quiet: bool,
-    /// Also print when it is elected and when it resigns
+    /// Also print when it is elected and when it resigns, and without a terminal who leads while it waits
     #[arg(long, short = 'v')]
     verbose: bool,
     /// The command and its arguments; everything after its name belongs to the command, and `--` may precede it
@@ -680,5 +682,15 @@ fn duration(text: &str) -> Result<Duration, String> {
         )),
         Ok(length) => Ok(length),
         Err(error) => Err(format!("{error}; write it as 500ms, 5s, 2m or 1h 30m")),
+    }
+}
+
+/// Reads a duration that windows are counted by, so not one in months or years: these are of different lengths.
+fn period(text: &str) -> Result<Duration, String> {
+    let units = text.split(|character: char| !character.is_ascii_alphabetic());
+    let of_no_length = ["months", "month", "M", "years", "year", "yrs", "yr", "y"];
+    match { units }.find(|unit| of_no_length.contains(unit)) {
+        Some(unit) => Err(format!("`{unit}` has no fixed length; write it in days, as 30days")),
+        None => duration(text),
     }
 }

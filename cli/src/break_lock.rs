@@ -11,7 +11,7 @@ use watchlock::{FencingToken, HolderInfo, LockInfo};
 use crate::{
     arguments::{Break, Output},
     connection::Connection,
-    exit::{Failure, Outcome},
+    exit::{self, Failure, Outcome},
     json,
     messages::say,
     show::{live, no_trace},
@@ -96,34 +96,27 @@ fn broken(name: &str, before: &LockInfo, after: Option<&LockInfo>, output: Outpu
     let broken: Vec<&HolderInfo> = live(before)
         .filter(|holder| !remaining.contains(&holder.token))
         .collect();
-    if output.json {
-        json::print(&Broken {
-            name,
-            broken,
-            lock: after,
-        })?;
-        return Ok(ExitCode::SUCCESS);
-    }
-    let mut out = io::stdout().lock();
-    for holder in broken {
-        writeln!(out, "evicted: {holder}")?;
-    }
-    if let Some(after) = after {
-        writeln!(out, "now: {after}")?;
-    }
-    Ok(ExitCode::SUCCESS)
+    let lock = after;
+    let written = if output.json {
+        json::print(&Broken { name, broken, lock })
+    } else {
+        let evicted = broken.iter().map(|holder| format!("evicted: {holder}\n"));
+        let now = after.map(|after| format!("now: {after}\n"));
+        let lines: String = evicted.chain(now).collect();
+        io::stdout().lock().write_all(lines.as_bytes())
+    };
+    exit::after(written, ExitCode::SUCCESS)
 }
 
 fn not_broken(name: &str, lock: Option<&LockInfo>, why: &str, output: Output) -> Outcome {
     say(why);
-    if output.json {
-        json::print(&Broken {
-            name,
-            broken: Vec::new(),
-            lock,
-        })?;
-    }
-    Ok(ExitCode::FAILURE)
+    let broken = Vec::new();
+    let written = if output.json {
+        json::print(&Broken { name, broken, lock })
+    } else {
+        Ok(())
+    };
+    exit::after(written, ExitCode::FAILURE)
 }
 
 fn tokens(lock: &LockInfo) -> Vec<FencingToken> {

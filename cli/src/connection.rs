@@ -1,6 +1,6 @@
 //! The connection to the locks.
 
-use std::{io, time::Duration};
+use std::{env, io, time::Duration};
 
 use clap::Args;
 use mongodb::{
@@ -27,6 +27,9 @@ const HISTORY: u32 = 5;
 /// Environment variable that names the server.
 pub(crate) const URI: &str = "MONGODB_URI";
 
+/// Environment variable in which the command of `run` finds the name of its lock.
+pub(crate) const NAME: &str = "WATCHLOCK_NAME";
+
 /// Bounds of the server selection timeout for a command with a time limit: a selection needs the time to connect and
 /// log in, as it also does for everything later; the driver's own default is the maximum.
 const SELECTION_LEAST: Duration = Duration::from_secs(2);
@@ -37,8 +40,7 @@ const SELECTION_MOST: Duration = Duration::from_secs(30);
 pub(crate) struct Connection {
     /// The connection string of the server
     #[arg(long, env = URI, hide_env_values = true, global = true, value_name = "URI")]
-    #[arg(default_value = "mongodb://localhost:27017")]
-    uri: String,
+    uri: Option<String>,
     /// The database of the locks; by default that of the connection string
     #[arg(long, env = "WATCHLOCK_DATABASE", global = true, value_name = "NAME")]
     database: Option<String>,
@@ -83,8 +85,23 @@ impl Connection {
         self.place(Some(limit.clamp(SELECTION_LEAST, SELECTION_MOST))).await
     }
 
+    /// Returns the connection string. There is no default: a lock on the wrong server excludes nobody.
+    fn uri(&self) -> Result<&str, Failure> {
+        let named = self.uri.as_deref().filter(|uri| !uri.is_empty());
+        named.ok_or_else(|| {
+            let removed = if env::var_os(NAME).is_some() {
+                "; `watchlock run` has removed it from the environment of this command: give --keep-uri to that run"
+            } else {
+                ""
+            };
+            Failure::usage(format!(
+                "the server is missing: name it with {URI} or --uri, as in mongodb://localhost:27017/app{removed}"
+            ))
+        })
+    }
+
     async fn place(&self, selection: Option<Duration>) -> Result<Place, Failure> {
-        let mut options = ClientOptions::parse(&self.uri)
+        let mut options = ClientOptions::parse(self.uri()?)
             .await
             .map_err(|error| self.not_valid(&error))?;
         options.server_selection_timeout = options.server_selection_timeout.or(selection);
@@ -109,7 +126,7 @@ impl Connection {
     /// Describes the driver's reason, unless it could quote a part of a secret in the connection string.
     fn not_valid(&self, error: &Error) -> Failure {
         let cause = error.kind.to_string();
-        let why = if quotes_a_secret(&cause, &self.uri) {
+        let why = if quotes_a_secret(&cause, self.uri.as_deref().unwrap_or_default()) {
             "is not valid; the reason is hidden, as it would show a part of the secret. Characters like : / ? # [ ] @ % in \
              user name and password must be percent-encoded"
                 .to_owned()
@@ -129,7 +146,8 @@ impl Connection {
     /// Adds the name of the actual replica set to a failure if the connection string asks for another: the driver
     /// leaves out members of sets that it was not asked for.
     pub(crate) async fn explain(&self, failure: Failure) -> Failure {
-        let Ok(mut options) = ClientOptions::parse(&self.uri).await else {
+        let Ok(uri) = self.uri() else { return failure };
+        let Ok(mut options) = ClientOptions::parse(uri).await else {
             return failure;
         };
         let Some(asked) = options.repl_set_name.take() else {

@@ -22,7 +22,7 @@ use crate::{
     arguments::Doctor,
     clock::{self, Offset},
     connection::{Connection, Place, to_its_end},
-    exit::{Failure, Outcome},
+    exit::{self, Failure, Outcome},
     json,
     text::{plain, span_of},
 };
@@ -117,15 +117,16 @@ pub(crate) async fn doctor(connection: &Connection, arguments: Doctor) -> Outcom
         Err(error) => return Err(error.into()),
     };
     let healthy = checks.iter().all(|check| check.status != Status::Problem);
-    if arguments.output.json {
-        json::print(&Report { healthy, checks })?;
+    let written = if arguments.output.json {
+        json::print(&Report { healthy, checks })
     } else {
-        io::stdout().lock().write_all(in_full(&checks).as_bytes())?;
-    }
+        io::stdout().lock().write_all(in_full(&checks).as_bytes())
+    };
+    let code = if healthy { ExitCode::SUCCESS } else { ExitCode::FAILURE };
+    let code = exit::after(written, code)?;
     match failure {
         Some(failure) => Err(failure.silenced()),
-        None if healthy => Ok(ExitCode::SUCCESS),
-        None => Ok(ExitCode::FAILURE),
+        None => Ok(code),
     }
 }
 

@@ -7,6 +7,7 @@ use std::{
 };
 
 use mongodb::error::Error as DriverError;
+use rustix::process::Signal;
 use watchlock::{AcquireError, BuildError, OperateError, ServerError, ServerErrorKind};
 
 use crate::{json, messages};
@@ -53,9 +54,18 @@ Exit codes:
    77  the user of the connection is unknown, or lacks a privilege
   126  run, elect: the command can't be executed
   127  run, elect: the command was not found
-128+n  run, elect, acquire: signal n ended the command, or watchlock while it waited
+128+n  signal n ended the command that was run, or watchlock itself
 
 Otherwise `watchlock run` and `watchlock elect` exit with the command's code.";
+
+/// Returns the code of a program that a signal ended, as a shell reports it.
+pub(crate) fn ended_by(signal: Signal) -> ExitCode {
+    code_of(signal).into()
+}
+
+fn code_of(signal: Signal) -> u8 {
+    SIGNALLED.saturating_add(u8::try_from(signal.as_raw()).unwrap_or(0))
+}
 
 pub(crate) type Outcome = Result<ExitCode, Failure>;
 
@@ -87,6 +97,11 @@ impl Failure {
         ServerError::from(error.clone()).into()
     }
 
+    /// The end by a signal, which needs no message.
+    pub(crate) fn ended_by(signal: Signal) -> Self {
+        Self::new(code_of(signal), "").silenced()
+    }
+
     pub(crate) fn message(&self) -> &str {
         self.message.as_deref().unwrap_or_default()
     }
@@ -96,10 +111,18 @@ impl Failure {
         Self { message: None, ..self }
     }
 
-    /// Replaces one exit code with another; keeps any other.
-    pub(crate) fn with_code_for(self, code: u8, other: u8) -> Self {
-        let code = if self.code == code { other } else { self.code };
-        Self { code, ..self }
+    /// Exits with another code if the lock was not obtained, and says nothing of it with `--quiet`: a skipped run is no
+    /// error, and the code tells it.
+    pub(crate) fn if_not_obtained(self, code: u8) -> Self {
+        if self.code != NOT_OBTAINED {
+            return self;
+        }
+        Self { code, ..self }.unless_quiet()
+    }
+
+    /// Removes the message with `--quiet`.
+    pub(crate) fn unless_quiet(self) -> Self {
+        if messages::is_quiet() { self.silenced() } else { self }
     }
 
     pub(crate) fn is_unavailable(&self) -> bool {
@@ -183,7 +206,15 @@ impl From<OperateError> for Failure {
     }
 }
 
-/// For errors of standard output.
+/// Exits with this code once the output is written: a reader that has read enough changes nothing about it.
+pub(crate) fn after(written: io::Result<()>, code: ExitCode) -> Outcome {
+    match written {
+        Err(error) if error.kind() != ErrorKind::BrokenPipe => Err(error.into()),
+        _ => Ok(code),
+    }
+}
+
+/// For errors of standard output, where the output is the whole purpose.
 impl From<io::Error> for Failure {
     fn from(error: io::Error) -> Self {
         if error.kind() == ErrorKind::BrokenPipe {

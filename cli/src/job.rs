@@ -90,8 +90,13 @@ pub(crate) fn signal_our_group(signal: Signal) {
 }
 
 /// Returns whether there is a shell that can continue our process group when it is stopped: a process of another group
-/// in our session that is the parent of one of ours. Without one, the kernel does not let a terminal stop a group.
+/// in our session that is the parent of one of ours, where the session has a terminal. Without one, the kernel does not
+/// let a terminal stop a group; and without a terminal, a process of another group is a supervisor like `timeout`, which
+/// continues nobody.
 pub(crate) fn is_controlled() -> bool {
+    if Terminal::open().is_none() {
+        return false;
+    }
     let (group, session) = (unistd::getpgrp(), unistd::getsid(None));
     let mut ancestor = process::getppid();
     // In a script, the shell that runs it is in our group, and the one that could continue it is further up.

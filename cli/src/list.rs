@@ -14,7 +14,7 @@ use crate::{
     arguments::List,
     clock::Offset,
     connection::Connection,
-    exit::{Failure, Outcome},
+    exit::{self, Outcome},
     json,
     messages::say,
     text::{self, plain},
@@ -60,8 +60,7 @@ pub(crate) async fn list(connection: &Connection, arguments: List) -> Outcome {
         say(&format!("and {more} more that are not locks"));
     }
     if arguments.output.json {
-        json::print(&found)?;
-        return Ok(ExitCode::SUCCESS);
+        return exit::after(json::print(&found), ExitCode::SUCCESS);
     }
     if found.is_empty() {
         let place = arguments.kept.place(&place);
@@ -73,11 +72,10 @@ pub(crate) async fn list(connection: &Connection, arguments: List) -> Outcome {
         return Ok(ExitCode::SUCCESS);
     }
     let now = Offset::measure(&place).await?.now();
-    print(&found, now)?;
-    Ok(ExitCode::SUCCESS)
+    exit::after(print(&found, now), ExitCode::SUCCESS)
 }
 
-fn print(found: &[LockInfo], now: SystemTime) -> Result<(), Failure> {
+fn print(found: &[LockInfo], now: SystemTime) -> io::Result<()> {
     let rows: Vec<_> = found.iter().flat_map(|lock| rows(lock, now)).collect();
     let headings = ["NAME", "KIND", "HELD BY", "FOR", "LEFT", "TOKEN", "WAITING", "WHY"];
     // The reader of a pipe gets all of it.
@@ -87,8 +85,7 @@ fn print(found: &[LockInfo], now: SystemTime) -> Result<(), Failure> {
         .flatten();
     let within = within.map(|size| usize::from(size.ws_col)).filter(|width| *width > 0);
     let table = text::table(headings, &rows, ORDER, within);
-    io::stdout().lock().write_all(table.as_bytes())?;
-    Ok(())
+    io::stdout().lock().write_all(table.as_bytes())
 }
 
 /// Returns one row for each holder, so that a search through the output finds complete lines; one for a free lock.
@@ -160,4 +157,109 @@ pub(crate) fn short(label: Option<&str>, host: &str, pid: u32) -> String {
 pub(crate) fn why(holder: &HolderInfo) -> String {
     let said = holder.value.as_ref().or(holder.reason.as_ref());
     said.map_or_else(|| "-".to_owned(), |said| text::plain(said))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::{live, screen, show};
+
+    /// Random numbers, the same for each seed (splitmix64).
+    struct Random(u64);
+
+    impl Random {
+        fn below(&mut self, most: u64) -> u64 {
+            self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+            let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+            let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+            (mixed ^ (mixed >> 31)) % most
+        }
+
+        fn text(&mut self) -> String {
+            const PIECES: [&str; 8] = ["a", "é", "🔒", "\u{1b}[2J", "\n", "\u{202e}", "\0", "👩\u{200d}💻"];
+            // Longer than any width that the standard library formats, but seldom, as that takes time.
+            let lengths = [0, 1, 9, 80, 300];
+            let length = match self.below(100) {
+                0 => 66_000,
+                drawn => lengths[usize::try_from(drawn % 5).unwrap()],
+            };
+            let piece = PIECES[usize::try_from(self.below(8)).unwrap()];
+            piece.repeat(length)
+        }
+
+        fn number(&mut self) -> i64 {
+            [0, 1, 4_711, i64::MAX][usize::try_from(self.below(4)).unwrap()]
+        }
+
+        fn time(&mut self) -> &'static str {
+            let times = [
+                "1970-01-01T00:00:00.000Z",
+                "2026-01-01T00:00:00.000Z",
+                "9999-12-31T23:59:59.999Z",
+            ];
+            times[usize::try_from(self.below(3)).unwrap()]
+        }
+
+        fn entry(&mut self) -> Value {
+            let access = [Value::Null, json!("read"), json!("write")];
+            let access = &access[usize::try_from(self.below(3)).unwrap()];
+            let permits = self.number();
+            json!({
+                "token": self.number(), "access": access, "permits": access.is_null().then_some(permits),
+                "since": self.time(), "until": self.time(), "released": Value::Null, "idle": self.below(2) == 0,
+                "host": self.text(), "pid": self.below(u64::from(u32::MAX)), "label": self.text(),
+                "reason": self.text(), "value": self.text(), "owner_id": self.text(),
+            })
+        }
+
+        fn lock(&mut self) -> LockInfo {
+            let kinds = ["mutex", "semaphore", "rwlock", "election", "latch", "barrier"];
+            let kind = kinds[usize::try_from(self.below(6)).unwrap()];
+            let holders: Vec<_> = (0..self.below(3)).map(|_| self.entry()).collect();
+            let waiters: Vec<_> = (0..self.below(3)).map(|_| self.entry()).collect();
+            let lock = json!({
+                "name": self.text(), "kind": kind, "capacity": self.number(), "token": self.number(),
+                "holders": holders, "waiters": waiters,
+            });
+            serde_json::from_value(lock).unwrap()
+        }
+    }
+
+    /// Whatever a document has: it is printed in lines, none of which the terminal obeys, and not many times its length.
+    #[test]
+    fn whatever_a_document_has_can_be_printed() {
+        let now = SystemTime::UNIX_EPOCH + Duration::from_secs(1_767_225_600);
+        for seed in 0..12 {
+            let mut random = Random(seed);
+            let locks = [random.lock(), random.lock()];
+            let rows: Vec<_> = locks.iter().flat_map(|lock| rows(lock, now)).collect();
+            let headings = ["NAME", "KIND", "HELD BY", "FOR", "LEFT", "TOKEN", "WAITING", "WHY"];
+            let length: usize = rows.iter().flatten().map(String::len).sum();
+            let whole = text::table(headings, &rows, ORDER, None);
+            assert!(whole.len() <= length + (rows.len() + 1) * 8 * 300, "{seed}");
+            for width in [1, 30, 80, 300, 100_000] {
+                let table = text::table(headings, &rows, ORDER, Some(width));
+                assert!(
+                    table.lines().all(|line| line.chars().count() <= width),
+                    "{seed}: {width}"
+                );
+            }
+            for lock in &locks {
+                let shown = show::in_full(lock, now);
+                assert!(
+                    !shown.chars().any(|each| each != '\n' && text::is_obeyed(each)),
+                    "{seed}"
+                );
+                for width in [1, 80, usize::MAX] {
+                    let line = live::line(lock, Some(0), now, width);
+                    assert!(line.chars().count() <= width, "{seed}: {width}");
+                }
+            }
+            screen::try_to_draw(locks.into(), now);
+        }
+    }
 }

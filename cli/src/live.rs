@@ -1,4 +1,5 @@
-//! The live line of a command that waits at a terminal: its queue position, the holder, for how long, and why.
+//! The report of a command that waits: its queue position, the holder, for how long, and why. At a terminal it is one
+//! line that is renewed; elsewhere, if asked for, a line for each change of the holder.
 
 use std::{
     convert::Infallible,
@@ -8,7 +9,7 @@ use std::{
 };
 
 use rustix::termios::tcgetwinsize;
-use tokio::time::{MissedTickBehavior, interval_at};
+use tokio::time::{MissedTickBehavior, interval_at, sleep};
 use watchlock::{HolderInfo, LockClient, LockInfo};
 
 use crate::{
@@ -25,6 +26,9 @@ const SILENT: Duration = Duration::from_secs(1);
 
 /// Interval at which the line is renewed: each costs a small read.
 const TICK: Duration = Duration::from_secs(1);
+
+/// Least pause between two lines where there is no terminal: logs keep all of them.
+const BETWEEN: Duration = Duration::from_secs(60);
 
 /// Limit for delaying the command until the line is gone from the screen, so that it does not mix with the command's
 /// output. A paused terminal is not waited for.
@@ -45,11 +49,17 @@ impl Drop for Shown {
     }
 }
 
-/// Shows the line while it is polled, if there is a terminal to show it on.
-pub(crate) async fn show(place: &Place, locks: &LockClient, names: &[&str]) -> Infallible {
+/// Shows the line while it is polled, if there is a terminal to show it on. Elsewhere it prints lines with `verbose`.
+pub(crate) async fn show(place: &Place, locks: &LockClient, names: &[&str], verbose: bool) -> Infallible {
     let is_dumb = env::var_os("TERM").is_none_or(|terminal| terminal == "dumb");
     if !io::stderr().is_terminal() || is_dumb {
-        return std::future::pending().await;
+        if !verbose {
+            return std::future::pending().await;
+        }
+        sleep(SILENT).await;
+        let offset = Offset::measure(place).await.ok();
+        let now = || offset.map_or_else(SystemTime::now, Offset::now);
+        return tell(locks, names, now, messages::say).await;
     }
     let mut shown = Shown(false);
     let mut offset = None;
@@ -69,6 +79,33 @@ pub(crate) async fn show(place: &Place, locks: &LockClient, names: &[&str]) -> I
             messages::show(&line(&lock, position, offset.now(), width));
             shown.0 = true;
         }
+    }
+}
+
+/// Prints whom the command waits for, and again when that has changed.
+async fn tell(
+    locks: &LockClient,
+    names: &[&str],
+    now: impl Fn() -> SystemTime,
+    mut say: impl FnMut(&str),
+) -> Infallible {
+    let mut told = None;
+    let mut pause = TICK;
+    loop {
+        if let Some((lock, position)) = awaited(locks, names).await {
+            let holder = lock.holders.first().map(|holder| holder.token);
+            if told != Some(holder) {
+                say(&line(&lock, position, now(), usize::MAX));
+                told = Some(holder);
+            }
+        }
+        // Until the first line, a lock may be between two holders, or the server not answer.
+        pause = if told.is_some() {
+            BETWEEN
+        } else {
+            (2 * pause).min(BETWEEN)
+        };
+        sleep(pause).await;
     }
 }
 
@@ -97,7 +134,7 @@ fn position(lock: &LockInfo, host: &str) -> Option<usize> {
 }
 
 /// Returns the line, most important parts first, as the end is cut off if there is no room.
-fn line(lock: &LockInfo, position: Option<usize>, now: SystemTime, width: usize) -> String {
+pub(crate) fn line(lock: &LockInfo, position: Option<usize>, now: SystemTime, width: usize) -> String {
     let mut line = format!("waiting for {}", cut(&plain(&lock.name), (width / 3).max(9)));
     if let Some(position) = position {
         line += &format!(": {} of {}", position + 1, lock.waiters.len());
@@ -157,6 +194,45 @@ mod tests {
             "waiting for nightly: 2 of 3, held 3m 5s by billing@web-1:4…"
         );
         assert_eq!(shown(&lock, 29), "waiting for nightly: 2 of 3,…");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn without_a_terminal_each_holder_is_told_once_and_none_more_often_than_each_minute() {
+        let memory = watchlock::InMemory::new();
+        let (ours, other) = (memory.client(), memory.client());
+        let first = other.mutex("x").acquire().reason("the first").await.unwrap();
+        let mutex = ours.mutex("x");
+        let told = std::sync::Mutex::new(Vec::new());
+        let say = |line: &str| {
+            told.lock()
+                .unwrap()
+                .push((tokio::time::Instant::now(), line.to_owned()))
+        };
+        let lines = || told.lock().unwrap().len();
+        let scene = async {
+            // Ours waits behind the other client's second task all the time.
+            let second = other.mutex("x").acquire().reason("the second");
+            let second = tokio::spawn(second.into_future());
+            let waiting = tokio::spawn(mutex.acquire().into_future());
+            sleep(3 * BETWEEN).await;
+            assert_eq!(lines(), 1, "{told:?}");
+            first.release().await.unwrap();
+            let second = second.await.unwrap().unwrap();
+            sleep(3 * BETWEEN).await;
+            assert_eq!(lines(), 2, "{told:?}");
+            second.release().await.unwrap();
+            waiting.await.unwrap().unwrap()
+        };
+        tokio::select! {
+            never = tell(&ours, &["x"], SystemTime::now, say) => match never {},
+            _held = scene => {}
+        }
+        let told = told.into_inner().unwrap();
+        assert!(
+            told[0].1.contains("the first") && told[1].1.contains("the second"),
+            "{told:?}"
+        );
+        assert!(told[1].0 - told[0].0 >= BETWEEN, "{told:?}");
     }
 
     #[test]

@@ -42,6 +42,7 @@ use clap::Parser as _;
 use crate::{
     arguments::{Arguments, Command},
     exit::{Failure, Outcome, USAGE},
+    signals::unless_ended,
 };
 
 fn main() -> ExitCode {
@@ -97,15 +98,15 @@ fn dispatch(arguments: Arguments) -> Outcome {
             Command::Run(run) => run::run(&connection, run).await,
             Command::Elect(elect) => run::run(&connection, elect.into()).await,
             Command::Acquire(acquire) => acquire::acquire(&connection, acquire).await,
-            Command::Release(release) => release::release(&connection, release).await,
-            Command::Renew(renew) => renew::renew(&connection, renew).await,
-            Command::Wait(wait) => wait::wait(&connection, wait).await,
-            Command::Observe(observe) => observe::observe(&connection, observe).await,
-            Command::Ls(list) => list::list(&connection, list).await,
-            Command::Show(show) => show::show(&connection, show).await,
+            Command::Release(release) => unless_ended(release::release(&connection, release)).await,
+            Command::Renew(renew) => unless_ended(renew::renew(&connection, renew)).await,
+            Command::Wait(wait) => unless_ended(wait::wait(&connection, wait)).await,
+            Command::Observe(observe) => unless_ended(observe::observe(&connection, observe)).await,
+            Command::Ls(list) => unless_ended(list::list(&connection, list)).await,
+            Command::Show(show) => unless_ended(show::show(&connection, show)).await,
             Command::Watch(watch) => watch::watch(&connection, watch).await,
-            Command::Break(break_lock) => break_lock::break_lock(&connection, break_lock).await,
-            Command::Doctor(doctor) => doctor::doctor(&connection, doctor).await,
+            Command::Break(break_lock) => unless_ended(break_lock::break_lock(&connection, break_lock)).await,
+            Command::Doctor(doctor) => unless_ended(doctor::doctor(&connection, doctor)).await,
             Command::Completions { .. } | Command::Man { .. } => Ok(ExitCode::SUCCESS),
         }
     });

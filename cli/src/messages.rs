@@ -50,9 +50,13 @@ pub(crate) fn be_quiet() {
     QUIET.store(true, Ordering::Relaxed);
 }
 
+pub(crate) fn is_quiet() -> bool {
+    QUIET.load(Ordering::Relaxed)
+}
+
 /// Prints a message about the progress, unless that is not wanted.
 pub(crate) fn say(message: &str) {
-    if !QUIET.load(Ordering::Relaxed) {
+    if !is_quiet() {
         fail(message);
     }
 }
@@ -80,7 +84,7 @@ pub(crate) fn fail(message: &str) {
 /// Shows a line at the terminal in place of the last live line; an empty text removes that line. A line that finds the
 /// queue full is left out, as the next one says more.
 pub(crate) fn show(line: &str) {
-    if !QUIET.load(Ordering::Relaxed)
+    if !is_quiet()
         && let Some(writer) = writer()
     {
         let _ = writer.try_send(Message::Live(plain(line)));

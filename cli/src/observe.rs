@@ -12,7 +12,7 @@ use watchlock::{Leader, Leaders};
 use crate::{
     arguments::Observe,
     connection::Connection,
-    exit::{Failure, Outcome, UNAVAILABLE},
+    exit::{self, Failure, Outcome, UNAVAILABLE},
     json,
     list::short,
     text::{plain, time},
@@ -33,11 +33,11 @@ pub(crate) async fn observe(connection: &Connection, arguments: Observe) -> Outc
     // A lock of another kind has no leader, ever; only this says so.
     let present = election.leader().await?;
     if arguments.once {
-        print(&arguments, present.as_ref())?;
-        return Ok(match present {
+        let code = match present {
             Some(_) => ExitCode::SUCCESS,
             None => ExitCode::FAILURE,
-        });
+        };
+        return exit::after(print(&arguments, present.as_ref()), code);
     }
     tokio::select! {
         outcome = changes(election.observe(), &arguments) => outcome,
@@ -53,12 +53,11 @@ async fn changes(mut leaders: Leaders, arguments: &Observe) -> Outcome {
     Err(Failure::new(UNAVAILABLE, "the event stream has ended"))
 }
 
-fn print(arguments: &Observe, leader: Option<&Leader>) -> Result<(), Failure> {
+fn print(arguments: &Observe, leader: Option<&Leader>) -> io::Result<()> {
     let at = time(SystemTime::now());
     if arguments.output.json {
         let election = &arguments.name[..];
-        json::print_line(&Change { at, election, leader })?;
-        return Ok(());
+        return json::print_line(&Change { at, election, leader });
     }
     let name = plain(&arguments.name);
     let mut out = io::stdout().lock();
@@ -73,6 +72,5 @@ fn print(arguments: &Observe, leader: Option<&Leader>) -> Result<(), Failure> {
             writeln!(out, "{at}  {name}  led by {by}, token {}{value}", leader.token)?;
         }
     }
-    out.flush()?;
-    Ok(())
+    out.flush()
 }

@@ -8,7 +8,7 @@ use watchlock::{FencingToken, HolderInfo, LockInfo};
 use crate::{
     arguments::{Output, Release},
     connection::Connection,
-    exit::{Failure, Outcome},
+    exit::{self, Failure, Outcome},
     json,
     messages::say_not_held,
     show::live,
@@ -34,24 +34,25 @@ pub(crate) async fn release(connection: &Connection, arguments: Release) -> Outc
     let Some(after) = locks.break_holder(&name, token).await? else {
         return not_held(&name, locks.inspect(&name).await?.as_ref(), token, output);
     };
-    if output.json {
-        json::print(&Given {
-            name: &name,
-            released: Some(holder),
-            lock: Some(&after),
-        })?;
-    }
-    Ok(ExitCode::SUCCESS)
+    let given = Given {
+        name: &name,
+        released: Some(holder),
+        lock: Some(&after),
+    };
+    told(&given, output, ExitCode::SUCCESS)
 }
 
 fn not_held(name: &str, lock: Option<&LockInfo>, token: FencingToken, output: Output) -> Outcome {
     say_not_held(name, token);
-    if output.json {
-        json::print(&Given {
-            name,
-            released: None,
-            lock,
-        })?;
-    }
-    Ok(ExitCode::FAILURE)
+    let given = Given {
+        name,
+        released: None,
+        lock,
+    };
+    told(&given, output, ExitCode::FAILURE)
+}
+
+fn told(given: &Given<'_>, output: Output, code: ExitCode) -> Outcome {
+    let written = if output.json { json::print(given) } else { Ok(()) };
+    exit::after(written, code)
 }

@@ -11,7 +11,7 @@ use watchlock::{FencingToken, HolderInfo, LockInfo};
 use crate::{
     arguments::Renew,
     connection::Connection,
-    exit::{Failure, Outcome},
+    exit::{self, Failure, Outcome},
     json,
     messages::say_not_held,
     text::time,
@@ -31,19 +31,20 @@ pub(crate) async fn renew(connection: &Connection, arguments: Renew) -> Outcome 
     let after = locks.renew_holder(&name, token).await?;
     let held = after.iter().flat_map(|lock| &lock.holders);
     let renewed = { held }.find(|holder| holder.token == token);
-    if output.json {
-        json::print(&Renewed {
+    let code = if renewed.is_some() {
+        ExitCode::SUCCESS
+    } else {
+        say_not_held(&name, token);
+        ExitCode::FAILURE
+    };
+    let written = match renewed {
+        _ if output.json => json::print(&Renewed {
             name: &name,
             renewed,
             lock: after.as_ref(),
-        })?;
-    }
-    let Some(holder) = renewed else {
-        say_not_held(&name, token);
-        return Ok(ExitCode::FAILURE);
+        }),
+        Some(holder) => writeln!(io::stdout().lock(), "{}", time(holder.until)),
+        None => Ok(()),
     };
-    if !output.json {
-        writeln!(io::stdout().lock(), "{}", time(holder.until))?;
-    }
-    Ok(ExitCode::SUCCESS)
+    exit::after(written, code)
 }

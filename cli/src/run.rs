@@ -2,15 +2,14 @@
 
 use std::{ffi::OsString, path::Path, process::ExitCode, time::Duration};
 
-use rustix::process::Signal;
-use tokio::time::{Instant, timeout};
-use watchlock::{AcquireError, LockClient, Once, ReleaseError, Released, Turn};
+use tokio::time::{Instant, sleep_until, timeout};
+use watchlock::{AcquireError, InMemory, LockClient, LockClientBuilder, Once, ReleaseError, Released, Turn};
 
 use crate::{
     arguments::Run,
     attend::attend,
-    connection::{Connection, Place, URI},
-    exit::{Failure, LOST, NOT_OBTAINED, Outcome, SIGNALLED, UNAVAILABLE},
+    connection::{Connection, NAME, Place, URI},
+    exit::{Failure, LOST, NOT_OBTAINED, Outcome, UNAVAILABLE, ended_by},
     held::Held,
     job, live,
     messages::{self, say},
@@ -26,8 +25,11 @@ const TRY: Duration = Duration::from_secs(5);
 /// it.
 const EXPLANATION: Duration = Duration::from_secs(2);
 
-/// Limit for giving back the queue position at the end. A server that does not receive it drops the position when its
-/// lease is over.
+/// Limit for giving back the queue position at the end, and the least time that a release gets. A server that does not
+/// receive them drops the entry when its lease is over.
+///
+/// A second request to end does not cut this short: `timeout` sends two within a millisecond, and the release would not
+/// be sent then.
 const LEAVE: Duration = Duration::from_secs(3);
 
 /// Longest reason that the library accepts, in bytes.
@@ -37,10 +39,7 @@ pub(crate) async fn run(connection: &Connection, arguments: Run) -> Outcome {
     if arguments.quiet {
         messages::be_quiet();
     }
-    if !arguments.and.is_empty() {
-        // The library's own rules for several names, checked without a server.
-        drop(LockClient::in_memory().multi(arguments.names()).try_acquire().await?);
-    }
+    rehearse(&arguments).await?;
     let mut signals = Signals::listen(PASSED_ON.iter().chain(&JOB_CONTROL))
         .map_err(|error| Failure::internal(format!("signals can't be received: {error}")))?;
     let deadline = deadline(&arguments);
@@ -52,16 +51,14 @@ pub(crate) async fn run(connection: &Connection, arguments: Run) -> Outcome {
     if let Ok(Finished { code, settled: true }) = outcome {
         return Ok(code);
     }
-    give_back(&locks, &mut signals).await;
+    give_back(&locks).await;
     Ok(outcome?.code)
 }
 
-/// Gives the queue position and everything else of ours back to the others. A second request to end is obeyed.
-pub(crate) async fn give_back(locks: &LockClient, signals: &mut Signals) {
-    tokio::select! {
-        _ = timeout(LEAVE, locks.shutdown()) => {}
-        _ = signals.ending() => {}
-    }
+/// Gives the queue position and everything else of ours back to the others.
+pub(crate) async fn give_back(locks: &LockClient) {
+    // Without an answer, the entry ends with its lease.
+    let _ = timeout(LEAVE, locks.shutdown()).await;
 }
 
 /// The result of the run.
@@ -102,8 +99,20 @@ pub(crate) async fn connect(connection: &Connection, arguments: &Run) -> Result<
     })
 }
 
+/// Checks names, texts and durations by the library's own rules: takes the lock in memory, before anything is sent.
+pub(crate) async fn rehearse(arguments: &Run) -> Result<(), Failure> {
+    let locks = set(InMemory::new().builder(), arguments).build().await?;
+    drop(begin(&locks, arguments, None).await?);
+    Ok(())
+}
+
 async fn build(place: Place, arguments: &Run) -> Result<(Place, LockClient), Failure> {
-    let mut builder = place.builder().lease(arguments.lease);
+    let locks = set(place.builder(), arguments).build().await?;
+    Ok((place, locks))
+}
+
+fn set(builder: LockClientBuilder, arguments: &Run) -> LockClientBuilder {
+    let mut builder = builder.lease(arguments.lease);
     if let Some(most) = arguments.max_hold {
         builder = builder.max_hold(most);
     }
@@ -113,7 +122,7 @@ async fn build(place: Place, arguments: &Run) -> Result<(Place, LockClient), Fai
     if let Some(id) = &arguments.owner_id {
         builder = builder.owner_id(id);
     }
-    Ok((place, builder.build().await?))
+    builder
 }
 
 async fn under_lock(
@@ -143,7 +152,7 @@ async fn under_lock(
     let tokens = handle
         .tokens()
         .map(|tokens| serde_json::to_string(&tokens).unwrap_or_default());
-    let mut environment = vec![("WATCHLOCK_TOKEN", &token[..]), ("WATCHLOCK_NAME", &arguments.name)];
+    let mut environment = vec![("WATCHLOCK_TOKEN", &token[..]), (NAME, &arguments.name)];
     environment.extend(tokens.as_ref().map(|tokens| ("WATCHLOCK_TOKENS", &tokens[..])));
     let without = (!arguments.keep_uri).then_some(URI);
     let mut running = Running::start(&arguments.command, &environment, without)?;
@@ -188,7 +197,7 @@ pub(crate) async fn obtain(
     let names = arguments.names();
     tokio::select! {
         acquired = begin(locks, arguments, deadline) => acquired.map(Ok),
-        never = live::show(place, locks, &names) => match never {},
+        never = live::show(place, locks, &names, arguments.verbose) => match never {},
         signal = signals.ending() => Ok(Err(ended_by(signal))),
     }
 }
@@ -237,8 +246,7 @@ async fn acquire(locks: &LockClient, arguments: &Run, deadline: Option<Instant>)
 
 /// Acquires the lock, or begins the job unless it is done for this period.
 async fn begin(locks: &LockClient, arguments: &Run, deadline: Option<Instant>) -> Result<Held, Failure> {
-    let not_obtained =
-        |error: AcquireError| Failure::from(error).with_code_for(NOT_OBTAINED, arguments.conflict_exit_code);
+    let not_obtained = |error: AcquireError| Failure::from(error).if_not_obtained(arguments.conflict_exit_code);
     let Some(period) = arguments.once_per else {
         let acquired = acquire(locks, arguments, deadline).await;
         return acquired.map_err(not_obtained);
@@ -250,7 +258,7 @@ async fn begin(locks: &LockClient, arguments: &Run, deadline: Option<Instant>) -
             let message = format!("`{name}` was {ran}");
             // A user who sets the code 0 expects this outcome.
             let expected = arguments.ran_exit_code == 0;
-            let failure = Failure::new(arguments.ran_exit_code, &message);
+            let failure = Failure::new(arguments.ran_exit_code, &message).unless_quiet();
             if expected {
                 say(&message);
                 return Err(failure.silenced());
@@ -258,9 +266,8 @@ async fn begin(locks: &LockClient, arguments: &Run, deadline: Option<Instant>) -
             Err(failure)
         }
         Turn::Busy(contention) => {
-            let code = arguments.conflict_exit_code;
             let message = format!("another run of `{name}` is in progress: {contention}");
-            Err(Failure::new(code, message))
+            Err(Failure::new(NOT_OBTAINED, message).if_not_obtained(arguments.conflict_exit_code))
         }
         _ => Err(Failure::internal(
             "the library knows an outcome that this program does not",
@@ -359,10 +366,14 @@ fn program_name(command: &[OsString]) -> String {
 async fn release(held: Held, done: bool, verbose: bool, signals: &mut Signals) -> Option<String> {
     let name = plain(&held.name());
     let records = done && matches!(held, Held::Job(_));
+    let begun = Instant::now();
+    let insisting = async {
+        signals.ending().await;
+        sleep_until(begun + LEAVE).await;
+    };
     let released = tokio::select! {
         released = held.release(done) => released,
-        // A second request to end is obeyed.
-        _ = signals.ending() => {
+        () = insisting => {
             say(&format!("`{name}` may stay taken until its lease expires"));
             return None;
         }
@@ -394,9 +405,4 @@ async fn release(held: Held, done: bool, verbose: bool, signals: &mut Signals) -
             None
         }
     }
-}
-
-pub(crate) fn ended_by(signal: Signal) -> ExitCode {
-    let number = u8::try_from(signal.as_raw()).unwrap_or(0);
-    SIGNALLED.saturating_add(number).into()
 }

@@ -221,3 +221,23 @@ async fn look(locks: Locks, name: Option<String>) -> Result<Vec<LockInfo>, Opera
         (None, Locks::Documents(_)) => locks.list().held(true).await,
     }
 }
+
+/// Draws the locks on terminals of all sizes, without and with a selection.
+#[cfg(test)]
+pub(crate) fn try_to_draw(found: Vec<LockInfo>, now: SystemTime) {
+    use ratatui::{Terminal, backend::TestBackend};
+    let offset = Offset {
+        millis: 0,
+        within: Duration::ZERO,
+    };
+    let locks = Locks::Named(watchlock::LockClient::in_memory());
+    let mut view = View::new("app.locks".to_owned(), &locks, true, offset);
+    view.listed(Ok(found), Duration::ZERO);
+    for (columns, lines) in [(1, 1), (30, 10), (80, 24), (500, 100)] {
+        for key in [Key::Down, Key::Char('b'), Key::Escape] {
+            let Ok(mut terminal) = Terminal::new(TestBackend::new(columns, lines));
+            let Ok(_) = terminal.draw(|frame| view.draw(frame, now));
+            view.obey(key);
+        }
+    }
+}

@@ -13,7 +13,7 @@ use crate::{
     arguments::Show,
     clock::Offset,
     connection::Connection,
-    exit::Outcome,
+    exit::{self, Outcome},
     json,
     messages::say,
     text::{plain, span, time},
@@ -23,18 +23,21 @@ pub(crate) async fn show(connection: &Connection, arguments: Show) -> Outcome {
     let name = arguments.kept.name(&arguments.name).await?;
     let place = connection.prompt().await?;
     let lock = arguments.kept.locks(&place).await?.inspect(&name).await?;
-    if arguments.output.json {
-        json::print(&lock)?;
-    }
-    let Some(lock) = lock else {
+    let code = if lock.is_some() {
+        ExitCode::SUCCESS
+    } else {
         say(&no_trace(&name));
-        return Ok(ExitCode::FAILURE);
+        ExitCode::FAILURE
     };
-    if !arguments.output.json {
-        let now = Offset::measure(&place).await?.now();
-        io::stdout().lock().write_all(in_full(&lock, now).as_bytes())?;
-    }
-    Ok(ExitCode::SUCCESS)
+    let written = match &lock {
+        lock if arguments.output.json => json::print(lock),
+        Some(lock) => {
+            let now = Offset::measure(&place).await?.now();
+            io::stdout().lock().write_all(in_full(lock, now).as_bytes())
+        }
+        None => Ok(()),
+    };
+    exit::after(written, code)
 }
 
 pub(crate) fn no_trace(name: &str) -> String {

@@ -3,12 +3,15 @@
 use std::{fs, io, thread};
 
 use nix::sys::signal::SigSet;
-use rustix::process::Signal;
+use rustix::process::{self, Signal};
 use signal_hook::{
     consts::{SIGCHLD, SIGCONT, SIGTSTP},
     iterator::{Handle, Signals as Iterator},
+    low_level::emulate_default_handler,
 };
 use tokio::sync::mpsc;
+
+use crate::{exit::Failure, messages};
 
 /// Signals that are passed on to a command.
 pub(crate) const PASSED_ON: [Signal; 6] = [
@@ -102,6 +105,25 @@ impl Signals {
                 Received::Stop => stop(),
                 _ => {}
             }
+        }
+    }
+}
+
+/// Does the work of a command that leaves nothing behind, unless a signal asks it to end first. It then dies by that
+/// signal, so that a script ends with it; the first process of a container can't, as the kernel spares it the default
+/// effect of signals, so it exits with the code for it.
+pub(crate) async fn unless_ended<T>(work: impl Future<Output = Result<T, Failure>>) -> Result<T, Failure> {
+    let mut signals =
+        Signals::listen(&ENDING).map_err(|error| Failure::internal(format!("signals can't be received: {error}")))?;
+    tokio::select! {
+        done = work => done,
+        signal = signals.ending() => {
+            messages::settle();
+            if !process::getpid().is_init() {
+                // It only fails for an unknown signal.
+                let _ = emulate_default_handler(signal.as_raw());
+            }
+            Err(Failure::ended_by(signal))
         }
     }
 }

@@ -114,6 +114,9 @@ pub(crate) fn natural<const N: usize>(headings: [&str; N], rows: &[[String; N]])
     widths
 }
 
+/// Maximum width to which a cell is padded: one absurdly long cell would otherwise multiply the output by its length.
+const PADDED_MOST: usize = 256;
+
 /// Formats lines of cells below headings, each column as wide as its widest cell; with a given width, no wider than
 /// that, with the columns that come first in `order`.
 pub(crate) fn table<const N: usize>(
@@ -129,7 +132,8 @@ pub(crate) fn table<const N: usize>(
         let mut line = String::new();
         for (width, cell) in widths.iter().zip(row).filter(|(width, _)| **width > 0) {
             let cell = cut(cell, *width);
-            let _ = write!(line, "{cell:width$}  ");
+            let padded = PADDED_MOST.min(*width);
+            let _ = write!(line, "{cell:padded$}  ");
         }
         text.push_str(line.trim_end());
         text.push('\n');

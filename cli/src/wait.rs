@@ -26,8 +26,8 @@ const PAUSES: (Duration, Duration) = (Duration::from_millis(500), Duration::from
 /// clock.
 const LATER: Duration = Duration::from_millis(20);
 
-/// Extra time beyond the limit in which the server may answer the first reading, to distinguish a silent server from a
-/// lock that is held.
+/// Extra time beyond the limit in which the server may answer the first reading and the last, to distinguish a silent
+/// server from a lock that is held.
 const EXPLANATION: Duration = Duration::from_secs(2);
 
 pub(crate) async fn wait(connection: &Connection, arguments: Wait) -> Outcome {
@@ -58,14 +58,25 @@ pub(crate) async fn wait(connection: &Connection, arguments: Wait) -> Outcome {
     if let Ok(free) = timeout(limit.saturating_sub(began.elapsed()), waiting.until_free()).await {
         return free.map(|()| ExitCode::SUCCESS);
     }
+    let limit = humantime::format_duration(limit);
     if let Some(trouble) = waiting.trouble {
         // A script must be able to distinguish this from a lock that is held.
         return Err(trouble);
     }
-    let limit = humantime::format_duration(limit);
+    // The server may have been silent all the time, which raises no error.
+    let Ok(lock) = timeout(EXPLANATION, waiting.locks.inspect(&waiting.name)).await else {
+        return Err(Failure::new(
+            UNAVAILABLE,
+            format!("the server did not answer within {limit}"),
+        ));
+    };
+    waiting.lock = lock?;
+    if waiting.is_free() {
+        return Ok(ExitCode::SUCCESS);
+    }
     let held = waiting.lock.map(|lock| lock.to_string()).unwrap_or_default();
     let told = format!("not free within {limit}: {held}");
-    Err(Failure::new(NOT_OBTAINED, told).with_code_for(NOT_OBTAINED, arguments.conflict_exit_code))
+    Err(Failure::new(NOT_OBTAINED, told).if_not_obtained(arguments.conflict_exit_code))
 }
 
 /// The state of the waiting.

@@ -20,26 +20,34 @@ use crate::{
     events::{Events, line},
     exit::{Failure, Outcome, UNAVAILABLE},
     json, screen,
+    signals::unless_ended,
 };
 
 pub(crate) async fn watch(connection: &Connection, arguments: Watch) -> Outcome {
-    let name = match &arguments.name {
-        Some(name) => Some(arguments.kept.name(name).await?),
-        None => arguments.kept.check().await.map(|()| None)?,
+    let beginning = async {
+        let name = match &arguments.name {
+            Some(name) => Some(arguments.kept.name(name).await?),
+            None => arguments.kept.check().await.map(|()| None)?,
+        };
+        let place = connection.prompt().await?;
+        let locks = arguments.kept.locks(&place).await?;
+        Ok((name, place, locks))
     };
-    let place = connection.prompt().await?;
-    let locks = arguments.kept.locks(&place).await?;
+    let (name, place, locks) = unless_ended(beginning).await?;
     let events = locks.events(name.as_deref());
     if io::stdout().is_terminal() && io::stdin().is_terminal() && !arguments.plain && !arguments.output.json {
         let title = arguments.kept.place(&place);
         return screen::show(&place, title, &locks, name, events).await;
     }
     let gone = reader_gone();
-    tokio::select! {
-        outcome = lines(events, arguments.output.json) => outcome,
-        // The reader has read enough, as `head` does.
-        Ok(()) = gone => Ok(ExitCode::SUCCESS),
-    }
+    unless_ended(async {
+        tokio::select! {
+            outcome = lines(events, arguments.output.json) => outcome,
+            // The reader has read enough, as `head` does.
+            Ok(()) = gone => Ok(ExitCode::SUCCESS),
+        }
+    })
+    .await
 }
 
 /// Resolves when nobody reads standard output any more: without events nothing is written that would fail.

@@ -6,6 +6,7 @@ mod common;
 mod completions;
 mod doctor;
 mod documents;
+mod endings;
 mod family;
 mod guide;
 mod job;

@@ -359,7 +359,9 @@ async fn bad_input_is_told_with_its_value_and_its_bound() {
         );
     }
     // No database is named.
-    let told = done(bare().arg("ls")).await.expect(64);
+    let told = done(bare().env("MONGODB_URI", "mongodb://localhost:27017").arg("ls"))
+        .await
+        .expect(64);
     assert!(told.err.contains("--database"), "{told:?}");
     let told = done(bare().env("MONGODB_URI", "localhost").arg("ls")).await.expect(64);
     assert!(told.err.contains("scheme"), "{told:?}");

@@ -1,0 +1,347 @@
+//! The ends of the program: nothing is left behind, and the exit code tells what happened, whoever ends it and whether or
+//! not anybody reads its output.
+
+use std::{process::Stdio, time::Duration};
+
+use futures::future::join_all;
+use mongodb::bson::doc;
+use rustix::process::{Pid, Signal, kill_process};
+use watchlock::LockClient;
+use watchlock_testkit::{Proxy, shared};
+
+use crate::{
+    Started, bare,
+    common::{Ground, PATIENCE, eventually, is_vacant, pause, until_waiting, within},
+    done, program, signal, started_by, watchlock,
+};
+
+/// As `timeout` does, with this pause: to the process, and to its group, which has the same process.
+async fn terminate_twice(started: &Started, between: Duration) {
+    let pid = Pid::from_raw(i32::try_from(started.pid()).unwrap()).unwrap();
+    kill_process(pid, Signal::TERM).unwrap();
+    pause(between).await;
+    // It waits to be reaped, at least.
+    kill_process(pid, Signal::TERM).unwrap();
+}
+
+/// Neither a holder nor a waiter.
+async fn is_clear(locks: &LockClient, name: &str) -> bool {
+    let lock = locks.inspect(name).await.unwrap();
+    lock.is_none_or(|lock| lock.holders.is_empty() && lock.waiters.is_empty())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_second_request_to_end_abandons_neither_the_release_nor_the_queue_position() {
+    const RUNS: usize = 12;
+    let ground = Ground::replica_set("cli_twice").await;
+    let locks = ground.locks().await;
+    let lasting = [
+        "--",
+        "sh",
+        "-c",
+        "trap 'exit 0' TERM; echo here; while :; do sleep 0.001; done",
+    ];
+    let names: Vec<String> = (0..RUNS).map(|run| format!("held-{run}")).collect();
+    let holders = names.iter().zip(0..).map(async |(name, run)| {
+        let mut holder = Started::run(&ground, &[&["run", name][..], &lasting].concat());
+        holder.line().await;
+        // While the command ends, and while the lock is released after that.
+        terminate_twice(&holder, Duration::from_millis(run)).await;
+        holder.status().await;
+        assert!(is_clear(&locks, name).await, "{name}: {:?}", locks.inspect(name).await);
+    });
+    join_all(holders).await;
+
+    let held = locks.mutex("waited-for").acquire().await.unwrap();
+    let waiters: Vec<Started> = (0..RUNS)
+        .map(|_| Started::run(&ground, &["run", "waited-for", "true"]))
+        .collect();
+    until_waiting(&locks, "waited-for", RUNS).await;
+    let waiters = waiters.into_iter().zip(0..).map(async |(mut waiter, run)| {
+        terminate_twice(&waiter, Duration::from_micros(run * 250)).await;
+        assert_eq!(waiter.status().await.code(), Some(143));
+    });
+    join_all(waiters).await;
+    let left = locks.inspect("waited-for").await.unwrap().unwrap().waiters;
+    assert!(left.is_empty(), "{left:?}");
+    held.release().await.unwrap();
+}
+
+/// The kernel spares the first process of a container the default effect of signals.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_first_process_of_a_container_ends_when_asked_to() {
+    if !rustix::process::geteuid().is_root() {
+        // Only root can create such a container.
+        return;
+    }
+    let ground = Ground::replica_set("cli_first").await;
+    let held = ground.locks().await.mutex("x").acquire().await.unwrap();
+    let reading: [&[&str]; 4] = [&["watch"], &["wait", "x"], &["observe", "y"], &["run", "x", "true"]];
+    let ends = reading.iter().map(async |arguments| {
+        let mut program = program(&ground);
+        program.args(*arguments);
+        let container = ["--fork", "--pid", "--mount-proc", "--kill-child"];
+        let mut started = Started::new(&mut started_by("unshare", &container, &program));
+        let children = format!("/proc/{0}/task/{0}/children", started.pid());
+        let mut first = String::new();
+        // It listens once it has connected, at the latest.
+        eventually(PATIENCE, "it listens to TERM", async || {
+            first = std::fs::read_to_string(&children).unwrap_or_default();
+            let status = std::fs::read_to_string(format!("/proc/{}/status", first.trim())).unwrap_or_default();
+            let caught = status.lines().find_map(|line| line.strip_prefix("SigCgt:"));
+            let caught = caught.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
+            caught.is_some_and(|mask| mask & (1 << (Signal::TERM.as_raw() - 1)) != 0)
+        })
+        .await;
+        signal("TERM", first.trim().parse().unwrap());
+        assert_eq!(started.status().await.code(), Some(143), "{arguments:?}");
+    });
+    join_all(ends).await;
+    held.release().await.unwrap();
+}
+
+/// Elsewhere it dies by the signal, so that a shell's script ends with it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_command_that_only_looks_dies_by_the_signal() {
+    use std::os::unix::process::ExitStatusExt as _;
+    let ground = Ground::replica_set("cli_dies").await;
+    let _held = ground.locks().await.mutex("x").acquire().await.unwrap();
+    let mut watching = Started::run(&ground, &["watch"]);
+    watching.line().await;
+    signal("TERM", watching.pid());
+    assert_eq!(watching.status().await.signal(), Some(15));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_exit_code_is_the_same_if_nobody_reads_the_output() {
+    let ground = Ground::replica_set("cli_unread").await;
+    let locks = ground.locks().await;
+    let held = locks.mutex("x").acquire().await.unwrap();
+    let token = held.token().to_string();
+    let gone = "5";
+    for (code, arguments) in [
+        (0, &["ls"][..]),
+        (0, &["ls", "--json"]),
+        (0, &["show", "x"]),
+        (0, &["renew", "x", "--token", &token]),
+        (1, &["show", "nothing", "--json"]),
+        (1, &["renew", "x", "--token", gone, "--json"]),
+        (1, &["release", "x", "--token", gone, "--json"]),
+        (1, &["break", "nothing", "--yes", "--json"]),
+        (1, &["break", "x", "--holder", gone, "--yes", "--json"]),
+        (1, &["observe", "nothing", "--once"]),
+        (1, &["observe", "nothing", "--once", "--json"]),
+        (0, &["break", "x", "--yes"]),
+        (64, &["show", "", "--json"]),
+    ] {
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        let mut program = program(&ground);
+        program.args(arguments).stdout(writer).stderr(Stdio::null());
+        let status = within(PATIENCE, "the program", program.status()).await.unwrap();
+        assert_eq!(status.code(), Some(code), "{arguments:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nothing_is_taken_whose_token_nobody_would_know() {
+    let ground = Ground::replica_set("cli_closed").await;
+    let mut program = program(&ground);
+    program.args(["acquire", "x", "--for", "1m"]);
+    let closed = ["-c", "\"$@\" >&-", "sh"];
+    let told = done(&mut started_by("sh", &closed, &program)).await.expect(64);
+    assert!(told.err.contains("standard output is closed"), "{told:?}");
+    assert!(is_vacant(&ground.locks().await, "x").await);
+    // The null device may be meant.
+    let unread = ["-c", "\"$@\" >/dev/null", "sh"];
+    done(&mut started_by("sh", &unread, &program)).await.expect(0);
+    assert!(!is_vacant(&ground.locks().await, "x").await);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn no_command_has_a_default_server() {
+    let token = ["--token", "7"];
+    for arguments in [
+        &["run", "--try", "x", "--", "echo", "ran"][..],
+        &["elect", "x", "--", "echo", "ran"],
+        &["acquire", "x", "--for", "1m"],
+        &[&["renew", "x"][..], &token].concat(),
+        &[&["release", "x"][..], &token].concat(),
+        &["break", "x", "--yes"],
+        &["wait", "x"],
+        &["ls"],
+        &["doctor"],
+    ] {
+        let mut program = bare();
+        program.env("WATCHLOCK_DATABASE", "app").args(arguments);
+        let told = done(&mut program).await.expect(64);
+        assert!(
+            told.out.is_empty() && told.err.contains("the server is missing"),
+            "{told:?}"
+        );
+        assert!(!told.err.contains("--keep-uri"), "{told:?}");
+        // An empty variable is as good as none.
+        done(program.env("MONGODB_URI", "")).await.expect(64);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_nested_run_locks_on_the_same_server_or_not_at_all() {
+    let ground = Ground::replica_set("cli_nested").await;
+    let locks = ground.locks().await;
+    let _held = locks.mutex("inner").acquire().await.unwrap();
+    let inner = [
+        env!("CARGO_BIN_EXE_watchlock"),
+        "run",
+        "--try",
+        "inner",
+        "--",
+        "echo",
+        "ran",
+    ];
+    let told = watchlock(&ground, [&["run", "outer", "--"][..], &inner].concat())
+        .await
+        .expect(64);
+    assert!(told.out.is_empty() && told.err.contains("--keep-uri"), "{told:?}");
+    let told = watchlock(&ground, [&["run", "--keep-uri", "outer", "--"][..], &inner].concat())
+        .await
+        .expect(75);
+    assert!(told.out.is_empty(), "{told:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_skipped_run_is_silent_if_that_is_asked_for() {
+    let ground = Ground::replica_set("cli_silent").await;
+    let locks = ground.locks().await;
+    let held = locks.mutex("x").acquire().await.unwrap();
+    for (code, arguments) in [
+        (75, &["run", "-n", "-q", "x", "true"][..]),
+        (3, &["run", "-n", "-q", "-E", "3", "x", "true"]),
+        (75, &["run", "-q", "--timeout", "300ms", "x", "true"]),
+        (75, &["run", "-q", "--once-per", "1h", "x", "true"]),
+    ] {
+        let told = watchlock(&ground, arguments).await.expect(code);
+        assert_eq!(told.err, "", "{arguments:?}");
+    }
+    held.release().await.unwrap();
+    let once = ["run", "-q", "--once-per", "366days", "--since-success", "y", "true"];
+    watchlock(&ground, once).await.expect(0);
+    assert_eq!(watchlock(&ground, once).await.expect(74).err, "");
+    // A failure is told.
+    let told = watchlock(&ground, ["run", "-n", "-q", "--semaphore", "2", "y", "true"]).await;
+    assert!(told.code == 65 && told.err.contains("semaphore"), "{told:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_run_tells_whom_it_waits_for_where_no_terminal_shows_it() {
+    let ground = Ground::replica_set("cli_whom").await;
+    let locks = ground.locks().await;
+    let held = locks.mutex("x").acquire().reason("a long job").await.unwrap();
+    let mut waiting = Started::run(&ground, &["run", "-v", "x", "echo", "ran"]);
+    waiting.until_told("waiting for x: 1 of 1, held ").await;
+    waiting.until_told(": a long job\n").await;
+    held.release().await.unwrap();
+    assert_eq!(waiting.done().await.expect(0).out, "ran\n");
+}
+
+/// Nothing is sent: nobody listens at the address.
+#[tokio::test(flavor = "multi_thread")]
+async fn durations_out_of_bounds_are_refused_before_anything_is_sent() {
+    fn run<'a>(options: &[&'a str]) -> Vec<&'a str> {
+        [&["run"][..], options, &["x", "true"]].concat()
+    }
+    for (arguments, told) in [
+        (run(&["--once-per", "1month"]), "`month` has no fixed length"),
+        (run(&["--once-per", "1year 2days"]), "`year` has no fixed length"),
+        (run(&["--once-per", "2M"]), "`M` has no fixed length"),
+        (
+            run(&["--once-per", "1day", "--offset", "1y"]),
+            "`y` has no fixed length",
+        ),
+        (run(&["--once-per", "500ms"]), "500ms"),
+        (run(&["--once-per", "400days"]), "34560000s"),
+        (run(&["--once-per", "1h", "--offset", "2h"]), "offset"),
+        (run(&["--lease", "1ms"]), "lease"),
+        (run(&["--lease", "400days"]), "lease"),
+        (run(&["--at-least-for", "400days"]), "34560000s"),
+        (run(&["--max-hold", "0s"]), "the maximum hold"),
+        (vec!["acquire", "x", "--for", "1ms"], "1ms"),
+        (vec!["elect", "--lease", "1ms", "x", "true"], "lease"),
+    ] {
+        let mut program = bare();
+        program.env("MONGODB_URI", "mongodb://127.0.0.1:9/app").args(&arguments);
+        let refused = within(Duration::from_secs(1), "the refusal", done(&mut program))
+            .await
+            .expect(64);
+        assert!(refused.err.contains(told), "{arguments:?}: {refused:?}");
+    }
+}
+
+/// A supervisor in a group of its own is no shell that could continue it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_command_that_stops_itself_stops_nothing_else_where_there_is_no_terminal() {
+    let ground = Ground::replica_set("cli_no_shell").await;
+    let mut program = program(&ground);
+    program.args([
+        "run",
+        "x",
+        "--",
+        "sh",
+        "-c",
+        "echo $PPID; kill -STOP $$; echo on; exec sleep 300",
+    ]);
+    let supervised = ["--wait", "sh", "-c", "timeout 300 \"$@\"; exit $?", "sh"];
+    let mut started = Started::new(&mut started_by("setsid", &supervised, &program));
+    let watchlock: u32 = started.line().await.parse().unwrap();
+    started.until_told("the command is stopped (SIGSTOP)").await;
+    signal("TERM", watchlock);
+    assert_eq!(started.status().await.code(), Some(143));
+    assert!(is_vacant(&ground.locks().await, "x").await);
+}
+
+/// Of a silent server it is not known whether the lock is held.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_wait_tells_a_silent_server_from_a_lock_that_is_held() {
+    let ground = Ground::replica_set("cli_silent_server").await;
+    let proxy = Proxy::before(shared::replica_set().await.addr(0)).unwrap();
+    let uri = format!("{}&appName={}", proxy.uri(), ground.database);
+    let held = ground.locks().await.mutex("x").acquire().await.unwrap();
+    let mut waiting = Started::run(&ground.through(uri), &["wait", "--timeout", "4s", "x"]);
+    let driver = ground.driver().await;
+    let reading = doc! { "appName": &ground.database, "command.getMore": { "$exists": true } };
+    eventually(PATIENCE, "it waits for events", async || {
+        let stages = [doc! { "$currentOp": {} }, doc! { "$match": &reading }];
+        let mut found = driver.database("admin").aggregate(stages).await.unwrap();
+        found.advance().await.unwrap()
+    })
+    .await;
+    proxy.black_hole();
+    let told = waiting.told().await;
+    assert_eq!(waiting.status().await.code(), Some(69), "{told}");
+    held.release().await.unwrap();
+}
+
+/// A document that another program wrote may have anything anywhere.
+#[tokio::test(flavor = "multi_thread")]
+async fn no_document_keeps_a_command_from_showing_the_others() {
+    let ground = Ground::replica_set("cli_wide").await;
+    let locks = ground.locks().await;
+    let held = locks.mutex("x").acquire().await.unwrap();
+    let wide = "h".repeat(65_534);
+    let set = doc! { "$set": { "holders.0.owner.host": &wide, "holders.0.owner.reason": &wide } };
+    ground
+        .documents()
+        .await
+        .update_one(doc! { "_id": "x" }, set)
+        .await
+        .unwrap();
+    let _other = locks.mutex("other").acquire().await.unwrap();
+    for arguments in [&["ls"][..], &["ls", "--json"], &["show", "x"], &["show", "x", "--json"]] {
+        let told = watchlock(&ground, arguments).await.expect(0);
+        assert!(told.out.contains(&wide), "{arguments:?}");
+        assert!(arguments[0] == "show" || told.out.contains("other"), "{arguments:?}");
+    }
+    let told = watchlock(&ground, ["run", "--try", "x", "true"]).await.expect(75);
+    assert!(!told.err.contains("panicked"), "{told:?}");
+    drop(held);
+}
